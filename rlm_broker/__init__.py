@@ -1,0 +1,1 @@
+"""Recursive Language Models on untrusted code."""

@@ -1,0 +1,29 @@
+"""From a model's name, as a user types it, to a client that is ready to be called."""
+
+from rlm_broker.clients.base import Client
+from rlm_broker.clients.litellm import LiteLLMClient, full_name
+from rlm_broker.errors import UnknownModel
+
+_EXAMPLES = "'offline' (no key, no network), 'openai/gpt-5-mini' or 'anthropic/claude-sonnet-4-5'"
+
+
+def client_for(name: str) -> Client:
+    """The client of a model: `offline`, `provider/model`, or a well-known bare name such as `gpt-5-mini`.
+
+    Nothing is sent. For a provider that is not among the well-known ones it imports litellm, which takes seconds.
+
+    Raises:
+        UnknownModel: It is no such name, or the provider does not exist.
+        ConfigurationError: The provider's key is not set.
+    """
+    if not name.strip():
+        raise UnknownModel(f"the model's name is empty; give one such as {_EXAMPLES}")
+    if name == "offline":
+        from rlm_broker.clients.offline import OfflineClient  # brings what only it needs
+
+        return OfflineClient()
+    if full_name(name) is None:
+        raise UnknownModel(f"{name!r} is not the name of a model; give 'provider/model', such as {_EXAMPLES}")
+    client = LiteLLMClient(name)
+    client.check()
+    return client

@@ -1,0 +1,192 @@
+"""What a sub-call answers: the line of its text that says most of the question, or NOT FOUND."""
+
+import contextlib
+import itertools
+import json
+import re
+import sqlite3
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+from rlm_broker.clients.offline import question as asked
+from rlm_broker.clients.offline.question import Term
+
+HIGH_COVERAGE, LOW_COVERAGE = 0.6, 0.2
+"""Share of the question's words that a line must hold. Low is low on purpose: a paraphrase shares one or two words,
+and whoever merges weighs them by how rare they are in all of the context."""
+
+NEIGHBOURS = 2
+"""Units before and after in which a name or number of the question may stand, at low confidence."""
+
+_DISCOUNTS = {
+    (False, False, False): 1.0,
+    (False, True, True): 0.5,
+    # Two lines hold more words than one by chance alone: they must be clearly better.
+    (True, False, False): 0.8,
+    (True, True, False): 0.6,
+    (True, False, True): 0.4,
+    (True, True, True): 0.4,
+}
+"""By: are there two units, does the first ask, does the last ask."""
+
+_HEADER = re.compile(r"\[characters (\d+) to \d+\] ?([^\n]*)\n")
+_ENDS = ".!?\u3002\uff01\uff1f\u2026"
+_ABBREVIATIONS = ("Dr", "Mr", "Mrs", "Ms", "St", "No", "[A-Z]", r"e\.g", r"i\.e")
+_CUT = re.compile(
+    rf"(?<=[{_ENDS}])"
+    + "".join(rf"(?<!\b{short}\.)" for short in _ABBREVIATIONS)
+    + r"[\"'\u201d\u2019)\]]*(?:\s+|(?<=[\u3002\uff01\uff1f]))(?=\S)"
+)
+_LONG = re.compile(r".{1,600}(?:\s+|$)|.{600}", re.DOTALL)
+_ONE_CHARACTER_WORD = re.compile(rf"[{asked.CJK}]")
+
+
+@dataclass(frozen=True, slots=True)
+class Quote:
+    """A line or sentence that answers, as far as its words tell.
+
+    Attributes:
+        offset: In characters, of the context if the prompt's header says where it stands, else of the prompt.
+        line: From 1, within the prompt's text.
+        matched: The question's words it holds.
+        confidence: `high`, or `LOW CONFIDENCE`.
+        discount: What its words are worth: less where it asks, or where two lines hold them together.
+        score: BM25, larger is better; comparable within one prompt.
+    """
+
+    quote: str
+    offset: int
+    line: int
+    matched: tuple[str, ...]
+    confidence: str
+    discount: float
+    score: float
+
+
+def complete(prompt: str, question: str) -> str:
+    """Answer `question` from the text of `prompt`.
+
+    Returns:
+        For a chunk with the header that our own REPL code writes: a JSON list of up to three objects with the fields
+        of `Quote`, best first. For any other prompt: the answer, its place and its confidence, in lines. `NOT FOUND`
+        and why, where nothing answers.
+    """
+    # SQLite takes no lone surrogates; the replacement has the same length, so offsets hold.
+    text = prompt.encode("utf-8", "replace").decode("utf-8")
+    header = _HEADER.match(text)
+    if header is None:
+        return _in_words(quotes(text, question, base=0, name=""))
+    found = quotes(text[header.end() :], question, base=int(header.group(1)), name=header.group(2))
+    if not found:
+        return "NOT FOUND"
+    fields = ("quote", "offset", "line", "matched", "confidence", "discount", "score")
+    return json.dumps([{field: getattr(quote, field) for field in fields} for quote in found])
+
+
+def _in_words(found: list[Quote]) -> str:
+    if not found:
+        return f"NOT FOUND\nNo line of the prompt says enough of the question.\n{asked.NOTE}"
+    best = found[0]
+    place = f"Found at line {best.line}, character {best.offset} of the prompt."
+    words = ", ".join(best.matched)
+    return f"{best.quote}\n{place}\nConfidence: {best.confidence} (words found: {words})\n{asked.NOTE}"
+
+
+def quotes(text: str, question: str, base: int, name: str) -> list[Quote]:
+    """Up to three candidates, best first; empty if no unit holds the question's names and numbers and enough else.
+
+    Args:
+        base: Offset of `text` in the context.
+        name: The file that `text` is from; its words count as said by every line.
+    """
+    terms = asked.terms(question)
+    units = list(_units(text))
+    if not terms or not units:
+        return []
+    holds, scores = _index([unit for _, unit in units], terms)
+    again = _normal(question)
+    asks = [_asks(unit, again) for _, unit in units]
+    in_name = {k for k, term in enumerate(terms) if term.occurs_in(name)}
+    found = []
+    for first, last in _spans(holds, asks):
+        near = "\n".join(unit for _, unit in units[max(0, first - NEIGHBOURS) : last + 1 + NEIGHBOURS])
+        start = units[first][0]
+        quote = text[start : units[last][0] + len(units[last][1])].strip()
+        numbers = holds[first] | holds[last] | in_name
+        held = [term for k, term in enumerate(terms) if k in numbers]
+        required = [term for k, term in enumerate(terms) if term.is_required and k not in in_name]
+        coverage = len(held) / len(terms)
+        if coverage < LOW_COVERAGE or not all(term in held or term.occurs_in(near) for term in required):
+            continue
+        is_exact = all(term.occurs_in(quote) for term in required)
+        is_high = is_exact and coverage >= HIGH_COVERAGE and not asks[first] and not asks[last]
+        found.append(
+            Quote(
+                quote=quote,
+                offset=base + start,
+                line=0,
+                matched=tuple(term.text for term in held),
+                confidence="high" if is_high else "LOW CONFIDENCE",
+                discount=_DISCOUNTS[first < last, asks[first], asks[last]],
+                score=round(sum(scores.get(i, 0.0) for i in range(first, last + 1)), 3),
+            )
+        )
+    found.sort(key=lambda quote: (len(quote.matched) * quote.discount, quote.score), reverse=True)
+    # Lines are counted for what is returned alone: for every candidate it would take the square of the text's length.
+    return [replace(quote, line=text.count("\n", 0, quote.offset - base) + 1) for quote in found[:3]]
+
+
+def _asks(unit: str, again: str) -> bool:
+    """Whether a unit asks rather than answers: it ends in a question mark, or is the question `again`."""
+    words = _normal(unit).removeprefix("q ").removeprefix("question ")
+    return unit.rstrip().endswith(("?", "\uff1f")) or words == again
+
+
+def _normal(text: str) -> str:
+    return " ".join(re.findall(r"\w+", text.lower()))
+
+
+def _units(text: str) -> Iterator[tuple[int, str]]:
+    """(offset, text) of each line, and of each sentence of a line; at most about 600 characters each."""
+    for line in re.finditer(r"[^\r\n]+", text):
+        cuts = [0, *(cut.end() for cut in _CUT.finditer(line.group())), len(line.group())]
+        for begin, end in itertools.pairwise(cuts):
+            for piece in _LONG.finditer(line.group(), begin, end):
+                if piece.group().strip():
+                    yield line.start() + piece.start(), piece.group()
+
+
+def _spans(holds: list[set[int]], asks: list[bool]) -> Iterator[tuple[int, int]]:
+    """(first, last) of the units to judge: each that holds a word, and two neighbours that belong together.
+
+    They do if each holds a word that the other lacks (a sentence may go on in the next line), or if the first asks
+    what the second may answer (two messages of a chat).
+    """
+    for i, held in enumerate(holds):
+        if held:
+            yield i, i
+        if i + 1 < len(holds) and ((held - holds[i + 1] and holds[i + 1] - held) or (held and asks[i])):
+            yield i, i + 1
+
+
+def _index(units: list[str], terms: list[Term]) -> tuple[list[set[int]], dict[int, float]]:
+    """For each unit the numbers of the terms it holds, and BM25 by unit (larger is better)."""
+    holds: list[set[int]] = [set() for _ in units]
+    scores: dict[int, float] = {}
+    phrases = {k: '"' + term.text.replace('"', '""').replace("\0", " ") + '"' for k, term in enumerate(terms)}
+    with contextlib.closing(sqlite3.connect(":memory:")) as database:
+        database.execute("CREATE VIRTUAL TABLE unit USING fts5(body, tokenize = 'porter unicode61')")
+        spaced = (_ONE_CHARACTER_WORD.sub(r" \g<0> ", unit) for unit in units)
+        database.executemany("INSERT INTO unit(rowid, body) VALUES (?, ?)", enumerate(spaced))
+        for k, term in enumerate(terms):
+            if term.is_exact_only:
+                rows = [i for i, unit in enumerate(units) if term.occurs_in(unit)]
+            else:
+                rows = [row for (row,) in database.execute("SELECT rowid FROM unit WHERE unit MATCH ?", (phrases[k],))]
+            for row in rows:
+                holds[row].add(k)
+        matching = database.execute(
+            "SELECT rowid, bm25(unit) FROM unit WHERE unit MATCH ?", (" OR ".join(phrases.values()),)
+        )
+        scores.update((row, -rank) for row, rank in matching)
+    return holds, scores

@@ -1,0 +1,258 @@
+"""What the user hands in, as a sealed memfd that any number of workers can load.
+
+A text is written once, in the form in which CPython keeps it, so that a worker maps it and copies nothing (see
+`sandbox_worker.loading`). Everything else is written as JSON. Both are written in pieces: what is stored takes the
+machine's memory once, and never this process's own.
+"""
+
+import math
+import os
+import weakref
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import TracebackType
+from typing import Final, Self
+
+from rlm_broker.context_files import FileUnfit, FoundFile, find_files, printable, text_of
+from rlm_broker.context_memfd import JsonMemfd, TextMemfd, pieces_of
+from rlm_broker.errors import ContextRefused
+from sandbox_worker.loading import ContextForm
+
+MAX_PARTS_TOLD: Final = 100
+"""Parts that a `ContextInfo` names."""
+
+MAX_NAME_CHARS: Final = 200
+"""Of a part's name in a `ContextInfo`; of a longer key only the start is told."""
+
+MAX_NESTING: Final = 200
+"""Containers inside containers. Recursive code reads that much anywhere; Python's own limit is near 1,000."""
+
+_MAX_INT_BITS: Final = 14_000  # below the 4,300 digits beyond which Python refuses to read a number
+
+
+@dataclass(frozen=True, slots=True)
+class ContextInfo:
+    """What may be told of a context without reading it.
+
+    Attributes:
+        type_name: Of the Python value that the worker gets: `str`, `dict`, `list`, `int`, `float`, `bool`, `NoneType`.
+        total_chars: Characters of a text, or of all texts in a dict or list that has nothing but texts in it;
+            otherwise bytes of the context's JSON.
+        parts: Name and length of the first `MAX_PARTS_TOLD` files, keys of a dict, or items of a list (by index). A
+            name has at most `MAX_NAME_CHARS`. The length is in characters; of what is no text, in bytes of its JSON.
+        parts_total: How many parts there are.
+        skipped: How many files or folders below what was named were left out, by reason.
+    """
+
+    type_name: str
+    total_chars: int
+    form: ContextForm
+    parts: tuple[tuple[str, int], ...] = ()
+    parts_total: int = 0
+    skipped: Mapping[str, int] = field(default_factory=dict)
+
+
+class StoredContext:
+    """A context in a sealed memfd. It owns the descriptor, which every worker may be given.
+
+    Attributes:
+        fd: With all four seals and close-on-exec.
+    """
+
+    def __init__(self, fd: int, info: ContextInfo) -> None:
+        self.info: Final = info
+        self.fd: Final = fd
+        self._close = weakref.finalize(self, os.close, fd)  # once, whoever comes first: `close` or the collector
+
+    def close(self) -> None:
+        """Give the descriptor back. What workers have loaded stays theirs. Closing twice is harmless."""
+        self._close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+class Paths(tuple[Path, ...]):
+    """Paths as a command line gives them: one file is a text, anything else a dict from relative path to text."""
+
+    __slots__ = ()
+
+    def __new__(cls, paths: Iterable[str | os.PathLike[str]]) -> Self:
+        return super().__new__(cls, map(Path, paths))
+
+
+def store(value: object) -> StoredContext:
+    """Put a context where workers can load it. Blocks while it reads and copies: a second for a gigabyte.
+
+    Args:
+        value: A text; a dict, list or other value that JSON can hold (a tuple becomes a list); a path object of a file
+            (its text), or of a folder or a glob (a dict from relative path to text, see `find_files`); or `Paths`.
+
+    Raises:
+        ContextRefused: It is none of these, it cannot be read, it is empty, or there is no memory for it.
+    """
+    try:
+        match value:
+            case str():
+                return _store_text(pieces_of(value))
+            case Paths():
+                return _store_paths(value)
+            case os.PathLike():
+                return _store_paths(Paths([value]))
+        _refuse_all_but_plain(value)
+        return _store_value(value)
+    except OSError as error:
+        raise ContextRefused(f"the context cannot be stored in memory: {error.strerror}") from error
+
+
+def _store_text(pieces: Iterable[str], file: FoundFile | None = None) -> StoredContext:
+    with TextMemfd() as memfd:
+        for piece in pieces:
+            memfd.add(piece)
+        if file and not memfd.length:
+            raise ContextRefused(f"{file.given} is empty: there is nothing in it to ask about")
+        parts = ((file.name, memfd.length),) if file else ()
+        info = ContextInfo("str", memfd.length, memfd.form, parts, len(parts))
+        return StoredContext(memfd.seal(), info)
+
+
+def _store_paths(paths: Paths) -> StoredContext:
+    if not paths:
+        raise ContextRefused("no file or folder was named")
+    files, skipped = find_files(paths)
+    if len(paths) == 1 and files and files[0].named:
+        try:
+            return _store_text(text_of(files[0]), files[0])
+        except FileUnfit as error:
+            raise ContextRefused(str(error)) from error
+    with JsonMemfd() as memfd:
+        parts = _Parts()
+        memfd.write(b"{")
+        for file in files:
+            start = memfd.size_bytes
+            try:
+                memfd.add_key(file.name, first=not parts.total)
+                parts.add(file.name, memfd.add_text(text_of(file)), is_text=True)
+            except FileUnfit as error:
+                memfd.cut(start)
+                skipped[error.reason] += 1
+        memfd.write(b"}")
+        if not parts.total:
+            left_out = ", ".join(f"{times:,} {reason}" for reason, times in sorted(skipped.items())) or "nothing"
+            raise ContextRefused(f"there is no text in {', '.join(map(printable, paths))}; left out: {left_out}")
+        info = parts.info("dict", memfd.form, skipped)
+        return StoredContext(memfd.seal(), info)
+
+
+def _store_value(value: object) -> StoredContext:
+    parts = _Parts()
+    with JsonMemfd() as memfd:
+        if isinstance(value, dict):
+            memfd.write(b"{")
+            for key, child in value.items():
+                memfd.add_key(key, first=not parts.total)
+                parts.add(key, memfd.add(child), isinstance(child, str))
+            memfd.write(b"}")
+        elif isinstance(value, list | tuple):
+            memfd.write(b"[")
+            for child in value:
+                memfd.write(b"," if parts.total else b"")
+                parts.add(str(parts.total), memfd.add(child), isinstance(child, str))
+            memfd.write(b"]")
+        else:
+            memfd.add(value)
+        info = parts.info(_loaded_type(value).__name__, memfd.form)
+        return StoredContext(memfd.seal(), info)
+
+
+def _loaded_type(value: object) -> type:
+    """What JSON makes of `value`: a `Counter` comes out as a dict, a named tuple as a list."""
+    if isinstance(value, tuple):
+        return list
+    return next(plain for plain in (dict, list, bool, int, float, type(None)) if isinstance(value, plain))
+
+
+class _Parts:
+    """Counts the parts of a context while they are written."""
+
+    def __init__(self) -> None:
+        self.total = 0
+        self._first: list[tuple[str, int]] = []
+        self._chars: int | None = 0
+
+    def add(self, name: str, length: int, is_text: bool) -> None:
+        if self.total < MAX_PARTS_TOLD:
+            told = name if len(name) <= MAX_NAME_CHARS else f"{name[: MAX_NAME_CHARS - 3]}..."
+            self._first.append(
+                (told.encode("utf-8", "backslashreplace").decode(), length)
+            )  # no message can hold lone surrogates
+        self.total += 1
+        self._chars = None if self._chars is None or not is_text else self._chars + length
+
+    def info(self, type_name: str, form: ContextForm, skipped: Mapping[str, int] | None = None) -> ContextInfo:
+        chars = self._chars if self.total and self._chars is not None else form.length
+        return ContextInfo(type_name, chars, form, tuple(self._first), self.total, dict(skipped or {}))
+
+
+# -- what JSON can hold ----------------------------------------------------------------------------------------------
+
+_Place = tuple["_Place", object] | None
+"""The keys that lead to a value, from the last to the first."""
+
+
+def _refuse_all_but_plain(value: object, place: "_Place" = None, around: tuple[int, ...] = ()) -> None:
+    """Raises: ContextRefused, with the place of what JSON would lose, change or never end with."""
+    if isinstance(value, dict):
+        inside: Iterable[tuple[object, object]] = value.items()
+    elif isinstance(value, list | tuple):
+        inside = enumerate(value)
+    elif problem := _problem_of_leaf(value):
+        raise ContextRefused(f"{_shown(place)} is {problem}")
+    else:
+        return
+    if id(value) in around:
+        raise ContextRefused(f"{_shown(place)} contains itself")
+    if len(around) >= MAX_NESTING:
+        raise ContextRefused(f"{_shown(place)[:60]}... is nested deeper than {MAX_NESTING} levels")
+    around = (*around, id(value))
+    for key, child in inside:
+        if type(key) is not str and isinstance(value, dict) and not isinstance(key, str):
+            raise ContextRefused(f"{_shown(place)} has the key {key!r:.60}, {_a(key)}: the keys of a context are str")
+        if type(child) is not str:  # what most of a large context is
+            _refuse_all_but_plain(child, (place, key), around)
+
+
+def _problem_of_leaf(value: object) -> str | None:
+    match value:
+        case None | str() | bool():
+            return None
+        case int():
+            too_long = value.bit_length() > _MAX_INT_BITS
+            return "a number of more than 4,200 digits: hand it in as str" if too_long else None
+        case float():
+            return None if math.isfinite(value) else f"{value}, which JSON does not have: use None, or a str"
+        case bytes() | bytearray() | memoryview():
+            return f"of type {type(value).__name__}: decode them to str first, or hand in a Path"
+        case os.PathLike():
+            return f"{_a(value)}: a Path is a context only by itself; several are Paths([...])"
+        case _:
+            return f"{_a(value)}; a context is made of str, dict, list, int, float, bool and None, or is a Path"
+
+
+def _shown(place: "_Place") -> str:
+    keys: list[str] = []
+    while place is not None:
+        place, key = place
+        keys.append(f"[{key!r:.60}]")
+    return "context" + "".join(reversed(keys))
+
+
+def _a(value: object) -> str:
+    name = type(value).__name__
+    return f"an {name}" if name[0] in "aeiouAEIOU" else f"a {name}"

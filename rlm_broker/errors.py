@@ -1,0 +1,120 @@
+"""Everything this package raises on purpose.
+
+RlmBrokerError
+├── ConfigurationError       what the caller gave cannot be used; nothing was started
+│   ├── ContextRefused       a context cannot be read, or is not text, a dict or a list
+│   └── UnknownModel         no client is registered under that name
+├── IsolationUnavailable     this machine cannot give the isolation that was asked for
+├── SandboxFailed            the sandbox itself broke; nothing is known of the code that ran in it
+│   ├── WorkerDied           a worker's processes ended before their block did
+│   └── ReplClosed           the REPL was closed, or may not be restarted any more
+├── ProtocolViolation        a peer said what it may not say now; its connection is closed
+├── ModelFailed              a language model call failed
+├── LimitReached             a limit ended the run; carries the best answer so far
+└── RunCancelled             somebody stopped the run; carries the best answer so far
+"""
+
+from typing import ClassVar
+
+
+class RlmBrokerError(Exception):
+    """Base of every error that this package raises on purpose.
+
+    Attributes:
+        kind: The error's name in JSON output.
+        exit_code: What the command line returns for it.
+    """
+
+    kind: ClassVar[str] = "failed"
+    exit_code: ClassVar[int] = 1
+
+
+class ConfigurationError(RlmBrokerError):
+    """What the caller gave cannot be used."""
+
+    kind = "configuration"
+    exit_code = 2
+
+
+class ContextRefused(ConfigurationError):
+    """A context cannot be read, or is not text, a dict or a list."""
+
+    kind = "context"
+
+
+class UnknownModel(ConfigurationError):
+    """No client is registered under that name."""
+
+    kind = "unknown_model"
+
+
+class IsolationUnavailable(RlmBrokerError):
+    """This machine cannot give the isolation that was asked for. Nothing ran with less."""
+
+    kind = "isolation"
+    exit_code = 4
+
+
+class SandboxFailed(RlmBrokerError):
+    """The sandbox itself broke; nothing is known of the code that ran in it."""
+
+    kind = "sandbox"
+    exit_code = 4
+
+
+class WorkerDied(SandboxFailed):
+    """A worker's processes ended before their block did."""
+
+
+class ReplClosed(SandboxFailed):
+    """The REPL was closed, or has been restarted as often as `Limits.max_repl_restarts` allows."""
+
+
+class ProtocolViolation(RlmBrokerError):
+    """A peer said what it may not say now; its connection is closed."""
+
+    kind = "protocol"
+    exit_code = 4
+
+
+class ModelFailed(RlmBrokerError):
+    """A language model call failed; the message is one sentence in the provider's own words."""
+
+    kind = "provider"
+    exit_code = 5
+
+
+class LimitReached(RlmBrokerError):
+    """A run stopped at a limit.
+
+    Attributes:
+        limit: Name of the field of `Limits`.
+        spent: How much was used, in the unit that the field's name gives.
+        allowed: The field's value.
+        partial_answer: The best that the run had by then, or None.
+    """
+
+    kind = "limit"
+    exit_code = 3
+
+    def __init__(self, limit: str, spent: float, allowed: float, partial_answer: str | None = None) -> None:
+        super().__init__(f"{limit}: {spent:g} of {allowed:g} used")
+        self.limit = limit
+        self.spent = spent
+        self.allowed = allowed
+        self.partial_answer = partial_answer
+
+
+class RunCancelled(RlmBrokerError):
+    """Somebody stopped the run.
+
+    Attributes:
+        partial_answer: The best that the run had by then, or None.
+    """
+
+    kind = "cancelled"
+    exit_code = 130
+
+    def __init__(self, partial_answer: str | None = None) -> None:
+        super().__init__("the run was stopped before it had an answer")
+        self.partial_answer = partial_answer

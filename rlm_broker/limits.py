@@ -1,0 +1,63 @@
+"""What one run tree may use. Values only: what has been spent is in `ledger`."""
+
+from pydantic import BaseModel, ConfigDict, NonNegativeInt, PositiveFloat, PositiveInt
+
+
+class Limits(BaseModel):
+    """Bounds of one run and of everything below it. None means no bound."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, use_attribute_docstrings=True)
+
+    # -- the run tree
+    max_depth: NonNegativeInt = 1
+    """Levels that have a REPL: 0 is a plain completion, 1 only the root. A child query below them is a completion."""
+    max_iterations: PositiveInt = 30
+    """Turns of one run."""
+    max_llm_calls: PositiveInt | None = 10_000
+    """Language model calls of the whole tree."""
+    max_children_total: NonNegativeInt | None = 100
+    """Child runs of the whole tree, at any depth."""
+    max_batch_prompts: PositiveInt = 4_096
+    """Prompts in one batch; a larger one is refused slot by slot."""
+    max_concurrent_calls: PositiveInt = 16
+    """Language model calls of the tree at the same time."""
+    max_concurrent_children: PositiveInt = 4
+    """Children of one run at the same time."""
+    max_completion_tokens: PositiveInt | None = None
+    """Output tokens of one call; None leaves it to the provider."""
+
+    # -- time
+    run_timeout_s: PositiveFloat | None = 3_600.0
+    """One whole run, everything below it included."""
+    child_timeout_s: PositiveFloat | None = 600.0
+    """One child run."""
+    call_timeout_s: PositiveFloat = 120.0
+    """One language model call."""
+    block_timeout_s: PositiveFloat = 60.0
+    """Compute time of one code block, then SIGINT. The clock stops while the REPL waits for a reply."""
+    interrupt_grace_s: PositiveFloat = 1.0
+    """After SIGINT, how long until SIGKILL."""
+    start_timeout_s: PositiveFloat = 30.0
+    """A worker's start, its context loaded and its REPL ready."""
+
+    # -- one REPL
+    memory_bytes: PositiveInt = 2 << 30
+    """Address space of each process of a REPL, beyond the shared context."""
+    max_processes: PositiveInt = 64
+    """Processes and threads of one REPL."""
+    scratch_bytes: PositiveInt = 256 << 20
+    """Size of the private scratch folder, which is also the largest file."""
+    max_open_files: PositiveInt = 256
+    """Descriptors of one process."""
+    max_repl_restarts: NonNegativeInt = 5
+    """Fresh REPLs after a kill, in one run."""
+
+    # -- what is said
+    max_output_bytes: PositiveInt = 1 << 20
+    """Kept of what one block prints to one stream: its head and its tail."""
+    max_observation_chars: PositiveInt = 20_000
+    """Told to the model of what one block printed."""
+    max_frame_bytes: PositiveInt = 64 << 20
+    """Largest message either side of a door accepts."""
+    max_queries_in_flight: PositiveInt = 4_096
+    """Open queries of one REPL. At this number the handler stops reading from it."""

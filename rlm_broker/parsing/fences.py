@@ -1,0 +1,190 @@
+"""Where the fenced blocks of a reply are, and what is inside them.
+
+CommonMark's rules, bent where models break them: a list marker or a `Step 1:` may stand before the opening fence, code
+may hold the fence's own characters inside a triple-quoted string, and a fence that was never closed ends where the next
+block to run begins. Every look ahead is bounded, so that the time for a reply grows with its length alone.
+"""
+
+import re
+from dataclasses import dataclass
+from itertools import islice
+from typing import NamedTuple
+
+from rlm_broker.parsing.source import Inspector, StringScanner
+
+RUNNABLE_TAGS = frozenset({"repl", "python", "py", "python3"})
+
+_DOCUMENT_TAGS = frozenset({"markdown", "md", "mdx", "text", "txt", "rst"})
+"""Fences that may show other fences: what is inside is never run, closed or not."""
+
+_LOOKAHEAD_LINES = 32
+"""Fence lines that are looked at beyond the first one that could close a fence."""
+
+_MAX_FENCE_LINES = 10_000
+"""A reply with more is not a reply: what follows is neither run nor read as prose."""
+
+_FENCE_LINE = re.compile(
+    r"""
+    ^(?P<indent>[ \t]*+)
+    (?P<lead>
+        (?:[-*+]|\d{1,3}[.)])[ \t]++                                 # a list marker
+      | [^\n`>][^\n`]*+(?:(?<=:)|(?<=:[ ]))                          # a sentence that announces the code
+        (?=`{3,}+[ \t]*+(?:repl|python3?|py)[ \t]*+$)
+    )?+
+    (?P<mark>`{3,}+(?=[^`\n]*+$)|~{3,}+)
+    (?P<info>[^\n]*+)$
+    """,
+    re.MULTILINE | re.VERBOSE | re.IGNORECASE,
+)
+_TAG = re.compile(r"[\s{.]*+([\w.+#-]{0,24})")
+
+
+@dataclass(frozen=True, slots=True)
+class Fence:
+    """One fenced block.
+
+    Attributes:
+        tag: First word of its info string in lower case; empty if there is none.
+        text: What is inside, without the fence's own indentation and without the last line's end.
+        start: Where its opening line starts in the reply.
+        end: Where it ends in the reply: behind its closing fence, if it has one.
+    """
+
+    tag: str
+    text: str
+    start: int
+    end: int
+
+    @property
+    def is_runnable(self) -> bool:
+        """Whether it is code for the REPL."""
+        return self.tag in RUNNABLE_TAGS
+
+
+class _Line(NamedTuple):
+    """A line that could open or close a fence."""
+
+    start: int
+    end: int
+    width: int
+    has_lead: bool
+    mark: str
+    info: str
+
+    @property
+    def tag(self) -> str:
+        match = _TAG.match(self.info)
+        return match[1].lower() if match else ""
+
+    def belongs_to(self, opener: "_Line") -> bool:
+        """Whether it is of the opener's kind and at least as long: a closing fence, or the next opening one."""
+        return not self.has_lead and self.mark.startswith(opener.mark)
+
+
+def split_fences(text: str, inspector: Inspector) -> list[Fence]:
+    """The outermost fences of `text`, in order. Lines end with a line feed."""
+    lines = [_line(match) for match in islice(_FENCE_LINE.finditer(text), _MAX_FENCE_LINES)]
+    fences: list[Fence] = []
+    number = 0
+    while number < len(lines):
+        opener = lines[number]
+        find_end = _code_end if opener.tag in RUNNABLE_TAGS else _other_end
+        end_number = find_end(text, lines, number, inspector)
+        closer = lines[end_number] if end_number < len(lines) else None
+        end = len(text) if closer is None else closer.start
+        inside = _inside(text, opener, end)
+        if closer is not None and not closer.info:
+            end = closer.end
+            end_number += 1
+        fences.append(Fence(opener.tag, inside, opener.start, end))
+        number = end_number
+    if len(lines) == _MAX_FENCE_LINES:
+        fences.append(Fence("", "", fences[-1].end, len(text)))
+    return fences
+
+
+def _line(match: re.Match[str]) -> _Line:
+    indent, lead, mark, info = match.groups()
+    is_list_marker = lead is not None and lead[-1] in " \t" and ":" not in lead
+    width = len(indent) + (len(lead) if is_list_marker else 0)
+    return _Line(match.start(), match.end(), width, lead is not None, mark, info.strip())
+
+
+def _code_end(text: str, lines: list[_Line], number: int, inspector: Inspector) -> int:
+    """Which line ends the code that `lines[number]` opens; `len(lines)` for the end of the reply.
+
+    A line that starts with a fence is not Python outside of a triple-quoted string, so the first one that is in no
+    string ends the code. If that passes over a closing fence, the string may as well be a slip of the model's: then
+    it counts only if what comes out is Python.
+    """
+    opener = lines[number]
+    strings = StringScanner(text, opener.end)
+    passed: int | None = None
+    looked_at = opener.end
+    for index in range(number + 1, len(lines)):
+        line = lines[index]
+        if not line.belongs_to(opener):
+            continue
+        if passed is not None and (
+            index - passed > _LOOKAHEAD_LINES or not inspector.spend(line.start - max(looked_at, lines[passed].start))
+        ):
+            return passed
+        looked_at = line.start
+        if not strings.inside_at(line.start):
+            is_end = passed is None or inspector.tree(_inside(text, opener, line.start)) is not None
+            return index if is_end or passed is None else passed
+        if passed is None and not line.info:
+            passed = index
+    if passed is None:
+        return len(lines)
+    is_end = (
+        inspector.spend(len(text) - looked_at)
+        and not strings.inside_at(len(text))
+        and inspector.tree(_inside(text, opener, len(text))) is not None
+    )
+    return len(lines) if is_end else passed
+
+
+def _other_end(_text: str, lines: list[_Line], number: int, _inspector: Inspector) -> int:
+    """Which line ends the fence that `lines[number]` opens, when what is inside is not for the REPL.
+
+    Fences inside are counted, so that a document that shows a fence ends with its own closing fence and not with the
+    one it shows. Where the count does not come out, the fence was not closed: then a document ends at the first closing
+    fence, and anything else where the next code begins.
+    """
+    opener = lines[number]
+    depth = 1
+    first_closing: int | None = None
+    next_code: int | None = None
+    for index in range(number + 1, len(lines)):
+        if index - number > _LOOKAHEAD_LINES and (first_closing is not None or next_code is not None):
+            break
+        line = lines[index]
+        if not line.belongs_to(opener):
+            continue
+        depth += 1 if line.info else -1
+        if depth == 0:
+            return index
+        if not line.info:
+            first_closing = index if first_closing is None else first_closing
+        elif first_closing is None and next_code is None and line.tag in RUNNABLE_TAGS:
+            next_code = index
+    if next_code is not None and opener.tag not in _DOCUMENT_TAGS:
+        return next_code
+    return len(lines) if first_closing is None else first_closing
+
+
+def _inside(text: str, opener: _Line, end: int) -> str:
+    """The lines between the opening line and `end`, without the opener's indentation.
+
+    The first line decides whether the code was indented with its fence: where it was not, its own indentation is
+    meant and stays.
+    """
+    inside = text[opener.end + 1 : end].removesuffix("\n")
+    if not opener.width:
+        return inside
+    first = inside.lstrip("\n \t")
+    start_of_first = inside.rfind("\n", 0, len(inside) - len(first)) + 1
+    if len(inside) - len(first) - start_of_first < opener.width:
+        return inside
+    return re.sub(rf"^[ \t]{{1,{opener.width}}}+", "", inside, flags=re.MULTILINE)

@@ -1,0 +1,1 @@
+"""A worker's start, its time and its end. Usable without any model."""

@@ -1,0 +1,53 @@
+"""How long a block may still compute, without a clock of its own: the caller says what time it is."""
+
+from typing import Literal
+
+Verdict = Literal["run", "interrupt", "kill"]
+
+
+class BlockClock:
+    """Decides when a block is interrupted and when its REPL is killed.
+
+    The clock stands while the REPL waits for at least one reply, so that a slow provider does not kill a healthy REPL.
+
+    Args:
+        limit_s: Compute time until SIGINT.
+        grace_s: Wall time from SIGINT to SIGKILL; queries meanwhile do not extend it.
+    """
+
+    def __init__(self, limit_s: float, grace_s: float, now: float) -> None:
+        self._left_s = limit_s
+        self._grace_s = grace_s
+        self._running_since = now
+        self._open_queries = 0
+        self._interrupted_at: float | None = None
+
+    def query_opened(self, now: float) -> None:
+        """The REPL asked something."""
+        if self._open_queries == 0:
+            self._left_s -= now - self._running_since
+        self._open_queries += 1
+
+    def query_closed(self, now: float) -> None:
+        """It was answered; with the last answer the clock goes on."""
+        self._open_queries -= 1
+        if self._open_queries == 0:
+            self._running_since = now
+
+    def verdict(self, now: float) -> Verdict:
+        """What to do now. "interrupt" is said once."""
+        if self._interrupted_at is not None:
+            return "kill" if now - self._interrupted_at >= self._grace_s else "run"
+        if self._left(now) > 0:
+            return "run"
+        self._interrupted_at = now
+        return "interrupt"
+
+    def wait_s(self, now: float) -> float | None:
+        """Seconds until the verdict can change by itself; None while the clock stands."""
+        if self._interrupted_at is not None:
+            return max(0.0, self._interrupted_at + self._grace_s - now)
+        return None if self._open_queries else max(0.0, self._left(now))
+
+    def _left(self, now: float) -> float:
+        return self._left_s if self._open_queries else self._left_s - (now - self._running_since)

@@ -1,0 +1,286 @@
+"""The sandbox host: starts the zygote, asks it for workers, and ends it with all of them."""
+
+import asyncio
+import contextlib
+import os
+import resource
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import sysconfig
+import tempfile
+from pathlib import Path
+
+import msgspec
+
+import sandbox_worker
+from rlm_broker.errors import SandboxFailed
+from rlm_broker.limits import Limits
+from rlm_broker.sandbox import policy
+from rlm_broker.sandbox.worker import Worker
+from sandbox_worker.wire.control import (
+    MAX_PACKET_BYTES,
+    Configure,
+    FromZygote,
+    Spawn,
+    Spawned,
+    SpawnFailed,
+    ZygoteFailed,
+    ZygoteReady,
+    pack,
+    unpack_from_zygote,
+)
+
+WORKER_UID = 65534
+"""Whom the zygote becomes when it is started by root."""
+ZYGOTE_START_TIMEOUT_S = 60.0
+SPAWN_TIMEOUT_S = 30.0
+ENVIRONMENT = {
+    "PATH": "/usr/bin:/bin",
+    "LANG": "C.UTF-8",
+    # One thread: a process with a second one cannot enter a user namespace.
+    "OPENBLAS_NUM_THREADS": "1",
+    "OMP_NUM_THREADS": "1",
+    # Huge pages for the heap: forking a process that holds 1 GB costs 1 ms instead of 11.
+    "GLIBC_TUNABLES": "glibc.malloc.hugetlb=1",
+}
+"""All of the zygote's environment. Nothing of ours is inherited: it may hold keys."""
+
+
+class Host:
+    """One zygote and the workers that it forked.
+
+    When the zygote dies, so do its workers; the next `spawn` starts a new one.
+
+    Attributes:
+        layers: The walls that all workers share, once started.
+    """
+
+    def __init__(self, level: policy.Level, limits: Limits, allow_exec: bool) -> None:
+        self.level = level
+        self.layers: tuple[str, ...] = ()
+        self._limits = limits
+        self._allow_exec = allow_exec
+        self._zygote: _Zygote | None = None
+        self._one_at_a_time = asyncio.Lock()
+        self._workers: set[Worker] = set()
+
+    async def start(self) -> None:
+        """Start the zygote, unless it lives.
+
+        Raises:
+            IsolationUnavailable: This machine cannot give the level.
+            SandboxFailed: The zygote cannot start, for any other reason.
+        """
+        if self._zygote is not None and self._zygote.has_ended():
+            await self._zygote.end()
+            self._zygote = None
+        if self._zygote is None:
+            _raise_descriptor_limit()
+            zygote = _Zygote(self.level)
+            try:
+                self.layers = await zygote.start()
+            except BaseException:
+                await zygote.end()
+                raise
+            self._zygote = zygote
+
+    async def spawn(self, context_bytes: int) -> Worker:
+        """A new worker, which is not behind its walls yet: `Worker.prepare` waits for that.
+
+        Args:
+            context_bytes: Size of the context that it will map; its memory limit does not count it.
+        """
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with theirs:
+            async with self._one_at_a_time:
+                await self.start()
+                assert self._zygote is not None
+                request = Spawn(
+                    allow_exec=self._allow_exec,
+                    scratch=self._zygote.make_scratch(),
+                    memory_bytes=self._limits.memory_bytes + context_bytes,
+                    max_processes=self._limits.max_processes,
+                    max_open_files=self._limits.max_open_files,
+                    scratch_bytes=self._limits.scratch_bytes,
+                    max_frame_bytes=self._limits.max_frame_bytes,
+                    max_output_bytes=self._limits.max_output_bytes,
+                )
+                try:
+                    pidfd = await self._zygote.spawn(request, theirs.fileno())
+                except BaseException:
+                    ours.close()
+                    raise
+        worker = Worker(self.level, pidfd, ours)
+        self._workers.add(worker)
+        return worker
+
+    async def end(self, worker: Worker) -> None:
+        """Kill a worker; return when it is gone."""
+        await worker.kill()
+        self._workers.discard(worker)
+
+    async def close(self) -> None:
+        """End every worker and the zygote; return when all are gone. Harmless when repeated."""
+        for worker in list(self._workers):
+            await self.end(worker)
+        if self._zygote is not None:
+            await self._zygote.end()
+            self._zygote = None
+
+
+class _Zygote:
+    """The process, its control socket, and its folder on the host."""
+
+    def __init__(self, level: policy.Level) -> None:
+        self._level = level
+        self._folder = Path(tempfile.mkdtemp(prefix="rlm-broker-"))
+        self._process: subprocess.Popen[bytes] | None = None
+        self._pidfd = -1
+        self._control, self._theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._control.setblocking(False)
+
+    async def start(self) -> tuple[str, ...]:
+        """Start it; the layers that it locked itself behind."""
+        root = self._folder / "root"
+        root.mkdir()
+        self._folder.chmod(0o711)  # the zygote gives up being us before it gets here
+        paths = _python_paths()
+        fd = self._theirs.fileno()
+        program = f"import sys; sys.path[:] = {paths!r}; from sandbox_worker.zygote import main; main({fd})"
+        self._process = subprocess.Popen(
+            [sys.executable, "-I", "-S", "-c", program],
+            pass_fds=[fd],
+            env=ENVIRONMENT,
+            cwd="/",
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            start_new_session=True,  # a Ctrl+C at the terminal is ours to pass on
+        )
+        self._pidfd = os.pidfd_open(self._process.pid)
+        self._theirs.close()
+        configure = Configure(
+            level=self._level,
+            new_root=str(root),
+            readable=_readable(paths),
+            hidden=[str(Path(path) / "litellm") for path in paths],
+            worker_uid=WORKER_UID,
+            preload=[],
+        )
+        try:
+            self._control.send(pack(configure))
+            answer, _ = await self._answer(ZYGOTE_START_TIMEOUT_S)
+        except (OSError, EOFError):
+            raise SandboxFailed(f"the sandbox's fork server cannot start: {self._last_words()}") from None
+        if isinstance(answer, ZygoteFailed):
+            raise policy.unavailable(self._level, answer.layer, answer.reason)
+        if not isinstance(answer, ZygoteReady):
+            raise SandboxFailed("the sandbox's fork server answered out of turn")
+        if self._level == "strict":
+            shutil.rmtree(self._folder, ignore_errors=True)  # its root is mounted in its own namespace only
+        return tuple(answer.layers)
+
+    async def spawn(self, request: Spawn, control_fd: int) -> int:
+        """The pidfd of a new worker's init."""
+        try:
+            socket.send_fds(self._control, [pack(request)], [control_fd])
+            answer, fds = await self._answer(SPAWN_TIMEOUT_S)
+        except (OSError, EOFError):
+            raise SandboxFailed(f"the sandbox's fork server is gone: {self._last_words()}") from None
+        if isinstance(answer, SpawnFailed):
+            raise SandboxFailed(f"no worker could be forked: {answer.reason}")
+        if not isinstance(answer, Spawned) or len(fds) != 1:
+            raise SandboxFailed("the sandbox's fork server answered out of turn")
+        return fds[0]
+
+    def make_scratch(self) -> str:
+        """A worker's scratch folder on the host, at a level without a mount namespace of its own; else nothing."""
+        return "" if self._level == "strict" else tempfile.mkdtemp(prefix="scratch-", dir=self._folder)
+
+    def has_ended(self) -> bool:
+        """Whether it died by itself."""
+        return self._process is None or self._process.poll() is not None
+
+    async def end(self) -> None:
+        """Hang up, which is its end and that of all workers; return when its processes are gone."""
+        self._control.close()
+        self._theirs.close()
+        if self._process is not None:
+            gone = asyncio.Event()
+            asyncio.get_running_loop().add_reader(self._pidfd, gone.set)
+            try:
+                await asyncio.wait_for(gone.wait(), timeout=5)
+            except TimeoutError:
+                with contextlib.suppress(ProcessLookupError):
+                    signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
+                await gone.wait()
+            finally:
+                asyncio.get_running_loop().remove_reader(self._pidfd)
+            self._process.wait()
+            if self._process.stderr is not None:
+                self._process.stderr.close()
+            os.close(self._pidfd)
+            self._process = None
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+    async def _answer(self, timeout_s: float) -> tuple[FromZygote, list[int]]:
+        loop = asyncio.get_running_loop()
+        readable = asyncio.Event()
+        loop.add_reader(self._control, readable.set)
+        try:
+            await asyncio.wait_for(readable.wait(), timeout_s)
+        except TimeoutError:
+            raise EOFError(f"no answer within {timeout_s:g} s") from None
+        finally:
+            loop.remove_reader(self._control)
+        packet, fds, _, _ = socket.recv_fds(self._control, MAX_PACKET_BYTES, 1)
+        if not packet:
+            raise EOFError
+        return unpack_from_zygote(packet), list(fds)
+
+    def _last_words(self) -> str:
+        """What it wrote to stderr before it ended."""
+        if self._process is None or self._process.stderr is None:
+            return "it was never started"
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(timeout=1)
+        os.set_blocking(self._process.stderr.fileno(), False)
+        words = (self._process.stderr.read() or b"").decode("utf-8", "replace").strip()
+        return words.splitlines()[-1] if words else f"it ended with status {self._process.poll()}"
+
+
+def _python_paths() -> list[str]:
+    """`sys.path` of the zygote: this Python's own folders, and where msgspec and the worker's package are.
+
+    Nothing else of our `sys.path`: it may hold the user's project.
+    """
+    scheme = sysconfig.get_paths()
+    folders = [scheme["stdlib"], str(Path(scheme["platstdlib"]) / "lib-dynload"), scheme["purelib"], scheme["platlib"]]
+    folders += [str(_package_folder(package).parent) for package in (msgspec, sandbox_worker)]
+    dynload = [entry for entry in sys.path if entry.endswith("lib-dynload")]
+    return [folder for folder in dict.fromkeys([*folders, *dynload]) if Path(folder).is_dir()]
+
+
+def _readable(paths: list[str]) -> list[str]:
+    """What a worker may read. The worker's package alone, not the folder that it lies in, which may be a checkout."""
+    package = _package_folder(sandbox_worker)
+    folders = {sys.prefix, sys.base_prefix, sys.exec_prefix, sys.base_exec_prefix, *paths, str(package)}
+    if not any(str(package.parent) == folder for folder in sysconfig.get_paths().values()):
+        folders.discard(str(package.parent))
+    return sorted(folders)
+
+
+def _package_folder(package: object) -> Path:
+    file = getattr(package, "__file__", None)
+    assert isinstance(file, str)
+    return Path(file).resolve().parent
+
+
+def _raise_descriptor_limit() -> None:
+    """Three descriptors a REPL: the usual soft limit of 1,024 ends at 300."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft < hard:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))

@@ -1,0 +1,48 @@
+"""What a block printed, put together from two ways: Python's text from the door, descriptor output from init."""
+
+import codecs
+from collections.abc import Callable
+
+from sandbox_worker.wire.control import Written
+from sandbox_worker.wire.headtail import HeadTail
+from sandbox_worker.wire.messages import Output, Stream
+
+OnOutput = Callable[[Stream, str], None]
+"""Called with each piece of output as it comes."""
+
+
+class BlockOutput:
+    """Collects one block's output within a limit, whatever the worker sends, and passes it on as it comes.
+
+    Args:
+        limit: Characters kept of each stream, head and tail; see `HeadTail`.
+    """
+
+    def __init__(self, limit: int, on_output: OnOutput | None) -> None:
+        self._on_output = on_output
+        self._kept = {"stdout": HeadTail[str](limit, ""), "stderr": HeadTail[str](limit, "")}
+        self._text: dict[str, list[str]] = {"stdout": [], "stderr": []}
+        decoder = codecs.getincrementaldecoder("utf-8")
+        self._decoders = {"stdout": decoder("replace"), "stderr": decoder("replace")}
+
+    def printed(self, output: Output) -> None:
+        """Text that Python code printed."""
+        self._add(output.stream, output.text)
+
+    def written(self, written: Written) -> None:
+        """Bytes that something wrote to a descriptor."""
+        self._add(written.stream, self._decoders[written.stream].decode(written.data))
+
+    def finish(self) -> tuple[str, str]:
+        """All of stdout and of stderr."""
+        for stream, kept in self._kept.items():
+            if tail := kept.finish():
+                self._text[stream].append(tail)
+        return "".join(self._text["stdout"]), "".join(self._text["stderr"])
+
+    def _add(self, stream: Stream, text: str) -> None:
+        # Twice what an honest REPL sends at most, since it comes two ways: only a forged flood is cut here.
+        if head := self._kept[stream].add(text):
+            self._text[stream].append(head)
+            if self._on_output is not None:
+                self._on_output(stream, head)

@@ -1,0 +1,61 @@
+"""The levels of isolation: what each is called, what it promises, and what to do where it cannot be had."""
+
+import warnings
+from typing import Literal
+
+from rlm_broker.errors import ConfigurationError, IsolationUnavailable
+
+Level = Literal["strict", "process"]
+LEVELS: tuple[Level, ...] = ("strict", "process")
+
+PROMISES: dict[Level, str] = {
+    "strict": "own namespaces, a private root, no network, no capabilities, Landlock, seccomp, limits",
+    "process": "a process of its own with a time limit; NO security boundary",
+}
+
+
+class IsolationWarning(UserWarning):
+    """Code runs with less than a security boundary, because somebody asked for that by name."""
+
+
+def resolve(isolation: str) -> Level:
+    """The level to start. `auto` is the strongest there is, and never `process`.
+
+    Raises:
+        ConfigurationError: There is no such level.
+    """
+    if isolation == "auto":
+        return "strict"
+    for level in LEVELS:
+        if isolation == level:
+            if level == "process":
+                warnings.warn(
+                    "isolation level 'process' is no security boundary: code in it can read your files, your keys and "
+                    "other processes' environments, and use the network",
+                    IsolationWarning,
+                    stacklevel=2,
+                )
+            return level
+    raise ConfigurationError(f"no isolation level {isolation!r}; choose one of: auto, {', '.join(LEVELS)}")
+
+
+def unavailable(level: str, layer: str, reason: str) -> IsolationUnavailable:
+    """The error for a level that this machine cannot give, with what would give it."""
+    return IsolationUnavailable(
+        f"isolation level {level!r} cannot be had here: {reason}. {_remedy(layer)} "
+        "`rlm-broker doctor` shows every layer; `--isolation process` runs without any protection"
+    )
+
+
+def _remedy(layer: str) -> str:
+    if "namespace" in layer or "map" in layer:
+        return (
+            "Allow user namespaces (sysctl kernel.unprivileged_userns_clone=1 and user.max_user_namespaces=15000; on "
+            "Ubuntu 24.04 also kernel.apparmor_restrict_unprivileged_userns=0; in Docker a seccomp profile that allows "
+            "unshare and mount), or start as root."
+        )
+    if "landlock" in layer:
+        return "A Linux kernel of 5.13 or later with Landlock in its list of security modules (lsm=landlock,...) is needed."
+    if "seccomp" in layer:
+        return "A kernel with seccomp filters, on x86_64 or aarch64, is needed."
+    return "It needs Linux 5.13 or later."

@@ -1,0 +1,274 @@
+"""A sandboxed REPL: a worker, its door, and the clock that ends a block in time."""
+
+import asyncio
+import contextlib
+import signal
+import time
+
+from rlm_broker.context import StoredContext
+from rlm_broker.errors import ProtocolViolation, ReplClosed, SandboxFailed
+from rlm_broker.home import Home, Resident
+from rlm_broker.limits import Limits
+from rlm_broker.sandbox.block_clock import BlockClock
+from rlm_broker.sandbox.host import Host
+from rlm_broker.sandbox.output import BlockOutput, OnOutput
+from rlm_broker.sandbox.worker import Worker
+from rlm_broker.transport.connection import Connection, QueryHandler
+from rlm_broker.transport.dialing import dial
+from rlm_broker.transport.listener import Listener
+from rlm_broker.transport.session import Session
+from rlm_broker.types import Block, Isolation
+from sandbox_worker.wire.errors import FrameTooLarge
+from sandbox_worker.wire.messages import Query, Result, Slot
+
+DEATH_NEWS_S = 1.0
+"""A lost door is explained by init within this time, or not at all: then the REPL lives and hung up by itself."""
+
+
+class SandboxedRepl(Resident):
+    """Runs blocks of untrusted code one after the other; variables persist from one to the next.
+
+    Made by `Sandbox.repl`. Use it as a context manager: its processes are gone when it is left, however it is left.
+    """
+
+    def __init__(
+        self, home: Home, host: Host, listener: Listener, context: StoredContext, answer: QueryHandler, limits: Limits
+    ) -> None:
+        self._home = home
+        self._host = host
+        self._listener = listener
+        self._context = context
+        self._answer = answer
+        self._limits = limits
+        self._worker: Worker | None = None
+        self._connection: Connection | None = None
+        self._restarts = 0
+        self._closed = False
+        self._busy = asyncio.Lock()
+
+    @property
+    def isolation(self) -> Isolation:
+        """What is enforced, as the worker reported it before any model code ran."""
+        layers = self._worker.layers if self._worker else ()
+        return Isolation(self._host.level, (*self._host.layers, *layers))
+
+    def execute(self, code: str, timeout_s: float | None = None, on_output: OnOutput | None = None) -> Block:
+        """Run one block.
+
+        Args:
+            code: Python source, up to `Limits.max_frame_bytes`.
+            timeout_s: Compute time in seconds; None takes `Limits.block_timeout_s`.
+            on_output: Called with each piece of output as it comes.
+
+        Returns:
+            The outcome. A block that raises, times out or is killed is a result with that `status`, not an exception.
+
+        Raises:
+            ReplClosed: The REPL was closed before, or has been restarted too often.
+            SandboxFailed: The sandbox itself broke.
+        """
+        return self.home.run(self._execute(code, timeout_s, on_output))
+
+    async def aexecute(self, code: str, timeout_s: float | None = None, on_output: OnOutput | None = None) -> Block:
+        """`execute`, awaited."""
+        return await self.home.arun(self._execute(code, timeout_s, on_output))
+
+    # -- its life ----------------------------------------------------------------------------------------------------
+
+    async def _open(self) -> None:
+        try:
+            self._worker = await self._host.spawn(self._context.size_bytes)
+            await self._worker.prepare(self._context.fd, self._context.info.form, self._limits.start_timeout_s)
+            await self._connect()
+        except BaseException:
+            await self._close()
+            raise
+
+    async def _close(self) -> None:
+        self._closed = True
+        if self._connection is not None:
+            await self._connection.close()
+        if self._worker is not None:
+            await self._host.end(self._worker)
+            self._worker = None
+        self._context.close()
+
+    async def _connect(self) -> None:
+        """A fresh REPL on a fresh door: the last one may have stopped inside a frame."""
+        assert self._worker is not None
+        timeout_s = self._limits.start_timeout_s
+        session = Session(self._limits.max_frame_bytes)
+        connection = Connection(session, self._limits.max_queries_in_flight)
+        address = self._listener.address
+        if address is None:
+            raise SandboxFailed("the port that REPLs connect to is closed")
+        door = await dial(address, self._listener.expect(connection, timeout_s), timeout_s)
+        with door:
+            await self._worker.start(door.fileno(), timeout_s)
+        try:
+            await asyncio.wait_for(connection.ready(), timeout_s)
+        except TimeoutError:
+            raise SandboxFailed(f"a REPL was not ready within start_timeout_s = {timeout_s:g} s") from None
+        self._connection = connection
+
+    async def _require_repl(self) -> Connection:
+        if self._closed:
+            raise ReplClosed("this REPL was closed")
+        if self._connection is None:
+            if self._restarts >= self._limits.max_repl_restarts:
+                raise ReplClosed(f"this REPL was killed more often than max_repl_restarts = {self._restarts} allows")
+            self._restarts += 1
+            await self._connect()
+        assert self._connection is not None
+        return self._connection
+
+    # -- one block ---------------------------------------------------------------------------------------------------
+
+    async def _execute(self, code: str, timeout_s: float | None, on_output: OnOutput | None) -> Block:
+        if self._busy.locked():
+            raise ReplClosed("this REPL runs a block already: one at a time")
+        async with self._busy:
+            connection = await self._require_repl()
+            started = time.monotonic()
+            output = BlockOutput(2 * self._limits.max_output_bytes, on_output)
+            run = _BlockRun(self._worker_alive(), connection, output, self._limits, self._answer)
+            try:
+                result = await run.result(code, timeout_s or self._limits.block_timeout_s)
+            except FrameTooLarge as error:
+                return Block(code, "error", error=f"the block is too long: {error}")
+            except BaseException:  # cancelled: nobody waits for this block any more
+                await self._end_repl()
+                raise
+            error, final = run.killed_because, None
+            if result is None:
+                await self._end_repl()
+            else:
+                error, final = result.error, result.final_answer
+            stdout, stderr = output.finish()
+            return Block(
+                code=code,
+                status="killed" if result is None else result.status,
+                stdout=stdout,
+                stderr=stderr,
+                error=error,
+                exit_code=result.exit_code if result else None,
+                final_answer=final,
+                execution_time=time.monotonic() - started,
+            )
+
+    async def _end_repl(self) -> None:
+        """Kill the REPL, and everything that was being done for it. Its worker stays, with the context in place."""
+        connection, self._connection = self._connection, None
+        worker = self._worker_alive()
+        if worker.gone.is_set():
+            self._closed = True
+        else:
+            with contextlib.suppress(SandboxFailed):  # then its init was killed, and the REPL with it
+                await worker.stop()
+        if connection is not None:
+            await connection.close()
+
+    def _worker_alive(self) -> Worker:
+        assert self._worker is not None
+        return self._worker
+
+
+class _BlockRun:
+    """One block, from its start to its result or to the reason why it has to be killed."""
+
+    def __init__(
+        self, worker: Worker, connection: Connection, output: BlockOutput, limits: Limits, answer: QueryHandler
+    ) -> None:
+        self.killed_because: str | None = None
+        self._worker = worker
+        self._connection = connection
+        self._output = output
+        self._limits = limits
+        self._answer = answer
+        self._clock: BlockClock
+        self._wake = asyncio.Event()
+
+    async def result(self, code: str, timeout_s: float) -> Result | None:
+        """Run it. None when the REPL must be killed, or is dead already; `killed_because` then says why."""
+        self._clock = BlockClock(timeout_s, self._limits.interrupt_grace_s, time.monotonic())
+        self._worker.on_written = self._output.written
+        self._worker.on_change = self._wake.set
+        block = self._connection.execute(code, self._off_the_clock, self._output.printed)
+        block.add_done_callback(lambda _: self._wake.set())
+        try:
+            if not await self._ends(block, timeout_s):
+                return None
+            result = block.result()
+            if result.descriptor_output:
+                await self._worker.drain()
+            return result
+        except ProtocolViolation as violation:
+            self.killed_because = f"it broke the protocol of its connection to the broker: {violation}"
+        except SandboxFailed as failure:
+            self.killed_because = await self._obituary() or str(failure)
+        finally:
+            await self._connection.settle()
+        return None
+
+    async def _ends(self, block: "asyncio.Future[Result]", timeout_s: float) -> bool:
+        """Wait for the block; interrupt it at its limit. False when it has to be killed."""
+        loop = asyncio.get_running_loop()
+        while not block.done():
+            if (why := self._death()) is not None:
+                # A result that was complete before the end counts, and may still be on its way.
+                await asyncio.wait({block}, timeout=DEATH_NEWS_S)
+                self.killed_because = why
+                return block.done() and block.exception() is None
+            match self._clock.verdict(time.monotonic()):
+                case "interrupt":
+                    await self._worker.interrupt()
+                case "kill":
+                    self.killed_because = (
+                        f"it computed longer than its limit of {timeout_s:g} s and did not react to the interrupt"
+                    )
+                    return False
+            wait_s = self._clock.wait_s(time.monotonic())
+            timer = None if wait_s is None else loop.call_later(wait_s, self._wake.set)
+            await self._wake.wait()
+            self._wake.clear()
+            if timer is not None:
+                timer.cancel()
+        return True
+
+    async def _off_the_clock(self, query: Query) -> list[Slot]:
+        self._clock.query_opened(time.monotonic())
+        try:
+            return await self._answer(query)
+        finally:
+            self._clock.query_closed(time.monotonic())
+            self._wake.set()
+
+    def _death(self) -> str | None:
+        if self._worker.gone.is_set():
+            return "the sandbox's processes were ended from outside"
+        if (died := self._worker.died) is None:
+            return None
+        if died.signal is not None:
+            return f"its process was ended by {signal.Signals(died.signal).name}{_hint(died.signal)}"
+        return f"its process ended by itself with exit code {died.exit_code} (os._exit)"
+
+    async def _obituary(self) -> str | None:
+        """How the REPL died, if it did: its door is lost a moment before init tells."""
+        try:
+            async with asyncio.timeout(DEATH_NEWS_S):
+                while (why := self._death()) is None:
+                    self._wake.clear()
+                    await self._wake.wait()
+        except TimeoutError:
+            return None
+        return why
+
+
+def _hint(number: int) -> str:
+    hints: dict[int, str] = {
+        signal.SIGSEGV: " (a crash in C code, or too deep a recursion)",
+        signal.SIGXFSZ: " (it wrote a larger file than scratch_bytes allows)",
+        signal.SIGSYS: " (a system call of a wrong architecture)",
+    }
+    return hints.get(number, "")
+

@@ -1,0 +1,179 @@
+"""One worker: a handle on its init. Start, interrupt, drain, stop, kill; knows nothing of what is said on the door."""
+
+import asyncio
+import contextlib
+import os
+import signal
+import socket
+from collections.abc import Callable
+from typing import TypeVar
+
+from rlm_broker.errors import ContextRefused, SandboxFailed, WorkerDied
+from rlm_broker.sandbox import policy
+from sandbox_worker.loading import ContextForm
+from sandbox_worker.wire.control import (
+    MAX_PACKET_BYTES,
+    Control,
+    Died,
+    Drain,
+    Drained,
+    Failed,
+    FromInit,
+    Interrupt,
+    Interrupted,
+    Load,
+    Loaded,
+    Locked,
+    Start,
+    Started,
+    Stop,
+    Stopped,
+    Written,
+    pack,
+    unpack_from_init,
+)
+from sandbox_worker.wire.errors import MessageInvalid
+
+ANSWER_TIMEOUT_S = 10.0
+"""Init does nothing but answer: one that takes longer is as good as dead. A fork bomb of 64 costs it 0.1 s."""
+
+A = TypeVar("A", bound=FromInit)
+
+
+class Worker:
+    """A worker's init, held by a pidfd: it cannot be confused with a process that got the pid later.
+
+    Attributes:
+        died: How the REPL ended by itself, or None while it lives or was ended by us.
+        gone: The init is dead, and with it everything that the worker ever started.
+        layers: Walls of init and of the REPL, as they reported them before any model code ran.
+        on_written: Called with what was written to the REPL's descriptors.
+        on_change: Called when `died` or `gone` changes.
+    """
+
+    def __init__(self, level: str, pidfd: int, control: socket.socket) -> None:
+        self.died: Died | None = None
+        self.gone = asyncio.Event()
+        self.layers: tuple[str, ...] = ()
+        self.on_written: Callable[[Written], None] = _ignore
+        self.on_change: Callable[[], None] = _nothing
+        self._level = level
+        self._pidfd = pidfd
+        self._control = control
+        self._answers: asyncio.Queue[FromInit | None] = asyncio.Queue()
+        self._loop = asyncio.get_running_loop()
+        control.setblocking(False)
+        self._loop.add_reader(control, self._on_control)
+        self._loop.add_reader(pidfd, self._on_gone)
+
+    async def prepare(self, context_fd: int, form: ContextForm, timeout_s: float) -> None:
+        """Wait until init is behind its walls, and load the context.
+
+        Raises:
+            IsolationUnavailable: A wall could not be built.
+            ContextRefused: The context cannot be loaded.
+            WorkerDied: Init ended instead.
+        """
+        self._say(Load(form=form), context_fd)
+        self.layers = tuple((await self._answer(Locked, timeout_s)).layers)
+        await self._answer(Loaded, timeout_s)
+
+    async def start(self, door_fd: int, timeout_s: float) -> None:
+        """Fork a REPL that speaks on `door_fd`; what was left of an earlier one is killed first."""
+        self.died = None
+        self._say(Start(), door_fd)
+        started = await self._answer(Started, timeout_s)
+        self.layers += tuple(layer for layer in started.layers if layer not in self.layers)
+
+    async def interrupt(self) -> None:
+        """SIGINT to the REPL. When this returns the signal is queued: what is sent afterwards comes after it."""
+        self._say(Interrupt())
+        await self._answer(Interrupted)
+
+    async def drain(self) -> None:
+        """Wait until all that was written to descriptors 1 and 2 so far has been handed to `on_written`."""
+        self._say(Drain())
+        await self._answer(Drained)
+
+    async def stop(self) -> None:
+        """SIGKILL to the REPL and all that it started; return when they are gone, their last output handed over."""
+        self._say(Stop())
+        await self._answer(Stopped)
+        self.died = None
+
+    async def kill(self) -> None:
+        """SIGKILL to init, and return when the whole worker is gone. Harmless when it already is."""
+        if self._pidfd >= 0 and not self.gone.is_set():
+            with contextlib.suppress(ProcessLookupError):  # it ended by itself, which is what we wanted
+                signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
+            await self.gone.wait()
+        self._release()
+
+    # -- the control socket ------------------------------------------------------------------------------------------
+
+    def _say(self, message: Control, *fds: int) -> None:
+        try:
+            socket.send_fds(self._control, [pack(message)], fds)
+        except OSError as error:
+            raise WorkerDied(f"the worker's init is gone: {error.strerror}") from None
+
+    async def _answer(self, kind: type[A], timeout_s: float = ANSWER_TIMEOUT_S) -> A:
+        try:
+            message = await asyncio.wait_for(self._answers.get(), timeout_s)
+        except TimeoutError:
+            await self.kill()
+            raise SandboxFailed(f"the worker's init did not answer within {timeout_s:g} s, and was killed") from None
+        if isinstance(message, kind):
+            return message
+        if isinstance(message, Failed):
+            if message.layer is not None:
+                raise policy.unavailable(self._level, message.layer, message.reason)
+            if message.step == "load":
+                raise ContextRefused(message.reason)
+            raise SandboxFailed(f"a worker could not {message.step}: {message.reason}")
+        raise WorkerDied("the worker's init ended before it answered")
+
+    def _on_control(self) -> None:
+        try:
+            packet = self._control.recv(MAX_PACKET_BYTES)
+        except BlockingIOError:
+            return
+        except OSError:
+            packet = b""
+        if not packet:
+            self._loop.remove_reader(self._control)
+            self._answers.put_nowait(None)
+            return
+        try:
+            message = unpack_from_init(packet)
+        except MessageInvalid:
+            message = Failed(step="speak", reason="its init sent something that is no message")
+        match message:
+            case Written():
+                self.on_written(message)
+            case Died():
+                self.died = message
+                self.on_change()
+            case _:
+                self._answers.put_nowait(message)
+
+    def _on_gone(self) -> None:
+        self._loop.remove_reader(self._pidfd)
+        self.gone.set()
+        self.on_change()
+
+    def _release(self) -> None:
+        if self._pidfd >= 0:
+            self._loop.remove_reader(self._control)
+            self._loop.remove_reader(self._pidfd)
+            self._control.close()
+            os.close(self._pidfd)
+            self._pidfd = -1
+
+
+def _ignore(_written: Written) -> None:
+    """Output that nobody waits for."""
+
+
+def _nothing() -> None:
+    """Nobody wants to know."""

@@ -1,0 +1,1 @@
+"""One conversation with one worker. Nothing here knows what a model is."""

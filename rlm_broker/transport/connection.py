@@ -1,0 +1,179 @@
+"""A session on a socket: the asyncio shell, as thin as it can be."""
+
+import asyncio
+from collections.abc import Callable
+from typing import Protocol
+
+from rlm_broker.errors import ProtocolViolation, RlmBrokerError, WorkerDied
+from rlm_broker.transport.session import Session
+from sandbox_worker.wire.errors import FrameTooLarge
+from sandbox_worker.wire.messages import FromWorker, Output, Query, Ready, Reply, Result, Slot
+
+
+class QueryHandler(Protocol):
+    """Whoever answers a REPL: given by the runner, so that nothing here knows what a model is."""
+
+    async def __call__(self, query: Query) -> list[Slot]:
+        """One slot for each prompt, in order. Cancelling it ends whatever was started for it."""
+        ...
+
+
+async def refuse(query: Query) -> list[Slot]:
+    """The answer of a REPL without models."""
+    reason = f"no model is connected to this sandbox, {query.want}_query is not available"
+    return [Slot(error=reason)] * len(query.prompts)
+
+
+class Connection(asyncio.Protocol):
+    """Runs blocks in the REPL at the other end of a connected socket.
+
+    Made before the socket is: a listener gives it one when somebody shows the right token. When the socket is lost,
+    whatever waits here fails with `WorkerDied`, and what was being done for the REPL is cancelled.
+
+    Args:
+        session: A fresh one.
+        max_queries_in_flight: At this number of open queries nothing more is read, until one of them is answered.
+    """
+
+    def __init__(self, session: Session, max_queries_in_flight: int) -> None:
+        self._session = session
+        self._max_queries_in_flight = max_queries_in_flight
+        self._transport: asyncio.Transport | None = None
+        self._answering: set[asyncio.Task[None]] = set()
+        self._answer: QueryHandler = refuse
+        self._on_output: Callable[[Output], None] = _ignore
+        self._ready = asyncio.Event()
+        self._result: asyncio.Future[Result] | None = None
+        self._lost: RlmBrokerError | None = None
+        self._writable = asyncio.Event()
+        self._writable.set()
+
+    async def ready(self) -> None:
+        """Wait until the REPL can take its first block.
+
+        Raises:
+            WorkerDied: The socket was lost first.
+            ProtocolViolation: The worker said anything else.
+        """
+        await self._ready.wait()
+        if self._lost:
+            raise self._lost
+
+    def execute(self, code: str, answer: QueryHandler, on_output: Callable[[Output], None]) -> asyncio.Future[Result]:
+        """Start one block, and answer its queries from now on. `settle` when the future is done.
+
+        Args:
+            answer: Called for each query, several at the same time.
+            on_output: Called for each piece of output as it comes.
+
+        Returns:
+            The block's result; `WorkerDied` or `ProtocolViolation` if the connection ends before.
+
+        Raises:
+            WorkerDied, ProtocolViolation: It has ended already.
+            FrameTooLarge: The code is longer than a frame may be.
+        """
+        if self._lost:
+            raise self._lost
+        self._answer, self._on_output = answer, on_output
+        self._write(self._session.execute(code))
+        self._result = asyncio.get_running_loop().create_future()
+        return self._result
+
+    async def settle(self) -> None:
+        """Cancel what is still being answered and wait: a model call or a whole child run may hang below it."""
+        while tasks := set(self._answering):
+            for task in tasks:
+                task.cancel()
+            await asyncio.wait(tasks)
+
+    async def close(self) -> None:
+        """Hang up, and wait until everything that was being done for the REPL has ended. Harmless when repeated."""
+        self._lose(WorkerDied("the connection was closed"))
+        await self.settle()
+
+    # -- asyncio's side ----------------------------------------------------------------------------------------------
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.Transport)
+        self._transport = transport
+
+    def data_received(self, data: bytes) -> None:
+        try:
+            for message in self._session.receive(data):
+                self._take(message)
+        except ProtocolViolation as violation:
+            self._lose(violation)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        reason = f": {exc}" if exc else ""
+        self._lose(WorkerDied(f"the REPL's connection to the broker was closed{reason}"))
+
+    def pause_writing(self) -> None:
+        self._writable.clear()
+
+    def resume_writing(self) -> None:
+        self._writable.set()
+
+    # -- ours --------------------------------------------------------------------------------------------------------
+
+    def _take(self, message: FromWorker) -> None:
+        match message:
+            case Query():
+                task = asyncio.get_running_loop().create_task(self._reply(message))
+                self._answering.add(task)
+                task.add_done_callback(self._answering.discard)
+                if len(self._session.open_queries) >= self._max_queries_in_flight and self._transport:
+                    self._transport.pause_reading()
+            case Output():
+                self._on_output(message)
+            case Result():
+                if self._result is not None and not self._result.done():
+                    self._result.set_result(message)
+            case Ready():
+                self._ready.set()
+
+    async def _reply(self, query: Query) -> None:
+        reason = "cancelled, the block that asked has ended"
+        slots: list[Slot] | None = None
+        try:
+            slots = await self._answer(query)
+        except RlmBrokerError as error:
+            reason = str(error)
+        finally:  # whatever happened: a query without its reply would block the REPL
+            self._send(Reply(id=query.id, slots=slots or [Slot(error=reason)] * len(query.prompts)))
+        await self._writable.wait()
+
+    def _send(self, reply: Reply) -> None:
+        if reply.id not in self._session.open_queries:
+            return  # the connection was lost meanwhile
+        try:
+            frame = self._session.reply(reply)
+        except FrameTooLarge as error:
+            slots = [Slot(error=f"the reply is too large: {error}")] * len(reply.slots)
+            frame = self._session.reply(Reply(id=reply.id, slots=slots))
+        self._write(frame)
+        if self._transport and len(self._session.open_queries) < self._max_queries_in_flight:
+            self._transport.resume_reading()
+
+    def _write(self, frame: bytes) -> None:
+        if self._transport is not None:
+            self._transport.write(frame)
+
+    def _lose(self, reason: RlmBrokerError) -> None:
+        self._session.close()
+        self._lost = self._lost or reason
+        self._ready.set()
+        self._writable.set()
+        if self._result is not None and not self._result.done():  # one that was complete before the end counts
+            self._result.set_exception(self._lost)
+            self._result.exception()  # whoever waits gets it; if nobody does any more, that is no news
+        for task in self._answering:
+            task.cancel()
+        if self._transport is not None:
+            self._transport.abort()
+            self._transport = None
+
+
+def _ignore(_output: Output) -> None:
+    """Output that nobody waits for."""

@@ -1,0 +1,50 @@
+"""The host's side of a door: connect, show the token, be welcomed. Only the descriptor goes on to the worker."""
+
+import asyncio
+import socket
+
+from rlm_broker.errors import SandboxFailed
+from sandbox_worker.wire.errors import WireError
+from sandbox_worker.wire.frames import FrameDecoder, encode_frame
+from sandbox_worker.wire.messages import Hello, decode_welcome, encode
+
+MAX_WELCOME_BYTES = 4096
+
+
+async def dial(address: tuple[str, int], token: str, timeout_s: float) -> socket.socket:
+    """A connected socket that the handler at `address` has accepted for the session of `token`.
+
+    After the welcome the handler says nothing before the REPL does, so nothing of its conversation is read here.
+
+    Raises:
+        SandboxFailed: Nobody listens there, or the token is not known.
+    """
+    loop = asyncio.get_running_loop()
+    family = socket.AF_INET6 if ":" in address[0] else socket.AF_INET
+    door = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        door.setblocking(False)
+        async with asyncio.timeout(timeout_s):
+            await loop.sock_connect(door, address)
+            door.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)  # frames are answered one by one
+            await loop.sock_sendall(door, encode_frame(encode(Hello(token=token)), MAX_WELCOME_BYTES))
+            await _welcome(door)
+        door.setblocking(True)
+    except BaseException as error:
+        door.close()
+        if isinstance(error, OSError | WireError):  # TimeoutError is an OSError
+            raise SandboxFailed(f"the handler at {address[0]}:{address[1]} did not take the connection: {error}") from None
+        raise
+    return door
+
+
+async def _welcome(door: socket.socket) -> None:
+    frames = FrameDecoder(MAX_WELCOME_BYTES)
+    loop = asyncio.get_running_loop()
+    while True:
+        data = await loop.sock_recv(door, MAX_WELCOME_BYTES)
+        if not data:
+            raise ConnectionResetError("it hung up on the token")
+        if payloads := frames.feed(data):
+            decode_welcome(payloads[0])
+            return

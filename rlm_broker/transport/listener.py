@@ -1,0 +1,209 @@
+"""The one port: accepts connections and gives each to whom its first frame belongs."""
+
+import asyncio
+import secrets
+import socket
+from collections.abc import Awaitable, Callable
+from ipaddress import ip_address
+
+from rlm_broker.errors import ConfigurationError
+from rlm_broker.transport import one_shot
+from rlm_broker.transport.connection import Connection
+from sandbox_worker.wire.errors import MessageInvalid, WireError
+from sandbox_worker.wire.frames import FrameDecoder, encode_frame
+from sandbox_worker.wire.messages import Welcome, decode_hello, encode
+
+BACKLOG = 4096
+"""More than a machine full of REPLs that connect at once; the kernel caps it at net.core.somaxconn."""
+MAX_HELLO_BYTES = 4096
+TOKEN_BYTES = 32
+
+OneShotServer = Callable[[bytes], Awaitable[bytes]]
+"""Answers one request of the field's one-shot protocol: payload in, payload out. It never raises."""
+
+
+class Listener:
+    """Accepts connections; a one-time token in the first frame says which session each belongs to.
+
+    Args:
+        host: Address to bind. Beyond loopback it is refused, see `insecure_bind`.
+        port: 0 takes a free one.
+        first_frame_timeout_s: How long a connection may stay without having said whose it is.
+        one_shot: Answers clients of the field's one-shot protocol, which have no token. None turns them away.
+        max_frame_bytes: Largest one-shot request.
+        insecure_bind: The caller knows that tokens and contexts would cross a network in the clear.
+    """
+
+    def __init__(
+        self,
+        host: str = "127.0.0.1",
+        port: int = 0,
+        *,
+        first_frame_timeout_s: float = 10.0,
+        one_shot: OneShotServer | None = None,
+        max_frame_bytes: int = 64 << 20,
+        insecure_bind: bool = False,
+    ) -> None:
+        if not insecure_bind and not _is_loopback(host):
+            raise ConfigurationError(
+                f"refusing to listen on {host}: tokens and contexts would cross the network unencrypted; "
+                "bind to 127.0.0.1, or pass insecure_bind=True if the network is yours"
+            )
+        self._bind = (host, port)
+        self.first_frame_timeout_s = first_frame_timeout_s
+        self.one_shot = one_shot
+        self.max_first_frame_bytes = max_frame_bytes if one_shot else MAX_HELLO_BYTES
+        self._server: asyncio.Server | None = None
+        self._expected: dict[str, tuple[Connection, asyncio.TimerHandle]] = {}
+        self._arrivals: set[_Arrival] = set()
+
+    @property
+    def address(self) -> tuple[str, int] | None:
+        """Host and port in use, or None before `start` and after `stop`."""
+        if self._server is None:
+            return None
+        host, port = self._server.sockets[0].getsockname()[:2]
+        return host, port
+
+    async def start(self) -> tuple[str, int]:
+        """Listen; called twice it returns the same address.
+
+        Raises:
+            ConfigurationError: The address cannot be bound.
+        """
+        if self._server is None:
+            loop = asyncio.get_running_loop()
+            try:
+                self._server = await loop.create_server(lambda: _Arrival(self), *self._bind, backlog=BACKLOG)
+            except OSError as error:
+                raise ConfigurationError(f"cannot listen on {self._bind[0]}:{self._bind[1]}: {error.strerror}") from None
+        assert self.address
+        return self.address
+
+    async def stop(self) -> None:
+        """Close the port and every connection that has not said whose it is. Harmless when repeated."""
+        server, self._server = self._server, None
+        for _, expiry in self._expected.values():
+            expiry.cancel()
+        self._expected.clear()
+        for arrival in list(self._arrivals):
+            await arrival.end()
+        if server is not None:
+            server.close()
+
+    def expect(self, connection: Connection, timeout_s: float) -> str:
+        """A token that works once, within `timeout_s` seconds: whoever shows it gets `connection`."""
+        token = secrets.token_urlsafe(TOKEN_BYTES)
+        expiry = asyncio.get_running_loop().call_later(timeout_s, self._expected.pop, token, None)
+        self._expected[token] = (connection, expiry)
+        return token
+
+    async def attach(self, connected: socket.socket) -> None:
+        """Serve a socket that is connected already (a socketpair, an inherited descriptor) like one just accepted."""
+        await asyncio.get_running_loop().connect_accepted_socket(lambda: _Arrival(self), connected)
+
+    def claim(self, token: str) -> Connection | None:
+        """The connection that `token` was made for, once."""
+        connection, expiry = self._expected.pop(token, (None, None))
+        if expiry is not None:
+            expiry.cancel()
+        return connection
+
+    def arrived(self, arrival: "_Arrival") -> None:
+        self._arrivals.add(arrival)
+
+    def left(self, arrival: "_Arrival") -> None:
+        self._arrivals.discard(arrival)
+
+
+class _Arrival(asyncio.Protocol):
+    """A connection that has not said whose it is, or one of the one-shot protocol."""
+
+    def __init__(self, listener: Listener) -> None:
+        self._listener = listener
+        self._frames = FrameDecoder(listener.max_first_frame_bytes)
+        self._transport: asyncio.Transport
+        self._deadline: asyncio.TimerHandle
+        self._serving: asyncio.Task[None] | None = None
+
+    async def end(self) -> None:
+        """Hang up, and wait for the end of what is being done for the caller."""
+        self._transport.abort()
+        if self._serving is not None:
+            self._serving.cancel()
+            await asyncio.wait({self._serving})
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.Transport)
+        self._transport = transport
+        self._listener.arrived(self)
+        self._wait_for_frame()
+
+    def data_received(self, data: bytes) -> None:
+        try:
+            payloads = self._frames.feed(data)
+        except WireError as error:
+            self._refuse(str(error))
+            return
+        if payloads:
+            self._deadline.cancel()
+            self._first(payloads[0], rest=payloads[1:])
+
+    def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002: asyncio's signature
+        self._deadline.cancel()
+        self._listener.left(self)
+        if self._serving is not None:
+            self._serving.cancel()  # nobody waits for the answer any more
+
+    def _wait_for_frame(self) -> None:
+        timeout_s = self._listener.first_frame_timeout_s
+        self._deadline = asyncio.get_running_loop().call_later(timeout_s, self._transport.abort)
+
+    def _first(self, payload: bytes, rest: list[bytes]) -> None:
+        try:
+            token = decode_hello(payload).token
+        except MessageInvalid:
+            self._one_shot(payload, rest)
+            return
+        connection = self._listener.claim(token)
+        if connection is None:  # a stranger learns nothing, not even that tokens exist
+            self._transport.abort()
+            return
+        self._listener.left(self)
+        self._transport.set_protocol(connection)
+        self._transport.write(encode_frame(encode(Welcome()), MAX_HELLO_BYTES))
+        connection.connection_made(self._transport)
+        early = b"".join(encode_frame(payload, len(payload)) for payload in rest) + self._frames.pending
+        if early:
+            connection.data_received(early)
+
+    def _one_shot(self, payload: bytes, rest: list[bytes]) -> None:
+        server = self._listener.one_shot
+        if server is None:
+            self._refuse("this port serves the one-shot protocol only when it was started with one_shot=True")
+        elif rest or self._serving is not None:
+            self._refuse("one request at a time: send the next one after the reply")
+        else:
+            self._serving = asyncio.get_running_loop().create_task(self._serve(server, payload))
+
+    async def _serve(self, server: OneShotServer, payload: bytes) -> None:
+        reply = await server(payload)
+        self._serving = None
+        self._write(reply)
+        self._wait_for_frame()  # the next request, or the end of the connection
+
+    def _refuse(self, why: str) -> None:
+        self._write(one_shot.error_reply(why))
+        self._transport.close()
+
+    def _write(self, payload: bytes) -> None:
+        self._transport.write(encode_frame(payload, 0xFFFF_FFFF))
+
+
+def _is_loopback(host: str) -> bool:
+    if host == "localhost":
+        return True
+    try:
+        return ip_address(host).is_loopback
+    except ValueError:
+        return False

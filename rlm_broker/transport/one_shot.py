@@ -1,0 +1,209 @@
+"""The field's one-shot protocol: one request, one reply, and the connection ends. No I/O.
+
+A request is a JSON object without a token:
+
+    {"prompt": P | "prompts": [P, ...], "model"?: str | null, "depth"?: int}
+
+`P` is text, one chat message or a list of them; a `prompts` that is not empty wins. A reply has exactly these keys:
+
+    {"chat_completion": C | null, "chat_completions": [C, ...] | null, "error": str | null}
+
+Both are read and written with `json`, not msgspec: the peers' JSON has lone surrogates as `\\ud800` and NaN, and so
+has ours. The texts of errors are the field's wherever its own handler has one.
+"""
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from rlm_broker.errors import ProtocolViolation
+from rlm_broker.types import Call, ChatMessage, Role, UsageSummary
+from sandbox_worker.wire.errors import MessageInvalid
+from sandbox_worker.wire.messages import decode_hello
+
+Prompt = str | dict[str, Any] | list[Any]
+
+MAX_PROMPT_NESTING = 100
+"""Lists and objects inside each other. `json` gives up near 1,000, less deep in a stack: the reply echoes the prompt,
+and must be writable after the call has been paid."""
+
+_NOT_AN_OBJECT = "Request must be a JSON object"
+_NO_PROMPT = "Missing 'prompt' or 'prompts' in request."
+_NOT_A_PROMPT = "must be a string, a chat message or a list of chat messages"
+
+_ROLES: dict[Any, Role] = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant"}
+"""`developer` is a newer name of the same role."""
+
+
+class OneShotRefused(ProtocolViolation):
+    """A request that cannot be served; the message is the `error` of the reply."""
+
+
+@dataclass(frozen=True, slots=True)
+class OneShotRequest:
+    """One request.
+
+    Attributes:
+        prompts: One for a single request; as they came, since the reply echoes them.
+        is_batch: The reply is a list, even for one prompt.
+        depth: What the caller claims; -1 where it claims none.
+    """
+
+    prompts: tuple[Prompt, ...]
+    is_batch: bool
+    model: str | None = None
+    depth: int = -1
+
+
+def is_one_shot(payload: bytes) -> bool:
+    """Whether the first frame of a connection is to be answered in this protocol: whatever is not our `Hello`."""
+    try:
+        decode_hello(payload)
+    except MessageInvalid:
+        return True
+    return "type" not in json.loads(payload)  # msgspec takes a lone Struct without its tag
+
+
+def parse_request(payload: bytes) -> OneShotRequest:
+    """Read a request. Unknown fields are ignored.
+
+    Raises:
+        OneShotRefused: It is none. No other exception leaves here, whatever the bytes.
+    """
+    try:
+        request = json.loads(payload.decode())
+    except (ValueError, RecursionError) as error:  # UTF-8, JSON, a number of 5,000 digits; 100,000 '['
+        raise OneShotRefused(str(error)) from None
+    if not isinstance(request, dict):
+        raise OneShotRefused(_NOT_AN_OBJECT)
+    model = request.get("model")
+    if model is not None and not isinstance(model, str):
+        raise OneShotRefused("'model' must be a string or null")
+    depth = request.get("depth")
+    return OneShotRequest(
+        prompts=_prompts(request),
+        is_batch=bool(request.get("prompts")),
+        model=model or None,
+        depth=depth if type(depth) is int else -1,  # not isinstance: True is no depth
+    )
+
+
+def to_messages(prompt: Prompt) -> tuple[ChatMessage, ...]:
+    """The conversation that a prompt stands for: text is one message of the user.
+
+    Raises:
+        OneShotRefused: A chat message lacks a role or content that we know.
+    """
+    if isinstance(prompt, str):
+        return (ChatMessage("user", prompt),)
+    messages = [prompt] if isinstance(prompt, dict) else prompt
+    if not messages:
+        raise OneShotRefused("a list of chat messages must not be empty")
+    return tuple(map(_to_message, messages))
+
+
+def single_reply(request: OneShotRequest, call: Call) -> bytes:
+    """The reply to a single request that was answered. One that failed gets an `error_reply`."""
+    return _reply(chat_completion=_completion(request.prompts[0], call))
+
+
+def batch_reply(request: OneShotRequest, outcomes: Sequence[Call | str], model_name: str) -> bytes:
+    """The reply to a batch.
+
+    Args:
+        outcomes: For each prompt, in order: the call that answered it, or why there is none.
+        model_name: The model that the failed ones were for.
+    """
+    return _reply(
+        chat_completions=[
+            _failed(prompt, outcome, request.model, model_name)
+            if isinstance(outcome, str)
+            else _completion(prompt, outcome)
+            for prompt, outcome in zip(request.prompts, outcomes, strict=True)
+        ]
+    )
+
+
+def error_reply(text: str) -> bytes:
+    """The reply to a request that could not be served at all."""
+    # An empty error would read as success without a completion in a caller that tests its truth.
+    return _reply(error=text or "unknown error")
+
+
+def _prompts(request: dict[str, Any]) -> tuple[Prompt, ...]:
+    batch, single = request.get("prompts"), request.get("prompt")
+    if batch:
+        if not isinstance(batch, list):
+            raise OneShotRefused("'prompts' must be a list")
+        return tuple(_prompt(prompt, f"prompts[{index}]") for index, prompt in enumerate(batch))
+    if single:
+        return (_prompt(single, "'prompt'"),)
+    raise OneShotRefused(_NO_PROMPT)
+
+
+def _prompt(prompt: object, name: str) -> Prompt:
+    if isinstance(prompt, str):
+        return prompt
+    if not isinstance(prompt, dict | list):
+        raise OneShotRefused(f"{name} {_NOT_A_PROMPT}")
+    if _is_nested_deeper_than(MAX_PROMPT_NESTING, prompt):
+        raise OneShotRefused(f"{name} is nested deeper than {MAX_PROMPT_NESTING} levels")
+    return prompt
+
+
+def _is_nested_deeper_than(limit: int, value: object) -> bool:
+    level: list[object] = [value]
+    for _ in range(limit + 1):
+        containers = [item for item in level if isinstance(item, dict | list)]
+        if not containers:
+            return False
+        level = [inner for item in containers for inner in (item.values() if isinstance(item, dict) else item)]
+    return True
+
+
+def _to_message(message: object) -> ChatMessage:
+    if not isinstance(message, dict):
+        raise OneShotRefused("a chat message must be an object with 'role' and 'content'")
+    role, content = message.get("role"), message.get("content")
+    if not isinstance(role, str) or role not in _ROLES:
+        raise OneShotRefused("the 'role' of a chat message must be system, developer, user or assistant")
+    if not isinstance(content, str | list):
+        raise OneShotRefused("the 'content' of a chat message must be a string or a list of parts")
+    return ChatMessage(_ROLES[role], content)
+
+
+def _completion(prompt: Prompt, call: Call) -> dict[str, Any]:
+    return {
+        "root_model": call.root_model,
+        "prompt": prompt,
+        "response": call.response,
+        "usage_summary": UsageSummary({call.root_model: call.usage}).to_dict(),
+        "execution_time": call.execution_time,
+        **_requested(call.requested_model, call.root_model),
+    }
+
+
+def _failed(prompt: Prompt, error: str, requested_model: str | None, model_name: str) -> dict[str, Any]:
+    return {
+        "root_model": model_name,
+        "prompt": prompt,
+        "response": "",
+        "usage_summary": UsageSummary().to_dict(),
+        "execution_time": 0.0,
+        "error": f"llm() call failed - {error}",
+        **_requested(requested_model, model_name),
+    }
+
+
+def _requested(requested_model: str | None, served_model: str) -> dict[str, str]:
+    return {} if requested_model in (None, served_model) else {"requested_model": str(requested_model)}
+
+
+def _reply(
+    chat_completion: dict[str, Any] | None = None,
+    chat_completions: list[dict[str, Any]] | None = None,
+    error: str | None = None,
+) -> bytes:
+    reply = {"chat_completion": chat_completion, "chat_completions": chat_completions, "error": error}
+    return json.dumps(reply).encode("ascii")

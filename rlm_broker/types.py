@@ -1,0 +1,166 @@
+"""What comes out of a run, a block or a call: frozen values that every room may hold."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+Role = Literal["system", "user", "assistant"]
+BlockStatus = Literal["ok", "error", "exited", "interrupted", "killed"]
+
+
+@dataclass(frozen=True, slots=True)
+class ChatMessage:
+    """One message of a conversation. `content` is text, or a list of content parts in the provider's own shape."""
+
+    role: Role
+    content: str | list[Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """What calls to one model used. Adding two of them is exact; a cost is known only if both are."""
+
+    total_calls: int = 0
+    total_input_tokens: int = 0
+    total_output_tokens: int = 0
+    total_cost: float | None = None
+    """US dollars, or None where the price is not known."""
+
+    def __add__(self, other: "Usage") -> "Usage":
+        if self.total_calls == 0 or other.total_calls == 0:
+            cost = other.total_cost if self.total_calls == 0 else self.total_cost
+        elif self.total_cost is None or other.total_cost is None:
+            cost = None
+        else:
+            cost = self.total_cost + other.total_cost
+        return Usage(
+            self.total_calls + other.total_calls,
+            self.total_input_tokens + other.total_input_tokens,
+            self.total_output_tokens + other.total_output_tokens,
+            cost,
+        )
+
+    def to_dict(self) -> dict[str, Any]:
+        """The field's shape: `total_cost` only where it is known."""
+        cost = {} if self.total_cost is None else {"total_cost": self.total_cost}
+        return {
+            "total_calls": self.total_calls,
+            "total_input_tokens": self.total_input_tokens,
+            "total_output_tokens": self.total_output_tokens,
+            **cost,
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class UsageSummary:
+    """Usage by the name of the model that served."""
+
+    model_usage_summaries: Mapping[str, Usage] = field(default_factory=dict)
+
+    @property
+    def total(self) -> Usage:
+        """All models together."""
+        return sum(self.model_usage_summaries.values(), Usage())
+
+    def to_dict(self) -> dict[str, Any]:
+        """The field's shape: `{"model_usage_summaries": {model: {...}}, "total_cost"?}`."""
+        summary: dict[str, Any] = {
+            "model_usage_summaries": {model: usage.to_dict() for model, usage in self.model_usage_summaries.items()}
+        }
+        if self.total.total_cost is not None:
+            summary["total_cost"] = self.total.total_cost
+        return summary
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """One language model call that was answered.
+
+    Attributes:
+        root_model: The model that served it.
+        requested_model: The name that was asked for, where it differs.
+        execution_time: Seconds.
+    """
+
+    root_model: str
+    response: str
+    usage: Usage
+    execution_time: float
+    requested_model: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """One executed code block and what came of it.
+
+    Attributes:
+        status: `ok`, `error` (it raised), `exited` (`sys.exit`), `interrupted` (SIGINT; its variables are still
+            there), `killed` (its processes are gone, and so are its variables).
+        stdout: What it printed, at most `Limits.max_output_bytes`: head, a note of what was cut, tail.
+        error: One line that says why, unless `ok`.
+        exit_code: For `exited`: what `sys.exit` was given, as a process would return it.
+        final_answer: What the code submitted, or None.
+        execution_time: Seconds, waiting included.
+    """
+
+    code: str
+    status: BlockStatus
+    stdout: str = ""
+    stderr: str = ""
+    error: str | None = None
+    exit_code: int | None = None
+    final_answer: str | None = None
+    execution_time: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Iteration:
+    """One turn of a run: what the model said, and what its code did."""
+
+    number: int
+    reply: str
+    blocks: tuple[Block, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class ChildTrace:
+    """One child run. Previews are the first 80 characters; there is none where there was no text."""
+
+    depth: int
+    duration_s: float
+    prompt_preview: str
+    result_preview: str | None = None
+    error: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Isolation:
+    """What was really enforced, as the worker reported it before any model code ran."""
+
+    level: str
+    layers: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Completion:
+    """What a run returns.
+
+    Attributes:
+        response: The answer; None if the run ended without any.
+        iterations: Turns taken.
+        execution_time: Seconds.
+        trajectory: The turns of this run.
+        child_traces: Its child runs.
+        messages: The conversation with the root model.
+    """
+
+    response: str | None
+    root_model: str
+    depth: int
+    iterations: int
+    execution_time: float
+    usage_summary: UsageSummary
+    isolation: Isolation | None = None
+    messages: tuple[ChatMessage, ...] = ()
+    trajectory: tuple[Iteration, ...] = ()
+    child_traces: tuple[ChildTrace, ...] = ()

@@ -1,0 +1,148 @@
+"""The worker's end of the door: a blocking socket that any thread of model code may send on and wait at.
+
+There is no reader thread. Of the threads that wait, one reads for all of them; when it has what it wanted, the next one
+takes over. So the usual case, a single thread, costs no hand-over.
+"""
+
+import itertools
+import os
+import select
+import socket
+import threading
+from collections.abc import Callable
+
+import msgspec
+
+from sandbox_worker.interrupts import Interrupts
+from sandbox_worker.wire.frames import FrameDecoder, encode_frame
+from sandbox_worker.wire.messages import (
+    Execute,
+    FromWorker,
+    Query,
+    Reply,
+    decode_from_orchestrator,
+    encode,
+)
+
+READ_BYTES = 1 << 18
+
+
+class DoorClosed(BaseException):
+    """The orchestrator hung up: there is nothing left to live for. No `except Exception` of model code stops it."""
+
+
+class CannotAsk(RuntimeError):
+    """Model code asks from where no reply could come: a forked process, or a thread that outlived its block."""
+
+
+class Channel:
+    """Sends messages to the orchestrator, and hands what it says to whoever waits for it."""
+
+    def __init__(self, door: socket.socket, max_frame_bytes: int, interrupts: Interrupts) -> None:
+        self._door = door
+        self._max_frame_bytes = max_frame_bytes
+        self._interrupts = interrupts
+        self._owner = os.getpid()
+        self._frames = FrameDecoder(max_frame_bytes)
+        self._poll = select.poll()
+        self._poll.register(door.fileno(), select.POLLIN)
+        self._sending = threading.Lock()
+        self._block: int | None = None
+        self._numbers = itertools.count(1)
+        self._changed = threading.Condition()
+        self._someone_reads = False
+        self._wanted: set[str] = set()
+        self._replies: dict[str, Reply] = {}
+        self._next: Execute | None = None
+
+    def encode(self, message: FromWorker) -> bytes:
+        """The message as a frame.
+
+        Raises:
+            FrameTooLarge: The orchestrator would not accept it.
+        """
+        return encode_frame(encode(message), self._max_frame_bytes)
+
+    def send(self, frame: bytes) -> None:
+        """Send a frame, whole."""
+        with self._interrupts.held(), self._sending:
+            self._send(frame)
+
+    def send_result(self, frame: bytes) -> None:
+        """Send the last frame of a block. Nobody can ask from here on."""
+        with self._sending:
+            self._block = None
+            self._send(frame)
+
+    def ask(self, query: Query) -> Reply:
+        """Give `query` its id, send it and wait for its reply. An interrupt ends the wait; a late reply is dropped.
+
+        Raises:
+            CannotAsk: No block is running, or this is not the REPL's own process.
+            FrameTooLarge: The orchestrator would not accept it. Nothing was sent.
+        """
+        if os.getpid() != self._owner:
+            raise CannotAsk("a forked process cannot use the REPL's connection: ask in the REPL itself")
+        with self._interrupts.held():
+            # Numbered and sent in one step: a thread that is overtaken by the end of its block must not ask in the next.
+            with self._sending:
+                if self._block is None:
+                    raise CannotAsk("the block that started this thread has ended: ask while it runs")
+                query_id = f"{self._block}:{next(self._numbers)}"
+                frame = self.encode(msgspec.structs.replace(query, id=query_id))
+                self._wanted.add(query_id)
+                self._send(frame)
+            try:
+                self._wait(lambda: query_id in self._replies)
+                return self._replies[query_id]
+            finally:
+                with self._changed:
+                    self._wanted.discard(query_id)
+                    self._replies.pop(query_id, None)
+
+    def next_block(self) -> Execute:
+        """Wait for the next block."""
+        self._wait(lambda: self._next is not None)
+        block, self._next = self._next, None
+        assert block is not None
+        with self._sending:
+            self._block, self._numbers = block.block, itertools.count(1)
+        return block
+
+    def _send(self, frame: bytes) -> None:
+        try:
+            self._door.sendall(frame)
+        except OSError as error:
+            raise DoorClosed from error
+
+    def _wait(self, is_there: Callable[[], bool]) -> None:
+        while True:
+            with self._changed:
+                while self._someone_reads and not is_there():
+                    with self._interrupts.let_through():
+                        self._changed.wait()
+                if is_there():
+                    return
+                self._someone_reads = True
+            try:
+                with self._interrupts.let_through():
+                    self._poll.poll()
+                self._read()
+            finally:
+                with self._changed:
+                    self._someone_reads = False
+                    self._changed.notify_all()
+
+    def _read(self) -> None:
+        try:
+            data = self._door.recv(READ_BYTES)
+        except OSError as error:
+            raise DoorClosed from error
+        if not data:
+            raise DoorClosed
+        for payload in self._frames.feed(data):
+            message = decode_from_orchestrator(payload)
+            if isinstance(message, Execute):
+                self._next = message
+            elif message.id in self._wanted:
+                self._replies[message.id] = message

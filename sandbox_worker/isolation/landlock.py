@@ -1,0 +1,117 @@
+"""Landlock: which files a process may open, and whom outside its domain it may signal or connect to.
+
+It does not govern chmod, chown, utime, inotify and stat: a root of our own has to. See landlock(7).
+"""
+
+import os
+import stat
+import struct
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from sandbox_worker.isolation import syscalls
+
+EXECUTE = 1 << 0
+WRITE_FILE = 1 << 1
+READ_FILE = 1 << 2
+READ_DIR = 1 << 3
+REMOVE_DIR = 1 << 4
+REMOVE_FILE = 1 << 5
+MAKE_CHAR = 1 << 6
+MAKE_DIR = 1 << 7
+MAKE_REG = 1 << 8
+MAKE_SOCK = 1 << 9
+MAKE_FIFO = 1 << 10
+MAKE_BLOCK = 1 << 11
+MAKE_SYM = 1 << 12
+REFER = 1 << 13
+TRUNCATE = 1 << 14
+IOCTL_DEV = 1 << 15
+
+READ = READ_FILE | READ_DIR
+CHANGE = (
+    WRITE_FILE | TRUNCATE | REMOVE_DIR | REMOVE_FILE | MAKE_DIR | MAKE_REG | MAKE_SOCK | MAKE_FIFO | MAKE_SYM | REFER
+)
+"""Everything but devices, which nothing in a worker may make or control."""
+
+_OF_A_FILE = EXECUTE | WRITE_FILE | READ_FILE | TRUNCATE | IOCTL_DEV
+"""A rule about a file with any other right is EINVAL."""
+_CREATE_RULESET_VERSION = 1
+_RULE_PATH_BENEATH = 1
+_BIND_AND_CONNECT_TCP = 0b11
+_SCOPE_ABSTRACT_UNIX_AND_SIGNAL = 0b11
+_RESTRICT_SELF_LOG_SAME_EXEC_OFF = 1
+
+
+@dataclass(frozen=True)
+class Grant:
+    """What may be done to a file, or to a folder and everything below it.
+
+    Attributes:
+        path: Absolute, existing.
+        rights: Of EXECUTE to IOCTL_DEV. Those that the kernel does not govern, or that a file cannot have, are dropped.
+    """
+
+    path: str
+    rights: int
+
+
+def abi() -> int:
+    """The version of Landlock in this kernel, from 1 (5.13) on.
+
+    Raises:
+        OSError: ENOSYS, it was not built in; EOPNOTSUPP, it was switched off at boot.
+    """
+    return syscalls.call("landlock_create_ruleset", 0, 0, _CREATE_RULESET_VERSION)
+
+
+def governed_rights(version: int) -> int:
+    """The file rights that a kernel with this ABI governs: all of them are denied except where granted."""
+    rights = (1 << 13) - 1
+    for since, right in ((2, REFER), (3, TRUNCATE), (5, IOCTL_DEV)):
+        if version >= since:
+            rights |= right
+    return rights
+
+
+def ruleset_attributes(version: int) -> bytes:
+    """`struct landlock_ruleset_attr`, as long as this ABI knows it: a longer one with set bits is E2BIG."""
+    attributes = struct.pack("=Q", governed_rights(version))
+    if version >= 4:
+        attributes += struct.pack("=Q", _BIND_AND_CONNECT_TCP)
+    if version >= 6:
+        attributes += struct.pack("=Q", _SCOPE_ABSTRACT_UNIX_AND_SIGNAL)
+    return attributes
+
+
+def restrict(grants: Sequence[Grant], version: int) -> None:
+    """Confine the calling thread and its future children to `grants`; within a domain this makes a narrower one.
+
+    TCP, abstract Unix sockets and signals to processes outside the domain are denied as far as the kernel can.
+    The process must have no_new_privs or CAP_SYS_ADMIN.
+
+    Raises:
+        OSError: Also ENOENT, for a granted path that does not exist, and E2BIG, for the 17th domain in each other.
+    """
+    attributes = ruleset_attributes(version)
+    ruleset = syscalls.call("landlock_create_ruleset", attributes, len(attributes), 0)
+    try:
+        for grant in grants:
+            _add(ruleset, grant, governed_rights(version))
+        # Denials are what model code makes at will: it shall not fill the host's audit log with them.
+        flags = _RESTRICT_SELF_LOG_SAME_EXEC_OFF if version >= 7 else 0
+        syscalls.call("landlock_restrict_self", ruleset, flags)
+    finally:
+        os.close(ruleset)
+
+
+def _add(ruleset: int, grant: Grant, governed: int) -> None:
+    fd = os.open(grant.path, os.O_PATH | os.O_CLOEXEC)
+    try:
+        rights = grant.rights & governed
+        if not stat.S_ISDIR(os.fstat(fd).st_mode):
+            rights &= _OF_A_FILE
+        rule = struct.pack("=Qi", rights, fd)
+        syscalls.call("landlock_add_rule", ruleset, _RULE_PATH_BENEATH, rule, 0, about=grant.path)
+    finally:
+        os.close(fd)

@@ -1,0 +1,195 @@
+"""What a worker sees of the file system: a read-only root of its own, and one small writable folder."""
+
+import errno
+import os
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+
+from sandbox_worker.isolation import syscalls
+
+SYSTEM = ("/bin", "/sbin", "/usr", "/etc/ld.so.cache", "/etc/localtime", "/etc/mime.types")
+"""What programs and the C library need, besides /lib*. Where it is a link (a merged /usr) the link is kept."""
+DEVICES = ("null", "zero", "full", "random", "urandom")
+DEVICE_LINKS = {
+    "fd": "/proc/self/fd",
+    "stdin": "/proc/self/fd/0",
+    "stdout": "/proc/self/fd/1",
+    "stderr": "/proc/self/fd/2",
+}
+RESERVED = ("/dev", "/proc", "/sys", "/w")
+"""Folders that cannot hold anything of the host's."""
+SCRATCH, SHARED_MEMORY, TEMPORARY = "/w", "/dev/shm", "/tmp"
+SCRATCH_INODES = 8192
+"""Files and folders in the scratch folder at most: each costs about a kilobyte of the kernel's memory."""
+
+_CONFINED = syscalls.MOUNT_ATTR_RDONLY | syscalls.MOUNT_ATTR_NOSUID | syscalls.MOUNT_ATTR_NODEV
+_PLAIN_FILES = syscalls.MS_NOSUID | syscalls.MS_NODEV
+_PROC_FLAGS = syscalls.MS_NOSUID | syscalls.MS_NODEV | syscalls.MS_NOEXEC
+
+
+# -- the root: once, in the zygote -----------------------------------------------------------------------------------
+
+
+def enter_private_root(
+    new_root: str, readable: Sequence[str], hidden: Sequence[str], mount_proc: Callable[[str], None]
+) -> None:
+    """Make a minimal read-only tree at `new_root` and go there for good. Needs a mount namespace of our own.
+
+    Args:
+        new_root: An existing empty folder.
+        readable: Absolute folders or files of the host to show besides the system's.
+        hidden: Absolute folders to show as empty where they lie in something that is shown.
+        mount_proc: Called with the place for /proc, while the host's is still there: the kernel grants a new one only
+            where a whole one can be seen already.
+
+    Raises:
+        OSError: EINVAL for paths that cannot be shown or hidden, else what the kernel refused.
+    """
+    umask = os.umask(0o022)  # another uid is going to walk through the folders that are made here
+    try:
+        syscalls.mount("none", "/", flags=syscalls.MS_REC | syscalls.MS_PRIVATE)  # else the host would see what we do
+        # nodev does not reach the devices below: each of them is a mount with flags of its own.
+        syscalls.mount("tmpfs", new_root, "tmpfs", _PLAIN_FILES, "size=1m,nr_inodes=4096,mode=755")
+        folders, links = _show_system(new_root)
+        shown = _show_readable(new_root, readable, folders, links)
+        _hide(new_root, hidden, shown)
+        _make_devices(new_root)
+        for folder in ("/proc", SCRATCH, TEMPORARY):
+            _make_folder(new_root + folder)
+    finally:
+        os.umask(umask)
+    mount_proc(new_root + "/proc")
+    syscalls.pivot_into(new_root)
+    # Remounted by itself and last, since only now is it complete; the mounts below have flags of their own.
+    flags = syscalls.MS_REMOUNT | syscalls.MS_BIND | syscalls.MS_RDONLY | _PLAIN_FILES
+    syscalls.mount("none", "/", flags=flags)
+
+
+def outermost(paths: Iterable[str]) -> list[str]:
+    """`paths` in order, without those that lie below another one and without repetitions."""
+    unique = list(dict.fromkeys(os.path.normpath(path) for path in paths))
+    return [path for path in unique if not any(_is_below(path, other) for other in unique if other != path)]
+
+
+def temporary_is_free(readable: Iterable[str]) -> bool:
+    """Whether nothing that a worker needs lies below /tmp, so that the scratch folder can be seen there, too."""
+    return not any(_is_below(path, TEMPORARY) for given in readable for path in (given, os.path.realpath(given)))
+
+
+def _is_below(path: str, folder: str) -> bool:
+    return path == folder or path.startswith(folder.rstrip("/") + "/")
+
+
+def _show_system(new_root: str) -> tuple[list[str], list[str]]:
+    """Show the system's folders and files; return the folders shown and the links kept."""
+    folders, links = [], []
+    for path in (*SYSTEM, *map(str, Path("/").glob("lib*"))):
+        if path.count("/") == 1 and Path(path).is_symlink():
+            Path(new_root + path).symlink_to(Path(path).readlink())
+            links.append(path)
+        elif Path(path).exists():
+            _show(new_root, path)
+            folders.append(path)
+    return folders, links
+
+
+def _show_readable(
+    new_root: str, readable: Sequence[str], folders: Sequence[str], links: Sequence[str]
+) -> Sequence[str]:
+    """Show what was asked for, also under the name that its links lead to; return all that is shown now."""
+    for path in readable:
+        if not Path(path).is_absolute() or not Path(path).exists():
+            raise OSError(errno.EINVAL, f"readable path {path!r} is not absolute or does not exist")
+    shown = list(folders)
+    for path in outermost(name for given in readable for name in (given, os.path.realpath(given))):
+        if path == "/" or any(_is_below(path, folder) or _is_below(folder, path) for folder in RESERVED):
+            raise OSError(
+                errno.EINVAL, f"readable path {path!r} holds a folder, or lies in one, that a worker has anew"
+            )
+        if not any(_is_below(path, other) for other in (*folders, *links)):
+            _show(new_root, path)
+            shown.append(path)
+    return shown
+
+
+def _show(new_root: str, path: str) -> None:
+    target = new_root + path
+    if Path(path).is_dir():
+        _make_folder(target)
+    else:
+        _make_file(target)
+    syscalls.bind(path, target)
+    syscalls.restrict_mount(target, _CONFINED)
+
+
+def _hide(new_root: str, hidden: Sequence[str], shown: Sequence[str]) -> None:
+    """Cover folders wherever they came along with something shown. What did not come along is not there to be seen."""
+    for path in outermost(os.path.realpath(given) for given in hidden if Path(given).exists()):
+        for outer in shown:  # under each of its names: a cover on one is none on the other
+            inner = os.path.realpath(outer)
+            if not _is_below(path, inner):
+                continue
+            if not Path(path).is_dir():
+                raise OSError(errno.EINVAL, f"hidden path {path!r} is not a folder")
+            target = new_root + outer + path.removeprefix(inner)
+            syscalls.mount("tmpfs", target, "tmpfs", _PROC_FLAGS | syscalls.MS_RDONLY, "size=4k,nr_inodes=1,mode=755")
+
+
+def _make_devices(new_root: str) -> None:
+    for name in DEVICES:
+        target = f"{new_root}/dev/{name}"
+        _make_file(target)
+        syscalls.bind(f"/dev/{name}", target)
+        # Read-only holds for the node's owner and mode, not for what is written into the device.
+        syscalls.restrict_mount(target, syscalls.MOUNT_ATTR_RDONLY | syscalls.MOUNT_ATTR_NOSUID)
+    for name, destination in DEVICE_LINKS.items():
+        Path(f"{new_root}/dev/{name}").symlink_to(destination)
+    _make_folder(new_root + SHARED_MEMORY)
+
+
+def _make_folder(path: str) -> None:
+    Path(path).mkdir(mode=0o755, parents=True, exist_ok=True)
+
+
+def _make_file(path: str) -> None:
+    _make_folder(str(Path(path).parent))
+    Path(path).touch(mode=0o644)
+
+
+# -- /proc -----------------------------------------------------------------------------------------------------------
+
+
+def mount_own_proc(target: str, only_processes: bool) -> None:
+    """Mount the /proc of our pid namespace.
+
+    Args:
+        only_processes: Without all that tells of the machine (meminfo, sys, ...): what a worker gets.
+    """
+    syscalls.mount("proc", target, "proc", _PROC_FLAGS, "subset=pid" if only_processes else "")
+
+
+def cover_proc() -> None:
+    """Put an empty folder over somebody else's /proc: unmounting an inherited one is not allowed."""
+    syscalls.mount("tmpfs", "/proc", "tmpfs", _PROC_FLAGS | syscalls.MS_RDONLY, "size=4k,nr_inodes=1,mode=555")
+
+
+# -- the scratch folder: in each worker ------------------------------------------------------------------------------
+
+
+def mount_scratch(size_bytes: int, also_temporary: bool) -> None:
+    """Give this mount namespace one writable tmpfs, and go there: /w and /dev/shm share its bytes and inodes.
+
+    Args:
+        size_bytes: Of both together.
+        also_temporary: Show /w at /tmp, too.
+    """
+    options = f"size={size_bytes},nr_inodes={SCRATCH_INODES},mode=700"
+    syscalls.mount("tmpfs", SCRATCH, "tmpfs", _PLAIN_FILES, options)
+    files, shared = f"{SCRATCH}/files", f"{SCRATCH}/shm"
+    Path(shared).mkdir(0o700)
+    syscalls.bind(shared, SHARED_MEMORY)
+    Path(files).mkdir(0o700)
+    if also_temporary:
+        syscalls.bind(files, TEMPORARY)
+    syscalls.bind(files, SCRATCH)  # over itself: nothing leads to the two folders' parent any more
+    os.chdir(SCRATCH)

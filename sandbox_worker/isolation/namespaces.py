@@ -1,0 +1,127 @@
+"""Namespaces, the identity inside them, and the processes that hold them."""
+
+import contextlib
+import errno
+import os
+import signal
+from pathlib import Path
+from typing import NoReturn
+
+from sandbox_worker.isolation import syscalls
+
+ZYGOTE_NAMESPACES = (
+    syscalls.CLONE_NEWUSER
+    | syscalls.CLONE_NEWNS
+    | syscalls.CLONE_NEWPID
+    | syscalls.CLONE_NEWNET
+    | syscalls.CLONE_NEWIPC
+    | syscalls.CLONE_NEWUTS
+    | syscalls.CLONE_NEWCGROUP
+)
+
+
+def require_one_thread() -> None:
+    """Check what unshare(CLONE_NEWUSER) demands, whose own answer is a bare EINVAL.
+
+    Raises:
+        OSError: EINVAL, with the number of threads.
+    """
+    threads = sum(1 for _ in Path("/proc/self/task").iterdir())
+    if threads != 1:
+        raise OSError(errno.EINVAL, f"the process has {threads} threads, and only one with a single thread can enter")
+
+
+def become(uid: int) -> bool:
+    """Give up root for good, for `uid` as user and group. Call it before any user namespace is made.
+
+    Uid 0 would stay the kernel's uid 0 within a user namespace: RLIMIT_NPROC never binds that one, and it owns root's
+    files.
+
+    Returns:
+        False where no second id exists: we are "root" of somebody's user namespace (bubblewrap, `unshare -r`), and
+        RLIMIT_NPROC binds only as far as it binds whoever made that.
+
+    Raises:
+        OSError: Real root without the capability to become somebody else. It must not go on as root.
+    """
+    with contextlib.suppress(PermissionError):  # denied for good in such a namespace, where there are no groups to lose
+        os.setgroups([])
+    try:
+        os.setresgid(uid, uid, uid)
+        os.setresuid(uid, uid, uid)
+    except OSError as error:
+        if error.errno != errno.EINVAL:
+            raise
+        return False
+    syscalls.prctl(syscalls.PR_SET_DUMPABLE, 1)  # cleared by setresuid, and then /proc/self/uid_map belongs to root
+    return True
+
+
+def enter_user_namespace(flags: int, proc_self_fd: int) -> None:
+    """Leave for the new namespaces `flags`, CLONE_NEWUSER among them, and stay who we are inside.
+
+    Args:
+        proc_self_fd: /proc/self, opened before; it stays good when /proc is covered.
+    """
+    uid, gid = os.getuid(), os.getgid()
+    try:
+        syscalls.unshare(flags)
+    except OSError as error:
+        if error.errno == errno.ENOSPC:  # of all codes; user_namespaces(7)
+            raise OSError(
+                error.errno, "unshare: sysctl user.max_user_namespaces, or one like it, is reached"
+            ) from error
+        raise
+    write_below(proc_self_fd, "setgroups", "deny")  # user_namespaces(7): without it gid_map is not ours to write
+    write_below(proc_self_fd, "uid_map", f"{uid} {uid} 1")
+    write_below(proc_self_fd, "gid_map", f"{gid} {gid} 1")
+
+
+def open_proc_self() -> int:
+    """A descriptor of /proc/self for `write_below`; the caller closes it."""
+    return os.open("/proc/self", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+
+
+def write_below(folder_fd: int, name: str, text: str) -> None:
+    """Write `text` to the existing file `name` below an open folder, in one write(2), as files of /proc demand."""
+    fd = os.open(name, os.O_WRONLY | os.O_CLOEXEC, dir_fd=folder_fd)
+    try:
+        os.write(fd, text.encode())
+    finally:
+        os.close(fd)
+
+
+def continue_as_pid_1() -> None:
+    """Fork into the pid namespace that was just made: the child returns, the parent only waits for it."""
+    pid = os.fork()
+    if pid:
+        _monitor(pid)
+    syscalls.prctl(syscalls.PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+def _monitor(pid: int) -> NoReturn:
+    """End as the child `pid` ends. It holds no descriptor, so that whoever waits for the child's EOF gets it."""
+    os.closerange(0, os.sysconf("SC_OPEN_MAX"))
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl+C is for the orchestrator, which ends us when it has finished
+    code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+    os._exit(code if code >= 0 else 128 - code)
+
+
+def fork_into_new_pid_namespace(own_pidfd: int) -> int:
+    """os.fork; the child is pid 1 of a pid namespace of its own.
+
+    Args:
+        own_pidfd: A pidfd of the calling process, which must be pid 1 of a pid namespace that its own user namespace
+            owns: only into such a one it may come back.
+
+    Returns:
+        The child's pid in the parent, 0 in the child.
+    """
+    syscalls.unshare(syscalls.CLONE_NEWPID)
+    pid = -1
+    try:
+        pid = os.fork()
+    finally:
+        if pid != 0:  # after a failed fork, too: the namespace would stay pending, and every later unshare be EINVAL
+            syscalls.setns(own_pidfd, syscalls.CLONE_NEWPID)
+    return pid

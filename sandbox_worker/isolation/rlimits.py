@@ -1,0 +1,42 @@
+"""Resource limits of one process: the coarse walls. What a worker may use as a whole is for cgroups and watchdogs."""
+
+import mmap
+import os
+import resource
+
+
+def forbid_core_dumps() -> bool:
+    """Set RLIMIT_CORE to 1 byte, soft and hard.
+
+    Not 0: core(5), a `core_pattern` that is a pipe ignores every other value, and its handler runs as root on the
+    host for each crash.
+
+    Returns:
+        False where the hard limit is already 0, which only a privileged process can raise to 1.
+    """
+    if resource.getrlimit(resource.RLIMIT_CORE) != (1, 1):
+        try:
+            resource.setrlimit(resource.RLIMIT_CORE, (1, 1))
+        except ValueError:  # how the module says EPERM
+            return False
+    return True
+
+
+def set_hard(limit: int, value: int) -> None:
+    """Bound `limit` (RLIMIT_*) for good: soft and hard, at `value` or at the present hard limit if that is lower."""
+    hard = resource.getrlimit(limit)[1]
+    if hard != resource.RLIM_INFINITY:
+        value = min(value, hard)
+    resource.setrlimit(limit, (value, value))
+
+
+def mapped_bytes() -> int:
+    """Address space that this process has by now; 0 where /proc is covered."""
+    try:
+        fd = os.open("/proc/self/statm", os.O_RDONLY | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return 0
+    try:
+        return int(os.read(fd, 256).split()[0]) * mmap.PAGESIZE
+    finally:
+        os.close(fd)

@@ -1,0 +1,134 @@
+"""System calls that the standard library lacks. Each raises OSError, naming the call, where C would return -1."""
+
+import ctypes
+import errno
+import os
+
+from sandbox_worker.isolation.syscall_table import MACHINE, NUMBERS
+
+CLONE_NEWNS = 0x00020000
+CLONE_NEWCGROUP = 0x02000000
+CLONE_NEWUTS = 0x04000000
+CLONE_NEWIPC = 0x08000000
+CLONE_NEWUSER = 0x10000000
+CLONE_NEWPID = 0x20000000
+CLONE_NEWNET = 0x40000000
+
+MS_RDONLY = 0x1
+MS_NOSUID = 0x2
+MS_NODEV = 0x4
+MS_NOEXEC = 0x8
+MS_REMOUNT = 0x20
+MS_BIND = 0x1000
+MS_REC = 0x4000
+MS_PRIVATE = 0x40000
+
+MNT_DETACH = 2
+AT_FDCWD = -100
+AT_RECURSIVE = 0x8000
+MOUNT_ATTR_RDONLY = 0x1
+MOUNT_ATTR_NOSUID = 0x2
+MOUNT_ATTR_NODEV = 0x4
+
+PR_SET_PDEATHSIG = 1
+PR_SET_DUMPABLE = 4
+PR_CAPBSET_READ = 23
+PR_CAPBSET_DROP = 24
+PR_SET_SECUREBITS = 28
+PR_SET_NO_NEW_PRIVS = 38
+PR_CAP_AMBIENT = 47
+PR_CAP_AMBIENT_CLEAR_ALL = 4
+
+_libc = ctypes.CDLL(None, use_errno=True)
+_libc.syscall.restype = ctypes.c_long
+_libc.prctl.argtypes = (ctypes.c_int, *[ctypes.c_ulong] * 4)
+
+
+class _MountAttributes(ctypes.Structure):
+    """`struct mount_attr` of mount_setattr(2)."""
+
+    _fields_ = (
+        ("set", ctypes.c_uint64),
+        ("clear", ctypes.c_uint64),
+        ("propagation", ctypes.c_uint64),
+        ("user_namespace_fd", ctypes.c_uint64),
+    )
+
+
+def call(name: str, *arguments: int | bytes | ctypes.Array[ctypes.c_char], about: str = "") -> int:
+    """Make the system call `name` with up to six arguments; integers are passed at full width.
+
+    Args:
+        about: What it is done to, for the error.
+
+    Raises:
+        OSError: What the kernel answered; ENOSYS also for a machine or a name without a known number.
+    """
+    number = NUMBERS.get(MACHINE, {}).get(name)
+    if number is None:
+        raise OSError(errno.ENOSYS, f"{name}: no number is known for it on {MACHINE}")
+    wide = (ctypes.c_long(argument) if isinstance(argument, int) else argument for argument in arguments)
+    result = int(_libc.syscall(ctypes.c_long(number), *wide))
+    if result < 0:
+        raise _error(f"{name} {about}" if about else name)
+    return result
+
+
+def _error(what: str) -> OSError:
+    code = ctypes.get_errno()
+    return OSError(code, f"{what}: {os.strerror(code)}")
+
+
+def unshare(flags: int) -> None:
+    """Leave the namespaces of `flags` (CLONE_NEW*) for new ones; with CLONE_NEWPID the next child enters it."""
+    call("unshare", flags)
+
+
+def setns(fd: int, flags: int) -> None:
+    """Enter the namespaces of `flags` that the process of the pidfd `fd` is in."""
+    call("setns", fd, flags)
+
+
+def mount(source: str, target: str, kind: str = "", flags: int = 0, options: str = "") -> None:
+    """mount(2)."""
+    call(
+        "mount",
+        source.encode(),
+        os.fsencode(target),
+        kind.encode() or 0,
+        flags,
+        options.encode() or 0,
+        about=f"{kind or source} on {target}",
+    )
+
+
+def bind(source: str, target: str) -> None:
+    """Show `source`, with the mounts below it, at `target`."""
+    call("mount", os.fsencode(source), os.fsencode(target), 0, MS_BIND | MS_REC, 0, about=f"{source} on {target}")
+
+
+def restrict_mount(target: str, flags: int) -> None:
+    """Set MOUNT_ATTR_* on the mount at `target` and on all below it. The old remount reaches only the topmost."""
+    attributes = bytes(_MountAttributes(set=flags))
+    call("mount_setattr", AT_FDCWD, os.fsencode(target), AT_RECURSIVE, attributes, len(attributes), about=target)
+
+
+def pivot_into(new_root: str) -> None:
+    """Make the mount at `new_root` the root, and let go of the old one."""
+    os.chdir(new_root)
+    call("pivot_root", b".", b".", about=new_root)  # pivot_root(2): the old root lands on top of the new one ...
+    call("umount2", b".", MNT_DETACH, about="of the old root")  # ... and this uncovers it
+    os.chdir("/")
+
+
+def prctl(option: int, *arguments: int) -> int:
+    """prctl(2). Some options are refused (EINVAL) when unused arguments are not zero, so all five are passed."""
+    result = int(_libc.prctl(option, *(*arguments, 0, 0, 0, 0)[:4]))
+    if result < 0:
+        raise _error(f"prctl option {option}")
+    return result
+
+
+def sethostname(name: str) -> None:
+    """Name the machine within this UTS namespace."""
+    call("sethostname", name.encode(), len(name.encode()))

@@ -1,0 +1,112 @@
+"""What model code may call: each call becomes a `Query` and waits for its `Reply`."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from sandbox_worker.channel import Channel
+from sandbox_worker.wire.errors import FrameTooLarge
+from sandbox_worker.wire.messages import Query, Slot, Want
+
+
+class Queries:
+    """The functions `llm_query`, `rlm_query` and their batched forms of one REPL.
+
+    A call that fails returns a text that starts with `Error:`, and never raises for it: model code reads it like any
+    other answer. Wrong arguments raise a TypeError, as with any function.
+    """
+
+    def __init__(self, channel: Channel, flush_output: Callable[[], None]) -> None:
+        self._channel = channel
+        self._flush_output = flush_output
+
+    def llm_query(
+        self, prompt: str, model: str | None = None, max_completion_tokens: int | None = None, system: str | None = None
+    ) -> str:
+        """One plain completion of `prompt`."""
+        return self._ask("llm", "llm_query", [prompt], model, max_completion_tokens, system)[0]
+
+    def llm_query_batched(
+        self,
+        prompts: Sequence[str],
+        model: str | None = None,
+        max_completion_tokens: int | None = None,
+        system: str | None = None,
+        max_concurrent: int | None = None,
+    ) -> list[str]:
+        """One plain completion for each prompt, at the same time; the texts in the order of the prompts."""
+        return self._ask(
+            "llm", "llm_query_batched", prompts, model, max_completion_tokens, system, max_concurrent
+        )
+
+    def llm_batch(self, prompts: Sequence[str], max_concurrent: int = 10) -> list[str]:
+        """`llm_query_batched`, at most `max_concurrent` at a time."""
+        return self.llm_query_batched(prompts, max_concurrent=max_concurrent)
+
+    def rlm_query(self, prompt: str, model: str | None = None) -> str:
+        """A child run with a REPL of its own: `prompt` is both its context and its task."""
+        return self._ask("rlm", "rlm_query", [prompt], model)[0]
+
+    def rlm_query_batched(self, prompts: Sequence[str], model: str | None = None) -> list[str]:
+        """One child run for each prompt, at the same time; their answers in the order of the prompts."""
+        return self._ask("rlm", "rlm_query_batched", prompts, model)
+
+    def _ask(
+        self,
+        want: Want,
+        name: str,
+        prompts: Sequence[str],
+        model: str | None,
+        max_completion_tokens: int | None = None,
+        system: str | None = None,
+        max_concurrent: int | None = None,
+    ) -> list[str]:
+        texts = _checked(name, prompts)
+        for argument, value, kind in (
+            ("model", model, str),
+            ("max_completion_tokens", max_completion_tokens, int),
+            ("system", system, str),
+            ("max_concurrent", max_concurrent, int),
+        ):
+            _check_type(name, argument, value, kind)
+        if not texts:
+            return []
+        self._flush_output()  # what was printed before the question is seen before the wait
+        query = Query(
+            id="",  # the channel's business
+            want=want,
+            prompts=texts,
+            model=model,
+            system=system,
+            max_completion_tokens=max_completion_tokens,
+            max_concurrent=max_concurrent,
+        )
+        try:
+            reply = self._channel.ask(query)
+        except FrameTooLarge as error:
+            return [f"Error: the query is too large: {error}; send a smaller part of the context"] * len(texts)
+        return [_rendered(slot) for slot in reply.slots]
+
+
+def _rendered(slot: Slot) -> str:
+    if slot.error is None:
+        return slot.text
+    return f"Error: {slot.error}\n{slot.text}" if slot.text else f"Error: {slot.error}"
+
+
+def _checked(name: str, prompts: Sequence[str]) -> list[str]:
+    if isinstance(prompts, str):
+        raise TypeError(f"{name}() takes a list of prompts, not one string")
+    texts = list(prompts)
+    for position, text in enumerate(texts):
+        if not isinstance(text, str):
+            which = "prompt" if len(texts) == 1 else f"prompts[{position}]"
+            raise TypeError(f"{name}() needs text: {which} is a {type(text).__name__}; use str() or an f-string")
+    return texts
+
+
+def _check_type(name: str, argument: str, value: Any, kind: type) -> None:
+    if value is not None and (not isinstance(value, kind) or isinstance(value, bool)):
+        raise TypeError(f"{name}() argument {argument!r} must be {kind.__name__}, not {type(value).__name__}")
+    if isinstance(value, int) and value < 1:
+        raise ValueError(f"{name}() argument {argument!r} must be at least 1, not {value}")
+

@@ -1,0 +1,186 @@
+"""The REPL: one namespace that lives from block to block, and the loop that runs them."""
+
+import builtins
+import json
+import os
+import sys
+import time
+import types
+from typing import Any, NoReturn
+
+from sandbox_worker.capture import Printer
+from sandbox_worker.channel import Channel, DoorClosed
+from sandbox_worker.execution import Executor, Outcome
+from sandbox_worker.interrupts import Interrupts
+from sandbox_worker.queries import Queries
+from sandbox_worker.wire.errors import FrameTooLarge
+from sandbox_worker.wire.messages import Execute, Output, Ready, Result, Stream
+
+
+class Repl:
+    """Runs blocks for the orchestrator at the other end of `channel`.
+
+    Args:
+        contexts: Name → value: what the REPL holds from the start.
+        max_output_chars: Sent of what one block prints to one stream, at most.
+    """
+
+    def __init__(
+        self, contexts: dict[str, Any], channel: Channel, interrupts: Interrupts, max_output_chars: int
+    ) -> None:
+        self._channel = channel
+        self._interrupts = interrupts
+        self._pid = os.getpid()
+        self._block = 0
+        self._final: str | None = None
+        queries = Queries(channel, self._flush)
+        self._printers = [Printer("stdout", max_output_chars, self._print), Printer("stderr", max_output_chars, self._print)]
+        self._answer: dict[str, Any] = _fresh_answer()
+        self._provided: dict[str, Any] = {
+            **contexts,
+            "llm_query": queries.llm_query,
+            "llm_query_batched": queries.llm_query_batched,
+            "llm_batch": queries.llm_batch,
+            "rlm_query": queries.rlm_query,
+            "rlm_query_batched": queries.rlm_query_batched,
+            "FINAL": self._submit,
+            "FINAL_VAR": self._submit_variable,
+            "SUBMIT": self._submit_fields,
+            "SHOW_VARS": self._show_vars,
+        }
+        # A real module: pickle and multiprocessing look up what a block defined in `sys.modules["__main__"]`.
+        main = sys.modules["__main__"] = types.ModuleType("__main__")
+        self._namespace: dict[str, Any] = main.__dict__
+        self._namespace["__builtins__"] = builtins
+        self._executor = Executor(self._namespace)
+
+    def serve(self) -> NoReturn:
+        """Say ready, then run one block after the other until the orchestrator hangs up."""
+        sys.stdin = open(os.devnull)  # noqa: SIM115, PTH123: it lives as long as the process
+        try:
+            self._channel.send(self._channel.encode(Ready()))
+            while True:
+                self._channel.send_result(self._run(self._channel.next_block()))
+        except DoorClosed:
+            os._exit(0)
+
+    def _run(self, execute: Execute) -> bytes:
+        """Run one block and return the frame of its result."""
+        self._block = execute.block
+        self._final = None
+        self._restore_names()
+        self._interrupts.install()
+        sys.stdout, sys.stderr = self._printers
+        for printer in self._printers:
+            printer.begin_block()
+        started = time.clock_gettime(time.CLOCK_REALTIME_COARSE)
+        try:
+            with self._interrupts.armed():
+                outcome = self._executor.run(execute.block, execute.code)
+                self._take_answer_dict()
+        except KeyboardInterrupt:  # it hit between the model's code and ours
+            outcome = Outcome("interrupted", "KeyboardInterrupt")
+        except BaseException as error:  # noqa: BLE001: what stands in `answer` is the model's, its `__str__` may raise
+            outcome = Outcome("error", f"the answer cannot be read: {type(error).__name__}")
+        if os.getpid() != self._pid:
+            os._exit(0)  # model code forked, and this is the child: it may not answer for its parent
+        for printer in self._printers:
+            printer.end_block()
+        result = Result(
+            block=execute.block,
+            status=outcome.status,
+            error=outcome.error,
+            exit_code=outcome.exit_code,
+            final_answer=self._final,
+            descriptor_output=_written_since(started),
+        )
+        try:
+            return self._channel.encode(result)
+        except FrameTooLarge as error:
+            too_large = f"the final answer is too large: {error}"
+            return self._channel.encode(
+                Result(block=execute.block, status="error", error=too_large, descriptor_output=result.descriptor_output)
+            )
+
+    # -- output ------------------------------------------------------------------------------------------------------
+
+    def _print(self, stream: Stream, text: str) -> None:
+        self._channel.send(self._channel.encode(Output(block=self._block, stream=stream, text=text)))
+
+    def _flush(self) -> None:
+        for printer in self._printers:
+            printer.flush()
+
+    # -- the names that we provide -----------------------------------------------------------------------------------
+
+    def _restore_names(self) -> None:
+        """Put back what a block may have overwritten: `context = "oops"` must not break the run."""
+        self._namespace.update(self._provided)
+        if not isinstance(self._namespace.get("answer"), dict):
+            self._namespace["answer"] = _fresh_answer()
+
+    def _take_answer_dict(self) -> None:
+        """`answer["ready"] = True` submits `answer["content"]`, in whatever order and way the two were filled."""
+        answer = self._namespace.get("answer")
+        if self._final is None and isinstance(answer, dict) and answer.get("ready"):
+            content = answer.get("content")
+            if content is not None and content != "":
+                self._submit(content)
+                answer["ready"] = False
+            else:
+                sys.stderr.write('answer["ready"] is set, but answer["content"] is empty: nothing was submitted\n')
+
+    def _submit(self, value: Any = None) -> None:
+        """End the run: `value` is the answer."""
+        self._final = value if isinstance(value, str) else _text(value)
+
+    def _submit_variable(self, name: str) -> None:
+        """End the run: the value of the variable called `name` is the answer."""
+        if not isinstance(name, str):  # FINAL_VAR(result) for FINAL_VAR("result"): what is meant is clear
+            self._submit(name)
+            return
+        key = name.strip().strip("\"'`")
+        if key not in self._namespace:
+            known = ", ".join(self._show_vars()) or "none yet"
+            raise NameError(f"FINAL_VAR: there is no variable {key!r}; variables: {known}")
+        self._submit(self._namespace[key])
+
+    def _submit_fields(self, *values: Any, **fields: Any) -> None:
+        """End the run: one value, or named fields as a JSON object."""
+        if fields:
+            self._submit(dict(zip((f"field_{i}" for i in range(len(values))), values, strict=False)) | fields)
+        else:
+            self._submit(values[0] if len(values) == 1 else list(values))
+
+    def _show_vars(self) -> dict[str, str]:
+        """Name → type of the variables that exist."""
+        own = {"answer", "_", *self._provided}
+        return {
+            name: type(value).__name__
+            for name, value in sorted(self._namespace.items())
+            if name not in own and not name.startswith("__")
+        }
+
+
+def _fresh_answer() -> dict[str, Any]:
+    return {"content": "", "ready": False}
+
+
+def _text(value: Any) -> str:
+    if isinstance(value, dict | list):
+        try:
+            return json.dumps(value, ensure_ascii=False)
+        except (TypeError, ValueError, RecursionError):
+            pass  # not JSON: shown as Python shows it
+    return str(value)
+
+
+def _written_since(started: float) -> bool:
+    """Whether something was written to descriptor 1 or 2 since `started`: the kernel stamps a pipe at each write.
+
+    Both times come from the kernel's coarse clock, so a write in the same tick counts as one. When in doubt, yes.
+    """
+    try:
+        return max(os.fstat(1).st_mtime, os.fstat(2).st_mtime) >= started
+    except OSError:
+        return True

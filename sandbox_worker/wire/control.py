@@ -1,0 +1,211 @@
+"""What the host says to the zygote and to each worker's init, and what they answer.
+
+These travel over AF_UNIX sockets of kind SOCK_SEQPACKET, one message a packet, often with descriptors beside it. No
+model code ever holds one of these sockets. They carry raw output, so they are MessagePack and not JSON.
+"""
+
+from typing import TypeVar
+
+import msgspec
+
+from sandbox_worker.loading import ContextForm
+from sandbox_worker.wire.errors import MessageInvalid
+from sandbox_worker.wire.messages import Stream
+
+MAX_PACKET_BYTES = 1 << 16
+"""Longest packet. Output is cut into pieces well below it."""
+
+T = TypeVar("T")
+
+
+class Control(msgspec.Struct, frozen=True, tag_field="type", tag=str.lower, forbid_unknown_fields=True):
+    """A message is a value, like those on the door."""
+
+
+# -- the host says to the zygote -------------------------------------------------------------------------------------
+
+
+class Configure(Control, frozen=True):
+    """First message: what kind of walls, and what is visible behind them.
+
+    Attributes:
+        new_root: An empty private folder of the host where the worker's root is built.
+        readable: Folders and files of the Python installation.
+        hidden: Folders below them that no worker shall see.
+        worker_uid: Whom to become when started by root.
+        preload: Modules that every REPL finds imported already.
+    """
+
+    level: str
+    new_root: str
+    readable: list[str]
+    hidden: list[str]
+    worker_uid: int
+    preload: list[str]
+
+
+class Spawn(Control, frozen=True):
+    """Fork a worker. Beside it travels one descriptor: init's end of the worker's control socket.
+
+    Attributes:
+        scratch: The scratch folder, for a level without a mount namespace of its own.
+        memory_bytes, max_processes, max_open_files, scratch_bytes: See `Limits`.
+        max_frame_bytes, max_output_bytes: See `Limits`; here they keep an honest REPL from being ended by them.
+    """
+
+    allow_exec: bool
+    scratch: str
+    memory_bytes: int
+    max_processes: int
+    max_open_files: int
+    scratch_bytes: int
+    max_frame_bytes: int
+    max_output_bytes: int
+
+
+# -- the zygote says -------------------------------------------------------------------------------------------------
+
+
+class ZygoteReady(Control, frozen=True):
+    """It is locked in and can fork. `layers` are the walls that all its workers share."""
+
+    layers: list[str]
+
+
+class ZygoteFailed(Control, frozen=True):
+    """It could not be locked in, and has ended."""
+
+    reason: str
+    layer: str
+
+
+class Spawned(Control, frozen=True):
+    """A worker was forked. Beside it travels the pidfd of its init."""
+
+
+class SpawnFailed(Control, frozen=True):
+    """No worker could be forked."""
+
+    reason: str
+
+
+# -- the host says to init -------------------------------------------------------------------------------------------
+
+
+class Load(Control, frozen=True):
+    """Load the context; beside it travels the sealed memfd that holds it."""
+
+    form: ContextForm
+
+
+class Start(Control, frozen=True):
+    """Fork a fresh REPL; beside it travels its door, a connected socket that has been welcomed."""
+
+
+class Interrupt(Control, frozen=True):
+    """SIGINT to the REPL."""
+
+
+class Drain(Control, frozen=True):
+    """Hand over what was written to descriptors 1 and 2 so far."""
+
+
+class Stop(Control, frozen=True):
+    """SIGKILL to the REPL and everything it started."""
+
+
+# -- init says -------------------------------------------------------------------------------------------------------
+
+
+class Locked(Control, frozen=True):
+    """Init is behind its walls."""
+
+    layers: list[str]
+
+
+class Loaded(Control, frozen=True):
+    """The context is in memory and its descriptor closed."""
+
+
+class Started(Control, frozen=True):
+    """The REPL is behind its own walls. Said by the REPL itself, as the last thing before it drops this socket."""
+
+    layers: list[str]
+
+
+class Failed(Control, frozen=True):
+    """`step` ("lock down", "load", "start") failed, and init ends. For a wall, `layer` names it."""
+
+    step: str
+    reason: str
+    layer: str | None = None
+
+
+class Written(Control, frozen=True):
+    """Bytes that something wrote to descriptor 1 or 2 of the REPL."""
+
+    stream: Stream
+    data: bytes
+
+
+class Interrupted(Control, frozen=True):
+    """The signal is queued: whatever the REPL reads from now on comes after it."""
+
+
+class Drained(Control, frozen=True):
+    """All that was in the pipes when `Drain` came has been sent before this."""
+
+
+class Stopped(Control, frozen=True):
+    """Nothing of the REPL is left."""
+
+
+class Died(Control, frozen=True):
+    """The REPL ended by itself: by `signal`, or with `exit_code`."""
+
+    exit_code: int | None = None
+    signal: int | None = None
+
+
+ToZygote = Configure | Spawn
+FromZygote = ZygoteReady | ZygoteFailed | Spawned | SpawnFailed
+ToInit = Load | Start | Interrupt | Drain | Stop
+FromInit = Locked | Loaded | Started | Failed | Written | Interrupted | Drained | Stopped | Died
+
+_encoder = msgspec.msgpack.Encoder()
+_to_zygote: msgspec.msgpack.Decoder[ToZygote] = msgspec.msgpack.Decoder(ToZygote)
+_from_zygote: msgspec.msgpack.Decoder[FromZygote] = msgspec.msgpack.Decoder(FromZygote)
+_to_init: msgspec.msgpack.Decoder[ToInit] = msgspec.msgpack.Decoder(ToInit)
+_from_init: msgspec.msgpack.Decoder[FromInit] = msgspec.msgpack.Decoder(FromInit)
+
+
+def pack(message: Control) -> bytes:
+    """The message as one packet."""
+    return _encoder.encode(message)
+
+
+def unpack_to_zygote(packet: bytes) -> ToZygote:
+    """Raises: MessageInvalid."""
+    return _unpack(_to_zygote, packet)
+
+
+def unpack_from_zygote(packet: bytes) -> FromZygote:
+    """Raises: MessageInvalid."""
+    return _unpack(_from_zygote, packet)
+
+
+def unpack_to_init(packet: bytes) -> ToInit:
+    """Raises: MessageInvalid."""
+    return _unpack(_to_init, packet)
+
+
+def unpack_from_init(packet: bytes) -> FromInit:
+    """Raises: MessageInvalid."""
+    return _unpack(_from_init, packet)
+
+
+def _unpack(decoder: "msgspec.msgpack.Decoder[T]", packet: bytes) -> T:
+    try:
+        return decoder.decode(packet)
+    except (msgspec.MsgspecError, RecursionError, UnicodeError) as error:
+        raise MessageInvalid(str(error) or type(error).__name__) from None

@@ -1,0 +1,90 @@
+"""The fork server: everything slow is done once here, then it only forks.
+
+One thread, no model code, no secret. It was exec'd with `-I -S`, an explicit path and an environment of our own.
+"""
+
+import contextlib
+import gc
+import importlib
+import os
+import select
+import socket
+from typing import NoReturn
+
+from sandbox_worker import init
+from sandbox_worker.isolation.layers import LayerFailed, ZygoteWalls, enter_zygote, fork_worker
+from sandbox_worker.loading import mapping_works
+from sandbox_worker.wire.control import (
+    MAX_PACKET_BYTES,
+    Configure,
+    Spawn,
+    Spawned,
+    SpawnFailed,
+    ZygoteFailed,
+    ZygoteReady,
+    pack,
+    unpack_to_zygote,
+)
+
+
+def main(control_fd: int) -> NoReturn:
+    """Serve the host at the other end of `control_fd` until it hangs up."""
+    control = socket.socket(fileno=control_fd)
+    configure = unpack_to_zygote(control.recv(MAX_PACKET_BYTES))
+    assert isinstance(configure, Configure)
+    try:
+        walls = enter_zygote(
+            configure.level, configure.new_root, configure.readable, configure.hidden, configure.worker_uid
+        )
+        for module in configure.preload:
+            importlib.import_module(module)
+        _require_one_thread()
+    except (LayerFailed, ImportError) as error:
+        layer = error.layer if isinstance(error, LayerFailed) else "imports"
+        control.send(pack(ZygoteFailed(reason=str(error), layer=layer)))
+        os._exit(1)
+    mapped = mapping_works()
+    gc.collect()
+    gc.freeze()  # a collection in a worker would otherwise write to every page that it shares with us
+    gc.disable()
+    control.send(pack(ZygoteReady(layers=list(walls.layers))))
+    _serve(control, walls, mapped)
+
+
+def _serve(control: socket.socket, walls: ZygoteWalls, mapped: bool) -> NoReturn:
+    workers: dict[int, int] = {}  # pidfd → pid
+    poll = select.poll()
+    poll.register(control.fileno(), select.POLLIN)
+    while True:
+        for fd, _ in poll.poll():
+            if fd in workers:  # readable when the worker and everything in its namespace is gone
+                poll.unregister(fd)
+                os.close(fd)
+                os.waitpid(workers.pop(fd), 0)
+                continue
+            packet, fds, _, _ = socket.recv_fds(control, MAX_PACKET_BYTES, 1, socket.MSG_CMSG_CLOEXEC)
+            if not packet:
+                os._exit(0)  # the orchestrator is gone, and as pid 1 we take every worker with us
+            spawn = unpack_to_zygote(packet)
+            assert isinstance(spawn, Spawn)
+            try:
+                pid = fork_worker(walls)
+                if pid == 0:
+                    init.main(fds[0], spawn, walls, mapped)
+                pidfd = os.pidfd_open(pid)
+                workers[pidfd] = pid
+                poll.register(pidfd, select.POLLIN)
+                socket.send_fds(control, [pack(Spawned())], [pidfd])
+            except OSError as error:
+                control.send(pack(SpawnFailed(reason=str(error))))
+            finally:
+                for received in fds:
+                    with contextlib.suppress(OSError):
+                        os.close(received)
+
+
+def _require_one_thread() -> None:
+    """A process with a second thread cannot enter a user namespace, and what it forks may hold a lock for ever."""
+    threads = len(os.listdir("/proc/self/task"))
+    if threads != 1:
+        raise LayerFailed("one thread", f"an imported module started {threads - 1} more")

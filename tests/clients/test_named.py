@@ -1,0 +1,50 @@
+import subprocess
+import sys
+
+import pytest
+
+from rlm_broker.clients.litellm import LiteLLMClient
+from rlm_broker.clients.named import client_for
+from rlm_broker.errors import ConfigurationError, UnknownModel
+
+
+def test_offline_needs_no_key() -> None:
+    assert client_for("offline").model_name == "offline"
+
+
+@pytest.mark.parametrize("name", ["openai/gpt-5-mini", "gpt-5-mini"])
+def test_a_model_with_its_key_set_is_a_client_under_the_name_that_was_typed(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OPENAI_API_KEY", "key")
+    client = client_for(name)
+    assert isinstance(client, LiteLLMClient)
+    assert client.model_name == name
+
+
+def test_a_model_without_its_key_is_refused_before_anything_starts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("OPENAI_API_KEY", raising=False)
+    with pytest.raises(ConfigurationError, match="OPENAI_API_KEY"):
+        client_for("gpt-5-mini")
+
+
+@pytest.mark.parametrize("name", ["", "  ", "nonsense", "Offline", "openai/", "/gpt-5-mini"])
+def test_a_name_that_is_none_is_refused_with_examples(name: str) -> None:
+    with pytest.raises(UnknownModel) as unknown:
+        client_for(name)
+    text = str(unknown.value)
+    assert "'offline'" in text
+    assert "'openai/gpt-5-mini'" in text
+    assert repr(name) in text or not name.strip()
+
+
+def test_naming_a_model_loads_no_heavy_module() -> None:
+    code = (
+        "import sys; from rlm_broker.clients.named import client_for; client_for('openai/gpt-5-mini');"
+        "print(sorted({'litellm', 'pydantic', 'rich'} & sys.modules.keys()))"
+    )
+    environment = {"PYTHONPATH": ":".join(sys.path), "OPENAI_API_KEY": "key"}
+    ended = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=30, check=True, env=environment
+    )
+    assert ended.stdout == "[]\n"

@@ -1,0 +1,116 @@
+import pytest
+
+from rlm_broker.clients.offline.question import MAX_CHARS, MAX_TERMS, Count, Find, Tally, quoted, shape, terms
+
+
+@pytest.mark.parametrize(
+    ("question", "texts"),
+    [
+        ("how many \"a b\" and 'c' and `d`?", ["a b", "c", "d"]),
+        ("lines with “x”, «y» and \u2018z\u2019", ["x", "y", "z"]),
+        ("the cat's dish and the dogs' dish", []),
+        ("it isn't 'don't panic' here", ["don't panic"]),
+        ("how many ```x``` or \"\" or ' '", ["x"]),
+        ('"a" and "a"', ["a"]),
+    ],
+)
+def test_quotations_are_found_and_apostrophes_are_none(question: str, texts: list[str]) -> None:
+    assert quoted(question) == texts
+
+
+@pytest.mark.parametrize(
+    ("question", "required"),
+    [
+        ("Who is Ingrid Sollberg?", ["Ingrid", "Sollberg"]),
+        ("Backups are kept where? Somewhere in Fes.", ["Fes"]),
+        ("What is in rack F-17 at 10.0.0.5 since 2019?", ["F-17", "10.0.0.5", "2019"]),
+        ("what does 'disk full' mean?", ["disk full"]),
+        ("WHO KEEPS THE KEYS?", []),
+        ("Where was I?", []),
+        ("What is Anna's badge?", ["Anna"]),
+    ],
+)
+def test_names_numbers_and_quotations_are_required(question: str, required: list[str]) -> None:
+    assert [term.text for term in terms(question) if term.is_required] == required
+
+
+def test_small_words_are_no_terms() -> None:
+    assert terms("What is it, and where would they have been?") == []
+    assert [term.text for term in terms("What is the badge of the custodian?")] == ["badge", "custodian"]
+
+
+@pytest.mark.parametrize(
+    ("term", "text", "occurs"),
+    [
+        ("in Fes", "At Fes.", True),
+        ("in Fes", "professor, festival", False),
+        ("is 3.5", "3.5, or", True),
+        ("is 3.5", "13.5 3.51 1.3.5 3.5.1", False),
+        ("is 'A b'", "xa bx", True),
+        ("鍵", "金庫の鍵は", True),
+    ],
+)
+def test_a_term_occurs_as_a_whole_word_unless_it_is_quoted(term: str, text: str, occurs: bool) -> None:
+    assert terms(term)[-1].occurs_in(text) is occurs
+
+
+@pytest.mark.parametrize(
+    ("word", "forms"),
+    [
+        ("policies", ["policy", "policies"]),
+        ("installed", ["install", "installing", "installation"]),
+        ("renovation", ["renovations", "renovation"]),
+        ("keys", ["key", "keys"]),
+        ("painted", ["paint", "painting"]),
+    ],
+)
+def test_the_needle_of_a_word_is_in_its_other_forms(word: str, forms: list[str]) -> None:
+    (term,) = terms(word)
+    assert all(term.needle in form for form in [word, *forms])
+
+
+def test_a_question_as_long_as_a_document_is_read_at_both_ends_and_has_few_terms() -> None:
+    middle = " ".join(f"word{i}x" for i in range(50_000))
+    found = terms(f"alpha {middle} omega 'quoted text'")
+    assert len(found) == MAX_TERMS
+    assert {"quoted text", "alpha"} <= {term.text for term in found}
+    assert terms("'" * 20_000 + " x'y" * 20_000) is not None
+    assert shape("a " * MAX_CHARS + "how many lines contain 'x'?") == Count(("x",), "lines")
+
+
+@pytest.mark.parametrize(
+    ("question", "wanted"),
+    [
+        ("How many lines contain 'ERROR'?", Count(("ERROR",), "lines")),
+        ('how often does "x" occur?', Count(("x",), "occurrences")),
+        ("How many times is 'line' in the lines?", Count(("line",), "occurrences")),
+        ("Count the entries with `a` and `b`", Count(("a", "b"), "lines")),
+        ("How many ERROR lines are there?", Count(("ERROR",), "lines")),
+        ("How many lines are there?", Count((), "lines")),
+        ("How many lines does the file have?", Count((), "lines")),
+        ("How many spare keys does Ingrid hold?", Find()),
+        ("How many people work at the NASA office?", Find()),
+        ("How many lines of the metro cross the river?", Find()),
+        ("Who said 'no'?", Find()),
+        ("What did most people say?", Find()),
+    ],
+)
+def test_what_is_to_be_counted_is_told_by_the_form_of_the_question(question: str, wanted: Count | Find) -> None:
+    assert shape(question) == wanted
+
+
+@pytest.mark.parametrize(
+    ("question", "top"),
+    [
+        ("What is the most common error?", 1),
+        ("What are the 5 most frequent IP addresses?", 5),
+        ("top 10 users", 10),
+        ("the three most common warnings", 3),
+        ("Which address occurs most often?", 1),
+        ("What are the top 0 errors?", 1),
+    ],
+)
+def test_what_is_to_be_ranked_is_told_by_the_form_of_the_question(question: str, top: int) -> None:
+    found = shape(question)
+    assert isinstance(found, Tally)
+    assert found.top == top

@@ -1,0 +1,147 @@
+from typing import Any
+
+import pytest
+
+from rlm_broker.clients.scripted import ScriptedClient
+from rlm_broker.errors import ConfigurationError, UnknownModel
+from rlm_broker.handler.routing import Routing
+
+ROOT, SUB, EXTRA = (ScriptedClient([], name) for name in ("root", "sub", "extra"))
+
+
+def routing(**options: Any) -> Routing:
+    made = Routing(ROOT, SUB, **options)
+    made.register("extra", EXTRA)
+    made.register("alias", EXTRA)
+    return made
+
+
+@pytest.mark.parametrize(
+    ("model", "depth", "client"),
+    [
+        (None, -1, ROOT),
+        (None, 0, ROOT),
+        (None, 1, SUB),
+        (None, 2, SUB),
+        (None, 7, SUB),
+        ("", 1, SUB),
+        ("root", 1, ROOT),
+        ("sub", 0, SUB),
+        ("extra", 0, EXTRA),
+        ("extra", 3, EXTRA),
+        ("alias", 1, EXTRA),
+    ],
+)
+def test_a_known_name_wins_and_else_the_depth_decides(model: str | None, depth: int, client: ScriptedClient) -> None:
+    assert routing().pick(model, depth) is client
+
+
+@pytest.mark.parametrize("depth", [0, 1, 2])
+def test_without_a_sub_client_the_default_serves_every_depth(depth: int) -> None:
+    assert Routing(ROOT).pick(None, depth) is ROOT
+    assert Routing(ROOT).pick_for_code(None, depth) is ROOT
+
+
+def test_an_unknown_name_is_an_error_that_lists_the_known_ones() -> None:
+    with pytest.raises(UnknownModel) as unknown:
+        routing().pick("nobody", 0)
+    assert str(unknown.value) == "no client for model 'nobody'; known: root, sub, extra, alias"
+
+
+def test_a_name_of_a_megabyte_is_cut_in_the_error() -> None:
+    for pick in (routing().pick, routing().pick_for_code):
+        with pytest.raises(UnknownModel) as unknown:
+            pick("n" * 1_000_000, 1)
+        assert len(str(unknown.value)) < 200
+
+
+@pytest.mark.parametrize(
+    ("policy", "model", "served"),
+    [
+        ("allow", None, SUB),
+        ("allow", "", SUB),
+        ("allow", "sub", SUB),
+        ("allow", "extra", EXTRA),
+        ("allow", "alias", EXTRA),
+        ("allow", "root", None),
+        ("allow", "nobody", None),
+        ("pinned", None, SUB),
+        ("pinned", "extra", SUB),
+        ("pinned", "root", SUB),
+        ("pinned", "nobody", SUB),
+        ("open", None, SUB),
+        ("open", "extra", EXTRA),
+        ("open", "root", ROOT),
+        ("open", "nobody", SUB),
+    ],
+)
+def test_what_code_may_call_is_the_policys_decision(
+    policy: str, model: str | None, served: ScriptedClient | None
+) -> None:
+    router = routing(model_policy=policy)
+    if served is not None:
+        assert router.pick_for_code(model, 1) is served
+        return
+    with pytest.raises(UnknownModel) as refused:
+        router.pick_for_code(model, 1)
+    assert str(refused.value) == f"code may not call model {model!r}; allowed: sub, extra, alias"
+
+
+def test_code_may_name_the_root_model_where_it_is_the_sub_model() -> None:
+    assert Routing(ROOT).pick_for_code("root", 1) is ROOT
+    namesake = ScriptedClient([], "root")
+    assert Routing(ROOT, namesake).pick_for_code("root", 1) is namesake
+
+
+def test_registering_the_root_client_under_its_own_name_does_not_open_it_to_code() -> None:
+    router = Routing(ROOT, SUB)
+    router.register("root", ROOT)
+    with pytest.raises(UnknownModel, match=r"allowed: sub$"):
+        router.pick_for_code("root", 1)
+
+
+def test_root_and_sub_of_one_name_are_told_apart_by_depth() -> None:
+    namesake = ScriptedClient([], "root")
+    router = Routing(ROOT, namesake)
+    assert [router.pick("root", depth) for depth in (0, 1, 2)] == [ROOT, namesake, namesake]
+    assert router.clients == (ROOT, namesake)
+
+
+def test_an_open_name_gets_a_client_of_its_own_made_once() -> None:
+    asked: list[str] = []
+
+    def open_client(name: str) -> ScriptedClient:
+        asked.append(name)
+        if name == "nobody":
+            raise UnknownModel("no such model")
+        return ScriptedClient([], name)
+
+    router = routing(model_policy="open", open_client=open_client)
+    opened = router.pick_for_code("elsewhere", 1)
+    assert opened.model_name == "elsewhere"
+    assert router.pick_for_code("elsewhere", 2) is opened
+    assert router.pick_for_code("sub", 1) is SUB
+    with pytest.raises(UnknownModel, match="no such model"):
+        router.pick_for_code("nobody", 1)
+    assert asked == ["elsewhere", "nobody"]
+    assert router.clients == (ROOT, SUB, EXTRA, opened)
+
+
+def test_each_client_object_is_listed_once() -> None:
+    assert routing().clients == (ROOT, SUB, EXTRA)
+    assert Routing(ROOT, ROOT).clients == (ROOT,)
+
+
+def test_a_name_that_is_taken_or_empty_is_refused() -> None:
+    router = routing()
+    router.register("extra", EXTRA)
+    with pytest.raises(ConfigurationError, match="'extra' is taken"):
+        router.register("extra", ScriptedClient([], "extra"))
+    with pytest.raises(ConfigurationError, match="empty"):
+        router.register("", EXTRA)
+    assert router.pick("extra", 0) is EXTRA
+
+
+def test_a_policy_that_does_not_exist_is_refused_by_name() -> None:
+    with pytest.raises(ConfigurationError, match="'alow' does not exist; choose one of allow, pinned, open"):
+        routing(model_policy="alow")

@@ -1,0 +1,383 @@
+"""The filter, simulated for every number, and tried on a real door.
+
+What is expected is written here by hand and by name: a slip in the rules must not be able to repeat itself.
+"""
+
+import ctypes
+import errno
+import mmap
+import os
+import signal
+import socket
+import struct
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from forked_child import in_child
+
+from sandbox_worker.isolation import seccomp, syscalls
+from sandbox_worker.isolation.seccomp import Kind
+from sandbox_worker.isolation.syscall_table import MACHINE, NUMBERS
+
+ALLOW, KILL = 0x7FFF0000, 0x80000000
+EPERM, ENOSYS = 0x00050000 + errno.EPERM, 0x00050000 + errno.ENOSYS
+AUDIT_ARCH = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
+AUDIT_ARCH_I386 = 0x40000003
+X32 = 0x40000000
+
+ALWAYS = set(
+    """
+    access alarm arch_prctl brk chdir chmod chown clock_getres clock_gettime clock_nanosleep close close_range
+    copy_file_range creat dup dup2 dup3 epoll_create epoll_create1 epoll_ctl epoll_pwait epoll_pwait2 epoll_wait eventfd
+    eventfd2 exit exit_group faccessat faccessat2 fadvise64 fallocate fchdir fchmod fchmodat fchmodat2 fchown fchownat
+    fdatasync fgetxattr flistxattr flock fork fstat fstatfs fsync ftruncate futex futex_waitv futimesat getcpu getcwd
+    getdents getdents64 getegid geteuid getgid getgroups getitimer getpeername getpgid getpgrp getpid getppid getpriority
+    getrandom getresgid getresuid getrlimit getrusage getsid getsockname getsockopt get_robust_list gettid gettimeofday
+    getuid getxattr kill lchown lgetxattr link linkat listxattr llistxattr lseek lstat madvise membarrier mkdir mkdirat
+    mlock mlockall mprotect mremap msync munlock munlockall munmap nanosleep newfstatat open openat openat2 pause
+    pidfd_open pidfd_send_signal pipe pipe2 poll ppoll pread64 preadv preadv2 pselect6 pwrite64 pwritev pwritev2 read
+    readlink readlinkat readv recvfrom rename renameat renameat2 restart_syscall rmdir rseq rt_sigaction rt_sigpending
+    rt_sigprocmask rt_sigreturn rt_sigsuspend rt_sigtimedwait sched_get_priority_max sched_get_priority_min
+    sched_getaffinity sched_getparam sched_getscheduler sched_rr_get_interval sched_yield select sendfile
+    set_robust_list set_tid_address setitimer setpgid setrlimit setsid sigaltstack signalfd signalfd4 stat statfs statx
+    symlink symlinkat sysinfo tgkill time timer_create timer_delete timer_getoverrun timer_gettime timer_settime
+    timerfd_create timerfd_gettime timerfd_settime times tkill truncate umask uname unlink unlinkat utime utimensat
+    utimes vfork wait4 waitid write writev
+    """.split()  # noqa: SIM905
+)
+NEVER = set(
+    """
+    socket connect accept accept4 bind listen shutdown setsockopt sendmmsg recvmmsg
+    io_uring_setup io_uring_enter io_uring_register io_setup io_destroy io_submit io_cancel io_getevents io_pgetevents
+    ptrace process_vm_readv process_vm_writev process_madvise process_mrelease kcmp pidfd_getfd perf_event_open bpf
+    userfaultfd memfd_create memfd_secret remap_file_pages mincore mbind get_mempolicy set_mempolicy migrate_pages
+    move_pages set_mempolicy_home_node mlock2 pkey_alloc pkey_free pkey_mprotect mseal map_shadow_stack cachestat
+    shmget shmat shmctl shmdt semget semop semctl semtimedop msgget msgsnd msgrcv msgctl
+    mq_open mq_unlink mq_timedsend mq_timedreceive mq_notify mq_getsetattr add_key request_key keyctl
+    unshare setns mount umount2 pivot_root chroot mount_setattr open_tree open_tree_attr move_mount fsopen fsconfig
+    fsmount fspick statmount listmount name_to_handle_at open_by_handle_at quotactl quotactl_fd swapon swapoff
+    setuid setgid setreuid setregid setresuid setresgid setfsuid setfsgid setgroups capget capset personality
+    lsm_get_self_attr lsm_set_self_attr lsm_list_modules setpriority sched_setparam sched_setscheduler sched_setattr
+    sched_getattr ioprio_set ioprio_get rt_sigqueueinfo rt_tgsigqueueinfo
+    setxattr lsetxattr fsetxattr removexattr lremovexattr fremovexattr setxattrat getxattrat listxattrat removexattrat
+    file_getattr file_setattr mknod mknodat inotify_init inotify_init1 inotify_add_watch inotify_rm_watch fanotify_init
+    fanotify_mark lookup_dcookie splice tee vmsplice sync syncfs sync_file_range readahead
+    clock_settime clock_adjtime settimeofday adjtimex sethostname setdomainname reboot kexec_load kexec_file_load
+    init_module finit_module delete_module create_module get_kernel_syms query_module syslog acct vhangup ustat sysfs
+    uselib nfsservctl getpmsg putpmsg afs_syscall tuxcall security vserver _sysctl iopl ioperm modify_ldt
+    set_thread_area get_thread_area epoll_ctl_old epoll_wait_old futex_wake futex_wait futex_requeue uretprobe uprobe
+    """.split()  # noqa: SIM905
+)
+ONLY_TO_EXEC = {"execve", "execveat"}
+ONLY_TO_INIT = {
+    "sendmsg",
+    "recvmsg",
+    "seccomp",
+    "landlock_create_ruleset",
+    "landlock_add_rule",
+    "landlock_restrict_self",
+}
+WITH_ALL_ARGUMENTS_ZERO = {
+    "clone": ALLOW,
+    "clone3": ENOSYS,
+    "fcntl": ALLOW,  # F_DUPFD
+    "ioctl": EPERM,
+    "mmap": ALLOW,
+    "prctl": EPERM,
+    "prlimit64": ALLOW,
+    "sched_setaffinity": ALLOW,
+    "sendto": ALLOW,
+    "socketpair": EPERM,  # AF_UNSPEC
+}
+VARIANTS: list[tuple[Kind, bool, str]] = [
+    ("init", True, "x86_64"),
+    ("repl", False, "x86_64"),
+    ("repl", True, "x86_64"),
+    ("init", True, "aarch64"),
+    ("repl", False, "aarch64"),
+    ("repl", True, "aarch64"),
+]
+
+
+def simulate(program: bytes, number: int, arguments: tuple[int, ...] = (), audit_arch: int = 0xC000003E) -> int:
+    """Run a BPF program as the kernel would; return the action."""
+    words = (*arguments, 0, 0, 0, 0, 0, 0)[:6]
+    data = struct.pack("=IIQ6Q", number, audit_arch, 0, *(word & (1 << 64) - 1 for word in words))
+    instructions = list(struct.iter_unpack("=HBBI", program))
+    accumulator, at = 0, 0
+    while True:
+        code, if_true, if_false, operand = instructions[at]
+        at += 1
+        match code:
+            case 0x20:
+                accumulator = struct.unpack_from("=I", data, operand)[0]
+            case 0x54:
+                accumulator &= operand
+            case 0x05:
+                at += operand
+            case 0x15:
+                at += if_true if accumulator == operand else if_false
+            case 0x35:
+                at += if_true if accumulator >= operand else if_false
+            case 0x45:
+                at += if_true if accumulator & operand else if_false
+            case 0x06:
+                return int(operand)
+            case _:
+                raise AssertionError(f"instruction {code:#x} at {at - 1}")
+
+
+def verdict(kind: Kind, name: str, *arguments: int) -> int:
+    """The same on both architectures, or the test fails."""
+    verdicts = {
+        simulate(seccomp.program(kind, False, arch), NUMBERS[arch][name], arguments, AUDIT_ARCH[arch])
+        for arch in NUMBERS
+    }
+    assert len(verdicts) == 1
+    return verdicts.pop()
+
+
+# -- every number ----------------------------------------------------------------------------------------------------
+
+
+def test_the_expectations_name_every_call_once() -> None:
+    sets = (ALWAYS, NEVER, ONLY_TO_EXEC, ONLY_TO_INIT, set(WITH_ALL_ARGUMENTS_ZERO))
+    assert sum(map(len, sets)) == len(set().union(*sets))
+    assert set().union(*sets) == NUMBERS["x86_64"].keys() | NUMBERS["aarch64"].keys()
+
+
+def expected(kind: Kind, allow_exec: bool, name: str | None) -> int:
+    if name is None:
+        return ENOSYS
+    if name in WITH_ALL_ARGUMENTS_ZERO:
+        return WITH_ALL_ARGUMENTS_ZERO[name]
+    allowed = name in ALWAYS or (name in ONLY_TO_EXEC and allow_exec) or (name in ONLY_TO_INIT and kind == "init")
+    return ALLOW if allowed else EPERM
+
+
+@pytest.mark.parametrize(("kind", "allow_exec", "arch"), VARIANTS)
+def test_every_number_from_0_to_500_gets_what_its_name_deserves(kind: Kind, allow_exec: bool, arch: str) -> None:
+    program = seccomp.program(kind, allow_exec, arch)
+    names = {number: name for name, number in NUMBERS[arch].items()}
+    found = {number: simulate(program, number, audit_arch=AUDIT_ARCH[arch]) for number in range(501)}
+    assert found == {number: expected(kind, allow_exec, names.get(number)) for number in range(501)}
+
+
+@pytest.mark.parametrize(("kind", "allow_exec", "arch"), VARIANTS)
+def test_no_x32_call_and_no_number_beyond_the_tables_is_known(kind: Kind, allow_exec: bool, arch: str) -> None:
+    program = seccomp.program(kind, allow_exec, arch)
+    numbers = [*range(X32, X32 + 600), 1000, X32 - 1, 0x7FFFFFFF, 0x80000000, 0xFFFFFFFF]
+    assert {simulate(program, number, audit_arch=AUDIT_ARCH[arch]) for number in numbers} == {ENOSYS}
+
+
+@pytest.mark.parametrize(("kind", "allow_exec", "arch"), VARIANTS)
+def test_calls_of_another_architecture_kill(kind: Kind, allow_exec: bool, arch: str) -> None:
+    program = seccomp.program(kind, allow_exec, arch)
+    others = {AUDIT_ARCH_I386, *AUDIT_ARCH.values()} - {AUDIT_ARCH[arch]}
+    assert {simulate(program, 0, audit_arch=other) for other in others} == {KILL}
+
+
+@pytest.mark.parametrize("arch", ["x86_64", "aarch64"])
+def test_init_may_do_whatever_its_repl_may_since_filters_add_up(arch: str) -> None:
+    programs = [seccomp.program(kind, True, arch) for kind in ("init", "repl")]
+    words = (*range(70), 1024, 1030, 1031, 1032, 1034, 0x5401, 0x5413, 0x541B, 0x5421, 0x5450, 0x5451, 0x53564D41)
+    for number in NUMBERS[arch].values():
+        for word in words:
+            init, repl = (simulate(program, number, (word, word), AUDIT_ARCH[arch]) for program in programs)
+            assert init == ALLOW or repl != ALLOW
+
+
+def test_a_machine_without_a_table_is_refused_by_name() -> None:
+    with pytest.raises(OSError, match="no table of system calls for machine 'riscv64'; there are: aarch64, x86_64"):
+        seccomp.program("repl", False, "riscv64")
+
+
+def test_every_name_in_the_rules_is_a_call() -> None:
+    rules = seccomp.ALLOWED | seccomp.ALLOWED_TO_EXEC | seccomp.ALLOWED_TO_INIT | seccomp.WITH_OLDER_TWIN
+    known = NUMBERS["x86_64"].keys() | NUMBERS["aarch64"].keys()
+    assert rules | seccomp.ARGUMENTS.keys() | seccomp.ARGUMENTS_OF_INIT.keys() <= known
+
+
+# -- arguments -------------------------------------------------------------------------------------------------------
+
+MAP_PRIVATE, MAP_SHARED, MAP_SHARED_VALIDATE, MAP_ANONYMOUS, MAP_HUGETLB = 2, 1, 3, 0x20, 0x40000
+THREAD = 0x3D0F00  # what pthread_create asks for
+HIGH = 1 << 32
+
+
+@pytest.mark.parametrize(
+    ("name", "arguments", "action"),
+    [
+        ("clone", (THREAD,), ALLOW),
+        ("clone", (0x01200011,), ALLOW),  # fork
+        ("clone", (0x4111,), ALLOW),  # vfork
+        *[("clone", (flag | 0x11,), EPERM) for flag in (0x20000, 0x2000000, 0x4000000, 0x8000000)],
+        *[("clone", (flag | 0x11,), EPERM) for flag in (0x10000000, 0x20000000, 0x40000000)],
+        ("clone", (0x8011,), EPERM),  # CLONE_PARENT
+        *[("ioctl", (0, request), ALLOW) for request in (0x5401, 0x5413, 0x541B, 0x5421, 0x5450, 0x5451)],
+        ("ioctl", (0, 0x5412), EPERM),  # TIOCSTI: types into somebody's terminal
+        ("ioctl", (0, 0x5452), EPERM),  # FIOASYNC
+        *[("prctl", (option,), ALLOW) for option in (2, 3, 15, 16, 21, 23, 38, 39, 0x53564D41)],
+        ("prctl", (1,), EPERM),  # PR_SET_PDEATHSIG
+        ("prctl", (4, 0), EPERM),  # PR_SET_DUMPABLE
+        ("prctl", (22,), EPERM),  # PR_SET_SECCOMP
+        ("prctl", (0x59616D61,), EPERM),  # PR_SET_PTRACER
+        *[("fcntl", (0, command), ALLOW) for command in (0, 1, 2, 3, 4, 5, 6, 7, 36, 37, 38, 1030, 1032, 1034)],
+        *[("fcntl", (0, command), EPERM) for command in (8, 10, 15, 1024, 1026, 1031, 1033)],
+        ("socketpair", (1,), ALLOW),
+        *[("socketpair", (family,), EPERM) for family in (2, 10, 16, 17, 40)],
+        ("sendto", (0, 0, 0, 0x4000, 0, 0), ALLOW),  # MSG_NOSIGNAL
+        ("sendto", (0, 0, 0, 0, 0x1000, 16), EPERM),
+        ("sendto", (0, 0, 0, 0, 5 * HIGH, 16), EPERM),  # an address whose low half is 0
+        ("sendto", (0, 0, 0, 0x20000000, 0, 0), EPERM),  # MSG_FASTOPEN
+        ("sendto", (0, 0, 0, 0x1, 0, 0), EPERM),  # MSG_OOB
+        ("prlimit64", (0, 7), ALLOW),
+        ("prlimit64", (1, 7), EPERM),
+        ("sched_setaffinity", (1,), EPERM),
+        ("mmap", (0, 4096, 3, MAP_PRIVATE | MAP_ANONYMOUS), ALLOW),
+        ("mmap", (0, 4096, 3, MAP_SHARED), ALLOW),
+        ("mmap", (0, 4096, 3, MAP_SHARED | MAP_ANONYMOUS), EPERM),
+        ("mmap", (0, 4096, 3, MAP_SHARED_VALIDATE | MAP_ANONYMOUS), EPERM),
+        ("mmap", (0, 4096, 3, MAP_PRIVATE | MAP_ANONYMOUS | MAP_HUGETLB), EPERM),
+    ],
+)
+def test_arguments_decide(name: str, arguments: tuple[int, ...], action: int) -> None:
+    assert verdict("repl", name, *arguments) == action
+
+
+@pytest.mark.parametrize(
+    ("name", "arguments"), [("fcntl", (0, 1031)), ("prctl", (4, 1))], ids=["shrinks_a_pipe", "sets_dumpable"]
+)
+def test_init_may_what_its_repl_may_not(name: str, arguments: tuple[int, ...]) -> None:
+    assert verdict("init", name, *arguments) == ALLOW
+    assert verdict("repl", name, *arguments) == EPERM
+
+
+# -- and really ------------------------------------------------------------------------------------------------------
+
+needs_table = pytest.mark.skipif(MACHINE not in NUMBERS, reason=f"no table of system calls for {MACHINE}")
+libc = ctypes.CDLL(None, use_errno=True)
+
+
+def behind_the_filter(function: Callable[[], object], allow_exec: bool = False) -> object:
+    """Call `function` in a child under the REPL's filter."""
+
+    def run() -> object:
+        syscalls.prctl(syscalls.PR_SET_NO_NEW_PRIVS, 1)
+        seccomp.install("repl", allow_exec)
+        return function()
+
+    return in_child(run)
+
+
+def code_of(function: Callable[[], object]) -> str:
+    """Name of the error number that `function` raises, or "done"."""
+    try:
+        function()
+    except OSError as error:
+        return errno.errorcode[error.errno or 0]
+    return "done"
+
+
+def raw(name: str, *arguments: int | bytes) -> Callable[[], object]:
+    return lambda: syscalls.call(name, *arguments)
+
+
+@needs_table
+def test_a_connected_tcp_door_cannot_be_aimed_anew() -> None:
+    with (
+        socket.create_server(("127.0.0.1", 0)) as host,
+        socket.create_server(("127.0.0.1", 0)) as other,
+        socket.create_connection(host.getsockname()) as door,
+        host.accept()[0] as peer,
+    ):
+        fd = door.fileno()
+        address = struct.pack("=H14x", socket.AF_UNSPEC)
+        port = other.getsockname()[1]
+        target = struct.pack("=H", socket.AF_INET) + struct.pack(">H4s8x", port, socket.inet_aton("127.0.0.1"))
+        attacks = {
+            "disconnects": raw("connect", fd, address, len(address)),
+            "connects_elsewhere": raw("connect", fd, target, len(target)),
+            "listens": lambda: door.listen(),
+            "accepts": lambda: door.accept(),
+            "binds": lambda: door.bind(("127.0.0.1", 0)),
+            "sends_to_another": raw("sendto", fd, b"x", 1, 0, target, len(target)),
+            "opens_fast": raw("sendto", fd, b"x", 1, 0x20000000, 0, 0),
+            "opens_fast_to_another": raw("sendto", fd, b"x", 1, 0x20000000, target, len(target)),
+            "sends_a_message": lambda: door.sendmsg([b"x"]),
+            "receives_a_message": lambda: door.recvmsg(1),
+            "sets_an_option": lambda: door.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1),
+            "shuts_it_down": lambda: door.shutdown(socket.SHUT_RDWR),
+            "makes_another_socket": lambda: socket.socket(),
+        }
+        refusals = behind_the_filter(lambda: {name: code_of(attack) for name, attack in attacks.items()})
+        assert refusals == dict.fromkeys(attacks, "EPERM")
+
+        def talks() -> str:
+            door.sendall(b"hello")
+            return door.recv(5).decode() + os.read(fd, 5).decode()
+
+        peer.sendall(b"welcomehal")
+        assert behind_the_filter(talks) == "welcomehal"
+        assert peer.recv(5) == b"hello"
+
+
+@needs_table
+def test_calls_into_the_kernels_depths_are_refused() -> None:
+    attacks = {
+        "unshares": raw("unshare", syscalls.CLONE_NEWUSER),
+        "enters": raw("setns", -1, 0),
+        "traces": raw("ptrace", 16, os.getppid(), 0, 0),
+        "mounts": raw("mount", b"x", b"/", b"tmpfs", 0, 0),
+        "makes_a_ring": raw("io_uring_setup", 1, bytes(120)),
+        "makes_memory_without_a_file": lambda: os.memfd_create("x"),
+        "shares_memory_without_a_file": lambda: mmap.mmap(-1, 4096),
+        "watches_files": raw("inotify_init1", 0),
+        "becomes_another": lambda: os.setuid(1),
+        "forgets_its_filter": raw("seccomp", 0, 0, 0),
+        "clones_a_sibling": raw("clone", 0x8000 | signal.SIGCHLD, 0, 0, 0, 0),
+        "limits_another": raw("prlimit64", 1, 7, 0, 0),
+        "starts_a_program": lambda: os.execv("/bin/true", ["true"]),
+        "pairs_inet_sockets": lambda: socket.socketpair(socket.AF_INET),
+    }
+    refusals = behind_the_filter(lambda: {name: code_of(attack) for name, attack in attacks.items()})
+    assert refusals == dict.fromkeys(attacks, "EPERM")
+
+
+@needs_table
+def test_clone3_and_unknown_calls_do_not_exist() -> None:
+    def results() -> list[str]:
+        answers = [code_of(raw("clone3", bytes(88), 88))]
+        libc.syscall(10_000)
+        return [*answers, errno.errorcode[ctypes.get_errno()]]
+
+    assert behind_the_filter(results) == ["ENOSYS", "ENOSYS"]
+
+
+@needs_table
+def test_threads_forks_pairs_and_events_work() -> None:
+    def ordinary() -> list[object]:
+        heard: list[object] = []
+        thread = threading.Thread(target=lambda: heard.append("thread"))
+        thread.start()
+        thread.join()
+        pid = os.fork()
+        if pid == 0:
+            os._exit(3)
+        heard.append(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
+        left, right = socket.socketpair()
+        left.setblocking(True)
+        left.sendall(b"pair")
+        heard.append(right.recv(4).decode())
+        heard.append(ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_int)(lambda number: number + 1)(41))
+        return heard
+
+    assert behind_the_filter(ordinary) == ["thread", 3, "pair", 42]
+
+
+@needs_table
+@pytest.mark.skipif(not Path("/bin/true").exists(), reason="there is no /bin/true to run")
+def test_programs_start_where_they_are_allowed() -> None:
+    assert behind_the_filter(lambda: os.waitstatus_to_exitcode(os.system("/bin/true")), allow_exec=True) == 0

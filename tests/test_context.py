@@ -1,0 +1,247 @@
+"""What a user hands in comes out of a worker's `load` equal; what JSON would lose is refused with its place."""
+
+import collections
+import dataclasses
+import enum
+import gc
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rlm_broker.context import MAX_NESTING, Paths, StoredContext, store
+from rlm_broker.errors import ContextRefused
+from sandbox_worker.loading import ContextForm, load
+
+
+def loaded(stored: StoredContext) -> Any:
+    return load(stored.fd, stored.info.form, mapping_works=True)
+
+
+def written(path: Path, content: str | bytes = "text") -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(content.encode() if isinstance(content, str) else content)
+    return path
+
+
+def descriptors() -> set[str]:
+    return {path.name for path in Path("/proc/self/fd").iterdir()}
+
+
+@pytest.fixture(autouse=True)
+def _no_descriptor_is_left() -> Iterator[None]:
+    before = descriptors()
+    yield
+    if descriptors() - before:
+        gc.collect()  # a generator that is left half-way holds its file until it is collected
+    assert not descriptors() - before
+
+
+def test_closing_is_idempotent_and_never_closes_a_descriptor_that_was_given_to_somebody_else() -> None:
+    stored = store("text")
+    stored.close()
+    reused = os.open("/dev/null", os.O_RDONLY | os.O_CLOEXEC)
+    assert reused == stored.fd
+    stored.close()
+    del stored
+    gc.collect()
+    os.fstat(reused)
+    os.close(reused)
+
+
+def test_a_forgotten_context_gives_its_descriptor_back() -> None:
+    fd = store("text").fd
+    gc.collect()
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        os.fstat(fd)
+
+
+def test_a_file_is_its_text_with_line_ends_as_they_are(tmp_path: Path) -> None:
+    path = written(tmp_path / "notes.txt", "one\r\ntwo\n\u017c")
+    for value in (path, Paths([path]), Paths([str(path)])):
+        with store(value) as stored:
+            assert loaded(stored) == "one\r\ntwo\n\u017c"
+            assert (stored.info.type_name, stored.info.parts) == ("str", (("notes.txt", 10),))
+
+
+def test_a_link_that_the_user_names_is_followed(tmp_path: Path) -> None:
+    written(tmp_path / "a" / "target", "there")
+    (tmp_path / "link").symlink_to(tmp_path / "a" / "target")
+    with store(tmp_path / "link") as stored:
+        assert loaded(stored) == "there"
+
+
+def test_several_paths_are_one_dict_and_equal_names_become_the_paths_as_given(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name in ("one/x.txt", "two/x.txt", "two/y.txt", "three/one/x.txt", "z.log"):
+        written(Path(name), name)
+    cases: list[tuple[list[str], dict[str, str]]] = [
+        (["one/x.txt", "two/y.txt"], {"x.txt": "one/x.txt", "y.txt": "two/y.txt"}),
+        (["one/x.txt", "two"], {"one/x.txt": "one/x.txt", "two/x.txt": "two/x.txt", "y.txt": "two/y.txt"}),
+        (["one", "one/x.txt", "./one"], {"x.txt": "one/x.txt"}),
+        (["z.log", "z.log"], {"z.log": "z.log"}),
+        (["*.log", "one"], {"x.txt": "one/x.txt", "z.log": "z.log"}),
+        (
+            ["one/x.txt", "two/x.txt", "three"],
+            {
+                str(tmp_path / "one/x.txt"): "one/x.txt",
+                "two/x.txt": "two/x.txt",
+                str(tmp_path / "three/one/x.txt"): "three/one/x.txt",
+            },
+        ),
+    ]
+    for paths, expected in cases:
+        with store(Paths(paths)) as stored:
+            assert loaded(stored) == expected
+
+
+@pytest.mark.parametrize("names", [[], ["picture.png"]], ids=["empty", "only_binary"])
+def test_a_folder_or_glob_without_text_is_refused(tmp_path: Path, names: list[str]) -> None:
+    for name in names:
+        written(tmp_path / name, b"\0")
+    left_out = "1 binary" if names else "nothing"
+    with pytest.raises(ContextRefused, match=f"there is no text in {tmp_path}; left out: {left_out}"):
+        store(tmp_path)
+    with pytest.raises(ContextRefused, match=r"none\.\* matches no file"):
+        store(tmp_path / "none.*")
+    with pytest.raises(ContextRefused, match="missing does not exist"):
+        store(Paths([tmp_path, tmp_path / "missing"]))
+    with pytest.raises(ContextRefused, match="no file or folder was named"):
+        store(Paths([]))
+
+
+class Color(enum.StrEnum):
+    """A str that is not exactly a str."""
+
+    RED = "red"
+
+
+class Text(str):
+    """Another one."""
+
+    __slots__ = ()
+
+
+class Number(enum.IntEnum):
+    """An int that is not exactly an int."""
+
+    ONE = 1
+
+
+Point = collections.namedtuple("Point", "x y")
+
+
+@pytest.mark.parametrize(
+    ("value", "expected", "type_name", "total_chars"),
+    [
+        ({"a": "four", "b": "\u017c"}, None, "dict", 5),
+        (["one", "two", ""], None, "list", 6),
+        (("one", "two"), ["one", "two"], "list", 6),
+        ({}, None, "dict", 2),
+        ([], None, "list", 2),
+        ({"a": [1, 2]}, None, "dict", 11),
+        ([{"role": "user", "content": "hi"}], None, "list", 32),
+        (17, None, "int", 2),
+        (2**80, None, "int", 25),
+        (-0.5, None, "float", 4),
+        (True, None, "bool", 4),
+        (None, None, "NoneType", 4),
+        (collections.Counter("aab"), {"a": 2, "b": 1}, "dict", 13),
+        (Point(1, [2.5]), [1, [2.5]], "list", 9),
+        ([Color.RED, Text("sub"), {Text("k"): Number.ONE}], ["red", "sub", {"k": 1}], "list", 21),
+        ({"lone \ud83d": "\ud83d\ude00"}, None, "dict", 2),
+        ([["\ud83d\ude00", "\udfff"]], None, "list", 18),
+    ],
+)
+def test_a_plain_value_comes_out_equal(value: object, expected: object, type_name: str, total_chars: int) -> None:
+    with store(value) as stored:
+        result = loaded(stored)
+        assert result == (value if expected is None else expected)
+        assert type(result).__name__ == stored.info.type_name == type_name
+        assert stored.info.total_chars == total_chars
+        assert stored.info.form == ContextForm("json", os.fstat(stored.fd).st_size)
+
+
+def test_the_first_hundred_parts_are_told_and_all_are_counted() -> None:
+    with store([str(number) for number in range(1000)]) as stored:
+        assert stored.info.parts[:2] == (("0", 1), ("1", 1))
+        assert stored.info.parts[-1] == ("99", 2)
+        assert (len(stored.info.parts), stored.info.parts_total, stored.info.total_chars) == (100, 1000, 2890)
+    with store({"k" * 500: {"a": 1}, "\ud83d": "text"}) as stored:
+        assert stored.info.parts == (("k" * 197 + "...", 7), ("\\ud83d", 4))
+        assert dataclasses.asdict(stored.info)["parts_total"] == 2
+
+
+def nested(levels: int) -> object:
+    value: object = "core"
+    for _ in range(levels):
+        value = [value]
+    return value
+
+
+def cyclic() -> object:
+    value: dict[str, object] = {}
+    value["a"] = [1, {"b": value}]
+    return value
+
+
+@pytest.mark.parametrize(
+    ("value", "sentence"),
+    [
+        (
+            {"a": [0, 1, 2, {1}]},
+            "context['a'][3] is a set; a context is made of str, dict, list, int, float, bool and None, or is a Path",
+        ),
+        (
+            object(),
+            "context is an object; a context is made of str, dict, list, int, float, bool and None, or is a Path",
+        ),
+        (b"bytes", "context is of type bytes: decode them to str first, or hand in a Path"),
+        ([bytearray(b"bytes")], "context[0] is of type bytearray: decode them to str first, or hand in a Path"),
+        ({"a": {3: "x"}}, "context['a'] has the key 3, an int: the keys of a context are str"),
+        ({None: "x"}, "context has the key None, a NoneType: the keys of a context are str"),
+        ([1.0, float("nan")], "context[1] is nan, which JSON does not have: use None, or a str"),
+        (float("-inf"), "context is -inf, which JSON does not have: use None, or a str"),
+        ([10**5000], "context[0] is a number of more than 4,200 digits: hand it in as str"),
+        (cyclic(), "context['a'][1]['b'] contains itself"),
+        ([Path("a")], "context[0] is a PosixPath: a Path is a context only by itself; several are Paths([...])"),
+        (
+            nested(MAX_NESTING + 1),
+            "context[0][0][0][0][0][0][0][0][0][0][0][0][0][0][0][0][0][0... is nested deeper than 200 levels",
+        ),
+        (
+            nested(50_000),
+            "context[0][0][0][0][0][0][0][0][0][0][0][0][0][0][0][0][0][0... is nested deeper than 200 levels",
+        ),
+    ],
+    ids=[
+        "set",
+        "object",
+        "bytes",
+        "bytearray",
+        "int_key",
+        "none_key",
+        "nan",
+        "inf",
+        "digits",
+        "cycle",
+        "path",
+        "deep",
+        "very_deep",
+    ],
+)
+def test_what_json_cannot_hold_is_refused_with_its_place(value: object, sentence: str) -> None:
+    with pytest.raises(ContextRefused) as refused:
+        store(value)
+    assert str(refused.value) == sentence
+
+
+def test_the_deepest_value_that_is_taken_can_be_loaded_and_the_same_list_may_stand_in_two_places() -> None:
+    shared = ["shared"]
+    for value in (nested(MAX_NESTING), [shared, {"again": shared}]):
+        with store(value) as stored:
+            assert loaded(stored) == value

@@ -1,0 +1,396 @@
+"""Files, folders and globs become their texts; whatever is none is refused or counted, and never waited for."""
+
+import contextlib
+import gc
+import os
+import shutil
+import socket
+import subprocess
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rlm_broker import context
+from rlm_broker.context import Paths, StoredContext, store
+from rlm_broker.errors import ContextRefused
+from sandbox_worker.loading import load
+
+MB = 1 << 20
+
+
+def loaded(stored: StoredContext) -> Any:
+    return load(stored.fd, stored.info.form, mapping_works=True)
+
+
+def written(path: Path, content: str | bytes = "text") -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(content.encode() if isinstance(content, str) else content)
+    return path
+
+
+def descriptors() -> set[str]:
+    return {path.name for path in Path("/proc/self/fd").iterdir()}
+
+
+@pytest.fixture(autouse=True)
+def _no_descriptor_is_left() -> Iterator[None]:
+    before = descriptors()
+    yield
+    if descriptors() - before:
+        gc.collect()  # a generator that is left half-way holds its file until it is collected
+    assert not descriptors() - before
+
+
+@contextlib.contextmanager
+def ordinary_user_folder() -> Iterator[Path]:
+    """A folder of nobody's, as nobody: the permissions of files bind everybody but root."""
+    with tempfile.TemporaryDirectory(dir="/tmp") as folder:
+        user = 65534 if os.geteuid() == 0 else os.geteuid()
+        if os.geteuid() == 0:
+            os.chown(folder, user, -1)
+        before = os.geteuid()
+        os.seteuid(user)
+        try:
+            yield Path(folder)
+        finally:
+            os.seteuid(before)
+
+
+# -- one file --------------------------------------------------------------------------------------------------------
+
+
+def test_a_byte_order_mark_is_not_text(tmp_path: Path) -> None:
+    with store(written(tmp_path / "file", "\ufefftext \ufeff".encode())) as stored:
+        assert loaded(stored) == "text \ufeff"
+
+
+@pytest.mark.parametrize(
+    ("content", "sentence"),
+    [
+        (b"a" * 123 + b"\xff", "file is not UTF-8 text: byte 0xff at offset 123; convert it (iconv -t UTF-8)"),
+        (
+            b"a" * (2 * MB) + b"\xe2\x82",
+            "file is not UTF-8 text: byte 0xe2 at offset 2,097,152; convert it (iconv -t UTF-8)",
+        ),
+        (
+            b"a" * (MB - 1) + b"\xe2\x82a",
+            "file is not UTF-8 text: byte 0xe2 at offset 1,048,575; convert it (iconv -t UTF-8)",
+        ),
+        (b"\xef\xbb\xbf\xe9", "file is not UTF-8 text: byte 0xe9 at offset 3; convert it (iconv -t UTF-8)"),
+        (b"\xed\xa0\xbd", "file is not UTF-8 text: byte 0xed at offset 0; convert it (iconv -t UTF-8)"),
+        (b"\x7fELF\0", "file is binary (a zero byte at offset 4), not text: convert it to UTF-8 text"),
+        (b"a" * MB + b"\0", "file is binary (a zero byte at offset 1,048,576), not text: convert it to UTF-8 text"),
+        (b"", "file is empty: there is nothing in it to ask about"),
+        (b"\xef\xbb\xbf", "file is empty: there is nothing in it to ask about"),
+    ],
+    ids=[
+        "invalid",
+        "cut_at_the_end",
+        "cut_by_a_piece",
+        "after_a_mark",
+        "surrogate",
+        "binary",
+        "late_zero",
+        "empty",
+        "mark_only",
+    ],
+)
+def test_a_file_that_is_no_text_is_refused_with_what_and_where(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, content: bytes, sentence: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    written(Path("file"), content)
+    with pytest.raises(ContextRefused) as refused:
+        store(Path("file"))
+    assert str(refused.value) == sentence
+
+
+def test_what_is_not_a_regular_file_is_refused_and_never_waited_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    os.mkfifo("pipe")
+    with socket.socket(socket.AF_UNIX) as listening:
+        listening.bind("sock")
+        for path, kind in (("pipe", "a named pipe"), ("sock", "a socket"), ("/dev/zero", "a device")):
+            with pytest.raises(ContextRefused) as refused:
+                store(Path(path))
+            assert str(refused.value) == f"{path} is {kind}, not a file: read it first, and hand in its text"
+
+
+@pytest.mark.timeout(10)
+def test_a_file_that_becomes_a_pipe_before_it_is_opened_is_not_waited_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = written(tmp_path / "file")
+    open_file = os.open
+
+    def replace_and_open(name: str, flags: int) -> int:
+        path.unlink()
+        os.mkfifo(path)
+        return open_file(name, flags)
+
+    monkeypatch.setattr(os, "open", replace_and_open)
+    with pytest.raises(ContextRefused, match="file is a named pipe, not a file"):
+        store(path)
+
+
+def test_what_cannot_be_read_is_refused_with_the_reason(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    written(Path("file"))
+    Path("dangling").symlink_to("nowhere")
+    Path("loop").symlink_to("loop")
+    for path, sentence in (
+        ("missing", "missing does not exist"),
+        ("dangling", "dangling does not exist"),
+        ("file/below", "file/below cannot be read: Not a directory"),
+        ("loop", "loop cannot be read: Too many levels of symbolic links"),
+        ("a" * 300, f"{'a' * 300} cannot be read: File name too long"),
+        ("zero\0byte", "'zero\\x00byte' cannot be read: no path has a zero byte in it"),
+        ("/proc/self/mem", "/proc/self/mem cannot be read: Input/output error"),
+        (os.fsdecode(b"not-\xff-there"), "not-\\xff-there does not exist"),
+    ):
+        with pytest.raises(ContextRefused) as refused:
+            store(Path(path))
+        assert str(refused.value) == sentence
+    with ordinary_user_folder() as folder:
+        secret = written(folder / "secret")
+        secret.chmod(0)
+        with pytest.raises(ContextRefused, match="secret cannot be read: Permission denied"):
+            store(secret)
+
+
+def test_a_file_of_proc_that_has_text_and_no_size_is_read() -> None:
+    with store(Path("/proc/self/status")) as stored:
+        assert loaded(stored).startswith("Name:")
+
+
+def test_a_file_that_grows_or_shrinks_while_it_is_read_is_what_was_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = written(tmp_path / "log", b"a" * (4 * MB))
+    read = os.read
+
+    def read_and(change: str) -> Any:
+        def changing_read(fd: int, size: int) -> bytes:
+            piece = read(fd, size)
+            if change == "grow":
+                with path.open("ab") as file:
+                    file.write(b"\xff" * MB)
+            else:
+                os.truncate(path, MB)
+            return piece
+
+        return changing_read
+
+    monkeypatch.setattr(os, "read", read_and("grow"))
+    with store(path) as stored:
+        assert loaded(stored) == "a" * (4 * MB)
+    monkeypatch.setattr(os, "read", read_and("shrink"))
+    with store(path) as stored:
+        assert loaded(stored) == "a" * MB
+
+
+# -- many files ------------------------------------------------------------------------------------------------------
+
+
+def test_a_folder_is_a_dict_from_relative_path_to_text_sorted(tmp_path: Path) -> None:
+    written(tmp_path / "b.txt", "b")
+    written(tmp_path / "a" / "deep" / "x.py", '\U0001f600 "quoted"\n\\\x01' * 100_000)
+    written(tmp_path / ".hidden", "")
+    with store(tmp_path) as stored:
+        value = loaded(stored)
+        assert value == {".hidden": "", "a/deep/x.py": '\U0001f600 "quoted"\n\\\x01' * 100_000, "b.txt": "b"}
+        assert list(value) == sorted(value)
+        assert stored.info.type_name == "dict"
+        assert stored.info.parts == ((".hidden", 0), ("a/deep/x.py", 1_300_000), ("b.txt", 1))
+        assert stored.info.total_chars == 1_300_001
+        assert stored.info.skipped == {}
+
+
+def test_what_is_left_out_of_a_folder_is_counted_by_reason(tmp_path: Path) -> None:
+    written(tmp_path / "outside", "secret")
+    root = tmp_path / "root"
+    written(root / "good", "good")
+    written(root / "picture.png", b"\x89PNG\0")
+    written(root / "latin.txt", b"a" * (2 * MB) + b"\xe9 late")
+    written(root / "zzz", "last")
+    written(root / ".git" / "config", "never")
+    (root / "out").symlink_to(tmp_path / "outside")
+    (root / "up").symlink_to("..")
+    (root / "dangling").symlink_to("nowhere")
+    (root / "loop").symlink_to("loop")
+    os.mkfifo(root / "pipe")
+    with store(root) as stored:
+        assert loaded(stored) == {"good": "good", "zzz": "last"}
+        assert stored.info.skipped == {
+            "binary": 1,
+            "not UTF-8": 1,
+            "link to outside the folder": 2,
+            "unreadable": 2,
+            "not a regular file": 1,
+        }
+
+
+def test_files_and_folders_without_permission_are_counted_as_unreadable() -> None:
+    with ordinary_user_folder() as folder:
+        written(folder / "good", "good")
+        written(folder / "secret").chmod(0)
+        written(folder / "closed" / "file").parent.chmod(0)
+        try:
+            with store(folder) as stored:
+                assert loaded(stored) == {"good": "good"}
+                assert stored.info.skipped == {"unreadable": 2}
+        finally:
+            (folder / "closed").chmod(0o700)
+
+
+def test_links_inside_a_folder_never_hang_or_double_it_nor_reach_what_is_excluded(tmp_path: Path) -> None:
+    written(tmp_path / "a" / "file", "text")
+    written(tmp_path / ".git" / "config", "token")
+    written(tmp_path / ".env", "key")
+    written(tmp_path / ".gitignore", ".env\n")
+    for name, target in (
+        ("self", "."),
+        ("a/up", ".."),
+        ("a/again", "../a"),
+        ("z", "a/file"),
+        ("git", ".git/config"),
+        ("env", ".env"),
+    ):
+        (tmp_path / name).symlink_to(target)
+    with store(tmp_path) as stored:
+        assert loaded(stored) == {".gitignore": ".env\n", "a/file": "text"}
+        assert stored.info.skipped == {"ignored by .gitignore": 3}
+    with store(tmp_path / "z*") as stored:
+        assert loaded(stored) == {"z": "text"}
+
+
+GITIGNORES = {
+    ".gitignore": "*.log\r\n/build/\nnode_modules/\n!keep.log\ndoc/*.txt\n# comment\n\\#odd\n!\ndata/** \n!data/keep\n",
+    "sub/.gitignore": "!local.log\n/only_here\n*\n!*.py\n!*/\n!.gitignore\n",
+}
+TREE = [
+    *("a.log", "keep.log", "build/x", "sub/build/x.py", "node_modules/m/i.js", "sub/node_modules/m.py", "doc/a.txt"),
+    *(
+        "doc/deep/a.txt",
+        "#odd",
+        "sub/local.log",
+        "sub/only_here",
+        "sub/code.py",
+        "sub/x/code.py",
+        "sub/x/data.bin",
+        "plain",
+    ),
+]
+
+
+@pytest.mark.skipif(shutil.which("git") is None, reason="git says what is right")
+def test_the_files_of_a_folder_are_those_that_git_would_take(tmp_path: Path) -> None:
+    for name, text in GITIGNORES.items():
+        written(tmp_path / name, text)
+    for name in TREE:
+        written(tmp_path / name, name)
+    git = ["git", "-C", str(tmp_path), "-c", "core.excludesFile=/dev/null"]
+    subprocess.run([*git, "init", "-q"], check=True)
+    listed = subprocess.run(
+        [*git, "ls-files", "-co", "--exclude-standard", "-z"], check=True, capture_output=True, text=True
+    )
+    expected = listed.stdout.split("\0")[:-1]
+    assert "sub/code.py" in expected
+    assert "sub/only_here" not in expected
+    with store(tmp_path) as stored:
+        assert list(loaded(stored)) == sorted(expected)
+
+
+def test_a_folder_in_a_repository_obeys_the_rules_around_it_unless_they_exclude_the_folder_itself(
+    tmp_path: Path,
+) -> None:
+    written(tmp_path / ".git" / "HEAD")
+    written(tmp_path / ".gitignore", "*.pyc\nbuild/\n")
+    written(tmp_path / "src" / "a.py", "a")
+    written(tmp_path / "src" / "a.pyc", "compiled")
+    written(tmp_path / "build" / "out.pyc", "made")
+    with store(tmp_path / "src") as stored:
+        assert loaded(stored) == {"a.py": "a"}
+        assert stored.info.skipped == {"ignored by .gitignore": 1}
+    with store(tmp_path / "build") as stored:
+        assert loaded(stored) == {"out.pyc": "made"}
+
+
+def test_a_gitignore_that_is_no_text_or_no_pattern_or_a_pipe_harms_nothing(tmp_path: Path) -> None:
+    written(tmp_path / ".gitignore", b"!\n\xff\xfe\0\n*.log\n///\n[\n")
+    written(tmp_path / "a.log")
+    written(tmp_path / "file")
+    (tmp_path / "sub").mkdir()
+    os.mkfifo(tmp_path / "sub" / ".gitignore")
+    written(tmp_path / "sub" / "b.txt")
+    with store(tmp_path) as stored:
+        assert set(loaded(stored)) == {"file", "sub/b.txt"}
+        assert stored.info.skipped == {"ignored by .gitignore": 1, "binary": 1, "not a regular file": 1}
+
+
+@pytest.mark.parametrize(
+    ("pattern", "names"),
+    [
+        ("*.py", ["a.py"]),
+        ("s*/?.py", ["src/b.py", "src/c.py"]),
+        ("src/*.py", ["b.py", "c.py"]),
+        ("src/[!c]*", ["b.py"]),
+        ("**/*.py", ["a.py", "src/b.py", "src/c.py", "src/x/y/d.py"]),
+        ("src/**", ["b.py", "c.py", "x/y/d.py"]),
+        ("src/**/y/*.py", ["x/y/d.py"]),
+    ],
+)
+def test_a_glob_is_a_dict_of_the_files_that_match(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, pattern: str, names: list[str]
+) -> None:
+    for name in ("a.py", "a.txt", "src/b.py", "src/c.py", "src/x/y/d.py", "venv/v.py"):
+        written(tmp_path / name, name)
+    written(tmp_path / ".gitignore", "venv/\n")
+    monkeypatch.chdir(tmp_path)
+    for value in (Path(pattern), tmp_path / pattern, Paths([pattern])):
+        with store(value) as stored:
+            assert list(loaded(stored)) == names
+
+
+def test_a_glob_does_not_walk_folders_that_it_cannot_match(tmp_path: Path) -> None:
+    written(tmp_path / "a.txt")
+    with ordinary_user_folder() as folder:
+        written(folder / "a.txt", "a")
+        written(folder / "closed" / "a.txt").parent.chmod(0)
+        try:
+            with store(folder / "*.txt") as stored:
+                assert stored.info.skipped == {}
+        finally:
+            (folder / "closed").chmod(0o700)
+
+
+def test_a_file_whose_name_looks_like_a_glob_is_that_file(tmp_path: Path) -> None:
+    with store(written(tmp_path / "[draft]*.txt", "here")) as stored:
+        assert loaded(stored) == "here"
+
+
+def test_file_names_that_are_not_utf8_are_shown_escaped(tmp_path: Path) -> None:
+    written(Path(os.fsdecode(os.fsencode(tmp_path) + b"/\xff.txt")), "odd")
+    with store(tmp_path) as stored:
+        assert loaded(stored) == {"\\xff.txt": "odd"}
+
+
+def test_a_tree_deeper_than_pythons_stack_is_walked(tmp_path: Path) -> None:
+    before = Path.cwd()
+    os.chdir(tmp_path)
+    try:
+        for _ in range(1_100):
+            os.mkdir("d")  # noqa: PTH102 - relative to a folder whose whole path is too long to say
+            os.chdir("d")
+        Path("file").write_text("deep")
+    finally:
+        os.chdir(before)
+    with store(tmp_path) as stored:
+        assert loaded(stored) == {"d/" * 1_100 + "file": "deep"}
+        assert len(stored.info.parts[0][0]) == context.MAX_NAME_CHARS
+    subprocess.run(["rm", "-r", tmp_path / "d"], check=True)

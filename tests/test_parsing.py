@@ -1,0 +1,368 @@
+"""Real shapes of replies and what must happen; then what must hold for every text."""
+
+import time
+from dataclasses import dataclass
+
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from rlm_broker.parsing import FinalText, FinalVar, ParsedReply, parse_reply
+
+ANY_TEXT = st.text(st.characters(codec=None))
+"""Lone surrogates and NULs included."""
+
+
+@dataclass(frozen=True)
+class Shape:
+    """A reply, and what must come of it. `final` is the answer's text."""
+
+    reply: str
+    code: tuple[str, ...] = ()
+    final: str | None = None
+    var: str | None = None
+    not_run: tuple[str, ...] = ()
+
+    def expected_final(self) -> FinalText | FinalVar | None:
+        if self.var is not None:
+            return FinalVar(self.var)
+        return None if self.final is None else FinalText(self.final)
+
+
+DOC = 'p = """\n```json\n{}\n```\n"""\nprint(p)'
+TYPO = 'x = """abc'
+
+CODE_SHAPES = {
+    "a repl fence": Shape("Let me look.\n```repl\nprint(len(context))\n```\n", ("print(len(context))",)),
+    "a python fence": Shape("```python\nx = 1\n```", ("x = 1",)),
+    "a py fence": Shape("```py\nx = 1\n```", ("x = 1",)),
+    "a python3 fence without a stray 3": Shape("```python3\nx = 1\n```", ("x = 1",)),
+    "an upper-case tag": Shape("```REPL\nx = 1\n```\n```Python\ny = 2\n```", ("x = 1", "y = 2")),
+    "a space before the tag": Shape("``` repl\nx = 1\n```", ("x = 1",)),
+    "a tag in braces": Shape("```{repl}\nx = 1\n```", ("x = 1",)),
+    "a tag with a dot in braces": Shape("```{.python .numberLines}\nx = 1\n```", ("x = 1",)),
+    "a tag and attributes": Shape('```repl title="count.py"\nx = 1\n```', ("x = 1",)),
+    "a tag and a file name": Shape("```python:main.py\nx = 1\n```", ("x = 1",)),
+    "repl and python blocks in the reply's order": Shape(
+        "```python\na\n```\n```repl\nb\n```\n```python\nc\n```", ("a", "b", "c")
+    ),
+    "tildes": Shape("~~~repl\nx = 1\n~~~", ("x = 1",)),
+    "backticks inside tildes": Shape('~~~repl\nx = """\n```\n"""\n~~~', ('x = """\n```\n"""',)),
+    "three backticks inside four": Shape("````repl\nx = '''\n```\n'''\n````", ("x = '''\n```\n'''",)),
+    "a shorter fence is content": Shape("````repl\nx = 1\n```\n!y\n````", ("x = 1\n```\n!y",)),
+    "escaped quotes end no string": Shape('```repl\nx = """a \\"""\n```\nb"""\n```', ('x = """a \\"""\n```\nb"""',)),
+    "a longer closing fence": Shape("```repl\nx = 1\n`````\nDone.", ("x = 1",)),
+    "an indented fence": Shape("  ```repl\n  for x in y:\n      z()\n  ```", ("for x in y:\n    z()",)),
+    "an indented fence around code that is not": Shape("   ```repl\nif a:\n  b()\n   ```", ("if a:\n  b()",)),
+    "a fence in a list": Shape("1. ```repl\n   x = 1\n   ```\n2. Done", ("x = 1",)),
+    "a closing fence that is indented": Shape("```repl\nx = 1\n  ```\nThen we see.", ("x = 1",)),
+    "a fence behind a sentence": Shape("Step 1: ```python\nx = 1\n```\nDone.", ("x = 1",)),
+    "CRLF": Shape("```repl\r\nx = 1\r\ny = 2\r\n```\r\n", ("x = 1\ny = 2",)),
+    "an unclosed last fence": Shape("Look:\n```repl\nx = 1\nprint(x)", ("x = 1\nprint(x)",)),
+    "backticks at the end of a line close nothing": Shape(
+        "```repl\nprint('```')\nx = '```'\n```", ("print('```')\nx = '```'",)
+    ),
+    "a string that shows a fence": Shape(f"```repl\n{DOC}\n```\nI wait.", (DOC,)),
+    "a string that shows a fence, unclosed": Shape(f"```repl\n{DOC}", (DOC,)),
+    "a string that shows a fence, and another block": Shape(
+        f"```repl\n{DOC}\n```\nAnd:\n```repl\ny = 2\n```", (DOC, "y = 2")
+    ),
+    "a raw f-string that shows two fences": Shape(
+        "```repl\nq = rf'''a\n```\nb\n```\n{x}\\''''\n```", ("q = rf'''a\n```\nb\n```\n{x}\\''''",)
+    ),
+    "a string left open by mistake ends with its fence": Shape(
+        f"```repl\n{TYPO}\n```\nThen:\n```repl\ny = 2\n```", (TYPO, "y = 2")
+    ),
+    "quotes in a comment open no string": Shape('```repl\n# """\nx = 1\n```\n"""', ('# """\nx = 1',)),
+    "code that is no Python is run all the same": Shape("```repl\n!ls -l\n```", ("!ls -l",)),
+    "a block that was not closed before the next": Shape("```repl\nx = 1\n```repl\ny = 2\n```", ("x = 1", "y = 2")),
+    "a data block that was not closed before the code": Shape('```json\n{"a": 1}\n```repl\ny = 2\n```', ("y = 2",)),
+    "a stray closing fence before the code": Shape("Done.\n```\n\nNow:\n```repl\ny = 2\n```", ("y = 2",)),
+    "code in thoughts is no code": Shape(
+        "<think>\n```repl\ndraft()\n```\nFINAL(1)</think>\n```repl\nx = 1\n```", ("x = 1",)
+    ),
+    "thoughts that never end are the reply": Shape("<think>\n```repl\nx = 1\n```", ("x = 1",)),
+}
+
+NOT_RUN_SHAPES = {
+    "a reply of words": Shape("I need to look at the context first."),
+    "an empty fence": Shape("```repl\n\n```", not_run=("an empty ```repl fence",)),
+    "code on the line of the tag": Shape("```repl print(1)\n```", not_run=("an empty ```repl fence",)),
+    "a fence on one line": Shape("```repl print(1)```", not_run=("a ```repl fence that is not on lines of its own",)),
+    "a quoted fence": Shape("> ```repl\n> x = 1\n> ```", not_run=("a ```repl fence that is not on lines of its own",)),
+    "code in an untagged fence": Shape("```\nprint(1)\n```", not_run=("an untagged fence",)),
+    "code in an untagged fence, and code": Shape(
+        "```repl\nx = 1\n```\n```\nx = 2\n```", ("x = 1",), not_run=("an untagged fence",)
+    ),
+    "text in an untagged fence": Shape("It printed:\n```\nThe cat sat.\n```\n```\nTotal: 5\n```"),
+    "bash": Shape("```bash\nls\n```", not_run=("a ```bash fence",)),
+    "bash, and code": Shape("```bash\nls\n```\n```repl\nx = 1\n```", ("x = 1",), not_run=("a ```bash fence",)),
+    "several languages, each once": Shape(
+        "```sql\nselect 1\n```\n```js\nf()\n```\n```sql\nselect 2\n```", not_run=("a ```sql fence", "a ```js fence")
+    ),
+    "data, and code": Shape('```json\n{"a": 1}\n```\n```repl\nx = 1\n```', ("x = 1",)),
+    "data, and an answer": Shape("```text\nabc\n```\nFINAL(1)", final="1"),
+    "data alone": Shape('```json\n{"a": 1}\n```', not_run=("a ```json fence",)),
+    "an answer inside a text fence": Shape("```text\nFINAL(42)\n```", not_run=("a ```text fence",)),
+    "a document that shows code": Shape(
+        "````markdown\n# How\n```python\nprint(1)\n```\n````", not_run=("a ```markdown fence",)
+    ),
+    "a document with as many backticks as its code": Shape(
+        "```markdown\n# How\n```python\nprint(1)\n```\nEnd.\n```\n```repl\nx = 1\n```", ("x = 1",)
+    ),
+    "a document that was not closed": Shape(
+        "```markdown\n# How\n```python\nprint(1)\n```\nAnd\n```repl\nx = 1\n```", ("x = 1",)
+    ),
+    "code in thoughts alone": Shape(
+        "<think>\n```repl\nx = 1\n```\n</think>\nDone.", not_run=("code inside your reasoning",)
+    ),
+    "<tool_call>": Shape(
+        '<tool_call>\n{"name": "python", "arguments": {"code": "1"}}\n</tool_call>',
+        not_run=("<tool_call> markup", "a tool call in JSON"),
+    ),
+    "<function=…>": Shape("<function=python>\nprint(1)\n</function>", not_run=("<function=…> markup",)),
+    "<invoke …>": Shape(
+        '<function_calls>\n<invoke name="python">', not_run=("<function_calls> markup", "<invoke …> markup")
+    ),
+    "<python>": Shape("Let me run <python>print(1)</python>", not_run=("<python> markup",)),
+    "<code>": Shape("<code>\nprint(1)\n</code>", not_run=("<code> markup",)),
+    "<code> as typography": Shape("The variable <code>x</code> is 1."),
+    "<execute>": Shape("<execute>\nprint(1)\n</execute>", not_run=("<execute> markup",)),
+    "<|python_tag|>": Shape("<|python_tag|>print(1)", not_run=("<|python_tag|> markup",)),
+    "[TOOL_CALLS]": Shape('[TOOL_CALLS] [{"x": 1}]', not_run=("[TOOL_CALLS] markup",)),
+    "a tool call in JSON": Shape(
+        '{"name": "python", "arguments": {"code": "print(1)"}}', not_run=("a tool call in JSON",)
+    ),
+    "a tool call in a JSON fence": Shape(
+        '```json\n{"tool": "python", "input": "1"}\n```\n```repl\nx = 1\n```',
+        ("x = 1",),
+        not_run=("a tool call in JSON",),
+    ),
+    "markup, and code": Shape(
+        "<tool_call>a</tool_call>\n```repl\nx = 1\n```", ("x = 1",), not_run=("<tool_call> markup",)
+    ),
+    "markup as an example": Shape("I must not use `<tool_call>` here."),
+    "markup in an answer": Shape("FINAL(<python>1</python>)", final="<python>1</python>"),
+}
+
+FINAL_SHAPES = {
+    "a number": Shape("FINAL(42)", final="42"),
+    "at the end of words": Shape("I am sure.\n\nFINAL(42)\n", final="42"),
+    "SUBMIT": Shape("SUBMIT(42)", final="42"),
+    "after whitespace": Shape("   FINAL(42)", final="42"),
+    "bold": Shape("**FINAL(42)**", final="42"),
+    "in a list": Shape("- FINAL(42)", final="42"),
+    "a bold heading in a list": Shape("1. **FINAL(42)**.", final="42"),
+    "quoted": Shape("> FINAL(one\n> two)", final="one\ntwo"),
+    "as code": Shape("`FINAL(42)`", final="42"),
+    "double quotes": Shape('FINAL("Paris, (France)")', final="Paris, (France)"),
+    "single quotes": Shape("FINAL('Paris')", final="Paris"),
+    "triple quotes": Shape('FINAL("""a\nb""")', final="a\nb"),
+    "one pair of quotes only": Shape("""FINAL("'x'")""", final="'x'"),
+    "two quotations are no pair": Shape('FINAL("a" and "b")', final='"a" and "b"'),
+    "quotes that do not match": Shape("""FINAL("x')""", final="""\"x'"""),
+    "a quotation inside quotes": Shape('FINAL("He said "yes" twice")', final='He said "yes" twice'),
+    "an apostrophe inside quotes": Shape("FINAL('It's fine')", final="It's fine"),
+    "an apostrophe": Shape("FINAL(It's 42)", final="It's 42"),
+    "two apostrophes and parentheses": Shape("FINAL(It's the dogs' (42))", final="It's the dogs' (42)"),
+    "an open parenthesis in quotes": Shape('FINAL(the sign "(" is 1)', final='the sign "(" is 1'),
+    "a closing parenthesis in quotes": Shape('FINAL(")" is 2)', final='")" is 2'),
+    "a quoted parenthesis, and words after it": Shape('FINAL("(")\nMore (words)', final="("),
+    "apostrophes around a parenthesis": Shape("FINAL(It's (a dogs' b)\nc)", final="It's (a dogs' b)\nc"),
+    "nested parentheses": Shape("FINAL(f(x) = 2 (see (1)))", final="f(x) = 2 (see (1))"),
+    "several lines": Shape("FINAL(\nfirst (a)\n\nsecond\n)\nDone.", final="first (a)\n\nsecond"),
+    "a list as an answer": Shape("FINAL([1, 2, (3, 4)])", final="[1, 2, (3, 4)]"),
+    "a smiley": Shape("FINAL(It is a smiley :))", final="It is a smiley :)"),
+    "a smiley, and words after it": Shape("FINAL(A smiley :))\nBye (for now)", final="A smiley :)"),
+    "a sad smiley": Shape("FINAL(It is sad :()", final="It is sad :("),
+    "a sad smiley, and words after it": Shape("FINAL(sad :()\nBye", final="sad :("),
+    "a sad smiley, and another answer": Shape("FINAL(sad :()\nFINAL(2)", final="sad :("),
+    "a half-open interval": Shape("FINAL([0, 1))", final="[0, 1)"),
+    "another half-open interval": Shape("FINAL((0, 1])", final="(0, 1]"),
+    "an enumeration": Shape("FINAL(\n1) one\n2) two\n)", final="1) one\n2) two"),
+    "LaTeX keeps its backslashes": Shape(r'FINAL("$\frac{1}{2}$ (\n)")', final=r"$\frac{1}{2}$ (\n)"),
+    "a fence inside an answer is the answer": Shape(
+        "FINAL(Use:\n```python\nprint(1)\n```\n)", final="Use:\n```python\nprint(1)\n```"
+    ),
+    "an answer that is never closed stops before code": Shape(
+        "FINAL(sad :()\n```repl\nprint(1)\n```\n(See above.)", ("print(1)",), final="sad :("
+    ),
+    "never closed": Shape("FINAL(the answer is"),
+    "code and an answer": Shape("```repl\nx = 1\n```\nFINAL(1)", ("x = 1",), final="1"),
+    "inside code only": Shape("```repl\nFINAL(x)\n```", ("FINAL(x)",)),
+    "the first of several": Shape("FINAL(1)\nFINAL(2)", final="1"),
+    "the first valid one of several": Shape(
+        "FINAL()\nFINAL_VAR(1)\nFINAL_VAR(x)",
+        var="x",
+        not_run=("an empty final answer", "a FINAL_VAR without a variable's name"),
+    ),
+    "two on a line": Shape("FINAL(1) FINAL(2)", final="1"),
+    "empty": Shape("FINAL()", not_run=("an empty final answer",)),
+    "an empty quotation": Shape('FINAL("")', not_run=("an empty final answer",)),
+    "a placeholder": Shape("FINAL(...)", not_run=("an empty final answer",)),
+    "a mention": Shape("I will call FINAL() later."),
+    "a mention with a placeholder": Shape("then use FINAL(answer) when done"),
+    "a mention that a line break put first": Shape(
+        "Then I will use\nFINAL(answer) when done.", not_run=("a final answer inside a sentence",)
+    ),
+    "a mention as code": Shape("`FINAL(x)`: ends the run.", not_run=("a final answer inside a sentence",)),
+    "a mention that starts a sentence": Shape("FINAL() comes later, when I know."),
+    "prose": Shape("Final answer: 42"),
+    "another function's name": Shape("FINAL_ANSWER(42)\nNOT_FINAL(1)\nFINALLY(2)"),
+    "a variable": Shape("FINAL_VAR(result)", var="result"),
+    "a quoted variable": Shape('FINAL_VAR("result")', var="result"),
+    "a variable as code": Shape("**FINAL_VAR(`result`)**", var="result"),
+    "a variable with spaces around it": Shape("FINAL_VAR( result )", var="result"),
+    "an expression is no variable": Shape('FINAL_VAR(result["x"])', not_run=("a FINAL_VAR without a variable's name",)),
+    "a keyword is no variable": Shape("FINAL_VAR(None)", not_run=("a FINAL_VAR without a variable's name",)),
+}
+
+SHAPES = {**CODE_SHAPES, **NOT_RUN_SHAPES, **FINAL_SHAPES}
+
+
+@pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES.keys())
+def test_a_reply_of_this_shape_says_this(shape: Shape) -> None:
+    parsed = parse_reply(shape.reply)
+    assert parsed.code == shape.code
+    assert parsed.final == shape.expected_final()
+    assert tuple(note.what for note in parsed.not_run) == shape.not_run
+
+
+@pytest.mark.parametrize("reply", [None, "", " \n\t\n"])
+def test_a_reply_of_nothing_says_nothing(reply: str | None) -> None:
+    assert parse_reply(reply) == ParsedReply((), None, ())
+
+
+@pytest.mark.parametrize("shape", NOT_RUN_SHAPES.values(), ids=NOT_RUN_SHAPES.keys())
+def test_a_reason_is_one_sentence_that_says_what_to_write_instead(shape: Shape) -> None:
+    for note in parse_reply(shape.reply).not_run:
+        assert note.reason.endswith(".")
+        assert "\n" not in note.reason
+        assert "write" in note.reason.lower() or "goes into" in note.reason
+
+
+def test_a_reply_full_of_things_that_are_not_run_is_told_eight_of_them() -> None:
+    reply = "".join(f"```tag{number}\nx\n```\n" for number in range(100))
+    assert [note.what for note in parse_reply(reply).not_run] == [f"a ```tag{number} fence" for number in range(8)]
+
+
+def test_what_follows_ten_thousand_fence_lines_is_neither_run_nor_an_answer() -> None:
+    parsed = parse_reply("```repl\nx = 1\n```\n" * 5_001 + "FINAL(1)")
+    assert len(parsed.code) == 5_000
+    assert parsed.final is None
+
+
+def test_code_with_an_unknown_escape_is_looked_at_without_a_warning(recwarn: pytest.WarningsRecorder) -> None:
+    assert parse_reply("```\nre.compile('\\d')\n```").not_run
+    assert not recwarn.list
+
+
+FENCES = ["```", "````", "~~~", "repl", "python", "json", "\n", "\r\n"]
+ANSWERS = ["FINAL(", "FINAL_VAR(", "SUBMIT(", ")", "(", '"', "'", '"""', "\\"]
+PROSE = ["x = 1", " ", "> ", "- ", "**", "<tool_call>", "<think>", "</think>", "{", "#", "\0", "\ud800", "é", ":"]
+FRAGMENTS = st.sampled_from([*FENCES, *ANSWERS, *PROSE])
+
+
+@given(st.one_of(ANY_TEXT, st.lists(FRAGMENTS, max_size=60).map("".join)))
+@example("FINAL('\ud800")
+@example("```\n\0\n```")
+@example("```\n\ud800\n```")
+def test_no_text_raises_and_what_comes_out_stands_in_it(reply: str) -> None:
+    parsed = parse_reply(reply)
+    text = reply.replace("\r\n", "\n")
+    assert all(line.strip() in text for code in parsed.code for line in code.split("\n"))
+    if isinstance(parsed.final, FinalVar):
+        assert parsed.final.name.isidentifier()
+    elif parsed.final is not None:
+        assert parsed.final.text.strip()
+    assert len({note.what for note in parsed.not_run}) == len(parsed.not_run) <= 8
+
+
+def is_plain_code(code: str) -> bool:
+    """Code that says something and has no line that starts with a fence."""
+    starts = [line.lstrip(" \t")[:3] for line in code.split("\n")]
+    return bool(code.strip()) and "\r" not in code and not {"```", "~~~"} & set(starts)
+
+
+PLAIN_CODE = st.one_of(ANY_TEXT, st.lists(FRAGMENTS, max_size=20).map("".join)).filter(is_plain_code)
+
+
+TAGS = st.sampled_from(["repl", "python", "PY", "Python3", "{repl}", "repl title=x"])
+MARKS = st.sampled_from(["```", "````", "~~~", "~~~~~"])
+STRINGLESS_CODE = PLAIN_CODE.filter(lambda code: '"""' not in code and "'''" not in code)
+"""A string that one block leaves open and the next one closes reads as one block: two of them would not be exact."""
+
+
+@given(code=PLAIN_CODE, tag=TAGS, mark=MARKS)
+def test_code_without_a_fence_in_it_comes_back_exactly(code: str, tag: str, mark: str) -> None:
+    assert parse_reply(f"{mark}{tag}\n{code}\n{mark}\nThen.\n").code == (code,)
+
+
+@given(
+    blocks=st.lists(STRINGLESS_CODE, min_size=2, max_size=4),
+    tag=TAGS,
+    mark=MARKS,
+    between=st.sampled_from(["", "\n", "Then.\n"]),
+)
+def test_several_blocks_come_back_exactly_and_in_order(blocks: list[str], tag: str, mark: str, between: str) -> None:
+    reply = between.join(f"{mark}{tag}\n{code}\n{mark}\n" for code in blocks)
+    assert parse_reply(reply).code == tuple(blocks)
+
+
+@given(code=PLAIN_CODE, indent=st.sampled_from([" ", "   ", "\t", "        "]))
+def test_code_indented_with_its_fence_comes_back_without_the_indentation(code: str, indent: str) -> None:
+    lines = ["```repl", *code.split("\n"), "```"]
+    assert parse_reply("\n".join(indent + line for line in lines)).code == (code,)
+
+
+@given(st.lists(FRAGMENTS, max_size=40).map("".join).filter(lambda text: "\r" not in text))
+def test_line_ends_make_no_difference(text: str) -> None:
+    assert parse_reply(text.replace("\n", "\r\n")) == parse_reply(text)
+
+
+@given(st.text("abc 012\n:;.,[]{}").map(str.strip).filter(lambda text: text not in ("", "...")))
+def test_an_answer_without_parentheses_and_quotes_comes_back_exactly(answer: str) -> None:
+    assert parse_reply(f"Done.\nFINAL({answer})\n").final == FinalText(answer)
+
+
+SIZE = 1_000_000
+CHARACTERS = ["`", "~", "<", "(", ")", "'", '"', "\\", "\n", " ", "\r\n", "{", "> ", "- ", "\0", "\ud800", " 'a"]
+OPENINGS = [
+    "FINAL(",
+    "FINAL(\n",
+    "FINAL()\n",
+    "FINAL_VAR(1)\n",
+    "**FINAL(a) b\n",
+    "FINAL(a :(\n",
+    "<tool_call>",
+    '{"name": "',
+]
+UNCLOSED = [
+    "```\n",
+    "~~~\n",
+    "```a\n",
+    "```repl\n",
+    "```repl\nx\n",
+    "```\nx=1\n",
+    "a:```repl\n",
+    "```markdown\n```repl\n",
+]
+NESTED = ["```\nx=\n```\n", "```a\n```b\n```\n", "```a\n```repl\n", "```repl\n'''\n```\n", "```repl\n#'''\n'''\n```\n"]
+PATHOLOGICAL = {
+    **{repr(unit): unit * (SIZE // len(unit)) for unit in [*CHARACTERS, *OPENINGS, *UNCLOSED, *NESTED]},
+    "an answer of parentheses": "FINAL(" + "(" * SIZE,
+    "an answer of quotes": "FINAL(" + "\"' " * (SIZE // 3) + ")",
+    "an answer of quotes that close nothing": "FINAL(" + " 'a" * (SIZE // 3) + ")",
+    "many answers that one parenthesis could close": "FINAL(\n" * (SIZE // 7) + ")",
+    "a string that never ends": '```repl\n"""\n```\n' + "x;" * (SIZE // 2),
+    "statements without a tag": "```\n" + "x;" * 40_000 + "\n```\n" + "x;" * (SIZE // 2),
+    "a deep expression": "```\n" + "-" * 90_000 + "1\n```",
+    "a long chain": "```\n" + "a" + ".b" * 45_000 + "()\n```",
+}
+
+
+@pytest.mark.parametrize("reply", PATHOLOGICAL.values(), ids=PATHOLOGICAL.keys())
+def test_a_megabyte_of_anything_takes_less_than_two_seconds(reply: str) -> None:
+    start = time.process_time()
+    parse_reply(reply)
+    assert time.process_time() - start < 2
