@@ -1,8 +1,8 @@
 """Which event loop an object lives on, and how it is reached from elsewhere.
 
-Everything inside is asyncio. What is opened by `async with` lives on the caller's loop; what is opened by a plain `with`
-lives on one background loop of this process. So the synchronous API is the same code, also where a loop is already
-running (a notebook), and objects may be used from several threads.
+Everything inside is asyncio. What is opened by `async with` lives on the caller's loop; what is opened by a plain
+`with` lives on one background loop of this process. So the synchronous API is the same code, also where a loop is
+already running (a notebook), and objects may be used from several threads.
 """
 
 import asyncio
@@ -32,7 +32,7 @@ class Home:
     @staticmethod
     def background() -> "Home":
         """The process's own loop, in a daemon thread that is started when it is first wanted."""
-        global _background  # noqa: PLW0603: one thread for the whole process is the point
+        global _background
         with _starting:
             if _background is None or _background._loop.is_closed():
                 loop = asyncio.new_event_loop()
@@ -99,7 +99,7 @@ async def _deliver(work: Coroutine[Any, Any, T], outcome: "concurrent.futures.Fu
         outcome.set_result(await work)
     except asyncio.CancelledError:
         outcome.set_exception(concurrent.futures.CancelledError())
-    except BaseException as error:  # noqa: BLE001: it is handed over to whoever waits, whatever it is
+    except BaseException as error:  # noqa: BLE001 - it is handed over to whoever waits, whatever it is
         outcome.set_exception(error)
 
 

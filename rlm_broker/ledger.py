@@ -61,4 +61,3 @@ class Ledger:
         for (_, depth), usage in sorted(self._usage.items(), key=lambda item: item[0][1]):
             totals[depth] = totals.get(depth, Usage()) + usage
         return totals
-

@@ -20,8 +20,8 @@ LINES_PER_S = 500.0
 class Printer(io.TextIOBase):
     """`sys.stdout` or `sys.stderr` of the REPL.
 
-    A line goes out when it is complete, as long as there are not too many a second; the rest goes out with the next one,
-    or at the end of the block. Text past the limit is kept as a tail and not sent before the end.
+    A line goes out when it is complete, as long as there are not too many a second; the rest goes out with the next
+    one, or at the end of the block. Text past the limit is kept as a tail and not sent before the end.
 
     Args:
         stream: Which of the two.

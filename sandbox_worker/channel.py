@@ -84,7 +84,7 @@ class Channel:
         if os.getpid() != self._owner:
             raise CannotAsk("a forked process cannot use the REPL's connection: ask in the REPL itself")
         with self._interrupts.held():
-            # Numbered and sent in one step: a thread that is overtaken by the end of its block must not ask in the next.
+            # Numbered and sent in one step: a thread that its block's end overtakes must not ask in the next.
             with self._sending:
                 if self._block is None:
                     raise CannotAsk("the block that started this thread has ended: ask while it runs")

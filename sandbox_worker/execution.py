@@ -9,11 +9,12 @@ import traceback
 from types import CodeType
 from typing import Any
 
+from sandbox_worker import interrupts
 from sandbox_worker.wire.messages import Status
 
 FLAGS = ast.PyCF_ALLOW_TOP_LEVEL_AWAIT
-OWN_FILES = frozenset({__file__, asyncio.runners.__file__, asyncio.base_events.__file__, asyncio.events.__file__})
-"""Not the model's: frames of these files are left out of the top of a traceback."""
+OWN_FILES = frozenset({__file__, interrupts.__file__, ast.__file__, asyncio.base_events.__file__})
+"""Not the model's: frames of these files are left out of a traceback."""
 
 
 class Outcome:
@@ -52,7 +53,7 @@ class Executor:
         except KeyboardInterrupt as interrupt:
             _print_traceback(interrupt)
             return Outcome("interrupted", "KeyboardInterrupt")
-        except BaseException as error:  # noqa: BLE001: whatever model code raises ends its block, never the REPL
+        except BaseException as error:  # noqa: BLE001 - whatever model code raises ends its block, never the REPL
             _print_traceback(error)
             return Outcome("error", _one_line(error))
         return Outcome("ok")
@@ -104,19 +105,16 @@ def _exited(request: SystemExit) -> Outcome:
 
 def _print_traceback(error: BaseException) -> None:
     try:
-        frames = error.__traceback__
-        while frames is not None and frames.tb_frame.f_code.co_filename in OWN_FILES:
-            frames = frames.tb_next
-        if isinstance(error, SyntaxError) and frames is not None and frames.tb_frame.f_code.co_filename == ast.__file__:
-            frames = None  # the compiler's own frame tells the model nothing
-        sys.stderr.write("".join(traceback.format_exception(type(error), error, frames)))
-    except BaseException as broken:  # noqa: BLE001: model code may have given its exception a `__str__` that raises
+        shown = traceback.TracebackException(type(error), error, error.__traceback__)
+        shown.stack = traceback.StackSummary.from_list([f for f in shown.stack if f.filename not in OWN_FILES])
+        sys.stderr.write("".join(shown.format()))
+    except BaseException as broken:  # noqa: BLE001 - model code may have given its exception a `__str__` that raises
         sys.stderr.write(f"{type(error).__name__} (its traceback cannot be shown: {type(broken).__name__})\n")
 
 
 def _one_line(error: BaseException) -> str:
     try:
         text = "".join(traceback.format_exception_only(type(error), error)).strip().splitlines()[-1]
-    except BaseException:  # noqa: BLE001: as above
+    except BaseException:  # noqa: BLE001 - as above
         text = type(error).__name__
     return text[:1000]

@@ -12,6 +12,7 @@ import os
 import select
 import signal
 import socket
+from pathlib import Path
 from typing import Any, NoReturn
 
 from sandbox_worker.channel import Channel
@@ -45,7 +46,7 @@ from sandbox_worker.wire.messages import Stream
 
 CONTROL_FD, DOOR_FD = 3, 4
 PIPE_BYTES = 1 << 14
-"""The default of 64 KiB each would exhaust an ordinary user's allowance at some 1,000 pipes (fs.pipe-user-pages-soft)."""
+"""With the default of 64 KiB some 1,000 pipes exhaust an ordinary user's allowance (fs.pipe-user-pages-soft)."""
 DRAIN_READS = 8
 """Reads of a pipe for one `Drain`: more than it can hold, and an end when something writes on and on."""
 SFD_NONBLOCK_CLOEXEC = os.O_NONBLOCK | os.O_CLOEXEC
@@ -71,7 +72,7 @@ def main(control_fd: int, spawn: Spawn, walls: ZygoteWalls, mapping_works: bool)
         layers = lock_down_init(walls, bounds)
     except (LayerFailed, OSError) as error:
         _fail(control, "lock down", error)
-    os.environ["HOME"] = os.environ["TMPDIR"] = os.getcwd()
+    os.environ["HOME"] = os.environ["TMPDIR"] = str(Path.cwd())
     control.send(pack(Locked(layers=list(layers))))
     Init(control, children, spawn, walls, bounds, mapping_works).serve()
 

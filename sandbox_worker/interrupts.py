@@ -1,7 +1,8 @@
 """SIGINT in the REPL: it ends the model's code, and never our own in the middle of a frame.
 
-Only the main thread ever runs the handler, between two of its bytecodes. So the handler may raise while model code is on
-top, and must not while the channel holds half a frame: there it leaves a note, which is honoured at the next safe place.
+Only the main thread ever runs the handler, between two of its bytecodes. So the handler may raise while model code is
+on top, and must not while the channel holds half a frame: there it leaves a note, which is honoured at the next safe
+place.
 """
 
 import signal

@@ -34,9 +34,7 @@ class Queries:
         max_concurrent: int | None = None,
     ) -> list[str]:
         """One plain completion for each prompt, at the same time; the texts in the order of the prompts."""
-        return self._ask(
-            "llm", "llm_query_batched", prompts, model, max_completion_tokens, system, max_concurrent
-        )
+        return self._ask("llm", "llm_query_batched", prompts, model, max_completion_tokens, system, max_concurrent)
 
     def llm_batch(self, prompts: Sequence[str], max_concurrent: int = 10) -> list[str]:
         """`llm_query_batched`, at most `max_concurrent` at a time."""
@@ -109,4 +107,3 @@ def _check_type(name: str, argument: str, value: Any, kind: type) -> None:
         raise TypeError(f"{name}() argument {argument!r} must be {kind.__name__}, not {type(value).__name__}")
     if isinstance(value, int) and value < 1:
         raise ValueError(f"{name}() argument {argument!r} must be at least 1, not {value}")
-

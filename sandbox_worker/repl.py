@@ -16,6 +16,8 @@ from sandbox_worker.queries import Queries
 from sandbox_worker.wire.errors import FrameTooLarge
 from sandbox_worker.wire.messages import Execute, Output, Ready, Result, Stream
 
+CLOCK_REALTIME_COARSE = 5  # linux/time.h; the clock of file times
+
 
 class Repl:
     """Runs blocks for the orchestrator at the other end of `channel`.
@@ -34,7 +36,10 @@ class Repl:
         self._block = 0
         self._final: str | None = None
         queries = Queries(channel, self._flush)
-        self._printers = [Printer("stdout", max_output_chars, self._print), Printer("stderr", max_output_chars, self._print)]
+        self._printers = [
+            Printer("stdout", max_output_chars, self._print),
+            Printer("stderr", max_output_chars, self._print),
+        ]
         self._answer: dict[str, Any] = _fresh_answer()
         self._provided: dict[str, Any] = {
             **contexts,
@@ -56,7 +61,7 @@ class Repl:
 
     def serve(self) -> NoReturn:
         """Say ready, then run one block after the other until the orchestrator hangs up."""
-        sys.stdin = open(os.devnull)  # noqa: SIM115, PTH123: it lives as long as the process
+        sys.stdin = open(os.devnull)  # noqa: SIM115 - it lives as long as the process
         try:
             self._channel.send(self._channel.encode(Ready()))
             while True:
@@ -73,14 +78,14 @@ class Repl:
         sys.stdout, sys.stderr = self._printers
         for printer in self._printers:
             printer.begin_block()
-        started = time.clock_gettime(time.CLOCK_REALTIME_COARSE)
+        started = time.clock_gettime_ns(CLOCK_REALTIME_COARSE)
         try:
             with self._interrupts.armed():
                 outcome = self._executor.run(execute.block, execute.code)
                 self._take_answer_dict()
         except KeyboardInterrupt:  # it hit between the model's code and ours
             outcome = Outcome("interrupted", "KeyboardInterrupt")
-        except BaseException as error:  # noqa: BLE001: what stands in `answer` is the model's, its `__str__` may raise
+        except BaseException as error:  # noqa: BLE001 - what stands in `answer` is the model's, its `__str__` may raise
             outcome = Outcome("error", f"the answer cannot be read: {type(error).__name__}")
         if os.getpid() != self._pid:
             os._exit(0)  # model code forked, and this is the child: it may not answer for its parent
@@ -175,12 +180,12 @@ def _text(value: Any) -> str:
     return str(value)
 
 
-def _written_since(started: float) -> bool:
-    """Whether something was written to descriptor 1 or 2 since `started`: the kernel stamps a pipe at each write.
+def _written_since(started_ns: int) -> bool:
+    """Whether something was written to descriptor 1 or 2 since `started_ns`: the kernel stamps a pipe at each write.
 
     Both times come from the kernel's coarse clock, so a write in the same tick counts as one. When in doubt, yes.
     """
     try:
-        return max(os.fstat(1).st_mtime, os.fstat(2).st_mtime) >= started
+        return max(os.fstat(1).st_mtime_ns, os.fstat(2).st_mtime_ns) >= started_ns
     except OSError:
         return True

@@ -9,6 +9,7 @@ import importlib
 import os
 import select
 import socket
+from pathlib import Path
 from typing import NoReturn
 
 from sandbox_worker import init
@@ -75,7 +76,7 @@ def _serve(control: socket.socket, walls: ZygoteWalls, mapped: bool) -> NoReturn
                 workers[pidfd] = pid
                 poll.register(pidfd, select.POLLIN)
                 socket.send_fds(control, [pack(Spawned())], [pidfd])
-            except OSError as error:
+            except (LayerFailed, OSError) as error:
                 control.send(pack(SpawnFailed(reason=str(error))))
             finally:
                 for received in fds:
@@ -85,6 +86,6 @@ def _serve(control: socket.socket, walls: ZygoteWalls, mapped: bool) -> NoReturn
 
 def _require_one_thread() -> None:
     """A process with a second thread cannot enter a user namespace, and what it forks may hold a lock for ever."""
-    threads = len(os.listdir("/proc/self/task"))
+    threads = len(list(Path("/proc/self/task").iterdir()))
     if threads != 1:
         raise LayerFailed("one thread", f"an imported module started {threads - 1} more")

@@ -87,12 +87,8 @@ class Host:
                 raise
             self._zygote = zygote
 
-    async def spawn(self, context_bytes: int) -> Worker:
-        """A new worker, which is not behind its walls yet: `Worker.prepare` waits for that.
-
-        Args:
-            context_bytes: Size of the context that it will map; its memory limit does not count it.
-        """
+    async def spawn(self) -> Worker:
+        """A new worker, which is not behind its walls yet: `Worker.prepare` waits for that."""
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
             async with self._one_at_a_time:
@@ -101,7 +97,7 @@ class Host:
                 request = Spawn(
                     allow_exec=self._allow_exec,
                     scratch=self._zygote.make_scratch(),
-                    memory_bytes=self._limits.memory_bytes + context_bytes,
+                    memory_bytes=self._limits.memory_bytes,
                     max_processes=self._limits.max_processes,
                     max_open_files=self._limits.max_open_files,
                     scratch_bytes=self._limits.scratch_bytes,

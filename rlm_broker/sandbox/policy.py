@@ -55,7 +55,7 @@ def _remedy(layer: str) -> str:
             "unshare and mount), or start as root."
         )
     if "landlock" in layer:
-        return "A Linux kernel of 5.13 or later with Landlock in its list of security modules (lsm=landlock,...) is needed."
+        return "It needs Linux 5.13 or later with Landlock in its list of security modules (lsm=landlock,...)."
     if "seccomp" in layer:
         return "A kernel with seccomp filters, on x86_64 or aarch64, is needed."
     return "It needs Linux 5.13 or later."

@@ -5,7 +5,7 @@ import contextlib
 import signal
 import time
 
-from rlm_broker.context import StoredContext
+from rlm_broker.context import StoredContext, store
 from rlm_broker.errors import ProtocolViolation, ReplClosed, SandboxFailed
 from rlm_broker.home import Home, Resident
 from rlm_broker.limits import Limits
@@ -21,6 +21,8 @@ from rlm_broker.types import Block, Isolation
 from sandbox_worker.wire.errors import FrameTooLarge
 from sandbox_worker.wire.messages import Query, Result, Slot
 
+SMALL_CHARS = 1 << 16
+"""A text that is stored in less time than a thread takes to start."""
 DEATH_NEWS_S = 1.0
 """A lost door is explained by init within this time, or not at all: then the REPL lives and hung up by itself."""
 
@@ -32,12 +34,13 @@ class SandboxedRepl(Resident):
     """
 
     def __init__(
-        self, home: Home, host: Host, listener: Listener, context: StoredContext, answer: QueryHandler, limits: Limits
+        self, home: Home, host: Host, listener: Listener, context: object, answer: QueryHandler, limits: Limits
     ) -> None:
         self._home = home
         self._host = host
         self._listener = listener
         self._context = context
+        self._own_context: StoredContext | None = None
         self._answer = answer
         self._limits = limits
         self._worker: Worker | None = None
@@ -77,8 +80,9 @@ class SandboxedRepl(Resident):
 
     async def _open(self) -> None:
         try:
-            self._worker = await self._host.spawn(self._context.size_bytes)
-            await self._worker.prepare(self._context.fd, self._context.info.form, self._limits.start_timeout_s)
+            context = await self._stored()
+            self._worker = await self._host.spawn()
+            await self._worker.prepare(context.fd, context.info.form, self._limits.start_timeout_s)
             await self._connect()
         except BaseException:
             await self._close()
@@ -91,7 +95,17 @@ class SandboxedRepl(Resident):
         if self._worker is not None:
             await self._host.end(self._worker)
             self._worker = None
-        self._context.close()
+        if self._own_context is not None:
+            self._own_context.close()
+
+    async def _stored(self) -> StoredContext:
+        if isinstance(self._context, StoredContext):  # its owner closes it; several REPLs may share it
+            return self._context
+        if self._context is None or (isinstance(self._context, str) and len(self._context) < SMALL_CHARS):
+            self._own_context = store(self._context)
+        else:
+            self._own_context = await asyncio.to_thread(store, self._context)
+        return self._own_context
 
     async def _connect(self) -> None:
         """A fresh REPL on a fresh door: the last one may have stopped inside a frame."""
@@ -139,20 +153,17 @@ class SandboxedRepl(Resident):
             except BaseException:  # cancelled: nobody waits for this block any more
                 await self._end_repl()
                 raise
-            error, final = run.killed_because, None
             if result is None:
                 await self._end_repl()
-            else:
-                error, final = result.error, result.final_answer
             stdout, stderr = output.finish()
             return Block(
                 code=code,
                 status="killed" if result is None else result.status,
                 stdout=stdout,
                 stderr=stderr,
-                error=error,
+                error=run.killed_because if result is None else result.error,
                 exit_code=result.exit_code if result else None,
-                final_answer=final,
+                final_answer=result.final_answer if result else None,
                 execution_time=time.monotonic() - started,
             )
 
@@ -271,4 +282,3 @@ def _hint(number: int) -> str:
         signal.SIGSYS: " (a system call of a wrong architecture)",
     }
     return hints.get(number, "")
-

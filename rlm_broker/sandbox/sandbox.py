@@ -1,6 +1,5 @@
 """The public door of the sandbox: REPLs for untrusted code, with or without a model behind them."""
 
-from rlm_broker.context import store
 from rlm_broker.errors import SandboxFailed
 from rlm_broker.home import Home, Resident
 from rlm_broker.limits import Limits
@@ -51,16 +50,16 @@ class Sandbox(Resident):
 
         Args:
             context: What its variable `context` holds: text, a dict or list of plain values, or a path; see `store`.
+                A `StoredContext` is shared: it stays the caller's to close.
             handler: Answers `llm_query` and its like. Without one they say that no model is connected.
 
         Raises:
-            ContextRefused: The context cannot be read.
-            SandboxFailed: The sandbox is not open.
+            SandboxFailed: The sandbox is not open. (A context that cannot be read is refused when it is entered.)
         """
         host, listener = self._host, self._listener or self._own_listener
         if host is None or listener is None:
             raise SandboxFailed("the sandbox is not open: use it as `with Sandbox() as sandbox:`")
-        return SandboxedRepl(self.home, host, listener, store(context), handler, self.limits)
+        return SandboxedRepl(self.home, host, listener, context, handler, self.limits)
 
     async def _open(self) -> None:
         if self._host is not None:

@@ -12,7 +12,7 @@ from rlm_broker.types import Block, Isolation, Usage, UsageSummary
 
 @dataclass(frozen=True, slots=True)
 class RunStarted:
-    """A run began. `metadata` is given for the root: models, limits, versions, the context's kind and size; no secret."""
+    """A run began. `metadata` is given for the root: models, limits, versions, the context; no secret."""
 
     run: str
     depth: int

@@ -33,7 +33,9 @@ async def dial(address: tuple[str, int], token: str, timeout_s: float) -> socket
     except BaseException as error:
         door.close()
         if isinstance(error, OSError | WireError):  # TimeoutError is an OSError
-            raise SandboxFailed(f"the handler at {address[0]}:{address[1]} did not take the connection: {error}") from None
+            raise SandboxFailed(
+                f"the handler at {address[0]}:{address[1]} did not take the connection: {error}"
+            ) from None
         raise
     return door
 

@@ -76,7 +76,9 @@ class Listener:
             try:
                 self._server = await loop.create_server(lambda: _Arrival(self), *self._bind, backlog=BACKLOG)
             except OSError as error:
-                raise ConfigurationError(f"cannot listen on {self._bind[0]}:{self._bind[1]}: {error.strerror}") from None
+                raise ConfigurationError(
+                    f"cannot listen on {self._bind[0]}:{self._bind[1]}: {error.strerror}"
+                ) from None
         assert self.address
         return self.address
 
@@ -149,7 +151,7 @@ class _Arrival(asyncio.Protocol):
             self._deadline.cancel()
             self._first(payloads[0], rest=payloads[1:])
 
-    def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002: asyncio's signature
+    def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002 - asyncio's signature
         self._deadline.cancel()
         self._listener.left(self)
         if self._serving is not None:

@@ -19,7 +19,6 @@ from sandbox_worker.wire.messages import (
     encode,
 )
 
-
 LONGEST_QUERY_ID = 40
 
 

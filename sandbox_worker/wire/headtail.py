@@ -16,7 +16,7 @@ class HeadTail(Generic[Text]):
     def __init__(self, limit: int, empty: Text) -> None:
         self._head_left = limit - limit // 2
         self._tail_limit = limit // 2
-        self._empty = empty
+        self._empty: Text = empty
         self._tail: Text = empty
         self._cut = 0
 
@@ -27,7 +27,9 @@ class HeadTail(Generic[Text]):
         rest = piece[len(head) :]
         if rest:
             tail = self._tail + rest
-            if len(tail) > 2 * self._tail_limit:  # let it grow to twice its size: cutting each time would copy it each time
+            if (
+                len(tail) > 2 * self._tail_limit
+            ):  # let it grow to twice its size: cutting each time would copy it each time
                 tail = self._shortened(tail)
             self._tail = tail
         return head

@@ -4,9 +4,9 @@ import os
 from pathlib import Path
 
 import pytest
-from forked_child import in_child
 
 from sandbox_worker.isolation import capabilities, namespaces, syscalls
+from tests.isolation.forked_child import in_child
 
 SETS = ("CapInh", "CapPrm", "CapEff", "CapBnd", "CapAmb")
 

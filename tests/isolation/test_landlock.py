@@ -7,10 +7,10 @@ import struct
 from pathlib import Path
 
 import pytest
-from forked_child import in_child
 
 from sandbox_worker.isolation import landlock, syscalls
 from sandbox_worker.isolation.landlock import CHANGE, EXECUTE, READ, READ_FILE, TRUNCATE, WRITE_FILE, Grant
+from tests.isolation.forked_child import in_child
 
 
 def _abi() -> int:

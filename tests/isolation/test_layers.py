@@ -12,10 +12,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from forked_child import in_child
 
 from sandbox_worker.isolation import landlock, layers, syscalls
 from sandbox_worker.isolation.layers import LayerFailed, WorkerBounds, ZygoteWalls
+from tests.isolation.forked_child import in_child
 
 PROJECT = Path(layers.__file__).parents[2]
 NOBODY = 65534

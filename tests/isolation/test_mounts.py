@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from forked_child import in_child
 
 from sandbox_worker.isolation import mounts, namespaces, syscalls
+from tests.isolation.forked_child import in_child
 
 
 @pytest.mark.parametrize(

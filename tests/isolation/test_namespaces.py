@@ -10,9 +10,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from forked_child import in_child
 
 from sandbox_worker.isolation import namespaces, syscalls
+from tests.isolation.forked_child import in_child
 
 needs_root = pytest.mark.skipif(os.getuid() != 0, reason="only root can become somebody else")
 

@@ -4,9 +4,8 @@ import resource
 import subprocess
 import sys
 
-from forked_child import in_child
-
 from sandbox_worker.isolation import rlimits
+from tests.isolation.forked_child import in_child
 
 
 def test_core_dumps_are_bound_to_one_byte_for_good() -> None:

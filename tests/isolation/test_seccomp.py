@@ -15,11 +15,11 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from forked_child import in_child
 
 from sandbox_worker.isolation import seccomp, syscalls
 from sandbox_worker.isolation.seccomp import Kind
 from sandbox_worker.isolation.syscall_table import MACHINE, NUMBERS
+from tests.isolation.forked_child import in_child
 
 ALLOW, KILL = 0x7FFF0000, 0x80000000
 EPERM, ENOSYS = 0x00050000 + errno.EPERM, 0x00050000 + errno.ENOSYS

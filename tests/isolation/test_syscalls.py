@@ -4,9 +4,9 @@ import errno
 import os
 
 import pytest
-from forked_child import in_child
 
 from sandbox_worker.isolation import syscalls
+from tests.isolation.forked_child import in_child
 
 
 def test_a_refused_call_raises_with_its_name_and_the_kernels_reason() -> None:
