@@ -1,1 +1,37 @@
-"""Recursive Language Models on untrusted code."""
+"""Recursive Language Models on untrusted code.
+
+Public names are loaded when they are first used: pydantic alone takes 0.1 s, which `--help` need not pay.
+"""
+
+import importlib
+from typing import Any
+
+_PUBLIC = {
+    "RLM": "rlm_broker.rlm",
+    "LMHandler": "rlm_broker.handler.handler",
+    "Sandbox": "rlm_broker.sandbox.sandbox",
+    "SandboxedRepl": "rlm_broker.sandbox.repl",
+    "Limits": "rlm_broker.limits",
+    "Paths": "rlm_broker.context",
+    "Block": "rlm_broker.types",
+    "Completion": "rlm_broker.types",
+    "Usage": "rlm_broker.types",
+    "UsageSummary": "rlm_broker.types",
+    "RlmBrokerError": "rlm_broker.errors",
+    "LimitReached": "rlm_broker.errors",
+    "IsolationUnavailable": "rlm_broker.errors",
+    "ModelFailed": "rlm_broker.errors",
+}
+
+__all__ = sorted(_PUBLIC)
+__version__ = "0.1.0"
+
+
+def __getattr__(name: str) -> Any:
+    if name in _PUBLIC:
+        return getattr(importlib.import_module(_PUBLIC[name]), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return [*__all__, "__version__"]

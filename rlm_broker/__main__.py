@@ -1,0 +1,5 @@
+"""`python -m rlm_broker`."""
+
+from rlm_broker.cli.main import main
+
+main()

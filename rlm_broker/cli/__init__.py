@@ -1,0 +1,1 @@
+"""Commands. Each parses, makes one library call, prints; nothing is decided here."""

@@ -1,0 +1,55 @@
+"""`rlm-broker`: finds the command, and imports only what that one needs."""
+
+import importlib
+import sys
+
+import click
+
+COMMANDS = {
+    "ask": "Ask a question about a text, files or folders.",
+    "exec": "Run a Python file in a sandbox, without any model.",
+    "doctor": "Show what isolation this machine offers.",
+}
+
+EXIT_CODES = """\b
+exit codes:
+  0  answered (NOT FOUND is an answer); exec: the file ran through
+  1  failed; exec: it raised or exited with an error
+  2  the command line or configuration is wrong
+  3  a limit ended it; ask prints the partial answer
+  4  the isolation asked for cannot be had, or the sandbox failed
+  5  the model provider failed
+  130  stopped by Ctrl+C"""
+
+
+class _Lazy(click.Group):
+    """Commands whose modules are imported when they are called: `--help` must not pay for pydantic."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002 - click's signature
+        return list(COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:  # noqa: ARG002
+        if cmd_name not in COMMANDS:
+            return None
+        command: click.Command = importlib.import_module(f"rlm_broker.cli.{cmd_name}").command
+        return command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:  # noqa: ARG002
+        with formatter.section("Commands"):
+            formatter.write_dl(list(COMMANDS.items()))
+
+
+@click.command(cls=_Lazy, epilog=EXIT_CODES, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(package_name="rlm-broker", prog_name="rlm-broker")
+def cli() -> None:
+    """Recursive Language Models on untrusted code."""
+
+
+def main() -> None:
+    """The console script."""
+    if not sys.platform.startswith("linux"):
+        click.echo(
+            "rlm-broker runs on Linux only: its sandbox is made of Linux namespaces, Landlock and seccomp", err=True
+        )
+        sys.exit(2)
+    cli(prog_name="rlm-broker")

@@ -1,0 +1,178 @@
+"""The broker: one TCP port for every REPL and caller, and the models behind it."""
+
+import asyncio
+import socket
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+from rlm_broker.clients.base import Client, LMReply, LMRequest
+from rlm_broker.errors import ModelFailed, RlmBrokerError, UnknownModel
+from rlm_broker.handler.routing import ModelPolicy, Routing
+from rlm_broker.home import Home, Resident
+from rlm_broker.transport import one_shot
+from rlm_broker.transport.listener import Listener
+from rlm_broker.types import Call, Usage, UsageSummary
+
+CALL_TIMEOUT_S = 120.0
+
+
+class LMHandler(Resident):
+    """Routes completions by model name and depth to clients, and holds the port that REPLs connect to.
+
+    Use it as a context manager, or `start` and `stop` it.
+
+    Args:
+        client: Serves depth 0, and everything else where there is nothing better.
+        host: Address to bind; beyond loopback it is refused unless `insecure_bind`.
+        port: 0 takes a free one.
+        other_backend_client: Serves depth 1 and deeper.
+        batch_max_concurrent: Calls of one one-shot batch at the same time.
+        one_shot: Also serve the field's one-shot protocol, which has no token: whoever reaches the port may call.
+        model_policy: What a model is worth that model-written code names; see `ModelPolicy`.
+        open_client: Makes the client of an unlisted name, for the policy `open`.
+        call_timeout_s: Seconds until a call that does not say otherwise has failed.
+    """
+
+    def __init__(
+        self,
+        client: Client,
+        host: str = "127.0.0.1",
+        port: int = 0,
+        other_backend_client: Client | None = None,
+        batch_max_concurrent: int = 16,
+        *,
+        one_shot: bool = False,
+        insecure_bind: bool = False,
+        model_policy: ModelPolicy = "allow",
+        open_client: Callable[[str], Client] | None = None,
+        call_timeout_s: float = CALL_TIMEOUT_S,
+        home: Home | None = None,
+    ) -> None:
+        self.routing = Routing(client, other_backend_client, model_policy=model_policy, open_client=open_client)
+        self.listener = Listener(
+            host, port, one_shot=self._answer_one_shot if one_shot else None, insecure_bind=insecure_bind
+        )
+        self._batch_max_concurrent = batch_max_concurrent
+        self._call_timeout_s = call_timeout_s
+        self._usage: dict[str, Usage] = {}
+        self._home = home
+
+    # -- the field's names -------------------------------------------------------------------------------------------
+
+    def register_client(self, model_name: str, client: Client) -> None:
+        """Make `client` available under `model_name`."""
+        self.routing.register(model_name, client)
+
+    def get_client(self, model: str | None = None, depth: int = 0) -> Client:
+        """The client that serves: a known name wins, then the depth decides.
+
+        Raises:
+            UnknownModel: `model` is none of the names that there are.
+        """
+        return self.routing.pick(model, depth)
+
+    def start(self) -> tuple[str, int]:
+        """Listen in the background; return host and port. Called twice it returns the same."""
+        self.home.run(self._open())
+        address = self.listener.address
+        assert address is not None
+        return address
+
+    def stop(self) -> None:
+        """Close the port. Harmless when repeated."""
+        self.close()
+
+    @property
+    def address(self) -> tuple[str, int] | None:
+        """Host and port in use, or None while it does not listen."""
+        return self.listener.address
+
+    @property
+    def port(self) -> int:
+        """Port in use; 0 while it does not listen."""
+        return self.listener.address[1] if self.listener.address else 0
+
+    def completion(self, prompt: one_shot.Prompt, model: str | None = None) -> str:
+        """Ask a model for the orchestrator's own use.
+
+        Raises:
+            ModelFailed: The call failed.
+            UnknownModel: There is no such model.
+        """
+        request = LMRequest(messages=one_shot.to_messages(prompt), model=model)
+        return self.home.run(self.complete(self.get_client(model), request)).response
+
+    def get_usage_summary(self) -> UsageSummary:
+        """What was used so far, by the model that served."""
+        return UsageSummary(dict(self._usage))
+
+    def attach(self, connected: socket.socket) -> None:
+        """Serve a connected stream socket like one that was accepted on the port."""
+        self.home.run(self.listener.attach(connected))
+
+    # -- calls -------------------------------------------------------------------------------------------------------
+
+    async def complete(self, client: Client, request: LMRequest, timeout_s: float | None = None) -> Call:
+        """Make one call, within `timeout_s` seconds. Cancelling it ends it at the provider.
+
+        Raises:
+            ModelFailed: It failed, or took longer.
+        """
+        limit_s = timeout_s or self._call_timeout_s
+        started = time.monotonic()
+        try:
+            async with asyncio.timeout(limit_s):
+                reply: LMReply = await client.complete(request)
+        except TimeoutError:
+            raise ModelFailed(f"llm_query timed out after {limit_s:g}s") from None
+        self._usage[client.model_name] = self._usage.get(client.model_name, Usage()) + reply.usage
+        requested = request.model if request.model and request.model != client.model_name else None
+        return Call(client.model_name, reply.text, reply.usage, time.monotonic() - started, requested)
+
+    # -- the one-shot protocol ---------------------------------------------------------------------------------------
+
+    async def _answer_one_shot(self, payload: bytes) -> bytes:
+        try:
+            request = one_shot.parse_request(payload)
+            client = self._client_for_stranger(request.model, request.depth)
+            if not request.is_batch:
+                return one_shot.single_reply(request, await self._one(client, request, request.prompts[0]))
+            outcomes = await self._batch(client, request)
+            return one_shot.batch_reply(request, outcomes, client.model_name)
+        except RlmBrokerError as error:
+            return one_shot.error_reply(str(error))
+
+    def _client_for_stranger(self, model: str | None, depth: int) -> Client:
+        """The reference serves an unknown name by depth; so do we, and the reply says which model that was."""
+        try:
+            return self.routing.pick(model, max(depth, 0))
+        except UnknownModel:
+            return self.routing.pick(None, max(depth, 0))
+
+    async def _batch(self, client: Client, request: one_shot.OneShotRequest) -> Sequence[Call | str]:
+        slots = asyncio.Semaphore(self._batch_max_concurrent)
+
+        async def outcome(prompt: one_shot.Prompt) -> Call | str:
+            async with slots:
+                try:
+                    return await self._one(client, request, prompt)
+                except RlmBrokerError as error:
+                    return str(error)
+
+        return await asyncio.gather(*map(outcome, request.prompts))
+
+    async def _one(self, client: Client, request: one_shot.OneShotRequest, prompt: one_shot.Prompt) -> Call:
+        asked = LMRequest(one_shot.to_messages(prompt), model=request.model, depth=max(request.depth, 0))
+        call = await self.complete(client, asked)
+        return replace(call, requested_model=request.model if request.model != call.root_model else None)
+
+    # -- its life ----------------------------------------------------------------------------------------------------
+
+    async def _open(self) -> None:
+        await self.listener.start()
+
+    async def _close(self) -> None:
+        await self.listener.stop()
+        for client in self.routing.clients:
+            await client.aclose()

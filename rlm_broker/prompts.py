@@ -1,0 +1,123 @@
+"""What a model is told. Every number in it comes from the limits that are enforced; no user text is a template."""
+
+from collections.abc import Sequence
+
+from rlm_broker.context import ContextInfo
+from rlm_broker.limits import Limits
+from rlm_broker.parsing import NotRun
+from rlm_broker.types import Block, ChatMessage
+
+PARTS_SHOWN = 20
+NOT_LOOKED_AT = "You have not looked at the context yet: look before you answer."
+
+
+def system(limits: Limits, depth: int) -> str:
+    """The system prompt of a run at `depth`."""
+    return "\n\n".join(
+        [
+            "You answer a question about a context that is too large to read at once. It is a variable of a Python REPL, "
+            "and you look at it by writing code. Code that you put into a fence tagged `repl` is run, and you are shown "
+            "what it prints; variables persist from one block to the next.",
+            "```repl\nprint(type(context), len(context))\n```",
+            "In the REPL there are:\n"
+            "- `context`: the data. Search and slice it; print small parts of it.\n"
+            "- `llm_query(prompt)`: asks a language model, which sees nothing but the prompt, and returns its text. "
+            "Use it to read parts that code cannot judge.\n"
+            f"- `llm_query_batched(prompts)`: the same for a list of up to {limits.max_batch_prompts:,} prompts, "
+            f"{limits.max_concurrent_calls} at a time; the answers come in the same order. Prefer it to a loop.\n"
+            f"- {_rlm_query(limits, depth)}\n"
+            "- `SHOW_VARS()`: your variables and their types.\n"
+            "A call that fails returns a text that starts with `Error:`.",
+            f"What a block prints is cut to {limits.max_observation_chars:,} characters. A block may compute for "
+            f"{limits.block_timeout_s:g} s, waiting for models not counted; then it is interrupted, and if it does not "
+            "react it is killed and its variables are lost. There is no network and no access to other files.",
+            'When you know the answer, end with `FINAL(answer)` or `FINAL_VAR("name_of_a_variable")` in a repl block, '
+            'or as a line of your reply. Setting `answer["content"]` and then `answer["ready"] = True` does the same. '
+            f"You have {limits.max_iterations} turns.",
+        ]
+    )
+
+
+def opening(question: str | None, info: ContextInfo) -> str:
+    """The first user message: what is asked, and what is known of the context without looking."""
+    lines = [f"`context` is a {info.type_name} with {info.total_chars:,} characters in all."]
+    if info.parts_total:
+        shown = [f"  {name}: {chars:,}" for name, chars in info.parts[:PARTS_SHOWN]]
+        more = info.parts_total - len(shown)
+        lines += [f"It has {info.parts_total:,} parts; characters of each:", *shown]
+        lines += [f"  ... and {more:,} more"] if more else []
+    lines += [f"Left out: {count:,} ({reason})" for reason, count in info.skipped.items()]
+    return "\n".join([*lines, "", NOT_LOOKED_AT, "", reminder(question)])
+
+
+def reminder(question: str | None) -> str:
+    """The task, repeated in every turn."""
+    if question is None:
+        return "The task is in the context itself. Go on with a repl block, or submit with FINAL(...)."
+    return f"Question: {question}\n\nGo on with a repl block, or submit the answer with FINAL(...) or FINAL_VAR(...)."
+
+
+def observation(blocks: Sequence[Block], not_run: Sequence[NotRun], limits: Limits, question: str | None) -> str:
+    """What came of a turn."""
+    parts = [_outcome(number, block, limits) for number, block in enumerate(blocks, 1)]
+    parts += [f"Not run: {item.what}. {item.reason}" for item in not_run]
+    if not parts:
+        parts = ["There was no code to run and no answer in your reply."]
+    return "\n\n".join([*parts, reminder(question)])
+
+
+def last_request(question: str | None) -> str:
+    """For a run that used up its turns."""
+    asked = "" if question is None else f" The question was: {question}"
+    return (
+        "There are no turns left. Give the best answer that you can with what you know, as FINAL(answer) or "
+        f"FINAL_VAR(name); no more code is run.{asked}"
+    )
+
+
+def plain(prompt: str | None, question: str | None) -> list[ChatMessage]:
+    """A completion without a REPL."""
+    text = "\n\n".join(part for part in (prompt, question) if part)
+    return [ChatMessage("user", text)]
+
+
+def _rlm_query(limits: Limits, depth: int) -> str:
+    if depth + 1 < limits.max_depth:
+        return (
+            "`rlm_query(prompt)` and `rlm_query_batched(prompts)`: a child that works like you, with a REPL of its own "
+            f"in which `context` is the prompt; {limits.max_concurrent_children} at a time. For parts that need code."
+        )
+    return "`rlm_query(prompt)`: at this depth the same as `llm_query`."
+
+
+def _outcome(number: int, block: Block, limits: Limits) -> str:
+    lines = [f"Block {number}: {_STATUS[block.status]}"]
+    if block.status != "ok" and block.error:
+        lines[0] += f" ({block.error})"
+    if block.status == "killed":
+        lines.append("The REPL was killed and started afresh: `context` is in place, all your variables are lost.")
+    if block.status == "interrupted":
+        lines.append(f"It computed longer than {limits.block_timeout_s:g} s. Your variables are still there.")
+    for name, text in (("stdout", block.stdout), ("stderr", block.stderr)):
+        if text:
+            lines.append(f"{name}:\n{_cut(text, limits.max_observation_chars)}")
+    if not block.stdout and not block.stderr:
+        lines.append("(no output)")
+    return "\n".join(lines)
+
+
+_STATUS = {
+    "ok": "ran",
+    "error": "raised an exception",
+    "exited": "called sys.exit",
+    "interrupted": "was interrupted",
+    "killed": "was killed",
+}
+
+
+def _cut(text: str, limit: int) -> str:
+    if len(text) <= limit:
+        return text
+    head = limit * 3 // 4
+    tail = limit - head
+    return f"{text[:head]}\n... [{len(text) - limit:,} characters cut] ...\n{text[-tail:]}"
