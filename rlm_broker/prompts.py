@@ -15,9 +15,9 @@ def system(limits: Limits, depth: int) -> str:
     """The system prompt of a run at `depth`."""
     return "\n\n".join(
         [
-            "You answer a question about a context that is too large to read at once. It is a variable of a Python REPL, "
-            "and you look at it by writing code. Code that you put into a fence tagged `repl` is run, and you are shown "
-            "what it prints; variables persist from one block to the next.",
+            "You answer a question about a context that is too large to read at once. It is a variable of a Python "
+            "REPL, and you look at it by writing code. Code that you put into a fence tagged `repl` is run, and you "
+            "are shown what it prints; variables persist from one block to the next.",
             "```repl\nprint(type(context), len(context))\n```",
             "In the REPL there are:\n"
             "- `context`: the data. Search and slice it; print small parts of it.\n"
@@ -31,8 +31,8 @@ def system(limits: Limits, depth: int) -> str:
             f"What a block prints is cut to {limits.max_observation_chars:,} characters. A block may compute for "
             f"{limits.block_timeout_s:g} s, waiting for models not counted; then it is interrupted, and if it does not "
             "react it is killed and its variables are lost. There is no network and no access to other files.",
-            'When you know the answer, end with `FINAL(answer)` or `FINAL_VAR("name_of_a_variable")` in a repl block, '
-            'or as a line of your reply. Setting `answer["content"]` and then `answer["ready"] = True` does the same. '
+            "When you know the answer, end with `FINAL(answer)` or `FINAL_VAR('name_of_a_variable')` in a repl block, "
+            "or as a line of your reply. Setting `answer['content']` and then `answer['ready'] = True` does the same. "
             f"You have {limits.max_iterations} turns.",
         ]
     )

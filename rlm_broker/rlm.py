@@ -1,6 +1,7 @@
 """The front door: composes everything, the one module that knows all rooms."""
 
 import asyncio
+import contextlib
 from collections.abc import Mapping
 from typing import Any
 
@@ -177,10 +178,8 @@ class RLM:
 
     def _emit(self, event: Event) -> None:
         if self._on_event is not None:
-            try:
+            with contextlib.suppress(Exception):  # a callback is the user's, and must not break the run
                 self._on_event(event)
-            except Exception:  # noqa: BLE001, S110 - a callback is the user's, and must not break the run
-                pass
 
 
 class _Machinery(Resident):

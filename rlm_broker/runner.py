@@ -4,7 +4,7 @@ import asyncio
 import time
 from dataclasses import dataclass, field
 
-from rlm_broker import prompts
+import rlm_broker.prompts as prompts
 from rlm_broker.context import StoredContext
 from rlm_broker.errors import LimitReached, ModelFailed, ReplClosed, RlmBrokerError
 from rlm_broker.handler.calls import Caller, RunCalls
