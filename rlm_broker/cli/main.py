@@ -48,8 +48,6 @@ def cli() -> None:
 def main() -> None:
     """The console script."""
     if not sys.platform.startswith("linux"):
-        click.echo(
-            "rlm-broker runs on Linux only: its sandbox is made of Linux namespaces, Landlock and seccomp", err=True
-        )
+        click.echo("rlm-broker runs on Linux only: its sandbox is made of Linux kernel features", err=True)
         sys.exit(2)
     cli(prog_name="rlm-broker")

@@ -51,7 +51,8 @@ class Progress:
                 return f"run {event.run} with {event.model}"
             case ReplReady():
                 layers = len(event.isolation.layers)
-                return f"REPL ready in {event.duration_s * 1e3:.0f} ms, isolation {event.isolation.level} ({layers} layers)"
+                level = event.isolation.level
+                return f"REPL ready in {event.duration_s * 1e3:.0f} ms, isolation {level} ({layers} layers)"
             case IterationStarted():
                 self._iteration = event.number
                 return f"iteration {event.number}"

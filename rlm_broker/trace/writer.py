@@ -1,6 +1,7 @@
 """A run's events as a file: one JSON object a line, numbered, flushed as it happens."""
 
 import dataclasses
+import json
 import re
 import time
 from pathlib import Path
@@ -13,7 +14,7 @@ from rlm_broker.errors import ConfigurationError
 from rlm_broker.trace.events import Event
 
 SECRET = re.compile(
-    r"(sk-[A-Za-z0-9_-]{16,}|Bearer [A-Za-z0-9._-]{16,}|(?i:api[_-]?key|token|password)\s*[=:]\s*\S{8,})"
+    r"sk-[A-Za-z0-9_-]{16,}|Bearer [A-Za-z0-9._-]{16,}|(?i:api[_-]?key|password)\s*[=:]\s*[A-Za-z0-9+/._-]{8,}"
 )
 """What looks like a key or a password in any text of a trace."""
 
@@ -65,7 +66,5 @@ def _encoded(line: dict[str, Any]) -> bytes:
     try:
         text = msgspec.json.encode(line).decode()
     except UnicodeEncodeError:  # lone surrogates
-        import json
-
         text = json.dumps(line)
     return SECRET.sub("[redacted]", text).encode()
