@@ -1,0 +1,160 @@
+"""Whole runs: question, model, code, REPL, answer, with real processes and a client of our own."""
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from rlm_broker.clients.function import FunctionClient
+from rlm_broker.errors import ConfigurationError, LimitReached, UnknownModel
+from rlm_broker.limits import Limits
+from rlm_broker.rlm import RLM
+from rlm_broker.trace.events import CallEnded, Event, RunEnded, RunStarted
+
+Messages = list[dict[str, Any]]
+
+
+def scripted(*replies: str) -> FunctionClient:
+    script = iter(replies)
+    return FunctionClient(lambda _: next(script), "scripted")
+
+
+def model(reply: Callable[[Messages], str]) -> FunctionClient:
+    return FunctionClient(lambda messages: reply(messages), "function")
+
+
+def test_an_answer_goes_from_question_to_repl_and_back() -> None:
+    completion = RLM(scripted("```repl\nFINAL(len(context))\n```")).completion("x" * 1234, "How long is it?")
+    assert completion.response == "1234"
+    assert completion.iterations == 1
+    assert completion.isolation is not None
+    assert completion.isolation.level == "strict"
+    assert completion.usage_summary.model_usage_summaries["scripted"].total_calls == 1
+
+
+def test_what_a_block_printed_is_told_and_variables_persist_between_turns() -> None:
+    seen: list[str] = []
+
+    def reply(messages: Messages) -> str:
+        seen.append(messages[-1]["content"])
+        return "```repl\nn = len(context)\nprint('n is', n)\n```" if len(seen) == 1 else "FINAL_VAR(n)"
+
+    assert RLM(model(reply)).completion("abc", "How long?").response == "3"
+    assert "You have not looked at the context yet" in seen[0]
+    assert "n is 3" in seen[1]
+    assert "Question: How long?" in seen[1]
+
+
+def test_code_that_was_not_run_is_named_to_the_model_with_the_reason() -> None:
+    seen: list[str] = []
+
+    def reply(messages: Messages) -> str:
+        seen.append(messages[-1]["content"])
+        return "<tool_call>print(1)</tool_call>" if len(seen) == 1 else "FINAL(done)"
+
+    assert RLM(model(reply)).completion("abc", "?").response == "done"
+    assert "Not run:" in seen[1]
+
+
+def test_a_run_out_of_turns_asks_once_more_in_the_user_role() -> None:
+    roles: list[str] = []
+
+    def reply(messages: Messages) -> str:
+        roles.append(messages[-1]["role"])
+        return "FINAL(best guess)" if "no turns left" in messages[-1]["content"] else "```repl\n1\n```"
+
+    assert RLM(model(reply), limits=Limits(max_iterations=2)).completion("abc", "?").response == "best guess"
+    assert roles == ["user"] * 3
+
+
+def test_a_child_run_has_its_own_repl_and_a_deeper_query_is_a_plain_completion() -> None:
+    def reply(messages: Messages) -> str:
+        if "Question: How many" in messages[-1]["content"]:
+            return "```repl\nsecret = 1\nFINAL(rlm_query('child, is secret defined?'))\n```"
+        if "Question: child" in messages[-1]["content"]:
+            return "```repl\nFINAL(str(('secret' in globals(), context, llm_query('leaf'), rlm_query('leaf'))))\n```"
+        return f"plain:{messages[-1]['content']}"
+
+    completion = RLM(model(reply), limits=Limits(max_depth=2)).completion("", "How many?")
+    assert completion.response == "(False, 'child, is secret defined?', 'plain:leaf', 'plain:leaf')"
+    assert [trace.depth for trace in completion.child_traces] == [1]
+
+
+def test_a_failed_slot_of_a_batch_leaves_the_others_alone() -> None:
+    def reply(messages: Messages) -> str:
+        last = messages[-1]["content"]
+        if "Question" in last:
+            return "```repl\nFINAL(str(llm_query_batched(['a', 'boom', 'c'])))\n```"
+        if last == "boom":
+            raise RuntimeError("the provider is down")
+        return str(last).upper()
+
+    response = RLM(model(reply)).completion("", "?").response
+    assert response == "['A', 'Error: function: RuntimeError: the provider is down', 'C']"
+
+
+def test_code_cannot_reach_a_model_that_it_may_not_name() -> None:
+    reply = "```repl\nFINAL(llm_query('hi', model='expensive'))\n```"
+    response = RLM(scripted(reply), FunctionClient(lambda _: "cheap", "cheap")).completion("", "?").response
+    assert response == "Error: code may not call model 'expensive'; allowed: cheap"
+
+
+def test_the_calls_of_a_tree_are_bounded() -> None:
+    with pytest.raises(LimitReached, match="max_llm_calls") as caught:
+        RLM(model(lambda _: "thinking aloud"), limits=Limits(max_llm_calls=2)).completion("", "?")
+    assert caught.value.partial_answer == "thinking aloud"
+
+
+def test_a_run_past_its_time_ends_with_its_partial_answer_and_leaves_nothing() -> None:
+    replies = iter(["a first idea\n```repl\n1\n```", "```repl\nwhile True: pass\n```"])
+    with pytest.raises(LimitReached, match="run_timeout_s") as caught:
+        RLM(model(lambda _: next(replies)), limits=Limits(run_timeout_s=2)).completion("", "?")
+    assert "while True" in (caught.value.partial_answer or "")
+    assert psutil.Process().children(recursive=True) == []
+
+
+def test_events_tell_the_story_in_order_with_the_usage_of_each_call() -> None:
+    events: list[Event] = []
+    RLM(scripted("```repl\nllm_query('x')\n```", "sub answer", "FINAL(1)"), on_event=events.append).completion("c", "?")
+    assert isinstance(events[0], RunStarted)
+    assert isinstance(events[-1], RunEnded)
+    calls = [event for event in events if isinstance(event, CallEnded)]
+    assert [(call.call, call.depth) for call in calls] == [(1, 0), (2, 1), (3, 0)]
+
+
+def test_a_callback_that_raises_does_not_break_the_run() -> None:
+    def broken(_: Event) -> None:
+        raise RuntimeError("mine")
+
+    assert RLM(scripted("FINAL(1)"), on_event=broken).completion("c", "?").response == "1"
+
+
+def test_one_rlm_answers_several_questions_on_what_it_keeps() -> None:
+    with RLM(model(lambda _: "```repl\nFINAL(context)\n```")) as rlm:
+        assert [rlm.completion(text, "?").response for text in ("one", "two")] == ["one", "two"]
+
+
+async def test_the_async_form_runs_on_the_callers_loop() -> None:
+    async def reply(_messages: Sequence[dict[str, Any]]) -> str:
+        return "```repl\nFINAL(context)\n```"
+
+    async with RLM(FunctionClient(reply)) as rlm:
+        assert (await rlm.acompletion("text", "?")).response == "text"
+
+
+def test_the_offline_model_finds_a_fact_in_a_file_and_says_where(tmp_path: Path) -> None:
+    log = tmp_path / "server.log"
+    log.write_text("INFO all is well\n" * 2000 + "The custodian of the vault is Ada Quill.\n" + "INFO fine\n" * 2000)
+    response = RLM("offline").completion(log, "Who is the custodian of the vault?").response or ""
+    assert "Ada Quill" in response
+    assert "line 2001" in response
+    assert "stand-in" in response
+
+
+def test_bad_input_is_refused_in_one_sentence() -> None:
+    with pytest.raises(ConfigurationError, match="the question is empty"):
+        RLM("offline").completion("text", "  ")
+    with pytest.raises(UnknownModel, match="not the name of a model"):
+        RLM("nonsense")
