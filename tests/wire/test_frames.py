@@ -1,0 +1,88 @@
+"""Frames: every cut of the stream, the exact limit, and garbage."""
+
+import random
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rlm_broker.errors import ProtocolViolation
+from rlm_broker.transport.session import Session
+from sandbox_worker.wire.errors import FrameTooLarge, FrameTruncated, MessageInvalid
+from sandbox_worker.wire.frames import FrameDecoder, encode_frame
+from sandbox_worker.wire.messages import Output, decode_from_worker, encode
+
+PAYLOADS = [b"", b"a", b"xyz" * 100, b"{}"]
+STREAM = b"".join(encode_frame(payload, 1000) for payload in PAYLOADS)
+
+
+@pytest.mark.parametrize("step_bytes", [1, 2, 3, 4, 5, 7, len(STREAM)])
+def test_frames_come_out_whole_however_the_stream_is_cut(step_bytes: int) -> None:
+    decoder = FrameDecoder(max_frame_bytes=1000)
+    cuts = [STREAM[i : i + step_bytes] for i in range(0, len(STREAM), step_bytes)]
+    assert [payload for cut in cuts for payload in decoder.feed(cut)] == PAYLOADS
+    decoder.finish()
+
+
+@given(st.lists(st.binary(max_size=50)), st.lists(st.integers(1, 30), min_size=1))
+def test_any_payloads_survive_any_cuts(payloads: list[bytes], steps: list[int]) -> None:
+    stream = b"".join(encode_frame(payload, 50) for payload in payloads)
+    decoder, got, at, turn = FrameDecoder(50), list[bytes](), 0, 0
+    while at < len(stream):
+        step = steps[turn % len(steps)]
+        got += decoder.feed(stream[at : at + step])
+        at, turn = at + step, turn + 1
+    assert got == payloads
+
+
+def test_the_limit_itself_is_accepted_and_one_more_byte_is_not() -> None:
+    frame = encode_frame(b"x" * 10, 10)
+    assert FrameDecoder(10).feed(frame) == [b"x" * 10]
+    with pytest.raises(FrameTooLarge, match="frame of 10 bytes, the limit is 9"):
+        FrameDecoder(9).feed(frame)
+    with pytest.raises(FrameTooLarge):
+        encode_frame(b"x" * 11, 10)
+
+
+def test_an_oversized_prefix_raises_before_its_payload_comes() -> None:
+    with pytest.raises(FrameTooLarge, match="4,294,967,295"):
+        FrameDecoder(1000).feed(b"\xff\xff\xff\xff")
+
+
+def test_a_stream_that_ends_inside_a_frame_is_named() -> None:
+    decoder = FrameDecoder(1000)
+    decoder.feed(STREAM[:-1])
+    with pytest.raises(FrameTruncated):
+        decoder.finish()
+
+
+BAD = {
+    "invalid utf-8": b'{"type":"output","block":1,"stream":"stdout","text":"\xff"}',
+    "invalid json": b'{"type":',
+    "nested": b"[" * 100_000,
+    "nested in a message": b'{"type":"query","prompts":' + b"[" * 100_000,
+    "nan": b'{"type":"output","block":NaN,"stream":"stdout","text":""}',
+    "lone surrogate": b'{"type":"output","block":1,"stream":"stdout","text":"\\ud800"}',
+    "wrong type": b'{"type":"output","block":"1","stream":"stdout","text":""}',
+    "unknown type": b'{"type":"exec"}',
+    "unknown field": b'{"type":"ready","depth":0}',
+    "the other direction": b'{"type":"execute","block":1,"code":""}',
+}
+
+
+@pytest.mark.parametrize("payload", BAD.values(), ids=BAD)
+def test_what_is_no_message_is_one_named_error(payload: bytes) -> None:
+    with pytest.raises(MessageInvalid):
+        decode_from_worker(payload)
+
+
+def test_garbage_raises_nothing_but_protocol_violations() -> None:
+    rng = random.Random(20261120)
+    for _ in range(3000):
+        with pytest.raises(ProtocolViolation):
+            Session(max_frame_bytes=1 << 22).receive(encode_frame(rng.randbytes(rng.randrange(40)), 1000))
+
+
+def test_a_lone_surrogate_in_what_we_say_costs_one_character() -> None:
+    message = Output(block=1, stream="stdout", text="a\ud800b")
+    assert decode_from_worker(encode(message)) == Output(block=1, stream="stdout", text="a?b")
