@@ -16,7 +16,7 @@ from pathlib import Path
 import msgspec
 
 import sandbox_worker
-from rlm_broker.errors import SandboxFailed
+from rlm_broker.errors import RlmBrokerError, SandboxFailed
 from rlm_broker.limits import Limits
 from rlm_broker.sandbox import policy
 from rlm_broker.sandbox.worker import Worker
@@ -74,7 +74,7 @@ class Host:
             IsolationUnavailable: This machine cannot give the level.
             SandboxFailed: The zygote cannot start, for any other reason.
         """
-        if self._zygote is not None and self._zygote.has_ended():
+        if self._zygote is not None and not self._zygote.is_usable():
             await self._zygote.end()
             self._zygote = None
         if self._zygote is None:
@@ -89,34 +89,21 @@ class Host:
 
     async def spawn(self) -> Worker:
         """A new worker, which is not behind its walls yet: `Worker.prepare` waits for that."""
-        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        with theirs:
-            async with self._one_at_a_time:
-                await self.start()
-                assert self._zygote is not None
-                request = Spawn(
-                    allow_exec=self._allow_exec,
-                    scratch=self._zygote.make_scratch(),
-                    memory_bytes=self._limits.memory_bytes,
-                    max_processes=self._limits.max_processes,
-                    max_open_files=self._limits.max_open_files,
-                    scratch_bytes=self._limits.scratch_bytes,
-                    max_frame_bytes=self._limits.max_frame_bytes,
-                    max_output_bytes=self._limits.max_output_bytes,
-                )
-                try:
-                    pidfd = await self._zygote.spawn(request, theirs.fileno())
-                except BaseException:
-                    ours.close()
-                    raise
-        worker = Worker(self.level, pidfd, ours)
-        self._workers.add(worker)
-        return worker
+        spawning = asyncio.get_running_loop().create_task(self._spawn())
+        try:
+            return await asyncio.shield(spawning)
+        except asyncio.CancelledError:
+            # The zygote's answer is taken in any case: it would else be taken for the answer to the next request.
+            with contextlib.suppress(RlmBrokerError):
+                await self.end(await spawning)
+            raise
 
     async def end(self, worker: Worker) -> None:
         """Kill a worker; return when it is gone."""
         await worker.kill()
         self._workers.discard(worker)
+        if worker.scratch:
+            await asyncio.to_thread(shutil.rmtree, worker.scratch, ignore_errors=True)
 
     async def close(self) -> None:
         """End every worker and the zygote; return when all are gone. Harmless when repeated."""
@@ -125,6 +112,42 @@ class Host:
         if self._zygote is not None:
             await self._zygote.end()
             self._zygote = None
+
+    async def _spawn(self) -> Worker:
+        async with self._one_at_a_time:
+            await self.start()
+            try:
+                worker = await self._fork()
+            except _ZygoteGone:  # it died, and its end had not reached us when we looked
+                await self.start()
+                worker = await self._fork()
+        self._workers.add(worker)
+        return worker
+
+    async def _fork(self) -> Worker:
+        assert self._zygote is not None
+        request = Spawn(
+            allow_exec=self._allow_exec,
+            scratch=self._zygote.make_scratch(),
+            memory_bytes=self._limits.memory_bytes,
+            max_processes=self._limits.max_processes,
+            max_open_files=self._limits.max_open_files,
+            scratch_bytes=self._limits.scratch_bytes,
+            max_frame_bytes=self._limits.max_frame_bytes,
+            max_output_bytes=self._limits.max_output_bytes,
+        )
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with theirs:
+            try:
+                pidfd = await self._zygote.spawn(request, theirs.fileno())
+            except BaseException:
+                ours.close()
+                raise
+        return Worker(self.level, pidfd, ours, request.scratch)
+
+
+class _ZygoteGone(SandboxFailed):
+    """The zygote died before it answered."""
 
 
 class _Zygote:
@@ -135,6 +158,7 @@ class _Zygote:
         self._folder = Path(tempfile.mkdtemp(prefix="rlm-broker-"))
         self._process: subprocess.Popen[bytes] | None = None
         self._pidfd = -1
+        self._usable = True
         self._control, self._theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._control.setblocking(False)
 
@@ -185,7 +209,8 @@ class _Zygote:
             socket.send_fds(self._control, [pack(request)], [control_fd])
             answer, fds = await self._answer(SPAWN_TIMEOUT_S)
         except (OSError, EOFError):
-            raise SandboxFailed(f"the sandbox's fork server is gone: {self._last_words()}") from None
+            self._usable = False
+            raise _ZygoteGone(f"the sandbox's fork server is gone: {self._last_words()}") from None
         if isinstance(answer, SpawnFailed):
             raise SandboxFailed(f"no worker could be forked: {answer.reason}")
         if not isinstance(answer, Spawned) or len(fds) != 1:
@@ -196,9 +221,9 @@ class _Zygote:
         """A worker's scratch folder on the host, at a level without a mount namespace of its own; else nothing."""
         return "" if self._level == "strict" else tempfile.mkdtemp(prefix="scratch-", dir=self._folder)
 
-    def has_ended(self) -> bool:
-        """Whether it died by itself."""
-        return self._process is None or self._process.poll() is not None
+    def is_usable(self) -> bool:
+        """Whether it lives, as far as is known, and has answered everything that it was asked."""
+        return self._usable and self._process is not None and self._process.poll() is None
 
     async def end(self) -> None:
         """Hang up, which is its end and that of all workers; return when its processes are gone."""
@@ -229,7 +254,8 @@ class _Zygote:
         try:
             await asyncio.wait_for(readable.wait(), timeout_s)
         except TimeoutError:
-            raise EOFError(f"no answer within {timeout_s:g} s") from None
+            self._usable = False  # its answer may still come, and would be taken for the next one's
+            raise SandboxFailed(f"the sandbox's fork server did not answer within {timeout_s:g} s") from None
         finally:
             loop.remove_reader(self._control)
         packet, fds, _, _ = socket.recv_fds(self._control, MAX_PACKET_BYTES, 1)

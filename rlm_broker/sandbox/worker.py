@@ -49,14 +49,16 @@ class Worker:
         layers: Walls of init and of the REPL, as they reported them before any model code ran.
         on_written: Called with what was written to the REPL's descriptors.
         on_change: Called when `died` or `gone` changes.
+        scratch: Its folder on the host, at a level without a mount namespace of its own; else nothing.
     """
 
-    def __init__(self, level: str, pidfd: int, control: socket.socket) -> None:
+    def __init__(self, level: str, pidfd: int, control: socket.socket, scratch: str = "") -> None:
         self.died: Died | None = None
         self.gone = asyncio.Event()
         self.layers: tuple[str, ...] = ()
         self.on_written: Callable[[Written], None] = _ignore
         self.on_change: Callable[[], None] = _nothing
+        self.scratch = scratch
         self._level = level
         self._pidfd = pidfd
         self._control = control
