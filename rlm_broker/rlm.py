@@ -2,9 +2,11 @@
 
 import asyncio
 import contextlib
-from collections.abc import Mapping
+from collections.abc import AsyncIterator, Mapping
+from dataclasses import dataclass
 from typing import Any
 
+from rlm_broker import __version__
 from rlm_broker.clients.base import Client
 from rlm_broker.clients.named import client_for
 from rlm_broker.context import StoredContext, store
@@ -17,6 +19,7 @@ from rlm_broker.ledger import Ledger
 from rlm_broker.limits import Limits
 from rlm_broker.recursion import Recursion
 from rlm_broker.runner import Runner, Tree
+from rlm_broker.sandbox import policy
 from rlm_broker.sandbox.sandbox import Sandbox
 from rlm_broker.trace.events import Emit, Event, RunStarted
 from rlm_broker.types import Completion
@@ -24,30 +27,33 @@ from rlm_broker.types import Completion
 ROOT_RUN = "1"
 
 
-class RLM:
+class RLM(Resident):
     """A language model whose context is a variable in a sandboxed REPL.
 
     As a context manager it keeps its handler and its fork server between calls; otherwise each call starts its own and
     ends them.
 
     Args:
-        model: The root model: a name ("offline", "openai/gpt-5-mini") or a client object.
+        model: The root model: a name ("offline", "openai/gpt-5-mini") or a client object. None is "offline".
         sub_model: Answers what the REPL asks; None is the root model.
         models: Further models that code may name.
-        limits: Bounds of each run tree; None takes the defaults.
+        limits: Bounds of each run tree; None takes those of `sandbox`, or the defaults.
         isolation: See `Sandbox`.
         allow_exec: Whether code may start other programs.
         model_policy: What a model is worth that code names; see `ModelPolicy`.
         system_prompt: In place of our own, for every run of the tree.
         on_event: Called with everything that happens; what it raises is dropped. It must not block.
+        handler: To be shared by several RLMs: its models serve, in place of `model` and its like. It stays its
+            owner's to open and close, as client objects do.
+        sandbox: To be shared by several RLMs: its limits of one REPL, isolation and `allow_exec` hold.
 
     Raises:
-        ConfigurationError: A model, key or level that there is not.
+        ConfigurationError: A model, key or level that there is not, or models beside a handler.
     """
 
     def __init__(
         self,
-        model: str | Client = "offline",
+        model: str | Client | None = None,
         sub_model: str | Client | None = None,
         *,
         models: Mapping[str, str | Client] | None = None,
@@ -57,18 +63,26 @@ class RLM:
         model_policy: ModelPolicy = "allow",
         system_prompt: str | None = None,
         on_event: Emit | None = None,
+        handler: LMHandler | None = None,
+        sandbox: Sandbox | None = None,
     ) -> None:
-        self.limits = limits or Limits()
-        self._root = _client(model)
+        if handler is not None and (model or sub_model or models):
+            raise ConfigurationError("give either models or a handler: a handler brings its own models")
+        policy.resolve(isolation)  # an unknown level is refused here and not in the first call
+        self.limits = limits or (sandbox.limits if sandbox else Limits())
+        self._root = _client(model or "offline")
         self._sub = None if sub_model is None else _client(sub_model)
         self._models = {name: _client(client) for name, client in (models or {}).items()}
+        self._model_policy: ModelPolicy = model_policy
         self._isolation = isolation
         self._allow_exec = allow_exec
-        self._policy: ModelPolicy = model_policy
         self._system_prompt = system_prompt
         self._on_event = on_event
+        self._handler, self._sandbox = handler, sandbox
+        lent = sandbox or handler
+        self._home = lent.home if lent else None
         self._kept: _Machinery | None = None
-        Sandbox(self.limits, isolation)  # an unknown level is refused here and not in the first call
+        self._keeping = contextlib.AsyncExitStack()
 
     def completion(self, prompt: object, root_prompt: str | None = None) -> Completion:
         """Answer a question about a context.
@@ -82,57 +96,54 @@ class RLM:
             RunCancelled: Ctrl+C; carries `partial_answer`.
             ModelFailed, ContextRefused, IsolationUnavailable, SandboxFailed: What their names say.
         """
-        home = self._kept.home if self._kept else Home.background()
         attempt = _Attempt()
         try:
-            return home.run(self._complete(prompt, root_prompt, attempt))
+            return (self._home or Home.background()).run(self._complete(prompt, root_prompt, attempt))
         except KeyboardInterrupt:
             raise RunCancelled(attempt.partial_answer) from None
 
     async def acompletion(self, prompt: object, root_prompt: str | None = None) -> Completion:
         """`completion`, awaited. Cancelling it ends the run and everything below it."""
-        home = self._kept.home if self._kept else Home.here()
-        return await home.arun(self._complete(prompt, root_prompt, _Attempt()))
+        return await (self._home or Home.here()).arun(self._complete(prompt, root_prompt, _Attempt()))
 
-    def __enter__(self) -> "RLM":
-        self._kept = self._machinery(Home.background())
-        self._kept.__enter__()
-        return self
+    # -- what a run needs --------------------------------------------------------------------------------------------
 
-    def __exit__(self, *_: object) -> None:
-        self.close()
+    async def _open(self) -> None:
+        self._kept = await self._keeping.enter_async_context(self._machinery())
 
-    async def __aenter__(self) -> "RLM":
-        self._kept = self._machinery(Home.here())
-        await self._kept.__aenter__()
-        return self
+    async def _close(self) -> None:
+        self._kept = None
+        await self._keeping.aclose()
 
-    async def __aexit__(self, *_: object) -> None:
-        kept, self._kept = self._kept, None
-        if kept is not None:
-            await kept.aclose()
+    @contextlib.asynccontextmanager
+    async def _machinery(self) -> AsyncIterator["_Machinery"]:
+        """A handler, and a sandbox whose REPLs connect to it: lent ones, or our own until this is left."""
+        home = self._home or Home.here()
+        async with contextlib.AsyncExitStack() as own:
+            handler, sandbox = self._handler, self._sandbox
+            if handler is None:
+                handler = await own.enter_async_context(self._own_handler(home))
+            if sandbox is None:
+                port = handler.listener
+                sandbox = await own.enter_async_context(
+                    Sandbox(self.limits, self._isolation, allow_exec=self._allow_exec, listener=port, home=home)
+                )
+            yield _Machinery(handler, sandbox)
 
-    def close(self) -> None:
-        """End what it keeps. Harmless when repeated."""
-        kept, self._kept = self._kept, None
-        if kept is not None:
-            kept.close()
-
-    def _machinery(self, home: Home) -> "_Machinery":
+    def _own_handler(self, home: Home) -> LMHandler:
         handler = LMHandler(
             self._root,
             other_backend_client=self._sub,
-            model_policy=self._policy,
+            model_policy=self._model_policy,
             open_client=client_for,
             call_timeout_s=self.limits.call_timeout_s,
             home=home,
         )
         for name, client in self._models.items():
             handler.register_client(name, client)
-        sandbox = Sandbox(
-            self.limits, self._isolation, allow_exec=self._allow_exec, listener=handler.listener, home=home
-        )
-        return _Machinery(home, handler, sandbox)
+        return handler
+
+    # -- one run -----------------------------------------------------------------------------------------------------
 
     async def _complete(self, prompt: object, question: str | None, attempt: "_Attempt") -> Completion:
         if question is not None and not question.strip():
@@ -145,7 +156,7 @@ class RLM:
     async def _run(self, context: StoredContext, question: str | None, attempt: "_Attempt") -> Completion:
         if self._kept is not None:
             return await self._bounded(self._kept, context, question, attempt)
-        async with self._machinery(Home.here()) as machinery:
+        async with self._machinery() as machinery:
             return await self._bounded(machinery, context, question, attempt)
 
     async def _bounded(
@@ -156,7 +167,8 @@ class RLM:
         calls = RunCalls(machinery.handler, ledger, self._emit)
         tree = Tree(calls, ledger, machinery.sandbox, self._emit, self._system_prompt)
         caller = Caller(ROOT_RUN, 0, question)
-        self._emit(RunStarted(ROOT_RUN, 0, question, self._root.model_name, self._metadata(context)))
+        metadata = self._metadata(machinery, context)
+        self._emit(RunStarted(ROOT_RUN, 0, question, metadata["model"], metadata))
         recursion = Recursion(tree, caller)
         attempt.runner = Runner(tree, caller, recursion, recursion.child_traces)
         try:
@@ -166,12 +178,13 @@ class RLM:
             assert limit_s is not None
             raise LimitReached("run_timeout_s", limit_s, limit_s, attempt.partial_answer) from None
 
-    def _metadata(self, context: StoredContext) -> dict[str, Any]:
+    def _metadata(self, machinery: "_Machinery", context: StoredContext) -> dict[str, Any]:
         info = context.info
         return {
-            "model": self._root.model_name,
-            "sub_model": (self._sub or self._root).model_name,
-            "isolation": self._isolation,
+            "version": __version__,
+            "model": machinery.handler.get_client(depth=0).model_name,
+            "sub_model": machinery.handler.get_client(depth=1).model_name,
+            "isolation": machinery.sandbox.level,
             "limits": self.limits.model_dump(),
             "context": {"type": info.type_name, "chars": info.total_chars, "parts": info.parts_total},
         }
@@ -182,25 +195,12 @@ class RLM:
                 self._on_event(event)
 
 
-class _Machinery(Resident):
-    """A handler and a sandbox whose REPLs connect to it, on one loop."""
+@dataclass(frozen=True, slots=True)
+class _Machinery:
+    """What any number of runs share."""
 
-    def __init__(self, home: Home, handler: LMHandler, sandbox: Sandbox) -> None:
-        self._home = home
-        self.handler = handler
-        self.sandbox = sandbox
-
-    async def _open(self) -> None:
-        try:
-            await self.handler.__aenter__()
-            await self.sandbox.__aenter__()
-        except BaseException:
-            await self._close()
-            raise
-
-    async def _close(self) -> None:
-        await self.sandbox.aclose()
-        await self.handler.aclose()
+    handler: LMHandler
+    sandbox: Sandbox
 
 
 class _Attempt:

@@ -8,11 +8,6 @@ from rlm_broker.errors import ConfigurationError, IsolationUnavailable
 Level = Literal["strict", "process"]
 LEVELS: tuple[Level, ...] = ("strict", "process")
 
-PROMISES: dict[Level, str] = {
-    "strict": "own namespaces, a private root, no network, no capabilities, Landlock, seccomp, limits",
-    "process": "a process of its own with a time limit; NO security boundary",
-}
-
 
 class IsolationWarning(UserWarning):
     """Code runs with less than a security boundary, because somebody asked for that by name."""
@@ -28,15 +23,19 @@ def resolve(isolation: str) -> Level:
         return "strict"
     for level in LEVELS:
         if isolation == level:
-            if level == "process":
-                warnings.warn(
-                    "isolation level 'process' is no security boundary: code in it can read your files, your keys and "
-                    "other processes' environments, and use the network",
-                    IsolationWarning,
-                    stacklevel=2,
-                )
             return level
     raise ConfigurationError(f"no isolation level {isolation!r}; choose one of: auto, {', '.join(LEVELS)}")
+
+
+def warn_if_unprotected(level: Level) -> None:
+    """Say what the level does not do, where that is everything."""
+    if level == "process":
+        warnings.warn(
+            "isolation level 'process' is no security boundary: code in it can read your files, your keys and other "
+            "processes' environments, and use the network",
+            IsolationWarning,
+            stacklevel=3,
+        )
 
 
 def unavailable(level: str, layer: str, reason: str) -> IsolationUnavailable:

@@ -39,6 +39,7 @@ class Sandbox(Resident):
     ) -> None:
         self.limits = limits or Limits()
         self.level = policy.resolve(isolation)
+        policy.warn_if_unprotected(self.level)
         self._allow_exec = allow_exec
         self._listener = listener
         self._own_listener: Listener | None = None
