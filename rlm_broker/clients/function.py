@@ -5,6 +5,7 @@ import contextvars
 import inspect
 import queue
 import threading
+import weakref
 from collections.abc import Awaitable, Callable
 from concurrent.futures import Future
 from functools import partial
@@ -37,7 +38,7 @@ class FunctionClient:
         self._invoke = _calling_convention(fn)
         callee: Any = fn
         self._is_async = inspect.iscoroutinefunction(callee) or inspect.iscoroutinefunction(callee.__call__)
-        self._threads = _DaemonThreads(MAX_THREADS)
+        self._threads = self._new_threads()
 
     async def complete(self, request: LMRequest) -> LMReply:
         """Call the function once. A cancelled call of a sync function is abandoned: its thread cannot be stopped.
@@ -62,8 +63,16 @@ class FunctionClient:
 
         A later call starts new ones.
         """
-        threads, self._threads = self._threads, _DaemonThreads(MAX_THREADS)
-        threads.close(ModelFailed(f"{self.model_name}: the client was closed before the call began"))
+        threads, self._threads = self._threads, self._new_threads()
+        threads.close(self._closed())
+
+    def _new_threads(self) -> "_DaemonThreads":
+        threads = _DaemonThreads(MAX_THREADS)
+        weakref.finalize(self, threads.close, self._closed())  # nobody has to close a client
+        return threads
+
+    def _closed(self) -> ModelFailed:
+        return ModelFailed(f"{self.model_name}: the client was closed before the call began")
 
     def _in_thread(self, call: Callable[[], Any]) -> Awaitable[Any]:
         return asyncio.wrap_future(self._threads.submit(partial(self._guarded, call)))

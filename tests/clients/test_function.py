@@ -1,6 +1,7 @@
 import asyncio
 import contextvars
 import functools
+import gc
 import subprocess
 import sys
 import threading
@@ -263,3 +264,19 @@ asyncio.run(main())
 def test_a_program_ends_although_a_function_is_stuck() -> None:
     ended = subprocess.run([sys.executable, "-c", STUCK], capture_output=True, text=True, timeout=30, check=False)
     assert (ended.returncode, ended.stdout, ended.stderr) == (0, "closed\n", "")
+
+
+async def test_a_client_that_is_dropped_lets_its_threads_go() -> None:
+    used: list[threading.Thread] = []
+
+    def fn(messages: list[dict[str, Any]]) -> str:
+        del messages
+        used.append(threading.current_thread())
+        return "ok"
+
+    client = FunctionClient(fn)
+    await client.complete(request())
+    del client
+    gc.collect()
+    used[0].join(timeout=WAIT_S)
+    assert not used[0].is_alive()
