@@ -30,5 +30,10 @@ def drop_all(last_capability: int) -> None:
     syscalls.prctl(syscalls.PR_SET_SECUREBITS, SECUREBITS_LOCKED)
     for number in range(last_capability + 1):
         syscalls.prctl(syscalls.PR_CAPBSET_DROP, number)
+    drop_own()
+
+
+def drop_own() -> None:
+    """Empty the ambient, effective, permitted and inheritable sets, which everybody may."""
     syscalls.prctl(syscalls.PR_CAP_AMBIENT, syscalls.PR_CAP_AMBIENT_CLEAR_ALL)
     syscalls.call("capset", struct.pack("Ii", _CAPABILITY_VERSION_3, 0), bytes(24))

@@ -4,6 +4,7 @@ import contextlib
 import errno
 import os
 import signal
+from dataclasses import dataclass
 from pathlib import Path
 from typing import NoReturn
 
@@ -20,6 +21,48 @@ ZYGOTE_NAMESPACES = (
 )
 
 
+NOBODY = 65534
+"""User and group of the workers of a root that has no unused ids to give."""
+_FREE_IDS = range(0x7000_0000, 0x8000_0000)
+"""Ids that nothing uses: above those that systemd-nspawn hands out (UIDS-GIDS.md of systemd), positive as a C int."""
+_IDS_EACH = 1 << 16
+
+
+@dataclass(frozen=True)
+class WorkerIds:
+    """Users (and groups of the same numbers) for the workers of one zygote.
+
+    A user of its own is a worker's protection from its siblings in what the kernel counts by user: processes, pipes,
+    epoll watches, locked memory, signals.
+    """
+
+    first: int
+    count: int
+
+    def of(self, pid: int) -> int:
+        """The id of the worker whose init has `pid` in the zygote's pid namespace."""
+        return self.first + pid % self.count
+
+
+def unused_ids() -> WorkerIds:
+    """Ids for workers, for somebody who is root: an own one for each, or one for all where a container has no more.
+
+    Two zygotes may get the same ones, by a chance of 1 in 4,096; their workers then share what is counted by user.
+    """
+    slots = len(_FREE_IDS) // _IDS_EACH
+    first = _FREE_IDS.start + int.from_bytes(os.urandom(4), "little") % slots * _IDS_EACH
+    if all(_is_mapped(first, first + _IDS_EACH - 1, kind) for kind in ("uid", "gid")):
+        return WorkerIds(first, _IDS_EACH)
+    return WorkerIds(NOBODY, 1)
+
+
+def _is_mapped(first: int, last: int, kind: str) -> bool:
+    """Whether ids exist in our user namespace; each line of a map is the first id inside, the one outside, a count."""
+    lines = Path(f"/proc/self/{kind}_map").read_text().splitlines()
+    ranges = [(int(inside), int(count)) for inside, _, count in map(str.split, lines)]
+    return any(inside <= first and last < inside + count for inside, count in ranges)
+
+
 def require_one_thread() -> None:
     """Check what unshare(CLONE_NEWUSER) demands, whose own answer is a bare EINVAL.
 
@@ -32,7 +75,7 @@ def require_one_thread() -> None:
 
 
 def become(uid: int) -> bool:
-    """Give up root for good, for `uid` as user and group. Call it before any user namespace is made.
+    """Become `uid` as user and group, for good. Call it before any user namespace is made, or in one that has `uid`.
 
     Uid 0 would stay the kernel's uid 0 within a user namespace: RLIMIT_NPROC never binds that one, and it owns root's
     files.
@@ -57,11 +100,48 @@ def become(uid: int) -> bool:
     return True
 
 
-def enter_user_namespace(flags: int, proc_self_fd: int) -> None:
+class IdMapper:
+    """A child that stays root, and maps `ids` in the user namespace that its parent enters later.
+
+    user_namespaces(7): more than one's own id can only be mapped by somebody outside with CAP_SETUID. /proc must be
+    that of the present pid namespace.
+    """
+
+    def __init__(self, ids: WorkerIds) -> None:
+        our_end, self._go = os.pipe()
+        parent = os.getpid()
+        self._pid = os.fork()
+        if self._pid == 0:
+            os.close(self._go)
+            os.read(our_end, 1)
+            error = 0
+            try:
+                _write_maps(Path(f"/proc/{parent}"), f"{ids.first} {ids.first} {ids.count}")
+            except OSError as failed:
+                error = failed.errno or errno.EPERM
+            os._exit(error)
+        os.close(our_end)
+
+    def map(self) -> None:
+        """To be called in the new namespace, once."""
+        os.close(self._go)
+        error = os.waitstatus_to_exitcode(os.waitpid(self._pid, 0)[1])
+        if error:
+            raise OSError(error, f"uid_map: {os.strerror(error)}")
+
+
+def _write_maps(process: Path, line: str) -> None:
+    for name, text in (("setgroups", "deny"), ("uid_map", line), ("gid_map", line)):
+        with (process / name).open("w", buffering=1) as file:
+            file.write(text)
+
+
+def enter_user_namespace(flags: int, proc_self_fd: int, mapper: IdMapper | None = None) -> None:
     """Leave for the new namespaces `flags`, CLONE_NEWUSER among them, and stay who we are inside.
 
     Args:
         proc_self_fd: /proc/self, opened before; it stays good when /proc is covered.
+        mapper: Maps further ids besides our own.
     """
     uid, gid = os.getuid(), os.getgid()
     try:
@@ -72,6 +152,9 @@ def enter_user_namespace(flags: int, proc_self_fd: int) -> None:
                 error.errno, "unshare: sysctl user.max_user_namespaces, or one like it, is reached"
             ) from error
         raise
+    if mapper is not None:
+        mapper.map()
+        return
     write_below(proc_self_fd, "setgroups", "deny")  # user_namespaces(7): without it gid_map is not ours to write
     write_below(proc_self_fd, "uid_map", f"{uid} {uid} 1")
     write_below(proc_self_fd, "gid_map", f"{gid} {gid} 1")

@@ -1,11 +1,16 @@
 """Seccomp: which system calls a process may make, and with which arguments.
 
 An allow-list, written by name, turned into a BPF program by a pure function. Both processes of a worker have one, and
-since filters add up, what the REPL's allows init's must allow too.
+since filters add up, what the REPL's allows init's must allow too. There are three:
+
+    init                            what the REPL may, and what raises the REPL's walls
+    repl                            ordinary Python, in a pid namespace and a root of its own
+    threads                         the same where it has neither: no process but its own to start or to signal
 
     not this machine's calls        the process is killed
     allowed, arguments fit          the call
     clone3, unknown or newer, x32   ENOSYS: the C library falls back to an older call
+    chmod and its like, at times    0, and nothing happens, see `PRETENDED`
     everything else                 EPERM
 
 With a connected TCP socket as the only door no other layer will do: from an empty network namespace and a Landlock
@@ -16,6 +21,7 @@ denied as a whole.
 import ctypes
 import errno
 import functools
+import os
 import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -24,7 +30,7 @@ from typing import Literal
 from sandbox_worker.isolation import syscalls
 from sandbox_worker.isolation.syscall_table import MACHINE, NUMBERS
 
-Kind = Literal["init", "repl"]
+Kind = Literal["init", "repl", "threads"]
 
 # -- the rules: names ------------------------------------------------------------------------------------------------
 
@@ -68,6 +74,12 @@ kernel bugs), memfd_create and shared memory (pages that no limit sees), sendmsg
 
 ALLOWED_TO_EXEC = _names("execve execveat")
 ALLOWED_TO_INIT = _names("sendmsg recvmsg seccomp landlock_create_ruleset landlock_add_rule landlock_restrict_self")
+NOT_WITHOUT_NAMESPACES = _names("fork vfork tkill pidfd_open pidfd_send_signal setpgid setsid truncate execve execveat")
+"""Not for `threads`: processes that would outlive a kill, signals to strangers, and what Landlock governs only by
+name or in part (truncate by path, before its ABI 3)."""
+PRETENDED = _names("chmod fchmod fchmodat fchmodat2 chown fchown lchown fchownat utime utimes futimesat utimensat")
+"""For `threads` these succeed and do nothing: Landlock does not govern them at any ABI, so without a root of our own
+they would reach the user's files; refused, they would break `shutil.copy`."""
 WITH_OLDER_TWIN = _names("clone3")
 """ENOSYS: its flags lie in memory, where no filter can see them, and the C library falls back to clone."""
 
@@ -99,18 +111,28 @@ class NotAllOf:
 
 
 @dataclass(frozen=True)
+class AllOf:
+    """Every bit of `bits` is set in the low half of an argument."""
+
+    argument: int
+    bits: int
+
+
+@dataclass(frozen=True)
 class Null:
     """A pointer is NULL, in both halves."""
 
     argument: int
 
 
-Check = OneOf | NoneOf | NotAllOf | Null
+Check = OneOf | NoneOf | NotAllOf | AllOf | Null
 
 AF_UNIX = 1
 MSG_OOB = 0x1
 MSG_FASTOPEN = 0x20000000
+CLONE_VM = 0x100
 CLONE_PARENT = 0x8000
+CLONE_THREAD = 0x10000
 MAP_SHARED = 0x1  # the lowest bit of MAP_SHARED_VALIDATE (3), too, and not of MAP_PRIVATE (2)
 MAP_ANONYMOUS = 0x20
 MAP_HUGETLB = 0x40000
@@ -180,7 +202,16 @@ ARGUMENTS: dict[str, tuple[Check, ...]] = {
 
 ARGUMENTS_OF_INIT: dict[str, tuple[Check, ...]] = {
     "fcntl": (OneOf(1, (*FCNTL_HARMLESS, 1031)),),  # F_SETPIPE_SZ
-    "prctl": (OneOf(0, (*PRCTL_HARMLESS, syscalls.PR_SET_DUMPABLE)),),
+    "prctl": (OneOf(0, (*PRCTL_HARMLESS, syscalls.PR_SET_DUMPABLE, syscalls.PR_SET_PDEATHSIG)),),
+}
+
+OWN_PID = 0x7FFF_FFF1
+"""Stands for the process's own pid in a program for `threads`, until it is known: no pid is that large."""
+
+ARGUMENTS_OF_THREADS: dict[str, tuple[Check, ...]] = {
+    "clone": (AllOf(0, CLONE_VM | CLONE_THREAD), *ARGUMENTS["clone"]),
+    "kill": (OneOf(0, (OWN_PID,)),),
+    "tgkill": (OneOf(0, (OWN_PID,)),),
 }
 
 # -- the program: pure -----------------------------------------------------------------------------------------------
@@ -192,6 +223,7 @@ RET_KILL_PROCESS = 0x80000000
 RET_ALLOW = 0x7FFF0000
 RET_EPERM = 0x00050000 | errno.EPERM
 RET_ENOSYS = 0x00050000 | errno.ENOSYS
+RET_PRETEND = 0x00050000
 AUDIT_ARCH = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
 
 _LOAD = 0x20  # BPF_LD | BPF_W | BPF_ABS
@@ -212,8 +244,9 @@ def program(kind: Kind, allow_exec: bool, arch: str) -> bytes:
     """The BPF program for one process of a worker, as an array of `struct sock_filter`.
 
     Args:
-        kind: "init" may in addition pass descriptors, and raise the REPL's walls after its fork.
-        allow_exec: Whether it may start programs. Init's must allow it if the REPL's is going to.
+        kind: "init" may in addition pass descriptors, and raise the REPL's walls after its fork. In "threads" `OWN_PID`
+            stands for the process's own pid.
+        allow_exec: Whether it may start programs. Init's must allow it if the REPL's is going to; "threads" never may.
         arch: As `uname -m` says it.
 
     Raises:
@@ -222,12 +255,16 @@ def program(kind: Kind, allow_exec: bool, arch: str) -> bytes:
     if arch not in NUMBERS:
         known = ", ".join(sorted(NUMBERS))
         raise OSError(errno.ENOSYS, f"no table of system calls for machine {arch!r}; there are: {known}")
-    arguments = ARGUMENTS | ARGUMENTS_OF_INIT if kind == "init" else ARGUMENTS
+    arguments = ARGUMENTS | {"init": ARGUMENTS_OF_INIT, "repl": {}, "threads": ARGUMENTS_OF_THREADS}[kind]
     allowed = ALLOWED | (ALLOWED_TO_EXEC if allow_exec else set()) | (ALLOWED_TO_INIT if kind == "init" else set())
 
     def verdict(name: str) -> Verdict:
         if name in WITH_OLDER_TWIN:
             return RET_ENOSYS
+        if kind == "threads" and name in PRETENDED:
+            return RET_PRETEND
+        if kind == "threads" and name in NOT_WITHOUT_NAMESPACES:
+            return RET_EPERM
         return arguments.get(name, RET_ALLOW if name in allowed else RET_EPERM)
 
     ranges = _ranges({number: verdict(name) for name, number in NUMBERS[arch].items()})
@@ -307,6 +344,8 @@ def _check(check: Check) -> list[Instruction]:
             return [load, (_IF_ANY_BIT, 0, 1, bits), refuse]
         case NotAllOf(bits=bits):
             return [load, (_AND, 0, 0, bits), (_IF_EQUAL, 0, 1, bits), refuse]
+        case AllOf(bits=bits):
+            return [load, (_AND, 0, 0, bits), (_IF_EQUAL, 1, 0, bits), refuse]
         case Null():
             high: Instruction = (_LOAD, 0, 0, low + 4)
             return [load, (_IF_EQUAL, 1, 0, 0), refuse, high, (_IF_EQUAL, 1, 0, 0), refuse]
@@ -324,24 +363,25 @@ class _LoadableProgram(ctypes.Structure):
 
 
 @functools.cache
-def _loadable(kind: Kind, allow_exec: bool) -> tuple[bytes, ctypes.Array[ctypes.c_char]]:
-    code = program(kind, allow_exec, MACHINE)
+def _loadable(code: bytes) -> tuple[bytes, ctypes.Array[ctypes.c_char]]:
     memory = ctypes.create_string_buffer(code, len(code))
     return bytes(_LoadableProgram(len(code) // 8, ctypes.addressof(memory))), memory
 
 
 def prepare() -> None:
-    """Assemble every program that a worker may want, so that `install` after a fork is only the system call.
+    """Assemble every program that a worker may want, so that `install` after a fork is little but the system call.
 
     Raises:
         OSError: See `program`.
     """
-    _loadable("init", True)
-    for allow_exec in (False, True):
-        _loadable("repl", allow_exec)
+    for kind, allow_exec in (("init", True), ("repl", False), ("repl", True), ("threads", False)):
+        _loadable(program(kind, allow_exec, MACHINE))
 
 
 def install(kind: Kind, allow_exec: bool) -> None:
     """Put the calling thread and all that it starts under `program`, for ever. The process must have no_new_privs."""
-    header, _ = _loadable(kind, allow_exec)
+    code = program(kind, allow_exec, MACHINE)
+    if kind == "threads":
+        code = code.replace(struct.pack("=I", OWN_PID), struct.pack("=I", os.getpid()))
+    header, _ = _loadable(code)
     syscalls.call("seccomp", _SET_MODE_FILTER, 0, header)

@@ -25,7 +25,7 @@ def evaluate(probes: dict[str, str]) -> dict[str, Any]:
 def main(spec: dict[str, Any]) -> None:
     """Enter the walls of `spec`, and print a JSON object of layers and findings."""
     sys.path.insert(0, spec["project"])
-    from sandbox_worker.isolation import layers, syscalls
+    from sandbox_worker.isolation import syscalls, walls, worker_layers, zygote_layers
 
     if spec["masked_proc"]:  # as containers do; no own /proc can be mounted any more
         syscalls.unshare(syscalls.CLONE_NEWNS)
@@ -33,17 +33,17 @@ def main(spec: dict[str, Any]) -> None:
         syscalls.mount("tmpfs", "/proc/sys", "tmpfs", syscalls.MS_RDONLY)
     readable = [path for path in (sys.prefix, sys.base_prefix) if path != "/usr"]
     try:
-        walls = layers.enter_zygote(
-            spec["level"], spec["new_root"], [*readable, f"{spec['project']}/sandbox_worker"], spec["hidden"], 65534
+        entered = zygote_layers.enter_zygote(
+            spec["level"], spec["new_root"], [*readable, f"{spec['project']}/sandbox_worker"], spec["hidden"]
         )
-    except layers.LayerFailed as error:
+    except walls.LayerFailed as error:
         print(json.dumps({"failed": error.layer, "message": str(error)}))
         return
-    report: dict[str, Any] = {"zygote": walls.layers, "proc_is_fresh": walls.proc_is_fresh}
+    report: dict[str, Any] = {"zygote": entered.layers, "proc_is_fresh": entered.proc_is_fresh}
     read_end, write_end = os.pipe()
-    pid = layers.fork_worker(walls)
+    pid = zygote_layers.fork_worker(entered)
     if pid == 0:
-        _be_a_worker(spec, walls, layers, write_end)
+        _be_a_worker(spec, entered, walls.WorkerBounds, worker_layers, write_end)
     os.close(write_end)
     with open(read_end) as pipe:
         for line in pipe:
@@ -52,18 +52,18 @@ def main(spec: dict[str, Any]) -> None:
     print(json.dumps(report))
 
 
-def _be_a_worker(spec: dict[str, Any], walls: Any, layers: Any, pipe: int) -> None:
-    bounds = layers.WorkerBounds(**spec["bounds"])
+def _be_a_worker(spec: dict[str, Any], entered: Any, bounds_of: Any, layers: Any, pipe: int) -> None:
+    bounds = bounds_of(**spec["bounds"])
     os.dup2(os.open("/dev/null", os.O_RDWR), 0)
     os.closerange(pipe + 1, 1 << 16)
-    if spec["level"] == "process":
+    if spec["level"] != "strict":
         os.chdir(spec["new_root"])
-    raised = layers.lock_down_init(walls, bounds)
+    raised = layers.lock_down_init(entered, bounds)
     os.write(pipe, (json.dumps({"init": raised, "of init": evaluate(spec["init_probes"])}) + "\n").encode())
     repl = os.fork()
     if repl == 0:
         os.setsid()
-        raised = layers.lock_down_repl(walls, bounds, spec["allow_exec"])
+        raised = layers.lock_down_repl(entered, bounds, spec["allow_exec"])
         os.write(pipe, (json.dumps({"repl": raised, "of repl": evaluate(spec["probes"])}) + "\n").encode())
         os._exit(0)
     os.waitpid(repl, 0)

@@ -1,116 +1,19 @@
 """The walls in their order, around a real worker: as root and as an ordinary user."""
 
-import json
 import os
-import shutil
-import subprocess
-import sys
-import tempfile
-import threading
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-from sandbox_worker.isolation import landlock, layers, syscalls
-from sandbox_worker.isolation.layers import LayerFailed, WorkerBounds, ZygoteWalls
-from tests.isolation.forked_child import in_child
-
-PROJECT = Path(layers.__file__).parents[2]
-NOBODY = 65534
-SCRATCH_BYTES = 8 << 20
-BOUNDS = {"address_space_bytes": 1 << 30, "max_processes": 16, "max_open_files": 64, "scratch_bytes": SCRATCH_BYTES}
+from sandbox_worker.isolation import landlock
+from tests.isolation.launcher import BOUNDS, SCRATCH_BYTES, USERS, WHY_NOT_STRICT, Launcher, launcher_of, needs_strict
 
 
-def _strict_is_possible() -> str:
-    """Why not, or ""."""
-    try:
-        flags = syscalls.CLONE_NEWUSER | syscalls.CLONE_NEWNS | syscalls.CLONE_NEWPID
-        in_child(lambda: syscalls.unshare(flags))
-        landlock.abi()
-    except (AssertionError, OSError) as error:
-        return str(error).strip().splitlines()[-1]
-    return ""
-
-
-WHY_NOT_STRICT = _strict_is_possible()
-needs_strict = pytest.mark.skipif(bool(WHY_NOT_STRICT), reason=f"strict cannot be had here: {WHY_NOT_STRICT}")
-
-
-class Launcher:
-    """Runs `walled_worker.py` as some user.
-
-    Args:
-        uid: Whose process it is; None for our own.
-        python: An interpreter that this user can reach.
-        folder: A folder that this user can reach, with a copy of the project.
-    """
-
-    def __init__(self, uid: int | None, python: str, folder: Path) -> None:
-        self.uid = uid
-        self._python = python
-        self._folder = folder
-
-    def run(self, **spec: Any) -> dict[str, Any]:
-        """Evaluate `probes` in a REPL and `init_probes` in its init, behind the walls."""
-        new_root = Path(tempfile.mkdtemp(dir=self._folder))
-        if self.uid is not None:
-            os.chown(new_root, self.uid, self.uid)
-        defaults = {
-            "project": str(self._folder),
-            "new_root": str(new_root),
-            "level": "strict",
-            "hidden": [],
-            "allow_exec": False,
-            "bounds": BOUNDS,
-            "probes": {},
-            "init_probes": {},
-            "masked_proc": False,
-        }
-        command = [self._python, "-I", str(self._folder / "walled_worker.py"), json.dumps(defaults | spec)]
-        groups: list[int] | None = None if self.uid is None else []
-        done = subprocess.run(
-            command, user=self.uid, group=self.uid, extra_groups=groups, capture_output=True, text=True, check=False
-        )
-        assert done.stdout, done.stderr
-        report = json.loads(done.stdout)
-        assert isinstance(report, dict)
-        return report | {"exit code": done.returncode, "stderr": done.stderr}
-
-
-def _python_for(uid: int) -> str | None:
-    """An interpreter that `uid` can start: ours may lie below a private home."""
-    for python in (sys.executable, "/usr/bin/python3", "/usr/local/bin/python3"):
-        command = [python, "-I", "-c", "import sys; sys.exit(sys.version_info < (3, 11))"]
-        try:
-            if subprocess.run(command, user=uid, group=uid, extra_groups=[], check=False).returncode == 0:
-                return python
-        except OSError:
-            continue
-    return None
-
-
-@pytest.fixture(scope="module", params=["root", "ordinary user"])
+@pytest.fixture(scope="module", params=USERS)
 def launcher(request: pytest.FixtureRequest) -> Iterator[Launcher]:
-    as_root = request.param == "root"
-    uid, python = None, sys.executable
-    if as_root and os.getuid() != 0:
-        pytest.skip("the tests do not run as root")
-    if not as_root and os.getuid() == 0:
-        uid = NOBODY
-        found = _python_for(uid)
-        if found is None:
-            pytest.skip("no Python of 3.11 or later can be reached by an ordinary user")
-        python = found
-    with tempfile.TemporaryDirectory(prefix="walls-") as name:
-        folder = Path(name)
-        folder.chmod(0o755)
-        shutil.copytree(
-            PROJECT / "sandbox_worker", folder / "sandbox_worker", ignore=shutil.ignore_patterns("__pycache__")
-        )
-        shutil.copy(Path(__file__).with_name("walled_worker.py"), folder)
-        yield Launcher(uid, python, folder)
+    with launcher_of(request.param) as made:
+        yield made
 
 
 SIGNALS_ARE_GOVERNED = not WHY_NOT_STRICT and landlock.abi() >= 6  # elsewhere the kernel drops what is sent to a pid 1
@@ -248,7 +151,8 @@ def test_the_layers_are_reported_in_the_order_they_were_applied(launcher: Launch
     as_user = ["namespaces", "pid 1", "private root", "own proc", "host name"]
     root = os.getuid() == 0 and launcher.uid is None
     assert strict["zygote"] == (as_root if root else as_user)
-    walls_of_init = ["session", "mounts", "user namespace", "capabilities", "no_new_privs", "not dumpable"]
+    own_uid = ["own uid"] if root else []
+    walls_of_init = ["session", *own_uid, "mounts", "user namespace", "capabilities", "no_new_privs", "not dumpable"]
     assert strict["init"] == [*walls_of_init, "landlock", "seccomp"]
     assert strict["repl"] == ["rlimits", "landlock", "seccomp"]
 
@@ -318,80 +222,3 @@ def test_process_is_no_boundary_but_dies_with_its_zygote_and_has_limits(launcher
     assert report["init"] == ["parent death signal", "no_new_privs"]
     assert report["repl"] == ["parent death signal", "rlimits"]
     assert report["of repl"] == {"files": "OSError 24", "passwd": True, "processes": True, "signal": [0, 9]}
-
-
-# -- failing closed --------------------------------------------------------------------------------------------------
-
-
-def failure(**changes: Any) -> list[str]:
-    """Layer, reason and sentence of entering a zygote that cannot be had."""
-    arguments: dict[str, Any] = {
-        "level": "strict",
-        "new_root": "/",
-        "readable": [],
-        "hidden": [],
-        "worker_uid": NOBODY,
-    } | changes
-
-    def enter() -> list[str]:
-        with pytest.raises(LayerFailed) as caught:
-            layers.enter_zygote(**arguments)
-        return [caught.value.layer, caught.value.reason, str(caught.value)]
-
-    result = in_child(enter)
-    assert isinstance(result, list)
-    return result
-
-
-def test_an_unknown_level_is_refused_with_those_that_exist() -> None:
-    layer, reason, sentence = failure(level="paranoid")
-    assert layer == "level"
-    assert reason == "there is no level 'paranoid'; there are: strict, process"
-    assert sentence == f"isolation layer 'level' failed: {reason}"
-
-
-@needs_strict
-def test_a_root_that_cannot_be_built_names_its_layer_and_the_path() -> None:
-    assert failure(new_root="/no/such/folder")[:2] == [
-        "private root",
-        "mount tmpfs on /no/such/folder: No such file or directory",
-    ]
-    assert failure(new_root="/mnt", readable=["/no/such/python"])[0] == "private root"
-
-
-def test_a_process_with_threads_is_refused_before_anything_is_changed() -> None:
-    def enter() -> list[str]:
-        release = threading.Event()
-        thread = threading.Thread(target=release.wait)
-        thread.start()
-        with pytest.raises(LayerFailed, match="2 threads") as caught:
-            layers.enter_zygote("strict", "/", [], [], NOBODY)
-        release.set()
-        thread.join()
-        return [caught.value.layer, str(Path("/proc/self/ns/mnt").readlink())]
-
-    assert in_child(enter) == ["one thread", str(Path("/proc/self/ns/mnt").readlink())]
-
-
-def _leave_if_child(pid: int) -> None:
-    if pid == 0:
-        os._exit(0)
-
-
-def test_a_worker_whose_walls_fail_says_which() -> None:
-    walls = ZygoteWalls("strict", (), True, False, 1, -1, 1, 40)
-
-    def fork() -> list[str]:
-        with pytest.raises(LayerFailed) as caught:
-            _leave_if_child(layers.fork_worker(walls))  # -1 is no way back
-        return [caught.value.layer, caught.value.reason]
-
-    layer, reason = in_child(fork)
-    assert layer == "fork"
-    assert reason.startswith(("setns: ", "unshare: "))
-
-
-@pytest.mark.parametrize("name", BOUNDS)
-def test_a_bound_of_0_which_a_tmpfs_takes_for_none_is_refused(name: str) -> None:
-    with pytest.raises(ValueError, match=f"{name} is 0, and must be at least 1"):
-        WorkerBounds(**(BOUNDS | {name: 0}))

@@ -1,0 +1,85 @@
+"""What the walls of zygote, init and REPL have in common: levels, bounds, how one fails."""
+
+import contextlib
+from collections.abc import Iterator
+from dataclasses import dataclass, fields
+
+from sandbox_worker.isolation.namespaces import WorkerIds
+
+LEVELS = ("strict", "standard", "process")
+
+
+class LayerFailed(Exception):
+    """A wall could not be raised, and nothing may run without it.
+
+    Attributes:
+        layer: Its name.
+        reason: The call that failed, and the kernel's reason.
+    """
+
+    def __init__(self, layer: str, reason: str) -> None:
+        super().__init__(f"isolation layer {layer!r} failed: {reason}")
+        self.layer = layer
+        self.reason = reason
+
+
+@dataclass(frozen=True)
+class WorkerBounds:
+    """What one worker may use at most. All are positive.
+
+    Attributes:
+        address_space_bytes: That each process of the REPL may map on top of what it finds mapped.
+        max_processes: Processes and threads, init among them; where the kernel can count them by worker.
+        max_open_files: Descriptors of each process.
+        scratch_bytes: The scratch folder as a whole where it is a file system of its own, and a single file.
+    """
+
+    address_space_bytes: int
+    max_processes: int
+    max_open_files: int
+    scratch_bytes: int
+
+    def __post_init__(self) -> None:
+        for field in fields(self):
+            if getattr(self, field.name) < 1:  # to a tmpfs, 0 means without a bound
+                raise ValueError(f"{field.name} is {getattr(self, field.name):,}, and must be at least 1")
+
+
+@dataclass(frozen=True)
+class ZygoteWalls:
+    """What `enter_zygote` did and found out, for the workers to be forked.
+
+    Attributes:
+        level: One of `LEVELS`.
+        layers: Names of what was applied, in order; without "other uid" the zygote is still who it was.
+        worker_ids: Users for the workers, where they can be others than the zygote's.
+        readable: Files and folders of the host that a worker may read, where no root of its own hides the rest.
+        proc_is_fresh: Whether a /proc of our own can be mounted; elsewhere workers have none.
+        temporary_is_free: Whether workers see their scratch folder at /tmp, too.
+        own_pid: Of the zygote, in its own pid namespace.
+        own_pidfd: Of the zygote at "strict", else -1. It is the way back after a worker's pid namespace was made.
+        landlock_abi: 0 at "process".
+        last_capability: The highest one of this kernel; 0 at "process".
+    """
+
+    level: str
+    layers: tuple[str, ...] = ()
+    worker_ids: WorkerIds | None = None
+    readable: tuple[str, ...] = ()
+    proc_is_fresh: bool = True
+    temporary_is_free: bool = False
+    own_pid: int = 0
+    own_pidfd: int = -1
+    landlock_abi: int = 0
+    last_capability: int = 0
+
+
+@contextlib.contextmanager
+def layer(name: str, applied: list[str]) -> Iterator[None]:
+    """Raise the wall `name` in here: an OSError becomes `LayerFailed`, success adds the name to `applied`."""
+    try:
+        yield
+    except OSError as error:
+        what = error.strerror or str(error)
+        raise LayerFailed(name, f"{error.filename}: {what}" if error.filename else what) from error
+    applied.append(name)

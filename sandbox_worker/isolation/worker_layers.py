@@ -1,0 +1,235 @@
+"""The walls of one worker, in their order. Each layer needs what the ones after it take away.
+
+              init                                                                            REPL
+    strict    session → own uid → mounts → user namespace → capabilities → no_new_privs →     limits → narrower Landlock
+              not dumpable → Landlock → seccomp                                               → narrower seccomp
+    standard  session → own uid → capabilities → parent's death → no_new_privs →              the same, for threads only
+              not dumpable → Landlock → seccomp
+    process   parent's death → no_new_privs                                                   limits
+
+A worker is two processes with two sets of walls, because one cannot be had: a filter under which init may fork would
+let model code do it, and a limit of init's own would let model code end it by using it up.
+
+Covered at "strict": files, network, other processes, privileges, devices, kernel interfaces, and the bytes of the
+scratch folder. At "standard" the same, but for what stat tells of the host's files. At "process" nothing is covered:
+that level is no boundary. Nowhere covered: bugs of the kernel, and what shared caches tell.
+"""
+
+import contextlib
+import os
+import resource
+import signal
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+from sandbox_worker.isolation import capabilities, landlock, mounts, namespaces, rlimits, seccomp, syscalls
+from sandbox_worker.isolation.landlock import Grant
+from sandbox_worker.isolation.walls import WorkerBounds, ZygoteWalls, layer
+
+OOM_SCORE = 1000
+"""The first to be killed when the machine runs out of memory: a worker, not its orchestrator."""
+NICENESS = 5
+
+InitLayer = Callable[[ZygoteWalls, WorkerBounds], None]
+
+
+def lock_down_init(walls: ZygoteWalls, bounds: WorkerBounds) -> tuple[str, ...]:
+    """Raise init's walls in a freshly forked worker.
+
+    Call it with every descriptor closed that the worker must not keep. At "strict" the current folder is the empty
+    scratch folder afterwards; elsewhere it has to be that before.
+
+    Returns:
+        Names of the layers applied, in order.
+
+    Raises:
+        LayerFailed: Naming the layer and the kernel's reason. End the process.
+    """
+    applied: list[str] = []
+    for name, apply in _INIT_LAYERS[walls.level]:
+        if name != OWN_UID or walls.worker_ids is not None:
+            with layer(name, applied):
+                apply(walls, bounds)
+    return tuple(applied)
+
+
+def lock_down_repl(walls: ZygoteWalls, bounds: WorkerBounds, allow_exec: bool) -> tuple[str, ...]:
+    """Raise the REPL's walls in init's fork, before any model code.
+
+    Args:
+        allow_exec: Whether model code may start programs, which are as confined as it is itself. Only at "strict".
+
+    Returns:
+        Names of the layers applied, in order.
+
+    Raises:
+        LayerFailed: Naming the layer and the kernel's reason. End the process.
+    """
+    applied: list[str] = []
+    strict = walls.level == "strict"
+    if not strict:  # where no pid namespace sees to it
+        with layer("parent death signal", applied):
+            syscalls.prctl(syscalls.PR_SET_PDEATHSIG, signal.SIGKILL)
+    with layer("rlimits", applied):
+        no_core = rlimits.forbid_core_dumps()
+        mapped = rlimits.mapped_bytes()  # a context of init's counts in every process that inherits it
+        rlimits.set_hard(resource.RLIMIT_AS, mapped + bounds.address_space_bytes)
+        rlimits.set_hard(resource.RLIMIT_NOFILE, bounds.max_open_files)
+        rlimits.set_hard(resource.RLIMIT_FSIZE, bounds.scratch_bytes)
+        if strict or walls.worker_ids is not None:  # elsewhere it would count everything that the user runs
+            rlimits.set_hard(resource.RLIMIT_NPROC, bounds.max_processes)
+    if walls.level == "process":
+        return tuple(applied)
+    with layer("landlock", applied):
+        landlock.restrict(_strict_grants(allow_exec) if strict else _standard_grants(walls), walls.landlock_abi)
+    if strict and no_core:  # else staying undumpable is what keeps a core_pattern's handler away
+        with layer("dumpable", []):
+            syscalls.prctl(syscalls.PR_SET_DUMPABLE, 1)  # or its own files below /proc/self would be root's
+    with layer("seccomp", applied):
+        seccomp.install("repl" if strict else "threads", allow_exec)
+    return tuple(applied)
+
+
+# -- init's layers ---------------------------------------------------------------------------------------------------
+
+
+def _session(_walls: ZygoteWalls, _bounds: WorkerBounds) -> None:
+    # A process group does not end at a pid namespace: kill(0) would reach the zygote and every sibling.
+    if os.getsid(0) != os.getpid():
+        os.setsid()
+    with contextlib.suppress(PermissionError):  # a favour to the machine, and no wall
+        os.nice(NICENESS)
+
+
+def _own_uid(walls: ZygoteWalls, _bounds: WorkerBounds) -> None:
+    assert walls.worker_ids is not None
+    # As the zygote's /proc says it: in its own pid namespace this is pid 1.
+    uid = walls.worker_ids.of(int(str(Path("/proc/self").readlink())))
+    if walls.level != "strict":
+        os.chown(".", uid, uid)
+    namespaces.become(uid)
+
+
+def _mounts(walls: ZygoteWalls, bounds: WorkerBounds) -> None:
+    syscalls.unshare(syscalls.CLONE_NEWNS | syscalls.CLONE_NEWIPC | syscalls.CLONE_NEWUTS)
+    mounts.mount_scratch(bounds.scratch_bytes, walls.temporary_is_free)
+
+
+def _user_namespace(walls: ZygoteWalls, _bounds: WorkerBounds) -> None:
+    # RLIMIT_NPROC counts per user namespace. The mounts belong to the outer one, and cannot be changed from this.
+    proc_self = namespaces.open_proc_self()
+    try:
+        _be_the_first_to_go(proc_self)
+        if walls.proc_is_fresh:
+            mounts.mount_own_proc("/proc", only_processes=True)
+        else:
+            mounts.cover_proc()
+        namespaces.enter_user_namespace(syscalls.CLONE_NEWUSER, proc_self)
+    finally:
+        os.close(proc_self)
+
+
+def _be_the_first_to_go(proc_self: int) -> None:
+    with contextlib.suppress(PermissionError):  # a favour to the machine, and no wall
+        namespaces.write_below(proc_self, "oom_score_adj", str(OOM_SCORE))
+
+
+def _capabilities(walls: ZygoteWalls, _bounds: WorkerBounds) -> None:
+    capabilities.drop_all(walls.last_capability)
+
+
+def _capabilities_if_any(walls: ZygoteWalls, _bounds: WorkerBounds) -> None:
+    proc_self = namespaces.open_proc_self()
+    _be_the_first_to_go(proc_self)
+    os.close(proc_self)
+    # An ordinary user has none, and may not touch the bounding set; no_new_privs keeps them from coming.
+    with contextlib.suppress(PermissionError):
+        capabilities.drop_all(walls.last_capability)
+    capabilities.drop_own()
+
+
+def _no_new_privs(_walls: ZygoteWalls, _bounds: WorkerBounds) -> None:
+    syscalls.prctl(syscalls.PR_SET_NO_NEW_PRIVS, 1)  # what Landlock and seccomp demand of the unprivileged
+
+
+def _not_dumpable(_walls: ZygoteWalls, _bounds: WorkerBounds) -> None:
+    syscalls.prctl(syscalls.PR_SET_DUMPABLE, 0)  # memory, environment and descriptors are closed to the REPL
+
+
+def _landlock(walls: ZygoteWalls, _bounds: WorkerBounds) -> None:
+    landlock.restrict(_strict_grants(allow_exec=True), walls.landlock_abi)
+
+
+def _landlock_without_root(walls: ZygoteWalls, _bounds: WorkerBounds) -> None:
+    proc = Grant("/proc", landlock.READ)  # to see how much memory its REPL has
+    landlock.restrict([*_standard_grants(walls), proc], walls.landlock_abi)
+
+
+def _seccomp(_walls: ZygoteWalls, _bounds: WorkerBounds) -> None:
+    seccomp.install("init", allow_exec=True)
+
+
+def _end_with_zygote(walls: ZygoteWalls, _bounds: WorkerBounds) -> None:
+    syscalls.prctl(syscalls.PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != walls.own_pid:  # it ended before that
+        os._exit(1)
+
+
+OWN_UID = "own uid"
+
+_INIT_LAYERS: dict[str, tuple[tuple[str, InitLayer], ...]] = {
+    "strict": (
+        ("session", _session),
+        (OWN_UID, _own_uid),  # the scratch folder, which is mounted next, shall be its own
+        ("mounts", _mounts),
+        ("user namespace", _user_namespace),
+        ("capabilities", _capabilities),
+        ("no_new_privs", _no_new_privs),
+        ("not dumpable", _not_dumpable),
+        ("landlock", _landlock),  # no mount is possible within a domain
+        ("seccomp", _seccomp),
+    ),
+    "standard": (
+        ("session", _session),
+        (OWN_UID, _own_uid),
+        ("capabilities", _capabilities_if_any),
+        ("parent death signal", _end_with_zygote),  # cleared by a change of uid
+        ("no_new_privs", _no_new_privs),
+        ("not dumpable", _not_dumpable),
+        ("landlock", _landlock_without_root),
+        ("seccomp", _seccomp),
+    ),
+    "process": (
+        ("parent death signal", _end_with_zygote),
+        ("no_new_privs", _no_new_privs),
+    ),
+}
+
+
+# -- what may be opened ----------------------------------------------------------------------------------------------
+
+_READ_WRITE = landlock.READ_FILE | landlock.WRITE_FILE | landlock.TRUNCATE
+
+
+def _strict_grants(allow_exec: bool) -> list[Grant]:
+    execute = landlock.EXECUTE if allow_exec else 0
+    scratch = landlock.READ | landlock.CHANGE | execute
+    return [
+        # Not writing: /dev/zero, opened for writing and mapped as shared, is memory that no limit sees.
+        Grant("/", landlock.READ | execute),
+        Grant(mounts.SCRATCH, scratch),
+        Grant(mounts.SHARED_MEMORY, scratch),
+        Grant("/dev/null", _READ_WRITE),
+    ]
+
+
+def _standard_grants(walls: ZygoteWalls) -> list[Grant]:
+    """The same files as in a private root, as far as names can say it; no program may be started."""
+    devices = [f"/dev/{name}" for name in mounts.DEVICES]
+    system = [*mounts.SYSTEM, *map(str, Path("/").glob("lib*")), *walls.readable, *devices]
+    readable = [Grant(path, landlock.READ) for path in _existing(system)]
+    return [*readable, Grant("/dev/null", _READ_WRITE), Grant(str(Path.cwd()), landlock.READ | landlock.CHANGE)]
+
+
+def _existing(paths: Iterable[str]) -> list[str]:
+    return [path for path in dict.fromkeys(paths) if Path(path).exists()]

@@ -1,0 +1,177 @@
+"""The walls that all workers of a zygote share, raised once; and the fork of a worker.
+
+strict    (real root: private root, another uid) → user, mount, pid, net, ipc, uts and cgroup namespaces → pid 1 →
+          /proc (and, for an ordinary user, the private root around it) → host name
+standard  nothing that would need namespaces: its workers carry all of their walls themselves
+process   nothing
+"""
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+from sandbox_worker.isolation import capabilities, landlock, mounts, namespaces, rlimits, seccomp, syscalls
+from sandbox_worker.isolation.namespaces import IdMapper, WorkerIds
+from sandbox_worker.isolation.walls import LEVELS, LayerFailed, ZygoteWalls, layer
+
+HOSTNAME = "rlm"
+
+
+def enter_zygote(level: str, new_root: str, readable: Sequence[str], hidden: Sequence[str]) -> ZygoteWalls:
+    """Raise the walls that all workers share. At "strict" the caller goes on as a forked child, pid 1 of a namespace.
+
+    Call it in a freshly exec'd process with one thread, as real root or as an ordinary user. What else is imported
+    later must lie in /usr or in `readable`.
+
+    Args:
+        level: One of `LEVELS`. "process" does nothing, not even for root.
+        new_root: At "strict", an existing empty private folder, where the root is built; nothing of it stays.
+        readable: Absolute folders and files that workers may read, such as the Python installation. At "strict" they
+            are shown read-only under their own names, and may lie below folders that the host keeps private.
+        hidden: Absolute folders that "strict" shows as empty where they lie in something that is shown.
+
+    Raises:
+        LayerFailed: Naming the layer and the kernel's reason. Nothing can be undone: end the process.
+    """
+    if level not in LEVELS:
+        raise LayerFailed("level", f"there is no level {level!r}; there are: {', '.join(LEVELS)}")
+    if level == "process":
+        return ZygoteWalls(level, own_pid=os.getpid())
+    with layer("one thread", []):
+        namespaces.require_one_thread()
+    rlimits.forbid_core_dumps()  # here, since real root can still raise a hard limit of 0
+    if level == "standard":
+        return _standard(readable)
+    return _strict(new_root, readable, hidden)
+
+
+def fork_worker(walls: ZygoteWalls) -> int:
+    """os.fork, at "strict" with the child as pid 1 of a pid namespace of its own.
+
+    Returns:
+        The child's pid in the parent, 0 in the child.
+
+    Raises:
+        LayerFailed: No namespace or no process could be had; the next call may succeed.
+    """
+    with layer("fork", []):
+        if walls.level != "strict":
+            return os.fork()
+        return namespaces.fork_into_new_pid_namespace(walls.own_pidfd)
+
+
+# -- standard --------------------------------------------------------------------------------------------------------
+
+
+def _standard(readable: Sequence[str]) -> ZygoteWalls:
+    landlock_abi = _find_landlock_and_seccomp()
+    # Without a root of our own Python must be in reach of another user: a worker imports lazily.
+    others = os.getuid() == 0 and all(map(_others_can_read, readable))
+    return ZygoteWalls(
+        level="standard",
+        worker_ids=namespaces.unused_ids() if others else None,
+        readable=tuple(readable),
+        own_pid=os.getpid(),
+        landlock_abi=landlock_abi,
+        last_capability=capabilities.last(),
+    )
+
+
+def _others_can_read(path: str) -> bool:
+    real = Path(path).resolve()
+    wanted = 0o005 if real.is_dir() else 0o004
+    parents_lead_there = all(parent.stat().st_mode & 0o001 for parent in real.parents)
+    return parents_lead_there and real.stat().st_mode & wanted == wanted
+
+
+# -- strict ----------------------------------------------------------------------------------------------------------
+
+
+def _strict(new_root: str, readable: Sequence[str], hidden: Sequence[str]) -> ZygoteWalls:
+    applied: list[str] = []
+    built, ids, mapper = False, None, None
+    if os.getuid() == 0:
+        built = _build_root_as_root(new_root, readable, hidden, applied)
+        ids = namespaces.unused_ids()
+        with layer("other uid", []):
+            mapper = IdMapper(ids) if ids.count > 1 else None
+            if namespaces.become(ids.first):
+                applied.append("other uid")
+    with layer("namespaces", applied):
+        proc_self = namespaces.open_proc_self()
+        namespaces.enter_user_namespace(namespaces.ZYGOTE_NAMESPACES, proc_self, mapper)
+        os.close(proc_self)
+    with layer("pid 1", applied):
+        namespaces.continue_as_pid_1()
+    proc_is_fresh = _make_proc_and_root(None if built else new_root, readable, hidden, applied)
+    with layer("host name", applied):
+        syscalls.sethostname(HOSTNAME)
+    return ZygoteWalls(
+        level="strict",
+        layers=tuple(applied),
+        worker_ids=_those_of_each(ids),
+        proc_is_fresh=proc_is_fresh,
+        temporary_is_free=mounts.temporary_is_free(readable),
+        own_pid=os.getpid(),
+        own_pidfd=os.pidfd_open(os.getpid()),
+        landlock_abi=_find_landlock_and_seccomp(),
+        last_capability=capabilities.last(),
+    )
+
+
+def _those_of_each(ids: WorkerIds | None) -> WorkerIds | None:
+    """Ids that a worker can still become: a single one is the zygote's own by now."""
+    return ids if ids is not None and ids.count > 1 else None
+
+
+def _find_landlock_and_seccomp() -> int:
+    with layer("landlock", []):
+        landlock_abi = landlock.abi()
+    with layer("seccomp", []):
+        seccomp.prepare()
+    return landlock_abi
+
+
+def _build_root_as_root(new_root: str, readable: Sequence[str], hidden: Sequence[str], applied: list[str]) -> bool:
+    """Build the root with real rights, since another uid may not be able to reach Python.
+
+    Returns:
+        Whether it was built: root of a container may lack CAP_SYS_ADMIN, and goes on like any user.
+    """
+    try:
+        syscalls.unshare(syscalls.CLONE_NEWNS)
+    except PermissionError:
+        return False
+    with layer("private root", applied):
+        # The host's own /proc, to be covered as soon as there is a pid namespace to mount one for.
+        mounts.enter_private_root(new_root, readable, hidden, lambda target: syscalls.bind("/proc", target))
+    return True
+
+
+def _make_proc_and_root(
+    new_root: str | None, readable: Sequence[str], hidden: Sequence[str], applied: list[str]
+) -> bool:
+    """Mount the /proc of the new pid namespace, and build the root around it where none is given.
+
+    Returns:
+        False where the kernel refuses one because parts of the host's are masked, as in many containers.
+    """
+    fresh = True
+
+    def mount_proc(target: str) -> None:
+        nonlocal fresh
+        try:
+            mounts.mount_own_proc(target, only_processes=False)
+        except PermissionError:
+            fresh = False
+            if new_root is not None:
+                syscalls.bind("/proc", target)
+
+    if new_root is None:
+        with layer("own proc", []):
+            mount_proc("/proc")
+    else:
+        with layer("private root", applied):
+            mounts.enter_private_root(new_root, readable, hidden, mount_proc)
+    applied.extend(["own proc"] if fresh else [])
+    return fresh
