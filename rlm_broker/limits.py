@@ -42,7 +42,9 @@ class Limits(BaseModel):
 
     # -- one REPL
     memory_bytes: PositiveInt = 2 << 30
-    """Address space of each process of a REPL, beyond the shared context."""
+    """Memory of all processes of a REPL together, beyond the shared context; also the address space of each."""
+    cpu_s: PositiveFloat | None = None
+    """CPU time of one block, all its threads and processes together."""
     max_processes: PositiveInt = 64
     """Processes and threads of one REPL."""
     scratch_bytes: PositiveInt = 256 << 20

@@ -8,6 +8,7 @@ from typing import Any
 
 from rlm_broker import __version__
 from rlm_broker.clients.base import Client
+from rlm_broker.clients.litellm import LiteLLMClient, prefetch
 from rlm_broker.clients.named import client_for
 from rlm_broker.context import StoredContext, store
 from rlm_broker.errors import ConfigurationError, LimitReached, RunCancelled
@@ -39,7 +40,7 @@ class RLM(Resident):
         models: Further models that code may name.
         limits: Bounds of each run tree; None takes those of `sandbox`, or the defaults.
         isolation: See `Sandbox`.
-        allow_exec: Whether code may start other programs.
+        allow_exec: See `Sandbox`.
         model_policy: What a model is worth that code names; see `ModelPolicy`.
         system_prompt: In place of our own, for every run of the tree.
         on_event: Called with everything that happens; what it raises is dropped. It must not block.
@@ -59,7 +60,7 @@ class RLM(Resident):
         models: Mapping[str, str | Client] | None = None,
         limits: Limits | None = None,
         isolation: str = "auto",
-        allow_exec: bool = True,
+        allow_exec: bool | None = None,
         model_policy: ModelPolicy = "allow",
         system_prompt: str | None = None,
         on_event: Emit | None = None,
@@ -68,7 +69,7 @@ class RLM(Resident):
     ) -> None:
         if handler is not None and (model or sub_model or models):
             raise ConfigurationError("give either models or a handler: a handler brings its own models")
-        policy.resolve(isolation)  # an unknown level is refused here and not in the first call
+        policy.candidates(isolation, allow_exec)  # an unknown level is refused here and not in the first call
         self.limits = limits or (sandbox.limits if sandbox else Limits())
         self._root = _client(model or "offline")
         self._sub = None if sub_model is None else _client(sub_model)
@@ -215,4 +216,7 @@ class _Attempt:
 
 
 def _client(model: str | Client) -> Client:
-    return client_for(model) if isinstance(model, str) else model
+    client = client_for(model) if isinstance(model, str) else model
+    if isinstance(client, LiteLLMClient):
+        prefetch()  # seconds that pass while the context is read and the sandbox starts
+    return client

@@ -90,6 +90,25 @@ class Call:
 
 
 @dataclass(frozen=True, slots=True)
+class PostMortem:
+    """What a killed REPL was doing and using, seen from outside as far as that was possible.
+
+    Attributes:
+        where: A sentence about the line that the block was on, or nothing.
+        stack: All of it, newest frame first; the REPL's own word.
+        memory_bytes, processes, threads: Of all its processes together.
+        cpu_s: CPU time of the block, in seconds.
+    """
+
+    where: str
+    stack: str
+    memory_bytes: int
+    cpu_s: float
+    processes: int
+    threads: int
+
+
+@dataclass(frozen=True, slots=True)
 class Block:
     """One executed code block and what came of it.
 
@@ -101,6 +120,7 @@ class Block:
         exit_code: For `exited`: what `sys.exit` was given, as a process would return it.
         final_answer: What the code submitted, or None.
         execution_time: Seconds, waiting included.
+        post_mortem: For `killed`.
     """
 
     code: str
@@ -111,6 +131,7 @@ class Block:
     exit_code: int | None = None
     final_answer: str | None = None
     execution_time: float = 0.0
+    post_mortem: PostMortem | None = None
 
 
 @dataclass(frozen=True, slots=True)

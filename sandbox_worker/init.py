@@ -6,8 +6,9 @@ read, and all it takes from the REPL's side are bytes in two pipes.
 
 import contextlib
 import ctypes
-import fcntl
+import faulthandler
 import gc
+import math
 import os
 import select
 import signal
@@ -17,38 +18,43 @@ from typing import Any, NoReturn
 
 from sandbox_worker.channel import Channel
 from sandbox_worker.interrupts import Interrupts
-from sandbox_worker.isolation.layers import LayerFailed, WorkerBounds, ZygoteWalls, lock_down_init, lock_down_repl
-from sandbox_worker.loading import ContextBroken, load
+from sandbox_worker.isolation.walls import LayerFailed, WorkerBounds, ZygoteWalls
+from sandbox_worker.isolation.worker_layers import lock_down_init, lock_down_repl
+from sandbox_worker.loading import ContextBroken, ContextForm, load
 from sandbox_worker.repl import Repl
+from sandbox_worker.repl_output import ReplOutput, WriteEnds
+from sandbox_worker.watch import Usage, Watch
 from sandbox_worker.wire.control import (
     MAX_PACKET_BYTES,
+    Begin,
+    Burned,
     Control,
     Died,
     Drain,
     Drained,
+    Exceeded,
     Failed,
+    Forked,
     Interrupt,
     Interrupted,
     Load,
     Loaded,
     Locked,
+    PostMortem,
     Spawn,
     Start,
     Started,
     Stop,
     Stopped,
-    Written,
     pack,
     unpack_to_init,
 )
-from sandbox_worker.wire.headtail import HeadTail
-from sandbox_worker.wire.messages import Stream
 
-CONTROL_FD, DOOR_FD = 3, 4
-PIPE_BYTES = 1 << 14
-"""With the default of 64 KiB some 1,000 pipes exhaust an ordinary user's allowance (fs.pipe-user-pages-soft)."""
-DRAIN_READS = 8
-"""Reads of a pipe for one `Drain`: more than it can hold, and an end when something writes on and on."""
+CONTROL_FD, DOOR_FD, STACK_FD = 3, 4, 5
+STACK_SIGNAL = signal.SIGRTMAX
+"""Has the REPL print the stack of its threads to `STACK_FD`: one that model code hardly takes for itself."""
+WORTH_SAYING_S = 0.5
+"""CPU time that the host is told of."""
 SFD_NONBLOCK_CLOEXEC = os.O_NONBLOCK | os.O_CLOEXEC
 
 
@@ -73,12 +79,20 @@ def main(control_fd: int, spawn: Spawn, walls: ZygoteWalls, mapping_works: bool)
     except (LayerFailed, OSError) as error:
         _fail(control, "lock down", error)
     os.environ["HOME"] = os.environ["TMPDIR"] = str(Path.cwd())
-    control.send(pack(Locked(layers=list(layers))))
-    Init(control, children, spawn, walls, bounds, mapping_works).serve()
+    init = Init(control, children, spawn, walls, bounds, mapping_works)
+    control.send(pack(Locked(layers=[*layers, *init.layers])))
+    try:
+        init.serve()
+    except BaseException as error:  # noqa: BLE001 - whatever it is, the host learns it: nobody else could
+        _fail(control, "go on", error)
 
 
 class Init:
-    """What a locked-in init does until its end."""
+    """What a locked-in init does until its end.
+
+    Attributes:
+        layers: What it holds itself, besides its walls.
+    """
 
     def __init__(
         self,
@@ -97,21 +111,26 @@ class Init:
         self._mapping_works = mapping_works
         self._contexts: dict[str, Any] = {}
         self._repl_pid: int | None = None
-        self._pipes: dict[int, _Pipe] = {}
+        self._watch = Watch(walls.level == "strict") if Path("/proc/self/stat").exists() else None
+        self.layers = () if self._watch is None else ("memory and CPU watch (approximate)",)
+        self._said_cpu_s = 0.0
         self._poll = select.poll()
         self._poll.register(control.fileno(), select.POLLIN)
         self._poll.register(children, select.POLLIN)
+        self._output = ReplOutput(self._poll, spawn.max_output_bytes, self._say)
 
     def serve(self) -> NoReturn:
         """Do what the host says. Its end of the control socket closing is our end, and everybody's below us."""
         while True:
-            for fd, _ in self._poll.poll():
+            for fd, _ in self._poll.poll(self._until_next_look_ms()):
                 if fd == self._control.fileno():
                     self._obey()
                 elif fd == self._children:
                     self._reap()
-                elif fd in self._pipes:
-                    self._forward(self._pipes[fd])
+                else:
+                    self._output.forward(fd)
+            if self._until_next_look_ms() == 0:
+                self._look()
 
     def _obey(self) -> None:
         packet, fds, _, _ = socket.recv_fds(self._control, MAX_PACKET_BYTES, 1, socket.MSG_CMSG_CLOEXEC)
@@ -120,58 +139,76 @@ class Init:
             os._exit(0)
         match unpack_to_init(packet):
             case Load(form=form):
-                try:
-                    self._contexts["context"] = load(fds[0], form, self._mapping_works)
-                except ContextBroken as error:
-                    _fail(self._control, "load", error)
-                os.close(fds[0])
-                gc.collect()
-                gc.freeze()  # a collection in the REPL would otherwise write to every page of a loaded object
-                self._say(Loaded())
+                self._load(fds[0], form)
             case Start():
                 self._kill_all()
-                self._drop_pipes()
+                self._output.close()
                 self._start(fds[0])
+            case Begin():
+                self._begin()
             case Interrupt():
-                if self._repl_pid is not None:
-                    with contextlib.suppress(ProcessLookupError):
-                        os.kill(self._repl_pid, signal.SIGINT)
+                self._signal(signal.SIGINT)
                 self._say(Interrupted())
             case Drain():
-                self._drain()
+                self._output.drain()
                 self._say(Drained())
-            case Stop():
-                self._kill_all()
-                self._drain()
-                self._drop_pipes()
-                self._say(Stopped())
+            case Stop(explain=explain):
+                post_mortem = self._explained() if explain else None
+                self._end_repl()
+                self._say(Stopped(post_mortem=post_mortem))
+
+    def _load(self, fd: int, form: ContextForm) -> None:
+        try:
+            self._contexts["context"] = load(fd, form, self._mapping_works)
+        except ContextBroken as error:
+            _fail(self._control, "load", error)
+        os.close(fd)
+        gc.collect()
+        gc.freeze()  # a collection in the REPL would otherwise write to every page of a loaded object
+        self._say(Loaded())
+
+    def _begin(self) -> None:
+        self._said_cpu_s = 0.0
+        if self._watch is not None:
+            self._watch.block_started()
+
+    def _end_repl(self) -> None:
+        """Kill it, and hand over its last output."""
+        self._kill_all()
+        self._output.drain()
+        self._output.close()
+
+    def _signal(self, number: int) -> None:
+        if self._repl_pid is not None:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self._repl_pid, number)
 
     # -- the REPL's life ---------------------------------------------------------------------------------------------
 
     def _start(self, door_fd: int) -> None:
-        read_ends, write_ends = [], []
-        for stream in ("stdout", "stderr"):
-            read_end, write_end = os.pipe2(os.O_CLOEXEC)
-            fcntl.fcntl(write_end, fcntl.F_SETPIPE_SZ, PIPE_BYTES)
-            os.set_blocking(read_end, False)
-            read_ends.append(_Pipe(read_end, stream, self._spawn.max_output_bytes))
-            write_ends.append(write_end)
+        write_ends = self._output.open()
         pid = os.fork()
         if pid == 0:
             self._become_repl(door_fd, write_ends)
         self._repl_pid = pid
+        if self._walls.level != "strict":
+            pidfd = os.pidfd_open(pid)
+            socket.send_fds(self._control, [pack(Forked())], [pidfd])
+            os.close(pidfd)
         for fd in (door_fd, *write_ends):
             os.close(fd)
-        for pipe in read_ends:
-            self._pipes[pipe.fd] = pipe
-            self._poll.register(pipe.fd, select.POLLIN)
+        if self._watch is not None:
+            self._watch.repl_started(pid)
 
-    def _become_repl(self, door_fd: int, write_ends: list[int]) -> NoReturn:
+    def _become_repl(self, door_fd: int, write_ends: WriteEnds) -> NoReturn:
         """In the child: behind the second walls, without the control socket, into the loop."""
-        os.dup2(write_ends[0], 1)
-        os.dup2(write_ends[1], 2)
+        os.dup2(write_ends.stdout, 1)
+        os.dup2(write_ends.stderr, 2)
+        stack_end = os.dup(write_ends.stack)  # higher than the two numbers that are to be taken
         os.dup2(door_fd, DOOR_FD, inheritable=False)
-        os.closerange(DOOR_FD + 1, os.sysconf("SC_OPEN_MAX"))
+        os.dup2(stack_end, STACK_FD, inheritable=False)
+        os.closerange(STACK_FD + 1, os.sysconf("SC_OPEN_MAX"))
+        faulthandler.register(STACK_SIGNAL, file=STACK_FD)  # in C: it also works for code that holds the GIL
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGCHLD})
         os.setsid()
         interrupts = Interrupts()
@@ -214,54 +251,49 @@ class Init:
                     code = os.waitstatus_to_exitcode(status)
                     self._say(Died(signal=-code) if code < 0 else Died(exit_code=code))
 
-    # -- its output --------------------------------------------------------------------------------------------------
+    # -- what it uses, and what it was doing -------------------------------------------------------------------------
 
-    def _forward(self, pipe: "_Pipe") -> bool:
-        """Pass on what is in the pipe; whether there was something."""
-        try:
-            data = os.read(pipe.fd, PIPE_BYTES)
-        except BlockingIOError:
-            return False
-        if not data:  # every write end is closed: nothing can come any more, and poll would report just that for ever
-            with contextlib.suppress(KeyError):
-                self._poll.unregister(pipe.fd)
-            return False
-        if head := pipe.kept.add(data):
-            self._say(Written(stream=pipe.stream, data=head))
-        return True
+    def _until_next_look_ms(self) -> int | None:
+        if self._watch is None or self._repl_pid is None:
+            return None
+        return math.ceil(self._watch.wait_s() * 1000)
 
-    def _drain(self) -> None:
-        """Pass on all that was written so far."""
-        for pipe in self._pipes.values():
-            for _ in range(DRAIN_READS):
-                if not self._forward(pipe):
-                    break
-            self._send_tail(pipe)
+    def _look(self) -> None:
+        assert self._watch is not None
+        usage = self._watch.look()
+        if usage.cpu_s - self._said_cpu_s >= WORTH_SAYING_S:
+            self._say(Burned(cpu_s=usage.cpu_s - self._said_cpu_s))
+            self._said_cpu_s = usage.cpu_s
+        for limit, used, allowed in (
+            ("memory_bytes", usage.memory_bytes, self._spawn.memory_bytes),
+            ("max_processes", usage.threads, self._spawn.max_processes),
+            ("cpu_s", usage.cpu_s, self._spawn.cpu_s),
+        ):
+            if allowed is not None and used > allowed:
+                post_mortem = self._explained(usage)
+                self._end_repl()
+                self._say(Exceeded(limit=limit, used=used, allowed=allowed, post_mortem=post_mortem))
+                return
 
-    def _drop_pipes(self) -> None:
-        for pipe in self._pipes.values():
-            with contextlib.suppress(KeyError):
-                self._poll.unregister(pipe.fd)
-            os.close(pipe.fd)
-        self._pipes.clear()
-
-    def _send_tail(self, pipe: "_Pipe") -> None:
-        tail = pipe.kept.finish()
-        for at in range(0, len(tail), PIPE_BYTES):
-            self._say(Written(stream=pipe.stream, data=tail[at : at + PIPE_BYTES]))
-        pipe.kept = HeadTail[bytes](self._spawn.max_output_bytes, b"")
+    def _explained(self, usage: Usage | None = None) -> PostMortem:
+        """Where the REPL is, and what it uses."""
+        stack = b""
+        if self._repl_pid is not None:
+            self._signal(STACK_SIGNAL)
+            stack = self._output.read_stack()
+            if usage is None and self._watch is not None:
+                usage = self._watch.look()
+        usage = usage or Usage()
+        return PostMortem(
+            stack=stack.decode("utf-8", "replace"),
+            memory_bytes=usage.memory_bytes,
+            cpu_s=usage.cpu_s,
+            processes=usage.processes,
+            threads=usage.threads,
+        )
 
     def _say(self, message: Control) -> None:
         self._control.send(pack(message))
-
-
-class _Pipe:
-    """The read end of the REPL's descriptor 1 or 2, and what was kept of the current block's bytes."""
-
-    def __init__(self, fd: int, stream: Stream, limit: int) -> None:
-        self.fd = fd
-        self.stream: Stream = stream
-        self.kept = HeadTail[bytes](limit, b"")
 
 
 def _keep_only(control_fd: int, as_fd: int) -> None:
@@ -287,8 +319,8 @@ def _child_signals() -> int:
     return fd
 
 
-def _fail(control: socket.socket, step: str, error: Exception) -> NoReturn:
+def _fail(control: socket.socket, step: str, error: BaseException) -> NoReturn:
     layer = error.layer if isinstance(error, LayerFailed) else None
     with contextlib.suppress(OSError):
-        control.send(pack(Failed(step=step, reason=str(error), layer=layer)))
+        control.send(pack(Failed(step=step, reason=str(error) or repr(error), layer=layer)))
     os._exit(1)

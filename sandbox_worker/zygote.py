@@ -13,7 +13,8 @@ from pathlib import Path
 from typing import NoReturn
 
 from sandbox_worker import init
-from sandbox_worker.isolation.layers import LayerFailed, ZygoteWalls, enter_zygote, fork_worker
+from sandbox_worker.isolation.walls import LayerFailed, ZygoteWalls
+from sandbox_worker.isolation.zygote_layers import enter_zygote, fork_worker
 from sandbox_worker.loading import mapping_works
 from sandbox_worker.wire.control import (
     MAX_PACKET_BYTES,
@@ -34,9 +35,7 @@ def main(control_fd: int) -> NoReturn:
     configure = unpack_to_zygote(control.recv(MAX_PACKET_BYTES))
     assert isinstance(configure, Configure)
     try:
-        walls = enter_zygote(
-            configure.level, configure.new_root, configure.readable, configure.hidden, configure.worker_uid
-        )
+        walls = enter_zygote(configure.level, configure.new_root, configure.readable, configure.hidden)
         for module in configure.preload:
             importlib.import_module(module)
         _require_one_thread()

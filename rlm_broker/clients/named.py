@@ -1,7 +1,7 @@
 """From a model's name, as a user types it, to a client that is ready to be called."""
 
 from rlm_broker.clients.base import Client
-from rlm_broker.clients.litellm import LiteLLMClient, full_name, prefetch
+from rlm_broker.clients.litellm import LiteLLMClient, full_name
 from rlm_broker.errors import UnknownModel
 
 _EXAMPLES = "'offline' (no key, no network), 'openai/gpt-5-mini' or 'anthropic/claude-sonnet-4-5'"
@@ -10,8 +10,7 @@ _EXAMPLES = "'offline' (no key, no network), 'openai/gpt-5-mini' or 'anthropic/c
 def client_for(name: str) -> Client:
     """The client of a model: `offline`, `provider/model`, or a well-known bare name such as `gpt-5-mini`.
 
-    Nothing is sent. litellm's import, which takes seconds, begins in the background; for a provider that is not among
-    the well-known ones it is waited for, since only litellm can tell whether there is such a provider.
+    Nothing is sent. For a provider that is not among the well-known ones it imports litellm, which takes seconds.
 
     Raises:
         UnknownModel: It is no such name, or the provider does not exist.
@@ -27,5 +26,4 @@ def client_for(name: str) -> Client:
         raise UnknownModel(f"{name!r} is not the name of a model; give 'provider/model', such as {_EXAMPLES}")
     client = LiteLLMClient(name)
     client.check()
-    prefetch()
     return client

@@ -9,14 +9,17 @@ class BlockClock:
     """Decides when a block is interrupted and when its REPL is killed.
 
     The clock stands while the REPL waits for at least one reply, so that a slow provider does not kill a healthy REPL.
+    What its other threads compute meanwhile is bounded by CPU time: as much as all CPUs could do within the limit.
 
     Args:
         limit_s: Compute time until SIGINT.
         grace_s: Wall time from SIGINT to SIGKILL; queries meanwhile do not extend it.
+        cpus: That the REPL's threads and processes can use at the same time.
     """
 
-    def __init__(self, limit_s: float, grace_s: float, now: float) -> None:
+    def __init__(self, limit_s: float, grace_s: float, now: float, cpus: int = 1) -> None:
         self._left_s = limit_s
+        self._left_cpu_s = limit_s * cpus
         self._grace_s = grace_s
         self._running_since = now
         self._open_queries = 0
@@ -34,11 +37,15 @@ class BlockClock:
         if self._open_queries == 0:
             self._running_since = now
 
+    def burned(self, cpu_s: float) -> None:
+        """The REPL used so much CPU time, waiting or not."""
+        self._left_cpu_s -= cpu_s
+
     def verdict(self, now: float) -> Verdict:
         """What to do now. "interrupt" is said once."""
         if self._interrupted_at is not None:
             return "kill" if now - self._interrupted_at >= self._grace_s else "run"
-        if self._left(now) > 0:
+        if self._left(now) > 0 and self._left_cpu_s > 0:
             return "run"
         self._interrupted_at = now
         return "interrupt"
@@ -47,6 +54,8 @@ class BlockClock:
         """Seconds until the verdict can change by itself; None while the clock stands."""
         if self._interrupted_at is not None:
             return max(0.0, self._interrupted_at + self._grace_s - now)
+        if self._left_cpu_s <= 0:
+            return 0.0
         return None if self._open_queries else max(0.0, self._left(now))
 
     def _left(self, now: float) -> float:

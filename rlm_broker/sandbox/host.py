@@ -19,6 +19,7 @@ import sandbox_worker
 from rlm_broker.errors import RlmBrokerError, SandboxFailed
 from rlm_broker.limits import Limits
 from rlm_broker.sandbox import policy
+from rlm_broker.sandbox.private_folder import PrivateFolder
 from rlm_broker.sandbox.worker import Worker
 from sandbox_worker.wire.control import (
     MAX_PACKET_BYTES,
@@ -33,8 +34,6 @@ from sandbox_worker.wire.control import (
     unpack_from_zygote,
 )
 
-WORKER_UID = 65534
-"""Whom the zygote becomes when it is started by root."""
 ZYGOTE_START_TIMEOUT_S = 60.0
 SPAWN_TIMEOUT_S = 30.0
 ENVIRONMENT = {
@@ -58,10 +57,9 @@ class Host:
         layers: The walls that all workers share, once started.
     """
 
-    def __init__(self, level: policy.Level, limits: Limits, allow_exec: bool) -> None:
+    def __init__(self, level: policy.Level, allow_exec: bool) -> None:
         self.level = level
         self.layers: tuple[str, ...] = ()
-        self._limits = limits
         self._allow_exec = allow_exec
         self._zygote: _Zygote | None = None
         self._one_at_a_time = asyncio.Lock()
@@ -87,9 +85,9 @@ class Host:
                 raise
             self._zygote = zygote
 
-    async def spawn(self) -> Worker:
+    async def spawn(self, limits: Limits) -> Worker:
         """A new worker, which is not behind its walls yet: `Worker.prepare` waits for that."""
-        spawning = asyncio.get_running_loop().create_task(self._spawn())
+        spawning = asyncio.get_running_loop().create_task(self._spawn(limits))
         try:
             return await asyncio.shield(spawning)
         except asyncio.CancelledError:
@@ -113,28 +111,29 @@ class Host:
             await self._zygote.end()
             self._zygote = None
 
-    async def _spawn(self) -> Worker:
+    async def _spawn(self, limits: Limits) -> Worker:
         async with self._one_at_a_time:
             await self.start()
             try:
-                worker = await self._fork()
+                worker = await self._fork(limits)
             except _ZygoteGone:  # it died, and its end had not reached us when we looked
                 await self.start()
-                worker = await self._fork()
+                worker = await self._fork(limits)
         self._workers.add(worker)
         return worker
 
-    async def _fork(self) -> Worker:
+    async def _fork(self, limits: Limits) -> Worker:
         assert self._zygote is not None
         request = Spawn(
             allow_exec=self._allow_exec,
             scratch=self._zygote.make_scratch(),
-            memory_bytes=self._limits.memory_bytes,
-            max_processes=self._limits.max_processes,
-            max_open_files=self._limits.max_open_files,
-            scratch_bytes=self._limits.scratch_bytes,
-            max_frame_bytes=self._limits.max_frame_bytes,
-            max_output_bytes=self._limits.max_output_bytes,
+            memory_bytes=limits.memory_bytes,
+            max_processes=limits.max_processes,
+            max_open_files=limits.max_open_files,
+            scratch_bytes=limits.scratch_bytes,
+            cpu_s=limits.cpu_s,
+            max_frame_bytes=limits.max_frame_bytes,
+            max_output_bytes=limits.max_output_bytes,
         )
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
@@ -155,7 +154,7 @@ class _Zygote:
 
     def __init__(self, level: policy.Level) -> None:
         self._level = level
-        self._folder = Path(tempfile.mkdtemp(prefix="rlm-broker-"))
+        self._folder = PrivateFolder()
         self._process: subprocess.Popen[bytes] | None = None
         self._pidfd = -1
         self._usable = True
@@ -164,9 +163,8 @@ class _Zygote:
 
     async def start(self) -> tuple[str, ...]:
         """Start it; the layers that it locked itself behind."""
-        root = self._folder / "root"
+        root = self._folder.path / "root"
         root.mkdir()
-        self._folder.chmod(0o711)  # the zygote gives up being us before it gets here
         paths = _python_paths()
         fd = self._theirs.fileno()
         program = f"import sys; sys.path[:] = {paths!r}; from sandbox_worker.zygote import main; main({fd})"
@@ -187,7 +185,6 @@ class _Zygote:
             new_root=str(root),
             readable=_readable(paths),
             hidden=[str(Path(path) / "litellm") for path in paths],
-            worker_uid=WORKER_UID,
             preload=[],
         )
         try:
@@ -200,7 +197,7 @@ class _Zygote:
         if not isinstance(answer, ZygoteReady):
             raise SandboxFailed("the sandbox's fork server answered out of turn")
         if self._level == "strict":
-            shutil.rmtree(self._folder, ignore_errors=True)  # its root is mounted in its own namespace only
+            self._folder.remove()  # the root is mounted in the zygote's own namespace only
         return tuple(answer.layers)
 
     async def spawn(self, request: Spawn, control_fd: int) -> int:
@@ -219,7 +216,7 @@ class _Zygote:
 
     def make_scratch(self) -> str:
         """A worker's scratch folder on the host, at a level without a mount namespace of its own; else nothing."""
-        return "" if self._level == "strict" else tempfile.mkdtemp(prefix="scratch-", dir=self._folder)
+        return "" if self._level == "strict" else tempfile.mkdtemp(prefix="scratch-", dir=self._folder.path)
 
     def is_usable(self) -> bool:
         """Whether it lives, as far as is known, and has answered everything that it was asked."""
@@ -245,7 +242,7 @@ class _Zygote:
                 self._process.stderr.close()
             os.close(self._pidfd)
             self._process = None
-        shutil.rmtree(self._folder, ignore_errors=True)
+        self._folder.remove()
 
     async def _answer(self, timeout_s: float) -> tuple[FromZygote, list[int]]:
         loop = asyncio.get_running_loop()

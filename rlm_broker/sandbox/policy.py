@@ -5,25 +5,33 @@ from typing import Literal
 
 from rlm_broker.errors import ConfigurationError, IsolationUnavailable
 
-Level = Literal["strict", "process"]
-LEVELS: tuple[Level, ...] = ("strict", "process")
+Level = Literal["strict", "standard", "process"]
+LEVELS: tuple[Level, ...] = ("strict", "standard", "process")
 
 
 class IsolationWarning(UserWarning):
     """Code runs with less than a security boundary, because somebody asked for that by name."""
 
 
-def resolve(isolation: str) -> Level:
-    """The level to start. `auto` is the strongest there is, and never `process`.
+def candidates(isolation: str, allow_exec: bool | None) -> tuple[Level, ...]:
+    """The levels to try, the strongest first. `auto` never means `process`.
+
+    Args:
+        allow_exec: True is possible at `strict` and `process` only: at `standard` nothing would end what was started.
 
     Raises:
-        ConfigurationError: There is no such level.
+        ConfigurationError: There is no such level, or it cannot allow that.
     """
     if isolation == "auto":
-        return "strict"
+        return ("strict",) if allow_exec else ("strict", "standard")
+    if isolation == "standard" and allow_exec:
+        raise ConfigurationError(
+            "isolation level 'standard' cannot start programs, since nothing would end them: leave allow_exec out, or "
+            "use the level 'strict'"
+        )
     for level in LEVELS:
         if isolation == level:
-            return level
+            return (level,)
     raise ConfigurationError(f"no isolation level {isolation!r}; choose one of: auto, {', '.join(LEVELS)}")
 
 

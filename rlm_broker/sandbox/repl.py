@@ -2,13 +2,14 @@
 
 import asyncio
 import contextlib
-import signal
+import os
 import time
 
 from rlm_broker.context import StoredContext, store
 from rlm_broker.errors import ProtocolViolation, ReplClosed, SandboxFailed
 from rlm_broker.home import Home, Resident
 from rlm_broker.limits import Limits
+from rlm_broker.sandbox import post_mortem
 from rlm_broker.sandbox.block_clock import BlockClock
 from rlm_broker.sandbox.host import Host
 from rlm_broker.sandbox.output import BlockOutput, OnOutput
@@ -18,6 +19,7 @@ from rlm_broker.transport.dialing import dial
 from rlm_broker.transport.listener import Listener
 from rlm_broker.transport.session import Session
 from rlm_broker.types import Block, Isolation
+from sandbox_worker.wire.control import Exceeded, PostMortem
 from sandbox_worker.wire.errors import FrameTooLarge
 from sandbox_worker.wire.messages import Query, Result, Slot
 
@@ -80,13 +82,16 @@ class SandboxedRepl(Resident):
 
     async def _open(self) -> None:
         try:
-            context = await self._stored()
-            self._worker = await self._host.spawn()
-            await self._worker.prepare(context.fd, context.info.form, self._limits.start_timeout_s)
+            await self._start_worker()
             await self._connect()
         except BaseException:
             await self._close()
             raise
+
+    async def _start_worker(self) -> None:
+        context = await self._stored()
+        self._worker = await self._host.spawn(self._limits)
+        await self._worker.prepare(context.fd, context.info.form, self._limits.start_timeout_s)
 
     async def _close(self) -> None:
         self._closed = True
@@ -101,6 +106,8 @@ class SandboxedRepl(Resident):
     async def _stored(self) -> StoredContext:
         if isinstance(self._context, StoredContext):  # its owner closes it; several REPLs may share it
             return self._context
+        if self._own_context is not None:
+            return self._own_context
         if self._context is None or (isinstance(self._context, str) and len(self._context) < SMALL_CHARS):
             self._own_context = store(self._context)
         else:
@@ -132,6 +139,8 @@ class SandboxedRepl(Resident):
             if self._restarts >= self._limits.max_repl_restarts:
                 raise ReplClosed(f"this REPL was killed more often than max_repl_restarts = {self._restarts} allows")
             self._restarts += 1
+            if self._worker is None:  # its init was ended from outside, or with the zygote
+                await self._start_worker()
             await self._connect()
         assert self._connection is not None
         return self._connection
@@ -154,30 +163,41 @@ class SandboxedRepl(Resident):
                 await self._end_repl()
                 raise
             if result is None:
-                await self._end_repl()
+                seen = post_mortem.told(await self._end_repl(explain=True), connection.block)
+                stdout, stderr = output.finish()
+                why = post_mortem.sentence(run.killed_because or "its processes are gone", seen)
+                taken_s = time.monotonic() - started
+                return Block(code, "killed", stdout, stderr, why, execution_time=taken_s, post_mortem=seen)
             stdout, stderr = output.finish()
             return Block(
                 code=code,
-                status="killed" if result is None else result.status,
+                status=result.status,
                 stdout=stdout,
                 stderr=stderr,
-                error=run.killed_because if result is None else result.error,
-                exit_code=result.exit_code if result else None,
-                final_answer=result.final_answer if result else None,
+                error=result.error,
+                exit_code=result.exit_code,
+                final_answer=result.final_answer,
                 execution_time=time.monotonic() - started,
             )
 
-    async def _end_repl(self) -> None:
-        """Kill the REPL, and everything that was being done for it. Its worker stays, with the context in place."""
+    async def _end_repl(self, explain: bool = False) -> PostMortem | None:
+        """Kill the REPL, and everything that was being done for it. Its worker stays, with the context in place.
+
+        Returns:
+            What it was doing, if that is asked for and could be seen.
+        """
         connection, self._connection = self._connection, None
         worker = self._worker_alive()
-        if worker.gone.is_set():
-            self._closed = True
-        else:
+        seen = worker.died.post_mortem if isinstance(worker.died, Exceeded) else None
+        if not worker.gone.is_set():
             with contextlib.suppress(SandboxFailed):  # then its init was killed, and the REPL with it
-                await worker.stop()
+                seen = await worker.stop(explain and seen is None) or seen
+        if worker.gone.is_set():
+            self._worker = None
+            await self._host.end(worker)
         if connection is not None:
             await connection.close()
+        return seen
 
     def _worker_alive(self) -> Worker:
         assert self._worker is not None
@@ -201,12 +221,15 @@ class _BlockRun:
 
     async def result(self, code: str, timeout_s: float) -> Result | None:
         """Run it. None when the REPL must be killed, or is dead already; `killed_because` then says why."""
-        self._clock = BlockClock(timeout_s, self._limits.interrupt_grace_s, time.monotonic())
+        cpus = min(len(os.sched_getaffinity(0)), self._limits.max_processes)
+        self._clock = BlockClock(timeout_s, self._limits.interrupt_grace_s, time.monotonic(), cpus)
         self._worker.on_written = self._output.written
+        self._worker.on_burned = self._burned
         self._worker.on_change = self._wake.set
-        block = self._connection.execute(code, self._off_the_clock, self._output.printed)
-        block.add_done_callback(lambda _: self._wake.set())
         try:
+            self._worker.begin()
+            block = self._connection.execute(code, self._off_the_clock, self._output.printed)
+            block.add_done_callback(lambda _: self._wake.set())
             if not await self._ends(block, timeout_s):
                 return None
             result = block.result()
@@ -254,14 +277,15 @@ class _BlockRun:
             self._clock.query_closed(time.monotonic())
             self._wake.set()
 
+    def _burned(self, cpu_s: float) -> None:
+        self._clock.burned(cpu_s)
+        self._wake.set()
+
     def _death(self) -> str | None:
         if self._worker.gone.is_set():
             return "the sandbox's processes were ended from outside"
-        if (died := self._worker.died) is None:
-            return None
-        if died.signal is not None:
-            return f"its process was ended by {signal.Signals(died.signal).name}{_hint(died.signal)}"
-        return f"its process ended by itself with exit code {died.exit_code} (os._exit)"
+        died = self._worker.died
+        return None if died is None else post_mortem.reason(died)
 
     async def _obituary(self) -> str | None:
         """How the REPL died, if it did: its door is lost a moment before init tells."""
@@ -273,12 +297,3 @@ class _BlockRun:
         except TimeoutError:
             return None
         return why
-
-
-def _hint(number: int) -> str:
-    hints: dict[int, str] = {
-        signal.SIGSEGV: " (a crash in C code, or too deep a recursion)",
-        signal.SIGXFSZ: " (it wrote a larger file than scratch_bytes allows)",
-        signal.SIGSYS: " (a system call of a wrong architecture)",
-    }
-    return hints.get(number, "")

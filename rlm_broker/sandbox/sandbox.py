@@ -1,9 +1,9 @@
 """The public door of the sandbox: REPLs for untrusted code, with or without a model behind them."""
 
-from rlm_broker.errors import SandboxFailed
+from rlm_broker.errors import IsolationUnavailable, SandboxFailed
 from rlm_broker.home import Home, Resident
 from rlm_broker.limits import Limits
-from rlm_broker.sandbox import policy
+from rlm_broker.sandbox import canary, policy
 from rlm_broker.sandbox.host import Host
 from rlm_broker.sandbox.repl import SandboxedRepl
 from rlm_broker.transport.connection import QueryHandler, refuse
@@ -18,14 +18,15 @@ class Sandbox(Resident):
 
     Args:
         limits: Bounds of each REPL; None takes the defaults of `Limits`.
-        isolation: "auto" (the strongest level that there is, or an error), "strict", or "process", which protects
-            nothing and is never chosen by itself.
-        allow_exec: Whether code may start other programs. They run behind the same walls.
+        isolation: "auto" (the stronger of the first two that there is, or an error), "strict", "standard", or
+            "process", which protects nothing and is never chosen by itself.
+        allow_exec: Whether code may start other programs, behind the same walls. None: wherever that is possible, which
+            at "standard" it is not.
         listener: The port that REPLs connect to; None opens one of its own on loopback.
         home: Where it lives; None is decided by how it is opened.
 
     Raises:
-        ConfigurationError: There is no such level.
+        ConfigurationError: There is no such level, or it cannot allow what is wanted.
     """
 
     def __init__(
@@ -33,18 +34,23 @@ class Sandbox(Resident):
         limits: Limits | None = None,
         isolation: str = "auto",
         *,
-        allow_exec: bool = True,
+        allow_exec: bool | None = None,
         listener: Listener | None = None,
         home: Home | None = None,
     ) -> None:
         self.limits = limits or Limits()
-        self.level = policy.resolve(isolation)
-        policy.warn_if_unprotected(self.level)
-        self._allow_exec = allow_exec
+        self._candidates = policy.candidates(isolation, allow_exec)
+        policy.warn_if_unprotected(self._candidates[0])
+        self._allow_exec = allow_exec is not False
         self._listener = listener
         self._own_listener: Listener | None = None
         self._host: Host | None = None
         self._home = home
+
+    @property
+    def level(self) -> policy.Level:
+        """The level that is enforced; before it is open, the strongest that it is going to try."""
+        return self._host.level if self._host else self._candidates[0]
 
     def repl(self, context: object = None, handler: QueryHandler = refuse) -> SandboxedRepl:
         """A new REPL, to be used as a context manager.
@@ -65,16 +71,39 @@ class Sandbox(Resident):
     async def _open(self) -> None:
         if self._host is not None:
             return
-        host = Host(self.level, self.limits, self._allow_exec)
         try:
             if self._listener is None:
                 self._own_listener = Listener()
                 await self._own_listener.start()
-            await host.start()
+            self._host = await self._strongest()
         except BaseException:
             await self._close()
             raise
-        self._host = host
+
+    async def _strongest(self) -> Host:
+        """A host at the first level that this machine can give, shown by a canary."""
+        reasons = []
+        for level in self._candidates:
+            host = Host(level, self._allow_exec and level != "standard")
+            try:
+                await host.start()
+                if level != "process":
+                    await self._send_canary(host)
+                return host
+            except IsolationUnavailable as error:
+                await host.close()
+                reasons.append(str(error))
+            except BaseException:
+                await host.close()
+                raise
+        raise IsolationUnavailable(" Nor: ".join(reasons))
+
+    async def _send_canary(self, host: Host) -> None:
+        listener = self._listener or self._own_listener
+        assert listener is not None
+        async with SandboxedRepl(self.home, host, listener, None, refuse, Limits()) as repl:
+            block = await repl.aexecute(canary.PROGRAM)
+        canary.require_held(host.level, canary.verdict(host.level, block.final_answer))
 
     async def _close(self) -> None:
         host, self._host = self._host, None

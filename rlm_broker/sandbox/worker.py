@@ -13,17 +13,22 @@ from rlm_broker.sandbox import policy
 from sandbox_worker.loading import ContextForm
 from sandbox_worker.wire.control import (
     MAX_PACKET_BYTES,
+    Begin,
+    Burned,
     Control,
     Died,
     Drain,
     Drained,
+    Exceeded,
     Failed,
+    Forked,
     FromInit,
     Interrupt,
     Interrupted,
     Load,
     Loaded,
     Locked,
+    PostMortem,
     Start,
     Started,
     Stop,
@@ -44,29 +49,31 @@ class Worker:
     """A worker's init, held by a pidfd: it cannot be confused with a process that got the pid later.
 
     Attributes:
-        died: How the REPL ended by itself, or None while it lives or was ended by us.
+        died: How the REPL ended by itself or at a limit, or None while it lives or was ended by the host.
         gone: The init is dead, and with it everything that the worker ever started.
         layers: Walls of init and of the REPL, as they reported them before any model code ran.
         on_written: Called with what was written to the REPL's descriptors.
+        on_burned: Called with seconds of CPU time that the REPL used.
         on_change: Called when `died` or `gone` changes.
         scratch: Its folder on the host, at a level without a mount namespace of its own; else nothing.
     """
 
     def __init__(self, level: str, pidfd: int, control: socket.socket, scratch: str = "") -> None:
-        self.died: Died | None = None
+        self.died: Died | Exceeded | None = None
         self.gone = asyncio.Event()
         self.layers: tuple[str, ...] = ()
         self.on_written: Callable[[Written], None] = _ignore
+        self.on_burned: Callable[[float], None] = _ignore
         self.on_change: Callable[[], None] = _nothing
         self.scratch = scratch
         self._level = level
-        self._pidfd = pidfd
         self._control = control
         self._answers: asyncio.Queue[FromInit | None] = asyncio.Queue()
         self._loop = asyncio.get_running_loop()
         control.setblocking(False)
         self._loop.add_reader(control, self._on_control)
-        self._loop.add_reader(pidfd, self._on_gone)
+        self._init = _Process(pidfd, self._on_gone)
+        self._repl: _Process | None = None
 
     async def prepare(self, context_fd: int, form: ContextForm, timeout_s: float) -> None:
         """Wait until init is behind its walls, and load the context.
@@ -87,6 +94,10 @@ class Worker:
         started = await self._answer(Started, timeout_s)
         self.layers += tuple(layer for layer in started.layers if layer not in self.layers)
 
+    def begin(self) -> None:
+        """A block starts: init looks closely at what it uses."""
+        self._say(Begin())
+
     async def interrupt(self) -> None:
         """SIGINT to the REPL. When this returns the signal is queued: what is sent afterwards comes after it."""
         self._say(Interrupt())
@@ -97,19 +108,24 @@ class Worker:
         self._say(Drain())
         await self._answer(Drained)
 
-    async def stop(self) -> None:
-        """SIGKILL to the REPL and all that it started; return when they are gone, their last output handed over."""
-        self._say(Stop())
-        await self._answer(Stopped)
+    async def stop(self, explain: bool = False) -> PostMortem | None:
+        """SIGKILL to the REPL and all that it started; return when they are gone, their last output handed over.
+
+        Args:
+            explain: First find out what it is doing, which is then returned.
+        """
+        self._say(Stop(explain=explain))
+        stopped = await self._answer(Stopped)
         self.died = None
+        return stopped.post_mortem
 
     async def kill(self) -> None:
         """SIGKILL to init, and return when the whole worker is gone. Harmless when it already is."""
-        if self._pidfd >= 0 and not self.gone.is_set():
-            with contextlib.suppress(ProcessLookupError):  # it ended by itself, which is what we wanted
-                signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
-            await self.gone.wait()
-        self._release()
+        if self._repl is not None:  # the kernel ends it only after init: its own pidfd says when it is gone
+            await self._repl.kill()
+        await self._init.kill()
+        self._loop.remove_reader(self._control)
+        self._control.close()
 
     # -- the control socket ------------------------------------------------------------------------------------------
 
@@ -136,8 +152,9 @@ class Worker:
         raise WorkerDied("the worker's init ended before it answered")
 
     def _on_control(self) -> None:
+        fds: list[int] = []
         try:
-            packet = self._control.recv(MAX_PACKET_BYTES)
+            packet, fds, _, _ = socket.recv_fds(self._control, MAX_PACKET_BYTES, 1)
         except BlockingIOError:
             return
         except OSError:
@@ -151,30 +168,62 @@ class Worker:
         except MessageInvalid:
             message = Failed(step="speak", reason="its init sent something that is no message")
         match message:
+            case Forked() if fds:
+                self._forget_repl()
+                self._repl = _Process(fds[0], _nothing)
             case Written():
                 self.on_written(message)
-            case Died():
+            case Burned():
+                self.on_burned(message.cpu_s)
+            case Died() | Exceeded():
                 self.died = message
                 self.on_change()
             case _:
                 self._answers.put_nowait(message)
 
     def _on_gone(self) -> None:
-        self._loop.remove_reader(self._pidfd)
         self.gone.set()
         self.on_change()
 
-    def _release(self) -> None:
+    def _forget_repl(self) -> None:
+        """Init replaced it, and init starts one only when nothing is left of the last."""
+        if self._repl is not None:
+            self._repl.forget()
+
+
+class _Process:
+    """A process held by its pidfd."""
+
+    def __init__(self, pidfd: int, on_gone: Callable[[], None]) -> None:
+        self._pidfd = pidfd
+        self._gone = asyncio.Event()
+        self._on_gone = on_gone
+        self._loop = asyncio.get_running_loop()
+        self._loop.add_reader(pidfd, self._ended)
+
+    async def kill(self) -> None:
+        """SIGKILL; return when it is gone."""
+        if self._pidfd >= 0 and not self._gone.is_set():
+            with contextlib.suppress(ProcessLookupError):  # it ended by itself, which is what we wanted
+                signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
+            await self._gone.wait()
+        self.forget()
+
+    def forget(self) -> None:
+        """Give the descriptor back. Harmless when repeated."""
         if self._pidfd >= 0:
-            self._loop.remove_reader(self._control)
             self._loop.remove_reader(self._pidfd)
-            self._control.close()
             os.close(self._pidfd)
             self._pidfd = -1
 
+    def _ended(self) -> None:
+        self._loop.remove_reader(self._pidfd)
+        self._gone.set()
+        self._on_gone()
 
-def _ignore(_written: Written) -> None:
-    """Output that nobody waits for."""
+
+def _ignore(_news: object) -> None:
+    """Nobody waits for it."""
 
 
 def _nothing() -> None:

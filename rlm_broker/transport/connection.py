@@ -48,6 +48,11 @@ class Connection(asyncio.Protocol):
         self._writable = asyncio.Event()
         self._writable.set()
 
+    @property
+    def block(self) -> int:
+        """Number of the last block that was started; the first is 1."""
+        return self._session.block
+
     async def ready(self) -> None:
         """Wait until the REPL can take its first block.
 

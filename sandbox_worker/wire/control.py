@@ -32,7 +32,6 @@ class Configure(Control, frozen=True):
         new_root: An empty private folder of the host where the worker's root is built.
         readable: Folders and files of the Python installation.
         hidden: Folders below them that no worker shall see.
-        worker_uid: Whom to become when started by root.
         preload: Modules that every REPL finds imported already.
     """
 
@@ -40,7 +39,6 @@ class Configure(Control, frozen=True):
     new_root: str
     readable: list[str]
     hidden: list[str]
-    worker_uid: int
     preload: list[str]
 
 
@@ -49,6 +47,7 @@ class Spawn(Control, frozen=True):
 
     Attributes:
         scratch: The scratch folder, for a level without a mount namespace of its own.
+        cpu_s: CPU time of one block, or None.
         memory_bytes, max_processes, max_open_files, scratch_bytes: See `Limits`.
         max_frame_bytes, max_output_bytes: See `Limits`; here they keep an honest REPL from being ended by them.
     """
@@ -59,6 +58,7 @@ class Spawn(Control, frozen=True):
     max_processes: int
     max_open_files: int
     scratch_bytes: int
+    cpu_s: float | None
     max_frame_bytes: int
     max_output_bytes: int
 
@@ -102,6 +102,10 @@ class Start(Control, frozen=True):
     """Fork a fresh REPL; beside it travels its door, a connected socket that has been welcomed."""
 
 
+class Begin(Control, frozen=True):
+    """A block starts: its CPU time counts from here, and what it uses is looked at often."""
+
+
 class Interrupt(Control, frozen=True):
     """SIGINT to the REPL."""
 
@@ -111,7 +115,28 @@ class Drain(Control, frozen=True):
 
 
 class Stop(Control, frozen=True):
-    """SIGKILL to the REPL and everything it started."""
+    """SIGKILL to the REPL and everything it started.
+
+    Attributes:
+        explain: Find out first what it is doing, for a moment at most.
+    """
+
+    explain: bool = False
+
+
+class PostMortem(msgspec.Struct, frozen=True):
+    """What a REPL was doing when it was killed, as far as could be seen from outside.
+
+    Attributes:
+        stack: As `faulthandler` prints it, newest frame first. The REPL wrote it: it may say anything.
+        memory_bytes, cpu_s, processes, threads: Of all its processes together; `cpu_s` of its block.
+    """
+
+    stack: str = ""
+    memory_bytes: int = 0
+    cpu_s: float = 0.0
+    processes: int = 0
+    threads: int = 0
 
 
 # -- init says -------------------------------------------------------------------------------------------------------
@@ -125,6 +150,10 @@ class Locked(Control, frozen=True):
 
 class Loaded(Control, frozen=True):
     """The context is in memory and its descriptor closed."""
+
+
+class Forked(Control, frozen=True):
+    """A REPL was forked. Beside it travels a pidfd of it, where the end of init does not end everything below it."""
 
 
 class Started(Control, frozen=True):
@@ -159,6 +188,28 @@ class Drained(Control, frozen=True):
 class Stopped(Control, frozen=True):
     """Nothing of the REPL is left."""
 
+    post_mortem: PostMortem | None = None
+
+
+class Burned(Control, frozen=True):
+    """The REPL's processes used so much CPU time since this was said last."""
+
+    cpu_s: float
+
+
+class Exceeded(Control, frozen=True):
+    """The REPL used more than it may, and nothing of it is left.
+
+    Attributes:
+        limit: Name of the field of `Limits`.
+        used, allowed: In the unit that the field's name gives.
+    """
+
+    limit: str
+    used: float
+    allowed: float
+    post_mortem: PostMortem
+
 
 class Died(Control, frozen=True):
     """The REPL ended by itself: by `signal`, or with `exit_code`."""
@@ -169,8 +220,10 @@ class Died(Control, frozen=True):
 
 ToZygote = Configure | Spawn
 FromZygote = ZygoteReady | ZygoteFailed | Spawned | SpawnFailed
-ToInit = Load | Start | Interrupt | Drain | Stop
-FromInit = Locked | Loaded | Started | Failed | Written | Interrupted | Drained | Stopped | Died
+ToInit = Load | Start | Begin | Interrupt | Drain | Stop
+FromInit = (
+    Locked | Loaded | Forked | Started | Failed | Written | Interrupted | Drained | Stopped | Burned | Exceeded | Died
+)
 
 _encoder = msgspec.msgpack.Encoder()
 _to_zygote: msgspec.msgpack.Decoder[ToZygote] = msgspec.msgpack.Decoder(ToZygote)

@@ -1,0 +1,76 @@
+"""A real worker that tries what must be impossible, before any model code may run behind the same walls.
+
+Each wall reports that it was raised; whether it holds is another question. A level that lets one of these through is
+not to be had on this machine.
+"""
+
+import msgspec
+
+from rlm_broker.errors import IsolationUnavailable
+from sandbox_worker.init import DOOR_FD
+
+ATTEMPTS = {
+    "read the host's list of users": "open('/etc/passwd')",
+    "list the host's homes": "os.listdir('/home')",
+    "change the Python installation": "open(os.__file__, 'a')",
+    "read its init's environment": "open(f'/proc/{os.getppid()}/environ')",
+    "read its init's memory": "open(f'/proc/{os.getppid()}/mem', 'rb')",
+    "trace its init": "libc.ptrace(16, os.getppid(), 0, 0)",  # PTRACE_ATTACH
+    "kill its init": "os.kill(os.getppid(), 9); assert os.getppid() != init",
+    "become root": "os.setuid(0)",
+    "make a namespace": "libc.unshare(0x10000000)",  # CLONE_NEWUSER
+    "mount a file system": "libc.mount(b'none', b'.', b'tmpfs', 0, 0)",
+    "open a socket": "socket.socket()",
+    "listen on its connection": f"socket.socket(fileno=os.dup({DOOR_FD})).listen()",
+    "aim its connection elsewhere": f"socket.socket(fileno=os.dup({DOOR_FD})).connect(('127.0.0.1', 9))",
+    "open a connection by sending": f"socket.socket(fileno=os.dup({DOOR_FD})).sendto(b'', 1 << 29, ('127.0.0.1', 9))",
+    "use io_uring": "libc.syscall(425, 1, bytes(120))",  # io_uring_setup, on every architecture
+    "take memory that no limit sees": "os.memfd_create('unseen')",
+}
+"""What a worker cannot do: code that must raise. All of it is harmless where it succeeds."""
+
+PROGRAM = f"""
+import ctypes, os, socket
+library = ctypes.CDLL(None, use_errno=True)
+class libc:
+    def __getattr__(self, name):
+        def call(*arguments):
+            if getattr(library, name)(*arguments) < 0:
+                raise OSError(ctypes.get_errno(), name)
+        return call
+libc, init, held = libc(), os.getppid(), {{}}
+for name, code in {ATTEMPTS!r}.items():
+    try:
+        exec(code)
+        held[name] = False
+    except Exception:
+        held[name] = True
+FINAL(held)
+"""
+
+_decoder = msgspec.json.Decoder(dict[str, bool])
+
+
+def verdict(level: str, answer: str | None) -> dict[str, bool]:
+    """What the canary said: each of `ATTEMPTS`, and whether the walls held it.
+
+    Raises:
+        IsolationUnavailable: It could not do its work, so nothing is known.
+    """
+    try:
+        held = _decoder.decode(answer or "")
+    except msgspec.MsgspecError:
+        held = {}
+    if held.keys() != ATTEMPTS.keys():
+        raise IsolationUnavailable(f"isolation level {level!r} cannot be checked here: its first worker did not report")
+    return held
+
+
+def require_held(level: str, held: dict[str, bool]) -> None:
+    """Raises: IsolationUnavailable, if anything got through."""
+    through = [name for name, was_held in held.items() if not was_held]
+    if through:
+        raise IsolationUnavailable(
+            f"isolation level {level!r} does not hold here: a worker could {', '.join(through)}. Please report this; "
+            "`rlm-broker doctor` shows every layer"
+        )

@@ -1,0 +1,65 @@
+"""What can be told of a REPL that was killed: the reason, and the line it was on."""
+
+import re
+import signal
+
+from rlm_broker.types import PostMortem
+from sandbox_worker.wire.control import Died, Exceeded
+from sandbox_worker.wire.control import PostMortem as Seen
+
+_FRAME = re.compile(r'^  File "<block (\d+)>", line (\d+) in (\S{1,100})$', re.MULTILINE)
+_UNITS = {"memory_bytes": (1 << 20, "MiB"), "cpu_s": (1, "s CPU time"), "max_processes": (1, "threads and processes")}
+_BY_SIGNAL: dict[int, str] = {
+    signal.SIGSEGV: " (a crash in C code, or too deep a recursion)",
+    signal.SIGXFSZ: " (it wrote a larger file than scratch_bytes allows)",
+    signal.SIGSYS: " (a system call of a wrong architecture)",
+}
+
+
+def reason(died: Died | Exceeded) -> str:
+    """Why a REPL is gone, as one clause."""
+    match died:
+        case Exceeded(limit=limit, used=used, allowed=allowed):
+            divisor, unit = _UNITS[limit]
+            return f"its processes used {used / divisor:.4g} {unit} together, {limit} = {allowed / divisor:.4g} {unit}"
+        case Died(signal=int(number)):
+            return f"its process was ended by {_signal_name(number)}{_BY_SIGNAL.get(number, '')}"
+    return f"its process ended by itself with exit code {died.exit_code} (os._exit)"
+
+
+def told(seen: Seen | None, block: int) -> PostMortem:
+    """What init saw, with the line that the model's code was on. The stack is the REPL's word.
+
+    Args:
+        block: Number of the block that was running, within its REPL.
+    """
+    seen = seen or Seen()
+    lines = [line for line in seen.stack.splitlines() if "/sandbox_worker/" not in line]  # frames of ours tell nothing
+    stack = "\n".join(line[:200] for line in lines)
+    frame = _FRAME.search(stack)
+    where = ""
+    if frame is not None:
+        number, line, function = frame.groups()
+        which = "the block" if int(number) == block else "an earlier block"
+        where = f"It was at line {line} of {which}{'' if function == '<module>' else f', in {function}'}"
+    return PostMortem(where, stack, seen.memory_bytes, seen.cpu_s, seen.processes, seen.threads)
+
+
+def sentence(why: str, post_mortem: PostMortem) -> str:
+    """The reason, the place and what was in use, for the model."""
+    parts = [why]
+    if post_mortem.where:
+        parts.append(post_mortem.where)
+    if post_mortem.processes:
+        parts.append(
+            f"It used {post_mortem.memory_bytes / (1 << 20):,.0f} MiB (processes: {post_mortem.processes:,}, threads: "
+            f"{post_mortem.threads:,})"
+        )
+    return ". ".join(parts)
+
+
+def _signal_name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:  # a real-time signal
+        return f"signal {number}"

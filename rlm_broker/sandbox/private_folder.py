@@ -1,0 +1,44 @@
+"""A folder of the host for one zygote, and the end of those that killed orchestrators left behind."""
+
+import contextlib
+import fcntl
+import os
+import shutil
+import tempfile
+from pathlib import Path
+
+PREFIX = "rlm-broker-"
+LOCK = "lock"
+
+
+class PrivateFolder:
+    """A new folder below the system's temporary one. A lock says that its owner lives: the kernel drops it with him.
+
+    Attributes:
+        path: Others may go through it, but not list it: workers may run as somebody else.
+    """
+
+    def __init__(self) -> None:
+        _sweep()
+        self.path = Path(tempfile.mkdtemp(prefix=PREFIX))
+        self._lock = os.open(self.path / LOCK, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
+        fcntl.flock(self._lock, fcntl.LOCK_SH)
+        self.path.chmod(0o711)
+
+    def remove(self) -> None:
+        """Harmless when repeated."""
+        shutil.rmtree(self.path, ignore_errors=True)
+        if self._lock >= 0:
+            os.close(self._lock)
+            self._lock = -1
+
+
+def _sweep() -> None:
+    for folder in Path(tempfile.gettempdir()).glob(f"{PREFIX}*"):
+        with contextlib.suppress(OSError):  # somebody else's, still in use, or swept by another just now
+            lock = os.open(folder / LOCK, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                shutil.rmtree(folder, ignore_errors=True)
+            finally:
+                os.close(lock)
