@@ -9,6 +9,7 @@ RlmBrokerError
 │   ├── WorkerDied           a worker's processes ended before their block did
 │   └── ReplClosed           the REPL was closed, or may not be restarted any more
 ├── ProtocolViolation        a peer said what it may not say now; its connection is closed
+│   └── OneShotRefused       a request of the one-shot protocol cannot be served (in `transport.one_shot`)
 ├── ModelFailed              a language model call failed
 ├── LimitReached             a limit ended the run; carries the best answer so far
 └── RunCancelled             somebody stopped the run; carries the best answer so far

@@ -20,7 +20,7 @@ CALL_TIMEOUT_S = 120.0
 class LMHandler(Resident):
     """Routes completions by model name and depth to clients, and holds the port that REPLs connect to.
 
-    Use it as a context manager, or `start` and `stop` it.
+    Use it as a context manager, or `start` and `stop` it. The clients stay their makers': stopping closes none of them.
 
     Args:
         client: Serves depth 0, and everything else where there is nothing better.
@@ -123,9 +123,15 @@ class LMHandler(Resident):
         started = time.monotonic()
         try:
             async with asyncio.timeout(limit_s):
-                reply: LMReply = await client.complete(request)
+                reply = await client.complete(request)
         except TimeoutError:
             raise ModelFailed(f"llm_query timed out after {limit_s:g}s") from None
+        except RlmBrokerError:
+            raise
+        except Exception as error:  # clients are anybody's code: whoever asked gets a reply all the same
+            raise ModelFailed(f"{client.model_name}: {type(error).__name__}: {error}") from error
+        if not isinstance(reply, LMReply):
+            raise ModelFailed(f"{client.model_name}: the client returned {type(reply).__name__}, not LMReply")
         self._usage[client.model_name] = self._usage.get(client.model_name, Usage()) + reply.usage
         requested = request.model if request.model and request.model != client.model_name else None
         return Call(client.model_name, reply.text, reply.usage, time.monotonic() - started, requested)
@@ -174,5 +180,3 @@ class LMHandler(Resident):
 
     async def _close(self) -> None:
         await self.listener.stop()
-        for client in self.routing.clients:
-            await client.aclose()

@@ -9,11 +9,15 @@ from rlm_broker.transport.session import Session
 from sandbox_worker.wire.errors import FrameTooLarge
 from sandbox_worker.wire.messages import FromWorker, Output, Query, Ready, Reply, Result, Slot
 
+UNREAD_BYTES = 8 << 20
+"""Replies that wait for a REPL to read them. Past it nothing more is read from the REPL either: one that only asks and
+never listens fills its own socket, not this process."""
+
 
 class QueryHandler(Protocol):
     """Whoever answers a REPL: given by the runner, so that nothing here knows what a model is."""
 
-    async def __call__(self, query: Query) -> list[Slot]:
+    async def __call__(self, query: Query, /) -> list[Slot]:
         """One slot for each prompt, in order. Cancelling it ends whatever was started for it."""
         ...
 
@@ -102,6 +106,7 @@ class Connection(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         assert isinstance(transport, asyncio.Transport)
         self._transport = transport
+        transport.set_write_buffer_limits(high=UNREAD_BYTES)
 
     def data_received(self, data: bytes) -> None:
         try:
@@ -116,9 +121,11 @@ class Connection(asyncio.Protocol):
 
     def pause_writing(self) -> None:
         self._writable.clear()
+        self._regulate()
 
     def resume_writing(self) -> None:
         self._writable.set()
+        self._regulate()
 
     # -- ours --------------------------------------------------------------------------------------------------------
 
@@ -128,8 +135,7 @@ class Connection(asyncio.Protocol):
                 task = asyncio.get_running_loop().create_task(self._reply(message))
                 self._answering.add(task)
                 task.add_done_callback(self._answering.discard)
-                if len(self._session.open_queries) >= self._max_queries_in_flight and self._transport:
-                    self._transport.pause_reading()
+                self._regulate()
             case Output():
                 self._on_output(message)
             case Result():
@@ -145,6 +151,8 @@ class Connection(asyncio.Protocol):
             slots = await self._answer(query)
         except RlmBrokerError as error:
             reason = str(error)
+        except Exception as error:  # noqa: BLE001 - a bug of whoever answers must not block the REPL
+            reason = f"{type(error).__name__}: {error}"
         finally:  # whatever happened: a query without its reply would block the REPL
             self._send(Reply(id=query.id, slots=slots or [Slot(error=reason)] * len(query.prompts)))
         await self._writable.wait()
@@ -158,8 +166,16 @@ class Connection(asyncio.Protocol):
             slots = [Slot(error=f"the reply is too large: {error}")] * len(reply.slots)
             frame = self._session.reply(Reply(id=reply.id, slots=slots))
         self._write(frame)
-        if self._transport and len(self._session.open_queries) < self._max_queries_in_flight:
+        self._regulate()
+
+    def _regulate(self) -> None:
+        """Read on, or leave what comes in the kernel's buffers."""
+        if self._transport is None:
+            return
+        if self._writable.is_set() and len(self._session.open_queries) < self._max_queries_in_flight:
             self._transport.resume_reading()
+        else:
+            self._transport.pause_reading()
 
     def _write(self, frame: bytes) -> None:
         if self._transport is not None:

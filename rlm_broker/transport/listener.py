@@ -9,7 +9,7 @@ from ipaddress import ip_address
 from rlm_broker.errors import ConfigurationError
 from rlm_broker.transport import one_shot
 from rlm_broker.transport.connection import Connection
-from sandbox_worker.wire.errors import MessageInvalid, WireError
+from sandbox_worker.wire.errors import WireError
 from sandbox_worker.wire.frames import FrameDecoder, encode_frame
 from sandbox_worker.wire.messages import Welcome, decode_hello, encode
 
@@ -162,12 +162,10 @@ class _Arrival(asyncio.Protocol):
         self._deadline = asyncio.get_running_loop().call_later(timeout_s, self._transport.abort)
 
     def _first(self, payload: bytes, rest: list[bytes]) -> None:
-        try:
-            token = decode_hello(payload).token
-        except MessageInvalid:
+        if one_shot.is_one_shot(payload):
             self._one_shot(payload, rest)
             return
-        connection = self._listener.claim(token)
+        connection = self._listener.claim(decode_hello(payload).token)
         if connection is None:  # a stranger learns nothing, not even that tokens exist
             self._transport.abort()
             return

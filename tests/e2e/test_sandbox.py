@@ -253,7 +253,9 @@ def test_a_dead_fork_server_is_noticed_and_replaced(tmp_path: Path) -> None:
 
 
 def test_an_unknown_level_is_refused_with_the_ones_there_are() -> None:
-    with pytest.raises(ConfigurationError, match="no isolation level 'vault'; choose one of: auto, strict, standard, process"):
+    with pytest.raises(
+        ConfigurationError, match="no isolation level 'vault'; choose one of: auto, strict, standard, process"
+    ):
         Sandbox(isolation="vault")
 
 

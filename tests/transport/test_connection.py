@@ -1,0 +1,230 @@
+"""A session on a socket, with a worker at its other end that the test plays."""
+
+import asyncio
+import socket
+from collections.abc import AsyncIterator
+
+import pytest
+
+from rlm_broker.errors import ModelFailed, ProtocolViolation, WorkerDied
+from rlm_broker.transport.connection import Connection, QueryHandler, refuse
+from rlm_broker.transport.session import Session
+from sandbox_worker.wire.messages import (
+    Execute,
+    FromWorker,
+    Output,
+    Query,
+    Ready,
+    Reply,
+    Result,
+    Slot,
+    decode_from_orchestrator,
+    encode,
+)
+from tests.handler.socket_peer import WAIT_S, Peer
+
+IN_FLIGHT = 4
+SMALL_FRAME_BYTES = 1 << 16
+
+
+class Worker(Peer):
+    """The other end: what a REPL says and hears."""
+
+    def say(self, message: FromWorker) -> None:
+        self.send(encode(message))
+
+    async def hear(self) -> Execute | Reply:
+        return decode_from_orchestrator(await self.receive())
+
+
+def query(number: int, *prompts: str) -> Query:
+    return Query(id=f"1:{number}", want="llm", prompts=list(prompts or ("p",)))
+
+
+@pytest.fixture
+async def pair() -> AsyncIterator[tuple[Connection, Worker]]:
+    ours, theirs = socket.socketpair()
+    connection = Connection(Session(SMALL_FRAME_BYTES), IN_FLIGHT)
+    await asyncio.get_running_loop().connect_accepted_socket(lambda: connection, ours)
+    async with Worker(*await asyncio.open_connection(sock=theirs)) as worker:
+        yield connection, worker
+    await connection.close()
+
+
+async def running(
+    pair: tuple[Connection, Worker], answer: QueryHandler = refuse, heard: list[Output] | None = None
+) -> "asyncio.Future[Result]":
+    """A block that runs in the worker."""
+    connection, worker = pair
+    worker.say(Ready())
+    await asyncio.wait_for(connection.ready(), WAIT_S)
+    block = connection.execute("code", answer, (lambda _: None) if heard is None else heard.append)
+    assert await worker.hear() == Execute(block=1, code="code")
+    return block
+
+
+async def test_a_block_runs_prints_and_ends(pair: tuple[Connection, Worker]) -> None:
+    heard: list[Output] = []
+    block = await running(pair, heard=heard)
+    pair[1].say(Output(block=1, stream="stdout", text="hello\n"))
+    pair[1].say(Result(block=1, status="ok", final_answer="42"))
+    assert (await asyncio.wait_for(block, WAIT_S)).final_answer == "42"
+    assert [output.text for output in heard] == ["hello\n"]
+    assert pair[0].block == 1
+
+
+async def test_queries_are_answered_as_they_are_ready_and_not_in_their_order(pair: tuple[Connection, Worker]) -> None:
+    release = asyncio.Event()
+
+    async def answer(asked: Query) -> list[Slot]:
+        if asked.prompts == ["slow"]:
+            await release.wait()
+        return [Slot(text=prompt.upper()) for prompt in asked.prompts]
+
+    await running(pair, answer)
+    pair[1].say(query(1, "slow"))
+    pair[1].say(query(2, "a", "b"))
+    assert await pair[1].hear() == Reply(id="1:2", slots=[Slot(text="A"), Slot(text="B")])
+    release.set()
+    assert await pair[1].hear() == Reply(id="1:1", slots=[Slot(text="SLOW")])
+
+
+@pytest.mark.parametrize(
+    ("error", "reason"),
+    [(ModelFailed("the provider is down"), "the provider is down"), (RuntimeError("a bug"), "RuntimeError: a bug")],
+)
+async def test_whatever_goes_wrong_every_query_gets_its_reply(
+    pair: tuple[Connection, Worker], error: Exception, reason: str
+) -> None:
+    async def answer(asked: Query) -> list[Slot]:
+        del asked
+        raise error
+
+    await running(pair, answer)
+    pair[1].say(query(1, "a", "b"))
+    assert await pair[1].hear() == Reply(id="1:1", slots=[Slot(error=reason)] * 2)
+
+
+async def test_a_reply_that_is_too_large_says_so_in_its_place(pair: tuple[Connection, Worker]) -> None:
+    async def answer(asked: Query) -> list[Slot]:
+        del asked
+        return [Slot(text="x" * SMALL_FRAME_BYTES)]
+
+    await running(pair, answer)
+    pair[1].say(query(1))
+    reply = await pair[1].hear()
+    assert isinstance(reply, Reply)
+    assert (reply.slots[0].error or "").startswith("the reply is too large: frame of 65,")
+
+
+async def test_a_worker_that_breaks_the_protocol_ends_its_block_with_the_reason(
+    pair: tuple[Connection, Worker],
+) -> None:
+    block = await running(pair)
+    pair[1].say(Result(block=2, status="ok"))
+    with pytest.raises(ProtocolViolation, match="Result of block 2 while block 1 runs"):
+        await asyncio.wait_for(block, WAIT_S)
+    assert await pair[1].is_hung_up_on()
+    with pytest.raises(ProtocolViolation):
+        pair[0].execute("more", refuse, lambda _: None)
+
+
+async def test_a_worker_that_hangs_up_ends_its_block_and_what_was_done_for_it(pair: tuple[Connection, Worker]) -> None:
+    cancelled = asyncio.Event()
+    asked = asyncio.Event()
+
+    async def answer(_query: Query) -> list[Slot]:
+        asked.set()
+        try:
+            await asyncio.Event().wait()
+        finally:
+            cancelled.set()
+        return []
+
+    block = await running(pair, answer)
+    pair[1].say(query(1))
+    await asyncio.wait_for(asked.wait(), WAIT_S)
+    pair[1].writer.transport.abort()
+    with pytest.raises(WorkerDied):
+        await asyncio.wait_for(block, WAIT_S)
+    await asyncio.wait_for(cancelled.wait(), WAIT_S)
+
+
+async def test_a_result_that_came_before_the_end_counts(pair: tuple[Connection, Worker]) -> None:
+    block = await running(pair)
+    pair[1].say(Result(block=1, status="ok"))
+    pair[1].writer.close()
+    assert (await asyncio.wait_for(block, WAIT_S)).status == "ok"
+
+
+async def test_settling_cancels_what_is_still_being_answered_and_waits_for_it(pair: tuple[Connection, Worker]) -> None:
+    asked, ended = asyncio.Event(), asyncio.Event()
+
+    async def answer(_query: Query) -> list[Slot]:
+        asked.set()
+        try:
+            await asyncio.Event().wait()
+        finally:
+            await asyncio.sleep(0.01)
+            ended.set()
+        return []
+
+    block = await running(pair, answer)
+    pair[1].say(query(1))
+    await asyncio.wait_for(asked.wait(), WAIT_S)
+    pair[1].say(Result(block=1, status="ok"))
+    await asyncio.wait_for(block, WAIT_S)
+    await asyncio.wait_for(pair[0].settle(), WAIT_S)
+    assert ended.is_set()
+    assert await pair[1].hear() == Reply(id="1:1", slots=[Slot(error="cancelled, the block that asked has ended")])
+
+
+async def test_with_so_many_queries_open_nothing_more_is_read_until_one_is_answered(
+    pair: tuple[Connection, Worker],
+) -> None:
+    release = asyncio.Semaphore(0)
+    asked: list[str] = []
+
+    async def answer(seen: Query) -> list[Slot]:
+        asked.append(seen.id)
+        await release.acquire()
+        return [Slot(text="ok")]
+
+    await running(pair, answer)
+    flood = 2_000
+    padding = "x" * 2_000
+    for number in range(flood):
+        pair[1].say(query(number, padding))
+    with pytest.raises(TimeoutError):  # what is not read piles up in the kernel's buffers, and then here
+        await asyncio.wait_for(pair[1].writer.drain(), 0.3)
+    # One read may complete several queries; the next one waits.
+    assert IN_FLIGHT <= len(asked) < flood / 4
+    for _ in range(flood):
+        release.release()
+    replies = [await pair[1].hear() for _ in range(flood)]
+    assert {reply.id for reply in replies if isinstance(reply, Reply)} == {f"1:{n}" for n in range(flood)}
+
+
+async def test_a_worker_that_never_reads_its_replies_is_not_read_any_more(pair: tuple[Connection, Worker]) -> None:
+    answered = 0
+
+    async def answer(_query: Query) -> list[Slot]:
+        nonlocal answered
+        answered += 1
+        return [Slot(text="x" * 60_000)]
+
+    await running(pair, answer)
+    pair[1].reader._transport.pause_reading()  # type: ignore[attr-defined]
+    flood = 4_000
+    for number in range(flood):
+        pair[1].say(query(number, "x" * 1_000))
+    with pytest.raises(TimeoutError):
+        await asyncio.wait_for(pair[1].writer.drain(), 1)
+    assert answered < flood / 4
+
+
+async def test_closing_is_harmless_when_repeated(pair: tuple[Connection, Worker]) -> None:
+    await pair[0].close()
+    await pair[0].close()
+    with pytest.raises(WorkerDied, match="the connection was closed"):
+        await pair[0].ready()
