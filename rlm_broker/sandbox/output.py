@@ -1,6 +1,7 @@
 """What a block printed, put together from two ways: Python's text from the door, descriptor output from init."""
 
 import codecs
+import warnings
 from collections.abc import Callable
 
 from sandbox_worker.wire.control import Written
@@ -8,7 +9,7 @@ from sandbox_worker.wire.headtail import HeadTail
 from sandbox_worker.wire.messages import Output, Stream
 
 OnOutput = Callable[[Stream, str], None]
-"""Called with each piece of output as it comes."""
+"""Called with each piece of output as it comes. If it raises, it gets no more of that block, with a warning."""
 
 
 class BlockOutput:
@@ -44,5 +45,15 @@ class BlockOutput:
         # Twice what an honest REPL sends at most, since it comes two ways: only a forged flood is cut here.
         if head := self._kept[stream].add(text):
             self._text[stream].append(head)
-            if self._on_output is not None:
-                self._on_output(stream, head)
+            self._pass_on(stream, head)
+
+    def _pass_on(self, stream: Stream, text: str) -> None:
+        if self._on_output is None:
+            return
+        try:
+            self._on_output(stream, text)
+        except Exception as error:  # noqa: BLE001 - the caller's own code: it may not break the block, nor go unnoticed
+            self._on_output = None
+            warnings.warn(
+                f"on_output raised {type(error).__name__}: {error}; it gets no more of this block", stacklevel=2
+            )

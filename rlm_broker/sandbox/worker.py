@@ -124,8 +124,9 @@ class Worker:
         if self._repl is not None:  # the kernel ends it only after init: its own pidfd says when it is gone
             await self._repl.kill()
         await self._init.kill()
-        self._loop.remove_reader(self._control)
-        self._control.close()
+        if self._control.fileno() >= 0:
+            self._loop.remove_reader(self._control)
+            self._control.close()
 
     # -- the control socket ------------------------------------------------------------------------------------------
 

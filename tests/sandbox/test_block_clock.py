@@ -1,0 +1,56 @@
+from rlm_broker.sandbox.block_clock import BlockClock
+
+
+def clock(limit_s: float = 10.0, cpus: int = 2) -> BlockClock:
+    return BlockClock(limit_s, grace_s=1.0, now=0.0, cpus=cpus)
+
+
+def test_a_block_runs_until_its_limit_is_interrupted_once_and_killed_after_the_grace() -> None:
+    block = clock()
+    assert [block.verdict(now) for now in (0.0, 9.9, 10.0, 10.5, 10.99, 11.0)] == [
+        "run", "run", "interrupt", "run", "run", "kill"
+    ]  # fmt: skip
+
+
+def test_the_clock_stands_while_at_least_one_query_is_open() -> None:
+    block = clock()
+    block.query_opened(4.0)
+    block.query_opened(5.0)
+    block.query_closed(50.0)
+    assert block.verdict(1000.0) == "run"
+    assert block.wait_s(1000.0) is None
+    block.query_closed(1000.0)
+    assert block.verdict(1005.9) == "run"
+    assert block.verdict(1006.0) == "interrupt"
+
+
+def test_a_query_after_the_interrupt_does_not_extend_the_grace() -> None:
+    block = clock()
+    assert block.verdict(10.0) == "interrupt"
+    block.query_opened(10.1)
+    assert block.verdict(11.0) == "kill"
+
+
+def test_it_says_how_long_nothing_can_change() -> None:
+    block = clock()
+    assert block.wait_s(3.0) == 7.0
+    assert block.verdict(12.0) == "interrupt"
+    assert block.wait_s(12.5) == 0.5
+    assert block.wait_s(20.0) == 0.0
+
+
+def test_a_thread_that_computes_while_another_waits_is_bounded_by_cpu_time() -> None:
+    block = clock(limit_s=10.0, cpus=2)
+    block.query_opened(0.0)
+    for second in range(1, 20):
+        block.burned(1.0)
+        assert block.verdict(float(second)) == "run"
+    block.burned(1.0)
+    assert block.wait_s(20.0) == 0.0
+    assert block.verdict(20.0) == "interrupt"
+
+
+def test_cpu_time_of_all_cpus_within_the_limit_is_no_reason() -> None:
+    block = clock(limit_s=10.0, cpus=4)
+    block.burned(39.0)
+    assert block.verdict(9.9) == "run"

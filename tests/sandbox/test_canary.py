@@ -1,0 +1,39 @@
+"""The canary: what it tries fails behind the walls, and would not fail without them."""
+
+import json
+
+import pytest
+
+from rlm_broker.errors import IsolationUnavailable
+from rlm_broker.sandbox import canary
+from rlm_broker.sandbox.sandbox import Sandbox
+
+HARMLESS_WITHOUT_WALLS = {"read the host's list of users", "list the host's homes", "open a socket"}
+
+
+@pytest.mark.parametrize("level", ["strict", "standard"])
+def test_at_every_level_of_protection_all_attempts_are_held(level: str) -> None:
+    with Sandbox(isolation=level) as sandbox, sandbox.repl() as repl:
+        block = repl.execute(canary.PROGRAM)
+    held = canary.verdict(level, block.final_answer)
+    assert held == dict.fromkeys(canary.ATTEMPTS, True)
+    canary.require_held(level, held)
+
+
+@pytest.mark.filterwarnings("ignore::rlm_broker.sandbox.policy.IsolationWarning")
+def test_without_walls_the_attempts_succeed_so_that_the_canary_can_fail() -> None:
+    with Sandbox(isolation="process") as sandbox, sandbox.repl() as repl:
+        for name in HARMLESS_WITHOUT_WALLS:
+            assert repl.execute(f"import os, socket\n{canary.ATTEMPTS[name]}").status == "ok", name
+
+
+def test_what_got_through_is_named() -> None:
+    held = dict.fromkeys(canary.ATTEMPTS, True) | {"become root": False}
+    with pytest.raises(IsolationUnavailable, match="'strict' does not hold here: a worker could become root"):
+        canary.require_held("strict", held)
+
+
+@pytest.mark.parametrize("answer", [None, "", "{}", "[]", json.dumps({"become root": True})])
+def test_a_canary_that_does_not_report_is_no_proof(answer: str | None) -> None:
+    with pytest.raises(IsolationUnavailable, match="its first worker did not report"):
+        canary.verdict("strict", answer)

@@ -1,0 +1,58 @@
+import pytest
+
+from rlm_broker.errors import ConfigurationError
+from rlm_broker.sandbox import policy
+
+
+@pytest.mark.parametrize(
+    ("isolation", "allow_exec", "levels"),
+    [
+        ("auto", None, ("strict", "standard")),
+        ("auto", False, ("strict", "standard")),
+        ("auto", True, ("strict",)),
+        ("strict", True, ("strict",)),
+        ("standard", None, ("standard",)),
+        ("standard", False, ("standard",)),
+        ("process", None, ("process",)),
+    ],
+)
+def test_a_name_stands_for_levels_to_try_and_auto_never_for_process(
+    isolation: str, allow_exec: bool | None, levels: tuple[str, ...]
+) -> None:
+    assert policy.candidates(isolation, allow_exec) == levels
+
+
+def test_an_unknown_level_is_refused_with_those_there_are() -> None:
+    with pytest.raises(
+        ConfigurationError, match="no isolation level 'vault'; choose one of: auto, strict, standard, process"
+    ):
+        policy.candidates("vault", None)
+
+
+def test_programs_at_standard_are_refused_because_nothing_would_end_them() -> None:
+    with pytest.raises(ConfigurationError, match="'standard' cannot start programs"):
+        policy.candidates("standard", allow_exec=True)
+
+
+@pytest.mark.parametrize(
+    ("layer", "remedy"),
+    [
+        ("namespaces", "kernel.unprivileged_userns_clone=1"),
+        ("user namespace", "user.max_user_namespaces"),
+        ("landlock", "lsm=landlock"),
+        ("seccomp", "x86_64 or aarch64"),
+        ("fork", "Linux 5.13"),
+    ],
+)
+def test_a_level_that_cannot_be_had_names_the_reason_and_what_would_give_it(layer: str, remedy: str) -> None:
+    sentence = str(policy.unavailable("strict", layer, "unshare: Operation not permitted"))
+    assert sentence.startswith("isolation level 'strict' cannot be had here: unshare: Operation not permitted. ")
+    assert remedy in sentence
+    assert "`rlm-broker doctor`" in sentence
+
+
+def test_only_process_is_warned_of() -> None:
+    with pytest.warns(policy.IsolationWarning, match="no security boundary"):
+        policy.warn_if_unprotected("process")
+    policy.warn_if_unprotected("strict")
+    policy.warn_if_unprotected("standard")

@@ -1,0 +1,53 @@
+import signal
+
+import pytest
+
+from rlm_broker.sandbox import post_mortem
+from sandbox_worker.wire.control import Died, Exceeded, PostMortem
+
+STACK = """Current thread 0x00007f0005e7cb80 (most recent call first):
+  File "/usr/lib/python3.11/re/__init__.py", line 166 in match
+  File "<block 3>", line 7 in search
+  File "<block 4>", line 2 in <module>
+  File "/usr/lib/site-packages/sandbox_worker/execution.py", line 62 in _evaluate
+"""
+
+
+@pytest.mark.parametrize(
+    ("died", "reason"),
+    [
+        (Died(exit_code=3), "its process ended by itself with exit code 3 (os._exit)"),
+        (Died(signal=signal.SIGKILL), "its process was ended by SIGKILL"),
+        (Died(signal=signal.SIGSEGV), "its process was ended by SIGSEGV (a crash in C code, or too deep a recursion)"),
+        (Died(signal=40), "its process was ended by signal 40"),
+        (
+            Exceeded("memory_bytes", 300 << 20, 256 << 20, PostMortem()),
+            "its processes used 300 MiB together, memory_bytes = 256 MiB",
+        ),
+        (
+            Exceeded("max_processes", 70, 64, PostMortem()),
+            "its processes used 70 threads and processes together, max_processes = 64 threads and processes",
+        ),
+        (
+            Exceeded("cpu_s", 12.03, 12, PostMortem()),
+            "its processes used 12.03 s CPU time together, cpu_s = 12 s CPU time",
+        ),
+    ],
+)
+def test_the_reason_names_what_ended_it(died: Died | Exceeded, reason: str) -> None:
+    assert post_mortem.reason(died) == reason
+
+
+def test_the_newest_line_of_the_models_own_code_is_told_and_no_frame_of_ours() -> None:
+    told = post_mortem.told(PostMortem(STACK, 5 << 20, 1.5, 2, 3), block=3)
+    assert told.where == "It was at line 7 of the block, in search"
+    assert "sandbox_worker" not in told.stack
+    assert post_mortem.told(PostMortem(STACK), block=4).where == "It was at line 7 of an earlier block, in search"
+    assert post_mortem.sentence("it was slow", told) == (
+        "it was slow. It was at line 7 of the block, in search. It used 5 MiB (processes: 2, threads: 3)"
+    )
+
+
+@pytest.mark.parametrize("stack", ["", "garbage \x1b[31m", 'File "<block 1>", line 1 in ' + "x" * 9000])
+def test_a_stack_that_says_nothing_is_left_out(stack: str) -> None:
+    assert post_mortem.sentence("it was slow", post_mortem.told(PostMortem(stack), block=1)) == "it was slow"

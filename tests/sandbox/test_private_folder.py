@@ -1,0 +1,51 @@
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import pytest
+
+from rlm_broker.sandbox.private_folder import PREFIX, PrivateFolder
+
+LEFT_BEHIND = "import os, sys\nfrom rlm_broker.sandbox.private_folder import PrivateFolder\nprint(PrivateFolder().path)\nsys.stdout.flush()\nos.kill(os.getpid(), 9)"
+
+
+@pytest.fixture(autouse=True)
+def temporary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    return tmp_path
+
+
+def test_it_is_there_and_gone(temporary: Path) -> None:
+    folder = PrivateFolder()
+    assert folder.path.parent == temporary
+    assert folder.path.stat().st_mode & 0o777 == 0o711
+    folder.remove()
+    folder.remove()
+    assert list(temporary.iterdir()) == []
+
+
+def test_what_a_killed_owner_left_is_swept_by_the_next_and_what_is_in_use_is_not(temporary: Path) -> None:
+    mine = PrivateFolder()
+    done = subprocess.run(
+        [sys.executable, "-c", LEFT_BEHIND],
+        capture_output=True,
+        text=True,
+        env={"TMPDIR": str(temporary), "PYTHONPATH": str(Path.cwd())},
+        check=False,
+    )
+    left = Path(done.stdout.strip())
+    assert left.is_dir()
+    another = PrivateFolder()
+    assert not left.exists()
+    assert mine.path.is_dir()
+    mine.remove()
+    another.remove()
+
+
+def test_what_only_looks_like_one_is_left_alone(temporary: Path) -> None:
+    stranger = temporary / f"{PREFIX}notes"
+    stranger.mkdir()
+    (stranger / "precious").write_text("mine")
+    PrivateFolder().remove()
+    assert (stranger / "precious").read_text() == "mine"
