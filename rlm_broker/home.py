@@ -9,6 +9,7 @@ import asyncio
 import concurrent.futures
 import threading
 from collections.abc import Coroutine
+from functools import partial
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
@@ -74,7 +75,10 @@ class Home:
         task = _Task()
 
         def start() -> None:
-            task.begin(self._loop.create_task(_deliver(work, outcome)))
+            running = self._loop.create_task(work)
+            # Not from inside of the work: a task that is cancelled before its first step never gets there.
+            running.add_done_callback(partial(_hand_over, outcome))
+            task.begin(running)
 
         self._loop.call_soon_threadsafe(start)
         return task
@@ -84,9 +88,9 @@ class _Task:
     """A task that another thread may want to cancel. Its methods run on the task's own loop."""
 
     def __init__(self) -> None:
-        self._task: asyncio.Task[None] | None = None
+        self._task: asyncio.Task[Any] | None = None
 
-    def begin(self, task: "asyncio.Task[None]") -> None:
+    def begin(self, task: "asyncio.Task[Any]") -> None:
         self._task = task
 
     def cancel(self) -> None:
@@ -94,13 +98,13 @@ class _Task:
             self._task.cancel()
 
 
-async def _deliver(work: Coroutine[Any, Any, T], outcome: "concurrent.futures.Future[T]") -> None:
-    try:
-        outcome.set_result(await work)
-    except asyncio.CancelledError:
+def _hand_over(outcome: "concurrent.futures.Future[T]", task: "asyncio.Task[T]") -> None:
+    if task.cancelled():
         outcome.set_exception(concurrent.futures.CancelledError())
-    except BaseException as error:  # noqa: BLE001 - it is handed over to whoever waits, whatever it is
+    elif (error := task.exception()) is not None:
         outcome.set_exception(error)
+    else:
+        outcome.set_result(task.result())
 
 
 class Resident:

@@ -1,0 +1,135 @@
+"""Where things live: from threads, from other loops, and what happens at Ctrl+C."""
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+
+from rlm_broker.errors import ModelFailed
+from rlm_broker.home import Home, Resident
+
+WAIT_S = 30
+
+
+async def loop_of() -> asyncio.AbstractEventLoop:
+    return asyncio.get_running_loop()
+
+
+def test_work_of_any_thread_runs_on_the_one_background_loop() -> None:
+    loops: list[asyncio.AbstractEventLoop] = []
+    threads = [threading.Thread(target=lambda: loops.append(Home.background().run(loop_of()))) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(WAIT_S)
+    assert len(loops) == 4
+    assert len(set(loops)) == 1
+
+
+async def test_the_plain_form_works_while_another_loop_is_running() -> None:
+    assert Home.background().run(loop_of()) is not asyncio.get_running_loop()
+    assert await Home.background().arun(loop_of()) is not asyncio.get_running_loop()
+    assert await Home.here().arun(loop_of()) is asyncio.get_running_loop()
+
+
+async def test_waiting_for_oneself_is_refused_and_not_a_deadlock() -> None:
+    with pytest.raises(RuntimeError, match="use the async form"):
+        Home.here().run(loop_of())
+
+
+def test_what_the_work_raises_is_raised_here_unchanged() -> None:
+    async def fail() -> None:
+        raise ModelFailed("why")
+
+    with pytest.raises(ModelFailed, match="why"):
+        Home.background().run(fail())
+
+
+async def test_cancelling_waits_until_the_work_on_the_other_loop_has_ended() -> None:
+    started, ended = threading.Event(), threading.Event()
+
+    async def work() -> None:
+        started.set()
+        try:
+            await asyncio.Event().wait()
+        finally:
+            await asyncio.sleep(0.05)
+            ended.set()
+
+    task = asyncio.create_task(Home.background().arun(work()))
+    await asyncio.to_thread(started.wait, WAIT_S)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await asyncio.wait_for(task, WAIT_S)
+    assert ended.is_set()
+
+
+async def test_a_cancellation_that_comes_before_the_work_began_is_not_lost() -> None:
+    for _ in range(50):
+        task = asyncio.create_task(Home.background().arun(asyncio.Event().wait()))
+        await asyncio.sleep(0)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await asyncio.wait_for(task, WAIT_S)
+
+
+CTRL_C = """
+import asyncio, sys
+from rlm_broker.home import Home
+async def work():
+    print("running", flush=True)
+    try:
+        await asyncio.Event().wait()
+    finally:
+        print("ending", flush=True)
+        await asyncio.sleep(float(sys.argv[1]))
+        print("ended", flush=True)
+try:
+    Home.background().run(work())
+except KeyboardInterrupt:
+    print("interrupted", flush=True)
+"""
+
+
+@pytest.mark.parametrize(("signals", "said"), [(1, ["ending", "ended", "interrupted"]), (2, ["ending", "interrupted"])])
+def test_ctrl_c_waits_for_the_end_and_a_second_one_does_not(signals: int, said: list[str]) -> None:
+    takes_s = "0.2" if signals == 1 else "1000"
+    with subprocess.Popen(
+        [sys.executable, "-c", CTRL_C, takes_s],
+        stdout=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "PYTHONPATH": str(Path.cwd())},
+    ) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "running\n"
+        process.send_signal(signal.SIGINT)
+        heard = [process.stdout.readline().strip()]
+        if signals == 2:
+            process.send_signal(signal.SIGINT)
+        heard += process.stdout.read().split()
+    assert heard == said
+
+
+class Thing(Resident):
+    def __init__(self) -> None:
+        self.story: list[str] = []
+
+    async def _open(self) -> None:
+        self.story.append("opened")
+
+    async def _close(self) -> None:
+        self.story.append("closed")
+
+
+async def test_a_resident_lives_where_it_was_opened() -> None:
+    there, here = Thing(), Thing()
+    with there:
+        assert there.home is Home.background()
+    async with here:
+        assert await here.home.arun(loop_of()) is asyncio.get_running_loop()
+    assert there.story == here.story == ["opened", "closed"]

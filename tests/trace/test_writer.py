@@ -1,0 +1,80 @@
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from rlm_broker.errors import ConfigurationError
+from rlm_broker.trace.events import BlockEnded, BlockPrinted, IterationStarted, Replied
+from rlm_broker.trace.writer import TraceWriter
+from rlm_broker.types import Block
+
+
+def lines(path: Path) -> list[dict[str, object]]:
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def test_each_event_is_one_numbered_line_and_is_there_at_once(tmp_path: Path) -> None:
+    path = tmp_path / "trace.jsonl"
+    with TraceWriter(path) as write:
+        write(IterationStarted("1", 0, 1))
+        assert [line["event"] for line in lines(path)] == ["iteration_started"]
+        write(BlockEnded("1", 0, 1, Block("x", "ok", stdout="out")))
+        second = lines(path)[1]
+    assert (second["n"], second["event"], second["run"], second["block"]) == (2, "block_ended", "1", 1)
+    assert second["outcome"]["stdout"] == "out"  # type: ignore[index]
+
+
+@pytest.mark.parametrize(
+    "secret",
+    [
+        "sk-proj-abcdefghijklmnop0123",
+        "Bearer abcdefghijklmnop0123456789",
+        "api_key=abcdefgh12345",
+        "API-KEY: abcdefgh12345",
+        "password = hunter2hunter2",
+    ],
+)
+def test_what_looks_like_a_secret_is_not_written(tmp_path: Path, secret: str) -> None:
+    path = tmp_path / "trace.jsonl"
+    with TraceWriter(path) as write:
+        write(Replied("1", 0, 1, f"the text before {secret} and after"))
+    text = path.read_text()
+    assert secret not in text
+    assert "[redacted]" in text
+    assert "and after" in json.loads(text)["text"]
+
+
+def test_broken_characters_are_written_as_what_they_are(tmp_path: Path) -> None:
+    path = tmp_path / "trace.jsonl"
+    with TraceWriter(path) as write:
+        write(BlockPrinted("1", 0, 1, "stdout", "a\ud800b"))
+    assert lines(path)[0]["text"] == "a\ud800b"
+
+
+def test_a_file_that_cannot_be_written_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ConfigurationError, match=r"cannot write the trace .*nowhere.*: No such file or directory"):
+        TraceWriter(tmp_path / "nowhere" / "trace.jsonl")
+
+
+KILLED = """
+import os, sys
+from pathlib import Path
+from rlm_broker.trace.events import IterationStarted
+from rlm_broker.trace.writer import TraceWriter
+write = TraceWriter(Path(sys.argv[1]))
+for number in range(1, 501):
+    write(IterationStarted("1", 0, number))
+os.kill(os.getpid(), 9)
+"""
+
+
+def test_a_run_that_is_killed_leaves_every_line_whole(tmp_path: Path) -> None:
+    path = tmp_path / "trace.jsonl"
+    env = {**os.environ, "PYTHONPATH": str(Path.cwd())}
+    done = subprocess.run([sys.executable, "-c", KILLED, str(path)], check=False, env=env)
+    assert done.returncode == -signal.SIGKILL
+    assert [line["number"] for line in lines(path)] == list(range(1, 501))
