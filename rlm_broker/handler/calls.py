@@ -1,6 +1,7 @@
 """The language model calls of one run tree: counted before, bounded meanwhile, accounted for after."""
 
 import asyncio
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -99,12 +100,14 @@ class RunCalls:
         client = pick()
         number = self._ledger.charge_call()
         self._emit(CallStarted(caller.run, caller.depth, number, request.model, _preview(request)))
+        started = time.monotonic()
         try:
             async with self._slots:
                 call = await self._handler.complete(client, request, self._ledger.limits.call_timeout_s)
         except BaseException as error:  # recorded, and raised again
             why = str(error) or type(error).__name__
-            self._emit(CallEnded(caller.run, caller.depth, number, client.model_name, Usage(), 0.0, "", why))
+            taken_s = time.monotonic() - started
+            self._emit(CallEnded(caller.run, caller.depth, number, client.model_name, Usage(), taken_s, "", why))
             raise
         self._ledger.record(call.root_model, caller.depth, call.usage)
         self._emit(

@@ -1,0 +1,134 @@
+"""The calls of one tree: how many at a time, in which order, at whose cost."""
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from rlm_broker.clients.base import LMReply, LMRequest
+from rlm_broker.clients.function import FunctionClient
+from rlm_broker.errors import LimitReached, ModelFailed
+from rlm_broker.handler.calls import Caller, RunCalls
+from rlm_broker.handler.handler import LMHandler
+from rlm_broker.ledger import Ledger
+from rlm_broker.limits import Limits
+from rlm_broker.trace.events import CallEnded, CallStarted, Event
+from rlm_broker.types import ChatMessage, Usage
+from sandbox_worker.wire.messages import Query, Slot
+
+CALLER = Caller("1", 1, "the question")
+ROOT = Caller("1", 0, "the question")
+
+
+def query(*prompts: str, **fields: Any) -> Query:
+    return Query(id="1:1", want="llm", prompts=list(prompts), **fields)
+
+
+class Counting:
+    """Notes how many calls run at a time, and every request."""
+
+    model_name = "counting"
+
+    def __init__(self) -> None:
+        self.running = self.most = 0
+        self.requests: list[LMRequest] = []
+
+    async def complete(self, request: LMRequest) -> LMReply:
+        self.requests.append(request)
+        self.running += 1
+        self.most = max(self.most, self.running)
+        try:
+            await asyncio.sleep(0.002)
+        finally:
+            self.running -= 1
+        text = str(request.messages[-1].content)
+        if text == "boom":
+            raise ModelFailed("the provider is down")
+        return LMReply(text.upper(), Usage(1, 3, 2, 0.5))
+
+    async def aclose(self) -> None:
+        """Nothing is held."""
+
+
+def calls_with(client: Counting, limits: Limits, events: list[Event] | None = None) -> tuple[RunCalls, Ledger]:
+    ledger = Ledger(limits)
+    return RunCalls(LMHandler(client), ledger, (events if events is not None else []).append), ledger
+
+
+async def test_slots_come_in_the_order_of_the_prompts_and_a_failure_stays_in_its_own() -> None:
+    calls, ledger = calls_with(Counting(), Limits())
+    slots = await calls.slots(CALLER, query("a", "boom", "c"))
+    assert slots == [Slot(text="A"), Slot(error="the provider is down"), Slot(text="C")]
+    assert ledger.summary().model_usage_summaries == {"counting": Usage(2, 6, 4, 1.0)}
+
+
+async def test_all_runs_of_a_tree_together_make_at_most_so_many_calls_at_a_time() -> None:
+    client = Counting()
+    calls, _ = calls_with(client, Limits(max_concurrent_calls=3))
+    await asyncio.gather(*(calls.slots(CALLER, query(*"abcdefgh")) for _ in range(4)))
+    assert client.most == 3
+
+
+async def test_a_query_may_ask_for_fewer_at_a_time_and_not_for_more() -> None:
+    client = Counting()
+    calls, _ = calls_with(client, Limits(max_concurrent_calls=4))
+    await calls.slots(CALLER, query(*"abcdefgh", max_concurrent=2))
+    assert client.most == 2
+    await calls.slots(CALLER, query(*"abcdefgh", max_concurrent=1000))
+    assert client.most == 4
+
+
+async def test_a_batch_stops_exactly_at_the_number_of_calls() -> None:
+    client = Counting()
+    calls, ledger = calls_with(client, Limits(max_llm_calls=5))
+    slots = await calls.slots(CALLER, query(*"abcdefgh"))
+    assert [slot.error is None for slot in slots] == [True] * 5 + [False] * 3
+    assert all("max_llm_calls" in (slot.error or "") for slot in slots[5:])
+    assert len(client.requests) == ledger.calls == 5
+    with pytest.raises(LimitReached):
+        await calls.turn(ROOT, [ChatMessage("user", "x")])
+
+
+async def test_the_request_carries_what_code_asked_for_and_what_only_we_know() -> None:
+    client = Counting()
+    calls, _ = calls_with(client, Limits(max_completion_tokens=100))
+    await calls.slots(CALLER, query("p", system="be brief", max_completion_tokens=500))
+    await calls.slots(CALLER, query("p", max_completion_tokens=5))
+    first, second = client.requests
+    assert [message.role for message in first.messages] == ["system", "user"]
+    assert (first.max_completion_tokens, second.max_completion_tokens) == (100, 5)
+    assert (first.depth, first.question, first.is_loop) == (1, "the question", False)
+
+
+async def test_each_call_is_told_when_it_starts_and_when_it_ends() -> None:
+    events: list[Event] = []
+    calls, _ = calls_with(Counting(), Limits(), events)
+    await calls.slots(CALLER, query("boom"))
+    started, ended = events
+    assert isinstance(started, CallStarted)
+    assert isinstance(ended, CallEnded)
+    assert (started.call, started.prompt_preview, ended.error) == (1, "boom", "the provider is down")
+    assert ended.duration_s > 0
+
+
+async def test_a_cancelled_call_is_told_as_ended_and_frees_its_place() -> None:
+    events: list[Event] = []
+    hanging = asyncio.Event()
+    replies = iter([hanging.wait])
+
+    async def reply(_messages: list[dict[str, Any]]) -> str:
+        for wait in replies:
+            await wait()
+        return "ok"
+
+    ledger = Ledger(Limits(max_concurrent_calls=1))
+    calls = RunCalls(LMHandler(FunctionClient(reply)), ledger, events.append)
+    task = asyncio.create_task(calls.slots(CALLER, query("x")))
+    while not events:
+        await asyncio.sleep(0)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert isinstance(events[-1], CallEnded)
+    assert events[-1].error
+    assert await asyncio.wait_for(calls.slots(CALLER, query("y")), 30) == [Slot(text="ok")]
