@@ -8,10 +8,11 @@ from pathlib import Path
 import click
 
 from rlm_broker.cli.failing import failures
-from rlm_broker.cli.limiting import limits_from
 from rlm_broker.errors import ConfigurationError
-from rlm_broker.sandbox.sandbox import Sandbox
 from rlm_broker.types import Block
+
+NO_DISPLAY = "\nNone\n"
+"""A file is a program, and not typed at a prompt: the value of its last line is not shown."""
 
 EXIT_CODES = """\b
 exit codes: 0 it ran through, 1 it raised or exited with an error, 2 the command line is wrong,
@@ -21,7 +22,7 @@ exit codes: 0 it ran through, 1 it raised or exited with an error, 2 the command
 @click.command("exec", epilog=EXIT_CODES)
 @click.argument("file")
 @click.option("--timeout", type=float, metavar="SECONDS", help="Compute time (default 60).")
-@click.option("--isolation", default="auto", metavar="LEVEL", help="auto, strict, or process (no protection).")
+@click.option("--isolation", default="auto", metavar="LEVEL", help="auto, strict, standard, or process (unprotected).")
 @click.option("--limit", "assignments", multiple=True, metavar="NAME=VALUE", help="Any other limit.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 @click.option("--debug", is_flag=True, help="Show tracebacks of rlm-broker itself.")
@@ -30,12 +31,15 @@ def command(
 ) -> None:
     """Run a Python FILE (- is stdin) in a sandbox of its own, without any model."""
     with failures("exec", as_json=as_json, debug=debug):
+        from rlm_broker.cli.limiting import limits_from  # what --help need not pay for
+        from rlm_broker.sandbox.sandbox import Sandbox
+
         code = _read(file)
         limits = limits_from(assignments, block_timeout_s=timeout)
         with Sandbox(limits, isolation) as sandbox, sandbox.repl() as repl:
-            block = repl.execute(code, on_output=None if as_json else _echo)
+            block = repl.execute(code + NO_DISPLAY, on_output=None if as_json else _echo)
             if as_json:
-                shown = dataclasses.asdict(block) | {"isolation": dataclasses.asdict(repl.isolation)}
+                shown = dataclasses.asdict(block) | {"code": code} | {"isolation": dataclasses.asdict(repl.isolation)}
                 click.echo(json.dumps(shown, ensure_ascii=False))
             elif block.status in ("interrupted", "killed"):
                 click.echo(f"rlm-broker exec: {block.status}: {block.error}", err=True)
@@ -44,11 +48,12 @@ def command(
 
 def _read(file: str) -> str:
     try:
-        return sys.stdin.read() if file == "-" else Path(file).read_text(encoding="utf-8")
+        return (sys.stdin.buffer.read() if file == "-" else Path(file).read_bytes()).decode()
     except OSError as error:
         raise ConfigurationError(f"cannot read {file}: {error.strerror}") from None
     except UnicodeDecodeError as error:
-        raise ConfigurationError(f"{file} is not UTF-8 text: byte at offset {error.start}") from None
+        name = "stdin" if file == "-" else file
+        raise ConfigurationError(f"{name} is not UTF-8 text: byte at offset {error.start}") from None
 
 
 def _echo(stream: str, text: str) -> None:

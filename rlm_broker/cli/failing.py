@@ -17,7 +17,7 @@ def fail(command: str, kind: str, sentence: str, exit_code: int, *, as_json: boo
     if as_json:
         click.echo(json.dumps({"error": {"kind": kind, "message": sentence}}, ensure_ascii=False))
     else:
-        click.echo(f"rlm-broker {command}: {sentence}", err=True)
+        click.echo(f"{' '.join(['rlm-broker', command]).strip()}: {sentence}", err=True)
     sys.exit(exit_code)
 
 

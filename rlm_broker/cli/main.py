@@ -1,9 +1,14 @@
 """`rlm-broker`: finds the command, and imports only what that one needs."""
 
+import contextlib
 import importlib
+import io
+import os
 import sys
 
 import click
+
+from rlm_broker.cli.failing import fail
 
 COMMANDS = {
     "ask": "Ask a question about a text, files or folders.",
@@ -50,4 +55,22 @@ def main() -> None:
     if not sys.platform.startswith("linux"):
         click.echo("rlm-broker runs on Linux only: its sandbox is made of Linux kernel features", err=True)
         sys.exit(2)
-    cli(prog_name="rlm-broker")
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):  # lone surrogates, which no encoding has: shown, and valid in JSON
+            stream.reconfigure(errors="backslashreplace")
+    try:
+        cli(prog_name="rlm-broker", standalone_mode=False)
+        sys.stdout.flush()
+    except click.exceptions.NoArgsIsHelpError as help_wanted:
+        help_wanted.show()
+        sys.exit(2)
+    except click.ClickException as error:
+        command = error.ctx.command_path if isinstance(error, click.UsageError) and error.ctx else "rlm-broker"
+        sentence = f"{error.format_message()} See `{command} --help`."
+        fail(command.partition(" ")[2], "usage", sentence, 2, as_json="--json" in sys.argv)
+    except (click.Abort, KeyboardInterrupt):
+        sys.exit(130)
+    except BrokenPipeError:
+        with contextlib.suppress(OSError):  # or Python would complain once more when it flushes at its exit
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(1)

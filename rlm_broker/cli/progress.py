@@ -1,7 +1,7 @@
 """What `ask` shows while it runs: one live line on a terminal, plain lines elsewhere."""
 
 import time
-from typing import TextIO
+from typing import TYPE_CHECKING, TextIO
 
 from rlm_broker.trace.events import (
     BlockEnded,
@@ -16,38 +16,54 @@ from rlm_broker.trace.events import (
 )
 from rlm_broker.types import Usage
 
+if TYPE_CHECKING:
+    from rich.live import Live
+    from rich.text import Text
+
+REFRESHES_PER_S = 8
+
 
 class Progress:
-    """Follows a run's events. On a terminal it rewrites one line; otherwise it prints what matters, line by line."""
+    """Follows a run's events. On a terminal it keeps one line up to date; otherwise it prints what matters."""
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
-        self._live = stream.isatty()
         self._started = time.monotonic()
         self._iteration = 0
         self._blocks = 0
         self._in_flight = 0
+        self._runs = 0
         self._usage = Usage()
-        self._shown = 0
+        self._live = _live_line(self, stream) if stream.isatty() else None
 
     def __call__(self, event: Event) -> None:
         """Take one event."""
         note = self._take(event)
-        if self._live:
-            self._show()
-        elif note:
-            self._stream.write(f"[depth {event.depth}] {note}\n")
+        if note and self._live is None:
+            self._stream.write(f"[depth {event.depth}] {_printable(note)}\n")
             self._stream.flush()
 
     def close(self) -> None:
         """Leave the terminal clean."""
-        if self._live and self._shown:
-            self._stream.write("\r" + " " * self._shown + "\r")
-            self._stream.flush()
+        if self._live is not None:
+            self._live.stop()
+
+    def __rich__(self) -> "Text":
+        """The line as it is now; asked for several times a second, so that the time goes on while nothing happens."""
+        from rich.text import Text
+
+        children = f", {self._runs} runs" if self._runs > 1 else ""
+        return Text(
+            f"iteration {self._iteration}, block {self._blocks}{children}, {self._in_flight} calls in flight, "
+            f"{self._spent()}, {time.monotonic() - self._started:.0f} s",
+            no_wrap=True,
+            overflow="ellipsis",
+        )
 
     def _take(self, event: Event) -> str | None:
         match event:
             case RunStarted():
+                self._runs += 1
                 return f"run {event.run} with {event.model}"
             case ReplReady():
                 layers = len(event.isolation.layers)
@@ -76,11 +92,23 @@ class Progress:
         cost = "cost unknown" if usage.total_cost is None else f"${usage.total_cost:.4f}"
         return f"{usage.total_calls} calls, {usage.total_input_tokens}+{usage.total_output_tokens} tokens, {cost}"
 
-    def _show(self) -> None:
-        line = (
-            f"iteration {self._iteration}, block {self._blocks}, {self._in_flight} calls in flight, {self._spent()}, "
-            f"{time.monotonic() - self._started:.1f} s"
-        )
-        self._stream.write("\r" + line.ljust(self._shown))
-        self._stream.flush()
-        self._shown = len(line)
+
+def _live_line(progress: Progress, stream: TextIO) -> "Live":
+    from rich.console import Console  # 0.1 s, which only a terminal pays
+    from rich.live import Live
+
+    live = Live(
+        progress,
+        console=Console(file=stream),
+        refresh_per_second=REFRESHES_PER_S,
+        transient=True,
+        redirect_stdout=False,
+        redirect_stderr=False,
+    )
+    live.start()
+    return live
+
+
+def _printable(text: str) -> str:
+    """Names and errors may come from a document: nothing of them may steer a terminal."""
+    return "".join(character if character.isprintable() else " " for character in text)
