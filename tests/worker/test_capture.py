@@ -1,0 +1,111 @@
+import os
+import threading
+
+import pytest
+
+from sandbox_worker.capture import BURST, MAX_PIECE_CHARS, Printer
+from sandbox_worker.wire.messages import Stream
+
+
+class Sent(list[str]):
+    def __call__(self, _stream: Stream, text: str) -> None:
+        self.append(text)
+
+
+@pytest.fixture
+def sent() -> Sent:
+    return Sent()
+
+
+def printer(sent: Sent, limit: int = 1 << 20) -> Printer:
+    made = Printer("stdout", limit, sent)
+    made.begin_block()
+    return made
+
+
+def test_a_line_goes_out_when_it_is_complete(sent: Sent) -> None:
+    out = printer(sent)
+    out.write("half a ")
+    assert sent == []
+    out.write("line\n")
+    assert sent == ["half a line\n"]
+
+
+def test_a_flood_of_lines_is_bundled_and_nothing_of_it_is_lost(sent: Sent) -> None:
+    out = printer(sent)
+    for number in range(20_000):
+        out.write(f"{number}\n")
+    out.end_block()
+    assert len(sent) < BURST + 200
+    assert "".join(sent) == "".join(f"{number}\n" for number in range(20_000))
+
+
+def test_past_the_limit_head_and_tail_are_sent_and_the_cut_is_named(sent: Sent) -> None:
+    out = printer(sent, limit=100)
+    out.write("H" * 50 + "x" * 1000 + "T" * 50)
+    out.end_block()
+    assert "".join(sent) == "H" * 50 + "\n... [1,000 more cut] ...\n" + "T" * 50
+
+
+def test_no_piece_is_longer_than_a_message_may_be(sent: Sent) -> None:
+    out = printer(sent, limit=1 << 22)
+    out.write("x" * (3 * MAX_PIECE_CHARS + 7))
+    out.end_block()
+    assert max(map(len, sent)) == MAX_PIECE_CHARS
+    assert sum(map(len, sent)) == 3 * MAX_PIECE_CHARS + 7
+
+
+def test_what_is_printed_between_two_blocks_belongs_to_the_next(sent: Sent) -> None:
+    out = printer(sent)
+    out.end_block()
+    out.write("late\n")
+    assert sent == []
+    out.begin_block()
+    out.flush()
+    assert sent == ["late\n"]
+
+
+def test_only_text_can_be_written_and_bytes_through_the_buffer(sent: Sent) -> None:
+    out = printer(sent)
+    with pytest.raises(TypeError, match="write\\(\\) argument must be str, not bytes"):
+        out.write(b"bytes")  # type: ignore[arg-type]
+    assert out.buffer.write(b"bytes\xff\n") == 7
+    assert sent == ["bytes\N{REPLACEMENT CHARACTER}\n"]
+    assert (out.isatty(), out.writable(), out.fileno(), out.name) == (False, True, 1, "<stdout>")
+
+
+def test_threads_do_not_tear_each_others_lines(sent: Sent) -> None:
+    out = printer(sent)
+
+    def work(letter: str) -> None:
+        for _ in range(500):
+            out.write(letter * 50 + "\n")
+
+    threads = [threading.Thread(target=work, args=(letter,)) for letter in "abcd"]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    out.end_block()
+    lines = "".join(sent).splitlines()
+    assert len(lines) == 2000
+    assert all(len(set(line)) == 1 for line in lines)
+
+
+def test_a_forked_process_prints_to_the_descriptor_and_not_to_the_parents_connection(sent: Sent) -> None:
+    read_end, write_end = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        os.dup2(write_end, 1)
+        code = 1
+        try:
+            out = printer(sent)
+            out._owner = os.getppid()
+            out.write("from the child\n")
+            code = len(sent)
+        finally:
+            os._exit(code)
+    os.close(write_end)
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+    with open(read_end, "rb") as pipe:
+        assert pipe.read() == b"from the child\n"

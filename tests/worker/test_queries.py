@@ -1,0 +1,80 @@
+from collections.abc import Callable
+from typing import Any, cast
+
+import pytest
+
+from sandbox_worker.channel import Channel
+from sandbox_worker.queries import Queries
+from sandbox_worker.wire.errors import FrameTooLarge
+from sandbox_worker.wire.messages import Query, Reply, Slot
+
+
+class Answering:
+    """In the place of a channel: answers at once."""
+
+    def __init__(self, answer: Callable[[Query], list[Slot]]) -> None:
+        self._answer = answer
+        self.asked: list[Query] = []
+
+    def ask(self, query: Query) -> Reply:
+        self.asked.append(query)
+        return Reply(id="1:1", slots=self._answer(query))
+
+
+def queries(answer: Callable[[Query], list[Slot]] | None = None) -> tuple[Queries, Answering]:
+    channel = Answering(answer or (lambda query: [Slot(text=prompt.upper()) for prompt in query.prompts]))
+    return Queries(cast("Channel", channel), lambda: None), channel
+
+
+def test_single_and_batched_calls_return_text_in_order() -> None:
+    asking, channel = queries()
+    assert asking.llm_query("a") == "A"
+    assert asking.llm_query_batched(["a", "b"]) == ["A", "B"]
+    assert asking.llm_batch(["c"], max_concurrent=3) == ["C"]
+    assert asking.rlm_query("d") == "D"
+    assert asking.rlm_query_batched(iter(["e", "f"])) == ["E", "F"]  # type: ignore[arg-type]
+    assert [query.want for query in channel.asked] == ["llm", "llm", "llm", "rlm", "rlm"]
+    assert channel.asked[2].max_concurrent == 3
+
+
+def test_a_failed_call_is_a_text_that_starts_with_error_and_keeps_what_there_was() -> None:
+    asking, _ = queries(lambda _: [Slot(text="partial", error="too slow"), Slot(error="no"), Slot(text="fine")])
+    assert asking.llm_query_batched(["a", "b", "c"]) == ["Error: too slow\npartial", "Error: no", "fine"]
+
+
+def test_no_prompts_are_no_query() -> None:
+    asking, channel = queries()
+    assert asking.llm_query_batched([]) == []
+    assert channel.asked == []
+
+
+def test_what_cannot_be_sent_is_an_error_in_each_place() -> None:
+    def refuse(_: Query) -> list[Slot]:
+        raise FrameTooLarge(100, 10)
+
+    asking, _ = queries(refuse)
+    texts = asking.llm_query_batched(["a", "b"])
+    assert len(texts) == 2
+    assert texts[0].startswith("Error: the query is too large: frame of 100 bytes, the limit is 10")
+
+
+@pytest.mark.parametrize(
+    ("call", "said"),
+    [
+        (lambda asking: asking.llm_query(5), r"llm_query\(\) needs text: prompt is a int"),
+        (lambda asking: asking.llm_query_batched("abc"), "takes a list of prompts, not one string"),
+        (lambda asking: asking.llm_query_batched(["a", None]), r"prompts\[1\] is a NoneType"),
+        (lambda asking: asking.llm_query("a", model=7), "argument 'model' must be str, not int"),
+        (lambda asking: asking.llm_query("a", max_completion_tokens=True), "must be int, not bool"),
+    ],
+)
+def test_a_wrong_argument_is_a_type_error_that_names_it(call: Callable[[Queries], Any], said: str) -> None:
+    asking, channel = queries()
+    with pytest.raises(TypeError, match=said):
+        call(asking)
+    assert channel.asked == []
+
+
+def test_a_number_below_one_is_refused() -> None:
+    with pytest.raises(ValueError, match="'max_concurrent' must be at least 1, not 0"):
+        queries()[0].llm_query_batched(["a"], max_concurrent=0)
