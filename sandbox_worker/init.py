@@ -22,7 +22,7 @@ from sandbox_worker.isolation.walls import LayerFailed, WorkerBounds, ZygoteWall
 from sandbox_worker.isolation.worker_layers import lock_down_init, lock_down_repl
 from sandbox_worker.loading import ContextBroken, ContextForm, load
 from sandbox_worker.repl import Repl
-from sandbox_worker.repl_output import ReplOutput, WriteEnds
+from sandbox_worker.repl_output import EXPLAIN_S, ReplOutput, WriteEnds
 from sandbox_worker.watch import Usage, Watch
 from sandbox_worker.wire.control import (
     MAX_PACKET_BYTES,
@@ -53,6 +53,8 @@ from sandbox_worker.wire.control import (
 CONTROL_FD, DOOR_FD, STACK_FD = 3, 4, 5
 STACK_SIGNAL = signal.SIGRTMAX
 """Has the REPL print the stack of its threads to `STACK_FD`: one that model code hardly takes for itself."""
+EXPLAIN_QUICKLY_S = 0.02
+"""The same for one that is past a limit, and goes on."""
 WORTH_SAYING_S = 0.5
 """CPU time that the host is told of."""
 SFD_NONBLOCK_CLOEXEC = os.O_NONBLOCK | os.O_CLOEXEC
@@ -210,6 +212,8 @@ class Init:
         os.closerange(STACK_FD + 1, os.sysconf("SC_OPEN_MAX"))
         faulthandler.register(STACK_SIGNAL, file=STACK_FD)  # in C: it also works for code that holds the GIL
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGCHLD})
+        for number in (signal.SIGPIPE, signal.SIGXFSZ):
+            signal.signal(number, signal.SIG_IGN)  # as in any Python: an exception, and not the end
         os.setsid()
         interrupts = Interrupts()
         interrupts.install()
@@ -280,7 +284,7 @@ class Init:
         stack = b""
         if self._repl_pid is not None:
             self._signal(STACK_SIGNAL)
-            stack = self._output.read_stack()
+            stack = self._output.read_stack(EXPLAIN_S if usage is None else EXPLAIN_QUICKLY_S)
             if usage is None and self._watch is not None:
                 usage = self._watch.look()
         usage = usage or Usage()

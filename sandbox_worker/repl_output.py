@@ -18,9 +18,9 @@ PIPE_BYTES = 1 << 14
 """With the default of 64 KiB some 1,000 pipes exhaust an ordinary user's allowance (fs.pipe-user-pages-soft)."""
 DRAIN_READS = 8
 """Reads of a pipe for one `drain`: more than it can hold, and an end when something writes on and on."""
-EXPLAIN_S = 0.05
+EXPLAIN_S = 0.25
 """How long a REPL that is to be killed may take to say where it is; one that is stopped says nothing."""
-PAUSE_S = 0.003
+PAUSE_S = 0.01
 STACK_BYTES = 8192
 
 
@@ -102,12 +102,15 @@ class ReplOutput:
                 self._say(Written(stream=pipe.stream, data=tail[at : at + PIPE_BYTES]))
             pipe.kept = HeadTail[bytes](self._limit, b"")
 
-    def read_stack(self) -> bytes:
-        """The stack that the REPL was just asked for: what comes until nothing more comes, it is written in pieces."""
+    def read_stack(self, wait_s: float) -> bytes:
+        """The stack that the REPL was just asked for: what comes until nothing more comes, it is written in pieces.
+
+        Args:
+            wait_s: For the first piece.
+        """
         printed = select.poll()
         printed.register(self._stack_fd, select.POLLIN)
         stack = b""
-        wait_s = EXPLAIN_S
         while len(stack) < STACK_BYTES and printed.poll(wait_s * 1000):
             piece = os.read(self._stack_fd, STACK_BYTES)
             if not piece:

@@ -1,0 +1,188 @@
+"""Each limit of a REPL, exceeded for real: what the model is told, and that the next block works."""
+
+import time
+from collections.abc import Iterator
+
+import psutil
+import pytest
+
+from rlm_broker.limits import Limits
+from rlm_broker.sandbox.repl import SandboxedRepl
+from rlm_broker.sandbox.sandbox import Sandbox
+
+MIB = 1 << 20
+LIMITS = Limits(
+    memory_bytes=160 * MIB,
+    max_processes=12,
+    max_open_files=40,
+    scratch_bytes=8 * MIB,
+    max_output_bytes=10_000,
+    interrupt_grace_s=0.3,
+    max_repl_restarts=1000,
+)
+
+
+@pytest.fixture(scope="module", params=["strict", "standard"])
+def sandbox(request: pytest.FixtureRequest) -> Iterator[Sandbox]:
+    with Sandbox(LIMITS, request.param) as opened:
+        yield opened
+
+
+@pytest.fixture
+def repl(sandbox: Sandbox) -> Iterator[SandboxedRepl]:
+    with sandbox.repl("the context") as opened:
+        yield opened
+        assert opened.execute("print(context)").stdout == "the context\n"
+
+
+def needs_processes(repl: SandboxedRepl) -> None:
+    if repl.isolation.level != "strict":
+        pytest.skip("at this level there is one process")
+
+
+def test_one_process_that_wants_more_memory_gets_an_exception(repl: SandboxedRepl) -> None:
+    assert repl.execute("x = bytearray(1 << 30)").error == "MemoryError"
+
+
+def test_memory_of_all_processes_together_is_bounded_and_named(repl: SandboxedRepl) -> None:
+    needs_processes(repl)
+    code = (
+        "import os, time\n"
+        "for _ in range(6):\n"
+        "    if os.fork() == 0:\n"
+        "        block = bytearray(b'x') * (60 << 20)\n"
+        "        time.sleep(60)\n"
+        "time.sleep(60)"
+    )
+    block = repl.execute(code)
+    assert block.status == "killed"
+    assert "memory_bytes = 160 MiB" in (block.error or "")
+    assert block.post_mortem is not None
+    assert block.post_mortem.processes >= 3
+
+
+def test_a_fork_bomb_ends_in_an_error_inside(repl: SandboxedRepl) -> None:
+    needs_processes(repl)
+    block = repl.execute("import os, time\nwhile True:\n    if os.fork() == 0: time.sleep(60)", timeout_s=20)
+    assert (block.status, block.error) == ("error", "BlockingIOError: [Errno 11] Resource temporarily unavailable")
+
+
+def test_a_thread_bomb_is_bounded(repl: SandboxedRepl) -> None:
+    code = (
+        "import threading, time\n"
+        "threading.stack_size(65536)\n"
+        "threads = [threading.Thread(target=time.sleep, args=(60,), daemon=True) for _ in range(200)]\n"
+        "for thread in threads: thread.start()\n"
+        "time.sleep(20)"
+    )
+    block = repl.execute(code)
+    assert block.status in ("error", "killed")
+    assert "can't start new thread" in (block.error or "") or "max_processes = 12" in (block.error or "")
+
+
+def test_threads_that_compute_while_one_waits_for_a_reply_are_bounded(sandbox: Sandbox) -> None:
+    async def never(_query: object) -> list[object]:
+        import asyncio
+
+        await asyncio.Event().wait()
+        return []
+
+    code = (
+        "import threading\n"
+        "def burn():\n"
+        "    while True: pass\n"
+        "threading.Thread(target=burn, daemon=True).start()\n"
+        "llm_query('?')"
+    )
+    with sandbox.repl("", never) as repl:  # type: ignore[arg-type]
+        started = time.monotonic()
+        assert repl.execute(code, timeout_s=0.5).status == "interrupted"
+        assert time.monotonic() - started < 30
+
+
+def test_cpu_time_of_a_block_is_bounded_and_named() -> None:
+    with Sandbox(Limits(cpu_s=0.5)) as sandbox, sandbox.repl() as repl:
+        block = repl.execute("while True: pass", timeout_s=60)
+        assert block.status == "killed"
+        assert "cpu_s = 0.5 s CPU time" in (block.error or "")
+        assert repl.execute("1").stdout == "1\n"
+
+
+def test_a_large_file_and_a_full_scratch_folder_are_errors(repl: SandboxedRepl) -> None:
+    assert "File too large" in (repl.execute("open('big', 'wb').truncate(9 << 20)").error or "")
+    if repl.isolation.level == "strict":
+        code = "for n in range(9): open(f'{n}', 'wb').write(bytes(1 << 20))"
+        assert "No space left on device" in (repl.execute(code).error or "")
+
+
+def test_descriptors_are_bounded(repl: SandboxedRepl) -> None:
+    assert "Too many open files" in (repl.execute("files = [open('/dev/null') for _ in range(50)]").error or "")
+
+
+@pytest.mark.parametrize(
+    "loop",
+    [
+        "while True: print('x' * 100)",
+        "import os\nwhile True: os.write(1, b'x' * 10_000)",
+        "import ctypes\nputs = ctypes.PyDLL(None).puts\nwhile True: puts(b'x' * 1000)",  # it holds the GIL meanwhile
+    ],
+    ids=["from_python", "to_the_descriptor", "from_c_with_the_gil"],
+)
+def test_a_print_loop_costs_nobody_memory(repl: SandboxedRepl, loop: str) -> None:
+    before = psutil.Process().memory_info().rss
+    block = repl.execute(loop, timeout_s=1)
+    assert block.status in ("interrupted", "killed")
+    assert len(block.stdout) < 6 * LIMITS.max_output_bytes
+    assert psutil.Process().memory_info().rss - before < 64 * MIB
+
+
+@pytest.mark.parametrize(
+    ("code", "statuses"),
+    [
+        ("import re\nre.match(r'(a+)+$', 'a' * 40 + 'b')", {"interrupted", "killed"}),
+        ("10 ** 10 ** 8", {"interrupted", "killed"}),
+        ("sum(range(10 ** 12))", {"killed", "interrupted"}),
+        ("import os, signal\nos.kill(os.getpid(), signal.SIGSTOP)", {"killed"}),
+        (
+            "import time\nwhile True:\n    try: time.sleep(0.001)\n    except BaseException: pass",
+            {"killed"},
+        ),
+        ("import signal\nsignal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])\nwhile True: pass", {"killed"}),
+        ("import os\nos.closerange(0, 100)\nwhile True: pass", {"killed"}),
+    ],
+    ids=["regex", "power", "sum", "stops_itself", "swallows", "blocks", "closes_everything"],
+)
+def test_code_that_holds_on_is_ended_in_time_and_the_next_block_works(
+    repl: SandboxedRepl, code: str, statuses: set[str]
+) -> None:
+    started = time.monotonic()
+    block = repl.execute(code, timeout_s=0.3)
+    assert block.status in statuses
+    assert block.error
+    assert time.monotonic() - started < 20
+
+
+def test_what_was_killed_is_told_with_the_line_it_was_on(repl: SandboxedRepl) -> None:
+    repl.execute("import signal\ndef spin():\n    while True: pass")
+    block = repl.execute("signal.signal(signal.SIGINT, signal.SIG_IGN)\n\nspin()", timeout_s=0.3)
+    assert block.post_mortem is not None
+    assert block.post_mortem.where == "It was at line 3 of an earlier block, in spin"
+    assert "It was at line 3 of an earlier block, in spin" in (block.error or "")
+
+
+def test_daemonised_children_go_with_the_kill(repl: SandboxedRepl) -> None:
+    needs_processes(repl)
+    before = {process.pid for process in psutil.Process().children(recursive=True)}
+    code = (
+        "import os, signal, time\n"
+        "signal.signal(signal.SIGINT, signal.SIG_IGN)\n"
+        "for _ in range(5):\n"
+        "    if os.fork() == 0:\n"
+        "        os.setsid()\n"
+        "        if os.fork() == 0:\n"
+        "            while True: time.sleep(1)\n"
+        "        os._exit(0)\n"
+        "while True: pass"
+    )
+    assert repl.execute(code, timeout_s=0.3).status == "killed"
+    assert {process.pid for process in psutil.Process().children(recursive=True)} <= before
