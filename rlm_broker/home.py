@@ -9,9 +9,8 @@ import asyncio
 import concurrent.futures
 import threading
 from collections.abc import Coroutine
-from functools import partial
 from types import TracebackType
-from typing import Any, Self, TypeVar
+from typing import Any, Generic, Self, TypeVar
 
 T = TypeVar("T")
 
@@ -49,62 +48,68 @@ class Home:
         if _running_loop() is self._loop:
             work.close()
             raise RuntimeError("this would wait for itself: use the async form (`await`, `async with`) in here")
-        outcome: concurrent.futures.Future[T] = concurrent.futures.Future()
-        task = self._start(work, outcome)
-        try:
-            return outcome.result()
+        job = _Job(self._loop, work)
+        try:  # around the start, too: the interrupt may come as soon as the work runs
+            job.start()
+            return job.outcome.result()
         except KeyboardInterrupt:
-            self._loop.call_soon_threadsafe(task.cancel)
-            concurrent.futures.wait([outcome])
+            job.cancel()
+            concurrent.futures.wait([job.outcome])
             raise
 
     async def arun(self, work: Coroutine[Any, Any, T]) -> T:
         """Run `work` there and await it, from whatever loop is running."""
         if asyncio.get_running_loop() is self._loop:
             return await work
-        outcome: concurrent.futures.Future[T] = concurrent.futures.Future()
-        task = self._start(work, outcome)
+        job = _Job(self._loop, work)
+        job.start()
         try:
-            return await asyncio.shield(asyncio.wrap_future(outcome))
+            return await asyncio.shield(asyncio.wrap_future(job.outcome))
         except asyncio.CancelledError:
-            self._loop.call_soon_threadsafe(task.cancel)
-            await asyncio.wait({asyncio.wrap_future(outcome)})
+            job.cancel()
+            await asyncio.wait({asyncio.wrap_future(job.outcome)})
             raise
 
-    def _start(self, work: Coroutine[Any, Any, T], outcome: "concurrent.futures.Future[T]") -> "_Task":
-        task = _Task()
 
-        def start() -> None:
-            running = self._loop.create_task(work)
-            # Not from inside of the work: a task that is cancelled before its first step never gets there.
-            running.add_done_callback(partial(_hand_over, outcome))
-            task.begin(running)
+class _Job(Generic[T]):
+    """Work for another thread's loop, which somebody waits for and may want to cancel.
 
-        self._loop.call_soon_threadsafe(start)
-        return task
+    Attributes:
+        outcome: What became of it; CancelledError only when it has really ended.
+    """
 
+    def __init__(self, loop: asyncio.AbstractEventLoop, work: Coroutine[Any, Any, T]) -> None:
+        self.outcome: concurrent.futures.Future[T] = concurrent.futures.Future()
+        self._loop = loop
+        self._work = work
+        self._task: asyncio.Task[T] | None = None
 
-class _Task:
-    """A task that another thread may want to cancel. Its methods run on the task's own loop."""
-
-    def __init__(self) -> None:
-        self._task: asyncio.Task[Any] | None = None
-
-    def begin(self, task: "asyncio.Task[Any]") -> None:
-        self._task = task
+    def start(self) -> None:
+        self._loop.call_soon_threadsafe(self._start)
 
     def cancel(self) -> None:
+        """Harmless when it has ended."""
+        self._loop.call_soon_threadsafe(self._cancel)
+
+    def _start(self) -> None:
+        self._task = self._loop.create_task(self._work)
+        # Not from inside of the work: a task that is cancelled before its first step never gets there.
+        self._task.add_done_callback(self._hand_over)
+
+    def _cancel(self) -> None:
         if self._task is not None:
             self._task.cancel()
+        elif not self.outcome.done():  # an interrupt came before `start` had said anything
+            self._work.close()
+            self.outcome.set_exception(concurrent.futures.CancelledError())
 
-
-def _hand_over(outcome: "concurrent.futures.Future[T]", task: "asyncio.Task[T]") -> None:
-    if task.cancelled():
-        outcome.set_exception(concurrent.futures.CancelledError())
-    elif (error := task.exception()) is not None:
-        outcome.set_exception(error)
-    else:
-        outcome.set_result(task.result())
+    def _hand_over(self, task: "asyncio.Task[T]") -> None:
+        if task.cancelled():
+            self.outcome.set_exception(concurrent.futures.CancelledError())
+        elif (error := task.exception()) is not None:
+            self.outcome.set_exception(error)
+        else:
+            self.outcome.set_result(task.result())
 
 
 class Resident:

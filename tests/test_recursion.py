@@ -4,7 +4,6 @@ import asyncio
 import threading
 from typing import Any
 
-import psutil
 import pytest
 
 from rlm_broker.clients.function import FunctionClient
@@ -12,6 +11,7 @@ from rlm_broker.errors import LimitReached
 from rlm_broker.limits import Limits
 from rlm_broker.rlm import RLM
 from rlm_broker.trace.events import Event, ReplReady, RunEnded, RunStarted
+from tests.processes import living_below
 
 WAIT_S = 60
 
@@ -101,11 +101,11 @@ def test_a_parent_that_is_ended_takes_its_children_and_their_processes_with_it()
         return "```repl\nwhile True: pass\n```"
 
     with RLM(FunctionClient(reply), limits=Limits(max_depth=2, run_timeout_s=2.0)) as rlm:
-        idle = {process.pid for process in psutil.Process().children(recursive=True)}
+        idle = {process.pid for process in living_below()}
         with pytest.raises(LimitReached, match="run_timeout_s"):
             rlm.completion("", "root")
         assert child_loops.is_set()
-        assert {process.pid for process in psutil.Process().children(recursive=True)} == idle
+        assert {process.pid for process in living_below()} == idle
 
 
 def test_runs_are_named_by_their_place_in_the_tree_and_each_has_an_end() -> None:
@@ -140,11 +140,11 @@ async def test_cancelling_a_run_ends_its_child_down_to_the_model_call() -> None:
             raise
         return ""
 
-    before = set(psutil.Process().children(recursive=True))
+    before = living_below()
     run = asyncio.create_task(RLM(FunctionClient(reply), limits=Limits(max_depth=2)).acompletion("", "root"))
     await asyncio.wait_for(asked_child.wait(), WAIT_S)
     run.cancel()
     with pytest.raises(asyncio.CancelledError):
         await run
     assert cancelled.is_set()
-    assert not set(psutil.Process().children(recursive=True)) - before
+    assert not living_below() - before

@@ -9,6 +9,7 @@ import pytest
 from rlm_broker.limits import Limits
 from rlm_broker.sandbox.repl import SandboxedRepl
 from rlm_broker.sandbox.sandbox import Sandbox
+from tests.processes import living_below
 
 MIB = 1 << 20
 LIMITS = Limits(
@@ -172,7 +173,7 @@ def test_what_was_killed_is_told_with_the_line_it_was_on(repl: SandboxedRepl) ->
 
 def test_daemonised_children_go_with_the_kill(repl: SandboxedRepl) -> None:
     needs_processes(repl)
-    before = {process.pid for process in psutil.Process().children(recursive=True)}
+    before = {process.pid for process in living_below()}
     code = (
         "import os, signal, time\n"
         "signal.signal(signal.SIGINT, signal.SIG_IGN)\n"
@@ -185,4 +186,4 @@ def test_daemonised_children_go_with_the_kill(repl: SandboxedRepl) -> None:
         "while True: pass"
     )
     assert repl.execute(code, timeout_s=0.3).status == "killed"
-    assert {process.pid for process in psutil.Process().children(recursive=True)} <= before
+    assert {process.pid for process in living_below()} <= before

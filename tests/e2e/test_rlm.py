@@ -4,7 +4,6 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-import psutil
 import pytest
 
 from rlm_broker.clients.function import FunctionClient
@@ -12,6 +11,7 @@ from rlm_broker.errors import ConfigurationError, LimitReached, UnknownModel
 from rlm_broker.limits import Limits
 from rlm_broker.rlm import RLM
 from rlm_broker.trace.events import CallEnded, Event, RunEnded, RunStarted
+from tests.processes import living_below
 
 Messages = list[dict[str, Any]]
 
@@ -112,7 +112,7 @@ def test_a_run_past_its_time_ends_with_its_partial_answer_and_leaves_nothing() -
     with pytest.raises(LimitReached, match="run_timeout_s") as caught:
         RLM(model(lambda _: next(replies)), limits=Limits(run_timeout_s=2)).completion("", "?")
     assert "while True" in (caught.value.partial_answer or "")
-    assert psutil.Process().children(recursive=True) == []
+    assert living_below() == set()
 
 
 def test_events_tell_the_story_in_order_with_the_usage_of_each_call() -> None:

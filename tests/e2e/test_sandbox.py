@@ -211,16 +211,17 @@ def test_the_network_and_the_door_cannot_be_used_to_reach_anybody(repl: Sandboxe
 
 
 def test_a_sandbox_leaves_no_process_behind() -> None:
-    before = set(psutil.Process().children(recursive=True))
+    before = living_below()
     with Sandbox() as sandbox, sandbox.repl() as repl:
         repl.execute("import os\nfor _ in range(5): os.fork() or (os.setsid(), __import__('time').sleep(1000))")
-        assert set(psutil.Process().children(recursive=True)) - before
-    assert not set(psutil.Process().children(recursive=True)) - before
+        assert living_below() - before
+    assert not living_below() - before
 
 
 ORCHESTRATOR = """
 import sys, time
 from rlm_broker.sandbox.sandbox import Sandbox
+from tests.processes import living_below
 with Sandbox() as sandbox, sandbox.repl() as repl:
     repl.execute("import os\\nfor _ in range(3):\\n    if os.fork() == 0:\\n        os.setsid()\\n        while True: pass",
                  on_output=None)
@@ -244,7 +245,7 @@ def test_a_dead_fork_server_is_noticed_and_replaced(tmp_path: Path) -> None:
     del tmp_path
     with Sandbox() as sandbox:
         with sandbox.repl() as repl:
-            for process in psutil.Process().children(recursive=True):
+            for process in living_below():
                 process.kill()
             block = repl.execute("1")
             assert block.status == "killed"

@@ -20,25 +20,22 @@ from rlm_broker.sandbox.host import Host
 from rlm_broker.sandbox.policy import Level
 from rlm_broker.sandbox.sandbox import Sandbox
 from rlm_broker.sandbox.worker import Worker
+from tests.processes import living_below
 
 LIMITS = Limits()
 WAIT_S = 30
 
 
-def below() -> set[psutil.Process]:
-    return set(psutil.Process().children(recursive=True))
-
-
 @asynccontextmanager
 async def opened(level: Level = "strict") -> AsyncIterator[Host]:
-    before = below()
+    before = living_below()
     host = Host(level, allow_exec=True)
     await host.start()
     try:
         yield host
     finally:
         await host.close()
-        assert not below() - before
+        assert not living_below() - before
 
 
 async def prepared(host: Host) -> Worker:
@@ -68,7 +65,7 @@ async def test_many_workers_at_once_all_come_and_all_go(level: Level) -> None:
 async def test_a_cancelled_spawn_leaves_no_worker_and_takes_nobody_elses() -> None:
     chance = random.Random(7)
     async with opened() as host:
-        idle = len(below())
+        idle = len(living_below())
         for _ in range(15):
             spawning = [asyncio.create_task(host.spawn(LIMITS)) for _ in range(3)]
             await asyncio.sleep(chance.random() / 200)
@@ -79,13 +76,13 @@ async def test_a_cancelled_spawn_leaves_no_worker_and_takes_nobody_elses() -> No
                     with store("mine") as context:  # an answer to another's request would be another's control socket
                         await worker.prepare(context.fd, context.info.form, WAIT_S)
                     await host.end(worker)
-        assert len(below()) == idle
+        assert len(living_below()) == idle
 
 
 async def test_a_lost_fork_server_takes_its_workers_and_is_replaced() -> None:
     async with opened() as host:
         worker = await prepared(host)
-        for process in below():
+        for process in living_below():
             process.kill()
         await asyncio.wait_for(worker.gone.wait(), WAIT_S)
         assert (await prepared(host)).layers == worker.layers
@@ -97,7 +94,7 @@ async def test_what_keeps_the_fork_server_from_starting_is_told_in_its_own_words
     monkeypatch.setattr(hosts, "_python_paths", lambda: ["/nowhere"])
     with pytest.raises(SandboxFailed, match=r"fork server cannot start: .*(Error|error)"):
         await Host("strict", allow_exec=True).start()
-    assert below() == set()
+    assert living_below() == set()
 
 
 async def test_nothing_of_our_environment_and_no_folder_of_ours_is_in_the_fork_server(

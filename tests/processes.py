@@ -1,0 +1,15 @@
+"""The processes that a test is answerable for."""
+
+import psutil
+
+
+def living_below() -> set[psutil.Process]:
+    """All descendants of this process; not those that ended and that their parent has yet to take leave of."""
+    return set(filter(_lives, psutil.Process().children(recursive=True)))
+
+
+def _lives(process: psutil.Process) -> bool:
+    try:
+        return bool(process.status() != psutil.STATUS_ZOMBIE)
+    except psutil.NoSuchProcess:
+        return False
