@@ -1,5 +1,7 @@
 """The processes that a test is answerable for."""
 
+import contextlib
+
 import psutil
 
 
@@ -13,3 +15,10 @@ def _lives(process: psutil.Process) -> bool:
         return bool(process.status() != psutil.STATUS_ZOMBIE)
     except psutil.NoSuchProcess:
         return False
+
+
+def kill_below() -> None:
+    """SIGKILL to all of them; some may end with others before their turn comes."""
+    for process in living_below():
+        with contextlib.suppress(psutil.NoSuchProcess):
+            process.kill()

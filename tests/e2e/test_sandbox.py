@@ -17,6 +17,7 @@ from rlm_broker.errors import ConfigurationError, ReplClosed
 from rlm_broker.limits import Limits
 from rlm_broker.sandbox.repl import SandboxedRepl
 from rlm_broker.sandbox.sandbox import Sandbox
+from tests.processes import kill_below, living_below
 
 IGNORES_SIGINT = "import signal; signal.signal(signal.SIGINT, signal.SIG_IGN)\nwhile True: pass"
 
@@ -221,7 +222,6 @@ def test_a_sandbox_leaves_no_process_behind() -> None:
 ORCHESTRATOR = """
 import sys, time
 from rlm_broker.sandbox.sandbox import Sandbox
-from tests.processes import living_below
 with Sandbox() as sandbox, sandbox.repl() as repl:
     repl.execute("import os\\nfor _ in range(3):\\n    if os.fork() == 0:\\n        os.setsid()\\n        while True: pass",
                  on_output=None)
@@ -245,8 +245,7 @@ def test_a_dead_fork_server_is_noticed_and_replaced(tmp_path: Path) -> None:
     del tmp_path
     with Sandbox() as sandbox:
         with sandbox.repl() as repl:
-            for process in living_below():
-                process.kill()
+            kill_below()
             block = repl.execute("1")
             assert block.status == "killed"
         with sandbox.repl() as repl:

@@ -20,7 +20,7 @@ from rlm_broker.sandbox.host import Host
 from rlm_broker.sandbox.policy import Level
 from rlm_broker.sandbox.sandbox import Sandbox
 from rlm_broker.sandbox.worker import Worker
-from tests.processes import living_below
+from tests.processes import kill_below, living_below
 
 LIMITS = Limits()
 WAIT_S = 30
@@ -82,8 +82,7 @@ async def test_a_cancelled_spawn_leaves_no_worker_and_takes_nobody_elses() -> No
 async def test_a_lost_fork_server_takes_its_workers_and_is_replaced() -> None:
     async with opened() as host:
         worker = await prepared(host)
-        for process in living_below():
-            process.kill()
+        kill_below()
         await asyncio.wait_for(worker.gone.wait(), WAIT_S)
         assert (await prepared(host)).layers == worker.layers
 
