@@ -11,7 +11,7 @@ from sandbox_worker.init import DOOR_FD
 
 ATTEMPTS = {
     "read the host's list of users": "open('/etc/passwd')",
-    "list the host's homes": "os.listdir('/home')",
+    "list the machine's devices": "os.listdir('/sys')",
     "change the Python installation": "open(os.__file__, 'a')",
     "read its init's environment": "open(f'/proc/{os.getppid()}/environ')",
     "read its init's memory": "open(f'/proc/{os.getppid()}/mem', 'rb')",

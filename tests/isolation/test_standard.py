@@ -26,7 +26,7 @@ FAILED_WITH = "__import__('ctypes').get_errno()"
 
 ATTACKS = {
     "reads_the_users_of_the_host": ("open('/etc/passwd')", "PermissionError 13"),
-    "lists_homes": ("os.listdir('/home')", "PermissionError 13"),
+    "lists_what_services_keep": ("os.listdir('/var')", "PermissionError 13"),
     "lists_the_root": ("os.listdir('/')", "PermissionError 13"),
     "lists_temporary_files": ("os.listdir('/tmp')", "PermissionError 13"),
     "reads_a_processs_environment": ("open(f'/proc/{os.getppid()}/environ')", "PermissionError 13"),

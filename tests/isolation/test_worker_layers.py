@@ -26,7 +26,7 @@ LIBC = "__import__('ctypes').CDLL(None, use_errno=True)"
 
 ATTACKS = {
     "reads_the_users_of_the_host": ("open('/etc/passwd')", "FileNotFoundError 2"),
-    "lists_homes": ("os.listdir('/home')", "FileNotFoundError 2"),
+    "lists_what_services_keep": ("os.listdir('/var')", "FileNotFoundError 2"),
     "lists_the_hosts_devices": ("os.listdir('/sys')", "FileNotFoundError 2"),
     "reads_the_machines_memory": ("open('/proc/meminfo')", "FileNotFoundError 2"),
     "writes_to_the_system": ("open('/usr/x', 'w')", "OSError 30"),

@@ -8,7 +8,7 @@ from rlm_broker.errors import IsolationUnavailable
 from rlm_broker.sandbox import canary
 from rlm_broker.sandbox.sandbox import Sandbox
 
-HARMLESS_WITHOUT_WALLS = {"read the host's list of users", "list the host's homes", "open a socket"}
+HARMLESS_WITHOUT_WALLS = {"read the host's list of users", "list the machine's devices", "open a socket"}
 
 
 @pytest.mark.parametrize("level", ["strict", "standard"])
