@@ -30,7 +30,7 @@ _FENCE_LINE = re.compile(
         (?:[-*+]|\d{1,3}[.)])[ \t]++                                 # a list marker
       | [^\n`>][^\n`]*+(?:(?<=:)|(?<=:[ ]))                          # a sentence that announces the code
         (?=`{3,}+[ \t]*+(?:repl|python3?|py)[ \t]*+$)
-    )?+
+    )?  # not possessive: CPython before 3.11.5 forgets groups within one
     (?P<mark>`{3,}+(?=[^`\n]*+$)|~{3,}+)
     (?P<info>[^\n]*+)$
     """,
