@@ -82,11 +82,10 @@ class Repl:
         try:
             with self._interrupts.armed():
                 outcome = self._executor.run(execute.block, execute.code)
-                self._take_answer_dict()
+                outcome = self._take_answer_dict() or outcome
         except KeyboardInterrupt:  # it hit between the model's code and ours
             outcome = Outcome("interrupted", "KeyboardInterrupt")
-        except BaseException as error:  # noqa: BLE001 - what stands in `answer` is the model's, its `__str__` may raise
-            outcome = Outcome("error", f"the answer cannot be read: {type(error).__name__}")
+        # Anything else means that model code has broken our own: then this process ends, and a fresh one is forked.
         if os.getpid() != self._pid:
             os._exit(0)  # model code forked, and this is the child: it may not answer for its parent
         for printer in self._printers:
@@ -124,8 +123,17 @@ class Repl:
         if not isinstance(self._namespace.get("answer"), dict):
             self._namespace["answer"] = _fresh_answer()
 
-    def _take_answer_dict(self) -> None:
+    def _take_answer_dict(self) -> Outcome | None:
         """`answer["ready"] = True` submits `answer["content"]`, in whatever order and way the two were filled."""
+        try:
+            self._submit_answer_dict()
+        except KeyboardInterrupt:
+            raise
+        except BaseException as error:  # noqa: BLE001 - what stands in `answer` is the model's, its `__str__` may raise
+            return Outcome("error", f"the answer cannot be read: {type(error).__name__}")
+        return None
+
+    def _submit_answer_dict(self) -> None:
         answer = self._namespace.get("answer")
         if self._final is None and isinstance(answer, dict) and answer.get("ready"):
             content = answer.get("content")

@@ -22,3 +22,12 @@ def kill_below() -> None:
     for process in living_below():
         with contextlib.suppress(psutil.NoSuchProcess):
             process.kill()
+
+
+def living_parents_below() -> set[int]:
+    """Pids of those that have children: the fork servers and the inits."""
+    parents = set()
+    for process in living_below():
+        with contextlib.suppress(psutil.NoSuchProcess):
+            parents.add(process.ppid())
+    return parents

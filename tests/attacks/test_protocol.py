@@ -1,0 +1,196 @@
+"""Model code that writes its own frames on the door, and code that goes after its budget."""
+
+import asyncio
+import json
+from collections.abc import Iterator
+
+import psutil
+import pytest
+
+from rlm_broker.clients.function import FunctionClient
+from rlm_broker.errors import LimitReached
+from rlm_broker.limits import Limits
+from rlm_broker.rlm import RLM
+from rlm_broker.sandbox.sandbox import Sandbox
+from rlm_broker.types import Block
+from sandbox_worker.wire.messages import Query, Slot
+
+LIMITS = Limits(interrupt_grace_s=0.3, max_repl_restarts=1000, max_frame_bytes=1 << 20, max_queries_in_flight=64)
+RAW = """
+import json, os, struct, time
+def send(payload, length=None):
+    data = struct.pack('>I', len(payload) if length is None else length) + payload
+    while data: data = data[os.write(4, data):]
+def say(**message): send(json.dumps(message).encode())
+"""
+VIOLATIONS = {
+    "claims_a_depth": "say(type='query', id='N:1', want='llm', prompts=['forged'], depth=0)",
+    "claims_a_budget": "say(type='query', id='N:1', want='llm', prompts=['forged'], budget=10**9)",
+    "answers_for_another_block": "say(type='result', block=N+1, status='ok', final_answer='forged')",
+    "answers_for_an_earlier_block": "say(type='result', block=N-1, status='ok', final_answer='forged')",
+    "prints_for_another_block": "say(type='output', block=N+7, stream='stdout', text='forged')",
+    "asks_for_another_block": "say(type='query', id=f'{N+1}:1', want='llm', prompts=['forged'])",
+    "asks_with_another_sessions_id": "say(type='query', id='sibling', want='llm', prompts=['forged'])",
+    "asks_with_a_long_id": "say(type='query', id='N:' + '1' * 100, want='llm', prompts=['forged'])",
+    "asks_twice_with_one_id": "for _ in range(2): say(type='query', id='N:9', want='llm', prompts=['slow'])",
+    "is_ready_again": "say(type='ready')",
+    "says_hello_again": "say(type='hello', token='x' * 43)",
+    "welcomes": "say(type='welcome')",
+    "executes": "say(type='execute', block=1, code='forged')",
+    "replies": "say(type='reply', id='N:1', slots=[])",
+    "says_something_unknown": "say(type='root', command='forged')",
+    "says_nothing": "send(b'')",
+    "says_no_object": "send(b'[1, 2, 3]')",
+    "says_no_json": "send(b'forged')",
+    "says_no_utf8": 'send(b\'{"type":"output","block":N,"stream":"stdout","text":"\\xff"}\')',
+    "says_nan": 'send(b\'{"type":"result","block":NaN,"status":"ok"}\')',
+    "says_a_huge_number": 'send(b\'{"type":"result","block":\' + b\'9\' * 5000 + b\',"status":"ok"}\')',
+    "nests_deep": "send(b'[' * 100_000)",
+    "nests_objects_deep": "send(b'{\"a\":' * 100_000)",
+    "announces_4_gigabytes": "send(b'x', length=0xFFFFFFFF)",
+    "announces_a_byte_too_much": "send(b'x', length=(1 << 20) + 1)",
+    "wants_something_unknown": "say(type='query', id='N:1', want='root', prompts=['forged'])",
+    "asks_for_a_negative_number": "say(type='query', id='N:1', want='llm', prompts=['forged'], max_concurrent=-1)",
+    "asks_without_text": "say(type='query', id='N:1', want='llm', prompts=[7])",
+}
+
+
+class Answers:
+    """Answers queries of the victim and of its sibling, and keeps what was asked."""
+
+    def __init__(self) -> None:
+        self.asked: list[str] = []
+
+    async def __call__(self, query: Query, /) -> list[Slot]:
+        self.asked += query.prompts
+        if "slow" in query.prompts:
+            await asyncio.Event().wait()
+        return [Slot(text=prompt.upper()) for prompt in query.prompts]
+
+
+@pytest.fixture(scope="module")
+def sandbox() -> Iterator[Sandbox]:
+    with Sandbox(LIMITS) as opened:
+        yield opened
+
+
+def run_beside_a_sibling(sandbox: Sandbox, code: str, timeout_s: float = 5) -> tuple[Block, Answers]:
+    """Run `code` with N as its block's number; afterwards the next block and the sibling must be as before."""
+    mine, others = Answers(), Answers()
+    with sandbox.repl("mine", mine) as victim, sandbox.repl("other", others) as sibling:
+        sibling.execute("state = llm_query('hello')")
+        victim.execute("1")
+        before = psutil.Process().memory_info().rss
+        block = victim.execute(RAW + code.replace("N", "2"), timeout_s=timeout_s)
+        assert psutil.Process().memory_info().rss - before < 200 << 20
+        assert victim.execute("print(context, llm_query('next'))").stdout == "mine NEXT\n"
+        assert sibling.execute("print(state, llm_query('and on'))").stdout == "HELLO AND ON\n"
+    assert others.asked == ["hello", "and on"]
+    return block, mine
+
+
+@pytest.mark.parametrize("name", VIOLATIONS)
+def test_a_forged_frame_ends_its_own_repl_and_nobody_elses(sandbox: Sandbox, name: str) -> None:
+    block, answers = run_beside_a_sibling(sandbox, VIOLATIONS[name] + "\ntime.sleep(30)")
+    assert block.status == "killed"
+    assert "broke the protocol" in (block.error or "")
+    assert block.final_answer is None
+    assert "forged" not in answers.asked
+
+
+def test_half_a_frame_and_silence_is_only_a_block_that_takes_too_long(sandbox: Sandbox) -> None:
+    block, _ = run_beside_a_sibling(sandbox, "send(b'{', length=100)\ntime.sleep(30)", timeout_s=0.5)
+    assert block.status == "killed"
+
+
+def test_a_forged_result_of_its_own_block_is_its_right_and_costs_only_itself(sandbox: Sandbox) -> None:
+    code = "say(type='result', block=N, status='ok', final_answer='mine')\ntime.sleep(0.2)"
+    mine = Answers()
+    with sandbox.repl("mine", mine) as victim:
+        victim.execute("1")
+        assert victim.execute(RAW + code.replace("N", "2")).final_answer == "mine"
+        assert victim.execute("print(1)", timeout_s=5).status in ("killed", "ok")
+        assert victim.execute("print(context)").stdout == "mine\n"
+
+
+def test_a_flood_of_queries_is_answered_or_held_back_and_costs_no_memory(sandbox: Sandbox) -> None:
+    code = (
+        "import threading\n"
+        "def read():\n"
+        "    while True: os.read(4, 1 << 20)\n"
+        "threading.Thread(target=read, daemon=True).start()\n"
+        "for i in range(20_000): say(type='query', id=f'N:{i}', want='llm', prompts=['q'])\n"
+        "os._exit(0)"  # its thread would else take the next block from the REPL
+    )
+    block, answers = run_beside_a_sibling(sandbox, code, timeout_s=20)
+    assert block.status in ("ok", "killed", "interrupted")
+    assert len(answers.asked) <= 20_001
+
+
+def test_a_flood_that_never_reads_its_replies_is_held_back(sandbox: Sandbox) -> None:
+    code = "i = 0\nwhile True:\n    i += 1; say(type='query', id=f'N:{i}', want='llm', prompts=['x' * 10_000])"
+    block, answers = run_beside_a_sibling(sandbox, code, timeout_s=2)
+    assert block.status in ("killed", "interrupted")
+    assert sum(map(len, answers.asked)) < 100 << 20
+
+
+def test_a_scribble_on_its_door_hurts_only_itself(sandbox: Sandbox) -> None:
+    block, _ = run_beside_a_sibling(sandbox, "os.write(4, os.urandom(100_000))\ntime.sleep(30)")
+    assert block.status == "killed"
+
+
+# -- budgets ---------------------------------------------------------------------------------------------------------
+
+
+def counted_run(code: str, limits: Limits) -> tuple[object, list[str]]:
+    """A root that runs `code` in each of its turns; what it ended with, and what was asked of each model."""
+    asked: list[str] = []
+
+    def root(_messages: object) -> str:
+        asked.append("root")
+        return f"```repl\n{code}\n```"
+
+    def sub(_messages: object) -> str:
+        asked.append("sub")
+        return "ok"
+
+    try:
+        return RLM(FunctionClient(root, "root"), FunctionClient(sub, "sub"), limits=limits).completion("", "?"), asked
+    except LimitReached as reached:
+        return reached, asked
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "for _ in range(100): llm_query('x')",
+        "llm_query_batched(['x'] * 100)",
+        "llm_query_batched(['x'] * 100, max_concurrent=10**9)",
+        "import threading\nts = [threading.Thread(target=llm_query, args=('x',)) for _ in range(50)]\n"
+        "for t in ts: t.start()\nfor t in ts: t.join()",
+        RAW + "for i in range(100): say(type='query', id=f'1:{i}', want='llm', prompts=['x'])\ntime.sleep(0.3)",
+        "rlm_query_batched(['x'] * 100)",
+    ],
+    ids=["one_by_one", "at_once", "with_a_wish", "by_threads", "by_hand", "by_children"],
+)
+def test_the_number_of_calls_is_beyond_the_reach_of_code(code: str) -> None:
+    ended, asked = counted_run(code, Limits(max_llm_calls=10, max_iterations=3))
+    assert len(asked) <= 10
+    assert isinstance(ended, LimitReached)
+
+
+@pytest.mark.parametrize("model", ["root", "Root", "root ", "openai/gpt-5", "", "../root"])
+def test_the_expensive_model_cannot_be_named(model: str) -> None:
+    code = f"print(llm_query('x', model={model!r}))\nFINAL('done')"
+    _, asked = counted_run(code, Limits(max_iterations=1))
+    assert asked.count("root") == 1
+
+
+def test_a_query_for_a_child_below_the_last_depth_starts_none() -> None:
+    code = (
+        RAW
+        + f"send({json.dumps(dict(type='query', id='1:1', want='rlm', prompts=['x'])).encode()!r})\ntime.sleep(0.2)\nFINAL('x')"
+    )
+    ended, asked = counted_run(code, Limits(max_depth=1, max_iterations=1))
+    assert not isinstance(ended, LimitReached)
+    assert asked.count("root") == 1
