@@ -84,3 +84,15 @@ def test_libraries_for_data_work(repl: SandboxedRepl, name: str) -> None:
         pytest.skip(f"{name} is not installed")
     block = repl.execute(LIBRARIES[name])
     assert block.status == "ok", block.stderr
+
+
+@pytest.mark.parametrize("draw", ["import random; print(random.random())", "import numpy; print(numpy.random.rand())"])
+def test_no_two_workers_draw_the_same_numbers(draw: str) -> None:
+    if "numpy" in draw and importlib.util.find_spec("numpy") is None:
+        pytest.skip("numpy is not installed")
+    with Sandbox() as sandbox:
+        drawn = []
+        for _ in range(3):
+            with sandbox.repl() as fresh:
+                drawn.append(fresh.execute(draw).stdout)
+    assert len(set(drawn)) == 3
