@@ -5,7 +5,7 @@ import pytest
 from tests.attacks.arena import PROTECTED, Arena, arena_of
 
 
-@pytest.fixture(scope="session", params=[*PROTECTED, "process"])
+@pytest.fixture(scope="module", params=[*PROTECTED, "process"])
 def arena(request: pytest.FixtureRequest) -> Iterator[Arena]:
     with arena_of(request.param) as opened:
         yield opened

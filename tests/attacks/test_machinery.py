@@ -54,6 +54,7 @@ BREAKS = {
 }
 OF_INIT = {
     "kills_it": "import os, signal\nfor n in range(1, 65):\n    try: os.kill(os.getppid(), n)\n    except OSError: pass",
+    "kills_everybody_it_sees": "import os; os.kill(-1, 9)",
     "stops_it": "import os, signal; os.kill(os.getppid(), signal.SIGSTOP)",
     "kills_it_by_pidfd": "import os, signal; signal.pidfd_send_signal(os.pidfd_open(os.getppid()), 9)",
     "reads_its_memory": "import os; open(f'/proc/{os.getppid()}/mem', 'rb'); print('<GOT>')",

@@ -77,7 +77,7 @@ ATTACKS = [
         for name, code in TOUCHES.items()
         for victim, pid in VICTIMS.items()
     ),
-    *(Attack(name, code, said_it_got_through, shown=False) for name, code in SIGNALS_ALL.items()),
+    *(Attack(name, code, said_it_got_through, levels=("standard",), shown=False) for name, code in SIGNALS_ALL.items()),
     *(
         Attack(f"calls: {name}", ASKS.replace("<NUMBERS>", f"{NUMBERS[MACHINE][name]},"), said_it_got_through,
                shown=name in EVERYBODY_MAY)
