@@ -92,7 +92,8 @@ def _strict(new_root: str, readable: Sequence[str], hidden: Sequence[str]) -> Zy
     built, ids, mapper = False, None, None
     if os.getuid() == 0:
         built = _build_root_as_root(new_root, readable, hidden, applied)
-        ids = namespaces.unused_ids()
+        # Mapping more than one id needs CAP_SYS_ADMIN, like the root; root of a container may lack it.
+        ids = namespaces.unused_ids() if built else WorkerIds(namespaces.NOBODY, 1)
         with layer("other uid", []):
             mapper = IdMapper(ids) if ids.count > 1 else None
             if namespaces.become(ids.first):
