@@ -61,6 +61,8 @@ def _remedy(layer: str) -> str:
             "Ubuntu 24.04 also kernel.apparmor_restrict_unprivileged_userns=0; in Docker a seccomp profile that allows "
             "unshare and mount), or start as root."
         )
+    if layer == "private root":
+        return "The installation of Python must lie where other users can read it: not below /root, for example."
     if "landlock" in layer:
         return "It needs Linux 5.13 or later with Landlock in its list of security modules (lsm=landlock,...)."
     if "seccomp" in layer:
