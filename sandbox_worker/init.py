@@ -51,6 +51,8 @@ from sandbox_worker.wire.control import (
 )
 
 CONTROL_FD, DOOR_FD, STACK_FD = 3, 4, 5
+GROUP_FD = 4
+"""Of init and not of its REPL, whose door takes the number when it has joined."""
 STACK_SIGNAL = signal.SIGRTMAX
 """Has the REPL print the stack of its threads to `STACK_FD`: one that model code hardly takes for itself."""
 EXPLAIN_QUICKLY_S = 0.02
@@ -60,9 +62,13 @@ WORTH_SAYING_S = 0.5
 SFD_NONBLOCK_CLOEXEC = os.O_NONBLOCK | os.O_CLOEXEC
 
 
-def main(control_fd: int, spawn: Spawn, walls: ZygoteWalls, mapping_works: bool) -> NoReturn:
-    """Be a worker: from the zygote's fork to the end."""
-    _keep_only(control_fd, CONTROL_FD)
+def main(fds: list[int], spawn: Spawn, walls: ZygoteWalls, mapping_works: bool) -> NoReturn:
+    """Be a worker: from the zygote's fork to the end.
+
+    Args:
+        fds: The control socket, and what puts whoever writes "0" to it into the REPL's control group, if there is one.
+    """
+    _keep_only(fds)
     control = socket.socket(fileno=CONTROL_FD)
     for number in (signal.SIGINT, signal.SIGPIPE, signal.SIGXFSZ):
         # Python's own handlers. Without any, pid 1 cannot be signalled from inside at all.
@@ -81,7 +87,7 @@ def main(control_fd: int, spawn: Spawn, walls: ZygoteWalls, mapping_works: bool)
     except (LayerFailed, OSError) as error:
         _fail(control, "lock down", error)
     os.environ["HOME"] = os.environ["TMPDIR"] = str(Path.cwd())
-    init = Init(control, children, spawn, walls, bounds, mapping_works)
+    init = Init(control, children, spawn, walls, bounds, mapping_works, has_group=len(fds) > 1)
     control.send(pack(Locked(layers=[*layers, *init.layers])))
     try:
         init.serve()
@@ -104,6 +110,7 @@ class Init:
         walls: ZygoteWalls,
         bounds: WorkerBounds,
         mapping_works: bool,
+        has_group: bool,
     ) -> None:
         self._control = control
         self._children = children
@@ -111,10 +118,12 @@ class Init:
         self._walls = walls
         self._bounds = bounds
         self._mapping_works = mapping_works
+        self._has_group = has_group
         self._contexts: dict[str, Any] = {}
         self._repl_pid: int | None = None
         self._watch = Watch(walls.level == "strict") if Path("/proc/self/stat").exists() else None
-        self.layers = () if self._watch is None else ("memory and CPU watch (approximate)",)
+        group = ("memory control group",) if has_group else ()
+        self.layers = (*group, *(() if self._watch is None else ("memory and CPU watch (approximate)",)))
         self._said_cpu_s = 0.0
         self._poll = select.poll()
         self._poll.register(control.fileno(), select.POLLIN)
@@ -204,6 +213,8 @@ class Init:
 
     def _become_repl(self, door_fd: int, write_ends: WriteEnds) -> NoReturn:
         """In the child: behind the second walls, without the control socket, into the loop."""
+        if self._has_group:
+            os.write(GROUP_FD, b"0")
         os.dup2(write_ends.stdout, 1)
         os.dup2(write_ends.stderr, 2)
         stack_end = os.dup(write_ends.stack)  # higher than the two numbers that are to be taken
@@ -300,13 +311,15 @@ class Init:
         self._control.send(pack(message))
 
 
-def _keep_only(control_fd: int, as_fd: int) -> None:
-    """Close everything but the control socket; /dev/null for the rest of stdio."""
+def _keep_only(fds: list[int]) -> None:
+    """Close everything but these, which get the numbers from 3 on; /dev/null for stdio."""
     null = os.open(os.devnull, os.O_RDWR)
-    os.dup2(control_fd, as_fd, inheritable=False) if control_fd != as_fd else None
     for fd in (0, 1, 2):
         os.dup2(null, fd)
-    os.closerange(as_fd + 1, os.sysconf("SC_OPEN_MAX"))
+    copies = [os.dup(fd) for fd in fds]  # ascending, so that none is overwritten before it is its turn
+    for number, copy in enumerate(copies, CONTROL_FD):
+        os.dup2(copy, number, inheritable=False)
+    os.closerange(CONTROL_FD + len(fds), os.sysconf("SC_OPEN_MAX"))
 
 
 def _child_signals() -> int:

@@ -62,7 +62,7 @@ def _serve(control: socket.socket, walls: ZygoteWalls, mapped: bool) -> NoReturn
                 os.close(fd)
                 os.waitpid(workers.pop(fd), 0)
                 continue
-            packet, fds, _, _ = socket.recv_fds(control, MAX_PACKET_BYTES, 1, socket.MSG_CMSG_CLOEXEC)
+            packet, fds, _, _ = socket.recv_fds(control, MAX_PACKET_BYTES, 2, socket.MSG_CMSG_CLOEXEC)
             if not packet:
                 os._exit(0)  # the orchestrator is gone, and as pid 1 we take every worker with us
             spawn = unpack_to_zygote(packet)
@@ -70,7 +70,7 @@ def _serve(control: socket.socket, walls: ZygoteWalls, mapped: bool) -> NoReturn
             try:
                 pid = fork_worker(walls)
                 if pid == 0:
-                    init.main(fds[0], spawn, walls, mapped)
+                    init.main(fds, spawn, walls, mapped)
                 pidfd = os.pidfd_open(pid)
                 workers[pidfd] = pid
                 poll.register(pidfd, select.POLLIN)

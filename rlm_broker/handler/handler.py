@@ -4,7 +4,6 @@ import asyncio
 import socket
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 
 from rlm_broker.clients.base import Client, LMReply, LMRequest
 from rlm_broker.errors import ModelFailed, RlmBrokerError, UnknownModel
@@ -32,6 +31,7 @@ class LMHandler(Resident):
         model_policy: What a model is worth that model-written code names; see `ModelPolicy`.
         open_client: Makes the client of an unlisted name, for the policy `open`.
         call_timeout_s: Seconds until a call that does not say otherwise has failed.
+        home: Where it lives; None is decided by how it is opened.
     """
 
     def __init__(
@@ -122,16 +122,19 @@ class LMHandler(Resident):
         limit_s = timeout_s or self._call_timeout_s
         started = time.monotonic()
         try:
-            async with asyncio.timeout(limit_s):
+            async with asyncio.timeout(limit_s) as deadline:
                 reply = await client.complete(request)
-        except TimeoutError:
-            raise ModelFailed(f"llm_query timed out after {limit_s:g}s") from None
         except RlmBrokerError:
             raise
+        except asyncio.CancelledError:
+            if _is_being_cancelled():
+                raise
+            raise ModelFailed(f"{client.model_name}: the client cancelled its own call") from None
         except Exception as error:  # clients are anybody's code: whoever asked gets a reply all the same
+            if deadline.expired():
+                raise ModelFailed(f"llm_query timed out after {limit_s:g}s") from None
             raise ModelFailed(f"{client.model_name}: {type(error).__name__}: {error}") from error
-        if not isinstance(reply, LMReply):
-            raise ModelFailed(f"{client.model_name}: the client returned {type(reply).__name__}, not LMReply")
+        _check(reply, client.model_name)
         self._usage[client.model_name] = self._usage.get(client.model_name, Usage()) + reply.usage
         requested = request.model if request.model and request.model != client.model_name else None
         return Call(client.model_name, reply.text, reply.usage, time.monotonic() - started, requested)
@@ -170,8 +173,7 @@ class LMHandler(Resident):
 
     async def _one(self, client: Client, request: one_shot.OneShotRequest, prompt: one_shot.Prompt) -> Call:
         asked = LMRequest(one_shot.to_messages(prompt), model=request.model, depth=max(request.depth, 0))
-        call = await self.complete(client, asked)
-        return replace(call, requested_model=request.model if request.model != call.root_model else None)
+        return await self.complete(client, asked)
 
     # -- its life ----------------------------------------------------------------------------------------------------
 
@@ -180,3 +182,20 @@ class LMHandler(Resident):
 
     async def _close(self) -> None:
         await self.listener.stop()
+
+
+def _is_being_cancelled() -> bool:
+    """Whether a CancelledError is meant for the task that runs, and is no stray one of a client."""
+    task = asyncio.current_task()
+    return task is not None and task.cancelling() > 0
+
+
+def _check(reply: object, model_name: str) -> None:
+    """Clients are anybody's code: what is no reply is found here, and not where it is counted or written."""
+    if not isinstance(reply, LMReply):
+        raise ModelFailed(f"{model_name}: the client returned {type(reply).__name__}, not LMReply")
+    for name, value, kind in (("text", reply.text, str), ("usage", reply.usage, Usage)):
+        if not isinstance(value, kind):
+            raise ModelFailed(
+                f"{model_name}: the {name} of the client's reply is {type(value).__name__}, not {kind.__name__}"
+            )

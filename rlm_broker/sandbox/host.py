@@ -16,9 +16,10 @@ from pathlib import Path
 import msgspec
 
 import sandbox_worker
-from rlm_broker.errors import RlmBrokerError, SandboxFailed
+from rlm_broker.errors import IsolationUnavailable, RlmBrokerError, SandboxFailed
 from rlm_broker.limits import Limits
 from rlm_broker.sandbox import policy
+from rlm_broker.sandbox.cgroups import MemoryGroup, MemoryGroups
 from rlm_broker.sandbox.private_folder import PrivateFolder
 from rlm_broker.sandbox.worker import Worker
 from sandbox_worker.wire.control import (
@@ -36,6 +37,7 @@ from sandbox_worker.wire.control import (
 
 ZYGOTE_START_TIMEOUT_S = 60.0
 SPAWN_TIMEOUT_S = 30.0
+GROUP_TRIES, GROUP_PAUSE_S = 100, 0.01
 ENVIRONMENT = {
     "PATH": "/usr/bin:/bin",
     "LANG": "C.UTF-8",
@@ -57,11 +59,13 @@ class Host:
         layers: The walls that all workers share, once started.
     """
 
-    def __init__(self, level: policy.Level, allow_exec: bool) -> None:
+    def __init__(self, level: policy.Level, allow_exec: bool, exact_memory: bool = False) -> None:
         self.level = level
         self.layers: tuple[str, ...] = ()
         self._allow_exec = allow_exec
+        self._exact_memory = exact_memory
         self._zygote: _Zygote | None = None
+        self._groups: MemoryGroups | None = None
         self._one_at_a_time = asyncio.Lock()
         self._workers: set[Worker] = set()
 
@@ -84,6 +88,13 @@ class Host:
                 await zygote.end()
                 raise
             self._zygote = zygote
+            if self._exact_memory and self._groups is None:
+                self._groups = MemoryGroups.find()
+                if self._groups is None:
+                    raise IsolationUnavailable(
+                        "exact_memory needs a control group for memory that this process may write to, such as "
+                        "`systemd-run --user --scope -p Delegate=yes ...` gives; without it memory is watched instead"
+                    )
 
     async def spawn(self, limits: Limits) -> Worker:
         """A new worker, which is not behind its walls yet: `Worker.prepare` waits for that."""
@@ -102,6 +113,8 @@ class Host:
         self._workers.discard(worker)
         if worker.scratch:
             await asyncio.to_thread(shutil.rmtree, worker.scratch, ignore_errors=True)
+        if worker.group is not None:
+            await _removed(worker.group)
 
     async def close(self) -> None:
         """End every worker and the zygote; return when all are gone. Harmless when repeated."""
@@ -110,6 +123,9 @@ class Host:
         if self._zygote is not None:
             await self._zygote.end()
             self._zygote = None
+        if self._groups is not None:
+            self._groups.close()
+            self._groups = None
 
     async def _spawn(self, limits: Limits) -> Worker:
         async with self._one_at_a_time:
@@ -135,14 +151,28 @@ class Host:
             max_frame_bytes=limits.max_frame_bytes,
             max_output_bytes=limits.max_output_bytes,
         )
+        # The watch of init stops what grows slowly, with a post-mortem; the group what is faster than that. To the
+        # kernel the scratch folder is memory, too.
+        group = self._groups.make(limits.memory_bytes + limits.scratch_bytes) if self._groups else None
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
             try:
-                pidfd = await self._zygote.spawn(request, theirs.fileno())
+                fds = [theirs.fileno(), *([group.join_fd] if group else [])]
+                pidfd = await self._zygote.spawn(request, fds)
             except BaseException:
                 ours.close()
+                if group is not None:
+                    group.remove()
                 raise
-        return Worker(self.level, pidfd, ours, request.scratch)
+        return Worker(self.level, pidfd, ours, request.scratch, group)
+
+
+async def _removed(group: MemoryGroup) -> None:
+    """The kernel lets go of a group a moment after its last process."""
+    for _ in range(GROUP_TRIES):
+        if group.remove():
+            return
+        await asyncio.sleep(GROUP_PAUSE_S)
 
 
 class _ZygoteGone(SandboxFailed):
@@ -200,19 +230,23 @@ class _Zygote:
             self._folder.remove()  # the root is mounted in the zygote's own namespace only
         return tuple(answer.layers)
 
-    async def spawn(self, request: Spawn, control_fd: int) -> int:
-        """The pidfd of a new worker's init."""
+    async def spawn(self, request: Spawn, fds: list[int]) -> int:
+        """The pidfd of a new worker's init.
+
+        Args:
+            fds: Init's end of its control socket, and the way into the worker's control group if there is one.
+        """
         try:
-            socket.send_fds(self._control, [pack(request)], [control_fd])
-            answer, fds = await self._answer(SPAWN_TIMEOUT_S)
+            socket.send_fds(self._control, [pack(request)], fds)
+            answer, answer_fds = await self._answer(SPAWN_TIMEOUT_S)
         except (OSError, EOFError):
             self._usable = False
             raise _ZygoteGone(f"the sandbox's fork server is gone: {self._last_words()}") from None
         if isinstance(answer, SpawnFailed):
             raise SandboxFailed(f"no worker could be forked: {answer.reason}")
-        if not isinstance(answer, Spawned) or len(fds) != 1:
+        if not isinstance(answer, Spawned) or len(answer_fds) != 1:
             raise SandboxFailed("the sandbox's fork server answered out of turn")
-        return fds[0]
+        return answer_fds[0]
 
     def make_scratch(self) -> str:
         """A worker's scratch folder on the host, at a level without a mount namespace of its own; else nothing."""

@@ -10,6 +10,7 @@ from typing import TypeVar
 
 from rlm_broker.errors import ContextRefused, SandboxFailed, WorkerDied
 from rlm_broker.sandbox import policy
+from rlm_broker.sandbox.cgroups import MemoryGroup
 from sandbox_worker.loading import ContextForm
 from sandbox_worker.wire.control import (
     MAX_PACKET_BYTES,
@@ -56,9 +57,12 @@ class Worker:
         on_burned: Called with seconds of CPU time that the REPL used.
         on_change: Called when `died` or `gone` changes.
         scratch: Its folder on the host, at a level without a mount namespace of its own; else nothing.
+        group: The control group of its REPL, where there is one.
     """
 
-    def __init__(self, level: str, pidfd: int, control: socket.socket, scratch: str = "") -> None:
+    def __init__(
+        self, level: str, pidfd: int, control: socket.socket, scratch: str = "", group: MemoryGroup | None = None
+    ) -> None:
         self.died: Died | Exceeded | None = None
         self.gone = asyncio.Event()
         self.layers: tuple[str, ...] = ()
@@ -66,6 +70,8 @@ class Worker:
         self.on_burned: Callable[[float], None] = _ignore
         self.on_change: Callable[[], None] = _nothing
         self.scratch = scratch
+        self.group = group
+        self._group_kills = 0
         self._level = level
         self._control = control
         self._answers: asyncio.Queue[FromInit | None] = asyncio.Queue()
@@ -177,10 +183,18 @@ class Worker:
             case Burned():
                 self.on_burned(message.cpu_s)
             case Died() | Exceeded():
-                self.died = message
+                self.died = self._at_the_groups_limit() or message
                 self.on_change()
             case _:
                 self._answers.put_nowait(message)
+
+    def _at_the_groups_limit(self) -> Exceeded | None:
+        """Whether the kernel has killed in the REPL's group since we looked last."""
+        if self.group is None:
+            return None
+        before, self._group_kills = self._group_kills, self.group.kills()
+        limit = self.group.limit_bytes
+        return Exceeded("memory_bytes", limit, limit, PostMortem()) if self._group_kills > before else None
 
     def _on_gone(self) -> None:
         self.gone.set()

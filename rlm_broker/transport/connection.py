@@ -13,6 +13,10 @@ UNREAD_BYTES = 8 << 20
 """Replies that wait for a REPL to read them. Past it nothing more is read from the REPL either: one that only asks and
 never listens fills its own socket, not this process."""
 
+MOST_PROMPTS = 1 << 19
+"""Prompts of one query. Far above `max_batch_prompts`, which refuses in words: a slot for each of the 20 million empty
+prompts that fit into a frame would be gigabytes here."""
+
 
 class QueryHandler(Protocol):
     """Whoever answers a REPL: given by the runner, so that nothing here knows what a model is."""
@@ -49,8 +53,7 @@ class Connection(asyncio.Protocol):
         self._ready = asyncio.Event()
         self._result: asyncio.Future[Result] | None = None
         self._lost: RlmBrokerError | None = None
-        self._writable = asyncio.Event()
-        self._writable.set()
+        self._writable = True
 
     @property
     def block(self) -> int:
@@ -105,6 +108,9 @@ class Connection(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         assert isinstance(transport, asyncio.Transport)
+        if self._lost:  # whoever expected this worker has given up
+            transport.abort()
+            return
         self._transport = transport
         transport.set_write_buffer_limits(high=UNREAD_BYTES)
 
@@ -120,11 +126,11 @@ class Connection(asyncio.Protocol):
         self._lose(WorkerDied(f"the REPL's connection to the broker was closed{reason}"))
 
     def pause_writing(self) -> None:
-        self._writable.clear()
+        self._writable = False
         self._regulate()
 
     def resume_writing(self) -> None:
-        self._writable.set()
+        self._writable = True
         self._regulate()
 
     # -- ours --------------------------------------------------------------------------------------------------------
@@ -132,6 +138,8 @@ class Connection(asyncio.Protocol):
     def _take(self, message: FromWorker) -> None:
         match message:
             case Query():
+                if len(message.prompts) > MOST_PROMPTS:
+                    raise ProtocolViolation(f"query of {len(message.prompts):,} prompts, the limit is {MOST_PROMPTS:,}")
                 task = asyncio.get_running_loop().create_task(self._reply(message))
                 self._answering.add(task)
                 task.add_done_callback(self._answering.discard)
@@ -145,34 +153,43 @@ class Connection(asyncio.Protocol):
                 self._ready.set()
 
     async def _reply(self, query: Query) -> None:
-        reason = "cancelled, the block that asked has ended"
-        slots: list[Slot] | None = None
+        failed = "cancelled, the block that asked has ended"
         try:
             slots = await self._answer(query)
+            if len(slots) == len(query.prompts):
+                self._send(query, slots)
+            else:
+                failed = f"{len(slots)} answers to {len(query.prompts)} prompts"
         except RlmBrokerError as error:
-            reason = str(error)
+            failed = str(error)
         except Exception as error:  # noqa: BLE001 - a bug of whoever answers must not block the REPL
-            reason = f"{type(error).__name__}: {error}"
+            failed = f"{type(error).__name__}: {error}"
         finally:  # whatever happened: a query without its reply would block the REPL
-            self._send(Reply(id=query.id, slots=slots or [Slot(error=reason)] * len(query.prompts)))
-        await self._writable.wait()
+            self._send(query, [Slot(error=failed)] * len(query.prompts))
 
-    def _send(self, reply: Reply) -> None:
-        if reply.id not in self._session.open_queries:
-            return  # the connection was lost meanwhile
+    def _send(self, query: Query, slots: list[Slot]) -> None:
+        if query.id not in self._session.open_queries:
+            return  # answered already, or the connection was lost meanwhile
         try:
-            frame = self._session.reply(reply)
+            frame = self._frame(query, slots)
         except FrameTooLarge as error:
-            slots = [Slot(error=f"the reply is too large: {error}")] * len(reply.slots)
-            frame = self._session.reply(Reply(id=reply.id, slots=slots))
+            self._lose(ProtocolViolation(f"not even the errors of {len(slots):,} prompts fit into a reply: {error}"))
+            return
         self._write(frame)
         self._regulate()
+
+    def _frame(self, query: Query, slots: list[Slot]) -> bytes:
+        try:
+            return self._session.reply(Reply(id=query.id, slots=slots))
+        except FrameTooLarge as error:
+            errors = [Slot(error=f"the reply is too large: {error}")] * len(slots)
+            return self._session.reply(Reply(id=query.id, slots=errors))
 
     def _regulate(self) -> None:
         """Read on, or leave what comes in the kernel's buffers."""
         if self._transport is None:
             return
-        if self._writable.is_set() and len(self._session.open_queries) < self._max_queries_in_flight:
+        if self._writable and len(self._session.open_queries) < self._max_queries_in_flight:
             self._transport.resume_reading()
         else:
             self._transport.pause_reading()
@@ -185,7 +202,6 @@ class Connection(asyncio.Protocol):
         self._session.close()
         self._lost = self._lost or reason
         self._ready.set()
-        self._writable.set()
         if self._result is not None and not self._result.done():  # one that was complete before the end counts
             self._result.set_exception(self._lost)
             self._result.exception()  # whoever waits gets it; if nobody does any more, that is no news

@@ -1,6 +1,7 @@
 """The host's side of a door: connect, show the token, be welcomed. Only the descriptor goes on to the worker."""
 
 import asyncio
+import os
 import socket
 
 from rlm_broker.errors import SandboxFailed
@@ -17,7 +18,7 @@ async def dial(address: tuple[str, int], token: str, timeout_s: float) -> socket
     After the welcome the handler says nothing before the REPL does, so nothing of its conversation is read here.
 
     Raises:
-        SandboxFailed: Nobody listens there, or the token is not known.
+        SandboxFailed: Nobody listens there, the token is not known, or it took longer than `timeout_s` seconds.
     """
     loop = asyncio.get_running_loop()
     family = socket.AF_INET6 if ":" in address[0] else socket.AF_INET
@@ -32,12 +33,20 @@ async def dial(address: tuple[str, int], token: str, timeout_s: float) -> socket
         door.setblocking(True)
     except BaseException as error:
         door.close()
-        if isinstance(error, OSError | WireError):  # TimeoutError is an OSError
+        if isinstance(error, OSError | WireError):
+            why = _reason(error, timeout_s)
             raise SandboxFailed(
-                f"the handler at {address[0]}:{address[1]} did not take the connection: {error}"
+                f"the handler at {address[0]}:{address[1]} did not take the connection: {why}"
             ) from None
         raise
     return door
+
+
+def _reason(error: OSError | WireError, timeout_s: float) -> str:
+    if isinstance(error, TimeoutError):  # an OSError, and without a word of its own
+        return f"no answer within {timeout_s:g} s"
+    number = error.errno if isinstance(error, OSError) else None
+    return os.strerror(number) if number is not None and number > 0 else str(error)  # below 0: the resolver's own
 
 
 async def _welcome(door: socket.socket) -> None:

@@ -1,6 +1,8 @@
 """The one port: accepts connections and gives each to whom its first frame belongs."""
 
 import asyncio
+import contextlib
+import os
 import secrets
 import socket
 from collections.abc import Awaitable, Callable
@@ -15,11 +17,14 @@ from sandbox_worker.wire.messages import Welcome, decode_hello, encode
 
 BACKLOG = 4096
 """More than a machine full of REPLs that connect at once; the kernel caps it at net.core.somaxconn."""
+LAST_PORT = 65_535
 MAX_HELLO_BYTES = 4096
 TOKEN_BYTES = 32
 
+ONE_AT_A_TIME = "one request at a time: send the next one after the reply"
+
 OneShotServer = Callable[[bytes], Awaitable[bytes]]
-"""Answers one request of the field's one-shot protocol: payload in, payload out. It never raises."""
+"""Answers one request of the field's one-shot protocol: payload in, payload out."""
 
 
 class Listener:
@@ -32,6 +37,9 @@ class Listener:
         one_shot: Answers clients of the field's one-shot protocol, which have no token. None turns them away.
         max_frame_bytes: Largest one-shot request.
         insecure_bind: The caller knows that tokens and contexts would cross a network in the clear.
+
+    Raises:
+        ConfigurationError: The port does not exist, or the address is beyond loopback.
     """
 
     def __init__(
@@ -49,6 +57,8 @@ class Listener:
                 f"refusing to listen on {host}: tokens and contexts would cross the network unencrypted; "
                 "bind to 127.0.0.1, or pass insecure_bind=True if the network is yours"
             )
+        if not 0 <= port <= LAST_PORT:
+            raise ConfigurationError(f"there is no port {port}: choose one up to {LAST_PORT}, or 0 for a free one")
         self._bind = (host, port)
         self.first_frame_timeout_s = first_frame_timeout_s
         self.one_shot = one_shot
@@ -56,6 +66,7 @@ class Listener:
         self._server: asyncio.Server | None = None
         self._expected: dict[str, tuple[Connection, asyncio.TimerHandle]] = {}
         self._arrivals: set[_Arrival] = set()
+        self._stopped = False
 
     @property
     def address(self) -> tuple[str, int] | None:
@@ -72,26 +83,29 @@ class Listener:
             ConfigurationError: The address cannot be bound.
         """
         if self._server is None:
+            self._stopped = False
             loop = asyncio.get_running_loop()
             try:
                 self._server = await loop.create_server(lambda: _Arrival(self), *self._bind, backlog=BACKLOG)
             except OSError as error:
+                number = error.errno or 0
+                why = os.strerror(number) if number > 0 else error.strerror  # below 0: the resolver's own
                 raise ConfigurationError(
-                    f"cannot listen on {self._bind[0]}:{self._bind[1]}: {error.strerror}"
+                    f"cannot listen on {self._bind[0]}:{self._bind[1]}: {why}; choose another port, or 0 for a free one"
                 ) from None
         assert self.address
         return self.address
 
     async def stop(self) -> None:
         """Close the port and every connection that has not said whose it is. Harmless when repeated."""
+        self._stopped = True
         server, self._server = self._server, None
+        if server is not None:
+            server.close()
         for _, expiry in self._expected.values():
             expiry.cancel()
         self._expected.clear()
-        for arrival in list(self._arrivals):
-            await arrival.end()
-        if server is not None:
-            server.close()
+        await asyncio.gather(*(arrival.end() for arrival in self._arrivals))
 
     def expect(self, connection: Connection, timeout_s: float) -> str:
         """A token that works once, within `timeout_s` seconds: whoever shows it gets `connection`."""
@@ -111,8 +125,11 @@ class Listener:
             expiry.cancel()
         return connection
 
-    def arrived(self, arrival: "_Arrival") -> None:
-        self._arrivals.add(arrival)
+    def arrived(self, arrival: "_Arrival") -> bool:
+        """Whether it may stay: one that was accepted just before `stop` comes after it."""
+        if not self._stopped:
+            self._arrivals.add(arrival)
+        return not self._stopped
 
     def left(self, arrival: "_Arrival") -> None:
         self._arrivals.discard(arrival)
@@ -127,6 +144,7 @@ class _Arrival(asyncio.Protocol):
         self._transport: asyncio.Transport
         self._deadline: asyncio.TimerHandle
         self._serving: asyncio.Task[None] | None = None
+        self._refused = False
 
     async def end(self) -> None:
         """Hang up, and wait for the end of what is being done for the caller."""
@@ -138,10 +156,13 @@ class _Arrival(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         assert isinstance(transport, asyncio.Transport)
         self._transport = transport
-        self._listener.arrived(self)
         self._wait_for_frame()
+        if not self._listener.arrived(self):
+            transport.abort()
 
     def data_received(self, data: bytes) -> None:
+        if self._refused:
+            return
         try:
             payloads = self._frames.feed(data)
         except WireError as error:
@@ -162,6 +183,9 @@ class _Arrival(asyncio.Protocol):
         self._deadline = asyncio.get_running_loop().call_later(timeout_s, self._transport.abort)
 
     def _first(self, payload: bytes, rest: list[bytes]) -> None:
+        if self._serving is not None:
+            self._refuse(ONE_AT_A_TIME)
+            return
         if one_shot.is_one_shot(payload):
             self._one_shot(payload, rest)
             return
@@ -181,20 +205,30 @@ class _Arrival(asyncio.Protocol):
         server = self._listener.one_shot
         if server is None:
             self._refuse("this port serves the one-shot protocol only when it was started with one_shot=True")
-        elif rest or self._serving is not None:
-            self._refuse("one request at a time: send the next one after the reply")
+        elif rest:
+            self._refuse(ONE_AT_A_TIME)
         else:
             self._serving = asyncio.get_running_loop().create_task(self._serve(server, payload))
 
     async def _serve(self, server: OneShotServer, payload: bytes) -> None:
-        reply = await server(payload)
+        try:
+            reply = await server(payload)
+        except Exception as error:  # noqa: BLE001 - a bug of whoever serves must not leave the caller without a reply
+            reply = one_shot.error_reply(f"{type(error).__name__}: {error}")
         self._serving = None
         self._write(reply)
         self._wait_for_frame()  # the next request, or the end of the connection
 
     def _refuse(self, why: str) -> None:
+        self._refused = True
+        self._deadline.cancel()
+        if self._serving is not None:
+            self._serving.cancel()
         self._write(one_shot.error_reply(why))
-        self._transport.close()
+        # Not closed: what still comes to a closed socket is answered with a reset, which overtakes the reason.
+        with contextlib.suppress(OSError):  # reset by the other side, who wants no reason
+            self._transport.write_eof()
+        self._wait_for_frame()  # which none will be
 
     def _write(self, payload: bytes) -> None:
         self._transport.write(encode_frame(payload, 0xFFFF_FFFF))
