@@ -48,6 +48,7 @@ class Connection(asyncio.Protocol):
         self._max_queries_in_flight = max_queries_in_flight
         self._transport: asyncio.Transport | None = None
         self._answering: set[asyncio.Task[None]] = set()
+        self._cancelled: set[asyncio.Task[None]] = set()
         self._answer: QueryHandler = refuse
         self._on_output: Callable[[Output], None] = _ignore
         self._ready = asyncio.Event()
@@ -94,10 +95,9 @@ class Connection(asyncio.Protocol):
 
     async def settle(self) -> None:
         """Cancel what is still being answered and wait: a model call or a whole child run may hang below it."""
-        while tasks := set(self._answering):
-            for task in tasks:
-                task.cancel()
-            await asyncio.wait(tasks)
+        while self._answering or self._cancelled:
+            self._cancel_answers()
+            await asyncio.wait(set(self._cancelled))
 
     async def close(self) -> None:
         """Hang up, and wait until everything that was being done for the REPL has ended. Harmless when repeated."""
@@ -142,7 +142,7 @@ class Connection(asyncio.Protocol):
                     raise ProtocolViolation(f"query of {len(message.prompts):,} prompts, the limit is {MOST_PROMPTS:,}")
                 task = asyncio.get_running_loop().create_task(self._reply(message))
                 self._answering.add(task)
-                task.add_done_callback(self._answering.discard)
+                task.add_done_callback(self._answered)
                 self._regulate()
             case Output():
                 self._on_output(message)
@@ -151,6 +151,17 @@ class Connection(asyncio.Protocol):
                     self._result.set_result(message)
             case Ready():
                 self._ready.set()
+
+    def _cancel_answers(self) -> None:
+        """Once each: a second time would hit what is tidying up, and a child run's processes would outlive it."""
+        for task in self._answering:
+            task.cancel()
+        self._cancelled |= self._answering
+        self._answering.clear()
+
+    def _answered(self, task: "asyncio.Task[None]") -> None:
+        self._answering.discard(task)
+        self._cancelled.discard(task)
 
     async def _reply(self, query: Query) -> None:
         failed = "cancelled, the block that asked has ended"
@@ -205,8 +216,7 @@ class Connection(asyncio.Protocol):
         if self._result is not None and not self._result.done():  # one that was complete before the end counts
             self._result.set_exception(self._lost)
             self._result.exception()  # whoever waits gets it; if nobody does any more, that is no news
-        for task in self._answering:
-            task.cancel()
+        self._cancel_answers()
         if self._transport is not None:
             self._transport.abort()
             self._transport = None

@@ -67,6 +67,7 @@ class Listener:
         self._expected: dict[str, tuple[Connection, asyncio.TimerHandle]] = {}
         self._arrivals: set[_Arrival] = set()
         self._stopped = False
+        self._changing = asyncio.Lock()
 
     @property
     def address(self) -> tuple[str, int] | None:
@@ -82,30 +83,35 @@ class Listener:
         Raises:
             ConfigurationError: The address cannot be bound.
         """
-        if self._server is None:
-            self._stopped = False
-            loop = asyncio.get_running_loop()
-            try:
-                self._server = await loop.create_server(lambda: _Arrival(self), *self._bind, backlog=BACKLOG)
-            except OSError as error:
-                number = error.errno or 0
-                why = os.strerror(number) if number > 0 else error.strerror  # below 0: the resolver's own
-                raise ConfigurationError(
-                    f"cannot listen on {self._bind[0]}:{self._bind[1]}: {why}; choose another port, or 0 for a free one"
-                ) from None
+        async with self._changing:  # two that start it at once must not bind two ports
+            if self._server is None:
+                self._server = await self._listen()
+                self._stopped = False
         assert self.address
         return self.address
 
     async def stop(self) -> None:
         """Close the port and every connection that has not said whose it is. Harmless when repeated."""
-        self._stopped = True
-        server, self._server = self._server, None
+        async with self._changing:
+            server, self._server = self._server, None
+            self._stopped = True
         if server is not None:
             server.close()
         for _, expiry in self._expected.values():
             expiry.cancel()
         self._expected.clear()
         await asyncio.gather(*(arrival.end() for arrival in self._arrivals))
+
+    async def _listen(self) -> asyncio.Server:
+        host, port = self._bind
+        try:
+            return await asyncio.get_running_loop().create_server(lambda: _Arrival(self), host, port, backlog=BACKLOG)
+        except OSError as error:
+            number = error.errno or 0
+            why = os.strerror(number) if number > 0 else error.strerror  # below 0: the resolver's own
+            raise ConfigurationError(
+                f"cannot listen on {host}:{port}: {why}; choose another port, or 0 for a free one"
+            ) from None
 
     def expect(self, connection: Connection, timeout_s: float) -> str:
         """A token that works once, within `timeout_s` seconds: whoever shows it gets `connection`."""
@@ -144,13 +150,14 @@ class _Arrival(asyncio.Protocol):
         self._transport: asyncio.Transport
         self._deadline: asyncio.TimerHandle
         self._serving: asyncio.Task[None] | None = None
+        self._call_cancelled = False
         self._refused = False
 
     async def end(self) -> None:
         """Hang up, and wait for the end of what is being done for the caller."""
         self._transport.abort()
+        self._cancel_call()
         if self._serving is not None:
-            self._serving.cancel()
             await asyncio.wait({self._serving})
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -174,9 +181,11 @@ class _Arrival(asyncio.Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002 - asyncio's signature
         self._deadline.cancel()
-        self._listener.left(self)
-        if self._serving is not None:
-            self._serving.cancel()  # nobody waits for the answer any more
+        if self._serving is None:
+            self._listener.left(self)
+        else:
+            self._cancel_call()  # nobody waits for the answer any more
+            self._serving.add_done_callback(lambda _: self._listener.left(self))
 
     def _wait_for_frame(self) -> None:
         timeout_s = self._listener.first_frame_timeout_s
@@ -219,11 +228,16 @@ class _Arrival(asyncio.Protocol):
         self._write(reply)
         self._wait_for_frame()  # the next request, or the end of the connection
 
+    def _cancel_call(self) -> None:
+        """Once: a second time would hit the client while it is tidying up."""
+        if self._serving is not None and not self._call_cancelled:
+            self._call_cancelled = True
+            self._serving.cancel()
+
     def _refuse(self, why: str) -> None:
         self._refused = True
         self._deadline.cancel()
-        if self._serving is not None:
-            self._serving.cancel()
+        self._cancel_call()
         self._write(one_shot.error_reply(why))
         # Not closed: what still comes to a closed socket is answered with a reset, which overtakes the reason.
         with contextlib.suppress(OSError):  # reset by the other side, who wants no reason

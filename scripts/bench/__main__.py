@@ -7,8 +7,10 @@ Figures of a shared machine wander: compare the ratios, and run it twice.
 """
 
 import argparse
+import asyncio
 import contextlib
 import os
+import signal
 import socket
 import statistics
 import subprocess
@@ -23,6 +25,7 @@ import psutil
 from rich.console import Console
 from rich.table import Table
 
+from rlm_broker.limits import Limits
 from rlm_broker.sandbox.sandbox import Sandbox
 from scripts import make_log
 from scripts.bench import load
@@ -140,6 +143,54 @@ def memory() -> Row:
     )
 
 
+def kill() -> Row:
+    """From the order to the news that a REPL and its 100 hostile descendants are gone, the median of 20."""
+    code = (
+        "import os, signal\n"
+        "for n in range(1, 64):\n"
+        "    try: signal.signal(n, signal.SIG_IGN)\n"
+        "    except (OSError, ValueError): pass\n"
+        "for _ in range(100):\n"
+        "    if os.fork() == 0:\n"
+        "        os.setsid()\n"
+        "        while True: signal.pause()"
+    )
+
+    async def measure() -> list[float]:
+        taken = []
+        async with Sandbox(Limits(max_processes=128)) as sandbox:
+            for _ in range(20):
+                async with sandbox.repl() as repl:
+                    await repl.aexecute(code)
+                    started = time.perf_counter()
+                taken.append(time.perf_counter() - started)
+        return taken
+
+    def bare() -> float:
+        pids = []
+        for _ in range(100):
+            pids.append(os.fork())
+            if pids[-1] == 0:
+                signal.pause()
+        started = time.perf_counter()
+        for pid in pids:
+            os.kill(pid, signal.SIGKILL)
+        for pid in pids:
+            os.waitpid(pid, 0)
+        return time.perf_counter() - started
+
+    taken = asyncio.run(measure())
+    return Row(
+        "kill with 100 descendants, to all gone",
+        "50 ms",
+        statistics.median(taken) * 1e3,
+        "ms",
+        statistics.median(bare() for _ in range(20)) * 1e3,
+        "kill and wait for 100 forks",
+        f"p95 {_p95(taken) * 1e3:.0f} ms",
+    )
+
+
 def requests() -> Row:
     """Queries of many sessions at once, each waiting for its reply before the next, to a client that does nothing."""
     floor = load.echo_rate()
@@ -160,6 +211,7 @@ MEASUREMENTS = {
     "round_trip": round_trip,
     "answer": answer,
     "memory": memory,
+    "kill": kill,
     "requests": requests,
 }
 

@@ -1,8 +1,6 @@
 """Blocks in real sandboxed processes: what comes back, what survives, what ends."""
 
 import asyncio
-import os
-import signal
 import socket
 import subprocess
 import sys
@@ -220,24 +218,49 @@ def test_a_sandbox_leaves_no_process_behind() -> None:
 
 
 ORCHESTRATOR = """
-import sys, time
+import os, signal, sys, time
 from rlm_broker.sandbox.sandbox import Sandbox
-with Sandbox() as sandbox, sandbox.repl() as repl:
-    repl.execute("import os\\nfor _ in range(3):\\n    if os.fork() == 0:\\n        os.setsid()\\n        while True: pass",
-                 on_output=None)
+from rlm_broker.limits import Limits
+code = "import os, time\\nfor _ in range(3):\\n    if os.fork() == 0:\\n        os.setsid()\\n        while True: time.sleep(1)"
+with Sandbox(Limits(), sys.argv[1]) as sandbox, sandbox.repl() as repl:
+    repl.execute(code)
     print("up", flush=True)
-    time.sleep(1000)
+    sys.stdin.readline()
+    exec(sys.argv[2])
 """
 
 
-def test_an_orchestrator_that_is_killed_takes_everything_with_it() -> None:
-    with subprocess.Popen([sys.executable, "-c", ORCHESTRATOR], stdout=subprocess.PIPE, cwd=Path.cwd()) as process:
+@pytest.mark.parametrize(
+    ("level", "end"),
+    [
+        ("strict", "time.sleep(1000)"),  # until SIGKILL
+        ("standard", "time.sleep(1000)"),
+        ("strict", "os.kill(os.getpid(), signal.SIGTERM)"),
+        ("strict", "os.kill(os.getpid(), signal.SIGINT)"),
+        ("strict", "os._exit(3)"),
+        ("strict", "os.abort()"),
+        ("strict", "1 / 0"),
+    ],
+    ids=["sigkill", "sigkill_at_standard", "sigterm", "sigint", "exit", "abort", "exception"],
+)
+def test_an_orchestrator_that_ends_in_any_way_takes_everything_with_it(level: str, end: str) -> None:
+    with subprocess.Popen(
+        [sys.executable, "-c", ORCHESTRATOR, level, end],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        cwd=Path.cwd(),
+    ) as process:
         assert process.stdout is not None
+        assert process.stdin is not None
         assert process.stdout.readline() == b"up\n"
         below = psutil.Process(process.pid).children(recursive=True)
-        assert len(below) >= 4
-        os.kill(process.pid, signal.SIGKILL)
-    _, alive = psutil.wait_procs(below, timeout=20)
+        assert len(below) >= (4 if level == "strict" else 3)
+        process.stdin.write(b"\n")
+        process.stdin.flush()
+        if end.startswith("time.sleep"):
+            process.kill()
+    _, alive = psutil.wait_procs(below, timeout=60)
     assert alive == []
 
 

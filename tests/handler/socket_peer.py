@@ -6,7 +6,7 @@ from typing import Any, Self
 
 from sandbox_worker.wire.frames import PREFIX, encode_frame
 
-WAIT_S = 30
+WAIT_S = 120
 MAX_FRAME_BYTES = 64 << 20
 
 

@@ -1,199 +1,19 @@
-"""The handler and its port, over real sockets."""
+"""The handler from Python: its life, its models, its calls."""
 
 import asyncio
-import copy
 import json
 import socket
 import threading
-from collections.abc import AsyncIterator
-from pathlib import Path
-from typing import Any
 
 import pytest
 
-from rlm_broker.clients.base import LMReply, LMRequest
-from rlm_broker.clients.function import FunctionClient
+from rlm_broker.clients.base import LMRequest
 from rlm_broker.errors import ConfigurationError, ModelFailed, UnknownModel
 from rlm_broker.handler.handler import LMHandler
-from rlm_broker.types import Usage
-from tests.handler.socket_peer import WAIT_S, Peer
-
-GOLDEN = Path(__file__).parents[1] / "transport" / "golden_wire.json"
-FRAMES = {frame["name"]: frame for frame in json.loads(GOLDEN.read_text())["frames"]}
-OURS_SAYS_WHO_SERVED = {"single_depth2_default", "unknown_model_depth1"}
-
-
-class Echo:
-    """Replies as the recorded reference's mock does."""
-
-    def __init__(self, model_name: str) -> None:
-        self.model_name = model_name
-
-    async def complete(self, request: LMRequest) -> LMReply:
-        last = request.messages[-1].content
-        if last == "boom":
-            raise RuntimeError("mock failure")
-        return LMReply(f"ok {last}", Usage(1, 10, 5, 0.01))
-
-    async def aclose(self) -> None:
-        """Nothing is held."""
-
-
-class Hanging:
-    """Never replies; says when it was asked and when that was cancelled."""
-
-    model_name = "hanging"
-
-    def __init__(self) -> None:
-        self.asked = asyncio.Event()
-        self.cancelled = asyncio.Event()
-
-    async def complete(self, request: LMRequest) -> LMReply:
-        del request
-        self.asked.set()
-        try:
-            await asyncio.Event().wait()
-        except asyncio.CancelledError:
-            self.cancelled.set()
-            raise
-        raise AssertionError
-
-    async def aclose(self) -> None:
-        """Nothing is held."""
-
-
-@pytest.fixture
-async def handler() -> AsyncIterator[LMHandler]:
-    async with LMHandler(Echo("root-model"), other_backend_client=Echo("sub-model"), one_shot=True) as opened:
-        yield opened
-
-
-def without_times(reply: dict[str, Any]) -> dict[str, Any]:
-    for completion in [reply["chat_completion"], *(reply["chat_completions"] or [])]:
-        if completion is not None:
-            completion["execution_time"] = 0.0
-    return reply
-
-
-# -- the one-shot protocol -------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("name", [name for name, frame in FRAMES.items() if "response" in frame])
-async def test_a_recorded_request_gets_its_recorded_reply_over_a_real_socket(handler: LMHandler, name: str) -> None:
-    async with await Peer.to(handler.port) as peer:
-        reply = without_times(await peer.ask(FRAMES[name]["request"]))
-    recorded = copy.deepcopy(FRAMES[name]["response"])
-    if name == "message_list":  # of which the recorded mock said only that it was a list
-        recorded["chat_completion"]["response"] = f"ok {FRAMES[name]['request']['prompt'][-1]['content']}"
-    assert reply.keys() == recorded.keys()
-    if name in OURS_SAYS_WHO_SERVED:
-        assert reply["chat_completion"]["root_model"] == "sub-model"
-        assert reply["chat_completion"]["response"] == recorded["chat_completion"]["response"]
-    elif recorded["error"] or any("error" in item for item in recorded["chat_completions"] or []):
-        assert bool(reply["error"]) == bool(recorded["error"])
-        assert [("error" in item, item["response"]) for item in reply["chat_completions"] or []] == [
-            ("error" in item, item["response"]) for item in recorded["chat_completions"] or []
-        ]
-    else:
-        assert reply == recorded
-
-
-async def test_without_the_option_a_one_shot_request_is_refused_with_the_reason() -> None:
-    async with LMHandler(Echo("root")) as handler, await Peer.to(handler.port) as peer:
-        reply = await peer.ask({"prompt": "hello"})
-        assert "one_shot=True" in reply["error"]
-        assert await peer.is_hung_up_on()
-
-
-async def test_a_token_without_its_type_is_no_hello(handler: LMHandler) -> None:
-    async with await Peer.to(handler.port) as peer:
-        assert (await peer.ask({"token": "x"}))["error"] == "Missing 'prompt' or 'prompts' in request."
-
-
-async def test_one_connection_may_ask_again_after_the_reply(handler: LMHandler) -> None:
-    async with await Peer.to(handler.port) as peer:
-        for text in ("one", "two"):
-            assert (await peer.ask({"prompt": text}))["chat_completion"]["response"] == f"ok {text}"
-
-
-async def test_a_second_request_before_the_reply_is_refused() -> None:
-    client = Hanging()
-    async with LMHandler(client, one_shot=True) as handler, await Peer.to(handler.port) as peer:
-        peer.send(b'{"prompt": "first"}')
-        await asyncio.wait_for(client.asked.wait(), WAIT_S)
-        assert "one request at a time" in (await peer.ask({"prompt": "second"}))["error"]
-
-
-async def test_a_thousand_callers_at_once_are_all_answered(handler: LMHandler) -> None:
-    async def call(number: int) -> str:
-        async with await Peer.to(handler.port) as peer:
-            return str((await peer.ask({"prompt": str(number)}))["chat_completion"]["response"])
-
-    assert await asyncio.gather(*map(call, range(1000))) == [f"ok {number}" for number in range(1000)]
-
-
-async def test_a_batch_keeps_its_order_and_the_failure_of_one_prompt_to_itself(handler: LMHandler) -> None:
-    async with await Peer.to(handler.port) as peer:
-        reply = await peer.ask({"prompts": ["a", "boom", "c"], "depth": 1})
-    assert reply["error"] is None
-    assert [item["response"] for item in reply["chat_completions"]] == ["ok a", "", "ok c"]
-    assert reply["chat_completions"][1]["error"] == "llm() call failed - sub-model: RuntimeError: mock failure"
-
-
-async def test_a_batch_makes_at_most_so_many_calls_at_a_time() -> None:
-    running = most = 0
-
-    async def slow(_messages: list[dict[str, Any]]) -> str:
-        nonlocal running, most
-        running += 1
-        most = max(most, running)
-        await asyncio.sleep(0.005)
-        running -= 1
-        return "ok"
-
-    client = FunctionClient(slow)
-    async with (
-        LMHandler(client, batch_max_concurrent=3, one_shot=True) as handler,
-        await Peer.to(handler.port) as peer,
-    ):
-        assert len((await peer.ask({"prompts": ["x"] * 20}))["chat_completions"]) == 20
-    assert most == 3
-
-
-async def test_what_a_caller_that_left_was_waiting_for_is_cancelled_at_the_provider() -> None:
-    client = Hanging()
-    async with LMHandler(client, one_shot=True) as handler:
-        async with await Peer.to(handler.port) as peer:
-            peer.send(b'{"prompt": "hello"}')
-            await asyncio.wait_for(client.asked.wait(), WAIT_S)
-        await asyncio.wait_for(client.cancelled.wait(), WAIT_S)
-
-
-async def test_stopping_ends_the_calls_that_are_under_way_and_closes_the_port() -> None:
-    client = Hanging()
-    async with LMHandler(client, one_shot=True) as handler:
-        port = handler.port
-        async with await Peer.to(port) as peer:
-            peer.send(b'{"prompt": "hello"}')
-            await asyncio.wait_for(client.asked.wait(), WAIT_S)
-            await handler.aclose()
-            assert client.cancelled.is_set()
-            assert await peer.is_hung_up_on()
-        with pytest.raises(ConnectionRefusedError):
-            await asyncio.open_connection("127.0.0.1", port)
-        await handler.aclose()
-    assert (handler.address, handler.port) == (None, 0)
-
-
-async def test_attach_serves_a_socket_that_is_connected_already(handler: LMHandler) -> None:
-    ours, theirs = socket.socketpair()
-    await handler.listener.attach(theirs)
-    reader, writer = await asyncio.open_connection(sock=ours)
-    async with Peer(reader, writer) as peer:
-        assert (await peer.ask({"prompt": "hello"}))["chat_completion"]["response"] == "ok hello"
-
-
-# -- from Python -----------------------------------------------------------------------------------------------------
+from rlm_broker.types import ChatMessage
+from sandbox_worker.wire.frames import PREFIX, encode_frame
+from tests.handler.socket_peer import MAX_FRAME_BYTES, WAIT_S, Peer
+from tests.handler.stand_ins import Echo, Hanging
 
 
 def test_it_starts_once_answers_and_stops_from_code_without_a_loop() -> None:
@@ -206,22 +26,76 @@ def test_it_starts_once_answers_and_stops_from_code_without_a_loop() -> None:
     assert {name: usage.total_calls for name, usage in summary.items()} == {"root": 1, "sub": 1}
     handler.stop()
     handler.stop()
+    assert handler.address is None
     with pytest.raises(ConnectionRefusedError):
         socket.create_connection(address)
 
 
-def test_many_threads_may_ask_at_once_and_every_call_is_counted() -> None:
+def test_a_handler_that_was_stopped_may_be_started_again_and_serves() -> None:
+    handler = LMHandler(Echo("root"), one_shot=True)
+    handler.start()
+    handler.stop()
+    with socket.create_connection(handler.start()) as caller:
+        assert answer_to(caller, "again") == "ok again"
+    handler.stop()
+
+
+def test_many_threads_may_start_ask_and_count_at_once() -> None:
+    handler = LMHandler(Echo("root"))
+    answers: list[str] = []
+    addresses: set[tuple[str, int]] = set()
+
+    def work() -> None:
+        addresses.add(handler.start())
+        answers.append(handler.completion("x"))
+
+    threads = [threading.Thread(target=work) for _ in range(32)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(WAIT_S)
+    assert answers == ["ok x"] * 32
+    assert addresses == {handler.address}
+    total = handler.get_usage_summary().total
+    assert (total.total_calls, total.total_input_tokens, total.total_output_tokens) == (32, 320, 160)
+    assert total.total_cost == pytest.approx(0.32)
+    handler.stop()
+
+
+def test_both_kinds_of_with_close_the_port() -> None:
+    async def address_inside() -> tuple[str, int] | None:
+        async with LMHandler(Echo("root")) as handler:
+            return handler.address
+
     with LMHandler(Echo("root")) as handler:
-        answers: list[str] = []
-        threads = [threading.Thread(target=lambda: answers.append(handler.completion("x"))) for _ in range(32)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join(WAIT_S)
-        assert answers == ["ok x"] * 32
-        total = handler.get_usage_summary().total
-        assert (total.total_calls, total.total_input_tokens, total.total_output_tokens) == (32, 320, 160)
-        assert total.total_cost == pytest.approx(0.32)
+        plain = handler.address
+    for address in (plain, asyncio.run(address_inside())):
+        assert address is not None
+        with pytest.raises(ConnectionRefusedError):
+            socket.create_connection(address)
+
+
+async def test_attach_serves_a_socket_that_is_connected_already() -> None:
+    ours, theirs = socket.socketpair()
+    async with LMHandler(Echo("root"), one_shot=True) as handler:
+        await handler.listener.attach(theirs)
+        async with Peer(*await asyncio.open_connection(sock=ours)) as peer:
+            assert (await peer.ask({"prompt": "hello"}))["chat_completion"]["response"] == "ok hello"
+
+
+def test_attach_works_from_code_without_a_loop() -> None:
+    ours, theirs = socket.socketpair()
+    with LMHandler(Echo("root"), one_shot=True) as handler, ours:
+        handler.attach(theirs)
+        assert answer_to(ours, "hello") == "ok hello"
+
+
+def answer_to(caller: socket.socket, prompt: str) -> str:
+    caller.settimeout(WAIT_S)
+    caller.sendall(encode_frame(json.dumps({"prompt": prompt}).encode(), MAX_FRAME_BYTES))
+    with caller.makefile("rb") as incoming:
+        (length,) = PREFIX.unpack(incoming.read(PREFIX.size))
+        return str(json.loads(incoming.read(length))["chat_completion"]["response"])
 
 
 def test_registered_clients_are_found_by_name_and_unknown_names_are_refused() -> None:
@@ -235,6 +109,15 @@ def test_registered_clients_are_found_by_name_and_unknown_names_are_refused() ->
         handler.get_client("nope")
 
 
+async def test_a_call_names_the_model_that_served_and_the_one_that_was_asked_for() -> None:
+    client = Echo("root")
+    async with LMHandler(client) as handler:
+        handler.register_client("fast", client)
+        for asked, reported in ((None, None), ("root", None), ("fast", "fast")):
+            call = await handler.complete(client, LMRequest((ChatMessage("user", "x"),), model=asked))
+            assert (call.root_model, call.requested_model) == ("root", reported)
+
+
 async def test_a_call_past_its_time_fails_and_is_cancelled() -> None:
     client = Hanging()
     async with LMHandler(client, call_timeout_s=0.05) as handler:
@@ -243,16 +126,15 @@ async def test_a_call_past_its_time_fails_and_is_cancelled() -> None:
     assert client.cancelled.is_set()
 
 
-async def test_a_client_that_returns_something_else_is_named() -> None:
-    class Wrong(Echo):
-        async def complete(self, request: LMRequest) -> LMReply:
-            del request
-            return "text"  # type: ignore[return-value]
-
-    client = Wrong("wrong")
+async def test_a_call_that_is_cancelled_from_outside_ends_at_the_provider_and_is_no_failure() -> None:
+    client = Hanging()
     async with LMHandler(client) as handler:
-        with pytest.raises(ModelFailed, match="wrong: the client returned str, not LMReply"):
-            await handler.complete(client, LMRequest(()))
+        call = asyncio.create_task(handler.complete(client, LMRequest(())))
+        await asyncio.wait_for(client.asked.wait(), WAIT_S)
+        call.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await call
+    assert client.cancelled.is_set()
 
 
 def test_a_port_beyond_loopback_is_refused_unless_the_risk_is_named() -> None:

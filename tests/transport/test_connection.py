@@ -3,11 +3,12 @@
 import asyncio
 import socket
 from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 
 import pytest
 
 from rlm_broker.errors import ModelFailed, ProtocolViolation, WorkerDied
-from rlm_broker.transport.connection import Connection, QueryHandler, refuse
+from rlm_broker.transport.connection import MOST_PROMPTS, Connection, QueryHandler, refuse
 from rlm_broker.transport.session import Session
 from sandbox_worker.wire.messages import (
     Execute,
@@ -21,7 +22,7 @@ from sandbox_worker.wire.messages import (
     decode_from_orchestrator,
     encode,
 )
-from tests.handler.socket_peer import WAIT_S, Peer
+from tests.handler.socket_peer import MAX_FRAME_BYTES, WAIT_S, Peer
 
 IN_FLIGHT = 4
 SMALL_FRAME_BYTES = 1 << 16
@@ -41,14 +42,20 @@ def query(number: int, *prompts: str) -> Query:
     return Query(id=f"1:{number}", want="llm", prompts=list(prompts or ("p",)))
 
 
-@pytest.fixture
-async def pair() -> AsyncIterator[tuple[Connection, Worker]]:
+@asynccontextmanager
+async def connected(max_frame_bytes: int) -> AsyncIterator[tuple[Connection, Worker]]:
     ours, theirs = socket.socketpair()
-    connection = Connection(Session(SMALL_FRAME_BYTES), IN_FLIGHT)
+    connection = Connection(Session(max_frame_bytes), IN_FLIGHT)
     await asyncio.get_running_loop().connect_accepted_socket(lambda: connection, ours)
     async with Worker(*await asyncio.open_connection(sock=theirs)) as worker:
         yield connection, worker
     await connection.close()
+
+
+@pytest.fixture
+async def pair() -> AsyncIterator[tuple[Connection, Worker]]:
+    async with connected(SMALL_FRAME_BYTES) as both:
+        yield both
 
 
 async def running(
@@ -105,6 +112,25 @@ async def test_whatever_goes_wrong_every_query_gets_its_reply(
     assert await pair[1].hear() == Reply(id="1:1", slots=[Slot(error=reason)] * 2)
 
 
+async def test_a_handler_that_answers_too_few_prompts_fills_every_slot_with_that(
+    pair: tuple[Connection, Worker],
+) -> None:
+    async def answer(asked: Query) -> list[Slot]:
+        del asked
+        return [Slot(text="only one")]
+
+    await running(pair, answer)
+    pair[1].say(query(1, "a", "b"))
+    assert await pair[1].hear() == Reply(id="1:1", slots=[Slot(error="1 answers to 2 prompts")] * 2)
+
+
+async def test_without_models_every_prompt_is_refused_in_words(pair: tuple[Connection, Worker]) -> None:
+    await running(pair)
+    pair[1].say(query(1, "a", "b"))
+    no_model = "no model is connected to this sandbox, llm_query is not available"
+    assert await pair[1].hear() == Reply(id="1:1", slots=[Slot(error=no_model)] * 2)
+
+
 async def test_a_reply_that_is_too_large_says_so_in_its_place(pair: tuple[Connection, Worker]) -> None:
     async def answer(asked: Query) -> list[Slot]:
         del asked
@@ -115,6 +141,31 @@ async def test_a_reply_that_is_too_large_says_so_in_its_place(pair: tuple[Connec
     reply = await pair[1].hear()
     assert isinstance(reply, Reply)
     assert (reply.slots[0].error or "").startswith("the reply is too large: frame of 65,")
+
+
+async def test_a_query_whose_errors_alone_are_too_large_ends_the_connection_and_does_not_leave_it_waiting(
+    pair: tuple[Connection, Worker],
+) -> None:
+    block = await running(pair)
+    pair[1].say(query(1, *[""] * 10_000))
+    with pytest.raises(ProtocolViolation, match="not even the errors of 10,000 prompts fit into a reply"):
+        await asyncio.wait_for(block, WAIT_S)
+    assert await pair[1].is_hung_up_on()
+
+
+async def test_a_query_of_more_prompts_than_any_batch_is_not_even_counted_out() -> None:
+    asked: list[Query] = []
+
+    async def answer(seen: Query) -> list[Slot]:
+        asked.append(seen)
+        return []
+
+    async with connected(MAX_FRAME_BYTES) as both:
+        block = await running(both, answer)
+        both[1].say(query(1, *[""] * (MOST_PROMPTS + 1)))
+        with pytest.raises(ProtocolViolation, match="query of 524,289 prompts, the limit is 524,288"):
+            await asyncio.wait_for(block, WAIT_S)
+    assert asked == []
 
 
 async def test_a_worker_that_breaks_the_protocol_ends_its_block_with_the_reason(
@@ -221,6 +272,63 @@ async def test_a_worker_that_never_reads_its_replies_is_not_read_any_more(pair: 
     with pytest.raises(TimeoutError):
         await asyncio.wait_for(pair[1].writer.drain(), 1)
     assert answered < flood / 4
+
+
+async def test_closing_ends_what_is_being_answered_before_it_returns(pair: tuple[Connection, Worker]) -> None:
+    asked, ended = asyncio.Event(), asyncio.Event()
+
+    async def answer(_query: Query) -> list[Slot]:
+        asked.set()
+        try:
+            await asyncio.Event().wait()
+        finally:
+            for _ in range(5):  # turns of the loop, in which the end of the socket is heard as well
+                await asyncio.sleep(0)
+            ended.set()
+        return []
+
+    block = await running(pair, answer)
+    pair[1].say(query(1))
+    await asyncio.wait_for(asked.wait(), WAIT_S)
+    await asyncio.wait_for(pair[0].close(), WAIT_S)
+    assert ended.is_set()
+    with pytest.raises(WorkerDied, match="the connection was closed"):
+        block.result()
+    assert await pair[1].is_hung_up_on()
+
+
+async def test_what_tidies_up_after_a_lost_worker_is_let_to_its_end(pair: tuple[Connection, Worker]) -> None:
+    asked, tidying, may_end, ended = (asyncio.Event() for _ in range(4))
+
+    async def answer(_query: Query) -> list[Slot]:
+        asked.set()
+        try:
+            await asyncio.Event().wait()
+        finally:
+            tidying.set()
+            await may_end.wait()
+            ended.set()
+        return []
+
+    await running(pair, answer)
+    pair[1].say(query(1))
+    await asyncio.wait_for(asked.wait(), WAIT_S)
+    pair[1].writer.transport.abort()
+    await asyncio.wait_for(tidying.wait(), WAIT_S)
+    settled = asyncio.gather(pair[0].settle(), pair[0].close())
+    await asyncio.sleep(0)
+    may_end.set()
+    await asyncio.wait_for(settled, WAIT_S)
+    assert ended.is_set()
+
+
+async def test_a_worker_that_comes_after_its_connection_was_closed_is_hung_up_on() -> None:
+    ours, theirs = socket.socketpair()
+    connection = Connection(Session(SMALL_FRAME_BYTES), IN_FLIGHT)
+    await connection.close()
+    await asyncio.get_running_loop().connect_accepted_socket(lambda: connection, ours)
+    async with Worker(*await asyncio.open_connection(sock=theirs)) as worker:
+        assert await worker.is_hung_up_on()
 
 
 async def test_closing_is_harmless_when_repeated(pair: tuple[Connection, Worker]) -> None:

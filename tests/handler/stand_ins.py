@@ -1,0 +1,46 @@
+"""Clients that stand in for models."""
+
+import asyncio
+
+from rlm_broker.clients.base import LMReply, LMRequest
+from rlm_broker.errors import ModelFailed
+from rlm_broker.types import Usage
+
+
+class Echo:
+    """Replies, fails and uses what the mock behind the recorded frames did."""
+
+    def __init__(self, model_name: str) -> None:
+        self.model_name = model_name
+
+    async def complete(self, request: LMRequest) -> LMReply:
+        last = request.messages[-1].content
+        if last == "boom":
+            raise ModelFailed("boom")
+        return LMReply(f"ok {last}", Usage(1, 10, 5, 0.01))
+
+    async def aclose(self) -> None:
+        """Nothing is held."""
+
+
+class Hanging:
+    """Never replies; says when it was asked and when that was cancelled."""
+
+    model_name = "hanging"
+
+    def __init__(self) -> None:
+        self.asked = asyncio.Event()
+        self.cancelled = asyncio.Event()
+
+    async def complete(self, request: LMRequest) -> LMReply:
+        del request
+        self.asked.set()
+        try:
+            await asyncio.Event().wait()
+        except asyncio.CancelledError:
+            self.cancelled.set()
+            raise
+        raise AssertionError
+
+    async def aclose(self) -> None:
+        """Nothing is held."""
