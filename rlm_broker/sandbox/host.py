@@ -118,8 +118,7 @@ class Host:
 
     async def close(self) -> None:
         """End every worker and the zygote; return when all are gone. Harmless when repeated."""
-        for worker in list(self._workers):
-            await self.end(worker)
+        await asyncio.gather(*map(self.end, list(self._workers)))
         if self._zygote is not None:
             await self._zygote.end()
             self._zygote = None

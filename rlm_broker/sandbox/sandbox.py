@@ -100,7 +100,7 @@ class Sandbox(Resident):
             except BaseException:
                 await host.close()
                 raise
-        raise IsolationUnavailable(" Nor: ".join(reasons))
+        raise IsolationUnavailable(" Nor: ".join(dict.fromkeys(reasons)))
 
     async def _send_canary(self, host: Host) -> None:
         listener = self._listener or self._own_listener
