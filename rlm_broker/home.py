@@ -119,6 +119,7 @@ class Resident:
     """
 
     _home: Home | None = None
+    _home_is_callers = False
 
     async def _open(self) -> None:
         raise NotImplementedError
@@ -144,7 +145,7 @@ class Resident:
 
     async def __aenter__(self) -> Self:
         if self._home is None:
-            self._home = Home.here()
+            self._home, self._home_is_callers = Home.here(), True
         await self._home.arun(self._open())
         return self
 
@@ -152,6 +153,8 @@ class Resident:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         await self.aclose()
+        if self._home_is_callers:  # it may be opened again, on another loop
+            self._home, self._home_is_callers = None, False
 
     def close(self) -> None:
         """End it and everything below it. Harmless when repeated."""

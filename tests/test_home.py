@@ -133,3 +133,15 @@ async def test_a_resident_lives_where_it_was_opened() -> None:
     async with here:
         assert await here.home.arun(loop_of()) is asyncio.get_running_loop()
     assert there.story == here.story == ["opened", "closed"]
+
+
+def test_a_resident_may_be_opened_again_on_another_loop() -> None:
+    thing = Thing()
+
+    async def open_it() -> None:
+        async with thing:
+            assert await thing.home.arun(loop_of()) is asyncio.get_running_loop()
+
+    asyncio.run(open_it())
+    asyncio.run(open_it())
+    assert thing.story == ["opened", "closed"] * 2

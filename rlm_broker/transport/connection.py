@@ -7,15 +7,11 @@ from typing import Protocol
 from rlm_broker.errors import ProtocolViolation, RlmBrokerError, WorkerDied
 from rlm_broker.transport.session import Session
 from sandbox_worker.wire.errors import FrameTooLarge
-from sandbox_worker.wire.messages import FromWorker, Output, Query, Ready, Reply, Result, Slot
+from sandbox_worker.wire.messages import MAX_PROMPTS, FromWorker, Output, Query, Ready, Reply, Result, Slot
 
 UNREAD_BYTES = 8 << 20
 """Replies that wait for a REPL to read them. Past it nothing more is read from the REPL either: one that only asks and
 never listens fills its own socket, not this process."""
-
-MOST_PROMPTS = 1 << 19
-"""Prompts of one query. Far above `max_batch_prompts`, which refuses in words: a slot for each of the 20 million empty
-prompts that fit into a frame would be gigabytes here."""
 
 
 class QueryHandler(Protocol):
@@ -138,8 +134,8 @@ class Connection(asyncio.Protocol):
     def _take(self, message: FromWorker) -> None:
         match message:
             case Query():
-                if len(message.prompts) > MOST_PROMPTS:
-                    raise ProtocolViolation(f"query of {len(message.prompts):,} prompts, the limit is {MOST_PROMPTS:,}")
+                if len(message.prompts) > MAX_PROMPTS:
+                    raise ProtocolViolation(f"query of {len(message.prompts):,} prompts, the limit is {MAX_PROMPTS:,}")
                 task = asyncio.get_running_loop().create_task(self._reply(message))
                 self._answering.add(task)
                 task.add_done_callback(self._answered)

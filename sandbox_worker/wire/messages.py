@@ -18,6 +18,9 @@ Status = Literal["ok", "error", "exited", "interrupted"]
 
 Stream = Literal["stdout", "stderr"]
 Want = Literal["llm", "rlm"]
+MAX_PROMPTS = 1 << 19
+"""Of one query. Far above `max_batch_prompts`, which refuses in words: a slot for each of the 20 million empty prompts
+that fit into a frame would be gigabytes."""
 PositiveInt = Annotated[int, msgspec.Meta(ge=1)]
 
 
@@ -118,7 +121,15 @@ class Reply(Message, frozen=True):
 FromWorker = Ready | Query | Output | Result
 FromOrchestrator = Execute | Reply
 
-_encoder = msgspec.json.Encoder()
+
+def _plain(value: object) -> str:
+    """What msgspec does not take for text: `numpy.str_` and other subclasses, which model code hands around as text."""
+    if isinstance(value, str):
+        return str.__str__(value)
+    raise TypeError(f"a message cannot hold a {type(value).__name__}")
+
+
+_encoder = msgspec.json.Encoder(enc_hook=_plain)
 _hello = msgspec.json.Decoder(Hello)
 _welcome = msgspec.json.Decoder(Welcome)
 _from_worker: msgspec.json.Decoder[FromWorker] = msgspec.json.Decoder(FromWorker)
@@ -134,7 +145,7 @@ def encode(message: Message) -> bytes:
     try:
         return _encoder.encode(message)
     except UnicodeEncodeError:
-        escaped = json.dumps(msgspec.to_builtins(message), ensure_ascii=False)
+        escaped = json.dumps(msgspec.to_builtins(message, enc_hook=_plain), ensure_ascii=False)
         return escaped.encode("utf-8", "replace")
 
 

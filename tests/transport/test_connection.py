@@ -1,6 +1,7 @@
 """A session on a socket, with a worker at its other end that the test plays."""
 
 import asyncio
+import gc
 import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -8,9 +9,10 @@ from contextlib import asynccontextmanager
 import pytest
 
 from rlm_broker.errors import ModelFailed, ProtocolViolation, WorkerDied
-from rlm_broker.transport.connection import MOST_PROMPTS, Connection, QueryHandler, refuse
+from rlm_broker.transport.connection import Connection, QueryHandler, refuse
 from rlm_broker.transport.session import Session
 from sandbox_worker.wire.messages import (
+    MAX_PROMPTS,
     Execute,
     FromWorker,
     Output,
@@ -44,12 +46,18 @@ def query(number: int, *prompts: str) -> Query:
 
 @asynccontextmanager
 async def connected(max_frame_bytes: int) -> AsyncIterator[tuple[Connection, Worker]]:
+    """Both ends. Whatever the test does, no task of ours may end with an error that nobody hears of."""
+    unheard: list[object] = []
+    loop = asyncio.get_running_loop()
+    loop.set_exception_handler(lambda _, context: unheard.append(context))
     ours, theirs = socket.socketpair()
     connection = Connection(Session(max_frame_bytes), IN_FLIGHT)
-    await asyncio.get_running_loop().connect_accepted_socket(lambda: connection, ours)
+    await loop.connect_accepted_socket(lambda: connection, ours)
     async with Worker(*await asyncio.open_connection(sock=theirs)) as worker:
         yield connection, worker
     await connection.close()
+    gc.collect()  # a task's error is unheard once nobody holds the task any more
+    assert unheard == []
 
 
 @pytest.fixture
@@ -162,7 +170,7 @@ async def test_a_query_of_more_prompts_than_any_batch_is_not_even_counted_out() 
 
     async with connected(MAX_FRAME_BYTES) as both:
         block = await running(both, answer)
-        both[1].say(query(1, *[""] * (MOST_PROMPTS + 1)))
+        both[1].say(query(1, *[""] * (MAX_PROMPTS + 1)))
         with pytest.raises(ProtocolViolation, match="query of 524,289 prompts, the limit is 524,288"):
             await asyncio.wait_for(block, WAIT_S)
     assert asked == []

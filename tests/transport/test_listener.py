@@ -119,6 +119,31 @@ async def test_whoever_does_not_say_whose_it_is_in_time_is_hung_up_on(said: byte
     await listener.stop()
 
 
+async def test_the_time_for_the_first_frame_ends_with_it() -> None:
+    asked, answer = asyncio.Event(), asyncio.Event()
+
+    async def serve(_payload: bytes) -> bytes:
+        asked.set()
+        await answer.wait()
+        return b"answered"
+
+    listener = Listener(first_frame_timeout_s=0.05, one_shot=serve)
+    port = (await listener.start())[1]
+    connection = fresh_connection()
+    async with await Peer.to(port) as worker, await Peer.to(port) as caller:
+        worker.send(hello(listener.expect(connection, WAIT_S)))
+        await worker.receive()
+        caller.send(b"{}")
+        await asyncio.wait_for(asked.wait(), WAIT_S)
+        async with await Peer.to(port) as silent:  # came later, and its time is over now
+            assert await silent.is_hung_up_on()
+        worker.send(encode(Ready()))
+        await asyncio.wait_for(connection.ready(), WAIT_S)
+        answer.set()
+        assert await caller.receive() == b"answered"
+    await listener.stop()
+
+
 async def test_an_oversized_first_frame_is_refused_before_it_comes(listener: Listener) -> None:
     async with await Peer.to(port_of(listener)) as peer:
         peer.writer.write(b"\xff\xff\xff\xff")
@@ -173,6 +198,7 @@ async def test_stopping_hangs_up_on_whoever_has_not_said_whose_it_is(listener: L
         peer.send(hello(token))
         assert await peer.is_hung_up_on()
     assert listener.address is None
+    assert listener.claim(token) is None
     with pytest.raises(ConnectionRefusedError):
         await Peer.to(port)
 

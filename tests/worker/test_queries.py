@@ -6,7 +6,7 @@ import pytest
 from sandbox_worker.channel import Channel
 from sandbox_worker.queries import Queries
 from sandbox_worker.wire.errors import FrameTooLarge
-from sandbox_worker.wire.messages import Query, Reply, Slot
+from sandbox_worker.wire.messages import MAX_PROMPTS, Query, Reply, Slot
 
 
 class Answering:
@@ -78,3 +78,10 @@ def test_a_wrong_argument_is_a_type_error_that_names_it(call: Callable[[Queries]
 def test_a_number_below_one_is_refused() -> None:
     with pytest.raises(ValueError, match="'max_concurrent' must be at least 1, not 0"):
         queries()[0].llm_query_batched(["a"], max_concurrent=0)
+
+
+def test_a_batch_that_no_frame_should_hold_is_an_error_and_no_violation() -> None:
+    asking, channel = queries()
+    texts = asking.llm_query_batched([""] * (MAX_PROMPTS + 1))
+    assert texts[0].startswith("Error: batch too large: 524,289 prompts")
+    assert channel.asked == []
