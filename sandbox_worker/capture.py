@@ -1,12 +1,10 @@
 """What Python code prints: sent over the door while the block still runs, head and tail of it."""
 
-import codecs
 import io
 import os
 import threading
 import time
 from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 from sandbox_worker.wire.headtail import HeadTail
@@ -15,7 +13,7 @@ from sandbox_worker.wire.messages import Stream
 MAX_PIECE_CHARS = 1 << 16
 """Longest text in one message: far below any frame limit, whatever it becomes as JSON."""
 BURST = 64
-"""So many lines or flushes in a row go out at once. What comes faster is bundled, or each would cost a frame."""
+"""So many lines in a row go out at once. A loop that prints more is bundled, or each line would cost a frame."""
 LINES_PER_S = 500.0
 
 
@@ -29,27 +27,16 @@ class Printer(io.TextIOBase):
         stream: Which of the two.
         limit: Characters sent for one block at most, see `HeadTail`.
         send: Called with each piece of text.
-        undisturbed: Entered around each sending, so that an interrupt in between loses nothing of it.
     """
 
     encoding = "utf-8"
     errors = "replace"
 
-    def __init__(
-        self,
-        stream: Stream,
-        limit: int,
-        send: Callable[[Stream, str], None],
-        undisturbed: Callable[[], AbstractContextManager[None]] = nullcontext,
-    ) -> None:
+    def __init__(self, stream: Stream, limit: int, send: Callable[[Stream, str], None]) -> None:
         self._stream: Stream = stream
         self._limit = limit
         self._send = send
-        self._undisturbed = undisturbed
-        self.buffer = _Bytes(self)
         self._owner = os.getpid()
-        self._forked = threading.Lock()  # never taken here, so that it is free in every forked process
-        self._line_of: tuple[int, str] = (0, "")
         self._lock = threading.RLock()
         self._kept = HeadTail[str](limit, "")
         self._waiting: list[str] = []
@@ -75,8 +62,8 @@ class Printer(io.TextIOBase):
     def write(self, text: str) -> int:
         if not isinstance(text, str):
             raise TypeError(f"write() argument must be str, not {type(text).__name__}")
-        if os.getpid() != self._owner:
-            self._write_in_fork(text, whole_lines=True)
+        if os.getpid() != self._owner:  # a forked process prints where any other process would
+            os.write(self.fileno(), text.encode("utf-8", "replace"))
             return len(text)
         with self._lock:
             head = self._kept.add(text)
@@ -84,35 +71,16 @@ class Printer(io.TextIOBase):
                 self._waiting.append(head)
                 self._waiting_chars += len(head)
                 if self._waiting_chars >= MAX_PIECE_CHARS or (head[-1] == "\n" and self._may_send()):
-                    self.send_waiting()
+                    self.flush()
         return len(text)
 
     def flush(self) -> None:
-        """Send what waits, unless too much was sent just now."""
-        if os.getpid() != self._owner:  # before the lock: another thread of the parent may have held it at the fork
-            self._write_in_fork("", whole_lines=False)
-            return
-        with self._lock:
-            if self._waiting and self._may_send():
-                self.send_waiting()
-
-    def close(self) -> None:
-        """Flush, and stay open: what is printed after it, by this block or the next, would be lost."""
-        self.flush()
-
-    def reconfigure(self, **_options: Any) -> None:
-        """Accept what a program asks of its stdout, usually UTF-8, which it is."""
-        self.flush()
-
-    def send_waiting(self) -> None:
         """Send what waits, if there is a block that it belongs to."""
-        if os.getpid() != self._owner:
-            return
-        with self._lock, self._undisturbed():
-            if not self._block_runs:
+        with self._lock:
+            if not self._waiting or not self._block_runs or os.getpid() != self._owner:
                 return
-            waiting, self._waiting, self._waiting_chars = self._waiting, [], 0
-            text = "".join(waiting)
+            text = "".join(self._waiting)
+            self._waiting, self._waiting_chars = [], 0
             for at in range(0, len(text), MAX_PIECE_CHARS):
                 self._send(self._stream, text[at : at + MAX_PIECE_CHARS])
 
@@ -126,7 +94,7 @@ class Printer(io.TextIOBase):
         with self._lock:
             if tail := self._kept.finish():
                 self._waiting.append(tail)
-            self.send_waiting()
+            self.flush()
             self._kept = HeadTail[str](self._limit, "")
             self._block_runs = False
 
@@ -139,39 +107,24 @@ class Printer(io.TextIOBase):
         self._allowance -= 1
         return True
 
-    def _write_in_fork(self, text: str, whole_lines: bool) -> None:
-        """A forked process prints where any other would: to the descriptor, which init reads."""
-        with self._forked:
-            pid, before = self._line_of
-            text = before + text if pid == os.getpid() else text
-            end = text.rfind("\n") + 1 if whole_lines else len(text)
-            self._line_of = (os.getpid(), text[end:])
-            data = text[:end].encode("utf-8", "replace")
-            while data:
-                data = data[os.write(self.fileno(), data) :]
+    def __getattr__(self, name: str) -> Any:
+        if name == "buffer":  # for code that writes bytes: the same text, decoded
+            return _Bytes(self)
+        raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
 
 
 class _Bytes(io.RawIOBase):
-    """`sys.stdout.buffer`, for code that writes bytes: they become the same text."""
+    """`sys.stdout.buffer`."""
 
     def __init__(self, printer: Printer) -> None:
         self._printer = printer
-        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")  # a character may come in two writes
 
     def writable(self) -> bool:
         return True
 
-    def fileno(self) -> int:
-        return self._printer.fileno()
-
     def write(self, data: Any) -> int:
-        raw = memoryview(data).tobytes()
-        self._printer.write(self._decoder.decode(raw))
-        return len(raw)
+        self._printer.write(bytes(data).decode("utf-8", "replace"))
+        return len(data)
 
     def flush(self) -> None:
-        self._printer.flush()
-
-    def close(self) -> None:
-        """Flush, and stay open: a wrapper around this one closes it when it is collected."""
         self._printer.flush()
