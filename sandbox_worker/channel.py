@@ -25,6 +25,7 @@ from sandbox_worker.wire.messages import (
 )
 
 READ_BYTES = 1 << 18
+ONLY_HERE = "another process cannot use the REPL's connection: call llm_query_batched, or use threads"
 
 
 class DoorClosed(BaseException):
@@ -32,7 +33,7 @@ class DoorClosed(BaseException):
 
 
 class CannotAsk(RuntimeError):
-    """Model code asks from where no reply could come: a forked process, or a thread that outlived its block."""
+    """Model code asks from where no reply could come: another process, or a thread that outlived its block."""
 
 
 class Channel:
@@ -46,7 +47,8 @@ class Channel:
         self._frames = FrameDecoder(max_frame_bytes)
         self._poll = select.poll()
         self._poll.register(door.fileno(), select.POLLIN)
-        self._sending = threading.Lock()
+        self._sending = threading.RLock()
+        self._outbox: list[bytes] = []
         self._block: int | None = None
         self._numbers = itertools.count(1)
         self._changed = threading.Condition()
@@ -82,14 +84,15 @@ class Channel:
             FrameTooLarge: The orchestrator would not accept it. Nothing was sent.
         """
         if os.getpid() != self._owner:
-            raise CannotAsk("a forked process cannot use the REPL's connection: ask in the REPL itself")
+            raise CannotAsk(ONLY_HERE)
         with self._interrupts.held():
-            # Numbered and sent in one step: a thread that its block's end overtakes must not ask in the next.
+            block = self._block
+            query_id = f"{block}:{next(self._numbers)}"
+            # Not while `_sending` is held: it allocates, so finalizers of model code may run in it, and print.
+            frame = self.encode(msgspec.structs.replace(query, id=query_id))
             with self._sending:
-                if self._block is None:
+                if block is None or block != self._block:  # it ended, maybe just now: this may not be asked in the next
                     raise CannotAsk("the block that started this thread has ended: ask while it runs")
-                query_id = f"{self._block}:{next(self._numbers)}"
-                frame = self.encode(msgspec.structs.replace(query, id=query_id))
                 self._wanted.add(query_id)
                 self._send(frame)
             try:
@@ -110,10 +113,18 @@ class Channel:
         return block
 
     def _send(self, frame: bytes) -> None:
+        """Send a frame; `_sending` is held."""
+        self._outbox.append(frame)
+        if len(self._outbox) > 1:
+            return  # a finalizer or signal handler of model code printed in the middle of a frame: it goes out after it
         try:
-            self._door.sendall(frame)
+            while self._outbox:
+                self._door.sendall(self._outbox[0])
+                del self._outbox[0]
         except OSError as error:
             raise DoorClosed from error
+        finally:
+            self._outbox.clear()
 
     def _wait(self, is_there: Callable[[], bool]) -> None:
         while True:

@@ -1,20 +1,23 @@
 """Running one block as a person at a prompt expects: its last expression is shown, `await` works at the top level."""
 
+import __future__
+
 import ast
 import asyncio
 import inspect
+import io
 import linecache
-import sys
 import traceback
+from collections.abc import Callable, Coroutine
+from pathlib import Path
 from types import CodeType
 from typing import Any
 
-from sandbox_worker import interrupts
 from sandbox_worker.wire.messages import Status
 
-FLAGS = ast.PyCF_ALLOW_TOP_LEVEL_AWAIT
-OWN_FILES = frozenset({__file__, interrupts.__file__, ast.__file__, asyncio.base_events.__file__})
-"""Not the model's: frames of these files are left out of a traceback."""
+OWN_FOLDER = str(Path(__file__).parent)
+BLOCK = "<block "
+"""Begins the name of the file that a block's code seems to come from."""
 
 
 class Outcome:
@@ -32,50 +35,83 @@ class Outcome:
 
 
 class Executor:
-    """Runs blocks in one namespace."""
+    """Runs blocks in one namespace.
 
-    def __init__(self, namespace: dict[str, Any]) -> None:
+    Args:
+        complain: Called with the text of a traceback. (`sys.stderr` is whatever the block made of it.)
+    """
+
+    def __init__(self, namespace: dict[str, Any], complain: Callable[[str], object]) -> None:
         self._namespace = namespace
+        self._complain = complain
+        self._flags = ast.PyCF_ALLOW_TOP_LEVEL_AWAIT
         self._loop: asyncio.AbstractEventLoop | None = None
 
     def run(self, number: int, code: str) -> Outcome:
         """Run one block. Whatever it raises is printed as a traceback of its own lines and returned as an outcome."""
-        file = f"<block {number}>"
-        # Tracebacks of functions that outlive their block still show their lines.
-        linecache.cache[file] = (len(code), None, code.splitlines(keepends=True), file)
+        file = f"{BLOCK}{number}>"
+        # Tracebacks of functions that outlive their block still show their lines. Each ends in a newline, as those of
+        # a file do: `traceback` counts on it when it places its carets.
+        linecache.cache[file] = (len(code), None, io.StringIO(f"{code}\n", newline=None).readlines(), file)
         try:
-            statements, last = _compiled(code, file)
-            self._evaluate(statements)
-            if last is not None:
-                self._show(self._evaluate(last))
+            statements, last = self._compiled(code, file)
+            if any(part is not None and part.co_flags & inspect.CO_COROUTINE for part in (statements, last)):
+                self._await(self._awaiting(statements, last))  # in one go, so that tasks live from line to line
+            else:
+                eval(statements, self._namespace)  # running model code is what this process is for
+                if last is not None:
+                    self._show(eval(last, self._namespace))
         except SystemExit as request:
-            return _exited(request)
+            return self._exited(request)
         except KeyboardInterrupt as interrupt:
-            _print_traceback(interrupt)
+            self._complain(_traceback_of(interrupt))
             return Outcome("interrupted", "KeyboardInterrupt")
         except BaseException as error:  # noqa: BLE001 - whatever model code raises ends its block, never the REPL
-            _print_traceback(error)
+            self._complain(_traceback_of(error))
             return Outcome("error", _one_line(error))
         return Outcome("ok")
 
-    def _evaluate(self, code: CodeType) -> Any:
-        result = eval(code, self._namespace)  # running model code is what this process is for
-        if code.co_flags & inspect.CO_COROUTINE:
-            return self._await(result)
-        return result
+    def _compiled(self, code: str, file: str) -> tuple[CodeType, CodeType | None]:
+        """The statements, and the last one apart if it is an expression whose value is to be shown."""
+        try:
+            tree = ast.parse(code, file)
+            last = tree.body.pop() if tree.body and isinstance(tree.body[-1], ast.Expr) else None
+            statements = compile(tree, file, "exec", self._flags, dont_inherit=True)
+            # `from __future__ import annotations` holds for the blocks that follow, as at any prompt.
+            self._flags |= statements.co_flags & __future__.annotations.compiler_flag
+            if not isinstance(last, ast.Expr):
+                return statements, None
+            return statements, compile(ast.Expression(last.value), file, "eval", self._flags, dont_inherit=True)
+        except SyntaxError as error:
+            if error.text is None and error.lineno:  # the compiler looks for a file of that name
+                error.text = linecache.getline(file, error.lineno)
+            raise
 
-    def _await(self, coroutine: Any) -> Any:
+    async def _awaiting(self, statements: CodeType, last: CodeType | None) -> None:
+        ran = eval(statements, self._namespace)
+        if statements.co_flags & inspect.CO_COROUTINE:
+            await ran
+        if last is not None:
+            value = eval(last, self._namespace)
+            self._show(await value if last.co_flags & inspect.CO_COROUTINE else value)
+
+    def _await(self, coroutine: Coroutine[Any, Any, None]) -> None:
         if self._loop is None or self._loop.is_closed():
             self._loop = asyncio.new_event_loop()
             asyncio.set_event_loop(self._loop)
         task = self._loop.create_task(coroutine)
         try:
-            return self._loop.run_until_complete(task)
-        except KeyboardInterrupt:
-            if task.done():  # it was raised inside of the coroutine itself
-                raise
-            task.cancel()
-            self._loop.run_until_complete(asyncio.wait({task}))
+            self._loop.run_until_complete(task)
+        except (KeyboardInterrupt, SystemExit) as request:
+            if not task.done():  # it was raised beside the coroutine, not in it
+                task.cancel()
+                self._loop.run_until_complete(asyncio.wait({task}))
+            try:
+                task.result()
+            except asyncio.CancelledError as cancelled:  # it knows the line that was waiting
+                raise request.with_traceback(cancelled.__traceback__) from None
+            except BaseException:  # noqa: BLE001, S110 - looked at, or asyncio would report it
+                pass
             raise
 
     def _show(self, value: Any) -> None:
@@ -83,38 +119,55 @@ class Executor:
             self._namespace["_"] = value
             print(repr(value))
 
-
-def _compiled(code: str, file: str) -> tuple[CodeType, CodeType | None]:
-    """The statements, and the last one apart if it is an expression whose value is to be shown."""
-    tree = ast.parse(code, file)
-    last = tree.body.pop() if tree.body and isinstance(tree.body[-1], ast.Expr) else None
-    statements = compile(tree, file, "exec", FLAGS, dont_inherit=True)
-    if last is None:
-        return statements, None
-    assert isinstance(last, ast.Expr)
-    return statements, compile(ast.Expression(last.value), file, "eval", FLAGS, dont_inherit=True)
-
-
-def _exited(request: SystemExit) -> Outcome:
-    if request.code is None or isinstance(request.code, int):
-        return Outcome("exited", f"sys.exit({request.code or 0})", int(request.code or 0))
-    text = str(request.code)
-    print(text, file=sys.stderr)  # as the interpreter itself would
-    return Outcome("exited", text, 1)
+    def _exited(self, request: SystemExit) -> Outcome:
+        if request.code is None or isinstance(request.code, int):
+            return Outcome("exited", f"sys.exit({request.code or 0})", int(request.code or 0))
+        try:
+            text = str(request.code)
+        except BaseException as broken:  # noqa: BLE001 - the object is the model's, and its `__str__` may raise
+            text = f"a {_class_name(request.code)} whose text cannot be shown: {_class_name(broken)}"
+        self._complain(f"{text}\n")  # as the interpreter itself would
+        return Outcome("exited", text, 1)
 
 
-def _print_traceback(error: BaseException) -> None:
+def _traceback_of(error: BaseException) -> str:
     try:
-        shown = traceback.TracebackException(type(error), error, error.__traceback__)
-        shown.stack = traceback.StackSummary.from_list([f for f in shown.stack if f.filename not in OWN_FILES])
-        sys.stderr.write("".join(shown.format()))
+        shown = traceback.TracebackException.from_exception(error)
+        for part in _parts(shown):
+            part.stack = traceback.StackSummary.from_list(_without_ours(part.stack))
+        return "".join(shown.format())
     except BaseException as broken:  # noqa: BLE001 - model code may have given its exception a `__str__` that raises
-        sys.stderr.write(f"{type(error).__name__} (its traceback cannot be shown: {type(broken).__name__})\n")
+        return f"{_class_name(error)} (its traceback cannot be shown: {_class_name(broken)})\n"
+
+
+def _parts(shown: traceback.TracebackException) -> list[traceback.TracebackException]:
+    """An exception, those that caused it, and those in its group."""
+    parts = [shown]
+    for part in parts:  # grows while it is walked
+        parts += [more for more in (part.__cause__, part.__context__, *(part.exceptions or ())) if more is not None]
+    return parts
+
+
+def _without_ours(frames: list[traceback.FrameSummary]) -> list[traceback.FrameSummary]:
+    """Leave out our own frames, and those of what we called, up to the next line of model code."""
+    kept, in_ours = [], False
+    for frame in frames:
+        in_ours = frame.filename.startswith(OWN_FOLDER) or (in_ours and not frame.filename.startswith(BLOCK))
+        if not in_ours:
+            kept.append(frame)
+    return kept
 
 
 def _one_line(error: BaseException) -> str:
     try:
-        text = "".join(traceback.format_exception_only(type(error), error)).strip().splitlines()[-1]
+        # A SyntaxError's text begins with lines that show the place, indented; a note comes after the message.
+        lines = traceback.format_exception_only(error)
+        text = next(line for line in lines if not line.startswith(" ")).splitlines()[0]
     except BaseException:  # noqa: BLE001 - as above
-        text = type(error).__name__
+        text = _class_name(error)
     return text[:1000]
+
+
+def _class_name(value: object) -> str:
+    """The name of its class, which may be the model's: no code of a metaclass runs."""
+    return str(type.__getattribute__(type(value), "__name__"))

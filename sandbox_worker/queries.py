@@ -1,9 +1,9 @@
 """What model code may call: each call becomes a `Query` and waits for its `Reply`."""
 
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, NoReturn
 
-from sandbox_worker.channel import Channel
+from sandbox_worker.channel import ONLY_HERE, CannotAsk, Channel
 from sandbox_worker.wire.errors import FrameTooLarge
 from sandbox_worker.wire.messages import MAX_PROMPTS, Query, Slot, Want
 
@@ -18,6 +18,10 @@ class Queries:
     def __init__(self, channel: Channel, flush_output: Callable[[], None]) -> None:
         self._channel = channel
         self._flush_output = flush_output
+
+    def __reduce__(self) -> NoReturn:
+        """Raises: CannotAsk. A process pool pickles the functions that it is given."""
+        raise CannotAsk(ONLY_HERE)
 
     def llm_query(
         self, prompt: str, model: str | None = None, max_completion_tokens: int | None = None, system: str | None = None
@@ -96,6 +100,8 @@ def _rendered(slot: Slot) -> str:
 def _checked(name: str, prompts: Sequence[str]) -> list[str]:
     if isinstance(prompts, str):
         raise TypeError(f"{name}() takes a list of prompts, not one string")
+    if isinstance(prompts, Mapping | bytes) or not isinstance(prompts, Iterable):
+        raise TypeError(f"{name}() takes a list of prompts, not a {type(prompts).__name__}")
     texts = list(prompts)
     for position, text in enumerate(texts):
         if not isinstance(text, str):

@@ -1,8 +1,10 @@
 """The REPL: one namespace that lives from block to block, and the loop that runs them."""
 
 import builtins
+import contextlib
 import json
 import os
+import signal
 import sys
 import time
 import types
@@ -37,11 +39,14 @@ class Repl:
         self._final: str | None = None
         queries = Queries(channel, self._flush)
         self._printers = [
-            Printer("stdout", max_output_chars, self._print),
-            Printer("stderr", max_output_chars, self._print),
+            Printer("stdout", max_output_chars, self._print, interrupts.held),
+            Printer("stderr", max_output_chars, self._print, interrupts.held),
         ]
+        self._stdin = open(os.devnull)  # noqa: SIM115 - it lives as long as the process
         self._answer: dict[str, Any] = _fresh_answer()
         self._provided: dict[str, Any] = {
+            "__name__": "__main__",
+            "__builtins__": builtins,
             **contexts,
             "llm_query": queries.llm_query,
             "llm_query_batched": queries.llm_query_batched,
@@ -56,12 +61,12 @@ class Repl:
         # A real module: pickle and multiprocessing look up what a block defined in `sys.modules["__main__"]`.
         main = sys.modules["__main__"] = types.ModuleType("__main__")
         self._namespace: dict[str, Any] = main.__dict__
-        self._namespace["__builtins__"] = builtins
-        self._executor = Executor(self._namespace)
+        self._executor = Executor(self._namespace, self._printers[1].write)
+        # What the module `site` gives to other prompts. Its own `exit` closes stdin, for good.
+        vars(builtins).update(exit=sys.exit, quit=sys.exit, help=_help)
 
     def serve(self) -> NoReturn:
         """Say ready, then run one block after the other until the orchestrator hangs up."""
-        sys.stdin = open(os.devnull)  # noqa: SIM115 - it lives as long as the process
         try:
             self._channel.send(self._channel.encode(Ready()))
             while True:
@@ -73,21 +78,23 @@ class Repl:
         """Run one block and return the frame of its result."""
         self._block = execute.block
         self._final = None
-        self._restore_names()
         self._interrupts.install()
-        sys.stdout, sys.stderr = self._printers
+        self._restore_streams()
         for printer in self._printers:
             printer.begin_block()
+        self._restore_names()
         started = time.clock_gettime_ns(CLOCK_REALTIME_COARSE)
         try:
             with self._interrupts.armed():
                 outcome = self._executor.run(execute.block, execute.code)
                 outcome = self._take_answer_dict() or outcome
+                self._flush_replaced()
         except KeyboardInterrupt:  # it hit between the model's code and ours
             outcome = Outcome("interrupted", "KeyboardInterrupt")
         # Anything else means that model code has broken our own: then this process ends, and a fresh one is forked.
         if os.getpid() != self._pid:
             os._exit(0)  # model code forked, and this is the child: it may not answer for its parent
+        signal.setitimer(signal.ITIMER_REAL, 0)  # an alarm that went off between two blocks would end the REPL
         for printer in self._printers:
             printer.end_block()
         result = Result(
@@ -113,15 +120,38 @@ class Repl:
 
     def _flush(self) -> None:
         for printer in self._printers:
-            printer.flush()
+            printer.send_waiting()
+
+    def _flush_replaced(self) -> None:
+        """Have what model code put in the place of stdout hand on what it holds: it may be a wrapper around it."""
+        for stream in (sys.stdout, sys.stderr):
+            if not isinstance(stream, Printer):
+                with contextlib.suppress(Exception):  # it may be anything, and need not have a `flush`
+                    stream.flush()
+
+    def _restore_streams(self) -> None:
+        if self._stdin.closed:
+            self._stdin = open(os.devnull)  # noqa: SIM115 - as above
+        sys.stdin = self._stdin
+        sys.stdout, sys.stderr = self._printers
+        # Model code that has redirected stdout often ends it with `sys.stdout = sys.__stdout__`.
+        sys.__stdout__, sys.__stderr__ = self._printers  # type: ignore[misc, assignment]
 
     # -- the names that we provide -----------------------------------------------------------------------------------
 
     def _restore_names(self) -> None:
         """Put back what a block may have overwritten: `context = "oops"` must not break the run."""
         self._namespace.update(self._provided)
-        if not isinstance(self._namespace.get("answer"), dict):
-            self._namespace["answer"] = _fresh_answer()
+        self._restore_answer()
+
+    def _restore_answer(self) -> None:
+        """Make `answer` a dict again. What a block assigned to that name becomes its content: nothing is lost."""
+        value = self._namespace.get("answer")
+        if isinstance(value, dict):
+            return
+        self._namespace["answer"] = _fresh_answer() if value is None else {"content": value, "ready": False}
+        if value is not None and self._final is None:
+            self._printers[1].write('`answer` is the dict that submits: your value is now in answer["content"]\n')
 
     def _take_answer_dict(self) -> Outcome | None:
         """`answer["ready"] = True` submits `answer["content"]`, in whatever order and way the two were filled."""
@@ -134,17 +164,22 @@ class Repl:
         return None
 
     def _submit_answer_dict(self) -> None:
-        answer = self._namespace.get("answer")
-        if self._final is None and isinstance(answer, dict) and answer.get("ready"):
+        self._restore_answer()
+        answer = self._namespace["answer"]
+        if self._final is None and answer.get("ready"):
             content = answer.get("content")
             if content is not None and content != "":
                 self._submit(content)
                 answer["ready"] = False
             else:
-                sys.stderr.write('answer["ready"] is set, but answer["content"] is empty: nothing was submitted\n')
+                self._printers[1].write(
+                    'answer["ready"] is set, but answer["content"] is empty: nothing was submitted\n'
+                )
 
     def _submit(self, value: Any = None) -> None:
         """End the run: `value` is the answer."""
+        if isinstance(value, dict) and value.keys() == _fresh_answer().keys():
+            value = value["content"]  # FINAL(answer) means what is in it
         self._final = value if isinstance(value, str) else _text(value)
 
     def _submit_variable(self, name: str) -> None:
@@ -168,15 +203,23 @@ class Repl:
     def _show_vars(self) -> dict[str, str]:
         """Name → type of the variables that exist."""
         own = {"answer", "_", *self._provided}
+        names = sorted(name for name in list(self._namespace) if isinstance(name, str))
         return {
-            name: type(value).__name__
-            for name, value in sorted(self._namespace.items())
+            name: type(self._namespace[name]).__name__
+            for name in names
             if name not in own and not name.startswith("__")
         }
 
 
 def _fresh_answer() -> dict[str, Any]:
     return {"content": "", "ready": False}
+
+
+def _help(*request: object) -> None:
+    """Show the documentation of an object."""
+    import pydoc  # most REPLs never need it
+
+    pydoc.help(*request)
 
 
 def _text(value: Any) -> str:

@@ -124,7 +124,7 @@ class Stop(Control, frozen=True):
     explain: bool = False
 
 
-class PostMortem(msgspec.Struct, frozen=True):
+class PostMortem(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """What a REPL was doing when it was killed, as far as could be seen from outside.
 
     Attributes:

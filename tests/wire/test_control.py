@@ -1,11 +1,25 @@
 import random
+from collections.abc import Callable
+from typing import Any
 
+import msgspec
 import pytest
 
 from sandbox_worker.loading import ContextForm
 from sandbox_worker.wire import control
 from sandbox_worker.wire.errors import MessageInvalid
 
+TO_ZYGOTE = [
+    control.Configure(level="strict", new_root="/n", readable=["/r"], hidden=[], preload=["json"]),
+    control.Spawn(True, "/s", 1 << 40, 2, 3, 4, None, 5, 6),
+    control.Spawn(False, "", 1, 2, 3, 4, 0.5, 5, 6),
+]
+FROM_ZYGOTE = [
+    control.ZygoteReady(layers=["a", "b"]),
+    control.ZygoteFailed(reason="why", layer="mounts"),
+    control.Spawned(),
+    control.SpawnFailed(reason="why"),
+]
 TO_INIT = [
     control.Load(form=ContextForm("text", 3, 1, True)),
     control.Start(),
@@ -30,6 +44,16 @@ FROM_INIT = [
 ]
 
 
+@pytest.mark.parametrize("message", TO_ZYGOTE)
+def test_what_the_host_says_to_the_zygote_comes_out_as_it_went_in(message: control.ToZygote) -> None:
+    assert control.unpack_to_zygote(control.pack(message)) == message
+
+
+@pytest.mark.parametrize("message", FROM_ZYGOTE)
+def test_what_the_zygote_says_comes_out_as_it_went_in(message: control.FromZygote) -> None:
+    assert control.unpack_from_zygote(control.pack(message)) == message
+
+
 @pytest.mark.parametrize("message", TO_INIT)
 def test_what_the_host_says_comes_out_as_it_went_in(message: control.ToInit) -> None:
     assert control.unpack_to_init(control.pack(message)) == message
@@ -41,14 +65,47 @@ def test_what_init_says_comes_out_as_it_went_in(message: control.FromInit) -> No
 
 
 def test_every_message_of_both_directions_is_tried() -> None:
+    assert {type(message) for message in TO_ZYGOTE} == set(control.ToZygote.__args__)
+    assert {type(message) for message in FROM_ZYGOTE} == set(control.FromZygote.__args__)
     assert {type(message) for message in TO_INIT} == set(control.ToInit.__args__)
     assert {type(message) for message in FROM_INIT} == set(control.FromInit.__args__)
 
 
-def test_garbage_and_messages_of_the_other_direction_are_invalid_and_nothing_else() -> None:
+UNPACKERS: list[tuple[Callable[[bytes], object], list[Any]]] = [
+    (control.unpack_to_zygote, TO_ZYGOTE),
+    (control.unpack_from_zygote, FROM_ZYGOTE),
+    (control.unpack_to_init, TO_INIT),
+    (control.unpack_from_init, FROM_INIT),
+]
+
+
+@pytest.mark.parametrize(("unpack", "own"), UNPACKERS)
+def test_garbage_and_what_is_meant_for_others_is_invalid_and_nothing_else(
+    unpack: Callable[[bytes], object], own: list[Any]
+) -> None:
     rng = random.Random(20261121)
-    garbage = [rng.randbytes(rng.randrange(40)) for _ in range(2000)]
-    garbage += [b"\x91" * 100_000, *map(control.pack, TO_INIT)]
+    garbage = [rng.randbytes(rng.randrange(40)) for _ in range(1000)]
+    garbage += [b"", b"\x91" * 100_000, b"\xdd\xff\xff\xff\xff", b"\x81\xa4type\xa4\xff\xff\xff\xff"]
+    garbage += [control.pack(message) for _, others in UNPACKERS if others is not own for message in others]
     for packet in garbage:
         with pytest.raises(MessageInvalid):
-            control.unpack_from_init(packet)
+            unpack(packet)
+
+
+@pytest.mark.parametrize(("unpack", "own"), UNPACKERS)
+def test_an_unknown_field_and_a_wrong_type_are_invalid(unpack: Callable[[bytes], object], own: list[Any]) -> None:
+    for message in own:
+        fields = msgspec.to_builtins(message, builtin_types=(bytes,))
+        wrong = [{**fields, "more": 1}] + [{**fields, name: {"a": 1}} for name in fields]
+        for packet in map(msgspec.msgpack.encode, wrong):
+            with pytest.raises(MessageInvalid):
+                unpack(packet)
+
+
+@pytest.mark.parametrize("message", [message for _, own in UNPACKERS for message in own if len(repr(message)) > 30])
+def test_a_packet_that_lost_its_end_is_invalid(message: control.Control) -> None:
+    packet = control.pack(message)
+    for unpack, own in UNPACKERS:
+        if message in own:
+            with pytest.raises(MessageInvalid):
+                unpack(packet[:-1])

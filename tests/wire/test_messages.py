@@ -1,0 +1,166 @@
+"""Each message survives its way; whatever is none is one error. (Frames with garbage in them: `test_frames.py`.)"""
+
+import contextlib
+import enum
+import json
+from typing import Any, get_args
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sandbox_worker.wire import messages
+from sandbox_worker.wire.errors import MessageInvalid
+from sandbox_worker.wire.messages import (
+    Execute,
+    FromOrchestrator,
+    FromWorker,
+    Hello,
+    Output,
+    Query,
+    Ready,
+    Reply,
+    Result,
+    Slot,
+    Welcome,
+    decode_from_orchestrator,
+    decode_from_worker,
+    decode_hello,
+    decode_welcome,
+    encode,
+)
+
+QUERY = Query(id="3:1", want="rlm", prompts=["a", ""], model="m", system="s", max_completion_tokens=1, max_concurrent=2)
+FROM_WORKER: list[FromWorker] = [
+    Ready(),
+    QUERY,
+    Query(id="3:1", want="llm", prompts=[]),
+    Output(block=3, stream="stderr", text="\x00\x1b \u2028 \N{GRINNING FACE}"),
+    Result(block=3, status="ok"),
+    Result(block=3, status="exited", error="bye", exit_code=-1, final_answer="", descriptor_output=True),
+]
+FROM_ORCHESTRATOR: list[FromOrchestrator] = [
+    Execute(block=3, code="x = 1\n"),
+    Reply(id="3:1", slots=[Slot(), Slot(text="t"), Slot(text="partial", error="e")]),
+]
+
+
+@pytest.mark.parametrize("message", FROM_WORKER)
+def test_what_a_worker_says_comes_out_as_it_went_in(message: FromWorker) -> None:
+    assert decode_from_worker(encode(message)) == message
+
+
+@pytest.mark.parametrize("message", FROM_ORCHESTRATOR)
+def test_what_the_orchestrator_says_comes_out_as_it_went_in(message: FromOrchestrator) -> None:
+    assert decode_from_orchestrator(encode(message)) == message
+
+
+def test_a_connection_begins_with_a_token_and_a_welcome() -> None:
+    assert decode_hello(encode(Hello(token="t"))) == Hello(token="t")
+    assert decode_welcome(encode(Welcome())) == Welcome()
+
+
+def test_every_message_of_both_directions_is_tried() -> None:
+    assert {type(message) for message in FROM_WORKER} == set(get_args(FromWorker))
+    assert {type(message) for message in FROM_ORCHESTRATOR} == set(get_args(FromOrchestrator))
+
+
+def test_the_type_of_a_message_is_its_name_in_small_letters() -> None:
+    assert json.loads(encode(QUERY))["type"] == "query"
+
+
+@pytest.mark.parametrize("message", [*FROM_WORKER, *FROM_ORCHESTRATOR])
+def test_a_message_of_the_other_direction_is_invalid(message: FromWorker | FromOrchestrator) -> None:
+    decode_other = decode_from_worker if message in FROM_ORCHESTRATOR else decode_from_orchestrator
+    with pytest.raises(MessageInvalid):
+        decode_other(encode(message))
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("id", 1),
+        ("want", "root"),
+        ("prompts", "one text"),
+        ("prompts", ["a", None]),
+        ("prompts", None),
+        ("model", 7),
+        ("max_completion_tokens", 0),
+        ("max_completion_tokens", 1.5),
+        ("max_completion_tokens", True),
+        ("max_concurrent", -1),
+        ("depth", 0),
+        ("budget", 1e9),
+        ("type", "Query"),
+    ],
+)
+def test_one_wrong_field_makes_a_query_invalid(field: str, value: object) -> None:
+    right = json.loads(encode(QUERY))
+    with pytest.raises(MessageInvalid):
+        decode_from_worker(json.dumps({**right, field: value}).encode())
+
+
+@pytest.mark.parametrize("field", ["type", "id", "want", "prompts"])
+def test_a_query_without_a_field_that_it_needs_is_invalid(field: str) -> None:
+    fields = json.loads(encode(QUERY))
+    del fields[field]
+    with pytest.raises(MessageInvalid):
+        decode_from_worker(json.dumps(fields).encode())
+
+
+@pytest.mark.parametrize("status", ["killed", "OK", None])
+def test_a_worker_cannot_claim_an_outcome_that_only_the_host_sees(status: str | None) -> None:
+    with pytest.raises(MessageInvalid):
+        decode_from_worker(json.dumps({"type": "result", "block": 1, "status": status}).encode())
+
+
+@pytest.mark.parametrize("decode", [decode_hello, decode_welcome, decode_from_worker, decode_from_orchestrator])
+@given(payload=st.binary(max_size=60) | st.text(max_size=60).map(str.encode))
+def test_no_bytes_raise_anything_else(decode: Any, payload: bytes) -> None:
+    with contextlib.suppress(MessageInvalid):
+        assert isinstance(decode(payload), messages.Message)
+
+
+@pytest.mark.parametrize("decode", [decode_hello, decode_welcome, decode_from_worker, decode_from_orchestrator])
+@pytest.mark.parametrize("opening", [b"[", b'{"type":', b'{"type":"reply","slots":[{"x":', b'{"type":"hello","x":['])
+def test_deep_nesting_is_invalid_in_every_direction(decode: Any, opening: bytes) -> None:
+    with pytest.raises(MessageInvalid):
+        decode(opening * 100_000)
+
+
+@given(st.text(st.characters(exclude_categories=[])))
+def test_any_text_arrives_and_costs_its_lone_surrogates_at_most(text: str) -> None:
+    expected = text.encode("utf-8", "replace").decode()
+    for message in (
+        Output(block=1, stream="stdout", text=text),
+        Result(block=1, status="ok", final_answer=text),
+        Query(id="1:1", want="llm", prompts=[text, text], system=text),
+    ):
+        arrived = decode_from_worker(encode(message))
+        if isinstance(arrived, Query):
+            assert arrived.prompts == [expected, expected]
+            assert arrived.system == expected
+        else:
+            assert expected in (getattr(arrived, "text", None), getattr(arrived, "final_answer", None))
+
+
+class Text(str):
+    __slots__ = ()
+
+    def __str__(self) -> str:
+        return "not this"
+
+
+class Colour(str, enum.Enum):  # noqa: UP042 - what model code writes
+    RED = "red"
+
+
+@pytest.mark.parametrize(("text", "plain"), [(Text("a"), "a"), (Text("\ud800"), "?"), (Colour.RED, "red")])
+def test_subclasses_of_text_are_text(text: str, plain: str) -> None:
+    arrived = decode_from_worker(encode(Result(block=1, status="ok", final_answer=text)))
+    assert arrived == Result(block=1, status="ok", final_answer=plain)
+
+
+def test_what_is_no_text_is_refused_on_this_side() -> None:
+    with pytest.raises(TypeError, match="a message cannot hold a object"):
+        encode(Output(block=1, stream="stdout", text=object()))  # type: ignore[arg-type]

@@ -1,0 +1,258 @@
+"""Blocks in this process; what only a process of its own can show is in `test_repl.py`."""
+
+import asyncio
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from sandbox_worker.execution import Executor, Outcome
+
+
+class Prompt:
+    """An executor, what it complained of, and its blocks' numbers."""
+
+    def __init__(self) -> None:
+        self.namespace: dict[str, Any] = {"__name__": "__main__"}
+        self.complaints: list[str] = []
+        self.executor = Executor(self.namespace, self.complaints.append)
+        self._number = 0
+
+    def run(self, code: str) -> Outcome:
+        self._number += 1
+        return self.executor.run(self._number, code)
+
+    def complaint(self, code: str) -> str:
+        """What the block, which raises, is said to have done."""
+        self.complaints.clear()
+        assert self.run(code).status != "ok"
+        return "".join(self.complaints)
+
+
+@pytest.fixture
+def prompt() -> Iterator[Prompt]:
+    made = Prompt()
+    yield made
+    if made.executor._loop is not None:
+        made.executor._loop.close()
+        asyncio.set_event_loop(None)
+
+
+@pytest.mark.parametrize(
+    ("code", "shown"),
+    [
+        ("1; 2", "2\n"),
+        ("x = 5\nx", "5\n"),
+        ("x = 5", ""),
+        ("'text'", "'text'\n"),
+        ("'text'; None", ""),
+        ("if True:\n    3", ""),
+        ("for i in range(3): i", ""),
+        ("", ""),
+        ("# nothing", ""),
+        ("'''a docstring'''\nx = 1", ""),
+        ("(y := 4)", "4\n"),
+        ("1 # with a comment", "1\n"),
+        ("1;", "1\n"),
+        ("lambda: (yield)\n'after'", "'after'\n"),
+    ],
+)
+def test_the_last_expression_is_shown_and_nothing_else(
+    prompt: Prompt, capsys: pytest.CaptureFixture[str], code: str, shown: str
+) -> None:
+    assert prompt.run(code).status == "ok"
+    assert capsys.readouterr().out == shown
+
+
+def test_what_was_shown_last_is_underscore_and_none_does_not_take_its_place(prompt: Prompt) -> None:
+    for code in ("6 * 7", "None", "x = 1"):
+        prompt.run(code)
+    assert prompt.namespace["_"] == 42
+
+
+def test_names_of_a_block_that_raised_are_kept(prompt: Prompt) -> None:
+    assert prompt.run("x = 1\n_hidden = 2\n1 / 0\nx = 3").status == "error"
+    assert (prompt.namespace["x"], prompt.namespace["_hidden"]) == (1, 2)
+
+
+def test_a_function_sees_the_globals_of_later_blocks(prompt: Prompt, capsys: pytest.CaptureFixture[str]) -> None:
+    for code in ("def f(): return g()", "def g(): return 'late'", "f()"):
+        assert prompt.run(code).status == "ok"
+    assert capsys.readouterr().out == "'late'\n"
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "await asyncio.sleep(0, 'done')",
+        "done = await asyncio.sleep(0, 'done')\ndone",
+        "(await asyncio.gather(asyncio.sleep(0, 'done')))[0]",
+        "[await asyncio.sleep(0, x) for x in ['done']][0]",
+        "async def f():\n    yield 'done'\nasync for x in f(): pass\nx",
+        "async with asyncio.timeout(60):\n    x = 'done'\nx",
+        "asyncio.run(asyncio.sleep(0, 'done'))",
+        "await asyncio.to_thread(lambda: 'done')",
+    ],
+)
+def test_await_works_at_the_top_level(prompt: Prompt, capsys: pytest.CaptureFixture[str], code: str) -> None:
+    assert prompt.run(f"import asyncio\n{code}").status == "ok"
+    assert capsys.readouterr().out == "'done'\n"
+
+
+def test_a_task_goes_on_in_the_next_block_that_awaits(prompt: Prompt, capsys: pytest.CaptureFixture[str]) -> None:
+    prompt.run("import asyncio\ntask = asyncio.create_task(asyncio.sleep(0, 'done'))\nawait asyncio.sleep(0)")
+    prompt.run("asyncio.run(asyncio.sleep(0))")
+    assert prompt.run("await task").status == "ok"
+    assert capsys.readouterr().out == "'done'\n"
+
+
+def test_annotations_of_the_future_hold_for_the_blocks_that_follow(prompt: Prompt) -> None:
+    assert prompt.run("def f(x: Unknown): pass").status == "error"
+    assert prompt.run("from __future__ import annotations").status == "ok"
+    assert prompt.run("def f(x: Unknown): pass").status == "ok"
+
+
+def test_a_traceback_shows_the_models_own_lines_and_carets(prompt: Prompt) -> None:
+    prompt.run("def f(x):\n    return 1 / x")
+    assert prompt.complaint("y = 1\nprint(f(0))") == (
+        "Traceback (most recent call last):\n"
+        '  File "<block 2>", line 2, in <module>\n'
+        "    print(f(0))\n"
+        "          ^^^^\n"
+        '  File "<block 1>", line 2, in f\n'
+        "    return 1 / x\n"
+        "           ~~^~~\n"
+        "ZeroDivisionError: division by zero\n"
+    )
+
+
+@pytest.mark.parametrize("separator", ["\u2028", "\x0c", "\x1c", "\x85", "\r\n"])
+def test_lines_are_counted_as_python_counts_them(prompt: Prompt, separator: str) -> None:
+    assert "    1 / 0\n" in prompt.complaint(f"s = '''a{separator}b'''\nx = 1\n1 / 0")
+
+
+def test_frames_of_libraries_are_shown_and_ours_are_not(prompt: Prompt) -> None:
+    complaint = prompt.complaint("import json\njson.loads('{')")
+    assert "decoder.py" in complaint
+    assert "execution.py" not in complaint
+    complaint = prompt.complaint("import asyncio\nawait asyncio.wait_for(asyncio.sleep(60), 0.001)")
+    assert "tasks.py" in complaint
+    assert "base_events.py" not in complaint
+    assert "execution.py" not in complaint
+
+
+def test_ours_are_left_out_of_causes_and_groups_too(prompt: Prompt) -> None:
+    prompt.namespace["ours"] = Prompt().executor._show  # prints a value: what its `__repr__` raises comes through us
+    prompt.run("class Bites:\n    def __repr__(self): raise ValueError('inner')")
+    for code in (
+        "try:\n    ours(Bites())\nexcept ValueError as error:\n    raise KeyError('outer') from error",
+        "try:\n    ours(Bites())\nexcept ValueError:\n    1 / 0",
+        "try:\n    ours(Bites())\nexcept ValueError as error:\n    raise ExceptionGroup('several', [error])",
+    ):
+        complaint = prompt.complaint(code)
+        assert "raise ValueError('inner')" in complaint
+        assert "execution.py" not in complaint
+
+
+@pytest.mark.parametrize(
+    ("code", "error"),
+    [
+        ("1 / 0", "ZeroDivisionError: division by zero"),
+        ("raise ValueError", "ValueError"),
+        ("raise ValueError('first\\nsecond')", "ValueError: first"),
+        ("e = ValueError('said')\ne.add_note('a note')\nraise e", "ValueError: said"),
+        ("raise ValueError('x' * 5000)", f"ValueError: {'x' * 988}"),
+        ("import json; json.loads('{')", "json.decoder.JSONDecodeError: Expecting property name"),
+        ("raise ExceptionGroup('several', [ValueError(1), KeyError(2)])", "ExceptionGroup: several (2 sub-exceptions)"),
+        ("raise BaseException('base')", "BaseException: base"),
+        ("class Own(BaseException): pass\nraise Own('own')", "Own: own"),
+        ("raise GeneratorExit", "GeneratorExit"),
+        ("raise StopIteration", "StopIteration"),
+        ("def f(): f()\nf()", "RecursionError: maximum recursion depth exceeded"),
+        ("eval('-' * 100_000 + '1')", "MemoryError"),
+        ("x = = 1", "SyntaxError: invalid syntax"),
+        ("return 5", "SyntaxError: 'return' outside function"),
+        ("if True:\nx = 1", "IndentationError: expected an indented block after 'if' statement on line 1"),
+        ("x = '\0'", "SyntaxError"),
+        ("x = " + "(" * 1000, "SyntaxError: too many nested parentheses"),
+        ("async def f(): raise ValueError('awaited')\nawait f()", "ValueError: awaited"),
+    ],
+)
+def test_whatever_is_raised_is_an_outcome_of_one_line(prompt: Prompt, code: str, error: str) -> None:
+    outcome = prompt.run(code)
+    assert outcome.status == "error"
+    assert (outcome.error or "").startswith(error)
+    assert len((outcome.error or "").splitlines()) == 1
+    assert len(outcome.error or "") <= 1000
+    assert error[:980] in "".join(prompt.complaints) or "\0" in code
+
+
+@pytest.mark.parametrize("method", ["__str__", "__repr__"])
+def test_an_exception_that_cannot_be_shown_is_still_an_outcome(prompt: Prompt, method: str) -> None:
+    code = f"class Bites(Exception):\n    def {method}(self): raise self\nBites.__str__ = Bites.{method}\nraise Bites"
+    assert prompt.run(code).error == "Bites: <exception str() failed>"
+    assert "raise Bites" in "".join(prompt.complaints)
+
+
+def test_an_exception_whose_class_bites_is_still_an_outcome(prompt: Prompt) -> None:
+    code = (
+        "class Meta(type):\n    def __getattribute__(cls, name): 1 / 0\n"
+        "class Bites(Exception, metaclass=Meta): pass\nraise Bites"
+    )
+    assert prompt.run(code).error == "Bites"
+    assert prompt.complaints == ["Bites (its traceback cannot be shown: ZeroDivisionError)\n"]
+
+
+@pytest.mark.parametrize(
+    ("code", "line"),
+    [
+        ("x = 1\nreturn 5", "    return 5\n"),
+        ("x = 1\nyield x", "    yield x\n"),
+        ("x = = 1", "    x = = 1\n        ^\n"),
+    ],
+)
+def test_a_syntax_error_shows_its_line(prompt: Prompt, code: str, line: str) -> None:
+    assert line in prompt.complaint(code)
+
+
+@pytest.mark.parametrize(
+    ("code", "error", "exit_code"),
+    [
+        ("sys.exit()", "sys.exit(0)", 0),
+        ("sys.exit(3)", "sys.exit(3)", 3),
+        ("sys.exit(True)", "sys.exit(True)", 1),
+        ("sys.exit(-1)", "sys.exit(-1)", -1),
+        ("sys.exit('bye')", "bye", 1),
+        ("sys.exit([1, 2])", "[1, 2]", 1),
+        ("raise SystemExit", "sys.exit(0)", 0),
+        ("async def f(): sys.exit(4)\nawait f()", "sys.exit(4)", 4),
+        ("class Bites:\n    def __str__(self): 1 / 0\nsys.exit(Bites())", "a Bites whose text cannot be shown", 1),
+    ],
+)
+def test_sys_exit_ends_the_block_in_whatever_form(prompt: Prompt, code: str, error: str, exit_code: int) -> None:
+    outcome = prompt.run(f"import sys\n{code}")
+    assert (outcome.status, outcome.exit_code) == ("exited", exit_code)
+    assert (outcome.error or "").startswith(error)
+    assert bool(prompt.complaints) == (not error.startswith("sys.exit"))
+    assert prompt.run("1").status == "ok"
+
+
+def test_a_keyboard_interrupt_is_no_error(prompt: Prompt) -> None:
+    outcome = prompt.run("raise KeyboardInterrupt")
+    assert (outcome.status, outcome.error) == ("interrupted", "KeyboardInterrupt")
+    assert "line 1, in <module>" in "".join(prompt.complaints)
+
+
+def test_an_interrupted_await_names_the_line_that_waited_and_cleans_up(prompt: Prompt) -> None:
+    code = (
+        "import asyncio\n"
+        "async def raises(): raise KeyboardInterrupt\n"
+        "raising = asyncio.create_task(raises())\n"
+        "try:\n"
+        "    await asyncio.sleep(60)\n"
+        "finally:\n"
+        "    cleaned_up = True\n"
+    )
+    assert "line 5, in <module>\n    await asyncio.sleep(60)\n" in prompt.complaint(code)
+    assert prompt.namespace["cleaned_up"]
+    assert prompt.run("await asyncio.sleep(0)").status == "ok"
