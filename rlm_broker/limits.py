@@ -49,6 +49,8 @@ class Limits(BaseModel):
     """Processes and threads of one REPL."""
     scratch_bytes: PositiveInt = 256 << 20
     """Size of the private scratch folder, which is also the largest file."""
+    max_scratch_files: PositiveInt = 8_192
+    """Files and folders in the scratch folder: each costs about a kilobyte of the kernel's memory."""
     max_open_files: PositiveInt = 256
     """Descriptors of one process."""
     max_repl_restarts: NonNegativeInt = 5

@@ -21,6 +21,7 @@ from sandbox_worker.interrupts import Interrupts
 from sandbox_worker.isolation.walls import LayerFailed, WorkerBounds, ZygoteWalls
 from sandbox_worker.isolation.worker_layers import lock_down_init, lock_down_repl
 from sandbox_worker.loading import ContextBroken, ContextForm, load
+from sandbox_worker.proc import Proc
 from sandbox_worker.repl import Repl
 from sandbox_worker.repl_output import EXPLAIN_S, ReplOutput, WriteEnds
 from sandbox_worker.watch import Usage, Watch
@@ -57,6 +58,7 @@ STACK_SIGNAL = signal.SIGRTMAX
 """Has the REPL print the stack of its threads to `STACK_FD`: one that model code hardly takes for itself."""
 EXPLAIN_QUICKLY_S = 0.02
 """The same for one that is past a limit, and goes on."""
+WATCH = "memory and CPU watch (approximate)"
 WORTH_SAYING_S = 0.5
 """CPU time that the host is told of."""
 SFD_NONBLOCK_CLOEXEC = os.O_NONBLOCK | os.O_CLOEXEC
@@ -79,15 +81,18 @@ def main(fds: list[int], spawn: Spawn, walls: ZygoteWalls, mapping_works: bool) 
         max_processes=spawn.max_processes,
         max_open_files=spawn.max_open_files,
         scratch_bytes=spawn.scratch_bytes,
+        max_scratch_files=spawn.max_scratch_files,
     )
     try:
+        proc = None if walls.proc_is_fresh else Proc()  # else it is going to be covered
         if walls.level != "strict":
             os.chdir(spawn.scratch)
         layers = lock_down_init(walls, bounds)
+        proc = proc or Proc()
     except (LayerFailed, OSError) as error:
         _fail(control, "lock down", error)
     os.environ["HOME"] = os.environ["TMPDIR"] = str(Path.cwd())
-    init = Init(control, children, spawn, walls, bounds, mapping_works, has_group=len(fds) > 1)
+    init = Init(control, children, spawn, walls, bounds, proc, mapping_works, has_group=len(fds) > 1)
     control.send(pack(Locked(layers=[*layers, *init.layers])))
     try:
         init.serve()
@@ -109,6 +114,7 @@ class Init:
         spawn: Spawn,
         walls: ZygoteWalls,
         bounds: WorkerBounds,
+        proc: Proc,
         mapping_works: bool,
         has_group: bool,
     ) -> None:
@@ -121,9 +127,9 @@ class Init:
         self._has_group = has_group
         self._contexts: dict[str, Any] = {}
         self._repl_pid: int | None = None
-        self._watch = Watch(walls.level == "strict") if Path("/proc/self/stat").exists() else None
-        group = ("memory control group",) if has_group else ()
-        self.layers = (*group, *(() if self._watch is None else ("memory and CPU watch (approximate)",)))
+        self._proc = proc
+        self._watch = _watch(proc, walls, bounds)
+        self.layers = (*(("memory control group",) if has_group else ()), WATCH)
         self._said_cpu_s = 0.0
         self._poll = select.poll()
         self._poll.register(control.fileno(), select.POLLIN)
@@ -180,8 +186,7 @@ class Init:
 
     def _begin(self) -> None:
         self._said_cpu_s = 0.0
-        if self._watch is not None:
-            self._watch.block_started()
+        self._watch.block_started()
 
     def _end_repl(self) -> None:
         """Kill it, and hand over its last output."""
@@ -208,11 +213,11 @@ class Init:
             os.close(pidfd)
         for fd in (door_fd, *write_ends):
             os.close(fd)
-        if self._watch is not None:
-            self._watch.repl_started(pid)
+        self._watch.repl_started(pid)
 
     def _become_repl(self, door_fd: int, write_ends: WriteEnds) -> NoReturn:
         """In the child: behind the second walls, without the control socket, into the loop."""
+        mapped_bytes = self._proc.mapped_bytes(self._proc.own_pid)  # its parent's, and so its own
         if self._has_group:
             os.write(GROUP_FD, b"0")
         os.dup2(write_ends.stdout, 1)
@@ -229,7 +234,7 @@ class Init:
         interrupts = Interrupts()
         interrupts.install()
         try:
-            layers = lock_down_repl(self._walls, self._bounds, self._spawn.allow_exec)
+            layers = lock_down_repl(self._walls, self._bounds, mapped_bytes, self._spawn.allow_exec)
         except (LayerFailed, OSError) as error:
             _fail(self._control, "start", error)
         os.write(CONTROL_FD, pack(Started(layers=list(layers))))
@@ -269,12 +274,11 @@ class Init:
     # -- what it uses, and what it was doing -------------------------------------------------------------------------
 
     def _until_next_look_ms(self) -> int | None:
-        if self._watch is None or self._repl_pid is None:
+        if self._repl_pid is None:
             return None
         return math.ceil(self._watch.wait_s() * 1000)
 
     def _look(self) -> None:
-        assert self._watch is not None
         usage = self._watch.look()
         if usage.cpu_s - self._said_cpu_s >= WORTH_SAYING_S:
             self._say(Burned(cpu_s=usage.cpu_s - self._said_cpu_s))
@@ -283,6 +287,8 @@ class Init:
             ("memory_bytes", usage.memory_bytes, self._spawn.memory_bytes),
             ("max_processes", usage.threads, self._spawn.max_processes),
             ("cpu_s", usage.cpu_s, self._spawn.cpu_s),
+            ("scratch_bytes", usage.scratch_bytes, self._spawn.scratch_bytes),
+            ("max_scratch_files", usage.scratch_files, self._spawn.max_scratch_files),
         ):
             if allowed is not None and used > allowed:
                 post_mortem = self._explained(usage)
@@ -296,7 +302,7 @@ class Init:
         if self._repl_pid is not None:
             self._signal(STACK_SIGNAL)
             stack = self._output.read_stack(EXPLAIN_S if usage is None else EXPLAIN_QUICKLY_S)
-            if usage is None and self._watch is not None:
+            if usage is None:
                 usage = self._watch.look()
         usage = usage or Usage()
         return PostMortem(
@@ -309,6 +315,12 @@ class Init:
 
     def _say(self, message: Control) -> None:
         self._control.send(pack(message))
+
+
+def _watch(proc: Proc, walls: ZygoteWalls, bounds: WorkerBounds) -> Watch:
+    if walls.level == "strict":
+        return Watch(proc, proc.others if walls.proc_is_fresh else proc.below)
+    return Watch(proc, scratch=str(Path.cwd()), max_scratch_files=bounds.max_scratch_files)
 
 
 def _keep_only(fds: list[int]) -> None:

@@ -2,43 +2,61 @@
 
 Approximate by nature: memory is what is mapped privately (RssAnon), swapped out (VmSwap) or spent on page tables
 (VmPTE), read every few milliseconds while a block runs, so a writer at full speed is some megabytes past its limit
-when it is seen. What these numbers do not show (memfds, shared anonymous mappings) is denied by seccomp; the scratch
-folder has a size of its own. CPU time of processes that live shorter than the time between two looks is missed.
+when it is seen. What these numbers do not show (memfds, shared anonymous mappings) is denied by seccomp. A scratch
+folder that is a file system has a size of its own; one that is a folder of the host's is looked through now and then.
+CPU time of processes that live shorter than the time between two looks is missed.
 """
 
 import os
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
+
+from sandbox_worker.proc import Proc
+from sandbox_worker.scratch import Contents, contents
 
 FASTEST_S = 0.01
 SLOWEST_S = 0.5
+SCRATCH_S = 0.1
+"""The scratch folder is looked through so often at most: it costs 5 microseconds a file."""
 MOST_OF_A_CPU = 0.05
 """Looking takes 40 microseconds a process; with many of them the looks become rarer, not dearer."""
 _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
-_COUNTED = (b"RssAnon:", b"VmSwap:", b"VmPTE:")
 
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """Of all processes together. `cpu_s` counts from the start of the block."""
+    """Of all processes together. `cpu_s` counts from the start of the block; `scratch_*` only where it is watched."""
 
     memory_bytes: int = 0
     cpu_s: float = 0.0
     processes: int = 0
     threads: int = 0
+    scratch_bytes: int = 0
+    scratch_files: int = 0
 
 
 class Watch:
     """Looks at a worker's processes, often while they work and rarely while they sleep.
 
     Args:
-        sees_all: /proc is this worker's own, and everything in it but init belongs to the REPL. Else only the REPL's
-            own process is looked at, because it can have no other.
+        proc: Where they are seen.
+        pids: Those of the REPL; None where it can have no process but its own.
+        scratch: The folder to look through, or None.
+        max_scratch_files: It is not looked through beyond this number.
     """
 
-    def __init__(self, sees_all: bool) -> None:
-        self._sees_all = sees_all
-        self._own_pid = os.getpid()
+    def __init__(
+        self,
+        proc: Proc,
+        pids: Callable[[], list[int]] | None = None,
+        scratch: str | None = None,
+        max_scratch_files: int = 0,
+    ) -> None:
+        self._proc = proc
+        self._pids = pids or (lambda: [self._repl_pid])
+        self._scratch = scratch
+        self._max_scratch_files = max_scratch_files
         self._repl_pid = 0
         self._inherited_bytes = 0
         self._cpu_ticks: dict[int, int] = {}
@@ -46,12 +64,15 @@ class Watch:
         self._last = Usage()
         self._interval_s = SLOWEST_S
         self._due = 0.0
+        self._in_scratch = Contents(0, 0)
+        self._scratch_due = 0.0
 
     def repl_started(self, pid: int) -> None:
         """A fresh REPL. What it shares with init from the start (a context made of objects) is not its own."""
         self._repl_pid = pid
         self._cpu_ticks.clear()
-        self._inherited_bytes = self._memory_and_threads(pid)[0]
+        own = self._proc.status(self._proc.own_pid)
+        self._inherited_bytes = own.memory_bytes if own else 0
         self.block_started()
 
     def block_started(self) -> None:
@@ -69,53 +90,35 @@ class Watch:
         memory_bytes = threads = processes = burned = 0
         seen: dict[int, int] = {}
         for pid in self._pids():
-            try:
-                anonymous, count = self._memory_and_threads(pid)
-                seen[pid] = _cpu_ticks(pid)
-            except (FileNotFoundError, ProcessLookupError):  # it ended meanwhile
+            status = self._proc.status(pid)
+            if status is None:  # it ended meanwhile
                 continue
-            memory_bytes += max(0, anonymous - self._inherited_bytes)
-            threads += count
+            memory_bytes += max(0, status.memory_bytes - self._inherited_bytes)
+            threads += status.threads
             processes += 1
+            seen[pid] = self._proc.cpu_ticks(pid)
             burned += max(0, seen[pid] - self._cpu_ticks.get(pid, 0))
         self._cpu_ticks = seen
         self._block_ticks += burned
-        usage = Usage(memory_bytes, self._block_ticks / _TICKS_PER_S, processes, threads)
+        if self._scratch is not None and started >= self._scratch_due:
+            self._look_through(self._scratch)
+        found = self._in_scratch
+        cpu_s = self._block_ticks / _TICKS_PER_S
+        usage = Usage(memory_bytes, cpu_s, processes, threads, found.size_bytes, found.files)
         sleeps = not burned and memory_bytes <= self._last.memory_bytes
         cost_s = time.monotonic() - started
         self._look_in(max(min(2 * self._interval_s, SLOWEST_S) if sleeps else FASTEST_S, cost_s / MOST_OF_A_CPU))
         self._last = usage
         return usage
 
+    def _look_through(self, folder: str) -> None:
+        started = time.monotonic()
+        found = contents(folder, self._max_scratch_files)
+        unlinked = sum(self._proc.unlinked_bytes(pid, folder) for pid in self._pids())
+        self._in_scratch = Contents(found.size_bytes + unlinked, found.files)
+        ended = time.monotonic()
+        self._scratch_due = ended + max(SCRATCH_S, (ended - started) / MOST_OF_A_CPU)
+
     def _look_in(self, interval_s: float) -> None:
         self._interval_s = interval_s
         self._due = time.monotonic() + interval_s
-
-    def _pids(self) -> list[int]:
-        if not self._sees_all:
-            return [self._repl_pid]
-        names = os.listdir("/proc")  # noqa: PTH208 - a hundred times a second: names are enough
-        return [int(name) for name in names if name.isdigit() and int(name) != self._own_pid]
-
-    def _memory_and_threads(self, pid: int) -> tuple[int, int]:
-        kilobytes = threads = 0
-        for line in _read(f"/proc/{pid}/status").splitlines():
-            if line.startswith(_COUNTED):
-                kilobytes += int(line.split()[1])
-            elif line.startswith(b"Threads:"):
-                threads = int(line.split()[1])
-        return kilobytes * 1024, threads
-
-
-def _cpu_ticks(pid: int) -> int:
-    # The second field is the program's name in brackets, which may hold anything.
-    fields = _read(f"/proc/{pid}/stat").rpartition(b")")[2].split()
-    return int(fields[11]) + int(fields[12])  # utime and stime, in proc(5) fields 14 and 15
-
-
-def _read(path: str) -> bytes:
-    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        return os.read(fd, 8192)
-    finally:
-        os.close(fd)

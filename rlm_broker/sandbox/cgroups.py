@@ -62,13 +62,14 @@ class MemoryGroup:
     """One worker's group.
 
     Attributes:
+        folder: Its place in the control group file system.
         join_fd: Whoever writes "0" to it is in the group from then on, whatever rights it has.
     """
 
     def __init__(self, folder: Path, limit_bytes: int, kills: Path) -> None:
         self.limit_bytes = limit_bytes
         self.join_fd = os.open(folder / "cgroup.procs", os.O_WRONLY | os.O_CLOEXEC)
-        self._folder = folder
+        self.folder = folder
         self._kills = kills
 
     def kills(self) -> int:
@@ -85,7 +86,7 @@ class MemoryGroup:
             os.close(self.join_fd)
             self.join_fd = -1
         try:
-            self._folder.rmdir()
+            self.folder.rmdir()
         except FileNotFoundError:
             return True
         except OSError:

@@ -4,7 +4,6 @@ import asyncio
 import contextlib
 import os
 import resource
-import shutil
 import signal
 import socket
 import subprocess
@@ -20,7 +19,7 @@ from rlm_broker.errors import IsolationUnavailable, RlmBrokerError, SandboxFaile
 from rlm_broker.limits import Limits
 from rlm_broker.sandbox import policy
 from rlm_broker.sandbox.cgroups import MemoryGroup, MemoryGroups
-from rlm_broker.sandbox.private_folder import PrivateFolder
+from rlm_broker.sandbox.private_folder import PrivateFolder, remove_tree
 from rlm_broker.sandbox.worker import Worker
 from sandbox_worker.wire.control import (
     MAX_PACKET_BYTES,
@@ -68,6 +67,7 @@ class Host:
         self._groups: MemoryGroups | None = None
         self._one_at_a_time = asyncio.Lock()
         self._workers: set[Worker] = set()
+        self._left_behind: list[str] = []
 
     async def start(self) -> None:
         """Start the zygote, unless it lives.
@@ -77,8 +77,7 @@ class Host:
             SandboxFailed: The zygote cannot start, for any other reason.
         """
         if self._zygote is not None and not self._zygote.is_usable():
-            await self._zygote.end()
-            self._zygote = None
+            await self._end_zygote(self._zygote)
         if self._zygote is None:
             _raise_descriptor_limit()
             zygote = _Zygote(self.level)
@@ -111,20 +110,31 @@ class Host:
         """Kill a worker; return when it is gone."""
         await worker.kill()
         self._workers.discard(worker)
-        if worker.scratch:
-            await asyncio.to_thread(shutil.rmtree, worker.scratch, ignore_errors=True)
-        if worker.group is not None:
-            await _removed(worker.group)
+        if worker.scratch and not await asyncio.to_thread(remove_tree, Path(worker.scratch)):
+            self._left_behind.append(worker.scratch)
+        if worker.group is not None and not await _removed(worker.group):
+            self._left_behind.append(str(worker.group.folder))
 
     async def close(self) -> None:
-        """End every worker and the zygote; return when all are gone. Harmless when repeated."""
+        """End every worker and the zygote; return when all are gone. Harmless when repeated.
+
+        Raises:
+            SandboxFailed: Something could not be removed, and is named. All the rest is gone.
+        """
         await asyncio.gather(*map(self.end, list(self._workers)))
         if self._zygote is not None:
-            await self._zygote.end()
-            self._zygote = None
+            await self._end_zygote(self._zygote)
         if self._groups is not None:
             self._groups.close()
             self._groups = None
+        if left := [path for path in self._left_behind if Path(path).exists()]:
+            self._left_behind.clear()
+            raise SandboxFailed(f"the sandbox has ended, but could not remove: {', '.join(left)}")
+
+    async def _end_zygote(self, zygote: "_Zygote") -> None:
+        self._zygote = None
+        if not await zygote.end():
+            self._left_behind.append(str(zygote.folder.path))
 
     async def _spawn(self, limits: Limits) -> Worker:
         async with self._one_at_a_time:
@@ -146,6 +156,7 @@ class Host:
             max_processes=limits.max_processes,
             max_open_files=limits.max_open_files,
             scratch_bytes=limits.scratch_bytes,
+            max_scratch_files=limits.max_scratch_files,
             cpu_s=limits.cpu_s,
             max_frame_bytes=limits.max_frame_bytes,
             max_output_bytes=limits.max_output_bytes,
@@ -166,12 +177,13 @@ class Host:
         return Worker(self.level, pidfd, ours, request.scratch, group)
 
 
-async def _removed(group: MemoryGroup) -> None:
-    """The kernel lets go of a group a moment after its last process."""
+async def _removed(group: MemoryGroup) -> bool:
+    """Remove a group, of which the kernel lets go a moment after its last process."""
     for _ in range(GROUP_TRIES):
         if group.remove():
-            return
+            return True
         await asyncio.sleep(GROUP_PAUSE_S)
+    return False
 
 
 class _ZygoteGone(SandboxFailed):
@@ -183,7 +195,7 @@ class _Zygote:
 
     def __init__(self, level: policy.Level) -> None:
         self._level = level
-        self._folder = PrivateFolder()
+        self.folder = PrivateFolder()
         self._process: subprocess.Popen[bytes] | None = None
         self._pidfd = -1
         self._usable = True
@@ -192,7 +204,7 @@ class _Zygote:
 
     async def start(self) -> tuple[str, ...]:
         """Start it; the layers that it locked itself behind."""
-        root = self._folder.path / "root"
+        root = self.folder.path / "root"
         root.mkdir()
         paths = _python_paths()
         fd = self._theirs.fileno()
@@ -226,7 +238,7 @@ class _Zygote:
         if not isinstance(answer, ZygoteReady):
             raise SandboxFailed("the sandbox's fork server answered out of turn")
         if self._level == "strict":
-            self._folder.remove()  # the root is mounted in the zygote's own namespace only
+            self.folder.remove()  # the root is mounted in the zygote's own namespace only
         return tuple(answer.layers)
 
     async def spawn(self, request: Spawn, fds: list[int]) -> int:
@@ -249,14 +261,18 @@ class _Zygote:
 
     def make_scratch(self) -> str:
         """A worker's scratch folder on the host, at a level without a mount namespace of its own; else nothing."""
-        return "" if self._level == "strict" else tempfile.mkdtemp(prefix="scratch-", dir=self._folder.path)
+        return "" if self._level == "strict" else tempfile.mkdtemp(prefix="scratch-", dir=self.folder.path)
 
     def is_usable(self) -> bool:
         """Whether it lives, as far as is known, and has answered everything that it was asked."""
         return self._usable and self._process is not None and self._process.poll() is None
 
-    async def end(self) -> None:
-        """Hang up, which is its end and that of all workers; return when its processes are gone."""
+    async def end(self) -> bool:
+        """Hang up, which is its end and that of all workers; return when its processes are gone.
+
+        Returns:
+            Whether its folder is gone, too.
+        """
         self._control.close()
         self._theirs.close()
         if self._process is not None:
@@ -275,7 +291,7 @@ class _Zygote:
                 self._process.stderr.close()
             os.close(self._pidfd)
             self._process = None
-        self._folder.remove()
+        return self.folder.remove()
 
     async def _answer(self, timeout_s: float) -> tuple[FromZygote, list[int]]:
         loop = asyncio.get_running_loop()

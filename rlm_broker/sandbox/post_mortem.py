@@ -8,7 +8,13 @@ from sandbox_worker.wire.control import Died, Exceeded
 from sandbox_worker.wire.control import PostMortem as Seen
 
 _FRAME = re.compile(r'^  File "<block (\d+)>", line (\d+) in (\S{1,100})$', re.MULTILINE)
-_UNITS = {"memory_bytes": (1 << 20, "MiB"), "cpu_s": (1, "s CPU time"), "max_processes": (1, "threads and processes")}
+_UNITS = {
+    "memory_bytes": (1 << 20, "MiB"),
+    "cpu_s": (1, "s CPU time"),
+    "max_processes": (1, "threads and processes"),
+    "scratch_bytes": (1 << 20, "MiB of the scratch folder"),
+    "max_scratch_files": (1, "files in the scratch folder"),
+}
 _BY_SIGNAL: dict[int, str] = {
     signal.SIGSEGV: " (a crash in C code, or too deep a recursion)",
     signal.SIGXFSZ: " (it wrote a larger file than scratch_bytes allows)",

@@ -4,6 +4,7 @@ import contextlib
 import fcntl
 import os
 import shutil
+import subprocess
 import tempfile
 from pathlib import Path
 
@@ -25,12 +26,29 @@ class PrivateFolder:
         fcntl.flock(self._lock, fcntl.LOCK_SH)
         self.path.chmod(0o711)
 
-    def remove(self) -> None:
-        """Harmless when repeated."""
-        shutil.rmtree(self.path, ignore_errors=True)
+    def remove(self) -> bool:
+        """Whether it is gone now. Harmless when repeated."""
+        gone = remove_tree(self.path)
         if self._lock >= 0:
             os.close(self._lock)
             self._lock = -1
+        return gone
+
+
+def remove_tree(path: Path) -> bool:
+    """Remove a folder that model code may have filled: with folders that nobody may enter, or a thousand in each other.
+
+    Returns:
+        Whether it is gone. Harmless when repeated.
+    """
+    try:
+        shutil.rmtree(path)
+    except FileNotFoundError:
+        pass
+    except (OSError, RecursionError):  # these two follow no link, and know no limit of depth
+        for command in (["chmod", "-R", "u+rwx"], ["rm", "-rf"]):
+            subprocess.run([*command, "--", path], stderr=subprocess.DEVNULL, check=False)
+    return not path.exists()
 
 
 def _sweep() -> None:
@@ -39,6 +57,6 @@ def _sweep() -> None:
             lock = os.open(folder / LOCK, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                shutil.rmtree(folder, ignore_errors=True)
+                remove_tree(folder)
             finally:
                 os.close(lock)

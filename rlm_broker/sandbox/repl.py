@@ -188,11 +188,13 @@ class SandboxedRepl(Resident):
         """
         connection, self._connection = self._connection, None
         worker = self._worker_alive()
-        seen = worker.died.post_mortem if isinstance(worker.died, Exceeded) else None
+        exceeded = worker.died if isinstance(worker.died, Exceeded) else None
+        seen = exceeded.post_mortem if exceeded else None
         if not worker.gone.is_set():
             with contextlib.suppress(SandboxFailed):  # then its init was killed, and the REPL with it
                 seen = await worker.stop(explain and seen is None) or seen
-        if worker.gone.is_set():
+        # A scratch folder that is too full would end the next REPL, too: that one gets another worker.
+        if worker.gone.is_set() or (exceeded is not None and "scratch" in exceeded.limit):
             self._worker = None
             await self._host.end(worker)
         if connection is not None:

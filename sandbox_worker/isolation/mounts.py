@@ -19,8 +19,8 @@ DEVICE_LINKS = {
 RESERVED = ("/dev", "/proc", "/sys", "/w")
 """Folders that cannot hold anything of the host's."""
 SCRATCH, SHARED_MEMORY, TEMPORARY = "/w", "/dev/shm", "/tmp"
-SCRATCH_INODES = 8192
-"""Files and folders in the scratch folder at most: each costs about a kilobyte of the kernel's memory."""
+OWN_INODES = 3
+"""What a scratch folder's own structure takes, on top of the files in it."""
 
 _CONFINED = syscalls.MOUNT_ATTR_RDONLY | syscalls.MOUNT_ATTR_NOSUID | syscalls.MOUNT_ATTR_NODEV
 _PLAIN_FILES = syscalls.MS_NOSUID | syscalls.MS_NODEV
@@ -176,14 +176,14 @@ def cover_proc() -> None:
 # -- the scratch folder: in each worker ------------------------------------------------------------------------------
 
 
-def mount_scratch(size_bytes: int, also_temporary: bool) -> None:
+def mount_scratch(size_bytes: int, max_files: int, also_temporary: bool) -> None:
     """Give this mount namespace one writable tmpfs, and go there: /w and /dev/shm share its bytes and inodes.
 
     Args:
-        size_bytes: Of both together.
+        size_bytes, max_files: Of both together; folders are files, too.
         also_temporary: Show /w at /tmp, too.
     """
-    options = f"size={size_bytes},nr_inodes={SCRATCH_INODES},mode=700"
+    options = f"size={size_bytes},nr_inodes={max_files + OWN_INODES},mode=700"
     syscalls.mount("tmpfs", SCRATCH, "tmpfs", _PLAIN_FILES, options)
     files, shared = f"{SCRATCH}/files", f"{SCRATCH}/shm"
     Path(shared).mkdir(0o700)

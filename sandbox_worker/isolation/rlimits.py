@@ -1,7 +1,5 @@
 """Resource limits of one process: the coarse walls. What a worker may use as a whole is for cgroups and watchdogs."""
 
-import mmap
-import os
 import resource
 
 
@@ -28,15 +26,3 @@ def set_hard(limit: int, value: int) -> None:
     if hard != resource.RLIM_INFINITY:
         value = min(value, hard)
     resource.setrlimit(limit, (value, value))
-
-
-def mapped_bytes() -> int:
-    """Address space that this process has by now; 0 where /proc is covered."""
-    try:
-        fd = os.open("/proc/self/statm", os.O_RDONLY | os.O_CLOEXEC)
-    except FileNotFoundError:
-        return 0
-    try:
-        return int(os.read(fd, 256).split()[0]) * mmap.PAGESIZE
-    finally:
-        os.close(fd)

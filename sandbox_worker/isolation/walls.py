@@ -32,12 +32,14 @@ class WorkerBounds:
         max_processes: Processes and threads, init among them; where the kernel can count them by worker.
         max_open_files: Descriptors of each process.
         scratch_bytes: The scratch folder as a whole where it is a file system of its own, and a single file.
+        max_scratch_files: Files and folders in it, where it is a file system of its own.
     """
 
     address_space_bytes: int
     max_processes: int
     max_open_files: int
     scratch_bytes: int
+    max_scratch_files: int
 
     def __post_init__(self) -> None:
         for field in fields(self):

@@ -53,10 +53,12 @@ def lock_down_init(walls: ZygoteWalls, bounds: WorkerBounds) -> tuple[str, ...]:
     return tuple(applied)
 
 
-def lock_down_repl(walls: ZygoteWalls, bounds: WorkerBounds, allow_exec: bool) -> tuple[str, ...]:
+def lock_down_repl(walls: ZygoteWalls, bounds: WorkerBounds, mapped_bytes: int, allow_exec: bool) -> tuple[str, ...]:
     """Raise the REPL's walls in init's fork, before any model code.
 
     Args:
+        mapped_bytes: Address space that this process has by now: a context of init's counts in every process that
+            inherits it.
         allow_exec: Whether model code may start programs, which are as confined as it is itself. Only at "strict".
 
     Returns:
@@ -72,8 +74,7 @@ def lock_down_repl(walls: ZygoteWalls, bounds: WorkerBounds, allow_exec: bool) -
             syscalls.prctl(syscalls.PR_SET_PDEATHSIG, signal.SIGKILL)
     with layer("rlimits", applied):
         no_core = rlimits.forbid_core_dumps()
-        mapped = rlimits.mapped_bytes()  # a context of init's counts in every process that inherits it
-        rlimits.set_hard(resource.RLIMIT_AS, mapped + bounds.address_space_bytes)
+        rlimits.set_hard(resource.RLIMIT_AS, mapped_bytes + bounds.address_space_bytes)
         rlimits.set_hard(resource.RLIMIT_NOFILE, bounds.max_open_files)
         rlimits.set_hard(resource.RLIMIT_FSIZE, bounds.scratch_bytes)
         if strict or walls.worker_ids is not None:  # elsewhere it would count everything that the user runs
@@ -82,9 +83,11 @@ def lock_down_repl(walls: ZygoteWalls, bounds: WorkerBounds, allow_exec: bool) -
         return tuple(applied)
     with layer("landlock", applied):
         landlock.restrict(_strict_grants(allow_exec) if strict else _standard_grants(walls), walls.landlock_abi)
-    if strict and no_core:  # else staying undumpable is what keeps a core_pattern's handler away
+    if no_core:  # else staying undumpable is what keeps a core_pattern's handler away
         with layer("dumpable", []):
-            syscalls.prctl(syscalls.PR_SET_DUMPABLE, 1)  # or its own files below /proc/self would be root's
+            # Or its own files below /proc/self would be root's, and init could not see which files it has open. Its
+            # siblings cannot trace it: nobody can from one Landlock domain into another.
+            syscalls.prctl(syscalls.PR_SET_DUMPABLE, 1)
     with layer("seccomp", applied):
         seccomp.install("repl" if strict else "threads", allow_exec)
     return tuple(applied)
@@ -112,7 +115,7 @@ def _own_uid(walls: ZygoteWalls, _bounds: WorkerBounds) -> None:
 
 def _mounts(walls: ZygoteWalls, bounds: WorkerBounds) -> None:
     syscalls.unshare(syscalls.CLONE_NEWNS | syscalls.CLONE_NEWIPC | syscalls.CLONE_NEWUTS)
-    mounts.mount_scratch(bounds.scratch_bytes, walls.temporary_is_free)
+    mounts.mount_scratch(bounds.scratch_bytes, bounds.max_scratch_files, walls.temporary_is_free)
 
 
 def _user_namespace(walls: ZygoteWalls, _bounds: WorkerBounds) -> None:

@@ -48,7 +48,7 @@ class Spawn(Control, frozen=True):
     Attributes:
         scratch: The scratch folder, for a level without a mount namespace of its own.
         cpu_s: CPU time of one block, or None.
-        memory_bytes, max_processes, max_open_files, scratch_bytes: See `Limits`.
+        memory_bytes, max_processes, max_open_files, scratch_bytes, max_scratch_files: See `Limits`.
         max_frame_bytes, max_output_bytes: See `Limits`; here they keep an honest REPL from being ended by them.
     """
 
@@ -58,6 +58,7 @@ class Spawn(Control, frozen=True):
     max_processes: int
     max_open_files: int
     scratch_bytes: int
+    max_scratch_files: int
     cpu_s: float | None
     max_frame_bytes: int
     max_output_bytes: int

@@ -104,3 +104,33 @@ def test_in_a_container_auto_is_the_level_that_its_profile_allows(
         assert all(found["refused"].values())
     if profile is not None:
         assert "unshare: Operation not permitted" in report["levels"]["strict"]["problem"]
+
+
+HOG = """
+import json
+from rlm_broker.limits import Limits
+from rlm_broker.sandbox.sandbox import Sandbox
+hog = '''
+import os, time
+for _ in range(6):
+    if os.fork() == 0:
+        if os.fork() == 0:
+            block = bytearray(b"x") * (60 << 20)
+            time.sleep(60)
+        os._exit(0)
+time.sleep(60)
+'''
+with Sandbox(Limits(memory_bytes=160 << 20), "strict") as sandbox, sandbox.repl() as repl:
+    proc = repl.execute("import os\\nos.listdir('/proc')").stdout
+    block = repl.execute(hog)
+    print(json.dumps([proc, block.status, block.error, block.post_mortem.processes, repl.execute("1").stdout]))
+"""
+
+
+def test_where_proc_is_masked_workers_have_none_and_their_memory_is_watched_all_the_same(tmp_path: Path) -> None:
+    if not all(_others_can_read(path) for path in (sys.prefix, sys.base_prefix)):
+        pytest.skip("root of this container becomes another user, who cannot read this Python")
+    proc, status, error, processes, after = json.loads(run_in_container(tmp_path, None, [sys.executable, "-c", HOG]))
+    assert (proc, status, after) == ("[]\n", "killed", "1\n")
+    assert "memory_bytes = 160 MiB" in error
+    assert processes >= 3

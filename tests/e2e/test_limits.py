@@ -17,6 +17,7 @@ LIMITS = Limits(
     max_processes=12,
     max_open_files=40,
     scratch_bytes=8 * MIB,
+    max_scratch_files=200,
     max_output_bytes=10_000,
     interrupt_grace_s=0.3,
     max_repl_restarts=1000,
@@ -109,11 +110,37 @@ def test_cpu_time_of_a_block_is_bounded_and_named() -> None:
         assert repl.execute("1").stdout == "1\n"
 
 
-def test_a_large_file_and_a_full_scratch_folder_are_errors(repl: SandboxedRepl) -> None:
+def test_a_file_may_not_be_larger_than_the_scratch_folder(repl: SandboxedRepl) -> None:
     assert "File too large" in (repl.execute("open('big', 'wb').truncate(9 << 20)").error or "")
-    if repl.isolation.level == "strict":
-        code = "for n in range(9): open(f'{n}', 'wb').write(bytes(1 << 20))"
-        assert "No space left on device" in (repl.execute(code).error or "")
+
+
+@pytest.mark.parametrize(
+    ("code", "limit"),
+    [
+        ("for n in range(9): open(f'{n}', 'wb').write(bytes(1 << 20))", "scratch_bytes"),
+        (
+            "import os\nos.mkdir('d', 0o300)\nfor n in range(9): open(f'd/{n}', 'wb').write(bytes(1 << 20))",
+            "scratch_bytes",
+        ),
+        (
+            "import os\nfiles = []\nfor n in range(9):\n"
+            "    files.append(open('f', 'wb'))\n    files[-1].write(bytes(1 << 20))\n    os.unlink('f')",
+            "scratch_bytes",
+        ),
+        ("for n in range(300): open(f'{n}', 'w').close()", "max_scratch_files"),
+        ("import os\nfor _ in range(300):\n    os.mkdir('d')\n    os.chdir('d')", "max_scratch_files"),
+    ],
+    ids=["files", "in_a_closed_folder", "without_names", "many", "deep"],
+)
+def test_the_scratch_folder_is_bounded_as_a_whole(repl: SandboxedRepl, code: str, limit: str) -> None:
+    block = repl.execute(f"{code}\nimport time\ntime.sleep(20)")
+    if repl.isolation.level == "strict":  # it is a file system of its own, and its size the kernel's affair
+        assert "No space left on device" in (block.error or "")
+        repl.execute("files = None")
+    else:
+        assert block.status == "killed"
+        assert f", {limit} = " in (block.error or "")
+        assert repl.execute("import os\nos.listdir()").stdout == "[]\n"
 
 
 def test_descriptors_are_bounded(repl: SandboxedRepl) -> None:

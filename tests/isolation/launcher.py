@@ -22,7 +22,13 @@ ROOT, ORDINARY_USER = "root", "ordinary user"
 ROOT_WITH_PUBLIC_PYTHON = "root with a Python that everybody can reach"
 USERS = [ROOT, ORDINARY_USER]
 SCRATCH_BYTES = 8 << 20
-BOUNDS = {"address_space_bytes": 1 << 30, "max_processes": 16, "max_open_files": 64, "scratch_bytes": SCRATCH_BYTES}
+BOUNDS = {
+    "address_space_bytes": 1 << 30,
+    "max_processes": 16,
+    "max_open_files": 64,
+    "scratch_bytes": SCRATCH_BYTES,
+    "max_scratch_files": 1000,
+}
 
 
 def _strict_is_possible() -> str:

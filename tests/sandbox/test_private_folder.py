@@ -1,3 +1,4 @@
+import os
 import subprocess
 import sys
 import tempfile
@@ -5,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from rlm_broker.sandbox.private_folder import PREFIX, PrivateFolder
+from rlm_broker.sandbox.private_folder import PREFIX, PrivateFolder, remove_tree
 
 LEFT_BEHIND = "import os, sys\nfrom rlm_broker.sandbox.private_folder import PrivateFolder\nprint(PrivateFolder().path)\nsys.stdout.flush()\nos.kill(os.getpid(), 9)"
 
@@ -49,3 +50,25 @@ def test_what_only_looks_like_one_is_left_alone(temporary: Path) -> None:
     (stranger / "precious").write_text("mine")
     PrivateFolder().remove()
     assert (stranger / "precious").read_text() == "mine"
+
+
+def test_whatever_model_code_made_in_a_folder_can_be_removed(temporary: Path) -> None:
+    outside = temporary / "outside"
+    outside.mkdir(mode=0o500)
+    made = temporary / "made"
+    (made / "closed" / "inner").mkdir(parents=True)
+    (made / "link").symlink_to(outside)
+    (made / "closed").chmod(0)
+    before = os.open(".", os.O_RDONLY)
+    try:
+        os.chdir(made)
+        for _ in range(1500):
+            os.mkdir("deep")  # noqa: PTH102 - no path could say it
+            os.chdir("deep")
+    finally:
+        os.fchdir(before)
+        os.close(before)
+    assert remove_tree(made)
+    assert remove_tree(made)
+    assert outside.stat().st_mode & 0o777 == 0o500
+    outside.chmod(0o700)

@@ -11,8 +11,8 @@ from sandbox_worker.wire.errors import MessageInvalid
 
 TO_ZYGOTE = [
     control.Configure(level="strict", new_root="/n", readable=["/r"], hidden=[], preload=["json"]),
-    control.Spawn(True, "/s", 1 << 40, 2, 3, 4, None, 5, 6),
-    control.Spawn(False, "", 1, 2, 3, 4, 0.5, 5, 6),
+    control.Spawn(True, "/s", 1 << 40, 2, 3, 4, 7, None, 5, 6),
+    control.Spawn(False, "", 1, 2, 3, 4, 7, 0.5, 5, 6),
 ]
 FROM_ZYGOTE = [
     control.ZygoteReady(layers=["a", "b"]),

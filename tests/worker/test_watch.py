@@ -1,16 +1,18 @@
 """What init sees of its REPL, on real processes."""
 
-import os
 import signal
 import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 from sandbox_worker import watch
+from sandbox_worker.proc import Proc
 from sandbox_worker.watch import FASTEST_S, SLOWEST_S, Watch
 
 MIB = 1 << 20
+ROOT = Path(__file__).parents[2]
 
 
 @contextmanager
@@ -30,31 +32,45 @@ def child(code: str) -> Iterator["subprocess.Popen[str]"]:
 
 def test_memory_that_a_repl_wrote_to_is_seen_and_what_it_only_reserved_is_not() -> None:
     with child("import mmap\nwritten = bytearray(b'x') * (64 << 20)\nreserved = mmap.mmap(-1, 1 << 30, 0x22)") as repl:
-        looking = Watch(sees_all=False)
+        looking = Watch(Proc())
         looking._repl_pid = repl.pid
         used = looking.look().memory_bytes
     assert 64 * MIB <= used <= 128 * MIB
 
 
 def test_what_a_repl_shares_with_init_from_the_start_is_not_its_own() -> None:
-    with child(
-        "context = bytearray(b'x') * (64 << 20)\nprint(flush=True)\ninput()\nmore = bytearray(b'x') * (32 << 20)"
-    ) as repl:
-        looking = Watch(sees_all=False)
-        looking.repl_started(repl.pid)
-        assert looking.look().memory_bytes < 8 * MIB
-        assert repl.stdin is not None
-        assert repl.stdout is not None
-        repl.stdin.write("\n")
-        repl.stdin.flush()
-        repl.stdout.readline()
-        assert 32 * MIB <= looking.look().memory_bytes <= 64 * MIB
+    # One process is init and forks the REPL: what they share is there before.
+    code = """
+import os, signal, sys
+sys.path.insert(0, ".")
+from sandbox_worker.proc import Proc
+from sandbox_worker.watch import Watch
+context = bytearray(b"x") * (64 << 20)
+tell, told = os.pipe()
+pid = os.fork()
+if pid == 0:
+    os.read(tell, 1)
+    more = bytearray(b"x") * (32 << 20)
+    os.write(told, b"2")
+    signal.pause()
+watch = Watch(Proc())
+watch.repl_started(pid)
+print(watch.look().memory_bytes >> 20)
+os.write(told, b"1")
+while not os.read(tell, 1) == b"2": os.write(told, b"1")
+print(watch.look().memory_bytes >> 20)
+os.kill(pid, signal.SIGKILL)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT)
+    before, after = map(int, done.stdout.split())
+    assert before < 8
+    assert 32 <= after <= 64
 
 
 def test_cpu_time_counts_from_the_start_of_the_block_over_all_threads() -> None:
     burn = "import time\nwhile time.process_time() < 0.3: pass"
     with child(burn) as repl:
-        looking = Watch(sees_all=False)
+        looking = Watch(Proc())
         looking._repl_pid = repl.pid
         assert looking.look().cpu_s >= 0.25
         looking.block_started()
@@ -64,23 +80,15 @@ def test_cpu_time_counts_from_the_start_of_the_block_over_all_threads() -> None:
 def test_threads_and_processes_are_counted() -> None:
     threads = "import threading\nstop = threading.Event()\nfor _ in range(7): threading.Thread(target=stop.wait, daemon=True).start()"
     with child(threads) as repl:
-        looking = Watch(sees_all=False)
+        looking = Watch(Proc())
         looking._repl_pid = repl.pid
         usage = looking.look()
     assert (usage.processes, usage.threads) == (1, 8)
 
 
-def test_where_it_sees_everything_it_counts_everything_but_itself() -> None:
-    looking = Watch(sees_all=True)
-    with child("x = 1") as one, child("x = 1") as other:
-        pids = set(looking._pids())
-        assert {one.pid, other.pid} <= pids
-        assert os.getpid() not in pids
-
-
 def test_a_process_that_ended_is_no_error_and_uses_nothing() -> None:
     with child("x = 1") as repl:
-        looking = Watch(sees_all=False)
+        looking = Watch(Proc())
         looking.repl_started(repl.pid)
         repl.send_signal(signal.SIGKILL)
         repl.wait()
@@ -89,7 +97,7 @@ def test_a_process_that_ended_is_no_error_and_uses_nothing() -> None:
 
 def test_it_looks_often_while_something_works_and_ever_more_rarely_while_all_sleep() -> None:
     with child("x = 1") as repl:
-        looking = Watch(sees_all=False)
+        looking = Watch(Proc())
         looking.repl_started(repl.pid)
         assert looking.wait_s() <= FASTEST_S
         for _ in range(20):
