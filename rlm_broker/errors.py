@@ -50,10 +50,22 @@ class UnknownModel(ConfigurationError):
 
 
 class IsolationUnavailable(RlmBrokerError):
-    """This machine cannot give the isolation that was asked for. Nothing ran with less."""
+    """This machine cannot give the isolation that was asked for. Nothing ran with less.
+
+    Attributes:
+        layer, reason, remedy: Which layer failed, why, and what would give it, where it was one.
+    """
 
     kind = "isolation"
     exit_code = 4
+
+    def __init__(
+        self, message: str, layer: str | None = None, reason: str | None = None, remedy: str | None = None
+    ) -> None:
+        super().__init__(message)
+        self.layer = layer
+        self.reason = reason
+        self.remedy = remedy
 
 
 class SandboxFailed(RlmBrokerError):

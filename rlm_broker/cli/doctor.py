@@ -30,8 +30,12 @@ def command(as_json: bool) -> None:
 
 
 def _tried_out(level: str) -> dict[str, Any]:
-    """`layers` that were raised, `refused`: each attempt of the canary and whether it was, `problem`: or None."""
-    from rlm_broker.errors import RlmBrokerError  # what --help need not pay for
+    """What was found of a level.
+
+    `layers` that were raised; `refused`, each attempt of the canary and whether it was; `problem`, or None, with the
+    `failed_layer`, its `reason` and its `remedy` if it was one.
+    """
+    from rlm_broker.errors import IsolationUnavailable, RlmBrokerError  # what --help need not pay for
     from rlm_broker.sandbox import canary
     from rlm_broker.sandbox.sandbox import Sandbox
 
@@ -40,7 +44,10 @@ def _tried_out(level: str) -> dict[str, Any]:
             refused = canary.verdict(level, repl.execute(canary.PROGRAM).final_answer)
             return {**dataclasses.asdict(repl.isolation), "refused": refused, "problem": None}
     except RlmBrokerError as error:
-        return {"level": level, "layers": (), "refused": {}, "problem": str(error)}
+        found: dict[str, Any] = {"level": level, "layers": (), "refused": {}, "problem": str(error)}
+        if isinstance(error, IsolationUnavailable) and error.layer:
+            found |= {"failed_layer": error.layer, "reason": error.reason, "remedy": error.remedy}
+        return found
 
 
 def _print(auto: str | None, levels: dict[str, dict[str, Any]], fit: int) -> None:
@@ -50,7 +57,9 @@ def _print(auto: str | None, levels: dict[str, dict[str, Any]], fit: int) -> Non
             click.echo(f"  ok    {layer}")
         for attempt, held in found["refused"].items():
             click.echo(f"  {'ok  ' if held else 'FAIL'}  a worker cannot {attempt}")
-        if found["problem"]:
+        if "remedy" in found:
+            click.echo(f"  FAIL  {found['reason']}\n        {found['remedy']}")
+        elif found["problem"]:
             click.echo(f"  FAIL  {found['problem']}")
     click.echo(f"open files allow for about {fit:,} REPLs at a time (ulimit -n)")
     click.echo(f"isolation 'auto' is '{auto}' here" if auto else "isolation 'auto' cannot be had here")

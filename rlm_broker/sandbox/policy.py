@@ -4,6 +4,7 @@ import warnings
 from typing import Literal
 
 from rlm_broker.errors import ConfigurationError, IsolationUnavailable
+from rlm_broker.sandbox.remedies import remedy
 
 Level = Literal["strict", "standard", "process"]
 LEVELS: tuple[Level, ...] = ("strict", "standard", "process")
@@ -48,23 +49,11 @@ def warn_if_unprotected(level: Level) -> None:
 
 def unavailable(level: str, layer: str, reason: str) -> IsolationUnavailable:
     """The error for a level that this machine cannot give, with what would give it."""
+    what_would = remedy(layer)
     return IsolationUnavailable(
-        f"isolation level {level!r} cannot be had here: {reason}. {_remedy(layer)} "
-        "`rlm-broker doctor` shows every layer; `--isolation process` runs without any protection"
+        f"isolation level {level!r} cannot be had here: {reason}. {what_would} "
+        "`rlm-broker doctor` shows every layer; `--isolation process` runs without any protection",
+        layer=layer,
+        reason=reason,
+        remedy=what_would,
     )
-
-
-def _remedy(layer: str) -> str:
-    if "namespace" in layer or "map" in layer:
-        return (
-            "Allow user namespaces (sysctl kernel.unprivileged_userns_clone=1 and user.max_user_namespaces=15000; on "
-            "Ubuntu 24.04 also kernel.apparmor_restrict_unprivileged_userns=0; in Docker a seccomp profile that allows "
-            "unshare and mount), or start as root."
-        )
-    if layer == "private root":
-        return "The installation of Python must lie where other users can read it: not below /root, for example."
-    if "landlock" in layer:
-        return "It needs Linux 5.13 or later with Landlock in its list of security modules (lsm=landlock,...)."
-    if "seccomp" in layer:
-        return "A kernel with seccomp filters, on x86_64 or aarch64, is needed."
-    return "It needs Linux 5.13 or later."

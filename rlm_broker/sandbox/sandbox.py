@@ -86,7 +86,7 @@ class Sandbox(Resident):
 
     async def _strongest(self) -> Host:
         """A host at the first level that this machine can give, shown by a canary."""
-        reasons = []
+        refusals = []
         for level in self._candidates:
             host = Host(level, self._allow_exec and level != "standard", self._exact_memory)
             try:
@@ -96,11 +96,13 @@ class Sandbox(Resident):
                 return host
             except IsolationUnavailable as error:
                 await host.close()
-                reasons.append(str(error))
+                refusals.append(error)
             except BaseException:
                 await host.close()
                 raise
-        raise IsolationUnavailable(" Nor: ".join(dict.fromkeys(reasons)))
+        if len(refusals) == 1:
+            raise refusals[0]
+        raise IsolationUnavailable(" Nor: ".join(dict.fromkeys(map(str, refusals))))
 
     async def _send_canary(self, host: Host) -> None:
         listener = self._listener or self._own_listener

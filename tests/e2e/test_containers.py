@@ -104,6 +104,7 @@ def test_in_a_container_auto_is_the_level_that_its_profile_allows(
         assert all(found["refused"].values())
     if profile is not None:
         assert "unshare: Operation not permitted" in report["levels"]["strict"]["problem"]
+        assert "docker run --security-opt seccomp=unconfined" in report["levels"]["strict"]["remedy"]
 
 
 HOG = """
