@@ -7,7 +7,8 @@ import stat
 from dataclasses import dataclass
 
 _COUNTED = (b"RssAnon:", b"VmSwap:", b"VmPTE:")
-_GONE = (FileNotFoundError, ProcessLookupError)
+_GONE = (FileNotFoundError, ProcessLookupError, PermissionError)
+"""The last for the descriptors and maps of a process that is ending: without memory it is nobody's to look into."""
 
 
 @dataclass(frozen=True, slots=True)

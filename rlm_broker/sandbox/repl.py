@@ -6,7 +6,7 @@ import os
 import time
 
 from rlm_broker.context import StoredContext, store
-from rlm_broker.errors import ProtocolViolation, ReplClosed, SandboxFailed
+from rlm_broker.errors import ProtocolViolation, ReplClosed, SandboxFailed, WorkerDied
 from rlm_broker.home import Home, Resident
 from rlm_broker.limits import Limits
 from rlm_broker.sandbox import post_mortem
@@ -141,7 +141,12 @@ class SandboxedRepl(Resident):
             self._restarts += 1
             if self._worker is None:  # its init was ended from outside, or with the zygote
                 await self._start_worker()
-            await self._connect()
+            try:
+                await self._connect()
+            except WorkerDied:  # the same, since the last block
+                await self._host.end(self._worker_alive())
+                await self._start_worker()
+                await self._connect()
         assert self._connection is not None
         return self._connection
 

@@ -51,9 +51,13 @@ def unused_ids() -> WorkerIds:
     """
     slots = len(_FREE_IDS) // _IDS_EACH
     first = _FREE_IDS.start + int.from_bytes(os.urandom(4), "little") % slots * _IDS_EACH
-    if all(_is_mapped(first, first + _IDS_EACH - 1, kind) for kind in ("uid", "gid")):
-        return WorkerIds(first, _IDS_EACH)
-    return WorkerIds(NOBODY, 1)
+    ids = WorkerIds(first, _IDS_EACH)
+    return ids if exist(ids) else WorkerIds(NOBODY, 1)
+
+
+def exist(ids: WorkerIds) -> bool:
+    """Whether our user namespace has them: the "root" of `unshare -r` has none but its own."""
+    return all(_is_mapped(ids.first, ids.first + ids.count - 1, kind) for kind in ("uid", "gid"))
 
 
 def _is_mapped(first: int, last: int, kind: str) -> bool:

@@ -66,10 +66,10 @@ def fork_worker(walls: ZygoteWalls) -> int:
 def _standard(readable: Sequence[str]) -> ZygoteWalls:
     landlock_abi = _find_landlock_and_seccomp()
     # Without a root of our own Python must be in reach of another user: a worker imports lazily.
-    others = os.getuid() == 0 and all(map(_others_can_read, readable))
+    ids = namespaces.unused_ids() if os.getuid() == 0 and all(map(_others_can_read, readable)) else None
     return ZygoteWalls(
         level="standard",
-        worker_ids=namespaces.unused_ids() if others else None,
+        worker_ids=ids if ids is not None and namespaces.exist(ids) else None,
         readable=tuple(readable),
         own_pid=os.getpid(),
         landlock_abi=landlock_abi,

@@ -275,6 +275,17 @@ def test_a_dead_fork_server_is_noticed_and_replaced(tmp_path: Path) -> None:
             assert repl.execute("1").stdout == "1\n"
 
 
+@pytest.mark.parametrize("level", ["strict", "standard"])
+def test_an_init_that_ended_between_two_blocks_is_replaced_with_the_context(level: str) -> None:
+    others = living_below()
+    with Sandbox(Limits(interrupt_grace_s=0.1), level) as sandbox, sandbox.repl("the context") as repl:
+        running = next(process for process in living_below() - others if not process.children())
+        init = psutil.Process(running.ppid())
+        assert repl.execute("import os; os._exit(1)").status == "killed"
+        init.kill()
+        assert repl.execute("print(context)").stdout == "the context\n"
+
+
 def test_an_unknown_level_is_refused_with_the_ones_there_are() -> None:
     with pytest.raises(
         ConfigurationError, match="no isolation level 'vault'; choose one of: auto, strict, standard, process"

@@ -202,3 +202,16 @@ def test_show_vars_names_what_the_model_made(repl: BareRepl) -> None:
         "name": "str",
         "json": "module",
     }
+
+
+@pytest.mark.parametrize(
+    ("code", "error"),
+    [
+        ("eval('-' * 100_000 + '1')", "MemoryError"),
+        ("x = " + "(" * 1000, "SyntaxError: too many nested parentheses"),
+        ("def f(): f()\nf()", "RecursionError: maximum recursion depth exceeded"),
+    ],
+)
+def test_code_too_deep_for_the_compiler_is_an_error(repl: BareRepl, code: str, error: str) -> None:
+    # In a process of its own: the parsers of some releases leave theirs damaged.
+    assert (repl.run(code).result.error or "").startswith(error)
