@@ -1,0 +1,50 @@
+"""The same attacks once more, started by somebody who is not root: other layers hold them then.
+
+Where the tests are run by root. He becomes user 1000 of a user namespace, without capabilities. To files he is still
+root's user, whom nothing but the walls keeps from them.
+"""
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from sandbox_worker.isolation import syscalls
+
+PROJECT = Path(__file__).parents[2]
+WAIT_S = 110
+AS_USER = f"""
+import os, sys
+sys.path.insert(0, {str(PROJECT)!r})
+from sandbox_worker.isolation import syscalls
+syscalls.unshare({syscalls.CLONE_NEWUSER})
+for name, text in (("setgroups", "deny"), ("uid_map", "1000 0 1"), ("gid_map", "1000 0 1")):
+    open(f"/proc/self/{{name}}", "w").write(text)
+assert os.getuid() == 1000
+os.execv(sys.executable, [sys.executable, "-m", "pytest", *sys.argv[1:]])
+"""
+# The owner of init's entry in /proc is the kernel's root, who he is: names of descriptors are his to list, and no more.
+LISTS_NAMES = "tests/attacks/test_machinery.py::test_init_goes_on_whatever_its_repl_does[strict-lists_its_descriptors]"
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="the other tests were started by an ordinary user already")
+@pytest.mark.parametrize("level", ["strict", "standard"])
+def test_every_attack_is_held_when_no_root_started_it(level: str) -> None:
+    options = ["tests/attacks", "-k", level, "-n", "0", "-q", "-p", "no:cacheprovider", f"--deselect={LISTS_NAMES}"]
+    done = subprocess.run(
+        [sys.executable, "-c", AS_USER, *options],
+        cwd=PROJECT,
+        capture_output=True,
+        text=True,
+        timeout=WAIT_S,
+        check=False,
+    )
+    if "PermissionError" in done.stderr:
+        pytest.skip("this root may not make a user namespace")
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-1000:]
+    passed = re.search(r"(\d+) passed", done.stdout)
+    assert passed is not None
+    assert int(passed[1]) >= 300
