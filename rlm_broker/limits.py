@@ -35,6 +35,8 @@ class Limits(BaseModel):
     """One language model call."""
     block_timeout_s: PositiveFloat = 60.0
     """Compute time of one code block, then SIGINT. The clock stops while the REPL waits for a reply."""
+    block_wall_timeout_s: PositiveFloat = 3_600.0
+    """One code block, waiting for replies included, then SIGINT."""
     interrupt_grace_s: PositiveFloat = 1.0
     """After SIGINT, how long until SIGKILL."""
     start_timeout_s: PositiveFloat = 30.0

@@ -97,7 +97,7 @@ def _outcome(number: int, block: Block, limits: Limits) -> str:
     if block.status == "killed":
         lines.append("The REPL was killed and started afresh: `context` is in place, all your variables are lost.")
     if block.status == "interrupted":
-        lines.append(f"It computed longer than {limits.block_timeout_s:g} s. Your variables are still there.")
+        lines.append("Your variables are still there.")
     for name, text in (("stdout", block.stdout), ("stderr", block.stderr)):
         if text:
             lines.append(f"{name}:\n{_cut(text, limits.max_observation_chars)}")

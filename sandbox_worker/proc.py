@@ -84,6 +84,14 @@ class Proc:
         fields = self._read(f"{pid}/statm").split()
         return int(fields[0]) * mmap.PAGESIZE if fields else 0
 
+    def descriptors(self, pid: int) -> int:
+        """How many it has open; 0 if it has ended."""
+        try:
+            count = os.stat(f"{pid}/fd", dir_fd=self._fd).st_size
+        except _GONE:
+            return 0
+        return count or len(self._names(f"{pid}/fd"))  # before Linux 6.2 the size says nothing
+
     def unlinked_bytes(self, pid: int, folder: str) -> int:
         """Of files of `folder` that have no name any more, but are still open in the process or mapped by it."""
         sizes: dict[int, int] = {}

@@ -2,7 +2,8 @@
 
 Approximate by nature: memory is what is mapped privately (RssAnon), swapped out (VmSwap) or spent on page tables
 (VmPTE), read every few milliseconds while a block runs, so a writer at full speed is some megabytes past its limit
-when it is seen. What these numbers do not show (memfds, shared anonymous mappings) is denied by seccomp. A scratch
+when it is seen. What these numbers do not show (memfds, shared anonymous mappings) is denied by seccomp; for what
+sockets and pipes hold, descriptors beyond the usual number are charged at the most that each can hold. A scratch
 folder that is a file system has a size of its own; one that is a folder of the host's is looked through now and then.
 CPU time of processes that live shorter than the time between two looks is missed.
 """
@@ -21,6 +22,10 @@ SCRATCH_S = 0.1
 """The scratch folder is looked through so often at most: it costs 5 microseconds a file."""
 MOST_OF_A_CPU = 0.05
 """Looking takes 40 microseconds a process; with many of them the looks become rarer, not dearer."""
+FREE_DESCRIPTORS = 32
+"""Of each process, at no charge: ordinary programs have no more, and forked ones share theirs."""
+DESCRIPTOR_BYTES = 212_992
+"""What a socket can hold in the kernel's memory (net.core.wmem_default), where no number of a process shows it."""
 _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 
 
@@ -94,6 +99,7 @@ class Watch:
             if status is None:  # it ended meanwhile
                 continue
             memory_bytes += max(0, status.memory_bytes - self._inherited_bytes)
+            memory_bytes += max(0, self._proc.descriptors(pid) - FREE_DESCRIPTORS) * DESCRIPTOR_BYTES
             threads += status.threads
             processes += 1
             seen[pid] = self._proc.cpu_ticks(pid)

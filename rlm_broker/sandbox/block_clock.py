@@ -11,13 +11,23 @@ class BlockClock:
     The clock stands while the REPL waits for at least one reply, so that a slow provider does not kill a healthy REPL.
     What its other threads compute meanwhile is bounded by CPU time: as much as all CPUs could do within the limit.
 
+    CPU time of processes that live for a moment only is not seen; so there is a limit of wall time, too.
+
     Args:
         limit_s: Compute time until SIGINT.
+        wall_s: Wall time until SIGINT, waiting included.
         grace_s: Wall time from SIGINT to SIGKILL; queries meanwhile do not extend it.
         cpus: That the REPL's threads and processes can use at the same time.
+
+    Attributes:
+        over: Which limit was reached, as the rest of a sentence about the block, once one was.
     """
 
-    def __init__(self, limit_s: float, grace_s: float, now: float, cpus: int = 1) -> None:
+    def __init__(self, limit_s: float, wall_s: float, grace_s: float, now: float, cpus: int = 1) -> None:
+        self.over: str | None = None
+        self._limit_s = limit_s
+        self._wall_s = wall_s
+        self._ends = now + wall_s
         self._left_s = limit_s
         self._left_cpu_s = limit_s * cpus
         self._grace_s = grace_s
@@ -45,18 +55,25 @@ class BlockClock:
         """What to do now. "interrupt" is said once."""
         if self._interrupted_at is not None:
             return "kill" if now - self._interrupted_at >= self._grace_s else "run"
-        if self._left(now) > 0 and self._left_cpu_s > 0:
+        if now >= self._ends:
+            self.over = f"took longer than block_wall_timeout_s = {self._wall_s:g} s, waiting for replies included"
+        elif self._left(now) <= 0:
+            self.over = f"computed longer than its limit of {self._limit_s:g} s"
+        elif self._left_cpu_s <= 0:
+            self.over = f"used more CPU time than all CPUs have within its limit of {self._limit_s:g} s"
+        else:
             return "run"
         self._interrupted_at = now
         return "interrupt"
 
-    def wait_s(self, now: float) -> float | None:
-        """Seconds until the verdict can change by itself; None while the clock stands."""
+    def wait_s(self, now: float) -> float:
+        """Seconds until the verdict can change by itself."""
         if self._interrupted_at is not None:
             return max(0.0, self._interrupted_at + self._grace_s - now)
         if self._left_cpu_s <= 0:
             return 0.0
-        return None if self._open_queries else max(0.0, self._left(now))
+        until_wall_s = max(0.0, self._ends - now)
+        return until_wall_s if self._open_queries else min(until_wall_s, max(0.0, self._left(now)))
 
     def _left(self, now: float) -> float:
         return self._left_s if self._open_queries else self._left_s - (now - self._running_since)

@@ -5,6 +5,8 @@ import contextlib
 import os
 import time
 
+import msgspec
+
 from rlm_broker.context import StoredContext, store
 from rlm_broker.errors import ProtocolViolation, ReplClosed, SandboxFailed, WorkerDied
 from rlm_broker.home import Home, Resident
@@ -229,7 +231,9 @@ class _BlockRun:
     async def result(self, code: str, timeout_s: float) -> Result | None:
         """Run it. None when the REPL must be killed, or is dead already; `killed_because` then says why."""
         cpus = min(len(os.sched_getaffinity(0)), self._limits.max_processes)
-        self._clock = BlockClock(timeout_s, self._limits.interrupt_grace_s, time.monotonic(), cpus)
+        self._clock = BlockClock(
+            timeout_s, self._limits.block_wall_timeout_s, self._limits.interrupt_grace_s, time.monotonic(), cpus
+        )
         self._worker.on_written = self._output.written
         self._worker.on_burned = self._burned
         self._worker.on_change = self._wake.set
@@ -237,11 +241,13 @@ class _BlockRun:
             self._worker.begin()
             block = self._connection.execute(code, self._off_the_clock, self._output.printed)
             block.add_done_callback(lambda _: self._wake.set())
-            if not await self._ends(block, timeout_s):
+            if not await self._ends(block):
                 return None
             result = block.result()
             if result.descriptor_output:
                 await self._worker.drain()
+            if result.status == "interrupted" and self._clock.over:
+                result = msgspec.structs.replace(result, error=f"it {self._clock.over}")
             return result
         except ProtocolViolation as violation:
             self.killed_because = f"it broke the protocol of its connection to the broker: {violation}"
@@ -251,7 +257,7 @@ class _BlockRun:
             await self._connection.settle()
         return None
 
-    async def _ends(self, block: "asyncio.Future[Result]", timeout_s: float) -> bool:
+    async def _ends(self, block: "asyncio.Future[Result]") -> bool:
         """Wait for the block; interrupt it at its limit. False when it has to be killed."""
         loop = asyncio.get_running_loop()
         while not block.done():
@@ -264,16 +270,12 @@ class _BlockRun:
                 case "interrupt":
                     await self._worker.interrupt()
                 case "kill":
-                    self.killed_because = (
-                        f"it computed longer than its limit of {timeout_s:g} s and did not react to the interrupt"
-                    )
+                    self.killed_because = f"it {self._clock.over} and did not react to the interrupt"
                     return False
-            wait_s = self._clock.wait_s(time.monotonic())
-            timer = None if wait_s is None else loop.call_later(wait_s, self._wake.set)
+            timer = loop.call_later(self._clock.wait_s(time.monotonic()), self._wake.set)
             await self._wake.wait()
             self._wake.clear()
-            if timer is not None:
-                timer.cancel()
+            timer.cancel()
         return True
 
     async def _off_the_clock(self, query: Query) -> list[Slot]:

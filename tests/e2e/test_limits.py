@@ -1,5 +1,6 @@
 """Each limit of a REPL, exceeded for real: what the model is told, and that the next block works."""
 
+import asyncio
 import time
 from collections.abc import Iterator
 
@@ -9,6 +10,7 @@ import pytest
 from rlm_broker.limits import Limits
 from rlm_broker.sandbox.repl import SandboxedRepl
 from rlm_broker.sandbox.sandbox import Sandbox
+from sandbox_worker.wire.messages import Query, Slot
 from tests.processes import living_below
 
 MIB = 1 << 20
@@ -61,6 +63,38 @@ def test_memory_of_all_processes_together_is_bounded_and_named(repl: SandboxedRe
     assert "memory_bytes = 160 MiB" in (block.error or "")
     assert block.post_mortem is not None
     assert block.post_mortem.processes >= 3
+
+
+def test_what_sockets_hold_in_the_kernel_counts_as_memory() -> None:
+    code = (
+        "import socket, time\n"
+        "pairs = [socket.socketpair() for _ in range(400)]\n"
+        "for one, other in pairs:\n"
+        "    for end in (one, other):\n"
+        "        end.setblocking(False)\n"
+        "        try:\n"
+        "            while True: end.send(bytes(65536))\n"
+        "        except BlockingIOError: pass\n"
+        "time.sleep(20)"
+    )
+    limits = Limits(memory_bytes=128 * MIB, max_open_files=1024)
+    with Sandbox(limits) as sandbox, sandbox.repl() as repl:
+        block = repl.execute(code)
+        assert block.status == "killed"
+        assert "memory_bytes = 128 MiB" in (block.error or "")
+
+
+def test_a_block_that_waits_for_replies_for_ever_is_ended_at_its_wall_limit() -> None:
+    async def slow(query: Query) -> list[Slot]:
+        await asyncio.sleep(0.05)
+        return [Slot(text=prompt) for prompt in query.prompts]
+
+    limits = Limits(block_wall_timeout_s=1.0, interrupt_grace_s=0.3)
+    with Sandbox(limits) as sandbox, sandbox.repl(handler=slow) as repl:
+        block = repl.execute("x = 1\nwhile True: llm_query('?')")
+        assert block.status == "interrupted"
+        assert block.error == "it took longer than block_wall_timeout_s = 1 s, waiting for replies included"
+        assert repl.execute("x").stdout == "1\n"
 
 
 def test_a_fork_bomb_ends_in_an_error_inside(repl: SandboxedRepl) -> None:

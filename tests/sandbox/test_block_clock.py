@@ -1,8 +1,8 @@
 from rlm_broker.sandbox.block_clock import BlockClock
 
 
-def clock(limit_s: float = 10.0, cpus: int = 2) -> BlockClock:
-    return BlockClock(limit_s, grace_s=1.0, now=0.0, cpus=cpus)
+def clock(limit_s: float = 10.0, cpus: int = 2, wall_s: float = 1e6) -> BlockClock:
+    return BlockClock(limit_s, wall_s, grace_s=1.0, now=0.0, cpus=cpus)
 
 
 def test_a_block_runs_until_its_limit_is_interrupted_once_and_killed_after_the_grace() -> None:
@@ -18,7 +18,7 @@ def test_the_clock_stands_while_at_least_one_query_is_open() -> None:
     block.query_opened(5.0)
     block.query_closed(50.0)
     assert block.verdict(1000.0) == "run"
-    assert block.wait_s(1000.0) is None
+    assert block.wait_s(1000.0) == 1e6 - 1000
     block.query_closed(1000.0)
     assert block.verdict(1005.9) == "run"
     assert block.verdict(1006.0) == "interrupt"
@@ -54,3 +54,23 @@ def test_cpu_time_of_all_cpus_within_the_limit_is_no_reason() -> None:
     block = clock(limit_s=10.0, cpus=4)
     block.burned(39.0)
     assert block.verdict(9.9) == "run"
+
+
+def test_waiting_has_a_limit_of_its_own() -> None:
+    block = clock(limit_s=10.0, wall_s=100.0)
+    block.query_opened(4.0)
+    assert block.wait_s(4.0) == 96.0
+    assert block.verdict(99.9) == "run"
+    assert block.verdict(100.0) == "interrupt"
+    assert block.over == "took longer than block_wall_timeout_s = 100 s, waiting for replies included"
+    assert block.verdict(101.0) == "kill"
+
+
+def test_it_names_the_limit_that_was_reached() -> None:
+    computed, burned = clock(), clock()
+    assert computed.over is None
+    computed.verdict(10.0)
+    assert computed.over == "computed longer than its limit of 10 s"
+    burned.burned(20.0)
+    burned.verdict(1.0)
+    assert burned.over == "used more CPU time than all CPUs have within its limit of 10 s"

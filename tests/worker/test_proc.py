@@ -76,3 +76,9 @@ def test_files_without_a_name_are_seen_once(tmp_path: Path, keeps: str) -> None:
     with running(f"import mmap\n{keeps}", tmp_path) as pid:
         assert list(tmp_path.iterdir()) == []
         assert 8 * MIB <= Proc().unlinked_bytes(pid, str(tmp_path)) <= 9 * MIB
+
+
+def test_descriptors_are_counted(tmp_path: Path) -> None:
+    with running("files = [open('/dev/null') for _ in range(100)]", tmp_path) as pid:
+        assert 103 <= Proc().descriptors(pid) <= 110
+    assert Proc().descriptors(pid) == 0
