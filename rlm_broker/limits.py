@@ -1,6 +1,10 @@
 """What one run tree may use. Values only: what has been spent is in `ledger`."""
 
-from pydantic import BaseModel, ConfigDict, NonNegativeInt, PositiveFloat, PositiveInt
+from typing import Annotated
+
+from pydantic import BaseModel, ConfigDict, Field, NonNegativeInt, PositiveFloat, PositiveInt
+
+from sandbox_worker.wire.messages import MAX_PROMPTS
 
 
 class Limits(BaseModel):
@@ -17,7 +21,7 @@ class Limits(BaseModel):
     """Language model calls of the whole tree."""
     max_children_total: NonNegativeInt | None = 100
     """Child runs of the whole tree, at any depth."""
-    max_batch_prompts: PositiveInt = 4_096
+    max_batch_prompts: Annotated[int, Field(ge=1, le=MAX_PROMPTS)] = 4_096
     """Prompts in one batch; a larger one is refused slot by slot."""
     max_concurrent_calls: PositiveInt = 16
     """Language model calls of the tree at the same time."""

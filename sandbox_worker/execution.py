@@ -16,6 +16,10 @@ from typing import Any
 from sandbox_worker.wire.messages import Status
 
 OWN_FOLDER = str(Path(__file__).parent)
+ERROR_CHARS = 1000
+"""Of the line that says how a block ended. The whole traceback is in its output."""
+EXIT_CODES = (1 << 31) - 1
+"""Largest exit code, either way: what a C `int` holds."""
 BLOCK = "<block "
 """Begins the name of the file that a block's code seems to come from."""
 
@@ -120,14 +124,16 @@ class Executor:
             print(repr(value))
 
     def _exited(self, request: SystemExit) -> Outcome:
-        if request.code is None or isinstance(request.code, int):
-            return Outcome("exited", f"sys.exit({request.code or 0})", int(request.code or 0))
+        code = 0 if request.code is None else request.code
+        if type(code) in (int, bool):
+            known = max(-EXIT_CODES, min(EXIT_CODES, int(code)))  # Python refuses to print one of 5,000 digits
+            return Outcome("exited", f"sys.exit({known})", known)
         try:
-            text = str(request.code)
+            text = str(code)
         except BaseException as broken:  # noqa: BLE001 - the object is the model's, and its `__str__` may raise
             text = f"a {_class_name(request.code)} whose text cannot be shown: {_class_name(broken)}"
         self._complain(f"{text}\n")  # as the interpreter itself would
-        return Outcome("exited", text, 1)
+        return Outcome("exited", text[:ERROR_CHARS], 1)
 
 
 def _traceback_of(error: BaseException) -> str:
@@ -165,7 +171,7 @@ def _one_line(error: BaseException) -> str:
         text = next(line for line in lines if not line.startswith(" ")).splitlines()[0]
     except BaseException:  # noqa: BLE001 - as above
         text = _class_name(error)
-    return text[:1000]
+    return text[:ERROR_CHARS]
 
 
 def _class_name(value: object) -> str:

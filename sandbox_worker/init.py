@@ -9,14 +9,17 @@ import ctypes
 import faulthandler
 import gc
 import math
+import mmap
 import os
 import select
 import signal
 import socket
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, NoReturn
 
 from sandbox_worker.channel import Channel
+from sandbox_worker.control_socket import ControlSocket
 from sandbox_worker.interrupts import Interrupts
 from sandbox_worker.isolation.walls import LayerFailed, WorkerBounds, ZygoteWalls
 from sandbox_worker.isolation.worker_layers import lock_down_init, lock_down_repl
@@ -26,10 +29,8 @@ from sandbox_worker.repl import Repl
 from sandbox_worker.repl_output import EXPLAIN_S, ReplOutput, WriteEnds
 from sandbox_worker.watch import Usage, Watch
 from sandbox_worker.wire.control import (
-    MAX_PACKET_BYTES,
     Begin,
     Burned,
-    Control,
     Died,
     Drain,
     Drained,
@@ -72,6 +73,7 @@ def main(fds: list[int], spawn: Spawn, walls: ZygoteWalls, mapping_works: bool) 
     """
     _keep_only(fds)
     control = socket.socket(fileno=CONTROL_FD)
+    bell = mmap.mmap(-1, mmap.PAGESIZE)  # shared with the REPL, and so made before that is denied
     for number in (signal.SIGINT, signal.SIGPIPE, signal.SIGXFSZ):
         # Python's own handlers. Without any, pid 1 cannot be signalled from inside at all.
         signal.signal(number, signal.SIG_DFL)
@@ -90,14 +92,13 @@ def main(fds: list[int], spawn: Spawn, walls: ZygoteWalls, mapping_works: bool) 
         layers = lock_down_init(walls, bounds)
         proc = proc or Proc()
     except (LayerFailed, OSError) as error:
-        _fail(control, "lock down", error)
+        _fail("lock down", error)
     os.environ["HOME"] = os.environ["TMPDIR"] = str(Path.cwd())
-    init = Init(control, children, spawn, walls, bounds, proc, mapping_works, has_group=len(fds) > 1)
-    control.send(pack(Locked(layers=[*layers, *init.layers])))
+    init = Init(control, bell, children, spawn, walls, bounds, proc, mapping_works, has_group=len(fds) > 1)
     try:
-        init.serve()
+        init.serve(layers)
     except BaseException as error:  # noqa: BLE001 - whatever it is, the host learns it: nobody else could
-        _fail(control, "go on", error)
+        _fail("go on", error)
 
 
 class Init:
@@ -110,6 +111,7 @@ class Init:
     def __init__(
         self,
         control: socket.socket,
+        bell: mmap.mmap,
         children: int,
         spawn: Spawn,
         walls: ZygoteWalls,
@@ -118,7 +120,7 @@ class Init:
         mapping_works: bool,
         has_group: bool,
     ) -> None:
-        self._control = control
+        self._bell = bell
         self._children = children
         self._spawn = spawn
         self._walls = walls
@@ -128,29 +130,41 @@ class Init:
         self._contexts: dict[str, Any] = {}
         self._repl_pid: int | None = None
         self._proc = proc
-        self._watch = _watch(proc, walls, bounds)
+        self._watch = _watch(proc, walls, spawn)
         self.layers = (*(("memory control group",) if has_group else ()), WATCH)
         self._said_cpu_s = 0.0
+        self._block_cpu_s = math.inf
         self._poll = select.poll()
-        self._poll.register(control.fileno(), select.POLLIN)
+        self._control = ControlSocket(control, self._poll)
         self._poll.register(children, select.POLLIN)
-        self._output = ReplOutput(self._poll, spawn.max_output_bytes, self._say)
+        self._output = ReplOutput(self._poll, spawn.max_output_bytes, self._control.say, bell)
 
-    def serve(self) -> NoReturn:
+    def serve(self, walls: Iterable[str]) -> NoReturn:
         """Do what the host says. Its end of the control socket closing is our end, and everybody's below us."""
+        self._control.say(Locked(layers=[*walls, *self.layers]))
         while True:
-            for fd, _ in self._poll.poll(self._until_next_look_ms()):
+            paused_s = self._output.regulate(self._control.is_clear)
+            for fd, events in self._poll.poll(self._wait_ms(paused_s)):
                 if fd == self._control.fileno():
-                    self._obey()
+                    if events & select.POLLOUT:
+                        self._control.flush()
+                    if events & ~select.POLLOUT:
+                        self._obey()
                 elif fd == self._children:
                     self._reap()
                 else:
                     self._output.forward(fd)
-            if self._until_next_look_ms() == 0:
+            if self._repl_pid is not None and self._watch.wait_s() == 0:
                 self._look()
 
+    def _wait_ms(self, paused_s: float | None) -> int | None:
+        waits = [] if paused_s is None else [paused_s]
+        if self._repl_pid is not None:
+            waits.append(self._watch.wait_s())
+        return math.ceil(min(waits) * 1000) if waits else None
+
     def _obey(self) -> None:
-        packet, fds, _, _ = socket.recv_fds(self._control, MAX_PACKET_BYTES, 1, socket.MSG_CMSG_CLOEXEC)
+        packet, fds = self._control.hear()
         if not packet:
             self._kill_all()
             os._exit(0)
@@ -161,31 +175,33 @@ class Init:
                 self._kill_all()
                 self._output.close()
                 self._start(fds[0])
-            case Begin():
-                self._begin()
+            case Begin(cpu_s=cpu_s):
+                self._begin(cpu_s)
             case Interrupt():
                 self._signal(signal.SIGINT)
-                self._say(Interrupted())
+                self._control.say(Interrupted())
             case Drain():
                 self._output.drain()
-                self._say(Drained())
+                self._control.say(Drained())
             case Stop(explain=explain):
                 post_mortem = self._explained() if explain else None
                 self._end_repl()
-                self._say(Stopped(post_mortem=post_mortem))
+                self._control.say(Stopped(post_mortem=post_mortem))
 
     def _load(self, fd: int, form: ContextForm) -> None:
         try:
             self._contexts["context"] = load(fd, form, self._mapping_works)
         except ContextBroken as error:
-            _fail(self._control, "load", error)
+            _fail("load", error)
         os.close(fd)
         gc.collect()
         gc.freeze()  # a collection in the REPL would otherwise write to every page of a loaded object
-        self._say(Loaded())
+        self._control.say(Loaded())
 
-    def _begin(self) -> None:
+    def _begin(self, cpu_s: float) -> None:
         self._said_cpu_s = 0.0
+        self._block_cpu_s = cpu_s
+        self._output.drain()  # what came after the last block's end is not going to use up this one's share
         self._watch.block_started()
 
     def _end_repl(self) -> None:
@@ -208,9 +224,7 @@ class Init:
             self._become_repl(door_fd, write_ends)
         self._repl_pid = pid
         if self._walls.level != "strict":
-            pidfd = os.pidfd_open(pid)
-            socket.send_fds(self._control, [pack(Forked())], [pidfd])
-            os.close(pidfd)
+            self._control.say(Forked(), os.pidfd_open(pid))
         for fd in (door_fd, *write_ends):
             os.close(fd)
         self._watch.repl_started(pid)
@@ -236,12 +250,12 @@ class Init:
         try:
             layers = lock_down_repl(self._walls, self._bounds, mapped_bytes, self._spawn.allow_exec)
         except (LayerFailed, OSError) as error:
-            _fail(self._control, "start", error)
+            _fail("start", error)
         os.write(CONTROL_FD, pack(Started(layers=list(layers))))
         self._control.close()
         channel = Channel(socket.socket(fileno=DOOR_FD), self._spawn.max_frame_bytes, interrupts)
         gc.enable()
-        Repl(self._contexts, channel, interrupts, self._spawn.max_output_bytes).serve()
+        Repl(self._contexts, channel, interrupts, self._spawn.max_output_bytes, self._bell).serve()
 
     def _kill_all(self) -> None:
         """SIGKILL to the REPL and all that it started; return when they are gone."""
@@ -251,12 +265,21 @@ class Init:
                     if os.getpid() == 1:
                         os.kill(-1, signal.SIGKILL)  # everything in the namespace but ourselves
                     elif self._repl_pid is not None:
+                        os.kill(self._repl_pid, signal.SIGKILL)  # which may not have a process group of its own yet
                         os.killpg(self._repl_pid, signal.SIGKILL)
                 try:
                     os.waitpid(-1, 0)
                 except ChildProcessError:
                     break
         self._repl_pid = None
+
+    def _kill_all_but_repl(self) -> None:
+        """SIGKILL to what the REPL started, which could go on growing while we listen to it: alone it is bounded."""
+        if self._walls.level == "strict" and self._walls.proc_is_fresh:
+            for pid in self._proc.others():
+                if pid != self._repl_pid:
+                    with contextlib.suppress(ProcessLookupError):
+                        os.kill(pid, signal.SIGKILL)
 
     def _reap(self) -> None:
         """Take leave of children that ended: the REPL, and orphans, which would else count against its limit."""
@@ -269,42 +292,38 @@ class Init:
                 if pid == self._repl_pid:
                     self._repl_pid = None
                     code = os.waitstatus_to_exitcode(status)
-                    self._say(Died(signal=-code) if code < 0 else Died(exit_code=code))
+                    self._control.say(Died(signal=-code) if code < 0 else Died(exit_code=code))
 
     # -- what it uses, and what it was doing -------------------------------------------------------------------------
-
-    def _until_next_look_ms(self) -> int | None:
-        if self._repl_pid is None:
-            return None
-        return math.ceil(self._watch.wait_s() * 1000)
 
     def _look(self) -> None:
         usage = self._watch.look()
         if usage.cpu_s - self._said_cpu_s >= WORTH_SAYING_S:
-            self._say(Burned(cpu_s=usage.cpu_s - self._said_cpu_s))
+            self._control.say(Burned(cpu_s=usage.cpu_s - self._said_cpu_s))
             self._said_cpu_s = usage.cpu_s
         for limit, used, allowed in (
             ("memory_bytes", usage.memory_bytes, self._spawn.memory_bytes),
             ("max_processes", usage.threads, self._spawn.max_processes),
             ("cpu_s", usage.cpu_s, self._spawn.cpu_s),
+            ("block_timeout_s", usage.cpu_s, self._block_cpu_s),
             ("scratch_bytes", usage.scratch_bytes, self._spawn.scratch_bytes),
             ("max_scratch_files", usage.scratch_files, self._spawn.max_scratch_files),
         ):
             if allowed is not None and used > allowed:
                 post_mortem = self._explained(usage)
                 self._end_repl()
-                self._say(Exceeded(limit=limit, used=used, allowed=allowed, post_mortem=post_mortem))
+                self._control.say(Exceeded(limit=limit, used=used, allowed=allowed, post_mortem=post_mortem))
                 return
 
     def _explained(self, usage: Usage | None = None) -> PostMortem:
         """Where the REPL is, and what it uses."""
         stack = b""
+        wait_s = EXPLAIN_S if usage is None else EXPLAIN_QUICKLY_S
+        usage = usage or self._watch.look()
         if self._repl_pid is not None:
+            self._kill_all_but_repl()
             self._signal(STACK_SIGNAL)
-            stack = self._output.read_stack(EXPLAIN_S if usage is None else EXPLAIN_QUICKLY_S)
-            if usage is None:
-                usage = self._watch.look()
-        usage = usage or Usage()
+            stack = self._output.read_stack(wait_s)
         return PostMortem(
             stack=stack.decode("utf-8", "replace"),
             memory_bytes=usage.memory_bytes,
@@ -313,14 +332,11 @@ class Init:
             threads=usage.threads,
         )
 
-    def _say(self, message: Control) -> None:
-        self._control.send(pack(message))
 
-
-def _watch(proc: Proc, walls: ZygoteWalls, bounds: WorkerBounds) -> Watch:
+def _watch(proc: Proc, walls: ZygoteWalls, spawn: Spawn) -> Watch:
     if walls.level == "strict":
-        return Watch(proc, proc.others if walls.proc_is_fresh else proc.below)
-    return Watch(proc, scratch=str(Path.cwd()), max_scratch_files=bounds.max_scratch_files)
+        return Watch(proc, spawn.memory_bytes, proc.others if walls.proc_is_fresh else proc.below)
+    return Watch(proc, spawn.memory_bytes, scratch=spawn.scratch, max_scratch_files=spawn.max_scratch_files)
 
 
 def _keep_only(fds: list[int]) -> None:
@@ -348,8 +364,8 @@ def _child_signals() -> int:
     return fd
 
 
-def _fail(control: socket.socket, step: str, error: BaseException) -> NoReturn:
+def _fail(step: str, error: BaseException) -> NoReturn:
     layer = error.layer if isinstance(error, LayerFailed) else None
     with contextlib.suppress(OSError):
-        control.send(pack(Failed(step=step, reason=str(error) or repr(error), layer=layer)))
+        os.write(CONTROL_FD, pack(Failed(step=step, reason=str(error) or repr(error), layer=layer)))
     os._exit(1)

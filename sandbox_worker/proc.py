@@ -7,6 +7,7 @@ import stat
 from dataclasses import dataclass
 
 _COUNTED = (b"RssAnon:", b"VmSwap:", b"VmPTE:")
+_TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 _GONE = (FileNotFoundError, ProcessLookupError, PermissionError)
 """The last for the descriptors and maps of a process that is ending: without memory it is nobody's to look into."""
 
@@ -73,11 +74,22 @@ class Proc:
                 parent = int(line.split()[1])
         return Status(parent, threads, kilobytes * 1024) if threads else None
 
-    def cpu_ticks(self, pid: int) -> int:
-        """CPU time used by all its threads, in ticks; 0 if it has ended."""
+    def cpu_s(self, pid: int) -> tuple[float, float]:
+        """CPU seconds that all its threads used, and that its children did of whose end it has heard."""
         # The second field is the program's name in brackets, which may hold anything.
         fields = self._read(f"{pid}/stat").rpartition(b")")[2].split()
-        return int(fields[11]) + int(fields[12]) if fields else 0  # utime and stime, in proc(5) fields 14 and 15
+        if not fields:
+            return 0.0, 0.0
+        user, system, childrens_user, childrens_system = map(int, fields[11:15])  # in proc(5) fields 14 to 17
+        return (user + system) / _TICKS_PER_S, (childrens_user + childrens_system) / _TICKS_PER_S
+
+    def shared_out_bytes(self, pid: int) -> int:
+        """Its memory, of pages that several processes share only its part of each: dear for a large process."""
+        kilobytes = 0
+        for line in self._read(f"{pid}/smaps_rollup").splitlines():
+            if line.startswith((b"Pss_Anon:", b"SwapPss:")):
+                kilobytes += int(line.split()[1])
+        return kilobytes * 1024
 
     def mapped_bytes(self, pid: int) -> int:
         """Its address space."""

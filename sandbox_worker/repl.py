@@ -3,10 +3,10 @@
 import builtins
 import contextlib
 import json
+import mmap
 import os
 import signal
 import sys
-import time
 import types
 from typing import Any, NoReturn
 
@@ -15,10 +15,11 @@ from sandbox_worker.channel import Channel, DoorClosed
 from sandbox_worker.execution import Executor, Outcome
 from sandbox_worker.interrupts import Interrupts
 from sandbox_worker.queries import Queries
+from sandbox_worker.repl_output import BELL, pending_bytes
 from sandbox_worker.wire.errors import FrameTooLarge
 from sandbox_worker.wire.messages import Execute, Output, Ready, Result, Stream
 
-CLOCK_REALTIME_COARSE = 5  # linux/time.h; the clock of file times
+TIMERS = (signal.ITIMER_REAL, signal.ITIMER_VIRTUAL, signal.ITIMER_PROF)
 
 
 class Repl:
@@ -27,14 +28,21 @@ class Repl:
     Args:
         contexts: Name → value: what the REPL holds from the start.
         max_output_chars: Sent of what one block prints to one stream, at most.
+        bell: Memory in which init shows that it has read what was written to the descriptors, see `ReplOutput`.
     """
 
     def __init__(
-        self, contexts: dict[str, Any], channel: Channel, interrupts: Interrupts, max_output_chars: int
+        self,
+        contexts: dict[str, Any],
+        channel: Channel,
+        interrupts: Interrupts,
+        max_output_chars: int,
+        bell: bytes | mmap.mmap,
     ) -> None:
         self._channel = channel
         self._interrupts = interrupts
         self._pid = os.getpid()
+        self._bell = bell
         self._block = 0
         self._final: str | None = None
         queries = Queries(channel, self._flush)
@@ -83,7 +91,7 @@ class Repl:
         for printer in self._printers:
             printer.begin_block()
         self._restore_names()
-        started = time.clock_gettime_ns(CLOCK_REALTIME_COARSE)
+        (rung,) = BELL.unpack_from(self._bell)
         try:
             with self._interrupts.armed():
                 outcome = self._executor.run(execute.block, execute.code)
@@ -94,7 +102,8 @@ class Repl:
         # Anything else means that model code has broken our own: then this process ends, and a fresh one is forked.
         if os.getpid() != self._pid:
             os._exit(0)  # model code forked, and this is the child: it may not answer for its parent
-        signal.setitimer(signal.ITIMER_REAL, 0)  # an alarm that went off between two blocks would end the REPL
+        for timer in TIMERS:
+            signal.setitimer(timer, 0)  # one that went off in a later block would hit it, or between two end the REPL
         for printer in self._printers:
             printer.end_block()
         result = Result(
@@ -103,7 +112,7 @@ class Repl:
             error=outcome.error,
             exit_code=outcome.exit_code,
             final_answer=self._final,
-            descriptor_output=_written_since(started),
+            descriptor_output=self._was_written(rung),
         )
         try:
             return self._channel.encode(result)
@@ -112,6 +121,13 @@ class Repl:
             return self._channel.encode(
                 Result(block=execute.block, status="error", error=too_large, descriptor_output=result.descriptor_output)
             )
+
+    def _was_written(self, rung: int) -> bool:
+        """Whether something was written to descriptor 1 or 2: it is still there, or init has read since it rang."""
+        try:
+            return bool(pending_bytes(1) or pending_bytes(2)) or BELL.unpack_from(self._bell) != (rung,)
+        except OSError:  # model code has put something else there
+            return True
 
     # -- output ------------------------------------------------------------------------------------------------------
 
@@ -147,10 +163,16 @@ class Repl:
     def _restore_answer(self) -> None:
         """Make `answer` a dict again. What a block assigned to that name becomes its content: nothing is lost."""
         value = self._namespace.get("answer")
-        if isinstance(value, dict):
+        if type(value) is dict:
             return
-        self._namespace["answer"] = _fresh_answer() if value is None else {"content": value, "ready": False}
-        if value is not None and self._final is None:
+        self._namespace["answer"] = _fresh_answer()
+        if value is None:
+            return
+        if isinstance(value, dict):  # of a class of the model's, whose methods may do anything: they are called once
+            self._namespace["answer"] = dict(value)
+            return
+        self._namespace["answer"]["content"] = value
+        if self._final is None:
             self._printers[1].write('`answer` is the dict that submits: your value is now in answer["content"]\n')
 
     def _take_answer_dict(self) -> Outcome | None:
@@ -229,14 +251,3 @@ def _text(value: Any) -> str:
         except (TypeError, ValueError, RecursionError):
             pass  # not JSON: shown as Python shows it
     return str(value)
-
-
-def _written_since(started_ns: int) -> bool:
-    """Whether something was written to descriptor 1 or 2 since `started_ns`: the kernel stamps a pipe at each write.
-
-    Both times come from the kernel's coarse clock, so a write in the same tick counts as one. When in doubt, yes.
-    """
-    try:
-        return max(os.fstat(1).st_mtime_ns, os.fstat(2).st_mtime_ns) >= started_ns
-    except OSError:
-        return True

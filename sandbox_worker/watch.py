@@ -5,10 +5,11 @@ Approximate by nature: memory is what is mapped privately (RssAnon), swapped out
 when it is seen. What these numbers do not show (memfds, shared anonymous mappings) is denied by seccomp; for what
 sockets and pipes hold, descriptors beyond the usual number are charged at the most that each can hold. A scratch
 folder that is a file system has a size of its own; one that is a folder of the host's is looked through now and then.
-CPU time of processes that live shorter than the time between two looks is missed.
+CPU time is that of the living, and of the dead whose end somebody waited for: what is missed is who lives shorter than
+the time between two looks, below a parent that wants to hear of no end.
 """
 
-import os
+import resource
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -18,6 +19,10 @@ from sandbox_worker.scratch import Contents, contents
 
 FASTEST_S = 0.01
 SLOWEST_S = 0.5
+"""While the REPL sleeps. One process alone is bounded by its address space; of several each could grow that much."""
+SLOWEST_OF_SEVERAL_S = 0.02
+LITTLE_CPU_S = 0.005
+"""Half of what the kernel counts in."""
 SCRATCH_S = 0.1
 """The scratch folder is looked through so often at most: it costs 5 microseconds a file."""
 MOST_OF_A_CPU = 0.05
@@ -26,7 +31,6 @@ FREE_DESCRIPTORS = 32
 """Of each process, at no charge: ordinary programs have no more, and forked ones share theirs."""
 DESCRIPTOR_BYTES = 212_992
 """What a socket can hold in the kernel's memory (net.core.wmem_default), where no number of a process shows it."""
-_TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +51,7 @@ class Watch:
     Args:
         proc: Where they are seen.
         pids: Those of the REPL; None where it can have no process but its own.
+        memory_bytes: The limit, near which it looks more closely.
         scratch: The folder to look through, or None.
         max_scratch_files: It is not looked through beyond this number.
     """
@@ -54,18 +59,21 @@ class Watch:
     def __init__(
         self,
         proc: Proc,
+        memory_bytes: int,
         pids: Callable[[], list[int]] | None = None,
         scratch: str | None = None,
         max_scratch_files: int = 0,
     ) -> None:
         self._proc = proc
+        self._memory_bytes = memory_bytes
         self._pids = pids or (lambda: [self._repl_pid])
         self._scratch = scratch
         self._max_scratch_files = max_scratch_files
         self._repl_pid = 0
         self._inherited_bytes = 0
-        self._cpu_ticks: dict[int, int] = {}
-        self._block_ticks = 0
+        self._cpu_s: dict[int, float] = {}
+        self._all_cpu_s = 0.0
+        self._block_cpu_s = 0.0
         self._last = Usage()
         self._interval_s = SLOWEST_S
         self._due = 0.0
@@ -75,14 +83,15 @@ class Watch:
     def repl_started(self, pid: int) -> None:
         """A fresh REPL. What it shares with init from the start (a context made of objects) is not its own."""
         self._repl_pid = pid
-        self._cpu_ticks.clear()
+        self._cpu_s.clear()
+        self._all_cpu_s = _cpu_s_of_the_dead()
         own = self._proc.status(self._proc.own_pid)
         self._inherited_bytes = own.memory_bytes if own else 0
         self.block_started()
 
     def block_started(self) -> None:
         """Count CPU time from here, and look closely."""
-        self._block_ticks = 0
+        self._block_cpu_s = 0.0
         self._look_in(FASTEST_S)
 
     def wait_s(self) -> float:
@@ -91,40 +100,69 @@ class Watch:
 
     def look(self) -> Usage:
         """What is used now."""
-        started = time.monotonic()
-        memory_bytes = threads = processes = burned = 0
-        seen: dict[int, int] = {}
-        for pid in self._pids():
+        worked_s = time.process_time()
+        threads = processes = memory_bytes = inherited_bytes = held_bytes = 0
+        cpu_s: dict[int, float] = {}
+        all_cpu_s = _cpu_s_of_the_dead()
+        pids = self._pids()
+        for pid in pids:
             status = self._proc.status(pid)
             if status is None:  # it ended meanwhile
                 continue
-            memory_bytes += max(0, status.memory_bytes - self._inherited_bytes)
-            memory_bytes += max(0, self._proc.descriptors(pid) - FREE_DESCRIPTORS) * DESCRIPTOR_BYTES
-            threads += status.threads
             processes += 1
-            seen[pid] = self._proc.cpu_ticks(pid)
-            burned += max(0, seen[pid] - self._cpu_ticks.get(pid, 0))
-        self._cpu_ticks = seen
-        self._block_ticks += burned
-        if self._scratch is not None and started >= self._scratch_due:
+            threads += status.threads
+            memory_bytes += status.memory_bytes
+            inherited_bytes += min(status.memory_bytes, self._inherited_bytes)
+            held_bytes += max(0, self._proc.descriptors(pid) - FREE_DESCRIPTORS) * DESCRIPTOR_BYTES
+            cpu_s[pid], childrens_s = self._proc.cpu_s(pid)
+            all_cpu_s += cpu_s[pid] + childrens_s
+        used_bytes = memory_bytes - inherited_bytes
+        if used_bytes + held_bytes <= self._memory_bytes < memory_bytes - self._inherited_bytes + held_bytes:
+            used_bytes = max(used_bytes, self._exactly(pids))
+        burned_s = self._burned_s(cpu_s, all_cpu_s)
+        if self._scratch is not None and time.monotonic() >= self._scratch_due:
             self._look_through(self._scratch)
         found = self._in_scratch
-        cpu_s = self._block_ticks / _TICKS_PER_S
-        usage = Usage(memory_bytes, cpu_s, processes, threads, found.size_bytes, found.files)
-        sleeps = not burned and memory_bytes <= self._last.memory_bytes
-        cost_s = time.monotonic() - started
-        self._look_in(max(min(2 * self._interval_s, SLOWEST_S) if sleeps else FASTEST_S, cost_s / MOST_OF_A_CPU))
+        usage = Usage(used_bytes + held_bytes, self._block_cpu_s, processes, threads, found.size_bytes, found.files)
+        sleeps = burned_s < LITTLE_CPU_S and usage.memory_bytes <= self._last.memory_bytes
+        slowest_s = SLOWEST_S if processes <= 1 else SLOWEST_OF_SEVERAL_S
+        cost_s = time.process_time() - worked_s  # not the clock's: processes that keep us waiting are looked at sooner
+        self._look_in(max(min(2 * self._interval_s, slowest_s) if sleeps else FASTEST_S, cost_s / MOST_OF_A_CPU))
         self._last = usage
         return usage
 
+    def _exactly(self, pids: list[int]) -> int:
+        """Memory beyond what init gave, when it matters whether each process still shares that or has its own copy."""
+        everyones = sum(map(self._proc.shared_out_bytes, pids)) + self._proc.shared_out_bytes(self._proc.own_pid)
+        return max(0, everyones - self._inherited_bytes)
+
+    def _burned_s(self, cpu_s: dict[int, float], all_cpu_s: float) -> float:
+        """CPU time since the last look: of the living as they were seen, or with the dead, if that is more.
+
+        Args:
+            cpu_s: Of each process that lives now.
+            all_cpu_s: Of these, and of those that ended.
+        """
+        of_the_living = sum(max(0.0, now - self._cpu_s.get(pid, 0.0)) for pid, now in cpu_s.items())
+        burned_s = max(of_the_living, all_cpu_s - self._all_cpu_s)
+        self._cpu_s, self._all_cpu_s = cpu_s, all_cpu_s
+        self._block_cpu_s += burned_s
+        return burned_s
+
     def _look_through(self, folder: str) -> None:
-        started = time.monotonic()
+        worked_s = time.process_time()
         found = contents(folder, self._max_scratch_files)
         unlinked = sum(self._proc.unlinked_bytes(pid, folder) for pid in self._pids())
         self._in_scratch = Contents(found.size_bytes + unlinked, found.files)
-        ended = time.monotonic()
-        self._scratch_due = ended + max(SCRATCH_S, (ended - started) / MOST_OF_A_CPU)
+        cost_s = time.process_time() - worked_s
+        self._scratch_due = time.monotonic() + max(SCRATCH_S, cost_s / MOST_OF_A_CPU)
 
     def _look_in(self, interval_s: float) -> None:
         self._interval_s = interval_s
         self._due = time.monotonic() + interval_s
+
+
+def _cpu_s_of_the_dead() -> float:
+    """CPU seconds of the children that init took leave of, orphans among them, and of theirs."""
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime

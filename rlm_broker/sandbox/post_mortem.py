@@ -25,6 +25,10 @@ _BY_SIGNAL: dict[int, str] = {
 def reason(died: Died | Exceeded) -> str:
     """Why a REPL is gone, as one clause."""
     match died:
+        case Exceeded(limit="block_timeout_s", used=used):
+            return (
+                f"it and what it had left running used {used:.4g} s CPU time, more than all CPUs have within its limit"
+            )
         case Exceeded(limit=limit, used=used, allowed=allowed):
             divisor, unit = _UNITS[limit]
             return f"its processes used {used / divisor:.4g} {unit} together, {limit} = {allowed / divisor:.4g} {unit}"

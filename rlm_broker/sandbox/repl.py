@@ -27,6 +27,10 @@ from sandbox_worker.wire.messages import Query, Result, Slot
 
 SMALL_CHARS = 1 << 16
 """A text that is stored in less time than a thread takes to start."""
+LEFT_RUNNING_S = 2.0
+"""CPU time on top of what a block may use, before what it left running is ended: looking is approximate."""
+MAX_ERROR_CHARS = 2_000
+"""Of the sentence on how a block ended. An honest REPL sends fewer."""
 DEATH_NEWS_S = 1.0
 """A lost door is explained by init within this time, or not at all: then the REPL lives and hung up by itself."""
 
@@ -181,7 +185,7 @@ class SandboxedRepl(Resident):
                 status=result.status,
                 stdout=stdout,
                 stderr=stderr,
-                error=result.error,
+                error=result.error and result.error[:MAX_ERROR_CHARS],
                 exit_code=result.exit_code,
                 final_answer=result.final_answer,
                 execution_time=time.monotonic() - started,
@@ -238,7 +242,8 @@ class _BlockRun:
         self._worker.on_burned = self._burned
         self._worker.on_change = self._wake.set
         try:
-            self._worker.begin()
+            # What the clock sees in time it interrupts. This is for what a block leaves running when it has ended.
+            self._worker.begin((timeout_s + self._limits.interrupt_grace_s) * cpus + LEFT_RUNNING_S)
             block = self._connection.execute(code, self._off_the_clock, self._output.printed)
             block.add_done_callback(lambda _: self._wake.set())
             if not await self._ends(block):

@@ -75,6 +75,7 @@ class Worker:
         self._level = level
         self._control = control
         self._answers: asyncio.Queue[FromInit | None] = asyncio.Queue()
+        self._exchanging = asyncio.Lock()
         self._loop = asyncio.get_running_loop()
         control.setblocking(False)
         self._loop.add_reader(control, self._on_control)
@@ -89,30 +90,34 @@ class Worker:
             ContextRefused: The context cannot be loaded.
             WorkerDied: Init ended instead.
         """
-        self._say(Load(form=form), context_fd)
-        self.layers = tuple((await self._answer(Locked, timeout_s)).layers)
-        await self._answer(Loaded, timeout_s)
+        locked, _ = await self._exchange(Load(form=form), Locked, Loaded, timeout_s=timeout_s, fd=context_fd)
+        assert isinstance(locked, Locked)
+        self.layers = tuple(locked.layers)
 
     async def start(self, door_fd: int, timeout_s: float) -> None:
         """Fork a REPL that speaks on `door_fd`; what was left of an earlier one is killed first."""
         self.died = None
-        self._say(Start(), door_fd)
-        started = await self._answer(Started, timeout_s)
+        (started,) = await self._exchange(Start(), Started, timeout_s=timeout_s, fd=door_fd)
+        assert isinstance(started, Started)
         self.layers += tuple(layer for layer in started.layers if layer not in self.layers)
 
-    def begin(self) -> None:
-        """A block starts: init looks closely at what it uses."""
-        self._say(Begin())
+    def begin(self, cpu_s: float) -> None:
+        """A block starts: init looks closely at what it uses.
+
+        Args:
+            cpu_s: CPU time in seconds that it and what it leaves running may use before the next block.
+        """
+        if self.group is not None:
+            self._group_kills = self.group.kills()
+        self._say(Begin(cpu_s=cpu_s))
 
     async def interrupt(self) -> None:
         """SIGINT to the REPL. When this returns the signal is queued: what is sent afterwards comes after it."""
-        self._say(Interrupt())
-        await self._answer(Interrupted)
+        await self._exchange(Interrupt(), Interrupted)
 
     async def drain(self) -> None:
         """Wait until all that was written to descriptors 1 and 2 so far has been handed to `on_written`."""
-        self._say(Drain())
-        await self._answer(Drained)
+        await self._exchange(Drain(), Drained)
 
     async def stop(self, explain: bool = False) -> PostMortem | None:
         """SIGKILL to the REPL and all that it started; return when they are gone, their last output handed over.
@@ -120,8 +125,8 @@ class Worker:
         Args:
             explain: First find out what it is doing, which is then returned.
         """
-        self._say(Stop(explain=explain))
-        stopped = await self._answer(Stopped)
+        (stopped,) = await self._exchange(Stop(explain=explain), Stopped)
+        assert isinstance(stopped, Stopped)
         self.died = None
         return stopped.post_mortem
 
@@ -136,13 +141,32 @@ class Worker:
 
     # -- the control socket ------------------------------------------------------------------------------------------
 
+    async def _exchange(
+        self, message: Control, *kinds: type[FromInit], timeout_s: float = ANSWER_TIMEOUT_S, fd: int | None = None
+    ) -> list[FromInit]:
+        """Say something and wait for the answers to it.
+
+        They are awaited even if nobody waits for us any more: one that is left would be taken for the answer to what is
+        said next.
+        """
+
+        async def exchanged() -> list[FromInit]:
+            async with self._exchanging:
+                self._say(message, *fds)
+                return [await self._answer(kind, timeout_s) for kind in kinds]
+
+        fds = () if fd is None else (os.dup(fd),)  # the caller may close his as soon as he is cancelled
+        exchange = self._loop.create_task(exchanged())
+        exchange.add_done_callback(lambda done: _exchanged(done, fds))
+        return await asyncio.shield(exchange)
+
     def _say(self, message: Control, *fds: int) -> None:
         try:
             socket.send_fds(self._control, [pack(message)], fds)
         except OSError as error:
             raise WorkerDied(f"the worker's init is gone: {error.strerror}") from None
 
-    async def _answer(self, kind: type[A], timeout_s: float = ANSWER_TIMEOUT_S) -> A:
+    async def _answer(self, kind: type[A], timeout_s: float) -> A:
         try:
             message = await asyncio.wait_for(self._answers.get(), timeout_s)
         except TimeoutError:
@@ -235,6 +259,13 @@ class _Process:
         self._loop.remove_reader(self._pidfd)
         self._gone.set()
         self._on_gone()
+
+
+def _exchanged(exchange: "asyncio.Task[list[FromInit]]", fds: tuple[int, ...]) -> None:
+    for fd in fds:
+        os.close(fd)
+    if not exchange.cancelled():
+        exchange.exception()  # whoever waits gets it; if nobody does any more, that is no news
 
 
 def _ignore(_news: object) -> None:

@@ -7,8 +7,10 @@ from typing import Protocol
 from rlm_broker.errors import ProtocolViolation, RlmBrokerError, WorkerDied
 from rlm_broker.transport.session import Session
 from sandbox_worker.wire.errors import FrameTooLarge
-from sandbox_worker.wire.messages import MAX_PROMPTS, FromWorker, Output, Query, Ready, Reply, Result, Slot
+from sandbox_worker.wire.messages import FromWorker, Output, Query, Ready, Reply, Result, Slot
 
+READ_BYTES = 1 << 16
+"""Read at once: between two reads it is everybody else's turn."""
 UNREAD_BYTES = 8 << 20
 """Replies that wait for a REPL to read them. Past it nothing more is read from the REPL either: one that only asks and
 never listens fills its own socket, not this process."""
@@ -36,7 +38,8 @@ class Connection(asyncio.Protocol):
 
     Args:
         session: A fresh one.
-        max_queries_in_flight: At this number of open queries nothing more is read, until one of them is answered.
+        max_queries_in_flight: At this number of open queries nothing more is read, until one of them is answered; the
+            same when they hold as many bytes as one frame may have.
     """
 
     def __init__(self, session: Session, max_queries_in_flight: int) -> None:
@@ -134,8 +137,6 @@ class Connection(asyncio.Protocol):
     def _take(self, message: FromWorker) -> None:
         match message:
             case Query():
-                if len(message.prompts) > MAX_PROMPTS:
-                    raise ProtocolViolation(f"query of {len(message.prompts):,} prompts, the limit is {MAX_PROMPTS:,}")
                 task = asyncio.get_running_loop().create_task(self._reply(message))
                 self._answering.add(task)
                 task.add_done_callback(self._answered)
@@ -196,13 +197,17 @@ class Connection(asyncio.Protocol):
         """Read on, or leave what comes in the kernel's buffers."""
         if self._transport is None:
             return
-        if self._writable and len(self._session.open_queries) < self._max_queries_in_flight:
+        session = self._session
+        has_room = (
+            len(session.open_queries) < self._max_queries_in_flight and session.open_bytes < session.max_frame_bytes
+        )
+        if self._writable and has_room:
             self._transport.resume_reading()
         else:
             self._transport.pause_reading()
 
     def _write(self, frame: bytes) -> None:
-        if self._transport is not None:
+        if self._transport is not None and not self._transport.is_closing():
             self._transport.write(frame)
 
     def _lose(self, reason: RlmBrokerError) -> None:

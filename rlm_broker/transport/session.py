@@ -46,14 +46,17 @@ class Session:
     Attributes:
         state: What may come next, see `TRANSITIONS`.
         block: Number of the current or last block; the first is 1.
-        open_queries: Ids of the queries that still want their reply.
+        open_queries: Ids of the queries that still want their reply, with the bytes that each came in.
+        open_bytes: Of all of these.
+        max_frame_bytes: Largest payload, either way.
     """
 
     def __init__(self, max_frame_bytes: int) -> None:
         self.state = State.STARTING
         self.block = 0
-        self.open_queries: set[str] = set()
-        self._max_frame_bytes = max_frame_bytes
+        self.open_queries: dict[str, int] = {}
+        self.open_bytes = 0
+        self.max_frame_bytes = max_frame_bytes
         self._frames = FrameDecoder(max_frame_bytes)
 
     def receive(self, data: bytes) -> list[FromWorker]:
@@ -66,7 +69,7 @@ class Session:
         try:
             for payload in self._frames.feed(data):
                 message = decode_from_worker(payload)
-                self._check(message)
+                self._check(message, len(payload))
                 messages.append(message)
         except WireError as error:
             self.close()
@@ -94,20 +97,21 @@ class Session:
         if reply.id not in self.open_queries:
             raise ProtocolViolation(f"a reply to query {reply.id}, which is not open")
         frame = self._frame(reply)
-        self.open_queries.remove(reply.id)
+        self.open_bytes -= self.open_queries.pop(reply.id)
         return frame
 
     def close(self) -> None:
         """Nothing may come any more, in either direction."""
         self.state = State.CLOSED
         self.open_queries.clear()
+        self.open_bytes = 0
 
     def _frame(self, message: FromOrchestrator) -> bytes:
-        frame = encode_frame(encode(message), self._max_frame_bytes)
+        frame = encode_frame(encode(message), self.max_frame_bytes)
         self._step(message)
         return frame
 
-    def _check(self, message: FromWorker) -> None:
+    def _check(self, message: FromWorker, payload_bytes: int) -> None:
         self._step(message)
         match message:
             case Query():
@@ -115,7 +119,8 @@ class Session:
                     self._violated(f"query id {message.id[:40]!r} while block {self.block} runs")
                 if message.id in self.open_queries:
                     self._violated(f"query id {message.id!r} is open already")
-                self.open_queries.add(message.id)
+                self.open_queries[message.id] = payload_bytes
+                self.open_bytes += payload_bytes
             case Output() | Result():
                 if message.block != self.block:
                     self._violated(f"{type(message).__name__} of block {message.block} while block {self.block} runs")

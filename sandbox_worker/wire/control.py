@@ -104,7 +104,13 @@ class Start(Control, frozen=True):
 
 
 class Begin(Control, frozen=True):
-    """A block starts: its CPU time counts from here, and what it uses is looked at often."""
+    """A block starts, and what it uses is looked at often.
+
+    Attributes:
+        cpu_s: That the REPL's processes may use from here until the next block starts, however long that takes.
+    """
+
+    cpu_s: float
 
 
 class Interrupt(Control, frozen=True):

@@ -1,51 +1,72 @@
 """Keeping the head and the tail of a stream of output, and saying how much is missing between them. No I/O."""
 
+from collections import deque
 from typing import Generic, TypeVar
 
 Text = TypeVar("Text", str, bytes)
+
+PIECE = 1 << 13
+"""Small pieces are put together to this length: of a million lines, a million objects would be kept."""
 
 
 class HeadTail(Generic[Text]):
     """Of everything that is added, the first half of the limit goes through; of the rest the last half is kept.
 
+    The cost of adding a piece does not depend on how much is kept.
+
     Args:
         limit: Characters or bytes kept at most. A note of the cut comes on top.
         empty: `""` or `b""`: which of the two this one is for.
+
+    Attributes:
+        head_left: How much will still go through.
     """
 
     def __init__(self, limit: int, empty: Text) -> None:
-        self._head_left = limit - limit // 2
+        self.head_left = limit - limit // 2
         self._tail_limit = limit // 2
         self._empty: Text = empty
-        self._tail: Text = empty
+        self._pieces: deque[Text] = deque()
+        self._small: list[Text] = []
+        self._small_length = 0
+        self._length = 0
         self._cut = 0
 
     def add(self, piece: Text) -> Text:
         """Take `piece`; return the part of it that belongs to the head, to be passed on at once."""
-        head = piece[: self._head_left]
-        self._head_left -= len(head)
-        rest = piece[len(head) :]
-        if rest:
-            tail = self._tail + rest
-            if (
-                len(tail) > 2 * self._tail_limit
-            ):  # let it grow to twice its size: cutting each time would copy it each time
-                tail = self._shortened(tail)
-            self._tail = tail
+        if len(piece) <= self.head_left:
+            self.head_left -= len(piece)
+            return piece
+        head, rest = piece[: self.head_left], piece[self.head_left :]
+        self.head_left = 0
+        if len(rest) > self._tail_limit:
+            self._cut += len(rest) - self._tail_limit
+            rest = rest[len(rest) - self._tail_limit :]
+        self._small.append(rest)
+        self._small_length += len(rest)
+        self._length += len(rest)
+        if self._small_length >= PIECE:
+            self._put_together()
+        while self._pieces and self._length - len(self._pieces[0]) >= self._tail_limit:
+            gone = len(self._pieces.popleft())
+            self._length -= gone
+            self._cut += gone
         return head
 
     def finish(self) -> Text:
-        """The note of what was cut, if anything was, and the tail."""
-        tail = self._shortened(self._tail)
-        self._tail = self._empty
-        if not self._cut:
+        """The note of what was cut, if anything was, and the tail. From here on everything counts as tail."""
+        self._put_together()
+        tail = self._empty.join(self._pieces)
+        excess = max(0, len(tail) - self._tail_limit)
+        cut, tail = self._cut + excess, tail[excess:]
+        self._pieces.clear()
+        self._length = self._cut = 0
+        if not cut:
             return tail
-        note = f"\n... [{self._cut:,} more cut] ...\n"
+        note = f"\n... [{cut:,} more cut] ...\n"
         return (note if isinstance(tail, str) else note.encode()) + tail
 
-    def _shortened(self, tail: Text) -> Text:
-        excess = len(tail) - self._tail_limit
-        if excess <= 0:
-            return tail
-        self._cut += excess
-        return tail[excess:]
+    def _put_together(self) -> None:
+        if self._small:
+            self._pieces.append(self._empty.join(self._small))
+            self._small, self._small_length = [], 0

@@ -4,7 +4,9 @@ A field that the sender may not decide (depth, budget, deadline, the models it m
 belongs to the session on the orchestrator's side.
 """
 
+import itertools
 import json
+import re
 from typing import Annotated, Literal, TypeVar
 
 import msgspec
@@ -12,15 +14,21 @@ import msgspec
 from sandbox_worker.wire.errors import MessageInvalid
 
 T = TypeVar("T")
+_STRING = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+(?:"|\Z)', re.DOTALL)
+"""In one pass over whatever there is: nothing is looked at twice, and the last string need not end."""
 
 Status = Literal["ok", "error", "exited", "interrupted"]
 """How a block ended, as far as the REPL itself can tell: it ran through, raised, called `sys.exit`, got SIGINT."""
 
 Stream = Literal["stdout", "stderr"]
 Want = Literal["llm", "rlm"]
-MAX_PROMPTS = 1 << 19
-"""Of one query. Far above `max_batch_prompts`, which refuses in words: a slot for each of the 20 million empty prompts
-that fit into a frame would be gigabytes."""
+MAX_PROMPTS = 1 << 16
+"""Of one query. Far above the default `max_batch_prompts`, which refuses in words: a slot for each of the 20 million
+empty prompts that fit into a frame would be gigabytes."""
+MAX_STRINGS = MAX_PROMPTS + 64
+"""In one message of a worker: each of a frame full of short ones would take 20 times its bytes in our memory."""
+FEW_BYTES = 1 << 20
+"""A message of this length may hold what it wants."""
 PositiveInt = Annotated[int, msgspec.Meta(ge=1)]
 
 
@@ -60,7 +68,7 @@ class Query(Message, frozen=True):
 
     id: str
     want: Want
-    prompts: list[str]
+    prompts: Annotated[list[str], msgspec.Meta(max_length=MAX_PROMPTS)]
     model: str | None = None
     system: str | None = None
     max_completion_tokens: PositiveInt | None = None
@@ -165,6 +173,10 @@ def decode_from_worker(payload: bytes) -> FromWorker:
     Raises:
         MessageInvalid: Anything else; no other exception leaves here, whatever the bytes.
     """
+    if len(payload) > FEW_BYTES and payload.count(b'"') > 2 * MAX_STRINGS:
+        strings = sum(1 for _ in itertools.islice(_STRING.finditer(payload), MAX_STRINGS + 1))
+        if strings > MAX_STRINGS:
+            raise MessageInvalid(f"more than {MAX_STRINGS:,} strings in a message")
     return _decode(_from_worker, payload)
 
 

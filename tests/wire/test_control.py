@@ -23,7 +23,7 @@ FROM_ZYGOTE = [
 TO_INIT = [
     control.Load(form=ContextForm("text", 3, 1, True)),
     control.Start(),
-    control.Begin(),
+    control.Begin(cpu_s=120.5),
     control.Interrupt(),
     control.Drain(),
     control.Stop(explain=True),

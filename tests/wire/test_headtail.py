@@ -1,7 +1,9 @@
+import time
+
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sandbox_worker.wire.headtail import HeadTail
+from sandbox_worker.wire.headtail import PIECE, HeadTail
 
 PIECES = st.lists(st.text("ab\N{GREEK SMALL LETTER ALPHA}\n", max_size=30), max_size=30)
 LIMITS = st.integers(0, 40)
@@ -47,5 +49,14 @@ def test_a_flood_is_not_collected() -> None:
     kept = HeadTail[str](1000, "")
     for _ in range(2000):
         kept.add("x" * 100)
-        assert len(kept._tail) <= 1000 + 100
+        assert sum(map(len, kept._pieces)) + kept._small_length <= 1000 + 2 * PIECE
     assert "[199,000 more cut]" in kept.finish()
+
+
+def test_adding_costs_the_same_however_much_is_kept() -> None:
+    kept = HeadTail[str](2 << 20, "")
+    started = time.process_time()
+    for _ in range(400_000):
+        kept.add("a line of forty characters or so it is\n")
+    assert time.process_time() - started < 10  # a copy of the tail for each would take half a minute
+    assert len(kept._pieces) + len(kept._small) < 1000

@@ -147,4 +147,4 @@ def serve(door_fd: int, contexts: str) -> None:
     interrupts = Interrupts()
     interrupts.install()
     channel = Channel(socket.socket(fileno=door_fd), MAX_FRAME_BYTES, interrupts)
-    Repl(json.loads(contexts), channel, interrupts, MAX_OUTPUT_CHARS).serve()
+    Repl(json.loads(contexts), channel, interrupts, MAX_OUTPUT_CHARS, bytes(8)).serve()

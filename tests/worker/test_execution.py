@@ -218,12 +218,18 @@ def test_a_syntax_error_shows_its_line(prompt: Prompt, code: str, line: str) -> 
     [
         ("sys.exit()", "sys.exit(0)", 0),
         ("sys.exit(3)", "sys.exit(3)", 3),
-        ("sys.exit(True)", "sys.exit(True)", 1),
+        ("sys.exit(True)", "sys.exit(1)", 1),
         ("sys.exit(-1)", "sys.exit(-1)", -1),
         ("sys.exit('bye')", "bye", 1),
         ("sys.exit([1, 2])", "[1, 2]", 1),
         ("raise SystemExit", "sys.exit(0)", 0),
         ("async def f(): sys.exit(4)\nawait f()", "sys.exit(4)", 4),
+        ("sys.exit(10 ** 5000)", "sys.exit(2147483647)", 2147483647),
+        (
+            "class Bites(int):\n    def __bool__(self): 1 / 0\n    __str__ = __bool__\nsys.exit(Bites(3))",
+            "a Bites whose",
+            1,
+        ),
         ("class Bites:\n    def __str__(self): 1 / 0\nsys.exit(Bites())", "a Bites whose text cannot be shown", 1),
     ],
 )

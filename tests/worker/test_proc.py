@@ -53,7 +53,8 @@ def test_one_that_ended_has_no_status_and_uses_nothing(tmp_path: Path) -> None:
         assert isinstance(Proc().status(pid), Status)
     proc = Proc()
     assert proc.status(pid) is None
-    assert proc.cpu_ticks(pid) == proc.mapped_bytes(pid) == 0
+    assert proc.cpu_s(pid) == (0.0, 0.0)
+    assert proc.mapped_bytes(pid) == proc.shared_out_bytes(pid) == 0
     assert proc.unlinked_bytes(pid, str(tmp_path)) == 0
 
 

@@ -83,5 +83,5 @@ def test_a_number_below_one_is_refused() -> None:
 def test_a_batch_that_no_frame_should_hold_is_an_error_and_no_violation() -> None:
     asking, channel = queries()
     texts = asking.llm_query_batched([""] * (MAX_PROMPTS + 1))
-    assert texts[0].startswith("Error: batch too large: 524,289 prompts")
+    assert texts[0].startswith("Error: batch too large: 65,537 prompts")
     assert channel.asked == []

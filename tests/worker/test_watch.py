@@ -7,7 +7,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from sandbox_worker import watch
 from sandbox_worker.proc import Proc
 from sandbox_worker.watch import FASTEST_S, SLOWEST_S, Watch
 
@@ -32,7 +31,7 @@ def child(code: str) -> Iterator["subprocess.Popen[str]"]:
 
 def test_memory_that_a_repl_wrote_to_is_seen_and_what_it_only_reserved_is_not() -> None:
     with child("import mmap\nwritten = bytearray(b'x') * (64 << 20)\nreserved = mmap.mmap(-1, 1 << 30, 0x22)") as repl:
-        looking = Watch(Proc())
+        looking = Watch(Proc(), 1 << 40)
         looking._repl_pid = repl.pid
         used = looking.look().memory_bytes
     assert 64 * MIB <= used <= 128 * MIB
@@ -53,7 +52,7 @@ if pid == 0:
     more = bytearray(b"x") * (32 << 20)
     os.write(told, b"2")
     signal.pause()
-watch = Watch(Proc())
+watch = Watch(Proc(), 1 << 40)
 watch.repl_started(pid)
 print(watch.look().memory_bytes >> 20)
 os.write(told, b"1")
@@ -70,7 +69,7 @@ os.kill(pid, signal.SIGKILL)
 def test_cpu_time_counts_from_the_start_of_the_block_over_all_threads() -> None:
     burn = "import time\nwhile time.process_time() < 0.3: pass"
     with child(burn) as repl:
-        looking = Watch(Proc())
+        looking = Watch(Proc(), 1 << 40)
         looking._repl_pid = repl.pid
         assert looking.look().cpu_s >= 0.25
         looking.block_started()
@@ -80,7 +79,7 @@ def test_cpu_time_counts_from_the_start_of_the_block_over_all_threads() -> None:
 def test_threads_and_processes_are_counted() -> None:
     threads = "import threading\nstop = threading.Event()\nfor _ in range(7): threading.Thread(target=stop.wait, daemon=True).start()"
     with child(threads) as repl:
-        looking = Watch(Proc())
+        looking = Watch(Proc(), 1 << 40)
         looking._repl_pid = repl.pid
         usage = looking.look()
     assert (usage.processes, usage.threads) == (1, 8)
@@ -88,16 +87,17 @@ def test_threads_and_processes_are_counted() -> None:
 
 def test_a_process_that_ended_is_no_error_and_uses_nothing() -> None:
     with child("x = 1") as repl:
-        looking = Watch(Proc())
+        looking = Watch(Proc(), 1 << 40)
         looking.repl_started(repl.pid)
         repl.send_signal(signal.SIGKILL)
         repl.wait()
-    assert looking.look() == watch.Usage()
+    usage = looking.look()
+    assert (usage.memory_bytes, usage.processes, usage.threads) == (0, 0, 0)
 
 
 def test_it_looks_often_while_something_works_and_ever_more_rarely_while_all_sleep() -> None:
     with child("x = 1") as repl:
-        looking = Watch(Proc())
+        looking = Watch(Proc(), 1 << 40)
         looking.repl_started(repl.pid)
         assert looking.wait_s() <= FASTEST_S
         for _ in range(20):

@@ -1,0 +1,207 @@
+"""Whatever model code does while its REPL is being explained, ended or forgotten: it ends in time, the next one works."""
+
+import asyncio
+import random
+import time
+
+import psutil
+import pytest
+
+from rlm_broker.limits import Limits
+from rlm_broker.sandbox.repl import SandboxedRepl
+from rlm_broker.sandbox.sandbox import Sandbox
+from tests.processes import living_below, living_parents_below
+
+LIMITS = Limits(interrupt_grace_s=0.2, max_repl_restarts=10_000, max_processes=32)
+LEVELS = pytest.mark.parametrize("level", ["strict", "standard"])
+
+DRIPS = """
+import faulthandler, os, signal
+number = signal.SIGRTMAX
+faulthandler.unregister(number)
+def drip(*_):
+    os.write(5, b'x')
+    signal.setitimer(signal.ITIMER_REAL, 0.002)
+signal.signal(number, drip)
+signal.signal(signal.SIGALRM, drip)
+signal.signal(signal.SIGINT, signal.SIG_IGN)
+while True: pass
+"""
+STEALS = """
+import os, signal, time
+signal.signal(signal.SIGINT, signal.SIG_IGN)
+signal.signal(signal.SIGRTMAX, signal.SIG_IGN)
+own = os.open('/proc/self/fd/5', os.O_RDONLY | os.O_NONBLOCK)
+def loop(do):
+    while True:
+        try: do()
+        except OSError: pass
+for _ in range(2):
+    if os.fork() == 0: loop(lambda: os.write(5, b'x'))
+    if os.fork() == 0: loop(lambda: os.read(own, 65536))
+time.sleep(100)
+"""
+
+
+def works(repl: SandboxedRepl) -> None:
+    assert repl.execute("print(context)").stdout == "the context\n"
+
+
+@LEVELS
+def test_a_stack_that_comes_byte_by_byte_delays_no_kill(level: str) -> None:
+    with Sandbox(LIMITS, level) as sandbox, sandbox.repl("the context") as repl:
+        started = time.monotonic()
+        assert repl.execute(DRIPS, timeout_s=0.3).status == "killed"
+        assert time.monotonic() - started < 5
+        works(repl)
+
+
+def test_whoever_steals_the_stack_from_init_does_not_hurt_it() -> None:
+    with Sandbox(LIMITS, "strict") as sandbox, sandbox.repl("the context") as repl:
+        inits = living_parents_below()
+        for _ in range(5):
+            assert repl.execute(STEALS, timeout_s=0.2).status == "killed"
+        works(repl)
+        assert inits == living_parents_below()  # the very same ones
+
+
+@LEVELS
+async def test_blocks_cancelled_at_any_moment_leave_nothing_for_the_next(level: str) -> None:
+    async with Sandbox(LIMITS, level) as sandbox, sandbox.repl("the context") as repl:
+        chance = random.Random(level)
+        for number in range(60):
+            await repl.aexecute("import os; os._exit(0)")
+            with_output = asyncio.create_task(repl.aexecute(f"import os; os.write(1, b'of {number}'); 1"))
+            await asyncio.sleep(chance.random() * 0.01)
+            with_output.cancel()
+            await asyncio.wait({with_output})
+        for _ in range(3):
+            assert (await repl.aexecute("print(context)")).stdout == "the context\n"
+
+
+@LEVELS
+async def test_a_kill_that_nobody_waits_for_any_more_is_still_finished(level: str) -> None:
+    async with Sandbox(LIMITS, level) as sandbox, sandbox.repl("the context") as repl:
+        for wait_s in (0.35, 0.5, 0.55, 0.7):
+            with pytest.raises(TimeoutError):
+                await asyncio.wait_for(repl.aexecute("import time\n" + DRIPS, timeout_s=0.3), wait_s)
+            assert (await repl.aexecute("print(context)")).stdout == "the context\n"
+
+
+def test_what_a_block_leaves_running_has_no_endless_share_of_the_machine() -> None:
+    with Sandbox(LIMITS, "strict") as sandbox, sandbox.repl("the context") as repl:
+        burn = "import os\nfor _ in range(4):\n    if os.fork() == 0:\n        while True: pass"
+        assert repl.execute(burn, timeout_s=0.5).status == "ok"
+        deadline = time.monotonic() + 60
+        while len([process for process in living_below() if not process.children()]) > 1:
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+        block = repl.execute("1")
+        assert block.status == "killed"
+        assert "what it had left running used" in (block.error or "")
+        works(repl)
+
+
+def test_short_lived_processes_do_not_hide_what_they_burn() -> None:
+    code = """
+import os, time
+for _ in range(2):
+    if os.fork() == 0:
+        while True:
+            began = time.process_time()
+            while time.process_time() - began < 0.006: pass
+            if os.fork(): os._exit(0)
+llm_query('slow')
+"""
+
+    async def slow(_query: object) -> list[object]:
+        await asyncio.sleep(100)
+        return []
+
+    with Sandbox(LIMITS, "strict") as sandbox, sandbox.repl("the context", slow) as repl:  # type: ignore[arg-type]
+        started = time.monotonic()
+        assert repl.execute(code, timeout_s=0.5).status in ("interrupted", "killed")
+        assert time.monotonic() - started < 20
+
+
+def test_processes_that_slept_a_while_are_still_watched_closely() -> None:
+    code = """
+import mmap, os, time
+r, w = os.pipe()
+for _ in range(8):
+    if os.fork() == 0:
+        os.close(w); os.read(r, 1)
+        taken = mmap.mmap(-1, 90 << 20, flags=0x22)
+        for at in range(0, 90 << 20, 4096): taken[at] = 1
+        time.sleep(20); os._exit(0)
+os.close(r); time.sleep(2.5); os.close(w); time.sleep(20)
+"""
+    limits = LIMITS.model_copy(update={"memory_bytes": 128 << 20})
+    with Sandbox(limits, "strict") as sandbox, sandbox.repl("the context") as repl:
+        block = repl.execute(code)
+        assert block.status == "killed"
+        assert block.post_mortem is not None
+        assert block.post_mortem.memory_bytes < 400 << 20
+        works(repl)
+
+
+def test_copies_of_an_inherited_context_are_counted_and_the_context_is_not() -> None:
+    context = {str(number): "x" * 100 for number in range(200_000)}
+    limits = LIMITS.model_copy(update={"memory_bytes": 100 << 20})
+    reads = (
+        "import os\nfor _ in range(8):\n    if os.fork() == 0: len(context); os._exit(0)\nfor _ in range(8): os.wait()"
+    )
+    copies = (
+        "import os, time\n"
+        "for _ in range(8):\n"
+        "    if os.fork() == 0:\n"
+        "        for key in list(context): context[key] = None\n"
+        "        taken = bytearray(b'x') * (20 << 20)\n"
+        "        time.sleep(20); os._exit(0)\n"
+        "time.sleep(20)"
+    )
+    with Sandbox(limits, "strict") as sandbox, sandbox.repl(context) as repl:
+        assert repl.execute(reads).status == "ok"
+        block = repl.execute(copies)
+        assert block.status == "killed"
+        assert "memory_bytes = 100 MiB" in (block.error or "")
+
+
+async def test_the_watch_goes_on_while_the_orchestrator_stands_still() -> None:
+    limits = LIMITS.model_copy(update={"memory_bytes": 128 << 20})
+    code = """
+import os, time
+if os.fork() == 0:
+    while True: os.write(1, b'x' * 4096)
+time.sleep(0.3)
+for _ in range(6):
+    if os.fork() == 0:
+        taken = bytearray(b'x') * (80 << 20)
+        time.sleep(20)
+time.sleep(20)
+"""
+    async with Sandbox(limits, "strict") as sandbox, sandbox.repl("the context") as repl:
+        running = asyncio.create_task(repl.aexecute(code))
+        await asyncio.sleep(0.1)
+        time.sleep(2)
+        assert sum(process.memory_info().rss for process in living_below() if process.is_running()) < 400 << 20
+        assert (await running).status == "killed"
+
+
+@LEVELS
+def test_descriptor_output_is_whole_block_after_block_whatever_came_before(level: str) -> None:
+    with Sandbox(Limits(max_output_bytes=1 << 16), level) as sandbox, sandbox.repl() as repl:
+        flood = repl.execute("import os\nfor _ in range(200): os.write(1, b'x' * 4096)")
+        assert flood.stdout.startswith("x" * (1 << 15))
+        assert flood.stdout.endswith("x" * (1 << 15))
+        assert "more cut" in flood.stdout
+        for number in range(200):
+            assert repl.execute(f"os.write(1, b'hello {number}'); None").stdout == f"hello {number}"
+
+
+def test_a_long_listing_is_printed_at_speed() -> None:
+    with Sandbox() as sandbox, sandbox.repl() as repl:
+        block = repl.execute("for i in range(300_000): print('a line of forty characters or so it is', i)")
+    assert block.status == "ok"
+    assert block.stdout.endswith("299999\n")
+    assert psutil.Process().is_running()
