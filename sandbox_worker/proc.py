@@ -129,6 +129,8 @@ class Proc:
             return []
         try:
             return os.listdir(fd)  # noqa: PTH208 - below a descriptor
+        except _GONE:  # just now
+            return []
         finally:
             os.close(fd)
 

@@ -27,6 +27,8 @@ SCRATCH_S = 0.1
 """The scratch folder is looked through so often at most: it costs 5 microseconds a file."""
 MOST_OF_A_CPU = 0.05
 """Looking takes 40 microseconds a process; with many of them the looks become rarer, not dearer."""
+MOST_WHILE_GROWING = 0.5
+"""While there is more memory in use than ever before: then each look also waits for the kernel, and time is short."""
 FREE_DESCRIPTORS = 32
 """Of each process, at no charge: ordinary programs have no more, and forked ones share theirs."""
 DESCRIPTOR_BYTES = 212_992
@@ -74,6 +76,7 @@ class Watch:
         self._cpu_s: dict[int, float] = {}
         self._all_cpu_s = 0.0
         self._block_cpu_s = 0.0
+        self._most_bytes = 0
         self._last = Usage()
         self._interval_s = SLOWEST_S
         self._due = 0.0
@@ -92,6 +95,7 @@ class Watch:
     def block_started(self) -> None:
         """Count CPU time from here, and look closely."""
         self._block_cpu_s = 0.0
+        self._most_bytes = 0
         self._look_in(FASTEST_S)
 
     def wait_s(self) -> float:
@@ -127,7 +131,9 @@ class Watch:
         sleeps = burned_s < LITTLE_CPU_S and usage.memory_bytes <= self._last.memory_bytes
         slowest_s = SLOWEST_S if processes <= 1 else SLOWEST_OF_SEVERAL_S
         cost_s = time.process_time() - worked_s  # not the clock's: processes that keep us waiting are looked at sooner
-        self._look_in(max(min(2 * self._interval_s, slowest_s) if sleeps else FASTEST_S, cost_s / MOST_OF_A_CPU))
+        share = MOST_WHILE_GROWING if usage.memory_bytes > self._most_bytes else MOST_OF_A_CPU
+        self._most_bytes = max(self._most_bytes, usage.memory_bytes)
+        self._look_in(max(min(2 * self._interval_s, slowest_s) if sleeps else FASTEST_S, cost_s / share))
         self._last = usage
         return usage
 

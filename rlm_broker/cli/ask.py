@@ -6,6 +6,7 @@ from typing import Any
 import click
 
 from rlm_broker.cli.failing import fail, failures
+from rlm_broker.cli.terminal import say
 from rlm_broker.errors import LimitReached, RunCancelled
 
 EXIT_CODES = """\b
@@ -36,8 +37,8 @@ def command(question: str, paths: tuple[str, ...], *, as_json: bool, debug: bool
             completion = answering.ask(question, paths, **options)
         except (LimitReached, RunCancelled) as stopped:
             if stopped.partial_answer and not as_json:
-                click.echo(stopped.partial_answer)
+                say(stopped.partial_answer)
             raise
         if completion.response is None:
             fail("ask", "no_answer", "the model gave no answer", 1, as_json=as_json)
-        click.echo(answering.as_json(completion) if as_json else completion.response)
+        say(answering.as_json(completion) if as_json else completion.response)

@@ -8,6 +8,7 @@ from pathlib import Path
 import click
 
 from rlm_broker.cli.failing import failures
+from rlm_broker.cli.terminal import say
 from rlm_broker.errors import ConfigurationError
 from rlm_broker.types import Block
 
@@ -42,7 +43,7 @@ def command(
                 shown = dataclasses.asdict(block) | {"code": code} | {"isolation": dataclasses.asdict(repl.isolation)}
                 click.echo(json.dumps(shown, ensure_ascii=False))
             elif block.status in ("interrupted", "killed"):
-                click.echo(f"rlm-broker exec: {block.status}: {block.error}", err=True)
+                say(f"rlm-broker exec: {block.status}: {block.error}", err=True)
     sys.exit(_exit_code(block))
 
 
@@ -57,7 +58,7 @@ def _read(file: str) -> str:
 
 
 def _echo(stream: str, text: str) -> None:
-    click.echo(text, nl=False, err=stream == "stderr")
+    say(text, nl=False, err=stream == "stderr")
 
 
 def _exit_code(block: Block) -> int:

@@ -9,6 +9,7 @@ from typing import Any, NoReturn
 
 import click
 
+from rlm_broker.cli.terminal import say
 from rlm_broker.errors import RlmBrokerError
 
 
@@ -17,7 +18,7 @@ def fail(command: str, kind: str, sentence: str, exit_code: int, *, as_json: boo
     if as_json:
         click.echo(json.dumps({"error": {"kind": kind, "message": sentence}}, ensure_ascii=False))
     else:
-        click.echo(f"{' '.join(['rlm-broker', command]).strip()}: {sentence}", err=True)
+        say(f"{' '.join(['rlm-broker', command]).strip()}: {sentence}", err=True)
     sys.exit(exit_code)
 
 
@@ -36,4 +37,4 @@ def failures(command: str, *, as_json: bool, debug: bool = False) -> Iterator[No
 
 
 def _warn(message: Warning | str, *_: Any, **__: Any) -> None:
-    click.echo(f"warning: {message}", err=True)
+    say(f"warning: {message}", err=True)

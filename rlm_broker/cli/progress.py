@@ -3,6 +3,7 @@
 import time
 from typing import TYPE_CHECKING, TextIO
 
+from rlm_broker.cli.terminal import printable
 from rlm_broker.trace.events import (
     BlockEnded,
     BlockStarted,
@@ -40,7 +41,7 @@ class Progress:
         """Take one event."""
         note = self._take(event)
         if note and self._live is None:
-            self._stream.write(f"[depth {event.depth}] {_printable(note)}\n")
+            self._stream.write(f"[depth {event.depth}] {printable(note)}\n")
             self._stream.flush()
 
     def close(self) -> None:
@@ -107,8 +108,3 @@ def _live_line(progress: Progress, stream: TextIO) -> "Live":
     )
     live.start()
     return live
-
-
-def _printable(text: str) -> str:
-    """Names and errors may come from a document: nothing of them may steer a terminal."""
-    return "".join(character if character.isprintable() else " " for character in text)

@@ -1,6 +1,7 @@
 """A session on a socket: the asyncio shell, as thin as it can be."""
 
 import asyncio
+import threading
 from collections.abc import Callable
 from typing import Protocol
 
@@ -14,6 +15,16 @@ READ_BYTES = 1 << 16
 UNREAD_BYTES = 8 << 20
 """Replies that wait for a REPL to read them. Past it nothing more is read from the REPL either: one that only asks and
 never listens fills its own socket, not this process."""
+
+
+class _Incoming(threading.local):
+    """Where a thread's loop reads into: one buffer for all of its connections, since each takes it at once."""
+
+    def __init__(self) -> None:
+        self.buffer = memoryview(bytearray(READ_BYTES))
+
+
+_incoming = _Incoming()
 
 
 class QueryHandler(Protocol):
@@ -30,7 +41,7 @@ async def refuse(query: Query) -> list[Slot]:
     return [Slot(error=reason)] * len(query.prompts)
 
 
-class Connection(asyncio.Protocol):
+class Connection(asyncio.BufferedProtocol):
     """Runs blocks in the REPL at the other end of a connected socket.
 
     Made before the socket is: a listener gives it one when somebody shows the right token. When the socket is lost,
@@ -113,7 +124,14 @@ class Connection(asyncio.Protocol):
         self._transport = transport
         transport.set_write_buffer_limits(high=UNREAD_BYTES)
 
-    def data_received(self, data: bytes) -> None:
+    def get_buffer(self, sizehint: int) -> memoryview:  # noqa: ARG002 - asyncio's signature
+        return _incoming.buffer
+
+    def buffer_updated(self, nbytes: int) -> None:
+        self.receive(_incoming.buffer[:nbytes])
+
+    def receive(self, data: bytes | memoryview) -> None:
+        """Take what arrived."""
         try:
             for message in self._session.receive(data):
                 self._take(message)

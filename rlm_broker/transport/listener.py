@@ -208,7 +208,7 @@ class _Arrival(asyncio.Protocol):
         connection.connection_made(self._transport)
         early = b"".join(encode_frame(payload, len(payload)) for payload in rest) + self._frames.pending
         if early:
-            connection.data_received(early)
+            connection.receive(early)
 
     def _one_shot(self, payload: bytes, rest: list[bytes]) -> None:
         server = self._listener.one_shot

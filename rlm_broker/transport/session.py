@@ -59,7 +59,7 @@ class Session:
         self.max_frame_bytes = max_frame_bytes
         self._frames = FrameDecoder(max_frame_bytes)
 
-    def receive(self, data: bytes) -> list[FromWorker]:
+    def receive(self, data: bytes | memoryview) -> list[FromWorker]:
         """The messages that `data` completes, each legal in the state it came in.
 
         Raises:

@@ -10,7 +10,7 @@ since filters add up, what the REPL's allows init's must allow too. There are th
     not this machine's calls        the process is killed
     allowed, arguments fit          the call
     clone3, unknown or newer, x32   ENOSYS: the C library falls back to an older call
-    chmod and its like, at times    0, and nothing happens, see `PRETENDED`
+    setsid, at times chmod          0, and nothing happens, see `PRETENDED`
     everything else                 EPERM
 
 With a connected TCP socket as the only door no other layer will do: from an empty network namespace and a Landlock
@@ -74,12 +74,17 @@ kernel bugs), memfd_create and shared memory (pages that no limit sees), sendmsg
 
 ALLOWED_TO_EXEC = _names("execve execveat")
 ALLOWED_TO_INIT = _names("sendmsg recvmsg seccomp landlock_create_ruleset landlock_add_rule landlock_restrict_self")
-NOT_WITHOUT_NAMESPACES = _names("fork vfork tkill pidfd_open pidfd_send_signal setpgid setsid truncate execve execveat")
+NOT_WITHOUT_NAMESPACES = _names("fork vfork tkill pidfd_open pidfd_send_signal setpgid truncate execve execveat")
 """Not for `threads`: processes that would outlive a kill, signals to strangers, and what Landlock governs only by
 name or in part (truncate by path, before its ABI 3)."""
-PRETENDED = _names("chmod fchmod fchmodat fchmodat2 chown fchown lchown fchownat utime utimes futimesat utimensat")
-"""For `threads` these succeed and do nothing: Landlock does not govern them at any ABI, so without a root of our own
-they would reach the user's files; refused, they would break `shutil.copy`."""
+PRETENDED = _names("setsid")
+"""For the REPL this succeeds and does nothing. The scheduler shares the CPUs out by sessions (sched_autogroup_enabled):
+thirty of them would be thirty times a sibling. Refused, it would break `subprocess` and daemons."""
+PRETENDED_TO_THREADS = _names(
+    "chmod fchmod fchmodat fchmodat2 chown fchown lchown fchownat utime utimes futimesat utimensat"
+)
+"""For `threads` these, too: Landlock does not govern them at any ABI, so without a root of our own they would reach the
+user's files; refused, they would break `shutil.copy`."""
 WITH_OLDER_TWIN = _names("clone3")
 """ENOSYS: its flags lie in memory, where no filter can see them, and the C library falls back to clone."""
 
@@ -256,12 +261,13 @@ def program(kind: Kind, allow_exec: bool, arch: str) -> bytes:
         known = ", ".join(sorted(NUMBERS))
         raise OSError(errno.ENOSYS, f"no table of system calls for machine {arch!r}; there are: {known}")
     arguments = ARGUMENTS | {"init": ARGUMENTS_OF_INIT, "repl": {}, "threads": ARGUMENTS_OF_THREADS}[kind]
+    pretended = {"init": frozenset(), "repl": PRETENDED, "threads": PRETENDED | PRETENDED_TO_THREADS}[kind]
     allowed = ALLOWED | (ALLOWED_TO_EXEC if allow_exec else set()) | (ALLOWED_TO_INIT if kind == "init" else set())
 
     def verdict(name: str) -> Verdict:
         if name in WITH_OLDER_TWIN:
             return RET_ENOSYS
-        if kind == "threads" and name in PRETENDED:
+        if name in pretended:
             return RET_PRETEND
         if kind == "threads" and name in NOT_WITHOUT_NAMESPACES:
             return RET_EPERM

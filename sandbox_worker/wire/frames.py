@@ -34,7 +34,7 @@ class FrameDecoder:
         """What arrived and is no whole frame yet: what another decoder of the same stream has to start with."""
         return bytes(self._buffer)
 
-    def feed(self, data: bytes) -> list[bytes]:
+    def feed(self, data: bytes | memoryview) -> list[bytes]:
         """Add `data`; return the payloads it completes, in order.
 
         A list and not an iterator: an iterator abandoned half-way would leave the buffer in between.

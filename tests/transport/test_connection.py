@@ -45,13 +45,13 @@ def query(number: int, *prompts: str) -> Query:
 
 
 @asynccontextmanager
-async def connected(max_frame_bytes: int) -> AsyncIterator[tuple[Connection, Worker]]:
+async def connected(max_frame_bytes: int, in_flight: int = IN_FLIGHT) -> AsyncIterator[tuple[Connection, Worker]]:
     """Both ends. Whatever the test does, no task of ours may end with an error that nobody hears of."""
     unheard: list[object] = []
     loop = asyncio.get_running_loop()
     loop.set_exception_handler(lambda _, context: unheard.append(context))
     ours, theirs = socket.socketpair()
-    connection = Connection(Session(max_frame_bytes), IN_FLIGHT)
+    connection = Connection(Session(max_frame_bytes), in_flight)
     await loop.connect_accepted_socket(lambda: connection, ours)
     async with Worker(*await asyncio.open_connection(sock=theirs)) as worker:
         yield connection, worker
@@ -344,3 +344,26 @@ async def test_closing_is_harmless_when_repeated(pair: tuple[Connection, Worker]
     await pair[0].close()
     with pytest.raises(WorkerDied, match="the connection was closed"):
         await pair[0].ready()
+
+
+async def test_queries_that_hold_as_much_as_a_frame_are_enough_until_one_is_answered() -> None:
+    go_on = asyncio.Event()
+    asked: list[Query] = []
+
+    async def slow(seen: Query) -> list[Slot]:
+        asked.append(seen)
+        await go_on.wait()
+        return [Slot(text="done")]
+
+    async with connected(MAX_FRAME_BYTES, in_flight=1000) as both:
+        await running(both, slow)
+        for number in range(40):
+            both[1].say(query(number, "x" * (MAX_FRAME_BYTES // 2 - 200)))
+        while len(asked) < 3:
+            await asyncio.sleep(0.001)
+        for _ in range(100):  # time to take more than it should
+            await asyncio.sleep(0.001)
+        assert len(asked) <= 4
+        go_on.set()
+        while len(asked) < 40:
+            await asyncio.sleep(0.001)

@@ -164,3 +164,24 @@ def test_subclasses_of_text_are_text(text: str, plain: str) -> None:
 def test_what_is_no_text_is_refused_on_this_side() -> None:
     with pytest.raises(TypeError, match="a message cannot hold a object"):
         encode(Output(block=1, stream="stdout", text=object()))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    "payload",
+    [
+        b'{"type":"query","id":"1:0","want":"llm","prompts":[' + b",".join([b'"ab"'] * 600_000) + b"]}",
+        b'{"type":"query","id":"1:0","want":"llm","prompts":[' + b" , ".join([b'"\\""'] * 600_000) + b"]}",
+        b'{"type":"query","id":"1:0","want":"llm","prompts":["' + b'\\"' * 1_000_000,
+    ],
+    ids=["short", "escaped", "without_an_end"],
+)
+def test_a_message_of_a_million_strings_is_refused_before_they_are_made(payload: bytes) -> None:
+    with pytest.raises(MessageInvalid):
+        decode_from_worker(payload)
+
+
+def test_a_long_prompt_full_of_quotes_is_one_string() -> None:
+    prompt = '"a, \\ "b", ' * 200_000
+    assert decode_from_worker(encode(Query(id="1:1", want="llm", prompts=[prompt]))) == Query(
+        id="1:1", want="llm", prompts=[prompt]
+    )

@@ -215,3 +215,22 @@ def test_show_vars_names_what_the_model_made(repl: BareRepl) -> None:
 def test_code_too_deep_for_the_compiler_is_an_error(repl: BareRepl, code: str, error: str) -> None:
     # In a process of its own: the parsers of some releases leave theirs damaged.
     assert (repl.run(code).result.error or "").startswith(error)
+
+
+@pytest.mark.parametrize("timer", ["ITIMER_PROF", "ITIMER_VIRTUAL"])
+def test_a_timer_of_cpu_time_does_not_hit_a_later_block(repl: BareRepl, timer: str) -> None:
+    assert repl.run(f"import signal\nsignal.setitimer(signal.{timer}, 0.05)").result.status == "ok"
+    burn = "import time\nwhile time.process_time() < 1: pass\n'alive'"
+    assert repl.run(burn).stdout == "'alive'\n"
+
+
+def test_an_answer_of_a_class_of_the_models_spoils_no_later_block(repl: BareRepl) -> None:
+    bites = "class D(dict):\n    def get(self, *a): 1 / 0\n    def __iter__(self): 1 / 0\nanswer = D(ready=True, content='x')"
+    repl.run(bites)
+    assert repl.run("x = 1\nx").stdout == "1\n"
+    assert repl.run("type(answer).__name__").stdout == "'dict'\n"
+
+
+def test_an_answer_in_another_kind_of_dict_is_taken(repl: BareRepl) -> None:
+    code = "from collections import OrderedDict\nanswer = OrderedDict(content='done', ready=True)"
+    assert repl.run(code).result.final_answer == "done"

@@ -1,0 +1,21 @@
+"""Text from models and from sandboxes, on its way to a terminal: as text it is shown, it steers nothing."""
+
+import sys
+from typing import TextIO
+
+import click
+
+
+def say(text: str, *, err: bool = False, nl: bool = True) -> None:
+    """Print to stdout or stderr. What is no terminal gets every character as it is."""
+    target: TextIO = sys.stderr if err else sys.stdout
+    shown = printable(text, keep="\n\t") if target.isatty() else text
+    click.echo(shown, nl=nl, err=err, color=True)  # colour is what `click` would take out of a pipe, too
+
+
+def printable(text: str, keep: str = "") -> str:
+    """`text` with what is not printable written as in Python source (\\x1b), but for the characters of `keep`."""
+    return "".join(
+        character if character.isprintable() or character in keep else character.encode("unicode_escape").decode()
+        for character in text
+    )
