@@ -20,12 +20,14 @@ def command(as_json: bool) -> None:
     """Show what isolation this machine offers, tried out in a real worker of each level."""
     with failures("doctor", as_json=as_json):
         levels = {level: _tried_out(level) for level in ("strict", "standard")}
+        exact_memory = _has_memory_groups()
     auto = next((level for level, found in levels.items() if found["problem"] is None), None)
     fit = resource.getrlimit(resource.RLIMIT_NOFILE)[1] // DESCRIPTORS_EACH
+    report = {"auto": auto, "levels": levels, "exact_memory": exact_memory, "repls_that_fit": fit}
     if as_json:
-        click.echo(json.dumps({"auto": auto, "levels": levels, "repls_that_fit": fit}, ensure_ascii=False))
+        click.echo(json.dumps(report, ensure_ascii=False))
     else:
-        _print(auto, levels, fit)
+        _print(report)
     sys.exit(0 if auto else 4)
 
 
@@ -50,8 +52,19 @@ def _tried_out(level: str) -> dict[str, Any]:
         return found
 
 
-def _print(auto: str | None, levels: dict[str, dict[str, Any]], fit: int) -> None:
-    for level, found in levels.items():
+def _has_memory_groups() -> bool:
+    from rlm_broker.sandbox.cgroups import MemoryGroups
+
+    groups = MemoryGroups.find()
+    if groups is not None:
+        groups.close()
+    return groups is not None
+
+
+def _print(report: dict[str, Any]) -> None:
+    from rlm_broker.sandbox.cgroups import GROUP_REMEDY
+
+    for level, found in report["levels"].items():
         click.echo(f"{level}:")
         for layer in found["layers"]:
             click.echo(f"  ok    {layer}")
@@ -61,5 +74,8 @@ def _print(auto: str | None, levels: dict[str, dict[str, Any]], fit: int) -> Non
             click.echo(f"  FAIL  {found['reason']}\n        {found['remedy']}")
         elif found["problem"]:
             click.echo(f"  FAIL  {found['problem']}")
-    click.echo(f"open files allow for about {fit:,} REPLs at a time (ulimit -n)")
+    exact = "a control group can be made" if report["exact_memory"] else f"no control group for memory: {GROUP_REMEDY}"
+    click.echo(f"exact_memory: {exact}")
+    click.echo(f"open files allow for about {report['repls_that_fit']:,} REPLs at a time (ulimit -n)")
+    auto = report["auto"]
     click.echo(f"isolation 'auto' is '{auto}' here" if auto else "isolation 'auto' cannot be had here")

@@ -13,6 +13,9 @@ from pathlib import Path
 PREFIX = "rlm-broker-"
 
 
+GROUP_REMEDY = "`systemd-run --user --scope -p Delegate=yes COMMAND` starts a command in one"
+
+
 class MemoryGroups:
     """A folder of groups, one for each worker. Made by `find`."""
 

@@ -18,7 +18,7 @@ import sandbox_worker
 from rlm_broker.errors import IsolationUnavailable, RlmBrokerError, SandboxFailed
 from rlm_broker.limits import Limits
 from rlm_broker.sandbox import policy
-from rlm_broker.sandbox.cgroups import MemoryGroup, MemoryGroups
+from rlm_broker.sandbox.cgroups import GROUP_REMEDY, MemoryGroup, MemoryGroups
 from rlm_broker.sandbox.private_folder import PrivateFolder, remove_tree
 from rlm_broker.sandbox.worker import Worker
 from sandbox_worker.wire.control import (
@@ -91,8 +91,8 @@ class Host:
                 self._groups = MemoryGroups.find()
                 if self._groups is None:
                     raise IsolationUnavailable(
-                        "exact_memory needs a control group for memory that this process may write to, such as "
-                        "`systemd-run --user --scope -p Delegate=yes ...` gives; without it memory is watched instead"
+                        f"exact_memory needs a control group for memory that this process may write to: "
+                        f"{GROUP_REMEDY}; without it memory is watched instead"
                     )
 
     async def spawn(self, limits: Limits) -> Worker:
