@@ -12,12 +12,12 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
-from typing import Final, Self
+from typing import Any, Final, Self
 
 from rlm_broker.context_files import FileUnfit, FoundFile, find_files, printable, text_of
 from rlm_broker.context_memfd import JsonMemfd, TextMemfd, pieces_of
 from rlm_broker.errors import ContextRefused
-from sandbox_worker.loading import ContextForm
+from sandbox_worker.loading import ContextForm, load
 
 MAX_PARTS_TOLD: Final = 100
 """Parts that a `ContextInfo` names."""
@@ -64,6 +64,10 @@ class StoredContext:
         self.info: Final = info
         self.fd: Final = fd
         self._close = weakref.finalize(self, os.close, fd)  # once, whoever comes first: `close` or the collector
+
+    def value(self) -> Any:
+        """The context itself, as a worker gets it."""
+        return load(self.fd, self.info.form, mapping_works=False)
 
     def close(self) -> None:
         """Give the descriptor back. What workers have loaded stays theirs. Closing twice is harmless."""

@@ -11,6 +11,7 @@ RlmBrokerError
 ├── ProtocolViolation        a peer said what it may not say now; its connection is closed
 │   └── OneShotRefused       a request of the one-shot protocol cannot be served (in `transport.one_shot`)
 ├── ModelFailed              a language model call failed
+├── OutputInvalid            the answer is not of the type that was asked for; carries the last one
 ├── LimitReached             a limit ended the run; carries the best answer so far
 └── RunCancelled             somebody stopped the run; carries the best answer so far
 """
@@ -95,6 +96,20 @@ class ModelFailed(RlmBrokerError):
 
     kind = "provider"
     exit_code = 5
+
+
+class OutputInvalid(RlmBrokerError):
+    """The answer is not of the type that was asked for, and the model was told so as often as it may be.
+
+    Attributes:
+        answer: The last one.
+    """
+
+    kind = "output"
+
+    def __init__(self, problem: str, answer: str) -> None:
+        super().__init__(f"the answer is not of the type that was asked for: {problem}")
+        self.answer = answer
 
 
 class LimitReached(RlmBrokerError):

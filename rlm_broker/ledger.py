@@ -1,10 +1,24 @@
 """What one run tree has spent. The only counters there are, and the only place that raises LimitReached for them."""
 
+import asyncio
+import math
 from collections.abc import Mapping
+from dataclasses import dataclass
 
-from rlm_broker.errors import LimitReached
+from rlm_broker.errors import ConfigurationError, LimitReached
 from rlm_broker.limits import Limits
 from rlm_broker.types import Usage, UsageSummary
+
+CHARS_PER_TOKEN = 3.0
+"""Few, so that an estimate of the input is rather too high: text in Latin script has about four."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Hold:
+    """What an open call may still spend, as far as that can be known: infinite where it cannot."""
+
+    tokens: float
+    cost_usd: float
 
 
 class Ledger:
@@ -19,14 +33,24 @@ class Ledger:
         self.limits = limits
         self.calls = 0
         self.children = 0
-        self._usage: dict[tuple[str, int], Usage] = {}
+        self._usage: dict[tuple[str, str, int], Usage] = {}
+        self._open: set[Hold] = set()
+        self._changed = asyncio.Event()
+        self._tokens = 0
+        self._cost_usd = 0.0
+        self._largest_output: float = math.inf
+        self._largest_cost: float = math.inf
+        self._unpriced: str | None = None
+
+    # -- before ------------------------------------------------------------------------------------------------------
 
     def charge_call(self) -> int:
         """Count a call before it is made; return its number, from 1.
 
         Raises:
-            LimitReached: `max_llm_calls` calls were made already.
+            LimitReached: `max_llm_calls` calls were made already, or the tokens or the budget are spent.
         """
+        self._require_means()
         allowed = self.limits.max_llm_calls
         if allowed is not None and self.calls >= allowed:
             raise LimitReached("max_llm_calls", self.calls, allowed)
@@ -44,20 +68,107 @@ class Ledger:
             raise LimitReached("max_children_total", self.children, allowed)
         self.children += 1
 
-    def record(self, model: str, depth: int, usage: Usage) -> None:
-        """Add what one call used, under the model that served it."""
-        self._usage[model, depth] = self._usage.get((model, depth), Usage()) + usage
+    async def hold(self, input_chars: int, max_completion_tokens: int | None) -> Hold:
+        """Set aside what a call may cost, before it is made. `settle` or `release` it afterwards.
 
-    def summary(self) -> UsageSummary:
-        """Usage of the whole tree by model."""
+        Where open calls might already take all that is left, this waits until one of them has ended. A call whose size
+        cannot be known, such as the very first, is made while no other is: so calls that run at the same time
+        overshoot `max_tokens` and `max_budget_usd` together by no more than one would.
+
+        Raises:
+            LimitReached: The tokens or the budget are spent.
+            ConfigurationError: The budget cannot be kept, since a model's price is not known.
+        """
+        if self.limits.max_tokens is None and self.limits.max_budget_usd is None:
+            hold = Hold(0, 0)
+            self._open.add(hold)
+            return hold
+        while True:
+            self._require_means()
+            output = self._largest_output if max_completion_tokens is None else max_completion_tokens
+            hold = Hold(input_chars / CHARS_PER_TOKEN + output, self._largest_cost)
+            if not self._open or self._fits(hold):
+                self._open.add(hold)
+                return hold
+            await self._changed.wait()
+
+    # -- after -------------------------------------------------------------------------------------------------------
+
+    def settle(self, hold: Hold, run: str, model: str, depth: int, usage: Usage) -> None:
+        """A call has ended: add what it used, under its run and the model that served it."""
+        key = (run, model, depth)
+        self._usage[key] = self._usage.get(key, Usage()) + usage
+        tokens = usage.total_input_tokens + usage.total_output_tokens
+        self._tokens += tokens
+        self._largest_output = _larger(self._largest_output, usage.total_output_tokens)
+        if usage.total_cost is None:
+            self._unpriced = self._unpriced or model
+        else:
+            self._cost_usd += usage.total_cost
+            self._largest_cost = _larger(self._largest_cost, usage.total_cost)
+        self.release(hold)
+
+    def release(self, hold: Hold) -> None:
+        """A call has ended without a reply: nothing is known to have been used. Harmless when repeated."""
+        self._open.discard(hold)
+        self._changed.set()
+        self._changed = asyncio.Event()
+
+    # -- what there is -----------------------------------------------------------------------------------------------
+
+    def summary(self, run: str | None = None) -> UsageSummary:
+        """Usage by model, of `run` and all below it; None is the whole tree."""
         totals: dict[str, Usage] = {}
-        for (model, _), usage in self._usage.items():
-            totals[model] = totals.get(model, Usage()) + usage
+        for (of, model, _), usage in self._usage.items():
+            if _is_within(of, run):
+                totals[model] = totals.get(model, Usage()) + usage
         return UsageSummary(totals)
 
-    def by_depth(self) -> Mapping[int, Usage]:
-        """Usage of the whole tree by depth: 0 is the root's own loop."""
+    def by_depth(self, run: str | None = None) -> Mapping[int, Usage]:
+        """The same by depth: 0 is the root's own loop."""
         totals: dict[int, Usage] = {}
-        for (_, depth), usage in sorted(self._usage.items(), key=lambda item: item[0][1]):
-            totals[depth] = totals.get(depth, Usage()) + usage
+        for (of, _, depth), usage in sorted(self._usage.items(), key=lambda item: item[0][2]):
+            if _is_within(of, run):
+                totals[depth] = totals.get(depth, Usage()) + usage
         return totals
+
+    def left(self) -> dict[str, float | None]:
+        """What may still be used, by the name of its limit; None is without a bound."""
+        limits = self.limits
+        return {
+            "max_llm_calls": _left(limits.max_llm_calls, self.calls),
+            "max_children_total": _left(limits.max_children_total, self.children),
+            "max_tokens": _left(limits.max_tokens, self._tokens),
+            "max_budget_usd": _left(limits.max_budget_usd, self._cost_usd),
+        }
+
+    def _require_means(self) -> None:
+        tokens, budget_usd = self.limits.max_tokens, self.limits.max_budget_usd
+        if tokens is not None and self._tokens >= tokens:
+            raise LimitReached("max_tokens", self._tokens, tokens)
+        if budget_usd is not None and self._unpriced is not None:
+            raise ConfigurationError(
+                f"max_budget_usd cannot be kept: the price of model {self._unpriced!r} is not known; bound max_tokens "
+                "or max_llm_calls instead"
+            )
+        if budget_usd is not None and self._cost_usd >= budget_usd:
+            raise LimitReached("max_budget_usd", self._cost_usd, budget_usd)
+
+    def _fits(self, hold: Hold) -> bool:
+        tokens = self._tokens + hold.tokens + sum(other.tokens for other in self._open)
+        cost_usd = self._cost_usd + hold.cost_usd + sum(other.cost_usd for other in self._open)
+        limits = self.limits
+        fits_tokens = limits.max_tokens is None or tokens <= limits.max_tokens
+        return fits_tokens and (limits.max_budget_usd is None or cost_usd <= limits.max_budget_usd)
+
+
+def _larger(known: float, seen: float) -> float:
+    return seen if math.isinf(known) else max(known, seen)
+
+
+def _left(allowed: float | None, used: float) -> float | None:
+    return None if allowed is None else max(0, allowed - used)
+
+
+def _is_within(run: str, root: str | None) -> bool:
+    return root is None or run == root or run.startswith(f"{root}.")

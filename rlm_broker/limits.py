@@ -1,10 +1,13 @@
 """What one run tree may use. Values only: what has been spent is in `ledger`."""
 
-from typing import Annotated
+from typing import Annotated, Any
 
-from pydantic import BaseModel, ConfigDict, Field, NonNegativeInt, PositiveFloat, PositiveInt
+from pydantic import BaseModel, ConfigDict, Field, NonNegativeInt, PositiveFloat, PositiveInt, model_validator
 
 from sandbox_worker.wire.messages import MAX_PROMPTS
+
+BLOCKS_EACH_TURN = 5
+FEWEST_TURNS = 3
 
 
 class Limits(BaseModel):
@@ -15,26 +18,45 @@ class Limits(BaseModel):
     # -- the run tree
     max_depth: NonNegativeInt = 1
     """Levels that have a REPL: 0 is a plain completion, 1 only the root. A child query below them is a completion."""
-    max_iterations: PositiveInt = 30
-    """Turns of one run."""
+    max_iterations: PositiveInt | tuple[PositiveInt, ...] = 30
+    """Turns of one run. Children get fewer, see `iterations`; or one number for each depth."""
+    max_blocks: PositiveInt | None = None
+    """Code blocks of one run; past it code is not run. Left out: 5 times the root's turns."""
     max_llm_calls: PositiveInt | None = 10_000
     """Language model calls of the whole tree."""
+    max_tokens: PositiveInt | None = None
+    """Input and output tokens of the whole tree."""
+    max_budget_usd: PositiveFloat | None = None
+    """US dollars of the whole tree. It needs models whose price is known."""
+    max_consecutive_errors: PositiveInt | None = None
+    """Turns of one run in a row in which a block failed."""
     max_children_total: NonNegativeInt | None = 100
     """Child runs of the whole tree, at any depth."""
+    max_children_per_batch: PositiveInt | None = None
+    """Child runs of one query; the prompts beyond are refused, slot by slot."""
     max_batch_prompts: Annotated[int, Field(ge=1, le=MAX_PROMPTS)] = 4_096
     """Prompts in one batch; a larger one is refused slot by slot."""
     max_concurrent_calls: PositiveInt = 16
     """Language model calls of the tree at the same time."""
     max_concurrent_children: PositiveInt = 4
-    """Children of one run at the same time."""
+    """Children at one depth of the tree at the same time. Each depth has its own places: parents that wait hold none
+    that their children need."""
     max_completion_tokens: PositiveInt | None = None
     """Output tokens of one call; None leaves it to the provider."""
+    max_result_chars: PositiveInt | None = None
+    """Of what a call or a child returns to the code that asked; a cut is named."""
+    max_output_retries: NonNegativeInt = 2
+    """Further turns for an answer that is not of the type that was asked for."""
 
     # -- time
     run_timeout_s: PositiveFloat | None = 3_600.0
     """One whole run, everything below it included."""
     child_timeout_s: PositiveFloat | None = 600.0
-    """One child run."""
+    """One child run; never longer than what is left of its parent's time."""
+    iteration_timeout_s: PositiveFloat | None = None
+    """One turn: its call and its blocks."""
+    tool_timeout_s: PositiveFloat = 60.0
+    """One call of a tool."""
     call_timeout_s: PositiveFloat = 120.0
     """One language model call."""
     block_timeout_s: PositiveFloat = 60.0
@@ -71,3 +93,21 @@ class Limits(BaseModel):
     """Largest message either side of a door accepts."""
     max_queries_in_flight: PositiveInt = 4_096
     """Open queries of one REPL. At this number the handler stops reading from it."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _default_blocks(cls, given: Any) -> Any:
+        if isinstance(given, dict) and "max_blocks" not in given:
+            turns = given.get("max_iterations", cls.model_fields["max_iterations"].default)
+            first = turns[0] if isinstance(turns, list | tuple) and turns else turns
+            if isinstance(first, int | str) and str(first).isdecimal():
+                return {**given, "max_blocks": max(1, BLOCKS_EACH_TURN * int(first))}
+        return given
+
+    def iterations(self, depth: int) -> int:
+        """Turns of a run at `depth`: fewer the deeper it is, but at least three, and never more than the root's."""
+        if isinstance(self.max_iterations, tuple):
+            return self.max_iterations[min(depth, len(self.max_iterations) - 1)]
+        if depth == 0:
+            return self.max_iterations
+        return min(self.max_iterations, max(FEWEST_TURNS, self.max_iterations // (depth + 1)))

@@ -1,6 +1,8 @@
 """What a model is told. Every number in it comes from the limits that are enforced; no user text is a template."""
 
+import json
 from collections.abc import Sequence
+from typing import Any
 
 from rlm_broker.context import ContextInfo
 from rlm_broker.limits import Limits
@@ -8,11 +10,18 @@ from rlm_broker.parsing import NotRun
 from rlm_broker.types import Block, ChatMessage
 
 PARTS_SHOWN = 20
+WRONG_ANSWER_CHARS = 2_000
+EMPTY_REPLY = "(no reply)"
+"""In place of an empty reply in the conversation: some providers refuse an empty message."""
 NOT_LOOKED_AT = "You have not looked at the context yet: look before you answer."
 
 
-def system(limits: Limits, depth: int) -> str:
-    """The system prompt of a run at `depth`."""
+def system(limits: Limits, depth: int, tools: Sequence[str] = ()) -> str:
+    """The system prompt of a run at `depth`.
+
+    Args:
+        tools: A line for each function and value of the user's.
+    """
     return "\n\n".join(
         [
             "You answer a question about a context that is too large to read at once. It is a variable of a Python "
@@ -26,14 +35,14 @@ def system(limits: Limits, depth: int) -> str:
             f"- `llm_query_batched(prompts)`: the same for a list of up to {limits.max_batch_prompts:,} prompts, "
             f"{limits.max_concurrent_calls} at a time; the answers come in the same order. Prefer it to a loop.\n"
             f"- {_rlm_query(limits, depth)}\n"
-            "- `SHOW_VARS()`: your variables and their types.\n"
-            "A call that fails returns a text that starts with `Error:`.",
+            "- `SHOW_VARS()`: your variables and their types. `budget()`: what you may still use, by limit.\n"
+            "A call that fails returns a text that starts with `Error:`." + "".join(f"\n{line}" for line in tools),
             f"What a block prints is cut to {limits.max_observation_chars:,} characters. A block may compute for "
             f"{limits.block_timeout_s:g} s, waiting for models not counted; then it is interrupted, and if it does not "
             "react it is killed and its variables are lost. There is no network and no access to other files.",
             "When you know the answer, end with `FINAL(answer)` or `FINAL_VAR('name_of_a_variable')` in a repl block, "
             "or as a line of your reply. Setting `answer['content']` and then `answer['ready'] = True` does the same. "
-            f"You have {limits.max_iterations} turns.",
+            f"You have {limits.iterations(depth)} turns.",
         ]
     )
 
@@ -50,20 +59,22 @@ def opening(question: str | None, info: ContextInfo) -> str:
     return "\n".join([*lines, "", NOT_LOOKED_AT, "", reminder(question)])
 
 
-def reminder(question: str | None) -> str:
+def reminder(question: str | None, turns_left: int | None = None) -> str:
     """The task, repeated in every turn."""
+    left = "" if turns_left is None else f" Turns left: {turns_left}."
     if question is None:
-        return "The task is in the context itself. Go on with a repl block, or submit with FINAL(...)."
-    return f"Question: {question}\n\nGo on with a repl block, or submit the answer with FINAL(...) or FINAL_VAR(...)."
+        return f"The task is in the context itself. Go on with a repl block, or submit with FINAL(...).{left}"
+    go_on = "Go on with a repl block, or submit the answer with FINAL(...) or FINAL_VAR(...)."
+    return f"Question: {question}\n\n{go_on}{left}"
 
 
-def observation(blocks: Sequence[Block], not_run: Sequence[NotRun], limits: Limits, question: str | None) -> str:
-    """What came of a turn."""
+def observation(blocks: Sequence[Block], not_run: Sequence[NotRun], limits: Limits, then: str) -> str:
+    """What came of a turn, and what is asked now."""
     parts = [_outcome(number, block, limits) for number, block in enumerate(blocks, 1)]
     parts += [f"Not run: {item.what}. {item.reason}" for item in not_run]
     if not parts:
         parts = ["There was no code to run and no answer in your reply."]
-    return "\n\n".join([*parts, reminder(question)])
+    return "\n\n".join([*parts, then])
 
 
 def last_request(question: str | None) -> str:
@@ -75,10 +86,31 @@ def last_request(question: str | None) -> str:
     )
 
 
-def plain(prompt: str | None, question: str | None) -> list[ChatMessage]:
-    """A completion without a REPL."""
-    text = "\n\n".join(part for part in (prompt, question) if part)
-    return [ChatMessage("user", text)]
+def wrong_type(answer: str, problem: str, schema: str) -> str:
+    """For an answer that is not of the type that was asked for."""
+    return (
+        f"Your answer is not of the type that is wanted: {problem}\nIt was: {_cut(answer, WRONG_ANSWER_CHARS)}\n"
+        f"Submit a JSON value of this schema, for example with FINAL(json.dumps(value)): {schema}"
+    )
+
+
+def typed_task(question: str | None, schema: str) -> str:
+    """The question, with the type of its answer."""
+    wanted = f"Answer with a JSON value of this schema, for example FINAL(json.dumps(value)): {schema}"
+    return wanted if question is None else f"{question}\n{wanted}"
+
+
+def without_repl(context: Any, question: str | None) -> list[ChatMessage]:
+    """A plain completion. A context of chat messages keeps its roles; of anything else the text is the prompt."""
+    asked = [] if question is None else [ChatMessage("user", question)]
+    if isinstance(context, list) and context and all(map(_is_message, context)):
+        return [*(ChatMessage(message["role"], message["content"]) for message in context), *asked]
+    text = context if isinstance(context, str) else json.dumps(context, ensure_ascii=False)
+    return [ChatMessage("user", "\n\n".join(part for part in (text, question) if part))]
+
+
+def _is_message(value: Any) -> bool:
+    return isinstance(value, dict) and value.get("role") in ("system", "user", "assistant") and "content" in value
 
 
 def _rlm_query(limits: Limits, depth: int) -> str:

@@ -1,13 +1,16 @@
-"""What a REPL's queries become: a completion, or a child run with a REPL of its own."""
+"""What a REPL's queries become: a completion, a child run with a REPL of its own, or a call of a tool."""
 
 import asyncio
+import json
 import time
 
 from rlm_broker.context import store
 from rlm_broker.errors import LimitReached, RlmBrokerError
-from rlm_broker.handler.calls import PREVIEW_CHARS, Caller
+from rlm_broker.handler.calls import PREVIEW_CHARS, Caller, in_words
 from rlm_broker.runner import Runner, Tree
+from rlm_broker.tools import Tools
 from rlm_broker.trace.events import RunStarted
+from rlm_broker.transport.connection import QueryHandler
 from rlm_broker.types import ChildTrace
 from sandbox_worker.wire.messages import Query, Slot
 
@@ -15,62 +18,111 @@ from sandbox_worker.wire.messages import Query, Slot
 class Recursion:
     """Answers the REPL of one run. The depth is ours: no frame can claim another.
 
+    Args:
+        ends_at: When the run's time is up, as `time.monotonic` says it; None is never.
+        tools: What code of this run may call.
+
     Attributes:
         child_traces: What became of the children, in the order of their ends.
     """
 
-    def __init__(self, tree: Tree, caller: Caller) -> None:
+    def __init__(self, tree: Tree, caller: Caller, ends_at: float | None, tools: Tools) -> None:
         self.child_traces: list[ChildTrace] = []
         self._tree = tree
         self._caller = caller
-        self._below = Caller(caller.run, caller.depth + 1, caller.question)
-        # Of this run alone: were it the tree's, parents that wait would hold what their children need.
-        self._children = asyncio.Semaphore(tree.limits.max_concurrent_children)
+        self._ends_at = ends_at
+        self._tools = tools
+        self._below = Caller(caller.run, caller.depth + 1, caller.question)  # what its REPL asks
         self._started = 0
 
+    def handler(self) -> QueryHandler:
+        """What answers the REPL: this, or what the user puts in its place."""
+        replaced = self._tree.query_handler
+        return self if replaced is None else replaced(self._caller.run, self._caller.depth, self)
+
     async def __call__(self, query: Query) -> list[Slot]:
-        most = self._tree.limits.max_batch_prompts
+        limits = self._tree.limits
+        most = limits.max_batch_prompts
         if len(query.prompts) > most:
             return [Slot(error=f"batch too large: {len(query.prompts)} > {most}")] * len(query.prompts)
-        if query.want == "llm" or self._below.depth >= self._tree.limits.max_depth:
-            return await self._tree.calls.slots(self._below, query)
-        async with asyncio.TaskGroup() as group:
-            children = [group.create_task(self._child(prompt)) for prompt in query.prompts]
-        return [child.result() for child in children]
+        match query.want:
+            case "budget":
+                return [Slot(text=json.dumps(self._left()))] * len(query.prompts)
+            case "tool":
+                timeout_s = limits.tool_timeout_s
+                return [await self._tools.call(query.tool or "", each, timeout_s) for each in query.prompts]
+            case "rlm" if self._below.depth < limits.max_depth:
+                slots = await self._children(query)
+            case _:
+                slots = await self._tree.calls.slots(self._below, query)
+        return [_cut(slot, limits.max_result_chars) for slot in slots]
 
-    async def _child(self, prompt: str) -> Slot:
-        async with self._children:
+    def _left(self) -> dict[str, float | None]:
+        seconds = None if self._ends_at is None else round(max(0.0, self._ends_at - time.monotonic()), 3)
+        return {**self._tree.ledger.left(), "run_timeout_s": seconds}
+
+    # -- children ----------------------------------------------------------------------------------------------------
+
+    async def _children(self, query: Query) -> list[Slot]:
+        try:
+            served_by = self._tree.calls.model_name(self._below.depth, query.model)
+        except RlmBrokerError as refused:
+            return [Slot(error=in_words(refused))] * len(query.prompts)
+        most = self._tree.limits.max_children_per_batch or len(query.prompts)
+        async with asyncio.TaskGroup() as group:
+            children = [
+                group.create_task(self._child(prompt, query.model, served_by)) for prompt in query.prompts[:most]
+            ]
+        excess = Slot(error=f"max_children_per_batch exceeded: {len(query.prompts)} > {most}")
+        return [*(child.result() for child in children), *[excess] * (len(query.prompts) - len(children))]
+
+    async def _child(self, prompt: str, model: str | None, served_by: str) -> Slot:
+        # Of its depth alone: were there one for all, parents that wait would hold what their children need.
+        async with self._tree.child_places[self._below.depth]:
             try:
                 self._tree.ledger.charge_child()
             except LimitReached:
                 return Slot(error="max_children_total exceeded")
             self._started += 1
-            caller = Caller(f"{self._caller.run}.{self._started}", self._below.depth, prompt)
+            caller = Caller(f"{self._caller.run}.{self._started}", self._below.depth, prompt, model)
             started = time.monotonic()
-            slot = await self._run(caller, prompt, started)
-            self.child_traces.append(
-                ChildTrace(
-                    depth=caller.depth,
-                    duration_s=time.monotonic() - started,
-                    prompt_preview=prompt[:PREVIEW_CHARS],
-                    result_preview=slot.text[:PREVIEW_CHARS] or None,
-                    error=slot.error,
+            slot = Slot(error="cancelled")
+            try:
+                slot = await self._run(caller, prompt, served_by)
+            finally:
+                self.child_traces.append(
+                    ChildTrace(
+                        depth=caller.depth,
+                        duration_s=time.monotonic() - started,
+                        prompt_preview=prompt[:PREVIEW_CHARS],
+                        result_preview=slot.text[:PREVIEW_CHARS] or None,
+                        error=slot.error,
+                    )
                 )
-            )
             return slot
 
-    async def _run(self, caller: Caller, prompt: str, started: float) -> Slot:
-        model = self._tree.calls.model_name(caller.depth)
-        self._tree.emit(RunStarted(caller.run, caller.depth, caller.question, model, {}))
-        below = Recursion(self._tree, caller)
-        runner = Runner(self._tree, caller, below, below.child_traces)
+    async def _run(self, caller: Caller, prompt: str, served_by: str) -> Slot:
+        started = time.monotonic()
+        ends = [self._ends_at, _after(started, self._tree.limits.child_timeout_s)]
+        ends_at = min((end for end in ends if end is not None), default=None)
+        below = Recursion(self._tree, caller, ends_at, self._tools.for_children)
+        runner = Runner(self._tree, caller, below.handler(), below.child_traces, self._tools.for_children)
         try:
             with store(prompt) as context:
-                async with asyncio.timeout(self._tree.limits.child_timeout_s):
-                    completion = await runner.run(context)
-        except TimeoutError:
-            why = f"child timeout after {time.monotonic() - started:.3f}s"
-            return Slot(text=runner.progress.partial_answer or "", error=why)
+                self._tree.emit(RunStarted(caller.run, caller.depth, caller.question, served_by, {}))
+                completion = await runner.run(context)
         except RlmBrokerError as error:
-            return Slot(text=runner.progress.partial_answer or "", error=str(error))
+            is_late = isinstance(error, LimitReached) and error.limit == "child_timeout_s"
+            why = f"child timeout after {time.monotonic() - started:.3f}s" if is_late else in_words(error)
+            return Slot(text=runner.progress.partial_answer or "", error=why)
         return Slot(text=completion.response or "")
+
+
+def _after(started: float, seconds: float | None) -> float | None:
+    return None if seconds is None else started + seconds
+
+
+def _cut(slot: Slot, limit: int | None) -> Slot:
+    if limit is None or len(slot.text) <= limit:
+        return slot
+    return Slot(f"{slot.text[:limit]}\n... [{len(slot.text) - limit:,} characters cut]", slot.error)

@@ -2,6 +2,8 @@
 
 import asyncio
 import contextlib
+import time
+from collections import defaultdict
 from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -11,17 +13,19 @@ from rlm_broker.clients.base import Client
 from rlm_broker.clients.litellm import LiteLLMClient, prefetch
 from rlm_broker.clients.named import client_for
 from rlm_broker.context import StoredContext, store
-from rlm_broker.errors import ConfigurationError, LimitReached, RunCancelled
+from rlm_broker.errors import ConfigurationError, RunCancelled
 from rlm_broker.handler.calls import Caller, RunCalls
 from rlm_broker.handler.handler import LMHandler
 from rlm_broker.handler.routing import ModelPolicy
 from rlm_broker.home import Home, Resident
 from rlm_broker.ledger import Ledger
 from rlm_broker.limits import Limits
+from rlm_broker.output_type import OutputType
 from rlm_broker.recursion import Recursion
-from rlm_broker.runner import Runner, Tree
+from rlm_broker.runner import QueryHandlerFactory, Runner, SystemPrompt, Tree
 from rlm_broker.sandbox import policy
 from rlm_broker.sandbox.sandbox import Sandbox
+from rlm_broker.tools import Tools
 from rlm_broker.trace.events import Emit, Event, RunStarted
 from rlm_broker.types import Completion
 
@@ -42,8 +46,14 @@ class RLM(Resident):
         isolation: See `Sandbox`.
         allow_exec: See `Sandbox`.
         model_policy: What a model is worth that code names; see `ModelPolicy`.
-        system_prompt: In place of our own, for every run of the tree.
-        on_event: Called with everything that happens; what it raises is dropped. It must not block.
+        system_prompt: In place of our own: for every run of the tree, or a function from the depth to it.
+        on_event: Called with everything that happens (`Callbacks` makes the field's callbacks of it); what it raises is
+            dropped. It must not block.
+        tools: Name → a function of yours that code may call, a plain value, or `{"tool": either, "description": text}`.
+            Functions run here, sync ones in threads, with their arguments validated by their annotations.
+        sub_tools: The same for child runs; None is `tools`, `{}` is none.
+        query_handler: Replaces the recursion: from a run's name, its depth and the handler that it would have, makes
+            what answers its REPL.
         handler: To be shared by several RLMs: its models serve, in place of `model` and its like. It stays its
             owner's to open and close, as client objects do.
         sandbox: To be shared by several RLMs: its limits of one REPL, isolation and `allow_exec` hold.
@@ -52,7 +62,7 @@ class RLM(Resident):
         ConfigurationError: A model, key or level that there is not, or models beside a handler.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - a front door names what can be brought in
         self,
         model: str | Client | None = None,
         sub_model: str | Client | None = None,
@@ -62,8 +72,11 @@ class RLM(Resident):
         isolation: str = "auto",
         allow_exec: bool | None = None,
         model_policy: ModelPolicy = "allow",
-        system_prompt: str | None = None,
+        system_prompt: SystemPrompt | None = None,
         on_event: Emit | None = None,
+        tools: Mapping[str, Any] | None = None,
+        sub_tools: Mapping[str, Any] | None = None,
+        query_handler: QueryHandlerFactory | None = None,
         handler: LMHandler | None = None,
         sandbox: Sandbox | None = None,
     ) -> None:
@@ -79,33 +92,40 @@ class RLM(Resident):
         self._allow_exec = allow_exec
         self._system_prompt = system_prompt
         self._on_event = on_event
+        self._tools = Tools(tools, sub_tools)
+        self._query_handler = query_handler
         self._handler, self._sandbox = handler, sandbox
         lent = sandbox or handler
         self._home = lent.home if lent else None
         self._kept: _Machinery | None = None
         self._keeping = contextlib.AsyncExitStack()
 
-    def completion(self, prompt: object, root_prompt: str | None = None) -> Completion:
+    def completion(self, prompt: object, root_prompt: str | None = None, *, output_type: Any = None) -> Completion:
         """Answer a question about a context.
 
         Args:
             prompt: The context: text, a dict or list of plain values, or a path; see `context.store`.
             root_prompt: The question. None: the task is in the context.
+            output_type: What the answer has to be: a pydantic model, or whatever else pydantic validates. The value is
+                the completion's `parsed`.
 
         Raises:
+            OutputInvalid: The answer was not of that type, `max_output_retries` times and once more.
             LimitReached: A limit ended it; carries `partial_answer`.
             RunCancelled: Ctrl+C; carries `partial_answer`.
             ModelFailed, ContextRefused, IsolationUnavailable, SandboxFailed: What their names say.
         """
         attempt = _Attempt()
         try:
-            return (self._home or Home.background()).run(self._complete(prompt, root_prompt, attempt))
+            return (self._home or Home.background()).run(self._complete(prompt, root_prompt, attempt, output_type))
         except KeyboardInterrupt:
             raise RunCancelled(attempt.partial_answer) from None
 
-    async def acompletion(self, prompt: object, root_prompt: str | None = None) -> Completion:
+    async def acompletion(
+        self, prompt: object, root_prompt: str | None = None, *, output_type: Any = None
+    ) -> Completion:
         """`completion`, awaited. Cancelling it ends the run and everything below it."""
-        return await (self._home or Home.here()).arun(self._complete(prompt, root_prompt, _Attempt()))
+        return await (self._home or Home.here()).arun(self._complete(prompt, root_prompt, _Attempt(), output_type))
 
     # -- what a run needs --------------------------------------------------------------------------------------------
 
@@ -146,9 +166,13 @@ class RLM(Resident):
 
     # -- one run -----------------------------------------------------------------------------------------------------
 
-    async def _complete(self, prompt: object, question: str | None, attempt: "_Attempt") -> Completion:
+    async def _complete(
+        self, prompt: object, question: str | None, attempt: "_Attempt", output_type: Any, emit: Emit | None = None
+    ) -> Completion:
         if question is not None and not question.strip():
             raise ConfigurationError("the question is empty: say what you want to know, or pass None")
+        attempt.output_type = None if output_type is None else OutputType(output_type)
+        attempt.emit = emit or self._emit
         if isinstance(prompt, StoredContext):
             return await self._run(prompt, question, attempt)
         with await asyncio.to_thread(store, prompt) as context:
@@ -156,28 +180,26 @@ class RLM(Resident):
 
     async def _run(self, context: StoredContext, question: str | None, attempt: "_Attempt") -> Completion:
         if self._kept is not None:
-            return await self._bounded(self._kept, context, question, attempt)
+            return await self._started(self._kept, context, question, attempt)
         async with self._machinery() as machinery:
-            return await self._bounded(machinery, context, question, attempt)
+            return await self._started(machinery, context, question, attempt)
 
-    async def _bounded(
+    async def _started(
         self, machinery: "_Machinery", context: StoredContext, question: str | None, attempt: "_Attempt"
     ) -> Completion:
-        limit_s = self.limits.run_timeout_s
-        ledger = Ledger(self.limits)
-        calls = RunCalls(machinery.handler, ledger, self._emit)
-        tree = Tree(calls, ledger, machinery.sandbox, self._emit, self._system_prompt)
+        limits, emit = self.limits, attempt.emit
+        ledger = Ledger(limits)
+        calls = RunCalls(machinery.handler, ledger, emit)
+        places = defaultdict[int, asyncio.Semaphore](lambda: asyncio.Semaphore(limits.max_concurrent_children))
+        tree = Tree(calls, ledger, machinery.sandbox, emit, self._system_prompt, places, self._query_handler)
         caller = Caller(ROOT_RUN, 0, question)
         metadata = self._metadata(machinery, context)
-        self._emit(RunStarted(ROOT_RUN, 0, question, metadata["model"], metadata))
-        recursion = Recursion(tree, caller)
-        attempt.runner = Runner(tree, caller, recursion, recursion.child_traces)
-        try:
-            async with asyncio.timeout(limit_s):
-                return await attempt.runner.run(context)
-        except TimeoutError:
-            assert limit_s is not None
-            raise LimitReached("run_timeout_s", limit_s, limit_s, attempt.partial_answer) from None
+        emit(RunStarted(ROOT_RUN, 0, question, metadata["model"], metadata))
+        ends_at = None if limits.run_timeout_s is None else time.monotonic() + limits.run_timeout_s
+        recursion = Recursion(tree, caller, ends_at, self._tools)
+        answer, traces = recursion.handler(), recursion.child_traces
+        attempt.runner = Runner(tree, caller, answer, traces, self._tools, attempt.output_type)
+        return await attempt.runner.run(context)
 
     def _metadata(self, machinery: "_Machinery", context: StoredContext) -> dict[str, Any]:
         info = context.info
@@ -209,6 +231,8 @@ class _Attempt:
 
     def __init__(self) -> None:
         self.runner: Runner | None = None
+        self.output_type: OutputType | None = None
+        self.emit: Emit
 
     @property
     def partial_answer(self) -> str | None:

@@ -2,17 +2,23 @@
 
 import asyncio
 import time
+from collections import defaultdict
+from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import rlm_broker.prompts as prompts
 from rlm_broker.context import StoredContext
-from rlm_broker.errors import LimitReached, ModelFailed, ReplClosed, RlmBrokerError
-from rlm_broker.handler.calls import Caller, RunCalls
+from rlm_broker.deadline import T, within
+from rlm_broker.errors import LimitReached, ModelFailed, ReplClosed
+from rlm_broker.handler.calls import Caller, RunCalls, in_words
 from rlm_broker.ledger import Ledger
 from rlm_broker.limits import Limits
-from rlm_broker.parsing import FinalVar, NotRun, parse_reply
+from rlm_broker.output_type import OutputType
+from rlm_broker.parsing import FinalVar, NotRun, ParsedReply, parse_reply
 from rlm_broker.sandbox.repl import SandboxedRepl
 from rlm_broker.sandbox.sandbox import Sandbox
+from rlm_broker.tools import Tools
 from rlm_broker.trace.events import (
     BlockEnded,
     BlockPrinted,
@@ -26,6 +32,11 @@ from rlm_broker.trace.events import (
 from rlm_broker.transport.connection import QueryHandler
 from rlm_broker.types import Block, ChatMessage, ChildTrace, Completion, Isolation, Iteration
 
+QueryHandlerFactory = Callable[[str, int, QueryHandler], QueryHandler]
+"""From a run's name, its depth and the handler that it would have, what answers its REPL."""
+SystemPrompt = str | Callable[[int], str]
+"""For every run of the tree, or by depth."""
+
 
 @dataclass(frozen=True, slots=True)
 class Tree:
@@ -35,7 +46,9 @@ class Tree:
     ledger: Ledger
     sandbox: Sandbox
     emit: Emit
-    system_prompt: str | None = None
+    system_prompt: SystemPrompt | None
+    child_places: defaultdict[int, asyncio.Semaphore]
+    query_handler: QueryHandlerFactory | None = None
 
     @property
     def limits(self) -> Limits:
@@ -51,6 +64,7 @@ class Progress:
     trajectory: list[Iteration] = field(default_factory=list)
     partial_answer: str | None = None
     blocks: int = 0
+    errors_in_a_row: int = 0
 
 
 class Runner:
@@ -60,131 +74,244 @@ class Runner:
         caller: Which run this is, at which depth, about which question.
         answer: Answers what its REPL asks.
         child_traces: Filled by whoever answers.
+        tools: What its code may call.
+        output_type: What its answer has to be; None is any text.
     """
 
-    def __init__(self, tree: Tree, caller: Caller, answer: QueryHandler, child_traces: list[ChildTrace]) -> None:
+    def __init__(
+        self,
+        tree: Tree,
+        caller: Caller,
+        answer: QueryHandler,
+        child_traces: list[ChildTrace],
+        tools: Tools,
+        output_type: OutputType | None = None,
+    ) -> None:
         self._tree = tree
         self._caller = caller
         self._answer = answer
         self._child_traces = child_traces
+        self._tools = tools
+        self._output_type = output_type
+        self._question = output_type.task(caller.question) if output_type else caller.question
         self._isolation: Isolation | None = None
+        self._parsed: Any = None
         self.progress = Progress([])
 
     async def run(self, context: StoredContext) -> Completion:
-        """Answer the question about `context`.
+        """Answer the question about `context`, within `run_timeout_s`, or for a child `child_timeout_s`.
 
         Raises:
             LimitReached: A limit ended the run; it carries the partial answer.
             ModelFailed: The model failed.
+            OutputInvalid: The answer was not of the type that was asked for, as often as it was asked.
             SandboxFailed: The sandbox itself broke.
         """
         started = time.monotonic()
-        system = self._tree.system_prompt or prompts.system(self._tree.limits, self._caller.depth)
-        opening = prompts.opening(self._caller.question, context.info)
-        self.progress = Progress([ChatMessage("system", system), ChatMessage("user", opening)])
         response: str | None = None
         error: str | None = None
+        limits = self._tree.limits
+        name = "child_timeout_s" if self._caller.depth else "run_timeout_s"
         try:
-            async with self._tree.sandbox.repl(context, self._answer) as repl:
-                self._isolation = repl.isolation
-                self._emit_ready(time.monotonic() - started)
-                response = await self._converse(repl)
+            has_repl = self._caller.depth < limits.max_depth
+            response = await self._in_time(name, self._with_repl(context) if has_repl else self._without_repl(context))
             return self._completion(response, time.monotonic() - started)
         except LimitReached as limit:
             error, limit.partial_answer = str(limit), limit.partial_answer or self.progress.partial_answer
             raise
-        except (RlmBrokerError, asyncio.CancelledError) as failure:
-            error = str(failure) or "cancelled"
+        except BaseException as failure:  # told, and raised again
+            error = in_words(failure)
             raise
         finally:
             self._emit_ended(response, error, time.monotonic() - started)
 
+    async def _in_time(self, limit: str, work: Coroutine[Any, Any, T]) -> T:
+        allowed_s: float | None = getattr(self._tree.limits, limit)
+        try:
+            return await within(allowed_s, work)
+        except TimeoutError:
+            if allowed_s is None:
+                raise
+            raise LimitReached(limit, allowed_s, allowed_s) from None
+
+    # -- a plain completion ------------------------------------------------------------------------------------------
+
+    async def _without_repl(self, context: StoredContext) -> str | None:
+        value = await asyncio.to_thread(context.value)
+        self.progress.messages += prompts.without_repl(value, self._question)
+        while True:
+            reply = await self._reply(is_loop=False)
+            if not reply.strip() or self._is_accepted(reply):
+                return reply or None
+
+    # -- the loop ----------------------------------------------------------------------------------------------------
+
+    async def _with_repl(self, context: StoredContext) -> str | None:
+        opening = prompts.opening(self._question, context.info)
+        self.progress.messages += [ChatMessage("system", self._system()), ChatMessage("user", opening)]
+        started = time.monotonic()
+        tools, values = self._tools.names, self._tools.values
+        async with self._tree.sandbox.repl(context, self._answer, tools=tools, values=values) as repl:
+            self._isolation = repl.isolation
+            run, depth = self._caller.run, self._caller.depth
+            self._tree.emit(ReplReady(run, depth, repl.isolation, time.monotonic() - started))
+            return await self._converse(repl)
+
+    def _system(self) -> str:
+        given = self._tree.system_prompt
+        if given is None:
+            return prompts.system(self._tree.limits, self._caller.depth, self._tools.documentation())
+        return given if isinstance(given, str) else given(self._caller.depth)
+
     async def _converse(self, repl: SandboxedRepl) -> str | None:
-        for number in range(1, self._tree.limits.max_iterations + 1):
-            reply = await self._ask(number)
-            answer, blocks, not_run = await self._act(repl, number, reply)
-            self.progress.trajectory.append(Iteration(number, reply, tuple(blocks)))
-            if answer is not None:
+        limits, question = self._tree.limits, self._question
+        turns = limits.iterations(self._caller.depth)
+        for number in range(1, turns + 1):
+            answer, blocks, not_run = await self._in_time("iteration_timeout_s", self._turn(repl, number))
+            if answer is not None and self._is_accepted(answer):
                 return answer
-            seen = prompts.observation(blocks, not_run, self._tree.limits, self._caller.question)
-            self.progress.messages += [ChatMessage("assistant", reply), ChatMessage("user", seen)]
+            if answer is not None:
+                continue  # what is wrong with it is the last message by now
+            is_last = number == turns or self._blocks_left() <= 0
+            then = prompts.last_request(question) if is_last else prompts.reminder(question, turns - number)
+            self.progress.messages.append(ChatMessage("user", prompts.observation(blocks, not_run, limits, then)))
+            self._count_errors(blocks)
+            if is_last:
+                break
         return await self._last_answer(repl)
 
-    async def _ask(self, number: int) -> str:
-        run, depth = self._caller.run, self._caller.depth
-        self._tree.emit(IterationStarted(run, depth, number))
-        call = await self._tree.calls.turn(self._caller, self.progress.messages)
-        if call.response.strip():
-            self.progress.partial_answer = call.response
+    async def _turn(self, repl: SandboxedRepl, number: int) -> tuple[str | None, list[Block], Sequence[NotRun]]:
+        self._tree.emit(IterationStarted(self._caller.run, self._caller.depth, number))
+        reply = await self._reply()
+        if reply.strip():
+            self.progress.partial_answer = reply
+        answer, blocks, not_run = await self._act(repl, number, reply)
+        self.progress.trajectory.append(Iteration(number, reply, tuple(blocks)))
+        return answer, blocks, not_run
+
+    async def _reply(self, *, is_loop: bool = True) -> str:
+        call = await self._tree.calls.turn(self._caller, self.progress.messages, is_loop=is_loop)
+        said = call.response if call.response.strip() else prompts.EMPTY_REPLY
+        self.progress.messages.append(ChatMessage("assistant", said))
         return call.response
 
     async def _act(
         self, repl: SandboxedRepl, number: int, reply: str
-    ) -> tuple[str | None, list[Block], tuple[NotRun, ...]]:
+    ) -> tuple[str | None, list[Block], Sequence[NotRun]]:
         """Do what the reply says: the answer if there is one, what its code did, and what of it was not run."""
         parsed = parse_reply(reply)
         not_run = tuple(f"{item.what}: {item.reason}" for item in parsed.not_run)
         self._tree.emit(Replied(self._caller.run, self._caller.depth, number, reply, not_run))
         blocks: list[Block] = []
-        for code in parsed.code:
+        for code in parsed.code[: self._blocks_left()]:
             blocks.append(await self._execute(repl, number, code))
             if blocks[-1].final_answer is not None:
                 return blocks[-1].final_answer, blocks, ()
             if blocks[-1].status == "killed":
-                break  # the blocks after it were written for variables that are gone
-        skipped = len(parsed.code) - len(blocks)
-        left_out = (NotRun(f"the last {skipped} of your blocks", "The block before was killed."),) if skipped else ()
-        if isinstance(parsed.final, FinalVar) and not skipped:
-            blocks.append(await self._execute(repl, number, f"FINAL_VAR({parsed.final.name!r})"))
-            return blocks[-1].final_answer, blocks, parsed.not_run
-        text = None if parsed.final is None or isinstance(parsed.final, FinalVar) else parsed.final.text
-        return text, blocks, (*parsed.not_run, *left_out)
+                break
+        skipped = _skipped(parsed, blocks)
+        if not isinstance(parsed.final, FinalVar):
+            answer = None if parsed.final is None else parsed.final.text
+        elif skipped:
+            answer = None
+        else:
+            blocks.append(await self._execute(repl, number, _lookup(parsed.final)))
+            answer = blocks[-1].final_answer
+        return answer, blocks, (*parsed.not_run, *skipped)
 
     async def _execute(self, repl: SandboxedRepl, iteration: int, code: str) -> Block:
         run, depth = self._caller.run, self._caller.depth
         self.progress.blocks += 1
         number = self.progress.blocks
         self._tree.emit(BlockStarted(run, depth, iteration, number, code))
-        block = await repl.aexecute(
-            code, on_output=lambda stream, text: self._tree.emit(BlockPrinted(run, depth, number, stream, text))
-        )
+        try:
+            block = await repl.aexecute(
+                code,
+                self._tree.limits.block_timeout_s,
+                lambda stream, text: self._tree.emit(BlockPrinted(run, depth, number, stream, text)),
+            )
+        except ReplClosed as closed:
+            allowed = self._tree.sandbox.limits.max_repl_restarts
+            raise LimitReached("max_repl_restarts", allowed, allowed) from closed
         self._tree.emit(BlockEnded(run, depth, number, block))
         return block
 
     async def _last_answer(self, repl: SandboxedRepl) -> str | None:
-        """The turns are used up: one more call, in the user role, which newer providers insist on."""
-        self.progress.messages.append(ChatMessage("user", prompts.last_request(self._caller.question)))
-        try:
-            reply = (await self._tree.calls.turn(self._caller, self.progress.messages)).response
-            final = parse_reply(reply).final
-            if isinstance(final, FinalVar):
-                block = await self._execute(repl, self._tree.limits.max_iterations, f"FINAL_VAR({final.name!r})")
-                return block.final_answer or self.progress.partial_answer
-        except (ModelFailed, LimitReached, ReplClosed):
-            return self.progress.partial_answer
-        if final is not None:
-            return final.text
-        return reply.strip() or self.progress.partial_answer
+        """The turns are used up: one more call. Its code is not run."""
+        while True:
+            try:
+                reply = await self._reply()
+                final = parse_reply(reply).final
+                if isinstance(final, FinalVar):
+                    block = await self._execute(repl, len(self.progress.trajectory), _lookup(final))
+                    answer = block.final_answer or self.progress.partial_answer
+                else:
+                    answer = final.text if final is not None else reply.strip() or self.progress.partial_answer
+            except (ModelFailed, LimitReached):
+                return self.progress.partial_answer
+            if answer is None or self._is_accepted(answer):
+                return answer
+
+    # -- what ends it ------------------------------------------------------------------------------------------------
+
+    def _is_accepted(self, answer: str) -> bool:
+        """Whether it is of the type that is wanted. Else the model is told why, as often as it may be.
+
+        Raises:
+            OutputInvalid: It was told often enough.
+        """
+        if self._output_type is None:
+            return True
+        problem, self._parsed = self._output_type.judge(answer, self._tree.limits.max_output_retries)
+        if problem is not None:
+            self.progress.messages.append(ChatMessage("user", problem))
+        return problem is None
+
+    def _blocks_left(self) -> int:
+        most = self._tree.limits.max_blocks
+        return len(self.progress.trajectory) + 1_000_000 if most is None else max(0, most - self.progress.blocks)
+
+    def _count_errors(self, blocks: Sequence[Block]) -> None:
+        failed = any(block.status not in ("ok", "exited") for block in blocks)
+        self.progress.errors_in_a_row = self.progress.errors_in_a_row + 1 if failed else 0
+        allowed = self._tree.limits.max_consecutive_errors
+        if allowed is not None and self.progress.errors_in_a_row >= allowed:
+            raise LimitReached("max_consecutive_errors", self.progress.errors_in_a_row, allowed)
 
     def _completion(self, response: str | None, duration_s: float) -> Completion:
         return Completion(
             response=response,
-            root_model=self._tree.calls.model_name(self._caller.depth),
+            root_model=self._tree.calls.model_name(self._caller.depth, self._caller.model),
             depth=self._caller.depth,
             iterations=len(self.progress.trajectory),
             execution_time=duration_s,
-            usage_summary=self._tree.ledger.summary(),
+            usage_summary=self._tree.ledger.summary(self._caller.run),
+            usage_by_depth=self._tree.ledger.by_depth(self._caller.run),
+            parsed=self._parsed,
             isolation=self._isolation,
             messages=tuple(self.progress.messages),
             trajectory=tuple(self.progress.trajectory),
             child_traces=tuple(self._child_traces),
         )
 
-    def _emit_ready(self, duration_s: float) -> None:
-        assert self._isolation is not None
-        self._tree.emit(ReplReady(self._caller.run, self._caller.depth, self._isolation, duration_s))
-
     def _emit_ended(self, response: str | None, error: str | None, duration_s: float) -> None:
-        usage = self._tree.ledger.summary() if self._caller.depth == 0 else None
+        usage = self._tree.ledger.summary(self._caller.run)
         iterations = len(self.progress.trajectory)
         self._tree.emit(RunEnded(self._caller.run, self._caller.depth, response, error, iterations, duration_s, usage))
+
+
+def _lookup(final: FinalVar) -> str:
+    """Whether there is such a variable the REPL knows; it tells the model if not."""
+    return f"FINAL_VAR({final.name!r})"
+
+
+def _skipped(parsed: ParsedReply, blocks: Sequence[Block]) -> list[NotRun]:
+    """What came after a block that was killed, for whose variables it was written, or after the last that may run."""
+    was_killed = bool(blocks) and blocks[-1].status == "killed"
+    names = [f"block {number}" for number in range(len(blocks) + 1, len(parsed.code) + 1)]
+    if isinstance(parsed.final, FinalVar) and (was_killed or names):
+        names.append(_lookup(parsed.final))
+    if not names:
+        return []
+    why = f"Block {len(blocks)} was killed." if was_killed else "As many blocks were run as this run may have."
+    return [NotRun(", ".join(names), why)]

@@ -170,6 +170,8 @@ class Completion:
         response: The answer; None if the run ended without any.
         iterations: Turns taken.
         execution_time: Seconds.
+        usage_summary, usage_by_depth: Of this run and all below it; depth 0 is the root's own loop.
+        parsed: The answer as a value of the `output_type` that was asked for.
         trajectory: The turns of this run.
         child_traces: Its child runs.
         messages: The conversation with the root model.
@@ -181,6 +183,8 @@ class Completion:
     iterations: int
     execution_time: float
     usage_summary: UsageSummary
+    usage_by_depth: Mapping[int, Usage] = field(default_factory=dict)
+    parsed: Any = None
     isolation: Isolation | None = None
     messages: tuple[ChatMessage, ...] = ()
     trajectory: tuple[Iteration, ...] = ()

@@ -1,11 +1,18 @@
 """What model code may call: each call becomes a `Query` and waits for its `Reply`."""
 
+import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NoReturn
+
+import msgspec
 
 from sandbox_worker.channel import ONLY_HERE, CannotAsk, Channel
 from sandbox_worker.wire.errors import FrameTooLarge
 from sandbox_worker.wire.messages import MAX_PROMPTS, Query, Slot, Want
+
+
+class ToolError(RuntimeError):
+    """A tool of the orchestrator's failed; the text says where and why."""
 
 
 class Queries:
@@ -36,13 +43,58 @@ class Queries:
         max_completion_tokens: int | None = None,
         system: str | None = None,
         max_concurrent: int | None = None,
+        timeout_s: float | None = None,
+        samples: bool = False,
     ) -> list[str]:
-        """One plain completion for each prompt, at the same time; the texts in the order of the prompts."""
-        return self._ask("llm", "llm_query_batched", prompts, model, max_completion_tokens, system, max_concurrent)
+        """One plain completion for each prompt, at the same time; the texts in the order of the prompts.
+
+        Args:
+            prompts: Any number. The same prompt twice is sent once, unless `samples` is true.
+            timeout_s: Seconds for all together: what has no answer by then is an error in its place.
+        """
+        return self._ask(
+            "llm",
+            "llm_query_batched",
+            prompts,
+            model,
+            max_completion_tokens,
+            system,
+            max_concurrent,
+            timeout_s,
+            bool(samples),
+        )
 
     def llm_batch(self, prompts: Sequence[str], max_concurrent: int = 10) -> list[str]:
         """`llm_query_batched`, at most `max_concurrent` at a time."""
         return self.llm_query_batched(prompts, max_concurrent=max_concurrent)
+
+    def budget(self) -> dict[str, Any]:
+        """What this run may still use: name of the limit → what is left, None where there is no limit."""
+        slot = self._channel.ask(Query(id="", want="budget", prompts=[""])).slots[0]
+        if slot.error is not None:
+            raise RuntimeError(slot.error)
+        left: dict[str, Any] = json.loads(slot.text)
+        return left
+
+    def tool(self, name: str) -> Callable[..., Any]:
+        """A function that calls the orchestrator's tool of that name, with plain values in and out.
+
+        It raises TypeError for arguments that are no plain values, and ToolError for whatever the tool raised.
+        """
+
+        def call(*args: Any, **kwargs: Any) -> Any:
+            try:
+                arguments = msgspec.json.encode({"args": args, "kwargs": kwargs}).decode()
+            except (TypeError, ValueError, RecursionError) as error:
+                raise TypeError(f"{name}() takes plain values (text, numbers, lists, dicts): {error}") from None
+            self._flush_output()
+            slot = self._channel.ask(Query(id="", want="tool", prompts=[arguments], tool=name)).slots[0]
+            if slot.error is not None:
+                raise ToolError(slot.error)
+            return json.loads(slot.text)
+
+        call.__name__ = call.__qualname__ = name
+        return call
 
     def rlm_query(self, prompt: str, model: str | None = None) -> str:
         """A child run with a REPL of its own: `prompt` is both its context and its task."""
@@ -61,6 +113,8 @@ class Queries:
         max_completion_tokens: int | None = None,
         system: str | None = None,
         max_concurrent: int | None = None,
+        timeout_s: float | None = None,
+        samples: bool = False,
     ) -> list[str]:
         texts = _checked(name, prompts)
         for argument, value, kind in (
@@ -68,6 +122,7 @@ class Queries:
             ("max_completion_tokens", max_completion_tokens, int),
             ("system", system, str),
             ("max_concurrent", max_concurrent, int),
+            ("timeout_s", timeout_s, int | float),
         ):
             _check_type(name, argument, value, kind)
         if not texts:
@@ -83,6 +138,8 @@ class Queries:
             system=system,
             max_completion_tokens=max_completion_tokens,
             max_concurrent=max_concurrent,
+            timeout_s=timeout_s,
+            samples=samples,
         )
         try:
             reply = self._channel.ask(query)
@@ -110,8 +167,13 @@ def _checked(name: str, prompts: Sequence[str]) -> list[str]:
     return texts
 
 
-def _check_type(name: str, argument: str, value: Any, kind: type) -> None:
-    if value is not None and (not isinstance(value, kind) or isinstance(value, bool)):
-        raise TypeError(f"{name}() argument {argument!r} must be {kind.__name__}, not {type(value).__name__}")
+def _check_type(name: str, argument: str, value: Any, kind: Any) -> None:
+    if value is None:
+        return
+    if not isinstance(value, kind) or isinstance(value, bool):
+        wanted = getattr(kind, "__name__", "a number")
+        raise TypeError(f"{name}() argument {argument!r} must be {wanted}, not {type(value).__name__}")
     if isinstance(value, int) and value < 1:
         raise ValueError(f"{name}() argument {argument!r} must be at least 1, not {value}")
+    if isinstance(value, float) and not 0 < value < float("inf"):
+        raise ValueError(f"{name}() argument {argument!r} must be a positive number, not {value}")

@@ -45,7 +45,7 @@ class Repl:
         self._bell = bell
         self._block = 0
         self._final: str | None = None
-        queries = Queries(channel, self._flush)
+        self._queries = queries = Queries(channel, self._flush)
         self._printers = [
             Printer("stdout", max_output_chars, self._print, interrupts.held),
             Printer("stderr", max_output_chars, self._print, interrupts.held),
@@ -61,6 +61,7 @@ class Repl:
             "llm_batch": queries.llm_batch,
             "rlm_query": queries.rlm_query,
             "rlm_query_batched": queries.rlm_query_batched,
+            "budget": queries.budget,
             "FINAL": self._submit,
             "FINAL_VAR": self._submit_variable,
             "SUBMIT": self._submit_fields,
@@ -90,6 +91,7 @@ class Repl:
         self._restore_streams()
         for printer in self._printers:
             printer.begin_block()
+        self._provided |= {name: self._queries.tool(name) for name in execute.tools} | execute.values
         self._restore_names()
         (rung,) = BELL.unpack_from(self._bell)
         try:

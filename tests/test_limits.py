@@ -3,7 +3,21 @@ from pydantic import ValidationError
 
 from rlm_broker.limits import Limits
 
-NO_BOUND = {"max_llm_calls", "max_children_total", "max_completion_tokens", "run_timeout_s", "child_timeout_s", "cpu_s"}
+NO_BOUND = {
+    "child_timeout_s",
+    "cpu_s",
+    "iteration_timeout_s",
+    "max_blocks",
+    "max_budget_usd",
+    "max_children_per_batch",
+    "max_children_total",
+    "max_completion_tokens",
+    "max_consecutive_errors",
+    "max_llm_calls",
+    "max_result_chars",
+    "max_tokens",
+    "run_timeout_s",
+}
 
 
 @pytest.mark.parametrize("name", Limits.model_fields)
@@ -31,3 +45,26 @@ def test_a_misspelt_limit_is_refused_and_limits_never_change() -> None:
 
 def test_every_limit_says_what_it_bounds() -> None:
     assert all(field.description for field in Limits.model_fields.values())
+
+
+@pytest.mark.parametrize(
+    ("given", "turns"),
+    [
+        ({}, [30, 15, 10, 7]),
+        ({"max_iterations": 2}, [2, 2, 2, 2]),
+        ({"max_iterations": 8}, [8, 4, 3, 3]),
+        ({"max_iterations": (20, 5)}, [20, 5, 5, 5]),
+    ],
+)
+def test_deeper_runs_get_fewer_turns_and_never_more_than_the_root(given: dict[str, object], turns: list[int]) -> None:
+    limits = Limits.model_validate(given)
+    assert [limits.iterations(depth) for depth in range(4)] == turns
+
+
+@pytest.mark.parametrize(
+    ("given", "blocks"),
+    [({}, 150), ({"max_iterations": 4}, 20), ({"max_iterations": (4, 2)}, 20), ({"max_blocks": 7}, 7)],
+)
+def test_blocks_are_five_for_each_turn_unless_said_otherwise(given: dict[str, object], blocks: int) -> None:
+    assert Limits.model_validate(given).max_blocks == blocks
+    assert Limits.model_validate({**given, "max_blocks": None}).max_blocks is None

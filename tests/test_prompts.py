@@ -66,7 +66,7 @@ def test_long_output_keeps_its_head_and_tail_and_says_what_was_cut() -> None:
 
 def test_each_way_to_end_is_told_with_what_it_means_for_the_variables() -> None:
     def told(**fields: object) -> str:
-        return prompts.observation([Block(code="c", **fields)], [], Limits(block_timeout_s=7), None)  # type: ignore[arg-type]
+        return prompts.observation([Block(code="c", **fields)], [], Limits(block_timeout_s=7), "go on")  # type: ignore[arg-type]
 
     assert "called sys.exit (3)" in told(status="exited", error="3")
     assert "raised an exception (ValueError: x)" in told(status="error", error="ValueError: x")
@@ -80,5 +80,5 @@ def test_a_turn_without_code_and_answer_is_said_to_have_had_neither() -> None:
 
 
 def test_the_question_is_repeated_in_every_turn() -> None:
-    assert "Question: Who?" in prompts.observation([Block("c", "ok")], [], Limits(), "Who?")
+    assert "Question: Who?" in prompts.observation([Block("c", "ok")], [], Limits(), prompts.reminder("Who?"))
     assert "The task is in the context itself" in prompts.reminder(None)

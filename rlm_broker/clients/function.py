@@ -1,18 +1,15 @@
 """A function as a model: any callable that takes a conversation and returns text."""
 
 import asyncio
-import contextvars
 import inspect
-import queue
-import threading
 import weakref
 from collections.abc import Awaitable, Callable
-from concurrent.futures import Future
 from functools import partial
 from typing import Any
 
 from rlm_broker.clients.base import LMReply, LMRequest
 from rlm_broker.errors import ConfigurationError, ModelFailed
+from rlm_broker.threads import DaemonThreads
 from rlm_broker.types import Usage
 
 MAX_THREADS = 64
@@ -66,8 +63,8 @@ class FunctionClient:
         threads, self._threads = self._threads, self._new_threads()
         threads.close(self._closed())
 
-    def _new_threads(self) -> "_DaemonThreads":
-        threads = _DaemonThreads(MAX_THREADS)
+    def _new_threads(self) -> "DaemonThreads":
+        threads = DaemonThreads(MAX_THREADS)
         weakref.finalize(self, threads.close, self._closed())  # nobody has to close a client
         return threads
 
@@ -127,66 +124,3 @@ def _binds(signature: inspect.Signature, *args: Any, **kwargs: Any) -> bool:
     except TypeError:  # of `bind`: nothing has been called
         return False
     return True
-
-
-_Job = tuple["Future[Any]", Callable[[], Any]]
-
-
-class _DaemonThreads:
-    """Runs calls in at most `max_threads` threads, each started when a call finds none idle.
-
-    Not a `ThreadPoolExecutor`: the interpreter joins the threads of one at its exit, so that a single function that
-    never returns would keep the program alive for ever.
-    """
-
-    def __init__(self, max_threads: int) -> None:
-        self._max_threads = max_threads
-        self._lock = threading.Lock()  # one client may serve several event loops
-        self._jobs: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
-        self._idle = threading.Semaphore(0)
-        self._started = 0
-        self._closed: Exception | None = None
-
-    def submit(self, call: Callable[[], Any]) -> "Future[Any]":
-        """Queue `call`, with the caller's context variables."""
-        future: Future[Any] = Future()
-        with self._lock:
-            if self._closed is not None:
-                future.set_exception(self._closed)
-                return future
-            self._jobs.put((future, partial(contextvars.copy_context().run, call)))
-            if not self._idle.acquire(blocking=False) and self._started < self._max_threads:
-                threading.Thread(target=self._work, name=f"function-client-{self._started}", daemon=True).start()
-                self._started += 1
-        return future
-
-    def close(self, reason: Exception) -> None:
-        """End every idle thread, and each other one when its call returns. Calls not begun fail with `reason`."""
-        with self._lock:
-            self._closed = reason
-        while True:
-            try:
-                job = self._jobs.get_nowait()
-            except queue.Empty:
-                break
-            if job is not None and job[0].set_running_or_notify_cancel():
-                job[0].set_exception(reason)
-        for _ in range(self._started):
-            self._jobs.put(None)
-
-    def _work(self) -> None:
-        while (job := self._jobs.get()) is not None:
-            _run(*job)
-            del job  # an idle thread must not keep the last conversation alive
-            self._idle.release()
-
-
-def _run(future: "Future[Any]", call: Callable[[], Any]) -> None:
-    if not future.set_running_or_notify_cancel():
-        return
-    try:
-        answer = call()
-    except BaseException as error:  # noqa: BLE001 - it belongs to whoever waits for the future, not to this thread
-        future.set_exception(error)
-    else:
-        future.set_result(answer)

@@ -19,7 +19,7 @@ from rlm_broker.sandbox.worker import Worker
 from rlm_broker.transport.connection import Connection, QueryHandler
 from rlm_broker.transport.dialing import dial
 from rlm_broker.transport.listener import Listener
-from rlm_broker.transport.session import Session
+from rlm_broker.transport.session import Provided, Session
 from rlm_broker.types import Block, Isolation
 from sandbox_worker.wire.control import Exceeded, PostMortem
 from sandbox_worker.wire.errors import FrameTooLarge
@@ -42,7 +42,14 @@ class SandboxedRepl(Resident):
     """
 
     def __init__(
-        self, home: Home, host: Host, listener: Listener, context: object, answer: QueryHandler, limits: Limits
+        self,
+        home: Home,
+        host: Host,
+        listener: Listener,
+        context: object,
+        answer: QueryHandler,
+        limits: Limits,
+        provided: Provided,
     ) -> None:
         self._home = home
         self._host = host
@@ -51,6 +58,7 @@ class SandboxedRepl(Resident):
         self._own_context: StoredContext | None = None
         self._answer = answer
         self._limits = limits
+        self._provided = provided
         self._worker: Worker | None = None
         self._connection: Connection | None = None
         self._restarts = 0
@@ -124,7 +132,7 @@ class SandboxedRepl(Resident):
         """A fresh REPL on a fresh door: the last one may have stopped inside a frame."""
         assert self._worker is not None
         timeout_s = self._limits.start_timeout_s
-        session = Session(self._limits.max_frame_bytes)
+        session = Session(self._limits.max_frame_bytes, self._provided)
         connection = Connection(session, self._limits.max_queries_in_flight)
         address = self._listener.address
         if address is None:

@@ -1,5 +1,8 @@
 """The public door of the sandbox: REPLs for untrusted code, with or without a model behind them."""
 
+from collections.abc import Mapping, Sequence
+from typing import Any
+
 from rlm_broker.errors import IsolationUnavailable, SandboxFailed
 from rlm_broker.home import Home, Resident
 from rlm_broker.limits import Limits
@@ -56,13 +59,22 @@ class Sandbox(Resident):
         """The level that is enforced; before it is open, the strongest that it is going to try."""
         return self._host.level if self._host else self._candidates[0]
 
-    def repl(self, context: object = None, handler: QueryHandler = refuse) -> SandboxedRepl:
+    def repl(
+        self,
+        context: object = None,
+        handler: QueryHandler = refuse,
+        *,
+        tools: Sequence[str] = (),
+        values: Mapping[str, Any] | None = None,
+    ) -> SandboxedRepl:
         """A new REPL, to be used as a context manager.
 
         Args:
             context: What its variable `context` holds: text, a dict or list of plain values, or a path; see `store`.
                 A `StoredContext` is shared: it stays the caller's to close.
             handler: Answers `llm_query` and its like. Without one they say that no model is connected.
+            tools: Names of functions that code may call; the handler answers them, as queries that want a "tool".
+            values: Name → plain value that code finds.
 
         Raises:
             SandboxFailed: The sandbox is not open. (A context that cannot be read is refused when it is entered.)
@@ -70,7 +82,9 @@ class Sandbox(Resident):
         host, listener = self._host, self._listener or self._own_listener
         if host is None or listener is None:
             raise SandboxFailed("the sandbox is not open: use it as `with Sandbox() as sandbox:`")
-        return SandboxedRepl(self.home, host, listener, context, handler, self.limits)
+        return SandboxedRepl(
+            self.home, host, listener, context, handler, self.limits, (list(tools), dict(values or {}))
+        )
 
     async def _open(self) -> None:
         if self._host is not None:
@@ -107,7 +121,7 @@ class Sandbox(Resident):
     async def _send_canary(self, host: Host) -> None:
         listener = self._listener or self._own_listener
         assert listener is not None
-        async with SandboxedRepl(self.home, host, listener, None, refuse, Limits()) as repl:
+        async with SandboxedRepl(self.home, host, listener, None, refuse, Limits(), ([], {})) as repl:
             block = await repl.aexecute(canary.PROGRAM)
         canary.require_held(host.level, canary.verdict(host.level, block.final_answer))
 

@@ -110,7 +110,7 @@ class CallEnded:
 
 @dataclass(frozen=True, slots=True)
 class RunEnded:
-    """A run ended: with a response, or with `error`. For a child the usage is None: it is counted in its root's."""
+    """A run ended: with a response, or with `error`. The usage is that of the run and of all below it."""
 
     run: str
     depth: int
@@ -118,7 +118,7 @@ class RunEnded:
     error: str | None
     iterations: int
     duration_s: float
-    usage: UsageSummary | None = None
+    usage: UsageSummary
 
 
 Event = (

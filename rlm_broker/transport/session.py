@@ -1,6 +1,7 @@
 """One REPL's conversation, without I/O: bytes in, messages out, and which message may come when."""
 
 from enum import Enum, auto
+from typing import Any
 
 from rlm_broker.errors import ProtocolViolation
 from sandbox_worker.wire.errors import WireError
@@ -40,6 +41,10 @@ TRANSITIONS: dict[State, dict[type[Message], State]] = {
 }
 
 
+Provided = tuple[list[str], dict[str, Any]]
+"""Names of tools, and plain values by name, that the REPL gets with its first block."""
+
+
 class Session:
     """The state of one conversation. What the worker claims is checked here, once, for everybody above.
 
@@ -51,7 +56,8 @@ class Session:
         max_frame_bytes: Largest payload, either way.
     """
 
-    def __init__(self, max_frame_bytes: int) -> None:
+    def __init__(self, max_frame_bytes: int, provided: Provided = ([], {})) -> None:
+        self._provided = provided
         self.state = State.STARTING
         self.block = 0
         self.open_queries: dict[str, int] = {}
@@ -83,7 +89,8 @@ class Session:
             ProtocolViolation: The REPL is not idle.
             FrameTooLarge: The code is longer than a frame may be. Nothing has changed.
         """
-        frame = self._frame(Execute(block=self.block + 1, code=code))
+        tools, values = self._provided if self.block == 0 else ([], {})
+        frame = self._frame(Execute(block=self.block + 1, code=code, tools=tools, values=values))
         self.block += 1
         return frame
 

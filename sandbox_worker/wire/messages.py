@@ -7,7 +7,7 @@ belongs to the session on the orchestrator's side.
 import itertools
 import json
 import re
-from typing import Annotated, Literal, TypeVar
+from typing import Annotated, Any, Literal, TypeVar
 
 import msgspec
 
@@ -21,7 +21,7 @@ Status = Literal["ok", "error", "exited", "interrupted"]
 """How a block ended, as far as the REPL itself can tell: it ran through, raised, called `sys.exit`, got SIGINT."""
 
 Stream = Literal["stdout", "stderr"]
-Want = Literal["llm", "rlm"]
+Want = Literal["llm", "rlm", "budget", "tool"]
 MAX_PROMPTS = 1 << 16
 """Of one query. Far above the default `max_batch_prompts`, which refuses in words: a slot for each of the 20 million
 empty prompts that fit into a frame would be gigabytes."""
@@ -30,6 +30,7 @@ MAX_STRINGS = MAX_PROMPTS + 64
 FEW_BYTES = 1 << 20
 """A message of this length may hold what it wants."""
 PositiveInt = Annotated[int, msgspec.Meta(ge=1)]
+PositiveFloat = Annotated[float, msgspec.Meta(gt=0)]
 
 
 class Message(msgspec.Struct, frozen=True, tag_field="type", tag=str.lower, forbid_unknown_fields=True):
@@ -61,9 +62,13 @@ class Query(Message, frozen=True):
 
     Attributes:
         id: `block:n`, counted up by the REPL.
-        prompts: One or many; the reply has one slot for each, in order.
+        prompts: One or many; the reply has one slot for each, in order. For "budget" one, which says nothing; its
+            slot's text is a JSON object. For "tool" a JSON object of `args` and `kwargs`; its slot's text is JSON, too.
         model: The model's wish. The session's policy decides.
         max_concurrent: How many of the prompts at once, at most; the orchestrator's own limit binds as well.
+        timeout_s: For all prompts together; those that have no answer by then get an error.
+        samples: Whether the same prompt twice is to be answered twice.
+        tool: The tool's name, for "tool".
     """
 
     id: str
@@ -73,6 +78,9 @@ class Query(Message, frozen=True):
     system: str | None = None
     max_completion_tokens: PositiveInt | None = None
     max_concurrent: PositiveInt | None = None
+    timeout_s: PositiveFloat | None = None
+    samples: bool = False
+    tool: str | None = None
 
 
 class Output(Message, frozen=True):
@@ -105,11 +113,18 @@ class Result(Message, frozen=True):
 # -- the orchestrator says -------------------------------------------------------------------------------------------
 
 
-class Execute(Message, frozen=True):
-    """Run one block. Its `Result` comes before the next `Execute` is sent."""
+class Execute(Message, frozen=True, omit_defaults=True):
+    """Run one block. Its `Result` comes before the next `Execute` is sent.
+
+    Attributes:
+        tools: Names of functions of the orchestrator's that code may call. Said with the first block of a connection.
+        values: Name → plain value that code finds in the REPL, likewise.
+    """
 
     block: int
     code: str
+    tools: list[str] = []
+    values: dict[str, Any] = {}
 
 
 class Slot(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):

@@ -164,12 +164,12 @@ def counted_run(code: str, limits: Limits) -> tuple[object, list[str]]:
     "code",
     [
         "for _ in range(100): llm_query('x')",
-        "llm_query_batched(['x'] * 100)",
-        "llm_query_batched(['x'] * 100, max_concurrent=10**9)",
+        "llm_query_batched(list(map(str, range(100))))",
+        "llm_query_batched(list(map(str, range(100))), max_concurrent=10**9)",
         "import threading\nts = [threading.Thread(target=llm_query, args=('x',)) for _ in range(50)]\n"
         "for t in ts: t.start()\nfor t in ts: t.join()",
         RAW + "for i in range(100): say(type='query', id=f'1:{i}', want='llm', prompts=['x'])\ntime.sleep(0.3)",
-        "rlm_query_batched(['x'] * 100)",
+        "rlm_query_batched(list(map(str, range(100))))",
     ],
     ids=["one_by_one", "at_once", "with_a_wish", "by_threads", "by_hand", "by_children"],
 )

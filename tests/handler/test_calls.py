@@ -132,3 +132,48 @@ async def test_a_cancelled_call_is_told_as_ended_and_frees_its_place() -> None:
     assert isinstance(events[-1], CallEnded)
     assert events[-1].error
     assert await asyncio.wait_for(calls.slots(CALLER, query("y")), 30) == [Slot(text="ok")]
+
+
+async def test_the_same_prompt_twice_in_a_batch_is_sent_once_unless_samples_are_wanted() -> None:
+    client = Counting()
+    calls, ledger = calls_with(client, Limits())
+    assert await calls.slots(CALLER, query("a", "b", "a")) == [Slot(text="A"), Slot(text="B"), Slot(text="A")]
+    assert len(client.requests) == ledger.calls == 2
+    await calls.slots(CALLER, query("a", "b", "a", samples=True))
+    assert len(client.requests) == ledger.calls == 5
+
+
+async def test_what_is_not_there_in_time_is_an_error_in_its_slot_and_the_rest_is_there() -> None:
+    cancelled = 0
+
+    async def reply(messages: list[dict[str, Any]]) -> str:
+        nonlocal cancelled
+        if messages[-1]["content"] == "slow":
+            try:
+                await asyncio.sleep(100)
+            except asyncio.CancelledError:
+                cancelled += 1
+                raise
+        return "quick"
+
+    calls = RunCalls(LMHandler(FunctionClient(reply)), Ledger(Limits()), lambda _: None)
+    slots = await calls.slots(CALLER, query("slow", "fast", timeout_s=0.2))
+    assert slots == [Slot(error="not done within timeout_s = 0.2"), Slot(text="quick")]
+    assert cancelled == 1
+
+
+async def test_usage_is_exact_to_the_token_under_64_threads() -> None:
+    def reply(messages: list[dict[str, Any]]) -> LMReply:
+        number = int(messages[-1]["content"])
+        return LMReply(str(number), Usage(1, number, 2 * number, number / 1024))
+
+    ledger = Ledger(Limits(max_concurrent_calls=64))
+    events: list[Event] = []
+    calls = RunCalls(LMHandler(FunctionClient(reply)), ledger, events.append)
+    slots = await calls.slots(CALLER, query(*map(str, range(1, 501))))
+    assert [slot.text for slot in slots] == [str(number) for number in range(1, 501)]
+    for event in events:
+        if isinstance(event, CallEnded):
+            assert event.usage == Usage(1, int(event.response), 2 * int(event.response), int(event.response) / 1024)
+    total = sum(range(1, 501))
+    assert ledger.summary().total == Usage(500, total, 2 * total, total / 1024)

@@ -1,0 +1,61 @@
+"""Answers of a type: any that pydantic can validate."""
+
+import json
+from typing import Any
+
+import pydantic
+
+import rlm_broker.prompts as prompts
+from rlm_broker.errors import ConfigurationError, OutputInvalid
+
+
+class OutputType:
+    """What a run's answer has to be. For one run: it counts how often the model was told.
+
+    Args:
+        wanted: A pydantic model, or whatever else `pydantic.TypeAdapter` takes.
+
+    Raises:
+        ConfigurationError: pydantic cannot validate it, or no JSON can describe it.
+    """
+
+    def __init__(self, wanted: Any) -> None:
+        try:
+            self._adapter: pydantic.TypeAdapter[Any] = pydantic.TypeAdapter(wanted)
+            self._schema = json.dumps(self._adapter.json_schema(), ensure_ascii=False)
+        except Exception as error:  # noqa: BLE001 - it is the user\'s: pydantic may call anything of it
+            raise ConfigurationError(f"output_type {wanted!r} cannot be asked for as JSON: {error}") from None
+        self._told = 0
+
+    def task(self, question: str | None) -> str:
+        """The question, and what its answer has to be."""
+        return prompts.typed_task(question, self._schema)
+
+    def judge(self, answer: str, max_retries: int) -> tuple[str | None, Any]:
+        """What to tell the model of an answer, or None and the value.
+
+        Raises:
+            OutputInvalid: It is wrong, and the model was told `max_retries` times.
+        """
+        try:
+            return None, self._adapter.validate_json(_unfenced(answer))
+        except pydantic.ValidationError as error:
+            problem = "; ".join(
+                f"{'.'.join(map(str, item['loc'])) or 'the answer'}: {item['msg']}" for item in error.errors()[:10]
+            )
+        try:
+            return None, self._adapter.validate_python(answer)  # text that is no JSON, where text is wanted
+        except pydantic.ValidationError:
+            pass
+        if self._told >= max_retries:
+            raise OutputInvalid(problem, answer)
+        self._told += 1
+        return prompts.wrong_type(answer, problem, self._schema), None
+
+
+def _unfenced(answer: str) -> str:
+    """JSON as models like to hand it over: in a fence of its own."""
+    text = answer.strip()
+    if text.startswith("```") and text.endswith("```") and "\n" in text:
+        return text.partition("\n")[2].removesuffix("```").strip()
+    return text

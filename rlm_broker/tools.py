@@ -1,0 +1,165 @@
+"""Functions of the user's that code in a REPL may call: they run here, with their arguments validated."""
+
+import asyncio
+import builtins
+import inspect
+import keyword
+import linecache
+import traceback
+from collections.abc import Awaitable, Callable, Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pydantic
+from pydantic_core import to_jsonable_python
+
+from rlm_broker.deadline import within
+from rlm_broker.errors import ConfigurationError
+from rlm_broker.threads import DaemonThreads
+from sandbox_worker.wire.messages import Slot
+
+RESERVED = {"context", "history", "llm_query", "llm_query_batched", "llm_batch", "rlm_query", "rlm_query_batched"}
+RESERVED |= {"budget", "FINAL", "FINAL_VAR", "SUBMIT", "SHOW_VARS", "answer"}
+MAX_THREADS = 64
+"""Calls of blocking tools of one RLM at the same time; further ones wait, within their time limit."""
+
+
+class _Arguments(msgspec.Struct):
+    args: list[Any]
+    kwargs: dict[str, Any]
+
+
+class Tools:
+    """What code may call, and the plain values that it finds.
+
+    Args:
+        given: Name → a callable (sync or async), a plain value, or `{"tool": either, "description": text}`.
+        for_children: The same for child runs; None is those of their parent, `{}` is none.
+
+    Attributes:
+        names: Of the callables.
+        values: Name → plain value.
+        for_children: What children get.
+
+    Raises:
+        ConfigurationError: A name cannot be used, a callable's arguments cannot be validated, or a value is not plain.
+    """
+
+    def __init__(self, given: Mapping[str, Any] | None = None, for_children: Mapping[str, Any] | None = None) -> None:
+        self._tools: dict[str, _Tool] = {}
+        self.values: dict[str, Any] = {}
+        self._described: dict[str, str] = {}
+        for name, what in (given or {}).items():
+            self._add(name, what)
+        self.for_children: Tools = self if for_children is None else Tools(for_children)
+
+    @property
+    def names(self) -> list[str]:
+        return list(self._tools)
+
+    def documentation(self) -> list[str]:
+        """A line for each, for a prompt."""
+        lines = [f"- `{name}{tool.signature}`: {self._described[name]}" for name, tool in self._tools.items()]
+        return lines + [f"- `{name}`: {self._described[name]}" for name in self.values]
+
+    async def call(self, name: str, arguments: str, timeout_s: float) -> Slot:
+        """Call a tool with arguments that code gave, as a JSON object of `args` and `kwargs`.
+
+        Returns:
+            Its result as JSON; or an error with the traceback of its own lines, without paths of this machine.
+        """
+        tool = self._tools.get(name)
+        if tool is None:
+            return Slot(error=f"there is no tool {name[:80]!r}; there are: {', '.join(self._tools) or 'none'}")
+        try:
+            given = msgspec.json.decode(arguments, type=_Arguments)
+        except (msgspec.MsgspecError, RecursionError):
+            return Slot(error=f"{name}() was called in a way that no REPL does")
+        try:
+            result = await within(timeout_s, tool.call(given.args, given.kwargs))
+        except TimeoutError:
+            return Slot(error=f"{name}() took longer than tool_timeout_s = {timeout_s:g} s")
+        except asyncio.CancelledError:
+            task = asyncio.current_task()
+            if task is not None and task.cancelling():
+                raise
+            return Slot(error=f"{name}() cancelled itself")
+        except pydantic.ValidationError as error:
+            return Slot(error=f"{name}(): {_complaints(error)}")
+        except Exception as error:  # noqa: BLE001 - the tool is the user's own code: the model reads what it raised
+            return Slot(error=_told(name, error))
+        try:
+            return Slot(text=msgspec.json.encode(to_jsonable_python(result)).decode())
+        except Exception as error:  # noqa: BLE001 - its result may be anything
+            return Slot(error=f"{name}() returned a {type(result).__name__}, which is no plain value: {error}")
+
+    def _add(self, name: str, what: Any) -> None:
+        if not isinstance(name, str) or not name.isidentifier() or keyword.iskeyword(name):
+            raise ConfigurationError(f"a tool cannot be called {name!r}: that is no name in Python")
+        if name in RESERVED or name.startswith("__") or hasattr(builtins, name):
+            raise ConfigurationError(f"a tool cannot be called {name!r}: that name is taken in a REPL")
+        description = None
+        if isinstance(what, dict) and "tool" in what:
+            if what.keys() - {"tool", "description"}:
+                raise ConfigurationError(f"tool {name!r}: give {{'tool': ..., 'description': ...}} and nothing else")
+            what, description = what["tool"], what.get("description")
+        if callable(what):
+            self._tools[name] = _Tool(name, what)
+            self._described[name] = description or _first_paragraph(what)
+            return
+        try:
+            self.values[name] = to_jsonable_python(what)
+        except Exception as error:  # noqa: BLE001 - it is the user\'s: pydantic may call anything of it
+            raise ConfigurationError(f"tool {name!r}: neither a callable nor a plain value: {error}") from None
+        self._described[name] = description or f"a {type(what).__name__}"
+
+
+class _Tool:
+    """One callable."""
+
+    def __init__(self, name: str, function: Callable[..., Any]) -> None:
+        try:
+            self.signature = str(inspect.signature(function))
+            self._validated = pydantic.validate_call(function)
+        except Exception as error:  # noqa: BLE001 - it is the user\'s: pydantic may call anything of it
+            raise ConfigurationError(f"tool {name!r}: its arguments cannot be validated: {error}") from None
+        self._is_async = inspect.iscoroutinefunction(function)
+
+    async def call(self, args: list[Any], kwargs: dict[str, Any]) -> Any:
+        invoke = partial(_guarded, partial(self._validated, *args, **kwargs))
+        result = invoke() if self._is_async else await asyncio.wrap_future(_threads.submit(invoke))
+        return await result if isinstance(result, Awaitable) else result
+
+
+def _guarded(invoke: Callable[[], Any]) -> Any:
+    """SystemExit would end the loop that hears of it, and a future cannot carry StopIteration."""
+    try:
+        return invoke()
+    except (KeyboardInterrupt, SystemExit, GeneratorExit, StopIteration) as error:
+        raise RuntimeError(f"{type(error).__name__}: {error}") from None
+
+
+_threads = DaemonThreads(MAX_THREADS)
+
+
+def _first_paragraph(function: Callable[..., Any]) -> str:
+    return " ".join((inspect.getdoc(function) or "no description").partition("\n\n")[0].split())
+
+
+def _complaints(error: pydantic.ValidationError) -> str:
+    found = [f"{'.'.join(map(str, item['loc'])) or 'arguments'}: {item['msg']}" for item in error.errors()]
+    return "; ".join(found)
+
+
+def _told(name: str, error: BaseException) -> str:
+    """A traceback of the user's own lines: names of files, and nothing of where they lie."""
+    ours = str(Path(__file__).parent)
+    lines = []
+    for frame in traceback.extract_tb(error.__traceback__):
+        if not frame.filename.startswith(ours) and "pydantic" not in frame.filename:
+            source = (linecache.getline(frame.filename, frame.lineno or 0)).strip()
+            lines.append(f"  {Path(frame.filename).name}, line {frame.lineno}, in {frame.name}\n    {source}")
+    what = "".join(traceback.format_exception_only(error)).strip()
+    return "\n".join([f"{name}() raised {what}", *lines[-5:]])

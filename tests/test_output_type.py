@@ -1,0 +1,81 @@
+import json
+from typing import Any, Literal
+
+import pydantic
+import pytest
+
+from rlm_broker.clients.scripted import ScriptedClient
+from rlm_broker.errors import ConfigurationError, OutputInvalid
+from rlm_broker.limits import Limits
+from rlm_broker.output_type import OutputType
+from rlm_broker.rlm import RLM
+
+
+class Person(pydantic.BaseModel):
+    name: str
+    age: int
+
+
+GOOD = '{"name": "Ada", "age": 36}'
+
+
+@pytest.mark.parametrize(
+    ("wanted", "answer", "value"),
+    [
+        (Person, GOOD, Person(name="Ada", age=36)),
+        (Person, f"```json\n{GOOD}\n```", Person(name="Ada", age=36)),
+        (int, "42", 42),
+        (int, " 42\n", 42),
+        (str, "plain text", "plain text"),
+        (list[str], '["a", "b"]', ["a", "b"]),
+        (Literal["yes", "no"], "yes", "yes"),
+        (bool, "true", True),
+        (float | None, "null", None),
+    ],
+)
+def test_an_answer_becomes_a_value(wanted: Any, answer: str, value: object) -> None:
+    assert OutputType(wanted).judge(answer, 0) == (None, value)
+
+
+def test_a_wrong_answer_goes_back_to_the_model_with_what_is_wrong_and_the_schema() -> None:
+    client = ScriptedClient(
+        ["FINAL(Ada, aged 36)", '```repl\nFINAL({"name": "Ada", "age": "old"})\n```', f"FINAL({GOOD})"]
+    )
+    done = RLM(client).completion("text", "Who?", output_type=Person)
+    assert done.parsed == Person(name="Ada", age=36)
+    assert done.response == GOOD
+    told = [str(request.messages[-1].content) for request in client.requests]
+    assert '"age"' in told[0]
+    assert "the answer: Invalid JSON" in told[1]
+    assert "age: Input should be a valid integer" in told[2]
+
+
+def test_after_its_retries_the_run_ends_with_the_last_answer() -> None:
+    client = ScriptedClient(["FINAL(one)", "FINAL(two)", "FINAL(three)", "FINAL(four)"])
+    with pytest.raises(OutputInvalid, match="the answer is not of the type") as failed:
+        RLM(client, limits=Limits(max_output_retries=1)).completion("text", "Who?", output_type=int)
+    assert failed.value.answer == "two"
+    assert len(client.requests) == 2
+
+
+def test_a_plain_completion_has_a_type_too() -> None:
+    client = ScriptedClient(["many", "42"])
+    assert RLM(client, limits=Limits(max_depth=0)).completion("text", "How many?", output_type=int).parsed == 42
+
+
+def test_the_last_answer_of_a_run_without_turns_left_is_judged_too() -> None:
+    client = ScriptedClient(["```repl\n1\n```", "no number", "FINAL(7)"])
+    done = RLM(client, limits=Limits(max_iterations=1)).completion("text", "?", output_type=int)
+    assert done.parsed == 7
+
+
+@pytest.mark.parametrize("wanted", [object(), print, type("Own", (), {})])
+def test_a_type_that_no_json_can_be_is_refused_before_anything_starts(wanted: Any) -> None:
+    client = ScriptedClient([])
+    with pytest.raises(ConfigurationError, match="output_type"):
+        RLM(client).completion("text", "?", output_type=wanted)
+    assert client.requests == []
+
+
+def test_the_schema_is_what_pydantic_says() -> None:
+    assert json.dumps(pydantic.TypeAdapter(Person).json_schema()) in OutputType(Person).task("Who?")

@@ -1,0 +1,161 @@
+"""Tools: functions of the user's, called by code in a REPL of its own, over the socket."""
+
+import asyncio
+import threading
+from typing import Any
+
+import pytest
+
+from rlm_broker.clients.function import FunctionClient
+from rlm_broker.clients.scripted import ScriptedClient
+from rlm_broker.errors import ConfigurationError
+from rlm_broker.limits import Limits
+from rlm_broker.rlm import RLM
+from rlm_broker.tools import Tools
+
+
+def add(a: int, b: int = 1) -> int:
+    """Add two numbers.
+
+    More than a model needs to know.
+    """
+    return a + b
+
+
+async def shout(text: str) -> dict[str, str]:
+    """Say it louder."""
+    await asyncio.sleep(0)
+    return {"said": text.upper()}
+
+
+def fails(_what: str) -> None:
+    raise LookupError("nothing of that kind")
+
+
+def answer_of(code: str, limits: Limits | None = None, **tools: Any) -> str | None:
+    return (
+        RLM(ScriptedClient([f"```repl\n{code}\n```"] * 3), limits=limits or Limits(), tools=tools)
+        .completion("c", "q")
+        .response
+    )
+
+
+@pytest.mark.parametrize(
+    ("code", "answer"),
+    [
+        ("FINAL(add(2, b=3))", "5"),
+        ("FINAL(add('2'))", "3"),
+        ("FINAL(shout('hello')['said'])", "HELLO"),
+        ("FINAL(LIMIT + len(TABLE['rows']))", "12"),
+        ("FINAL(add.__name__)", "add"),
+        ("add = None\nFINAL('gone')", "gone"),
+    ],
+)
+def test_code_calls_functions_of_the_orchestrator_and_finds_values(code: str, answer: str) -> None:
+    assert answer_of(code, add=add, shout=shout, LIMIT=10, TABLE={"rows": [1, 2]}) == answer
+
+
+def test_names_of_tools_come_back_in_the_next_block_and_in_a_fresh_repl() -> None:
+    replies = [
+        "```repl\nadd = LIMIT = None\n```",
+        "```repl\nimport os; os._exit(1)\n```",
+        "```repl\nFINAL(add(LIMIT))\n```",
+    ]
+    done = RLM(ScriptedClient(replies), tools={"add": add, "LIMIT": 10}).completion("c", "q")
+    assert done.response == "11"
+
+
+@pytest.mark.parametrize(
+    ("call", "told"),
+    [
+        ("add('two')", "add(): 0: Input should be a valid integer"),
+        ("add()", "a: Missing required argument"),
+        ("add(1, 2, 3)", "Unexpected positional argument"),
+        ("fails('x')", "fails() raised LookupError: nothing of that kind\\n  test_tools.py, line"),
+        ("exits()", "exits() raised RuntimeError: SystemExit: 3"),
+        ("returns_a_lock()", "which is no plain value"),
+        ("add(object())", "plain values"),
+    ],
+)
+def test_a_failure_is_an_exception_that_the_model_can_read(call: str, told: str) -> None:
+    def exits() -> None:
+        raise SystemExit(3)
+
+    def returns_a_lock() -> Any:
+        return threading.Lock()
+
+    code = f"try: {call}\nexcept Exception as error: FINAL(repr(str(error)))"
+    answer = answer_of(code, add=add, fails=fails, exits=exits, returns_a_lock=returns_a_lock) or ""
+    assert told in answer
+    assert "/tests/" not in answer
+
+
+def test_a_tool_that_hangs_in_a_thread_hangs_nothing() -> None:
+    stop = threading.Event()
+
+    def hangs() -> None:
+        stop.wait(100)
+
+    try:
+        code = "try: hangs()\nexcept RuntimeError as error: FINAL(str(error))"
+        answer = answer_of(code, Limits(tool_timeout_s=0.2), hangs=hangs)
+        assert answer == "hangs() took longer than tool_timeout_s = 0.2 s"
+    finally:
+        stop.set()
+
+
+def test_a_result_too_large_for_a_frame_is_an_error() -> None:
+    code = "try: large()\nexcept RuntimeError as error: FINAL(str(error))"
+    answer = answer_of(code, Limits(max_frame_bytes=1 << 20), large=lambda: "x" * (2 << 20)) or ""
+    assert "the reply is too large" in answer
+
+
+def test_children_have_the_tools_of_their_parent_or_their_own_or_none() -> None:
+    def reply(messages: list[dict[str, Any]]) -> str:
+        if "Question: root" in messages[1]["content"]:
+            return "```repl\nFINAL(rlm_query('child'))\n```"
+        return "```repl\nFINAL(sorted(name for name in ('add', 'other') if name in globals()))\n```"
+
+    for sub_tools, found in ((None, '["add"]'), ({"other": add}, '["other"]'), ({}, "[]")):
+        rlm = RLM(FunctionClient(reply), limits=Limits(max_depth=2), tools={"add": add}, sub_tools=sub_tools)
+        assert rlm.completion("c", "root").response == found
+
+
+def test_the_model_is_told_of_tools_by_signature_and_description() -> None:
+    client = ScriptedClient(["FINAL(x)"])
+    given = {"add": add, "PI": 3.14, "look": {"tool": lambda word: word, "description": "Looks {up} a word."}}
+    RLM(client, tools=given).completion("c", "q")
+    told = str(client.requests[0].messages[0].content)
+    assert "- `add(a: int, b: int = 1) -> int`: Add two numbers.\n" in told
+    assert "- `look(word)`: Looks {up} a word.\n" in told
+    assert "- `PI`: a float" in told
+
+
+@pytest.mark.parametrize(
+    ("given", "why"),
+    [
+        ({"llm_query": add}, "that name is taken"),
+        ({"print": add}, "that name is taken"),
+        ({"__name__": add}, "that name is taken"),
+        ({"two words": add}, "no name in Python"),
+        ({"class": add}, "no name in Python"),
+        ({"x": threading.Lock()}, "neither a callable nor a plain value"),
+        ({"x": {"tool": add, "docs": "?"}}, "and nothing else"),
+    ],
+)
+def test_what_cannot_be_a_tool_is_refused_at_once(given: dict[str, Any], why: str) -> None:
+    with pytest.raises(ConfigurationError, match=why):
+        RLM(ScriptedClient([]), tools=given)
+
+
+@pytest.mark.parametrize("arguments", ["", "[]", "{}", '{"args": 1, "kwargs": {}}', "[" * 100_000])
+async def test_arguments_that_no_repl_sends_are_an_error(arguments: str) -> None:
+    slot = await Tools({"add": add}).call("add", arguments, 1)
+    assert slot.error
+
+
+async def test_an_unknown_tool_is_an_error_that_names_the_known() -> None:
+    slot = await Tools({"add": add}).call("x" * 1000, "{}", 1)
+    assert slot.error is not None
+    assert slot.error.endswith("there are: add")
+    assert len(slot.error) < 200
