@@ -12,6 +12,9 @@ _PUBLIC = {
     "Sandbox": "rlm_broker.sandbox.sandbox",
     "SandboxedRepl": "rlm_broker.sandbox.repl",
     "Limits": "rlm_broker.limits",
+    "Callbacks": "rlm_broker.trace.callbacks",
+    "FunctionClient": "rlm_broker.clients.function",
+    "ScriptedClient": "rlm_broker.clients.scripted",
     "Paths": "rlm_broker.context",
     "Block": "rlm_broker.types",
     "Completion": "rlm_broker.types",
@@ -21,6 +24,12 @@ _PUBLIC = {
     "LimitReached": "rlm_broker.errors",
     "IsolationUnavailable": "rlm_broker.errors",
     "ModelFailed": "rlm_broker.errors",
+    "ConfigurationError": "rlm_broker.errors",
+    "ContextRefused": "rlm_broker.errors",
+    "OutputInvalid": "rlm_broker.errors",
+    "RunCancelled": "rlm_broker.errors",
+    "SandboxFailed": "rlm_broker.errors",
+    "UnknownModel": "rlm_broker.errors",
 }
 
 __all__ = sorted(_PUBLIC)

@@ -4,7 +4,7 @@ import asyncio
 import contextlib
 import time
 from collections import defaultdict
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -126,6 +126,31 @@ class RLM(Resident):
     ) -> Completion:
         """`completion`, awaited. Cancelling it ends the run and everything below it."""
         return await (self._home or Home.here()).arun(self._complete(prompt, root_prompt, _Attempt(), output_type))
+
+    async def stream(
+        self, prompt: object, root_prompt: str | None = None, *, output_type: Any = None
+    ) -> AsyncGenerator[Event | Completion, None]:
+        """`acompletion` as it happens: each event of the run, then the completion.
+
+        Leaving the loop (use `contextlib.aclosing`) ends the run and everything below it.
+        """
+        loop = asyncio.get_running_loop()
+        happened: asyncio.Queue[Event | None] = asyncio.Queue()
+
+        def emit(event: Event) -> None:
+            self._emit(event)
+            loop.call_soon_threadsafe(happened.put_nowait, event)  # the run may live on another thread's loop
+
+        work = self._complete(prompt, root_prompt, _Attempt(), output_type, emit)
+        run = loop.create_task((self._home or Home.here()).arun(work))
+        run.add_done_callback(lambda _: happened.put_nowait(None))
+        try:
+            while (event := await happened.get()) is not None:
+                yield event
+            yield await run
+        finally:
+            run.cancel()
+            await asyncio.wait({run})
 
     # -- what a run needs --------------------------------------------------------------------------------------------
 

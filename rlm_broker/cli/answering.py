@@ -5,8 +5,9 @@ import json
 import sys
 from pathlib import Path
 
-from rlm_broker.cli.limiting import limits_from
 from rlm_broker.cli.progress import Progress
+from rlm_broker.cli.terminal import say
+from rlm_broker.config import Settings, assigned
 from rlm_broker.context import Paths
 from rlm_broker.errors import ConfigurationError
 from rlm_broker.rlm import RLM
@@ -18,17 +19,19 @@ from rlm_broker.types import Completion
 def ask(
     question: str,
     paths: tuple[str, ...],
-    model: str,
+    model: str | None,
     sub_model: str | None,
     max_depth: int | None,
-    isolation: str,
+    isolation: str | None,
     assignments: tuple[str, ...],
     system: str | None,
     trace: Path | None,
     quiet: bool,
 ) -> Completion:
     """Answer it, with progress and trace as asked for."""
-    limits = limits_from(assignments, max_depth=max_depth)
+    named = {"model": model, "sub_model": sub_model, "isolation": isolation, "max_depth": max_depth}
+    given = {name: value for name, value in named.items() if value is not None}
+    settings = Settings(assigned(assignments) | given)
     progress = None if quiet else Progress(sys.stderr)
     writer = TraceWriter(trace) if trace else None
 
@@ -39,13 +42,38 @@ def ask(
             progress(event)
 
     try:
-        rlm = RLM(model, sub_model, limits=limits, isolation=isolation, system_prompt=system, on_event=on_event)
-        return rlm.completion(_context(paths), question)
+        rlm = RLM(
+            settings["model"],
+            settings["sub_model"],
+            limits=settings.limits,
+            isolation=settings["isolation"],
+            system_prompt=system,
+            on_event=on_event,
+        )
+        completion = rlm.completion(_context(paths), question)
     finally:
         if progress is not None:
             progress.close()
         if writer is not None:
             writer.close()
+    if not quiet:
+        for line in _used(completion):
+            say(line, err=True)
+    return completion
+
+
+def _used(completion: Completion) -> list[str]:
+    """A table of usage by model and by depth, when there is more to tell than one sum."""
+    models = list(completion.usage_summary.model_usage_summaries.items())
+    depths = [(f"depth {depth}", usage) for depth, usage in completion.usage_by_depth.items()]
+    rows = [*(models if len(models) > 1 else []), *(depths if len(depths) > 1 else [])]
+    width = max((len(name) for name, _ in rows), default=0)
+    lines = []
+    for name, usage in rows:
+        tokens = f"{usage.total_input_tokens:>10,} in {usage.total_output_tokens:>8,} out"
+        cost = "" if usage.total_cost is None else f"  ${usage.total_cost:.4f}"
+        lines.append(f"{name:{width}}  {usage.total_calls:>5,} calls {tokens}{cost}")
+    return lines
 
 
 def _context(paths: tuple[str, ...]) -> object:

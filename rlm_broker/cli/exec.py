@@ -23,21 +23,23 @@ exit codes: 0 it ran through, 1 it raised or exited with an error, 2 the command
 @click.command("exec", epilog=EXIT_CODES)
 @click.argument("file")
 @click.option("--timeout", type=float, metavar="SECONDS", help="Compute time (default 60).")
-@click.option("--isolation", default="auto", metavar="LEVEL", help="auto, strict, standard, or process (unprotected).")
+@click.option("--isolation", metavar="LEVEL", help="auto (default), strict, standard, or process (unprotected).")
 @click.option("--limit", "assignments", multiple=True, metavar="NAME=VALUE", help="Any other limit.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 @click.option("--debug", is_flag=True, help="Show tracebacks of rlm-broker itself.")
 def command(
-    file: str, timeout: float | None, isolation: str, assignments: tuple[str, ...], as_json: bool, debug: bool
+    file: str, timeout: float | None, isolation: str | None, assignments: tuple[str, ...], as_json: bool, debug: bool
 ) -> None:
     """Run a Python FILE (- is stdin) in a sandbox of its own, without any model."""
     with failures("exec", as_json=as_json, debug=debug):
-        from rlm_broker.cli.limiting import limits_from  # what --help need not pay for
+        from rlm_broker.config import Settings, assigned  # what --help need not pay for
         from rlm_broker.sandbox.sandbox import Sandbox
 
         code = _read(file)
-        limits = limits_from(assignments, block_timeout_s=timeout)
-        with Sandbox(limits, isolation) as sandbox, sandbox.repl() as repl:
+        named = {"block_timeout_s": timeout, "isolation": isolation}
+        given = {name: value for name, value in named.items() if value is not None}
+        settings = Settings(assigned(assignments) | given)
+        with Sandbox(settings.limits, settings["isolation"]) as sandbox, sandbox.repl() as repl:
             block = repl.execute(code + NO_DISPLAY, on_output=None if as_json else _echo)
             if as_json:
                 shown = dataclasses.asdict(block) | {"code": code} | {"isolation": dataclasses.asdict(repl.isolation)}

@@ -14,6 +14,8 @@ COMMANDS = {
     "ask": "Ask a question about a text, files or folders.",
     "exec": "Run a Python file in a sandbox, without any model.",
     "doctor": "Show what isolation this machine offers.",
+    "config": "Show every setting, and where it came from.",
+    "trace": "Show the tree of runs that a trace holds.",
 }
 
 EXIT_CODES = """\b

@@ -7,7 +7,8 @@ from pathlib import Path
 
 PROJECT = Path(__file__).parents[2]
 ENVIRONMENT = {
-    **{name: value for name, value in os.environ.items() if not name.endswith("_API_KEY")},
+    **{name: value for name, value in os.environ.items() if not name.endswith("_API_KEY") and "RLM_BROKER" not in name},
+    "XDG_CONFIG_HOME": "/nonexistent",
     "PYTHONPATH": str(PROJECT),
 }
 COMMAND = [sys.executable, "-m", "rlm_broker"]

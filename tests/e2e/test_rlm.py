@@ -1,5 +1,7 @@
 """Whole runs: question, model, code, REPL, answer, with real processes and a client of our own."""
 
+import asyncio
+import contextlib
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -7,10 +9,12 @@ from typing import Any
 import pytest
 
 from rlm_broker.clients.function import FunctionClient
-from rlm_broker.errors import ConfigurationError, LimitReached, UnknownModel
+from rlm_broker.clients.scripted import ScriptedClient
+from rlm_broker.errors import ConfigurationError, LimitReached, ModelFailed, UnknownModel
 from rlm_broker.limits import Limits
 from rlm_broker.rlm import RLM
-from rlm_broker.trace.events import CallEnded, Event, RunEnded, RunStarted
+from rlm_broker.trace.events import BlockPrinted, BlockStarted, CallEnded, Event, RunEnded, RunStarted
+from rlm_broker.types import Completion
 from tests.processes import living_below
 
 Messages = list[dict[str, Any]]
@@ -158,3 +162,41 @@ def test_bad_input_is_refused_in_one_sentence() -> None:
         RLM("offline").completion("text", "  ")
     with pytest.raises(UnknownModel, match="not the name of a model"):
         RLM("nonsense")
+
+
+async def test_a_run_can_be_followed_event_by_event_to_its_completion() -> None:
+    code = "print('first', flush=True)\nllm_query('wait')\nprint('second')\nFINAL('done')"
+    said = asyncio.Event()
+
+    async def reply(messages: list[dict[str, Any]]) -> str:
+        if messages[-1]["content"] == "wait":
+            await asyncio.wait_for(said.wait(), 60)
+            return "ok"
+        return f"```repl\n{code}\n```"
+
+    seen: list[object] = []
+    async for event in RLM(FunctionClient(reply)).stream("c", "q"):
+        seen.append(event)
+        if isinstance(event, BlockPrinted) and "first" in event.text:
+            said.set()  # the block goes on only when its first line was seen here
+    names = [type(event).__name__ for event in seen]
+    assert names[:3] == ["RunStarted", "ReplReady", "IterationStarted"]
+    assert names[-2:] == ["RunEnded", "Completion"]
+    assert isinstance(seen[-1], Completion)
+    assert seen[-1].response == "done"
+
+
+async def test_whoever_stops_following_a_run_ends_it() -> None:
+    before = living_below()
+    async with contextlib.aclosing(RLM(ScriptedClient(["```repl\nwhile True: pass\n```"])).stream("c", "q")) as events:
+        async for event in events:
+            if isinstance(event, BlockStarted):
+                break
+    assert not living_below() - before
+
+
+async def test_an_error_of_a_run_that_is_followed_is_raised_at_its_end() -> None:
+    events = RLM(ScriptedClient([ModelFailed("the provider is down")])).stream("c", "q")
+    assert isinstance(await anext(events), RunStarted)
+    with pytest.raises(ModelFailed, match="down"):
+        [event async for event in events]

@@ -1,0 +1,31 @@
+"""`rlm-broker config show`: every setting, its value, and where that came from."""
+
+import json
+
+import click
+
+from rlm_broker.cli.failing import failures
+from rlm_broker.cli.terminal import say
+
+
+@click.group("config")
+def command() -> None:
+    """Settings: flags, then RLM_BROKER_*, ./rlm-broker.toml, and ~/.config/rlm-broker/config.toml."""
+
+
+@command.command("show", epilog="exit codes: 0 shown, 2 a setting is wrong")
+@click.option("--limit", "assignments", multiple=True, metavar="NAME=VALUE", help="As it would be given to ask.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+def show(assignments: tuple[str, ...], as_json: bool) -> None:
+    """Print each setting with the value that holds, and where it came from."""
+    with failures("config", as_json=as_json):
+        from rlm_broker.config import Settings, assigned  # what --help need not pay for
+
+        settings = Settings(assigned(assignments)).all()
+        if as_json:
+            shown = {name: {"value": found.value, "source": found.source} for name, found in settings.items()}
+            say(json.dumps(shown, ensure_ascii=False))
+            return
+        width = max(map(len, settings))
+        for name, found in settings.items():
+            say(f"{name:{width}}  {found.value!s:>12}  {found.source}")

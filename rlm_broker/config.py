@@ -1,0 +1,145 @@
+"""Settings of the command line: flags, then the environment, the project's file, the user's file, our defaults."""
+
+import difflib
+import os
+import tomllib
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+
+from rlm_broker.errors import ConfigurationError
+from rlm_broker.limits import Limits
+
+PREFIX = "RLM_BROKER_"
+"""Of variables: `RLM_BROKER_MODEL`, `RLM_BROKER_MAX_ITERATIONS`."""
+PROJECT_FILE = "rlm-broker.toml"
+"""In the current folder. Limits are in its table `limits`, all else at its top."""
+DEFAULTS: dict[str, Any] = {"model": "offline", "sub_model": None, "isolation": "auto"}
+BUILT_IN = "default"
+FLAGS = "command line"
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """A value, and where it came from."""
+
+    value: Any
+    source: str
+
+
+class Settings:
+    """Every setting, with the value that holds.
+
+    Args:
+        flags: Name → value of those that the command line gave.
+
+    Attributes:
+        limits: What the limits among them come to.
+
+    Raises:
+        ConfigurationError: A name that there is not, a value that it cannot have, or a file that is no TOML.
+    """
+
+    def __init__(self, flags: Mapping[str, Any]) -> None:
+        self._found: dict[str, Setting] = {}
+        for source, values in (*_files(), ("environment", _environment()), (FLAGS, flags)):
+            for name, value in values.items():
+                where = f"{PREFIX}{name.upper()}" if source == "environment" else source
+                _require_known(name, where)
+                self._found[name] = Setting(value, where)
+        self.limits = self._limits()
+
+    def __getitem__(self, name: str) -> Any:
+        found = self._found.get(name)
+        return DEFAULTS[name] if found is None else found.value
+
+    def all(self) -> dict[str, Setting]:
+        """Every setting by name: the value that holds, and where it came from."""
+        shown = {name: self._found.get(name, Setting(value, BUILT_IN)) for name, value in DEFAULTS.items()}
+        for name, value in self.limits.model_dump().items():
+            shown[name] = Setting(value, self._found[name].source if name in self._found else BUILT_IN)
+        return shown
+
+    def _limits(self) -> Limits:
+        given = {name: _plain(found.value) for name, found in self._found.items() if name in Limits.model_fields}
+        try:
+            return Limits.model_validate(given)
+        except ValidationError as error:
+            first = error.errors()[0]
+            name = str(first["loc"][0])
+            source = self._found[name].source if name in self._found else BUILT_IN
+            where = "" if source == FLAGS else f" ({source})"
+            raise ConfigurationError(f"limit {name} = {first['input']}{where}: {first['msg'].lower()}") from None
+
+
+def assigned(assignments: Iterable[str]) -> dict[str, str]:
+    """`NAME=VALUE`s as a dict.
+
+    Raises:
+        ConfigurationError: One is of another form.
+    """
+    values = {}
+    for assignment in assignments:
+        name, separator, value = assignment.partition("=")
+        if not separator:
+            raise ConfigurationError(f"--limit {assignment}: give NAME=VALUE, for example block_timeout_s=30")
+        if name not in Limits.model_fields:
+            raise ConfigurationError(f"--limit {name}: there is no such limit{_suggestion(name, Limits.model_fields)}")
+        values[name] = value
+    return values
+
+
+def _files() -> list[tuple[str, dict[str, Any]]]:
+    """The user's file, then the project's."""
+    home = Path(os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config")
+    return [(str(path), _read(path)) for path in (home / "rlm-broker" / "config.toml", Path(PROJECT_FILE))]
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        document = tomllib.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return {}
+    except OSError as error:
+        raise ConfigurationError(f"cannot read {path}: {error.strerror}") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ConfigurationError(f"{path} is no TOML: {error}") from None
+    limits = document.pop("limits", {})
+    if not isinstance(limits, dict):
+        raise ConfigurationError(f"{path}: limits is a table: write [limits] and its names below")
+    for name in document:
+        if name in Limits.model_fields:
+            raise ConfigurationError(f"{path}: {name} is a limit: write it below [limits]")
+    return {**document, **limits}
+
+
+def _environment() -> dict[str, str]:
+    return {
+        name.removeprefix(PREFIX).lower(): value
+        for name, value in sorted(os.environ.items())
+        if name.startswith(PREFIX) and value
+    }
+
+
+def _require_known(name: str, source: str) -> None:
+    known = [*DEFAULTS, *Limits.model_fields]
+    if name not in known:
+        raise ConfigurationError(f"{source}: there is no setting {name!r}{_suggestion(name, known)}")
+
+
+def _suggestion(name: str, known: Iterable[str]) -> str:
+    close = difflib.get_close_matches(name, known := list(known), 1)
+    return f"; did you mean {close[0]}?" if close else f"; there are: {', '.join(known)}"
+
+
+def _plain(value: Any) -> Any:
+    """As a limit takes it: "none" is no bound, "20,5" a number for each depth."""
+    if isinstance(value, str):
+        if value.strip().lower() == "none":
+            return None
+        if "," in value:
+            return [part.strip() for part in value.split(",")]
+    return value

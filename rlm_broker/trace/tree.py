@@ -1,0 +1,97 @@
+"""A trace file as a picture: the tree of runs, with what each did, took and cost."""
+
+from collections import defaultdict
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from rlm_broker.errors import ConfigurationError
+
+TEXT_CHARS = 60
+
+
+@dataclass(slots=True)
+class _Run:
+    """What a trace says of one run."""
+
+    name: str
+    question: str = ""
+    model: str = "?"
+    calls: int = 0
+    tokens: int = 0
+    cost_usd: float | None = 0.0
+    blocks: dict[str, int] = field(default_factory=lambda: defaultdict(int))
+    turns: int = 0
+    ended: str = "did not end"
+
+
+def tree(path: Path) -> list[str]:
+    """The runs of a trace, a line each, children below their parents; several traces in one file one after the other.
+
+    Raises:
+        ConfigurationError: The file cannot be read, or is no trace.
+    """
+    lines: list[str] = []
+    runs: dict[str, _Run] = {}
+    for event in _events(path):
+        if event["event"] == "run_started" and event["depth"] == 0 and runs:
+            lines += _drawn(runs)
+            runs = {}
+        _take(runs.setdefault(str(event["run"]), _Run(str(event["run"]))), event)
+    return lines + _drawn(runs)
+
+
+def _events(path: Path) -> Iterable[dict[str, Any]]:
+    try:
+        with path.open("rb") as file:
+            for number, line in enumerate(file, 1):
+                event = msgspec.json.decode(line)
+                if not isinstance(event, dict) or not {"event", "run", "depth"} <= event.keys():
+                    raise ConfigurationError(f"{path} is no trace: line {number} is no event of a run")
+                yield event
+    except OSError as error:
+        raise ConfigurationError(f"cannot read {path}: {error.strerror}") from None
+    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+        raise ConfigurationError(f"{path} is no trace: line {number}: {error}") from None
+
+
+def _take(run: _Run, event: dict[str, Any]) -> None:
+    match event["event"]:
+        case "run_started":
+            run.question, run.model = str(event.get("question") or ""), str(event.get("model"))
+        case "iteration_started":
+            run.turns = int(event.get("number", 0))
+        case "block_ended":
+            run.blocks[str(event.get("outcome", {}).get("status"))] += 1
+        case "call_ended":
+            usage = event.get("usage", {})
+            run.calls += 1
+            run.tokens += usage.get("total_input_tokens", 0) + usage.get("total_output_tokens", 0)
+            cost = usage.get("total_cost")
+            run.cost_usd = None if cost is None or run.cost_usd is None else run.cost_usd + cost
+        case "run_ended":
+            said = event.get("error") or event.get("response") or ""
+            what = "failed" if event.get("error") else "answered"
+            run.ended = f"{what} in {event.get('duration_s', 0):.2f} s: {_short(str(said))}"
+
+
+def _drawn(runs: dict[str, _Run]) -> list[str]:
+    lines = []
+    for run in sorted(runs.values(), key=lambda each: [int(part) for part in each.name.split(".")]):
+        indent = "  " * run.name.count(".")
+        blocks = ", ".join(f"{count} {status}" for status, count in run.blocks.items()) or "none"
+        cost = "" if run.cost_usd is None else f", ${run.cost_usd:.4f}"
+        lines += [
+            f"{indent}{run.name} [{run.model}] {_short(run.question) or '(no question)'}",
+            f"{indent}  turns {run.turns}, blocks {blocks}, calls {run.calls}, tokens {run.tokens:,}{cost}",
+            f"{indent}  {run.ended}",
+        ]
+    return lines
+
+
+def _short(text: str) -> str:
+    line = " ".join(text.split())
+    return line if len(line) <= TEXT_CHARS else f"{line[:TEXT_CHARS]}..."
