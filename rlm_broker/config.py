@@ -75,19 +75,21 @@ class Settings:
             raise ConfigurationError(f"limit {name} = {first['input']}{where}: {first['msg'].lower()}") from None
 
 
-def assigned(assignments: Iterable[str]) -> dict[str, str]:
-    """`NAME=VALUE`s as a dict.
+def assigned(assignments: Iterable[str], **options: Any) -> dict[str, Any]:
+    """What the command line gave: `NAME=VALUE`s of `--limit`, and options of their own that were used.
 
     Raises:
-        ConfigurationError: One is of another form.
+        ConfigurationError: One is of another form, or given twice.
     """
-    values = {}
+    values = {name: value for name, value in options.items() if value is not None}
     for assignment in assignments:
         name, separator, value = assignment.partition("=")
         if not separator:
             raise ConfigurationError(f"--limit {assignment}: give NAME=VALUE, for example block_timeout_s=30")
         if name not in Limits.model_fields:
             raise ConfigurationError(f"--limit {name}: there is no such limit{_suggestion(name, Limits.model_fields)}")
+        if name in values:
+            raise ConfigurationError(f"--limit {name}: it is given twice")
         values[name] = value
     return values
 

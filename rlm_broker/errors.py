@@ -126,7 +126,7 @@ class LimitReached(RlmBrokerError):
     exit_code = 3
 
     def __init__(self, limit: str, spent: float, allowed: float, partial_answer: str | None = None) -> None:
-        super().__init__(f"{limit}: {spent:g} of {allowed:g} used")
+        super().__init__(f"the limit {limit} = {allowed:,.10g} was reached, {spent:,.10g} used")
         self.limit = limit
         self.spent = spent
         self.allowed = allowed

@@ -7,10 +7,13 @@ already running (a notebook), and objects may be used from several threads.
 
 import asyncio
 import concurrent.futures
+import os
 import threading
 from collections.abc import Coroutine
 from types import TracebackType
 from typing import Any, Generic, Self, TypeVar
+
+from rlm_broker.errors import ConfigurationError
 
 T = TypeVar("T")
 
@@ -23,6 +26,7 @@ class Home:
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
+        self._pid = os.getpid()
 
     @staticmethod
     def here() -> "Home":
@@ -34,17 +38,23 @@ class Home:
         """The process's own loop, in a daemon thread that is started when it is first wanted."""
         global _background
         with _starting:
-            if _background is None or _background._loop.is_closed():
+            if _background is None or _background._loop.is_closed() or _background._pid != os.getpid():
                 loop = asyncio.new_event_loop()
                 threading.Thread(target=loop.run_forever, name="rlm-broker", daemon=True).start()
                 _background = Home(loop)
             return _background
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether anything can still be run there."""
+        return self._pid == os.getpid() and not self._loop.is_closed()
 
     def run(self, work: Coroutine[Any, Any, T]) -> T:
         """Run `work` there and wait for it, from another thread.
 
         Ctrl+C cancels it and waits until it has ended; a second one gives up waiting.
         """
+        self._require_alive(work)
         if _running_loop() is self._loop:
             work.close()
             raise RuntimeError("this would wait for itself: use the async form (`await`, `async with`) in here")
@@ -52,13 +62,14 @@ class Home:
         try:  # around the start, too: the interrupt may come as soon as the work runs
             job.start()
             return job.outcome.result()
-        except KeyboardInterrupt:
+        except BaseException:  # whatever a signal handler raises: Ctrl+C, mostly
             job.cancel()
             concurrent.futures.wait([job.outcome])
             raise
 
     async def arun(self, work: Coroutine[Any, Any, T]) -> T:
         """Run `work` there and await it, from whatever loop is running."""
+        self._require_alive(work)
         if asyncio.get_running_loop() is self._loop:
             return await work
         job = _Job(self._loop, work)
@@ -69,6 +80,17 @@ class Home:
             job.cancel()
             await asyncio.wait({asyncio.wrap_future(job.outcome)})
             raise
+
+    def _require_alive(self, work: Coroutine[Any, Any, Any]) -> None:
+        """Raises: ConfigurationError, where nobody would ever run `work`."""
+        if self.is_alive:
+            return
+        work.close()
+        if self._pid != os.getpid():  # a thread is not forked with its process
+            why = "this was opened before the process was forked: open it in here"
+        else:
+            why = "this was opened on an event loop that has ended: open it again, or use it within that loop"
+        raise ConfigurationError(why)
 
 
 class _Job(Generic[T]):
@@ -157,12 +179,14 @@ class Resident:
             self._home, self._home_is_callers = None, False
 
     def close(self) -> None:
-        """End it and everything below it. Harmless when repeated."""
-        self.home.run(self._close())
+        """End it and everything below it. Harmless when repeated, and when its event loop has ended."""
+        if self.home.is_alive:
+            self.home.run(self._close())
 
     async def aclose(self) -> None:
         """`close`, awaited."""
-        await self.home.arun(self._close())
+        if self.home.is_alive:
+            await self.home.arun(self._close())
 
 
 def _running_loop() -> asyncio.AbstractEventLoop | None:

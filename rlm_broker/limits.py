@@ -7,6 +7,8 @@ from pydantic import BaseModel, ConfigDict, Field, NonNegativeInt, PositiveFloat
 from sandbox_worker.wire.messages import MAX_PROMPTS
 
 BLOCKS_EACH_TURN = 5
+MOST = 1 << 50
+"""Bytes that no machine has: more than these would be too many for the kernel's own numbers."""
 FEWEST_TURNS = 3
 
 
@@ -69,27 +71,27 @@ class Limits(BaseModel):
     """A worker's start, its context loaded and its REPL ready."""
 
     # -- one REPL
-    memory_bytes: PositiveInt = 2 << 30
+    memory_bytes: Annotated[int, Field(ge=1 << 20, le=MOST)] = 2 << 30
     """Memory of all processes of a REPL together, beyond the shared context; also the address space of each."""
     cpu_s: PositiveFloat | None = None
     """CPU time of one block, all its threads and processes together."""
-    max_processes: PositiveInt = 64
+    max_processes: Annotated[int, Field(ge=1, le=1 << 22)] = 64
     """Processes and threads of one REPL."""
-    scratch_bytes: PositiveInt = 256 << 20
+    scratch_bytes: Annotated[int, Field(ge=1 << 12, le=MOST)] = 256 << 20
     """Size of the private scratch folder, which is also the largest file."""
-    max_scratch_files: PositiveInt = 8_192
+    max_scratch_files: Annotated[int, Field(ge=1, le=1 << 31)] = 8_192
     """Files and folders in the scratch folder: each costs about a kilobyte of the kernel's memory."""
-    max_open_files: PositiveInt = 256
+    max_open_files: Annotated[int, Field(ge=16, le=1 << 20)] = 256
     """Descriptors of one process."""
     max_repl_restarts: NonNegativeInt = 5
     """Fresh REPLs after a kill, in one run."""
 
     # -- what is said
-    max_output_bytes: PositiveInt = 1 << 20
+    max_output_bytes: Annotated[int, Field(ge=100, le=MOST)] = 1 << 20
     """Kept of what one block prints to one stream: its head and its tail."""
     max_observation_chars: PositiveInt = 20_000
     """Told to the model of what one block printed."""
-    max_frame_bytes: PositiveInt = 64 << 20
+    max_frame_bytes: Annotated[int, Field(ge=1 << 12, le=(1 << 32) - 1)] = 64 << 20
     """Largest message either side of a door accepts."""
     max_queries_in_flight: PositiveInt = 4_096
     """Open queries of one REPL. At this number the handler stops reading from it."""
@@ -97,6 +99,8 @@ class Limits(BaseModel):
     @model_validator(mode="before")
     @classmethod
     def _default_blocks(cls, given: Any) -> Any:
+        if isinstance(given, dict) and any(isinstance(value, bool) for value in given.values()):
+            raise ValueError("a limit is a number, and not true or false")
         if isinstance(given, dict) and "max_blocks" not in given:
             turns = given.get("max_iterations", cls.model_fields["max_iterations"].default)
             first = turns[0] if isinstance(turns, list | tuple) and turns else turns

@@ -2,14 +2,16 @@
 
 import asyncio
 import contextlib
+import inspect
 import time
 from collections import defaultdict
-from collections.abc import AsyncGenerator, AsyncIterator, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 from rlm_broker import __version__
 from rlm_broker.clients.base import Client
+from rlm_broker.clients.function import FunctionClient
 from rlm_broker.clients.litellm import LiteLLMClient, prefetch
 from rlm_broker.clients.named import client_for
 from rlm_broker.context import StoredContext, store
@@ -39,7 +41,8 @@ class RLM(Resident):
     ends them.
 
     Args:
-        model: The root model: a name ("offline", "openai/gpt-5-mini") or a client object. None is "offline".
+        model: The root model: a name ("offline", "openai/gpt-5-mini"), a client object, or a function, see
+            `FunctionClient`. None is "offline".
         sub_model: Answers what the REPL asks; None is the root model.
         models: Further models that code may name.
         limits: Bounds of each run tree; None takes those of `sandbox`, or the defaults.
@@ -64,10 +67,10 @@ class RLM(Resident):
 
     def __init__(  # noqa: PLR0913 - a front door names what can be brought in
         self,
-        model: str | Client | None = None,
-        sub_model: str | Client | None = None,
+        model: str | Client | Callable[..., Any] | None = None,
+        sub_model: str | Client | Callable[..., Any] | None = None,
         *,
-        models: Mapping[str, str | Client] | None = None,
+        models: Mapping[str, str | Client | Callable[..., Any]] | None = None,
         limits: Limits | None = None,
         isolation: str = "auto",
         allow_exec: bool | None = None,
@@ -80,11 +83,12 @@ class RLM(Resident):
         handler: LMHandler | None = None,
         sandbox: Sandbox | None = None,
     ) -> None:
-        if handler is not None and (model or sub_model or models):
+        if handler is not None and not (model is None and sub_model is None and not models):
             raise ConfigurationError("give either models or a handler: a handler brings its own models")
+        _require_types(limits=limits, handler=handler, sandbox=sandbox, on_event=on_event)
         policy.candidates(isolation, allow_exec)  # an unknown level is refused here and not in the first call
         self.limits = limits or (sandbox.limits if sandbox else Limits())
-        self._root = _client(model or "offline")
+        self._root = _client("offline" if model is None else model)
         self._sub = None if sub_model is None else _client(sub_model)
         self._models = {name: _client(client) for name, client in (models or {}).items()}
         self._model_policy: ModelPolicy = model_policy
@@ -194,8 +198,10 @@ class RLM(Resident):
     async def _complete(
         self, prompt: object, question: str | None, attempt: "_Attempt", output_type: Any, emit: Emit | None = None
     ) -> Completion:
+        if question is not None and not isinstance(question, str):
+            raise ConfigurationError(f"the question is text or None, and not {type(question).__name__}")
         if question is not None and not question.strip():
-            raise ConfigurationError("the question is empty: say what you want to know, or pass None")
+            raise ConfigurationError("the question is empty: say what you want to know")
         attempt.output_type = None if output_type is None else OutputType(output_type)
         attempt.emit = emit or self._emit
         if isinstance(prompt, StoredContext):
@@ -264,8 +270,30 @@ class _Attempt:
         return self.runner.progress.partial_answer if self.runner else None
 
 
-def _client(model: str | Client) -> Client:
-    client = client_for(model) if isinstance(model, str) else model
+def _require_types(limits: object, handler: object, sandbox: object, on_event: object) -> None:
+    for name, value, kind in (
+        ("limits", limits, Limits),
+        ("handler", handler, LMHandler),
+        ("sandbox", sandbox, Sandbox),
+    ):
+        if value is not None and not isinstance(value, kind):
+            raise ConfigurationError(f"{name} is a {kind.__name__}, and not {type(value).__name__}")
+    if on_event is not None and (not callable(on_event) or inspect.iscoroutinefunction(on_event)):
+        raise ConfigurationError("on_event is a plain function of one event: it is called, and never awaited")
+
+
+def _client(model: str | Client | Callable[..., Any]) -> Client:
+    client: Client
+    if isinstance(model, str):
+        if not model:
+            raise ConfigurationError("the model's name is empty: name one, or leave it out")
+        client = client_for(model)
+    elif hasattr(model, "complete") and hasattr(model, "model_name"):
+        client = cast("Client", model)
+    elif callable(model):
+        client = FunctionClient(model)
+    else:
+        raise ConfigurationError(f"a model is a name, a client or a function, and not {type(model).__name__}")
     if isinstance(client, LiteLLMClient):
         prefetch()  # seconds that pass while the context is read and the sandbox starts
     return client

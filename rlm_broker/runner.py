@@ -96,6 +96,7 @@ class Runner:
         self._question = output_type.task(caller.question) if output_type else caller.question
         self._isolation: Isolation | None = None
         self._parsed: Any = None
+        self._limit: str | None = None
         self.progress = Progress([])
 
     async def run(self, context: StoredContext) -> Completion:
@@ -173,6 +174,7 @@ class Runner:
             if answer is not None:
                 continue  # what is wrong with it is the last message by now
             is_last = number == turns or self._blocks_left() <= 0
+            self._limit = None if not is_last else "max_blocks" if self._blocks_left() <= 0 else "max_iterations"
             then = prompts.last_request(question) if is_last else prompts.reminder(question, turns - number)
             self.progress.messages.append(ChatMessage("user", prompts.observation(blocks, not_run, limits, then)))
             self._count_errors(blocks)
@@ -183,8 +185,6 @@ class Runner:
     async def _turn(self, repl: SandboxedRepl, number: int) -> tuple[str | None, list[Block], Sequence[NotRun]]:
         self._tree.emit(IterationStarted(self._caller.run, self._caller.depth, number))
         reply = await self._reply()
-        if reply.strip():
-            self.progress.partial_answer = reply
         answer, blocks, not_run = await self._act(repl, number, reply)
         self.progress.trajectory.append(Iteration(number, reply, tuple(blocks)))
         return answer, blocks, not_run
@@ -202,6 +202,7 @@ class Runner:
         parsed = parse_reply(reply)
         not_run = tuple(f"{item.what}: {item.reason}" for item in parsed.not_run)
         self._tree.emit(Replied(self._caller.run, self._caller.depth, number, reply, not_run))
+        self.progress.partial_answer = parsed.prose or self.progress.partial_answer
         blocks: list[Block] = []
         for code in parsed.code[: self._blocks_left()]:
             blocks.append(await self._execute(repl, number, code))
@@ -241,12 +242,14 @@ class Runner:
         while True:
             try:
                 reply = await self._reply()
-                final = parse_reply(reply).final
-                if isinstance(final, FinalVar):
-                    block = await self._execute(repl, len(self.progress.trajectory), _lookup(final))
+                parsed = parse_reply(reply)
+                if isinstance(parsed.final, FinalVar):
+                    block = await self._execute(repl, len(self.progress.trajectory), _lookup(parsed.final))
                     answer = block.final_answer or self.progress.partial_answer
+                elif parsed.final is not None:
+                    answer = parsed.final.text
                 else:
-                    answer = final.text if final is not None else reply.strip() or self.progress.partial_answer
+                    answer = parsed.prose or self.progress.partial_answer
             except (ModelFailed, LimitReached):
                 return self.progress.partial_answer
             if answer is None or self._is_accepted(answer):
@@ -288,6 +291,7 @@ class Runner:
             usage_summary=self._tree.ledger.summary(self._caller.run),
             usage_by_depth=self._tree.ledger.by_depth(self._caller.run),
             parsed=self._parsed,
+            limit=self._limit,
             isolation=self._isolation,
             messages=tuple(self.progress.messages),
             trajectory=tuple(self.progress.trajectory),

@@ -120,6 +120,7 @@ class Block:
         exit_code: For `exited`: what `sys.exit` was given, as a process would return it.
         final_answer: What the code submitted, or None.
         execution_time: Seconds, waiting included.
+        limit: Name of the limit that interrupted or killed it; None if it was none.
         post_mortem: For `killed`.
     """
 
@@ -131,6 +132,7 @@ class Block:
     exit_code: int | None = None
     final_answer: str | None = None
     execution_time: float = 0.0
+    limit: str | None = None
     post_mortem: PostMortem | None = None
 
 
@@ -171,6 +173,8 @@ class Completion:
         iterations: Turns taken.
         execution_time: Seconds.
         usage_summary, usage_by_depth: Of this run and all below it; depth 0 is the root's own loop.
+        limit: Name of the limit at which the model was asked for its best answer so far, which `response` then is; None
+            if it answered by itself.
         parsed: The answer as a value of the `output_type` that was asked for.
         trajectory: The turns of this run.
         child_traces: Its child runs.
@@ -185,6 +189,7 @@ class Completion:
     usage_summary: UsageSummary
     usage_by_depth: Mapping[int, Usage] = field(default_factory=dict)
     parsed: Any = None
+    limit: str | None = None
     isolation: Isolation | None = None
     messages: tuple[ChatMessage, ...] = ()
     trajectory: tuple[Iteration, ...] = ()

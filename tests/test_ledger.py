@@ -11,7 +11,7 @@ from rlm_broker.types import Usage
 def test_calls_are_numbered_and_end_at_their_limit() -> None:
     ledger = Ledger(Limits(max_llm_calls=2))
     assert [ledger.charge_call(), ledger.charge_call()] == [1, 2]
-    with pytest.raises(LimitReached, match="max_llm_calls: 2 of 2 used") as reached:
+    with pytest.raises(LimitReached, match="the limit max_llm_calls = 2 was reached, 2 used") as reached:
         ledger.charge_call()
     assert (reached.value.limit, reached.value.spent, reached.value.allowed) == ("max_llm_calls", 2, 2)
     assert ledger.calls == 2

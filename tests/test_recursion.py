@@ -211,7 +211,7 @@ def test_a_child_has_no_more_time_than_its_parent_has_left() -> None:
 
 def test_turns_with_errors_in_a_row_end_a_run_with_its_partial_answer() -> None:
     replies = ["```repl\n1 / 0\n```", "```repl\nprint(1)\n```", *["an idea\n```repl\n1 / 0\n```"] * 5]
-    with pytest.raises(LimitReached, match="max_consecutive_errors: 2 of 2") as reached:
+    with pytest.raises(LimitReached, match="max_consecutive_errors = 2 was reached, 2 used") as reached:
         RLM(ScriptedClient(replies), limits=Limits(max_consecutive_errors=2)).completion("", "?")
     assert "an idea" in (reached.value.partial_answer or "")
 

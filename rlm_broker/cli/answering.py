@@ -3,15 +3,17 @@
 import dataclasses
 import json
 import sys
+from collections.abc import Iterator
+from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 
 from rlm_broker.cli.progress import Progress
 from rlm_broker.cli.terminal import say
 from rlm_broker.config import Settings, assigned
-from rlm_broker.context import Paths
+from rlm_broker.context import Paths, store
 from rlm_broker.errors import ConfigurationError
 from rlm_broker.rlm import RLM
-from rlm_broker.trace.events import Event
+from rlm_broker.trace.events import Emit, Event
 from rlm_broker.trace.writer import TraceWriter
 from rlm_broker.types import Completion
 
@@ -29,37 +31,48 @@ def ask(
     quiet: bool,
 ) -> Completion:
     """Answer it, with progress and trace as asked for."""
-    named = {"model": model, "sub_model": sub_model, "isolation": isolation, "max_depth": max_depth}
-    given = {name: value for name, value in named.items() if value is not None}
-    settings = Settings(assigned(assignments) | given)
-    progress = None if quiet else Progress(sys.stderr)
-    writer = TraceWriter(trace) if trace else None
-
-    def on_event(event: Event) -> None:
-        if writer is not None:
-            writer(event)
-        if progress is not None:
-            progress(event)
-
-    try:
+    given = assigned(assignments, model=model, sub_model=sub_model, isolation=isolation, max_depth=max_depth)
+    settings = Settings(given)
+    with ExitStack() as stack:
+        watchers: list[Emit] = []
+        if trace is not None:
+            watchers.append(stack.enter_context(_writer(trace, paths)))
+        if not quiet:
+            watchers.append(stack.enter_context(closing(Progress(sys.stderr))))
         rlm = RLM(
             settings["model"],
             settings["sub_model"],
             limits=settings.limits,
             isolation=settings["isolation"],
             system_prompt=system,
-            on_event=on_event,
+            on_event=_all_of(watchers),
         )
-        completion = rlm.completion(_context(paths), question)
-    finally:
-        if progress is not None:
-            progress.close()
-        if writer is not None:
-            writer.close()
+        context = stack.enter_context(store(_context(paths)))
+        for reason, count in context.info.skipped.items():
+            say(f"warning: left out: {count:,} ({reason})", err=True)
+        completion = rlm.completion(context, question)
     if not quiet:
         for line in _used(completion):
             say(line, err=True)
     return completion
+
+
+def _all_of(watchers: list[Emit]) -> Emit:
+    def tell(event: Event) -> None:
+        for watcher in watchers:
+            watcher(event)
+
+    return tell
+
+
+@contextmanager
+def _writer(trace: Path, paths: tuple[str, ...]) -> Iterator[TraceWriter]:
+    if trace.exists() and any(Path(path).exists() and trace.samefile(path) for path in paths):
+        raise ConfigurationError(f"the trace {trace} is what you ask about: name another file")
+    with TraceWriter(trace) as writer:
+        yield writer
+        if writer.lost:
+            say(f"warning: the trace {trace} is not whole: {writer.lost}", err=True)
 
 
 def _used(completion: Completion) -> list[str]:

@@ -7,16 +7,17 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, NoReturn
 
-import click
-
 from rlm_broker.cli.terminal import say
 from rlm_broker.errors import RlmBrokerError
 
 
-def fail(command: str, kind: str, sentence: str, exit_code: int, *, as_json: bool) -> NoReturn:
+def fail(
+    command: str, kind: str, sentence: str, exit_code: int, *, as_json: bool, partial_answer: str | None = None
+) -> NoReturn:
     """Say why, and exit."""
     if as_json:
-        click.echo(json.dumps({"error": {"kind": kind, "message": sentence}}, ensure_ascii=False))
+        partial = {} if partial_answer is None else {"partial_answer": partial_answer}
+        say(json.dumps({"error": {"kind": kind, "message": sentence, **partial}}, ensure_ascii=False))
     else:
         say(f"{' '.join(['rlm-broker', command]).strip()}: {sentence}", err=True)
     sys.exit(exit_code)
@@ -31,7 +32,8 @@ def failures(command: str, *, as_json: bool, debug: bool = False) -> Iterator[No
     except RlmBrokerError as error:
         if debug:
             raise
-        fail(command, error.kind, str(error), error.exit_code, as_json=as_json)
+        partial = getattr(error, "partial_answer", None)
+        fail(command, error.kind, str(error), error.exit_code, as_json=as_json, partial_answer=partial)
     except KeyboardInterrupt:
         fail(command, "cancelled", "stopped", 130, as_json=as_json)
 

@@ -1,10 +1,12 @@
 """`rlm-broker`: finds the command, and imports only what that one needs."""
 
 import contextlib
+import errno
 import importlib
 import io
 import os
 import sys
+from typing import NoReturn
 
 import click
 
@@ -57,9 +59,7 @@ def main() -> None:
     if not sys.platform.startswith("linux"):
         click.echo("rlm-broker runs on Linux only: its sandbox is made of Linux kernel features", err=True)
         sys.exit(2)
-    for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, io.TextIOWrapper):  # lone surrogates, which no encoding has: shown, and valid in JSON
-            stream.reconfigure(errors="backslashreplace")
+    _prepare_streams()
     try:
         cli(prog_name="rlm-broker", standalone_mode=False)
         sys.stdout.flush()
@@ -71,8 +71,32 @@ def main() -> None:
         sentence = f"{error.format_message()} See `{command} --help`."
         fail(command.partition(" ")[2], "usage", sentence, 2, as_json="--json" in sys.argv)
     except (click.Abort, KeyboardInterrupt):
-        sys.exit(130)
+        _leave_at_once(130)
     except BrokenPipeError:
-        with contextlib.suppress(OSError):  # or Python would complain once more when it flushes at its exit
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        sys.exit(1)
+        _leave_at_once(1)
+    except OSError as error:
+        if error.errno != errno.ENOSPC:
+            raise
+        _leave_at_once(1, "the output cannot be written: no space is left")
+
+
+def _prepare_streams() -> None:
+    """All three exist, whoever closed them, and take whatever text there is."""
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, mode))  # noqa: SIM115 - it lives as long as we do
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):  # lone surrogates, which no encoding has: shown, and valid in JSON
+            stream.reconfigure(errors="backslashreplace")
+
+
+def _leave_at_once(exit_code: int, why: str = "") -> NoReturn:
+    """Without the interpreter's own end, which waits for an import that is going on in the background.
+
+    Sandboxes end with the sockets that hold them.
+    """
+    with contextlib.suppress(OSError, ValueError):
+        if why:
+            click.echo(f"rlm-broker: {why}", err=True)
+        sys.stderr.flush()
+    os._exit(exit_code)

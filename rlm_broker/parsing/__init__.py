@@ -25,11 +25,13 @@ class ParsedReply:
         code: The code blocks to run, in the reply's order.
         final: The final answer that stands in the reply's text, or None.
         not_run: What looks as if it were to be run, and is not: to be told to the model.
+        prose: The reply without the code that is run, and without its thoughts: what it says to people.
     """
 
     code: tuple[str, ...]
     final: FinalText | FinalVar | None
     not_run: tuple[NotRun, ...]
+    prose: str = ""
 
 
 def parse_reply(reply: str | None) -> ParsedReply:
@@ -49,7 +51,8 @@ def parse_reply(reply: str | None) -> ParsedReply:
         *finals.notes,
         *_thought_notes(split_fences(thoughts, inspector)),
     ]
-    return ParsedReply(code, finals.final, told(notes, nothing_else=not code and finals.final is None))
+    said = _without(text, [(fence.start, fence.end) for fence in fences if fence.is_runnable])
+    return ParsedReply(code, finals.final, told(notes, nothing_else=not code and finals.final is None), said.strip())
 
 
 def _split_thoughts(text: str) -> tuple[str, str]:
@@ -64,6 +67,16 @@ def _split_thoughts(text: str) -> tuple[str, str]:
 
 def _thought_notes(fences: list[Fence]) -> list[Note]:
     return [Note(-1, CODE_IN_THOUGHTS, is_quiet=True)] if any(fence.is_runnable for fence in fences) else []
+
+
+def _without(text: str, spans: list[tuple[int, int]]) -> str:
+    """`text` without `spans`, which are in order."""
+    pieces = []
+    at = 0
+    for start, end in spans:
+        pieces.append(text[at:start])
+        at = end
+    return "".join([*pieces, text[at:]])
 
 
 def _blanked(text: str, spans: list[tuple[int, int]]) -> str:

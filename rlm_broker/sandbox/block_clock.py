@@ -20,10 +20,12 @@ class BlockClock:
         cpus: That the REPL's threads and processes can use at the same time.
 
     Attributes:
-        over: Which limit was reached, as the rest of a sentence about the block, once one was.
+        limit: Name of the limit that was reached, once one was.
+        over: The same as the rest of a sentence about the block.
     """
 
     def __init__(self, limit_s: float, wall_s: float, grace_s: float, now: float, cpus: int = 1) -> None:
+        self.limit: str | None = None
         self.over: str | None = None
         self._limit_s = limit_s
         self._wall_s = wall_s
@@ -56,11 +58,14 @@ class BlockClock:
         if self._interrupted_at is not None:
             return "kill" if now - self._interrupted_at >= self._grace_s else "run"
         if now >= self._ends:
+            self.limit = "block_wall_timeout_s"
             self.over = f"took longer than block_wall_timeout_s = {self._wall_s:g} s, waiting for replies included"
         elif self._left(now) <= 0:
-            self.over = f"computed longer than its limit of {self._limit_s:g} s"
+            self.limit = "block_timeout_s"
+            self.over = f"ran longer than block_timeout_s = {self._limit_s:g} s, waiting for replies not counted"
         elif self._left_cpu_s <= 0:
-            self.over = f"used more CPU time than all CPUs have within its limit of {self._limit_s:g} s"
+            self.limit = "block_timeout_s"
+            self.over = f"used more CPU time than all CPUs have within block_timeout_s = {self._limit_s:g} s"
         else:
             return "run"
         self._interrupted_at = now

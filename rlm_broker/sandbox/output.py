@@ -36,9 +36,11 @@ class BlockOutput:
 
     def finish(self) -> tuple[str, str]:
         """All of stdout and of stderr."""
-        for stream, kept in self._kept.items():
-            if tail := kept.finish():
+        streams: tuple[Stream, ...] = ("stdout", "stderr")
+        for stream in streams:
+            if tail := self._kept[stream].finish():
                 self._text[stream].append(tail)
+                self._pass_on(stream, tail)
         return "".join(self._text["stdout"]), "".join(self._text["stderr"])
 
     def _add(self, stream: Stream, text: str) -> None:

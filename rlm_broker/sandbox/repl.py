@@ -2,13 +2,14 @@
 
 import asyncio
 import contextlib
+import math
 import os
 import time
 
 import msgspec
 
 from rlm_broker.context import StoredContext, store
-from rlm_broker.errors import ProtocolViolation, ReplClosed, SandboxFailed, WorkerDied
+from rlm_broker.errors import ConfigurationError, ProtocolViolation, ReplClosed, SandboxFailed, WorkerDied
 from rlm_broker.home import Home, Resident
 from rlm_broker.limits import Limits
 from rlm_broker.sandbox import post_mortem
@@ -62,6 +63,7 @@ class SandboxedRepl(Resident):
         self._worker: Worker | None = None
         self._connection: Connection | None = None
         self._restarts = 0
+        self._limit_of_last: str | None = None
         self._closed = False
         self._busy = asyncio.Lock()
 
@@ -83,6 +85,7 @@ class SandboxedRepl(Resident):
             The outcome. A block that raises, times out or is killed is a result with that `status`, not an exception.
 
         Raises:
+            ConfigurationError: The code is no text, or the time no positive number.
             ReplClosed: The REPL was closed before, or has been restarted too often.
             SandboxFailed: The sandbox itself broke.
         """
@@ -167,15 +170,21 @@ class SandboxedRepl(Resident):
     # -- one block ---------------------------------------------------------------------------------------------------
 
     async def _execute(self, code: str, timeout_s: float | None, on_output: OnOutput | None) -> Block:
+        if not isinstance(code, str):
+            raise ConfigurationError(f"code is text, and not {type(code).__name__}")
+        if timeout_s is None:
+            timeout_s = self._limits.block_timeout_s
+        elif isinstance(timeout_s, bool) or not isinstance(timeout_s, int | float) or not 0 < timeout_s < math.inf:
+            raise ConfigurationError(f"timeout_s = {timeout_s!r}: give a positive number of seconds, or None")
         if self._busy.locked():
-            raise ReplClosed("this REPL runs a block already: one at a time")
+            raise ConfigurationError("this REPL runs a block already: one at a time")
         async with self._busy:
             connection = await self._require_repl()
             started = time.monotonic()
             output = BlockOutput(2 * self._limits.max_output_bytes, on_output)
             run = _BlockRun(self._worker_alive(), connection, output, self._limits, self._answer)
             try:
-                result = await run.result(code, timeout_s or self._limits.block_timeout_s)
+                result = await run.result(code, timeout_s)
             except FrameTooLarge as error:
                 return Block(code, "error", error=f"the block is too long: {error}")
             except BaseException:  # cancelled: nobody waits for this block any more
@@ -186,7 +195,16 @@ class SandboxedRepl(Resident):
                 stdout, stderr = output.finish()
                 why = post_mortem.sentence(run.killed_because or "its processes are gone", seen)
                 taken_s = time.monotonic() - started
-                return Block(code, "killed", stdout, stderr, why, execution_time=taken_s, post_mortem=seen)
+                return Block(
+                    code,
+                    "killed",
+                    stdout,
+                    stderr,
+                    why,
+                    execution_time=taken_s,
+                    limit=run.limit or self._limit_of_last,
+                    post_mortem=seen,
+                )
             stdout, stderr = output.finish()
             return Block(
                 code=code,
@@ -196,6 +214,7 @@ class SandboxedRepl(Resident):
                 error=result.error and result.error[:MAX_ERROR_CHARS],
                 exit_code=result.exit_code,
                 final_answer=result.final_answer,
+                limit=run.limit if result.status == "interrupted" else None,
                 execution_time=time.monotonic() - started,
             )
 
@@ -208,6 +227,7 @@ class SandboxedRepl(Resident):
         connection, self._connection = self._connection, None
         worker = self._worker_alive()
         exceeded = worker.died if isinstance(worker.died, Exceeded) else None
+        self._limit_of_last = exceeded.limit if exceeded else None
         seen = exceeded.post_mortem if exceeded else None
         if not worker.gone.is_set():
             with contextlib.suppress(SandboxFailed):  # then its init was killed, and the REPL with it
@@ -239,6 +259,11 @@ class _BlockRun:
         self._answer = answer
         self._clock: BlockClock
         self._wake = asyncio.Event()
+
+    @property
+    def limit(self) -> str | None:
+        """Name of the limit of time that was reached, if one was."""
+        return self._clock.limit
 
     async def result(self, code: str, timeout_s: float) -> Result | None:
         """Run it. None when the REPL must be killed, or is dead already; `killed_because` then says why."""

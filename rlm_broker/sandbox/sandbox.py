@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from rlm_broker.errors import IsolationUnavailable, SandboxFailed
+from rlm_broker.errors import ConfigurationError, IsolationUnavailable, SandboxFailed
 from rlm_broker.home import Home, Resident
 from rlm_broker.limits import Limits
 from rlm_broker.sandbox import canary, policy
@@ -44,6 +44,8 @@ class Sandbox(Resident):
         listener: Listener | None = None,
         home: Home | None = None,
     ) -> None:
+        if limits is not None and not isinstance(limits, Limits):
+            raise ConfigurationError(f"limits is a Limits, and not {type(limits).__name__}")
         self.limits = limits or Limits()
         self._candidates = policy.candidates(isolation, allow_exec)
         policy.warn_if_unprotected(self._candidates[0])

@@ -22,6 +22,9 @@ SECRET = re.compile(
 class TraceWriter:
     """Writes events to `path`; a run that is killed leaves every line before its end whole.
 
+    Attributes:
+        lost: Why lines are missing, if any are.
+
     Raises:
         ConfigurationError: The file cannot be written.
     """
@@ -32,6 +35,7 @@ class TraceWriter:
         except OSError as error:
             raise ConfigurationError(f"cannot write the trace {path}: {error.strerror}") from None
         self._number = 0
+        self.lost: str | None = None
 
     def __call__(self, event: Event) -> None:
         """Write one event."""
@@ -42,7 +46,10 @@ class TraceWriter:
             "event": _name(event),
             **dataclasses.asdict(event),
         }
-        self._file.write(_encoded(line) + b"\n")
+        try:
+            self._file.write(_encoded(line) + b"\n")
+        except OSError as error:  # a run is not to end because its trace cannot be written
+            self.lost = self.lost or error.strerror or str(error)
 
     def close(self) -> None:
         """Harmless when repeated."""

@@ -7,7 +7,8 @@ import pytest
 
 from rlm_broker.clients.base import LMRequest
 from rlm_broker.clients.offline import OfflineClient
-from rlm_broker.parsing import FinalText, parse_reply
+from rlm_broker.errors import ModelFailed
+from rlm_broker.parsing import parse_reply
 from rlm_broker.types import ChatMessage, Usage
 from tests.clients.test_offline import FACTS, TEXT, ask, turn
 
@@ -76,11 +77,8 @@ def test_an_error_in_the_repl_ends_the_run_with_its_reason() -> None:
         raise MemoryError("no (more) `room`")
     except MemoryError:
         seen = ChatMessage("user", f"REPL output:\n{traceback.format_exc()}")
-    reply = turn(question, ChatMessage("user", "go"), ChatMessage("assistant", opening), seen)
-    final = parse_reply(reply).final
-    assert isinstance(final, FinalText)
-    assert final.text.startswith("NOT FOUND\n")
-    assert "MemoryError: no [more] _room_" in final.text
+    with pytest.raises(ModelFailed, match=r"its search did not come to an end: MemoryError: no \(more\) `room`"):
+        turn(question, ChatMessage("user", "go"), ChatMessage("assistant", opening), seen)
 
 
 def test_a_turn_after_the_code_of_another_question_is_a_first_turn() -> None:
@@ -92,9 +90,11 @@ def test_a_turn_after_the_code_of_another_question_is_a_first_turn() -> None:
 
 @pytest.mark.parametrize("question", [None, "", "  \n"])
 def test_without_a_question_it_says_that_it_needs_one_and_reads_no_prompt(question: str | None) -> None:
-    final = parse_reply(turn(question, ChatMessage("user", "Question: who keeps the bees?"))).final
-    assert isinstance(final, FinalText)
-    assert final.text.startswith("NOT FOUND\nThe offline model needs a question")
+    (code,) = parse_reply(turn(question, ChatMessage("user", "Question: who keeps the bees?"))).code
+    submitted: list[str] = []
+    exec(code, {"FINAL": submitted.append})
+    assert submitted[0].startswith("NOT FOUND\nThe offline model needs a question")
+    assert "RLM(model=...)" in submitted[0]
     plain = LMRequest((ChatMessage("user", "who keeps the bees? Ann keeps the bees."),), question=question)
     assert asyncio.run(OfflineClient().complete(plain)).text.startswith("NOT FOUND\nThe offline model needs a question")
 

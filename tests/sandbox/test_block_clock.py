@@ -70,7 +70,7 @@ def test_it_names_the_limit_that_was_reached() -> None:
     computed, burned = clock(), clock()
     assert computed.over is None
     computed.verdict(10.0)
-    assert computed.over == "computed longer than its limit of 10 s"
+    assert computed.over == "ran longer than block_timeout_s = 10 s, waiting for replies not counted"
     burned.burned(20.0)
     burned.verdict(1.0)
-    assert burned.over == "used more CPU time than all CPUs have within its limit of 10 s"
+    assert burned.over == "used more CPU time than all CPUs have within block_timeout_s = 10 s"

@@ -7,6 +7,7 @@ from typing import Any
 from rlm_broker.clients.offline import question as asked
 from rlm_broker.clients.offline import repl_code
 from rlm_broker.clients.offline.question import Count, Find, Tally
+from rlm_broker.errors import ModelFailed
 from rlm_broker.types import ChatMessage
 
 _COMMON = (repl_code.pieces, repl_code.leaves, repl_code.join, repl_code.place)
@@ -50,9 +51,11 @@ def without_question(is_loop: bool) -> str:
 
 
 def turn(question: str, messages: Sequence[ChatMessage]) -> str:
-    """The next turn of a run: the code, or an end with what went wrong if that code was already sent.
+    """The next turn of a run: the code.
 
-    The code ends the run itself, so being asked again means that it could not.
+    Raises:
+        ModelFailed: It was sent already. It ends the run itself, so being asked again means that it could not, and
+            that nothing is known: that is no NOT FOUND.
     """
     code = opening(question)
     sent = [i for i, message in enumerate(messages) if message.role == "assistant"]
@@ -63,7 +66,7 @@ def turn(question: str, messages: Sequence[ChatMessage]) -> str:
         line for line in lines if "Error" in line or "killed" in line or "Exception" in line or "Interrupt" in line
     ]
     reason = (errors or lines or ["no observation"])[-1][:300]
-    return _final(f"NOT FOUND\nThe code in the REPL did not end with an answer: {reason}\n{asked.NOTE}")
+    raise ModelFailed(f"offline: its search did not come to an end: {reason}")
 
 
 def opening(question: str) -> str:
@@ -102,5 +105,5 @@ def _literal(value: object) -> str:
 
 
 def _final(text: str) -> str:
-    """The text as a final answer outside code. Brackets of its own could end it early."""
-    return f"FINAL({text.translate(str.maketrans('()`', '[]_'))})"
+    """The text as a final answer in code, where brackets of its own end nothing."""
+    return f"```repl\nFINAL({_literal(text)})\n```"

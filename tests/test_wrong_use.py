@@ -1,0 +1,89 @@
+"""The same for the Python API: wrong kinds are refused where they are given."""
+
+import asyncio
+import multiprocessing
+from typing import Any
+
+import pytest
+
+from rlm_broker import ConfigurationError, FunctionClient, Limits, Sandbox, ScriptedClient
+from rlm_broker.rlm import RLM
+
+ANSWERS = "```repl\nFINAL(context)\n```"
+
+
+@pytest.mark.parametrize(
+    ("given", "why"),
+    [
+        ({"model": 42}, "a model is a name, a client or a function, and not int"),
+        ({"model": ""}, "name is empty"),
+        ({"model": "offline", "limits": {"max_depth": 2}}, "limits is a Limits, and not dict"),
+        ({"on_event": 5}, "on_event is a plain function"),
+        ({"on_event": asyncio.sleep}, "never awaited"),
+        ({"handler": "x"}, "handler is a LMHandler, and not str"),
+        ({"sandbox": "x"}, "sandbox is a Sandbox, and not str"),
+    ],
+)
+def test_what_cannot_be_used_is_refused_by_the_constructor(given: dict[str, Any], why: str) -> None:
+    with pytest.raises(ConfigurationError, match=why):
+        RLM(**given)
+
+
+def test_a_function_is_a_model() -> None:
+    assert RLM(lambda _messages: ANSWERS).completion("text", "?").response == "text"
+
+
+def test_a_question_is_text() -> None:
+    with pytest.raises(ConfigurationError, match="the question is text or None, and not int"):
+        RLM(ScriptedClient([])).completion("text", 5)  # type: ignore[arg-type]
+
+
+def test_limits_of_a_sandbox_are_limits() -> None:
+    with pytest.raises(ConfigurationError, match="limits is a Limits, and not int"):
+        Sandbox(5)
+
+
+@pytest.mark.parametrize("timeout_s", [float("nan"), float("inf"), 0, -1, "5", True])
+def test_a_time_that_is_none_is_refused_and_bounds_what_it_should(timeout_s: Any) -> None:
+    with Sandbox() as sandbox, sandbox.repl() as repl:
+        with pytest.raises(ConfigurationError, match="give a positive number of seconds"):
+            repl.execute("1", timeout_s=timeout_s)
+        assert repl.execute("1").stdout == "1\n"
+
+
+@pytest.mark.parametrize("code", [5, None, b"x"])
+def test_code_is_text_and_nothing_else_costs_variables(code: Any) -> None:
+    with Sandbox() as sandbox, sandbox.repl() as repl:
+        repl.execute("v = 1")
+        with pytest.raises(ConfigurationError, match="code is text"):
+            repl.execute(code)
+        assert repl.execute("v").stdout == "1\n"
+
+
+def _in_child(number: int) -> str | None:
+    return RLM(FunctionClient(lambda _: ANSWERS)).completion(str(number), "?").response
+
+
+def test_a_forked_process_has_a_loop_of_its_own() -> None:
+    assert _in_child(0) == "0"
+    with multiprocessing.get_context("fork").Pool(2) as pool:
+        assert pool.map_async(_in_child, range(4)).get(60) == ["0", "1", "2", "3"]
+
+
+def test_what_lived_on_a_loop_that_has_ended_says_so_and_can_be_closed() -> None:
+    rlm = RLM(FunctionClient(lambda _: ANSWERS))
+
+    async def opened() -> None:
+        await rlm.__aenter__()
+
+    asyncio.run(opened())
+    with pytest.raises(ConfigurationError, match="on an event loop that has ended"):
+        rlm.completion("text", "?")
+    rlm.close()
+
+
+def test_an_answer_that_was_asked_for_at_a_limit_says_so() -> None:
+    looks = "I am looking.\n```repl\nprint(1)\n```"
+    done = RLM(ScriptedClient([looks, looks]), limits=Limits(max_iterations=1)).completion("text", "?")
+    assert (done.response, done.limit) == ("I am looking.", "max_iterations")
+    assert RLM(ScriptedClient([ANSWERS])).completion("text", "?").limit is None
