@@ -47,6 +47,8 @@ class Limits(BaseModel):
     """Output tokens of one call; None leaves it to the provider."""
     max_result_chars: PositiveInt | None = None
     """Of what a call or a child returns to the code that asked; a cut is named."""
+    compaction_threshold: Annotated[float, Field(gt=0, le=1)] | None = None
+    """Share of the model's context window at which a run's conversation is summarised. None is never."""
     max_output_retries: NonNegativeInt = 2
     """Further turns for an answer that is not of the type that was asked for."""
 

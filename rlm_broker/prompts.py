@@ -47,9 +47,18 @@ def system(limits: Limits, depth: int, tools: Sequence[str] = ()) -> str:
     )
 
 
-def opening(question: str | None, info: ContextInfo) -> str:
-    """The first user message: what is asked, and what is known of the context without looking."""
-    lines = [f"`context` is a {info.type_name} with {info.total_chars:,} characters in all."]
+def opening(question: str | None, info: ContextInfo, name: str = "context") -> str:
+    """The first user message: what is asked, and what is known of the context without looking.
+
+    Args:
+        name: Of the variable that holds it. `context_1` is the second of a REPL that lives on.
+    """
+    lines = [f"`{name}` is a {info.type_name} with {info.total_chars:,} characters in all."]
+    if name != "context":
+        number = int(name.rpartition("_")[2])
+        lines.append(
+            f"Contexts: {_numbered('context', number + 1)}. Earlier conversations: {_numbered('history', number)}."
+        )
     if info.parts_total:
         shown = [f"  {name}: {chars:,}" for name, chars in info.parts[:PARTS_SHOWN]]
         more = info.parts_total - len(shown)
@@ -86,6 +95,21 @@ def last_request(question: str | None) -> str:
     )
 
 
+SUMMARISE = (
+    "This conversation is getting too long for you. Write down for yourself, in at most 500 words, what you have "
+    "looked at, what you found, which variables hold what, and what is still to be done. No code is run now."
+)
+
+
+def after_summary(opening: str, summary: str, name: str, then: str) -> str:
+    """The first user message of a conversation that was cut short.
+
+    Args:
+        name: Of the variable that holds the whole of it.
+    """
+    return f"{opening}\n\nYour notes on the work so far (`{name}` has all its messages):\n{summary}\n\n{then}"
+
+
 def wrong_type(answer: str, problem: str, schema: str) -> str:
     """For an answer that is not of the type that was asked for."""
     return (
@@ -111,6 +135,10 @@ def without_repl(context: Any, question: str | None) -> list[ChatMessage]:
 
 def _is_message(value: Any) -> bool:
     return isinstance(value, dict) and value.get("role") in ("system", "user", "assistant") and "content" in value
+
+
+def _numbered(name: str, count: int) -> str:
+    return ", ".join(f"`{name}_{number}`" for number in range(count))
 
 
 def _rlm_query(limits: Limits, depth: int) -> str:

@@ -15,6 +15,7 @@ from rlm_broker.clients.function import FunctionClient
 from rlm_broker.clients.litellm import LiteLLMClient, prefetch
 from rlm_broker.clients.named import client_for
 from rlm_broker.context import StoredContext, store
+from rlm_broker.conversation import Conversation
 from rlm_broker.errors import ConfigurationError, RunCancelled
 from rlm_broker.handler.calls import Caller, RunCalls
 from rlm_broker.handler.handler import LMHandler
@@ -55,6 +56,8 @@ class RLM(Resident):
         tools: Name → a function of yours that code may call, a plain value, or `{"tool": either, "description": text}`.
             Functions run here, sync ones in threads, with their arguments validated by their annotations.
         sub_tools: The same for child runs; None is `tools`, `{}` is none.
+        persistent: Keep the REPL between calls, within `with`: variables live on, each call adds its context as
+            `context_1` and so on, and its messages as `history_0` and so on.
         query_handler: Replaces the recursion: from a run's name, its depth and the handler that it would have, makes
             what answers its REPL.
         handler: To be shared by several RLMs: its models serve, in place of `model` and its like. It stays its
@@ -79,6 +82,7 @@ class RLM(Resident):
         on_event: Emit | None = None,
         tools: Mapping[str, Any] | None = None,
         sub_tools: Mapping[str, Any] | None = None,
+        persistent: bool = False,
         query_handler: QueryHandlerFactory | None = None,
         handler: LMHandler | None = None,
         sandbox: Sandbox | None = None,
@@ -98,6 +102,8 @@ class RLM(Resident):
         self._on_event = on_event
         self._tools = Tools(tools, sub_tools)
         self._query_handler = query_handler
+        self._persistent = persistent
+        self._conversation: Conversation | None = None
         self._handler, self._sandbox = handler, sandbox
         lent = sandbox or handler
         self._home = lent.home if lent else None
@@ -160,6 +166,9 @@ class RLM(Resident):
 
     async def _open(self) -> None:
         self._kept = await self._keeping.enter_async_context(self._machinery())
+        if self._persistent:
+            self._conversation = Conversation(self._kept.sandbox)
+            self._keeping.push_async_callback(self._conversation.close)
 
     async def _close(self) -> None:
         self._kept = None
@@ -210,6 +219,8 @@ class RLM(Resident):
             return await self._run(context, question, attempt)
 
     async def _run(self, context: StoredContext, question: str | None, attempt: "_Attempt") -> Completion:
+        if self._persistent and self._kept is None:
+            raise ConfigurationError("a persistent RLM keeps its REPL within `with RLM(...) as rlm:`: use it so")
         if self._kept is not None:
             return await self._started(self._kept, context, question, attempt)
         async with self._machinery() as machinery:
@@ -229,7 +240,7 @@ class RLM(Resident):
         ends_at = None if limits.run_timeout_s is None else time.monotonic() + limits.run_timeout_s
         recursion = Recursion(tree, caller, ends_at, self._tools)
         answer, traces = recursion.handler(), recursion.child_traces
-        attempt.runner = Runner(tree, caller, answer, traces, self._tools, attempt.output_type)
+        attempt.runner = Runner(tree, caller, answer, traces, self._tools, attempt.output_type, self._conversation)
         return await attempt.runner.run(context)
 
     def _metadata(self, machinery: "_Machinery", context: StoredContext) -> dict[str, Any]:

@@ -1,14 +1,16 @@
 """One run at one depth: prompt, code, REPL, observation, until there is an answer."""
 
 import asyncio
+import contextlib
 import time
 from collections import defaultdict
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import rlm_broker.prompts as prompts
 from rlm_broker.context import StoredContext
+from rlm_broker.conversation import Conversation
 from rlm_broker.deadline import T, within
 from rlm_broker.errors import LimitReached, ModelFailed, ReplClosed
 from rlm_broker.handler.calls import Caller, RunCalls, in_words
@@ -34,6 +36,8 @@ from rlm_broker.types import Block, ChatMessage, ChildTrace, Completion, Isolati
 
 QueryHandlerFactory = Callable[[str, int, QueryHandler], QueryHandler]
 """From a run's name, its depth and the handler that it would have, what answers its REPL."""
+CHARS_PER_TOKEN = 4
+"""Where the provider does not count."""
 SystemPrompt = str | Callable[[int], str]
 """For every run of the tree, or by depth."""
 
@@ -76,6 +80,7 @@ class Runner:
         child_traces: Filled by whoever answers.
         tools: What its code may call.
         output_type: What its answer has to be; None is any text.
+        conversation: Whose REPL it uses; None is one of its own.
     """
 
     def __init__(
@@ -86,6 +91,7 @@ class Runner:
         child_traces: list[ChildTrace],
         tools: Tools,
         output_type: OutputType | None = None,
+        conversation: Conversation | None = None,
     ) -> None:
         self._tree = tree
         self._caller = caller
@@ -93,10 +99,13 @@ class Runner:
         self._child_traces = child_traces
         self._tools = tools
         self._output_type = output_type
+        self._conversation = conversation
         self._question = output_type.task(caller.question) if output_type else caller.question
         self._isolation: Isolation | None = None
         self._parsed: Any = None
         self._limit: str | None = None
+        self._tokens = 0
+        self._earlier: list[ChatMessage] = []
         self.progress = Progress([])
 
     async def run(self, context: StoredContext) -> Completion:
@@ -148,15 +157,28 @@ class Runner:
     # -- the loop ----------------------------------------------------------------------------------------------------
 
     async def _with_repl(self, context: StoredContext) -> str | None:
-        opening = prompts.opening(self._question, context.info)
-        self.progress.messages += [ChatMessage("system", self._system()), ChatMessage("user", opening)]
         started = time.monotonic()
-        tools, values = self._tools.names, self._tools.values
-        async with self._tree.sandbox.repl(context, self._answer, tools=tools, values=values) as repl:
+        async with self._opened(context) as (repl, name):
+            opening = prompts.opening(self._question, context.info, name)
+            self.progress.messages += [ChatMessage("system", self._system()), ChatMessage("user", opening)]
             self._isolation = repl.isolation
             run, depth = self._caller.run, self._caller.depth
             self._tree.emit(ReplReady(run, depth, repl.isolation, time.monotonic() - started))
             return await self._converse(repl)
+
+    @contextlib.asynccontextmanager
+    async def _opened(self, context: StoredContext) -> AsyncIterator[tuple[SandboxedRepl, str]]:
+        """The run's REPL, and the name of the context in it."""
+        if self._conversation is None:
+            tools, values = self._tools.names, self._tools.values
+            async with self._tree.sandbox.repl(context, self._answer, tools=tools, values=values) as repl:
+                yield repl, "context"
+            return
+        async with self._conversation.repl(context, self._answer, self._tools) as opened:
+            try:
+                yield opened
+            finally:
+                self._conversation.remember([*self._earlier, *self.progress.messages])
 
     def _system(self) -> str:
         given = self._tree.system_prompt
@@ -180,6 +202,7 @@ class Runner:
             self._count_errors(blocks)
             if is_last:
                 break
+            await self._compact(repl, then)
         return await self._last_answer(repl)
 
     async def _turn(self, repl: SandboxedRepl, number: int) -> tuple[str | None, list[Block], Sequence[NotRun]]:
@@ -193,6 +216,8 @@ class Runner:
         call = await self._tree.calls.turn(self._caller, self.progress.messages, is_loop=is_loop)
         said = call.response if call.response.strip() else prompts.EMPTY_REPLY
         self.progress.messages.append(ChatMessage("assistant", said))
+        counted = call.usage.total_input_tokens + call.usage.total_output_tokens
+        self._tokens = counted or sum(len(str(each.content)) for each in self.progress.messages) // CHARS_PER_TOKEN
         return call.response
 
     async def _act(
@@ -236,6 +261,20 @@ class Runner:
             raise LimitReached("max_repl_restarts", allowed, allowed) from closed
         self._tree.emit(BlockEnded(run, depth, number, block))
         return block
+
+    async def _compact(self, repl: SandboxedRepl, then: str) -> None:
+        """Put a summary in the place of a conversation that fills too much of the model's window."""
+        share = self._tree.limits.compaction_threshold
+        if share is None or self._tokens < share * self._tree.calls.window_tokens(self._caller):
+            return
+        system, opening = self.progress.messages[:2]
+        self.progress.messages.append(ChatMessage("user", prompts.SUMMARISE))
+        summary = await self._reply()
+        self._earlier += self.progress.messages
+        name = "history" if self._conversation is None else f"history_{self._conversation.runs - 1}"
+        repl.provide({name: [{"role": each.role, "content": each.content} for each in self._earlier]})
+        started_again = prompts.after_summary(str(opening.content), summary, name, then)
+        self.progress.messages = [system, ChatMessage("user", started_again)]
 
     async def _last_answer(self, repl: SandboxedRepl) -> str | None:
         """The turns are used up: one more call. Its code is not run."""
@@ -293,7 +332,7 @@ class Runner:
             parsed=self._parsed,
             limit=self._limit,
             isolation=self._isolation,
-            messages=tuple(self.progress.messages),
+            messages=(*self._earlier, *self.progress.messages),
             trajectory=tuple(self.progress.trajectory),
             child_traces=tuple(self._child_traces),
         )

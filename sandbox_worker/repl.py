@@ -56,6 +56,7 @@ class Repl:
             "__name__": "__main__",
             "__builtins__": builtins,
             **contexts,
+            **({"context_0": contexts["context"]} if "context" in contexts else {}),
             "llm_query": queries.llm_query,
             "llm_query_batched": queries.llm_query_batched,
             "llm_batch": queries.llm_batch,

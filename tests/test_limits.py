@@ -5,6 +5,7 @@ from rlm_broker.limits import Limits
 
 NO_BOUND = {
     "child_timeout_s",
+    "compaction_threshold",
     "cpu_s",
     "iteration_timeout_s",
     "max_blocks",

@@ -312,3 +312,30 @@ def test_fifty_runs_at_once_on_one_handler_and_one_sandbox_answer_each_from_its_
             return [done.response for done in await asyncio.gather(*runs)]
 
     assert asyncio.run(all_of_them()) == [f"the secret of {number}" for number in range(50)]
+
+
+class SmallWindow(ScriptedClient):
+    context_tokens = 2_000
+
+
+def test_a_conversation_too_long_for_the_model_is_summarised_and_kept_in_the_repl() -> None:
+    much = "```repl\nprint('word ' * 1500)\n```"
+    last = (
+        '```repl\nFINAL(f\'{len(history)} messages, {history[0]["role"]} first, {len(history[-2]["content"])}\')\n```'
+    )
+    client = SmallWindow([much, much, "my notes: nothing yet", last])
+    done = RLM(client, limits=Limits(compaction_threshold=0.5)).completion("text", "What?")
+    assert [len(request.messages) for request in client.requests] == [2, 4, 6, 2]
+    told = str(client.requests[3].messages[1].content)
+    assert "`context` is a str" in told
+    assert "my notes: nothing yet" in told
+    assert "Question: What?" in told
+    assert (done.response or "").startswith("7 messages, system first, ")
+    assert len(done.messages) == 10
+
+
+def test_without_a_threshold_nothing_is_summarised() -> None:
+    much = "```repl\nprint('word ' * 1500)\n```"
+    client = SmallWindow([much, much, "FINAL(done)"])
+    assert RLM(client).completion("text", "What?").response == "done"
+    assert [len(request.messages) for request in client.requests] == [2, 4, 6]

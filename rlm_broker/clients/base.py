@@ -37,7 +37,10 @@ class LMReply:
 
 
 class Client(Protocol):
-    """A way to call models."""
+    """A way to call models.
+
+    It may have an attribute `context_tokens`, how many tokens its model can read, or None where that is not known.
+    """
 
     @property
     def model_name(self) -> str:

@@ -99,6 +99,17 @@ class LiteLLMClient:
         self._options = options
         self._litellm_name = full_name(model_name) or model_name
 
+    @property
+    def context_tokens(self) -> int | None:
+        """How much the model can read, once litellm is there to know it."""
+        if not prefetch().done():
+            return None
+        try:
+            found = prefetch().result().get_model_info(self._litellm_name).get("max_input_tokens")
+        except Exception:  # noqa: BLE001 - litellm raises a plain Exception for what it does not know
+            return None
+        return found if isinstance(found, int) and found > 0 else None
+
     def check(self) -> None:
         """See whether a call could be made at all, before anything is started. Nothing is sent.
 

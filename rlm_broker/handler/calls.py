@@ -15,6 +15,8 @@ from rlm_broker.types import Call, ChatMessage, Usage
 from sandbox_worker.wire.messages import Query, Slot
 
 PREVIEW_CHARS = 80
+WINDOW_TOKENS = 128_000
+"""Of a model whose client does not say it: what most models of 2025 and 2026 have at least."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +52,11 @@ class RunCalls:
             UnknownModel: Code may not have the one that it wants.
         """
         return self._handler.routing.pick_for_code(wanted, depth).model_name
+
+    def window_tokens(self, caller: Caller) -> int:
+        """How much the model of a run's loop can read: what its client says, else an estimate."""
+        client = self._handler.routing.pick_for_code(caller.model, caller.depth)
+        return getattr(client, "context_tokens", None) or WINDOW_TOKENS
 
     async def turn(self, caller: Caller, messages: Sequence[ChatMessage], *, is_loop: bool = True) -> Call:
         """One turn of a run's loop.

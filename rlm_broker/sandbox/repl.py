@@ -5,6 +5,8 @@ import contextlib
 import math
 import os
 import time
+from collections.abc import Mapping
+from typing import Any
 
 import msgspec
 
@@ -94,6 +96,12 @@ class SandboxedRepl(Resident):
     async def aexecute(self, code: str, timeout_s: float | None = None, on_output: OnOutput | None = None) -> Block:
         """`execute`, awaited."""
         return await self.home.arun(self._execute(code, timeout_s, on_output))
+
+    def provide(self, values: Mapping[str, Any]) -> None:
+        """Give code more plain values by name. They are there from the next block on, also after a kill."""
+        self._provided[1].update(values)
+        if self._connection is not None:
+            self._connection.provide(values)
 
     # -- its life ----------------------------------------------------------------------------------------------------
 

@@ -2,8 +2,8 @@
 
 import asyncio
 import threading
-from collections.abc import Callable
-from typing import Protocol
+from collections.abc import Callable, Mapping
+from typing import Any, Protocol
 
 from rlm_broker.errors import ProtocolViolation, RlmBrokerError, WorkerDied
 from rlm_broker.transport.session import Session
@@ -102,6 +102,10 @@ class Connection(asyncio.BufferedProtocol):
         self._write(self._session.execute(code))
         self._result = asyncio.get_running_loop().create_future()
         return self._result
+
+    def provide(self, values: Mapping[str, Any]) -> None:
+        """Give the REPL more plain values by name; code finds them from its next block on."""
+        self._session.provide(values)
 
     async def settle(self) -> None:
         """Cancel what is still being answered and wait: a model call or a whole child run may hang below it."""

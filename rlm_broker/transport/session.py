@@ -1,5 +1,6 @@
 """One REPL's conversation, without I/O: bytes in, messages out, and which message may come when."""
 
+from collections.abc import Mapping
 from enum import Enum, auto
 from typing import Any
 
@@ -57,7 +58,7 @@ class Session:
     """
 
     def __init__(self, max_frame_bytes: int, provided: Provided = ([], {})) -> None:
-        self._provided = provided
+        self._unsent = provided
         self.state = State.STARTING
         self.block = 0
         self.open_queries: dict[str, int] = {}
@@ -89,10 +90,16 @@ class Session:
             ProtocolViolation: The REPL is not idle.
             FrameTooLarge: The code is longer than a frame may be. Nothing has changed.
         """
-        tools, values = self._provided if self.block == 0 else ([], {})
+        tools, values = self._unsent
         frame = self._frame(Execute(block=self.block + 1, code=code, tools=tools, values=values))
+        self._unsent = ([], {})
         self.block += 1
         return frame
+
+    def provide(self, values: Mapping[str, Any]) -> None:
+        """Give the REPL more values, with its next block."""
+        tools, unsent = self._unsent
+        self._unsent = (tools, {**unsent, **values})
 
     def reply(self, reply: Reply) -> bytes:
         """The frame that answers an open query.

@@ -1,0 +1,85 @@
+"""One REPL for several runs: its variables live on, and each run adds its context and, at its end, its messages."""
+
+import contextlib
+import os
+from collections.abc import AsyncIterator, Sequence
+
+from rlm_broker.context import StoredContext
+from rlm_broker.errors import ConfigurationError, ContextRefused
+from rlm_broker.sandbox.repl import SandboxedRepl
+from rlm_broker.sandbox.sandbox import Sandbox
+from rlm_broker.tools import Tools
+from rlm_broker.transport.connection import QueryHandler, refuse
+from rlm_broker.types import ChatMessage
+from sandbox_worker.wire.messages import Query, Slot
+
+
+class Conversation:
+    """The REPL of a persistent RLM. `context` and `context_0` are the first run's, `context_1` the second's, and so on;
+    `history_0` are the messages of the first run.
+
+    Args:
+        sandbox: Where the REPL is, when the first run needs it.
+    """
+
+    def __init__(self, sandbox: Sandbox) -> None:
+        self._sandbox = sandbox
+        self._opened = contextlib.AsyncExitStack()
+        self._repl: SandboxedRepl | None = None
+        self._answer: QueryHandler = refuse
+        self._busy = False
+        self.runs = 0
+
+    @contextlib.asynccontextmanager
+    async def repl(
+        self, context: StoredContext, answer: QueryHandler, tools: Tools
+    ) -> AsyncIterator[tuple[SandboxedRepl, str]]:
+        """The REPL for one run, with `context` in it, and the name under which that is there.
+
+        Raises:
+            ConfigurationError: It serves another run just now.
+            ContextRefused: A later context is larger than a message to a REPL may be.
+        """
+        if self._busy:
+            raise ConfigurationError("a persistent RLM answers one question at a time: await the one before")
+        self._busy, self._answer = True, answer
+        try:
+            name = await self._add(context, tools)
+            assert self._repl is not None
+            yield self._repl, name
+        finally:
+            self._busy, self._answer = False, refuse
+
+    def remember(self, messages: Sequence[ChatMessage]) -> None:
+        """What was said in the run that has just ended."""
+        if self._repl is not None:
+            said = [{"role": message.role, "content": message.content} for message in messages]
+            number = self.runs - 1
+            self._repl.provide({f"history_{number}": said, **({"history": said} if number == 0 else {})})
+
+    async def close(self) -> None:
+        """End the REPL. Harmless when repeated."""
+        self._repl = None
+        await self._opened.aclose()
+
+    async def _add(self, context: StoredContext, tools: Tools) -> str:
+        if self._repl is None:
+            # Of its own: the REPL may be forked anew from it when the run that brought it is long over.
+            kept = self._opened.enter_context(StoredContext(os.dup(context.fd), context.info))
+            made = self._sandbox.repl(kept, self._forward, tools=tools.names, values=tools.values)
+            self._repl = await self._opened.enter_async_context(made)
+            self.runs = 1
+            return "context"
+        most = self._sandbox.limits.max_frame_bytes // 2
+        if context.info.form.size_bytes > most:
+            raise ContextRefused(
+                f"a later context of a persistent RLM may have {most:,} bytes (half of max_frame_bytes), this one has "
+                f"{context.info.form.size_bytes:,}: open another RLM for it"
+            )
+        name = f"context_{self.runs}"
+        self._repl.provide({name: context.value()})
+        self.runs += 1
+        return name
+
+    async def _forward(self, query: Query) -> list[Slot]:
+        return await self._answer(query)
