@@ -268,7 +268,8 @@ class Runner:
         if share is None or self._tokens < share * self._tree.calls.window_tokens(self._caller):
             return
         system, opening = self.progress.messages[:2]
-        self.progress.messages.append(ChatMessage("user", prompts.SUMMARISE))
+        observed = self.progress.messages.pop()  # not two messages of one role in a row: some providers refuse that
+        self.progress.messages.append(ChatMessage("user", f"{observed.content}\n\n{prompts.SUMMARISE}"))
         summary = await self._reply()
         self._earlier += self.progress.messages
         name = "history" if self._conversation is None else f"history_{self._conversation.runs - 1}"
