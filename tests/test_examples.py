@@ -1,0 +1,35 @@
+"""Each example, run as a user runs it."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+PROJECT = Path(__file__).parents[1]
+EXPECTED = {
+    "batch_over_chunks.py": "20 of 30 are positive\nroot: 1 calls\nreader: 30 calls\n",
+    "children.py": '{"north": "245", "south": "320", "west": "300"}\ndepth 1: Add up these numbers: ',
+    "tools.py": "[\"lens\"]\nin_stock() raised KeyError: 'telescope'\n",
+    "structured_output.py": "Ada Lovelace 1815\nasked 2 times\n",
+    "sandbox_only.py": "6\nerror\ninterrupted\n6\nits process ended by itself with exit code 3 (os._exit)\n1\n",
+    "follow_a_run.py": "turn 1\n  call 1: ",
+}
+
+
+@pytest.mark.parametrize("name", EXPECTED)
+def test_an_example_prints_what_it_says(name: str) -> None:
+    done = subprocess.run(
+        [sys.executable, PROJECT / "examples" / name],
+        env={"PYTHONPATH": str(PROJECT), "PATH": "/usr/bin:/bin"},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=100,
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith(EXPECTED[name])
+
+
+def test_every_example_is_run() -> None:
+    assert {path.name for path in (PROJECT / "examples").glob("*.py")} == EXPECTED.keys()
