@@ -1,8 +1,9 @@
 """What a model is told. Every number in it comes from the limits that are enforced; no user text is a template."""
 
 import json
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
 
 from rlm_broker.context import ContextInfo
 from rlm_broker.limits import Limits
@@ -13,10 +14,40 @@ PARTS_SHOWN = 20
 WRONG_ANSWER_CHARS = 2_000
 EMPTY_REPLY = "(no reply)"
 """In place of an empty reply in the conversation: some providers refuse an empty message."""
+Profile = Literal["both", "final", "answer"]
+"""Which way to end a run the model is told: with `FINAL`, with the `answer` dict, or with either. All of them work."""
+_ENDINGS: dict[Profile, str] = {
+    "final": "When you know the answer, end with `FINAL(answer)` or `FINAL_VAR('name_of_a_variable')` in a repl block, "
+    "or as a line of your reply.",
+    "answer": "When you know the answer, put it into the dict `answer` in a repl block: `answer['content'] = ...`, and "
+    "then `answer['ready'] = True`.",
+}
+_ENDINGS["both"] = f"{_ENDINGS['final']} Setting `answer['content']` and then `answer['ready'] = True` does the same."
 NOT_LOOKED_AT = "You have not looked at the context yet: look before you answer."
 
 
-def system(limits: Limits, depth: int, tools: Sequence[str] = ()) -> str:
+@dataclass(frozen=True, slots=True)
+class Instructions:
+    """What the user wants models to be told.
+
+    Attributes:
+        system: In place of our own system prompt: for every run of a tree, or by depth.
+        profile: See `Profile`.
+        prologue: Before the first user message of the root.
+    """
+
+    system: str | Callable[[int], str] | None = None
+    profile: Profile = "both"
+    prologue: str | None = None
+
+    def system_prompt(self, limits: Limits, depth: int, tools: Sequence[str]) -> str:
+        """For a run at `depth`."""
+        if self.system is None:
+            return system(limits, depth, tools, self.profile)
+        return self.system if isinstance(self.system, str) else self.system(depth)
+
+
+def system(limits: Limits, depth: int, tools: Sequence[str] = (), profile: Profile = "both") -> str:
     """The system prompt of a run at `depth`.
 
     Args:
@@ -40,9 +71,7 @@ def system(limits: Limits, depth: int, tools: Sequence[str] = ()) -> str:
             f"What a block prints is cut to {limits.max_observation_chars:,} characters. A block may compute for "
             f"{limits.block_timeout_s:g} s, waiting for models not counted; then it is interrupted, and if it does not "
             "react it is killed and its variables are lost. There is no network and no access to other files.",
-            "When you know the answer, end with `FINAL(answer)` or `FINAL_VAR('name_of_a_variable')` in a repl block, "
-            "or as a line of your reply. Setting `answer['content']` and then `answer['ready'] = True` does the same. "
-            f"You have {limits.iterations(depth)} turns.",
+            f"{_ENDINGS[profile]} You have {limits.iterations(depth)} turns.",
         ]
     )
 

@@ -2,17 +2,22 @@
 
 import asyncio
 import json
+import re
 import time
+
+import msgspec
 
 from rlm_broker.context import store
 from rlm_broker.errors import LimitReached, RlmBrokerError
 from rlm_broker.handler.calls import PREVIEW_CHARS, Caller, in_words
-from rlm_broker.runner import Runner, Tree
+from rlm_broker.runner import CHARS_PER_TOKEN, Runner, Tree
 from rlm_broker.tools import Tools
 from rlm_broker.trace.events import RunStarted
 from rlm_broker.transport.connection import QueryHandler
 from rlm_broker.types import ChildTrace
 from sandbox_worker.wire.messages import Query, Slot
+
+_ASKS_FOR_CODE = re.compile(r"```|\b(code|python|compute|calculate|count|sum|sort|add up)\b", re.IGNORECASE)
 
 
 class Recursion:
@@ -70,11 +75,17 @@ class Recursion:
             return [Slot(error=in_words(refused))] * len(query.prompts)
         most = self._tree.limits.max_children_per_batch or len(query.prompts)
         async with asyncio.TaskGroup() as group:
-            children = [
-                group.create_task(self._child(prompt, query.model, served_by)) for prompt in query.prompts[:most]
-            ]
+            children = [group.create_task(self._answered(query, prompt, served_by)) for prompt in query.prompts[:most]]
         excess = Slot(error=f"max_children_per_batch exceeded: {len(query.prompts)} > {most}")
         return [*(child.result() for child in children), *[excess] * (len(query.prompts) - len(children))]
+
+    async def _answered(self, query: Query, prompt: str, served_by: str) -> Slot:
+        """A child run; or a completion, where `recursion="auto"` finds that one will do."""
+        decide = self._tree.needs_repl
+        if decide is not None and not decide(prompt, self._tree.calls.window_tokens(self._below)):
+            (slot,) = await self._tree.calls.slots(self._below, msgspec.structs.replace(query, prompts=[prompt]))
+            return slot
+        return await self._child(prompt, query.model, served_by)
 
     async def _child(self, prompt: str, model: str | None, served_by: str) -> Slot:
         # Of its depth alone: were there one for all, parents that wait would hold what their children need.
@@ -116,6 +127,11 @@ class Recursion:
             why = f"child timeout after {time.monotonic() - started:.3f}s" if is_late else in_words(error)
             return Slot(text=runner.progress.partial_answer or "", error=why)
         return Slot(text=completion.response or "")
+
+
+def needs_repl(prompt: str, window_tokens: int) -> bool:
+    """For `recursion="auto"`: a prompt that fills half of what its model can read, or that asks for code."""
+    return len(prompt) > window_tokens * CHARS_PER_TOKEN // 2 or _ASKS_FOR_CODE.search(prompt) is not None
 
 
 def _after(started: float, seconds: float | None) -> float | None:

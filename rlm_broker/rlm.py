@@ -7,7 +7,7 @@ import time
 from collections import defaultdict
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any, Literal, cast
 
 from rlm_broker import __version__
 from rlm_broker.clients.base import Client
@@ -24,8 +24,9 @@ from rlm_broker.home import Home, Resident
 from rlm_broker.ledger import Ledger
 from rlm_broker.limits import Limits
 from rlm_broker.output_type import OutputType
-from rlm_broker.recursion import Recursion
-from rlm_broker.runner import QueryHandlerFactory, Runner, SystemPrompt, Tree
+from rlm_broker.prompts import Instructions, Profile
+from rlm_broker.recursion import Recursion, needs_repl
+from rlm_broker.runner import QueryHandlerFactory, Runner, Tree
 from rlm_broker.sandbox import policy
 from rlm_broker.sandbox.sandbox import Sandbox
 from rlm_broker.tools import Tools
@@ -50,7 +51,11 @@ class RLM(Resident):
         isolation: See `Sandbox`.
         allow_exec: See `Sandbox`.
         model_policy: What a model is worth that code names; see `ModelPolicy`.
+        recursion: "always" gives each child that may have one a REPL; "auto" only where its prompt is too long for its
+            model, or asks for code.
         system_prompt: In place of our own: for every run of the tree, or a function from the depth to it.
+        prompt_profile: Which way to end a run our own prompt tells; see `prompts.Profile`.
+        user_prologue: Put before the first user message.
         on_event: Called with everything that happens (`Callbacks` makes the field's callbacks of it); what it raises is
             dropped. It must not block.
         tools: Name → a function of yours that code may call, a plain value, or `{"tool": either, "description": text}`.
@@ -78,7 +83,10 @@ class RLM(Resident):
         isolation: str = "auto",
         allow_exec: bool | None = None,
         model_policy: ModelPolicy = "allow",
-        system_prompt: SystemPrompt | None = None,
+        recursion: Literal["always", "auto"] = "always",
+        system_prompt: str | Callable[[int], str] | None = None,
+        prompt_profile: Profile = "both",
+        user_prologue: str | None = None,
         on_event: Emit | None = None,
         tools: Mapping[str, Any] | None = None,
         sub_tools: Mapping[str, Any] | None = None,
@@ -98,7 +106,12 @@ class RLM(Resident):
         self._model_policy: ModelPolicy = model_policy
         self._isolation = isolation
         self._allow_exec = allow_exec
-        self._system_prompt = system_prompt
+        if recursion not in ("always", "auto"):
+            raise ConfigurationError(f"there is no recursion {recursion!r}; choose always or auto")
+        if prompt_profile not in ("both", "final", "answer"):
+            raise ConfigurationError(f"there is no prompt profile {prompt_profile!r}; choose both, final or answer")
+        self._needs_repl = needs_repl if recursion == "auto" else None
+        self._instructions = Instructions(system_prompt, prompt_profile, user_prologue)
         self._on_event = on_event
         self._tools = Tools(tools, sub_tools)
         self._query_handler = query_handler
@@ -233,7 +246,8 @@ class RLM(Resident):
         ledger = Ledger(limits)
         calls = RunCalls(machinery.handler, ledger, emit)
         places = defaultdict[int, asyncio.Semaphore](lambda: asyncio.Semaphore(limits.max_concurrent_children))
-        tree = Tree(calls, ledger, machinery.sandbox, emit, self._system_prompt, places, self._query_handler)
+        sandbox, asks = machinery.sandbox, self._query_handler
+        tree = Tree(calls, ledger, sandbox, emit, self._instructions, places, asks, self._needs_repl)
         caller = Caller(ROOT_RUN, 0, question)
         metadata = self._metadata(machinery, context)
         emit(RunStarted(ROOT_RUN, 0, question, metadata["model"], metadata))

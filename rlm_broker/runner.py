@@ -38,8 +38,8 @@ QueryHandlerFactory = Callable[[str, int, QueryHandler], QueryHandler]
 """From a run's name, its depth and the handler that it would have, what answers its REPL."""
 CHARS_PER_TOKEN = 4
 """Where the provider does not count."""
-SystemPrompt = str | Callable[[int], str]
-"""For every run of the tree, or by depth."""
+Decide = Callable[[str, int], bool]
+"""Whether a child with this prompt gets a REPL; the number is how many tokens its model can read."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,9 +50,10 @@ class Tree:
     ledger: Ledger
     sandbox: Sandbox
     emit: Emit
-    system_prompt: SystemPrompt | None
+    instructions: prompts.Instructions
     child_places: defaultdict[int, asyncio.Semaphore]
     query_handler: QueryHandlerFactory | None = None
+    needs_repl: Decide | None = None
 
     @property
     def limits(self) -> Limits:
@@ -160,6 +161,8 @@ class Runner:
         started = time.monotonic()
         async with self._opened(context) as (repl, name):
             opening = prompts.opening(self._question, context.info, name)
+            if self._tree.instructions.prologue and not self._caller.depth:
+                opening = f"{self._tree.instructions.prologue}\n\n{opening}"
             self.progress.messages += [ChatMessage("system", self._system()), ChatMessage("user", opening)]
             self._isolation = repl.isolation
             run, depth = self._caller.run, self._caller.depth
@@ -181,10 +184,8 @@ class Runner:
                 self._conversation.remember([*self._earlier, *self.progress.messages])
 
     def _system(self) -> str:
-        given = self._tree.system_prompt
-        if given is None:
-            return prompts.system(self._tree.limits, self._caller.depth, self._tools.documentation())
-        return given if isinstance(given, str) else given(self._caller.depth)
+        tools = self._tools.documentation()
+        return self._tree.instructions.system_prompt(self._tree.limits, self._caller.depth, tools)
 
     async def _converse(self, repl: SandboxedRepl) -> str | None:
         limits, question = self._tree.limits, self._question

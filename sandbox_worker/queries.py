@@ -10,6 +10,9 @@ from sandbox_worker.channel import ONLY_HERE, CannotAsk, Channel
 from sandbox_worker.wire.errors import FrameTooLarge
 from sandbox_worker.wire.messages import MAX_PROMPTS, Query, Slot, Want
 
+TYPED_ATTEMPTS = 3
+SHOWN_CHARS = 500
+
 
 class ToolError(RuntimeError):
     """A tool of the orchestrator's failed; the text says where and why."""
@@ -31,10 +34,34 @@ class Queries:
         raise CannotAsk(ONLY_HERE)
 
     def llm_query(
-        self, prompt: str, model: str | None = None, max_completion_tokens: int | None = None, system: str | None = None
-    ) -> str:
-        """One plain completion of `prompt`."""
-        return self._ask("llm", "llm_query", [prompt], model, max_completion_tokens, system)[0]
+        self,
+        prompt: str,
+        model: str | None = None,
+        max_completion_tokens: int | None = None,
+        system: str | None = None,
+        output_type: Any = None,
+    ) -> Any:
+        """One plain completion of `prompt`.
+
+        Args:
+            output_type: A JSON schema (a dict), or a pydantic model. Then the value is returned and not its text; or,
+                when the model could not be made to give one, a text that starts with `Error:`.
+        """
+        if output_type is None:
+            return self._ask("llm", "llm_query", [prompt], model, max_completion_tokens, system)[0]
+        schema, value_of = _typed("llm_query", output_type)
+        wanted = f"{prompt}\n\nAnswer with a JSON value of this schema, and nothing else: {schema}"
+        asked, problem = wanted, ""
+        for _ in range(TYPED_ATTEMPTS):
+            text = self._ask("llm", "llm_query", [asked], model, max_completion_tokens, system)[0]
+            if text.startswith("Error: "):
+                return text
+            try:
+                return value_of(_unfenced(text))
+            except ValueError as error:
+                problem = str(error)[:SHOWN_CHARS]
+            asked = f"{wanted}\n\nYou answered: {text[:SHOWN_CHARS]}\nThat is wrong: {problem}"
+        return f"Error: the answer is not of the output_type: {problem}"
 
     def llm_query_batched(
         self,
@@ -177,3 +204,38 @@ def _check_type(name: str, argument: str, value: Any, kind: Any) -> None:
         raise ValueError(f"{name}() argument {argument!r} must be at least 1, not {value}")
     if isinstance(value, float) and not 0 < value < float("inf"):
         raise ValueError(f"{name}() argument {argument!r} must be a positive number, not {value}")
+
+
+def _typed(name: str, output_type: Any) -> tuple[str, Callable[[str], Any]]:
+    """The schema as JSON, and what makes a value of a reply or raises a ValueError.
+
+    All of it happens here and not at the orchestrator: a schema of model code's own may keep a validator busy for ever.
+    """
+    if hasattr(output_type, "model_json_schema") and hasattr(output_type, "model_validate_json"):
+        return json.dumps(output_type.model_json_schema()), output_type.model_validate_json
+    if not isinstance(output_type, dict):
+        raise TypeError(f"{name}() argument 'output_type' must be a JSON schema (a dict) or a pydantic model")
+    import jsonschema  # most REPLs never need it
+
+    kind = jsonschema.validators.validator_for(output_type, default=jsonschema.Draft202012Validator)
+    try:
+        kind.check_schema(output_type)
+    except jsonschema.SchemaError as error:
+        raise ValueError(f"{name}() argument 'output_type' is no JSON schema: {error.message}") from None
+    validator = kind(output_type)
+
+    def value_of(text: str) -> Any:
+        value = json.loads(text)
+        for error in validator.iter_errors(value):
+            raise ValueError(error.message)
+        return value
+
+    return json.dumps(output_type), value_of
+
+
+def _unfenced(text: str) -> str:
+    """JSON as models like to hand it over: in a fence of its own."""
+    text = text.strip()
+    if text.startswith("```") and text.endswith("```") and "\n" in text:
+        return text.partition("\n")[2].removesuffix("```").strip()
+    return text

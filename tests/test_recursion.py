@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from rlm_broker.clients.base import LMRequest
 from rlm_broker.clients.function import FunctionClient
 from rlm_broker.clients.scripted import ScriptedClient
 from rlm_broker.errors import LimitReached
@@ -339,3 +340,81 @@ def test_without_a_threshold_nothing_is_summarised() -> None:
     client = SmallWindow([much, much, "FINAL(done)"])
     assert RLM(client).completion("text", "What?").response == "done"
     assert [len(request.messages) for request in client.requests] == [2, 4, 6]
+
+
+def test_recursion_chosen_by_the_problem_gives_a_repl_to_what_is_long_or_asks_for_code() -> None:
+    prompts_given = ["What is in here?", "Count the words of it.", "x" * 5_000]
+    replies = [f"```repl\nFINAL(str(rlm_query_batched({prompts_given!r})))\n```"]
+
+    def model(request: LMRequest) -> str:
+        if request.depth == 0:
+            return replies[0]
+        return "FINAL(a run)" if request.is_loop else "a completion"
+
+    class Small(ScriptedClient):
+        context_tokens = 2_000
+
+    done = RLM(Small(model), limits=Limits(max_depth=2), recursion="auto").completion("", "?")
+    assert done.response == "['a completion', 'a run', 'a run']"
+    done = RLM(Small(model), limits=Limits(max_depth=2)).completion("", "?")
+    assert done.response == "['a run', 'a run', 'a run']"
+
+
+@pytest.mark.parametrize(
+    ("profile", "told", "not_told"),
+    [("final", "FINAL(answer)", "answer['ready']"), ("answer", "answer['ready']", "`FINAL")],
+)
+def test_a_model_is_told_the_way_to_end_that_it_was_trained_on(profile: Any, told: str, not_told: str) -> None:
+    client = ScriptedClient(["FINAL(done)"])
+    RLM(client, prompt_profile=profile, user_prologue="Be {brief}.").completion("", "?")
+    system, opening = (str(message.content) for message in client.requests[0].messages)
+    assert told in system
+    assert not_told not in system
+    assert opening.startswith("Be {brief}.\n\n")
+
+
+SCHEMA = (
+    "{'type': 'object', 'properties': {'n': {'type': 'integer'}}, 'required': ['n'], 'additionalProperties': False}"
+)
+
+
+@pytest.mark.parametrize(
+    ("call", "replies", "answer"),
+    [
+        (f"llm_query('x', output_type={SCHEMA})['n'] + 1", ['{"n": 41}'], "42"),
+        (
+            f"llm_query('x', output_type={SCHEMA})['n'] + 1",
+            ["forty-one", '{"n": "x"}', '```json\n{"n": 41}\n```'],
+            "42",
+        ),
+        (
+            f"llm_query('x', output_type={SCHEMA})",
+            ["a", "b", '{"n": 1, "m": 2}'],
+            "Error: the answer is not of the output_type: Additional properties are not allowed ('m' was unexpected)",
+        ),
+    ],
+)
+def test_code_can_ask_for_a_value_of_a_schema(call: str, replies: list[str], answer: str) -> None:
+    client = ScriptedClient([f"```repl\nFINAL(str({call}))\n```", *replies])
+    response = RLM(client).completion("", "?").response or ""
+    assert response.startswith(answer)
+    assert len(client.requests) == 1 + len(replies)
+
+
+def test_an_output_type_that_is_no_schema_is_a_type_error() -> None:
+    code = "try: llm_query('x', output_type=5)\nexcept TypeError as error: FINAL(str(error))"
+    response = RLM(ScriptedClient([f"```repl\n{code}\n```"])).completion("", "?").response
+    assert response == "llm_query() argument 'output_type' must be a JSON schema (a dict) or a pydantic model"
+
+
+def test_code_can_ask_for_a_value_of_a_pydantic_model() -> None:
+    code = "import pydantic\nclass P(pydantic.BaseModel):\n    n: int\nFINAL(str(llm_query('x', output_type=P).n + 1))"
+    client = ScriptedClient([f"```repl\n{code}\n```", '{"n": "many"}', '{"n": 41}'])
+    assert RLM(client).completion("", "?").response == "42"
+    assert "That is wrong: " in str(client.requests[2].messages[-1].content)
+
+
+def test_an_output_type_that_is_no_schema_is_said_so() -> None:
+    code = "try: llm_query('x', output_type={'type': 'nonsense'})\nexcept ValueError as error: FINAL(str(error))"
+    response = RLM(ScriptedClient([f"```repl\n{code}\n```"])).completion("", "?").response or ""
+    assert response.startswith("llm_query() argument 'output_type' is no JSON schema: ")

@@ -22,7 +22,10 @@ class OfflineClient:
     async def complete(self, request: LMRequest) -> LMReply:
         """Answer one request: a loop turn with code, anything else from the text of its last user message.
 
-        Never raises for what the request holds. It uses no tokens and costs nothing.
+        It uses no tokens and costs nothing.
+
+        Raises:
+            ModelFailed: The code that it sent for this question did not come to an end.
         """
         if request.question is None or not request.question.strip():
             text = strategy.without_question(request.is_loop)
