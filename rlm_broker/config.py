@@ -69,7 +69,7 @@ class Settings:
             return Limits.model_validate(given)
         except ValidationError as error:
             first = error.errors()[0]
-            name = str(first["loc"][0])
+            name = str(first["loc"][0]) if first["loc"] else ", ".join(given)
             source = self._found[name].source if name in self._found else BUILT_IN
             where = "" if source == FLAGS else f" ({source})"
             raise ConfigurationError(f"limit {name} = {first['input']}{where}: {first['msg'].lower()}") from None

@@ -11,6 +11,7 @@ from rlm_broker.sandbox.sandbox import Sandbox
 from rlm_broker.tools import Tools
 from rlm_broker.transport.connection import QueryHandler, refuse
 from rlm_broker.types import ChatMessage
+from sandbox_worker.wire.errors import FrameTooLarge
 from sandbox_worker.wire.messages import Query, Slot
 
 
@@ -55,7 +56,8 @@ class Conversation:
         if self._repl is not None:
             said = [{"role": message.role, "content": message.content} for message in messages]
             number = self.runs - 1
-            self._repl.provide({f"history_{number}": said, **({"history": said} if number == 0 else {})})
+            with contextlib.suppress(FrameTooLarge):  # then it is not there: the next question is not to fail for it
+                self._repl.provide({f"history_{number}": said, **({"history": said} if number == 0 else {})})
 
     async def close(self) -> None:
         """End the REPL. Harmless when repeated."""
@@ -70,14 +72,15 @@ class Conversation:
             self._repl = await self._opened.enter_async_context(made)
             self.runs = 1
             return "context"
-        most = self._sandbox.limits.max_frame_bytes // 2
-        if context.info.form.size_bytes > most:
-            raise ContextRefused(
-                f"a later context of a persistent RLM may have {most:,} bytes (half of max_frame_bytes), this one has "
-                f"{context.info.form.size_bytes:,}: open another RLM for it"
-            )
+        self._repl.renew()
         name = f"context_{self.runs}"
-        self._repl.provide({name: context.value()})
+        try:
+            self._repl.provide({name: context.value()})
+        except FrameTooLarge as error:
+            raise ContextRefused(
+                f"a later context of a persistent RLM goes in one message, and this one is too large ({error}): raise "
+                "max_frame_bytes, or open another RLM for it"
+            ) from None
         self.runs += 1
         return name
 

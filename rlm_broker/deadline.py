@@ -7,6 +7,10 @@ from typing import Any, TypeVar
 T = TypeVar("T")
 
 
+class Late(TimeoutError):
+    """The limit of `within` was reached. (What the work itself raises may be a TimeoutError, too.)"""
+
+
 async def within(limit_s: float | None, work: Coroutine[Any, Any, T]) -> T:
     """Await `work`. At the limit, or when we are cancelled, it is cancelled once, and its end is awaited.
 
@@ -14,7 +18,7 @@ async def within(limit_s: float | None, work: Coroutine[Any, Any, T]) -> T:
     one would hit what is ending the processes.
 
     Raises:
-        TimeoutError: It was cancelled at the limit.
+        Late: It was cancelled at the limit.
     """
     task = asyncio.get_running_loop().create_task(work)
     cancelled: asyncio.CancelledError | None = None
@@ -31,7 +35,9 @@ async def within(limit_s: float | None, work: Coroutine[Any, Any, T]) -> T:
         except asyncio.CancelledError as ours:
             cancelled = ours
     if cancelled is not None:
+        if not task.cancelled():
+            task.exception()  # nobody waits for it any more
         raise cancelled
     if is_late and task.cancelled():
-        raise TimeoutError
+        raise Late
     return task.result()

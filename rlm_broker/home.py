@@ -27,6 +27,7 @@ class Home:
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
         self._pid = os.getpid()
+        self._thread: threading.Thread | None = None
 
     @staticmethod
     def here() -> "Home":
@@ -38,16 +39,18 @@ class Home:
         """The process's own loop, in a daemon thread that is started when it is first wanted."""
         global _background
         with _starting:
-            if _background is None or _background._loop.is_closed() or _background._pid != os.getpid():
-                loop = asyncio.new_event_loop()
-                threading.Thread(target=loop.run_forever, name="rlm-broker", daemon=True).start()
-                _background = Home(loop)
+            if _background is None or not _background.is_alive:
+                _background = Home(asyncio.new_event_loop())
+                run = _background._loop.run_forever
+                _background._thread = threading.Thread(target=run, name="rlm-broker", daemon=True)
+                _background._thread.start()
             return _background
 
     @property
     def is_alive(self) -> bool:
         """Whether anything can still be run there."""
-        return self._pid == os.getpid() and not self._loop.is_closed()
+        has_thread = self._thread is None or self._thread.is_alive()
+        return self._pid == os.getpid() and not self._loop.is_closed() and has_thread
 
     def run(self, work: Coroutine[Any, Any, T]) -> T:
         """Run `work` there and wait for it, from another thread.

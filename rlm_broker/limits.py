@@ -20,7 +20,7 @@ class Limits(BaseModel):
     # -- the run tree
     max_depth: NonNegativeInt = 1
     """Levels that have a REPL: 0 is a plain completion, 1 only the root. A child query below them is a completion."""
-    max_iterations: PositiveInt | tuple[PositiveInt, ...] = 30
+    max_iterations: PositiveInt | Annotated[tuple[PositiveInt, ...], Field(min_length=1)] = 30
     """Turns of one run. Children get fewer, see `iterations`; or one number for each depth."""
     max_blocks: PositiveInt | None = None
     """Code blocks of one run; past it code is not run. Left out: 5 times the root's turns."""

@@ -39,18 +39,24 @@ class OutputType:
         """
         try:
             return None, self._adapter.validate_json(_unfenced(answer))
-        except pydantic.ValidationError as error:
-            problem = "; ".join(
-                f"{'.'.join(map(str, item['loc'])) or 'the answer'}: {item['msg']}" for item in error.errors()[:10]
-            )
+        except (TypeError, ValueError) as error:
+            problem = _complaints(error)
         try:
             return None, self._adapter.validate_python(answer)  # text that is no JSON, where text is wanted
-        except pydantic.ValidationError:
+        except (TypeError, ValueError):
             pass
         if self._told >= max_retries:
             raise OutputInvalid(problem, answer)
         self._told += 1
         return prompts.wrong_type(answer, problem, self._schema), None
+
+
+def _complaints(error: Exception) -> str:
+    if not isinstance(error, pydantic.ValidationError):  # of a validator of the user's own
+        return f"{type(error).__name__}: {error}"
+    return "; ".join(
+        f"{'.'.join(map(str, item['loc'])) or 'the answer'}: {item['msg']}" for item in error.errors()[:10]
+    )
 
 
 def _unfenced(answer: str) -> str:

@@ -82,7 +82,8 @@ class Recursion:
     async def _answered(self, query: Query, prompt: str, served_by: str) -> Slot:
         """A child run; or a completion, where `recursion="auto"` finds that one will do."""
         decide = self._tree.needs_repl
-        if decide is not None and not decide(prompt, self._tree.calls.window_tokens(self._below)):
+        asked = Caller(self._below.run, self._below.depth, self._below.question, query.model)
+        if decide is not None and not decide(prompt, self._tree.calls.window_tokens(asked)):
             (slot,) = await self._tree.calls.slots(self._below, msgspec.structs.replace(query, prompts=[prompt]))
             return slot
         return await self._child(prompt, query.model, served_by)
@@ -100,6 +101,8 @@ class Recursion:
             slot = Slot(error="cancelled")
             try:
                 slot = await self._run(caller, prompt, served_by)
+            except Exception as error:  # noqa: BLE001 - of the user's own functions: its siblings go on
+                slot = Slot(error=f"{type(error).__name__}: {error}")
             finally:
                 self.child_traces.append(
                     ChildTrace(

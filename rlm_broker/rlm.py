@@ -270,7 +270,7 @@ class RLM(Resident):
 
     def _emit(self, event: Event) -> None:
         if self._on_event is not None:
-            with contextlib.suppress(Exception):  # a callback is the user's, and must not break the run
+            with contextlib.suppress(BaseException):  # a callback is the user's: not even its sys.exit breaks the run
                 self._on_event(event)
 
 

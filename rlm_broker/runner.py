@@ -11,7 +11,7 @@ from typing import Any
 import rlm_broker.prompts as prompts
 from rlm_broker.context import StoredContext
 from rlm_broker.conversation import Conversation
-from rlm_broker.deadline import T, within
+from rlm_broker.deadline import Late, T, within
 from rlm_broker.errors import LimitReached, ModelFailed, ReplClosed
 from rlm_broker.handler.calls import Caller, RunCalls, in_words
 from rlm_broker.ledger import Ledger
@@ -33,6 +33,7 @@ from rlm_broker.trace.events import (
 )
 from rlm_broker.transport.connection import QueryHandler
 from rlm_broker.types import Block, ChatMessage, ChildTrace, Completion, Isolation, Iteration
+from sandbox_worker.wire.errors import FrameTooLarge
 
 QueryHandlerFactory = Callable[[str, int, QueryHandler], QueryHandler]
 """From a run's name, its depth and the handler that it would have, what answers its REPL."""
@@ -140,9 +141,8 @@ class Runner:
         allowed_s: float | None = getattr(self._tree.limits, limit)
         try:
             return await within(allowed_s, work)
-        except TimeoutError:
-            if allowed_s is None:
-                raise
+        except Late:
+            assert allowed_s is not None
             raise LimitReached(limit, allowed_s, allowed_s) from None
 
     # -- a plain completion ------------------------------------------------------------------------------------------
@@ -152,8 +152,9 @@ class Runner:
         self.progress.messages += prompts.without_repl(value, self._question)
         while True:
             reply = await self._reply(is_loop=False)
-            if not reply.strip() or self._is_accepted(reply):
-                return reply or None
+            if (problem := self._problem_with(reply)) is None:
+                return reply if reply.strip() else None
+            self.progress.messages.append(ChatMessage("user", problem))
 
     # -- the loop ----------------------------------------------------------------------------------------------------
 
@@ -192,13 +193,13 @@ class Runner:
         turns = limits.iterations(self._caller.depth)
         for number in range(1, turns + 1):
             answer, blocks, not_run = await self._in_time("iteration_timeout_s", self._turn(repl, number))
-            if answer is not None and self._is_accepted(answer):
+            problem = None if answer is None else self._problem_with(answer)
+            if answer is not None and problem is None:
                 return answer
-            if answer is not None:
-                continue  # what is wrong with it is the last message by now
             is_last = number == turns or self._blocks_left() <= 0
             self._limit = None if not is_last else "max_blocks" if self._blocks_left() <= 0 else "max_iterations"
             then = prompts.last_request(question) if is_last else prompts.reminder(question, turns - number)
+            then = then if problem is None else f"{problem}\n\n{then}"
             self.progress.messages.append(ChatMessage("user", prompts.observation(blocks, not_run, limits, then)))
             self._count_errors(blocks)
             if is_last:
@@ -258,6 +259,8 @@ class Runner:
                 lambda stream, text: self._tree.emit(BlockPrinted(run, depth, number, stream, text)),
             )
         except ReplClosed as closed:
+            if repl.is_closed:
+                raise
             allowed = self._tree.sandbox.limits.max_repl_restarts
             raise LimitReached("max_repl_restarts", allowed, allowed) from closed
         self._tree.emit(BlockEnded(run, depth, number, block))
@@ -274,15 +277,16 @@ class Runner:
         summary = await self._reply()
         self._earlier += self.progress.messages
         name = "history" if self._conversation is None else f"history_{self._conversation.runs - 1}"
-        repl.provide({name: [{"role": each.role, "content": each.content} for each in self._earlier]})
+        with contextlib.suppress(FrameTooLarge):  # then the notes have to do
+            repl.provide({name: [{"role": each.role, "content": each.content} for each in self._earlier]})
         started_again = prompts.after_summary(str(opening.content), summary, name, then)
         self.progress.messages = [system, ChatMessage("user", started_again)]
 
     async def _last_answer(self, repl: SandboxedRepl) -> str | None:
-        """The turns are used up: one more call. Its code is not run."""
+        """The turns are used up: one more call, or some for an answer of a type. Their code is not run."""
         while True:
             try:
-                reply = await self._reply()
+                reply = await self._in_time("iteration_timeout_s", self._reply())
                 parsed = parse_reply(reply)
                 if isinstance(parsed.final, FinalVar):
                     block = await self._execute(repl, len(self.progress.trajectory), _lookup(parsed.final))
@@ -292,24 +296,25 @@ class Runner:
                 else:
                     answer = parsed.prose or self.progress.partial_answer
             except (ModelFailed, LimitReached):
+                if self._output_type is not None:  # what was said on the way is of no type
+                    raise
                 return self.progress.partial_answer
-            if answer is None or self._is_accepted(answer):
+            if (problem := self._problem_with(answer or "")) is None:
                 return answer
+            self.progress.messages.append(ChatMessage("user", problem))
 
     # -- what ends it ------------------------------------------------------------------------------------------------
 
-    def _is_accepted(self, answer: str) -> bool:
-        """Whether it is of the type that is wanted. Else the model is told why, as often as it may be.
+    def _problem_with(self, answer: str) -> str | None:
+        """What to tell the model if its answer is not of the type that is wanted.
 
         Raises:
             OutputInvalid: It was told often enough.
         """
         if self._output_type is None:
-            return True
+            return None
         problem, self._parsed = self._output_type.judge(answer, self._tree.limits.max_output_retries)
-        if problem is not None:
-            self.progress.messages.append(ChatMessage("user", problem))
-        return problem is None
+        return problem
 
     def _blocks_left(self) -> int:
         most = self._tree.limits.max_blocks

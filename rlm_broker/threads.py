@@ -1,6 +1,7 @@
 """Other people's blocking functions, in threads that nobody has to wait for."""
 
 import contextvars
+import os
 import queue
 import threading
 from collections.abc import Callable
@@ -20,15 +21,14 @@ class DaemonThreads:
 
     def __init__(self, max_threads: int) -> None:
         self._max_threads = max_threads
-        self._lock = threading.Lock()  # one client may serve several event loops
-        self._jobs: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
-        self._idle = threading.Semaphore(0)
-        self._started = 0
         self._closed: Exception | None = None
+        self._start_afresh()
 
     def submit(self, call: Callable[[], Any]) -> "Future[Any]":
         """Queue `call`, with the caller's context variables."""
         future: Future[Any] = Future()
+        if self._pid != os.getpid():  # forked meanwhile: no thread came along
+            self._start_afresh()
         with self._lock:
             if self._closed is not None:
                 future.set_exception(self._closed)
@@ -38,6 +38,13 @@ class DaemonThreads:
                 threading.Thread(target=self._work, name=f"rlm-broker-call-{self._started}", daemon=True).start()
                 self._started += 1
         return future
+
+    def _start_afresh(self) -> None:
+        self._pid = os.getpid()
+        self._lock = threading.Lock()  # one client may serve several event loops
+        self._jobs: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
+        self._idle = threading.Semaphore(0)
+        self._started = 0
 
     def close(self, reason: Exception) -> None:
         """End every idle thread, and each other one when its call returns. Calls not begun fail with `reason`."""

@@ -5,8 +5,10 @@ import builtins
 import inspect
 import keyword
 import linecache
+import re
 import traceback
-from collections.abc import Awaitable, Callable, Mapping
+import weakref
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -15,13 +17,15 @@ import msgspec
 import pydantic
 from pydantic_core import to_jsonable_python
 
-from rlm_broker.deadline import within
+from rlm_broker.deadline import Late, within
 from rlm_broker.errors import ConfigurationError
 from rlm_broker.threads import DaemonThreads
 from sandbox_worker.wire.messages import Slot
 
 RESERVED = {"context", "history", "llm_query", "llm_query_batched", "llm_batch", "rlm_query", "rlm_query_batched"}
-RESERVED |= {"budget", "FINAL", "FINAL_VAR", "SUBMIT", "SHOW_VARS", "answer"}
+RESERVED |= {"budget", "FINAL", "FINAL_VAR", "SUBMIT", "SHOW_VARS", "answer", "_"}
+_NUMBERED = re.compile(r"(context|history)_\d+")
+_PATH = re.compile(r"(?<![\w.])/(?:[\w.+@-]+/)+")
 MAX_THREADS = 64
 """Calls of blocking tools of one RLM at the same time; further ones wait, within their time limit."""
 
@@ -49,6 +53,8 @@ class Tools:
 
     def __init__(self, given: Mapping[str, Any] | None = None, for_children: Mapping[str, Any] | None = None) -> None:
         self._tools: dict[str, _Tool] = {}
+        self._threads = DaemonThreads(MAX_THREADS)
+        weakref.finalize(self, self._threads.close, RuntimeError("the RLM is gone"))
         self.values: dict[str, Any] = {}
         self._described: dict[str, str] = {}
         for name, what in (given or {}).items():
@@ -78,8 +84,8 @@ class Tools:
         except (msgspec.MsgspecError, RecursionError):
             return Slot(error=f"{name}() was called in a way that no REPL does")
         try:
-            result = await within(timeout_s, tool.call(given.args, given.kwargs))
-        except TimeoutError:
+            return Slot(text=await within(timeout_s, tool.call(given.args, given.kwargs)))
+        except Late:
             return Slot(error=f"{name}() took longer than tool_timeout_s = {timeout_s:g} s")
         except asyncio.CancelledError:
             task = asyncio.current_task()
@@ -88,17 +94,15 @@ class Tools:
             return Slot(error=f"{name}() cancelled itself")
         except pydantic.ValidationError as error:
             return Slot(error=f"{name}(): {_complaints(error)}")
+        except _NotPlain as error:
+            return Slot(error=f"{name}() returned {error}")
         except Exception as error:  # noqa: BLE001 - the tool is the user's own code: the model reads what it raised
             return Slot(error=_told(name, error))
-        try:
-            return Slot(text=msgspec.json.encode(to_jsonable_python(result)).decode())
-        except Exception as error:  # noqa: BLE001 - its result may be anything
-            return Slot(error=f"{name}() returned a {type(result).__name__}, which is no plain value: {error}")
 
     def _add(self, name: str, what: Any) -> None:
         if not isinstance(name, str) or not name.isidentifier() or keyword.iskeyword(name):
             raise ConfigurationError(f"a tool cannot be called {name!r}: that is no name in Python")
-        if name in RESERVED or name.startswith("__") or hasattr(builtins, name):
+        if name in RESERVED or _NUMBERED.fullmatch(name) or name.startswith("__") or hasattr(builtins, name):
             raise ConfigurationError(f"a tool cannot be called {name!r}: that name is taken in a REPL")
         description = None
         if isinstance(what, dict) and "tool" in what:
@@ -106,7 +110,7 @@ class Tools:
                 raise ConfigurationError(f"tool {name!r}: give {{'tool': ..., 'description': ...}} and nothing else")
             what, description = what["tool"], what.get("description")
         if callable(what):
-            self._tools[name] = _Tool(name, what)
+            self._tools[name] = _Tool(name, what, self._threads)
             self._described[name] = description or _first_paragraph(what)
             return
         try:
@@ -116,32 +120,58 @@ class Tools:
         self._described[name] = description or f"a {type(what).__name__}"
 
 
+class _NotPlain(Exception):
+    """A tool returned something that is no plain value."""
+
+
 class _Tool:
     """One callable."""
 
-    def __init__(self, name: str, function: Callable[..., Any]) -> None:
+    def __init__(self, name: str, function: Callable[..., Any], threads: DaemonThreads) -> None:
+        called: Any = function if inspect.isroutine(function) else getattr(function, "__call__", function)  # noqa: B004
         try:
             self.signature = str(inspect.signature(function))
-            self._validated = pydantic.validate_call(function)
-        except Exception as error:  # noqa: BLE001 - it is the user\'s: pydantic may call anything of it
-            raise ConfigurationError(f"tool {name!r}: its arguments cannot be validated: {error}") from None
-        self._is_async = inspect.iscoroutinefunction(function)
+            self._validated = pydantic.validate_call(called)
+        except Exception as error:  # noqa: BLE001 - it is the user's: pydantic may call anything of it
+            why = str(error).splitlines()[0]
+            raise ConfigurationError(
+                f"tool {name!r}: its arguments cannot be validated ({why}); wrap it in a function"
+            ) from None
+        self._is_async = inspect.iscoroutinefunction(called)
+        self._threads = threads
 
-    async def call(self, args: list[Any], kwargs: dict[str, Any]) -> Any:
-        invoke = partial(_guarded, partial(self._validated, *args, **kwargs))
-        result = invoke() if self._is_async else await asyncio.wrap_future(_threads.submit(invoke))
-        return await result if isinstance(result, Awaitable) else result
+    async def call(self, args: list[Any], kwargs: dict[str, Any]) -> str:
+        """Its result as JSON."""
+        if self._is_async:
+            return await self._awaited(partial(self._validated, *args, **kwargs))
+        invoke = partial(_called, partial(self._validated, *args, **kwargs))
+        result = await asyncio.wrap_future(self._threads.submit(invoke))
+        return result if isinstance(result, str) else await self._awaited(lambda: result)
+
+    async def _awaited(self, invoke: Callable[[], Awaitable[Any]]) -> str:
+        try:
+            return _encoded(await invoke())
+        except (KeyboardInterrupt, SystemExit, GeneratorExit) as error:  # out of a task, these end the whole loop
+            raise RuntimeError(f"{type(error).__name__}: {error}") from None
 
 
-def _guarded(invoke: Callable[[], Any]) -> Any:
-    """SystemExit would end the loop that hears of it, and a future cannot carry StopIteration."""
+def _called(invoke: Callable[[], Any]) -> Any:
+    """In a thread: a result as JSON, or what is to be awaited."""
     try:
-        return invoke()
+        result = invoke()
+        return result if isinstance(result, Awaitable) else _encoded(result)
     except (KeyboardInterrupt, SystemExit, GeneratorExit, StopIteration) as error:
+        # A future cannot carry the last one; the others would end whoever hears of them.
         raise RuntimeError(f"{type(error).__name__}: {error}") from None
 
 
-_threads = DaemonThreads(MAX_THREADS)
+def _encoded(result: Any) -> str:
+    if isinstance(result, Iterator):
+        raise _NotPlain(f"a {type(result).__name__}: return a list")
+    try:
+        return msgspec.json.encode(to_jsonable_python(result, inf_nan_mode="constants")).decode()
+    except Exception as error:  # noqa: BLE001 - its result may be anything
+        raise _NotPlain(f"a {type(result).__name__}, which is no plain value: {error}") from None
 
 
 def _first_paragraph(function: Callable[..., Any]) -> str:
@@ -162,4 +192,4 @@ def _told(name: str, error: BaseException) -> str:
             source = (linecache.getline(frame.filename, frame.lineno or 0)).strip()
             lines.append(f"  {Path(frame.filename).name}, line {frame.lineno}, in {frame.name}\n    {source}")
     what = "".join(traceback.format_exception_only(error)).strip()
-    return "\n".join([f"{name}() raised {what}", *lines[-5:]])
+    return _PATH.sub("", "\n".join([f"{name}() raised {what}", *lines[-5:]]))

@@ -18,6 +18,7 @@ from sandbox_worker.wire.frames import FrameDecoder, encode_frame
 from sandbox_worker.wire.messages import (
     Execute,
     FromWorker,
+    Provide,
     Query,
     Reply,
     decode_from_orchestrator,
@@ -56,6 +57,7 @@ class Channel:
         self._wanted: set[str] = set()
         self._replies: dict[str, Reply] = {}
         self._next: Execute | None = None
+        self._provided: list[Provide] = []
 
     def encode(self, message: FromWorker) -> bytes:
         """The message as a frame.
@@ -103,14 +105,15 @@ class Channel:
                     self._wanted.discard(query_id)
                     self._replies.pop(query_id, None)
 
-    def next_block(self) -> Execute:
-        """Wait for the next block."""
+    def next_block(self) -> tuple[Execute, list[Provide]]:
+        """Wait for the next block, and what is provided with it."""
         self._wait(lambda: self._next is not None)
+        provided, self._provided = self._provided, []
         block, self._next = self._next, None
         assert block is not None
         with self._sending:
             self._block, self._numbers = block.block, itertools.count(1)
-        return block
+        return block, provided
 
     def _send(self, frame: bytes) -> None:
         """Send a frame; `_sending` is held."""
@@ -155,5 +158,7 @@ class Channel:
             message = decode_from_orchestrator(payload)
             if isinstance(message, Execute):
                 self._next = message
+            elif isinstance(message, Provide):
+                self._provided.append(message)
             elif message.id in self._wanted:
                 self._replies[message.id] = message

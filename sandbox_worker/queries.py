@@ -58,8 +58,8 @@ class Queries:
                 return text
             try:
                 return value_of(_unfenced(text))
-            except ValueError as error:
-                problem = str(error)[:SHOWN_CHARS]
+            except Exception as error:  # noqa: BLE001 - the schema may make its validator do anything
+                problem = (str(error) or type(error).__name__)[:SHOWN_CHARS]
             asked = f"{wanted}\n\nYou answered: {text[:SHOWN_CHARS]}\nThat is wrong: {problem}"
         return f"Error: the answer is not of the output_type: {problem}"
 

@@ -17,7 +17,7 @@ from sandbox_worker.interrupts import Interrupts
 from sandbox_worker.queries import Queries
 from sandbox_worker.repl_output import BELL, pending_bytes
 from sandbox_worker.wire.errors import FrameTooLarge
-from sandbox_worker.wire.messages import Execute, Output, Ready, Result, Stream
+from sandbox_worker.wire.messages import Execute, Output, Provide, Ready, Result, Stream
 
 TIMERS = (signal.ITIMER_REAL, signal.ITIMER_VIRTUAL, signal.ITIMER_PROF)
 
@@ -80,11 +80,11 @@ class Repl:
         try:
             self._channel.send(self._channel.encode(Ready()))
             while True:
-                self._channel.send_result(self._run(self._channel.next_block()))
+                self._channel.send_result(self._run(*self._channel.next_block()))
         except DoorClosed:
             os._exit(0)
 
-    def _run(self, execute: Execute) -> bytes:
+    def _run(self, execute: Execute, given: list[Provide]) -> bytes:
         """Run one block and return the frame of its result."""
         self._block = execute.block
         self._final = None
@@ -92,7 +92,8 @@ class Repl:
         self._restore_streams()
         for printer in self._printers:
             printer.begin_block()
-        self._provided |= {name: self._queries.tool(name) for name in execute.tools} | execute.values
+        self._provided |= {name: self._queries.tool(name) for name in execute.tools}
+        self._provided |= {each.name: each.value for each in given}
         self._restore_names()
         (rung,) = BELL.unpack_from(self._bell)
         try:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from rlm_broker.clients.base import Client, LMRequest
 from rlm_broker.errors import RlmBrokerError
 from rlm_broker.handler.handler import LMHandler
-from rlm_broker.ledger import Ledger
+from rlm_broker.ledger import Hold, Ledger
 from rlm_broker.trace.events import CallEnded, CallStarted, Emit
 from rlm_broker.types import Call, ChatMessage, Usage
 from sandbox_worker.wire.messages import Query, Slot
@@ -117,30 +117,29 @@ class RunCalls:
 
     async def _call(self, caller: Caller, request: LMRequest) -> Call:
         client = self._handler.routing.pick_for_code(request.model, caller.depth)
-        number = self._ledger.charge_call()
+        async with self._slots:
+            hold = await self._ledger.hold(_chars(request), request.max_completion_tokens)
+            try:
+                number = self._ledger.charge_call()  # not before: what is never sent is not counted
+                return await self._sent(caller, client, request, number, hold)
+            finally:
+                self._ledger.release(hold)
+
+    async def _sent(self, caller: Caller, client: Client, request: LMRequest, number: int, hold: Hold) -> Call:
         self._emit(CallStarted(caller.run, caller.depth, number, request.model, _preview(request)))
         started = time.monotonic()
         try:
-            call = await self._made(caller, client, request)
+            call = await self._handler.complete(client, request, self._ledger.limits.call_timeout_s)
         except BaseException as error:  # recorded, and raised again
             taken_s = time.monotonic() - started
             self._emit(
                 CallEnded(caller.run, caller.depth, number, client.model_name, Usage(), taken_s, "", in_words(error))
             )
             raise
+        self._ledger.settle(hold, caller.run, call.root_model, caller.depth, call.usage)
         self._emit(
             CallEnded(caller.run, caller.depth, number, call.root_model, call.usage, call.execution_time, call.response)
         )
-        return call
-
-    async def _made(self, caller: Caller, client: Client, request: LMRequest) -> Call:
-        async with self._slots:
-            hold = await self._ledger.hold(_chars(request), request.max_completion_tokens)
-            try:
-                call = await self._handler.complete(client, request, self._ledger.limits.call_timeout_s)
-                self._ledger.settle(hold, caller.run, call.root_model, caller.depth, call.usage)
-            finally:
-                self._ledger.release(hold)
         return call
 
 

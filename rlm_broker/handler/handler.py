@@ -130,6 +130,8 @@ class LMHandler(Resident):
             if _is_being_cancelled():
                 raise
             raise ModelFailed(f"{client.model_name}: the client cancelled its own call") from None
+        except (SystemExit, KeyboardInterrupt, GeneratorExit) as error:  # out of a task, these end the whole loop
+            raise ModelFailed(f"{client.model_name}: {type(error).__name__}: {error}") from error
         except Exception as error:  # clients are anybody's code: whoever asked gets a reply all the same
             if deadline.expired():
                 raise ModelFailed(f"llm_query timed out after {limit_s:g}s") from None

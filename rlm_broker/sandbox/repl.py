@@ -26,7 +26,8 @@ from rlm_broker.transport.session import Provided, Session
 from rlm_broker.types import Block, Isolation
 from sandbox_worker.wire.control import Exceeded, PostMortem
 from sandbox_worker.wire.errors import FrameTooLarge
-from sandbox_worker.wire.messages import Query, Result, Slot
+from sandbox_worker.wire.frames import encode_frame
+from sandbox_worker.wire.messages import Provide, Query, Result, Slot, encode
 
 SMALL_CHARS = 1 << 16
 """A text that is stored in less time than a thread takes to start."""
@@ -97,11 +98,26 @@ class SandboxedRepl(Resident):
         """`execute`, awaited."""
         return await self.home.arun(self._execute(code, timeout_s, on_output))
 
+    @property
+    def is_closed(self) -> bool:
+        """Whether it was closed; no block runs any more."""
+        return self._closed
+
     def provide(self, values: Mapping[str, Any]) -> None:
-        """Give code more plain values by name. They are there from the next block on, also after a kill."""
+        """Give code more plain values by name. They are there from the next block on, also after a kill.
+
+        Raises:
+            FrameTooLarge: One of them is more than a message may hold. Then none is given.
+        """
+        for name, value in values.items():
+            encode_frame(encode(Provide(name, value)), self._limits.max_frame_bytes)
         self._provided[1].update(values)
         if self._connection is not None:
             self._connection.provide(values)
+
+    def renew(self) -> None:
+        """Another run begins: it may have as many fresh REPLs as the one before."""
+        self._restarts = 0
 
     # -- its life ----------------------------------------------------------------------------------------------------
 
@@ -249,7 +265,8 @@ class SandboxedRepl(Resident):
         return seen
 
     def _worker_alive(self) -> Worker:
-        assert self._worker is not None
+        if self._worker is None:
+            raise ReplClosed("this REPL was closed")
         return self._worker
 
 

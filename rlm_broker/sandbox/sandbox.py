@@ -11,6 +11,7 @@ from rlm_broker.sandbox.host import Host
 from rlm_broker.sandbox.repl import SandboxedRepl
 from rlm_broker.transport.connection import QueryHandler, refuse
 from rlm_broker.transport.listener import Listener
+from sandbox_worker.wire.errors import FrameTooLarge
 
 
 class Sandbox(Resident):
@@ -79,14 +80,18 @@ class Sandbox(Resident):
             values: Name → plain value that code finds.
 
         Raises:
+            ConfigurationError: A value is larger than a message to a REPL may be.
             SandboxFailed: The sandbox is not open. (A context that cannot be read is refused when it is entered.)
         """
         host, listener = self._host, self._listener or self._own_listener
         if host is None or listener is None:
             raise SandboxFailed("the sandbox is not open: use it as `with Sandbox() as sandbox:`")
-        return SandboxedRepl(
-            self.home, host, listener, context, handler, self.limits, (list(tools), dict(values or {}))
-        )
+        repl = SandboxedRepl(self.home, host, listener, context, handler, self.limits, (list(tools), {}))
+        try:
+            repl.provide(values or {})
+        except FrameTooLarge as error:
+            raise ConfigurationError(f"a value is too large for a message to a REPL: {error}") from None
+        return repl
 
     async def _open(self) -> None:
         if self._host is not None:

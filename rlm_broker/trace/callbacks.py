@@ -56,5 +56,5 @@ class Callbacks:
 
 def _call(callback: Callable[..., object] | None, *args: object) -> None:
     if callback is not None:
-        with contextlib.suppress(Exception):  # it is the user's
+        with contextlib.suppress(BaseException):  # it is the user's
             callback(*args)

@@ -40,8 +40,14 @@ def tree(path: Path) -> list[str]:
         if event["event"] == "run_started" and event["depth"] == 0 and runs:
             lines += _drawn(runs)
             runs = {}
-        _take(runs.setdefault(str(event["run"]), _Run(str(event["run"]))), event)
-    return lines + _drawn(runs)
+        try:
+            _take(runs.setdefault(str(event["run"]), _Run(str(event["run"]))), event)
+        except (TypeError, ValueError, AttributeError):
+            raise ConfigurationError(f"{path} is no trace: a {event['event']!s:.40} that no run tells") from None
+    try:
+        return lines + _drawn(runs)
+    except ValueError:
+        raise ConfigurationError(f"{path} is no trace: its runs have names that no run has") from None
 
 
 def _events(path: Path) -> Iterable[dict[str, Any]]:

@@ -13,6 +13,7 @@ from sandbox_worker.wire.messages import (
     FromWorker,
     Message,
     Output,
+    Provide,
     Query,
     Ready,
     Reply,
@@ -36,7 +37,7 @@ class State(Enum):
 TRANSITIONS: dict[State, dict[type[Message], State]] = {
     State.STARTING: {Ready: State.IDLE},
     # A block may end while its threads still wait: their replies come late, and the REPL drops them.
-    State.IDLE: {Execute: State.RUNNING, Reply: State.IDLE},
+    State.IDLE: {Execute: State.RUNNING, Provide: State.IDLE, Reply: State.IDLE},
     State.RUNNING: {Query: State.RUNNING, Reply: State.RUNNING, Output: State.RUNNING, Result: State.IDLE},
     State.CLOSED: {},
 }
@@ -91,10 +92,11 @@ class Session:
             FrameTooLarge: The code is longer than a frame may be. Nothing has changed.
         """
         tools, values = self._unsent
-        frame = self._frame(Execute(block=self.block + 1, code=code, tools=tools, values=values))
+        frames = [self._frame(Provide(name, value)) for name, value in values.items()]
+        frames.append(self._frame(Execute(block=self.block + 1, code=code, tools=tools)))
         self._unsent = ([], {})
         self.block += 1
-        return frame
+        return b"".join(frames)
 
     def provide(self, values: Mapping[str, Any]) -> None:
         """Give the REPL more values, with its next block."""

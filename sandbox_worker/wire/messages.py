@@ -118,13 +118,18 @@ class Execute(Message, frozen=True, omit_defaults=True):
 
     Attributes:
         tools: Names of functions of the orchestrator's that code may call. Said with the first block of a connection.
-        values: Name → plain value that code finds in the REPL, likewise.
     """
 
     block: int
     code: str
     tools: list[str] = []
-    values: dict[str, Any] = {}
+
+
+class Provide(Message, frozen=True):
+    """From the next block on, code finds `value` under `name`. Said between two blocks."""
+
+    name: str
+    value: Any
 
 
 class Slot(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
@@ -142,7 +147,7 @@ class Reply(Message, frozen=True):
 
 
 FromWorker = Ready | Query | Output | Result
-FromOrchestrator = Execute | Reply
+FromOrchestrator = Execute | Provide | Reply
 
 
 def _plain(value: object) -> str:

@@ -16,6 +16,7 @@ from sandbox_worker.wire.messages import (
     Execute,
     FromWorker,
     Output,
+    Provide,
     Query,
     Ready,
     Reply,
@@ -37,7 +38,9 @@ class Worker(Peer):
         self.send(encode(message))
 
     async def hear(self) -> Execute | Reply:
-        return decode_from_orchestrator(await self.receive())
+        message = decode_from_orchestrator(await self.receive())
+        assert not isinstance(message, Provide)
+        return message
 
 
 def query(number: int, *prompts: str) -> Query:

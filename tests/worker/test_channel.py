@@ -52,7 +52,7 @@ def pair() -> Iterator[tuple[Channel, Orchestrator]]:
 
 def begin(pair: tuple[Channel, Orchestrator], block: int = 1) -> None:
     pair[1].say(Execute(block=block, code="code"))
-    assert pair[0].next_block() == Execute(block=block, code="code")
+    assert pair[0].next_block() == (Execute(block=block, code="code"), [])
 
 
 def question(prompt: str = "p") -> Query:
