@@ -20,6 +20,7 @@ COMMANDS = {
     "trace": "Show the tree of runs that a trace holds.",
 }
 
+STOPPED = 130
 EXIT_CODES = """\b
 exit codes:
   0  answered (NOT FOUND is an answer); exec: the file ran through
@@ -71,7 +72,11 @@ def main() -> None:
         sentence = f"{error.format_message()} See `{command} --help`."
         fail(command.partition(" ")[2], "usage", sentence, 2, as_json="--json" in sys.argv)
     except (click.Abort, KeyboardInterrupt):
-        _leave_at_once(130)
+        _leave_at_once(STOPPED)
+    except SystemExit as end:
+        if end.code != STOPPED:
+            raise
+        _leave_at_once(STOPPED)  # twice Ctrl+C may come in the middle of an import, which an orderly end would wait for
     except BrokenPipeError:
         _leave_at_once(1)
     except OSError as error:
@@ -98,5 +103,6 @@ def _leave_at_once(exit_code: int, why: str = "") -> NoReturn:
     with contextlib.suppress(OSError, ValueError):
         if why:
             click.echo(f"rlm-broker: {why}", err=True)
+        sys.stdout.flush()
         sys.stderr.flush()
     os._exit(exit_code)
