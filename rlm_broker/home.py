@@ -41,8 +41,8 @@ class Home:
         with _starting:
             if _background is None or not _background.is_alive:
                 _background = Home(asyncio.new_event_loop())
-                run = _background._loop.run_forever
-                _background._thread = threading.Thread(target=run, name="rlm-broker", daemon=True)
+                keep = (_background._loop,)
+                _background._thread = threading.Thread(target=_keep_running, args=keep, name="rlm-broker", daemon=True)
                 _background._thread.start()
             return _background
 
@@ -190,6 +190,16 @@ class Resident:
         """`close`, awaited."""
         if self.home.is_alive:
             await self.home.arun(self._close())
+
+
+def _keep_running(loop: asyncio.AbstractEventLoop) -> None:
+    """A task that raises SystemExit stops its loop, and with it what everybody else awaits there: it goes on."""
+    while True:
+        try:
+            loop.run_forever()
+        except (SystemExit, KeyboardInterrupt):  # of the user's code: whoever awaits its task gets it
+            continue
+        return
 
 
 def _running_loop() -> asyncio.AbstractEventLoop | None:

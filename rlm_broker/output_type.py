@@ -6,6 +6,7 @@ from typing import Any
 import pydantic
 
 import rlm_broker.prompts as prompts
+from rlm_broker.complaints import complaints
 from rlm_broker.errors import ConfigurationError, OutputInvalid
 
 
@@ -40,7 +41,7 @@ class OutputType:
         try:
             return None, self._adapter.validate_json(_unfenced(answer))
         except (TypeError, ValueError) as error:
-            problem = _complaints(error)
+            problem = _problem(error)
         try:
             return None, self._adapter.validate_python(answer)  # text that is no JSON, where text is wanted
         except (TypeError, ValueError):
@@ -51,12 +52,10 @@ class OutputType:
         return prompts.wrong_type(answer, problem, self._schema), None
 
 
-def _complaints(error: Exception) -> str:
+def _problem(error: Exception) -> str:
     if not isinstance(error, pydantic.ValidationError):  # of a validator of the user's own
         return f"{type(error).__name__}: {error}"
-    return "; ".join(
-        f"{'.'.join(map(str, item['loc'])) or 'the answer'}: {item['msg']}" for item in error.errors()[:10]
-    )
+    return complaints(error, "the answer")
 
 
 def _unfenced(answer: str) -> str:

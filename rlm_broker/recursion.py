@@ -9,10 +9,10 @@ import msgspec
 
 from rlm_broker.context import store
 from rlm_broker.errors import LimitReached, RlmBrokerError
-from rlm_broker.handler.calls import PREVIEW_CHARS, Caller, in_words
+from rlm_broker.handler.calls import Caller, in_words
 from rlm_broker.runner import CHARS_PER_TOKEN, Runner, Tree
 from rlm_broker.tools import Tools
-from rlm_broker.trace.events import RunStarted
+from rlm_broker.trace.events import PREVIEW_CHARS, RunStarted
 from rlm_broker.transport.connection import QueryHandler
 from rlm_broker.types import ChildTrace
 from sandbox_worker.wire.messages import Query, Slot

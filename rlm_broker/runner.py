@@ -196,8 +196,11 @@ class Runner:
             problem = None if answer is None else self._problem_with(answer)
             if answer is not None and problem is None:
                 return answer
-            is_last = number == turns or self._blocks_left() <= 0
-            self._limit = None if not is_last else "max_blocks" if self._blocks_left() <= 0 else "max_iterations"
+            if self._blocks_left() == 0:
+                self._limit = "max_blocks"
+            elif number == turns:
+                self._limit = "max_iterations"
+            is_last = self._limit is not None
             then = prompts.last_request(question) if is_last else prompts.reminder(question, turns - number)
             then = then if problem is None else f"{problem}\n\n{then}"
             self.progress.messages.append(ChatMessage("user", prompts.observation(blocks, not_run, limits, then)))
@@ -316,9 +319,9 @@ class Runner:
         problem, self._parsed = self._output_type.judge(answer, self._tree.limits.max_output_retries)
         return problem
 
-    def _blocks_left(self) -> int:
+    def _blocks_left(self) -> int | None:
         most = self._tree.limits.max_blocks
-        return len(self.progress.trajectory) + 1_000_000 if most is None else max(0, most - self.progress.blocks)
+        return None if most is None else max(0, most - self.progress.blocks)
 
     def _count_errors(self, blocks: Sequence[Block]) -> None:
         failed = any(block.status not in ("ok", "exited") for block in blocks)

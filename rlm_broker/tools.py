@@ -17,6 +17,7 @@ import msgspec
 import pydantic
 from pydantic_core import to_jsonable_python
 
+from rlm_broker.complaints import complaints
 from rlm_broker.deadline import Late, within
 from rlm_broker.errors import ConfigurationError
 from rlm_broker.threads import DaemonThreads
@@ -93,7 +94,7 @@ class Tools:
                 raise
             return Slot(error=f"{name}() cancelled itself")
         except pydantic.ValidationError as error:
-            return Slot(error=f"{name}(): {_complaints(error)}")
+            return Slot(error=f"{name}(): {complaints(error, 'arguments')}")
         except _NotPlain as error:
             return Slot(error=f"{name}() returned {error}")
         except Exception as error:  # noqa: BLE001 - the tool is the user's own code: the model reads what it raised
@@ -176,11 +177,6 @@ def _encoded(result: Any) -> str:
 
 def _first_paragraph(function: Callable[..., Any]) -> str:
     return " ".join((inspect.getdoc(function) or "no description").partition("\n\n")[0].split())
-
-
-def _complaints(error: pydantic.ValidationError) -> str:
-    found = [f"{'.'.join(map(str, item['loc'])) or 'arguments'}: {item['msg']}" for item in error.errors()]
-    return "; ".join(found)
 
 
 def _told(name: str, error: BaseException) -> str:

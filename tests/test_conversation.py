@@ -57,15 +57,16 @@ def test_queries_go_to_the_run_that_is_going_on() -> None:
 async def test_two_questions_at_once_and_no_with_are_refused() -> None:
     with pytest.raises(ConfigurationError, match="within `with"):
         await RLM(ScriptedClient([]), persistent=True).acompletion("a", "?")
-    go_on = asyncio.Event()
+    asked, go_on = asyncio.Event(), asyncio.Event()
 
     async def reply(_messages: list[dict[str, Any]]) -> str:
+        asked.set()
         await go_on.wait()
         return "FINAL(done)"
 
     async with RLM(FunctionClient(reply), persistent=True) as rlm:
         first = asyncio.create_task(rlm.acompletion("a", "?"))
-        await asyncio.sleep(0.2)
+        await asyncio.wait_for(asked.wait(), 60)
         with pytest.raises(ConfigurationError, match="one question at a time"):
             await rlm.acompletion("b", "?")
         go_on.set()

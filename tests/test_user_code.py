@@ -51,6 +51,12 @@ def test_a_callback_that_exits_stops_nothing() -> None:
     assert done.response == "1"
 
 
+def test_a_prompt_function_that_exits_ends_its_run_and_not_the_loop_that_all_share() -> None:
+    with pytest.raises(SystemExit):
+        RLM(ScriptedClient([]), system_prompt=lambda _: sys.exit(3)).completion("c", "q")
+    still_works()
+
+
 def test_a_generator_is_no_result_and_is_not_run() -> None:
     def t() -> Iterator[int]:
         yield 1

@@ -10,11 +10,10 @@ from rlm_broker.clients.base import Client, LMRequest
 from rlm_broker.errors import RlmBrokerError
 from rlm_broker.handler.handler import LMHandler
 from rlm_broker.ledger import Hold, Ledger
-from rlm_broker.trace.events import CallEnded, CallStarted, Emit
+from rlm_broker.trace.events import PREVIEW_CHARS, CallEnded, CallStarted, Emit
 from rlm_broker.types import Call, ChatMessage, Usage
 from sandbox_worker.wire.messages import Query, Slot
 
-PREVIEW_CHARS = 80
 WINDOW_TOKENS = 128_000
 """Of a model whose client does not say it: what most models of 2025 and 2026 have at least."""
 

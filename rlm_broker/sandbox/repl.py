@@ -22,12 +22,11 @@ from rlm_broker.sandbox.worker import Worker
 from rlm_broker.transport.connection import Connection, QueryHandler
 from rlm_broker.transport.dialing import dial
 from rlm_broker.transport.listener import Listener
-from rlm_broker.transport.session import Provided, Session
+from rlm_broker.transport.session import Provided, Session, frames_of
 from rlm_broker.types import Block, Isolation
 from sandbox_worker.wire.control import Exceeded, PostMortem
 from sandbox_worker.wire.errors import FrameTooLarge
-from sandbox_worker.wire.frames import encode_frame
-from sandbox_worker.wire.messages import Provide, Query, Result, Slot, encode
+from sandbox_worker.wire.messages import Query, Result, Slot
 
 SMALL_CHARS = 1 << 16
 """A text that is stored in less time than a thread takes to start."""
@@ -66,7 +65,6 @@ class SandboxedRepl(Resident):
         self._worker: Worker | None = None
         self._connection: Connection | None = None
         self._restarts = 0
-        self._limit_of_last: str | None = None
         self._closed = False
         self._busy = asyncio.Lock()
 
@@ -109,11 +107,10 @@ class SandboxedRepl(Resident):
         Raises:
             FrameTooLarge: One of them is more than a message may hold. Then none is given.
         """
-        for name, value in values.items():
-            encode_frame(encode(Provide(name, value)), self._limits.max_frame_bytes)
-        self._provided[1].update(values)
+        frames = frames_of(values, self._limits.max_frame_bytes)
+        self._provided[1].update(frames)
         if self._connection is not None:
-            self._connection.provide(values)
+            self._connection.provide(frames)
 
     def renew(self) -> None:
         """Another run begins: it may have as many fresh REPLs as the one before."""
@@ -215,6 +212,7 @@ class SandboxedRepl(Resident):
                 await self._end_repl()
                 raise
             if result is None:
+                limit = run.limit  # known only as long as the worker is there
                 seen = post_mortem.told(await self._end_repl(explain=True), connection.block)
                 stdout, stderr = output.finish()
                 why = post_mortem.sentence(run.killed_because or "its processes are gone", seen)
@@ -226,7 +224,7 @@ class SandboxedRepl(Resident):
                     stderr,
                     why,
                     execution_time=taken_s,
-                    limit=run.limit or self._limit_of_last,
+                    limit=limit,
                     post_mortem=seen,
                 )
             stdout, stderr = output.finish()
@@ -251,7 +249,6 @@ class SandboxedRepl(Resident):
         connection, self._connection = self._connection, None
         worker = self._worker_alive()
         exceeded = worker.died if isinstance(worker.died, Exceeded) else None
-        self._limit_of_last = exceeded.limit if exceeded else None
         seen = exceeded.post_mortem if exceeded else None
         if not worker.gone.is_set():
             with contextlib.suppress(SandboxFailed):  # then its init was killed, and the REPL with it
@@ -287,8 +284,9 @@ class _BlockRun:
 
     @property
     def limit(self) -> str | None:
-        """Name of the limit of time that was reached, if one was."""
-        return self._clock.limit
+        """Name of the limit that was reached, if one was."""
+        died = self._worker.died
+        return self._clock.limit or (died.limit if isinstance(died, Exceeded) else None)
 
     async def result(self, code: str, timeout_s: float) -> Result | None:
         """Run it. None when the REPL must be killed, or is dead already; `killed_because` then says why."""

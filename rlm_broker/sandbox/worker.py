@@ -138,6 +138,7 @@ class Worker:
         if self._control.fileno() >= 0:
             self._loop.remove_reader(self._control)
             self._control.close()
+            self._answers.put_nowait(None)  # whoever still waits for one, though nobody may wait for him
 
     # -- the control socket ------------------------------------------------------------------------------------------
 

@@ -4,9 +4,7 @@ import contextlib
 import time
 from collections.abc import Callable
 
-from rlm_broker.trace.events import Event, IterationStarted, RunEnded, RunStarted
-
-PREVIEW_CHARS = 80
+from rlm_broker.trace.events import PREVIEW_CHARS, Event, IterationStarted, RunEnded, RunStarted
 
 
 class Callbacks:

@@ -9,6 +9,9 @@ from typing import Any, Literal
 
 from rlm_broker.types import Block, Isolation, Usage, UsageSummary
 
+PREVIEW_CHARS = 80
+"""Of a prompt or a result, where a whole one would be too much."""
+
 
 @dataclass(frozen=True, slots=True)
 class RunStarted:

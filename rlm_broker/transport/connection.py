@@ -3,7 +3,7 @@
 import asyncio
 import threading
 from collections.abc import Callable, Mapping
-from typing import Any, Protocol
+from typing import Protocol
 
 from rlm_broker.errors import ProtocolViolation, RlmBrokerError, WorkerDied
 from rlm_broker.transport.session import Session
@@ -103,9 +103,9 @@ class Connection(asyncio.BufferedProtocol):
         self._result = asyncio.get_running_loop().create_future()
         return self._result
 
-    def provide(self, values: Mapping[str, Any]) -> None:
-        """Give the REPL more plain values by name; code finds them from its next block on."""
-        self._session.provide(values)
+    def provide(self, frames: Mapping[str, bytes]) -> None:
+        """Give the REPL more plain values, see `frames_of`; code finds them from its next block on."""
+        self._session.provide(frames)
 
     async def settle(self) -> None:
         """Cancel what is still being answered and wait: a model call or a whole child run may hang below it."""

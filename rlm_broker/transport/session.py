@@ -43,8 +43,17 @@ TRANSITIONS: dict[State, dict[type[Message], State]] = {
 }
 
 
-Provided = tuple[list[str], dict[str, Any]]
-"""Names of tools, and plain values by name, that the REPL gets with its first block."""
+Provided = tuple[list[str], dict[str, bytes]]
+"""Names of tools, and the frames of plain values by name, that the REPL gets with its first block."""
+
+
+def frames_of(values: Mapping[str, Any], max_frame_bytes: int) -> dict[str, bytes]:
+    """Plain values by name, each as the frame that gives it to a REPL.
+
+    Raises:
+        FrameTooLarge: One of them is more than a message may hold.
+    """
+    return {name: encode_frame(encode(Provide(name, value)), max_frame_bytes) for name, value in values.items()}
 
 
 class Session:
@@ -92,16 +101,15 @@ class Session:
             FrameTooLarge: The code is longer than a frame may be. Nothing has changed.
         """
         tools, values = self._unsent
-        frames = [self._frame(Provide(name, value)) for name, value in values.items()]
-        frames.append(self._frame(Execute(block=self.block + 1, code=code, tools=tools)))
+        frame = self._frame(Execute(block=self.block + 1, code=code, tools=tools))
         self._unsent = ([], {})
         self.block += 1
-        return b"".join(frames)
+        return b"".join([*values.values(), frame])
 
-    def provide(self, values: Mapping[str, Any]) -> None:
-        """Give the REPL more values, with its next block."""
+    def provide(self, frames: Mapping[str, bytes]) -> None:
+        """Give the REPL more values, with its next block; see `frames_of`."""
         tools, unsent = self._unsent
-        self._unsent = (tools, {**unsent, **values})
+        self._unsent = (tools, {**unsent, **frames})
 
     def reply(self, reply: Reply) -> bytes:
         """The frame that answers an open query.
