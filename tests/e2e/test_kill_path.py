@@ -88,24 +88,6 @@ async def test_a_kill_that_nobody_waits_for_any_more_is_still_finished(level: st
             assert (await repl.aexecute("print(context)")).stdout == "the context\n"
 
 
-@LEVELS
-async def test_nothing_waits_for_a_worker_that_was_killed_while_it_started(level: str) -> None:
-    async with Sandbox(LIMITS, level) as sandbox:
-        before = asyncio.all_tasks()
-        chance = random.Random(level)
-        for _ in range(20):
-            opening = asyncio.create_task(sandbox.repl("the context").__aenter__())
-            await asyncio.sleep(chance.random() * 0.02)
-            opening.cancel()
-            if (await asyncio.gather(opening, return_exceptions=True))[0] is None:
-                continue
-            if not opening.cancelled():
-                await opening.result().aclose()
-        await asyncio.sleep(0)  # what has just been told of the end comes to its own
-        await asyncio.sleep(0)
-        assert asyncio.all_tasks() == before
-
-
 def test_what_a_block_leaves_running_has_no_endless_share_of_the_machine() -> None:
     with Sandbox(LIMITS, "strict") as sandbox, sandbox.repl("the context") as repl:
         idle = len(living_below())
