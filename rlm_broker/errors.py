@@ -11,12 +11,17 @@ RlmBrokerError
 ├── ProtocolViolation        a peer said what it may not say now; its connection is closed
 │   └── OneShotRefused       a request of the one-shot protocol cannot be served (in `transport.one_shot`)
 ├── ModelFailed              a language model call failed
+│   └── ReplayDiverged       a replayed run asked something that was not recorded
 ├── OutputInvalid            the answer is not of the type that was asked for; carries the last one
 ├── LimitReached             a limit ended the run; carries the best answer so far
 └── RunCancelled             somebody stopped the run; carries the best answer so far
 """
 
-from typing import ClassVar
+from typing import ClassVar, Literal
+
+FailureCause = Literal["transient", "request", "provider"]
+"""Why a call failed: `transient`, the same call may succeed later; `request`, no model would take it (too long, refused
+content, malformed); `provider`, anything else, such as a wrong key, an unknown model, an answer of nonsense."""
 
 
 class RlmBrokerError(Exception):
@@ -92,10 +97,27 @@ class ProtocolViolation(RlmBrokerError):
 
 
 class ModelFailed(RlmBrokerError):
-    """A language model call failed; the message is one sentence in the provider's own words."""
+    """A language model call failed; the message is one sentence in the provider's own words.
+
+    Attributes:
+        cause: Whether trying again, or asking another model, may help.
+        retry_after_s: How long the provider wants to be left alone, in seconds, if it said so.
+    """
 
     kind = "provider"
     exit_code = 5
+
+    def __init__(self, message: str, cause: FailureCause = "provider", retry_after_s: float | None = None) -> None:
+        super().__init__(message)
+        self.cause: FailureCause = cause
+        self.retry_after_s = retry_after_s
+
+
+class ReplayDiverged(ModelFailed):
+    """A replayed run asked something that was not recorded; the message shows the difference."""
+
+    kind = "replay"
+    exit_code = 1
 
 
 class OutputInvalid(RlmBrokerError):

@@ -50,14 +50,17 @@ class Recursion:
         most = limits.max_batch_prompts
         if len(query.prompts) > most:
             return [Slot(error=f"batch too large: {len(query.prompts)} > {most}")] * len(query.prompts)
+        texts = query.texts
+        if query.want != "llm" and len(texts) < len(query.prompts):
+            return [Slot(error=f"{query.want} takes text, and no content parts")] * len(query.prompts)
         match query.want:
             case "budget":
                 return [Slot(text=json.dumps(self._left()))] * len(query.prompts)
             case "tool":
                 timeout_s = limits.tool_timeout_s
-                return [await self._tools.call(query.tool or "", each, timeout_s) for each in query.prompts]
+                return [await self._tools.call(query.tool or "", each, timeout_s) for each in texts]
             case "rlm" if self._below.depth < limits.max_depth:
-                slots = await self._children(query)
+                slots = await self._children(query, texts)
             case _:
                 slots = await self._tree.calls.slots(self._below, query)
         return [_cut(slot, limits.max_result_chars) for slot in slots]
@@ -68,14 +71,14 @@ class Recursion:
 
     # -- children ----------------------------------------------------------------------------------------------------
 
-    async def _children(self, query: Query) -> list[Slot]:
+    async def _children(self, query: Query, prompts: list[str]) -> list[Slot]:
         try:
             served_by = self._tree.calls.model_name(self._below.depth, query.model)
         except RlmBrokerError as refused:
             return [Slot(error=in_words(refused))] * len(query.prompts)
         most = self._tree.limits.max_children_per_batch or len(query.prompts)
         async with asyncio.TaskGroup() as group:
-            children = [group.create_task(self._answered(query, prompt, served_by)) for prompt in query.prompts[:most]]
+            children = [group.create_task(self._answered(query, prompt, served_by)) for prompt in prompts[:most]]
         excess = Slot(error=f"max_children_per_batch exceeded: {len(query.prompts)} > {most}")
         return [*(child.result() for child in children), *[excess] * (len(query.prompts) - len(children))]
 

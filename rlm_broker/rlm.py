@@ -5,26 +5,27 @@ import contextlib
 import inspect
 import time
 from collections import defaultdict
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, cast
+from pathlib import Path
+from typing import Any, Literal
 
 from rlm_broker import __version__
-from rlm_broker.clients.base import Client
-from rlm_broker.clients.function import FunctionClient
-from rlm_broker.clients.litellm import LiteLLMClient, prefetch
-from rlm_broker.clients.named import client_for
+from rlm_broker.cache import Cache
 from rlm_broker.context import StoredContext, store
 from rlm_broker.conversation import Conversation
 from rlm_broker.errors import ConfigurationError, RunCancelled
 from rlm_broker.handler.calls import Caller, RunCalls
 from rlm_broker.handler.handler import LMHandler
-from rlm_broker.handler.routing import ModelPolicy
+from rlm_broker.handler.routing import ModelPolicy, Route
 from rlm_broker.home import Home, Resident
 from rlm_broker.ledger import Ledger
 from rlm_broker.limits import Limits
+from rlm_broker.models import Given, Models
 from rlm_broker.output_type import OutputType
 from rlm_broker.prompts import Instructions, Profile
+from rlm_broker.recording import FORMAT, Recorder, Recording
+from rlm_broker.recording import Models as RecordedModels
 from rlm_broker.recursion import Recursion, needs_repl
 from rlm_broker.runner import QueryHandlerFactory, Runner, Tree
 from rlm_broker.sandbox import policy
@@ -43,10 +44,11 @@ class RLM(Resident):
     ends them.
 
     Args:
-        model: The root model: a name ("offline", "openai/gpt-5-mini"), a client object, or a function, see
-            `FunctionClient`. None is "offline".
+        model: The root model: a name ("offline", "openai/gpt-5-mini", or one of `models`), a `Model`, a client object
+            (one with the field's `completion`, too), or a function, see `FunctionClient`. None is "offline".
         sub_model: Answers what the REPL asks; None is the root model.
         models: Further models that code may name.
+        routes: Which names and depths go to which of the models; see `Route`.
         limits: Bounds of each run tree; None takes those of `sandbox`, or the defaults.
         isolation: See `Sandbox`.
         allow_exec: See `Sandbox`.
@@ -65,6 +67,9 @@ class RLM(Resident):
             `context_1` and so on, and its messages as `history_0` and so on.
         query_handler: Replaces the recursion: from a run's name, its depth and the handler that it would have, makes
             what answers its REPL.
+        cache: A file, or a `Cache`, that keeps replies of providers; None keeps none.
+        record: A new file for all model calls; see `recording`.
+        replay: Such a file: its replies, and no model.
         handler: To be shared by several RLMs: its models serve, in place of `model` and its like. It stays its
             owner's to open and close, as client objects do.
         sandbox: To be shared by several RLMs: its limits of one REPL, isolation and `allow_exec` hold.
@@ -75,10 +80,11 @@ class RLM(Resident):
 
     def __init__(  # noqa: PLR0913 - a front door names what can be brought in
         self,
-        model: str | Client | Callable[..., Any] | None = None,
-        sub_model: str | Client | Callable[..., Any] | None = None,
+        model: Given | None = None,
+        sub_model: Given | None = None,
         *,
-        models: Mapping[str, str | Client | Callable[..., Any]] | None = None,
+        models: Mapping[str, Given] | None = None,
+        routes: Sequence[Route] = (),
         limits: Limits | None = None,
         isolation: str = "auto",
         allow_exec: bool | None = None,
@@ -92,18 +98,26 @@ class RLM(Resident):
         sub_tools: Mapping[str, Any] | None = None,
         persistent: bool = False,
         query_handler: QueryHandlerFactory | None = None,
+        cache: str | Path | Cache | None = None,
+        record: str | Path | None = None,
+        replay: str | Path | None = None,
         handler: LMHandler | None = None,
         sandbox: Sandbox | None = None,
     ) -> None:
-        if handler is not None and not (model is None and sub_model is None and not models):
+        brings_models = not (model is None and sub_model is None and not models)
+        if handler is not None and (brings_models or routes or cache or replay):
             raise ConfigurationError("give either models or a handler: a handler brings its own models")
+        if replay is not None and brings_models:
+            raise ConfigurationError("give either models or a recording to replay: it brings its own models")
         _require_types(limits=limits, handler=handler, sandbox=sandbox, on_event=on_event)
         policy.candidates(isolation, allow_exec)  # an unknown level is refused here and not in the first call
         self.limits = limits or (sandbox.limits if sandbox else Limits())
-        self._root = _client("offline" if model is None else model)
-        self._sub = None if sub_model is None else _client(sub_model)
-        self._models = {name: _client(client) for name, client in (models or {}).items()}
+        self._models: Models | None = None
+        if handler is None:
+            self._models = Models(model, sub_model, models or {}, routes, None if replay is None else Recording(replay))
+            self._models.handler(model_policy, self.limits)  # what is wrong with it is said here
         self._model_policy: ModelPolicy = model_policy
+        self._cache, self._record = cache, record
         self._isolation = isolation
         self._allow_exec = allow_exec
         if recursion not in ("always", "auto"):
@@ -194,26 +208,25 @@ class RLM(Resident):
         async with contextlib.AsyncExitStack() as own:
             handler, sandbox = self._handler, self._sandbox
             if handler is None:
-                handler = await own.enter_async_context(self._own_handler(home))
+                handler = await self._own_handler(own, home)
             if sandbox is None:
                 port = handler.listener
                 sandbox = await own.enter_async_context(
                     Sandbox(self.limits, self._isolation, allow_exec=self._allow_exec, listener=port, home=home)
                 )
-            yield _Machinery(handler, sandbox)
+            recorder = None
+            if self._record is not None:
+                recorder = own.enter_context(contextlib.closing(Recorder(self._record, _told(handler))))
+            yield _Machinery(handler, sandbox, recorder)
 
-    def _own_handler(self, home: Home) -> LMHandler:
-        handler = LMHandler(
-            self._root,
-            other_backend_client=self._sub,
-            model_policy=self._model_policy,
-            open_client=client_for,
-            call_timeout_s=self.limits.call_timeout_s,
-            home=home,
-        )
-        for name, client in self._models.items():
-            handler.register_client(name, client)
-        return handler
+    async def _own_handler(self, own: contextlib.AsyncExitStack, home: Home) -> LMHandler:
+        assert self._models is not None
+        own.push_async_callback(self._models.aclose)
+        await self._models.preflight(self.limits)
+        cache = self._cache
+        if isinstance(cache, str | Path):
+            cache = own.enter_context(contextlib.closing(Cache(cache)))
+        return await own.enter_async_context(self._models.handler(self._model_policy, self.limits, cache, home))
 
     # -- one run -----------------------------------------------------------------------------------------------------
 
@@ -225,7 +238,7 @@ class RLM(Resident):
         if question is not None and not question.strip():
             raise ConfigurationError("the question is empty: say what you want to know")
         attempt.output_type = None if output_type is None else OutputType(output_type)
-        attempt.emit = emit or self._emit
+        attempt.emit, attempt.is_followed = emit or self._emit, emit is not None
         if isinstance(prompt, StoredContext):
             return await self._run(prompt, question, attempt)
         with await asyncio.to_thread(store, prompt) as context:
@@ -244,7 +257,7 @@ class RLM(Resident):
     ) -> Completion:
         limits, emit = self.limits, attempt.emit
         ledger = Ledger(limits)
-        calls = RunCalls(machinery.handler, ledger, emit)
+        calls = RunCalls(machinery.handler, ledger, emit, machinery.recorder, tells_text=attempt.is_followed)
         places = defaultdict[int, asyncio.Semaphore](lambda: asyncio.Semaphore(limits.max_concurrent_children))
         sandbox, asks = machinery.sandbox, self._query_handler
         tree = Tree(calls, ledger, sandbox, emit, self._instructions, places, asks, self._needs_repl)
@@ -280,6 +293,7 @@ class _Machinery:
 
     handler: LMHandler
     sandbox: Sandbox
+    recorder: Recorder | None
 
 
 class _Attempt:
@@ -289,6 +303,7 @@ class _Attempt:
         self.runner: Runner | None = None
         self.output_type: OutputType | None = None
         self.emit: Emit
+        self.is_followed = False
 
     @property
     def partial_answer(self) -> str | None:
@@ -307,18 +322,8 @@ def _require_types(limits: object, handler: object, sandbox: object, on_event: o
         raise ConfigurationError("on_event is a plain function of one event: it is called, and never awaited")
 
 
-def _client(model: str | Client | Callable[..., Any]) -> Client:
-    client: Client
-    if isinstance(model, str):
-        if not model:
-            raise ConfigurationError("the model's name is empty: name one, or leave it out")
-        client = client_for(model)
-    elif hasattr(model, "complete") and hasattr(model, "model_name"):
-        client = cast("Client", model)
-    elif callable(model):
-        client = FunctionClient(model)
-    else:
-        raise ConfigurationError(f"a model is a name, a client or a function, and not {type(model).__name__}")
-    if isinstance(client, LiteLLMClient):
-        prefetch()  # seconds that pass while the context is read and the sandbox starts
-    return client
+def _told(handler: LMHandler) -> RecordedModels:
+    """What a recording says of the models: the names that a replay has to have."""
+    root, sub = handler.get_client(depth=0), handler.get_client(depth=1)
+    others = list(handler.routing.names)
+    return RecordedModels(FORMAT, root.model_name, None if sub is root else sub.model_name, others)

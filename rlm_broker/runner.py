@@ -218,7 +218,9 @@ class Runner:
         return answer, blocks, not_run
 
     async def _reply(self, *, is_loop: bool = True) -> str:
-        call = await self._tree.calls.turn(self._caller, self.progress.messages, is_loop=is_loop)
+        call = await self._tree.calls.turn(
+            self._caller, self.progress.messages, block=self.progress.blocks, is_loop=is_loop
+        )
         said = call.response if call.response.strip() else prompts.EMPTY_REPLY
         self.progress.messages.append(ChatMessage("assistant", said))
         counted = call.usage.total_input_tokens + call.usage.total_output_tokens

@@ -25,6 +25,8 @@ class Usage:
     total_output_tokens: int = 0
     total_cost: float | None = None
     """US dollars, or None where the price is not known."""
+    stored_calls: int = 0
+    """Of the calls, those answered from a cache or a recording: nothing was sent, and nothing paid."""
 
     def __add__(self, other: "Usage") -> "Usage":
         if self.total_calls == 0 or other.total_calls == 0:
@@ -38,16 +40,19 @@ class Usage:
             self.total_input_tokens + other.total_input_tokens,
             self.total_output_tokens + other.total_output_tokens,
             cost,
+            self.stored_calls + other.stored_calls,
         )
 
     def to_dict(self) -> dict[str, Any]:
-        """The field's shape: `total_cost` only where it is known."""
-        cost = {} if self.total_cost is None else {"total_cost": self.total_cost}
+        """The field's shape: `total_cost` only where it is known; `stored_calls` only where there are any."""
+        cost: dict[str, Any] = {} if self.total_cost is None else {"total_cost": self.total_cost}
+        stored = {"stored_calls": self.stored_calls} if self.stored_calls else {}
         return {
             "total_calls": self.total_calls,
             "total_input_tokens": self.total_input_tokens,
             "total_output_tokens": self.total_output_tokens,
             **cost,
+            **stored,
         }
 
 
@@ -80,6 +85,7 @@ class Call:
         root_model: The model that served it.
         requested_model: The name that was asked for, where it differs.
         execution_time: Seconds.
+        problem: Why there is no text, where the provider sent none.
     """
 
     root_model: str
@@ -87,6 +93,7 @@ class Call:
     usage: Usage
     execution_time: float
     requested_model: str | None = None
+    problem: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

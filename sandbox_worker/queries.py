@@ -8,7 +8,7 @@ import msgspec
 
 from sandbox_worker.channel import ONLY_HERE, CannotAsk, Channel
 from sandbox_worker.wire.errors import FrameTooLarge
-from sandbox_worker.wire.messages import MAX_PROMPTS, Query, Slot, Want
+from sandbox_worker.wire.messages import MAX_PROMPTS, Prompt, Query, Slot, Want
 
 TYPED_ATTEMPTS = 3
 SHOWN_CHARS = 500
@@ -35,7 +35,7 @@ class Queries:
 
     def llm_query(
         self,
-        prompt: str,
+        prompt: str | list[Any],
         model: str | None = None,
         max_completion_tokens: int | None = None,
         system: str | None = None,
@@ -44,11 +44,15 @@ class Queries:
         """One plain completion of `prompt`.
 
         Args:
+            prompt: Text, or a list of content parts, as `{"type": "text", "text": ...}` and `{"type": "image_url",
+                "image_url": {"url": "data:image/png;base64,..."}}`.
             output_type: A JSON schema (a dict), or a pydantic model. Then the value is returned and not its text; or,
                 when the model could not be made to give one, a text that starts with `Error:`.
         """
         if output_type is None:
             return self._ask("llm", "llm_query", [prompt], model, max_completion_tokens, system)[0]
+        if not isinstance(prompt, str):
+            raise TypeError("llm_query() with an output_type needs text as its prompt")
         schema, value_of = _typed("llm_query", output_type)
         wanted = f"{prompt}\n\nAnswer with a JSON value of this schema, and nothing else: {schema}"
         asked, problem = wanted, ""
@@ -65,7 +69,7 @@ class Queries:
 
     def llm_query_batched(
         self,
-        prompts: Sequence[str],
+        prompts: Sequence[str | list[Any]],
         model: str | None = None,
         max_completion_tokens: int | None = None,
         system: str | None = None,
@@ -76,7 +80,7 @@ class Queries:
         """One plain completion for each prompt, at the same time; the texts in the order of the prompts.
 
         Args:
-            prompts: Any number. The same prompt twice is sent once, unless `samples` is true.
+            prompts: Any number, each as that of `llm_query`. The same one twice is sent once, unless `samples` is true.
             timeout_s: Seconds for all together: what has no answer by then is an error in its place.
         """
         return self._ask(
@@ -91,7 +95,7 @@ class Queries:
             bool(samples),
         )
 
-    def llm_batch(self, prompts: Sequence[str], max_concurrent: int = 10) -> list[str]:
+    def llm_batch(self, prompts: Sequence[str | list[Any]], max_concurrent: int = 10) -> list[str]:
         """`llm_query_batched`, at most `max_concurrent` at a time."""
         return self.llm_query_batched(prompts, max_concurrent=max_concurrent)
 
@@ -135,7 +139,7 @@ class Queries:
         self,
         want: Want,
         name: str,
-        prompts: Sequence[str],
+        prompts: Sequence[str | list[Any]],
         model: str | None,
         max_completion_tokens: int | None = None,
         system: str | None = None,
@@ -143,7 +147,7 @@ class Queries:
         timeout_s: float | None = None,
         samples: bool = False,
     ) -> list[str]:
-        texts = _checked(name, prompts)
+        texts = _checked(name, prompts, takes_parts=want == "llm")
         for argument, value, kind in (
             ("model", model, str),
             ("max_completion_tokens", max_completion_tokens, int),
@@ -181,17 +185,25 @@ def _rendered(slot: Slot) -> str:
     return f"Error: {slot.error}\n{slot.text}" if slot.text else f"Error: {slot.error}"
 
 
-def _checked(name: str, prompts: Sequence[str]) -> list[str]:
+def _checked(name: str, prompts: Sequence[str | list[Any]], *, takes_parts: bool) -> list[Prompt]:
     if isinstance(prompts, str):
         raise TypeError(f"{name}() takes a list of prompts, not one string")
     if isinstance(prompts, Mapping | bytes) or not isinstance(prompts, Iterable):
         raise TypeError(f"{name}() takes a list of prompts, not a {type(prompts).__name__}")
-    texts = list(prompts)
-    for position, text in enumerate(texts):
-        if not isinstance(text, str):
-            which = "prompt" if len(texts) == 1 else f"prompts[{position}]"
-            raise TypeError(f"{name}() needs text: {which} is a {type(text).__name__}; use str() or an f-string")
-    return texts
+    checked: list[Prompt] = []
+    given = list(prompts)
+    for position, prompt in enumerate(given):
+        which = "prompt" if len(given) == 1 else f"prompts[{position}]"
+        if isinstance(prompt, str):
+            checked.append(prompt)
+        elif takes_parts and isinstance(prompt, list):
+            try:
+                checked.append(msgspec.convert(prompt, Prompt))
+            except msgspec.ValidationError as error:
+                raise TypeError(f"{name}() needs text or content parts: {which} is neither: {error}") from None
+        else:
+            raise TypeError(f"{name}() needs text: {which} is a {type(prompt).__name__}; use str() or an f-string")
+    return checked
 
 
 def _check_type(name: str, argument: str, value: Any, kind: Any) -> None:

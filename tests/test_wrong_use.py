@@ -15,7 +15,7 @@ ANSWERS = "```repl\nFINAL(context)\n```"
 @pytest.mark.parametrize(
     ("given", "why"),
     [
-        ({"model": 42}, "a model is a name, a client or a function, and not int"),
+        ({"model": 42}, "a model is a name, a Model, a client or a function, and not int"),
         ({"model": ""}, "name is empty"),
         ({"model": "offline", "limits": {"max_depth": 2}}, "limits is a Limits, and not dict"),
         ({"on_event": 5}, "on_event is a plain function"),

@@ -8,6 +8,7 @@ from rlm_broker.trace.events import (
     BlockEnded,
     BlockStarted,
     CallEnded,
+    CallRetried,
     CallStarted,
     Event,
     IterationStarted,
@@ -79,6 +80,8 @@ class Progress:
                 return f"block {event.block}: {event.outcome.status} after {event.outcome.execution_time:.2f} s"
             case CallStarted():
                 self._in_flight += 1
+            case CallRetried():
+                return f"call {event.call}: attempt {event.attempt} in {event.wait_s:.1f} s, since {event.reason}"
             case CallEnded():
                 self._in_flight -= 1
                 self._usage += event.usage

@@ -1,8 +1,10 @@
 """What every client is: one async call that returns its text and its own usage."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
+from rlm_broker.recording import CallId
 from rlm_broker.types import ChatMessage, Usage
 
 
@@ -18,6 +20,10 @@ class LMRequest:
         question: The question of the run, out of band: for clients that retrieve and do not reason. A client that
             sends requests to a model ignores it.
         is_loop: The call is a turn of a run's loop, whose reply may hold code; otherwise it is a plain completion.
+        sample: Which of several answers to one and the same prompt this is to be, from 0.
+        on_text: Called with each piece of the reply as it comes, by clients that can; it must not block. A call that is
+            tried again begins anew.
+        id: Which call of a run it is, for whoever writes it down.
     """
 
     messages: tuple[ChatMessage, ...]
@@ -26,20 +32,36 @@ class LMRequest:
     depth: int = 0
     question: str | None = None
     is_loop: bool = False
+    sample: int = 0
+    on_text: Callable[[str], None] | None = None
+    id: CallId | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class LMReply:
-    """What one call returned: its text, and what this call alone used (`usage.total_calls` is 1)."""
+    """What one call returned.
+
+    Attributes:
+        usage: What this call alone used; its `total_calls` is 1.
+        problem: Why there is no text, where the provider sent none.
+        model: The model that served, where that is not the client's own.
+    """
 
     text: str
     usage: Usage
+    problem: str | None = None
+    model: str | None = None
 
 
 class Client(Protocol):
-    """A way to call models.
+    """A way to call models. It may have further attributes, each of which may be missing or None:
 
-    It may have an attribute `context_tokens`, how many tokens its model can read, or None where that is not known.
+    - `context_tokens`: how many tokens its model can read.
+    - `max_concurrent`: how many calls it takes at the same time; further ones are queued before it.
+    - `fingerprint`: text that tells on what its replies depend beside the request, without any secret. Only the replies
+      of a client that has one are kept in a `Cache`.
+    - `preflight()`: awaited before a run starts anything; it raises what every call would.
+    - `is_priced`: False where what its calls cost will not be known.
     """
 
     @property

@@ -2,12 +2,15 @@
 
 import asyncio
 import functools
+import json
 import os
 import re
 import threading
+from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Any
 
+from rlm_broker.clients import failures
 from rlm_broker.clients.base import LMReply, LMRequest
 from rlm_broker.errors import ConfigurationError, ModelFailed, UnknownModel
 from rlm_broker.types import Usage
@@ -39,11 +42,8 @@ _BARE_NAMES: tuple[tuple[re.Pattern[str], str], ...] = (
     (re.compile(r"grok-"), "xai"),
 )
 
-_SECRET_NAME = re.compile(r"_(KEY|TOKEN|SECRET)\Z", re.IGNORECASE)
-_MIN_SECRET_CHARS = 6
-"""A shorter value is no secret, and hiding every "1" would garble the message."""
-
-_MAX_ERROR_CHARS = 500
+MAX_CONCURRENT = 256
+"""Requests at the same time; further calls wait in turn."""
 
 
 def full_name(model_name: str) -> str | None:
@@ -82,20 +82,35 @@ def prefetch() -> "Future[Any]":
 class LiteLLMClient:
     """A model at a provider, called through litellm.
 
-    One call is one request: retries are the handler's business, which counts and pays them.
+    One call is one request: retries are the handler's business.
 
     Args:
         model_name: `provider/model`, or a well-known bare name.
-        options: Passed to litellm as they are (`temperature`, `api_base`, `api_key`, ...).
+        max_concurrent: Calls at the same time.
+        usd_per_million_tokens: Of input and of output; None takes litellm's prices.
+        options: Passed to litellm as they are (`temperature`, `api_base`, `api_key`, `extra_headers`, `timeout`, ...).
 
     Raises:
-        ConfigurationError: `stream=True`: a client returns whole replies.
+        ConfigurationError: `stream` is no option.
     """
 
-    def __init__(self, model_name: str, **options: Any) -> None:
-        if options.get("stream"):
-            raise ConfigurationError(f"{model_name}: stream=True is not possible here: a client returns whole replies")
+    def __init__(
+        self,
+        model_name: str,
+        *,
+        max_concurrent: int = MAX_CONCURRENT,
+        usd_per_million_tokens: tuple[float, float] | None = None,
+        **options: Any,
+    ) -> None:
+        if "stream" in options:
+            raise ConfigurationError(
+                f"{model_name}: stream is no option: a reply is streamed to whoever follows the run"
+            )
+        if usd_per_million_tokens is not None:
+            names = ("input_cost_per_token", "output_cost_per_token")
+            options |= {name: usd / 1e6 for name, usd in zip(names, usd_per_million_tokens, strict=True)}
         self.model_name = model_name
+        self.max_concurrent = max_concurrent
         self._options = options
         self._litellm_name = full_name(model_name) or model_name
 
@@ -109,6 +124,32 @@ class LiteLLMClient:
         except Exception:  # noqa: BLE001 - litellm raises a plain Exception for what it does not know
             return None
         return found if isinstance(found, int) and found > 0 else None
+
+    @property
+    def fingerprint(self) -> str:
+        """What its replies depend on, beside the request."""
+        public = {name: value for name, value in self._options.items() if not _is_secret(name)}
+        return json.dumps([self._litellm_name, public], sort_keys=True, default=str)
+
+    @property
+    def is_priced(self) -> bool | None:
+        """Whether litellm knows what its calls cost; None before it is there."""
+        if "input_cost_per_token" in self._options:
+            return True
+        if not prefetch().done():
+            return None
+        return any(name in prefetch().result().model_cost for name in _names_of_price(self._litellm_name))
+
+    async def loaded(self) -> None:
+        """Wait for litellm's import: from then on it is known what its model costs.
+
+        Raises:
+            ModelFailed: It cannot be imported.
+        """
+        try:
+            await asyncio.wrap_future(prefetch())
+        except Exception as error:  # noqa: BLE001 - an import may fail in any way
+            raise self._failed(error) from None
 
     def check(self) -> None:
         """See whether a call could be made at all, before anything is started. Nothing is sent.
@@ -145,15 +186,21 @@ class LiteLLMClient:
         options = {"drop_params": True, "max_retries": 0, **self._options}
         if request.max_completion_tokens is not None:
             options["max_tokens"] = request.max_completion_tokens
+        call = {"model": self._litellm_name, "messages": messages, **options}
         try:
             litellm = await asyncio.wrap_future(prefetch())
-            response = await litellm.acompletion(model=self._litellm_name, messages=messages, **options)
+            if request.on_text is None:
+                response = await litellm.acompletion(**call)
+            else:
+                response = await _streamed(litellm, call, request.on_text)
         except Exception as error:  # noqa: BLE001 - six of litellm's own errors have no base class that it exports
             # Without its cause: that one's text, and the request it holds, have the key in them.
-            raise ModelFailed(f"{self.model_name}: {self._one_line(error)}") from None
-        if not response.choices:
+            raise self._failed(error) from None
+        if response is None or not response.choices:
             raise ModelFailed(f"{self.model_name}: the provider's answer has no choices")
-        return LMReply(response.choices[0].message.content or "", self._usage(litellm, response))
+        choice = response.choices[0]
+        text = choice.message.content
+        return LMReply(text or "", self._usage(litellm, response), failures.no_text(text, choice.finish_reason))
 
     async def aclose(self) -> None:
         """Nothing is held here: litellm keeps connections per event loop and closes them when idle or at exit."""
@@ -179,12 +226,15 @@ class LiteLLMClient:
             cost = None
         return Usage(1, input_tokens, output_tokens, cost)
 
-    def _one_line(self, error: Exception) -> str:
+    def _failed(self, error: Exception) -> ModelFailed:
         kind = type(error).__name__
         text = str(error).partition("Traceback (most recent call last)")[0]
         text = re.sub(rf"\A(\s*(litellm\.)?{re.escape(kind)}:)+", "", text)
-        text = " ".join(_redacted(text, self._options).split())
-        return f"{kind}: {text if len(text) <= _MAX_ERROR_CHARS else text[:_MAX_ERROR_CHARS] + '...'}"
+        status = getattr(error, "status_code", None)
+        cause = failures.cause_of(status) if isinstance(status, int) else "provider"
+        headers = getattr(getattr(error, "response", None), "headers", None) or {}
+        said = failures.one_line(text, _secrets(self._options))
+        return ModelFailed(f"{self.model_name}: {kind}: {said}", cause, failures.retry_after_s(headers))
 
 
 def _import_litellm() -> Any:
@@ -202,15 +252,31 @@ def _import_litellm() -> Any:
     return litellm
 
 
+async def _streamed(litellm: Any, call: dict[str, Any], on_text: Callable[[str], None]) -> Any:
+    """The whole response, whose text was told as it came."""
+    chunks = []
+    async for chunk in await litellm.acompletion(**call, stream=True, stream_options={"include_usage": True}):
+        chunks.append(chunk)
+        if chunk.choices and (text := chunk.choices[0].delta.content):
+            on_text(text)
+    return litellm.stream_chunk_builder(chunks, messages=call["messages"])
+
+
 def _is_free(litellm: Any, name: str) -> bool:
-    price = litellm.model_cost.get(name) or litellm.model_cost.get(name.partition("/")[2]) or {}
+    price: dict[str, Any] = next(filter(None, map(litellm.model_cost.get, _names_of_price(name))), {})
     return price.get("input_cost_per_token") == 0 and price.get("output_cost_per_token") == 0
 
 
-def _redacted(text: str, options: dict[str, Any]) -> str:
-    named = [*os.environ.items(), *options.items()]
-    secrets = {value for name, value in named if _SECRET_NAME.search(name) and isinstance(value, str)}
-    for secret in sorted(secrets, key=len, reverse=True):  # one may be part of another
-        if len(secret) >= _MIN_SECRET_CHARS:
-            text = text.replace(secret, "[redacted]")
-    return text
+def _names_of_price(name: str) -> tuple[str, str]:
+    return name, name.partition("/")[2]
+
+
+def _is_secret(name: str) -> bool:
+    return failures.SECRET_NAME.search(name) is not None or "header" in name
+
+
+def _secrets(value: Any, name: str = "") -> list[str]:
+    """Texts among options that no message may hold."""
+    if isinstance(value, dict):
+        return [secret for key, inner in value.items() for secret in _secrets(inner, str(key))]
+    return [value] if isinstance(value, str) and failures.SECRET_NAME.search(name) else []

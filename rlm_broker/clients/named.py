@@ -1,5 +1,7 @@
 """From a model's name, as a user types it, to a client that is ready to be called."""
 
+from typing import Any
+
 from rlm_broker.clients.base import Client
 from rlm_broker.clients.litellm import LiteLLMClient, full_name
 from rlm_broker.errors import UnknownModel
@@ -7,8 +9,11 @@ from rlm_broker.errors import UnknownModel
 _EXAMPLES = "'offline' (no key, no network), 'openai/gpt-5-mini' or 'anthropic/claude-sonnet-4-5'"
 
 
-def client_for(name: str) -> Client:
+def client_for(name: str, **options: Any) -> Client:
     """The client of a model: `offline`, `provider/model`, or a well-known bare name such as `gpt-5-mini`.
+
+    Args:
+        options: See `LiteLLMClient`.
 
     Nothing is sent. For a provider that is not among the well-known ones it imports litellm, which takes seconds.
 
@@ -24,6 +29,6 @@ def client_for(name: str) -> Client:
         return OfflineClient()
     if full_name(name) is None:
         raise UnknownModel(f"{name!r} is not the name of a model; give 'provider/model', such as {_EXAMPLES}")
-    client = LiteLLMClient(name)
+    client = LiteLLMClient(name, **options)
     client.check()
     return client

@@ -3,16 +3,23 @@
 import asyncio
 import contextlib
 import time
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any
+
+import msgspec
 
 from rlm_broker.clients.base import Client, LMRequest
+from rlm_broker.clients.recorded import recorded_request
 from rlm_broker.errors import RlmBrokerError
+from rlm_broker.handler.fair import FairSlots
 from rlm_broker.handler.handler import LMHandler
 from rlm_broker.ledger import Hold, Ledger
-from rlm_broker.trace.events import PREVIEW_CHARS, CallEnded, CallStarted, Emit
+from rlm_broker.recording import CallId, Counted, Failure, Recorded, Recorder
+from rlm_broker.trace.events import PREVIEW_CHARS, CallEnded, CallRetried, CallStarted, CallText, Emit
 from rlm_broker.types import Call, ChatMessage, Usage
-from sandbox_worker.wire.messages import Query, Slot
+from sandbox_worker.wire.messages import ImagePart, Prompt, Query, Slot
 
 WINDOW_TOKENS = 128_000
 """Of a model whose client does not say it: what most models of 2025 and 2026 have at least."""
@@ -36,13 +43,29 @@ class Caller:
 
 
 class RunCalls:
-    """Makes the calls of a tree; every run of the tree shares one."""
+    """Makes the calls of a tree; every run of the tree shares one, and they take turns.
 
-    def __init__(self, handler: LMHandler, ledger: Ledger, emit: Emit) -> None:
+    Args:
+        recorder: Writes down each call; None writes none.
+        tells_text: Whether the text of a reply is told as it comes.
+    """
+
+    def __init__(
+        self,
+        handler: LMHandler,
+        ledger: Ledger,
+        emit: Emit,
+        recorder: Recorder | None = None,
+        *,
+        tells_text: bool = False,
+    ) -> None:
         self._handler = handler
         self._ledger = ledger
         self._emit = emit
-        self._slots = asyncio.Semaphore(ledger.limits.max_concurrent_calls)
+        self._recorder = recorder
+        self._tells_text = tells_text
+        self._slots = FairSlots(ledger.limits.max_concurrent_calls)
+        self._numbers = Counter[tuple[str, int]]()
 
     def model_name(self, depth: int, wanted: str | None = None) -> str:
         """The model that serves a loop at `depth`.
@@ -57,8 +80,10 @@ class RunCalls:
         client = self._handler.routing.pick_for_code(caller.model, caller.depth)
         return getattr(client, "context_tokens", None) or WINDOW_TOKENS
 
-    async def turn(self, caller: Caller, messages: Sequence[ChatMessage], *, is_loop: bool = True) -> Call:
-        """One turn of a run's loop.
+    async def turn(
+        self, caller: Caller, messages: Sequence[ChatMessage], *, block: int = 0, is_loop: bool = True
+    ) -> Call:
+        """One turn of a run's loop, after its block number `block`.
 
         Raises:
             ModelFailed: The call failed.
@@ -71,6 +96,7 @@ class RunCalls:
             caller.depth,
             caller.question,
             is_loop=is_loop,
+            id=self._id(caller, block),
         )
         return await self._call(caller, request)
 
@@ -84,62 +110,102 @@ class RunCalls:
             return []
         own_limit = asyncio.Semaphore(query.max_concurrent or len(query.prompts))
 
-        async def one(prompt: str) -> Slot:
+        block = _block_of(query)
+
+        async def one(prompt: Prompt, sample: int, id: CallId) -> Slot:
             async with own_limit:
-                return await self._slot(caller, query, prompt)
+                return await self._slot(caller, query, prompt, sample, id)
 
         if len(query.prompts) == 1 and query.timeout_s is None:
-            return [await one(query.prompts[0])]
-        asked = list(enumerate(query.prompts)) if query.samples else [(0, prompt) for prompt in query.prompts]
+            return [await one(query.prompts[0], 0, self._id(caller, block))]
+        seen = Counter[str]()
+        asked: list[tuple[str, int]] = []
+        tasks: dict[tuple[str, int], asyncio.Task[Slot]] = {}
         async with asyncio.TaskGroup() as group:
-            tasks = {each: group.create_task(one(each[1])) for each in dict.fromkeys(asked)}
+            for prompt in query.prompts:
+                text = prompt if isinstance(prompt, str) else repr(prompt)
+                each = (text, seen[text] if query.samples else 0)
+                seen[text] += 1
+                asked.append(each)
+                if each not in tasks:
+                    tasks[each] = group.create_task(one(prompt, each[1], self._id(caller, block)))
             with _cancelled_after(query.timeout_s, tasks.values()):
                 await asyncio.wait(tasks.values())
         late = Slot(error=f"not done within timeout_s = {query.timeout_s or 0:g}")
         return [late if tasks[each].cancelled() else tasks[each].result() for each in asked]
 
-    async def _slot(self, caller: Caller, query: Query, prompt: str) -> Slot:
+    async def _slot(self, caller: Caller, query: Query, prompt: Prompt, sample: int, id: CallId) -> Slot:
+        if (problem := _problem_with(prompt)) is not None:
+            return Slot(error=problem)
         system = [ChatMessage("system", query.system)] if query.system else []
         most = [n for n in (query.max_completion_tokens, self._ledger.limits.max_completion_tokens) if n is not None]
         request = LMRequest(
-            (*system, ChatMessage("user", prompt)),
+            (*system, ChatMessage("user", _content(prompt))),
             query.model,
             min(most, default=None),
             caller.depth,
             caller.question,
+            sample=sample,
+            id=id,
         )
         try:
             call = await self._call(caller, request)
         except RlmBrokerError as error:
             return Slot(error=in_words(error))
-        return Slot(text=call.response)
+        return Slot(text=call.response, error=call.problem)
+
+    def _id(self, caller: Caller, block: int) -> CallId:
+        self._numbers[caller.run, block] += 1
+        return CallId(caller.run, block, self._numbers[caller.run, block])
 
     async def _call(self, caller: Caller, request: LMRequest) -> Call:
         client = self._handler.routing.pick_for_code(request.model, caller.depth)
-        async with self._slots:
+        await self._slots.acquire(caller.run)
+        try:
             hold = await self._ledger.hold(_chars(request), request.max_completion_tokens)
             try:
                 number = self._ledger.charge_call()  # not before: what is never sent is not counted
                 return await self._sent(caller, client, request, number, hold)
             finally:
                 self._ledger.release(hold)
+        finally:
+            self._slots.release()
 
     async def _sent(self, caller: Caller, client: Client, request: LMRequest, number: int, hold: Hold) -> Call:
-        self._emit(CallStarted(caller.run, caller.depth, number, request.model, _preview(request)))
+        run, depth = caller.run, caller.depth
+        self._emit(CallStarted(run, depth, number, request.model, _preview(request)))
+        if self._tells_text:
+            request = replace(request, on_text=lambda text: self._emit(CallText(run, depth, number, text)))
         started = time.monotonic()
         try:
-            call = await self._handler.complete(client, request, self._ledger.limits.call_timeout_s)
-        except BaseException as error:  # recorded, and raised again
-            taken_s = time.monotonic() - started
-            self._emit(
-                CallEnded(caller.run, caller.depth, number, client.model_name, Usage(), taken_s, "", in_words(error))
+            call = await self._handler.complete(
+                client,
+                request,
+                self._ledger.limits.call_timeout_s,
+                session=(id(self), run),
+                on_retry=lambda *told: self._emit(CallRetried(run, depth, number, *told)),
             )
+        except BaseException as error:  # recorded, and raised again
+            why = in_words(error)
+            self._record(request, Failure(why, getattr(error, "cause", "provider")), client.model_name)
+            taken_s = time.monotonic() - started
+            self._emit(CallEnded(run, depth, number, client.model_name, Usage(), taken_s, "", why))
             raise
-        self._ledger.settle(hold, caller.run, call.root_model, caller.depth, call.usage)
-        self._emit(
-            CallEnded(caller.run, caller.depth, number, call.root_model, call.usage, call.execution_time, call.response)
-        )
+        self._record(request, call, call.root_model)
+        self._ledger.settle(hold, run, call.root_model, depth, call.usage)
+        self._emit(CallEnded(run, depth, number, call.root_model, call.usage, call.execution_time, call.response))
         return call
+
+    def _record(self, request: LMRequest, outcome: Call | Failure, model: str) -> None:
+        if self._recorder is None or request.id is None:
+            return
+        asked = recorded_request(request)
+        if isinstance(outcome, Failure):
+            self._recorder.add(Recorded(request.id, asked, model, failure=outcome))
+            return
+        usage = outcome.usage
+        used = Counted(usage.total_input_tokens, usage.total_output_tokens, usage.total_cost)
+        self._recorder.add(Recorded(request.id, asked, model, outcome.response, outcome.problem, used=used))
 
 
 @contextlib.contextmanager
@@ -169,3 +235,27 @@ def _preview(request: LMRequest) -> str:
 
 def _chars(request: LMRequest) -> int:
     return sum(len(message.content) for message in request.messages if isinstance(message.content, str))
+
+
+def _block_of(query: Query) -> int:
+    """The number before the colon of a query's id, which the REPL counts: it labels, and nothing depends on it."""
+    number = query.id.partition(":")[0]
+    return int(number) if number.isdecimal() and len(number) < 10 else 0
+
+
+def _content(prompt: Prompt) -> str | list[Any]:
+    return prompt if isinstance(prompt, str) else msgspec.to_builtins(prompt)
+
+
+def _problem_with(prompt: Prompt) -> str | None:
+    """Why a prompt of model-written code is not sent.
+
+    An address in a content part would be fetched by whoever gets it, on some ways by this very machine: code brings
+    data, and no addresses.
+    """
+    if isinstance(prompt, str):
+        return None
+    urls = [part.image_url.url for part in prompt if isinstance(part, ImagePart)]
+    if all(url.startswith("data:image/") for url in urls):
+        return None
+    return "an image is given as data: {'type': 'image_url', 'image_url': {'url': 'data:image/png;base64,...'}}"

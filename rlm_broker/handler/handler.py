@@ -3,10 +3,13 @@
 import asyncio
 import socket
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import replace
 
+from rlm_broker.cache import Cache
 from rlm_broker.clients.base import Client, LMReply, LMRequest
 from rlm_broker.errors import ModelFailed, RlmBrokerError, UnknownModel
+from rlm_broker.handler.lane import Errand, Lane, OnRetry, Patience, Serving
 from rlm_broker.handler.routing import ModelPolicy, Routing
 from rlm_broker.home import Home, Resident
 from rlm_broker.transport import one_shot
@@ -30,7 +33,8 @@ class LMHandler(Resident):
         one_shot: Also serve the field's one-shot protocol, which has no token: whoever reaches the port may call.
         model_policy: What a model is worth that model-written code names; see `ModelPolicy`.
         open_client: Makes the client of an unlisted name, for the policy `open`.
-        call_timeout_s: Seconds until a call that does not say otherwise has failed.
+        call_timeout_s: Seconds until a call that does not say otherwise has failed; waiting for its turn not counted.
+        cache: Keeps replies; None keeps none.
         home: Where it lives; None is decided by how it is opened.
     """
 
@@ -47,6 +51,7 @@ class LMHandler(Resident):
         model_policy: ModelPolicy = "allow",
         open_client: Callable[[str], Client] | None = None,
         call_timeout_s: float = CALL_TIMEOUT_S,
+        cache: Cache | None = None,
         home: Home | None = None,
     ) -> None:
         self.routing = Routing(client, other_backend_client, model_policy=model_policy, open_client=open_client)
@@ -55,6 +60,8 @@ class LMHandler(Resident):
         )
         self._batch_max_concurrent = batch_max_concurrent
         self._call_timeout_s = call_timeout_s
+        self._cache = cache
+        self._lanes: dict[int, Lane] = {}
         self._usage: dict[str, Usage] = {}
         self._home = home
 
@@ -63,6 +70,10 @@ class LMHandler(Resident):
     def register_client(self, model_name: str, client: Client) -> None:
         """Make `client` available under `model_name`."""
         self.routing.register(model_name, client)
+
+    def serve(self, client: Client, serving: Serving) -> None:
+        """Say how `client` is to be called, before its first call. Without this it is called as `Serving()` says."""
+        self._lanes[id(client)] = Lane(client, serving)
 
     def get_client(self, model: str | None = None, depth: int = 0) -> Client:
         """The client that serves: a known name wins, then the depth decides.
@@ -113,33 +124,59 @@ class LMHandler(Resident):
 
     # -- calls -------------------------------------------------------------------------------------------------------
 
-    async def complete(self, client: Client, request: LMRequest, timeout_s: float | None = None) -> Call:
-        """Make one call, within `timeout_s` seconds. Cancelling it ends it at the provider.
+    async def complete(
+        self,
+        client: Client,
+        request: LMRequest,
+        timeout_s: float | None = None,
+        *,
+        session: Hashable = None,
+        on_retry: OnRetry | None = None,
+    ) -> Call:
+        """Make one call, within `timeout_s` seconds of its turn. Cancelling it ends it at the provider.
+
+        Args:
+            session: On whose behalf: those who wait for one client take turns.
 
         Raises:
-            ModelFailed: It failed, or took longer.
+            ModelFailed: It failed, or took longer, and so did its fallbacks.
         """
-        limit_s = timeout_s or self._call_timeout_s
         started = time.monotonic()
-        try:
-            async with asyncio.timeout(limit_s) as deadline:
-                reply = await client.complete(request)
-        except RlmBrokerError:
-            raise
-        except asyncio.CancelledError:
-            if _is_being_cancelled():
-                raise
-            raise ModelFailed(f"{client.model_name}: the client cancelled its own call") from None
-        except (SystemExit, KeyboardInterrupt, GeneratorExit) as error:  # out of a task, these end the whole loop
-            raise ModelFailed(f"{client.model_name}: {type(error).__name__}: {error}") from error
-        except Exception as error:  # clients are anybody's code: whoever asked gets a reply all the same
-            if deadline.expired():
-                raise ModelFailed(f"llm_query timed out after {limit_s:g}s") from None
-            raise ModelFailed(f"{client.model_name}: {type(error).__name__}: {error}") from error
-        _check(reply, client.model_name)
-        self._usage[client.model_name] = self._usage.get(client.model_name, Usage()) + reply.usage
-        requested = request.model if request.model and request.model != client.model_name else None
-        return Call(client.model_name, reply.text, reply.usage, time.monotonic() - started, requested)
+        cache = self._cache
+        key = None if cache is None else cache.key(client, request)
+        reply = None if cache is None or key is None else await cache.get(key)
+        if reply is None:
+            errand = Errand(request, Patience(timeout_s or self._call_timeout_s), session, on_retry)
+            reply = await self._through_lanes(self._lane(client), errand)
+            if cache is not None and key is not None:
+                await cache.put(key, reply)
+        model = reply.model or client.model_name
+        self._usage[model] = self._usage.get(model, Usage()) + reply.usage
+        requested = request.model if request.model and request.model != model else None
+        return Call(model, reply.text, reply.usage, time.monotonic() - started, requested, reply.problem)
+
+    async def _through_lanes(self, lane: Lane, errand: Errand) -> LMReply:
+        """The client, then its fallbacks; first of all those of them that are not known to fail just now."""
+        if not lane.serving.fallbacks:
+            return await lane.run(errand)
+        lanes = sorted([lane, *map(self._lane, lane.serving.fallbacks)], key=lambda each: each.is_cooling)
+        failures: list[ModelFailed] = []
+        for each in lanes:
+            try:
+                reply = await each.run(errand)
+            except ModelFailed as failed:
+                if failed.cause == "request":
+                    raise
+                failures.append(failed)
+            else:
+                return replace(reply, model=reply.model or each.client.model_name)
+        raise ModelFailed("; ".join(map(str, failures)), failures[-1].cause)
+
+    def _lane(self, client: Client) -> Lane:
+        lane = self._lanes.get(id(client))
+        if lane is None:
+            lane = self._lanes[id(client)] = Lane(client, Serving())
+        return lane
 
     # -- the one-shot protocol ---------------------------------------------------------------------------------------
 
@@ -175,7 +212,7 @@ class LMHandler(Resident):
 
     async def _one(self, client: Client, request: one_shot.OneShotRequest, prompt: one_shot.Prompt) -> Call:
         asked = LMRequest(one_shot.to_messages(prompt), model=request.model, depth=max(request.depth, 0))
-        return await self.complete(client, asked)
+        return await self.complete(client, asked, session=request)
 
     # -- its life ----------------------------------------------------------------------------------------------------
 
@@ -184,20 +221,3 @@ class LMHandler(Resident):
 
     async def _close(self) -> None:
         await self.listener.stop()
-
-
-def _is_being_cancelled() -> bool:
-    """Whether a CancelledError is meant for the task that runs, and is no stray one of a client."""
-    task = asyncio.current_task()
-    return task is not None and task.cancelling() > 0
-
-
-def _check(reply: object, model_name: str) -> None:
-    """Clients are anybody's code: what is no reply is found here, and not where it is counted or written."""
-    if not isinstance(reply, LMReply):
-        raise ModelFailed(f"{model_name}: the client returned {type(reply).__name__}, not LMReply")
-    for name, value, kind in (("text", reply.text, str), ("usage", reply.usage, Usage)):
-        if not isinstance(value, kind):
-            raise ModelFailed(
-                f"{model_name}: the {name} of the client's reply is {type(value).__name__}, not {kind.__name__}"
-            )

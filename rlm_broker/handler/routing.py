@@ -1,6 +1,9 @@
-"""Which client answers: a known name wins, then the depth decides. No I/O, no clients' code is called."""
+"""Which client answers: a known name wins, then a route, then the depth decides. No I/O, no clients' code is called."""
 
+import fnmatch
+import re
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Literal
 
 from rlm_broker.clients.base import Client
@@ -9,14 +12,61 @@ from rlm_broker.errors import ConfigurationError, UnknownModel
 ModelPolicy = Literal["allow", "pinned", "open"]
 """What a model that model-written code names is worth.
 
-- `allow`: the registered names and the sub-model. The root model only where it is the sub-model too, so that a cheap
-  fan-out cannot silently become an expensive one.
+- `allow`: the registered names, the routes and the sub-model. The root model only where it is the sub-model too, so
+  that a cheap fan-out cannot silently become an expensive one.
 - `pinned`: nothing, the depth decides.
 - `open`: any name, the root model's as well.
 """
 
 _POLICIES = ("allow", "pinned", "open")
 _SHOWN_NAME_CHARS = 80
+_DEPTHS = re.compile(r"(\d{1,9})(-(\d{1,9})?)?")
+DEEPEST = 10**9
+
+
+@dataclass(frozen=True, slots=True)
+class Route:
+    """Calls that go to a client of another name.
+
+    Args:
+        to: A registered name, or that of the root or the sub client.
+        match: The model that was asked for: a name, or a pattern in which `*` is any text. None: calls that name none.
+        depths: "0", "1-3", "2-": the depths at which it holds. 0 is a root's own loop, 1 what its REPL asks.
+
+    Raises:
+        ConfigurationError: `depths` is of another form, or of no depth at all.
+    """
+
+    to: str
+    match: str | None = None
+    depths: str = "0-"
+
+    def __post_init__(self) -> None:
+        first, last = self.range
+        if first > last:
+            raise ConfigurationError(f"{self}: there is no depth in the range {self.depths!r}")
+
+    def __str__(self) -> str:
+        return f"route {'(no model named)' if self.match is None else self.match} at depth {self.depths} to {self.to}"
+
+    @property
+    def range(self) -> tuple[int, int]:
+        """First and last depth."""
+        found = _DEPTHS.fullmatch(self.depths)
+        if found is None:
+            raise ConfigurationError(f"a route's depths are given as '1', '1-3' or '2-', and not as {self.depths!r}")
+        first, rest, last = found.groups()
+        return int(first), int(first) if rest is None else DEEPEST if last is None else int(last)
+
+    def takes(self, model: str | None, depth: int) -> bool:
+        """Whether a call goes this way."""
+        first, last = self.range
+        return first <= depth <= last and _matches(self.match, model or None)
+
+    def hides(self, later: "Route") -> bool:
+        """Whether whatever would take the `later` one takes this."""
+        first, last = self.range
+        return first <= later.range[0] and later.range[1] <= last and _matches(self.match, later.match)
 
 
 class Routing:
@@ -49,6 +99,7 @@ class Routing:
         self._default = default
         self._sub = sub
         self._policy = model_policy
+        self._routes: list[Route] = []
         self._open_client = open_client
         self._registered: dict[str, Client] = {}
         self._opened: dict[str, Client] = {}
@@ -58,6 +109,11 @@ class Routing:
         """Every client object once, the default first: what there is to close, and whose usage there is to sum."""
         candidates = [self._default, self._sub, *self._registered.values(), *self._opened.values()]
         return tuple({id(client): client for client in candidates if client is not None}.values())
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """What is registered."""
+        return tuple(self._registered)
 
     def register(self, name: str, client: Client) -> None:
         """Make `client` available under `name`, to model-written code too.
@@ -76,19 +132,27 @@ class Routing:
                 f"the model name {name!r} is taken by another client; register this one under its own"
             )
 
+    def add(self, route: Route) -> None:
+        """Send calls to a client that is there already. Of two routes that take a call, the first has it.
+
+        Raises:
+            ConfigurationError: There is no such client, or the route can never be taken.
+        """
+        self._client_of(route)
+        if route.match in self._registered:
+            raise ConfigurationError(f"{route} is never taken: there is a model of that very name")
+        for earlier in self._routes:
+            if earlier.hides(route):
+                raise ConfigurationError(f"{route} is never taken: {earlier} comes before it")
+        self._routes.append(route)
+
     def pick(self, model: str | None, depth: int) -> Client:
         """The client of a call that the orchestrator's own code makes. An empty name is no name.
 
         Raises:
             UnknownModel: `model` is none of the names that there are; it lists them.
         """
-        if not model:
-            return self._by_depth(depth)
-        client = self._listed(model, depth)
-        if client is None:
-            known = dict.fromkeys([*(own.model_name for own in self._own()), *self._registered])
-            raise UnknownModel(f"no client for model {_shown(model)}; known: {', '.join(known)}")
-        return client
+        return self.explain(model, depth, is_code=False)[0]
 
     def pick_for_code(self, model: str | None, depth: int) -> Client:
         """The client of a call that model-written code makes, whose wish for a model the policy judges.
@@ -96,42 +160,77 @@ class Routing:
         Raises:
             UnknownModel: `model` is none of the names that code may use; it lists them.
         """
-        if not model or self._policy == "pinned":
+        return self.explain(model, depth)[0]
+
+    def explain(self, model: str | None, depth: int, *, is_code: bool = True) -> tuple[Client, str]:
+        """The client of a call, and why it is that one.
+
+        Raises:
+            UnknownModel: See `pick` and `pick_for_code`.
+        """
+        if not model:
             return self._by_depth(depth)
-        if self._policy == "open":
-            return self._open(model, depth)
-        sub = self._sub or self._default
+        if is_code and self._policy == "pinned":
+            client, why = self._by_depth(depth)
+            return client, f"the model policy is pinned, so the name does not count: {why}"
         if model in self._registered:
-            return self._registered[model]
+            return self._registered[model], "it is registered under that name"
+        for route in self._routes:
+            if route.takes(model, depth):
+                return self._client_of(route), str(route)
+        if not is_code or self._policy == "open":
+            return self._of_any_name(model, depth, may_open=is_code)
+        sub = self._sub or self._default
         if model == sub.model_name:
-            return sub
-        allowed = dict.fromkeys([sub.model_name, *self._registered])
+            return sub, "it is the name of what code may ask anyway"
+        allowed = dict.fromkeys([sub.model_name, *self._registered, *self._matches()])
         raise UnknownModel(f"code may not call model {_shown(model)}; allowed: {', '.join(allowed)}")
 
-    def _open(self, model: str, depth: int) -> Client:
-        client = self._listed(model, depth)
-        if client is not None:
-            return client
+    def _of_any_name(self, model: str, depth: int, *, may_open: bool) -> tuple[Client, str]:
+        # Root and sub client may have one name (the same model with other options): then the depth tells them apart.
+        for client in (self._by_depth(depth)[0], *self._own()):
+            if client.model_name == model:
+                return client, "it is the name of the root or the sub model"
+        if not may_open:
+            known = dict.fromkeys([*(own.model_name for own in self._own()), *self._registered, *self._matches()])
+            raise UnknownModel(f"no client for model {_shown(model)}; known: {', '.join(known)}")
         if self._open_client is None:
-            return self._by_depth(depth)
+            client, why = self._by_depth(depth)
+            return client, f"the model policy is open, and the client takes any name: {why}"
         if model not in self._opened:
             self._opened[model] = self._open_client(model)
-        return self._opened[model]
+        return self._opened[model], "the model policy is open"
 
-    def _by_depth(self, depth: int) -> Client:
-        return self._sub if depth >= 1 and self._sub is not None else self._default
+    def _by_depth(self, depth: int) -> tuple[Client, str]:
+        for route in self._routes:
+            if route.takes(None, depth):
+                return self._client_of(route), str(route)
+        if depth >= 1 and self._sub is not None:
+            return self._sub, f"depth {depth} goes to the sub model"
+        return self._default, f"depth {depth} goes to the root model"
 
-    def _listed(self, model: str, depth: int) -> Client | None:
-        if model in self._registered:
-            return self._registered[model]
-        # Root and sub client may have one name (the same model with other options): then the depth tells them apart.
-        for client in (self._by_depth(depth), *self._own()):
-            if client.model_name == model:
+    def _client_of(self, route: Route) -> Client:
+        if route.to in self._registered:
+            return self._registered[route.to]
+        for client in self._own():
+            if client.model_name == route.to:
                 return client
-        return None
+        known = dict.fromkeys([*self._registered, *(own.model_name for own in self._own())])
+        raise ConfigurationError(f"{route} leads nowhere: there are only {', '.join(known)}")
+
+    def _matches(self) -> list[str]:
+        return [route.match for route in self._routes if route.match is not None]
 
     def _own(self) -> tuple[Client, ...]:
         return (self._default,) if self._sub is None else (self._default, self._sub)
+
+
+def _matches(match: str | None, model: str | None) -> bool:
+    if match is None or model is None:
+        return match is model
+    if "*" not in match:
+        return match == model
+    return fnmatch.fnmatchcase(model, match.replace("[", "[[]").replace("?", "[?]"))
 
 
 def _shown(name: str) -> str:

@@ -98,6 +98,28 @@ class CallStarted:
 
 
 @dataclass(frozen=True, slots=True)
+class CallText:
+    """A piece of the reply, as it comes. Told where the run is followed by `stream` and the client can."""
+
+    run: str
+    depth: int
+    call: int
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class CallRetried:
+    """An attempt failed, for `reason`; the next, number `attempt`, is made after `wait_s` seconds and begins anew."""
+
+    run: str
+    depth: int
+    call: int
+    attempt: int
+    wait_s: float
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
 class CallEnded:
     """It answered, or failed with `error`. `model` is the one that really served."""
 
@@ -133,6 +155,8 @@ Event = (
     | BlockPrinted
     | BlockEnded
     | CallStarted
+    | CallText
+    | CallRetried
     | CallEnded
     | RunEnded
 )

@@ -25,6 +25,8 @@ Want = Literal["llm", "rlm", "budget", "tool"]
 MAX_PROMPTS = 1 << 16
 """Of one query. Far above the default `max_batch_prompts`, which refuses in words: a slot for each of the 20 million
 empty prompts that fit into a frame would be gigabytes."""
+MAX_PARTS = 256
+"""Of one prompt."""
 MAX_STRINGS = MAX_PROMPTS + 64
 """In one message of a worker: each of a frame full of short ones would take 20 times its bytes in our memory."""
 FEW_BYTES = 1 << 20
@@ -35,6 +37,36 @@ PositiveFloat = Annotated[float, msgspec.Meta(gt=0)]
 
 class Message(msgspec.Struct, frozen=True, tag_field="type", tag=str.lower, forbid_unknown_fields=True):
     """A message is a value: frozen, compared by content, complete when it exists."""
+
+
+# -- what a prompt may consist of, in the shape of OpenAI's API. Typed to the last field: of an empty list or dict, a
+#    frame could hold so many that they would be gigabytes.
+
+
+class TextPart(msgspec.Struct, frozen=True, tag_field="type", tag="text", forbid_unknown_fields=True):
+    text: str
+
+
+class ImageUrl(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    url: str
+    detail: str | None = None
+
+
+class ImagePart(msgspec.Struct, frozen=True, tag_field="type", tag="image_url", forbid_unknown_fields=True):
+    image_url: ImageUrl
+
+
+class Audio(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    data: str
+    format: str
+
+
+class AudioPart(msgspec.Struct, frozen=True, tag_field="type", tag="input_audio", forbid_unknown_fields=True):
+    input_audio: Audio
+
+
+Part = TextPart | ImagePart | AudioPart
+Prompt = str | Annotated[list[Part], msgspec.Meta(min_length=1, max_length=MAX_PARTS)]
 
 
 # -- on every connection, before anything else -----------------------------------------------------------------------
@@ -62,8 +94,9 @@ class Query(Message, frozen=True):
 
     Attributes:
         id: `block:n`, counted up by the REPL.
-        prompts: One or many; the reply has one slot for each, in order. For "budget" one, which says nothing; its
-            slot's text is a JSON object. For "tool" a JSON object of `args` and `kwargs`; its slot's text is JSON, too.
+        prompts: One or many; the reply has one slot for each, in order. Only for "llm" may they be content parts. For
+            "budget" one, which says nothing; its slot's text is a JSON object. For "tool" a JSON object of `args` and
+            `kwargs`; its slot's text is JSON, too.
         model: The model's wish. The session's policy decides.
         max_concurrent: How many of the prompts at once, at most; the orchestrator's own limit binds as well.
         timeout_s: For all prompts together; those that have no answer by then get an error.
@@ -73,7 +106,7 @@ class Query(Message, frozen=True):
 
     id: str
     want: Want
-    prompts: Annotated[list[str], msgspec.Meta(max_length=MAX_PROMPTS)]
+    prompts: Annotated[list[Prompt], msgspec.Meta(max_length=MAX_PROMPTS)]
     model: str | None = None
     system: str | None = None
     max_completion_tokens: PositiveInt | None = None
@@ -81,6 +114,11 @@ class Query(Message, frozen=True):
     timeout_s: PositiveFloat | None = None
     samples: bool = False
     tool: str | None = None
+
+    @property
+    def texts(self) -> list[str]:
+        """The prompts that are text."""
+        return [prompt for prompt in self.prompts if isinstance(prompt, str)]
 
 
 class Output(Message, frozen=True):

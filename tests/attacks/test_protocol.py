@@ -62,10 +62,10 @@ class Answers:
         self.asked: list[str] = []
 
     async def __call__(self, query: Query, /) -> list[Slot]:
-        self.asked += query.prompts
+        self.asked += query.texts
         if "slow" in query.prompts:
             await asyncio.Event().wait()
-        return [Slot(text=prompt.upper()) for prompt in query.prompts]
+        return [Slot(text=prompt.upper()) for prompt in query.texts]
 
 
 @pytest.fixture(scope="module")

@@ -87,7 +87,7 @@ def test_what_sockets_hold_in_the_kernel_counts_as_memory() -> None:
 def test_a_block_that_waits_for_replies_for_ever_is_ended_at_its_wall_limit() -> None:
     async def slow(query: Query) -> list[Slot]:
         await asyncio.sleep(0.05)
-        return [Slot(text=prompt) for prompt in query.prompts]
+        return [Slot(text=prompt) for prompt in query.texts]
 
     limits = Limits(block_wall_timeout_s=1.0, interrupt_grace_s=0.3)
     with Sandbox(limits) as sandbox, sandbox.repl(handler=slow) as repl:

@@ -97,7 +97,7 @@ async def test_queries_are_answered_as_they_are_ready_and_not_in_their_order(pai
     async def answer(asked: Query) -> list[Slot]:
         if asked.prompts == ["slow"]:
             await release.wait()
-        return [Slot(text=prompt.upper()) for prompt in asked.prompts]
+        return [Slot(text=prompt.upper()) for prompt in asked.texts]
 
     await running(pair, answer)
     pair[1].say(query(1, "slow"))

@@ -38,7 +38,7 @@ Answer = Callable[[Query], list[Slot]]
 
 
 def shout(query: Query) -> list[Slot]:
-    return [Slot(text=prompt.upper()) for prompt in query.prompts]
+    return [Slot(text=prompt.upper()) for prompt in query.texts]
 
 
 @dataclass(frozen=True)

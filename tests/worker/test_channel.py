@@ -80,7 +80,7 @@ def test_many_threads_each_get_their_own_reply_in_whatever_order_they_come(pair:
     queries = [pair[1].hear() for _ in prompts]
     for query in reversed(queries):
         assert isinstance(query, Query)
-        pair[1].say(Reply(id=query.id, slots=[Slot(text=query.prompts[0].upper())]))
+        pair[1].say(Reply(id=query.id, slots=[Slot(text=query.texts[0].upper())]))
     for thread in threads:
         thread.join(WAIT_S)
     assert got == {prompt: prompt.upper() for prompt in prompts}

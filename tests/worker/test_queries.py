@@ -22,7 +22,7 @@ class Answering:
 
 
 def queries(answer: Callable[[Query], list[Slot]] | None = None) -> tuple[Queries, Answering]:
-    channel = Answering(answer or (lambda query: [Slot(text=prompt.upper()) for prompt in query.prompts]))
+    channel = Answering(answer or (lambda query: [Slot(text=prompt.upper()) for prompt in query.texts]))
     return Queries(cast("Channel", channel), lambda: None), channel
 
 

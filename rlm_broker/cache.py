@@ -1,0 +1,103 @@
+"""Replies of models on disk, for those who ask the same again. Off unless somebody makes one."""
+
+import asyncio
+import contextlib
+import hashlib
+import json
+import os
+import sqlite3
+import threading
+import time
+from pathlib import Path
+
+from rlm_broker.clients.base import Client, LMReply, LMRequest
+from rlm_broker.errors import ConfigurationError
+from rlm_broker.types import Usage
+
+MAX_BYTES = 1 << 30
+BUSY_TIMEOUT_S = 10.0
+USED_AGAIN_S = 60.0
+"""A reply that was used since is not noted as used once more: reading is not to be writing."""
+_TABLE = "CREATE TABLE IF NOT EXISTS replies (key BLOB PRIMARY KEY, used REAL, text TEXT) WITHOUT ROWID"
+_INDEX = "CREATE INDEX IF NOT EXISTS replies_used ON replies (used)"
+
+
+class Cache:
+    """Completions by client, messages and parameters, in one sqlite file that any number of processes may share.
+
+    Prompts are not in the file, only their SHA-256; replies are. What was used longest ago goes first.
+
+    Args:
+        path: The file; made if it is not there, for this user alone.
+        max_bytes: Of replies, about.
+
+    Raises:
+        ConfigurationError: The file cannot be made, or is something else.
+    """
+
+    def __init__(self, path: str | Path, max_bytes: int = MAX_BYTES) -> None:
+        self.path = Path(path)
+        self._max_bytes = max_bytes
+        self._lock = threading.Lock()
+        try:
+            os.close(os.open(self.path, os.O_RDWR | os.O_CREAT, 0o600))
+            self._database = sqlite3.connect(self.path, BUSY_TIMEOUT_S, isolation_level=None, check_same_thread=False)
+            for statement in ("PRAGMA journal_mode=WAL", "PRAGMA synchronous=NORMAL", _TABLE, _INDEX):
+                self._database.execute(statement)
+        except (OSError, sqlite3.Error) as error:
+            raise ConfigurationError(f"cannot use {self.path} as a cache: {error}") from None
+
+    def key(self, client: Client, request: LMRequest) -> bytes | None:
+        """What a reply is found by; None for a client that does not say what shapes its replies: they are not kept."""
+        fingerprint = getattr(client, "fingerprint", None)
+        if fingerprint is None:
+            return None
+        messages = [[message.role, message.content] for message in request.messages]
+        told = [fingerprint, messages, request.max_completion_tokens, request.sample]
+        return hashlib.sha256(json.dumps(told, sort_keys=True, default=str).encode()).digest()
+
+    async def get(self, key: bytes) -> LMReply | None:
+        """The reply that was kept, at no cost; None if there is none."""
+        return await asyncio.to_thread(self._get, key)
+
+    async def put(self, key: bytes, reply: LMReply) -> None:
+        """Keep a reply, unless it has no text or another model gave it."""
+        if reply.text and reply.problem is None and reply.model is None:
+            await asyncio.to_thread(self._put, key, reply)
+
+    def close(self) -> None:
+        """Harmless when repeated."""
+        with self._lock:
+            self._database.close()
+
+    def _get(self, key: bytes) -> LMReply | None:
+        now = time.time()
+        with self._lock, contextlib.suppress(sqlite3.Error):  # without a cache things go on, only slower
+            found = self._database.execute("SELECT text, used FROM replies WHERE key = ?", (key,)).fetchone()
+            if found is None:
+                return None
+            text, used = found
+            if now - used > USED_AGAIN_S:
+                self._database.execute("UPDATE replies SET used = ? WHERE key = ?", (now, key))
+            return LMReply(text, Usage(1, 0, 0, 0.0, stored_calls=1))
+        return None
+
+    def _put(self, key: bytes, reply: LMReply) -> None:
+        row = (key, time.time(), reply.text.encode("utf-8", "replace").decode())
+        with self._lock, contextlib.suppress(sqlite3.Error):
+            self._database.execute("INSERT OR REPLACE INTO replies VALUES (?, ?, ?)", row)
+            while self._bytes() > self._max_bytes and self._count() > 1:
+                self._database.execute(
+                    "DELETE FROM replies WHERE key IN (SELECT key FROM replies ORDER BY used LIMIT max(1, ?))",
+                    (self._count() // 10,),
+                )
+
+    def _bytes(self) -> int:
+        pages, free, page_bytes = (
+            self._database.execute(f"PRAGMA {name}").fetchone()[0]
+            for name in ("page_count", "freelist_count", "page_size")
+        )
+        return int((pages - free) * page_bytes)
+
+    def _count(self) -> int:
+        return int(self._database.execute("SELECT count(*) FROM replies").fetchone()[0])

@@ -1,0 +1,74 @@
+"""What providers say when a call fails: whether to try again, and the words without their secrets."""
+
+import email.utils
+import os
+import re
+import time
+from collections.abc import Iterable, Mapping
+from datetime import UTC
+
+from rlm_broker.errors import FailureCause
+
+SECRET_NAME = re.compile(r"(_|\A|-)(KEY|TOKEN|SECRET|AUTHORIZATION)\Z", re.IGNORECASE)
+"""Of variables, options and headers whose values are in no message."""
+_MIN_SECRET_CHARS = 6
+"""A shorter value is no secret, and hiding every "1" would garble the message."""
+_MAX_CHARS = 500
+_OF_THE_REQUEST = frozenset({400, 413, 422})
+_TRANSIENT = frozenset({408, 409, 425, 429})
+
+
+def cause_of(status: int) -> FailureCause:
+    """What an HTTP status says of a failed call."""
+    if status in _TRANSIENT or status >= 500:
+        return "transient"
+    return "request" if status in _OF_THE_REQUEST else "provider"
+
+
+def retry_after_s(headers: Mapping[str, str]) -> float | None:
+    """Seconds that the provider wants to be left alone: `retry-after-ms`, or `retry-after` as a number or a date."""
+    for name, scale in (("retry-after-ms", 1e-3), ("retry-after", 1.0)):
+        text = headers.get(name)
+        if not text:
+            continue
+        try:
+            seconds = float(text) * scale
+        except ValueError:
+            seconds = _until(text)
+        if 0 <= seconds < float("inf"):
+            return seconds
+    return None
+
+
+def one_line(text: str, secrets: Iterable[str] = ()) -> str:
+    """`text` without secrets, on one line, not too long.
+
+    Args:
+        secrets: Beside those of the environment, which are known by the names of their variables.
+    """
+    values = {value for name, value in os.environ.items() if SECRET_NAME.search(name)}
+    for secret in sorted(values.union(secrets), key=len, reverse=True):  # one may be part of another
+        if len(secret) >= _MIN_SECRET_CHARS:
+            text = text.replace(secret, "[redacted]")
+    text = " ".join(text.split())
+    return text if len(text) <= _MAX_CHARS else f"{text[:_MAX_CHARS]}..."
+
+
+def no_text(text: str | None, finish_reason: str | None) -> str | None:
+    """Why a reply has no text, if that is not what the model wanted."""
+    if text or (text is not None and finish_reason in (None, "stop")):
+        return None
+    why = {
+        "length": ": its tokens were used up before it said anything",
+        "content_filter": ": the provider's content filter withheld it",
+        "tool_calls": ": the model wants to call a tool of the provider's, and there is none",
+    }
+    return f"the provider's answer has no text{why.get(finish_reason or '', '')}"
+
+
+def _until(date: str) -> float:
+    try:
+        when = email.utils.parsedate_to_datetime(date)
+    except ValueError:
+        return -1
+    return max(0.0, (when if when.tzinfo else when.replace(tzinfo=UTC)).timestamp() - time.time())

@@ -1,0 +1,346 @@
+"""Any server that speaks OpenAI's chat completions: vLLM, SGLang, Ollama, llama.cpp, a proxy."""
+
+import asyncio
+import contextlib
+import json
+import weakref
+from collections.abc import AsyncIterator, Callable, Mapping
+from typing import Any
+
+import aiohttp
+import msgspec
+from yarl import URL
+
+from rlm_broker.clients import failures
+from rlm_broker.clients.base import LMReply, LMRequest
+from rlm_broker.errors import ConfigurationError, FailureCause, ModelFailed, UnknownModel
+from rlm_broker.types import Usage
+
+MAX_CONCURRENT = 256
+MAX_REPLY_BYTES = 64 << 20
+CONNECT_TIMEOUT_S = 10.0
+PREFLIGHT_TIMEOUT_S = 10.0
+_CHUNK_BYTES = 1 << 16
+
+
+class OpenAICompatibleClient:
+    """One model of one server. It can be used from several event loops; each has its own connections.
+
+    Args:
+        base_url: As `https://host:port/v1`; `/chat/completions` is added.
+        model: As the server names it.
+        api_key: Sent as a bearer token; None sends none. No environment variable is looked at.
+        headers: Sent with every request.
+        options: Further fields of the request's body: `temperature`, `top_p`, `seed`, ... What is not given here is
+            left to the server.
+        timeout_s: Seconds of one request; None leaves that to the call's own limit.
+        max_concurrent: Requests at the same time; further calls wait in turn.
+        usd_per_million_tokens: Of input and of output; None is an unknown price.
+        model_name: The name it is reported under; None is `model`.
+
+    Attributes:
+        context_tokens: How much the model can read, where `preflight` found the server to say so.
+
+    Raises:
+        ConfigurationError: `base_url` is no HTTP address, or the model has no name.
+    """
+
+    def __init__(
+        self,
+        base_url: str,
+        model: str,
+        *,
+        api_key: str | None = None,
+        headers: Mapping[str, str] | None = None,
+        options: Mapping[str, Any] | None = None,
+        timeout_s: float | None = None,
+        max_concurrent: int = MAX_CONCURRENT,
+        usd_per_million_tokens: tuple[float, float] | None = None,
+        model_name: str | None = None,
+    ) -> None:
+        if not model:
+            raise ConfigurationError(f"name the model that {base_url} is to use")
+        if "stream" in (options or {}):
+            raise ConfigurationError(f"{model}: stream is no option: a reply is streamed to whoever follows the run")
+        self.model_name = model_name or model
+        self.max_concurrent = max_concurrent
+        self.context_tokens: int | None = None
+        self.is_priced = usd_per_million_tokens is not None
+        self._base_url = _checked_url(base_url)
+        self._model = model
+        self._options = dict(options or {})
+        self._headers = {"content-type": "application/json", **(headers or {})}
+        if api_key:
+            self._headers["authorization"] = f"Bearer {api_key}"
+        self._secrets = [value for name, value in (headers or {}).items() if failures.SECRET_NAME.search(name)]
+        self._secrets += [api_key] if api_key else []
+        self._timeout_s = timeout_s
+        self._prices = usd_per_million_tokens
+        self._sessions: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, aiohttp.ClientSession]
+        self._sessions = weakref.WeakKeyDictionary()
+        weakref.finalize(self, _abandon, self._sessions)
+
+    @property
+    def fingerprint(self) -> str:
+        """What its replies depend on, beside the request."""
+        return json.dumps([self._base_url, self._model, self._options], sort_keys=True, default=str)
+
+    async def preflight(self) -> None:
+        """See whether the server is there and has the model, by its list of models, if it has one.
+
+        Raises:
+            UnknownModel: It has other ones; it names them.
+            ModelFailed: It cannot be reached, or wants another key.
+        """
+        async with self._request("GET", "/models", None, PREFLIGHT_TIMEOUT_S) as response:
+            body = await self._body(response)
+            if response.status in (401, 403):
+                raise self._failed(_error_in(body) or f"HTTP status {response.status}", "provider")
+        try:
+            listed = msgspec.json.decode(body, type=_Listed).data if response.status == 200 else []
+        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+            return  # the calls will show
+        for entry in listed:
+            if self._model in (entry.id, entry.id.removesuffix(":latest")):  # the latter is Ollama's
+                self.context_tokens = entry.max_model_len
+                return
+        if listed and not any("*" in entry.id for entry in listed):  # a proxy's pattern
+            names = ", ".join(entry.id for entry in listed[:20])
+            raise UnknownModel(f"{self._base_url} has no model {self._model!r}; it has: {failures.one_line(names)}")
+
+    async def complete(self, request: LMRequest) -> LMReply:
+        """Ask once. Cancelling closes the connection.
+
+        Raises:
+            ModelFailed: With the server's own words in one line; no secret is in it.
+        """
+        body: dict[str, Any] = {
+            "model": self._model,
+            "messages": [{"role": message.role, "content": message.content} for message in request.messages],
+        }
+        if request.max_completion_tokens is not None:
+            body["max_tokens"] = request.max_completion_tokens
+        body |= self._options
+        if request.on_text is not None:
+            body |= {"stream": True, "stream_options": {"include_usage": True}}
+        async with self._request("POST", "/chat/completions", _encoded(body), self._timeout_s) as response:
+            is_stream = response.content_type == "text/event-stream"
+            if response.status == 200 and is_stream and request.on_text is not None:
+                return await self._streamed(response, request.on_text)
+            answer = await self._body(response)
+            if response.status != 200:
+                raise self._refused(response, answer)
+        return self._reply(answer)
+
+    async def aclose(self) -> None:
+        """Close the connections of the running loop. Harmless when repeated; a later call opens new ones."""
+        session = self._sessions.pop(asyncio.get_running_loop(), None)
+        if session is not None:
+            await session.close()
+
+    # -- HTTP --------------------------------------------------------------------------------------------------------
+
+    @contextlib.asynccontextmanager
+    async def _request(
+        self, method: str, path: str, body: bytes | None, timeout_s: float | None
+    ) -> AsyncIterator[aiohttp.ClientResponse]:
+        """One exchange, whose every failure is a `ModelFailed`."""
+        timeout = aiohttp.ClientTimeout(total=timeout_s, sock_connect=CONNECT_TIMEOUT_S)
+        try:
+            # Redirects are not followed: the key and the conversation are for the server that was named.
+            async with self._session().request(
+                method, self._base_url + path, data=body, headers=self._headers, timeout=timeout, allow_redirects=False
+            ) as response:
+                yield response
+        except TimeoutError:
+            limit_s = CONNECT_TIMEOUT_S if timeout_s is None else timeout_s
+            raise self._failed(f"no answer within {limit_s:g} s", "transient") from None
+        except aiohttp.ClientConnectorError as error:
+            why = error.os_error.strerror or str(error.os_error)
+            raise self._failed(f"cannot connect to {self._base_url}: {why}", "transient") from None
+        except aiohttp.ClientConnectionError as error:
+            raise self._failed(f"the connection to {self._base_url} broke: {error}", "transient") from None
+        except aiohttp.ClientPayloadError:
+            raise self._failed("the server broke off in the middle of its answer", "transient") from None
+        except (aiohttp.ClientError, ValueError) as error:  # what is no HTTP
+            raise self._failed(f"{type(error).__name__}: {error}", "provider") from None
+
+    def _session(self) -> aiohttp.ClientSession:
+        loop = asyncio.get_running_loop()
+        session = self._sessions.get(loop)
+        if session is None:
+            connector = _Connector(limit=0)  # how many at a time is decided in turn, before they come here
+            session = self._sessions[loop] = aiohttp.ClientSession(connector=connector)
+        return session
+
+    async def _body(self, response: aiohttp.ClientResponse) -> bytes:
+        """All of it, bounded after decompression."""
+        body = b""
+        async for chunk in response.content.iter_chunked(_CHUNK_BYTES):
+            body = body + chunk if body else chunk
+            if len(body) > MAX_REPLY_BYTES:
+                raise self._failed(f"the answer is longer than {MAX_REPLY_BYTES:,} bytes", "provider")
+        return body
+
+    async def _streamed(self, response: aiohttp.ClientResponse, on_text: Callable[[str], None]) -> LMReply:
+        """Server-sent events, put together to the body that would have come otherwise."""
+        texts: list[str] = []
+        total = 0
+        finish_reason, usage, ended = None, None, False
+        async for line in response.content:
+            total += len(line)
+            if total > MAX_REPLY_BYTES:
+                raise self._failed(f"the answer is longer than {MAX_REPLY_BYTES:,} bytes", "provider")
+            if not line.startswith(b"data:"):
+                continue
+            data = line.removeprefix(b"data:").strip()
+            if data == b"[DONE]":
+                ended = True
+                break
+            part = self._decoded(data)
+            usage = part.usage or usage
+            for choice in part.choices or ():
+                finish_reason = choice.finish_reason or finish_reason
+                if choice.delta is not None and (text := _text_of(choice.delta.content)):
+                    texts.append(text)
+                    on_text(text)
+        if not ended and finish_reason is None:
+            raise self._failed("the server broke off in the middle of its answer", "transient")
+        return self._told("".join(texts) if texts else None, finish_reason, usage)
+
+    # -- what it says ------------------------------------------------------------------------------------------------
+
+    def _reply(self, answer: bytes) -> LMReply:
+        body = self._decoded(answer)
+        if not body.choices:
+            raise self._failed("the provider's answer has no choices", "provider")
+        choice = body.choices[0]
+        message = choice.message or _Message()
+        return self._told(_text_of(message.content) or message.refusal, choice.finish_reason, body.usage)
+
+    def _decoded(self, answer: bytes) -> "_Body":
+        try:
+            body = msgspec.json.decode(answer, type=_Body)
+        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+            raise self._failed(f"the server's answer is no chat completion: {error}", "provider") from None
+        if body.error:
+            code = body.error.get("code") if isinstance(body.error, dict) else None
+            cause = failures.cause_of(code) if type(code) is int else "provider"
+            raise self._failed(_error_in(answer) or str(body.error), cause)
+        return body
+
+    def _told(self, text: str | None, finish_reason: str | None, usage: "_Usage | None") -> LMReply:
+        counted = usage or _Usage()
+        inputs, outputs = counted.prompt_tokens or 0, counted.completion_tokens or 0
+        cost = None
+        if self._prices is not None and (inputs or outputs or not any(self._prices)):
+            cost = (inputs * self._prices[0] + outputs * self._prices[1]) / 1e6
+        return LMReply(text or "", Usage(1, inputs, outputs, cost), failures.no_text(text, finish_reason))
+
+    def _refused(self, response: aiohttp.ClientResponse, answer: bytes) -> ModelFailed:
+        status = response.status
+        if 300 <= status < 400:
+            where = response.headers.get("location", "elsewhere")
+            return self._failed(f"the server redirects to {where}: name that address", "provider")
+        said = _error_in(answer) or answer[:2000].decode(errors="replace")
+        after_s = failures.retry_after_s(response.headers)
+        return self._failed(f"HTTP status {status}: {said}", failures.cause_of(status), after_s)
+
+    def _failed(self, why: str, cause: FailureCause, after_s: float | None = None) -> ModelFailed:
+        return ModelFailed(f"{self.model_name}: {failures.one_line(why, self._secrets)}", cause, after_s)
+
+
+class _Connector(aiohttp.TCPConnector):
+    def __del__(self, *_: object) -> None:
+        """Without aiohttp's complaint on stderr: sockets end with their transports."""
+
+
+class _Message(msgspec.Struct):
+    content: str | list[Any] | None = None
+    refusal: str | None = None
+
+
+class _Choice(msgspec.Struct):
+    message: _Message | None = None
+    delta: _Message | None = None
+    finish_reason: str | None = None
+
+
+class _Usage(msgspec.Struct):
+    prompt_tokens: int | None = None
+    completion_tokens: int | None = None
+
+
+class _Body(msgspec.Struct):
+    """Of a reply, or of one event of a streamed one; other fields are ignored."""
+
+    choices: list[_Choice] | None = None
+    usage: _Usage | None = None
+    error: Any = None
+
+
+class _Served(msgspec.Struct):
+    id: str
+    max_model_len: int | None = None
+
+
+class _Listed(msgspec.Struct):
+    data: list[_Served] = []
+
+
+def _text_of(content: str | list[Any] | None) -> str | None:
+    """Text, from servers too that answer in content parts."""
+    if not isinstance(content, list):
+        return content
+    return "".join(part["text"] for part in content if isinstance(part, dict) and isinstance(part.get("text"), str))
+
+
+def _error_in(answer: bytes) -> str | None:
+    """The message in an error's body, in any of the shapes that servers have for it."""
+    try:
+        body = json.loads(answer)
+    except (ValueError, RecursionError):
+        return None
+    if isinstance(body, dict):
+        body = body.get("error") or body.get("detail") or body.get("message")
+    if isinstance(body, dict):
+        body = body.get("message") or body
+    return body if isinstance(body, str) else json.dumps(body) if body else None
+
+
+def _encoded(body: dict[str, Any]) -> bytes:
+    try:
+        return msgspec.json.encode(body)
+    except UnicodeEncodeError:  # lone surrogates: one broken character is better than no call
+        return json.dumps(body, ensure_ascii=False).encode("utf-8", "replace")
+
+
+def _checked_url(text: str) -> str:
+    try:
+        url = URL(text.rstrip("/"))
+        is_one = url.scheme in ("http", "https") and bool(url.host)
+    except ValueError:
+        is_one = False
+    if not is_one:
+        raise ConfigurationError(f"{text!r} is no address of a server; give one such as http://localhost:8000/v1")
+    if url.user or url.password:
+        raise ConfigurationError("a server's address has no password in it; give it as api_key or in headers")
+    return text.rstrip("/").removesuffix("/chat/completions")
+
+
+def _abandon(sessions: Mapping[asyncio.AbstractEventLoop, aiohttp.ClientSession]) -> None:
+    """Of a client that nobody closed, since nobody has to: its connections are closed where that is still possible."""
+    for loop, session in sessions.items():
+        connector = session.connector
+        session.detach()  # else it complains on stderr
+        if connector is not None and loop.is_running():
+            with contextlib.suppress(RuntimeError):  # the loop has ended meanwhile
+                loop.call_soon_threadsafe(_close_soon, loop, connector)
+
+
+def _close_soon(loop: asyncio.AbstractEventLoop, connector: aiohttp.BaseConnector) -> None:
+    async def close() -> None:
+        await connector.close()
+
+    closing = loop.create_task(close())
+    closing.add_done_callback(lambda _: closing)  # a loop keeps its tasks by weak references only

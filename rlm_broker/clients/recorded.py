@@ -1,0 +1,47 @@
+"""A model that says what another one said: a run replayed."""
+
+from rlm_broker.clients.base import LMReply, LMRequest
+from rlm_broker.errors import ModelFailed, ReplayDiverged
+from rlm_broker.recording import CallId, Recording, Request
+from rlm_broker.types import Usage
+
+
+class RecordedClient:
+    """Replies from a recording; nothing is sent, and nothing is paid.
+
+    When something is asked that was not recorded, that call and all later ones of every client on the recording fail:
+    whatever the run did after it would differ for that reason alone.
+    """
+
+    def __init__(self, recording: Recording, model_name: str) -> None:
+        self.model_name = model_name
+        self._recording = recording
+
+    async def complete(self, request: LMRequest) -> LMReply:
+        """The recorded reply.
+
+        Raises:
+            ReplayDiverged: There is none; the message shows the difference to the nearest.
+            ModelFailed: The recorded call failed, in these words.
+        """
+        if self._recording.diverged is not None:
+            raise ReplayDiverged(self._recording.diverged)
+        asked = recorded_request(request)
+        call = self._recording.find(asked)
+        if call is None:
+            self._recording.diverged = self._recording.difference(asked, request.id or CallId("?", 0, 0))
+            raise ReplayDiverged(self._recording.diverged)
+        if call.failure is not None:
+            raise ModelFailed(call.failure.message, "request" if call.failure.cause == "request" else "provider")
+        if request.on_text is not None and call.text:
+            request.on_text(call.text)
+        return LMReply(call.text, Usage(1, 0, 0, 0.0, stored_calls=1), call.problem, call.model)
+
+    async def aclose(self) -> None:
+        """Nothing is held."""
+
+
+def recorded_request(request: LMRequest) -> Request:
+    """What of a request a recording holds."""
+    messages = [{"role": message.role, "content": message.content} for message in request.messages]
+    return Request(messages, request.model, request.max_completion_tokens, request.depth, request.sample)

@@ -1,0 +1,50 @@
+"""Places that are given out in turn, so that nobody who asks for much keeps the others waiting."""
+
+import asyncio
+from collections import deque
+from collections.abc import Hashable
+
+
+class FairSlots:
+    """At most `places` at the same time. Of those who wait, each session gets one in turn.
+
+    Lives on one event loop.
+
+    Args:
+        places: None is without a bound.
+    """
+
+    def __init__(self, places: int | None) -> None:
+        self._places = places
+        self._taken = 0
+        self._waiting: dict[Hashable, deque[asyncio.Future[None]]] = {}
+        """Sessions in the order of their turns."""
+
+    async def acquire(self, session: Hashable) -> None:
+        """Wait for a place. `release` it afterwards."""
+        if self._places is None or (self._taken < self._places and not self._waiting):
+            self._taken += 1
+            return
+        turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        queue = self._waiting.setdefault(session, deque())
+        queue.append(turn)
+        try:
+            await turn
+        except asyncio.CancelledError:
+            if turn.cancelled():
+                queue.remove(turn)
+                if not queue and self._waiting.get(session) is queue:
+                    del self._waiting[session]
+            else:  # it was given a place in the same moment
+                self.release()
+            raise
+
+    def release(self) -> None:
+        """Pass the place on to whose turn it is, without letting anybody in between."""
+        for session, queue in list(self._waiting.items())[:1]:
+            queue.popleft().set_result(None)
+            del self._waiting[session]
+            if queue:
+                self._waiting[session] = queue  # at the end: the others come first
+            return
+        self._taken -= 1

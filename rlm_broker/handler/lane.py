@@ -1,0 +1,219 @@
+"""The way to one client: in turn, at its pace, again where that may help."""
+
+import asyncio
+import itertools
+import math
+import random
+import time
+from collections.abc import Callable, Hashable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+from rlm_broker.clients.base import Client, LMReply, LMRequest
+from rlm_broker.errors import ModelFailed, RlmBrokerError
+from rlm_broker.handler.fair import FairSlots
+from rlm_broker.handler.rate import Entry, Window
+from rlm_broker.types import Usage
+
+BACKOFF_S, MOST_BACKOFF_S = 0.5, 30.0
+FAILURES_TO_COOL = 3
+CHARS_PER_TOKEN = 4
+OnRetry = Callable[[int, float, str], None]
+"""Told of each further attempt: its number from 2, the seconds until then, and why."""
+
+
+@dataclass(frozen=True, slots=True)
+class Serving:
+    """How a client is to be called.
+
+    Attributes:
+        max_concurrent: Calls at the same time; None is what the client says itself.
+        requests_per_minute, tokens_per_minute: Of any minute; calls beyond are queued.
+        max_retries: Further attempts after a failure that may pass.
+        attempt_timeout_s: Seconds of one attempt; None leaves them to the limit of the call.
+        fallbacks: Who is asked in its place, in this order, when it fails by no fault of the request's.
+        cooldown_s: After so many calls in a row that failed (`FAILURES_TO_COOL`), how long its fallbacks are asked
+            first.
+    """
+
+    max_concurrent: int | None = None
+    requests_per_minute: float | None = None
+    tokens_per_minute: float | None = None
+    max_retries: int = 4
+    attempt_timeout_s: float | None = None
+    fallbacks: tuple[Client, ...] = ()
+    cooldown_s: float = 30.0
+
+
+@dataclass(slots=True)
+class Patience:
+    """What is left of a call's time. Only what the provider takes counts, and not the waiting for a turn."""
+
+    limit_s: float
+    spent_s: float = 0.0
+
+    @property
+    def left_s(self) -> float:
+        return max(0.0, self.limit_s - self.spent_s)
+
+    @contextmanager
+    def spending(self) -> Iterator[None]:
+        started = time.monotonic()
+        try:
+            yield
+        finally:
+            self.spent_s += time.monotonic() - started
+
+
+@dataclass(slots=True)
+class Errand:
+    """One call on its way through the lanes.
+
+    Attributes:
+        session: On whose behalf: sessions take turns.
+    """
+
+    request: LMRequest
+    patience: Patience
+    session: Hashable = None
+    on_retry: OnRetry | None = None
+
+
+class Lane:
+    """One client, and how it is doing. Lives on one event loop."""
+
+    def __init__(self, client: Client, serving: Serving) -> None:
+        self.client = client
+        self.serving = serving
+        self._places = FairSlots(serving.max_concurrent or getattr(client, "max_concurrent", None))
+        self._gate = FairSlots(1)
+        self._requests = Window(serving.requests_per_minute)
+        self._tokens = Window(serving.tokens_per_minute)
+        self._is_paced = not (serving.requests_per_minute is None and serving.tokens_per_minute is None)
+        self._output_tokens = 0.0
+        self._opens_at = 0.0
+        self._failures = 0
+        self._cool_until = 0.0
+
+    @property
+    def is_cooling(self) -> bool:
+        """Whether its last calls failed, so that another may do better."""
+        return time.monotonic() < self._cool_until
+
+    async def run(self, errand: Errand) -> LMReply:
+        """Make the call, as often as it takes and its time allows.
+
+        Raises:
+            ModelFailed: The last attempt failed.
+        """
+        await self._places.acquire(errand.session)
+        try:
+            for attempt in itertools.count(1):
+                try:
+                    reply = await self._attempt(errand)
+                except ModelFailed as failed:
+                    await self._wait_or_raise(errand, attempt, failed)
+                else:
+                    self._failures, self._cool_until = 0, 0.0
+                    return reply
+        finally:
+            self._places.release()
+        raise AssertionError
+
+    async def _attempt(self, errand: Errand) -> LMReply:
+        entry = None
+        if self._is_paced or self._opens_at > time.monotonic():
+            entry = await self._admitted(errand)
+        with errand.patience.spending():
+            reply = await ask(self.client, errand.request, errand.patience, self.serving.attempt_timeout_s)
+        if entry is not None:
+            used = reply.usage.total_input_tokens + reply.usage.total_output_tokens
+            self._tokens.correct(entry, used or entry.amount)
+            self._output_tokens += (reply.usage.total_output_tokens - self._output_tokens) / 8
+        return reply
+
+    async def _admitted(self, errand: Errand) -> Entry:
+        """Wait until the provider wants to be asked again, and its rates allow it. One after the other, in turn.
+
+        Returns:
+            The tokens that the call is thought to take.
+        """
+        request = errand.request
+        tokens = _characters(request) / CHARS_PER_TOKEN + (request.max_completion_tokens or self._output_tokens)
+        await self._gate.acquire(errand.session)
+        try:
+            while True:
+                now = time.monotonic()
+                rates_s = max(self._requests.wait_s(1, now), self._tokens.wait_s(tokens, now))
+                if (wait_s := max(rates_s, self._opens_at - now)) <= 0:
+                    self._requests.use(1, now)
+                    return self._tokens.use(tokens, now)
+                await asyncio.sleep(wait_s)
+        finally:
+            self._gate.release()
+
+    async def _wait_or_raise(self, errand: Errand, attempt: int, failed: ModelFailed) -> None:
+        """Before the next attempt. If the provider says how long, nobody asks it before."""
+        backoff_s = min(MOST_BACKOFF_S, BACKOFF_S * 2 ** (attempt - 1)) * random.uniform(0.5, 1)
+        wait_s = backoff_s if failed.retry_after_s is None else failed.retry_after_s
+        if failed.retry_after_s is not None:
+            self._opens_at = max(self._opens_at, time.monotonic() + min(wait_s, errand.patience.limit_s))
+        if failed.cause != "transient" or attempt > self.serving.max_retries or wait_s >= errand.patience.left_s:
+            if failed.cause != "request":
+                self._failures += 1
+                if self._failures >= FAILURES_TO_COOL:
+                    self._cool_until = time.monotonic() + self.serving.cooldown_s
+            raise failed
+        if errand.on_retry is not None:
+            errand.on_retry(attempt + 1, wait_s, str(failed))
+        with errand.patience.spending():
+            await asyncio.sleep(wait_s)
+
+
+async def ask(client: Client, request: LMRequest, patience: Patience, attempt_timeout_s: float | None) -> LMReply:
+    """One attempt. Clients are anybody's code: whatever they do, it ends in time, in a reply or an error of ours.
+
+    Raises:
+        ModelFailed: It failed, or took too long.
+    """
+    limit_s = min(patience.left_s, math.inf if attempt_timeout_s is None else attempt_timeout_s)
+    try:
+        async with asyncio.timeout(limit_s) as deadline:
+            reply = await client.complete(request)
+    except RlmBrokerError:
+        raise
+    except asyncio.CancelledError:
+        if _is_being_cancelled():
+            raise
+        raise ModelFailed(f"{client.model_name}: the client cancelled its own call") from None
+    except (SystemExit, KeyboardInterrupt, GeneratorExit) as error:  # out of a task, these end the whole loop
+        raise ModelFailed(f"{client.model_name}: {type(error).__name__}: {error}") from error
+    except Exception as error:
+        if not deadline.expired():
+            raise ModelFailed(f"{client.model_name}: {type(error).__name__}: {error}") from error
+        if limit_s == attempt_timeout_s:
+            raise ModelFailed(f"{client.model_name}: no answer within {limit_s:g} s", "transient") from None
+        raise ModelFailed(f"llm_query timed out after {patience.limit_s:g}s", "transient") from None
+    _check(reply, client.model_name)
+    return reply
+
+
+def _is_being_cancelled() -> bool:
+    """Whether a CancelledError is meant for the task that runs, and is no stray one of a client."""
+    task = asyncio.current_task()
+    return task is not None and task.cancelling() > 0
+
+
+def _check(reply: object, model_name: str) -> None:
+    """What is no reply is found here, and not where it is counted or written."""
+    if not isinstance(reply, LMReply):
+        raise ModelFailed(f"{model_name}: the client returned {type(reply).__name__}, not LMReply")
+    for name, value, kind in (("text", reply.text, str), ("usage", reply.usage, Usage)):
+        if not isinstance(value, kind):
+            raise ModelFailed(
+                f"{model_name}: the {name} of the client's reply is {type(value).__name__}, not {kind.__name__}"
+            )
+
+
+def _characters(request: LMRequest) -> int:
+    return sum(len(message.content) for message in request.messages if isinstance(message.content, str))

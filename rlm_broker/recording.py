@@ -1,0 +1,182 @@
+"""A run's model calls on disk: written as they are made, found again when the run is replayed."""
+
+import difflib
+import json
+import os
+import warnings
+from collections import defaultdict, deque
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from rlm_broker.errors import ConfigurationError, FailureCause
+
+FORMAT = 1
+DIFFERENCE_LINES = 24
+LINE_CHARS = 160
+
+
+class CallId(msgspec.Struct, frozen=True):
+    """Which call it was: of which run, in or after which of its blocks (0: before the first), and its number there."""
+
+    run: str
+    block: int
+    n: int
+
+    def __str__(self) -> str:
+        return f"run {self.run}, block {self.block}, call {self.n}"
+
+
+class Request(msgspec.Struct, frozen=True):
+    """What a reply is found by."""
+
+    messages: list[dict[str, Any]]
+    model: str | None = None
+    max_completion_tokens: int | None = None
+    depth: int = 0
+    sample: int = 0
+
+
+class Failure(msgspec.Struct, frozen=True):
+    """How a call failed."""
+
+    message: str
+    cause: FailureCause = "provider"
+
+
+class Counted(msgspec.Struct, frozen=True):
+    """What a call used when it was recorded."""
+
+    input_tokens: int = 0
+    output_tokens: int = 0
+    cost_usd: float | None = None
+
+
+class Recorded(msgspec.Struct, frozen=True, omit_defaults=True):
+    """One call: a line of the file. `model` is the one that served."""
+
+    id: CallId
+    request: Request
+    model: str
+    text: str = ""
+    problem: str | None = None
+    failure: Failure | None = None
+    used: Counted = Counted()
+
+
+class Models(msgspec.Struct, frozen=True, omit_defaults=True):
+    """The first line: what the run's models were called."""
+
+    rlm_broker_recording: int
+    root: str
+    sub: str | None = None
+    others: list[str] = []
+
+
+class Recorder:
+    """Writes calls to a new file, readable for this user alone; each is there when its call has ended.
+
+    Raises:
+        ConfigurationError: The file exists, or cannot be written.
+    """
+
+    def __init__(self, path: str | Path, models: Models) -> None:
+        self.path = Path(path)
+        self._lost: str | None = None
+        try:
+            self._descriptor = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND, 0o600)
+        except FileExistsError:
+            raise ConfigurationError(f"{self.path} exists: remove it, or record to another file") from None
+        except OSError as error:
+            raise ConfigurationError(f"cannot record to {self.path}: {error.strerror}") from None
+        self._write(models)
+
+    def add(self, recorded: Recorded) -> None:
+        """Write one call."""
+        self._write(recorded)
+
+    def close(self) -> None:
+        """Once. Warns if lines are missing."""
+        os.close(self._descriptor)
+        if self._lost:
+            warnings.warn(f"the recording {self.path} is not whole: {self._lost}", stacklevel=2)
+
+    def _write(self, value: msgspec.Struct) -> None:
+        try:
+            os.write(self._descriptor, _line(value))
+        except OSError as error:  # a run is not to end because it cannot be recorded
+            self._lost = self._lost or error.strerror or str(error)
+
+
+class Recording:
+    """What a file holds. Calls with equal requests are given out in their order, the last one again and again.
+
+    Attributes:
+        diverged: How the run that is replayed asked for something else, once it did.
+
+    Raises:
+        ConfigurationError: It cannot be read, or is no recording.
+    """
+
+    def __init__(self, path: str | Path) -> None:
+        self.path = Path(path)
+        self.diverged: str | None = None
+        try:
+            first, *lines = self.path.read_bytes().splitlines()
+            self.models = msgspec.json.decode(first, type=Models)
+            self._calls = [msgspec.json.decode(line, type=Recorded) for line in lines]
+        except OSError as error:
+            raise ConfigurationError(f"cannot read the recording {self.path}: {error.strerror}") from None
+        except (msgspec.MsgspecError, ValueError, RecursionError) as error:
+            raise ConfigurationError(f"{self.path} is no recording: {error}") from None
+        if self.models.rlm_broker_recording != FORMAT:
+            raise ConfigurationError(f"{self.path} was recorded by another version of rlm-broker")
+        self._by_request: dict[bytes, deque[Recorded]] = defaultdict(deque)
+        for call in self._calls:
+            self._by_request[_line(call.request)].append(call)
+
+    def find(self, request: Request) -> Recorded | None:
+        """The call that was recorded for this request."""
+        calls = self._by_request.get(_line(request))
+        if not calls:
+            return None
+        return calls.popleft() if len(calls) > 1 else calls[0]
+
+    def difference(self, request: Request, id: CallId) -> str:
+        """How a request that was not recorded differs from the nearest: the one of the same place, else of any."""
+        if not self._calls:
+            return f"{self.path} holds no calls"
+        ours = _lines_of(request)
+        near = [call for call in self._calls if call.id == id]
+        nearest = near[0] if near else max(self._calls, key=lambda call: _likeness(_lines_of(call.request), ours))
+        changes = difflib.unified_diff(_lines_of(nearest.request), ours, "recorded", "asked now", n=1, lineterm="")
+        shown = [line if len(line) <= LINE_CHARS else f"{line[:LINE_CHARS]}..." for line in changes]
+        more = len(shown) - DIFFERENCE_LINES
+        if more > 0:
+            shown = [*shown[:DIFFERENCE_LINES], f"... and {more:,} more lines"]
+        head = f"the run asks what {self.path} has no reply to ({id}); the nearest is {nearest.id}:"
+        return "\n".join([head, *shown])
+
+
+def _line(value: Any) -> bytes:
+    try:
+        return msgspec.json.encode(value) + b"\n"
+    except UnicodeEncodeError:  # lone surrogates
+        return json.dumps(msgspec.to_builtins(value)).encode() + b"\n"
+
+
+def _lines_of(request: Request) -> list[str]:
+    settings = [f"{name}: {getattr(request, name)}" for name in ("model", "max_completion_tokens", "depth", "sample")]
+    lines = list(settings)
+    for message in request.messages:
+        content = message.get("content")
+        text = content if isinstance(content, str) else json.dumps(content, indent=1)
+        lines += [f"[{message.get('role')}]", *text.splitlines()]
+    return lines
+
+
+def _likeness(one: Sequence[str], other: Sequence[str]) -> int:
+    """Lines that both have: enough to find the nearest, and fast for long conversations."""
+    return len({*one} & {*other})
