@@ -8,6 +8,11 @@ from typing import Any
 
 _PUBLIC = {
     "RLM": "rlm_broker.rlm",
+    "Model": "rlm_broker.models",
+    "Route": "rlm_broker.handler.routing",
+    "Cache": "rlm_broker.cache",
+    "OpenAICompatibleClient": "rlm_broker.clients.openai_compatible",
+    "LiteLLMClient": "rlm_broker.clients.litellm",
     "LMHandler": "rlm_broker.handler.handler",
     "Sandbox": "rlm_broker.sandbox.sandbox",
     "SandboxedRepl": "rlm_broker.sandbox.repl",

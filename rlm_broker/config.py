@@ -10,14 +10,26 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from rlm_broker import trust
+from rlm_broker.complaints import complaints
 from rlm_broker.errors import ConfigurationError
+from rlm_broker.handler.routing import Route
 from rlm_broker.limits import Limits
+from rlm_broker.models import FROM_ENVIRONMENT, Model
 
 PREFIX = "RLM_BROKER_"
 """Of variables: `RLM_BROKER_MODEL`, `RLM_BROKER_MAX_ITERATIONS`."""
 PROJECT_FILE = "rlm-broker.toml"
-"""In the current folder. Limits are in its table `limits`, all else at its top."""
-DEFAULTS: dict[str, Any] = {"model": "offline", "sub_model": None, "isolation": "auto"}
+"""In the current folder. Limits are in its table `limits`, models in `models.NAME`, all else at its top."""
+DEFAULTS: dict[str, Any] = {
+    "model": "offline",
+    "sub_model": None,
+    "base_url": None,
+    "api_key": None,
+    "cache": None,
+    "isolation": "auto",
+}
+ROUTE_FIELDS = ("to", "match", "depths")
 BUILT_IN = "default"
 FLAGS = "command line"
 
@@ -38,14 +50,23 @@ class Settings:
 
     Attributes:
         limits: What the limits among them come to.
+        models, routes: Of the files; a model of the project's replaces the user's of that name, and its routes come
+            first.
 
     Raises:
-        ConfigurationError: A name that there is not, a value that it cannot have, or a file that is no TOML.
+        ConfigurationError: A name that there is not, a value that it cannot have, a file that is no TOML, or one of the
+            project's that does what needs its user's word.
     """
 
     def __init__(self, flags: Mapping[str, Any]) -> None:
         self._found: dict[str, Setting] = {}
-        for source, values in (*_files(), ("environment", _environment()), (FLAGS, flags)):
+        self.models: dict[str, Model] = {}
+        self.routes: list[Route] = []
+        files = _files()
+        for source, document in files:
+            self.models |= _models(source, document.pop("models", {}))
+            self.routes[:0] = _routes(source, document.pop("routes", []))
+        for source, values in (*files, ("environment", _environment()), (FLAGS, flags)):
             for name, value in values.items():
                 where = f"{PREFIX}{name.upper()}" if source == "environment" else source
                 _require_known(name, where)
@@ -59,9 +80,31 @@ class Settings:
     def all(self) -> dict[str, Setting]:
         """Every setting by name: the value that holds, and where it came from."""
         shown = {name: self._found.get(name, Setting(value, BUILT_IN)) for name, value in DEFAULTS.items()}
+        key = shown["api_key"]
+        if key.value is not None and not str(key.value).startswith(FROM_ENVIRONMENT):
+            shown["api_key"] = Setting("(set)", key.source)
         for name, value in self.limits.model_dump().items():
             shown[name] = Setting(value, self._found[name].source if name in self._found else BUILT_IN)
         return shown
+
+    def model(self, name: str) -> str | Model | None:
+        """What `model` or `sub_model` comes to, with the settings `base_url` and `api_key` for a name of no entry.
+
+        Raises:
+            ConfigurationError: There is an address, and no name of a model there.
+        """
+        given: str | None = self[name]
+        base_url, api_key = self["base_url"], self["api_key"]
+        if given is None or given in self.models or (base_url is None and api_key is None):
+            return given
+        if given == DEFAULTS["model"]:
+            raise ConfigurationError(
+                "name the model that the base_url or the api_key is for: the model offline calls no server"
+            )
+        try:
+            return Model(name=given, base_url=base_url, api_key=api_key)
+        except ValidationError as error:
+            raise ConfigurationError(f"{name}: {complaints(error, 'settings')}") from None
 
     def _limits(self) -> Limits:
         given = {name: _plain(found.value) for name, found in self._found.items() if name in Limits.model_fields}
@@ -102,20 +145,66 @@ def _files() -> list[tuple[str, dict[str, Any]]]:
 
 def _read(path: Path) -> dict[str, Any]:
     try:
-        document = tomllib.loads(path.read_text(encoding="utf-8"))
+        content = path.read_bytes()
+        document = tomllib.loads(content.decode())
     except FileNotFoundError:
         return {}
     except OSError as error:
         raise ConfigurationError(f"cannot read {path}: {error.strerror}") from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise ConfigurationError(f"{path} is no TOML: {error}") from None
+    if path == Path(PROJECT_FILE):
+        trust.require(path, content, document)
     limits = document.pop("limits", {})
     if not isinstance(limits, dict):
         raise ConfigurationError(f"{path}: limits is a table: write [limits] and its names below")
     for name in document:
         if name in Limits.model_fields:
             raise ConfigurationError(f"{path}: {name} is a limit: write it below [limits]")
+    _require_no_key(f"{path}: api_key", document.get("api_key"))
     return {**document, **limits}
+
+
+def _models(source: str, tables: Any) -> dict[str, Model]:
+    if not isinstance(tables, dict) or not all(isinstance(table, dict) for table in tables.values()):
+        raise ConfigurationError(f"{source}: models are tables: write [models.NAME] and what it is below")
+    found = {}
+    for name, table in tables.items():
+        where = f"{source}: models.{name}"
+        _require_no_key(f"{where}.api_key", table.get("api_key"))
+        for field in table:
+            if field not in Model.model_fields:
+                raise ConfigurationError(f"{where}: there is no {field!r}{_suggestion(field, Model.model_fields)}")
+        try:
+            found[name] = Model.model_validate({"name": name, **table})
+        except ValidationError as error:
+            raise ConfigurationError(f"{where}: {complaints(error, 'it')}") from None
+    return found
+
+
+def _routes(source: str, tables: Any) -> list[Route]:
+    if not isinstance(tables, list) or not all(isinstance(table, dict) for table in tables):
+        raise ConfigurationError(f"{source}: routes are a list of tables: write [[routes]] and `to` below")
+    found = []
+    for number, table in enumerate(tables, 1):
+        where = f"{source}: route {number}"
+        for field, value in table.items():
+            if field not in ROUTE_FIELDS:
+                raise ConfigurationError(f"{where}: there is no {field!r}{_suggestion(field, ROUTE_FIELDS)}")
+            if not isinstance(value, str):
+                raise ConfigurationError(f"{where}: {field} is text, and not {value!r}")
+        if "to" not in table:
+            raise ConfigurationError(f"{where}: it needs `to`, the model that it leads to")
+        try:
+            found.append(Route(**table))
+        except ConfigurationError as error:
+            raise ConfigurationError(f"{where}: {error}") from None
+    return found
+
+
+def _require_no_key(where: str, value: Any) -> None:
+    if value is not None and not str(value).startswith(FROM_ENVIRONMENT):
+        raise ConfigurationError(f"{where}: write 'env:NAME' of the variable that has it: files are read by many")
 
 
 def _environment() -> dict[str, str]:

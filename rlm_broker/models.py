@@ -12,13 +12,12 @@ from pydantic import (
     NonNegativeInt,
     PositiveFloat,
     PositiveInt,
-    SecretStr,
     model_validator,
 )
 
 from rlm_broker.cache import Cache
 from rlm_broker.clients.base import Client
-from rlm_broker.clients.field import FieldClient, is_field_client
+from rlm_broker.clients.field import FieldClient, FieldLike, is_field_client
 from rlm_broker.clients.function import FunctionClient
 from rlm_broker.clients.litellm import LiteLLMClient, prefetch
 from rlm_broker.clients.named import client_for
@@ -33,21 +32,24 @@ from rlm_broker.recording import Recording
 
 FROM_ENVIRONMENT = "env:"
 """Before the name of the variable that holds a secret."""
+HIDDEN = Field(repr=False, exclude=True)
 USD = Annotated[float, Field(ge=0)]
 
 
 class Model(BaseModel):
     """One model: where it is, what it is sent, and how often. What is not said is left to the provider."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, use_attribute_docstrings=True)
+    model_config = ConfigDict(
+        frozen=True, extra="forbid", allow_inf_nan=False, use_attribute_docstrings=True, hide_input_in_errors=True
+    )
 
     name: str = ""
     """As litellm has it, "openai/gpt-5-mini"; with a `base_url`, as that server has it. Empty: that of its entry."""
     base_url: str | None = None
     """Of a server that speaks OpenAI's chat completions, called directly and without litellm."""
-    api_key: SecretStr | None = None
+    api_key: Annotated[str | None, HIDDEN] = None
     """"env:NAME" reads the variable NAME. Left out: the provider's own variable, or with a `base_url` none."""
-    headers: Mapping[str, SecretStr] = {}
+    headers: Annotated[Mapping[str, str], HIDDEN] = {}
     """Further ones of each request; "env:NAME" as with `api_key`."""
     options: Mapping[str, Any] = {}
     """Sampling and other fields of the request: temperature, top_p, seed, reasoning_effort, ..."""
@@ -99,8 +101,9 @@ class Model(BaseModel):
         return client_for(self.name, usd_per_million_tokens=self.usd_per_million_tokens, **options)
 
 
-Given = str | Client | Callable[..., Any] | Model
-"""How a model may be given: a name, a client, a function of `(messages)` or `(messages, model)`, or its description."""
+Given = str | Client | FieldLike | Callable[..., Any] | Model
+"""How a model may be given: its name, its description, a client, somebody else's client, or a function of `(messages)`
+or of `(messages, model)`."""
 
 
 class Models:
@@ -211,7 +214,7 @@ class Models:
         return client
 
 
-def _brought(given: Client | Callable[..., Any]) -> Client:
+def _brought(given: Client | FieldLike | Callable[..., Any]) -> Client:
     if hasattr(given, "complete") and hasattr(given, "model_name"):
         return cast("Client", given)
     if is_field_client(given):
@@ -233,8 +236,7 @@ def _serving(model: Model, fallbacks: tuple[Client, ...]) -> Serving:
     )
 
 
-def _secret(given: SecretStr, what: str, model: str) -> str:
-    text = given.get_secret_value()
+def _secret(text: str, what: str, model: str) -> str:
     if not text.startswith(FROM_ENVIRONMENT):
         return text
     variable = text.removeprefix(FROM_ENVIRONMENT)

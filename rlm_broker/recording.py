@@ -163,8 +163,9 @@ class Recording:
 def _line(value: Any) -> bytes:
     try:
         return msgspec.json.encode(value) + b"\n"
-    except UnicodeEncodeError:  # lone surrogates
-        return json.dumps(msgspec.to_builtins(value)).encode() + b"\n"
+    except UnicodeEncodeError:  # lone surrogates, which no file of UTF-8 can hold
+        readable = json.dumps(msgspec.to_builtins(value), ensure_ascii=False).encode("utf-8", "replace")
+        return msgspec.json.encode(msgspec.json.decode(readable)) + b"\n"
 
 
 def _lines_of(request: Request) -> list[str]:

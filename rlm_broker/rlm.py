@@ -209,14 +209,14 @@ class RLM(Resident):
             handler, sandbox = self._handler, self._sandbox
             if handler is None:
                 handler = await self._own_handler(own, home)
+            recorder = None
+            if self._record is not None:
+                recorder = own.enter_context(contextlib.closing(Recorder(self._record, _told(handler))))
             if sandbox is None:
                 port = handler.listener
                 sandbox = await own.enter_async_context(
                     Sandbox(self.limits, self._isolation, allow_exec=self._allow_exec, listener=port, home=home)
                 )
-            recorder = None
-            if self._record is not None:
-                recorder = own.enter_context(contextlib.closing(Recorder(self._record, _told(handler))))
             yield _Machinery(handler, sandbox, recorder)
 
     async def _own_handler(self, own: contextlib.AsyncExitStack, home: Home) -> LMHandler:

@@ -132,7 +132,7 @@ class FakeOpenAI:
         assert task is not None
         self._clients.add(task)
         try:
-            with contextlib.suppress(ConnectionError, asyncio.IncompleteReadError):
+            with contextlib.suppress(ConnectionError, asyncio.IncompleteReadError, asyncio.CancelledError):
                 while await self._exchange(reader, writer):
                     pass
         finally:

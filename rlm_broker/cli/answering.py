@@ -6,8 +6,9 @@ import sys
 from collections.abc import Iterator
 from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
+from typing import Any
 
-from rlm_broker.cli.progress import Progress
+from rlm_broker.cli.progress import Progress, spent
 from rlm_broker.cli.terminal import say
 from rlm_broker.config import Settings, assigned
 from rlm_broker.context import Paths, store
@@ -21,27 +22,32 @@ from rlm_broker.types import Completion
 def ask(
     question: str,
     paths: tuple[str, ...],
-    model: str | None,
-    sub_model: str | None,
-    max_depth: int | None,
-    isolation: str | None,
+    *,
     assignments: tuple[str, ...],
     system: str | None,
     trace: Path | None,
+    record: Path | None,
+    replay: Path | None,
     quiet: bool,
+    **flags: Any,
 ) -> Completion:
-    """Answer it, with progress and trace as asked for."""
-    given = assigned(assignments, model=model, sub_model=sub_model, isolation=isolation, max_depth=max_depth)
-    settings = Settings(given)
+    """Answer it, with progress, trace and recording as asked for."""
+    settings = Settings(assigned(assignments, **flags))
     with ExitStack() as stack:
         watchers: list[Emit] = []
         if trace is not None:
             watchers.append(stack.enter_context(_writer(trace, paths)))
+        cache = settings["cache"]
         if not quiet:
             watchers.append(stack.enter_context(closing(Progress(sys.stderr))))
         rlm = RLM(
-            settings["model"],
-            settings["sub_model"],
+            None if replay else settings.model("model"),
+            None if replay else settings.model("sub_model"),
+            models=None if replay else settings.models,
+            routes=() if replay else settings.routes,
+            cache=None if cache is None else Path(cache).expanduser(),
+            record=record,
+            replay=replay,
             limits=settings.limits,
             isolation=settings["isolation"],
             system_prompt=system,
@@ -81,12 +87,7 @@ def _used(completion: Completion) -> list[str]:
     depths = [(f"depth {depth}", usage) for depth, usage in completion.usage_by_depth.items()]
     rows = [*(models if len(models) > 1 else []), *(depths if len(depths) > 1 else [])]
     width = max((len(name) for name, _ in rows), default=0)
-    lines = []
-    for name, usage in rows:
-        tokens = f"{usage.total_input_tokens:>10,} in {usage.total_output_tokens:>8,} out"
-        cost = "" if usage.total_cost is None else f"  ${usage.total_cost:.4f}"
-        lines.append(f"{name:{width}}  {usage.total_calls:>5,} calls {tokens}{cost}")
-    return lines
+    return [f"{name:{width}}  {spent(usage)}" for name, usage in rows]
 
 
 def _context(paths: tuple[str, ...]) -> object:

@@ -1,6 +1,7 @@
 """`rlm-broker config show`: every setting, its value, and where that came from."""
 
 import json
+from pathlib import Path
 
 import click
 
@@ -11,6 +12,16 @@ from rlm_broker.cli.terminal import say
 @click.group("config")
 def command() -> None:
     """Settings: flags, then RLM_BROKER_*, ./rlm-broker.toml, and ~/.config/rlm-broker/config.toml."""
+
+
+@command.command("trust", epilog="exit codes: 0 trusted, 2 there is no such file")
+def trust_project() -> None:
+    """Take ./rlm-broker.toml, as it is now, for your own: it may then name servers and isolation 'process'."""
+    with failures("config", as_json=False):
+        from rlm_broker import trust  # what --help need not pay for
+        from rlm_broker.config import PROJECT_FILE
+
+        trust.trust(Path(PROJECT_FILE))
 
 
 @command.command("show", epilog="exit codes: 0 shown, 2 a setting is wrong")

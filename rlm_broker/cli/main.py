@@ -16,6 +16,7 @@ COMMANDS = {
     "ask": "Ask a question about a text, files or folders.",
     "exec": "Run a Python file in a sandbox, without any model.",
     "doctor": "Show what isolation this machine offers.",
+    "models": "Show which models there are, and which of them would serve a call.",
     "config": "Show every setting, and where it came from.",
     "trace": "Show the tree of runs that a trace holds.",
 }

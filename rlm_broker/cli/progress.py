@@ -92,9 +92,16 @@ class Progress:
         return None
 
     def _spent(self) -> str:
-        usage = self._usage
-        cost = "cost unknown" if usage.total_cost is None else f"${usage.total_cost:.4f}"
-        return f"{usage.total_calls} calls, {usage.total_input_tokens}+{usage.total_output_tokens} tokens, {cost}"
+        return spent(self._usage)
+
+
+def spent(usage: Usage) -> str:
+    """Calls, tokens and cost. A price that is not known is unknown, and not nothing."""
+    stored = f" ({usage.stored_calls:,} of them stored, not paid)" if usage.stored_calls else ""
+    cost = "cost unknown" if usage.total_cost is None else f"${usage.total_cost:.4f}"
+    tokens = f"{usage.total_input_tokens:,}+{usage.total_output_tokens:,} tokens"
+    calls = "1 call" if usage.total_calls == 1 else f"{usage.total_calls:,} calls"
+    return f"{calls}{stored}, {tokens}, {cost}"
 
 
 def _live_line(progress: Progress, stream: TextIO) -> "Live":

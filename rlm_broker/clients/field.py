@@ -2,12 +2,20 @@
 
 import asyncio
 import inspect
-from typing import Any
+from typing import Any, Protocol
 
 from rlm_broker.clients.base import LMReply, LMRequest
 from rlm_broker.clients.function import FunctionClient
 from rlm_broker.errors import ModelFailed
 from rlm_broker.types import Usage
+
+
+class FieldLike(Protocol):
+    """Such an object; `acompletion`, `get_last_usage` and `model_name` are used where it has them."""
+
+    def completion(self, prompt: Any, /) -> str:
+        """The reply to a list of chat messages, each a dict with `role` and `content`."""
+        ...
 
 
 class FieldClient:

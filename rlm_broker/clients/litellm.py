@@ -232,7 +232,7 @@ class LiteLLMClient:
         text = re.sub(rf"\A(\s*(litellm\.)?{re.escape(kind)}:)+", "", text)
         status = getattr(error, "status_code", None)
         cause = failures.cause_of(status) if isinstance(status, int) else "provider"
-        headers = getattr(getattr(error, "response", None), "headers", None) or {}
+        headers = getattr(error, "litellm_response_headers", None) or {}  # its `response` is made up, without any
         said = failures.one_line(text, _secrets(self._options))
         return ModelFailed(f"{self.model_name}: {kind}: {said}", cause, failures.retry_after_s(headers))
 

@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import json
+import os
 import weakref
 from collections.abc import AsyncIterator, Callable, Mapping
 from typing import Any
@@ -156,7 +157,10 @@ class OpenAICompatibleClient:
             limit_s = CONNECT_TIMEOUT_S if timeout_s is None else timeout_s
             raise self._failed(f"no answer within {limit_s:g} s", "transient") from None
         except aiohttp.ClientConnectorError as error:
-            why = error.os_error.strerror or str(error.os_error)
+            number = error.os_error.errno
+            why = (
+                os.strerror(number) if number and number > 0 else str(error.os_error)
+            )  # names have numbers of their own
             raise self._failed(f"cannot connect to {self._base_url}: {why}", "transient") from None
         except aiohttp.ClientConnectionError as error:
             raise self._failed(f"the connection to {self._base_url} broke: {error}", "transient") from None
@@ -216,7 +220,9 @@ class OpenAICompatibleClient:
             raise self._failed("the provider's answer has no choices", "provider")
         choice = body.choices[0]
         message = choice.message or _Message()
-        return self._told(_text_of(message.content) or message.refusal, choice.finish_reason, body.usage)
+        content = _text_of(message.content)
+        text = message.refusal if not content and message.refusal else content
+        return self._told(text, choice.finish_reason, body.usage)
 
     def _decoded(self, answer: bytes) -> "_Body":
         try:

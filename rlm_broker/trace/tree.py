@@ -89,10 +89,10 @@ def _drawn(runs: dict[str, _Run]) -> list[str]:
     for run in sorted(runs.values(), key=lambda each: [int(part) for part in each.name.split(".")]):
         indent = "  " * run.name.count(".")
         blocks = ", ".join(f"{count} {status}" for status, count in run.blocks.items()) or "none"
-        cost = "" if run.cost_usd is None else f", ${run.cost_usd:.4f}"
+        cost = "cost unknown" if run.cost_usd is None else f"${run.cost_usd:.4f}"
         lines += [
             f"{indent}{run.name} [{run.model}] {_short(run.question) or '(no question)'}",
-            f"{indent}  turns {run.turns}, blocks {blocks}, calls {run.calls}, tokens {run.tokens:,}{cost}",
+            f"{indent}  turns {run.turns}, blocks {blocks}, calls {run.calls}, tokens {run.tokens:,}, {cost}",
             f"{indent}  {run.ended}",
         ]
     return lines

@@ -1,10 +1,12 @@
+import re
 from typing import Any
 
 import pytest
 
+from rlm_broker.clients.base import Client
 from rlm_broker.clients.scripted import ScriptedClient
 from rlm_broker.errors import ConfigurationError, UnknownModel
-from rlm_broker.handler.routing import Routing
+from rlm_broker.handler.routing import Route, Routing
 
 ROOT, SUB, EXTRA = (ScriptedClient([], name) for name in ("root", "sub", "extra"))
 
@@ -145,3 +147,106 @@ def test_a_name_that_is_taken_or_empty_is_refused() -> None:
 def test_a_policy_that_does_not_exist_is_refused_by_name() -> None:
     with pytest.raises(ConfigurationError, match="'alow' does not exist; choose one of allow, pinned, open"):
         routing(model_policy="alow")
+
+
+# -- routes
+
+
+def routed(*routes: Route, **options: Any) -> Routing:
+    routing = Routing(ROOT, SUB, **options)
+    routing.register("fast", EXTRA)
+    for route in routes:
+        routing.add(route)
+    return routing
+
+
+@pytest.mark.parametrize(
+    ("model", "depth", "client"),
+    [
+        ("fast", 0, EXTRA),
+        ("alias", 1, EXTRA),
+        ("alias", 9, EXTRA),
+        ("openai/gpt", 1, EXTRA),
+        ("openai/", 1, EXTRA),
+        (None, 0, ROOT),
+        (None, 1, SUB),
+        (None, 2, EXTRA),
+        (None, 3, EXTRA),
+        (None, 4, SUB),
+        ("", 2, EXTRA),
+        ("only-deep", 2, EXTRA),
+        ("a[b]?c", 1, EXTRA),
+    ],
+)
+def test_a_name_an_alias_a_pattern_or_a_range_of_depths_leads_to_a_client(
+    model: str | None, depth: int, client: Client
+) -> None:
+    routing = routed(
+        Route("fast", "alias"),
+        Route("fast", "openai/*"),
+        Route("fast", depths="2-3"),
+        Route("fast", "only-deep", "2-"),
+        Route("fast", "a[b]?*"),
+    )
+    assert routing.pick_for_code(model, depth) is client
+    assert routing.pick(model, depth) is client
+
+
+def test_what_no_route_takes_is_unknown_and_the_routes_are_among_what_is_allowed() -> None:
+    routing = routed(Route("fast", "openai/*"), Route("fast", "only-deep", "2-"))
+    with pytest.raises(
+        UnknownModel, match=r"^code may not call model 'only-deep'; allowed: sub, fast, openai/\*, only-"
+    ):
+        routing.pick_for_code("only-deep", 1)
+    with pytest.raises(UnknownModel, match=r"^no client for model 'xopenai/gpt'; known: root, sub, fast, openai/\*"):
+        routing.pick("xopenai/gpt", 1)
+
+
+def test_pinned_code_goes_by_the_routes_of_its_depth_alone() -> None:
+    routing = routed(Route("fast", "alias"), Route("fast", depths="2-"), model_policy="pinned")
+    assert routing.pick_for_code("alias", 1) is SUB
+    assert routing.pick_for_code("anything", 2) is EXTRA
+
+
+def test_the_first_route_that_takes_a_call_has_it() -> None:
+    routing = routed(Route("root", "x", "1"), Route("fast", "x"), Route("sub", "*"))
+    assert [routing.pick_for_code(*call) for call in (("x", 1), ("x", 2), ("y", 1))] == [ROOT, EXTRA, SUB]
+
+
+@pytest.mark.parametrize(
+    ("routes", "why"),
+    [
+        ([Route("nowhere", "x")], "route x at depth 0- to nowhere leads nowhere: there are only fast, root, sub"),
+        ([Route("root", "fast")], "is never taken: there is a model of that very name"),
+        (
+            [Route("fast", "a*"), Route("root", "ab")],
+            "route ab at depth 0- to root is never taken: route a* at depth 0- to",
+        ),
+        ([Route("fast", "a*"), Route("root", "ab*", "1")], "is never taken: route a*"),
+        ([Route("fast"), Route("root", depths="3")], "is never taken: route (no model named) at depth 0- to fast"),
+    ],
+)
+def test_a_route_that_leads_nowhere_or_is_never_taken_is_refused(routes: list[Route], why: str) -> None:
+    with pytest.raises(ConfigurationError, match=re.escape(why)):
+        routed(*routes)
+
+
+@pytest.mark.parametrize("depths", ["", "-", "3-1", "a", "-2", "1-2-3", "1,2", " 1"])
+def test_depths_of_another_form_are_refused(depths: str) -> None:
+    with pytest.raises(ConfigurationError, match="depth"):
+        Route("fast", depths=depths)
+
+
+def test_routes_that_overlap_in_part_are_both_of_use() -> None:
+    routed(Route("fast", "a*", "1-3"), Route("root", "ab", "2-5"), Route("sub", "a*"))
+
+
+def test_why_a_client_serves_is_told() -> None:
+    routing = routed(Route("fast", "openai/*", "1-"), Route("fast", depths="3-"))
+    assert [routing.explain(*call)[1] for call in ((None, 0), (None, 1), ("fast", 1), ("openai/x", 1), (None, 3))] == [
+        "depth 0 goes to the root model",
+        "depth 1 goes to the sub model",
+        "it is registered under that name",
+        "route openai/* at depth 1- to fast",
+        "route (no model named) at depth 3- to fast",
+    ]

@@ -1,0 +1,124 @@
+"""Client objects of other people's."""
+
+import asyncio
+import threading
+import time
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+
+from rlm_broker.clients.base import LMRequest
+from rlm_broker.clients.field import FieldClient, is_field_client
+from rlm_broker.errors import ModelFailed
+from rlm_broker.handler.handler import LMHandler
+from rlm_broker.rlm import RLM
+from rlm_broker.types import ChatMessage, Usage
+
+
+@dataclass
+class LastUsage:
+    total_calls: int
+    total_input_tokens: int
+    total_output_tokens: int
+    total_cost: float | None = None
+
+
+class Theirs:
+    """Written as the field's clients are: one 'last usage' for all calls."""
+
+    def __init__(self) -> None:
+        self.model_name = "theirs"
+        self.prompts: list[Any] = []
+        self.running = self.most = 0
+        self._last: LastUsage | None = None
+        self._lock = threading.Lock()
+
+    def completion(self, prompt: Any, model: str | None = None) -> str:
+        assert model is None
+        with self._lock:
+            self.prompts.append(prompt)
+            self.running += 1
+            self.most = max(self.most, self.running)
+        text = prompt[-1]["content"]
+        self._last = LastUsage(1, len(text), 1, len(text) / 100)
+        time.sleep(0.002)
+        with self._lock:
+            self.running -= 1
+        return f"{text}!"
+
+    def get_last_usage(self) -> LastUsage:
+        assert self._last is not None
+        return self._last
+
+    def get_usage_summary(self) -> None:
+        raise AssertionError("the sum over all calls says nothing of one")
+
+
+class TheirsAsync(Theirs):
+    async def acompletion(self, prompt: Any) -> str:
+        await asyncio.sleep(0)
+        return self.completion(prompt)
+
+
+class WithoutUsage:
+    model_name = "without"
+
+    def __init__(self) -> None:
+        self.together = threading.Barrier(4, timeout=20)
+
+    def completion(self, prompt: Any) -> str:
+        self.together.wait()
+        return str(prompt[-1]["content"])
+
+
+def request(text: str) -> LMRequest:
+    return LMRequest((ChatMessage("system", "s"), ChatMessage("user", text)))
+
+
+@pytest.mark.parametrize("kind", [Theirs, TheirsAsync])
+async def test_each_call_gets_its_own_usage_from_a_client_that_knows_the_last_one_only(kind: type[Theirs]) -> None:
+    theirs = kind()
+    client = FieldClient(theirs)
+    handler = LMHandler(client)
+    texts = ["x" * n for n in range(1, 31)]
+    calls = await asyncio.gather(*(handler.complete(client, request(text)) for text in texts))
+    for text, call in zip(texts, calls, strict=True):
+        assert (call.root_model, call.response) == ("theirs", f"{text}!")
+        assert call.usage == Usage(1, len(text), 1, len(text) / 100)
+    assert theirs.most == 1
+    assert theirs.prompts[0][0] == {"role": "system", "content": "s"}
+
+
+async def test_one_that_tells_no_usage_is_called_at_the_same_time_and_nothing_is_made_up() -> None:
+    client = FieldClient(WithoutUsage())
+    replies = await asyncio.gather(*(client.complete(request("x")) for _ in range(4)))
+    assert {reply.usage for reply in replies} == {Usage(1, 0, 0, None)}
+
+
+async def test_what_it_raises_is_a_failed_call() -> None:
+    class Broken(Theirs):
+        def completion(self, prompt: Any, model: str | None = None) -> str:
+            raise KeyError(prompt[-1]["content"], model)
+
+    class Confused(Theirs):
+        def get_last_usage(self) -> LastUsage:
+            raise RuntimeError("which one?")
+
+    with pytest.raises(ModelFailed, match=r"^theirs: KeyError: "):
+        await FieldClient(Broken()).complete(request("x"))
+    with pytest.raises(ModelFailed, match=r"^theirs: get_last_usage: RuntimeError: which one\?$"):
+        await FieldClient(Confused()).complete(request("x"))
+
+
+def test_an_rlm_takes_such_an_object_as_it_is() -> None:
+    theirs = Theirs()
+    answered = RLM(theirs).completion("some text", "FINAL(yes) or what")
+    assert answered.root_model == "theirs"
+    assert theirs.prompts
+
+
+def test_what_is_one_is_told_by_its_methods() -> None:
+    assert is_field_client(Theirs())
+    assert not is_field_client(Theirs)
+    assert not is_field_client(str.upper)

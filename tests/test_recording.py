@@ -1,0 +1,126 @@
+"""Calls on disk: what is written is found again, and what is not is told apart."""
+
+from pathlib import Path
+
+import pytest
+
+from rlm_broker.clients.base import LMRequest
+from rlm_broker.clients.recorded import RecordedClient
+from rlm_broker.errors import ConfigurationError, ModelFailed, ReplayDiverged
+from rlm_broker.recording import CallId, Counted, Failure, Models, Recorded, Recorder, Recording, Request
+from rlm_broker.types import ChatMessage, Usage
+
+MODELS = Models(1, "root", "sub", ["other"])
+
+
+def asked(text: str, depth: int = 0) -> Request:
+    return Request([{"role": "user", "content": text}], depth=depth)
+
+
+def written(tmp_path: Path, *calls: Recorded) -> Recording:
+    path = tmp_path / "run.jsonl"
+    recorder = Recorder(path, MODELS)
+    for call in calls:
+        recorder.add(call)
+    recorder.close()
+    return Recording(path)
+
+
+def test_a_call_comes_back_as_it_was(tmp_path: Path) -> None:
+    calls = [
+        Recorded(CallId("1", 0, 1), asked("a"), "root", "reply \u2028", used=Counted(3, 2, 0.5)),
+        Recorded(CallId("1", 1, 1), asked("b", depth=1), "sub", failure=Failure("no", "request")),
+        Recorded(CallId("1.1", 0, 1), asked("c"), "root", problem="no text"),
+    ]
+    recording = written(tmp_path, *calls)
+    assert recording.models == MODELS
+    assert [recording.find(call.request) for call in calls] == calls
+    assert recording.find(asked("a", depth=1)) is None
+    assert recording.path.stat().st_mode & 0o77 == 0
+
+
+def test_half_a_character_is_recorded_and_found_again(tmp_path: Path) -> None:
+    recording = written(tmp_path, Recorded(CallId("1", 0, 1), asked("a\ud800"), "root", "b\udfff"))
+    found = recording.find(asked("a\ud800"))
+    assert found is not None
+    assert found.text == "b?"
+
+
+def test_equal_requests_get_their_replies_in_order_and_then_the_last(tmp_path: Path) -> None:
+    calls = [Recorded(CallId("1", n, 1), asked("same"), "root", f"reply {n}") for n in range(3)]
+    recording = written(tmp_path, *calls)
+    texts = [call.text for _ in range(4) if (call := recording.find(asked("same")))]
+    assert texts == ["reply 0", "reply 1", "reply 2", "reply 2"]
+
+
+async def test_once_a_run_has_diverged_each_of_its_calls_says_how(tmp_path: Path) -> None:
+    lines = "\n".join(f"line {number}" for number in range(50))
+    recording = written(
+        tmp_path,
+        Recorded(CallId("1", 0, 1), asked("something else"), "root", "x"),
+        Recorded(CallId("1", 2, 1), asked(f"{lines}\nthe end"), "root", "y"),
+    )
+    root, sub = RecordedClient(recording, "root"), RecordedClient(recording, "sub")
+    request = LMRequest((ChatMessage("user", f"{lines}\nanother end"),), id=CallId("1", 2, 2))
+    with pytest.raises(ReplayDiverged) as first:
+        await root.complete(request)
+    said = str(first.value)
+    assert said.startswith(f"the run asks what {recording.path} has no reply to (run 1, block 2, call 2)")
+    assert "the nearest is run 1, block 2, call 1" in said
+    assert "-the end" in said
+    assert "+another end" in said
+    assert len(said.splitlines()) < 12
+    known = LMRequest((ChatMessage("user", "something else"),))
+    with pytest.raises(ReplayDiverged) as later:
+        await sub.complete(known)
+    assert str(later.value) == said
+
+
+async def test_a_replayed_call_is_not_paid_and_names_the_model_that_served(tmp_path: Path) -> None:
+    call = Recorded(CallId("1", 0, 1), asked("a"), "a fallback", "text", used=Counted(100, 10, 3.0))
+    failed = Recorded(CallId("1", 0, 2), asked("b"), "root", failure=Failure("down", "transient"))
+    client = RecordedClient(written(tmp_path, call, failed), "root")
+    texts: list[str] = []
+    reply = await client.complete(LMRequest((ChatMessage("user", "a"),), on_text=texts.append))
+    assert (reply.text, reply.model, texts) == ("text", "a fallback", ["text"])
+    assert reply.usage == Usage(1, 0, 0, 0.0, stored_calls=1)
+    with pytest.raises(ModelFailed, match=r"^down$") as down:
+        await client.complete(LMRequest((ChatMessage("user", "b"),)))
+    assert down.value.cause == "provider", "a recorded failure is not tried again"
+
+
+def test_nothing_is_written_over(tmp_path: Path) -> None:
+    path = tmp_path / "run.jsonl"
+    path.write_text("precious")
+    with pytest.raises(ConfigurationError, match="exists: remove it, or record to another file"):
+        Recorder(path, MODELS)
+    assert path.read_text() == "precious"
+    with pytest.raises(ConfigurationError, match="cannot record to"):
+        Recorder(tmp_path / "missing" / "run.jsonl", MODELS)
+
+
+@pytest.mark.parametrize(
+    ("content", "why"),
+    [
+        (b"", "is no recording"),
+        (b"{}", "is no recording"),
+        (b'{"event": "run_started"}', "is no recording"),
+        (b'{"rlm_broker_recording": 1, "root": "x"}\n{"id": 1}', "is no recording"),
+        (b'{"rlm_broker_recording": 1, "root": "x"}\n\xff', "is no recording"),
+        (b"[" * 100_000, "is no recording"),
+        (b'{"rlm_broker_recording": 99, "root": "x"}', "another version"),
+    ],
+)
+def test_what_is_no_recording_is_named(tmp_path: Path, content: bytes, why: str) -> None:
+    (tmp_path / "file").write_bytes(content)
+    with pytest.raises(ConfigurationError, match=why):
+        Recording(tmp_path / "file")
+
+
+def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ConfigurationError, match="cannot read the recording"):
+        Recording(tmp_path / "file")
+
+
+def test_a_recording_of_nothing_has_no_nearest(tmp_path: Path) -> None:
+    assert "holds no calls" in written(tmp_path).difference(asked("x"), CallId("1", 0, 1))
