@@ -182,17 +182,9 @@ class LiteLLMClient:
         Raises:
             ModelFailed: With the provider's own words in one line; no secret of the environment is in it.
         """
-        messages = [{"role": message.role, "content": message.content} for message in request.messages]
-        options = {"drop_params": True, "max_retries": 0, **self._options}
-        if request.max_completion_tokens is not None:
-            options["max_tokens"] = request.max_completion_tokens
-        call = {"model": self._litellm_name, "messages": messages, **options}
         try:
             litellm = await asyncio.wrap_future(prefetch())
-            if request.on_text is None:
-                response = await litellm.acompletion(**call)
-            else:
-                response = await _streamed(litellm, call, request.on_text)
+            response = await self._asked(litellm, request)
         except Exception as error:  # noqa: BLE001 - six of litellm's own errors have no base class that it exports
             # Without its cause: that one's text, and the request it holds, have the key in them.
             raise self._failed(error) from None
@@ -204,6 +196,17 @@ class LiteLLMClient:
 
     async def aclose(self) -> None:
         """Nothing is held here: litellm keeps connections per event loop and closes them when idle or at exit."""
+
+    async def _asked(self, litellm: Any, request: LMRequest) -> Any:
+        """Not in `complete`, whose frame is in the traceback of its errors: here the key is among the variables."""
+        messages = [{"role": message.role, "content": message.content} for message in request.messages]
+        call = {"model": self._litellm_name, "messages": messages, "drop_params": True, "max_retries": 0}
+        call |= self._options
+        if request.max_completion_tokens is not None:
+            call["max_tokens"] = request.max_completion_tokens
+        if request.on_text is None:
+            return await litellm.acompletion(**call)
+        return await _streamed(litellm, call, request.on_text)
 
     def _missing_by_litellm(self, litellm: Any) -> list[str]:
         try:

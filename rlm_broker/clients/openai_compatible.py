@@ -128,9 +128,9 @@ class OpenAICompatibleClient:
             is_stream = response.content_type == "text/event-stream"
             if response.status == 200 and is_stream and request.on_text is not None:
                 return await self._streamed(response, request.on_text)
+            if response.status != 200:  # without a variable: what the server repeats of the key is in no traceback
+                raise self._refused(response, await self._body(response))
             answer = await self._body(response)
-            if response.status != 200:
-                raise self._refused(response, answer)
         return self._reply(answer)
 
     async def aclose(self) -> None:

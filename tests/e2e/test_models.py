@@ -1,0 +1,291 @@
+"""Whole runs with models behind real HTTP: many at once, recorded and replayed, followed, and without a leak."""
+
+import asyncio
+import json
+import os
+import resource
+import sys
+import traceback
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from rlm_broker.clients.litellm import LiteLLMClient
+from rlm_broker.clients.openai_compatible import OpenAICompatibleClient
+from rlm_broker.clients.scripted import ScriptedClient
+from rlm_broker.errors import ConfigurationError, ModelFailed, ReplayDiverged
+from rlm_broker.handler.handler import LMHandler
+from rlm_broker.handler.lane import Serving
+from rlm_broker.handler.routing import Route
+from rlm_broker.limits import Limits
+from rlm_broker.models import Model
+from rlm_broker.rlm import RLM
+from rlm_broker.sandbox.sandbox import Sandbox
+from rlm_broker.trace.events import CallEnded, CallRetried, CallText, Event
+from rlm_broker.trace.writer import TraceWriter
+from rlm_broker.types import Completion, Usage
+from tests.fake_openai import Answer, FakeOpenAI, completion, failure, streamed
+from tests.processes import living_below
+
+CANARY = "sk-canary-of-the-test-0123456789"
+WAIT_S = 60
+
+
+@pytest.fixture
+def _many_files() -> Iterator[None]:
+    """Both ends of a thousand connections are in this process."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (min(hard, max(soft, 8192)), hard))
+    yield
+    resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+def fan_out(prompts: int) -> ScriptedClient:
+    code = f"FINAL(sum(a == 'ok' for a in llm_query_batched([f'{{context}} {{n}}' for n in range({prompts})])))"
+    return ScriptedClient(lambda _: f"```repl\n{code}\n```", "root")
+
+
+@pytest.mark.usefixtures("_many_files")
+async def test_a_thousand_calls_of_many_repls_are_in_flight_at_once() -> None:
+    """The server answers nobody before all of them have come: were they not sent at the same time, none would return."""
+    limits = Limits(max_concurrent_calls=125)
+    arrived: list[str] = []
+    everybody = asyncio.Event()
+    loop = asyncio.get_running_loop()
+
+    def answer(request: dict[str, Any]) -> Answer:
+        arrived.append(request["messages"][0]["content"])
+        if len(arrived) == 1000:
+            loop.call_soon_threadsafe(everybody.set)
+        return completion("ok", delay_s=20 if len(arrived) < 1000 else 0)
+
+    with FakeOpenAI(answer) as server:
+        sub = OpenAICompatibleClient(server.base_url, "slow", max_concurrent=1000)
+        async with (
+            LMHandler(fan_out(125), other_backend_client=sub) as handler,
+            Sandbox(limits, listener=handler.listener) as sandbox,
+        ):
+            rlms = [RLM(handler=handler, sandbox=sandbox, limits=limits) for _ in range(8)]
+            runs = asyncio.gather(*(rlm.acompletion(f"context {n}", "?") for n, rlm in enumerate(rlms)))
+            await asyncio.wait_for(everybody.wait(), WAIT_S)
+            assert server.at_once >= 999
+            runs.cancel()
+            await asyncio.wait({runs})
+        await sub.aclose()
+    assert len(set(arrived)) == 1000
+
+
+async def test_a_repl_that_queues_ten_thousand_calls_does_not_starve_the_others() -> None:
+    limits = Limits(max_batch_prompts=10_000, max_concurrent_calls=10_000)
+    order: list[str] = []
+
+    def answer(request: dict[str, Any]) -> Answer:
+        order.append(request["messages"][0]["content"].split()[0])
+        return completion("ok")
+
+    code = "FINAL(len(llm_query_batched([f'{context[0]} {n}' for n in range(context[1])])))"
+    root = ScriptedClient(lambda _: f"```repl\n{code}\n```", "root")
+    with FakeOpenAI(answer) as server:
+        sub = OpenAICompatibleClient(server.base_url, "busy", max_concurrent=4)
+        async with (
+            LMHandler(root, other_backend_client=sub) as handler,
+            Sandbox(limits, listener=handler.listener) as sandbox,
+        ):
+            rlm = RLM(handler=handler, sandbox=sandbox, limits=limits)
+            greedy = asyncio.create_task(rlm.acompletion(["greedy", 10_000], "?"))
+            while len(order) < 100:
+                await asyncio.sleep(0.01)
+            modest = [asyncio.create_task(rlm.acompletion([f"modest{n}", 50], "?")) for n in range(3)]
+            answers = [(await run).response for run in modest]
+            assert not greedy.done()
+            greedy.cancel()
+            await asyncio.wait({greedy})
+        await sub.aclose()
+    assert answers == ["50"] * 3
+    first = next(number for number, name in enumerate(order) if name.startswith("modest"))
+    last = max(number for number, name in enumerate(order) if name.startswith("modest"))
+    during = Counter(order[first : last + 1])
+    assert [during[f"modest{n}"] for n in range(3)] == [50] * 3
+    assert during["greedy"] <= 4 * 50, "one of each session in turn, and what was on its way"
+
+
+def multi_turn(request: dict[str, Any]) -> Answer:
+    last = str(request["messages"][-1]["content"])
+    if "You have not looked" in last:
+        code = "parts = [context[:9], context[9:18]]\nprint(llm_query_batched(parts))\nprint(llm_query('alone'))"
+        return completion(f"I ask.\n```repl\n{code}\n```", 100, 20)
+    if "Block 1" in last:
+        return completion("FINAL(the parts were read)", 150, 5)
+    return failure(400, "no thanks") if last == "alone" else completion(last.upper(), 9, 3)
+
+
+def outcome(done: Completion) -> tuple[Any, ...]:
+    return done.response, [turn.blocks[0].stdout for turn in done.trajectory if turn.blocks], len(done.messages)
+
+
+def test_a_recorded_run_is_the_same_run_without_a_provider(tmp_path: Path) -> None:
+    file = tmp_path / "run.jsonl"
+    events: list[Event] = []
+    with FakeOpenAI(multi_turn) as server:
+        model = Model(base_url=server.base_url, name="m", usd_per_million_tokens=(1.0, 1.0))
+        first = RLM(model, record=file).completion("some text to read", "What is in it?")
+        assert len(server.requests) == 5
+    replayed = RLM(replay=file, on_event=events.append).completion("some text to read", "What is in it?")
+    assert outcome(replayed) == outcome(first)
+    assert "SOME TEXT" in first.trajectory[0].blocks[0].stdout
+    assert "Error: m: HTTP status 400: no thanks" in first.trajectory[0].blocks[0].stdout.replace("\\", "")
+    assert first.usage_summary.model_usage_summaries["m"].total_calls == 4
+    assert replayed.usage_summary.model_usage_summaries == {"m": Usage(4, 0, 0, 0.0, stored_calls=4)}
+    ids = [json.loads(line)["id"] for line in file.read_text().splitlines()[1:]]
+    assert [(each["run"], each["block"]) for each in ids] == [("1", 0), ("1", 1), ("1", 1), ("1", 1), ("1", 1)]
+    assert len({json.dumps(each) for each in ids}) == 5
+    assert sum(isinstance(event, CallEnded) for event in events) == 5
+
+
+def test_a_replay_that_asks_for_something_else_ends_with_the_difference(tmp_path: Path) -> None:
+    file = tmp_path / "run.jsonl"
+    with FakeOpenAI(multi_turn) as server:
+        RLM(Model(base_url=server.base_url, name="m"), record=file).completion("some text to read", "What is in it?")
+    with pytest.raises(ReplayDiverged) as diverged:
+        RLM(replay=file).completion("some next to read", "What is in it?")
+    said = str(diverged.value).splitlines()
+    assert "(run 1, block 1, call 1); the nearest is run 1, block 1, call 1:" in said[0]
+    assert "-some text" in said
+    assert "+some next" in said
+    assert living_below() == set()
+
+
+def test_a_replay_knows_the_names_that_code_may_use(tmp_path: Path) -> None:
+    file = tmp_path / "run.jsonl"
+    code = "FINAL(llm_query('x', model='reader') + llm_query('y', model='alias-1') + llm_query('z', model='nobody'))"
+    root, reader = ScriptedClient([f"```repl\n{code}\n```"], "root"), ScriptedClient(["one ", "two "], "reading")
+    routes = [Route("reader", "alias-*")]
+    first = RLM(root, models={"reader": reader}, routes=routes, record=file).completion("x", "?")
+    again = RLM(replay=file, routes=routes).completion("x", "?")
+    assert first.response == again.response
+    assert str(first.response).startswith("one two Error: code may not call model 'nobody'")
+    assert again.usage_summary.model_usage_summaries.keys() == {"root", "reading"}
+
+
+async def test_the_text_of_each_call_is_told_as_it_comes() -> None:
+    replies = [streamed("```repl\n", "print(llm_query('x'))", "\n```"), streamed("a", "b"), streamed("FINAL(done)")]
+    texts: dict[int, list[str]] = {}
+    with FakeOpenAI(*replies) as server:
+        async for event in RLM(Model(base_url=server.base_url, name="m")).stream("x", "?"):
+            if isinstance(event, CallText):
+                texts.setdefault(event.call, []).append(event.text)
+            if isinstance(event, Completion):
+                assert event.response == "done"
+    assert texts == {1: ["```repl\n", "print(llm_query('x'))", "\n```"], 2: ["a", "b"], 3: ["FINAL(done)"]}
+
+
+def test_a_retry_is_an_event_and_the_run_goes_on() -> None:
+    events: list[Event] = []
+    with FakeOpenAI(failure(429, "slow down", retry_after="0.1"), completion("FINAL(done)")) as server:
+        model = Model(base_url=server.base_url, name="m")
+        done = RLM(model, on_event=events.append).completion("x", "?")
+    assert done.response == "done"
+    retried = [event for event in events if isinstance(event, CallRetried)]
+    assert [(event.attempt, event.wait_s) for event in retried] == [(2, 0.1)]
+    assert "slow down" in retried[0].reason
+
+
+def test_pictures_of_code_are_sent_as_data_and_not_as_addresses() -> None:
+    code = (
+        "picture = lambda url: [{'type': 'text', 'text': 'what?'}, {'type': 'image_url', 'image_url': {'url': url}}]\n"
+        "print(llm_query(picture('data:image/png;base64,AAAA')))\n"
+        "print(llm_query(picture('http://169.254.169.254/latest/meta-data')))\n"
+        "print(llm_query_batched([picture('data:image/png;base64,AAAA'), picture('file:///etc/passwd')]))\n"
+        "for wrong in ([], [{}], [{'type': 'file'}], [5], {'type': 'text'}):\n"
+        "    try: llm_query(wrong)\n"
+        "    except TypeError as error: print('TypeError')"
+    )
+    root = ScriptedClient([f"```repl\n{code}\n```", "FINAL(done)"], "root")
+    with FakeOpenAI(completion("a cat")) as server:
+        done = RLM(root, Model(base_url=server.base_url, name="m")).completion("x", "?")
+    printed = done.trajectory[0].blocks[0].stdout.splitlines()
+    assert printed[0] == "a cat"
+    assert printed[1].startswith("Error: an image is given as data:")
+    assert printed[2].startswith("['a cat', \"Error: an image is given as data")
+    assert printed[3:] == ["TypeError"] * 5
+    urls = {request["messages"][0]["content"][1]["image_url"]["url"] for request in server.requests}
+    assert urls == {"data:image/png;base64,AAAA"}
+
+
+def test_pictures_of_the_user_pass_through_untouched() -> None:
+    content = [{"type": "text", "text": "hi"}, {"type": "custom", "of": {"the": ["provider", 1]}}]
+    with FakeOpenAI(completion("seen")) as server:
+        model = Model(base_url=server.base_url, name="m")
+        done = RLM(model, limits=Limits(max_depth=0)).completion([{"role": "user", "content": content}])
+    assert done.response == "seen"
+    assert server.requests[0]["messages"] == [{"role": "user", "content": content}]
+
+
+@pytest.mark.parametrize("kind", ["direct", "litellm"])
+def test_a_key_is_with_the_client_and_nowhere_else(
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """The provider itself repeats the key in its errors; code looks for it; and everything that is written is read."""
+    monkeypatch.setenv("CANARY_API_KEY", CANARY)
+    look = "import os, glob\nprint(dict(os.environ), globals())\nfor p in glob.glob('/proc/*/environ'): print(open(p).read())"
+    seen: list[bytes] = []
+    trace, recording, cache = (tmp_path / name for name in ("trace.jsonl", "recording.jsonl", "cache"))
+
+    def answer(request: dict[str, Any]) -> Answer:
+        for process in [psutil.Process(), *living_below()]:
+            if process.pid != os.getpid():
+                seen.extend(Path(f"/proc/{process.pid}/{name}").read_bytes() for name in ("environ", "cmdline"))
+        last = str(request["messages"][-1]["content"])
+        if "You have not looked" in last:
+            return completion(f"```repl\n{look}\n```\n```repl\nprint(llm_query('fail'))\n```")
+        return failure(401, f"wrong key: {CANARY}") if last == "fail" else failure(403, f"Bearer {CANARY} again")
+
+    with FakeOpenAI(answer) as server, TraceWriter(trace) as write:
+        if kind == "direct":
+            model: Any = Model(base_url=server.base_url, name="m", api_key="env:CANARY_API_KEY")
+        else:
+            model = LiteLLMClient("openai/m", api_base=server.base_url, api_key=CANARY)
+        rlm = RLM(model, on_event=write, record=recording, cache=cache)
+        with pytest.raises(ModelFailed) as failed:
+            rlm.completion("some text", "?")
+    stack = [frame for frame, _ in traceback.walk_tb(failed.value.__traceback__)]
+    frames = [str(frame.f_locals) for frame in stack if frame.f_code.co_filename != __file__]
+    printed = capfd.readouterr()
+    told = [str(failed.value), *traceback.format_exception(failed.value), repr(model), repr(rlm), repr(vars(rlm))]
+    written = [path.read_bytes().decode(errors="replace") for path in tmp_path.iterdir()]
+    assert "[redacted]" in str(failed.value)
+    assert len(seen) > 3
+    assert server.headers[0]["authorization"] == f"Bearer {CANARY}"
+    for text in [*told, *frames, *written, printed.out, printed.err, *(each.decode(errors="replace") for each in seen)]:
+        assert CANARY not in text
+
+
+async def test_a_run_with_a_direct_client_imports_no_litellm() -> None:
+    program = (
+        "import sys\n"
+        "from rlm_broker import RLM, Limits, Model\n"
+        "rlm = RLM(Model(base_url=sys.argv[1], name='m'), limits=Limits(max_depth=0))\n"
+        "print(rlm.completion('x').response, 'litellm' in sys.modules)\n"
+    )
+    with FakeOpenAI(completion("hi")) as server:
+        process = await asyncio.create_subprocess_exec(
+            sys.executable, "-c", program, server.base_url, stdout=asyncio.subprocess.PIPE, env=dict(os.environ)
+        )
+        out, _ = await asyncio.wait_for(process.communicate(), WAIT_S)
+    assert out == b"hi False\n"
+
+
+def test_a_handler_of_ones_own_may_say_how_its_clients_are_called() -> None:
+    with FakeOpenAI(failure(500, "oops")) as server:
+        client = OpenAICompatibleClient(server.base_url, "m")
+        handler = LMHandler(client)
+        handler.serve(client, Serving(max_retries=0))
+        with handler, pytest.raises(ModelFailed, match="oops"):
+            handler.completion("x")
+        with pytest.raises(ConfigurationError, match="give either models or a handler"):
+            RLM(handler=handler, replay="x")
+    assert len(server.requests) == 1
