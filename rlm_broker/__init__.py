@@ -28,6 +28,7 @@ _PUBLIC = {
     "RlmBrokerError": "rlm_broker.errors",
     "LimitReached": "rlm_broker.errors",
     "IsolationUnavailable": "rlm_broker.errors",
+    "ReplayDiverged": "rlm_broker.errors",
     "ModelFailed": "rlm_broker.errors",
     "ConfigurationError": "rlm_broker.errors",
     "ContextRefused": "rlm_broker.errors",

@@ -13,6 +13,7 @@ EXPECTED = {
     "tools.py": "[\"lens\"]\nin_stock() raised KeyError: 'telescope'\n",
     "structured_output.py": "Ada Lovelace 1815\nasked 2 times\n",
     "sandbox_only.py": "6\nerror\ninterrupted\n6\nits process ended by itself with exit code 3 (os._exit)\n1\n",
+    "record_and_replay.py": "The pump on deck 2: noisy on Monday, seized on Wednesday; solved with a new bearing.\n",
     "follow_a_run.py": "turn 1\n  call 1: ",
 }
 

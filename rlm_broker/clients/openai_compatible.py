@@ -249,6 +249,8 @@ class OpenAICompatibleClient:
             where = response.headers.get("location", "elsewhere")
             return self._failed(f"the server redirects to {where}: name that address", "provider")
         said = _error_in(answer) or answer[:2000].decode(errors="replace")
+        if status == 401 and "authorization" not in self._headers:
+            said += " (no key was sent: if the server wants one, give it as api_key)"
         after_s = failures.retry_after_s(response.headers)
         return self._failed(f"HTTP status {status}: {said}", failures.cause_of(status), after_s)
 

@@ -20,7 +20,7 @@ from rlm_broker.types import ChatMessage
 from sandbox_worker.wire.messages import Query
 from tests.fake_openai import Answer, FakeOpenAI, completion, failure, streamed, without_choices
 
-WAIT_S = 10
+WAIT_S = 60
 REQUEST = LMRequest((ChatMessage("user", "hello"),))
 Make = Callable[[FakeOpenAI], Client]
 

@@ -1,0 +1,117 @@
+"""Writes the recordings beside it. The replies were written by hand, in the style of a capable model; no provider was
+asked. To be run again when a prompt of ours changes:
+
+    python -m examples.recorded.make
+"""
+
+import json
+from pathlib import Path
+
+from rlm_broker import RLM, Limits, ScriptedClient
+from rlm_broker.clients.base import LMRequest
+
+FOLDER = Path(__file__).parent
+
+REPORTS = "\n\n".join(
+    f"Report {number}, {day}: {text}"
+    for number, (day, text) in enumerate(
+        [
+            ("Monday", "The pump on deck 2 was noisy. We greased its bearing and it ran quietly."),
+            ("Tuesday", "All systems normal. The crew had the afternoon off."),
+            ("Wednesday", "The pump on deck 2 stopped at 14:10. The bearing had seized; we put in a new one."),
+            ("Thursday", "A fuse of the galley light blew twice. Cause not found."),
+            ("Friday", "Galley light: a chafed cable behind the oven was the cause. Replaced, and it has held since."),
+        ],
+        1,
+    )
+)
+QUESTION = "Which faults were there, and was each of them solved?"
+
+LOOK = """I first look at how the text is made up.
+```repl
+print(len(context))
+print(context[:300])
+```"""
+READ = """It is a series of short reports, separated by empty lines. Each needs to be read: I ask about all at once.
+```repl
+reports = context.split('\\n\\n')
+answers = llm_query_batched([
+    'Name the fault that this report tells of, whether it was solved, and the day; '
+    f'or say NONE if it tells of none.\\n\\n{report}' for report in reports
+])
+for number, answer in enumerate(answers, 1):
+    print(number, answer)
+```"""
+CONCLUDE = """Two faults run through several reports, and the later ones say how they ended.
+```repl
+faults = [answer for answer in answers if answer != 'NONE']
+lines = [
+    'The pump on deck 2: noisy on Monday, seized on Wednesday; solved with a new bearing.',
+    'The galley light: its fuse blew on Thursday; solved on Friday, a chafed cable was replaced.',
+]
+print(len(faults), 'reports tell of faults')
+FINAL('\\n'.join(lines))
+```"""
+READINGS = {
+    "Report 1": "Noisy pump on deck 2; solved for the time being (bearing greased); Monday",
+    "Report 2": "NONE",
+    "Report 3": "Pump on deck 2 stopped, bearing seized; solved (new bearing); Wednesday",
+    "Report 4": "Fuse of the galley light blew twice; not solved; Thursday",
+    "Report 5": "Galley light, chafed cable; solved (cable replaced); Friday",
+}
+
+SALES = {
+    region: [{"month": month, "units": (month * factor) % 17 + 3} for month in range(1, 13)]
+    for region, factor in (("north", 5), ("south", 7), ("west", 11))
+}
+SALES_QUESTION = "Which month was the best of each region, and which region sold most in all?"
+DELEGATE = """The context is a dict of regions, each a list of months. Each is a task of its own: I give each to a child.
+```repl
+print({region: len(months) for region, months in context.items()})
+import json
+found = rlm_query_batched([
+    f'Compute with code: the month with the most units, and the sum of units, of {region}: {json.dumps(months)}. '
+    'Answer as JSON with the keys region, month and total.'
+    for region, months in context.items()
+])
+print(found)
+```"""
+COMBINE = """All three came back as JSON; now I compare them.
+```repl
+rows = [json.loads(text) for text in found]
+best = max(rows, key=lambda row: row['total'])
+months = ', '.join(f"{row['region']} {row['month']}" for row in rows)
+FINAL(f"Best months: {months}. Most in all: {best['region']} with {best['total']}.")
+```"""
+CHILD = """I take the list out of the prompt and compute.
+```repl
+import json, re
+region = re.search(r'of (\\w+): \\[', context).group(1)
+months = json.loads(context[context.index('['):context.rindex(']') + 1])
+top = max(months, key=lambda row: row['units'])
+FINAL(json.dumps({'region': region, 'month': top['month'], 'total': sum(row['units'] for row in months)}))
+```"""
+
+
+def _reading(request: LMRequest) -> str:
+    prompt = str(request.messages[-1].content)
+    return next(answer for report, answer in READINGS.items() if report in prompt)
+
+
+def make(folder: Path) -> None:
+    """Write both recordings into `folder`, in place of what is there."""
+    for name in ("reports.jsonl", "sales.jsonl"):
+        (folder / name).unlink(missing_ok=True)
+    root = ScriptedClient([LOOK, READ, CONCLUDE], "hand-written")
+    RLM(root, ScriptedClient(_reading, "hand-written-reader"), record=folder / "reports.jsonl").completion(
+        REPORTS, QUESTION
+    )
+    replies = iter([DELEGATE, COMBINE])
+    root = ScriptedClient(lambda request: CHILD if request.depth else next(replies), "hand-written")
+    RLM(root, limits=Limits(max_depth=2), record=folder / "sales.jsonl").completion(SALES, SALES_QUESTION)
+
+
+if __name__ == "__main__":
+    make(FOLDER)
+    for path in sorted(FOLDER.glob("*.jsonl")):
+        print(path.name, sum(1 for _ in path.open()) - 1, "calls", json.loads(path.open().readline())["root"])
