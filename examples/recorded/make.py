@@ -65,7 +65,7 @@ SALES = {
     for region, factor in (("north", 5), ("south", 7), ("west", 11))
 }
 SALES_QUESTION = "Which month was the best of each region, and which region sold most in all?"
-DELEGATE = """The context is a dict of regions, each a list of months. Each is a task of its own: I give each to a child.
+DELEGATE = """The context is a dict of regions, each a list of months. Each is a task of its own, for a child.
 ```repl
 print({region: len(months) for region, months in context.items()})
 import json
