@@ -1,268 +1,125 @@
-"""Measures what the README promises, next to a bare floor in the same run, and prints one table.
+"""Measures speed next to peers and floors in the same run: one table, and with --json a file and a picture.
 
-    .venv/bin/python -m scripts.bench                  # everything, about a minute
-    .venv/bin/python -m scripts.bench spawn memory
+    .venv/bin/python -m scripts.bench                       # everything, some minutes
+    .venv/bin/python -m scripts.bench spawn memory --json bench.json
+    .venv/bin/python -m scripts.bench --quick               # whether it runs; the figures say little
 
-Figures of a shared machine wander: compare the ratios, and run it twice.
+Everything runs the public API with its defaults. Peers are installed when they are first asked for, into a folder of
+the bench's own below the user's cache. Figures of a shared machine wander: compare the ratios, and run it twice.
 """
 
 import argparse
-import asyncio
-import contextlib
+import json
 import os
-import signal
-import socket
-import statistics
-import subprocess
+import platform
 import sys
-import tempfile
 import time
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import psutil
 from rich.console import Console
 from rich.table import Table
 
-from rlm_broker.limits import Limits
-from rlm_broker.sandbox.sandbox import Sandbox
-from scripts import make_log
-from scripts.bench import load
+from rlm_broker import __version__
+from scripts.bench import blocks, contexts, handling, picture, providers, runs, spawning
+from scripts.bench.measure import Effort
+from scripts.bench.row import Curve, Row, Side, number
 
-BLOCK = "x = 1; print(x)"
-LOG_BYTES = 50_000_000
-
-
-@dataclass(frozen=True)
-class Row:
-    """One line of the table. `value` and `floor` are in the same unit.
-
-    Attributes:
-        floor_is: What the floor is.
-    """
-
-    what: str
-    target: str
-    value: float
-    unit: str
-    floor: float
-    floor_is: str
-    note: str = ""
-
-
-def seconds(work: Callable[[], object], times: int) -> list[float]:
-    """How long each of `times` runs of `work` took, in seconds."""
-    taken = []
-    for _ in range(times):
-        started = time.perf_counter()
-        work()
-        taken.append(time.perf_counter() - started)
-    return taken
-
-
-def spawn() -> Row:
-    """From the call to a REPL that is behind its walls and says ready, and its end not counted."""
-    taken = []
-    with Sandbox() as sandbox:
-        for _ in range(110):
-            started = time.perf_counter()
-            with sandbox.repl("context"):
-                taken.append(time.perf_counter() - started)
-    return Row(
-        "spawn of a strict REPL",
-        "10 ms",
-        statistics.median(taken[10:]) * 1e3,
-        "ms",
-        statistics.median(seconds(_fork, 200)) * 1e3,
-        "fork, exit, wait",
-        f"p95 {_p95(taken[10:]) * 1e3:.1f} ms",
-    )
-
-
-def round_trip() -> Row:
-    """One block through the synchronous API, from the call to its result."""
-    with Sandbox() as sandbox, sandbox.repl() as repl:
-        seconds(lambda: repl.execute(BLOCK), 300)
-        taken = seconds(lambda: repl.execute(BLOCK), 2_000)
-    return Row(
-        f"round trip of `{BLOCK}`",
-        "0.5 ms",
-        statistics.median(taken) * 1e3,
-        "ms",
-        statistics.median(_echo(2_000)) * 1e3,
-        "100 bytes to a forked echo and back",
-        f"p95 {_p95(taken) * 1e3:.2f} ms",
-    )
-
-
-def answer() -> Row:
-    """The whole command, from its start to its exit."""
-    with tempfile.TemporaryDirectory() as folder:
-        log = Path(folder) / "server.log"
-        make_log.write(log, LOG_BYTES, seed=7)
-        question, fact = make_log.FACTS[0]
-        ask = [sys.executable, "-m", "rlm_broker", "ask", "-q", question, str(log)]
-        found = fact in subprocess.run(ask, capture_output=True, text=True, check=True).stdout
-        taken = seconds(lambda: subprocess.run(ask, capture_output=True, check=True), 5)
-        read = f"open({str(log)!r}).read().find({fact!r})"
-        floor = seconds(lambda: subprocess.run([sys.executable, "-I", "-c", read], check=True), 5)
-    return Row(
-        "offline answer over 50 MB",
-        "5 s",
-        statistics.median(taken),
-        "s",
-        statistics.median(floor),
-        "python that reads the file and finds the fact",
-        "found" if found else "NOT FOUND",
-    )
-
-
-def memory() -> Row:
-    """Unique memory of an idle worker's two processes, the median of 20."""
-    with Sandbox() as sandbox, contextlib.ExitStack() as open_repls:
-        for _ in range(20):
-            open_repls.enter_context(sandbox.repl("context"))
-        descendants = psutil.Process().children(recursive=True)
-        workers = [(repl, repl.parent()) for repl in descendants if not repl.children()]
-        uss = [sum(process.memory_full_info().uss for process in worker if process) for worker in workers]
-    code = "import sys; print(flush=True); sys.stdin.read()"
-    with subprocess.Popen(
-        [sys.executable, "-I", "-S", "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE
-    ) as bare:
-        assert bare.stdout is not None
-        bare.stdout.readline()
-        floor = psutil.Process(bare.pid).memory_full_info().uss
-    return Row(
-        "USS of an idle worker, its init included",
-        "6 MB",
-        statistics.median(uss) / 1e6,
-        "MB",
-        floor / 1e6,
-        "a bare python -I -S",
-    )
-
-
-def kill() -> Row:
-    """From the order to the news that a REPL and its 100 hostile descendants are gone, the median of 20."""
-    code = (
-        "import os, signal\n"
-        "for n in range(1, 64):\n"
-        "    try: signal.signal(n, signal.SIG_IGN)\n"
-        "    except (OSError, ValueError): pass\n"
-        "for _ in range(100):\n"
-        "    if os.fork() == 0:\n"
-        "        os.setsid()\n"
-        "        while True: signal.pause()"
-    )
-
-    async def measure() -> list[float]:
-        taken = []
-        async with Sandbox(Limits(max_processes=128)) as sandbox:
-            for _ in range(20):
-                async with sandbox.repl() as repl:
-                    await repl.aexecute(code)
-                    started = time.perf_counter()
-                taken.append(time.perf_counter() - started)
-        return taken
-
-    def bare() -> float:
-        pids = []
-        for _ in range(100):
-            pids.append(os.fork())
-            if pids[-1] == 0:
-                signal.pause()
-        started = time.perf_counter()
-        for pid in pids:
-            os.kill(pid, signal.SIGKILL)
-        for pid in pids:
-            os.waitpid(pid, 0)
-        return time.perf_counter() - started
-
-    taken = asyncio.run(measure())
-    return Row(
-        "kill with 100 descendants, to all gone",
-        "50 ms",
-        statistics.median(taken) * 1e3,
-        "ms",
-        statistics.median(bare() for _ in range(20)) * 1e3,
-        "kill and wait for 100 forks",
-        f"p95 {_p95(taken) * 1e3:.0f} ms",
-    )
-
-
-def requests() -> Row:
-    """Queries of many sessions at once, each waiting for its reply before the next, to a client that does nothing."""
-    floor = load.echo_rate()
-    rate = load.handler_rate()
-    return Row(
-        f"handler, {load.SESSIONS} sessions, no-op client",
-        "10000 /s",
-        rate,
-        "/s",
-        floor,
-        "the same frames to a bare asyncio echo",
-        f"{load.REQUESTS:,} requests",
-    )
-
-
-MEASUREMENTS = {
-    "spawn": spawn,
-    "round_trip": round_trip,
-    "answer": answer,
-    "memory": memory,
-    "kill": kill,
-    "requests": requests,
+MEASUREMENTS: dict[str, Callable[[Effort], Sequence[Row | Curve]]] = {
+    "sessions": handling.sessions,
+    "one_shot": handling.one_shot,
+    "crowd": handling.crowd,
+    "spawn": spawning.spawn,
+    "burst": spawning.burst,
+    "alive": spawning.alive,
+    "memory": spawning.memory,
+    "round_trip": blocks.round_trip,
+    "queries": blocks.queries,
+    "slow_provider": blocks.slow_provider,
+    "kill": blocks.kill,
+    "context": contexts.ascii_file,
+    "other_contexts": contexts.other_contexts,
+    "runs": runs.many_runs,
+    "litellm": providers.through_litellm,
+    "starting": runs.starting,
+    "throughput_curve": handling.crowds,
+    "context_curve": contexts.sizes,
 }
+"""Name on the command line → what it measures. One that is added here is in the table, the file and the picture."""
+
+MET = {True: "yes", False: "NO", None: "-"}
 
 
-def main() -> None:
+def main(arguments: list[str] | None = None) -> None:
     """Measure what the command line names."""
-    parser = argparse.ArgumentParser(description="Measure, and print one table.")
-    parser.add_argument("what", nargs="*", choices=[[], *MEASUREMENTS], help=f"of {', '.join(MEASUREMENTS)}")
-    table = Table("what", "target", "measured", "floor", "ratio", "the floor is", "note")
-    for name in parser.parse_args().what or MEASUREMENTS:
-        row = MEASUREMENTS[name]()
-        table.add_row(
-            row.what,
-            row.target,
-            f"{row.value:,.3g} {row.unit}" if row.value < 1000 else f"{row.value:,.0f} {row.unit}",
-            f"{row.floor:,.3g} {row.unit}" if row.floor < 1000 else f"{row.floor:,.0f} {row.unit}",
-            f"{row.value / row.floor:.2g}",
-            row.floor_is,
-            row.note,
-        )
-    Console(width=None if sys.stdout.isatty() else 160).print(table)
+    parser = argparse.ArgumentParser(prog="scripts.bench", description="Measure, print one table, and write it down.")
+    parser.add_argument("names", nargs="*", choices=[[], *MEASUREMENTS], help=f"of {', '.join(MEASUREMENTS)}")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures here, and curves to FILE.svg")
+    parser.add_argument("--quick", action="store_true", help="few repetitions of small things: does it run?")
+    options = parser.parse_args(arguments)
+    effort, measured = Effort(options.quick), dict[str, Sequence[Row | Curve]]()
+    for name in options.names or MEASUREMENTS:
+        started = time.perf_counter()
+        measured[name] = MEASUREMENTS[name](effort)
+        print(f"{name}: {time.perf_counter() - started:.0f} s", file=sys.stderr)
+    results = [result for results in measured.values() for result in results]
+    rows = [result for result in results if isinstance(result, Row)]
+    curves = [result for result in results if isinstance(result, Curve)]
+    console = Console(width=None if sys.stdout.isatty() else 200)
+    console.print(_table(rows))
+    for curve in curves:
+        console.print(_curve_table(curve))
+    if options.json:
+        document = {**machine(), "quick": options.quick, **_by_name(measured)}
+        options.json.write_text(json.dumps(document, indent=1, ensure_ascii=False) + "\n")
+        if curves:
+            options.json.with_suffix(".svg").write_text(picture.svg(curves))
 
 
-def _p95(taken: list[float]) -> float:
-    return statistics.quantiles(taken, n=20)[-1]
+def machine() -> dict[str, Any]:
+    """What the figures were measured on."""
+    models = [line for line in Path("/proc/cpuinfo").read_text().splitlines() if line.startswith("model name")]
+    return {
+        "machine": f"{models[0].partition(':')[2].strip() if models else platform.machine()}, {os.cpu_count()} cores",
+        "memory_gb": round(psutil.virtual_memory().total / 1e9),
+        "kernel": platform.release(),
+        "python": platform.python_version(),
+        "rlm_broker": __version__,
+    }
 
 
-def _fork() -> None:
-    pid = os.fork()
-    if pid == 0:
-        os._exit(0)
-    os.waitpid(pid, 0)
+def _by_name(measured: dict[str, Sequence[Row | Curve]]) -> dict[str, Any]:
+    named = [(name, result) for name, results in measured.items() for result in results]
+    return {
+        "rows": [{"name": name, **result.as_json()} for name, result in named if isinstance(result, Row)],
+        "curves": [{"name": name, **result.as_json()} for name, result in named if isinstance(result, Curve)],
+    }
 
 
-def _echo(times: int) -> list[float]:
-    with socket.create_server(("127.0.0.1", 0)) as server, socket.create_connection(server.getsockname()) as ours:
-        pid = os.fork()
-        if pid == 0:
-            theirs, _ = server.accept()
-            ours.close()
-            while data := theirs.recv(4096):
-                theirs.sendall(data)
-            os._exit(0)
+def _table(rows: Sequence[Row]) -> Table:
+    table = Table("what", "target", "met", "measured", "beside it, same run (ours / theirs)", "note", show_lines=True)
+    for row in rows:
+        beside = "\n".join(_beside(row.ours, other) for other in row.others)
+        table.add_row(row.what, row.target, MET[row.met], number(row.ours.median, row.ours.unit), beside, row.note)
+    return table
 
-        def once() -> None:
-            ours.sendall(b"x" * 100)
-            ours.recv(4096)
 
-        taken = seconds(once, times)
-    os.waitpid(pid, 0)
-    return taken
+def _beside(ours: Side, other: Side) -> str:
+    ratio = ours.times(other)
+    if ratio is None:
+        return f"{other.name}: {other.problem or 'nothing measured'}"
+    return f"{other.name}: {number(other.median, other.unit)} ({ratio:.2g} x)"
+
+
+def _curve_table(curve: Curve) -> Table:
+    along = sorted({x for line in curve.lines.values() for x, _ in line})
+    table = Table(f"{curve.what}, {curve.unit}", *(f"{x:,g}" for x in along), title=f"by {curve.along}")
+    for name, line in curve.lines.items():
+        found = dict(line)
+        table.add_row(name, *(number(found.get(x), "").strip() for x in along))
+    return table
 
 
 if __name__ == "__main__":

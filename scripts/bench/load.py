@@ -1,163 +1,196 @@
-"""Requests per second: a process full of fake REPLs against the handler, and against an echo of the same frames."""
+"""Any number of callers at one port, in a process of its own: how many requests are answered, and how long each takes.
+
+echo '{"port": 4711, "callers": 32, "seconds": 1, "way": "one_shot"}' | python -m scripts.bench.load
+"""
 
 import asyncio
-import os
-import selectors
+import contextlib
+import json
+import resource
+import select
 import socket
 import sys
 import time
-from collections.abc import Callable, Coroutine
-from typing import Any
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
 
-from rlm_broker.clients.base import LMReply, LMRequest
-from rlm_broker.handler.calls import Caller, RunCalls
-from rlm_broker.handler.handler import LMHandler
-from rlm_broker.ledger import Ledger
-from rlm_broker.limits import Limits
-from rlm_broker.transport.connection import Connection
-from rlm_broker.transport.session import Session
-from rlm_broker.types import Usage
 from sandbox_worker.wire.frames import PREFIX, encode_frame
-from sandbox_worker.wire.messages import Hello, Output, Query, Ready, Result, Slot, encode
+from sandbox_worker.wire.messages import Hello, Ready, Result, encode
 
-SESSIONS = 64
-REQUESTS = 100_000
+Way = Literal["session", "echo", "one_shot"]
+"""A session of ours on a connection that stays; its frames without the greeting; a connection for each request."""
+
 MAX_FRAME_BYTES = 1 << 20
+PATIENCE_S = 10.0
+"""How long after the last request replies are waited for."""
+ROOM = 1 << 16
 
 
-def handler_rate() -> float:
-    """Requests per second that `LMHandler` answers, counted and recorded as in a run."""
-    return asyncio.run(_handler_rate())
+@dataclass(frozen=True)
+class Outcome:
+    """What came of a load.
+
+    Attributes:
+        rate: Replies a second.
+        p99: Seconds that 99 of 100 requests took at most; a lost one counts with the time that it was waited for.
+        answered: Requests.
+        lost: Requests that were refused, cut off, or not answered in time.
+    """
+
+    rate: float
+    p99: float
+    answered: int
+    lost: int
 
 
-def echo_rate() -> float:
-    """The same number of the same frames, sent back by a bare asyncio server."""
-    return asyncio.run(_echo_rate())
+async def load(port: int, callers: int, seconds: float, way: Way, tokens: Sequence[str] = ()) -> Outcome:
+    """Let `callers` ask for `seconds`, each its next request when it has its reply."""
+    order = {"port": port, "callers": callers, "seconds": seconds, "way": way, "tokens": list(tokens)}
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-m", __name__, stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE
+    )
+    out, _ = await process.communicate(json.dumps(order).encode())
+    return Outcome(**json.loads(out))
 
 
-class _NoOp:
-    model_name = "noop"
-
-    async def complete(self, request: LMRequest) -> LMReply:
-        del request
-        return LMReply("ok", Usage(total_calls=1))
-
-    async def aclose(self) -> None:
-        """Nothing is held."""
+# -- in the process of the callers -----------------------------------------------------------------------------------
 
 
-async def _handler_rate() -> float:
-    limits = Limits(max_llm_calls=None, max_concurrent_calls=SESSIONS)
-    async with LMHandler(_NoOp()) as handler:
-        calls = RunCalls(handler, Ledger(limits), lambda _event: None)
-        caller = Caller("1", 1, "?")
-
-        async def answer(query: Query) -> list[Slot]:
-            return await calls.slots(caller, query)
-
-        connections = [Connection(Session(MAX_FRAME_BYTES), 16) for _ in range(SESSIONS)]
-        tokens = [handler.listener.expect(connection, 60) for connection in connections]
-
-        async def serve() -> None:
-            await asyncio.gather(*(connection.ready() for connection in connections))
-            await asyncio.gather(*(connection.execute("", answer, _ignore) for connection in connections))
-
-        return await _rate(handler.port, lambda sockets: _introduce(sockets, tokens), serve())
-
-
-async def _echo_rate() -> float:
-    class Echo(asyncio.Protocol):
-        def connection_made(self, transport: asyncio.BaseTransport) -> None:
-            assert isinstance(transport, asyncio.Transport)
-            self._transport = transport
-
-        def data_received(self, data: bytes) -> None:
-            self._transport.write(data)
-
-    server = await asyncio.get_running_loop().create_server(Echo, "127.0.0.1", 0, backlog=SESSIONS)
-    async with server:
-        port = server.sockets[0].getsockname()[1]
-        return await _rate(port, lambda _sockets: None, asyncio.sleep(0))
-
-
-async def _rate(
-    port: int, introduce: Callable[[list[socket.socket]], None], serving: Coroutine[Any, Any, None]
-) -> float:
-    """Fork the load, serve it on this loop, and return what it measured."""
-    read_end, write_end = os.pipe()
-    pid = os.fork()
-    if pid == 0:
-        try:
-            os.write(write_end, repr(_measure(port, introduce)).encode())
-        finally:
-            os._exit(0)
-    os.close(write_end)
-    task = asyncio.ensure_future(serving)
-    rate = await asyncio.to_thread(os.read, read_end, 64)
-    os.waitpid(pid, 0)
-    os.close(read_end)
-    await task
-    return float(rate)
-
-
-def _measure(port: int, introduce: Callable[[list[socket.socket]], None]) -> float:
-    """In the forked process: one request open on each connection, until all are answered. Requests per second."""
-    sockets = [socket.create_connection(("127.0.0.1", port)) for _ in range(SESSIONS)]
-    for connection in sockets:
-        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    introduce(sockets)
-    selector = selectors.DefaultSelector()
-    by_number = {connection.fileno(): connection for connection in sockets}
-    counts = dict.fromkeys(sockets, 0)
-    each = REQUESTS // SESSIONS
-    started = time.perf_counter()
-    for connection in sockets:
-        selector.register(connection, selectors.EVENT_READ)
-        _ask(connection, counts)
-    while selector.get_map():
-        for key, _ in selector.select():
-            connection = by_number[key.fd]
-            _receive_frame(connection)
-            if counts[connection] < each:
-                _ask(connection, counts)
-            else:
-                selector.unregister(key.fd)
-    taken_s = time.perf_counter() - started
-    for connection in sockets:
-        connection.sendall(_frame(encode(Result(block=1, status="ok"))))
-    return each * SESSIONS / taken_s
-
-
-def _introduce(sockets: list[socket.socket], tokens: list[str]) -> None:
-    """Token, welcome, ready, and the block that is being run from then on."""
-    for connection, token in zip(sockets, tokens, strict=True):
-        connection.sendall(_frame(encode(Hello(token=token))))
-        _receive_frame(connection)
-        connection.sendall(_frame(encode(Ready())))
-    for connection in sockets:
-        _receive_frame(connection)
-
-
-def _ask(connection: socket.socket, counts: dict[socket.socket, int]) -> None:
-    counts[connection] += 1
-    query_id = f"1:{counts[connection]}"
-    connection.sendall(_frame(b'{"type":"query","id":"%s","want":"llm","prompts":["hello"]}' % query_id.encode()))
-
-
-def _receive_frame(connection: socket.socket) -> bytes:
-    data = connection.recv(65536)
-    (length,) = PREFIX.unpack_from(data)
-    while len(data) < PREFIX.size + length:
-        more = connection.recv(65536)
-        if not more:
-            sys.exit("the server hung up")
-        data += more
-    return data[PREFIX.size :]
-
-
-def _frame(payload: bytes) -> bytes:
+def frame(payload: bytes) -> bytes:
+    """As it goes over the wire."""
     return encode_frame(payload, MAX_FRAME_BYTES)
 
 
-def _ignore(_output: Output) -> None:
-    """There is none."""
+QUERY = frame(b'{"type":"query","id":"1:1","want":"llm","prompts":["hello"]}')
+"""An id is free again when its reply is there, so that every request of a caller may be the same bytes."""
+ONE_SHOT = frame(b'{"prompt":"hello","model":null,"depth":0}')
+
+
+class _Callers:
+    """All callers, on one thread."""
+
+    def __init__(self, order: dict[str, Any]) -> None:
+        self._address = ("127.0.0.1", order["port"])
+        self._poll = select.epoll()
+        self._sockets: dict[int, socket.socket] = {}
+        self._asked: dict[int, float] = {}
+        self._got: dict[int, bytes] = {}
+        self._latencies: list[float] = []
+        self._begin_at = 0.0
+        self._in_time = 0
+        self._lost = 0
+        self._order = order
+
+    def run(self) -> Outcome:
+        """Ask until the time is over, then wait for what is still open."""
+        if self._order["way"] == "one_shot":
+            self._begin_at = time.perf_counter()
+            for _ in range(self._order["callers"]):
+                self._dial()
+        else:
+            self._open_sessions()
+            self._begin_at = time.perf_counter()
+            for fd in self._sockets:
+                self._ask(fd)
+        while self._asked and time.perf_counter() < self._last_at + PATIENCE_S:
+            for fd, events in self._poll.poll(1.0):
+                if events & select.EPOLLOUT:
+                    self._send_first(fd)
+                elif self._has_reply(fd):
+                    self._replied(fd)
+        if self._order["way"] == "session":
+            for caller in self._sockets.values():
+                caller.sendall(frame(encode(Result(block=1, status="ok"))))
+        lost = self._lost + len(self._asked)
+        waited = sorted(self._latencies + [PATIENCE_S] * lost)
+        rate = self._in_time / self._order["seconds"]
+        return Outcome(rate, waited[int(0.99 * len(waited))], len(self._latencies), lost)
+
+    @property
+    def _last_at(self) -> float:
+        return self._begin_at + float(self._order["seconds"])
+
+    def _open_sessions(self) -> None:
+        tokens = self._order["tokens"]
+        for number in range(self._order["callers"]):
+            caller = socket.create_connection(self._address)
+            caller.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            self._sockets[caller.fileno()] = caller
+            if tokens:
+                caller.sendall(frame(encode(Hello(token=tokens[number]))))
+                caller.recv(ROOM)  # welcome
+                caller.sendall(frame(encode(Ready())))
+        for fd, caller in self._sockets.items():
+            if tokens:
+                caller.recv(ROOM)  # the block that it runs from now on
+            caller.setblocking(False)
+            self._poll.register(fd, select.EPOLLIN)
+
+    def _ask(self, fd: int) -> None:
+        self._asked[fd] = time.perf_counter()
+        self._sockets[fd].send(QUERY)
+
+    def _replied(self, fd: int) -> None:
+        now = time.perf_counter()
+        self._latencies.append(now - self._asked.pop(fd))
+        self._in_time += now < self._last_at
+        if self._order["way"] == "one_shot":
+            self._hang_up(fd)
+        elif now < self._last_at:
+            self._ask(fd)
+
+    def _has_reply(self, fd: int) -> bool:
+        try:
+            data = self._sockets[fd].recv(ROOM)
+        except OSError:
+            data = b""
+        if not data:
+            self._lose(fd)
+            return False
+        got = self._got.pop(fd, b"") + data
+        if len(got) >= PREFIX.size and len(got) - PREFIX.size >= int(PREFIX.unpack_from(got)[0]):
+            return True
+        self._got[fd] = got
+        return False
+
+    # -- a connection for each request -------------------------------------------------------------------------------
+
+    def _dial(self) -> None:
+        caller = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+        caller.setblocking(False)
+        caller.connect_ex(self._address)
+        self._sockets[caller.fileno()] = caller
+        self._asked[caller.fileno()] = time.perf_counter()
+        self._poll.register(caller.fileno(), select.EPOLLOUT)
+
+    def _send_first(self, fd: int) -> None:
+        try:
+            self._sockets[fd].send(ONE_SHOT)
+            self._poll.modify(fd, select.EPOLLIN)
+        except OSError:
+            self._lose(fd)
+
+    def _lose(self, fd: int) -> None:
+        self._lost += 1
+        self._asked.pop(fd, None)
+        self._hang_up(fd)
+
+    def _hang_up(self, fd: int) -> None:
+        """The end of a connection; whoever needs one for each request asks again."""
+        self._poll.unregister(fd)
+        self._sockets.pop(fd).close()
+        if self._order["way"] == "one_shot" and time.perf_counter() < self._last_at:
+            self._dial()
+
+
+def _main() -> None:
+    most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    with contextlib.suppress(ValueError, OSError):  # then a thousand callers will say so
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+    outcome = _Callers(json.load(sys.stdin)).run()
+    json.dump(outcome.__dict__, sys.stdout)
+
+
+if __name__ == "__main__":
+    _main()

@@ -1,0 +1,243 @@
+"""What code in a REPL waits for: a block's round trip, one query, a batch of them, the end of everything."""
+
+import asyncio
+import json
+import os
+import signal
+import time
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import msgspec
+
+from rlm_broker.clients.base import LMReply, LMRequest
+from rlm_broker.limits import Limits
+from rlm_broker.rlm import RLM
+from rlm_broker.sandbox.sandbox import Sandbox
+from rlm_broker.types import Usage
+from sandbox_worker.wire.messages import Query, Reply, Slot, encode
+from scripts.bench.measure import Echo, Effort, by_turns, seconds
+from scripts.bench.peer import Peer
+from scripts.bench.row import OURS, Row, number, side
+from scripts.bench.spawning import BLOCK, block_seconds
+
+PROVIDER_S = 0.2
+AT_ONCE = 16
+DESCENDANTS = 100
+
+HOSTILE = f"""
+import os, signal
+for n in range(1, 64):
+    try: signal.signal(n, signal.SIG_IGN)
+    except (OSError, ValueError): pass
+for _ in range({DESCENDANTS}):
+    if os.fork() == 0:
+        os.setsid()
+        while True: signal.pause()
+"""
+
+
+class Model:
+    """Writes one program, and answers what that asks.
+
+    Args:
+        program: The only turn of the run.
+        answer: Awaited for each query.
+    """
+
+    model_name = "bench"
+
+    def __init__(self, program: str, answer: Callable[[], Awaitable[object]] | None = None) -> None:
+        self._program = program
+        self._answer = answer
+
+    async def complete(self, request: LMRequest) -> LMReply:
+        """One call."""
+        if request.is_loop:
+            return LMReply(f"```repl\n{self._program}\n```", Usage(total_calls=1))
+        if self._answer is not None:
+            await self._answer()
+        return LMReply("ok", Usage(total_calls=1))
+
+    async def aclose(self) -> None:
+        """Nothing is held."""
+
+
+def round_trip(effort: Effort) -> list[Row]:
+    """One block through the plain form, from the call to its result."""
+    with (
+        Sandbox() as sandbox,
+        sandbox.repl() as repl,
+        Echo() as echo,
+        Peer("Jupyter", "jupyter_repl.py", "jupyter") as jupyter,
+        Peer("rlms IPython", "rlms_repl.py", "rlms") as rlms,
+        Peer("rlms exec in its own process", "rlms_repl.py", "rlms") as local,
+        Peer("DSPy", "dspy_repl.py", "dspy") as dspy,
+    ):
+        seconds(lambda: block_seconds(repl), 200)
+        ours, floor, kernel, ipython, bare, wasm = by_turns(
+            effort.times(40),
+            lambda: [block_seconds(repl) for _ in range(50)],
+            lambda: seconds(lambda: echo.ask(b"x" * 100), 50),
+            lambda: jupyter.samples("round_trip"),
+            lambda: rlms.samples("round_trip"),
+            lambda: local.samples("local_round_trip"),
+            lambda: dspy.samples("round_trip"),
+        )
+        awaited = side("", "ms", _awaited(effort.times(1_000)))
+    taken = side(OURS, "ms", ours)
+    others = (
+        side("100 bytes to a process and back", "ms", floor),
+        jupyter.side("ms", kernel),
+        rlms.side("ms", ipython),
+        local.side("ms", bare),
+        dspy.side("ms", wasm),
+    )
+    note = f"p99 {number(taken.quantile(0.99), 'ms')}; awaited (`aexecute`): {number(awaited.median, 'ms')}"
+    return [Row(f"round trip of `{BLOCK}`", taken, others, (taken.at_most(0.25), taken.p99_at_most(1)), note)]
+
+
+def queries(effort: Effort) -> list[Row]:
+    """`llm_query` and a batch, timed by the code that asks, in runs with a client that does nothing."""
+    prompts = effort.size(1_000)
+    one = "for _ in range(50): llm_query('hello')\ntaken = [timed(lambda: llm_query('hello')) for _ in range(200)]"
+    many = f"taken = [timed(lambda: llm_query_batched([f'hello {{n}}' for n in range({prompts})])) for _ in range(5)]"
+    frame = encode(Query("1:1", "llm", [f"hello {number}" for number in range(prompts)]))
+    with Echo() as echo, Echo(_answered) as answering:
+        single, floor, batch, batch_floor = by_turns(
+            effort.times(8) // 2 or 1,
+            lambda: _timed_inside(one),
+            lambda: seconds(lambda: echo.ask(b"x" * 100), 200),
+            lambda: _timed_inside(many),
+            lambda: seconds(lambda: _asked(answering, frame), 5),
+        )
+    query, whole = side(OURS, "ms", single), side(OURS, "ms", batch)
+    return [
+        Row(
+            "round trip of `llm_query`, no-op client, inside a block",
+            query,
+            [side("100 bytes to a process and back", "ms", floor)],
+            [query.at_most(0.3)],
+            f"p99 {number(query.quantile(0.99), 'ms')}",
+        ),
+        Row(
+            f"a batch of {prompts:,} prompts, no-op client",
+            whole,
+            [side("the same frames, decoded and answered", "ms", batch_floor)],
+            [whole.at_most(30)],
+        ),
+    ]
+
+
+def slow_provider(effort: Effort) -> list[Row]:
+    """A batch of 100 prompts where each call takes 200 ms and 16 may be open."""
+    program = "taken = [timed(lambda: llm_query_batched([f'hello {n}' for n in range(100)]))]"
+
+    async def provider() -> None:
+        await asyncio.sleep(PROVIDER_S)
+
+    async def bare() -> None:
+        places = asyncio.Semaphore(AT_ONCE)
+
+        async def call() -> None:
+            async with places:
+                await provider()
+
+        await asyncio.gather(*(call() for _ in range(100)))
+
+    ours, floor = by_turns(
+        effort.times(3), lambda: _timed_inside(program, provider), lambda: seconds(lambda: asyncio.run(bare()))
+    )
+    taken = side(OURS, "s", ours)
+    ideal = side(f"7 x {PROVIDER_S * 1000:g} ms", "s", [7 * PROVIDER_S])
+    others = (ideal, side("asyncio alone", "s", floor))
+    what = f"a batch of 100 prompts, provider takes {PROVIDER_S * 1000:g} ms, {AT_ONCE} at a time"
+    return [Row(what, taken, others, [taken.at_most_times(1.1, ideal)])]
+
+
+def kill(effort: Effort) -> list[Row]:
+    """From the order to the news that a REPL and its 100 hostile descendants are gone."""
+
+    async def ours() -> float:
+        async with sandbox.repl() as repl:
+            await repl.aexecute(HOSTILE)
+            started = time.perf_counter()
+        return time.perf_counter() - started
+
+    async def measured() -> list[list[float]]:
+        ends: list[list[float]] = [[], []]
+        for _ in range(effort.times(20)):
+            ends[0].append(await ours())
+            ends[1].append(_bare_kill())
+        return ends
+
+    async def opened() -> list[list[float]]:
+        async with sandbox:
+            return await measured()
+
+    sandbox = Sandbox(Limits(max_processes=DESCENDANTS + 28))
+    ends, floor = asyncio.run(opened())
+    taken = side(OURS, "ms", ends)
+    others = [side(f"kill and wait for {DESCENDANTS} forks", "ms", floor)]
+    return [Row(f"kill with {DESCENDANTS} descendants, to all gone", taken, others, [taken.at_most(30)])]
+
+
+# -- parts -----------------------------------------------------------------------------------------------------------
+
+
+def _timed_inside(program: str, answer: Callable[[], Awaitable[object]] | None = None) -> list[float]:
+    """What the program measured in its REPL: it leaves seconds in `taken`."""
+    code = f"import json, time\n{_TIMED}\n{program}\nFINAL(json.dumps(taken))"
+    rlm = RLM(Model(code, answer), limits=Limits(max_llm_calls=None, max_concurrent_calls=AT_ONCE))
+    response = rlm.completion("a context", "how long?").response
+    assert response is not None
+    taken: list[float] = json.loads(response)
+    return taken
+
+
+_TIMED = """
+def timed(work):
+    started = time.perf_counter()
+    work()
+    return time.perf_counter() - started
+"""
+
+
+def _awaited(times: int) -> list[float]:
+    async def measure() -> list[float]:
+        async with Sandbox() as sandbox, sandbox.repl() as repl:
+            taken = []
+            for _ in range(times):
+                started = time.perf_counter()
+                await repl.aexecute(BLOCK)
+                taken.append(time.perf_counter() - started)
+            return taken
+
+    return asyncio.run(measure())
+
+
+_decode_query = msgspec.json.Decoder(Query).decode
+_decode_reply = msgspec.json.Decoder(Reply).decode
+
+
+def _answered(data: bytes) -> bytes:
+    query = _decode_query(data)
+    return encode(Reply(query.id, [Slot("ok") for _ in query.prompts]))
+
+
+def _asked(answering: Echo, frame: bytes) -> Any:
+    return _decode_reply(answering.ask(frame))
+
+
+def _bare_kill() -> float:
+    pids = []
+    for _ in range(DESCENDANTS):
+        pids.append(os.fork())
+        if pids[-1] == 0:
+            signal.pause()
+    started = time.perf_counter()
+    for pid in pids:
+        os.kill(pid, signal.SIGKILL)
+    for pid in pids:
+        os.waitpid(pid, 0)
+    return time.perf_counter() - started

@@ -1,0 +1,104 @@
+"""How things are measured: by turns, as often as it takes, and the bare floors that several rows share."""
+
+import contextlib
+import os
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Effort:
+    """How much work a run of the bench is: all of it, or a quick look whose figures say little."""
+
+    quick: bool = False
+
+    def times(self, usual: int) -> int:
+        """Repetitions."""
+        return max(2, usual // 20) if self.quick else usual
+
+    def size(self, usual: int) -> int:
+        """Bytes, or things at the same time."""
+        return max(1, usual // 50) if self.quick else usual
+
+
+def seconds(work: Callable[[], object], times: int = 1) -> list[float]:
+    """How long each of `times` runs of `work` took."""
+    taken = []
+    for _ in range(times):
+        started = time.perf_counter()
+        work()
+        taken.append(time.perf_counter() - started)
+    return taken
+
+
+def by_turns(rounds: int, *works: Callable[[], Sequence[float]]) -> list[list[float]]:
+    """All samples of each work. They take turns, so that what else the machine does meets them all alike."""
+    samples: list[list[float]] = [[] for _ in works]
+    for _ in range(rounds):
+        for work, taken in zip(works, samples, strict=True):
+            taken += work()
+    return samples
+
+
+def fork() -> None:
+    """The least that any process costs: fork, exit, wait."""
+    pid = os.fork()
+    if pid == 0:
+        os._exit(0)
+    os.waitpid(pid, 0)
+
+
+def bare_python(code: str = "pass", *options: str) -> None:
+    """A python without isolation, from its start to the line that says that it has run `code`; its end comes after."""
+    bare_pythons(1, code, *options)
+
+
+def bare_pythons(count: int, code: str = "pass", *options: str) -> None:
+    """The same, many at once."""
+    command = [sys.executable, "-I", *options, "-c", f"{code}\nprint(flush=True)\nimport os; os._exit(0)"]
+    with contextlib.ExitStack() as stack:
+        processes = [stack.enter_context(subprocess.Popen(command, stdout=subprocess.PIPE)) for _ in range(count)]
+        for process in processes:
+            assert process.stdout is not None
+            process.stdout.readline()
+
+
+class Echo:
+    """A forked process that sends back what it gets over TCP on loopback; for the length of a `with`.
+
+    Args:
+        answer: What it sends for what it got; None is the same bytes.
+    """
+
+    def __init__(self, answer: Callable[[bytes], bytes] | None = None) -> None:
+        self._answer = answer or bytes
+
+    def __enter__(self) -> "Echo":
+        with socket.create_server(("127.0.0.1", 0)) as server:
+            self._ours = socket.create_connection(server.getsockname())
+            theirs, _ = server.accept()
+        for end in (self._ours, theirs):
+            end.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self._pid = os.fork()
+        if self._pid == 0:
+            self._ours.close()
+            try:
+                while data := theirs.recv(1 << 20):
+                    theirs.sendall(self._answer(data))
+            finally:
+                os._exit(0)
+        theirs.close()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._ours.close()
+        os.waitpid(self._pid, 0)
+
+    def ask(self, data: bytes) -> bytes:
+        """There and back. Both are small enough to arrive in one piece."""
+        self._ours.sendall(data)
+        return self._ours.recv(1 << 20)

@@ -1,0 +1,117 @@
+"""Whole runs, and the commands that start them."""
+
+import asyncio
+import subprocess
+import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
+
+import psutil
+
+from rlm_broker.clients.base import LMReply, LMRequest
+from rlm_broker.rlm import RLM
+from rlm_broker.types import Usage
+from scripts.bench.measure import Effort, by_turns, seconds
+from scripts.bench.row import OURS, Row, Side, side
+
+AT_ONCE = 64
+CORES = 2
+TURNS = ("x = len(context)\nprint(x)", "y = x * 2\nprint(y)", "FINAL(str(y))")
+
+
+class Turns:
+    """Writes the next of three blocks, by how often it has spoken in the conversation."""
+
+    model_name = "turns"
+
+    async def complete(self, request: LMRequest) -> LMReply:
+        """One turn."""
+        spoken = sum(message.role == "assistant" for message in request.messages)
+        return LMReply(f"```repl\n{TURNS[spoken]}\n```", Usage(total_calls=1))
+
+    async def aclose(self) -> None:
+        """Nothing is held."""
+
+
+def many_runs(effort: Effort) -> list[Row]:
+    """Ten times 1,000 runs with REPLs of their own, in one process, and what it holds after each thousand."""
+    each = effort.size(1_000)
+    rates: list[float] = []
+    bare: list[float] = []
+    held: list[float] = []
+
+    async def batch(rlm: RLM) -> None:
+        places = asyncio.Semaphore(AT_ONCE)
+
+        async def run() -> None:
+            async with places:
+                completion = await rlm.acompletion("some context", "how long is it twice?")
+                assert completion.response == "24", completion.response
+
+        started = time.perf_counter()
+        await asyncio.gather(*(run() for _ in range(each)))
+        rates.append(each / (time.perf_counter() - started))
+
+    async def measure() -> None:
+        async with RLM(Turns()) as rlm:
+            for _ in range(effort.times(10)):
+                await batch(rlm)
+                held.append(_held_bytes())
+                bare.append(await asyncio.to_thread(_bare_runs, min(each, 100)))
+
+    asyncio.run(measure())
+    rate, floor = side(OURS, "/s", rates), side(f"python -I for each, {CORES} at a time", "/s", bare)
+    growth = Side(OURS, "MB", [(held[-1] - held[min(1, len(held) - 2)]) / 1e6])
+    total = each * len(held)
+    return [
+        Row(f"{each:,} runs of three turns, no-op client, {AT_ONCE} at a time", rate, [floor], [rate.at_least(100)]),
+        Row(
+            f"growth of memory up to {total:,} runs (USS of the process and its fork server)",
+            growth,
+            (),
+            [growth.at_most(5)],
+            "from the 2nd batch to the last; " + ", ".join(f"{each / 1e6:.0f}" for each in held) + " MB",
+        ),
+    ]
+
+
+def starting(effort: Effort) -> list[Row]:
+    """What a user waits for before anything happens."""
+    ours, command, bare, other = by_turns(
+        effort.times(15),
+        lambda: seconds(lambda: _python("-c", "import rlm_broker")),
+        lambda: seconds(lambda: _python("-m", "rlm_broker", "--help")),
+        lambda: seconds(lambda: _python("-c", "pass")),
+        lambda: seconds(lambda: _python("-c", "from rlm_broker import RLM")),
+    )
+    (litellm,) = by_turns(effort.times(3), lambda: seconds(lambda: _python("-c", "import litellm")))
+    floor, heavy = side("python -c pass", "ms", bare), side("import litellm", "ms", litellm)
+    imported, helped = side(OURS, "ms", ours), side(OURS, "ms", command)
+    used = side("", "ms", other)
+    return [
+        Row(
+            "`import rlm_broker`",
+            imported,
+            (floor, heavy),
+            [imported.at_most(100)],
+            f"`from rlm_broker import RLM`: {used.median:.0f} ms",
+        ),
+        Row("`rlm-broker --help`", helped, (floor, heavy), [helped.at_most(250)]),
+    ]
+
+
+def _python(*arguments: str) -> None:
+    subprocess.run([sys.executable, *arguments], check=True, capture_output=True)
+
+
+def _bare_runs(count: int) -> float:
+    code = "context = 'some context'\n" + "\n".join(TURNS).replace("FINAL", "print")
+    with ThreadPoolExecutor(CORES) as pool:
+        started = time.perf_counter()
+        list(pool.map(lambda _: _python("-I", "-c", code), range(count)))
+        return count / (time.perf_counter() - started)
+
+
+def _held_bytes() -> float:
+    own = psutil.Process()
+    return float(sum(process.memory_full_info().uss for process in (own, *own.children(recursive=True))))
