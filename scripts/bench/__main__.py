@@ -15,6 +15,7 @@ import platform
 import sys
 import time
 from collections.abc import Callable, Sequence
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,7 @@ from rich.console import Console
 from rich.table import Table
 
 from rlm_broker import __version__
-from scripts.bench import blocks, contexts, handling, picture, providers, runs, spawning
+from scripts.bench import blocks, contexts, handling, peer, picture, providers, runs, spawning
 from scripts.bench.measure import Effort
 from scripts.bench.row import Curve, Row, Side, number
 
@@ -86,7 +87,11 @@ def machine() -> dict[str, Any]:
         "memory_gb": round(psutil.virtual_memory().total / 1e9),
         "kernel": platform.release(),
         "python": platform.python_version(),
-        "rlm_broker": __version__,
+        "versions": {
+            "rlm-broker": __version__,
+            **{name: version(name) for name in ("litellm", "msgspec", "pydantic")},
+            **peer.versions(),
+        },
     }
 
 

@@ -1,9 +1,8 @@
 """What code in a REPL waits for: a block's round trip, one query, a batch of them, the end of everything."""
 
 import asyncio
+import contextlib
 import json
-import os
-import signal
 import time
 from collections.abc import Awaitable, Callable
 from typing import Any
@@ -158,27 +157,18 @@ def slow_provider(effort: Effort) -> list[Row]:
 def kill(effort: Effort) -> list[Row]:
     """From the order to the news that a REPL and its 100 hostile descendants are gone."""
 
-    async def ours() -> float:
-        async with sandbox.repl() as repl:
-            await repl.aexecute(HOSTILE)
-            started = time.perf_counter()
-        return time.perf_counter() - started
+    def ours() -> list[float]:
+        with contextlib.ExitStack() as stack:
+            stack.enter_context(sandbox.repl()).execute(HOSTILE)
+            return seconds(stack.close)
 
-    async def measured() -> list[list[float]]:
-        ends: list[list[float]] = [[], []]
-        for _ in range(effort.times(20)):
-            ends[0].append(await ours())
-            ends[1].append(_bare_kill())
-        return ends
-
-    async def opened() -> list[list[float]]:
-        async with sandbox:
-            return await measured()
-
-    sandbox = Sandbox(Limits(max_processes=DESCENDANTS + 28))
-    ends, floor = asyncio.run(opened())
+    with (
+        Sandbox(Limits(max_processes=DESCENDANTS + 28)) as sandbox,
+        Peer(f"kill and wait for {DESCENDANTS} forks", "bare.py") as bare,
+    ):
+        ends, floor = by_turns(effort.times(20), ours, lambda: bare.samples("kill"))
     taken = side(OURS, "ms", ends)
-    others = [side(f"kill and wait for {DESCENDANTS} forks", "ms", floor)]
+    others = [bare.side("ms", floor)]
     return [Row(f"kill with {DESCENDANTS} descendants, to all gone", taken, others, [taken.at_most(30)])]
 
 
@@ -227,17 +217,3 @@ def _answered(data: bytes) -> bytes:
 
 def _asked(answering: Echo, frame: bytes) -> Any:
     return _decode_reply(answering.ask(frame))
-
-
-def _bare_kill() -> float:
-    pids = []
-    for _ in range(DESCENDANTS):
-        pids.append(os.fork())
-        if pids[-1] == 0:
-            signal.pause()
-    started = time.perf_counter()
-    for pid in pids:
-        os.kill(pid, signal.SIGKILL)
-    for pid in pids:
-        os.waitpid(pid, 0)
-    return time.perf_counter() - started

@@ -18,7 +18,7 @@ from rlm_broker.sandbox.sandbox import Sandbox
 from scripts import make_log
 from scripts.bench.measure import Effort, by_turns, seconds
 from scripts.bench.peer import Peer
-from scripts.bench.row import OURS, Curve, Row, Side, side
+from scripts.bench.row import OURS, Check, Curve, Row, Side, side
 
 MB = 1_000_000
 SIZES_MB = (1, 10, 100, 1_000)
@@ -61,7 +61,7 @@ def other_contexts(effort: Effort) -> list[Row]:
     size = effort.size(1_000) * MB
     with _folder() as folder, Sandbox(Limits(memory_bytes=8 << 30)) as sandbox:
         text, tree = _non_ascii(folder, size), _tree(folder, effort.size(FILES))
-        value = _plain_dict(effort.size(200) * MB)
+        value = plain_dict(effort.size(200) * MB)
         contexts: Sequence[tuple[str, object, str, Callable[[], object]]] = (
             (f"{size // MB:,} MB that is not ASCII", text, "read and decode", lambda: text.read_text(encoding="utf-8")),
             (
@@ -128,13 +128,14 @@ def _further(sandbox: Sandbox, path: Path, times: int) -> list[Row]:
         )
     rows = []
     for what, unit, ours, floor in (
-        ("a further REPL on it", "ms", full, bare),
-        ("a fresh REPL on it after a kill", "ms", killed, bare_killed),
-        ("memory of a further REPL on it", "MB", size, bare_size),
+        ("context, as above: a further REPL on it", "ms", full, bare),
+        ("context, as above: a fresh REPL after a kill", "ms", killed, bare_killed),
+        ("context, as above: memory of a further REPL", "MB", size, bare_size),
     ):
         taken, other = side(OURS, unit, ours), side("empty context", unit, floor)
-        more = Side("", unit, [(taken.median or 0) - (other.median or 0)])
-        rows.append(Row(what, taken, [other], [more.at_most(1)], f"{more.samples[0]:+.2g} {unit}"))
+        more = (taken.median or 0) - (other.median or 0)
+        check = Check(f"≤ 1 {unit} more than on an empty one", more <= 1)
+        rows.append(Row(what, taken, [other], [check], f"{more:+.2g} {unit}"))
     return rows
 
 
@@ -205,7 +206,8 @@ def _tree(folder: Path, files: int) -> Path:
     return tree
 
 
-def _plain_dict(size: int) -> dict[str, object]:
+def plain_dict(size: int) -> dict[str, object]:
+    """Records of about a kilobyte, `size` bytes in all."""
     rng = random.Random(7)
     record = {"id": 1, "user": "someone", "tags": ["a", "b", "c"], "score": 0.5, "text": "some words " * 80}
     return {f"key_{number}": {**record, "id": number, "score": rng.random()} for number in range(size // 1_000)}

@@ -44,14 +44,6 @@ def by_turns(rounds: int, *works: Callable[[], Sequence[float]]) -> list[list[fl
     return samples
 
 
-def fork() -> None:
-    """The least that any process costs: fork, exit, wait."""
-    pid = os.fork()
-    if pid == 0:
-        os._exit(0)
-    os.waitpid(pid, 0)
-
-
 def bare_python(code: str = "pass", *options: str) -> None:
     """A python without isolation, from its start to the line that says that it has run `code`; its end comes after."""
     bare_pythons(1, code, *options)

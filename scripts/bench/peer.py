@@ -8,6 +8,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+from importlib.metadata import distributions
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -23,6 +24,7 @@ PACKAGES = {
 """Environment → what is installed there. Each has its own: what one peer needs must not change another."""
 
 ANSWER_S = 120.0
+GOODBYE_S = 20.0
 LAST_WORDS_CHARS = 160
 SCRIPTS = Path(__file__).parent / "peers"
 
@@ -67,6 +69,7 @@ class Peer:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._complaints,
+            bufsize=0,  # or a line that was read with the one before would not wake `select`
             env=os.environ | {"PATH": f"{python.parent}{os.pathsep}{os.environ.get('PATH', os.defpath)}"},
         )
         return self
@@ -77,7 +80,11 @@ class Peer:
         if self._process is not None:
             if self.problem:
                 self._process.kill()
-            self._process.communicate()
+            try:
+                self._process.communicate(timeout=GOODBYE_S)
+            except subprocess.TimeoutExpired:
+                self._process.kill()
+                self._process.communicate()
         self._complaints.close()
 
     def ask(self, word: str) -> Any:
@@ -110,7 +117,9 @@ class Peer:
 
     def _failed(self) -> None:
         self._complaints.seek(0)
-        self.problem = f"does not run here: {_last_words(self._complaints.read())}"
+        complaint = self._complaints.read()
+        errors = b"\n".join(line for line in complaint.splitlines() if b"rror: " in line)  # a trace may come after it
+        self.problem = f"does not run here: {_last_words(errors or complaint)}"
 
 
 @functools.cache
@@ -120,8 +129,7 @@ def python_of(environment: str) -> Path:
     Raises:
         NotInstallable: With the last line of what pip had to say.
     """
-    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    folder = cache / "rlm-broker-bench" / f"{environment}-{sys.version_info.major}.{sys.version_info.minor}"
+    folder = _folder(environment)
     python, installed = folder / "bin" / "python", folder / "installed"
     wanted = " ".join(PACKAGES[environment])
     if installed.is_file() and installed.read_text() == wanted:
@@ -139,6 +147,21 @@ def python_of(environment: str) -> Path:
     return python
 
 
+def versions() -> dict[str, str]:
+    """Of every peer that is installed."""
+    return {
+        name: found.version
+        for environment, names in PACKAGES.items()
+        for name in names
+        for found in distributions(name=name, path=[str(path) for path in _folder(environment).glob("lib/*/site-*")])
+    }
+
+
+def _folder(environment: str) -> Path:
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    return cache / "rlm-broker-bench" / f"{environment}-{sys.version_info.major}.{sys.version_info.minor}"
+
+
 def _last_words(text: bytes) -> str:
     lines = [line.strip() for line in text.decode(errors="replace").splitlines() if line.strip()]
-    return lines[-1][:LAST_WORDS_CHARS] if lines else "it said nothing"
+    return lines[-1][-LAST_WORDS_CHARS:] if lines else "it said nothing"

@@ -10,7 +10,7 @@ import psutil
 
 from rlm_broker.sandbox.repl import SandboxedRepl
 from rlm_broker.sandbox.sandbox import Sandbox
-from scripts.bench.measure import Effort, bare_python, bare_pythons, by_turns, fork, seconds
+from scripts.bench.measure import Effort, bare_python, bare_pythons, by_turns, seconds
 from scripts.bench.peer import Peer
 from scripts.bench.row import OURS, Curve, Row, Side, number, side
 
@@ -26,13 +26,14 @@ def spawn(effort: Effort) -> list[Row]:
         Peer("rlms IPython", "rlms_repl.py", "rlms") as rlms,
         Peer("sandlock run", "sandlock_run.py", "sandlock") as sandlock,
         Peer("DSPy", "dspy_repl.py", "dspy") as dspy,
+        Peer("fork, exit, wait", "bare.py") as bare,
     ):
         spawn_seconds(sandbox)
         ours, python, forks, locked = by_turns(
             effort.times(40),
             lambda: [spawn_seconds(sandbox) for _ in range(5)],
             lambda: seconds(bare_python),
-            lambda: seconds(fork, 5),
+            lambda: bare.samples("fork"),
             lambda: sandlock.samples("spawn"),
         )
         kernel, ipython, wasm = by_turns(
@@ -48,7 +49,7 @@ def spawn(effort: Effort) -> list[Row]:
             taken,
             (
                 floor,
-                side("fork, exit, wait", "ms", forks),
+                bare.side("ms", forks),
                 sandlock.side("ms", locked),
                 jupyter.side("ms", kernel),
                 rlms.side("ms", ipython),
@@ -70,14 +71,13 @@ def burst(effort: Effort) -> list[Row]:
             return time.perf_counter() - started
 
     def row(count: int, limit_s: float, rounds: int) -> Row:
-        ours, forks, pythons = by_turns(
+        ours, pythons = by_turns(
             rounds,
             lambda: [asyncio.run(at_once(count))],
-            lambda: seconds(lambda: seconds(fork, count)),
             lambda: seconds(lambda: bare_pythons(count)),
         )
         taken = side(OURS, "s", ours)
-        others = (side("python -I", "s", pythons), side("fork, exit, wait", "s", forks))
+        others = (side("python -I", "s", pythons),)
         return Row(f"{count:,} REPLs asked for at once, all ready", taken, others, (taken.at_most(limit_s),))
 
     return [row(effort.size(100), 0.3, effort.times(10)), row(effort.size(1_000), 4.0, 2)]

@@ -19,5 +19,14 @@ def spawn() -> list[float]:
     return [taken]
 
 
+def clone() -> list[float]:
+    """A copy of a process that is behind the same walls already; there is none between the copies."""
+    started = time.perf_counter()
+    parent.fork(1)
+    return [time.perf_counter() - started]
+
+
+WORK = {"spawn": spawn, "clone": clone}
+parent = Sandbox(fs_readable=READABLE, init_fn=lambda: None, work_fn=lambda _number: None)
 for line in sys.stdin:
-    print(json.dumps({"spawn": spawn}[line.strip()]()), flush=True)
+    print(json.dumps(WORK[line.strip()]()), flush=True)

@@ -1,0 +1,64 @@
+"""REPLs that were prepared ahead: from a pool, and from a template that has loaded what they need."""
+
+import contextlib
+import time
+from typing import Any
+
+from rlm_broker.sandbox.sandbox import Sandbox
+from scripts.bench.contexts import plain_dict
+from scripts.bench.measure import Effort, bare_python, by_turns, seconds
+from scripts.bench.peer import Peer
+from scripts.bench.row import OURS, Check, Row, side
+from scripts.bench.spawning import spawn_seconds
+
+POOL = 4
+REFILL_S = 0.1
+LIBRARIES = ("numpy", "pandas")
+
+
+def warm(effort: Effort) -> list[Row]:
+    """One REPL at a time, the pool full again before each."""
+    options: dict[str, Any] = {"warm": POOL}
+
+    def one() -> list[float]:
+        time.sleep(REFILL_S)
+        return [spawn_seconds(sandbox)]
+
+    with Sandbox(**options) as sandbox, Peer("sandlock, a clone", "sandlock_run.py", "sandlock") as sandlock:
+        ours, python, clones = by_turns(
+            effort.times(40), one, lambda: seconds(bare_python), lambda: sandlock.samples("clone")
+        )
+    taken = side(OURS, "ms", ours)
+    others = (side("python -I", "ms", python), sandlock.side("ms", clones))
+    return [Row("spawn from a warm pool, ready to execute", taken, others, [taken.at_most(1)])]
+
+
+def preloaded(effort: Effort) -> list[Row]:
+    """A REPL in which libraries are imported already."""
+    code = f"import {', '.join(LIBRARIES)}"
+    sandbox: Any = Sandbox()
+    with sandbox, sandbox.template(imports=LIBRARIES) as template:
+        ours, python = by_turns(
+            effort.times(20), lambda: [_ready_seconds(template)], lambda: seconds(lambda: bare_python(code))
+        )
+    taken, floor = side(OURS, "ms", ours), side("python -I that imports them", "ms", python)
+    what = f"spawn with {' and '.join(LIBRARIES)} preloaded, ready to execute"
+    return [Row(what, taken, [floor], [taken.at_most(7)])]
+
+
+def loaded_context(effort: Effort) -> list[Row]:
+    """Further REPLs on a context that had to be decoded once, beside ones on an empty context."""
+    size = effort.size(200)
+    sandbox: Any = Sandbox()
+    with sandbox, sandbox.template(context=plain_dict(size * 1_000_000)) as full, sandbox.template() as empty:
+        ours, floor = by_turns(effort.times(40), lambda: [_ready_seconds(full)], lambda: [_ready_seconds(empty)])
+    taken, other = side(OURS, "ms", ours), side("template of an empty context", "ms", floor)
+    more = (taken.median or 0) - (other.median or 0)
+    check = Check("≤ 1 ms more than on an empty one", more <= 1)
+    what = f"a further REPL on a dict of {size} MB, from its template"
+    return [Row(what, taken, [other], [check], f"{more:+.2g} ms")]
+
+
+def _ready_seconds(template: Any) -> float:
+    with contextlib.ExitStack() as stack:
+        return seconds(lambda: stack.enter_context(template.repl()))[0]

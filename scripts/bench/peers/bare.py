@@ -1,0 +1,42 @@
+"""What any process costs the kernel: forks of a python that has loaded nothing."""
+
+import json
+import os
+import signal
+import sys
+import time
+
+DESCENDANTS = 100
+
+
+def fork() -> list[float]:
+    """Fork, exit, wait."""
+    taken = []
+    for _ in range(5):
+        started = time.perf_counter()
+        pid = os.fork()
+        if pid == 0:
+            os._exit(0)
+        os.waitpid(pid, 0)
+        taken.append(time.perf_counter() - started)
+    return taken
+
+
+def kill() -> list[float]:
+    """The end of many forks at once."""
+    pids = []
+    for _ in range(DESCENDANTS):
+        pids.append(os.fork())
+        if pids[-1] == 0:
+            signal.pause()
+    started = time.perf_counter()
+    for pid in pids:
+        os.kill(pid, signal.SIGKILL)
+    for pid in pids:
+        os.waitpid(pid, 0)
+    return [time.perf_counter() - started]
+
+
+WORK = {"fork": fork, "kill": kill}
+for line in sys.stdin:
+    print(json.dumps(WORK[line.strip()]()), flush=True)

@@ -1,0 +1,68 @@
+"""The bench as it is called, with rows that need no peer, and peers that cannot be had."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from xml.etree import ElementTree
+
+import pytest
+
+from scripts.bench import peer
+from scripts.bench.picture import svg
+from scripts.bench.row import Curve, Row, Side, side
+
+PROJECT = Path(__file__).parents[1]
+
+
+def test_the_command_prints_a_table_and_writes_figures_and_a_picture(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "scripts.bench", "--quick", "queries", "context_curve", "--json"]
+    done = subprocess.run(
+        [*command, str(tmp_path / "bench.json")], cwd=PROJECT, capture_output=True, text=True, check=True
+    )
+    assert "llm_query" in done.stdout
+    assert "context load" in done.stdout
+    document = json.loads((tmp_path / "bench.json").read_text())
+    assert {"machine", "kernel", "python", "versions", "rows", "curves"} <= document.keys()
+    row = document["rows"][0]
+    assert row["value"] > 0
+    assert row["met"] in (True, False)
+    assert row["peers"][0]["ratio"] > 0
+    assert row["samples"] >= 200
+    assert [x for x, _ in document["curves"][0]["lines"]["rlm-broker"]] == [1, 10]
+    picture = ElementTree.parse(tmp_path / "bench.svg").getroot()
+    assert len(picture.findall(".//{http://www.w3.org/2000/svg}polyline")) == 3
+
+
+def test_a_peer_that_cannot_be_installed_says_so_and_gives_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refused(_environment: str) -> Path:
+        raise peer.NotInstallable("not installable here: no matching distribution")
+
+    monkeypatch.setattr(peer, "python_of", refused)
+    with peer.Peer("somebody", "jupyter_repl.py", "jupyter") as somebody:
+        samples = somebody.samples("spawn")
+    row = Row("a row", Side("ours", "ms", [1.0]), [somebody.side("ms", samples)])
+    assert row.as_json()["peers"][0]["problem"] == "not installable here: no matching distribution"
+    assert row.ours.at_most_times(1, row.others[0]).met is None
+
+
+def test_a_peer_that_dies_says_why(tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text("print('chatter', flush=True)\nraise SystemExit('some Error: it has no legs')")
+    with peer.Peer("somebody", str(script)) as somebody:
+        assert somebody.samples("walk") == []
+        assert somebody.samples("walk") == []
+    assert somebody.problem == "does not run here: some Error: it has no legs"
+
+
+def test_what_a_row_reaches_is_told_by_its_medians() -> None:
+    ours, theirs = side("ours", "ms", [0.001, 0.002, 0.009]), side("theirs", "ms", [0.004])
+    assert ours.median == 2
+    assert ours.at_most(2).met
+    assert not ours.p99_at_most(2).met
+    assert ours.at_most_times(0.5, theirs).met
+    assert not ours.at_least_times(0.6, theirs).met
+
+
+def test_a_picture_of_one_point_and_awkward_names_is_xml() -> None:
+    ElementTree.fromstring(svg([Curve("a < b & c", "x", "ms", {'"quoted" & <b>': [(1, 5)], "none": [(0, 0)]})]))
