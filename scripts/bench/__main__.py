@@ -84,6 +84,7 @@ def machine() -> dict[str, Any]:
     models = [line for line in Path("/proc/cpuinfo").read_text().splitlines() if line.startswith("model name")]
     return {
         "machine": f"{models[0].partition(':')[2].strip() if models else platform.machine()}, {os.cpu_count()} cores",
+        "load_average": os.getloadavg()[0],
         "memory_gb": round(psutil.virtual_memory().total / 1e9),
         "kernel": platform.release(),
         "python": platform.python_version(),
