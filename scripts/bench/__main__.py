@@ -14,6 +14,7 @@ import os
 import platform
 import sys
 import time
+import traceback
 from collections.abc import Callable, Sequence
 from importlib.metadata import version
 from pathlib import Path
@@ -26,7 +27,7 @@ from rich.table import Table
 from rlm_broker import __version__
 from scripts.bench import blocks, contexts, handling, peer, picture, providers, runs, spawning
 from scripts.bench.measure import Effort
-from scripts.bench.row import Curve, Row, Side, number
+from scripts.bench.row import OURS, Curve, Row, Side, number
 
 MEASUREMENTS: dict[str, Callable[[Effort], Sequence[Row | Curve]]] = {
     "sessions": handling.sessions,
@@ -44,6 +45,7 @@ MEASUREMENTS: dict[str, Callable[[Effort], Sequence[Row | Curve]]] = {
     "other_contexts": contexts.other_contexts,
     "runs": runs.many_runs,
     "litellm": providers.through_litellm,
+    "answer": runs.answer,
     "starting": runs.starting,
     "throughput_curve": handling.crowds,
     "context_curve": contexts.sizes,
@@ -63,7 +65,11 @@ def main(arguments: list[str] | None = None) -> None:
     effort, measured = Effort(options.quick), dict[str, Sequence[Row | Curve]]()
     for name in options.names or MEASUREMENTS:
         started = time.perf_counter()
-        measured[name] = MEASUREMENTS[name](effort)
+        try:
+            measured[name] = MEASUREMENTS[name](effort)
+        except Exception as error:  # noqa: BLE001 - the others are worth minutes, and the row says what happened
+            traceback.print_exc()
+            measured[name] = [Row(name, Side(OURS, "", []), note=f"failed: {type(error).__name__}: {error}")]
         print(f"{name}: {time.perf_counter() - started:.0f} s", file=sys.stderr)
     results = [result for results in measured.values() for result in results]
     rows = [result for result in results if isinstance(result, Row)]

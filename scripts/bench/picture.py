@@ -52,11 +52,11 @@ def _drawn(
     colour = COLOURS[row % len(COLOURS)]
     places = [(axes[0].at(x), axes[1].at(y)) for x, y in line if min(x, y) > 0]
     path = " ".join(f"{x:.1f},{y:.1f}" for x, y in places)
-    values = ", ".join(number(y, "").strip() for _, y in line)
+    values = f"{number(line[0][1], '').strip()} … {number(line[-1][1], unit)}" if line else "nothing measured"
     return [
         f'<polyline points="{path}" fill="none" stroke="{colour}" stroke-width="2"/>',
         *(f'<circle cx="{x:.1f}" cy="{y:.1f}" r="3" fill="{colour}"/>' for x, y in places),
-        _text(LEFT, HEIGHT + 4 + row * LEGEND_LINE, f"{name}: {values} {unit}", "start", f'fill="{colour}"'),
+        _text(LEFT, HEIGHT + 4 + row * LEGEND_LINE, f"{name}: {values}", "start", f'fill="{colour}"'),
     ]
 
 

@@ -1,21 +1,26 @@
 """Whole runs, and the commands that start them."""
 
 import asyncio
+import contextlib
 import subprocess
 import sys
+import tempfile
 import time
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import psutil
 
 from rlm_broker.clients.base import LMReply, LMRequest
 from rlm_broker.rlm import RLM
 from rlm_broker.types import Usage
+from scripts import make_log
 from scripts.bench.measure import Effort, by_turns, seconds
 from scripts.bench.row import OURS, Row, Side, side
 
 AT_ONCE = 64
 CORES = 2
+LOG_BYTES = 50_000_000
 TURNS = ("x = len(context)\nprint(x)", "y = x * 2\nprint(y)", "FINAL(str(y))")
 
 
@@ -75,6 +80,25 @@ def many_runs(effort: Effort) -> list[Row]:
     ]
 
 
+def answer(effort: Effort) -> list[Row]:
+    """The whole command that asks the stand-in model about a log, from its start to its exit."""
+    question, fact = make_log.FACTS[0]
+    with tempfile.TemporaryDirectory() as folder:
+        log = Path(folder) / "server.log"
+        make_log.write(log, effort.size(LOG_BYTES), seed=7)
+        ask = ("-m", "rlm_broker", "ask", "-q", question, str(log))
+        found = fact in _python(*ask)
+        ours, floor = by_turns(
+            effort.times(5),
+            lambda: seconds(lambda: _python(*ask)),
+            lambda: seconds(lambda: _python("-c", f"open({str(log)!r}).read().find({fact!r})")),
+        )
+    taken = side(OURS, "s", ours)
+    others = [side("a python that reads it and finds the fact", "s", floor)]
+    what = f"offline answer over {effort.size(LOG_BYTES) // 1_000_000} MB, the whole command"
+    return [Row(what, taken, others, [taken.at_most(5)], "found" if found else "NOT FOUND")]
+
+
 def starting(effort: Effort) -> list[Row]:
     """What a user waits for before anything happens."""
     ours, command, bare, other = by_turns(
@@ -100,8 +124,8 @@ def starting(effort: Effort) -> list[Row]:
     ]
 
 
-def _python(*arguments: str) -> None:
-    subprocess.run([sys.executable, *arguments], check=True, capture_output=True)
+def _python(*arguments: str) -> str:
+    return subprocess.run([sys.executable, *arguments], check=True, capture_output=True, text=True).stdout
 
 
 def _bare_runs(count: int) -> float:
@@ -113,5 +137,9 @@ def _bare_runs(count: int) -> float:
 
 
 def _held_bytes() -> float:
+    held = 0
     own = psutil.Process()
-    return float(sum(process.memory_full_info().uss for process in (own, *own.children(recursive=True))))
+    for process in (own, *own.children(recursive=True)):
+        with contextlib.suppress(psutil.NoSuchProcess):  # the last runs' REPLs are on their way out
+            held += process.memory_full_info().uss
+    return float(held)

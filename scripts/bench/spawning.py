@@ -95,6 +95,7 @@ def alive(effort: Effort) -> list[Row | Curve]:
         for count in counts:
             repls += [stack.enter_context(sandbox.repl()) for _ in range(count - len(repls))]
             used = free - psutil.virtual_memory().available
+            shares = sum(process.memory_full_info().pss for process in psutil.Process().children(recursive=True))
             step = max(1, count // 100)
             spawned, answered, bare = by_turns(
                 effort.times(20),
@@ -113,7 +114,7 @@ def alive(effort: Effort) -> list[Row | Curve]:
             memory_taken,
             (),
             (memory_taken.at_most(5),),
-            "by how much the machine's available memory fell",
+            f"by how much the machine's available memory fell; the processes' own share (PSS) {shares / 1e9:.2f} GB",
         ),
         Curve("spawn", "live REPLs", "ms", {OURS: _points(counts, spawns), "python -I": _points(counts, pythons)}),
         Curve("round trip", "live REPLs", "ms", {OURS: _points(counts, trips)}),
