@@ -44,6 +44,7 @@ MEASUREMENTS: dict[str, Callable[[Effort], Sequence[Row | Curve]]] = {
     "context": contexts.ascii_file,
     "other_contexts": contexts.other_contexts,
     "runs": runs.many_runs,
+    "direct": providers.direct,
     "litellm": providers.through_litellm,
     "answer": runs.answer,
     "starting": runs.starting,

@@ -12,6 +12,7 @@ import aiohttp
 
 from rlm_broker.clients.base import Client, LMRequest
 from rlm_broker.clients.litellm import LiteLLMClient
+from rlm_broker.clients.openai_compatible import OpenAICompatibleClient
 from rlm_broker.types import ChatMessage
 from scripts.bench.measure import Effort, by_turns
 from scripts.bench.peer import Peer
@@ -35,10 +36,6 @@ def through_litellm(effort: Effort) -> list[Row]:
 
 def direct(effort: Effort) -> list[Row]:
     """The client that speaks the protocol itself."""
-    from rlm_broker.clients.openai_compatible import (  # type: ignore[import-not-found, unused-ignore]
-        OpenAICompatibleClient,
-    )
-
     return _row(
         "sub-calls to a loopback OpenAI-compatible server, direct client",
         lambda url: OpenAICompatibleClient(url, "test"),
