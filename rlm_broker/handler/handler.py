@@ -212,7 +212,7 @@ class LMHandler(Resident):
 
     async def _one(self, client: Client, request: one_shot.OneShotRequest, prompt: one_shot.Prompt) -> Call:
         asked = LMRequest(one_shot.to_messages(prompt), model=request.model, depth=max(request.depth, 0))
-        return await self.complete(client, asked, session=request)
+        return await self.complete(client, asked, session=id(request))
 
     # -- its life ----------------------------------------------------------------------------------------------------
 
