@@ -96,7 +96,7 @@ class Host:
                     )
 
     async def spawn(self, limits: Limits) -> Worker:
-        """A new worker, which is not behind its walls yet: `Worker.prepare` waits for that."""
+        """A new worker, which is not behind its walls yet: `Worker.launch` waits for that."""
         spawning = asyncio.get_running_loop().create_task(self._spawn(limits))
         try:
             return await asyncio.shield(spawning)
@@ -298,7 +298,8 @@ class _Zygote:
         readable = asyncio.Event()
         loop.add_reader(self._control, readable.set)
         try:
-            await asyncio.wait_for(readable.wait(), timeout_s)
+            async with asyncio.timeout(timeout_s):
+                await readable.wait()
         except TimeoutError:
             self._usable = False  # its answer may still come, and would be taken for the next one's
             raise SandboxFailed(f"the sandbox's fork server did not answer within {timeout_s:g} s") from None

@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import math
 import os
+import socket
 import time
 from collections.abc import Mapping
 from typing import Any
@@ -121,15 +122,26 @@ class SandboxedRepl(Resident):
     async def _open(self) -> None:
         try:
             await self._start_worker()
-            await self._connect()
         except BaseException:
             await self._close()
             raise
 
     async def _start_worker(self) -> None:
+        """A worker and its REPL. Nothing waits for what it does not need: a door is opened while init is forked."""
         context = await self._stored()
-        self._worker = await self._host.spawn(self._limits)
-        await self._worker.prepare(context.fd, context.info.form, self._limits.start_timeout_s)
+        opening = asyncio.get_running_loop().create_task(self._open_door(after_others=True))
+        try:
+            self._worker = await self._host.spawn(self._limits)
+            connection, door = await opening
+        except BaseException:
+            opening.cancel()
+            with contextlib.suppress(asyncio.CancelledError, SandboxFailed):
+                (await opening)[1].close()
+            raise
+        timeout_s = self._limits.start_timeout_s
+        with door:
+            await self._worker.launch(context.fd, context.info.form, door.fileno(), timeout_s)
+        await self._await_ready(connection)
 
     async def _close(self) -> None:
         self._closed = True
@@ -155,17 +167,27 @@ class SandboxedRepl(Resident):
     async def _connect(self) -> None:
         """A fresh REPL on a fresh door: the last one may have stopped inside a frame."""
         assert self._worker is not None
+        connection, door = await self._open_door()
+        with door:
+            await self._worker.start(door.fileno(), self._limits.start_timeout_s)
+        await self._await_ready(connection)
+
+    async def _open_door(self, after_others: bool = False) -> tuple[Connection, socket.socket]:
+        if after_others:  # such as the request to the fork server, which has the longer way to go
+            await asyncio.sleep(0)
         timeout_s = self._limits.start_timeout_s
         session = Session(self._limits.max_frame_bytes, self._provided)
         connection = Connection(session, self._limits.max_queries_in_flight)
         address = self._listener.address
         if address is None:
             raise SandboxFailed("the port that REPLs connect to is closed")
-        door = await dial(address, self._listener.expect(connection, timeout_s), timeout_s)
-        with door:
-            await self._worker.start(door.fileno(), timeout_s)
+        return connection, await dial(address, self._listener.expect(connection, timeout_s), timeout_s)
+
+    async def _await_ready(self, connection: Connection) -> None:
+        timeout_s = self._limits.start_timeout_s
         try:
-            await asyncio.wait_for(connection.ready(), timeout_s)
+            async with asyncio.timeout(timeout_s):
+                await connection.ready()
         except TimeoutError:
             raise SandboxFailed(f"a REPL was not ready within start_timeout_s = {timeout_s:g} s") from None
         self._connection = connection
@@ -179,12 +201,12 @@ class SandboxedRepl(Resident):
             self._restarts += 1
             if self._worker is None:  # its init was ended from outside, or with the zygote
                 await self._start_worker()
-            try:
-                await self._connect()
-            except WorkerDied:  # the same, since the last block
-                await self._host.end(self._worker_alive())
-                await self._start_worker()
-                await self._connect()
+            else:
+                try:
+                    await self._connect()
+                except WorkerDied:  # the same, since the last block
+                    await self._host.end(self._worker_alive())
+                    await self._start_worker()
         assert self._connection is not None
         return self._connection
 

@@ -5,7 +5,7 @@ import contextlib
 import os
 import signal
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TypeVar
 
 from rlm_broker.errors import ContextRefused, SandboxFailed, WorkerDied
@@ -44,6 +44,7 @@ ANSWER_TIMEOUT_S = 10.0
 """Init does nothing but answer: one that takes longer is as good as dead. A fork bomb of 64 costs it 0.1 s."""
 
 A = TypeVar("A", bound=FromInit)
+_Said = tuple[Control, int | None]
 
 
 class Worker:
@@ -82,24 +83,26 @@ class Worker:
         self._init = _Process(pidfd, self._on_gone)
         self._repl: _Process | None = None
 
-    async def prepare(self, context_fd: int, form: ContextForm, timeout_s: float) -> None:
-        """Wait until init is behind its walls, and load the context.
+    async def launch(self, context_fd: int, form: ContextForm, door_fd: int, timeout_s: float) -> None:
+        """Wait until init is behind its walls, has loaded the context and forked a REPL that speaks on `door_fd`.
+
+        All that init needs for it is said at once.
 
         Raises:
             IsolationUnavailable: A wall could not be built.
             ContextRefused: The context cannot be loaded.
             WorkerDied: Init ended instead.
         """
-        locked, _ = await self._exchange(Load(form=form), Locked, Loaded, timeout_s=timeout_s, fd=context_fd)
+        said = ((Load(form=form), context_fd), (Start(), door_fd))
+        locked, _, started = await self._exchange(said, Locked, Loaded, Started, timeout_s=timeout_s)
         assert isinstance(locked, Locked)
-        self.layers = tuple(locked.layers)
+        assert isinstance(started, Started)
+        self.layers = (*locked.layers, *started.layers)
 
     async def start(self, door_fd: int, timeout_s: float) -> None:
         """Fork a REPL that speaks on `door_fd`; what was left of an earlier one is killed first."""
         self.died = None
-        (started,) = await self._exchange(Start(), Started, timeout_s=timeout_s, fd=door_fd)
-        assert isinstance(started, Started)
-        self.layers += tuple(layer for layer in started.layers if layer not in self.layers)
+        await self._exchange([(Start(), door_fd)], Started, timeout_s=timeout_s)
 
     def begin(self, cpu_s: float) -> None:
         """A block starts: init looks closely at what it uses.
@@ -113,11 +116,11 @@ class Worker:
 
     async def interrupt(self) -> None:
         """SIGINT to the REPL. When this returns the signal is queued: what is sent afterwards comes after it."""
-        await self._exchange(Interrupt(), Interrupted)
+        await self._exchange([(Interrupt(), None)], Interrupted)
 
     async def drain(self) -> None:
         """Wait until all that was written to descriptors 1 and 2 so far has been handed to `on_written`."""
-        await self._exchange(Drain(), Drained)
+        await self._exchange([(Drain(), None)], Drained)
 
     async def stop(self, explain: bool = False) -> PostMortem | None:
         """SIGKILL to the REPL and all that it started; return when they are gone, their last output handed over.
@@ -125,7 +128,7 @@ class Worker:
         Args:
             explain: First find out what it is doing, which is then returned.
         """
-        (stopped,) = await self._exchange(Stop(explain=explain), Stopped)
+        (stopped,) = await self._exchange([(Stop(explain=explain), None)], Stopped)
         assert isinstance(stopped, Stopped)
         self.died = None
         return stopped.post_mortem
@@ -143,9 +146,9 @@ class Worker:
     # -- the control socket ------------------------------------------------------------------------------------------
 
     async def _exchange(
-        self, message: Control, *kinds: type[FromInit], timeout_s: float = ANSWER_TIMEOUT_S, fd: int | None = None
+        self, messages: Sequence[_Said], *kinds: type[FromInit], timeout_s: float = ANSWER_TIMEOUT_S
     ) -> list[FromInit]:
-        """Say something and wait for the answers to it.
+        """Say something, each message with the descriptor beside it, and wait for the answers to all of it.
 
         They are awaited even if nobody waits for us any more: one that is left would be taken for the answer to what is
         said next.
@@ -153,12 +156,14 @@ class Worker:
 
         async def exchanged() -> list[FromInit]:
             async with self._exchanging:
-                self._say(message, *fds)
+                for message, fds in said:
+                    self._say(message, *fds)
                 return [await self._answer(kind, timeout_s) for kind in kinds]
 
-        fds = () if fd is None else (os.dup(fd),)  # the caller may close his as soon as he is cancelled
+        # The caller may close his descriptors as soon as he is cancelled.
+        said = [(message, () if fd is None else (os.dup(fd),)) for message, fd in messages]
         exchange = self._loop.create_task(exchanged())
-        exchange.add_done_callback(lambda done: _exchanged(done, fds))
+        exchange.add_done_callback(lambda done: _exchanged(done, [fd for _, fds in said for fd in fds]))
         return await asyncio.shield(exchange)
 
     def _say(self, message: Control, *fds: int) -> None:
@@ -169,7 +174,8 @@ class Worker:
 
     async def _answer(self, kind: type[A], timeout_s: float) -> A:
         try:
-            message = await asyncio.wait_for(self._answers.get(), timeout_s)
+            async with asyncio.timeout(timeout_s):
+                message = await self._answers.get()
         except TimeoutError:
             await self.kill()
             raise SandboxFailed(f"the worker's init did not answer within {timeout_s:g} s, and was killed") from None
@@ -262,7 +268,7 @@ class _Process:
         self._on_gone()
 
 
-def _exchanged(exchange: "asyncio.Task[list[FromInit]]", fds: tuple[int, ...]) -> None:
+def _exchanged(exchange: "asyncio.Task[list[FromInit]]", fds: list[int]) -> None:
     for fd in fds:
         os.close(fd)
     if not exchange.cancelled():

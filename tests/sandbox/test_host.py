@@ -3,6 +3,7 @@
 import asyncio
 import os
 import random
+import socket
 import subprocess
 import sys
 from collections.abc import AsyncIterator
@@ -38,11 +39,15 @@ async def opened(level: Level = "strict") -> AsyncIterator[Host]:
         assert not living_below() - before
 
 
-async def prepared(host: Host) -> Worker:
-    worker = await host.spawn(LIMITS)
-    with store("context") as context:
-        await worker.prepare(context.fd, context.info.form, WAIT_S)
+async def launched(worker: Worker) -> Worker:
+    ours, theirs = socket.socketpair()  # hung up at once: its REPL ends, and init stays
+    with ours, theirs, store("context") as context:
+        await worker.launch(context.fd, context.info.form, theirs.fileno(), WAIT_S)
     return worker
+
+
+async def prepared(host: Host) -> Worker:
+    return await launched(await host.spawn(LIMITS))
 
 
 async def test_a_worker_is_prepared_and_killed_with_its_init() -> None:
@@ -73,8 +78,7 @@ async def test_a_cancelled_spawn_leaves_no_worker_and_takes_nobody_elses() -> No
             results = await asyncio.wait_for(asyncio.gather(*spawning, return_exceptions=True), WAIT_S)
             for worker in results:
                 if isinstance(worker, Worker):
-                    with store("mine") as context:  # an answer to another's request would be another's control socket
-                        await worker.prepare(context.fd, context.info.form, WAIT_S)
+                    await launched(worker)  # an answer to another's request would be another's control socket
                     await host.end(worker)
         assert len(living_below()) == idle
 
