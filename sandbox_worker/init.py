@@ -5,7 +5,6 @@ read, and all it takes from the REPL's side are bytes in two pipes.
 """
 
 import contextlib
-import ctypes
 import faulthandler
 import gc
 import math
@@ -15,16 +14,16 @@ import select
 import signal
 import socket
 from collections.abc import Iterable
-from pathlib import Path
 from typing import Any, NoReturn
 
 from sandbox_worker.channel import Channel
 from sandbox_worker.control_socket import ControlSocket
 from sandbox_worker.interrupts import Interrupts
+from sandbox_worker.isolation import syscalls
 from sandbox_worker.isolation.walls import LayerFailed, WorkerBounds, ZygoteWalls
 from sandbox_worker.isolation.worker_layers import lock_down_init, lock_down_repl
 from sandbox_worker.loading import ContextBroken, ContextForm, load
-from sandbox_worker.proc import Proc
+from sandbox_worker.proc import Proc, Status
 from sandbox_worker.repl import Repl
 from sandbox_worker.repl_output import EXPLAIN_S, ReplOutput, WriteEnds
 from sandbox_worker.watch import Usage, Watch
@@ -63,6 +62,16 @@ WATCH = "memory and CPU watch (approximate)"
 WORTH_SAYING_S = 0.5
 """CPU time that the host is told of."""
 SFD_NONBLOCK_CLOEXEC = os.O_NONBLOCK | os.O_CLOEXEC
+CHILD_SIGNALS = (1 << (signal.SIGCHLD - 1)).to_bytes(8, "little")
+"""As the kernel's sigset_t."""
+
+
+def handle_no_signals() -> None:
+    """To be called in the zygote, for every init: see the module's docstring. Their REPLs choose for themselves."""
+    for number in (signal.SIGINT, signal.SIGPIPE, signal.SIGXFSZ):
+        # Python's own handlers. Without any, pid 1 cannot be signalled from inside at all.
+        signal.signal(number, signal.SIG_DFL)
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGCHLD})  # read from a descriptor instead
 
 
 def main(fds: list[int], spawn: Spawn, walls: ZygoteWalls, mapping_works: bool) -> NoReturn:
@@ -74,10 +83,7 @@ def main(fds: list[int], spawn: Spawn, walls: ZygoteWalls, mapping_works: bool) 
     _keep_only(fds)
     control = socket.socket(fileno=CONTROL_FD)
     bell = mmap.mmap(-1, mmap.PAGESIZE)  # shared with the REPL, and so made before that is denied
-    for number in (signal.SIGINT, signal.SIGPIPE, signal.SIGXFSZ):
-        # Python's own handlers. Without any, pid 1 cannot be signalled from inside at all.
-        signal.signal(number, signal.SIG_DFL)
-    children = _child_signals()
+    children = syscalls.call("signalfd4", -1, CHILD_SIGNALS, len(CHILD_SIGNALS), SFD_NONBLOCK_CLOEXEC)
     bounds = WorkerBounds(
         address_space_bytes=spawn.memory_bytes,
         max_processes=spawn.max_processes,
@@ -93,7 +99,7 @@ def main(fds: list[int], spawn: Spawn, walls: ZygoteWalls, mapping_works: bool) 
         proc = proc or Proc()
     except (LayerFailed, OSError) as error:
         _fail("lock down", error)
-    os.environ["HOME"] = os.environ["TMPDIR"] = str(Path.cwd())
+    os.environ["HOME"] = os.environ["TMPDIR"] = os.getcwd()  # noqa: PTH109 - a path object costs 40 copied pages
     init = Init(control, bell, children, spawn, walls, bounds, proc, mapping_works, has_group=len(fds) > 1)
     try:
         init.serve(layers)
@@ -194,8 +200,9 @@ class Init:
         except ContextBroken as error:
             _fail("load", error)
         os.close(fd)
-        gc.collect()
-        gc.freeze()  # a collection in the REPL would otherwise write to every page of a loaded object
+        if form.kind == "json":
+            gc.collect()
+            gc.freeze()  # a collection in the REPL would otherwise write to every page of a loaded object
         self._control.say(Loaded())
 
     def _begin(self, cpu_s: float) -> None:
@@ -219,19 +226,19 @@ class Init:
 
     def _start(self, door_fd: int) -> None:
         write_ends = self._output.open()
+        inherited = self._proc.status(self._proc.own_pid) or Status()
         pid = os.fork()
         if pid == 0:
-            self._become_repl(door_fd, write_ends)
+            self._become_repl(door_fd, write_ends, inherited.mapped_bytes)
         self._repl_pid = pid
         if self._walls.level != "strict":
             self._control.say(Forked(), os.pidfd_open(pid))
         for fd in (door_fd, *write_ends):
             os.close(fd)
-        self._watch.repl_started(pid)
+        self._watch.repl_started(pid, inherited.memory_bytes)
 
-    def _become_repl(self, door_fd: int, write_ends: WriteEnds) -> NoReturn:
+    def _become_repl(self, door_fd: int, write_ends: WriteEnds, mapped_bytes: int) -> NoReturn:
         """In the child: behind the second walls, without the control socket, into the loop."""
-        mapped_bytes = self._proc.mapped_bytes(self._proc.own_pid)  # its parent's, and so its own
         if self._has_group:
             os.write(GROUP_FD, b"0")
         os.dup2(write_ends.stdout, 1)
@@ -348,20 +355,6 @@ def _keep_only(fds: list[int]) -> None:
     for number, copy in enumerate(copies, CONTROL_FD):
         os.dup2(copy, number, inheritable=False)
     os.closerange(CONTROL_FD + len(fds), os.sysconf("SC_OPEN_MAX"))
-
-
-def _child_signals() -> int:
-    """A descriptor that is readable when a child ended. Blocked, not handled: see the module's docstring."""
-    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGCHLD})
-    mask = ctypes.c_uint64(1 << (signal.SIGCHLD - 1))
-    libc = ctypes.CDLL(None, use_errno=True)
-    # glibc's sigset_t is 128 bytes; the kernel reads the first eight.
-    full = (ctypes.c_uint64 * 16)(mask.value)
-    fd: int = libc.signalfd(-1, full, SFD_NONBLOCK_CLOEXEC)
-    if fd < 0:
-        number = ctypes.get_errno()
-        raise OSError(number, f"signalfd: {os.strerror(number)}")
-    return fd
 
 
 def _fail(step: str, error: BaseException) -> NoReturn:

@@ -1,7 +1,6 @@
 """/proc, through a descriptor: which processes are a worker's, and what each of them uses."""
 
 import contextlib
-import mmap
 import os
 import stat
 from dataclasses import dataclass
@@ -14,11 +13,17 @@ _GONE = (FileNotFoundError, ProcessLookupError, PermissionError)
 
 @dataclass(frozen=True, slots=True)
 class Status:
-    """Of one process. `memory_bytes` is what is its own: written privately, swapped out, or spent on page tables."""
+    """Of one process.
 
-    parent: int
-    threads: int
-    memory_bytes: int
+    Attributes:
+        memory_bytes: What is its own: written privately, swapped out, or spent on page tables.
+        mapped_bytes: Its address space.
+    """
+
+    parent: int = 0
+    threads: int = 0
+    memory_bytes: int = 0
+    mapped_bytes: int = 0
 
 
 class Proc:
@@ -64,7 +69,7 @@ class Proc:
 
     def status(self, pid: int) -> Status | None:
         """None if it has ended."""
-        kilobytes = threads = parent = 0
+        kilobytes = threads = parent = mapped_kilobytes = 0
         for line in self._read(f"{pid}/status").splitlines():
             if line.startswith(_COUNTED):
                 kilobytes += int(line.split()[1])
@@ -72,7 +77,9 @@ class Proc:
                 threads = int(line.split()[1])
             elif line.startswith(b"PPid:"):
                 parent = int(line.split()[1])
-        return Status(parent, threads, kilobytes * 1024) if threads else None
+            elif line.startswith(b"VmSize:"):
+                mapped_kilobytes = int(line.split()[1])
+        return Status(parent, threads, kilobytes * 1024, mapped_kilobytes * 1024) if threads else None
 
     def cpu_s(self, pid: int) -> tuple[float, float]:
         """CPU seconds that all its threads used, and that its children did of whose end it has heard."""
@@ -90,11 +97,6 @@ class Proc:
             if line.startswith((b"Pss_Anon:", b"SwapPss:")):
                 kilobytes += int(line.split()[1])
         return kilobytes * 1024
-
-    def mapped_bytes(self, pid: int) -> int:
-        """Its address space."""
-        fields = self._read(f"{pid}/statm").split()
-        return int(fields[0]) * mmap.PAGESIZE if fields else 0
 
     def descriptors(self, pid: int) -> int:
         """How many it has open; 0 if it has ended."""

@@ -83,13 +83,12 @@ class Watch:
         self._in_scratch = Contents(0, 0)
         self._scratch_due = 0.0
 
-    def repl_started(self, pid: int) -> None:
+    def repl_started(self, pid: int, inherited_bytes: int) -> None:
         """A fresh REPL. What it shares with init from the start (a context made of objects) is not its own."""
         self._repl_pid = pid
         self._cpu_s.clear()
         self._all_cpu_s = _cpu_s_of_the_dead()
-        own = self._proc.status(self._proc.own_pid)
-        self._inherited_bytes = own.memory_bytes if own else 0
+        self._inherited_bytes = inherited_bytes
         self.block_started()
 
     def block_started(self) -> None:

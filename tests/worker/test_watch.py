@@ -46,6 +46,7 @@ from sandbox_worker.proc import Proc
 from sandbox_worker.watch import Watch
 context = bytearray(b"x") * (64 << 20)
 tell, told = os.pipe()
+inherited = Proc().status(os.getpid())
 pid = os.fork()
 if pid == 0:
     os.read(tell, 1)
@@ -53,7 +54,7 @@ if pid == 0:
     os.write(told, b"2")
     signal.pause()
 watch = Watch(Proc(), 1 << 40)
-watch.repl_started(pid)
+watch.repl_started(pid, inherited.memory_bytes)
 print(watch.look().memory_bytes >> 20)
 os.write(told, b"1")
 while not os.read(tell, 1) == b"2": os.write(told, b"1")
@@ -88,7 +89,7 @@ def test_threads_and_processes_are_counted() -> None:
 def test_a_process_that_ended_is_no_error_and_uses_nothing() -> None:
     with child("x = 1") as repl:
         looking = Watch(Proc(), 1 << 40)
-        looking.repl_started(repl.pid)
+        looking.repl_started(repl.pid, 0)
         repl.send_signal(signal.SIGKILL)
         repl.wait()
     usage = looking.look()
@@ -98,7 +99,7 @@ def test_a_process_that_ended_is_no_error_and_uses_nothing() -> None:
 def test_it_looks_often_while_something_works_and_ever_more_rarely_while_all_sleep() -> None:
     with child("x = 1") as repl:
         looking = Watch(Proc(), 1 << 40)
-        looking.repl_started(repl.pid)
+        looking.repl_started(repl.pid, 0)
         assert looking.wait_s() <= FASTEST_S
         for _ in range(20):
             looking.look()
