@@ -39,6 +39,9 @@ class Proc:
         self._below: set[int] = set()
         self._strangers: set[int] = set()
 
+    def close(self) -> None:
+        os.close(self._fd)
+
     def others(self) -> list[int]:
         """Every process but this one."""
         names = os.listdir(self._fd)  # noqa: PTH208 - a hundred times a second: names are enough

@@ -78,11 +78,18 @@ class Repl:
     def serve(self) -> NoReturn:
         """Say ready, then run one block after the other until the orchestrator hangs up."""
         try:
-            self._channel.send(self._channel.encode(Ready()))
+            self.say_ready()
             while True:
-                self._channel.send_result(self._run(*self._channel.next_block()))
+                self.run_next()
         except DoorClosed:
             os._exit(0)
+
+    def say_ready(self) -> None:
+        self._channel.send(self._channel.encode(Ready()))
+
+    def run_next(self) -> None:
+        """Wait for a block, run it and send its result."""
+        self._channel.send_result(self._run(*self._channel.next_block()))
 
     def _run(self, execute: Execute, given: list[Provide]) -> bytes:
         """Run one block and return the frame of its result."""

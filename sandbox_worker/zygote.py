@@ -16,6 +16,7 @@ from sandbox_worker import init
 from sandbox_worker.isolation.walls import LayerFailed, ZygoteWalls
 from sandbox_worker.isolation.zygote_layers import enter_zygote, fork_worker
 from sandbox_worker.loading import mapping_works
+from sandbox_worker.rehearsal import rehearse
 from sandbox_worker.wire.control import (
     MAX_PACKET_BYTES,
     Configure,
@@ -44,8 +45,8 @@ def main(control_fd: int) -> NoReturn:
         control.send(pack(ZygoteFailed(reason=str(error), layer=layer)))
         os._exit(1)
     mapped = mapping_works()
+    rehearse()
     init.handle_no_signals()
-    gc.collect()
     gc.freeze()  # a collection in a worker would otherwise write to every page that it shares with us
     gc.disable()
     control.send(pack(ZygoteReady(layers=list(walls.layers))))

@@ -1,0 +1,52 @@
+"""The rehearsal, in a process of its own: what it must not leave behind, and that it does what it is for."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+
+PROGRAM = """
+import builtins, gc, json, linecache, os, resource, sys, threading
+sys.path.insert(0, ".")
+from sandbox_worker import rehearsal
+
+def state():
+    streams = sys.stdin, sys.stdout, sys.stderr, sys.__stdout__, sys.__stderr__
+    return {
+        "streams and main module": [id(each) for each in (*streams, sys.modules["__main__"])],
+        "descriptors": sorted(os.listdir("/proc/self/fd")),
+        "threads": threading.active_count(),
+        "lines": list(linecache.cache),
+    }
+
+def written_pages():
+    # Of a forked process that goes through the same once more.
+    gc.freeze()
+    read_end, write_end = os.pipe()
+    if os.fork() == 0:
+        before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+        rehearsal.rehearse()
+        os.write(write_end, str(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before).encode())
+        os._exit(0)
+    os.wait()
+    pages = int(os.read(read_end, 100))
+    os.close(read_end)
+    os.close(write_end)
+    return pages
+
+gc.disable()
+before, unrehearsed = state(), written_pages()
+rehearsal.rehearse()
+print(json.dumps({"before": before, "after": state(), "unrehearsed": unrehearsed, "rehearsed": written_pages()}))
+"""
+
+
+def test_it_leaves_nothing_behind_and_spares_forked_processes_copied_pages() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", PROGRAM], capture_output=True, text=True, check=True, cwd=ROOT, stdin=subprocess.DEVNULL
+    )
+    found = json.loads(done.stdout)
+    assert found["after"] == found["before"]
+    assert found["rehearsed"] < 0.9 * found["unrehearsed"]
