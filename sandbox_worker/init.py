@@ -67,10 +67,9 @@ CHILD_SIGNALS = (1 << (signal.SIGCHLD - 1)).to_bytes(8, "little")
 
 
 def handle_no_signals() -> None:
-    """To be called in the zygote, for every init: see the module's docstring. Their REPLs choose for themselves."""
-    for number in (signal.SIGINT, signal.SIGPIPE, signal.SIGXFSZ):
-        # Python's own handlers. Without any, pid 1 cannot be signalled from inside at all.
-        signal.signal(number, signal.SIG_DFL)
+    """To be called in the zygote, for every init: see the module's docstring. Their REPLs have handlers again."""
+    # Python's only own one. Without any, pid 1 cannot be signalled from inside at all.
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGCHLD})  # read from a descriptor instead
 
 
@@ -167,7 +166,8 @@ class Init:
         waits = [] if paused_s is None else [paused_s]
         if self._repl_pid is not None:
             waits.append(self._watch.wait_s())
-        return math.ceil(min(waits) * 1000) if waits else None
+        wait_s = min(waits, default=math.inf)
+        return math.ceil(wait_s * 1000) if wait_s < math.inf else None
 
     def _obey(self) -> None:
         packet, fds = self._control.hear()
@@ -249,8 +249,6 @@ class Init:
         os.closerange(STACK_FD + 1, os.sysconf("SC_OPEN_MAX"))
         faulthandler.register(STACK_SIGNAL, file=STACK_FD)  # in C: it also works for code that holds the GIL
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGCHLD})
-        for number in (signal.SIGPIPE, signal.SIGXFSZ):
-            signal.signal(number, signal.SIG_IGN)  # as in any Python: an exception, and not the end
         os.setsid()
         interrupts = Interrupts()
         interrupts.install()

@@ -10,6 +10,7 @@ import linecache
 import mmap
 import os
 import select
+import signal
 import socket
 import sys
 from collections.abc import Iterator
@@ -18,6 +19,8 @@ from contextlib import contextmanager
 from sandbox_worker.channel import Channel
 from sandbox_worker.control_socket import ControlSocket
 from sandbox_worker.interrupts import Interrupts
+from sandbox_worker.isolation import landlock
+from sandbox_worker.isolation.landlock import Grant
 from sandbox_worker.proc import Proc
 from sandbox_worker.repl import Repl
 from sandbox_worker.repl_output import ReplOutput
@@ -34,7 +37,7 @@ SAID_BY_INIT: tuple[Control, ...] = (Locked(layers=["a wall"]), Loaded(), Starte
 SAID_TO_INIT: tuple[Control, ...] = (Start(), Begin(cpu_s=1.0), Stop())
 
 
-def rehearse() -> None:
+def rehearse(landlock_abi: int) -> None:
     """Leave nothing behind but what makes workers faster. SIGINT has a handler afterwards."""
     proc = Proc()
     with _everything_put_back():
@@ -42,6 +45,8 @@ def rehearse() -> None:
             with mmap.mmap(-1, mmap.PAGESIZE) as bell:
                 _be_init(proc, bell)
                 _be_repl(bell)
+            if landlock_abi:
+                os.close(landlock.make_ruleset([Grant("/", landlock.READ)], landlock_abi))
     proc.close()
     gc.collect()  # a REPL holds itself, and descriptors
 
@@ -72,6 +77,7 @@ def _be_init(proc: Proc, bell: mmap.mmap) -> None:
 def _be_repl(bell: mmap.mmap) -> None:
     ours, theirs = socket.socketpair()
     with ours, theirs:
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGCHLD})
         interrupts = Interrupts()
         interrupts.install()
         repl = Repl({"context": ""}, Channel(theirs, ENOUGH, interrupts), interrupts, ENOUGH, bell)

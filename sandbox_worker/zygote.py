@@ -45,7 +45,7 @@ def main(control_fd: int) -> NoReturn:
         control.send(pack(ZygoteFailed(reason=str(error), layer=layer)))
         os._exit(1)
     mapped = mapping_works()
-    rehearse()
+    rehearse(walls.landlock_abi)
     init.handle_no_signals()
     gc.freeze()  # a collection in a worker would otherwise write to every page that it shares with us
     gc.disable()

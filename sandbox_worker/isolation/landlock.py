@@ -93,16 +93,26 @@ def restrict(grants: Sequence[Grant], version: int) -> None:
     Raises:
         OSError: Also ENOENT, for a granted path that does not exist, and E2BIG, for the 17th domain in each other.
     """
-    attributes = ruleset_attributes(version)
-    ruleset = syscalls.call("landlock_create_ruleset", attributes, len(attributes), 0)
+    ruleset = make_ruleset(grants, version)
     try:
-        for grant in grants:
-            _add(ruleset, grant, governed_rights(version))
         # Denials are what model code makes at will: it shall not fill the host's audit log with them.
         flags = _RESTRICT_SELF_LOG_SAME_EXEC_OFF if version >= 7 else 0
         syscalls.call("landlock_restrict_self", ruleset, flags)
     finally:
         os.close(ruleset)
+
+
+def make_ruleset(grants: Sequence[Grant], version: int) -> int:
+    """A descriptor of a new ruleset, which confines nobody yet."""
+    attributes = ruleset_attributes(version)
+    ruleset = syscalls.call("landlock_create_ruleset", attributes, len(attributes), 0)
+    try:
+        for grant in grants:
+            _add(ruleset, grant, governed_rights(version))
+    except OSError:
+        os.close(ruleset)
+        raise
+    return ruleset
 
 
 def _add(ruleset: int, grant: Grant, governed: int) -> None:

@@ -27,7 +27,7 @@ def written_pages():
     read_end, write_end = os.pipe()
     if os.fork() == 0:
         before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
-        rehearsal.rehearse()
+        rehearsal.rehearse(0)
         os.write(write_end, str(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before).encode())
         os._exit(0)
     os.wait()
@@ -38,7 +38,7 @@ def written_pages():
 
 gc.disable()
 before, unrehearsed = state(), written_pages()
-rehearsal.rehearse()
+rehearsal.rehearse(0)
 print(json.dumps({"before": before, "after": state(), "unrehearsed": unrehearsed, "rehearsed": written_pages()}))
 """
 
