@@ -40,7 +40,6 @@ from sandbox_worker.wire.control import (
     Interrupted,
     Load,
     Loaded,
-    Locked,
     PostMortem,
     Spawn,
     Start,
@@ -99,19 +98,15 @@ def main(fds: list[int], spawn: Spawn, walls: ZygoteWalls, mapping_works: bool) 
     except (LayerFailed, OSError) as error:
         _fail("lock down", error)
     os.environ["HOME"] = os.environ["TMPDIR"] = os.getcwd()  # noqa: PTH109 - a path object costs 40 copied pages
-    init = Init(control, bell, children, spawn, walls, bounds, proc, mapping_works, has_group=len(fds) > 1)
+    init = Init(control, bell, children, spawn, walls, layers, bounds, proc, mapping_works, has_group=len(fds) > 1)
     try:
-        init.serve(layers)
+        init.serve()
     except BaseException as error:  # noqa: BLE001 - whatever it is, the host learns it: nobody else could
         _fail("go on", error)
 
 
 class Init:
-    """What a locked-in init does until its end.
-
-    Attributes:
-        layers: What it holds itself, besides its walls.
-    """
+    """What a locked-in init does until its end."""
 
     def __init__(
         self,
@@ -120,6 +115,7 @@ class Init:
         children: int,
         spawn: Spawn,
         walls: ZygoteWalls,
+        layers: Iterable[str],
         bounds: WorkerBounds,
         proc: Proc,
         mapping_works: bool,
@@ -136,7 +132,7 @@ class Init:
         self._repl_pid: int | None = None
         self._proc = proc
         self._watch = _watch(proc, walls, spawn)
-        self.layers = (*(("memory control group",) if has_group else ()), WATCH)
+        self._layers = (*layers, *(("memory control group",) if has_group else ()), WATCH)
         self._said_cpu_s = 0.0
         self._block_cpu_s = math.inf
         self._poll = select.poll()
@@ -144,9 +140,8 @@ class Init:
         self._poll.register(children, select.POLLIN)
         self._output = ReplOutput(self._poll, spawn.max_output_bytes, self._control.say, bell)
 
-    def serve(self, walls: Iterable[str]) -> NoReturn:
+    def serve(self) -> NoReturn:
         """Do what the host says. Its end of the control socket closing is our end, and everybody's below us."""
-        self._control.say(Locked(layers=[*walls, *self.layers]))
         while True:
             paused_s = self._output.regulate(self._control.is_clear)
             for fd, events in self._poll.poll(self._wait_ms(paused_s)):
@@ -203,7 +198,7 @@ class Init:
         if form.kind == "json":
             gc.collect()
             gc.freeze()  # a collection in the REPL would otherwise write to every page of a loaded object
-        self._control.say(Loaded())
+        self._control.say(Loaded(layers=list(self._layers)))
 
     def _begin(self, cpu_s: float) -> None:
         self._said_cpu_s = 0.0

@@ -25,7 +25,7 @@ from sandbox_worker.proc import Proc
 from sandbox_worker.repl import Repl
 from sandbox_worker.repl_output import ReplOutput
 from sandbox_worker.watch import Watch
-from sandbox_worker.wire.control import Begin, Control, Loaded, Locked, Start, Started, Stop, pack, unpack_to_init
+from sandbox_worker.wire.control import Begin, Control, Loaded, Start, Started, Stop, pack, unpack_to_init
 from sandbox_worker.wire.frames import encode_frame
 from sandbox_worker.wire.messages import Execute, encode
 
@@ -33,7 +33,7 @@ TIMES = 10
 """Bytecode is rewritten from the eighth time on."""
 ENOUGH = 1 << 16
 BLOCK = "x = 1; print(x)"
-SAID_BY_INIT: tuple[Control, ...] = (Locked(layers=["a wall"]), Loaded(), Started(layers=["a wall"]))
+SAID_BY_INIT: tuple[Control, ...] = (Loaded(layers=["a wall"]), Started(layers=["a wall"]))
 SAID_TO_INIT: tuple[Control, ...] = (Start(), Begin(cpu_s=1.0), Stop())
 
 

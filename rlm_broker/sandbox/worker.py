@@ -28,7 +28,6 @@ from sandbox_worker.wire.control import (
     Interrupted,
     Load,
     Loaded,
-    Locked,
     PostMortem,
     Start,
     Started,
@@ -94,10 +93,10 @@ class Worker:
             WorkerDied: Init ended instead.
         """
         said = ((Load(form=form), context_fd), (Start(), door_fd))
-        locked, _, started = await self._exchange(said, Locked, Loaded, Started, timeout_s=timeout_s)
-        assert isinstance(locked, Locked)
+        loaded, started = await self._exchange(said, Loaded, Started, timeout_s=timeout_s)
+        assert isinstance(loaded, Loaded)
         assert isinstance(started, Started)
-        self.layers = (*locked.layers, *started.layers)
+        self.layers = (*loaded.layers, *started.layers)
 
     async def start(self, door_fd: int, timeout_s: float) -> None:
         """Fork a REPL that speaks on `door_fd`; what was left of an earlier one is killed first."""

@@ -149,14 +149,10 @@ class PostMortem(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 # -- init says -------------------------------------------------------------------------------------------------------
 
 
-class Locked(Control, frozen=True):
-    """Init is behind its walls."""
+class Loaded(Control, frozen=True):
+    """The context is in memory and its descriptor closed. `layers` are the walls that init was behind before."""
 
     layers: list[str]
-
-
-class Loaded(Control, frozen=True):
-    """The context is in memory and its descriptor closed."""
 
 
 class Forked(Control, frozen=True):
@@ -228,9 +224,7 @@ class Died(Control, frozen=True):
 ToZygote = Configure | Spawn
 FromZygote = ZygoteReady | ZygoteFailed | Spawned | SpawnFailed
 ToInit = Load | Start | Begin | Interrupt | Drain | Stop
-FromInit = (
-    Locked | Loaded | Forked | Started | Failed | Written | Interrupted | Drained | Stopped | Burned | Exceeded | Died
-)
+FromInit = Loaded | Forked | Started | Failed | Written | Interrupted | Drained | Stopped | Burned | Exceeded | Died
 
 _encoder = msgspec.msgpack.Encoder()
 _to_zygote: msgspec.msgpack.Decoder[ToZygote] = msgspec.msgpack.Decoder(ToZygote)

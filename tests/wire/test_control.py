@@ -29,8 +29,7 @@ TO_INIT = [
     control.Stop(explain=True),
 ]
 FROM_INIT = [
-    control.Locked(layers=["a"]),
-    control.Loaded(),
+    control.Loaded(layers=["a"]),
     control.Forked(),
     control.Started(layers=[]),
     control.Failed(step="load", reason="why", layer=None),
