@@ -96,7 +96,7 @@ class Worker:
         loaded, started = await self._exchange(said, Loaded, Started, timeout_s=timeout_s)
         assert isinstance(loaded, Loaded)
         assert isinstance(started, Started)
-        self.layers = (*loaded.layers, *started.layers)
+        self.layers = tuple(dict.fromkeys([*loaded.layers, *started.layers]))
 
     async def start(self, door_fd: int, timeout_s: float) -> None:
         """Fork a REPL that speaks on `door_fd`; what was left of an earlier one is killed first."""
