@@ -60,9 +60,6 @@ EXPLAIN_QUICKLY_S = 0.02
 WATCH = "memory and CPU watch (approximate)"
 WORTH_SAYING_S = 0.5
 """CPU time that the host is told of."""
-SFD_NONBLOCK_CLOEXEC = os.O_NONBLOCK | os.O_CLOEXEC
-CHILD_SIGNALS = (1 << (signal.SIGCHLD - 1)).to_bytes(8, "little")
-"""As the kernel's sigset_t."""
 
 
 def handle_no_signals() -> None:
@@ -81,7 +78,7 @@ def main(fds: list[int], spawn: Spawn, walls: ZygoteWalls, mapping_works: bool) 
     _keep_only(fds)
     control = socket.socket(fileno=CONTROL_FD)
     bell = mmap.mmap(-1, mmap.PAGESIZE)  # shared with the REPL, and so made before that is denied
-    children = syscalls.call("signalfd4", -1, CHILD_SIGNALS, len(CHILD_SIGNALS), SFD_NONBLOCK_CLOEXEC)
+    children = syscalls.ended_children()
     bounds = WorkerBounds(
         address_space_bytes=spawn.memory_bytes,
         max_processes=spawn.max_processes,

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from sandbox_worker import init
+from sandbox_worker.isolation import syscalls
 from sandbox_worker.isolation.walls import LayerFailed, ZygoteWalls
 from sandbox_worker.isolation.zygote_layers import enter_zygote, fork_worker
 from sandbox_worker.loading import mapping_works
@@ -54,15 +55,14 @@ def main(control_fd: int) -> NoReturn:
 
 
 def _serve(control: socket.socket, walls: ZygoteWalls, mapped: bool) -> NoReturn:
-    workers: dict[int, int] = {}  # pidfd → pid
+    ended = syscalls.ended_children()  # not a pidfd of each: whatever is open here is copied by every fork
     poll = select.poll()
+    poll.register(ended, select.POLLIN)
     poll.register(control.fileno(), select.POLLIN)
     while True:
         for fd, _ in poll.poll():
-            if fd in workers:  # readable when the worker and everything in its namespace is gone
-                poll.unregister(fd)
-                os.close(fd)
-                os.waitpid(workers.pop(fd), 0)
+            if fd == ended:
+                _reap(ended)
                 continue
             packet, fds, _, _ = socket.recv_fds(control, MAX_PACKET_BYTES, 2, socket.MSG_CMSG_CLOEXEC)
             if not packet:
@@ -74,8 +74,7 @@ def _serve(control: socket.socket, walls: ZygoteWalls, mapped: bool) -> NoReturn
                 if pid == 0:
                     init.main(fds, spawn, walls, mapped)
                 pidfd = os.pidfd_open(pid)
-                workers[pidfd] = pid
-                poll.register(pidfd, select.POLLIN)
+                fds.append(pidfd)
                 socket.send_fds(control, [pack(Spawned())], [pidfd])
             except (LayerFailed, OSError) as error:
                 control.send(pack(SpawnFailed(reason=str(error))))
@@ -83,6 +82,14 @@ def _serve(control: socket.socket, walls: ZygoteWalls, mapped: bool) -> NoReturn
                 for received in fds:
                     with contextlib.suppress(OSError):
                         os.close(received)
+
+
+def _reap(ended: int) -> None:
+    """Take leave of workers that ended, with everything in their namespaces."""
+    os.read(ended, 1 << 12)
+    with contextlib.suppress(ChildProcessError):
+        while os.waitpid(-1, os.WNOHANG)[0]:
+            pass
 
 
 def _require_one_thread() -> None:

@@ -3,6 +3,7 @@
 import ctypes
 import errno
 import os
+import signal
 
 from sandbox_worker.isolation.syscall_table import MACHINE, NUMBERS
 
@@ -38,6 +39,9 @@ PR_SET_SECUREBITS = 28
 PR_SET_NO_NEW_PRIVS = 38
 PR_CAP_AMBIENT = 47
 PR_CAP_AMBIENT_CLEAR_ALL = 4
+
+_CHILD_SIGNALS = (1 << (signal.SIGCHLD - 1)).to_bytes(128, "little")
+"""As the C library's sigset_t."""
 
 _libc = ctypes.CDLL(None, use_errno=True)
 _libc.syscall.restype = ctypes.c_long
@@ -127,6 +131,14 @@ def prctl(option: int, *arguments: int) -> int:
     if result < 0:
         raise _error(f"prctl option {option}")
     return result
+
+
+def ended_children() -> int:
+    """A descriptor that is readable when a child of the process that reads it ended. SIGCHLD has to be blocked."""
+    fd = int(_libc.signalfd(-1, _CHILD_SIGNALS, os.O_NONBLOCK | os.O_CLOEXEC))
+    if fd < 0:
+        raise _error("signalfd")
+    return fd
 
 
 def sethostname(name: str) -> None:
