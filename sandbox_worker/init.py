@@ -168,7 +168,9 @@ class Init:
             os._exit(0)
         match unpack_to_init(packet):
             case Load(form=form):
-                self._load(fds[0], form)
+                if form is not None:
+                    self._load(fds[0], form)
+                self._control.say(Loaded(layers=list(self._layers)))
             case Start():
                 self._kill_all()
                 self._output.close()
@@ -195,7 +197,6 @@ class Init:
         if form.kind == "json":
             gc.collect()
             gc.freeze()  # a collection in the REPL would otherwise write to every page of a loaded object
-        self._control.say(Loaded(layers=list(self._layers)))
 
     def _begin(self, cpu_s: float) -> None:
         self._said_cpu_s = 0.0

@@ -4,7 +4,6 @@ import asyncio
 import contextlib
 import math
 import os
-import socket
 import time
 from collections.abc import Mapping
 from typing import Any
@@ -17,13 +16,11 @@ from rlm_broker.home import Home, Resident
 from rlm_broker.limits import Limits
 from rlm_broker.sandbox import post_mortem
 from rlm_broker.sandbox.block_clock import BlockClock
-from rlm_broker.sandbox.host import Host
 from rlm_broker.sandbox.output import BlockOutput, OnOutput
+from rlm_broker.sandbox.starting import Starts
 from rlm_broker.sandbox.worker import Worker
 from rlm_broker.transport.connection import Connection, QueryHandler
-from rlm_broker.transport.dialing import dial
-from rlm_broker.transport.listener import Listener
-from rlm_broker.transport.session import Provided, Session, frames_of
+from rlm_broker.transport.session import Provided, frames_of
 from rlm_broker.types import Block, Isolation
 from sandbox_worker.wire.control import Exceeded, PostMortem
 from sandbox_worker.wire.errors import FrameTooLarge
@@ -48,20 +45,17 @@ class SandboxedRepl(Resident):
     def __init__(
         self,
         home: Home,
-        host: Host,
-        listener: Listener,
+        starts: Starts,
         context: object,
         answer: QueryHandler,
-        limits: Limits,
         provided: Provided,
     ) -> None:
         self._home = home
-        self._host = host
-        self._listener = listener
+        self._starts = starts
         self._context = context
         self._own_context: StoredContext | None = None
         self._answer = answer
-        self._limits = limits
+        self._limits = starts.limits
         self._provided = provided
         self._worker: Worker | None = None
         self._connection: Connection | None = None
@@ -73,7 +67,7 @@ class SandboxedRepl(Resident):
     def isolation(self) -> Isolation:
         """What is enforced, as the worker reported it before any model code ran."""
         layers = self._worker.layers if self._worker else ()
-        return Isolation(self._host.level, (*self._host.layers, *layers))
+        return Isolation(self._starts.host.level, (*self._starts.host.layers, *layers))
 
     def execute(self, code: str, timeout_s: float | None = None, on_output: OnOutput | None = None) -> Block:
         """Run one block.
@@ -111,7 +105,7 @@ class SandboxedRepl(Resident):
         frames = frames_of(values, self._limits.max_frame_bytes)
         self._provided[1].update(frames)
         if self._connection is not None:
-            self._connection.provide(frames)
+            self._connection.provide(([], frames))
 
     def renew(self) -> None:
         """Another run begins: it may have as many fresh REPLs as the one before."""
@@ -127,28 +121,14 @@ class SandboxedRepl(Resident):
             raise
 
     async def _start_worker(self) -> None:
-        """A worker and its REPL. Nothing waits for what it does not need: a door is opened while init is forked."""
-        context = await self._stored()
-        opening = asyncio.get_running_loop().create_task(self._open_door(after_others=True))
-        try:
-            self._worker = await self._host.spawn(self._limits)
-            connection, door = await opening
-        except BaseException:
-            opening.cancel()
-            with contextlib.suppress(asyncio.CancelledError, SandboxFailed):
-                (await opening)[1].close()
-            raise
-        timeout_s = self._limits.start_timeout_s
-        with door:
-            await self._worker.launch(context.fd, context.info.form, door.fileno(), timeout_s)
-        await self._await_ready(connection)
+        self._worker, self._connection = await self._starts.start(await self._stored(), self._provided)
 
     async def _close(self) -> None:
         self._closed = True
         if self._connection is not None:
             await self._connection.close()
         if self._worker is not None:
-            await self._host.end(self._worker)
+            await self._starts.host.end(self._worker)
             self._worker = None
         if self._own_context is not None:
             self._own_context.close()
@@ -164,34 +144,6 @@ class SandboxedRepl(Resident):
             self._own_context = await asyncio.to_thread(store, self._context)
         return self._own_context
 
-    async def _connect(self) -> None:
-        """A fresh REPL on a fresh door: the last one may have stopped inside a frame."""
-        assert self._worker is not None
-        connection, door = await self._open_door()
-        with door:
-            await self._worker.start(door.fileno(), self._limits.start_timeout_s)
-        await self._await_ready(connection)
-
-    async def _open_door(self, after_others: bool = False) -> tuple[Connection, socket.socket]:
-        if after_others:  # such as the request to the fork server, which has the longer way to go
-            await asyncio.sleep(0)
-        timeout_s = self._limits.start_timeout_s
-        session = Session(self._limits.max_frame_bytes, self._provided)
-        connection = Connection(session, self._limits.max_queries_in_flight)
-        address = self._listener.address
-        if address is None:
-            raise SandboxFailed("the port that REPLs connect to is closed")
-        return connection, await dial(address, self._listener.expect(connection, timeout_s), timeout_s)
-
-    async def _await_ready(self, connection: Connection) -> None:
-        timeout_s = self._limits.start_timeout_s
-        try:
-            async with asyncio.timeout(timeout_s):
-                await connection.ready()
-        except TimeoutError:
-            raise SandboxFailed(f"a REPL was not ready within start_timeout_s = {timeout_s:g} s") from None
-        self._connection = connection
-
     async def _require_repl(self) -> Connection:
         if self._closed:
             raise ReplClosed("this REPL was closed")
@@ -203,9 +155,9 @@ class SandboxedRepl(Resident):
                 await self._start_worker()
             else:
                 try:
-                    await self._connect()
+                    self._connection = await self._starts.restart(self._worker, self._provided)
                 except WorkerDied:  # the same, since the last block
-                    await self._host.end(self._worker_alive())
+                    await self._starts.host.end(self._worker_alive())
                     await self._start_worker()
         assert self._connection is not None
         return self._connection
@@ -278,7 +230,7 @@ class SandboxedRepl(Resident):
         # A scratch folder that is too full would end the next REPL, too: that one gets another worker.
         if worker.gone.is_set() or (exceeded is not None and "scratch" in exceeded.limit):
             self._worker = None
-            await self._host.end(worker)
+            await self._starts.host.end(worker)
         if connection is not None:
             await connection.close()
         return seen

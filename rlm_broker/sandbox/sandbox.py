@@ -8,7 +8,9 @@ from rlm_broker.home import Home, Resident
 from rlm_broker.limits import Limits
 from rlm_broker.sandbox import canary, policy
 from rlm_broker.sandbox.host import Host
+from rlm_broker.sandbox.pool import Pool
 from rlm_broker.sandbox.repl import SandboxedRepl
+from rlm_broker.sandbox.starting import Starter
 from rlm_broker.transport.connection import QueryHandler, refuse
 from rlm_broker.transport.listener import Listener
 from sandbox_worker.wire.errors import FrameTooLarge
@@ -28,6 +30,8 @@ class Sandbox(Resident):
             at "standard" it is not.
         exact_memory: Hold each REPL's memory by a control group, exactly and with the kernel's own for it. It takes up
             to 30 ms more for each REPL; without it memory is watched, every 10 ms while a block runs.
+        warm: REPLs that are kept ready, made ahead and each used once: who asks for one has it in less than a
+            millisecond. None: one, from the second on that is asked for.
         listener: The port that REPLs connect to; None opens one of its own on loopback.
         home: Where it lives; None is decided by how it is opened.
 
@@ -42,6 +46,7 @@ class Sandbox(Resident):
         *,
         allow_exec: bool | None = None,
         exact_memory: bool = False,
+        warm: int | None = None,
         listener: Listener | None = None,
         home: Home | None = None,
     ) -> None:
@@ -51,16 +56,19 @@ class Sandbox(Resident):
         self._candidates = policy.candidates(isolation, allow_exec)
         policy.warn_if_unprotected(self._candidates[0])
         self._allow_exec = allow_exec is not False
+        if warm is not None and (isinstance(warm, bool) or not isinstance(warm, int) or warm < 0):
+            raise ConfigurationError(f"warm is a number of REPLs, and not {warm!r}")
         self._exact_memory = exact_memory
+        self._warm = warm
         self._listener = listener
         self._own_listener: Listener | None = None
-        self._host: Host | None = None
+        self._pool: Pool | None = None
         self._home = home
 
     @property
     def level(self) -> policy.Level:
         """The level that is enforced; before it is open, the strongest that it is going to try."""
-        return self._host.level if self._host else self._candidates[0]
+        return self._pool.host.level if self._pool else self._candidates[0]
 
     def repl(
         self,
@@ -83,10 +91,9 @@ class Sandbox(Resident):
             ConfigurationError: A value is larger than a message to a REPL may be.
             SandboxFailed: The sandbox is not open. (A context that cannot be read is refused when it is entered.)
         """
-        host, listener = self._host, self._listener or self._own_listener
-        if host is None or listener is None:
+        if self._pool is None:
             raise SandboxFailed("the sandbox is not open: use it as `with Sandbox() as sandbox:`")
-        repl = SandboxedRepl(self.home, host, listener, context, handler, self.limits, (list(tools), {}))
+        repl = SandboxedRepl(self.home, self._pool, context, handler, (list(tools), {}))
         try:
             repl.provide(values or {})
         except FrameTooLarge as error:
@@ -94,18 +101,21 @@ class Sandbox(Resident):
         return repl
 
     async def _open(self) -> None:
-        if self._host is not None:
+        if self._pool is not None:
             return
         try:
-            if self._listener is None:
-                self._own_listener = Listener()
-                await self._own_listener.start()
-            self._host = await self._strongest()
+            listener = self._listener
+            if listener is None:
+                listener = self._own_listener = Listener()
+                await listener.start()
+            host = await self._strongest(listener)
+            self._pool = Pool(Starter(host, listener, self.limits), self._warm)
+            self._pool.fill()
         except BaseException:
             await self._close()
             raise
 
-    async def _strongest(self) -> Host:
+    async def _strongest(self, listener: Listener) -> Host:
         """A host at the first level that this machine can give, shown by a canary."""
         refusals = []
         for level in self._candidates:
@@ -113,7 +123,7 @@ class Sandbox(Resident):
             try:
                 await host.start()
                 if level != "process":
-                    await self._send_canary(host)
+                    await self._send_canary(host, listener)
                 return host
             except IsolationUnavailable as error:
                 await host.close()
@@ -125,17 +135,17 @@ class Sandbox(Resident):
             raise refusals[0]
         raise IsolationUnavailable(" Nor: ".join(dict.fromkeys(map(str, refusals))))
 
-    async def _send_canary(self, host: Host) -> None:
-        listener = self._listener or self._own_listener
-        assert listener is not None
-        async with SandboxedRepl(self.home, host, listener, None, refuse, Limits(), ([], {})) as repl:
+    async def _send_canary(self, host: Host, listener: Listener) -> None:
+        starter = Starter(host, listener, Limits())
+        async with SandboxedRepl(self.home, starter, None, refuse, ([], {})) as repl:
             block = await repl.aexecute(canary.PROGRAM)
         canary.require_held(host.level, canary.verdict(host.level, block.final_answer))
 
     async def _close(self) -> None:
-        host, self._host = self._host, None
-        if host is not None:
-            await host.close()
+        pool, self._pool = self._pool, None
+        if pool is not None:
+            await pool.close()
+            await pool.host.close()
         if self._own_listener is not None:
             await self._own_listener.stop()
             self._own_listener = None

@@ -82,17 +82,21 @@ class Worker:
         self._init = _Process(pidfd, self._on_gone)
         self._repl: _Process | None = None
 
-    async def launch(self, context_fd: int, form: ContextForm, door_fd: int, timeout_s: float) -> None:
+    async def launch(self, context: tuple[int, ContextForm] | None, door_fd: int, timeout_s: float) -> None:
         """Wait until init is behind its walls, has loaded the context and forked a REPL that speaks on `door_fd`.
 
         All that init needs for it is said at once.
+
+        Args:
+            context: Its descriptor and form; None is what init was forked with.
 
         Raises:
             IsolationUnavailable: A wall could not be built.
             ContextRefused: The context cannot be loaded.
             WorkerDied: Init ended instead.
         """
-        said = ((Load(form=form), context_fd), (Start(), door_fd))
+        fd, form = context or (None, None)
+        said = ((Load(form=form), fd), (Start(), door_fd))
         loaded, started = await self._exchange(said, Loaded, Started, timeout_s=timeout_s)
         assert isinstance(loaded, Loaded)
         assert isinstance(started, Started)

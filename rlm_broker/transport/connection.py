@@ -2,11 +2,11 @@
 
 import asyncio
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Protocol
 
 from rlm_broker.errors import ProtocolViolation, RlmBrokerError, WorkerDied
-from rlm_broker.transport.session import Session
+from rlm_broker.transport.session import Provided, Session
 from sandbox_worker.wire.errors import FrameTooLarge
 from sandbox_worker.wire.messages import FromWorker, Output, Query, Ready, Reply, Result, Slot
 
@@ -103,9 +103,14 @@ class Connection(asyncio.BufferedProtocol):
         self._result = asyncio.get_running_loop().create_future()
         return self._result
 
-    def provide(self, frames: Mapping[str, bytes]) -> None:
-        """Give the REPL more plain values, see `frames_of`; code finds them from its next block on."""
-        self._session.provide(frames)
+    @property
+    def is_open(self) -> bool:
+        """Whether there is still somebody at its other end, as far as is known."""
+        return self._lost is None
+
+    def provide(self, provided: Provided) -> None:
+        """Give the REPL more, see `Session.provide`; code finds it from its next block on."""
+        self._session.provide(provided)
 
     async def settle(self) -> None:
         """Cancel what is still being answered and wait: a model call or a whole child run may hang below it."""

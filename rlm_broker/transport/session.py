@@ -106,10 +106,10 @@ class Session:
         self.block += 1
         return b"".join([*values.values(), frame])
 
-    def provide(self, frames: Mapping[str, bytes]) -> None:
-        """Give the REPL more values, with its next block; see `frames_of`."""
-        tools, unsent = self._unsent
-        self._unsent = (tools, {**unsent, **frames})
+    def provide(self, provided: Provided) -> None:
+        """Give the REPL more tools and values, with its next block; see `frames_of`."""
+        tools, frames = self._unsent
+        self._unsent = ([*tools, *provided[0]], {**frames, **provided[1]})
 
     def reply(self, reply: Reply) -> bytes:
         """The frame that answers an open query.

@@ -94,9 +94,9 @@ class SpawnFailed(Control, frozen=True):
 
 
 class Load(Control, frozen=True):
-    """Load the context; beside it travels the sealed memfd that holds it."""
+    """Load the context; beside it travels the sealed memfd that holds it. None: there is one already, or none."""
 
-    form: ContextForm
+    form: ContextForm | None
 
 
 class Start(Control, frozen=True):

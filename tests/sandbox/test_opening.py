@@ -29,7 +29,7 @@ async def until_left(expected: tuple[int, int]) -> None:
 
 async def test_a_start_cancelled_at_any_moment_leaves_no_process_and_no_descriptor() -> None:
     chance = random.Random(7)
-    async with Sandbox() as sandbox:
+    async with Sandbox(warm=0) as sandbox:
         async with sandbox.repl("context") as repl:
             await repl.aexecute("1")
         before = left()
@@ -50,7 +50,7 @@ async def test_a_fork_that_fails_leaves_no_door(monkeypatch: pytest.MonkeyPatch)
         await asyncio.sleep(0.02)
         raise SandboxFailed("no process can be had")
 
-    async with Sandbox() as sandbox:
+    async with Sandbox(warm=0) as sandbox:
         before = left()
         with monkeypatch.context() as patched:
             patched.setattr(Host, "spawn", no_spawn)

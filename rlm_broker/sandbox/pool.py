@@ -1,0 +1,105 @@
+"""Workers made and locked down ahead of time, each used once."""
+
+import asyncio
+from collections import deque
+
+import msgspec
+
+from rlm_broker.context import StoredContext
+from rlm_broker.errors import RlmBrokerError
+from rlm_broker.sandbox.starting import Started, Starter
+from rlm_broker.sandbox.worker import Worker
+from rlm_broker.transport.connection import Connection
+from rlm_broker.transport.session import Provided, frames_of
+
+SMALL_BYTES = 1 << 16
+"""Of a context that is given to a ready REPL through its door, as a value, faster than a worker is forked."""
+
+
+class Pool:
+    """Keeps `size` workers ready, and makes each new one in the background when one is taken.
+
+    A small context is given to a worker that is ready; for a large one, which is mapped and not sent, one is made.
+
+    Args:
+        size: None: one, from the second REPL on that is asked for. Who wants a single REPL does not pay for two.
+    """
+
+    def __init__(self, starter: Starter, size: int | None) -> None:
+        self.host = starter.host
+        self.limits = starter.limits
+        self._starter = starter
+        self._size = size
+        self._asked = 0
+        self._ready: deque[Started] = deque()
+        self._making: set[asyncio.Task[None]] = set()
+        self._closed = False
+
+    async def start(self, context: StoredContext | None, provided: Provided) -> Started:
+        """See `Starts`."""
+        self._asked += 1
+        frames = self._as_values(context)
+        taken = None if frames is None else await self._take()
+        self._refill()
+        if taken is None or frames is None:
+            return await self._starter.start(context, provided)
+        provided[1].update(frames)  # for a REPL that is started again, too
+        taken[1].provide(provided)
+        return taken
+
+    async def restart(self, worker: Worker, provided: Provided) -> Connection:
+        """See `Starts`."""
+        return await self._starter.restart(worker, provided)
+
+    def fill(self) -> None:
+        """Begin to make what is missing."""
+        if self._size is not None:
+            self._refill()
+
+    async def close(self) -> None:
+        """End what nobody took. Harmless when repeated."""
+        self._closed = True
+        for task in self._making:
+            task.cancel()
+        await asyncio.gather(*self._making, return_exceptions=True)
+        while self._ready:
+            await self._end(*self._ready.pop())
+
+    async def _take(self) -> Started | None:
+        while self._ready:
+            worker, connection = self._ready.popleft()
+            if connection.is_open and worker.died is None and not worker.gone.is_set():
+                return worker, connection
+            await self._end(worker, connection)  # its fork server died meanwhile
+        return None
+
+    def _refill(self) -> None:
+        size = self._size if self._size is not None else min(1, self._asked - 1)
+        while not self._closed and len(self._ready) + len(self._making) < size:
+            task = asyncio.get_running_loop().create_task(self._make())
+            self._making.add(task)
+            task.add_done_callback(self._making.discard)
+
+    async def _make(self) -> None:
+        try:
+            made = await self._starter.start(None, ([], {}))
+        except RlmBrokerError:
+            return  # whoever asks next finds none, makes one, and hears what is wrong
+        self._ready.append(made)
+
+    async def _end(self, worker: Worker, connection: Connection) -> None:
+        await connection.close()
+        await self.host.end(worker)
+
+    def _as_values(self, context: StoredContext | None) -> dict[str, bytes] | None:
+        """The frames that give a small context to a REPL; None for one that has to be loaded."""
+        if context is None:
+            return {}
+        if context.info.form.size_bytes > SMALL_BYTES:
+            return None
+        value = context.value()
+        try:
+            msgspec.json.encode(value)
+        except UnicodeEncodeError:  # half characters, which no message can hold
+            return None
+        return frames_of({"context": value, "context_0": value}, self.limits.max_frame_bytes)

@@ -1,0 +1,97 @@
+"""How a worker comes to a REPL that is ready: forked, behind its walls, with its context, on a door of its own."""
+
+import asyncio
+import contextlib
+import socket
+from typing import Protocol
+
+from rlm_broker.context import StoredContext
+from rlm_broker.errors import SandboxFailed
+from rlm_broker.limits import Limits
+from rlm_broker.sandbox.host import Host
+from rlm_broker.sandbox.worker import Worker
+from rlm_broker.transport.connection import Connection
+from rlm_broker.transport.dialing import dial
+from rlm_broker.transport.listener import Listener
+from rlm_broker.transport.session import Provided, Session
+
+Started = tuple[Worker, Connection]
+
+
+class Starts(Protocol):
+    """Whoever has workers: made now, or ahead."""
+
+    host: Host
+    limits: Limits
+
+    async def start(self, context: StoredContext | None, provided: Provided) -> Started:
+        """A worker whose REPL is ready; whoever gets it ends it with `host.end`.
+
+        Args:
+            context: None is what its fork server has.
+            provided: See `Session`. What is added to it later is for a REPL that is started again.
+        """
+        ...
+
+    async def restart(self, worker: Worker, provided: Provided) -> Connection:
+        """A fresh REPL in a worker whose last one has ended."""
+        ...
+
+
+class Starter:
+    """Makes each worker when it is asked for."""
+
+    def __init__(self, host: Host, listener: Listener, limits: Limits) -> None:
+        self.host = host
+        self.limits = limits
+        self._listener = listener
+
+    async def start(self, context: StoredContext | None, provided: Provided) -> Started:
+        """See `Starts`. Nothing waits for what it does not need: a door is opened while init is forked."""
+        opening = asyncio.get_running_loop().create_task(self._open_door(provided, after_others=True))
+        worker: Worker | None = None
+        try:
+            worker = await self.host.spawn(self.limits)
+            connection, door = await opening
+            with door:
+                timeout_s = self.limits.start_timeout_s
+                loads = None if context is None else (context.fd, context.info.form)
+                await worker.launch(loads, door.fileno(), timeout_s)
+            await self._ready(connection)
+        except BaseException:
+            opening.cancel()
+            with contextlib.suppress(asyncio.CancelledError, SandboxFailed):
+                connection, door = await opening
+                door.close()
+                await connection.close()
+            if worker is not None:
+                await self.host.end(worker)
+            raise
+        return worker, connection
+
+    async def restart(self, worker: Worker, provided: Provided) -> Connection:
+        """See `Starts`. On a fresh door: the last REPL may have stopped inside a frame."""
+        connection, door = await self._open_door(provided)
+        with door:
+            await worker.start(door.fileno(), self.limits.start_timeout_s)
+        await self._ready(connection)
+        return connection
+
+    async def _open_door(self, provided: Provided, after_others: bool = False) -> tuple[Connection, socket.socket]:
+        if after_others:  # such as the request to the fork server, which has the longer way to go
+            await asyncio.sleep(0)
+        timeout_s = self.limits.start_timeout_s
+        session = Session(self.limits.max_frame_bytes, provided)
+        connection = Connection(session, self.limits.max_queries_in_flight)
+        address = self._listener.address
+        if address is None:
+            raise SandboxFailed("the port that REPLs connect to is closed")
+        return connection, await dial(address, self._listener.expect(connection, timeout_s), timeout_s)
+
+    async def _ready(self, connection: Connection) -> None:
+        timeout_s = self.limits.start_timeout_s
+        try:
+            async with asyncio.timeout(timeout_s):
+                await connection.ready()
+        except TimeoutError:
+            raise SandboxFailed(f"a REPL was not ready within start_timeout_s = {timeout_s:g} s") from None

@@ -1,0 +1,158 @@
+"""Workers that are ready before anybody asks: given out once, with the right context, and ended with the sandbox."""
+
+import asyncio
+import os
+import signal
+import time
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from rlm_broker.context import store
+from rlm_broker.errors import ConfigurationError
+from rlm_broker.limits import Limits
+from rlm_broker.sandbox.pool import SMALL_BYTES, Pool
+from rlm_broker.sandbox.sandbox import Sandbox
+from sandbox_worker.wire.messages import Query, Slot
+from tests.processes import living_below, living_parents_below
+
+
+def ready(sandbox: Sandbox) -> int:
+    pool = sandbox._pool
+    assert isinstance(pool, Pool)
+    return len(pool._ready)
+
+
+async def until(done: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 30
+    while not done():
+        assert time.monotonic() < deadline
+        await asyncio.sleep(0.005)
+
+
+CONTEXTS: list[Any] = [
+    None,
+    "",
+    "some text",
+    "\N{GRINNING FACE}\xe9\0",
+    "half a character \ud800",
+    {"a": [1, 2.5, None, True], "b": "\xe9"},
+    [],
+    "x" * (SMALL_BYTES + 1),
+    {"half": "\ud800"},
+]
+
+
+@pytest.mark.parametrize("context", CONTEXTS, ids=range(len(CONTEXTS)))
+async def test_a_ready_worker_has_the_context_like_one_that_was_made_for_it(context: Any) -> None:
+    code = "context == context_0, context is context_0, type(context).__name__, ascii(context)[:99], len(repr(context))"
+    seen = []
+    for warm in (0, 1):
+        async with Sandbox(warm=warm) as sandbox:
+            await until(lambda: ready(sandbox) == warm)  # noqa: B023
+            async with sandbox.repl(context) as repl:
+                block = await repl.aexecute(code)
+                await repl.aexecute("context = 'overwritten'")
+                await repl.aexecute("import os; os.kill(os.getpid(), 9)")
+                after = await repl.aexecute(code)
+            assert block.status == "ok", block
+            seen.append((block.stdout.replace("(True, True", "(True, False"), block.stdout == after.stdout))
+    assert seen[0] == seen[1]
+    assert seen[0][1] is True
+
+
+async def test_each_is_used_once_and_another_takes_its_place() -> None:
+    async with Sandbox(warm=2) as sandbox:
+        await until(lambda: ready(sandbox) == 2)
+        pids = set()
+        for _ in range(6):
+            async with sandbox.repl("context") as repl:
+                found = await repl.aexecute("print('left' in globals(), os.listdir('.'))\nleft = 1\nopen('left', 'w')")
+                assert "left" not in found.stdout.replace("False", "")
+                pids |= {process.pid for process in living_below()}
+            await until(lambda: ready(sandbox) == 2)
+        assert len(pids) >= 12
+    assert living_below() == set()
+
+
+async def test_tools_values_and_the_handler_are_the_takers() -> None:
+    async def answer(query: Query) -> list[Slot]:
+        return [Slot(text=f'"{query.want} {query.tool}"')] * len(query.prompts)
+
+    async with Sandbox(warm=1) as sandbox:
+        await until(lambda: ready(sandbox) == 1)
+        repl = sandbox.repl("text", answer, tools=["look_up"], values={"PRICE": 3})
+        assert ready(sandbox) == 1
+        async with repl:
+            assert (await repl.aexecute("print(look_up('x'), PRICE, context, llm_query('y'))")).stdout == (
+                'tool look_up 3 text "llm None"\n'
+            )
+            await repl.aexecute("import os; os.kill(os.getpid(), 9)")
+            assert (await repl.aexecute("print(look_up('x'), PRICE, context)")).stdout == "tool look_up 3 text\n"
+
+
+async def test_by_itself_a_sandbox_begins_with_the_second_repl() -> None:
+    async with Sandbox() as sandbox:
+        for number in range(2):
+            assert ready(sandbox) == 0
+            async with sandbox.repl("context"):
+                if number == 0:
+                    await asyncio.sleep(0.1)
+        await until(lambda: ready(sandbox) == 1)
+        async with sandbox.repl("context") as repl:
+            assert (await repl.aexecute("print(context)")).stdout == "context\n"
+
+
+async def test_a_worker_that_died_while_it_waited_is_not_given_out() -> None:
+    async with Sandbox(warm=1) as sandbox:
+        await until(lambda: ready(sandbox) == 1)
+        parents = living_parents_below()
+        (repl_pid,) = [process.pid for process in living_below() if process.pid not in parents]
+        os.kill(repl_pid, signal.SIGKILL)
+        assert sandbox._pool is not None
+        worker, connection = sandbox._pool._ready[0]
+        await until(lambda: worker.died is not None or not connection.is_open)
+        async with sandbox.repl("context") as repl:
+            assert (await repl.aexecute("print(context)")).stdout == "context\n"
+
+
+async def test_when_the_fork_server_dies_repls_come_from_the_next_one() -> None:
+    async with Sandbox(warm=2) as sandbox:
+        await until(lambda: ready(sandbox) == 2)
+        for process in living_below():
+            if process.ppid() == os.getpid():
+                process.kill()
+        assert sandbox._pool is not None
+        waiting = list(sandbox._pool._ready)
+        await until(lambda: all(worker.gone.is_set() for worker, _ in waiting))
+        async with sandbox.repl("context") as repl:
+            assert (await repl.aexecute("print(context)")).stdout == "context\n"
+        await until(lambda: ready(sandbox) == 2)
+
+
+async def test_a_sandbox_that_is_left_while_workers_are_made_leaves_nothing() -> None:
+    for pause_s in (0, 0.002, 0.005, 0.01, 0.02):
+        async with Sandbox(warm=8):
+            await asyncio.sleep(pause_s)
+        assert living_below() == set()
+
+
+async def test_walls_and_limits_are_those_of_any_other() -> None:
+    layers = []
+    for warm in (0, 1):
+        async with Sandbox(Limits(memory_bytes=128 << 20), warm=warm) as sandbox:
+            await until(lambda: ready(sandbox) == warm)  # noqa: B023
+            with store("context") as context:
+                async with sandbox.repl(context) as repl:
+                    layers.append(repl.isolation)
+                    grown = await repl.aexecute("x = bytearray(200 << 20)")
+                    assert grown.status in ("error", "killed"), grown
+    assert layers[0] == layers[1]
+    assert "seccomp" in layers[1].layers
+
+
+@pytest.mark.parametrize("warm", [-1, True, "2", 1.5])
+def test_a_number_that_is_none_is_refused(warm: Any) -> None:
+    with pytest.raises(ConfigurationError, match="warm is a number of REPLs"):
+        Sandbox(warm=warm)
