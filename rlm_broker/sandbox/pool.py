@@ -76,16 +76,17 @@ class Pool:
     def _refill(self) -> None:
         size = self._size if self._size is not None else min(1, self._asked - 1)
         while not self._closed and len(self._ready) + len(self._making) < size:
-            task = asyncio.get_running_loop().create_task(self._make())
-            self._making.add(task)
-            task.add_done_callback(self._making.discard)
+            self._making.add(asyncio.get_running_loop().create_task(self._make()))
 
     async def _make(self) -> None:
+        task = asyncio.current_task()
+        assert task is not None
         try:
-            made = await self._starter.start(None, ([], {}))
+            self._ready.append(await self._starter.start(None, ([], {})))
         except RlmBrokerError:
-            return  # whoever asks next finds none, makes one, and hears what is wrong
-        self._ready.append(made)
+            pass  # whoever asks next finds none, makes one, and hears what is wrong
+        finally:
+            self._making.discard(task)  # in the same step, or it would be counted twice
 
     async def _end(self, worker: Worker, connection: Connection) -> None:
         await connection.close()
