@@ -14,7 +14,7 @@ import select
 import signal
 import socket
 from collections.abc import Iterable
-from typing import Any, NoReturn
+from typing import NoReturn
 
 from sandbox_worker.channel import Channel
 from sandbox_worker.control_socket import ControlSocket
@@ -23,6 +23,7 @@ from sandbox_worker.isolation import syscalls
 from sandbox_worker.isolation.walls import LayerFailed, WorkerBounds, ZygoteWalls
 from sandbox_worker.isolation.worker_layers import lock_down_init, lock_down_repl
 from sandbox_worker.loading import ContextBroken, ContextForm, load
+from sandbox_worker.preparation import Found
 from sandbox_worker.proc import Proc, Status
 from sandbox_worker.repl import Repl
 from sandbox_worker.repl_output import EXPLAIN_S, ReplOutput, WriteEnds
@@ -69,10 +70,11 @@ def handle_no_signals() -> None:
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGCHLD})  # read from a descriptor instead
 
 
-def main(fds: list[int], spawn: Spawn, walls: ZygoteWalls, mapping_works: bool) -> NoReturn:
+def main(fds: list[int], spawn: Spawn, walls: ZygoteWalls, mapping_works: bool, found: Found) -> NoReturn:
     """Be a worker: from the zygote's fork to the end.
 
     Args:
+        found: What the zygote has for it.
         fds: The control socket, and what puts whoever writes "0" to it into the REPL's control group, if there is one.
     """
     _keep_only(fds)
@@ -95,7 +97,9 @@ def main(fds: list[int], spawn: Spawn, walls: ZygoteWalls, mapping_works: bool) 
     except (LayerFailed, OSError) as error:
         _fail("lock down", error)
     os.environ["HOME"] = os.environ["TMPDIR"] = os.getcwd()  # noqa: PTH109 - a path object costs 40 copied pages
-    init = Init(control, bell, children, spawn, walls, layers, bounds, proc, mapping_works, has_group=len(fds) > 1)
+    init = Init(
+        control, bell, children, spawn, walls, layers, bounds, proc, mapping_works, found, has_group=len(fds) > 1
+    )
     try:
         init.serve()
     except BaseException as error:  # noqa: BLE001 - whatever it is, the host learns it: nobody else could
@@ -116,6 +120,7 @@ class Init:
         bounds: WorkerBounds,
         proc: Proc,
         mapping_works: bool,
+        found: Found,
         has_group: bool,
     ) -> None:
         self._bell = bell
@@ -125,7 +130,7 @@ class Init:
         self._bounds = bounds
         self._mapping_works = mapping_works
         self._has_group = has_group
-        self._contexts: dict[str, Any] = {}
+        self._found = found
         self._repl_pid: int | None = None
         self._proc = proc
         self._watch = _watch(proc, walls, spawn)
@@ -190,7 +195,7 @@ class Init:
 
     def _load(self, fd: int, form: ContextForm) -> None:
         try:
-            self._contexts["context"] = load(fd, form, self._mapping_works)
+            self._found.contexts["context"] = load(fd, form, self._mapping_works)
         except ContextBroken as error:
             _fail("load", error)
         os.close(fd)
@@ -253,7 +258,9 @@ class Init:
         self._control.close()
         channel = Channel(socket.socket(fileno=DOOR_FD), self._spawn.max_frame_bytes, interrupts)
         gc.enable()
-        Repl(self._contexts, channel, interrupts, self._spawn.max_output_bytes, self._bell).serve()
+        self._found.tell_apart()
+        found = self._found
+        Repl(found.contexts, channel, interrupts, self._spawn.max_output_bytes, self._bell, found.variables).serve()
 
     def _kill_all(self) -> None:
         """SIGKILL to the REPL and all that it started; return when they are gone."""

@@ -8,6 +8,7 @@ import os
 import signal
 import sys
 import types
+from collections.abc import Mapping
 from typing import Any, NoReturn
 
 from sandbox_worker.capture import Printer
@@ -28,6 +29,7 @@ class Repl:
     Args:
         contexts: Name → value: what the REPL holds from the start.
         max_output_chars: Sent of what one block prints to one stream, at most.
+        variables: What code finds, and may overwrite for good.
         bell: Memory in which init shows that it has read what was written to the descriptors, see `ReplOutput`.
     """
 
@@ -38,6 +40,7 @@ class Repl:
         interrupts: Interrupts,
         max_output_chars: int,
         bell: bytes | mmap.mmap,
+        variables: Mapping[str, Any] = types.MappingProxyType({}),
     ) -> None:
         self._channel = channel
         self._interrupts = interrupts
@@ -71,6 +74,7 @@ class Repl:
         # A real module: pickle and multiprocessing look up what a block defined in `sys.modules["__main__"]`.
         main = sys.modules["__main__"] = types.ModuleType("__main__")
         self._namespace: dict[str, Any] = main.__dict__
+        self._namespace.update(variables)
         self._executor = Executor(self._namespace, self._printers[1].write)
         # What the module `site` gives to other prompts. Its own `exit` closes stdin, for good.
         vars(builtins).update(exit=sys.exit, quit=sys.exit, help=_help)

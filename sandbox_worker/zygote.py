@@ -5,7 +5,6 @@ One thread, no model code, no secret. It was exec'd with `-I -S`, an explicit pa
 
 import contextlib
 import gc
-import importlib
 import os
 import select
 import socket
@@ -17,6 +16,7 @@ from sandbox_worker.isolation import syscalls
 from sandbox_worker.isolation.walls import LayerFailed, ZygoteWalls
 from sandbox_worker.isolation.zygote_layers import enter_zygote, fork_worker
 from sandbox_worker.loading import mapping_works
+from sandbox_worker.preparation import Found, prepare
 from sandbox_worker.rehearsal import rehearse
 from sandbox_worker.wire.control import (
     MAX_PACKET_BYTES,
@@ -34,27 +34,26 @@ from sandbox_worker.wire.control import (
 def main(control_fd: int) -> NoReturn:
     """Serve the host at the other end of `control_fd` until it hangs up."""
     control = socket.socket(fileno=control_fd)
-    configure = unpack_to_zygote(control.recv(MAX_PACKET_BYTES))
+    packet, fds, _, _ = socket.recv_fds(control, MAX_PACKET_BYTES, 1, socket.MSG_CMSG_CLOEXEC)
+    configure = unpack_to_zygote(packet)
     assert isinstance(configure, Configure)
     try:
         walls = enter_zygote(configure.level, configure.new_root, configure.readable, configure.hidden)
-        for module in configure.preload:
-            importlib.import_module(module)
+        mapped = mapping_works()
+        found = prepare(configure, fds, walls, mapped)
         _require_one_thread()
-    except (LayerFailed, ImportError) as error:
-        layer = error.layer if isinstance(error, LayerFailed) else "imports"
-        control.send(pack(ZygoteFailed(reason=str(error), layer=layer)))
+    except LayerFailed as error:
+        control.send(pack(ZygoteFailed(reason=str(error), layer=error.layer)))
         os._exit(1)
-    mapped = mapping_works()
     rehearse(walls.landlock_abi)
     init.handle_no_signals()
     gc.freeze()  # a collection in a worker would otherwise write to every page that it shares with us
     gc.disable()
     control.send(pack(ZygoteReady(layers=list(walls.layers))))
-    _serve(control, walls, mapped)
+    _serve(control, walls, mapped, found)
 
 
-def _serve(control: socket.socket, walls: ZygoteWalls, mapped: bool) -> NoReturn:
+def _serve(control: socket.socket, walls: ZygoteWalls, mapped: bool, found: Found) -> NoReturn:
     ended = syscalls.ended_children()  # not a pidfd of each: whatever is open here is copied by every fork
     poll = select.poll()
     poll.register(ended, select.POLLIN)
@@ -72,7 +71,7 @@ def _serve(control: socket.socket, walls: ZygoteWalls, mapped: bool) -> NoReturn
             try:
                 pid = fork_worker(walls)
                 if pid == 0:
-                    init.main(fds, spawn, walls, mapped)
+                    init.main(fds, spawn, walls, mapped, found)
                 pidfd = os.pidfd_open(pid)
                 fds.append(pidfd)
                 socket.send_fds(control, [pack(Spawned())], [pidfd])

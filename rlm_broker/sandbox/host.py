@@ -10,12 +10,14 @@ import subprocess
 import sys
 import sysconfig
 import tempfile
+from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
 
 import sandbox_worker
-from rlm_broker.errors import IsolationUnavailable, RlmBrokerError, SandboxFailed
+from rlm_broker.context import StoredContext
+from rlm_broker.errors import ConfigurationError, IsolationUnavailable, RlmBrokerError, SandboxFailed
 from rlm_broker.limits import Limits
 from rlm_broker.sandbox import policy
 from rlm_broker.sandbox.cgroups import GROUP_REMEDY, MemoryGroup, MemoryGroups
@@ -49,6 +51,23 @@ ENVIRONMENT = {
 """All of the zygote's environment. Nothing of ours is inherited: it may hold keys."""
 
 
+@dataclass(frozen=True)
+class Preparation:
+    """What a zygote gets ready for all of its workers, once.
+
+    Attributes:
+        imports: Modules.
+        setup: Code of the user's; every REPL finds its variables.
+        context: Every REPL finds it; it has to stay open, since a zygote that dies is replaced.
+        timeout_s: For all of it.
+    """
+
+    imports: tuple[str, ...] = ()
+    setup: str = ""
+    context: StoredContext | None = None
+    timeout_s: float = ZYGOTE_START_TIMEOUT_S
+
+
 class Host:
     """One zygote and the workers that it forked.
 
@@ -58,9 +77,16 @@ class Host:
         layers: The walls that all workers share, once started.
     """
 
-    def __init__(self, level: policy.Level, allow_exec: bool, exact_memory: bool = False) -> None:
+    def __init__(
+        self,
+        level: policy.Level,
+        allow_exec: bool,
+        exact_memory: bool = False,
+        preparation: Preparation | None = None,
+    ) -> None:
         self.level = level
         self.layers: tuple[str, ...] = ()
+        self._preparation = preparation or Preparation()
         self._allow_exec = allow_exec
         self._exact_memory = exact_memory
         self._zygote: _Zygote | None = None
@@ -68,6 +94,15 @@ class Host:
         self._one_at_a_time = asyncio.Lock()
         self._workers: set[Worker] = set()
         self._left_behind: list[str] = []
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether none of its workers is left."""
+        return not self._workers
+
+    def like(self, preparation: Preparation) -> "Host":
+        """Another one of the same level, with its own zygote, that has something ready for its workers."""
+        return Host(self.level, self._allow_exec, self._exact_memory, preparation)
 
     async def start(self) -> None:
         """Start the zygote, unless it lives.
@@ -80,7 +115,7 @@ class Host:
             await self._end_zygote(self._zygote)
         if self._zygote is None:
             _raise_descriptor_limit()
-            zygote = _Zygote(self.level)
+            zygote = _Zygote(self.level, self._preparation)
             try:
                 self.layers = await zygote.start()
             except BaseException:
@@ -193,8 +228,9 @@ class _ZygoteGone(SandboxFailed):
 class _Zygote:
     """The process, its control socket, and its folder on the host."""
 
-    def __init__(self, level: policy.Level) -> None:
+    def __init__(self, level: policy.Level, preparation: Preparation) -> None:
         self._level = level
+        self._preparation = preparation
         self.folder = PrivateFolder()
         self._process: subprocess.Popen[bytes] | None = None
         self._pidfd = -1
@@ -221,18 +257,23 @@ class _Zygote:
         )
         self._pidfd = os.pidfd_open(self._process.pid)
         self._theirs.close()
+        context = self._preparation.context
         configure = Configure(
             level=self._level,
             new_root=str(root),
             readable=_readable(paths),
             hidden=[str(Path(path) / "litellm") for path in paths],
-            preload=[],
+            preload=list(self._preparation.imports),
+            setup=self._preparation.setup,
+            form=None if context is None else context.info.form,
         )
         try:
-            self._control.send(pack(configure))
-            answer, _ = await self._answer(ZYGOTE_START_TIMEOUT_S)
+            socket.send_fds(self._control, [pack(configure)], [] if context is None else [context.fd])
+            answer, _ = await self._answer(self._preparation.timeout_s)
         except (OSError, EOFError):
             raise SandboxFailed(f"the sandbox's fork server cannot start: {self._last_words()}") from None
+        if isinstance(answer, ZygoteFailed) and answer.layer in ("imports", "setup", "context"):
+            raise ConfigurationError(f"a template cannot be made: {answer.reason}")
         if isinstance(answer, ZygoteFailed):
             raise policy.unavailable(self._level, answer.layer, answer.reason)
         if not isinstance(answer, ZygoteReady):

@@ -6,7 +6,7 @@ import math
 import os
 import time
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Final, Protocol
 
 import msgspec
 
@@ -26,6 +26,8 @@ from sandbox_worker.wire.control import Exceeded, PostMortem
 from sandbox_worker.wire.errors import FrameTooLarge
 from sandbox_worker.wire.messages import Query, Result, Slot
 
+INHERITED: Final = object()
+"""In place of a context: the one that the fork server has."""
 SMALL_CHARS = 1 << 16
 """A text that is stored in less time than a thread takes to start."""
 LEFT_RUNNING_S = 2.0
@@ -34,6 +36,14 @@ MAX_ERROR_CHARS = 2_000
 """Of the sentence on how a block ended. An honest REPL sends fewer."""
 DEATH_NEWS_S = 1.0
 """A lost door is explained by init within this time, or not at all: then the REPL lives and hung up by itself."""
+
+
+class HasLoaded(Protocol):
+    """Whoever keeps contexts loaded."""
+
+    async def starter(self, context: StoredContext) -> Starts | None:
+        """Who makes workers that have it; None if nobody does."""
+        ...
 
 
 class SandboxedRepl(Resident):
@@ -49,6 +59,7 @@ class SandboxedRepl(Resident):
         context: object,
         answer: QueryHandler,
         provided: Provided,
+        loaded: "HasLoaded | None" = None,
     ) -> None:
         self._home = home
         self._starts = starts
@@ -57,6 +68,7 @@ class SandboxedRepl(Resident):
         self._answer = answer
         self._limits = starts.limits
         self._provided = provided
+        self._loaded = loaded
         self._worker: Worker | None = None
         self._connection: Connection | None = None
         self._restarts = 0
@@ -121,7 +133,10 @@ class SandboxedRepl(Resident):
             raise
 
     async def _start_worker(self) -> None:
-        self._worker, self._connection = await self._starts.start(await self._stored(), self._provided)
+        context = None if self._context is INHERITED else await self._stored()
+        if context is not None and self._loaded is not None and (has_it := await self._loaded.starter(context)):
+            self._starts, context = has_it, None
+        self._worker, self._connection = await self._starts.start(context, self._provided)
 
     async def _close(self) -> None:
         self._closed = True

@@ -7,10 +7,11 @@ from rlm_broker.errors import ConfigurationError, IsolationUnavailable, SandboxF
 from rlm_broker.home import Home, Resident
 from rlm_broker.limits import Limits
 from rlm_broker.sandbox import canary, policy
-from rlm_broker.sandbox.host import Host
+from rlm_broker.sandbox.host import Host, Preparation
 from rlm_broker.sandbox.pool import Pool
 from rlm_broker.sandbox.repl import SandboxedRepl
 from rlm_broker.sandbox.starting import Starter
+from rlm_broker.sandbox.template import NO_CONTEXT, PREPARE_TIMEOUT_S, LoadedContexts, Template
 from rlm_broker.transport.connection import QueryHandler, refuse
 from rlm_broker.transport.listener import Listener
 from sandbox_worker.wire.errors import FrameTooLarge
@@ -63,6 +64,7 @@ class Sandbox(Resident):
         self._listener = listener
         self._own_listener: Listener | None = None
         self._pool: Pool | None = None
+        self._loaded: LoadedContexts | None = None
         self._home = home
 
     @property
@@ -93,12 +95,43 @@ class Sandbox(Resident):
         """
         if self._pool is None:
             raise SandboxFailed("the sandbox is not open: use it as `with Sandbox() as sandbox:`")
-        repl = SandboxedRepl(self.home, self._pool, context, handler, (list(tools), {}))
+        repl = SandboxedRepl(self.home, self._pool, context, handler, (list(tools), {}), self._loaded)
         try:
             repl.provide(values or {})
         except FrameTooLarge as error:
             raise ConfigurationError(f"a value is too large for a message to a REPL: {error}") from None
         return repl
+
+    def template(
+        self,
+        context: object = NO_CONTEXT,
+        *,
+        imports: Sequence[str] = (),
+        setup: str = "",
+        warm: int = 0,
+        timeout_s: float = PREPARE_TIMEOUT_S,
+    ) -> Template:
+        """Something ready for many REPLs: they are forked from a process that has it all. Use it as a context manager.
+
+        Args:
+            context: What the variable `context` of each holds, as for `repl`. (Texts need none: they are mapped.)
+            imports: Modules that are imported already.
+            setup: Code whose variables each REPL finds; `context` is there. It runs once, behind walls but as trusted
+                as your own program: what it leaves behind is in every REPL. Threads it must not leave.
+            warm: REPLs that are kept ready, as those of the sandbox.
+            timeout_s: Seconds for all of that.
+
+        Raises:
+            ConfigurationError: `setup` or a module's name is no text. What goes wrong with them is said when the
+                template is entered.
+            SandboxFailed: The sandbox is not open.
+        """
+        if self._pool is None or (listener := self._listener or self._own_listener) is None:
+            raise SandboxFailed("the sandbox is not open: use it as `with Sandbox() as sandbox:`")
+        if not isinstance(setup, str) or isinstance(imports, str) or not all(isinstance(name, str) for name in imports):
+            raise ConfigurationError("imports is a list of modules' names, and setup is code as text")
+        preparation = Preparation(tuple(imports), setup, timeout_s=timeout_s)
+        return Template(self.home, self._pool.host, listener, self.limits, preparation, context, warm)
 
     async def _open(self) -> None:
         if self._pool is not None:
@@ -109,7 +142,8 @@ class Sandbox(Resident):
                 listener = self._own_listener = Listener()
                 await listener.start()
             host = await self._strongest(listener)
-            self._pool = Pool(Starter(host, listener, self.limits), self._warm)
+            starter = Starter(host, listener, self.limits)
+            self._pool, self._loaded = Pool(starter, self._warm), LoadedContexts(starter, listener)
             self._pool.fill()
         except BaseException:
             await self._close()
@@ -143,6 +177,9 @@ class Sandbox(Resident):
 
     async def _close(self) -> None:
         pool, self._pool = self._pool, None
+        if self._loaded is not None:
+            await self._loaded.close()
+            self._loaded = None
         if pool is not None:
             await pool.close()
             await pool.host.close()

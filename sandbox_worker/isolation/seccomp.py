@@ -1,8 +1,10 @@
 """Seccomp: which system calls a process may make, and with which arguments.
 
 An allow-list, written by name, turned into a BPF program by a pure function. Both processes of a worker have one, and
-since filters add up, what the REPL's allows init's must allow too. There are three:
+since filters add up, what the REPL's allows init's must allow too. There are four:
 
+    template                        what init may, and what raises init's walls: for a fork server that loads a context
+                                    or runs set-up code
     init                            what the REPL may, and what raises the REPL's walls
     repl                            ordinary Python, in a pid namespace and a root of its own
     threads                         the same where it has neither: no process but its own to start or to signal
@@ -30,7 +32,7 @@ from typing import Literal
 from sandbox_worker.isolation import syscalls
 from sandbox_worker.isolation.syscall_table import MACHINE, NUMBERS
 
-Kind = Literal["init", "repl", "threads"]
+Kind = Literal["template", "init", "repl", "threads"]
 
 # -- the rules: names ------------------------------------------------------------------------------------------------
 
@@ -74,6 +76,11 @@ kernel bugs), memfd_create and shared memory (pages that no limit sees), sendmsg
 
 ALLOWED_TO_EXEC = _names("execve execveat")
 ALLOWED_TO_INIT = _names("sendmsg recvmsg seccomp landlock_create_ruleset landlock_add_rule landlock_restrict_self")
+ALLOWED_TO_TEMPLATE = ALLOWED_TO_INIT | _names(
+    "unshare setns mount umount2 pivot_root sethostname capset capget setresuid setresgid setgroups setpriority "
+    "fcntl mmap prctl prlimit64 socketpair"
+)
+"""With any arguments, for a fork server that raises the walls of workers."""
 NOT_WITHOUT_NAMESPACES = _names("fork vfork tkill pidfd_open pidfd_send_signal setpgid truncate execve execveat")
 """Not for `threads`: processes that would outlive a kill, signals to strangers, and what Landlock governs only by
 name or in part (truncate by path, before its ABI 3)."""
@@ -249,8 +256,8 @@ def program(kind: Kind, allow_exec: bool, arch: str) -> bytes:
     """The BPF program for one process of a worker, as an array of `struct sock_filter`.
 
     Args:
-        kind: "init" may in addition pass descriptors, and raise the REPL's walls after its fork. In "threads" `OWN_PID`
-            stands for the process's own pid.
+        kind: "template" may make namespaces and mounts. "init" may pass descriptors, and raise the REPL's walls after
+            its fork. In "threads" `OWN_PID` stands for the process's own pid.
         allow_exec: Whether it may start programs. Init's must allow it if the REPL's is going to; "threads" never may.
         arch: As `uname -m` says it.
 
@@ -260,9 +267,12 @@ def program(kind: Kind, allow_exec: bool, arch: str) -> bytes:
     if arch not in NUMBERS:
         known = ", ".join(sorted(NUMBERS))
         raise OSError(errno.ENOSYS, f"no table of system calls for machine {arch!r}; there are: {known}")
-    arguments = ARGUMENTS | {"init": ARGUMENTS_OF_INIT, "repl": {}, "threads": ARGUMENTS_OF_THREADS}[kind]
-    pretended = {"init": frozenset(), "repl": PRETENDED, "threads": PRETENDED | PRETENDED_TO_THREADS}[kind]
-    allowed = ALLOWED | (ALLOWED_TO_EXEC if allow_exec else set()) | (ALLOWED_TO_INIT if kind == "init" else set())
+    arguments = ARGUMENTS | {"init": ARGUMENTS_OF_INIT, "threads": ARGUMENTS_OF_THREADS}.get(kind, {})
+    pretended = {"repl": PRETENDED, "threads": PRETENDED | PRETENDED_TO_THREADS}.get(kind, frozenset())
+    allowed = {"init": ALLOWED_TO_INIT, "template": ALLOWED_TO_TEMPLATE}.get(kind, frozenset()) | ALLOWED
+    allowed |= ALLOWED_TO_EXEC if allow_exec else frozenset()
+    if kind == "template":
+        arguments = {name: checks for name, checks in arguments.items() if name not in ALLOWED_TO_TEMPLATE}
 
     def verdict(name: str) -> Verdict:
         if name in WITH_OLDER_TWIN:

@@ -26,20 +26,26 @@ class Control(msgspec.Struct, frozen=True, tag_field="type", tag=str.lower, forb
 
 
 class Configure(Control, frozen=True):
-    """First message: what kind of walls, and what is visible behind them.
+    """First message: what kind of walls, what is visible behind them, and what every worker is to find.
+
+    Beside it travels the sealed memfd of a context, if there is one.
 
     Attributes:
         new_root: An empty private folder of the host where the worker's root is built.
         readable: Folders and files of the Python installation.
         hidden: Folders below them that no worker shall see.
         preload: Modules that every REPL finds imported already.
+        setup: Code whose variables every REPL finds.
+        form: Of the context that every REPL finds.
     """
 
     level: str
     new_root: str
     readable: list[str]
     hidden: list[str]
-    preload: list[str]
+    preload: list[str] = []
+    setup: str = ""
+    form: ContextForm | None = None
 
 
 class Spawn(Control, frozen=True):

@@ -1,0 +1,86 @@
+"""What a fork server has ready for all of its workers: modules, a context, and the variables of set-up code.
+
+It is done once, before the first fork, and none of it is model code: `setup` is the user's, and trusted like the rest
+of his program. It runs without network, and at "strict" in the private root.
+"""
+
+import builtins
+import gc
+import importlib
+import os
+import sys
+from dataclasses import dataclass, field
+from typing import Any
+
+from sandbox_worker.isolation import seccomp
+from sandbox_worker.isolation.walls import LayerFailed, ZygoteWalls
+from sandbox_worker.loading import ContextBroken, load
+from sandbox_worker.wire.control import Configure
+
+
+@dataclass
+class Found:
+    """What a worker finds.
+
+    Attributes:
+        contexts: Name → value.
+        variables: Of the set-up code, by name.
+    """
+
+    contexts: dict[str, Any] = field(default_factory=dict)
+    variables: dict[str, Any] = field(default_factory=dict)
+
+    def tell_apart(self) -> None:
+        """To be called in each REPL: forks of one process would else draw the same random numbers.
+
+        (The module `random` sees to that itself.)
+        """
+        if (numpy_random := sys.modules.get("numpy.random")) is not None:
+            numpy_random.seed(int.from_bytes(os.urandom(4)))
+
+
+def prepare(configure: Configure, fds: list[int], walls: ZygoteWalls, mapping_works: bool) -> Found:
+    """Get it all.
+
+    Raises:
+        LayerFailed: "imports", "context" or "setup" could not be done; or the filter that they run behind.
+    """
+    found = Found()
+    for module in configure.preload:
+        try:
+            importlib.import_module(module)
+        except BaseException as error:  # noqa: BLE001 - a module may do anything when it is imported
+            raise LayerFailed("imports", f"{module}: {_said(error)}") from None
+    if walls.level == "strict" and (configure.form is not None or configure.setup):
+        try:
+            seccomp.install("template", allow_exec=True)
+        except OSError as error:
+            raise LayerFailed("seccomp", str(error)) from None
+    if configure.form is not None:
+        try:
+            found.contexts["context"] = load(fds[0], configure.form, mapping_works)
+        except ContextBroken as error:
+            raise LayerFailed("context", str(error)) from None
+        finally:
+            os.close(fds[0])
+    if configure.setup:
+        found.variables = _variables_of(configure.setup, found.contexts)
+    gc.collect()
+    return found
+
+
+def _variables_of(setup: str, contexts: dict[str, Any]) -> dict[str, Any]:
+    namespace: dict[str, Any] = {"__name__": "__main__", "__builtins__": builtins, **contexts}
+    try:
+        exec(compile(setup, "<setup>", "exec"), namespace)
+    except BaseException as error:  # noqa: BLE001 - it is the user's, and may raise anything
+        raise LayerFailed("setup", _said(error)) from None
+    return {name: value for name, value in namespace.items() if name not in ("__name__", "__builtins__", *contexts)}
+
+
+def _said(error: BaseException) -> str:
+    where = error.__traceback__
+    while where is not None and where.tb_next is not None:
+        where = where.tb_next
+    line = f" (line {where.tb_lineno} of {where.tb_frame.f_code.co_filename})" if where else ""
+    return f"{type(error).__name__}: {error}{line}"
