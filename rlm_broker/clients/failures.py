@@ -14,6 +14,7 @@ SECRET_NAME = re.compile(r"(_|\A|-)(KEY|TOKEN|SECRET|AUTHORIZATION)\Z", re.IGNOR
 _MIN_SECRET_CHARS = 6
 """A shorter value is no secret, and hiding every "1" would garble the message."""
 _MAX_CHARS = 500
+_LOOKED_AT_CHARS = 20_000
 _OF_THE_REQUEST = frozenset({400, 413, 422})
 _TRANSIENT = frozenset({408, 409, 425, 429})
 
@@ -34,23 +35,24 @@ def retry_after_s(headers: Mapping[str, str]) -> float | None:
         try:
             seconds = float(text) * scale
         except ValueError:
-            seconds = _until(text)
+            seconds = _seconds_until(text)
         if 0 <= seconds < float("inf"):
             return seconds
     return None
 
 
 def one_line(text: str, secrets: Iterable[str] = ()) -> str:
-    """`text` without secrets, on one line, not too long.
+    """`text` without secrets, on one line, not too long, and with what would steer a terminal written out.
 
     Args:
         secrets: Beside those of the environment, which are known by the names of their variables.
     """
+    text = text[:_LOOKED_AT_CHARS]
     values = {value for name, value in os.environ.items() if SECRET_NAME.search(name)}
     for secret in sorted(values.union(secrets), key=len, reverse=True):  # one may be part of another
         if len(secret) >= _MIN_SECRET_CHARS:
             text = text.replace(secret, "[redacted]")
-    text = " ".join(text.split())
+    text = "".join(each if each.isprintable() else ascii(each)[1:-1] for each in " ".join(text.split()))
     return text if len(text) <= _MAX_CHARS else f"{text[:_MAX_CHARS]}..."
 
 
@@ -66,9 +68,9 @@ def no_text(text: str | None, finish_reason: str | None) -> str | None:
     return f"the provider's answer has no text{why.get(finish_reason or '', '')}"
 
 
-def _until(date: str) -> float:
+def _seconds_until(date: str) -> float:
     try:
         when = email.utils.parsedate_to_datetime(date)
-    except ValueError:
+        return max(0.0, (when if when.tzinfo else when.replace(tzinfo=UTC)).timestamp() - time.time())
+    except (ValueError, OverflowError):
         return -1
-    return max(0.0, (when if when.tzinfo else when.replace(tzinfo=UTC)).timestamp() - time.time())

@@ -2,6 +2,7 @@
 
 import asyncio
 import inspect
+import weakref
 from typing import Any, Protocol
 
 from rlm_broker.clients.base import LMReply, LMRequest
@@ -36,8 +37,9 @@ class FieldClient:
         if self._tells_usage:
             self.max_concurrent = 1
         self._turn = asyncio.Lock()  # for those who use it without a handler
-        is_async = inspect.iscoroutinefunction(getattr(client, "acompletion", None))
-        self._function = FunctionClient(self._aask if is_async else self._ask, self.model_name)
+        self._calls: set[asyncio.Task[LMReply]] = set()
+        self._is_async = inspect.iscoroutinefunction(getattr(client, "acompletion", None))
+        self._function = FunctionClient(self._aask if self._is_async else self._ask, self.model_name)
 
     async def complete(self, request: LMRequest) -> LMReply:
         """One call.
@@ -47,9 +49,26 @@ class FieldClient:
         """
         if not self._tells_usage:
             return await self._function.complete(request)
+        # A call in a thread goes on when it is cancelled, and until its end the last usage is not the next one's.
+        call = asyncio.get_running_loop().create_task(self._alone(request))
+        self._calls.add(call)
+        call.add_done_callback(self._ended)
+        try:
+            return await asyncio.shield(call)
+        except asyncio.CancelledError:
+            if self._is_async:
+                call.cancel()
+            raise
+
+    async def _alone(self, request: LMRequest) -> LMReply:
         async with self._turn:
             reply = await self._function.complete(request)
             return LMReply(reply.text, self._last_usage())
+
+    def _ended(self, call: "asyncio.Task[LMReply]") -> None:
+        self._calls.discard(call)
+        if not call.cancelled():
+            call.exception()  # nobody may wait for it any more
 
     async def aclose(self) -> None:
         """The object stays its maker's."""
@@ -74,3 +93,15 @@ class FieldClient:
 def is_field_client(value: Any) -> bool:
     """Whether an object has that interface."""
     return not isinstance(value, type) and callable(getattr(value, "completion", getattr(value, "acompletion", None)))
+
+
+def field_client(client: Any) -> FieldClient:
+    """The one of an object: two of them would not know of each other's calls."""
+    found = _wrapped.get(id(client))
+    if found is None:
+        found = _wrapped[id(client)] = FieldClient(client)
+    return found
+
+
+_wrapped: "weakref.WeakValueDictionary[int, FieldClient]" = weakref.WeakValueDictionary()
+"""By the identity of the object, which lives as long as its client does."""

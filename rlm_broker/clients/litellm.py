@@ -29,9 +29,11 @@ _KEYS: dict[str, tuple[str, ...]] = {
 """Provider: the variables of which one must be set. These are checked without litellm's import."""
 
 _KEYLESS = frozenset(
-    {"ollama", "ollama_chat", "hosted_vllm", "lm_studio", "llamafile"}  # a server of one's own
+    {"ollama", "ollama_chat"}  # a server of one's own, at the place where it usually is
     | {"bedrock", "sagemaker", "vertex_ai"}  # credentials may come from files or the machine: only a call can tell
 )
+_SERVERS = {"hosted_vllm": "HOSTED_VLLM_API_BASE", "lm_studio": "LM_STUDIO_API_BASE", "llamafile": "LLAMAFILE_API_BASE"}
+"""Providers that are servers of one's own: without their address litellm would send the conversation to OpenAI."""
 
 _BARE_NAMES: tuple[tuple[re.Pattern[str], str], ...] = (
     (re.compile(r"gpt-(?!oss)|chatgpt-|o\d+(-|$)"), "openai"),  # gpt-oss has open weights and many hosts
@@ -44,6 +46,12 @@ _BARE_NAMES: tuple[tuple[re.Pattern[str], str], ...] = (
 
 MAX_CONCURRENT = 256
 """Requests at the same time; further calls wait in turn."""
+
+
+def is_hosted(model_name: str) -> bool:
+    """Whether a name can only lead to a well-known provider, and to no address."""
+    provider, _, model = (full_name(model_name) or "").partition("/")
+    return provider in _KEYS and "://" not in model
 
 
 def full_name(model_name: str) -> str | None:
@@ -138,7 +146,11 @@ class LiteLLMClient:
             return True
         if not prefetch().done():
             return None
-        return any(name in prefetch().result().model_cost for name in _names_of_price(self._litellm_name))
+        try:
+            info = prefetch().result().get_model_info(self._litellm_name)
+        except Exception:  # noqa: BLE001 - litellm raises a plain Exception for what it does not know
+            return False
+        return info.get("input_cost_per_token") is not None
 
     async def loaded(self) -> None:
         """Wait for litellm's import: from then on it is known what its model costs.
@@ -161,7 +173,12 @@ class LiteLLMClient:
             UnknownModel: No provider has that name.
         """
         provider = self._litellm_name.partition("/")[0]
-        if self._options.get("api_key") or provider in _KEYLESS:
+        if (variable := _SERVERS.get(provider)) and not (self._options.get("api_base") or os.environ.get(variable)):
+            raise ConfigurationError(
+                f"model {self.model_name!r} is on a server of your own, and nothing says where: set {variable}, or give "
+                "the base_url and the name that the model has there"
+            )
+        if variable or self._options.get("api_key") or provider in _KEYLESS:
             return
         if provider not in _KEYS:
             missing = " and ".join(self._missing_by_litellm(prefetch().result()))
@@ -203,7 +220,8 @@ class LiteLLMClient:
         call = {"model": self._litellm_name, "messages": messages, "drop_params": True, "max_retries": 0}
         call |= self._options
         if request.max_completion_tokens is not None:
-            call["max_tokens"] = request.max_completion_tokens
+            limits = [request.max_completion_tokens, call.get("max_tokens")]
+            call["max_tokens"] = min(limit for limit in limits if isinstance(limit, int))
         if request.on_text is None:
             return await litellm.acompletion(**call)
         return await _streamed(litellm, call, request.on_text)
@@ -247,6 +265,7 @@ def _import_litellm() -> Any:
     os.environ.setdefault("LITELLM_LOCAL_ANTHROPIC_BETA_HEADERS", "True")
     os.environ.setdefault("HF_HUB_OFFLINE", "1")
     os.environ.setdefault("LITELLM_LOG", "ERROR")
+    os.environ.setdefault("LITELLM_MODE", "PRODUCTION")  # else it reads a file .env, of whatever folder this is
     import litellm
 
     litellm.suppress_debug_info = True  # else it prints advertisements to stdout
@@ -275,11 +294,12 @@ def _names_of_price(name: str) -> tuple[str, str]:
 
 
 def _is_secret(name: str) -> bool:
-    return failures.SECRET_NAME.search(name) is not None or "header" in name
+    return failures.SECRET_NAME.search(name) is not None or "header" in name.lower()
 
 
 def _secrets(value: Any, name: str = "") -> list[str]:
-    """Texts among options that no message may hold."""
+    """Texts among options that no message may hold; any header may have one, after a word such as Bearer."""
     if isinstance(value, dict):
-        return [secret for key, inner in value.items() for secret in _secrets(inner, str(key))]
-    return [value] if isinstance(value, str) and failures.SECRET_NAME.search(name) else []
+        within = name if _is_secret(name) else None
+        return [secret for key, inner in value.items() for secret in _secrets(inner, within or str(key))]
+    return [value, *value.split()] if isinstance(value, str) and _is_secret(name) else []

@@ -27,6 +27,10 @@ def client_for(name: str, **options: Any) -> Client:
         from rlm_broker.clients.offline import OfflineClient  # brings what only it needs
 
         return OfflineClient()
+    if "://" in name:  # litellm would send the conversation there
+        raise UnknownModel(
+            f"{name!r} has an address in it; give that as base_url, and the name that the model has there"
+        )
     if full_name(name) is None:
         raise UnknownModel(f"{name!r} is not the name of a model; give 'provider/model', such as {_EXAMPLES}")
     client = LiteLLMClient(name, **options)

@@ -70,10 +70,12 @@ class OpenAICompatibleClient:
         self._base_url = _checked_url(base_url)
         self._model = model
         self._options = dict(options or {})
-        self._headers = {"content-type": "application/json", **(headers or {})}
+        self._headers = {"content-type": "application/json"}
+        self._headers |= {name.lower(): value for name, value in (headers or {}).items()}
         if api_key:
             self._headers["authorization"] = f"Bearer {api_key}"
-        self._secrets = [value for name, value in (headers or {}).items() if failures.SECRET_NAME.search(name)]
+        # Any header may hold one, after a word such as Bearer.
+        self._secrets = [part for value in (headers or {}).values() for part in (value, *value.split())]
         self._secrets += [api_key] if api_key else []
         self._timeout_s = timeout_s
         self._prices = usd_per_million_tokens
@@ -91,19 +93,19 @@ class OpenAICompatibleClient:
 
         Raises:
             UnknownModel: It has other ones; it names them.
-            ModelFailed: It cannot be reached, or wants another key.
+            ModelFailed: It cannot be reached, or wants another key. (One that may not list models may do for calls.)
         """
         async with self._request("GET", "/models", None, PREFLIGHT_TIMEOUT_S) as response:
+            if response.status == 401:
+                raise self._refused(response, await self._body(response))
             body = await self._body(response)
-            if response.status in (401, 403):
-                raise self._failed(_error_in(body) or f"HTTP status {response.status}", "provider")
         try:
             listed = msgspec.json.decode(body, type=_Listed).data if response.status == 200 else []
         except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
             return  # the calls will show
         for entry in listed:
             if self._model in (entry.id, entry.id.removesuffix(":latest")):  # the latter is Ollama's
-                self.context_tokens = entry.max_model_len
+                self.context_tokens = _count(entry.max_model_len) or None
                 return
         if listed and not any("*" in entry.id for entry in listed):  # a proxy's pattern
             names = ", ".join(entry.id for entry in listed[:20])
@@ -119,9 +121,9 @@ class OpenAICompatibleClient:
             "model": self._model,
             "messages": [{"role": message.role, "content": message.content} for message in request.messages],
         }
-        if request.max_completion_tokens is not None:
-            body["max_tokens"] = request.max_completion_tokens
         body |= self._options
+        if request.max_completion_tokens is not None:
+            body["max_tokens"] = _smaller(body.get("max_tokens"), request.max_completion_tokens)
         if request.on_text is not None:
             body |= {"stream": True, "stream_options": {"include_usage": True}}
         async with self._request("POST", "/chat/completions", _encoded(body), self._timeout_s) as response:
@@ -156,6 +158,8 @@ class OpenAICompatibleClient:
         except TimeoutError:
             limit_s = CONNECT_TIMEOUT_S if timeout_s is None else timeout_s
             raise self._failed(f"no answer within {limit_s:g} s", "transient") from None
+        except aiohttp.ClientSSLError as error:
+            raise self._failed(f"no secure connection to {self._base_url}: {error}", "provider") from None
         except aiohttp.ClientConnectorError as error:
             number = error.os_error.errno
             why = (
@@ -173,18 +177,22 @@ class OpenAICompatibleClient:
         loop = asyncio.get_running_loop()
         session = self._sessions.get(loop)
         if session is None:
+            for other in [each for each in self._sessions if each.is_closed()]:
+                self._sessions.pop(other).detach()  # its loop closed its sockets
             connector = _Connector(limit=0)  # how many at a time is decided in turn, before they come here
             session = self._sessions[loop] = aiohttp.ClientSession(connector=connector)
         return session
 
     async def _body(self, response: aiohttp.ClientResponse) -> bytes:
-        """All of it, bounded after decompression."""
-        body = b""
+        """All of it, bounded after decompression; of an error as much as a sentence may need."""
+        body = bytearray()
         async for chunk in response.content.iter_chunked(_CHUNK_BYTES):
-            body = body + chunk if body else chunk
+            body += chunk
+            if response.status != 200 and len(body) >= _CHUNK_BYTES:
+                break
             if len(body) > MAX_REPLY_BYTES:
                 raise self._failed(f"the answer is longer than {MAX_REPLY_BYTES:,} bytes", "provider")
-        return body
+        return bytes(body)
 
     async def _streamed(self, response: aiohttp.ClientResponse, on_text: Callable[[str], None]) -> LMReply:
         """Server-sent events, put together to the body that would have come otherwise."""
@@ -204,7 +212,7 @@ class OpenAICompatibleClient:
             part = self._decoded(data)
             usage = part.usage or usage
             for choice in part.choices or ():
-                finish_reason = choice.finish_reason or finish_reason
+                finish_reason = _text(choice.finish_reason) or finish_reason
                 if choice.delta is not None and (text := _text_of(choice.delta.content)):
                     texts.append(text)
                     on_text(text)
@@ -221,8 +229,8 @@ class OpenAICompatibleClient:
         choice = body.choices[0]
         message = choice.message or _Message()
         content = _text_of(message.content)
-        text = message.refusal if not content and message.refusal else content
-        return self._told(text, choice.finish_reason, body.usage)
+        refusal = _text(message.refusal)
+        return self._told(refusal if not content and refusal else content, _text(choice.finish_reason), body.usage)
 
     def _decoded(self, answer: bytes) -> "_Body":
         try:
@@ -235,9 +243,9 @@ class OpenAICompatibleClient:
             raise self._failed(_error_in(answer) or str(body.error), cause)
         return body
 
-    def _told(self, text: str | None, finish_reason: str | None, usage: "_Usage | None") -> LMReply:
-        counted = usage or _Usage()
-        inputs, outputs = counted.prompt_tokens or 0, counted.completion_tokens or 0
+    def _told(self, text: str | None, finish_reason: str | None, usage: Any) -> LMReply:
+        counted = usage if isinstance(usage, dict) else {}
+        inputs, outputs = (_count(counted.get(name)) for name in ("prompt_tokens", "completion_tokens"))
         cost = None
         if self._prices is not None and (inputs or outputs or not any(self._prices)):
             cost = (inputs * self._prices[0] + outputs * self._prices[1]) / 1e6
@@ -263,37 +271,48 @@ class _Connector(aiohttp.TCPConnector):
         """Without aiohttp's complaint on stderr: sockets end with their transports."""
 
 
+# Of what a text does not depend on, nonsense is no reason to throw the text away.
+
+
 class _Message(msgspec.Struct):
     content: str | list[Any] | None = None
-    refusal: str | None = None
+    refusal: Any = None
 
 
 class _Choice(msgspec.Struct):
     message: _Message | None = None
     delta: _Message | None = None
-    finish_reason: str | None = None
-
-
-class _Usage(msgspec.Struct):
-    prompt_tokens: int | None = None
-    completion_tokens: int | None = None
+    finish_reason: Any = None
 
 
 class _Body(msgspec.Struct):
     """Of a reply, or of one event of a streamed one; other fields are ignored."""
 
     choices: list[_Choice] | None = None
-    usage: _Usage | None = None
+    usage: Any = None
     error: Any = None
 
 
 class _Served(msgspec.Struct):
     id: str
-    max_model_len: int | None = None
+    max_model_len: Any = None
 
 
 class _Listed(msgspec.Struct):
     data: list[_Served] = []
+
+
+def _text(value: Any) -> str | None:
+    return value if isinstance(value, str) else None
+
+
+def _count(value: Any) -> int:
+    """Tokens: 0 for whatever is no number of them."""
+    return max(0, int(value)) if type(value) in (int, float) and value < float("inf") else 0
+
+
+def _smaller(option: Any, limit: int) -> int:
+    return min(option, limit) if type(option) is int else limit
 
 
 def _text_of(content: str | list[Any] | None) -> str | None:
@@ -326,14 +345,25 @@ def _encoded(body: dict[str, Any]) -> bytes:
 def _checked_url(text: str) -> str:
     try:
         url = URL(text.rstrip("/"))
-        is_one = url.scheme in ("http", "https") and bool(url.host)
+        is_one = url.scheme in ("http", "https") and _is_host(url.host)
     except ValueError:
         is_one = False
     if not is_one:
         raise ConfigurationError(f"{text!r} is no address of a server; give one such as http://localhost:8000/v1")
     if url.user or url.password:
         raise ConfigurationError("a server's address has no password in it; give it as api_key or in headers")
+    if url.query_string or url.fragment or "?" in text:
+        raise ConfigurationError(
+            "a server's address has nothing after a `?` or `#`; give keys as api_key or in headers"
+        )
     return text.rstrip("/").removesuffix("/chat/completions")
+
+
+def _is_host(host: str | None) -> bool:
+    if host is None:
+        return False
+    labels = host.rstrip(".").split(".")
+    return ":" in host or all(label and "%" not in label and not any(map(str.isspace, label)) for label in labels)
 
 
 def _abandon(sessions: Mapping[asyncio.AbstractEventLoop, aiohttp.ClientSession]) -> None:
