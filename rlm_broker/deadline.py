@@ -1,14 +1,16 @@
 """Ending work at a time limit, with everything below it."""
 
 import asyncio
-from collections.abc import Coroutine
+import time
+import types
+from collections.abc import Awaitable, Coroutine, Generator
 from typing import Any, TypeVar
 
 T = TypeVar("T")
 
 
 class Late(TimeoutError):
-    """The limit of `within` was reached. (What the work itself raises may be a TimeoutError, too.)"""
+    """The limit of `within` or `in_time` was reached. (What the work itself raises may be a TimeoutError, too.)"""
 
 
 async def within(limit_s: float | None, work: Coroutine[Any, Any, T]) -> T:
@@ -41,3 +43,50 @@ async def within(limit_s: float | None, work: Coroutine[Any, Any, T]) -> T:
     if is_late and task.cancelled():
         raise Late
     return task.result()
+
+
+@types.coroutine
+def in_time(limit_s: float, work: Awaitable[T]) -> Generator[Any, Any, T]:
+    """Await `work` in the task that runs. At the limit it is cancelled.
+
+    There is a timer only from where `work` first waits: to work that never does, it would add half its cost again.
+
+    Raises:
+        Late: The limit was reached, whatever `work` then raised.
+    """
+    started = time.monotonic()
+    steps = work.__await__()
+    try:
+        waits_for = next(steps)
+    except StopIteration as done:
+        result: T = done.value
+        return result
+    left_s = limit_s - (time.monotonic() - started)
+    return (yield from _in_time(left_s, steps, waits_for).__await__())
+
+
+async def _in_time(limit_s: float, steps: Generator[Any, Any, T], waits_for: object) -> T:
+    deadline = asyncio.timeout(limit_s)
+    try:
+        async with deadline:
+            return await _rest(steps, waits_for)
+    except Exception as error:
+        if deadline.expired():
+            raise Late from error
+        raise
+
+
+@types.coroutine
+def _rest(steps: Generator[Any, Any, T], waits_for: object) -> Generator[Any, Any, T]:
+    """Go on with what waits already: what `yield from` does, which begins with a step."""
+    try:
+        while True:
+            try:
+                sent = yield waits_for
+            except BaseException as error:  # noqa: BLE001 - it is for `steps`
+                waits_for = steps.throw(error)
+            else:
+                waits_for = steps.send(sent)
+    except StopIteration as done:
+        result: T = done.value
+        return result

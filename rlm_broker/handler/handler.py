@@ -9,7 +9,7 @@ from dataclasses import replace
 from rlm_broker.cache import Cache
 from rlm_broker.clients.base import Client, LMReply, LMRequest
 from rlm_broker.errors import ModelFailed, RlmBrokerError, UnknownModel
-from rlm_broker.handler.lane import Errand, Lane, OnRetry, Patience, Serving
+from rlm_broker.handler.lane import Errand, Lane, OnRetry, Serving
 from rlm_broker.handler.routing import ModelPolicy, Routing
 from rlm_broker.home import Home, Resident
 from rlm_broker.transport import one_shot
@@ -146,7 +146,7 @@ class LMHandler(Resident):
         key = None if cache is None else cache.key(client, request)
         reply = None if cache is None or key is None else await cache.get(key)
         if reply is None:
-            errand = Errand(request, Patience(timeout_s or self._call_timeout_s), session, on_retry)
+            errand = Errand(request, timeout_s or self._call_timeout_s, session, on_retry)
             reply = await self._through_lanes(self._lane(client), errand)
             if cache is not None and key is not None:
                 await cache.put(key, reply)

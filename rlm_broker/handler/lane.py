@@ -2,14 +2,13 @@
 
 import asyncio
 import itertools
-import math
 import random
 import time
-from collections.abc import Callable, Hashable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 
 from rlm_broker.clients.base import Client, LMReply, LMRequest
+from rlm_broker.deadline import Late, in_time
 from rlm_broker.errors import ModelFailed, RlmBrokerError
 from rlm_broker.handler.fair import FairSlots
 from rlm_broker.handler.rate import Entry, Window
@@ -46,37 +45,24 @@ class Serving:
 
 
 @dataclass(slots=True)
-class Patience:
-    """What is left of a call's time. Only what the provider takes counts, and not the waiting for a turn."""
+class Errand:
+    """One call on its way through the lanes.
 
+    Attributes:
+        limit_s: Its time. Only what providers take counts, and not the waiting for a turn.
+        session: On whose behalf: sessions take turns.
+        spent_s: Of its time.
+    """
+
+    request: LMRequest
     limit_s: float
+    session: Hashable = None
+    on_retry: OnRetry | None = None
     spent_s: float = 0.0
 
     @property
     def left_s(self) -> float:
         return max(0.0, self.limit_s - self.spent_s)
-
-    @contextmanager
-    def spending(self) -> Iterator[None]:
-        started = time.monotonic()
-        try:
-            yield
-        finally:
-            self.spent_s += time.monotonic() - started
-
-
-@dataclass(slots=True)
-class Errand:
-    """One call on its way through the lanes.
-
-    Attributes:
-        session: On whose behalf: sessions take turns.
-    """
-
-    request: LMRequest
-    patience: Patience
-    session: Hashable = None
-    on_retry: OnRetry | None = None
 
 
 class Lane:
@@ -109,28 +95,25 @@ class Lane:
         await self._places.acquire(errand.session)
         try:
             for attempt in itertools.count(1):
+                must_queue = self._is_paced or self._opens_at > time.monotonic()
+                entry = await self._admitted(errand) if must_queue else None
                 try:
-                    reply = await self._attempt(errand)
+                    reply = await ask(self.client, errand, self.serving.attempt_timeout_s)
                 except ModelFailed as failed:
                     await self._wait_or_raise(errand, attempt, failed)
                 else:
                     self._failures, self._cool_until = 0, 0.0
+                    if entry is not None:
+                        self._used(reply.usage, entry)
                     return reply
         finally:
             self._places.release()
         raise AssertionError
 
-    async def _attempt(self, errand: Errand) -> LMReply:
-        entry = None
-        if self._is_paced or self._opens_at > time.monotonic():
-            entry = await self._admitted(errand)
-        with errand.patience.spending():
-            reply = await ask(self.client, errand.request, errand.patience, self.serving.attempt_timeout_s)
-        if entry is not None:
-            used = reply.usage.total_input_tokens + reply.usage.total_output_tokens
-            self._tokens.correct(entry, used or entry.amount)
-            self._output_tokens += (reply.usage.total_output_tokens - self._output_tokens) / 8
-        return reply
+    def _used(self, usage: Usage, entry: Entry) -> None:
+        """Put what a call took in the place of what it was thought to take."""
+        self._tokens.correct(entry, usage.total_input_tokens + usage.total_output_tokens or entry.amount)
+        self._output_tokens += (usage.total_output_tokens - self._output_tokens) / 8
 
     async def _admitted(self, errand: Errand) -> Entry:
         """Wait until the provider wants to be asked again, and its rates allow it. One after the other, in turn.
@@ -157,8 +140,8 @@ class Lane:
         backoff_s = min(MOST_BACKOFF_S, BACKOFF_S * 2 ** (attempt - 1)) * random.uniform(0.5, 1)
         wait_s = backoff_s if failed.retry_after_s is None else failed.retry_after_s
         if failed.retry_after_s is not None:
-            self._opens_at = max(self._opens_at, time.monotonic() + min(wait_s, errand.patience.limit_s))
-        if failed.cause != "transient" or attempt > self.serving.max_retries or wait_s >= errand.patience.left_s:
+            self._opens_at = max(self._opens_at, time.monotonic() + min(wait_s, errand.limit_s))
+        if failed.cause != "transient" or attempt > self.serving.max_retries or wait_s >= errand.left_s:
             if failed.cause != "request":
                 self._failures += 1
                 if self._failures >= FAILURES_TO_COOL:
@@ -166,34 +149,37 @@ class Lane:
             raise failed
         if errand.on_retry is not None:
             errand.on_retry(attempt + 1, wait_s, str(failed))
-        with errand.patience.spending():
+        started = time.monotonic()
+        try:
             await asyncio.sleep(wait_s)
+        finally:
+            errand.spent_s += time.monotonic() - started
 
 
-async def ask(client: Client, request: LMRequest, patience: Patience, attempt_timeout_s: float | None) -> LMReply:
+async def ask(client: Client, errand: Errand, attempt_timeout_s: float | None) -> LMReply:
     """One attempt. Clients are anybody's code: whatever they do, it ends in time, in a reply or an error of ours.
 
     Raises:
         ModelFailed: It failed, or took too long.
     """
-    limit_s = min(patience.left_s, math.inf if attempt_timeout_s is None else attempt_timeout_s)
+    limit_s = errand.left_s if attempt_timeout_s is None else min(errand.left_s, attempt_timeout_s)
+    started = time.monotonic()
     try:
-        async with asyncio.timeout(limit_s) as deadline:
-            reply = await client.complete(request)
+        reply = await in_time(limit_s, client.complete(errand.request))
     except RlmBrokerError:
         raise
     except asyncio.CancelledError:
         if _is_being_cancelled():
             raise
         raise ModelFailed(f"{client.model_name}: the client cancelled its own call") from None
-    except (SystemExit, KeyboardInterrupt, GeneratorExit) as error:  # out of a task, these end the whole loop
-        raise ModelFailed(f"{client.model_name}: {type(error).__name__}: {error}") from error
-    except Exception as error:
-        if not deadline.expired():
-            raise ModelFailed(f"{client.model_name}: {type(error).__name__}: {error}") from error
+    except Late:
         if limit_s == attempt_timeout_s:
             raise ModelFailed(f"{client.model_name}: no answer within {limit_s:g} s", "transient") from None
-        raise ModelFailed(f"llm_query timed out after {patience.limit_s:g}s", "transient") from None
+        raise ModelFailed(f"llm_query timed out after {errand.limit_s:g}s", "transient") from None
+    except (Exception, SystemExit, KeyboardInterrupt, GeneratorExit) as error:  # the last three would end the loop
+        raise ModelFailed(f"{client.model_name}: {type(error).__name__}: {error}") from error
+    finally:
+        errand.spent_s += time.monotonic() - started
     _check(reply, client.model_name)
     return reply
 
@@ -208,6 +194,8 @@ def _check(reply: object, model_name: str) -> None:
     """What is no reply is found here, and not where it is counted or written."""
     if not isinstance(reply, LMReply):
         raise ModelFailed(f"{model_name}: the client returned {type(reply).__name__}, not LMReply")
+    if isinstance(reply.text, str) and isinstance(reply.usage, Usage):
+        return
     for name, value, kind in (("text", reply.text, str), ("usage", reply.usage, Usage)):
         if not isinstance(value, kind):
             raise ModelFailed(
