@@ -1,15 +1,15 @@
 """What every client is: one async call that returns its text and its own usage."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Protocol
+
+import msgspec
 
 from rlm_broker.recording import CallId
 from rlm_broker.types import ChatMessage, Usage
 
 
-@dataclass(frozen=True, slots=True)
-class LMRequest:
+class LMRequest(msgspec.Struct, frozen=True):
     """One language model call.
 
     Attributes:
@@ -37,8 +37,7 @@ class LMRequest:
     id: CallId | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class LMReply:
+class LMReply(msgspec.Struct, frozen=True):
     """What one call returned.
 
     Attributes:

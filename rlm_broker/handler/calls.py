@@ -5,7 +5,7 @@ import contextlib
 import time
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import msgspec
@@ -175,7 +175,8 @@ class RunCalls:
         run, depth = caller.run, caller.depth
         self._emit(CallStarted(run, depth, number, request.model, _preview(request)))
         if self._tells_text:
-            request = replace(request, on_text=lambda text: self._emit(CallText(run, depth, number, text)))
+            tell = lambda text: self._emit(CallText(run, depth, number, text))  # noqa: E731
+            request = msgspec.structs.replace(request, on_text=tell)
         started = time.monotonic()
         try:
             call = await self._handler.complete(

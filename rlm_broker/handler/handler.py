@@ -4,7 +4,8 @@ import asyncio
 import socket
 import time
 from collections.abc import Callable, Hashable, Sequence
-from dataclasses import replace
+
+import msgspec
 
 from rlm_broker.cache import Cache
 from rlm_broker.clients.base import Client, LMReply, LMRequest
@@ -147,7 +148,8 @@ class LMHandler(Resident):
         reply = None if cache is None or key is None else await cache.get(key)
         if reply is None:
             errand = Errand(request, timeout_s or self._call_timeout_s, session, on_retry)
-            reply = await self._through_lanes(self._lane(client), errand)
+            lane = self._lane(client)
+            reply = await (self._through_lanes(lane, errand) if lane.serving.fallbacks else lane.run(errand))
             if cache is not None and key is not None:
                 await cache.put(key, reply)
         model = reply.model or client.model_name
@@ -157,8 +159,6 @@ class LMHandler(Resident):
 
     async def _through_lanes(self, lane: Lane, errand: Errand) -> LMReply:
         """The client, then its fallbacks; first of all those of them that are not known to fail just now."""
-        if not lane.serving.fallbacks:
-            return await lane.run(errand)
         lanes = sorted([lane, *map(self._lane, lane.serving.fallbacks)], key=lambda each: each.is_cooling)
         failures: list[ModelFailed] = []
         for each in lanes:
@@ -169,7 +169,7 @@ class LMHandler(Resident):
                     raise
                 failures.append(failed)
             else:
-                return replace(reply, model=reply.model or each.client.model_name)
+                return msgspec.structs.replace(reply, model=reply.model or each.client.model_name)
         raise ModelFailed("; ".join(map(str, failures)), failures[-1].cause)
 
     def _lane(self, client: Client) -> Lane:

@@ -4,8 +4,9 @@
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from typing import Any, Literal
+
+import msgspec
 
 from rlm_broker.types import Block, Isolation, Usage, UsageSummary
 
@@ -13,8 +14,7 @@ PREVIEW_CHARS = 80
 """Of a prompt or a result, where a whole one would be too much."""
 
 
-@dataclass(frozen=True, slots=True)
-class RunStarted:
+class RunStarted(msgspec.Struct, frozen=True):
     """A run began. `metadata` is given for the root: models, limits, versions, the context; no secret."""
 
     run: str
@@ -24,8 +24,7 @@ class RunStarted:
     metadata: Mapping[str, Any]
 
 
-@dataclass(frozen=True, slots=True)
-class ReplReady:
+class ReplReady(msgspec.Struct, frozen=True):
     """The run's REPL is behind its walls, with the context in place."""
 
     run: str
@@ -34,8 +33,7 @@ class ReplReady:
     duration_s: float
 
 
-@dataclass(frozen=True, slots=True)
-class IterationStarted:
+class IterationStarted(msgspec.Struct, frozen=True):
     """A turn began: the model is being asked. `number` counts from 1."""
 
     run: str
@@ -43,8 +41,7 @@ class IterationStarted:
     number: int
 
 
-@dataclass(frozen=True, slots=True)
-class Replied:
+class Replied(msgspec.Struct, frozen=True):
     """The model answered its turn; `not_run` names what in its reply is not run, and why."""
 
     run: str
@@ -54,8 +51,7 @@ class Replied:
     not_run: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class BlockStarted:
+class BlockStarted(msgspec.Struct, frozen=True):
     """A code block of turn `iteration` is being run. `block` counts over the whole run, from 1."""
 
     run: str
@@ -65,8 +61,7 @@ class BlockStarted:
     code: str
 
 
-@dataclass(frozen=True, slots=True)
-class BlockPrinted:
+class BlockPrinted(msgspec.Struct, frozen=True):
     """The block that is running printed something."""
 
     run: str
@@ -76,8 +71,7 @@ class BlockPrinted:
     text: str
 
 
-@dataclass(frozen=True, slots=True)
-class BlockEnded:
+class BlockEnded(msgspec.Struct, frozen=True):
     """The block ended, in whatever way; see `Block`."""
 
     run: str
@@ -86,8 +80,7 @@ class BlockEnded:
     outcome: Block
 
 
-@dataclass(frozen=True, slots=True)
-class CallStarted:
+class CallStarted(msgspec.Struct, frozen=True):
     """A language model is being asked. `call` counts over the whole tree, from 1."""
 
     run: str
@@ -97,8 +90,7 @@ class CallStarted:
     prompt_preview: str
 
 
-@dataclass(frozen=True, slots=True)
-class CallText:
+class CallText(msgspec.Struct, frozen=True):
     """A piece of the reply, as it comes. Told where the run is followed by `stream` and the client can."""
 
     run: str
@@ -107,8 +99,7 @@ class CallText:
     text: str
 
 
-@dataclass(frozen=True, slots=True)
-class CallRetried:
+class CallRetried(msgspec.Struct, frozen=True):
     """An attempt failed, for `reason`; the next, number `attempt`, is made after `wait_s` seconds and begins anew."""
 
     run: str
@@ -119,8 +110,7 @@ class CallRetried:
     reason: str
 
 
-@dataclass(frozen=True, slots=True)
-class CallEnded:
+class CallEnded(msgspec.Struct, frozen=True):
     """It answered, or failed with `error`. `model` is the one that really served."""
 
     run: str
@@ -133,8 +123,7 @@ class CallEnded:
     error: str | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class RunEnded:
+class RunEnded(msgspec.Struct, frozen=True):
     """A run ended: with a response, or with `error`. The usage is that of the run and of all below it."""
 
     run: str

@@ -1,6 +1,5 @@
 """A run's events as a file: one JSON object a line, numbered, flushed as it happens."""
 
-import dataclasses
 import json
 import re
 import time
@@ -44,7 +43,7 @@ class TraceWriter:
             "n": self._number,
             "time": round(time.time(), 6),
             "event": _name(event),
-            **dataclasses.asdict(event),
+            **msgspec.to_builtins(event),
         }
         try:
             self._file.write(_encoded(line) + b"\n")
