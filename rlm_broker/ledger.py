@@ -2,12 +2,13 @@
 
 import asyncio
 import math
+from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass
 
 from rlm_broker.errors import ConfigurationError, LimitReached
 from rlm_broker.limits import Limits
-from rlm_broker.types import Usage, UsageSummary
+from rlm_broker.types import Tally, Usage, UsageSummary
 
 CHARS_PER_TOKEN = 3.0
 """Few, so that an estimate of the input is rather too high: text in Latin script has about four."""
@@ -19,6 +20,10 @@ class Hold:
 
     tokens: float
     cost_usd: float
+
+
+NOTHING = Hold(0, 0)
+"""Where neither tokens nor money are bounded, nothing has to be set aside."""
 
 
 class Ledger:
@@ -33,7 +38,7 @@ class Ledger:
         self.limits = limits
         self.calls = 0
         self.children = 0
-        self._usage: dict[tuple[str, str, int], Usage] = {}
+        self._usage = defaultdict[tuple[str, str, int], Tally](Tally)
         self._open: set[Hold] = set()
         self._changed = asyncio.Event()
         self._tokens = 0
@@ -80,9 +85,7 @@ class Ledger:
             ConfigurationError: The budget cannot be kept, since a model's price is not known.
         """
         if self.limits.max_tokens is None and self.limits.max_budget_usd is None:
-            hold = Hold(0, 0)
-            self._open.add(hold)
-            return hold
+            return NOTHING
         while True:
             self._require_means()
             output = self._largest_output if max_completion_tokens is None else max_completion_tokens
@@ -96,8 +99,7 @@ class Ledger:
 
     def settle(self, hold: Hold, run: str, model: str, depth: int, usage: Usage) -> None:
         """A call has ended: add what it used, under its run and the model that served it."""
-        key = (run, model, depth)
-        self._usage[key] = self._usage.get(key, Usage()) + usage
+        self._usage[run, model, depth].add(usage)
         tokens = usage.total_input_tokens + usage.total_output_tokens
         self._tokens += tokens
         self._largest_output = _larger(self._largest_output, usage.total_output_tokens)
@@ -110,26 +112,27 @@ class Ledger:
 
     def release(self, hold: Hold) -> None:
         """A call has ended without a reply: nothing is known to have been used. Harmless when repeated."""
-        self._open.discard(hold)
-        self._changed.set()
-        self._changed = asyncio.Event()
+        if hold in self._open:
+            self._open.remove(hold)
+            self._changed.set()
+            self._changed = asyncio.Event()
 
     # -- what there is -----------------------------------------------------------------------------------------------
 
     def summary(self, run: str | None = None) -> UsageSummary:
         """Usage by model, of `run` and all below it; None is the whole tree."""
         totals: dict[str, Usage] = {}
-        for (of, model, _), usage in self._usage.items():
+        for (of, model, _), tally in self._usage.items():
             if _is_within(of, run):
-                totals[model] = totals.get(model, Usage()) + usage
+                totals[model] = totals.get(model, Usage()) + tally.usage
         return UsageSummary(totals)
 
     def by_depth(self, run: str | None = None) -> Mapping[int, Usage]:
         """The same by depth: 0 is the root's own loop."""
         totals: dict[int, Usage] = {}
-        for (of, _, depth), usage in sorted(self._usage.items(), key=lambda item: item[0][2]):
+        for (of, _, depth), tally in sorted(self._usage.items(), key=lambda item: item[0][2]):
             if _is_within(of, run):
-                totals[depth] = totals.get(depth, Usage()) + usage
+                totals[depth] = totals.get(depth, Usage()) + tally.usage
         return totals
 
     def left(self) -> dict[str, float | None]:

@@ -56,6 +56,32 @@ class Usage:
         }
 
 
+class Tally:
+    """The sum of any number of usages. It grows in place: after each call, a new `Usage` would cost more than it."""
+
+    __slots__ = ("_calls", "_cost", "_input_tokens", "_output_tokens", "_stored_calls")
+
+    def __init__(self) -> None:
+        self._calls = self._input_tokens = self._output_tokens = self._stored_calls = 0
+        self._cost: float | None = None
+
+    def add(self, usage: Usage) -> None:
+        """The same as `Usage.__add__`."""
+        if self._calls == 0:
+            self._cost = usage.total_cost
+        elif self._cost is not None and usage.total_calls:
+            self._cost = None if usage.total_cost is None else self._cost + usage.total_cost
+        self._calls += usage.total_calls
+        self._input_tokens += usage.total_input_tokens
+        self._output_tokens += usage.total_output_tokens
+        self._stored_calls += usage.stored_calls
+
+    @property
+    def usage(self) -> Usage:
+        """As it stands."""
+        return Usage(self._calls, self._input_tokens, self._output_tokens, self._cost, self._stored_calls)
+
+
 @dataclass(frozen=True, slots=True)
 class UsageSummary:
     """Usage by the name of the model that served."""

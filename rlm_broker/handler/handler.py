@@ -3,6 +3,7 @@
 import asyncio
 import socket
 import time
+from collections import defaultdict
 from collections.abc import Callable, Hashable, Sequence
 
 import msgspec
@@ -15,7 +16,7 @@ from rlm_broker.handler.routing import ModelPolicy, Routing
 from rlm_broker.home import Home, Resident
 from rlm_broker.transport import one_shot
 from rlm_broker.transport.listener import Listener
-from rlm_broker.types import Call, Usage, UsageSummary
+from rlm_broker.types import Call, Tally, UsageSummary
 
 CALL_TIMEOUT_S = 120.0
 
@@ -63,7 +64,7 @@ class LMHandler(Resident):
         self._call_timeout_s = call_timeout_s
         self._cache = cache
         self._lanes: dict[int, Lane] = {}
-        self._usage: dict[str, Usage] = {}
+        self._usage = defaultdict[str, Tally](Tally)
         self._home = home
 
     # -- the field's names -------------------------------------------------------------------------------------------
@@ -117,7 +118,7 @@ class LMHandler(Resident):
 
     def get_usage_summary(self) -> UsageSummary:
         """What was used so far, by the model that served."""
-        return UsageSummary(dict(self._usage))
+        return UsageSummary({model: tally.usage for model, tally in self._usage.items()})
 
     def attach(self, connected: socket.socket) -> None:
         """Serve a connected stream socket like one that was accepted on the port."""
@@ -153,7 +154,7 @@ class LMHandler(Resident):
             if cache is not None and key is not None:
                 await cache.put(key, reply)
         model = reply.model or client.model_name
-        self._usage[model] = self._usage.get(model, Usage()) + reply.usage
+        self._usage[model].add(reply.usage)
         requested = request.model if request.model and request.model != model else None
         return Call(model, reply.text, reply.usage, time.monotonic() - started, requested, reply.problem)
 
