@@ -1,10 +1,9 @@
 """The language model calls of one run tree: counted before, bounded meanwhile, accounted for after."""
 
 import asyncio
-import contextlib
 import time
-from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections import Counter, deque
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,6 +20,8 @@ from rlm_broker.trace.events import PREVIEW_CHARS, CallEnded, CallRetried, CallS
 from rlm_broker.types import Call, ChatMessage, Usage
 from sandbox_worker.wire.messages import ImagePart, Prompt, Query, Slot
 
+PROMPTS_IN_A_ROW = 64
+"""Of a batch whose prompts are answered without any waiting: then it is everybody else's turn."""
 WINDOW_TOKENS = 128_000
 """Of a model whose client does not say it: what most models of 2025 and 2026 have at least."""
 
@@ -65,7 +66,7 @@ class RunCalls:
         self._recorder = recorder
         self._tells_text = tells_text
         self._slots = FairSlots(ledger.limits.max_concurrent_calls)
-        self._numbers = Counter[tuple[str, int]]()
+        self._numbers: dict[tuple[str, int], int] = {}
 
     def model_name(self, depth: int, wanted: str | None = None) -> str:
         """The model that serves a loop at `depth`.
@@ -108,41 +109,60 @@ class RunCalls:
         """
         if not query.prompts:
             return []
-        own_limit = asyncio.Semaphore(query.max_concurrent or len(query.prompts))
-
         block = _block_of(query)
-
-        async def one(prompt: Prompt, sample: int, id: CallId) -> Slot:
-            async with own_limit:
-                return await self._slot(caller, query, prompt, sample, id)
-
         if len(query.prompts) == 1 and query.timeout_s is None:
-            return [await one(query.prompts[0], 0, self._id(caller, block))]
-        seen = Counter[str]()
+            return [await self._slot(caller, query, query.prompts[0], 0, self._id(caller, block))]
         asked: list[tuple[str, int]] = []
-        tasks: dict[tuple[str, int], asyncio.Task[Slot]] = {}
-        async with asyncio.TaskGroup() as group:
-            for prompt in query.prompts:
-                text = prompt if isinstance(prompt, str) else repr(prompt)
-                each = (text, seen[text] if query.samples else 0)
-                seen[text] += 1
-                asked.append(each)
-                if each not in tasks:
-                    tasks[each] = group.create_task(one(prompt, each[1], self._id(caller, block)))
-            with _cancelled_after(query.timeout_s, tasks.values()):
-                await asyncio.wait(tasks.values())
+        todo: dict[tuple[str, int], tuple[Prompt, CallId]] = {}
+        seen = Counter[str]()
+        for prompt in query.prompts:
+            text = prompt if isinstance(prompt, str) else repr(prompt)
+            each = (text, seen[text] if query.samples else 0)
+            seen[text] += 1
+            asked.append(each)
+            if each not in todo:
+                todo[each] = (prompt, self._id(caller, block))
+        done = await self._all(caller, query, todo)
         late = Slot(error=f"not done within timeout_s = {query.timeout_s or 0:g}")
-        return [late if tasks[each].cancelled() else tasks[each].result() for each in asked]
+        return [done.get(each, late) for each in asked]
+
+    async def _all(
+        self, caller: Caller, query: Query, todo: dict[tuple[str, int], tuple[Prompt, CallId]]
+    ) -> dict[tuple[str, int], Slot]:
+        """What is there in time. As many as may be open at once take one prompt after the other."""
+        done: dict[tuple[str, int], Slot] = {}
+        waiting = deque(todo.items())
+        bounds = (query.max_concurrent, self._ledger.limits.max_concurrent_calls, len(todo))
+        at_once = min(each for each in bounds if each is not None)
+        in_a_row = max(1, PROMPTS_IN_A_ROW // at_once)
+
+        async def work() -> None:
+            answered = 0
+            while waiting:
+                each, (prompt, id) = waiting.popleft()
+                done[each] = await self._slot(caller, query, prompt, each[1], id)
+                answered += 1
+                if answered % in_a_row == 0:
+                    await asyncio.sleep(0)
+
+        async with asyncio.TaskGroup() as group:
+            workers = [group.create_task(work()) for _ in range(at_once)]
+            try:
+                _, late = await asyncio.wait(workers, timeout=query.timeout_s)
+            finally:
+                waiting.clear()  # also for a worker whose client does not heed that it is cancelled
+            for worker in late:
+                worker.cancel()
+        return done
 
     async def _slot(self, caller: Caller, query: Query, prompt: Prompt, sample: int, id: CallId) -> Slot:
         if (problem := _problem_with(prompt)) is not None:
             return Slot(error=problem)
-        system = [ChatMessage("system", query.system)] if query.system else []
-        most = [n for n in (query.max_completion_tokens, self._ledger.limits.max_completion_tokens) if n is not None]
+        asked = ChatMessage("user", _content(prompt))
         request = LMRequest(
-            (*system, ChatMessage("user", _content(prompt))),
+            (ChatMessage("system", query.system), asked) if query.system else (asked,),
             query.model,
-            min(most, default=None),
+            _smaller(query.max_completion_tokens, self._ledger.limits.max_completion_tokens),
             caller.depth,
             caller.question,
             sample=sample,
@@ -155,8 +175,9 @@ class RunCalls:
         return Slot(text=call.response, error=call.problem)
 
     def _id(self, caller: Caller, block: int) -> CallId:
-        self._numbers[caller.run, block] += 1
-        return CallId(caller.run, block, self._numbers[caller.run, block])
+        place = (caller.run, block)
+        self._numbers[place] = number = self._numbers.get(place, 0) + 1
+        return CallId(caller.run, block, number)
 
     async def _call(self, caller: Caller, request: LMRequest) -> Call:
         client = self._handler.routing.pick_for_code(request.model, caller.depth)
@@ -188,38 +209,28 @@ class RunCalls:
             )
         except BaseException as error:  # recorded, and raised again
             why = in_words(error)
-            self._record(request, Failure(why, getattr(error, "cause", "provider")), client.model_name)
+            if self._recorder is not None:
+                _record(self._recorder, request, Failure(why, getattr(error, "cause", "provider")), client.model_name)
             taken_s = time.monotonic() - started
             self._emit(CallEnded(run, depth, number, client.model_name, Usage(), taken_s, "", why))
             raise
-        self._record(request, call, call.root_model)
+        if self._recorder is not None:
+            _record(self._recorder, request, call, call.root_model)
         self._ledger.settle(hold, run, call.root_model, depth, call.usage)
         self._emit(CallEnded(run, depth, number, call.root_model, call.usage, call.execution_time, call.response))
         return call
 
-    def _record(self, request: LMRequest, outcome: Call | Failure, model: str) -> None:
-        if self._recorder is None or request.id is None:
-            return
-        asked = recorded_request(request)
-        if isinstance(outcome, Failure):
-            self._recorder.add(Recorded(request.id, asked, model, failure=outcome))
-            return
-        usage = outcome.usage
-        used = Counted(usage.total_input_tokens, usage.total_output_tokens, usage.total_cost)
-        self._recorder.add(Recorded(request.id, asked, model, outcome.response, outcome.problem, used=used))
 
-
-@contextlib.contextmanager
-def _cancelled_after(timeout_s: float | None, tasks: Iterable["asyncio.Task[Slot]"]) -> Iterator[None]:
-    """Cancel what is not done by then, once."""
-    if timeout_s is None:
-        yield
+def _record(recorder: Recorder, request: LMRequest, outcome: Call | Failure, model: str) -> None:
+    if request.id is None:
         return
-    timer = asyncio.get_running_loop().call_later(timeout_s, lambda: [task.cancel() for task in tasks])
-    try:
-        yield
-    finally:
-        timer.cancel()
+    asked = recorded_request(request)
+    if isinstance(outcome, Failure):
+        recorder.add(Recorded(request.id, asked, model, failure=outcome))
+        return
+    usage = outcome.usage
+    used = Counted(usage.total_input_tokens, usage.total_output_tokens, usage.total_cost)
+    recorder.add(Recorded(request.id, asked, model, outcome.response, outcome.problem, used=used))
 
 
 def in_words(error: BaseException) -> str:
@@ -235,7 +246,17 @@ def _preview(request: LMRequest) -> str:
 
 
 def _chars(request: LMRequest) -> int:
-    return sum(len(message.content) for message in request.messages if isinstance(message.content, str))
+    total = 0
+    for message in request.messages:
+        if isinstance(message.content, str):
+            total += len(message.content)
+    return total
+
+
+def _smaller(one: int | None, other: int | None) -> int | None:
+    if one is None or other is None:
+        return other if one is None else one
+    return min(one, other)
 
 
 def _block_of(query: Query) -> int:

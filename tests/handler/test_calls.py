@@ -1,6 +1,7 @@
 """The calls of one tree: how many at a time, in which order, at whose cost."""
 
 import asyncio
+import itertools
 from typing import Any
 
 import pytest
@@ -177,3 +178,74 @@ async def test_usage_is_exact_to_the_token_under_64_threads() -> None:
             assert event.usage == Usage(1, int(event.response), 2 * int(event.response), int(event.response) / 1024)
     total = sum(range(1, 501))
     assert ledger.summary().total == Usage(500, total, 2 * total, total / 1024)
+
+
+async def test_no_prompts_are_no_calls() -> None:
+    calls, ledger = calls_with(Counting(), Limits())
+    assert await calls.slots(CALLER, query()) == []
+    assert ledger.calls == 0
+
+
+class AtOnce:
+    """Never waits."""
+
+    model_name = "at once"
+
+    def __init__(self) -> None:
+        self.asked = 0
+
+    async def complete(self, request: LMRequest) -> LMReply:
+        self.asked += 1
+        return LMReply(str(request.messages[-1].content).upper(), Usage(1, 3, 2, 0.5))
+
+    async def aclose(self) -> None:
+        """Nothing is held."""
+
+
+async def test_a_batch_that_is_answered_at_once_is_counted_exactly_and_lets_others_in_between() -> None:
+    client, ledger = AtOnce(), Ledger(Limits(max_llm_calls=900))
+    calls = RunCalls(LMHandler(client), ledger, lambda _: None)
+    batch = asyncio.create_task(calls.slots(CALLER, query(*map(str, range(1000)))))
+    seen: list[int] = []
+    while not batch.done():
+        await asyncio.sleep(0)
+        seen.append(client.asked)
+    assert max(later - before for before, later in itertools.pairwise(seen)) <= 64
+    assert sum(slot.error is None for slot in batch.result()) == client.asked == ledger.calls == 900
+    assert ledger.summary().total == Usage(900, 2700, 1800, 450.0)
+
+
+async def test_a_batch_that_is_answered_at_once_ends_at_its_time_and_when_it_is_cancelled() -> None:
+    client = AtOnce()
+    calls = RunCalls(LMHandler(client), Ledger(Limits(max_llm_calls=None)), lambda _: None)
+    many = query(*map(str, range(5000)), timeout_s=0.001)
+    slots = await calls.slots(CALLER, many)
+    assert slots[0] == Slot(text="0")
+    assert slots[-1] == Slot(error="not done within timeout_s = 0.001")
+    assert sum(slot.error is None for slot in slots) == client.asked
+    batch = asyncio.create_task(calls.slots(CALLER, query(*map(str, range(5000)))))
+    for _ in range(3):
+        await asyncio.sleep(0)
+    asked = client.asked
+    batch.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await batch
+    assert client.asked <= asked + 64
+
+
+async def test_a_client_that_does_not_heed_the_end_of_a_batch_is_asked_no_more() -> None:
+    asked = 0
+
+    async def stubborn(_messages: list[dict[str, Any]]) -> str:
+        nonlocal asked
+        asked += 1
+        try:
+            await asyncio.sleep(0.05)
+        except asyncio.CancelledError:
+            return "all the same"
+        return "never"
+
+    calls = RunCalls(LMHandler(FunctionClient(stubborn)), Ledger(Limits(max_concurrent_calls=2)), lambda _: None)
+    slots = await calls.slots(CALLER, query(*"abcdef", timeout_s=0.01))
+    assert asked == 2
+    assert [slot.text for slot in slots] == ["all the same"] * 2 + [""] * 4
