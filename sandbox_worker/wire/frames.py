@@ -42,20 +42,31 @@ class FrameDecoder:
         Raises:
             FrameTooLarge: A prefix announces more than `max_frame_bytes`.
         """
-        self._buffer += data
+        has_begun = bool(self._buffer)
+        if has_begun:
+            self._buffer += data
+        with memoryview(self._buffer if has_begun else data) as stream:
+            payloads, end = self._split(stream)
+            if not has_begun and end < len(stream):
+                self._buffer += stream[end:]
+        if has_begun:
+            del self._buffer[:end]  # once for all frames of one read: deleting each would move the rest each time
+        return payloads
+
+    def _split(self, stream: memoryview) -> tuple[list[bytes], int]:
+        """The payloads that are whole, and where the rest begins."""
         payloads: list[bytes] = []
-        start = 0
-        while len(self._buffer) - start >= PREFIX.size:
-            (payload_bytes,) = PREFIX.unpack_from(self._buffer, start)
+        start, length = 0, len(stream)
+        while start + PREFIX.size <= length:
+            (payload_bytes,) = PREFIX.unpack_from(stream, start)
             if payload_bytes > self._max_frame_bytes:
                 raise FrameTooLarge(payload_bytes, self._max_frame_bytes)
             end = start + PREFIX.size + payload_bytes
-            if len(self._buffer) < end:
+            if end > length:
                 break
-            payloads.append(bytes(self._buffer[start + PREFIX.size : end]))
+            payloads.append(bytes(stream[start + PREFIX.size : end]))
             start = end
-        del self._buffer[:start]  # once for all frames of one read: deleting each would move the rest each time
-        return payloads
+        return payloads, start
 
     def finish(self) -> None:
         """Say that the stream has ended.
