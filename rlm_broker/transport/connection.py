@@ -200,7 +200,8 @@ class Connection(asyncio.BufferedProtocol):
         except Exception as error:  # noqa: BLE001 - a bug of whoever answers must not block the REPL
             failed = f"{type(error).__name__}: {error}"
         finally:  # whatever happened: a query without its reply would block the REPL
-            self._send(query, [Slot(error=failed)] * len(query.prompts))
+            if query.id in self._session.open_queries:
+                self._send(query, [Slot(error=failed)] * len(query.prompts))
 
     def _send(self, query: Query, slots: list[Slot]) -> None:
         if query.id not in self._session.open_queries:
