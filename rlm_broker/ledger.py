@@ -32,10 +32,12 @@ class Ledger:
     Attributes:
         calls: Language model calls so far, the open ones included.
         children: Child runs so far.
+        has_bounded_means: Whether there is a limit of tokens or money, for which calls have to `hold`.
     """
 
     def __init__(self, limits: Limits) -> None:
         self.limits = limits
+        self.has_bounded_means = not (limits.max_tokens is None and limits.max_budget_usd is None)
         self.calls = 0
         self.children = 0
         self._usage = defaultdict[tuple[str, str, int], Tally](Tally)
@@ -84,7 +86,7 @@ class Ledger:
             LimitReached: The tokens or the budget are spent.
             ConfigurationError: The budget cannot be kept, since a model's price is not known.
         """
-        if self.limits.max_tokens is None and self.limits.max_budget_usd is None:
+        if not self.has_bounded_means:
             return NOTHING
         while True:
             self._require_means()
@@ -146,6 +148,8 @@ class Ledger:
         }
 
     def _require_means(self) -> None:
+        if not self.has_bounded_means:
+            return
         tokens, budget_usd = self.limits.max_tokens, self.limits.max_budget_usd
         if tokens is not None and self._tokens >= tokens:
             raise LimitReached("max_tokens", self._tokens, tokens)
@@ -166,7 +170,7 @@ class Ledger:
 
 
 def _larger(known: float, seen: float) -> float:
-    return seen if math.isinf(known) else max(known, seen)
+    return seen if known == math.inf or seen > known else known
 
 
 def _left(allowed: float | None, used: float) -> float | None:

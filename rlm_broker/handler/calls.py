@@ -14,7 +14,7 @@ from rlm_broker.clients.recorded import recorded_request
 from rlm_broker.errors import RlmBrokerError
 from rlm_broker.handler.fair import FairSlots
 from rlm_broker.handler.handler import LMHandler
-from rlm_broker.ledger import Hold, Ledger
+from rlm_broker.ledger import NOTHING, Hold, Ledger
 from rlm_broker.recording import CallId, Counted, Failure, Recorded, Recorder
 from rlm_broker.trace.events import PREVIEW_CHARS, CallEnded, CallRetried, CallStarted, CallText, Emit
 from rlm_broker.types import Call, ChatMessage, Usage
@@ -181,15 +181,16 @@ class RunCalls:
 
     async def _call(self, caller: Caller, request: LMRequest) -> Call:
         client = self._handler.routing.pick_for_code(request.model, caller.depth)
-        await self._slots.acquire(caller.run)
+        if not self._slots.take():
+            await self._slots.acquire(caller.run)
+        hold = NOTHING
         try:
-            hold = await self._ledger.hold(_chars(request), request.max_completion_tokens)
-            try:
-                number = self._ledger.charge_call()  # not before: what is never sent is not counted
-                return await self._sent(caller, client, request, number, hold)
-            finally:
-                self._ledger.release(hold)
+            if self._ledger.has_bounded_means:
+                hold = await self._ledger.hold(_chars(request), request.max_completion_tokens)
+            number = self._ledger.charge_call()  # not before: what is never sent is not counted
+            return await self._sent(caller, client, request, number, hold)
         finally:
+            self._ledger.release(hold)
             self._slots.release()
 
     async def _sent(self, caller: Caller, client: Client, request: LMRequest, number: int, hold: Hold) -> Call:
@@ -246,11 +247,7 @@ def _preview(request: LMRequest) -> str:
 
 
 def _chars(request: LMRequest) -> int:
-    total = 0
-    for message in request.messages:
-        if isinstance(message.content, str):
-            total += len(message.content)
-    return total
+    return sum(len(message.content) for message in request.messages if isinstance(message.content, str))
 
 
 def _smaller(one: int | None, other: int | None) -> int | None:

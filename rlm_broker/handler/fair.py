@@ -20,10 +20,16 @@ class FairSlots:
         self._waiting: dict[Hashable, deque[asyncio.Future[None]]] = {}
         """Sessions in the order of their turns."""
 
-    async def acquire(self, session: Hashable) -> None:
-        """Wait for a place. `release` it afterwards."""
+    def take(self) -> bool:
+        """Have a place if one is free and nobody waits for it. `release` it afterwards."""
         if self._places is None or (self._taken < self._places and not self._waiting):
             self._taken += 1
+            return True
+        return False
+
+    async def acquire(self, session: Hashable) -> None:
+        """Wait for a place. `release` it afterwards."""
+        if self.take():
             return
         turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         queue = self._waiting.setdefault(session, deque())
@@ -41,10 +47,11 @@ class FairSlots:
 
     def release(self) -> None:
         """Pass the place on to whose turn it is, without letting anybody in between."""
-        for session, queue in list(self._waiting.items())[:1]:
-            queue.popleft().set_result(None)
-            del self._waiting[session]
-            if queue:
-                self._waiting[session] = queue  # at the end: the others come first
+        if not self._waiting:
+            self._taken -= 1
             return
-        self._taken -= 1
+        session = next(iter(self._waiting))
+        queue = self._waiting.pop(session)
+        queue.popleft().set_result(None)
+        if queue:
+            self._waiting[session] = queue  # at the end: the others come first

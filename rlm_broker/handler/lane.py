@@ -92,7 +92,8 @@ class Lane:
         Raises:
             ModelFailed: The last attempt failed.
         """
-        await self._places.acquire(errand.session)
+        if not self._places.take():
+            await self._places.acquire(errand.session)
         try:
             for attempt in itertools.count(1):
                 must_queue = self._is_paced or self._opens_at > time.monotonic()

@@ -65,6 +65,7 @@ class Connection(asyncio.BufferedProtocol):
         self._result: asyncio.Future[Result] | None = None
         self._lost: RlmBrokerError | None = None
         self._writable = True
+        self._is_reading = True
 
     @property
     def block(self) -> int:
@@ -229,10 +230,12 @@ class Connection(asyncio.BufferedProtocol):
         has_room = (
             len(session.open_queries) < self._max_queries_in_flight and session.open_bytes < session.max_frame_bytes
         )
-        if self._writable and has_room:
-            self._transport.resume_reading()
-        else:
-            self._transport.pause_reading()
+        if self._is_reading != (self._writable and has_room):
+            self._is_reading = not self._is_reading
+            if self._is_reading:
+                self._transport.resume_reading()
+            else:
+                self._transport.pause_reading()
 
     def _write(self, frame: bytes) -> None:
         if self._transport is not None and not self._transport.is_closing():

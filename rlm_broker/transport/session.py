@@ -1,7 +1,7 @@
 """One REPL's conversation, without I/O: bytes in, messages out, and which message may come when."""
 
 from collections.abc import Mapping
-from enum import Enum, auto
+from enum import IntEnum, auto
 from typing import Any
 
 from rlm_broker.errors import ProtocolViolation
@@ -25,8 +25,8 @@ from sandbox_worker.wire.messages import (
 LONGEST_QUERY_ID = 40
 
 
-class State(Enum):
-    """Where a conversation stands."""
+class State(IntEnum):
+    """Where a conversation stands. An `IntEnum`, whose hash is a number's own: it is looked up for each message."""
 
     STARTING = auto()  # the worker locks itself down and loads the context
     IDLE = auto()  # the REPL waits for a block

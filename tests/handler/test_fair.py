@@ -74,3 +74,17 @@ async def test_whoever_is_cancelled_takes_no_place_with_it(when: str) -> None:
 async def test_without_a_bound_nobody_waits() -> None:
     slots = FairSlots(None)
     await asyncio.wait_for(asyncio.gather(*(slots.acquire("s") for _ in range(1000))), 5)
+
+
+async def test_a_place_is_taken_at_once_only_where_nobody_waits_for_it() -> None:
+    places = FairSlots(1)
+    assert places.take()
+    assert not places.take()
+    waiting = asyncio.create_task(places.acquire("a"))
+    await asyncio.sleep(0)
+    places.release()  # it is the waiting one's from here on, even before that runs
+    assert not places.take()
+    await waiting
+    places.release()
+    assert places.take()
+    assert all(FairSlots(None).take() for _ in range(3))
