@@ -57,7 +57,7 @@ class Connection(asyncio.BufferedProtocol):
         self._session = session
         self._max_queries_in_flight = max_queries_in_flight
         self._transport: asyncio.Transport | None = None
-        self._answering: set[asyncio.Task[None]] = set()
+        self._answering: dict[str, asyncio.Task[None]] = {}
         self._cancelled: set[asyncio.Task[None]] = set()
         self._answer: QueryHandler = refuse
         self._on_output: Callable[[Output], None] = _ignore
@@ -117,7 +117,8 @@ class Connection(asyncio.BufferedProtocol):
         """Cancel what is still being answered and wait: a model call or a whole child run may hang below it."""
         while self._answering or self._cancelled:
             self._cancel_answers()
-            await asyncio.wait(set(self._cancelled))
+            await asyncio.wait(self._cancelled)
+            self._cancelled = {task for task in self._cancelled if not task.done()}
 
     async def close(self) -> None:
         """Hang up, and wait until everything that was being done for the REPL has ended. Harmless when repeated."""
@@ -165,9 +166,7 @@ class Connection(asyncio.BufferedProtocol):
     def _take(self, message: FromWorker) -> None:
         match message:
             case Query():
-                task = asyncio.get_running_loop().create_task(self._reply(message))
-                self._answering.add(task)
-                task.add_done_callback(self._answered)
+                self._answering[message.id] = asyncio.get_running_loop().create_task(self._reply(message))
                 self._regulate()
             case Output():
                 self._on_output(message)
@@ -179,14 +178,10 @@ class Connection(asyncio.BufferedProtocol):
 
     def _cancel_answers(self) -> None:
         """Once each: a second time would hit what is tidying up, and a child run's processes would outlive it."""
-        for task in self._answering:
+        for task in self._answering.values():
             task.cancel()
-        self._cancelled |= self._answering
+        self._cancelled.update(self._answering.values())
         self._answering.clear()
-
-    def _answered(self, task: "asyncio.Task[None]") -> None:
-        self._answering.discard(task)
-        self._cancelled.discard(task)
 
     async def _reply(self, query: Query) -> None:
         failed = "cancelled, the block that asked has ended"
@@ -203,6 +198,7 @@ class Connection(asyncio.BufferedProtocol):
         finally:  # whatever happened: a query without its reply would block the REPL
             if query.id in self._session.open_queries:
                 self._send(query, [Slot(error=failed)] * len(query.prompts))
+            self._answering.pop(query.id, None)  # before the REPL can use the id again
 
     def _send(self, query: Query, slots: list[Slot]) -> None:
         if query.id not in self._session.open_queries:
