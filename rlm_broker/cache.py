@@ -9,16 +9,24 @@ import sqlite3
 import threading
 import time
 from pathlib import Path
+from typing import Any
 
 from rlm_broker.clients.base import Client, LMReply, LMRequest
 from rlm_broker.errors import ConfigurationError
 from rlm_broker.types import Usage
 
 MAX_BYTES = 1 << 30
-BUSY_TIMEOUT_S = 10.0
+BUSY_TIMEOUT_S = 0.2
+AFTER_FAILURE_S = 10.0
+"""After a failed write nothing is written for a while: a cache that waits would be slower than none."""
+APPLICATION_ID = 0x524C4D42
+"""In the header of the file, which says that it is ours."""
 USED_AGAIN_S = 60.0
 """A reply that was used since is not noted as used once more: reading is not to be writing."""
-_TABLE = "CREATE TABLE IF NOT EXISTS replies (key BLOB PRIMARY KEY, used REAL, text TEXT) WITHOUT ROWID"
+_TABLE = (
+    "CREATE TABLE IF NOT EXISTS replies (key BLOB PRIMARY KEY, used REAL NOT NULL CHECK (typeof(used) = 'real'), "
+    "text TEXT NOT NULL CHECK (typeof(text) = 'text')) WITHOUT ROWID"
+)
 _INDEX = "CREATE INDEX IF NOT EXISTS replies_used ON replies (used)"
 
 
@@ -32,18 +40,19 @@ class Cache:
         max_bytes: Of replies, about.
 
     Raises:
-        ConfigurationError: The file cannot be made, or is something else.
+        ConfigurationError: The file cannot be made, is something else, or others could write to it: whoever can, says
+            what the models said.
     """
 
     def __init__(self, path: str | Path, max_bytes: int = MAX_BYTES) -> None:
         self.path = Path(path)
         self._max_bytes = max_bytes
         self._lock = threading.Lock()
+        self._writes_at = 0.0
         try:
-            os.close(os.open(self.path, os.O_RDWR | os.O_CREAT, 0o600))
-            self._database = sqlite3.connect(self.path, BUSY_TIMEOUT_S, isolation_level=None, check_same_thread=False)
-            for statement in ("PRAGMA journal_mode=WAL", "PRAGMA synchronous=NORMAL", _TABLE, _INDEX):
-                self._database.execute(statement)
+            is_new = _require_own(self.path)
+            self._database = sqlite3.connect(self.path, 10.0, isolation_level=None, check_same_thread=False)
+            self._prepare(is_new)
         except (OSError, sqlite3.Error) as error:
             raise ConfigurationError(f"cannot use {self.path} as a cache: {error}") from None
 
@@ -70,6 +79,21 @@ class Cache:
         with self._lock:
             self._database.close()
 
+    def _prepare(self, is_new: bool) -> None:
+        for statement in (
+            "PRAGMA trusted_schema = OFF",
+            "BEGIN IMMEDIATE",  # others may be just as new
+            *([f"PRAGMA application_id = {APPLICATION_ID}"] if is_new else []),
+        ):
+            self._database.execute(statement)
+        (found,) = self._database.execute("PRAGMA application_id").fetchone()
+        if found != APPLICATION_ID:
+            self._database.execute("ROLLBACK")
+            raise sqlite3.DatabaseError("it is a database of something else")
+        for statement in (_TABLE, _INDEX, "COMMIT", "PRAGMA journal_mode = WAL", "PRAGMA synchronous = NORMAL"):
+            self._database.execute(statement)
+        self._database.execute(f"PRAGMA busy_timeout = {int(BUSY_TIMEOUT_S * 1000)}")
+
     def _get(self, key: bytes) -> LMReply | None:
         now = time.time()
         with self._lock, contextlib.suppress(sqlite3.Error):  # without a cache things go on, only slower
@@ -77,20 +101,30 @@ class Cache:
             if found is None:
                 return None
             text, used = found
-            if now - used > USED_AGAIN_S:
-                self._database.execute("UPDATE replies SET used = ? WHERE key = ?", (now, key))
+            if now - used > USED_AGAIN_S and now >= self._writes_at:
+                self._write("UPDATE replies SET used = ? WHERE key = ?", (now, key))
             return LMReply(text, Usage(1, 0, 0, 0.0, stored_calls=1))
         return None
 
     def _put(self, key: bytes, reply: LMReply) -> None:
         row = (key, time.time(), reply.text.encode("utf-8", "replace").decode())
         with self._lock, contextlib.suppress(sqlite3.Error):
-            self._database.execute("INSERT OR REPLACE INTO replies VALUES (?, ?, ?)", row)
+            if row[1] < self._writes_at or not self._write("INSERT OR REPLACE INTO replies VALUES (?, ?, ?)", row):
+                return
             while self._bytes() > self._max_bytes and self._count() > 1:
                 self._database.execute(
                     "DELETE FROM replies WHERE key IN (SELECT key FROM replies ORDER BY used LIMIT max(1, ?))",
                     (self._count() // 10,),
                 )
+
+    def _write(self, statement: str, values: tuple[Any, ...]) -> bool:
+        """Whether it could be written; if not, for a while nothing is."""
+        try:
+            self._database.execute(statement, values)
+        except sqlite3.Error:
+            self._writes_at = time.time() + AFTER_FAILURE_S
+            return False
+        return True
 
     def _bytes(self) -> int:
         pages, free, page_bytes = (
@@ -101,3 +135,19 @@ class Cache:
 
     def _count(self) -> int:
         return int(self._database.execute("SELECT count(*) FROM replies").fetchone()[0])
+
+
+def _require_own(path: Path) -> bool:
+    """Make the file if it is not there; whether it is empty.
+
+    Raises:
+        OSError: It is a link, somebody else's, or others may write to it.
+    """
+    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
+    try:
+        found = os.fstat(fd)
+        if found.st_uid != os.getuid() or found.st_mode & 0o022:
+            raise PermissionError("it is another user's, or others may write to it")
+        return found.st_size == 0
+    finally:
+        os.close(fd)

@@ -140,10 +140,13 @@ def assigned(assignments: Iterable[str], **options: Any) -> dict[str, Any]:
 def _files() -> list[tuple[str, dict[str, Any]]]:
     """The user's file, then the project's."""
     home = Path(os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config")
-    return [(str(path), _read(path)) for path in (home / "rlm-broker" / "config.toml", Path(PROJECT_FILE))]
+    path = home / "rlm-broker" / "config.toml"
+    users = _read(path)
+    return [(str(path), users), (PROJECT_FILE, _read(Path(PROJECT_FILE), users))]
 
 
-def _read(path: Path) -> dict[str, Any]:
+def _read(path: Path, users: Mapping[str, Any] | None = None) -> dict[str, Any]:
+    """A file's settings, limits among them. With those of the user's it is the project's, and may need his word."""
     try:
         content = path.read_bytes()
         document = tomllib.loads(content.decode())
@@ -153,11 +156,14 @@ def _read(path: Path) -> dict[str, Any]:
         raise ConfigurationError(f"cannot read {path}: {error.strerror}") from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise ConfigurationError(f"{path} is no TOML: {error}") from None
-    if path == Path(PROJECT_FILE):
-        trust.require(path, content, document)
+    if users is not None:
+        trust.require(path, content, document, users)
     limits = document.pop("limits", {})
     if not isinstance(limits, dict):
         raise ConfigurationError(f"{path}: limits is a table: write [limits] and its names below")
+    for name in limits:
+        if name not in Limits.model_fields:
+            raise ConfigurationError(f"{path}: limits.{name} is no limit{_suggestion(name, Limits.model_fields)}")
     for name in document:
         if name in Limits.model_fields:
             raise ConfigurationError(f"{path}: {name} is a limit: write it below [limits]")
@@ -172,6 +178,9 @@ def _models(source: str, tables: Any) -> dict[str, Model]:
     for name, table in tables.items():
         where = f"{source}: models.{name}"
         _require_no_key(f"{where}.api_key", table.get("api_key"))
+        headers = table.get("headers")
+        for header, value in headers.items() if isinstance(headers, dict) else ():
+            _require_no_key(f"{where}.headers.{header}", value)
         for field in table:
             if field not in Model.model_fields:
                 raise ConfigurationError(f"{where}: there is no {field!r}{_suggestion(field, Model.model_fields)}")

@@ -1,8 +1,12 @@
 """From what a user says of models to clients that are ready to be called, and who is called when."""
 
 import asyncio
+import contextlib
+import functools
 import os
-from collections.abc import Callable, Mapping, Sequence
+import weakref
+from collections import Counter
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from typing import Annotated, Any, Self, cast
 
 from pydantic import (
@@ -16,15 +20,16 @@ from pydantic import (
 )
 
 from rlm_broker.cache import Cache
-from rlm_broker.clients.base import Client
-from rlm_broker.clients.field import FieldClient, FieldLike, is_field_client
+from rlm_broker.clients.base import Client, LMReply, LMRequest
+from rlm_broker.clients.failures import SECRET_NAME
+from rlm_broker.clients.field import FieldLike, field_client, is_field_client
 from rlm_broker.clients.function import FunctionClient
 from rlm_broker.clients.litellm import LiteLLMClient, prefetch
 from rlm_broker.clients.named import client_for
 from rlm_broker.clients.recorded import RecordedClient
-from rlm_broker.errors import ConfigurationError
+from rlm_broker.errors import ConfigurationError, ModelFailed
 from rlm_broker.handler.handler import LMHandler
-from rlm_broker.handler.lane import Serving
+from rlm_broker.handler.lane import Lane, Serving
 from rlm_broker.handler.routing import ModelPolicy, Route
 from rlm_broker.home import Home
 from rlm_broker.limits import Limits
@@ -74,6 +79,9 @@ class Model(BaseModel):
     def _check_offline(self) -> Self:
         if self.name == "offline" and (self.base_url or self.api_key or self.headers or self.options):
             raise ValueError("the model offline takes no options, and nothing is sent anywhere")
+        for option in self.options:
+            if SECRET_NAME.search(option) or "header" in option.lower():
+                raise ValueError(f"options.{option} would be shown: give keys as api_key, and headers as headers")
         return self
 
     def client(self) -> Client:
@@ -107,13 +115,16 @@ or of `(messages, model)`."""
 
 
 class Models:
-    """The models of one `RLM`: who they are, and the handler that calls them.
+    """The models of one `RLM`: who they are, and the handlers that call them.
 
     Args:
-        replay: Its calls are answered from there, and none of the others is made.
+        replay: Its calls are answered from there, by its own models and routes, and none of the others is made.
+
+    Attributes:
+        replay: The same.
 
     Raises:
-        ConfigurationError: A model, key or route that cannot be used.
+        ConfigurationError: A model, key, route or policy that cannot be used.
     """
 
     def __init__(
@@ -122,37 +133,43 @@ class Models:
         sub_model: Given | None,
         models: Mapping[str, Given],
         routes: Sequence[Route],
+        policy: ModelPolicy = "allow",
         replay: Recording | None = None,
     ) -> None:
-        self._routes = tuple(routes)
+        self.replay = replay
+        self._policy: ModelPolicy = policy
         self._made: list[Client] = []
         self._descriptions: dict[int, Model] = {}
-        if replay is not None:
+        self._fallbacks: dict[int, tuple[Client, ...]] = {}
+        self._opened: dict[str, Client] = {}
+        self._lanes: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, dict[int, Lane]]
+        self._lanes = weakref.WeakKeyDictionary()
+        self._users = Counter[int]()
+        if replay is None:
+            self._routes = tuple(routes)
+            self._open: Callable[[str], Client] = client_for
+            self.named = {name: self._client_or_why_not(given, name) for name, given in models.items()}
+            self.root = self._known("offline" if model is None else model)
+            self.sub = None if sub_model is None else self._known(sub_model)
+            for id, described in list(self._descriptions.items()):
+                self._fallbacks[id] = tuple(map(self._known, described.fallbacks))
+        else:
             told = replay.models
-            self.root: Client = RecordedClient(replay, told.root)
-            self.sub = None if told.sub is None else cast("Client", RecordedClient(replay, told.sub))
-            self.named: dict[str, Client] = {name: RecordedClient(replay, name) for name in told.others}
-            return
-        self.named = {name: self._client(given, name) for name, given in models.items()}
-        self.root = self._known("offline" if model is None else model)
-        self.sub = None if sub_model is None else self._known(sub_model)
-        self._fallbacks = {
-            id: tuple(map(self._known, described.fallbacks)) for id, described in list(self._descriptions.items())
-        }
+            self._policy = told.policy
+            self._routes = tuple(Route(*route) for route in told.routes)
+            self._open = functools.partial(RecordedClient, replay)
+            self.named = {name: self._open(name) for name in told.others}
+            self.root = self._open(told.root)
+            self.sub = None if told.sub is None else self._open(told.sub)
+        self.handler(Limits())  # what is wrong with the routes is said here
 
-    def handler(
-        self, policy: ModelPolicy, limits: Limits, cache: Cache | None = None, home: Home | None = None
-    ) -> LMHandler:
-        """What calls them.
-
-        Raises:
-            ConfigurationError: A route that leads nowhere, or is never taken.
-        """
+    def handler(self, limits: Limits, cache: Cache | None = None, home: Home | None = None) -> LMHandler:
+        """What calls them."""
         handler = LMHandler(
             self.root,
             other_backend_client=self.sub,
-            model_policy=policy,
-            open_client=client_for,
+            model_policy=self._policy,
+            open_client=self._open_once,
             call_timeout_s=limits.call_timeout_s,
             cache=cache,
             home=home,
@@ -161,24 +178,41 @@ class Models:
             handler.register_client(name, client)
         for route in self._routes:
             handler.routing.add(route)
-        for client in handler.routing.clients:
-            if (described := self._descriptions.get(id(client))) is not None:
-                handler.serve(client, _serving(described, self._fallbacks[id(client)]))
         return handler
 
-    async def preflight(self, limits: Limits) -> None:
-        """See whether they can be called, as far as that can be seen, before anything else is started.
+    @contextlib.asynccontextmanager
+    async def opened(self, limits: Limits, cache: Cache | None, home: Home) -> AsyncIterator[LMHandler]:
+        """A handler that is listening, its clients looked at before. Bounds and rates hold for all that are open.
 
         Raises:
             ModelFailed, UnknownModel: What every call would raise.
             ConfigurationError: There is a budget in dollars, and nobody knows what a model costs.
         """
-        clients = {id(client): client for client in (self.root, self.sub, *self.named.values()) if client is not None}
-        checks = [client.preflight() for client in clients.values() if hasattr(client, "preflight")]
-        await asyncio.gather(*checks)
+        loop = asyncio.get_running_loop()
+        self._users[id(loop)] += 1
+        try:
+            await self._preflight(limits)
+            handler = self.handler(limits, cache, home)
+            handler.lanes = self._lanes.setdefault(loop, {})
+            for id_, described in self._descriptions.items():
+                if id_ not in handler.lanes:
+                    handler.serve(self._client_of(id_), _serving(described, self._fallbacks.get(id_, ())))
+            async with handler:
+                yield handler
+        finally:
+            self._users[id(loop)] -= 1
+            if self._users[id(loop)] == 0:  # those that were brought stay their makers'
+                for client in [*self._made, *self._opened.values()]:
+                    await client.aclose()
+
+    async def _preflight(self, limits: Limits) -> None:
+        fallbacks = [client for clients in self._fallbacks.values() for client in clients]
+        every = (self.root, self.sub, *self.named.values(), *fallbacks)
+        clients = {id(client): client for client in every if client is not None}.values()
+        await asyncio.gather(*(client.preflight() for client in clients if hasattr(client, "preflight")))
         if limits.max_budget_usd is None:
             return
-        for client in clients.values():
+        for client in clients:
             if isinstance(client, LiteLLMClient):
                 await client.loaded()
             if getattr(client, "is_priced", None) is False:
@@ -187,14 +221,27 @@ class Models:
                     "usd_per_million_tokens, or bound max_tokens or max_llm_calls instead"
                 )
 
-    async def aclose(self) -> None:
-        """Close the clients that were made here; those that were brought stay their makers'."""
-        for client in self._made:
-            await client.aclose()
+    def _open_once(self, name: str) -> Client:
+        if name not in self._opened:
+            self._opened[name] = self._open(name)
+        return self._opened[name]
+
+    def _client_of(self, identity: int) -> Client:
+        return next(client for client in self._made if id(client) == identity)
+
+    def _client_or_why_not(self, given: Given, name: str) -> Client:
+        """Of a named model, which perhaps nobody asks for: what is wrong with it is then nobody's concern."""
+        try:
+            return self._client(given, name)
+        except ConfigurationError as error:
+            return _Unusable(name, error)
 
     def _known(self, given: Given) -> Client:
         """A model that may be one of the named ones."""
-        return self.named[given] if isinstance(given, str) and given in self.named else self._client(given)
+        client = self.named[given] if isinstance(given, str) and given in self.named else self._client(given)
+        if isinstance(client, _Unusable):
+            raise client.why
+        return client
 
     def _client(self, given: Given, name: str = "") -> Client:
         if isinstance(given, str):
@@ -214,11 +261,27 @@ class Models:
         return client
 
 
+class _Unusable:
+    """In the place of a model that is named and cannot be called."""
+
+    def __init__(self, name: str, why: ConfigurationError) -> None:
+        self.model_name = name
+        self.why = why
+
+    async def complete(self, request: LMRequest) -> LMReply:
+        """Raises: ModelFailed, always."""
+        del request
+        raise ModelFailed(str(self.why))
+
+    async def aclose(self) -> None:
+        """Nothing is held."""
+
+
 def _brought(given: Client | FieldLike | Callable[..., Any]) -> Client:
     if hasattr(given, "complete") and hasattr(given, "model_name"):
         return cast("Client", given)
     if is_field_client(given):
-        return FieldClient(given)
+        return field_client(given)
     if callable(given):
         return FunctionClient(given)
     raise ConfigurationError(f"a model is a name, a Model, a client or a function, and not {type(given).__name__}")
@@ -240,6 +303,8 @@ def _secret(text: str, what: str, model: str) -> str:
     if not text.startswith(FROM_ENVIRONMENT):
         return text
     variable = text.removeprefix(FROM_ENVIRONMENT)
+    if not variable:
+        raise ConfigurationError(f"model {model!r}: after {FROM_ENVIRONMENT} the name of a variable is missing")
     value = os.environ.get(variable)
     if not value:
         raise ConfigurationError(f"model {model!r} needs {variable} for its {what}, which is not set: export it")

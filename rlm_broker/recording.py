@@ -7,7 +7,7 @@ import warnings
 from collections import defaultdict, deque
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 
@@ -55,7 +55,7 @@ class Counted(msgspec.Struct, frozen=True):
 
 
 class Recorded(msgspec.Struct, frozen=True, omit_defaults=True):
-    """One call: a line of the file. `model` is the one that served."""
+    """One call: a line of the file. `model` is the one that served; `cancelled`: nobody waited for it to the end."""
 
     id: CallId
     request: Request
@@ -64,15 +64,18 @@ class Recorded(msgspec.Struct, frozen=True, omit_defaults=True):
     problem: str | None = None
     failure: Failure | None = None
     used: Counted = Counted()
+    cancelled: bool = False
 
 
 class Models(msgspec.Struct, frozen=True, omit_defaults=True):
-    """The first line: what the run's models were called."""
+    """The first line: what the run's models were called, and by which routes and policy they were found."""
 
     rlm_broker_recording: int
     root: str
     sub: str | None = None
     others: list[str] = []
+    routes: list[tuple[str, str | None, str]] = []
+    policy: Literal["allow", "pinned", "open"] = "allow"
 
 
 class Recorder:
@@ -98,14 +101,19 @@ class Recorder:
         self._write(recorded)
 
     def close(self) -> None:
-        """Once. Warns if lines are missing."""
+        """Once. Warns if lines are missing. What a call that is still under way adds later is lost."""
         os.close(self._descriptor)
+        self._descriptor = -1  # the number may be another file's by then
         if self._lost:
             warnings.warn(f"the recording {self.path} is not whole: {self._lost}", stacklevel=2)
 
     def _write(self, value: msgspec.Struct) -> None:
+        if self._descriptor < 0:
+            return
+        line = memoryview(_line(value))
         try:
-            os.write(self._descriptor, _line(value))
+            while line:
+                line = line[os.write(self._descriptor, line) :]
         except OSError as error:  # a run is not to end because it cannot be recorded
             self._lost = self._lost or error.strerror or str(error)
 
@@ -124,7 +132,9 @@ class Recording:
         self.path = Path(path)
         self.diverged: str | None = None
         try:
-            first, *lines = self.path.read_bytes().splitlines()
+            first, *lines = self.path.read_bytes().splitlines(keepends=True) or [b""]
+            if lines and not lines[-1].endswith(b"\n"):
+                lines.pop()  # of a run that was killed while it wrote
             self.models = msgspec.json.decode(first, type=Models)
             self._calls = [msgspec.json.decode(line, type=Recorded) for line in lines]
         except OSError as error:

@@ -14,7 +14,7 @@ from rlm_broker import __version__
 from rlm_broker.cache import Cache
 from rlm_broker.context import StoredContext, store
 from rlm_broker.conversation import Conversation
-from rlm_broker.errors import ConfigurationError, RunCancelled
+from rlm_broker.errors import ConfigurationError, ReplayDiverged, RunCancelled
 from rlm_broker.handler.calls import Caller, RunCalls
 from rlm_broker.handler.handler import LMHandler
 from rlm_broker.handler.routing import ModelPolicy, Route
@@ -107,16 +107,15 @@ class RLM(Resident):
         brings_models = not (model is None and sub_model is None and not models)
         if handler is not None and (brings_models or routes or cache or replay):
             raise ConfigurationError("give either models or a handler: a handler brings its own models")
-        if replay is not None and brings_models:
+        if replay is not None and (brings_models or routes):
             raise ConfigurationError("give either models or a recording to replay: it brings its own models")
         _require_types(limits=limits, handler=handler, sandbox=sandbox, on_event=on_event)
         policy.candidates(isolation, allow_exec)  # an unknown level is refused here and not in the first call
         self.limits = limits or (sandbox.limits if sandbox else Limits())
         self._models: Models | None = None
         if handler is None:
-            self._models = Models(model, sub_model, models or {}, routes, None if replay is None else Recording(replay))
-            self._models.handler(model_policy, self.limits)  # what is wrong with it is said here
-        self._model_policy: ModelPolicy = model_policy
+            recording = None if replay is None else Recording(replay)
+            self._models = Models(model, sub_model, models or {}, routes, model_policy, recording)
         self._cache, self._record = cache, record
         self._isolation = isolation
         self._allow_exec = allow_exec
@@ -221,12 +220,10 @@ class RLM(Resident):
 
     async def _own_handler(self, own: contextlib.AsyncExitStack, home: Home) -> LMHandler:
         assert self._models is not None
-        own.push_async_callback(self._models.aclose)
-        await self._models.preflight(self.limits)
         cache = self._cache
         if isinstance(cache, str | Path):
             cache = own.enter_context(contextlib.closing(Cache(cache)))
-        return await own.enter_async_context(self._models.handler(self._model_policy, self.limits, cache, home))
+        return await own.enter_async_context(self._models.opened(self.limits, cache, home))
 
     # -- one run -----------------------------------------------------------------------------------------------------
 
@@ -268,7 +265,10 @@ class RLM(Resident):
         recursion = Recursion(tree, caller, ends_at, self._tools)
         answer, traces = recursion.handler(), recursion.child_traces
         attempt.runner = Runner(tree, caller, answer, traces, self._tools, attempt.output_type, self._conversation)
-        return await attempt.runner.run(context)
+        completion = await attempt.runner.run(context)
+        if self._models and self._models.replay and (difference := self._models.replay.diverged):
+            raise ReplayDiverged(difference)  # code may have taken the error for an answer
+        return completion
 
     def _metadata(self, machinery: "_Machinery", context: StoredContext) -> dict[str, Any]:
         info = context.info
@@ -325,5 +325,7 @@ def _require_types(limits: object, handler: object, sandbox: object, on_event: o
 def _told(handler: LMHandler) -> RecordedModels:
     """What a recording says of the models: the names that a replay has to have."""
     root, sub = handler.get_client(depth=0), handler.get_client(depth=1)
-    others = list(handler.routing.names)
-    return RecordedModels(FORMAT, root.model_name, None if sub is root else sub.model_name, others)
+    routing = handler.routing
+    routes = [(route.to, route.match, route.depths) for route in routing.routes]
+    own_sub = None if sub is root else sub.model_name
+    return RecordedModels(FORMAT, root.model_name, own_sub, list(routing.names), routes, routing.policy)

@@ -149,13 +149,13 @@ class FakeOpenAI:
             answer = Answer(404) if self._models is None else Answer(body={"data": [{"id": id} for id in self._models]})
         else:
             answer = self._next(json.loads(body), headers)
-        self._waiting += 1
+        self._waiting += first.startswith("POST")
         self.at_once = max(self.at_once, self._waiting)
         left = asyncio.ensure_future(reader.read(1))  # nothing more is due from the client before it has its answer
         try:
             await asyncio.wait({left}, timeout=None if answer.never else answer.delay_s)
         finally:
-            self._waiting -= 1
+            self._waiting -= first.startswith("POST")
         if left.done():
             self.disconnected.set()
             return False

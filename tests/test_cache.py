@@ -2,6 +2,7 @@
 
 import multiprocessing
 import sqlite3
+import time
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,7 @@ from rlm_broker.clients.openai_compatible import OpenAICompatibleClient
 from rlm_broker.clients.scripted import ScriptedClient
 from rlm_broker.errors import ConfigurationError
 from rlm_broker.handler.handler import LMHandler
+from rlm_broker.handler.lane import Serving
 from rlm_broker.types import ChatMessage, Usage
 from tests.fake_openai import FakeOpenAI, completion
 
@@ -128,3 +130,39 @@ async def test_a_cache_that_breaks_is_no_error_of_the_call(tmp_path: Path) -> No
     cache.close()
     assert await cache.get(b"key") is None
     await cache.put(b"key", LMReply("x", Usage(1)))
+
+
+async def test_a_reply_of_a_model_with_fallbacks_is_kept_too(tmp_path: Path) -> None:
+    with FakeOpenAI(completion("x")) as server:
+        client = OpenAICompatibleClient(server.base_url, "m")
+        handler = LMHandler(client, cache=Cache(tmp_path / "cache"))
+        handler.serve(client, Serving(fallbacks=(ScriptedClient(["y"]),)))
+        for _ in range(3):
+            await handler.complete(client, request("a"))
+    assert len(server.requests) == 1
+
+
+def test_what_others_made_or_could_write_to_is_no_cache(tmp_path: Path) -> None:
+    with sqlite3.connect(tmp_path / "bookmarks") as other:
+        other.execute("CREATE TABLE bookmarks (url)")
+    (tmp_path / "open").touch(mode=0o666)
+    (tmp_path / "open").chmod(0o666)
+    (tmp_path / "link").symlink_to(tmp_path / "target")
+    for name, why in (("bookmarks", "something else"), ("open", "others may write"), ("link", "")):
+        with pytest.raises(ConfigurationError, match=f"as a cache: .*{why}"):
+            Cache(tmp_path / name)
+    assert not (tmp_path / "target").exists()
+    assert sqlite3.connect(tmp_path / "bookmarks").execute("SELECT name FROM sqlite_master").fetchall() == [
+        ("bookmarks",)
+    ]
+
+
+async def test_a_cache_that_is_locked_costs_a_moment_and_no_more(tmp_path: Path) -> None:
+    cache = Cache(tmp_path / "cache")
+    other = sqlite3.connect(tmp_path / "cache", isolation_level=None)
+    other.execute("BEGIN EXCLUSIVE")
+    started = time.monotonic()
+    for number in range(20):
+        await cache.put(b"%d" % number, LMReply("x", Usage(1)))
+    assert time.monotonic() - started < 5
+    other.execute("ROLLBACK")

@@ -69,7 +69,7 @@ def test_turns_may_differ_by_depth(monkeypatch: pytest.MonkeyPatch) -> None:
     ("text", "sentence"),
     [
         ("modle = 'x'", "rlm-broker.toml: there is no setting 'modle'; did you mean model?"),
-        ("[limits]\nmax_itertions = 3", "there is no setting 'max_itertions'; did you mean max_iterations?"),
+        ("[limits]\nmax_itertions = 3", "limits.max_itertions is no limit; did you mean max_iterations?"),
         ("[limits]\nmax_depth = -1", "limit max_depth = -1 (rlm-broker.toml): input should be greater than"),
         ("max_depth = 1", "rlm-broker.toml: max_depth is a limit: write it below [limits]"),
         ("limits = 3", "limits is a table"),

@@ -83,7 +83,7 @@ def test_routes_are_checked_when_the_models_are_known() -> None:
     one, other = ScriptedClient(["x"], "one"), ScriptedClient(["x"], "other")
     with pytest.raises(ConfigurationError, match="leads nowhere: there are only named, one"):
         RLM(one, models={"named": other}, routes=[Route(to="missing", match="a")])
-    handler = Models(one, None, {"named": other}, [Route(to="named", match="gpt-*")]).handler("allow", LIMITS)
+    handler = Models(one, None, {"named": other}, [Route(to="named", match="gpt-*")]).handler(LIMITS)
     assert handler.routing.pick_for_code("gpt-5", 1) is other
 
 

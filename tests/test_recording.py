@@ -105,8 +105,8 @@ def test_nothing_is_written_over(tmp_path: Path) -> None:
         (b"", "is no recording"),
         (b"{}", "is no recording"),
         (b'{"event": "run_started"}', "is no recording"),
-        (b'{"rlm_broker_recording": 1, "root": "x"}\n{"id": 1}', "is no recording"),
-        (b'{"rlm_broker_recording": 1, "root": "x"}\n\xff', "is no recording"),
+        (b'{"rlm_broker_recording": 1, "root": "x"}\n{"id": 1}\n', "is no recording"),
+        (b'{"rlm_broker_recording": 1, "root": "x"}\n\xff\n', "is no recording"),
         (b"[" * 100_000, "is no recording"),
         (b'{"rlm_broker_recording": 99, "root": "x"}', "another version"),
     ],
@@ -124,3 +124,21 @@ def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
 
 def test_a_recording_of_nothing_has_no_nearest(tmp_path: Path) -> None:
     assert "holds no calls" in written(tmp_path).difference(asked("x"), CallId("1", 0, 1))
+
+
+def test_the_half_line_of_a_run_that_was_killed_is_left_out(tmp_path: Path) -> None:
+    recording = written(tmp_path, Recorded(CallId("1", 0, 1), asked("a"), "root", "x"))
+    with recording.path.open("a") as file:
+        file.write('{"id": {"run": "1", "bl')
+    found = Recording(recording.path).find(asked("a"))
+    assert found is not None
+    assert found.text == "x"
+
+
+def test_what_is_added_after_the_end_reaches_no_other_file(tmp_path: Path) -> None:
+    recorder = Recorder(tmp_path / "run.jsonl", MODELS)
+    recorder.close()
+    with (tmp_path / "other").open("w") as other:  # it gets the number of the one that was closed
+        recorder.add(Recorded(CallId("1", 0, 1), asked("a"), "root", "x"))
+        assert other.tell() == 0
+    assert (tmp_path / "other").read_text() == ""

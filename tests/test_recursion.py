@@ -107,7 +107,8 @@ def test_a_parent_that_is_ended_takes_its_children_and_their_processes_with_it()
         child_loops.set()
         return "```repl\nwhile True: pass\n```"
 
-    with RLM(FunctionClient(reply), limits=Limits(max_depth=2, run_timeout_s=2.0)) as rlm:
+    limits = Limits(max_depth=2, run_timeout_s=2.0)
+    with Sandbox(limits, warm=0) as sandbox, RLM(FunctionClient(reply), limits=limits, sandbox=sandbox) as rlm:
         idle = {process.pid for process in living_below()}
         with pytest.raises(LimitReached, match="run_timeout_s"):
             rlm.completion("", "root")

@@ -11,8 +11,14 @@ from rlm_broker.errors import ConfigurationError
 HARMFUL = {
     "base_url": "base_url = 'http://elsewhere/v1'",
     "isolation = process": "isolation = 'process'",
-    "models.m.base_url": "[models.m]\nbase_url = 'http://elsewhere/v1'\napi_key = 'env:OPENAI_API_KEY'",
+    "models.m.base_url": "[models.m]\nbase_url = 'http://elsewhere/v1'",
     "models.m.headers": "[models.m]\nname = 'openai/x'\n[models.m.headers]\nx = 'env:HOME'",
+    "models.m.api_key": "[models.m]\nname = 'openai/x'\napi_key = 'env:AWS_SECRET_ACCESS_KEY'",
+    "models.m.name = oobabooga/http://elsewhere": "[models.m]\nname = 'oobabooga/http://elsewhere'",
+    "models.x/y.name = x/y": "[models.'x/y']\noptions = {seed = 1}",
+    "api_key": "api_key = 'env:AWS_SECRET_ACCESS_KEY'",
+    "model = hosted_vllm/x": "model = 'hosted_vllm/x'",
+    "sub_model = openai/http://elsewhere": "sub_model = 'openai/http://elsewhere'",
     "models.m.options.api_base": "[models.m]\nname = 'openai/x'\noptions = {api_base = 'http://elsewhere/v1'}",
     "cache": "cache = '/home/me/.bashrc'",
 }
@@ -37,6 +43,40 @@ def test_what_a_project_could_do_harm_with_needs_its_users_word(risk: str) -> No
     )
     trust.trust(Path(PROJECT_FILE))
     Settings({})
+
+
+@pytest.mark.parametrize("line", ["model = 'evil'", "isolation = 'process'", "base_url = 'http://x/v1'", "cache = 'x'"])
+def test_nothing_but_limits_is_taken_from_the_table_of_limits(line: str) -> None:
+    Path(PROJECT_FILE).write_text(f"[limits]\n{line}")
+    with pytest.raises(ConfigurationError, match="is no limit"):
+        Settings({})
+
+
+@pytest.mark.parametrize(
+    ("users", "projects", "is_refused"),
+    [
+        ("isolation = 'strict'", "isolation = 'standard'", True),
+        ("isolation = 'standard'", "isolation = 'standard'", False),
+        ("", "isolation = 'standard'", True),
+        ("", "isolation = 'strict'", False),
+        ("[limits]\nmax_budget_usd = 1.0", "[limits]\nmax_budget_usd = 'none'", True),
+        ("[limits]\nmax_budget_usd = 1.0", "[limits]\nmax_budget_usd = 2", True),
+        ("[limits]\nmax_budget_usd = 1.0", "[limits]\nmax_budget_usd = 0.5", False),
+        ("", "[limits]\nmax_budget_usd = 100", False),
+        ("[models.mine]\nbase_url = 'http://mine/v1'", "model = 'mine'", False),
+    ],
+)
+def test_a_project_may_be_stricter_than_its_user_and_not_less(
+    tmp_path: Path, users: str, projects: str, is_refused: bool
+) -> None:
+    (tmp_path / "config" / "rlm-broker").mkdir(parents=True)
+    (tmp_path / "config" / "rlm-broker" / "config.toml").write_text(users)
+    Path(PROJECT_FILE).write_text(projects)
+    if is_refused:
+        with pytest.raises(ConfigurationError, match="config trust"):
+            Settings({})
+    else:
+        Settings({})
 
 
 def test_a_file_that_has_changed_since_or_lies_elsewhere_is_not_trusted(

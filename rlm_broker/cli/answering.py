@@ -32,11 +32,15 @@ def ask(
     **flags: Any,
 ) -> Completion:
     """Answer it, with progress, trace and recording as asked for."""
+    if replay is not None and any(flags.get(name) for name in ("model", "sub_model", "base_url")):
+        raise ConfigurationError("give either models or a recording to replay: it brings its own models")
+    for option, file in (("trace", trace), ("record", record), ("replay", replay)):
+        _require_elsewhere(option, file, paths)
     settings = Settings(assigned(assignments, **flags))
     with ExitStack() as stack:
         watchers: list[Emit] = []
         if trace is not None:
-            watchers.append(stack.enter_context(_writer(trace, paths)))
+            watchers.append(stack.enter_context(_writer(trace)))
         cache = settings["cache"]
         if not quiet:
             watchers.append(stack.enter_context(closing(Progress(sys.stderr))))
@@ -72,13 +76,18 @@ def _all_of(watchers: list[Emit]) -> Emit:
 
 
 @contextmanager
-def _writer(trace: Path, paths: tuple[str, ...]) -> Iterator[TraceWriter]:
-    if trace.exists() and any(Path(path).exists() and trace.samefile(path) for path in paths):
-        raise ConfigurationError(f"the trace {trace} is what you ask about: name another file")
+def _writer(trace: Path) -> Iterator[TraceWriter]:
     with TraceWriter(trace) as writer:
         yield writer
         if writer.lost:
             say(f"warning: the trace {trace} is not whole: {writer.lost}", err=True)
+
+
+def _require_elsewhere(option: str, file: Path | None, paths: tuple[str, ...]) -> None:
+    """What is written about a run is not to be in its context, or a second run would have another one."""
+    for path in paths if file is not None else ():
+        if file is not None and Path(path).exists() and file.resolve().is_relative_to(Path(path).resolve()):
+            raise ConfigurationError(f"--{option} {file} lies in what you ask about, {path}: name a file elsewhere")
 
 
 def _used(completion: Completion) -> list[str]:

@@ -28,7 +28,7 @@ def command(name: str | None, depth: int, as_json: bool, **flags: Any) -> None:
 
         settings = Settings(assigned((), **flags))
         models = Models(settings.model("model"), settings.model("sub_model"), settings.models, settings.routes)
-        routing = models.handler("allow", settings.limits).routing
+        routing = models.handler(settings.limits).routing
         if name is not None:
             client, why = routing.explain(name, depth)
             shown = {"model": client.model_name, "why": why}

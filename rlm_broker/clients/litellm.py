@@ -175,8 +175,8 @@ class LiteLLMClient:
         provider = self._litellm_name.partition("/")[0]
         if (variable := _SERVERS.get(provider)) and not (self._options.get("api_base") or os.environ.get(variable)):
             raise ConfigurationError(
-                f"model {self.model_name!r} is on a server of your own, and nothing says where: set {variable}, or give "
-                "the base_url and the name that the model has there"
+                f"model {self.model_name!r} is on a server of your own, and nothing says where: set {variable}, or "
+                "give its base_url and the name that the model has there"
             )
         if variable or self._options.get("api_key") or provider in _KEYLESS:
             return

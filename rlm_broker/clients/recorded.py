@@ -1,5 +1,7 @@
 """A model that says what another one said: a run replayed."""
 
+import asyncio
+
 from rlm_broker.clients.base import LMReply, LMRequest
 from rlm_broker.errors import ModelFailed, ReplayDiverged
 from rlm_broker.recording import CallId, Recording, Request
@@ -31,6 +33,8 @@ class RecordedClient:
         if call is None:
             self._recording.diverged = self._recording.difference(asked, request.id or CallId("?", 0, 0))
             raise ReplayDiverged(self._recording.diverged)
+        if call.cancelled:
+            await asyncio.Event().wait()  # until the same time limit comes again
         if call.failure is not None:
             raise ModelFailed(call.failure.message, "request" if call.failure.cause == "request" else "provider")
         if request.on_text is not None and call.text:

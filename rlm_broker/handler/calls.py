@@ -150,16 +150,27 @@ class RunCalls:
             try:
                 _, late = await asyncio.wait(workers, timeout=query.timeout_s)
             finally:
+                left = list(waiting)
                 waiting.clear()  # also for a worker whose client does not heed that it is cancelled
             for worker in late:
                 worker.cancel()
+        for (_, sample), (prompt, id) in left if self._recorder else ():
+            _record(self._recorder, self._request(caller, query, prompt, sample, id), None)
         return done
 
     async def _slot(self, caller: Caller, query: Query, prompt: Prompt, sample: int, id: CallId) -> Slot:
         if (problem := _problem_with(prompt)) is not None:
             return Slot(error=problem)
+        request = self._request(caller, query, prompt, sample, id)
+        try:
+            call = await self._call(caller, request)
+        except RlmBrokerError as error:
+            return Slot(error=in_words(error))
+        return Slot(text=call.response, error=call.problem)
+
+    def _request(self, caller: Caller, query: Query, prompt: Prompt, sample: int, id: CallId) -> LMRequest:
         asked = ChatMessage("user", _content(prompt))
-        request = LMRequest(
+        return LMRequest(
             (ChatMessage("system", query.system), asked) if query.system else (asked,),
             query.model,
             _smaller(query.max_completion_tokens, self._ledger.limits.max_completion_tokens),
@@ -168,11 +179,6 @@ class RunCalls:
             sample=sample,
             id=id,
         )
-        try:
-            call = await self._call(caller, request)
-        except RlmBrokerError as error:
-            return Slot(error=in_words(error))
-        return Slot(text=call.response, error=call.problem)
 
     def _id(self, caller: Caller, block: int) -> CallId:
         place = (caller.run, block)
@@ -189,6 +195,9 @@ class RunCalls:
                 hold = await self._ledger.hold(_chars(request), request.max_completion_tokens)
             number = self._ledger.charge_call()  # not before: what is never sent is not counted
             return await self._sent(caller, client, request, number, hold)
+        except asyncio.CancelledError:
+            _record(self._recorder, request, None)
+            raise
         finally:
             self._ledger.release(hold)
             self._slots.release()
@@ -210,28 +219,33 @@ class RunCalls:
             )
         except BaseException as error:  # recorded, and raised again
             why = in_words(error)
-            if self._recorder is not None:
-                _record(self._recorder, request, Failure(why, getattr(error, "cause", "provider")), client.model_name)
+            if isinstance(error, RlmBrokerError):
+                _record(self._recorder, request, error, client.model_name)
             taken_s = time.monotonic() - started
             self._emit(CallEnded(run, depth, number, client.model_name, Usage(), taken_s, "", why))
             raise
-        if self._recorder is not None:
-            _record(self._recorder, request, call, call.root_model)
+        _record(self._recorder, request, call, call.root_model)
         self._ledger.settle(hold, run, call.root_model, depth, call.usage)
         self._emit(CallEnded(run, depth, number, call.root_model, call.usage, call.execution_time, call.response))
         return call
 
 
-def _record(recorder: Recorder, request: LMRequest, outcome: Call | Failure, model: str) -> None:
-    if request.id is None:
+def _record(
+    recorder: Recorder | None, request: LMRequest, outcome: Call | RlmBrokerError | None, model: str = ""
+) -> None:
+    """Write a call down, if anybody wants that; an outcome of None is one that nobody waited for to its end."""
+    if recorder is None or request.id is None:
         return
     asked = recorded_request(request)
-    if isinstance(outcome, Failure):
-        recorder.add(Recorded(request.id, asked, model, failure=outcome))
-        return
-    usage = outcome.usage
-    used = Counted(usage.total_input_tokens, usage.total_output_tokens, usage.total_cost)
-    recorder.add(Recorded(request.id, asked, model, outcome.response, outcome.problem, used=used))
+    match outcome:
+        case None:
+            recorder.add(Recorded(request.id, asked, model, cancelled=True))
+        case Call(usage=usage):
+            used = Counted(usage.total_input_tokens, usage.total_output_tokens, usage.total_cost)
+            recorder.add(Recorded(request.id, asked, model, outcome.response, outcome.problem, used=used))
+        case _:
+            failure = Failure(str(outcome), getattr(outcome, "cause", "provider"))
+            recorder.add(Recorded(request.id, asked, model, failure=failure))
 
 
 def in_words(error: BaseException) -> str:

@@ -37,21 +37,23 @@ class FairSlots:
         try:
             await turn
         except asyncio.CancelledError:
-            if turn.cancelled():
+            if not turn.cancelled():  # it was given a place in the same moment
+                self.release()
+            elif turn in queue:  # unless its turn came while it was cancelled
                 queue.remove(turn)
                 if not queue and self._waiting.get(session) is queue:
                     del self._waiting[session]
-            else:  # it was given a place in the same moment
-                self.release()
             raise
 
     def release(self) -> None:
         """Pass the place on to whose turn it is, without letting anybody in between."""
-        if not self._waiting:
-            self._taken -= 1
-            return
-        session = next(iter(self._waiting))
-        queue = self._waiting.pop(session)
-        queue.popleft().set_result(None)
-        if queue:
-            self._waiting[session] = queue  # at the end: the others come first
+        while self._waiting:
+            session, queue = next(iter(self._waiting.items()))
+            del self._waiting[session]
+            turn = queue.popleft()
+            if queue:
+                self._waiting[session] = queue  # at the end: the others come first
+            if not turn.done():  # one that is cancelled leaves the queue a moment later
+                turn.set_result(None)
+                return
+        self._taken -= 1

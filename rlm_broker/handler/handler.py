@@ -38,6 +38,10 @@ class LMHandler(Resident):
         call_timeout_s: Seconds until a call that does not say otherwise has failed; waiting for its turn not counted.
         cache: Keeps replies; None keeps none.
         home: Where it lives; None is decided by how it is opened.
+
+    Attributes:
+        lanes: The way to each client, by its identity. Handlers on one loop may share them: bounds and rates are then
+            those of all.
     """
 
     def __init__(
@@ -63,7 +67,7 @@ class LMHandler(Resident):
         self._batch_max_concurrent = batch_max_concurrent
         self._call_timeout_s = call_timeout_s
         self._cache = cache
-        self._lanes: dict[int, Lane] = {}
+        self.lanes: dict[int, Lane] = {}
         self._usage = defaultdict[str, Tally](Tally)
         self._home = home
 
@@ -75,7 +79,7 @@ class LMHandler(Resident):
 
     def serve(self, client: Client, serving: Serving) -> None:
         """Say how `client` is to be called, before its first call. Without this it is called as `Serving()` says."""
-        self._lanes[id(client)] = Lane(client, serving)
+        self.lanes[id(client)] = Lane(client, serving)
 
     def get_client(self, model: str | None = None, depth: int = 0) -> Client:
         """The client that serves: a known name wins, then the depth decides.
@@ -162,21 +166,23 @@ class LMHandler(Resident):
         """The client, then its fallbacks; first of all those of them that are not known to fail just now."""
         lanes = sorted([lane, *map(self._lane, lane.serving.fallbacks)], key=lambda each: each.is_cooling)
         failures: list[ModelFailed] = []
-        for each in lanes:
+        for number, each in enumerate(lanes, 1):
             try:
-                reply = await each.run(errand)
+                reply = await each.run(errand, others=len(lanes) - number)
             except ModelFailed as failed:
                 if failed.cause == "request":
                     raise
                 failures.append(failed)
             else:
+                if each is lane:
+                    return reply
                 return msgspec.structs.replace(reply, model=reply.model or each.client.model_name)
         raise ModelFailed("; ".join(map(str, failures)), failures[-1].cause)
 
     def _lane(self, client: Client) -> Lane:
-        lane = self._lanes.get(id(client))
+        lane = self.lanes.get(id(client))
         if lane is None:
-            lane = self._lanes[id(client)] = Lane(client, Serving())
+            lane = self.lanes[id(client)] = Lane(client, Serving())
         return lane
 
     # -- the one-shot protocol ---------------------------------------------------------------------------------------

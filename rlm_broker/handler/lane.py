@@ -2,10 +2,13 @@
 
 import asyncio
 import itertools
+import math
 import random
 import time
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass
+
+import msgspec
 
 from rlm_broker.clients.base import Client, LMReply, LMRequest
 from rlm_broker.deadline import Late, in_time
@@ -83,23 +86,30 @@ class Lane:
 
     @property
     def is_cooling(self) -> bool:
-        """Whether its last calls failed, so that another may do better."""
-        return time.monotonic() < self._cool_until
+        """Whether its last calls failed, or it wants to be left alone, so that another may do better."""
+        return time.monotonic() < max(self._cool_until, self._opens_at)
 
-    async def run(self, errand: Errand) -> LMReply:
+    async def run(self, errand: Errand, others: int = 0) -> LMReply:
         """Make the call, as often as it takes and its time allows.
+
+        Args:
+            others: Who may be asked afterwards: time is left for them.
 
         Raises:
             ModelFailed: The last attempt failed.
         """
         if not self._places.take():
             await self._places.acquire(errand.session)
+        attempt_s = self.serving.attempt_timeout_s
+        if attempt_s is None and others:
+            attempt_s = errand.left_s / (others + 1)
         try:
             for attempt in itertools.count(1):
-                must_queue = self._is_paced or self._opens_at > time.monotonic()
-                entry = await self._admitted(errand) if must_queue else None
+                entry = await self._admitted(errand) if self._is_paced else None
+                if self._opens_at:
+                    await self._left_alone(errand)
                 try:
-                    reply = await ask(self.client, errand, self.serving.attempt_timeout_s)
+                    reply = await ask(self.client, errand, attempt_s)
                 except ModelFailed as failed:
                     await self._wait_or_raise(errand, attempt, failed)
                 else:
@@ -116,8 +126,22 @@ class Lane:
         self._tokens.correct(entry, usage.total_input_tokens + usage.total_output_tokens or entry.amount)
         self._output_tokens += (usage.total_output_tokens - self._output_tokens) / 8
 
+    async def _left_alone(self, errand: Errand) -> None:
+        """Wait until the provider wants to be asked again; that is the call's own time.
+
+        Raises:
+            ModelFailed: It wants to be left alone for longer than the call may take.
+        """
+        while (alone_s := self._opens_at - time.monotonic()) > 0:
+            if alone_s > errand.left_s:
+                name = self.client.model_name
+                raise ModelFailed(f"{name}: the provider wants to be left alone for {alone_s:.1f} s", "transient")
+            wait_s = alone_s * random.uniform(1, 1.1)  # not all who wait at the same moment
+            errand.spent_s += wait_s
+            await asyncio.sleep(wait_s)
+
     async def _admitted(self, errand: Errand) -> Entry:
-        """Wait until the provider wants to be asked again, and its rates allow it. One after the other, in turn.
+        """Wait until its rates allow the call, one after the other, in turn. That is nobody's time.
 
         Returns:
             The tokens that the call is thought to take.
@@ -128,8 +152,8 @@ class Lane:
         try:
             while True:
                 now = time.monotonic()
-                rates_s = max(self._requests.wait_s(1, now), self._tokens.wait_s(tokens, now))
-                if (wait_s := max(rates_s, self._opens_at - now)) <= 0:
+                wait_s = max(self._requests.wait_s(1, now), self._tokens.wait_s(tokens, now))
+                if wait_s <= 0:
                     self._requests.use(1, now)
                     return self._tokens.use(tokens, now)
                 await asyncio.sleep(wait_s)
@@ -139,9 +163,9 @@ class Lane:
     async def _wait_or_raise(self, errand: Errand, attempt: int, failed: ModelFailed) -> None:
         """Before the next attempt. If the provider says how long, nobody asks it before."""
         backoff_s = min(MOST_BACKOFF_S, BACKOFF_S * 2 ** (attempt - 1)) * random.uniform(0.5, 1)
-        wait_s = backoff_s if failed.retry_after_s is None else failed.retry_after_s
-        if failed.retry_after_s is not None:
-            self._opens_at = max(self._opens_at, time.monotonic() + min(wait_s, errand.limit_s))
+        wait_s = max(backoff_s, failed.retry_after_s or 0.0)
+        if failed.retry_after_s:
+            self._opens_at = max(self._opens_at, time.monotonic() + min(failed.retry_after_s, errand.limit_s))
         if failed.cause != "transient" or attempt > self.serving.max_retries or wait_s >= errand.left_s:
             if failed.cause != "request":
                 self._failures += 1
@@ -181,8 +205,7 @@ async def ask(client: Client, errand: Errand, attempt_timeout_s: float | None) -
         raise ModelFailed(f"{client.model_name}: {type(error).__name__}: {error}") from error
     finally:
         errand.spent_s += time.monotonic() - started
-    _check(reply, client.model_name)
-    return reply
+    return _checked(reply, client.model_name)
 
 
 def _is_being_cancelled() -> bool:
@@ -191,17 +214,22 @@ def _is_being_cancelled() -> bool:
     return task is not None and task.cancelling() > 0
 
 
-def _check(reply: object, model_name: str) -> None:
-    """What is no reply is found here, and not where it is counted or written."""
+def _checked(reply: object, model_name: str) -> LMReply:
+    """What is no reply, or counts what cannot be, is found here, and not where it is added up or written."""
     if not isinstance(reply, LMReply):
         raise ModelFailed(f"{model_name}: the client returned {type(reply).__name__}, not LMReply")
-    if isinstance(reply.text, str) and isinstance(reply.usage, Usage):
-        return
     for name, value, kind in (("text", reply.text, str), ("usage", reply.usage, Usage)):
         if not isinstance(value, kind):
             raise ModelFailed(
                 f"{model_name}: the {name} of the client's reply is {type(value).__name__}, not {kind.__name__}"
             )
+    usage = reply.usage
+    tokens = usage.total_input_tokens, usage.total_output_tokens
+    cost = usage.total_cost
+    if all(type(each) is int and each >= 0 for each in tokens) and (cost is None or 0 <= cost < math.inf):
+        return reply
+    inputs, outputs = (each if type(each) is int and each > 0 else 0 for each in tokens)
+    return msgspec.structs.replace(reply, usage=Usage(1, inputs, outputs, None))
 
 
 def _characters(request: LMRequest) -> int:

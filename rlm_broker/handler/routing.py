@@ -43,6 +43,10 @@ class Route:
 
     def __post_init__(self) -> None:
         first, last = self.range
+        if self.match == "":
+            raise ConfigurationError(
+                "a route's match is a name or a pattern; leave it out for calls that name no model"
+            )
         if first > last:
             raise ConfigurationError(f"{self}: there is no depth in the range {self.depths!r}")
 
@@ -80,6 +84,9 @@ class Routing:
             called once for each name. Without it such a call goes to the client of its depth, which finds the name in
             the request.
 
+    Attributes:
+        routes: See `add`.
+
     Raises:
         ConfigurationError: There is no such policy.
     """
@@ -98,8 +105,8 @@ class Routing:
             )
         self._default = default
         self._sub = sub
-        self._policy = model_policy
-        self._routes: list[Route] = []
+        self.policy: ModelPolicy = model_policy
+        self.routes: list[Route] = []
         self._open_client = open_client
         self._registered: dict[str, Client] = {}
         self._opened: dict[str, Client] = {}
@@ -141,10 +148,10 @@ class Routing:
         self._client_of(route)
         if route.match in self._registered:
             raise ConfigurationError(f"{route} is never taken: there is a model of that very name")
-        for earlier in self._routes:
+        for earlier in self.routes:
             if earlier.hides(route):
                 raise ConfigurationError(f"{route} is never taken: {earlier} comes before it")
-        self._routes.append(route)
+        self.routes.append(route)
 
     def pick(self, model: str | None, depth: int) -> Client:
         """The client of a call that the orchestrator's own code makes. An empty name is no name.
@@ -170,15 +177,15 @@ class Routing:
         """
         if not model:
             return self._by_depth(depth)
-        if is_code and self._policy == "pinned":
+        if is_code and self.policy == "pinned":
             client, why = self._by_depth(depth)
             return client, f"the model policy is pinned, so the name does not count: {why}"
         if model in self._registered:
             return self._registered[model], "it is registered under that name"
-        for route in self._routes:
+        for route in self.routes:
             if route.takes(model, depth):
                 return self._client_of(route), str(route)
-        if not is_code or self._policy == "open":
+        if not is_code or self.policy == "open":
             return self._of_any_name(model, depth, may_open=is_code)
         sub = self._sub or self._default
         if model == sub.model_name:
@@ -202,7 +209,7 @@ class Routing:
         return self._opened[model], "the model policy is open"
 
     def _by_depth(self, depth: int) -> tuple[Client, str]:
-        for route in self._routes:
+        for route in self.routes:
             if route.takes(None, depth):
                 return self._client_of(route), str(route)
         if depth >= 1 and self._sub is not None:
@@ -219,7 +226,7 @@ class Routing:
         raise ConfigurationError(f"{route} leads nowhere: there are only {', '.join(known)}")
 
     def _matches(self) -> list[str]:
-        return [route.match for route in self._routes if route.match is not None]
+        return [route.match for route in self.routes if route.match is not None]
 
     def _own(self) -> tuple[Client, ...]:
         return (self._default,) if self._sub is None else (self._default, self._sub)

@@ -1,10 +1,9 @@
 """Seccomp: which system calls a process may make, and with which arguments.
 
-An allow-list, written by name, turned into a BPF program by a pure function. Both processes of a worker have one, and
-since filters add up, what the REPL's allows init's must allow too. There are four:
+An allow-list by name, turned into a BPF program by a pure function. Filters add up: what a later one allows, the ones
+before it must allow too. There are four:
 
-    template                        what init may, and what raises init's walls: for a fork server that loads a context
-                                    or runs set-up code
+    template                        what init may, and what raises init's walls: for fork servers that load things
     init                            what the REPL may, and what raises the REPL's walls
     repl                            ordinary Python, in a pid namespace and a root of its own
     threads                         the same where it has neither: no process but its own to start or to signal
@@ -228,8 +227,7 @@ ARGUMENTS_OF_THREADS: dict[str, tuple[Check, ...]] = {
 
 # -- the program: pure -----------------------------------------------------------------------------------------------
 
-Verdict = int | tuple[Check, ...]
-"""What a call gets: a SECCOMP_RET_* value, or checks of its arguments."""
+Verdict = int | tuple[Check, ...]  # what a call gets: a SECCOMP_RET_* value, or checks of its arguments
 
 RET_KILL_PROCESS = 0x80000000
 RET_ALLOW = 0x7FFF0000
@@ -247,8 +245,7 @@ _IF_ANY_BIT = 0x45  # BPF_JMP | BPF_JSET | BPF_K
 _RETURN = 0x06  # BPF_RET | BPF_K
 _OFFSET_NUMBER, _OFFSET_ARCH, _OFFSET_ARGUMENTS = 0, 4, 16  # in struct seccomp_data
 
-Instruction = tuple[int, int, int, int]
-"""Code, jump if true, jump if false, operand: struct sock_filter."""
+Instruction = tuple[int, int, int, int]  # struct sock_filter: code, jump if true, jump if false, operand
 
 
 @functools.cache

@@ -110,6 +110,8 @@ def test_who_would_serve_a_call_and_why_is_told(config: Path) -> None:
     [
         ("[models.m]\nbase_ulr = 'x'", "models.m: there is no 'base_ulr'; did you mean base_url?"),
         ("[models.m]\nbase_url = 5", "models.m: base_url: Input should be a valid string"),
+        ("[models.m.headers]\nx = 'sk-plain'", "models.m.headers.x: write 'env:NAME' of the variable that has it"),
+        ("[models.m]\noptions = {api_key = 'sk-plain'}", "options.api_key would be shown: give keys as api_key"),
         ("[models.m]\napi_key = 'sk-plain'", "models.m.api_key: write 'env:NAME' of the variable that has it"),
         ("api_key = 'sk-plain'", "api_key: write 'env:NAME' of the variable that has it"),
         ("models = 3", "models are tables: write [models.NAME]"),
@@ -123,8 +125,8 @@ def test_who_would_serve_a_call_and_why_is_told(config: Path) -> None:
         ),
         ("[[routes]]\nto = 'x'", "leads nowhere: there are only offline"),
         ("[[routes]]\nto = 'offline'\nmatch = '*'\n[[routes]]\nto = 'offline'\nmatch = 'a'", "is never taken: route *"),
-        ("[models.m]\nname = 'nowhere/model'", "no provider is known for model 'nowhere/model'"),
-        ("[models.m]\nbase_url = 'localhost'", "'localhost' is no address of a server"),
+        ("model = 'm'\n[models.m]\nname = 'nowhere/model'", "no provider is known for model 'nowhere/model'"),
+        ("model = 'm'\n[models.m]\nbase_url = 'localhost'", "'localhost' is no address of a server"),
     ],
 )
 def test_what_is_wrong_with_a_file_is_one_sentence(config: Path, text: Path, content: str, said: str) -> None:
@@ -146,6 +148,7 @@ def test_what_is_wrong_with_a_file_is_one_sentence(config: Path, text: Path, con
             "cannot connect to http://127.0.0.1:1/v1: Connection",
         ),
         (("--model", "openai/gpt-5"), 2, "needs OPENAI_API_KEY, which is not set"),
+        (("--replay", "/nonexistent", "--model", "offline"), 2, "it brings its own models"),
         (("--replay", "/nonexistent"), 2, "cannot read the recording /nonexistent"),
     ],
 )
@@ -173,8 +176,9 @@ def test_a_project_of_somebody_else_is_looked_at_first(text: Path) -> None:
         Path("rlm-broker.toml").write_text(f"model = 'm'\nbase_url = '{server.base_url}'\n")
         refused = run("ask", "What?", text, "-q")
         assert refused.returncode == 2
-        assert "rlm-broker.toml sets base_url: look at it, and if it is yours run `rlm-broker config trust`" in (
-            sentence(refused)
+        assert (
+            "rlm-broker.toml sets base_url, model = m: look at it, and if it is yours run `rlm-broker config trust`"
+            in (sentence(refused))
         )
         assert server.requests == []
         assert run("config", "trust").returncode == 0
@@ -196,3 +200,19 @@ def test_a_key_of_the_environment_is_not_shown(monkeypatch: pytest.MonkeyPatch) 
     shown = run("config", "show").stdout
     assert "(set)" in shown
     assert "sk-of-the-test" not in shown
+
+
+def test_a_model_that_nobody_asks_for_may_lack_its_key(config: Path, text: Path) -> None:
+    config.write_text("[models.spare]\nname = 'openai/gpt-5'\n")
+    assert run("ask", "What?", text, "-q").returncode == 0
+    assert "spare" in run("models").stdout
+    refused = run("ask", "What?", text, "-q", "--model", "spare")
+    assert (refused.returncode, "needs OPENAI_API_KEY" in sentence(refused)) == (2, True)
+
+
+@pytest.mark.parametrize("option", ["--record", "--trace"])
+def test_what_is_written_about_a_run_is_not_in_its_context(text: Path, option: str) -> None:
+    refused = run("ask", "What?", text.parent, "-q", option, text.parent / "run.jsonl")
+    assert refused.returncode == 2
+    assert "lies in what you ask about" in sentence(refused)
+    assert not (text.parent / "run.jsonl").exists()

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from rlm_broker.clients.base import LMRequest
-from rlm_broker.clients.field import FieldClient, is_field_client
+from rlm_broker.clients.field import FieldClient, field_client, is_field_client
 from rlm_broker.errors import ModelFailed
 from rlm_broker.handler.handler import LMHandler
 from rlm_broker.rlm import RLM
@@ -116,6 +116,25 @@ def test_an_rlm_takes_such_an_object_as_it_is() -> None:
     answered = RLM(theirs).completion("some text", "FINAL(yes) or what")
     assert answered.root_model == "theirs"
     assert theirs.prompts
+
+
+async def test_one_object_has_one_turn_however_often_it_is_given() -> None:
+    theirs = Theirs()
+    one, other = field_client(theirs), field_client(theirs)
+    await asyncio.gather(*(client.complete(request("x" * n)) for n in range(1, 10) for client in (one, other)))
+    assert theirs.most == 1
+
+
+async def test_a_cancelled_call_in_a_thread_has_its_turn_to_its_end() -> None:
+    theirs = Theirs()
+    client = FieldClient(theirs)
+    for _ in range(20):
+        cancelled = asyncio.create_task(client.complete(request("cancelled")))
+        await asyncio.sleep(0.001)
+        cancelled.cancel()
+        reply = await client.complete(request("four"))
+        assert reply.usage == Usage(1, 4, 1, 0.04)
+    assert theirs.most == 1
 
 
 def test_what_is_one_is_told_by_its_methods() -> None:

@@ -4,6 +4,7 @@ import os
 import subprocess
 import sys
 import traceback
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -242,3 +243,33 @@ def test_a_provider_that_does_not_exist_is_an_unknown_model() -> None:
 def test_a_stream_is_refused_at_construction() -> None:
     with pytest.raises(ConfigurationError, match="stream"):
         LiteLLMClient("openai/gpt-5-mini", stream=True)
+
+
+@pytest.mark.parametrize("provider", ["hosted_vllm", "lm_studio", "llamafile"])
+def test_a_server_of_ones_own_is_not_called_without_its_address(provider: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    variable = f"{provider.upper()}_API_BASE"
+    monkeypatch.delenv(variable, raising=False)
+    with pytest.raises(ConfigurationError, match=f"on a server of your own, and nothing says where: set {variable}"):
+        LiteLLMClient(f"{provider}/model").check()
+    LiteLLMClient(f"{provider}/model", api_base="http://host/v1").check()
+    monkeypatch.setenv(variable, "http://host/v1")
+    LiteLLMClient(f"{provider}/model").check()
+
+
+def test_a_file_of_variables_in_the_current_folder_is_not_read(tmp_path: Path) -> None:
+    (tmp_path / ".env").write_text("CANARY_OF_THE_TEST=1\nOPENAI_API_BASE=http://elsewhere\n")
+    code = (
+        "import os\nfrom rlm_broker.clients.litellm import prefetch\nprefetch().result()\n"
+        "print('CANARY_OF_THE_TEST' in os.environ, 'OPENAI_API_BASE' in os.environ)"
+    )
+    environment = {"PATH": os.environ["PATH"], "PYTHONPATH": os.pathsep.join(sys.path)}
+    ended = subprocess.run(
+        [sys.executable, "-c", code],
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=True,
+        env=environment,
+        cwd=tmp_path,
+    )
+    assert ended.stdout == "False False\n"

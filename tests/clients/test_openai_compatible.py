@@ -161,7 +161,20 @@ async def test_a_server_that_does_not_say_what_it_has_is_taken_as_it_is(models: 
 
 @pytest.mark.parametrize(
     "url",
-    ["localhost:8000", "ftp://host/v1", "http://", "http://user:secret@host/v1", "http://[", "", "http://host:x/"],
+    [
+        "localhost:8000",
+        "ftp://host/v1",
+        "http://",
+        "http://user:secret@host/v1",
+        "http://[",
+        "",
+        "http://host:x/",
+        "http://host/v1?key=secret",
+        "http://host/v1#secret",
+        "http://a..b/v1",
+        "http://exa mple/v1",
+        "http://%zz/v1",
+    ],
 )
 def test_what_is_no_address_is_refused(url: str) -> None:
     with pytest.raises(ConfigurationError) as refused:
@@ -222,3 +235,59 @@ async def test_a_streamed_reply_is_told_as_it_comes() -> None:
     assert texts == ["he", "llo"]
     assert reply == LMReply("hello", Usage(1, 3, 2, None))
     assert json.loads(json.dumps(server.requests[0]))["stream"] is True
+
+
+async def test_a_secret_in_any_header_is_in_no_error() -> None:
+    with FakeOpenAI(failure(401, "bad: canary-one-123 and canary-two-456")) as server:
+        headers = {"Authorization": "Bearer canary-one-123", "X-Auth": "canary-two-456"}
+        with pytest.raises(ModelFailed) as failed:
+            await client(server, headers=headers).complete(REQUEST)
+    assert str(failed.value).endswith("bad: [redacted] and [redacted]")
+    assert server.headers[0]["authorization"] == "Bearer canary-one-123"
+
+
+@pytest.mark.parametrize(
+    "extra",
+    [
+        {"usage": {"prompt_tokens": "3", "completion_tokens": True}},
+        {"usage": {"prompt_tokens": -5, "completion_tokens": -0.5}},
+        {"usage": []},
+        {"usage": 7},
+    ],
+)
+async def test_a_good_text_is_not_thrown_away_for_odd_counts(extra: dict[str, Any]) -> None:
+    choice = {"message": {"role": "assistant", "content": "good", "refusal": {}}, "finish_reason": 5}
+    with FakeOpenAI(Answer(body={"choices": [choice], **extra})) as server:
+        reply = await client(server, usd_per_million_tokens=(1, 1)).complete(REQUEST)
+    assert (reply.text, reply.usage) == ("good", Usage(1, 0, 0, None))
+
+
+async def test_the_smaller_of_two_limits_of_tokens_is_sent() -> None:
+    with FakeOpenAI(completion("x")) as server:
+        await client(server, options={"max_tokens": 99_999}).complete(REQUEST)
+        await client(server, options={"max_tokens": 2}).complete(REQUEST)
+    assert [request["max_tokens"] for request in server.requests] == [7, 2]
+
+
+def test_loops_that_have_ended_leave_no_connections() -> None:
+    with FakeOpenAI(completion("hi")) as server:
+        named = client(server)
+        for _ in range(5):
+            asyncio.run(named.complete(REQUEST))
+        assert len(named._sessions) == 1
+
+
+async def test_what_would_steer_a_terminal_is_written_out() -> None:
+    with FakeOpenAI(failure(400, "\x1b[2Jboo\x07")) as server, pytest.raises(ModelFailed) as failed:
+        await client(server).complete(REQUEST)
+    assert str(failed.value) == r"test-model: HTTP status 400: \x1b[2Jboo\x07"
+
+
+async def test_a_key_that_may_not_list_models_may_do_for_calls() -> None:
+    class NoList(FakeOpenAI):
+        async def _exchange(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bool:
+            await reader.readuntil(b"\r\n\r\n")
+            return await self._send(writer, failure(403, "missing scope"))
+
+    with NoList(completion("x")) as server:
+        await client(server).preflight()

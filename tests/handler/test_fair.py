@@ -1,6 +1,7 @@
 """Who gets the next place."""
 
 import asyncio
+import random
 from collections import Counter
 
 import pytest
@@ -69,6 +70,35 @@ async def test_whoever_is_cancelled_takes_no_place_with_it(when: str) -> None:
     if when == "while it waits":
         slots.release()
     await asyncio.wait_for(slots.acquire("next"), 5)
+
+
+async def test_a_holder_and_a_waiter_that_are_cancelled_together_lose_no_place() -> None:
+    slots = FairSlots(1)
+    never = asyncio.Event()
+    tasks = [asyncio.create_task(hold(slots, name, [], never)) for name in ("holder", "waiter", "waiter", "other")]
+    await asyncio.sleep(0)
+    for task in tasks[:3]:
+        task.cancel()
+    await asyncio.wait(tasks[:3])
+    never.set()
+    await asyncio.wait_for(tasks[3], 5)
+    await asyncio.wait_for(slots.acquire("next"), 5)
+
+
+async def test_whatever_is_cancelled_whenever_all_places_come_back() -> None:
+    chance = random.Random(7)
+    for _ in range(200):
+        slots, opened = FairSlots(2), asyncio.Event()
+        opened.set()
+        tasks = [asyncio.create_task(hold(slots, str(chance.randrange(4)), [], opened)) for _ in range(12)]
+        for _ in range(8):
+            for task in tasks:
+                if chance.random() < 0.15:
+                    task.cancel()
+            await asyncio.sleep(0)
+        await asyncio.wait(tasks, timeout=5)
+        assert all(task.done() for task in tasks)
+        assert (slots._taken, dict(slots._waiting)) == (0, {})
 
 
 async def test_without_a_bound_nobody_waits() -> None:

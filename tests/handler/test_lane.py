@@ -194,3 +194,57 @@ async def test_sessions_take_turns_at_a_client_that_is_busy() -> None:
 
     await asyncio.gather(*(ask("many") for _ in range(100)), *(ask("few") for _ in range(5)))
     assert order[:11].count("few") == 5
+
+
+async def test_a_primary_that_hangs_leaves_time_for_its_fallback() -> None:
+    class Hanging(Failing):
+        async def complete(self, request: LMRequest) -> LMReply:
+            self.asked.append(0)
+            await asyncio.Event().wait()
+            return await super().complete(request)
+
+    spare, hanging = Failing(name="spare"), Hanging(name="hanging")
+    handler = handler_of(hanging, Serving(fallbacks=(spare,), max_retries=0))
+    assert (await handler.complete(hanging, REQUEST, 0.4)).root_model == "spare"
+
+
+async def test_a_provider_that_wants_to_be_left_alone_is_passed_over_at_once() -> None:
+    spare = Failing(name="spare")
+    busy = Failing(ModelFailed("later", "transient", retry_after_s=3600), name="busy")
+    handler = handler_of(busy, Serving(fallbacks=(spare,)))
+    for _ in range(3):
+        call = await asyncio.wait_for(handler.complete(busy, REQUEST, 60), 5)
+        assert call.root_model == "spare"
+    assert len(busy.asked) == 1
+
+
+async def test_waiting_for_a_provider_counts_as_the_calls_time() -> None:
+    client = Failing(*[ModelFailed("later", "transient", retry_after_s=0.6)] * 6)
+    handler = LMHandler(client)
+    started = time.monotonic()
+    done = await asyncio.gather(*(handler.complete(client, REQUEST, 1) for _ in range(6)), return_exceptions=True)
+    assert time.monotonic() - started < 2.5
+    assert any(isinstance(each, ModelFailed) for each in done)
+
+
+@pytest.mark.parametrize(
+    "usage",
+    [Usage(1, -1000, 5, 0.1), Usage(1, 10, 5, -3.0), Usage(1, 10, 5, float("nan")), Usage(1, 2.5, 5, 0.1)],  # type: ignore[arg-type]
+)
+async def test_counts_that_cannot_be_are_unknown(usage: Usage) -> None:
+    class Odd(Failing):
+        async def complete(self, request: LMRequest) -> LMReply:
+            return LMReply((await super().complete(request)).text, usage)
+
+    client = Odd()
+    counted = (await LMHandler(client).complete(client, REQUEST)).usage
+    assert counted.total_cost is None
+    assert counted.total_input_tokens in (0, 10)
+    assert counted.total_output_tokens == 5
+
+
+async def test_no_wait_that_a_provider_names_is_shorter_than_the_backoff() -> None:
+    waits: list[float] = []
+    client = Failing(ModelFailed("now", "transient", retry_after_s=0))
+    await LMHandler(client).complete(client, REQUEST, on_retry=lambda _, wait_s, __: waits.append(wait_s))
+    assert waits[0] >= 0.0005
