@@ -51,6 +51,10 @@ ENVIRONMENT = {
 """All of the zygote's environment. Nothing of ours is inherited: it may hold keys."""
 
 
+PREPARING = ("imports", "setup", "context", "one thread")
+"""What the zygote names as failed when it is not the machine that lacks something."""
+
+
 @dataclass(frozen=True)
 class Preparation:
     """What a zygote gets ready for all of its workers, once.
@@ -272,7 +276,7 @@ class _Zygote:
             answer, _ = await self._answer(self._preparation.timeout_s)
         except (OSError, EOFError):
             raise SandboxFailed(f"the sandbox's fork server cannot start: {self._last_words()}") from None
-        if isinstance(answer, ZygoteFailed) and answer.layer in ("imports", "setup", "context"):
+        if isinstance(answer, ZygoteFailed) and answer.layer in PREPARING:
             raise ConfigurationError(f"a template cannot be made: {answer.reason}")
         if isinstance(answer, ZygoteFailed):
             raise policy.unavailable(self._level, answer.layer, answer.reason)
