@@ -91,15 +91,18 @@ class UsageSummary:
     @property
     def total(self) -> Usage:
         """All models together."""
-        return sum(self.model_usage_summaries.values(), Usage())
+        tally = Tally()
+        for usage in self.model_usage_summaries.values():
+            tally.add(usage)
+        return tally.usage
 
     def to_dict(self) -> dict[str, Any]:
         """The field's shape: `{"model_usage_summaries": {model: {...}}, "total_cost"?}`."""
         summary: dict[str, Any] = {
             "model_usage_summaries": {model: usage.to_dict() for model, usage in self.model_usage_summaries.items()}
         }
-        if self.total.total_cost is not None:
-            summary["total_cost"] = self.total.total_cost
+        if (cost := self.total.total_cost) is not None:
+            summary["total_cost"] = cost
         return summary
 
 

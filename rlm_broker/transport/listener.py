@@ -66,6 +66,9 @@ class Listener:
         self._server: asyncio.Server | None = None
         self._expected: dict[str, tuple[Connection, asyncio.TimerHandle]] = {}
         self._arrivals: set[_Arrival] = set()
+        self._silent: dict[_Arrival, float] = {}
+        """Until when each may say nothing; who began first comes first."""
+        self._sweep: asyncio.TimerHandle | None = None
         self._stopped = False
         self._changing = asyncio.Lock()
 
@@ -100,6 +103,9 @@ class Listener:
         for _, expiry in self._expected.values():
             expiry.cancel()
         self._expected.clear()
+        if self._sweep is not None:
+            self._sweep.cancel()
+            self._sweep = None
         await asyncio.gather(*(arrival.end() for arrival in self._arrivals))
 
     async def _listen(self) -> asyncio.Server:
@@ -140,6 +146,27 @@ class Listener:
     def left(self, arrival: "_Arrival") -> None:
         self._arrivals.discard(arrival)
 
+    def awaits(self, arrival: "_Arrival") -> None:
+        """From now on it may say nothing for `first_frame_timeout_s`. One timer watches all: most speak long before."""
+        loop = asyncio.get_running_loop()
+        self._silent[arrival] = until = loop.time() + self.first_frame_timeout_s
+        if self._sweep is None:
+            self._sweep = loop.call_at(until, self._hang_up_on_the_silent)
+
+    def hears(self, arrival: "_Arrival") -> None:
+        """It has said something, or is gone."""
+        self._silent.pop(arrival, None)
+
+    def _hang_up_on_the_silent(self) -> None:
+        self._sweep = None
+        loop = asyncio.get_running_loop()
+        for arrival, until in list(self._silent.items()):
+            if until > loop.time():
+                self._sweep = loop.call_at(until, self._hang_up_on_the_silent)
+                return
+            del self._silent[arrival]
+            arrival.hang_up()
+
 
 class _Arrival(asyncio.Protocol):
     """A connection that has not said whose it is, or one of the one-shot protocol."""
@@ -148,14 +175,17 @@ class _Arrival(asyncio.Protocol):
         self._listener = listener
         self._frames = FrameDecoder(listener.max_first_frame_bytes)
         self._transport: asyncio.Transport
-        self._deadline: asyncio.TimerHandle
         self._serving: asyncio.Task[None] | None = None
         self._call_cancelled = False
         self._refused = False
 
+    def hang_up(self) -> None:
+        """At once, without a word."""
+        self._transport.abort()
+
     async def end(self) -> None:
         """Hang up, and wait for the end of what is being done for the caller."""
-        self._transport.abort()
+        self.hang_up()
         self._cancel_call()
         if self._serving is not None:
             await asyncio.wait({self._serving})
@@ -163,9 +193,10 @@ class _Arrival(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         assert isinstance(transport, asyncio.Transport)
         self._transport = transport
-        self._wait_for_frame()
-        if not self._listener.arrived(self):
-            transport.abort()
+        if self._listener.arrived(self):
+            self._listener.awaits(self)
+        else:
+            self.hang_up()
 
     def data_received(self, data: bytes) -> None:
         if self._refused:
@@ -176,20 +207,16 @@ class _Arrival(asyncio.Protocol):
             self._refuse(str(error))
             return
         if payloads:
-            self._deadline.cancel()
+            self._listener.hears(self)
             self._first(payloads[0], rest=payloads[1:])
 
     def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002 - asyncio's signature
-        self._deadline.cancel()
+        self._listener.hears(self)
         if self._serving is None:
             self._listener.left(self)
         else:
             self._cancel_call()  # nobody waits for the answer any more
             self._serving.add_done_callback(lambda _: self._listener.left(self))
-
-    def _wait_for_frame(self) -> None:
-        timeout_s = self._listener.first_frame_timeout_s
-        self._deadline = asyncio.get_running_loop().call_later(timeout_s, self._transport.abort)
 
     def _first(self, payload: bytes, rest: list[bytes]) -> None:
         if self._serving is not None:
@@ -226,7 +253,7 @@ class _Arrival(asyncio.Protocol):
             reply = one_shot.error_reply(f"{type(error).__name__}: {error}")
         self._serving = None
         self._write(reply)
-        self._wait_for_frame()  # the next request, or the end of the connection
+        self._listener.awaits(self)  # the next request, or the end of the connection
 
     def _cancel_call(self) -> None:
         """Once: a second time would hit the client while it is tidying up."""
@@ -236,13 +263,13 @@ class _Arrival(asyncio.Protocol):
 
     def _refuse(self, why: str) -> None:
         self._refused = True
-        self._deadline.cancel()
+        self._listener.hears(self)
         self._cancel_call()
         self._write(one_shot.error_reply(why))
         # Not closed: what still comes to a closed socket is answered with a reset, which overtakes the reason.
         with contextlib.suppress(OSError):  # reset by the other side, who wants no reason
             self._transport.write_eof()
-        self._wait_for_frame()  # which none will be
+        self._listener.awaits(self)  # for a frame, which none will be
 
     def _write(self, payload: bytes) -> None:
         self._transport.write(encode_frame(payload, 0xFFFF_FFFF))

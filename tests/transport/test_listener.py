@@ -349,3 +349,28 @@ def test_only_loopback_is_listened_on_unless_the_risk_is_named(host: str) -> Non
 @pytest.mark.parametrize("host", ["127.0.0.1", "127.8.8.8", "::1", "localhost"])
 def test_any_loopback_address_may_be_listened_on(host: str) -> None:
     Listener(host)
+
+
+async def test_each_that_stays_silent_is_hung_up_on_at_its_own_time() -> None:
+    async def serve(_: bytes) -> bytes:
+        return b"{}"
+
+    listener = Listener(first_frame_timeout_s=0.4, one_shot=serve)
+    await listener.start()
+    loop = asyncio.get_running_loop()
+
+    async def silent(starts_s: float, speaks_s: float | None = None) -> float:
+        await asyncio.sleep(starts_s)
+        async with await Peer.to(port_of(listener)) as peer:
+            began = loop.time()
+            if speaks_s is not None:
+                await asyncio.sleep(speaks_s)
+                peer.send(b'{"prompt": "p"}')
+                assert await peer.receive() == b"{}"
+                began = loop.time()
+            assert await peer.is_hung_up_on()
+            return loop.time() - began
+
+    lasted = await asyncio.gather(silent(0), silent(0.1, 0.2), silent(0.2), silent(0.25, 0.1))
+    assert all(0.35 <= each < 0.6 for each in lasted), lasted
+    await listener.stop()
