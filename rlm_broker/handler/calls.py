@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -12,6 +12,7 @@ import msgspec
 from rlm_broker.clients.base import Client, LMRequest
 from rlm_broker.clients.recorded import recorded_request
 from rlm_broker.errors import RlmBrokerError
+from rlm_broker.handler.crew import work_off
 from rlm_broker.handler.fair import FairSlots
 from rlm_broker.handler.handler import LMHandler
 from rlm_broker.ledger import NOTHING, Hold, Ledger
@@ -20,8 +21,6 @@ from rlm_broker.trace.events import PREVIEW_CHARS, CallEnded, CallRetried, CallS
 from rlm_broker.types import Call, ChatMessage, Usage
 from sandbox_worker.wire.messages import ImagePart, Prompt, Query, Slot
 
-PROMPTS_IN_A_ROW = 64
-"""Of a batch whose prompts are answered without any waiting: then it is everybody else's turn."""
 WINDOW_TOKENS = 128_000
 """Of a model whose client does not say it: what most models of 2025 and 2026 have at least."""
 
@@ -64,6 +63,7 @@ class RunCalls:
         self._ledger = ledger
         self._emit = emit
         self._recorder = recorder
+        self._recorded = set[CallId]()
         self._tells_text = tells_text
         self._slots = FairSlots(ledger.limits.max_concurrent_calls)
         self._numbers: dict[tuple[str, int], int] = {}
@@ -107,56 +107,33 @@ class RunCalls:
         A failure fills its own slot and leaves the others alone; the same prompt twice is sent once, unless samples are
         wanted; what is not there at `timeout_s` is cancelled, and its slot says so.
         """
-        if not query.prompts:
-            return []
         block = _block_of(query)
         if len(query.prompts) == 1 and query.timeout_s is None:
             return [await self._slot(caller, query, query.prompts[0], 0, self._id(caller, block))]
-        asked: list[tuple[str, int]] = []
-        todo: dict[tuple[str, int], tuple[Prompt, CallId]] = {}
         seen = Counter[str]()
+        places: dict[tuple[str, int], int] = {}
+        todo: list[tuple[Prompt, int, CallId]] = []
+        asked: list[int] = []
         for prompt in query.prompts:
             text = prompt if isinstance(prompt, str) else repr(prompt)
             each = (text, seen[text] if query.samples else 0)
             seen[text] += 1
-            asked.append(each)
-            if each not in todo:
-                todo[each] = (prompt, self._id(caller, block))
-        done = await self._all(caller, query, todo)
+            if each not in places:
+                places[each] = len(todo)
+                todo.append((prompt, each[1], self._id(caller, block)))
+            asked.append(places[each])
+        most = self._ledger.limits.max_concurrent_calls
+        done = await work_off(
+            todo,
+            lambda one: self._slot(caller, query, *one),
+            _smaller(query.max_concurrent, most) or len(todo),
+            query.timeout_s,
+        )
         late = Slot(error=f"not done within timeout_s = {query.timeout_s or 0:g}")
-        return [done.get(each, late) for each in asked]
-
-    async def _all(
-        self, caller: Caller, query: Query, todo: dict[tuple[str, int], tuple[Prompt, CallId]]
-    ) -> dict[tuple[str, int], Slot]:
-        """What is there in time. As many as may be open at once take one prompt after the other."""
-        done: dict[tuple[str, int], Slot] = {}
-        waiting = deque(todo.items())
-        bounds = (query.max_concurrent, self._ledger.limits.max_concurrent_calls, len(todo))
-        at_once = min(each for each in bounds if each is not None)
-        in_a_row = max(1, PROMPTS_IN_A_ROW // at_once)
-
-        async def work() -> None:
-            answered = 0
-            while waiting:
-                each, (prompt, id) = waiting.popleft()
-                done[each] = await self._slot(caller, query, prompt, each[1], id)
-                answered += 1
-                if answered % in_a_row == 0:
-                    await asyncio.sleep(0)
-
-        async with asyncio.TaskGroup() as group:
-            workers = [group.create_task(work()) for _ in range(at_once)]
-            try:
-                _, late = await asyncio.wait(workers, timeout=query.timeout_s)
-            finally:
-                left = list(waiting)
-                waiting.clear()  # also for a worker whose client does not heed that it is cancelled
-            for worker in late:
-                worker.cancel()
-        for (_, sample), (prompt, id) in left if self._recorder else ():
-            _record(self._recorder, self._request(caller, query, prompt, sample, id), None)
-        return done
+        for (prompt, sample, id), slot in zip(todo, done, strict=True) if self._recorder else ():
+            if slot is None:
+                self._record(self._request(caller, query, prompt, sample, id), None)
+        return [done[place] or late for place in asked]
 
     async def _slot(self, caller: Caller, query: Query, prompt: Prompt, sample: int, id: CallId) -> Slot:
         if (problem := _problem_with(prompt)) is not None:
@@ -196,7 +173,7 @@ class RunCalls:
             number = self._ledger.charge_call()  # not before: what is never sent is not counted
             return await self._sent(caller, client, request, number, hold)
         except asyncio.CancelledError:
-            _record(self._recorder, request, None)
+            self._record(request, None)
             raise
         finally:
             self._ledger.release(hold)
@@ -220,32 +197,31 @@ class RunCalls:
         except BaseException as error:  # recorded, and raised again
             why = in_words(error)
             if isinstance(error, RlmBrokerError):
-                _record(self._recorder, request, error, client.model_name)
+                self._record(request, error, client.model_name)
             taken_s = time.monotonic() - started
             self._emit(CallEnded(run, depth, number, client.model_name, Usage(), taken_s, "", why))
             raise
-        _record(self._recorder, request, call, call.root_model)
+        self._record(request, call, call.root_model)
         self._ledger.settle(hold, run, call.root_model, depth, call.usage)
         self._emit(CallEnded(run, depth, number, call.root_model, call.usage, call.execution_time, call.response))
         return call
 
-
-def _record(
-    recorder: Recorder | None, request: LMRequest, outcome: Call | RlmBrokerError | None, model: str = ""
-) -> None:
-    """Write a call down, if anybody wants that; an outcome of None is one that nobody waited for to its end."""
-    if recorder is None or request.id is None:
-        return
-    asked = recorded_request(request)
-    match outcome:
-        case None:
-            recorder.add(Recorded(request.id, asked, model, cancelled=True))
-        case Call(usage=usage):
-            used = Counted(usage.total_input_tokens, usage.total_output_tokens, usage.total_cost)
-            recorder.add(Recorded(request.id, asked, model, outcome.response, outcome.problem, used=used))
-        case _:
-            failure = Failure(str(outcome), getattr(outcome, "cause", "provider"))
-            recorder.add(Recorded(request.id, asked, model, failure=failure))
+    def _record(self, request: LMRequest, outcome: Call | RlmBrokerError | None, model: str = "") -> None:
+        """Write a call down once, if anybody wants that; None is one that nobody waited for to its end."""
+        if self._recorder is None or request.id is None or request.id in self._recorded:
+            return
+        self._recorded.add(request.id)
+        asked = recorded_request(request)
+        match outcome:
+            case None:
+                recorded = Recorded(request.id, asked, model, cancelled=True)
+            case Call(usage=usage):
+                used = Counted(usage.total_input_tokens, usage.total_output_tokens, usage.total_cost)
+                recorded = Recorded(request.id, asked, model, outcome.response, outcome.problem, used=used)
+            case _:
+                failure = Failure(str(outcome), getattr(outcome, "cause", "provider"))
+                recorded = Recorded(request.id, asked, model, failure=failure)
+        self._recorder.add(recorded)
 
 
 def in_words(error: BaseException) -> str:

@@ -1,6 +1,5 @@
 """The broker: one TCP port for every REPL and caller, and the models behind it."""
 
-import asyncio
 import socket
 import time
 from collections import defaultdict
@@ -11,6 +10,7 @@ import msgspec
 from rlm_broker.cache import Cache
 from rlm_broker.clients.base import Client, LMReply, LMRequest
 from rlm_broker.errors import ModelFailed, RlmBrokerError, UnknownModel
+from rlm_broker.handler.crew import work_off
 from rlm_broker.handler.lane import Errand, Lane, OnRetry, Serving
 from rlm_broker.handler.routing import ModelPolicy, Routing
 from rlm_broker.home import Home, Resident
@@ -206,16 +206,14 @@ class LMHandler(Resident):
             return self.routing.pick(None, max(depth, 0))
 
     async def _batch(self, client: Client, request: one_shot.OneShotRequest) -> Sequence[Call | str]:
-        slots = asyncio.Semaphore(self._batch_max_concurrent)
-
         async def outcome(prompt: one_shot.Prompt) -> Call | str:
-            async with slots:
-                try:
-                    return await self._one(client, request, prompt)
-                except RlmBrokerError as error:
-                    return str(error)
+            try:
+                return await self._one(client, request, prompt)
+            except RlmBrokerError as error:
+                return str(error)
 
-        return await asyncio.gather(*map(outcome, request.prompts))
+        outcomes = await work_off(request.prompts, outcome, self._batch_max_concurrent)
+        return [each for each in outcomes if each is not None]  # without a time limit, none is
 
     async def _one(self, client: Client, request: one_shot.OneShotRequest, prompt: one_shot.Prompt) -> Call:
         asked = LMRequest(one_shot.to_messages(prompt), model=request.model, depth=max(request.depth, 0))

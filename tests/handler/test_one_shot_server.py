@@ -184,16 +184,17 @@ async def test_stopping_ends_the_calls_that_are_under_way_and_closes_the_port() 
     assert handler.port == 0
 
 
-async def test_callers_with_chat_messages_wait_in_turn_for_a_client_that_is_busy() -> None:
-    class Busy(Echo):
+async def test_requests_of_chat_messages_take_turns_at_a_client_that_is_busy() -> None:
+    class Single(Echo):
         max_concurrent = 1
 
         async def complete(self, request: LMRequest) -> LMReply:
-            await asyncio.sleep(0.01)
+            await asyncio.sleep(0)
             return await super().complete(request)
 
-    async with LMHandler(Busy("busy"), one_shot=True) as opened:
-        prompts = [[{"role": "user", "content": str(number)}] for number in range(5)]
-        replies = await asyncio.gather(ask(opened, prompts=prompts), ask(opened, prompt=prompts[0]))
-    assert [each["response"] for each in replies[0]["chat_completions"]] == [f"ok {n}" for n in range(5)]
-    assert replies[1]["error"] is None
+    async with LMHandler(Single("root-model"), one_shot=True) as handler:
+        many = [{"role": "user", "content": str(number)} for number in range(100)]
+        batch = await ask(handler, prompts=many)
+        assert [each["response"] for each in batch["chat_completions"]] == [f"ok {number}" for number in range(100)]
+        replies = await asyncio.gather(*(ask(handler, prompt=prompt) for prompt in many[:8]))
+    assert [reply["chat_completion"]["response"] for reply in replies] == [f"ok {number}" for number in range(8)]

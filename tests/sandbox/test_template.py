@@ -75,10 +75,13 @@ async def test_walls_and_limits_are_those_of_any_other_repl() -> None:
 
 
 async def test_a_killed_repl_has_it_all_again() -> None:
-    async with Sandbox(warm=0) as sandbox, sandbox.template({"a": 1}, setup="n = 5") as template:
-        async with template.repl(tools=["t"], values={"V": 2}) as repl:
-            await repl.aexecute("n = 6; import os; os.kill(os.getpid(), 9)")
-            assert (await repl.aexecute("print(n, context, V)")).stdout == "5 {'a': 1} 2\n"
+    async with (
+        Sandbox(warm=0) as sandbox,
+        sandbox.template({"a": 1}, setup="n = 5") as template,
+        template.repl(tools=["t"], values={"V": 2}) as repl,
+    ):
+        await repl.aexecute("n = 6; import os; os.kill(os.getpid(), 9)")
+        assert (await repl.aexecute("print(n, context, V)")).stdout == "5 {'a': 1} 2\n"
 
 
 async def test_warm_repls_of_a_template_are_its_own() -> None:
