@@ -28,7 +28,7 @@ LIMITS = Limits(
 
 @pytest.fixture(scope="module", params=["strict", "standard"])
 def sandbox(request: pytest.FixtureRequest) -> Iterator[Sandbox]:
-    with Sandbox(LIMITS, request.param) as opened:
+    with Sandbox(LIMITS, request.param, warm=0) as opened:
         yield opened
 
 

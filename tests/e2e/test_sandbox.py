@@ -22,7 +22,7 @@ IGNORES_SIGINT = "import signal; signal.signal(signal.SIGINT, signal.SIG_IGN)\nw
 
 @pytest.fixture(scope="module")
 def sandbox() -> Iterator[Sandbox]:
-    with Sandbox(Limits(interrupt_grace_s=0.5, max_output_bytes=10_000, max_repl_restarts=50)) as opened:
+    with Sandbox(Limits(interrupt_grace_s=0.5, max_output_bytes=10_000, max_repl_restarts=50), warm=0) as opened:
         yield opened
 
 
