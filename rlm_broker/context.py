@@ -25,6 +25,8 @@ MAX_PARTS_TOLD: Final = 100
 MAX_NAME_CHARS: Final = 200
 """Of a part's name in a `ContextInfo`; of a longer key only the start is told."""
 
+COMPARED_BYTES = 1 << 20
+"""Of two contexts at a time."""
 MAX_NESTING: Final = 200
 """Containers inside containers. Recursive code reads that much anywhere; Python's own limit is near 1,000."""
 
@@ -68,6 +70,16 @@ class StoredContext:
     def value(self) -> Any:
         """The context itself, as a worker gets it."""
         return load(self.fd, self.info.form, mapping_works=False)
+
+    def holds_the_same(self, other: "StoredContext") -> bool:
+        """Whether a worker would get the same from both. Blocks while it compares them: 0.1 s for 200 MB."""
+        if self.info.form != other.info.form:
+            return False
+        size_bytes = self.info.form.size_bytes
+        return all(
+            os.pread(self.fd, COMPARED_BYTES, start) == os.pread(other.fd, COMPARED_BYTES, start)
+            for start in range(0, size_bytes, COMPARED_BYTES)
+        )
 
     def close(self) -> None:
         """Give the descriptor back. What workers have loaded stays theirs. Closing twice is harmless."""

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from rlm_broker.context import MAX_NESTING, Paths, StoredContext, store
+from rlm_broker.context import COMPARED_BYTES, MAX_NESTING, Paths, StoredContext, store
 from rlm_broker.errors import ContextRefused
 from sandbox_worker.loading import ContextForm, load
 
@@ -245,3 +245,16 @@ def test_the_deepest_value_that_is_taken_can_be_loaded_and_the_same_list_may_sta
     for value in (nested(MAX_NESTING), [shared, {"again": shared}]):
         with store(value) as stored:
             assert loaded(stored) == value
+
+
+def test_two_contexts_are_told_apart_by_what_a_worker_gets() -> None:
+    long = "x" * (COMPARED_BYTES + 7)
+    with (
+        store({"a": long}) as one,
+        store({"a": long}) as same,
+        store({"a": f"{long[:-1]}y"}) as other,
+        store(long) as text,
+    ):
+        assert one.holds_the_same(same)
+        assert not one.holds_the_same(other)
+        assert not one.holds_the_same(text)
