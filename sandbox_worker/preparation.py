@@ -5,6 +5,7 @@ of his program. It runs without network, and at "strict" in the private root.
 """
 
 import builtins
+import contextlib
 import gc
 import importlib
 import os
@@ -12,7 +13,7 @@ import sys
 from dataclasses import dataclass, field
 from typing import Any
 
-from sandbox_worker.isolation import seccomp
+from sandbox_worker.isolation import seccomp, syscalls
 from sandbox_worker.isolation.walls import LayerFailed, ZygoteWalls
 from sandbox_worker.loading import ContextBroken, load
 from sandbox_worker.wire.control import Configure
@@ -66,6 +67,8 @@ def prepare(configure: Configure, fds: list[int], walls: ZygoteWalls, mapping_wo
     if configure.setup:
         found.variables = _variables_of(configure.setup, found.contexts)
     gc.collect()
+    with contextlib.suppress(OSError):  # an older kernel: forks take longer
+        syscalls.collapse_own_memory()
     return found
 
 

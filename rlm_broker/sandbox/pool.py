@@ -12,6 +12,8 @@ from rlm_broker.sandbox.worker import Worker
 from rlm_broker.transport.connection import Connection
 from rlm_broker.transport.session import Provided, frames_of
 
+REFILL_AFTER_S = 0.002
+"""Who has just got a worker is to have the loop first."""
 SMALL_BYTES = 1 << 16
 """Of a context that is given to a ready REPL through its door, as a value, faster than a worker is forked."""
 
@@ -40,7 +42,7 @@ class Pool:
         self._asked += 1
         frames = self._as_values(context)
         taken = None if frames is None else await self._take()
-        self._refill()
+        asyncio.get_running_loop().call_later(REFILL_AFTER_S, self._refill)
         if taken is None or frames is None:
             return await self._starter.start(context, provided)
         provided[1].update(frames)  # for a REPL that is started again, too

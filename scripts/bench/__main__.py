@@ -25,7 +25,7 @@ from rich.console import Console
 from rich.table import Table
 
 from rlm_broker import __version__
-from scripts.bench import blocks, contexts, handling, peer, picture, providers, runs, spawning
+from scripts.bench import blocks, contexts, handling, peer, picture, prepared, providers, runs, spawning
 from scripts.bench.measure import Effort
 from scripts.bench.row import OURS, Curve, Row, Side, number
 
@@ -34,6 +34,8 @@ MEASUREMENTS: dict[str, Callable[[Effort], Sequence[Row | Curve]]] = {
     "one_shot": handling.one_shot,
     "crowd": handling.crowd,
     "spawn": spawning.spawn,
+    "warm": prepared.warm,
+    "preloaded": prepared.preloaded,
     "burst": spawning.burst,
     "alive": spawning.alive,
     "memory": spawning.memory,
@@ -43,6 +45,7 @@ MEASUREMENTS: dict[str, Callable[[Effort], Sequence[Row | Curve]]] = {
     "kill": blocks.kill,
     "context": contexts.ascii_file,
     "other_contexts": contexts.other_contexts,
+    "loaded_context": prepared.loaded_context,
     "runs": runs.many_runs,
     "direct": providers.direct,
     "litellm": providers.through_litellm,

@@ -30,7 +30,7 @@ NON_ASCII = "Zeitüberschreitung — naïve café №7 "
 def ascii_file(effort: Effort) -> list[Row]:
     """A file of ASCII text: into a first REPL, into a further one, and into a fresh one after a kill."""
     size = effort.size(1_000) * MB
-    with _folder() as folder, Sandbox() as sandbox, Peer("DSPy", "dspy_repl.py", "dspy") as dspy:
+    with _folder() as folder, Sandbox(warm=0) as sandbox, Peer("DSPy", "dspy_repl.py", "dspy") as dspy:
         path = _log(folder, size)
         ours, copy, mapped, decoded, wasm = by_turns(
             effort.times(5),
@@ -92,7 +92,7 @@ def other_contexts(effort: Effort) -> list[Row]:
 def sizes(effort: Effort) -> list[Curve]:
     """How loading grows with the size."""
     lines: dict[str, list[tuple[float, float]]] = {}
-    with _folder() as folder, Sandbox() as sandbox:
+    with _folder() as folder, Sandbox(warm=0) as sandbox:
         for size in SIZES_MB[:2] if effort.quick else SIZES_MB:
             path = _log(folder, size * MB)
             ours, copy, decoded = by_turns(

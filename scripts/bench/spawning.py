@@ -21,7 +21,7 @@ BLOCK = "x = 1; print(x)"
 def spawn(effort: Effort) -> list[Row]:
     """From the call to a REPL that is behind its walls and says ready. Its end is not counted."""
     with (
-        Sandbox() as sandbox,
+        Sandbox(warm=0) as sandbox,
         Peer("Jupyter", "jupyter_repl.py", "jupyter") as jupyter,
         Peer("rlms IPython", "rlms_repl.py", "rlms") as rlms,
         Peer("sandlock run", "sandlock_run.py", "sandlock") as sandlock,
@@ -65,7 +65,7 @@ def burst(effort: Effort) -> list[Row]:
     """Many asked for at once, until all are ready."""
 
     async def at_once(count: int) -> float:
-        async with Sandbox() as sandbox, contextlib.AsyncExitStack() as stack:
+        async with Sandbox(warm=0) as sandbox, contextlib.AsyncExitStack() as stack:
             started = time.perf_counter()
             await asyncio.gather(*(stack.enter_async_context(sandbox.repl()) for _ in range(count)))
             return time.perf_counter() - started
@@ -90,7 +90,7 @@ def alive(effort: Effort) -> list[Row | Curve]:
     trips: list[Side] = []
     pythons: list[Side] = []
     free = psutil.virtual_memory().available
-    with Sandbox() as sandbox, contextlib.ExitStack() as stack:
+    with Sandbox(warm=0) as sandbox, contextlib.ExitStack() as stack:
         repls: list[SandboxedRepl] = []
         for count in counts:
             repls += [stack.enter_context(sandbox.repl()) for _ in range(count - len(repls))]
@@ -123,7 +123,7 @@ def alive(effort: Effort) -> list[Row | Curve]:
 
 def memory(effort: Effort) -> list[Row]:
     """Unique memory of an idle worker's processes."""
-    with Sandbox() as sandbox, contextlib.ExitStack() as stack:
+    with Sandbox(warm=0) as sandbox, contextlib.ExitStack() as stack:
         for _ in range(effort.times(20)):
             stack.enter_context(sandbox.repl("context"))
         taken = side(OURS, "MB", _unique_bytes())

@@ -2,9 +2,9 @@
 
 import contextlib
 import time
-from typing import Any
 
 from rlm_broker.sandbox.sandbox import Sandbox
+from rlm_broker.sandbox.template import Template
 from scripts.bench.contexts import plain_dict
 from scripts.bench.measure import Effort, bare_python, by_turns, seconds
 from scripts.bench.peer import Peer
@@ -18,13 +18,12 @@ LIBRARIES = ("numpy", "pandas")
 
 def warm(effort: Effort) -> list[Row]:
     """One REPL at a time, the pool full again before each."""
-    options: dict[str, Any] = {"warm": POOL}
 
     def one() -> list[float]:
         time.sleep(REFILL_S)
         return [spawn_seconds(sandbox)]
 
-    with Sandbox(**options) as sandbox, Peer("sandlock, a clone", "sandlock_run.py", "sandlock") as sandlock:
+    with Sandbox(warm=POOL) as sandbox, Peer("sandlock, a clone", "sandlock_run.py", "sandlock") as sandlock:
         ours, python, clones = by_turns(
             effort.times(40), one, lambda: seconds(bare_python), lambda: sandlock.samples("clone")
         )
@@ -36,8 +35,7 @@ def warm(effort: Effort) -> list[Row]:
 def preloaded(effort: Effort) -> list[Row]:
     """A REPL in which libraries are imported already."""
     code = f"import {', '.join(LIBRARIES)}"
-    sandbox: Any = Sandbox()
-    with sandbox, sandbox.template(imports=LIBRARIES) as template:
+    with Sandbox(warm=0) as sandbox, sandbox.template(imports=LIBRARIES) as template:
         ours, python = by_turns(
             effort.times(20), lambda: [_ready_seconds(template)], lambda: seconds(lambda: bare_python(code))
         )
@@ -49,8 +47,8 @@ def preloaded(effort: Effort) -> list[Row]:
 def loaded_context(effort: Effort) -> list[Row]:
     """Further REPLs on a context that had to be decoded once, beside ones on an empty context."""
     size = effort.size(200)
-    sandbox: Any = Sandbox()
-    with sandbox, sandbox.template(context=plain_dict(size * 1_000_000)) as full, sandbox.template() as empty:
+    context = plain_dict(size * 1_000_000)
+    with Sandbox(warm=0) as sandbox, sandbox.template(context) as full, sandbox.template(None) as empty:
         ours, floor = by_turns(effort.times(40), lambda: [_ready_seconds(full)], lambda: [_ready_seconds(empty)])
     taken, other = side(OURS, "ms", ours), side("template of an empty context", "ms", floor)
     more = (taken.median or 0) - (other.median or 0)
@@ -59,6 +57,6 @@ def loaded_context(effort: Effort) -> list[Row]:
     return [Row(what, taken, [other], [check], f"{more:+.2g} ms")]
 
 
-def _ready_seconds(template: Any) -> float:
+def _ready_seconds(template: Template) -> float:
     with contextlib.ExitStack() as stack:
         return seconds(lambda: stack.enter_context(template.repl()))[0]
