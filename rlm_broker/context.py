@@ -127,7 +127,7 @@ def store(value: object) -> StoredContext:
         raise ContextRefused(f"the context cannot be stored in memory: {error.strerror}") from error
 
 
-def _store_text(pieces: Iterable[str], file: FoundFile | None = None) -> StoredContext:
+def _store_text(pieces: Iterable[str | bytes], file: FoundFile | None = None) -> StoredContext:
     with TextMemfd() as memfd:
         for piece in pieces:
             memfd.add(piece)

@@ -17,7 +17,7 @@ from pathspec import GitIgnoreSpec, Pattern
 
 from rlm_broker.errors import ContextRefused
 
-PIECE_BYTES = 1 << 20
+PIECE_BYTES = 1 << 18
 """Read at once: whatever a file's size, it takes a few times this of our own memory."""
 
 _MAX_GITIGNORE_BYTES = 1 << 20
@@ -299,8 +299,9 @@ def _rules_in(line: str) -> list[_Rule]:
 # -- their text ------------------------------------------------------------------------------------------------------
 
 
-def text_of(file: FoundFile) -> Iterator[str]:
-    """The text of `file`, in pieces. What is appended to it meanwhile is left out. A byte order mark is not text.
+def text_of(file: FoundFile) -> Iterator[str | bytes]:
+    """The text of `file`, in pieces; one of bytes is ASCII, as most of most files. What is appended to it meanwhile is
+    left out. A byte order mark is not text.
 
     Raises:
         FileUnfit: It cannot be read, is not a regular file, is binary (it has a zero byte), or is not UTF-8. This may
@@ -350,7 +351,7 @@ def _unreadable(file: FoundFile, error: OSError) -> FileUnfit:
     return FileUnfit("unreadable", f"{file.given} cannot be read: {error.strerror}")
 
 
-def _decoded(pieces: Iterable[bytes], name: str) -> Iterator[str]:
+def _decoded(pieces: Iterable[bytes], name: str) -> Iterator[str | bytes]:
     decoder = codecs.getincrementaldecoder("utf-8")()
     start = 0  # of the piece, in the file
     for piece in chain(pieces, [b""]):
@@ -358,6 +359,10 @@ def _decoded(pieces: Iterable[bytes], name: str) -> Iterator[str]:
             sentence = f"{name} is binary (a zero byte at offset {start + zero:,}), not text: convert it to UTF-8 text"
             raise FileUnfit("binary", sentence)
         behind = len(decoder.getstate()[0])  # bytes of a character that the last piece cut
+        if piece and not behind and piece.isascii():
+            yield piece
+            start += len(piece)
+            continue
         try:
             text = decoder.decode(piece, final=not piece)
         except UnicodeDecodeError as error:

@@ -11,6 +11,7 @@ import msgspec
 from sandbox_worker.loading import SEALS, ContextForm, Width
 
 _PIECE_BYTES: Final = 1 << 20
+_LARGE_BYTES: Final = 1 << 16
 _PIECE_CHARS: Final = 1 << 20
 _MFD_NOEXEC_SEAL: Final = 0x0008  # include/uapi/linux/memfd.h, since Linux 6.3; `os` does not name it
 
@@ -40,8 +41,12 @@ class Memfd:
 
     def write(self, data: bytes | bytearray) -> None:
         """Append `data`; small ones are gathered."""
-        self._pending += data
         self.size_bytes += len(data)
+        if len(data) >= _LARGE_BYTES:
+            self._flush()
+            self._write(data)
+            return
+        self._pending += data
         if len(self._pending) >= _PIECE_BYTES:
             self._flush()
 
@@ -59,11 +64,15 @@ class Memfd:
         return fd
 
     def _flush(self) -> None:
-        with memoryview(self._pending) as pending:
+        if self._pending:
+            self._write(self._pending)
+            self._pending.clear()
+
+    def _write(self, data: bytes | bytearray) -> None:
+        with memoryview(data) as left:
             written = 0
-            while written < len(pending):
-                written += os.write(self._fd, pending[written:])
-        self._pending.clear()
+            while written < len(left):
+                written += os.write(self._fd, left[written:])
 
 
 class TextMemfd(Memfd):
@@ -84,8 +93,14 @@ class TextMemfd(Memfd):
         """Of what has been added so far."""
         return ContextForm("text", self.length, self._width, self._ascii)
 
-    def add(self, piece: str) -> None:
-        """Append `piece`. Lone surrogates are characters like others."""
+    def add(self, piece: str | bytes) -> None:
+        """Append `piece`; bytes are ASCII. Lone surrogates are characters like others."""
+        if isinstance(piece, bytes):
+            if self._width == 1:
+                self.write(piece)
+                self.length += len(piece)
+                return
+            piece = piece.decode("ascii")
         self._ascii = self._ascii and piece.isascii()
         width, data = _encoded(piece, self._width)
         if width > self._width:
@@ -140,12 +155,12 @@ class JsonMemfd(Memfd):
         self.write(data)
         return len(data)
 
-    def add_text(self, pieces: Iterable[str]) -> int:
-        """Append one text that comes in pieces; return its characters."""
+    def add_text(self, pieces: Iterable[str | bytes]) -> int:
+        """Append one text that comes in pieces, of which bytes are ASCII; return its characters."""
         chars = 0
         self.write(b'"')
         for piece in pieces:
-            self.write(_json(piece)[1:-1])
+            self.write(_json(piece if isinstance(piece, str) else piece.decode("ascii"))[1:-1])
             chars += len(piece)
         self.write(b'"')
         return chars

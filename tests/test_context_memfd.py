@@ -185,3 +185,17 @@ def test_a_kernel_that_does_not_know_the_newest_flag_serves_as_well(monkeypatch:
     with store("text") as stored:
         assert fcntl.fcntl(stored.fd, fcntl.F_GET_SEALS) == SEALS
         assert loaded(stored) == "text"
+
+
+def test_pieces_of_ascii_bytes_are_text_like_any_other() -> None:
+    large = b"0123456789abcdef" * 8192
+    with context_memfd.TextMemfd() as memfd:
+        for piece in ("ab", large, b"cd", "\xe9", b"ef", large, "\u20ac", b"gh", large):
+            memfd.add(piece)
+        form, fd = memfd.form, memfd.seal()
+    expected = "ab" + large.decode() + "cd\xe9ef" + large.decode() + "\u20acgh" + large.decode()
+    try:
+        assert load(fd, form, mapping_works=False) == expected
+        assert form.length == len(expected)
+    finally:
+        os.close(fd)
