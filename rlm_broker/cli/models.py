@@ -51,6 +51,8 @@ def _entry(name: str, client: "Client", settings: "Settings") -> dict[str, Any]:
     """What is worth knowing of a model. (Its key and its headers are in no dump.)"""
     model = settings.models.get(name)
     rows: dict[str, Any] = {"name": name, "model": client.model_name}
+    if (why := getattr(client, "why", None)) is not None:
+        rows["problem"] = str(why)
     if model is not None:
         rows |= model.model_dump(mode="json", exclude={"name"}, exclude_defaults=True)
     elif settings["base_url"] is not None:

@@ -35,7 +35,7 @@ class Progress:
         self._blocks = 0
         self._in_flight = 0
         self._runs = 0
-        self._usage = Usage()
+        self._usage: dict[tuple[str, int], Usage] = {}
         self._live = _live_line(self, stream) if stream.isatty() else None
 
     def __call__(self, event: Event) -> None:
@@ -84,7 +84,8 @@ class Progress:
                 return f"call {event.call}: attempt {event.attempt} in {event.wait_s:.1f} s, since {event.reason}"
             case CallEnded():
                 self._in_flight -= 1
-                self._usage += event.usage
+                place = (event.model or "?", event.depth)
+                self._usage[place] = self._usage.get(place, Usage()) + event.usage
                 return f"call {event.call} failed: {event.error}" if event.error else None
             case RunEnded():
                 how = event.error or "answered"
@@ -92,16 +93,24 @@ class Progress:
         return None
 
     def _spent(self) -> str:
-        return spent(self._usage)
+        """The sum, and where there are several models or depths the money of each."""
+        total = spent(sum(self._usage.values(), Usage()))
+        if len(self._usage) < 2:
+            return total
+        parts = [f"{model} at depth {depth} {_cost(usage)}" for (model, depth), usage in self._usage.items()]
+        return f"{total} ({', '.join(parts)})"
 
 
 def spent(usage: Usage) -> str:
     """Calls, tokens and cost. A price that is not known is unknown, and not nothing."""
     stored = f" ({usage.stored_calls:,} of them stored, not paid)" if usage.stored_calls else ""
-    cost = "cost unknown" if usage.total_cost is None else f"${usage.total_cost:.4f}"
     tokens = f"{usage.total_input_tokens:,}+{usage.total_output_tokens:,} tokens"
     calls = "1 call" if usage.total_calls == 1 else f"{usage.total_calls:,} calls"
-    return f"{calls}{stored}, {tokens}, {cost}"
+    return f"{calls}{stored}, {tokens}, {_cost(usage)}"
+
+
+def _cost(usage: Usage) -> str:
+    return "cost unknown" if usage.total_cost is None else f"${usage.total_cost:.4f}"
 
 
 def _live_line(progress: Progress, stream: TextIO) -> "Live":

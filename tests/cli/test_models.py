@@ -45,6 +45,8 @@ def test_a_server_is_asked_by_its_address_and_what_was_spent_is_shown(text: Path
     assert "m 2 calls, 150+25 tokens, cost unknown" in shown
     assert "small 1 call, 10+2 tokens, cost unknown" in shown
     assert "depth 0 2 calls, 150+25 tokens, cost unknown" in shown
+    (ended,) = [line for line in shown if "answered after" in line]
+    assert ended.endswith("cost unknown (m at depth 0 cost unknown, small at depth 1 cost unknown)")
 
 
 def test_what_was_recorded_is_replayed_without_a_server(text: Path, tmp_path: Path) -> None:
@@ -205,7 +207,7 @@ def test_a_key_of_the_environment_is_not_shown(monkeypatch: pytest.MonkeyPatch) 
 def test_a_model_that_nobody_asks_for_may_lack_its_key(config: Path, text: Path) -> None:
     config.write_text("[models.spare]\nname = 'openai/gpt-5'\n")
     assert run("ask", "What?", text, "-q").returncode == 0
-    assert "spare" in run("models").stdout
+    assert "needs OPENAI_API_KEY" in run("models").stdout
     refused = run("ask", "What?", text, "-q", "--model", "spare")
     assert (refused.returncode, "needs OPENAI_API_KEY" in sentence(refused)) == (2, True)
 
