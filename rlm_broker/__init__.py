@@ -15,6 +15,7 @@ _PUBLIC = {
     "LiteLLMClient": "rlm_broker.clients.litellm",
     "LMHandler": "rlm_broker.handler.handler",
     "Sandbox": "rlm_broker.sandbox.sandbox",
+    "Template": "rlm_broker.sandbox.template",
     "SandboxedRepl": "rlm_broker.sandbox.repl",
     "Limits": "rlm_broker.limits",
     "Callbacks": "rlm_broker.trace.callbacks",

@@ -25,8 +25,6 @@ MAX_PARTS_TOLD: Final = 100
 MAX_NAME_CHARS: Final = 200
 """Of a part's name in a `ContextInfo`; of a longer key only the start is told."""
 
-COMPARED_BYTES = 1 << 20
-"""Of two contexts at a time."""
 MAX_NESTING: Final = 200
 """Containers inside containers. Recursive code reads that much anywhere; Python's own limit is near 1,000."""
 
@@ -64,22 +62,23 @@ class StoredContext:
 
     def __init__(self, fd: int, info: ContextInfo) -> None:
         self.info: Final = info
-        self.fd: Final = fd
+        self._fd = fd
         self._close = weakref.finalize(self, os.close, fd)  # once, whoever comes first: `close` or the collector
+
+    @property
+    def fd(self) -> int:
+        """The descriptor.
+
+        Raises:
+            ContextRefused: It was closed: the number may be another file's by now.
+        """
+        if not self._close.alive:
+            raise ContextRefused("this context was closed: store it again")
+        return self._fd
 
     def value(self) -> Any:
         """The context itself, as a worker gets it."""
         return load(self.fd, self.info.form, mapping_works=False)
-
-    def holds_the_same(self, other: "StoredContext") -> bool:
-        """Whether a worker would get the same from both. Blocks while it compares them: 0.1 s for 200 MB."""
-        if self.info.form != other.info.form:
-            return False
-        size_bytes = self.info.form.size_bytes
-        return all(
-            os.pread(self.fd, COMPARED_BYTES, start) == os.pread(other.fd, COMPARED_BYTES, start)
-            for start in range(0, size_bytes, COMPARED_BYTES)
-        )
 
     def close(self) -> None:
         """Give the descriptor back. What workers have loaded stays theirs. Closing twice is harmless."""

@@ -45,6 +45,26 @@ async def within(limit_s: float | None, work: Coroutine[Any, Any, T]) -> T:
     return task.result()
 
 
+async def to_its_end(work: Coroutine[Any, Any, T]) -> T:
+    """Await `work`, which ends things: when we are cancelled meanwhile it goes on to its end all the same.
+
+    Raises:
+        asyncio.CancelledError: We were.
+    """
+    task = asyncio.get_running_loop().create_task(work)
+    cancelled: asyncio.CancelledError | None = None
+    while not task.done():
+        try:
+            await asyncio.wait({task})
+        except asyncio.CancelledError as ours:
+            cancelled = ours
+    if cancelled is not None:
+        if not task.cancelled():
+            task.exception()  # nobody waits for it any more
+        raise cancelled
+    return task.result()
+
+
 @types.coroutine
 def in_time(limit_s: float, work: Awaitable[T]) -> Generator[Any, Any, T]:
     """Await `work` in the task that runs. At the limit it is cancelled.

@@ -13,6 +13,7 @@ from collections.abc import Coroutine
 from types import TracebackType
 from typing import Any, Generic, Self, TypeVar
 
+from rlm_broker.deadline import to_its_end
 from rlm_broker.errors import ConfigurationError
 
 T = TypeVar("T")
@@ -184,12 +185,12 @@ class Resident:
     def close(self) -> None:
         """End it and everything below it. Harmless when repeated, and when its event loop has ended."""
         if self.home.is_alive:
-            self.home.run(self._close())
+            self.home.run(to_its_end(self._close()))
 
     async def aclose(self) -> None:
         """`close`, awaited."""
         if self.home.is_alive:
-            await self.home.arun(self._close())
+            await self.home.arun(to_its_end(self._close()))
 
 
 def _keep_running(loop: asyncio.AbstractEventLoop) -> None:

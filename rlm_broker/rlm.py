@@ -6,7 +6,7 @@ import inspect
 import time
 from collections import defaultdict
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
@@ -238,10 +238,7 @@ class RLM(Resident):
         attempt.emit, attempt.is_followed = emit or self._emit, emit is not None
         if isinstance(prompt, StoredContext):
             return await self._run(prompt, question, attempt)
-        context = await asyncio.to_thread(store, prompt)
-        if self._kept is not None and context.info.form.kind == "json":
-            return await self._run(await asyncio.to_thread(self._kept.same_as_before, context), question, attempt)
-        with context:
+        with await asyncio.to_thread(store, prompt) as context:
             return await self._run(context, question, attempt)
 
     async def _run(self, context: StoredContext, question: str | None, attempt: "_Attempt") -> Completion:
@@ -297,14 +294,6 @@ class _Machinery:
     handler: LMHandler
     sandbox: Sandbox
     recorder: Recorder | None
-    last: list[StoredContext] = field(default_factory=list)
-
-    def same_as_before(self, context: StoredContext) -> StoredContext:
-        """The one of the run before where it holds the same: the sandbox has that loaded, perhaps."""
-        if self.last and self.last[0].holds_the_same(context):
-            return self.last[0]
-        self.last[:] = [context]  # one that no run uses any more is closed by the collector
-        return context
 
 
 class _Attempt:

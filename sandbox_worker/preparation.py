@@ -1,11 +1,10 @@
 """What a fork server has ready for all of its workers: modules, a context, and the variables of set-up code.
 
 It is done once, before the first fork, and none of it is model code: `setup` is the user's, and trusted like the rest
-of his program. It runs without network, and at "strict" in the private root.
+of his program. At "strict" it runs without network in the private root, elsewhere like the rest of his program.
 """
 
 import builtins
-import contextlib
 import gc
 import importlib
 import os
@@ -37,7 +36,7 @@ class Found:
         (The module `random` sees to that itself.)
         """
         if (numpy_random := sys.modules.get("numpy.random")) is not None:
-            numpy_random.seed(int.from_bytes(os.urandom(4)))
+            numpy_random.seed([*memoryview(os.urandom(32)).cast("I")])
 
 
 def prepare(configure: Configure, fds: list[int], walls: ZygoteWalls, mapping_works: bool) -> Found:
@@ -47,6 +46,7 @@ def prepare(configure: Configure, fds: list[int], walls: ZygoteWalls, mapping_wo
         LayerFailed: "imports", "context" or "setup" could not be done; or the filter that they run behind.
     """
     found = Found()
+    before = _open_files()
     for module in configure.preload:
         try:
             importlib.import_module(module)
@@ -67,9 +67,40 @@ def prepare(configure: Configure, fds: list[int], walls: ZygoteWalls, mapping_wo
     if configure.setup:
         found.variables = _variables_of(configure.setup, found.contexts)
     gc.collect()
-    with contextlib.suppress(OSError):  # an older kernel: forks take longer
-        syscalls.collapse_own_memory()
+    if configure.preload or configure.setup:
+        _refuse_what_is_left(before)
+    syscalls.collapse_own_memory()
     return found
+
+
+def _open_files() -> set[str]:
+    return {f"{fd} -> {_target(fd)}" for fd in os.listdir("/proc/self/fd")}  # noqa: PTH208 - names
+
+
+def _target(fd: str) -> str:
+    try:
+        return os.readlink(f"/proc/self/fd/{fd}")  # noqa: PTH115 - as it is, and no path
+    except OSError:  # that of the listing itself
+        return ""
+
+
+def _refuse_what_is_left(before: set[str]) -> None:
+    """What workers would share: a file or shared memory is a channel between them, a process outlives them.
+
+    Raises:
+        LayerFailed: "setup", with what it left.
+    """
+    for opened in sorted(_open_files() - before):
+        if not opened.endswith(" -> "):
+            raise LayerFailed("setup", f"it or an import leaves a file open: {opened}")
+    with open("/proc/self/maps") as maps:
+        if shared := [line.strip() for line in maps if line.split()[1].endswith("s") and "w" in line.split()[1]]:
+            raise LayerFailed("setup", f"it or an import leaves memory that its forks would share: {shared[0]}")
+    try:
+        os.waitpid(-1, os.WNOHANG)
+    except ChildProcessError:
+        return
+    raise LayerFailed("setup", "it or an import leaves a process running")
 
 
 def _variables_of(setup: str, contexts: dict[str, Any]) -> dict[str, Any]:

@@ -105,6 +105,8 @@ class Repl:
             printer.begin_block()
         self._provided |= {name: self._queries.tool(name) for name in execute.tools}
         self._provided |= {each.name: each.value for each in given}
+        if any(each.name == "context" for each in given):
+            self._provided["context_0"] = self._provided["context"]
         self._restore_names()
         (rung,) = BELL.unpack_from(self._bell)
         try:

@@ -143,9 +143,15 @@ class Watch:
         return usage
 
     def _exactly(self, pids: list[int]) -> int:
-        """Memory beyond what init gave, when it matters whether each process still shares that or has its own copy."""
-        everyones = sum(map(self._proc.shared_out_bytes, pids)) + self._proc.shared_out_bytes(self._proc.own_pid)
-        return max(0, everyones - self._inherited_bytes)
+        """Memory beyond what init gave, when it matters whether each process still shares that or has its own copy.
+
+        What is still shared counts for each process no more than it does for init, which shares it with them all, and
+        perhaps with other workers of a template; and for init and all processes together no more than once. Both bounds
+        hold, so that the larger of what is left is used for certain.
+        """
+        inits = self._proc.shared_out_bytes(self._proc.own_pid)
+        everyones = sum(map(self._proc.shared_out_bytes, pids))
+        return max(0, everyones + inits - self._inherited_bytes, everyones - len(pids) * inits)
 
     def _burned_s(self, cpu_s: dict[int, float], all_cpu_s: float) -> float:
         """CPU time since the last look: of the living as they were seen, or with the dead, if that is more.

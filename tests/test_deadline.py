@@ -3,7 +3,7 @@ import time
 
 import pytest
 
-from rlm_broker.deadline import Late, in_time, within
+from rlm_broker.deadline import Late, in_time, to_its_end, within
 
 
 async def test_work_in_time_gives_its_value_or_its_error() -> None:
@@ -156,3 +156,23 @@ async def in_time_of_a_minute(cancelled: list[str]) -> None:
             raise
 
     await in_time(60, work())
+
+
+async def test_what_ends_things_goes_to_its_end_however_often_it_is_cancelled() -> None:
+    done: list[str] = []
+
+    async def end() -> str:
+        for step in ("one", "two", "three"):
+            await asyncio.sleep(0.01)
+            done.append(step)
+        return "ended"
+
+    assert await to_its_end(end()) == "ended"
+    done.clear()
+    ending = asyncio.create_task(to_its_end(end()))
+    for _ in range(3):
+        await asyncio.sleep(0.005)
+        ending.cancel()
+    await asyncio.wait({ending})
+    assert ending.cancelled()
+    assert done == ["one", "two", "three"]

@@ -1,6 +1,8 @@
 """Much work for a few workers: as many tasks as may be busy at once, however much there is to do."""
 
 import asyncio
+import math
+import time
 from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
 from typing import TypeVar
@@ -36,10 +38,16 @@ async def work_off(
             if done % in_a_row == 0:
                 await asyncio.sleep(0)
 
+    ends_at = math.inf if timeout_s is None else time.monotonic() + timeout_s
     async with asyncio.TaskGroup() as group:
-        tasks = [group.create_task(work_on()) for _ in range(workers)]
+        tasks: list[asyncio.Task[None]] = []
         try:
-            _, late = await asyncio.wait(tasks, timeout=timeout_s)
+            while waiting and len(tasks) < workers and time.monotonic() < ends_at:
+                tasks.append(group.create_task(work_on()))
+                if len(tasks) % IN_A_ROW == 0:
+                    await asyncio.sleep(0)
+            left_s = None if timeout_s is None else max(0.0, ends_at - time.monotonic())
+            _, late = await asyncio.wait(tasks, timeout=left_s)
         finally:
             waiting.clear()  # or a worker whose work does not heed that it is cancelled would go on with the next
         for task in late:

@@ -8,19 +8,16 @@ import signal
 import socket
 import subprocess
 import sys
-import sysconfig
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
-import msgspec
-
-import sandbox_worker
 from rlm_broker.context import StoredContext
 from rlm_broker.errors import ConfigurationError, IsolationUnavailable, RlmBrokerError, SandboxFailed
 from rlm_broker.limits import Limits
 from rlm_broker.sandbox import policy
 from rlm_broker.sandbox.cgroups import GROUP_REMEDY, MemoryGroup, MemoryGroups
+from rlm_broker.sandbox.installation import ENVIRONMENT, python_paths, readable
 from rlm_broker.sandbox.private_folder import PrivateFolder, remove_tree
 from rlm_broker.sandbox.worker import Worker
 from sandbox_worker.wire.control import (
@@ -39,18 +36,6 @@ from sandbox_worker.wire.control import (
 ZYGOTE_START_TIMEOUT_S = 60.0
 SPAWN_TIMEOUT_S = 30.0
 GROUP_TRIES, GROUP_PAUSE_S = 100, 0.01
-ENVIRONMENT = {
-    "PATH": "/usr/bin:/bin",
-    "LANG": "C.UTF-8",
-    # One thread: a process with a second one cannot enter a user namespace.
-    "OPENBLAS_NUM_THREADS": "1",
-    "OMP_NUM_THREADS": "1",
-    # Huge pages for the heap: forking a process that holds 1 GB costs 1 ms instead of 11.
-    "GLIBC_TUNABLES": "glibc.malloc.hugetlb=1",
-}
-"""All of the zygote's environment. Nothing of ours is inherited: it may hold keys."""
-
-
 PREPARING = ("imports", "setup", "context", "one thread")
 """What the zygote names as failed when it is not the machine that lacks something."""
 
@@ -98,15 +83,15 @@ class Host:
         self._one_at_a_time = asyncio.Lock()
         self._workers: set[Worker] = set()
         self._left_behind: list[str] = []
-
-    @property
-    def is_idle(self) -> bool:
-        """Whether none of its workers is left."""
-        return not self._workers
+        self._closed = False
+        self._others: list[Host] = []
 
     def like(self, preparation: Preparation) -> "Host":
-        """Another one of the same level, with its own zygote, that has something ready for its workers."""
-        return Host(self.level, self._allow_exec, self._exact_memory, preparation)
+        """Another one of the same level, with its own zygote, that has something ready; it ends with this one."""
+        if self._closed:
+            raise SandboxFailed("the sandbox was closed")
+        self._others.append(Host(self.level, self._allow_exec, self._exact_memory, preparation))
+        return self._others[-1]
 
     async def start(self) -> None:
         """Start the zygote, unless it lives.
@@ -115,6 +100,8 @@ class Host:
             IsolationUnavailable: This machine cannot give the level.
             SandboxFailed: The zygote cannot start, for any other reason.
         """
+        if self._closed:
+            raise SandboxFailed("the sandbox was closed")
         if self._zygote is not None and not self._zygote.is_usable():
             await self._end_zygote(self._zygote)
         if self._zygote is None:
@@ -155,14 +142,17 @@ class Host:
             self._left_behind.append(str(worker.group.folder))
 
     async def close(self) -> None:
-        """End every worker and the zygote; return when all are gone. Harmless when repeated.
+        """End every worker and the zygote, for good; return when all are gone. Harmless when repeated.
 
         Raises:
             SandboxFailed: Something could not be removed, and is named. All the rest is gone.
         """
-        await asyncio.gather(*map(self.end, list(self._workers)))
-        if self._zygote is not None:
-            await self._end_zygote(self._zygote)
+        self._closed = True
+        await asyncio.gather(*(other.close() for other in self._others))
+        async with self._one_at_a_time:  # a worker that is being forked is one of them
+            await asyncio.gather(*map(self.end, list(self._workers)))
+            if self._zygote is not None:
+                await self._end_zygote(self._zygote)
         if self._groups is not None:
             self._groups.close()
             self._groups = None
@@ -183,7 +173,7 @@ class Host:
             except _ZygoteGone:  # it died, and its end had not reached us when we looked
                 await self.start()
                 worker = await self._fork(limits)
-        self._workers.add(worker)
+            self._workers.add(worker)
         return worker
 
     async def _fork(self, limits: Limits) -> Worker:
@@ -246,7 +236,7 @@ class _Zygote:
         """Start it; the layers that it locked itself behind."""
         root = self.folder.path / "root"
         root.mkdir()
-        paths = _python_paths()
+        paths = python_paths()
         fd = self._theirs.fileno()
         program = f"import sys; sys.path[:] = {paths!r}; from sandbox_worker.zygote import main; main({fd})"
         self._process = subprocess.Popen(
@@ -265,7 +255,7 @@ class _Zygote:
         configure = Configure(
             level=self._level,
             new_root=str(root),
-            readable=_readable(paths),
+            readable=readable(paths),
             hidden=[str(Path(path) / "litellm") for path in paths],
             preload=list(self._preparation.imports),
             setup=self._preparation.setup,
@@ -364,33 +354,6 @@ class _Zygote:
         os.set_blocking(self._process.stderr.fileno(), False)
         words = (self._process.stderr.read() or b"").decode("utf-8", "replace").strip()
         return words.splitlines()[-1] if words else f"it ended with status {self._process.poll()}"
-
-
-def _python_paths() -> list[str]:
-    """`sys.path` of the zygote: this Python's own folders, and where msgspec and the worker's package are.
-
-    Nothing else of our `sys.path`: it may hold the user's project.
-    """
-    scheme = sysconfig.get_paths()
-    folders = [scheme["stdlib"], str(Path(scheme["platstdlib"]) / "lib-dynload"), scheme["purelib"], scheme["platlib"]]
-    folders += [str(_package_folder(package).parent) for package in (msgspec, sandbox_worker)]
-    dynload = [entry for entry in sys.path if entry.endswith("lib-dynload")]
-    return [folder for folder in dict.fromkeys([*folders, *dynload]) if Path(folder).is_dir()]
-
-
-def _readable(paths: list[str]) -> list[str]:
-    """What a worker may read. The worker's package alone, not the folder that it lies in, which may be a checkout."""
-    package = _package_folder(sandbox_worker)
-    folders = {sys.prefix, sys.base_prefix, sys.exec_prefix, sys.base_exec_prefix, *paths, str(package)}
-    if not any(str(package.parent) == folder for folder in sysconfig.get_paths().values()):
-        folders.discard(str(package.parent))
-    return sorted(folders)
-
-
-def _package_folder(package: object) -> Path:
-    file = getattr(package, "__file__", None)
-    assert isinstance(file, str)
-    return Path(file).resolve().parent
 
 
 def _raise_descriptor_limit() -> None:

@@ -11,6 +11,7 @@ from rlm_broker.sandbox.starting import Started, Starter
 from rlm_broker.sandbox.worker import Worker
 from rlm_broker.transport.connection import Connection
 from rlm_broker.transport.session import Provided, frames_of
+from sandbox_worker.wire.errors import FrameTooLarge
 
 REFILL_AFTER_S = 0.002
 """Who has just got a worker is to have the loop first."""
@@ -95,14 +96,14 @@ class Pool:
         await self.host.end(worker)
 
     def _as_values(self, context: StoredContext | None) -> dict[str, bytes] | None:
-        """The frames that give a small context to a REPL; None for one that has to be loaded."""
+        """The frames that give a small context to a REPL that is ready; None for one that has to be loaded."""
         if context is None:
             return {}
-        if context.info.form.size_bytes > SMALL_BYTES:
+        if not self._ready or context.info.form.size_bytes > SMALL_BYTES:
             return None
         value = context.value()
         try:
             msgspec.json.encode(value)
-        except UnicodeEncodeError:  # half characters, which no message can hold
+            return frames_of({"context": value}, self.limits.max_frame_bytes)
+        except (UnicodeEncodeError, FrameTooLarge):  # half characters, which no message can hold
             return None
-        return frames_of({"context": value, "context_0": value}, self.limits.max_frame_bytes)

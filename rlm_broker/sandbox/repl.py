@@ -5,8 +5,8 @@ import contextlib
 import math
 import os
 import time
-from collections.abc import Mapping
-from typing import Any, Final, Protocol
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
 
 import msgspec
 
@@ -38,14 +38,6 @@ DEATH_NEWS_S = 1.0
 """A lost door is explained by init within this time, or not at all: then the REPL lives and hung up by itself."""
 
 
-class HasLoaded(Protocol):
-    """Whoever keeps contexts loaded."""
-
-    async def starter(self, context: StoredContext) -> Starts | None:
-        """Who makes workers that have it; None if nobody does."""
-        ...
-
-
 class SandboxedRepl(Resident):
     """Runs blocks of untrusted code one after the other; variables persist from one to the next.
 
@@ -59,7 +51,6 @@ class SandboxedRepl(Resident):
         context: object,
         answer: QueryHandler,
         provided: Provided,
-        loaded: "HasLoaded | None" = None,
     ) -> None:
         self._home = home
         self._starts = starts
@@ -68,7 +59,6 @@ class SandboxedRepl(Resident):
         self._answer = answer
         self._limits = starts.limits
         self._provided = provided
-        self._loaded = loaded
         self._worker: Worker | None = None
         self._connection: Connection | None = None
         self._restarts = 0
@@ -134,8 +124,6 @@ class SandboxedRepl(Resident):
 
     async def _start_worker(self) -> None:
         context = None if self._context is INHERITED else await self._stored()
-        if context is not None and self._loaded is not None and (has_it := await self._loaded.starter(context)):
-            self._starts, context = has_it, None
         self._worker, self._connection = await self._starts.start(context, self._provided)
 
     async def _close(self) -> None:
@@ -254,6 +242,26 @@ class SandboxedRepl(Resident):
         if self._worker is None:
             raise ReplClosed("this REPL was closed")
         return self._worker
+
+
+def made(
+    home: Home,
+    starts: Starts,
+    context: object,
+    handler: QueryHandler,
+    tools: Sequence[str],
+    values: Mapping[str, Any] | None,
+) -> SandboxedRepl:
+    """A REPL of a sandbox or a template.
+
+    Raises:
+        ConfigurationError: A value is larger than a message to a REPL may be.
+    """
+    try:
+        frames = frames_of(values or {}, starts.limits.max_frame_bytes)
+    except FrameTooLarge as error:
+        raise ConfigurationError(f"a value is too large for a message to a REPL: {error}") from None
+    return SandboxedRepl(home, starts, context, handler, (list(tools), frames))
 
 
 class _BlockRun:

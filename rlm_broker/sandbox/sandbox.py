@@ -1,5 +1,6 @@
 """The public door of the sandbox: REPLs for untrusted code, with or without a model behind them."""
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -9,12 +10,14 @@ from rlm_broker.limits import Limits
 from rlm_broker.sandbox import canary, policy
 from rlm_broker.sandbox.host import Host, Preparation
 from rlm_broker.sandbox.pool import Pool
-from rlm_broker.sandbox.repl import SandboxedRepl
+from rlm_broker.sandbox.repl import SandboxedRepl, made
 from rlm_broker.sandbox.starting import Starter
-from rlm_broker.sandbox.template import NO_CONTEXT, PREPARE_TIMEOUT_S, LoadedContexts, Template
+from rlm_broker.sandbox.template import NO_CONTEXT, PREPARE_TIMEOUT_S, Template
 from rlm_broker.transport.connection import QueryHandler, refuse
 from rlm_broker.transport.listener import Listener
-from sandbox_worker.wire.errors import FrameTooLarge
+
+MAX_SETUP_BYTES = 32 << 10
+"""It goes in one packet with everything else that a fork server is told."""
 
 
 class Sandbox(Resident):
@@ -57,14 +60,12 @@ class Sandbox(Resident):
         self._candidates = policy.candidates(isolation, allow_exec)
         policy.warn_if_unprotected(self._candidates[0])
         self._allow_exec = allow_exec is not False
-        if warm is not None and (isinstance(warm, bool) or not isinstance(warm, int) or warm < 0):
-            raise ConfigurationError(f"warm is a number of REPLs, and not {warm!r}")
+        _require_warm(warm)
         self._exact_memory = exact_memory
         self._warm = warm
         self._listener = listener
         self._own_listener: Listener | None = None
         self._pool: Pool | None = None
-        self._loaded: LoadedContexts | None = None
         self._home = home
 
     @property
@@ -95,12 +96,7 @@ class Sandbox(Resident):
         """
         if self._pool is None:
             raise SandboxFailed("the sandbox is not open: use it as `with Sandbox() as sandbox:`")
-        repl = SandboxedRepl(self.home, self._pool, context, handler, (list(tools), {}), self._loaded)
-        try:
-            repl.provide(values or {})
-        except FrameTooLarge as error:
-            raise ConfigurationError(f"a value is too large for a message to a REPL: {error}") from None
-        return repl
+        return made(self.home, self._pool, context, handler, tools, values)
 
     def template(
         self,
@@ -116,8 +112,9 @@ class Sandbox(Resident):
         Args:
             context: What the variable `context` of each holds, as for `repl`. (Texts need none: they are mapped.)
             imports: Modules that are imported already.
-            setup: Code whose variables each REPL finds; `context` is there. It runs once, behind walls but as trusted
-                as your own program: what it leaves behind is in every REPL. Threads it must not leave.
+            setup: Code whose variables each REPL finds; `context` is there. It runs once, and is trusted like your own
+                program: at "strict" it has no network and none of your files, at "standard" all that you have. It must
+                leave no threads, processes, open files or shared memory.
             warm: REPLs that are kept ready, as those of the sandbox.
             timeout_s: Seconds for all of that.
 
@@ -130,6 +127,11 @@ class Sandbox(Resident):
             raise SandboxFailed("the sandbox is not open: use it as `with Sandbox() as sandbox:`")
         if not isinstance(setup, str) or isinstance(imports, str) or not all(isinstance(name, str) for name in imports):
             raise ConfigurationError("imports is a list of modules' names, and setup is code as text")
+        if len(setup.encode("utf-8", "replace")) > MAX_SETUP_BYTES:
+            raise ConfigurationError(f"setup is longer than {MAX_SETUP_BYTES:,} bytes: put it into a module")
+        if isinstance(timeout_s, bool) or not isinstance(timeout_s, int | float) or not 0 < timeout_s < math.inf:
+            raise ConfigurationError(f"timeout_s = {timeout_s!r}: give a positive number of seconds")
+        _require_warm(warm)
         preparation = Preparation(tuple(imports), setup, timeout_s=timeout_s)
         return Template(self.home, self._pool.host, listener, self.limits, preparation, context, warm)
 
@@ -143,7 +145,7 @@ class Sandbox(Resident):
                 await listener.start()
             host = await self._strongest(listener)
             starter = Starter(host, listener, self.limits)
-            self._pool, self._loaded = Pool(starter, self._warm), LoadedContexts(starter, listener)
+            self._pool = Pool(starter, self._warm)
             self._pool.fill()
         except BaseException:
             await self._close()
@@ -177,12 +179,14 @@ class Sandbox(Resident):
 
     async def _close(self) -> None:
         pool, self._pool = self._pool, None
-        if self._loaded is not None:
-            await self._loaded.close()
-            self._loaded = None
         if pool is not None:
             await pool.close()
             await pool.host.close()
         if self._own_listener is not None:
             await self._own_listener.stop()
             self._own_listener = None
+
+
+def _require_warm(warm: object) -> None:
+    if warm is not None and (isinstance(warm, bool) or not isinstance(warm, int) or warm < 0):
+        raise ConfigurationError(f"warm is a number of REPLs, and not {warm!r}")

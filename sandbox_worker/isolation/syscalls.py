@@ -136,23 +136,24 @@ def prctl(option: int, *arguments: int) -> int:
 
 
 def collapse_own_memory() -> None:
-    """Put what this process has written into huge pages, as far as it fills any. A fork that copies their tables takes
-    a tenth of the time: 1 ms for a heap of 700 MB, and not 12.
-
-    Raises:
-        OSError: EINVAL before Linux 6.1.
+    """Put what this process has written into huge pages, where most of a mapping is written. A fork that copies their
+    tables takes a tenth of the time: 1 ms for a heap of 700 MB, and not 12. Before Linux 6.1 it does nothing.
     """
-    with open("/proc/self/maps") as maps:
-        written = [line.split() for line in maps]
-    for addresses, rights, *_, inode in (fields[:5] for fields in written):
-        if rights == "rw-p" and inode == "0":
-            start, end = (int(address, 16) for address in addresses.split("-"))
+    mapping: tuple[int, int] | None = None
+    with open("/proc/self/smaps") as smaps:
+        lines = smaps.readlines()
+    for line in lines:
+        name, _, rest = line.partition(" ")
+        if not name.endswith(":"):
+            start, end = (int(address, 16) for address in name.split("-"))
+            rights, _, _, inode = rest.split()[:4]
+            mapping = (start, end) if rights == "rw-p" and inode == "0" else None
+        elif name == "Anonymous:" and mapping is not None:
+            start, end = mapping
             first, last = -(-start // _HUGE_PAGE) * _HUGE_PAGE, end // _HUGE_PAGE * _HUGE_PAGE
-            failed = first < last and _libc.madvise(
-                ctypes.c_void_p(first), ctypes.c_size_t(last - first), _MADV_COLLAPSE
-            )
-            if failed and ctypes.get_errno() == errno.EINVAL:  # others: no huge page is free, or it was never written
-                raise _error("madvise")
+            if first < last and int(rest.split()[0]) * 1024 * 2 > end - start:
+                # EINVAL where a part was never written, ENOMEM where no huge page is free: the others are tried.
+                _libc.madvise(ctypes.c_void_p(first), ctypes.c_size_t(last - first), _MADV_COLLAPSE)
 
 
 def ended_children() -> int:

@@ -200,16 +200,3 @@ async def test_an_error_of_a_run_that_is_followed_is_raised_at_its_end() -> None
     assert isinstance(await anext(events), RunStarted)
     with pytest.raises(ModelFailed, match="down"):
         [event async for event in events]
-
-
-def test_questions_about_one_large_context_of_objects_load_it_once() -> None:
-    data = {str(number): "x" * 30 for number in range(50_000)}
-    with RLM(model(lambda _: "```repl\nFINAL(len(context))\n```")) as rlm:
-        for number in range(4):
-            assert rlm.completion(data, "How many?").response == "50000"
-            assert rlm._kept is not None
-            loaded = rlm._kept.sandbox._loaded
-            assert loaded is not None
-            assert len(loaded._loaded) == (number > 0)
-        assert rlm.completion({**data, "one": "more"}, "How many?").response == "50001"
-    assert living_below() == set()

@@ -1,22 +1,18 @@
 """Fork servers that have something ready: what their REPLs find, what they cannot change, and when they go."""
 
 import asyncio
+import contextlib
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-from rlm_broker.context import StoredContext, store
 from rlm_broker.errors import ConfigurationError, ContextRefused, SandboxFailed
 from rlm_broker.limits import Limits
-from rlm_broker.sandbox import template as templates
 from rlm_broker.sandbox.sandbox import Sandbox
 from rlm_broker.types import Block
-from tests.processes import living_below, living_parents_below
-
-LARGE = {str(number): {"n": number, "text": "x" * 40} for number in range(40_000)}
+from tests.processes import living_below
 
 
 async def run(repl: Any, code: str) -> Block:
@@ -30,11 +26,6 @@ async def until(done: Callable[[], bool]) -> None:
     while not done():
         assert time.monotonic() < deadline
         await asyncio.sleep(0.005)
-
-
-def loaded(sandbox: Sandbox) -> int:
-    assert sandbox._loaded is not None
-    return len(sandbox._loaded._loaded)
 
 
 @pytest.mark.parametrize("level", ["strict", "standard"])
@@ -118,6 +109,12 @@ async def test_a_template_without_a_context_takes_one_for_each_repl() -> None:
         ({"setup": "def f(:"}, "SyntaxError"),
         ({"setup": "import sys; sys.exit(3)"}, "SystemExit: 3"),
         ({"setup": "import threading, time; threading.Thread(target=time.sleep, args=(60,)).start()"}, "one thread"),
+        ({"setup": "f = open('/dev/null')"}, "leaves a file open: .*/dev/null"),
+        ({"setup": "import mmap; m = mmap.mmap(-1, 4096)"}, "leaves memory that its forks would share"),
+        (
+            {"setup": "import os, time\nif os.fork() == 0:\n    time.sleep(60)\n    os._exit(0)"},
+            "leaves a process running",
+        ),
         ({"imports": ["no_such_module"]}, "no_such_module: ModuleNotFoundError"),
     ],
 )
@@ -152,10 +149,21 @@ async def test_set_up_code_is_behind_walls_too() -> None:
     assert "refused" not in seen
 
 
-@pytest.mark.parametrize("given", [{"setup": 5}, {"imports": "numpy"}, {"imports": [5]}])
-async def test_what_is_no_template_is_refused(given: dict[str, Any]) -> None:
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"setup": 5}, "imports is a list"),
+        ({"imports": "numpy"}, "imports is a list"),
+        ({"imports": [5]}, "imports is a list"),
+        ({"setup": "#" * 40_000}, "setup is longer than"),
+        ({"timeout_s": -1}, "give a positive number"),
+        ({"timeout_s": "5"}, "give a positive number"),
+        ({"warm": -3}, "warm is a number"),
+    ],
+)
+async def test_what_is_no_template_is_refused(given: dict[str, Any], said: str) -> None:
     async with Sandbox(warm=0) as sandbox:
-        with pytest.raises(ConfigurationError, match="imports is a list"):
+        with pytest.raises(ConfigurationError, match=said):
             sandbox.template(**given)
         with pytest.raises(ContextRefused):
             async with sandbox.template({1, 2}):
@@ -166,74 +174,27 @@ async def test_what_is_no_template_is_refused(given: dict[str, Any]) -> None:
         sandbox.template()
 
 
-# -- contexts that are used again
-
-
-async def test_a_large_context_of_objects_is_loaded_once_when_it_is_used_again() -> None:
-    async with Sandbox(warm=0) as sandbox:
-        with store(LARGE) as context:
-            for number in range(3):
-                assert (await run(sandbox.repl(context), "print(len(context), context['7'])")).stdout == (
-                    f"40000 {LARGE['7']}\n"
-                )
-                assert loaded(sandbox) == (number > 0)
-            parents = len(living_parents_below())
-            async with sandbox.repl(context) as repl:
-                await repl.aexecute("context.clear(); import os; os.kill(os.getpid(), 9)")
-                assert (await repl.aexecute("print(len(context))")).stdout == "40000\n"
-            assert len(living_parents_below()) == parents
-        with store(LARGE) as another:
-            await run(sandbox.repl(another), "1")
-            assert loaded(sandbox) == 1
-    assert living_below() == set()
-
-
-async def test_many_at_once_wait_for_the_one_that_loads_it() -> None:
-    async with Sandbox(warm=0) as sandbox:
-        with store(LARGE) as context:
-            blocks = await asyncio.gather(*(run(sandbox.repl(context), "print(len(context))") for _ in range(12)))
-        assert {block.stdout for block in blocks} == {"40000\n"}
-        assert loaded(sandbox) == 1
-
-
-@pytest.mark.parametrize("context", ["x" * 5_000_000, {"small": 1}])
-async def test_texts_and_small_contexts_need_none(context: Any) -> None:
-    async with Sandbox(warm=0) as sandbox:
-        with store(context) as stored:
-            for _ in range(3):
-                await run(sandbox.repl(stored), "1")
-        assert loaded(sandbox) == 0
-
-
-async def test_what_was_used_longest_ago_goes_when_memory_is_short(monkeypatch: pytest.MonkeyPatch) -> None:
-    contexts = [store({**LARGE, "own": number}) for number in range(3)]
-    size = contexts[0].info.form.size_bytes * templates.EACH_BYTE
-
-    async def use(context: StoredContext) -> None:
-        for _ in range(2):
-            assert (await run(sandbox.repl(context), "print('own' in context)")).stdout == "True\n"
-
-    async with Sandbox(warm=0) as sandbox:
-        assert sandbox._loaded is not None
-        monkeypatch.setattr(sandbox._loaded, "_max_bytes", int(2.5 * size))
-        await use(contexts[0])
-        await use(contexts[1])
-        await use(contexts[0])
-        await use(contexts[2])
-        kept = [Path(f"/proc/self/fd/{each._context.fd}").stat().st_ino for each in sandbox._loaded._loaded.values()]
-        assert kept == [Path(f"/proc/self/fd/{contexts[number].fd}").stat().st_ino for number in (0, 2)]
-        async with sandbox.repl(contexts[0]), sandbox.repl(contexts[2]):
-            await use(contexts[1])  # the others are in use: it is loaded for each REPL
-            assert loaded(sandbox) == 2
-    for context in contexts:
-        context.close()
-
-
-async def test_a_context_that_cannot_be_kept_loaded_is_loaded_for_each(monkeypatch: pytest.MonkeyPatch) -> None:
-    async with Sandbox(warm=0) as sandbox:
-        assert sandbox._loaded is not None
-        monkeypatch.setattr(sandbox._loaded, "_max_bytes", 1)
-        with store(LARGE) as context:
-            for _ in range(3):
-                assert (await run(sandbox.repl(context), "print(len(context))")).stdout == "40000\n"
-        assert loaded(sandbox) == 0
+async def test_copies_of_what_is_shared_are_counted_while_siblings_share_it() -> None:
+    """Each of the REPL's processes takes a copy of its own, by reference counts; its siblings and their inits do not."""
+    setup = "texts = [str(number) * 3 for number in range(1_200_000)]"
+    code = (
+        "import os\n"
+        "for _ in range(4):\n"
+        "    if os.fork() == 0:\n"
+        "        kept = [text for text in texts]\n"
+        "        import time; time.sleep(30); os._exit(0)\n"
+        "import time; time.sleep(30)"
+    )
+    limits = Limits(memory_bytes=150 << 20, block_timeout_s=60)
+    async with (
+        Sandbox(limits, warm=0) as sandbox,
+        sandbox.template(setup=setup) as template,
+        contextlib.AsyncExitStack() as siblings,
+    ):
+        for _ in range(5):
+            await siblings.enter_async_context(template.repl())
+        assert (await run(template.repl(), "print(len(texts), sum(map(len, texts)) > 0)")).status == "ok"
+        block = await run(template.repl(), code)
+    assert (block.status, block.limit) == ("killed", "memory_bytes")
+    assert block.post_mortem is not None
+    assert block.post_mortem.memory_bytes < 300 << 20
