@@ -206,9 +206,9 @@ class Models:
                     await client.aclose()
 
     async def _preflight(self, limits: Limits) -> None:
-        fallbacks = [client for clients in self._fallbacks.values() for client in clients]
-        every = (self.root, self.sub, *self.named.values(), *fallbacks)
-        clients = {id(client): client for client in every if client is not None}.values()
+        own = [client for client in (self.root, self.sub) if client is not None]  # the others may never be asked
+        every = [*own, *(fallback for client in own for fallback in self._fallbacks.get(id(client), ()))]
+        clients = {id(client): client for client in every}.values()
         await asyncio.gather(*(client.preflight() for client in clients if hasattr(client, "preflight")))
         if limits.max_budget_usd is None:
             return

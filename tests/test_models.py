@@ -120,3 +120,19 @@ async def test_a_server_that_is_not_there_is_said_before_a_sandbox_is_started() 
 def test_models_and_a_handler_or_a_recording_are_not_given_together() -> None:
     with pytest.raises(ConfigurationError, match="a recording to replay: it brings its own models"):
         RLM("offline", replay="somewhere")
+
+
+async def test_a_server_that_nobody_asks_may_be_down() -> None:
+    down = Model(base_url="http://127.0.0.1:1/v1")
+    done = await RLM("offline", models={"down": down}, limits=Limits(max_depth=0)).acompletion("x", "Who?")
+    assert done.response is not None
+
+
+async def test_the_price_of_a_fallback_has_to_be_known_too() -> None:
+    with FakeOpenAI(completion("hi")) as server:
+        priced = Model(base_url=server.base_url, name="m", usd_per_million_tokens=(1, 1), fallbacks=("spare",))
+        spare = Model(base_url=server.base_url)
+        with pytest.raises(ConfigurationError, match="the price of model 'spare' is not known"):
+            await RLM(priced, models={"spare": spare}, limits=Limits(max_budget_usd=1)).acompletion("x", "?")
+    assert server.requests == []
+
