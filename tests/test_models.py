@@ -135,4 +135,3 @@ async def test_the_price_of_a_fallback_has_to_be_known_too() -> None:
         with pytest.raises(ConfigurationError, match="the price of model 'spare' is not known"):
             await RLM(priced, models={"spare": spare}, limits=Limits(max_budget_usd=1)).acompletion("x", "?")
     assert server.requests == []
-
