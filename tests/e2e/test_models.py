@@ -1,6 +1,7 @@
 """Whole runs with models behind real HTTP: many at once, recorded and replayed, followed, and without a leak."""
 
 import asyncio
+import contextlib
 import json
 import os
 import resource
@@ -238,8 +239,9 @@ def test_a_key_is_with_the_client_and_nowhere_else(
 
     def answer(request: dict[str, Any]) -> Answer:
         for process in [psutil.Process(), *living_below()]:
-            if process.pid != os.getpid():
-                seen.extend(Path(f"/proc/{process.pid}/{name}").read_bytes() for name in ("environ", "cmdline"))
+            for name in ("environ", "cmdline") if process.pid != os.getpid() else ():
+                with contextlib.suppress(PermissionError):  # an init hides itself from an ordinary user
+                    seen.append(Path(f"/proc/{process.pid}/{name}").read_bytes())
         last = str(request["messages"][-1]["content"])
         if "You have not looked" in last:
             return completion(f"```repl\n{look}\n```\n```repl\nprint(llm_query('fail'))\n```")
