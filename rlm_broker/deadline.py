@@ -3,7 +3,7 @@
 import asyncio
 import time
 import types
-from collections.abc import Awaitable, Coroutine, Generator
+from collections.abc import Awaitable, Callable, Coroutine, Generator
 from typing import Any, TypeVar
 
 T = TypeVar("T")
@@ -45,13 +45,15 @@ async def within(limit_s: float | None, work: Coroutine[Any, Any, T]) -> T:
     return task.result()
 
 
-async def to_its_end(work: Coroutine[Any, Any, T]) -> T:
-    """Await `work`, which ends things: when we are cancelled meanwhile it goes on to its end all the same.
+async def to_its_end(work: Callable[[], Coroutine[Any, Any, T]]) -> T:
+    """Await what `work` makes, which ends things: when we are cancelled meanwhile it goes on to its end all the same.
+
+    Made in here: were this never started, nobody would close it.
 
     Raises:
         asyncio.CancelledError: We were.
     """
-    task = asyncio.get_running_loop().create_task(work)
+    task = asyncio.get_running_loop().create_task(work())
     cancelled: asyncio.CancelledError | None = None
     while not task.done():
         try:

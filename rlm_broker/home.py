@@ -185,12 +185,12 @@ class Resident:
     def close(self) -> None:
         """End it and everything below it. Harmless when repeated, and when its event loop has ended."""
         if self.home.is_alive:
-            self.home.run(to_its_end(self._close()))
+            self.home.run(to_its_end(self._close))
 
     async def aclose(self) -> None:
         """`close`, awaited."""
         if self.home.is_alive:
-            await self.home.arun(to_its_end(self._close()))
+            await self.home.arun(to_its_end(self._close))
 
 
 def _keep_running(loop: asyncio.AbstractEventLoop) -> None:

@@ -167,9 +167,9 @@ async def test_what_ends_things_goes_to_its_end_however_often_it_is_cancelled() 
             done.append(step)
         return "ended"
 
-    assert await to_its_end(end()) == "ended"
+    assert await to_its_end(end) == "ended"
     done.clear()
-    ending = asyncio.create_task(to_its_end(end()))
+    ending = asyncio.create_task(to_its_end(end))
     for _ in range(3):
         await asyncio.sleep(0.005)
         ending.cancel()
