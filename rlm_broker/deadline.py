@@ -31,15 +31,7 @@ async def within(limit_s: float | None, work: Coroutine[Any, Any, T]) -> T:
     is_late = not task.done()
     if is_late:
         task.cancel()
-    while not task.done():
-        try:
-            await asyncio.wait({task})
-        except asyncio.CancelledError as ours:
-            cancelled = ours
-    if cancelled is not None:
-        if not task.cancelled():
-            task.exception()  # nobody waits for it any more
-        raise cancelled
+    await _ended(task, cancelled)
     if is_late and task.cancelled():
         raise Late
     return task.result()
@@ -54,7 +46,12 @@ async def to_its_end(work: Callable[[], Coroutine[Any, Any, T]]) -> T:
         asyncio.CancelledError: We were.
     """
     task = asyncio.get_running_loop().create_task(work())
-    cancelled: asyncio.CancelledError | None = None
+    await _ended(task)
+    return task.result()
+
+
+async def _ended(task: "asyncio.Task[Any]", cancelled: asyncio.CancelledError | None = None) -> None:
+    """Wait for its end, however often we are cancelled meanwhile, and raise that afterwards."""
     while not task.done():
         try:
             await asyncio.wait({task})
@@ -64,7 +61,6 @@ async def to_its_end(work: Callable[[], Coroutine[Any, Any, T]]) -> T:
         if not task.cancelled():
             task.exception()  # nobody waits for it any more
         raise cancelled
-    return task.result()
 
 
 @types.coroutine

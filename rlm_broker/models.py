@@ -138,8 +138,7 @@ class Models:
     ) -> None:
         self.replay = replay
         self._policy: ModelPolicy = policy
-        self._made: list[Client] = []
-        self._descriptions: dict[int, Model] = {}
+        self._made: dict[int, tuple[Client, Model]] = {}
         self._fallbacks: dict[int, tuple[Client, ...]] = {}
         self._opened: dict[str, Client] = {}
         self._lanes: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, dict[int, Lane]]
@@ -151,8 +150,8 @@ class Models:
             self.named = {name: self._client_or_why_not(given, name) for name, given in models.items()}
             self.root = self._known("offline" if model is None else model)
             self.sub = None if sub_model is None else self._known(sub_model)
-            for id, described in list(self._descriptions.items()):
-                self._fallbacks[id] = tuple(map(self._known, described.fallbacks))
+            for client, described in list(self._made.values()):
+                self._fallbacks[id(client)] = tuple(map(self._known, described.fallbacks))
         else:
             told = replay.models
             self._policy = told.policy
@@ -194,15 +193,15 @@ class Models:
             await self._preflight(limits)
             handler = self.handler(limits, cache, home)
             handler.lanes = self._lanes.setdefault(loop, {})
-            for id_, described in self._descriptions.items():
-                if id_ not in handler.lanes:
-                    handler.serve(self._client_of(id_), _serving(described, self._fallbacks.get(id_, ())))
+            for identity, (client, described) in self._made.items():
+                if identity not in handler.lanes:
+                    handler.serve(client, _serving(described, self._fallbacks.get(identity, ())))
             async with handler:
                 yield handler
         finally:
             self._users[id(loop)] -= 1
             if self._users[id(loop)] == 0:  # those that were brought stay their makers'
-                for client in [*self._made, *self._opened.values()]:
+                for client in [*(made for made, _ in self._made.values()), *self._opened.values()]:
                     await client.aclose()
 
     async def _preflight(self, limits: Limits) -> None:
@@ -225,9 +224,6 @@ class Models:
         if name not in self._opened:
             self._opened[name] = self._open(name)
         return self._opened[name]
-
-    def _client_of(self, identity: int) -> Client:
-        return next(client for client in self._made if id(client) == identity)
 
     def _client_or_why_not(self, given: Given, name: str) -> Client:
         """Of a named model, which perhaps nobody asks for: what is wrong with it is then nobody's concern."""
@@ -256,8 +252,7 @@ class Models:
     def _described(self, model: Model, name: str) -> Client:
         model = model if model.name else model.model_copy(update={"name": name})
         client = model.client()
-        self._made.append(client)
-        self._descriptions[id(client)] = model
+        self._made[id(client)] = client, model
         return client
 
 

@@ -1,12 +1,15 @@
 """What every client is: one async call that returns its text and its own usage."""
 
 from collections.abc import Callable
-from typing import Protocol
+from typing import Any, Protocol
 
 import msgspec
 
 from rlm_broker.recording import CallId
 from rlm_broker.types import ChatMessage, Usage
+
+PICTURE_CHARS = 6_000
+"""What a content part that is no text counts as: some 2,000 tokens, as most providers take for a picture."""
 
 
 class LMRequest(msgspec.Struct, frozen=True):
@@ -35,6 +38,11 @@ class LMRequest(msgspec.Struct, frozen=True):
     sample: int = 0
     on_text: Callable[[str], None] | None = None
     id: CallId | None = None
+
+    @property
+    def chars(self) -> int:
+        """Characters of all messages, for an estimate of tokens; a content part without text counts as a picture."""
+        return sum(_chars(message.content) for message in self.messages)
 
 
 class LMReply(msgspec.Struct, frozen=True):
@@ -79,3 +87,10 @@ class Client(Protocol):
     async def aclose(self) -> None:
         """Give back what the client holds (connections, threads). Harmless when called twice."""
         ...
+
+
+def _chars(content: str | list[Any]) -> int:
+    if isinstance(content, str):
+        return len(content)
+    texts = (part.get("text") if isinstance(part, dict) else None for part in content)
+    return sum(len(text) if isinstance(text, str) else PICTURE_CHARS for text in texts)

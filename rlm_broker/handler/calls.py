@@ -169,7 +169,7 @@ class RunCalls:
         hold = NOTHING
         try:
             if self._ledger.has_bounded_means:
-                hold = await self._ledger.hold(_chars(request), request.max_completion_tokens)
+                hold = await self._ledger.hold(request.chars, request.max_completion_tokens)
             number = self._ledger.charge_call()  # not before: what is never sent is not counted
             return await self._sent(caller, client, request, number, hold)
         except asyncio.CancelledError:
@@ -234,10 +234,6 @@ def in_words(error: BaseException) -> str:
 def _preview(request: LMRequest) -> str:
     content = request.messages[-1].content
     return content[:PREVIEW_CHARS] if isinstance(content, str) else f"{len(content)} content parts"
-
-
-def _chars(request: LMRequest) -> int:
-    return sum(len(message.content) for message in request.messages if isinstance(message.content, str))
 
 
 def _smaller(one: int | None, other: int | None) -> int | None:

@@ -147,7 +147,7 @@ class Lane:
             The tokens that the call is thought to take.
         """
         request = errand.request
-        tokens = _characters(request) / CHARS_PER_TOKEN + (request.max_completion_tokens or self._output_tokens)
+        tokens = request.chars / CHARS_PER_TOKEN + (request.max_completion_tokens or self._output_tokens)
         await self._gate.acquire(errand.session)
         try:
             while True:
@@ -230,7 +230,3 @@ def _checked(reply: object, model_name: str) -> LMReply:
         return reply
     inputs, outputs = (each if type(each) is int and each > 0 else 0 for each in tokens)
     return msgspec.structs.replace(reply, usage=Usage(1, inputs, outputs, None))
-
-
-def _characters(request: LMRequest) -> int:
-    return sum(len(message.content) for message in request.messages if isinstance(message.content, str))

@@ -90,6 +90,7 @@ class Host:
         """Another one of the same level, with its own zygote, that has something ready; it ends with this one."""
         if self._closed:
             raise SandboxFailed("the sandbox was closed")
+        self._others = [other for other in self._others if not other._closed]
         self._others.append(Host(self.level, self._allow_exec, self._exact_memory, preparation))
         return self._others[-1]
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from rlm_broker.clients.base import LMReply, LMRequest
+from rlm_broker.clients.base import PICTURE_CHARS, LMReply, LMRequest
 from rlm_broker.clients.function import FunctionClient
 from rlm_broker.errors import LimitReached, ModelFailed
 from rlm_broker.handler.calls import Caller, RunCalls
@@ -249,3 +249,11 @@ async def test_a_client_that_does_not_heed_the_end_of_a_batch_is_asked_no_more()
     slots = await calls.slots(CALLER, query(*"abcdef", timeout_s=0.01))
     assert asked == 2
     assert [slot.text for slot in slots] == ["all the same"] * 2 + [""] * 4
+
+
+def test_content_parts_count_like_text_in_what_a_call_is_thought_to_take() -> None:
+    def chars(content: Any) -> int:
+        return LMRequest((ChatMessage("system", "ab"), ChatMessage("user", content))).chars
+
+    assert chars("x" * 300) == chars([{"type": "text", "text": "x" * 300}]) == 302
+    assert chars([{"type": "image_url", "image_url": {"url": "data:"}}]) == 2 + PICTURE_CHARS
