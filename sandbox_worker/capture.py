@@ -68,7 +68,7 @@ class Printer(io.TextIOBase):
         self._forked = threading.Lock()  # never taken here, so that it is free in every forked process
         self._line_of: tuple[int, str] = (0, "")
         self._lock = threading.RLock()
-        self._kept = HeadTail[str](limit, "")
+        self._kept: HeadTail[str] = HeadTail(limit, "")
         self._waiting: list[str] = []
         self._waiting_chars = 0
         self._lines, self._flushes = _Allowance(), _Allowance()
@@ -144,7 +144,7 @@ class Printer(io.TextIOBase):
             if tail := self._kept.finish():
                 self._waiting.append(tail)
             self.send_waiting()
-            self._kept = HeadTail[str](self._limit, "")
+            self._kept = HeadTail(self._limit, "")
             self._block_runs = False
 
     def _write_in_fork(self, text: str, whole_lines: bool) -> None:
@@ -164,7 +164,7 @@ class _Bytes(io.RawIOBase):
 
     def __init__(self, printer: Printer) -> None:
         self._printer = printer
-        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")  # a character may come in two writes
+        self._decoder: codecs.IncrementalDecoder | None = None  # made when bytes come: most REPLs never write any
 
     def writable(self) -> bool:
         return True
@@ -173,6 +173,8 @@ class _Bytes(io.RawIOBase):
         return self._printer.fileno()
 
     def write(self, data: Any) -> int:
+        if self._decoder is None:
+            self._decoder = codecs.getincrementaldecoder("utf-8")("replace")  # a character may come in two writes
         raw = memoryview(data).tobytes()
         self._printer.write(self._decoder.decode(raw))
         return len(raw)

@@ -3,7 +3,6 @@
 import __future__
 
 import ast
-import asyncio
 import inspect
 import io
 import linecache
@@ -11,9 +10,12 @@ import traceback
 from collections.abc import Callable, Coroutine
 from pathlib import Path
 from types import CodeType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from sandbox_worker.wire.messages import Status
+
+if TYPE_CHECKING:
+    import asyncio
 
 OWN_FOLDER = str(Path(__file__).parent)
 ERROR_CHARS = 1000
@@ -100,6 +102,8 @@ class Executor:
             self._show(await value if last.co_flags & inspect.CO_COROUTINE else value)
 
     def _await(self, coroutine: Coroutine[Any, Any, None]) -> None:
+        import asyncio  # with what it needs a quarter of a fork server's memory, which each fork would pay for
+
         if self._loop is None or self._loop.is_closed():
             self._loop = asyncio.new_event_loop()
             asyncio.set_event_loop(self._loop)

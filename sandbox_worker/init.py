@@ -6,6 +6,7 @@ read, and all it takes from the REPL's side are bytes in two pipes.
 
 import contextlib
 import faulthandler
+import fcntl
 import gc
 import math
 import mmap
@@ -13,7 +14,6 @@ import os
 import select
 import signal
 import socket
-from collections.abc import Iterable
 from typing import NoReturn
 
 from sandbox_worker.channel import Channel
@@ -21,7 +21,7 @@ from sandbox_worker.control_socket import ControlSocket
 from sandbox_worker.interrupts import Interrupts
 from sandbox_worker.isolation import syscalls
 from sandbox_worker.isolation.walls import LayerFailed, WorkerBounds, ZygoteWalls
-from sandbox_worker.isolation.worker_layers import lock_down_init, lock_down_repl
+from sandbox_worker.isolation.worker_layers import LockedInit, lock_down_init, lock_down_repl
 from sandbox_worker.loading import ContextBroken, ContextForm, load
 from sandbox_worker.preparation import Found
 from sandbox_worker.proc import Proc, Status
@@ -51,10 +51,10 @@ from sandbox_worker.wire.control import (
     unpack_to_init,
 )
 
-CONTROL_FD, DOOR_FD, STACK_FD = 3, 4, 5
+CONTROL_FD, DOOR_FD, STACK_FD, RULESET_FD = 3, 4, 5, 6
 GROUP_FD = 4
 """Of init and not of its REPL, whose door takes the number when it has joined."""
-STACK_SIGNAL = signal.SIGRTMAX
+STACK_SIGNAL = int(signal.SIGRTMAX)
 """Has the REPL print the stack of its threads to `STACK_FD`: one that model code hardly takes for itself."""
 EXPLAIN_QUICKLY_S = 0.02
 """The same for one that is past a limit, and goes on."""
@@ -70,6 +70,11 @@ def handle_no_signals() -> None:
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGCHLD})  # read from a descriptor instead
 
 
+def live_in(folder: str) -> None:
+    """Where programs of ours find it. To be called in the zygote where all its workers have theirs at one place."""
+    os.environ["HOME"] = os.environ["TMPDIR"] = folder
+
+
 def main(fds: list[int], spawn: Spawn, walls: ZygoteWalls, mapping_works: bool, found: Found) -> NoReturn:
     """Be a worker: from the zygote's fork to the end.
 
@@ -82,6 +87,7 @@ def main(fds: list[int], spawn: Spawn, walls: ZygoteWalls, mapping_works: bool, 
     bell = mmap.mmap(-1, mmap.PAGESIZE)  # shared with the REPL, and so made before that is denied
     children = syscalls.ended_children()
     bounds = WorkerBounds(
+        allow_exec=spawn.allow_exec,
         address_space_bytes=spawn.memory_bytes,
         max_processes=spawn.max_processes,
         max_open_files=spawn.max_open_files,
@@ -92,13 +98,14 @@ def main(fds: list[int], spawn: Spawn, walls: ZygoteWalls, mapping_works: bool, 
         proc = None if walls.proc_is_fresh else Proc()  # else it is going to be covered
         if walls.level != "strict":
             os.chdir(spawn.scratch)
-        layers = lock_down_init(walls, bounds)
+        locked = lock_down_init(walls, bounds)
         proc = proc or Proc()
     except (LayerFailed, OSError) as error:
         _fail("lock down", error)
-    os.environ["HOME"] = os.environ["TMPDIR"] = os.getcwd()  # noqa: PTH109 - a path object costs 40 copied pages
+    if walls.level != "strict":
+        live_in(spawn.scratch)
     init = Init(
-        control, bell, children, spawn, walls, layers, bounds, proc, mapping_works, found, has_group=len(fds) > 1
+        control, bell, children, spawn, walls, locked, bounds, proc, mapping_works, found, has_group=len(fds) > 1
     )
     try:
         init.serve()
@@ -116,7 +123,7 @@ class Init:
         children: int,
         spawn: Spawn,
         walls: ZygoteWalls,
-        layers: Iterable[str],
+        locked: LockedInit,
         bounds: WorkerBounds,
         proc: Proc,
         mapping_works: bool,
@@ -134,7 +141,10 @@ class Init:
         self._repl_pid: int | None = None
         self._proc = proc
         self._watch = _watch(proc, walls, spawn)
-        self._layers = (*layers, *(("memory control group",) if has_group else ()), WATCH)
+        self._ruleset = locked.ruleset
+        self._layers = (*locked.layers, *(("memory control group",) if has_group else ()), WATCH)
+        self._has_started = False
+        self._is_watched = False
         self._said_cpu_s = 0.0
         self._block_cpu_s = math.inf
         self._poll = select.poll()
@@ -156,12 +166,12 @@ class Init:
                     self._reap()
                 else:
                     self._output.forward(fd)
-            if self._repl_pid is not None and self._watch.wait_s() == 0:
+            if self._repl_pid is not None and self._is_watched and self._watch.wait_s() == 0:
                 self._look()
 
     def _wait_ms(self, paused_s: float | None) -> int | None:
         waits = [] if paused_s is None else [paused_s]
-        if self._repl_pid is not None:
+        if self._repl_pid is not None and self._is_watched:
             waits.append(self._watch.wait_s())
         wait_s = min(waits, default=math.inf)
         return math.ceil(wait_s * 1000) if wait_s < math.inf else None
@@ -177,8 +187,10 @@ class Init:
                     self._load(fds[0], form)
                 self._control.say(Loaded(layers=list(self._layers)))
             case Start():
-                self._kill_all()
-                self._output.close()
+                if self._has_started:  # else there is nobody: to look for them would go through the machine's processes
+                    self._kill_all()
+                    self._output.close()
+                self._has_started = True
                 self._start(fds[0])
             case Begin(cpu_s=cpu_s):
                 self._begin(cpu_s)
@@ -207,6 +219,10 @@ class Init:
         self._said_cpu_s = 0.0
         self._block_cpu_s = cpu_s
         self._output.drain()  # what came after the last block's end is not going to use up this one's share
+        if not self._is_watched and self._repl_pid is not None:
+            own = self._proc.status(self._proc.own_pid) or Status()
+            self._watch.repl_started(self._repl_pid, own.memory_bytes)
+            self._is_watched = True
         self._watch.block_started()
 
     def _end_repl(self) -> None:
@@ -224,34 +240,39 @@ class Init:
 
     def _start(self, door_fd: int) -> None:
         write_ends = self._output.open()
-        inherited = self._proc.status(self._proc.own_pid) or Status()
         pid = os.fork()
         if pid == 0:
-            self._become_repl(door_fd, write_ends, inherited.mapped_bytes)
+            self._become_repl(door_fd, write_ends)
         self._repl_pid = pid
         if self._walls.level != "strict":
             self._control.say(Forked(), os.pidfd_open(pid))
         for fd in (door_fd, *write_ends):
             os.close(fd)
-        self._watch.repl_started(pid, inherited.memory_bytes)
+        self._is_watched = False  # until its first block it runs no code but ours
 
-    def _become_repl(self, door_fd: int, write_ends: WriteEnds, mapped_bytes: int) -> NoReturn:
+    def _become_repl(self, door_fd: int, write_ends: WriteEnds) -> NoReturn:
         """In the child: behind the second walls, without the control socket, into the loop."""
         if self._has_group:
             os.write(GROUP_FD, b"0")
+        mapped_bytes = self._proc.mapped_bytes()
         os.dup2(write_ends.stdout, 1)
         os.dup2(write_ends.stderr, 2)
-        stack_end = os.dup(write_ends.stack)  # higher than the two numbers that are to be taken
-        os.dup2(door_fd, DOOR_FD, inheritable=False)
-        os.dup2(stack_end, STACK_FD, inheritable=False)
-        os.closerange(STACK_FD + 1, os.sysconf("SC_OPEN_MAX"))
+        wanted = [(door_fd, DOOR_FD), (write_ends.stack, STACK_FD)]
+        if self._ruleset is not None:
+            wanted.append((self._ruleset, RULESET_FD))
+        # First above the numbers that are to be taken, so that none is overwritten before it is its turn.
+        copies = [(fcntl.fcntl(fd, fcntl.F_DUPFD, RULESET_FD + 1), number) for fd, number in wanted]
+        for copy, number in copies:
+            os.dup2(copy, number, inheritable=False)
+        os.closerange(wanted[-1][1] + 1, os.sysconf("SC_OPEN_MAX"))
         faulthandler.register(STACK_SIGNAL, file=STACK_FD)  # in C: it also works for code that holds the GIL
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGCHLD})
+        syscalls.unblock_child_signals()
         os.setsid()
         interrupts = Interrupts()
         interrupts.install()
         try:
-            layers = lock_down_repl(self._walls, self._bounds, mapped_bytes, self._spawn.allow_exec)
+            ruleset = None if self._ruleset is None else RULESET_FD
+            layers = lock_down_repl(self._walls, self._bounds, ruleset, mapped_bytes)
         except (LayerFailed, OSError) as error:
             _fail("start", error)
         os.write(CONTROL_FD, pack(Started(layers=list(layers))))

@@ -1,6 +1,7 @@
 """/proc, through a descriptor: which processes are a worker's, and what each of them uses."""
 
 import contextlib
+import mmap
 import os
 import stat
 from dataclasses import dataclass
@@ -17,13 +18,11 @@ class Status:
 
     Attributes:
         memory_bytes: What is its own: written privately, swapped out, or spent on page tables.
-        mapped_bytes: Its address space.
     """
 
     parent: int = 0
     threads: int = 0
     memory_bytes: int = 0
-    mapped_bytes: int = 0
 
 
 class Proc:
@@ -72,7 +71,7 @@ class Proc:
 
     def status(self, pid: int) -> Status | None:
         """None if it has ended."""
-        kilobytes = threads = parent = mapped_kilobytes = 0
+        kilobytes = threads = parent = 0
         for line in self._read(f"{pid}/status").splitlines():
             if line.startswith(_COUNTED):
                 kilobytes += int(line.split()[1])
@@ -80,9 +79,11 @@ class Proc:
                 threads = int(line.split()[1])
             elif line.startswith(b"PPid:"):
                 parent = int(line.split()[1])
-            elif line.startswith(b"VmSize:"):
-                mapped_kilobytes = int(line.split()[1])
-        return Status(parent, threads, kilobytes * 1024, mapped_kilobytes * 1024) if threads else None
+        return Status(parent, threads, kilobytes * 1024) if threads else None
+
+    def mapped_bytes(self) -> int:
+        """The address space of the process that asks."""
+        return int(self._read("self/statm").split()[0]) * mmap.PAGESIZE
 
     def cpu_s(self, pid: int) -> tuple[float, float]:
         """CPU seconds that all its threads used, and that its children did of whose end it has heard."""

@@ -9,8 +9,8 @@ import gc
 import linecache
 import mmap
 import os
+import resource
 import select
-import signal
 import socket
 import sys
 from collections.abc import Iterator
@@ -19,7 +19,7 @@ from contextlib import contextmanager
 from sandbox_worker.channel import Channel
 from sandbox_worker.control_socket import ControlSocket
 from sandbox_worker.interrupts import Interrupts
-from sandbox_worker.isolation import landlock
+from sandbox_worker.isolation import landlock, rlimits, syscalls
 from sandbox_worker.isolation.landlock import Grant
 from sandbox_worker.proc import Proc
 from sandbox_worker.repl import Repl
@@ -77,7 +77,9 @@ def _be_init(proc: Proc, bell: mmap.mmap) -> None:
 def _be_repl(bell: mmap.mmap) -> None:
     ours, theirs = socket.socketpair()
     with ours, theirs:
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGCHLD})
+        syscalls.unblock_child_signals()
+        rlimits.forbid_core_dumps()
+        rlimits.set_hard(resource.RLIMIT_CORE, 1)
         interrupts = Interrupts()
         interrupts.install()
         repl = Repl({"context": ""}, Channel(theirs, ENOUGH, interrupts), interrupts, ENOUGH, bell)

@@ -128,7 +128,7 @@ class ReplOutput:
             tail = pipe.kept.finish()
             for at in range(0, len(tail), PIPE_BYTES):
                 self._say(Written(stream=pipe.stream, data=tail[at : at + PIPE_BYTES]))
-            pipe.kept = HeadTail[bytes](self._limit, b"")
+            pipe.kept = HeadTail(self._limit, b"")
             pipe.paused_until = 0.0
 
     def read_stack(self, wait_s: float) -> bytes:
@@ -176,7 +176,7 @@ class _Pipe:
     def __init__(self, fd: int, stream: Stream, limit: int) -> None:
         self.fd = fd
         self.stream: Stream = stream
-        self.kept = HeadTail[bytes](limit, b"")
+        self.kept: HeadTail[bytes] = HeadTail(limit, b"")
         self.is_listened_to = False
         self.has_ended = False
         self.paused_until = 0.0

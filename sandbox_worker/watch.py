@@ -9,7 +9,6 @@ CPU time is that of the living, and of the dead whose end somebody waited for: w
 the time between two looks, below a parent that wants to hear of no end.
 """
 
-import math
 import resource
 import time
 from collections.abc import Callable
@@ -85,7 +84,7 @@ class Watch:
         self._scratch_due = 0.0
 
     def repl_started(self, pid: int, inherited_bytes: int) -> None:
-        """A fresh REPL, to be looked at from its first block on: until then it runs no code but ours.
+        """A fresh REPL is to be looked at from here on.
 
         Args:
             inherited_bytes: What it shares with init from the start (a context made of objects) is not its own.
@@ -94,8 +93,6 @@ class Watch:
         self._cpu_s.clear()
         self._all_cpu_s = _cpu_s_of_the_dead()
         self._inherited_bytes = inherited_bytes
-        self.block_started()
-        self._due = math.inf
 
     def block_started(self) -> None:
         """Count CPU time from here, and look closely."""
@@ -104,7 +101,7 @@ class Watch:
         self._look_in(FASTEST_S)
 
     def wait_s(self) -> float:
-        """Seconds until the next look; infinite before the first block."""
+        """Seconds until the next look."""
         return max(0.0, self._due - time.monotonic())
 
     def look(self) -> Usage:

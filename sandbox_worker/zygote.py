@@ -13,6 +13,7 @@ from typing import NoReturn
 
 from sandbox_worker import init
 from sandbox_worker.isolation import syscalls
+from sandbox_worker.isolation.mounts import SCRATCH
 from sandbox_worker.isolation.walls import LayerFailed, ZygoteWalls
 from sandbox_worker.isolation.zygote_layers import enter_zygote, fork_worker
 from sandbox_worker.loading import mapping_works
@@ -47,6 +48,8 @@ def main(control_fd: int) -> NoReturn:
         os._exit(1)
     rehearse(walls.landlock_abi)
     init.handle_no_signals()
+    if walls.level == "strict":
+        init.live_in(SCRATCH)
     gc.freeze()  # a collection in a worker would otherwise write to every page that it shares with us
     gc.disable()
     control.send(pack(ZygoteReady(layers=list(walls.layers))))

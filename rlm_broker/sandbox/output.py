@@ -21,7 +21,7 @@ class BlockOutput:
 
     def __init__(self, limit: int, on_output: OnOutput | None) -> None:
         self._on_output = on_output
-        self._kept = {"stdout": HeadTail[str](limit, ""), "stderr": HeadTail[str](limit, "")}
+        self._kept = {"stdout": HeadTail(limit, ""), "stderr": HeadTail(limit, "")}
         self._text: dict[str, list[str]] = {"stdout": [], "stderr": []}
         decoder = codecs.getincrementaldecoder("utf-8")
         self._decoders = {"stdout": decoder("replace"), "stderr": decoder("replace")}

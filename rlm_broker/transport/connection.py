@@ -3,7 +3,7 @@
 import asyncio
 import threading
 from collections.abc import Callable
-from typing import Protocol
+from typing import Protocol, cast
 
 from rlm_broker.errors import ProtocolViolation, RlmBrokerError, WorkerDied
 from rlm_broker.transport.session import Provided, Session
@@ -128,7 +128,8 @@ class Connection(asyncio.BufferedProtocol):
     # -- asyncio's side ----------------------------------------------------------------------------------------------
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
+        # Not isinstance: that of uvloop is no asyncio.Transport.
+        transport = cast("asyncio.Transport", transport)
         if self._lost:  # whoever expected this worker has given up
             transport.abort()
             return

@@ -7,6 +7,7 @@ import secrets
 import socket
 from collections.abc import Awaitable, Callable
 from ipaddress import ip_address
+from typing import cast
 
 from rlm_broker.errors import ConfigurationError
 from rlm_broker.transport import one_shot
@@ -191,8 +192,7 @@ class _Arrival(asyncio.Protocol):
             await asyncio.wait({self._serving})
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
-        self._transport = transport
+        self._transport = cast("asyncio.Transport", transport)  # not isinstance: that of uvloop is none
         if self._listener.arrived(self):
             self._listener.awaits(self)
         else:

@@ -84,26 +84,26 @@ def ruleset_attributes(version: int) -> bytes:
     return attributes
 
 
-def restrict(grants: Sequence[Grant], version: int) -> None:
-    """Confine the calling thread and its future children to `grants`; within a domain this makes a narrower one.
+def restrict(ruleset: int, version: int) -> None:
+    """Confine the calling thread and its future children to a ruleset; within a domain this makes another one.
 
     TCP, abstract Unix sockets and signals to processes outside the domain are denied as far as the kernel can.
     The process must have no_new_privs or CAP_SYS_ADMIN.
 
     Raises:
-        OSError: Also ENOENT, for a granted path that does not exist, and E2BIG, for the 17th domain in each other.
+        OSError: Also E2BIG, for the 17th domain in each other.
     """
-    ruleset = make_ruleset(grants, version)
-    try:
-        # Denials are what model code makes at will: it shall not fill the host's audit log with them.
-        flags = _RESTRICT_SELF_LOG_SAME_EXEC_OFF if version >= 7 else 0
-        syscalls.call("landlock_restrict_self", ruleset, flags)
-    finally:
-        os.close(ruleset)
+    # Denials are what model code makes at will: it shall not fill the host's audit log with them.
+    flags = _RESTRICT_SELF_LOG_SAME_EXEC_OFF if version >= 7 else 0
+    syscalls.call("landlock_restrict_self", ruleset, flags)
 
 
 def make_ruleset(grants: Sequence[Grant], version: int) -> int:
-    """A descriptor of a new ruleset, which confines nobody yet."""
+    """A descriptor of a new ruleset, which confines nobody yet; the caller closes it.
+
+    Raises:
+        OSError: Also ENOENT, for a granted path that does not exist.
+    """
     attributes = ruleset_attributes(version)
     ruleset = syscalls.call("landlock_create_ruleset", attributes, len(attributes), 0)
     try:

@@ -45,6 +45,7 @@ _HUGE_PAGE = 1 << 21
 _CHILD_SIGNALS = (1 << (signal.SIGCHLD - 1)).to_bytes(128, "little")
 """As the C library's sigset_t."""
 
+_NUMBERS = NUMBERS.get(MACHINE, {})
 _libc = ctypes.CDLL(None, use_errno=True)
 _libc.syscall.restype = ctypes.c_long
 _libc.prctl.argtypes = (ctypes.c_int, *[ctypes.c_ulong] * 4)
@@ -70,10 +71,10 @@ def call(name: str, *arguments: int | bytes | ctypes.Array[ctypes.c_char], about
     Raises:
         OSError: What the kernel answered; ENOSYS also for a machine or a name without a known number.
     """
-    number = NUMBERS.get(MACHINE, {}).get(name)
+    number = _NUMBERS.get(name)
     if number is None:
         raise OSError(errno.ENOSYS, f"{name}: no number is known for it on {MACHINE}")
-    wide = (ctypes.c_long(argument) if isinstance(argument, int) else argument for argument in arguments)
+    wide = [ctypes.c_long(argument) if isinstance(argument, int) else argument for argument in arguments]
     result = int(_libc.syscall(ctypes.c_long(number), *wide))
     if result < 0:
         raise _error(f"{name} {about}" if about else name)
@@ -127,9 +128,9 @@ def pivot_into(new_root: str) -> None:
     os.chdir("/")
 
 
-def prctl(option: int, *arguments: int) -> int:
+def prctl(option: int, argument: int = 0) -> int:
     """prctl(2). Some options are refused (EINVAL) when unused arguments are not zero, so all five are passed."""
-    result = int(_libc.prctl(option, *(*arguments, 0, 0, 0, 0)[:4]))
+    result = int(_libc.prctl(option, argument, 0, 0, 0))
     if result < 0:
         raise _error(f"prctl option {option}")
     return result
@@ -162,6 +163,12 @@ def ended_children() -> int:
     if fd < 0:
         raise _error("signalfd")
     return fd
+
+
+def unblock_child_signals() -> None:
+    """Let SIGCHLD come again. What `signal` has for it makes an enumeration of all that is blocked: 40 copied pages."""
+    if _libc.pthread_sigmask(signal.SIG_UNBLOCK, _CHILD_SIGNALS, None):
+        raise _error("pthread_sigmask")
 
 
 def sethostname(name: str) -> None:

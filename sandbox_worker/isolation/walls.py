@@ -1,8 +1,7 @@
 """What the walls of zygote, init and REPL have in common: levels, bounds, how one fails."""
 
-import contextlib
-from collections.abc import Iterator
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
+from typing import NamedTuple
 
 from sandbox_worker.isolation.namespaces import WorkerIds
 
@@ -23,11 +22,11 @@ class LayerFailed(Exception):
         self.reason = reason
 
 
-@dataclass(frozen=True)
-class WorkerBounds:
-    """What one worker may use at most. All are positive.
+class WorkerBounds(NamedTuple):
+    """What one worker may use at most. All numbers are positive: to a tmpfs, 0 means without a bound.
 
     Attributes:
+        allow_exec: Whether model code may start programs, which are as confined as it is itself. Only at "strict".
         address_space_bytes: That each process of the REPL may map on top of what it finds mapped.
         max_processes: Processes and threads, init among them; where the kernel can count them by worker.
         max_open_files: Descriptors of each process.
@@ -35,16 +34,12 @@ class WorkerBounds:
         max_scratch_files: Files and folders in it, where it is a file system of its own.
     """
 
+    allow_exec: bool
     address_space_bytes: int
     max_processes: int
     max_open_files: int
     scratch_bytes: int
     max_scratch_files: int
-
-    def __post_init__(self) -> None:
-        for field in fields(self):
-            if getattr(self, field.name) < 1:  # to a tmpfs, 0 means without a bound
-                raise ValueError(f"{field.name} is {getattr(self, field.name):,}, and must be at least 1")
 
 
 @dataclass(frozen=True)
@@ -76,12 +71,21 @@ class ZygoteWalls:
     last_capability: int = 0
 
 
-@contextlib.contextmanager
-def layer(name: str, applied: list[str]) -> Iterator[None]:
+class layer:
     """Raise the wall `name` in here: an OSError becomes `LayerFailed`, success adds the name to `applied`."""
-    try:
-        yield
-    except OSError as error:
-        what = error.strerror or str(error)
-        raise LayerFailed(name, f"{error.filename}: {what}" if error.filename else what) from error
-    applied.append(name)
+
+    __slots__ = ("_applied", "_name")
+
+    def __init__(self, name: str, applied: list[str]) -> None:
+        self._name = name
+        self._applied = applied
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, _kind: object, error: BaseException | None, _trace: object) -> None:
+        if isinstance(error, OSError):
+            what = error.strerror or str(error)
+            raise LayerFailed(self._name, f"{error.filename}: {what}" if error.filename else what) from error
+        if error is None:
+            self._applied.append(self._name)

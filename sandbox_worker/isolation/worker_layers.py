@@ -21,6 +21,7 @@ import resource
 import signal
 from collections.abc import Callable, Iterable
 from pathlib import Path
+from typing import NamedTuple
 
 from sandbox_worker.isolation import capabilities, landlock, mounts, namespaces, rlimits, seccomp, syscalls
 from sandbox_worker.isolation.landlock import Grant
@@ -30,36 +31,48 @@ OOM_SCORE = 1000
 """The first to be killed when the machine runs out of memory: a worker, not its orchestrator."""
 NICENESS = 5
 
-InitLayer = Callable[[ZygoteWalls, WorkerBounds], None]
+InitLayer = Callable[[ZygoteWalls, WorkerBounds], int | None]
+"""Returns the descriptor of what its REPL is to be confined by as well, if there is such a thing."""
 
 
-def lock_down_init(walls: ZygoteWalls, bounds: WorkerBounds) -> tuple[str, ...]:
+class LockedInit(NamedTuple):
+    """What came of it.
+
+    Attributes:
+        layers: Names of the layers applied, in order.
+        ruleset: Descriptor of the Landlock ruleset that the REPL is to be confined by, or None: it makes its own.
+    """
+
+    layers: tuple[str, ...]
+    ruleset: int | None
+
+
+def lock_down_init(walls: ZygoteWalls, bounds: WorkerBounds) -> LockedInit:
     """Raise init's walls in a freshly forked worker.
 
     Call it with every descriptor closed that the worker must not keep. At "strict" the current folder is the empty
     scratch folder afterwards; elsewhere it has to be that before.
 
-    Returns:
-        Names of the layers applied, in order.
-
     Raises:
         LayerFailed: Naming the layer and the kernel's reason. End the process.
     """
     applied: list[str] = []
+    ruleset: int | None = None
     for name, apply in _INIT_LAYERS[walls.level]:
         if name != OWN_UID or walls.worker_ids is not None:
             with layer(name, applied):
-                apply(walls, bounds)
-    return tuple(applied)
+                made = apply(walls, bounds)
+            ruleset = ruleset if made is None else made
+    return LockedInit(tuple(applied), ruleset)
 
 
-def lock_down_repl(walls: ZygoteWalls, bounds: WorkerBounds, mapped_bytes: int, allow_exec: bool) -> tuple[str, ...]:
+def lock_down_repl(walls: ZygoteWalls, bounds: WorkerBounds, ruleset: int | None, mapped_bytes: int) -> tuple[str, ...]:
     """Raise the REPL's walls in init's fork, before any model code.
 
     Args:
+        ruleset: What `lock_down_init` returned; it is closed.
         mapped_bytes: Address space that this process has by now: a context of init's counts in every process that
             inherits it.
-        allow_exec: Whether model code may start programs, which are as confined as it is itself. Only at "strict".
 
     Returns:
         Names of the layers applied, in order.
@@ -82,14 +95,18 @@ def lock_down_repl(walls: ZygoteWalls, bounds: WorkerBounds, mapped_bytes: int, 
     if walls.level == "process":
         return tuple(applied)
     with layer("landlock", applied):
-        landlock.restrict(_strict_grants(allow_exec) if strict else _standard_grants(walls), walls.landlock_abi)
+        if ruleset is None:
+            ruleset = landlock.make_ruleset(_standard_grants(walls), walls.landlock_abi)
+        # At "strict" the same as init's: what counts is a domain within it, from which nobody can reach out to init.
+        landlock.restrict(ruleset, walls.landlock_abi)
+        os.close(ruleset)
     if no_core:  # else staying undumpable is what keeps a core_pattern's handler away
         with layer("dumpable", []):
             # Or its own files below /proc/self would be root's, and init could not see which files it has open. Its
             # siblings cannot trace it: nobody can from one Landlock domain into another.
             syscalls.prctl(syscalls.PR_SET_DUMPABLE, 1)
     with layer("seccomp", applied):
-        seccomp.install("repl" if strict else "threads", allow_exec)
+        seccomp.install("repl" if strict else "threads", bounds.allow_exec)
     return tuple(applied)
 
 
@@ -159,13 +176,17 @@ def _not_dumpable(_walls: ZygoteWalls, _bounds: WorkerBounds) -> None:
     syscalls.prctl(syscalls.PR_SET_DUMPABLE, 0)  # memory, environment and descriptors are closed to the REPL
 
 
-def _landlock(walls: ZygoteWalls, _bounds: WorkerBounds) -> None:
-    landlock.restrict(_strict_grants(allow_exec=True), walls.landlock_abi)
+def _landlock(walls: ZygoteWalls, bounds: WorkerBounds) -> int:
+    ruleset = landlock.make_ruleset(_strict_grants(bounds.allow_exec), walls.landlock_abi)
+    landlock.restrict(ruleset, walls.landlock_abi)
+    return ruleset
 
 
 def _landlock_without_root(walls: ZygoteWalls, _bounds: WorkerBounds) -> None:
     proc = Grant("/proc", landlock.READ)  # to see how much memory its REPL has
-    landlock.restrict([*_standard_grants(walls), proc], walls.landlock_abi)
+    ruleset = landlock.make_ruleset([*_standard_grants(walls), proc], walls.landlock_abi)
+    landlock.restrict(ruleset, walls.landlock_abi)
+    os.close(ruleset)
 
 
 def _seccomp(_walls: ZygoteWalls, _bounds: WorkerBounds) -> None:

@@ -4,7 +4,7 @@ These travel over AF_UNIX sockets of kind SOCK_SEQPACKET, one message a packet, 
 model code ever holds one of these sockets. They carry raw output, so they are MessagePack and not JSON.
 """
 
-from typing import TypeVar
+from typing import Annotated, TypeVar
 
 import msgspec
 
@@ -16,6 +16,8 @@ MAX_PACKET_BYTES = 1 << 16
 """Longest packet. Output is cut into pieces well below it."""
 
 T = TypeVar("T")
+Positive = Annotated[int, msgspec.Meta(ge=1)]
+"""A bound: where 0 would mean that there is none."""
 
 
 class Control(msgspec.Struct, frozen=True, tag_field="type", tag=str.lower, forbid_unknown_fields=True):
@@ -60,11 +62,11 @@ class Spawn(Control, frozen=True):
 
     allow_exec: bool
     scratch: str
-    memory_bytes: int
-    max_processes: int
-    max_open_files: int
-    scratch_bytes: int
-    max_scratch_files: int
+    memory_bytes: Positive
+    max_processes: Positive
+    max_open_files: Positive
+    scratch_bytes: Positive
+    max_scratch_files: Positive
     cpu_s: float | None
     max_frame_bytes: int
     max_output_bytes: int

@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from typing import cast
 
 import msgspec
 
@@ -185,8 +186,7 @@ async def _echo() -> AsyncIterator[int]:
 
     class Echo(asyncio.Protocol):
         def connection_made(self, transport: asyncio.BaseTransport) -> None:
-            assert isinstance(transport, asyncio.Transport)
-            self._transport = transport
+            self._transport = cast("asyncio.Transport", transport)
             self._frames = FrameDecoder(MAX_FRAME_BYTES)
 
         def data_received(self, data: bytes) -> None:

@@ -286,6 +286,22 @@ def test_an_init_that_ended_between_two_blocks_is_replaced_with_the_context(leve
         assert repl.execute("print(context)").stdout == "the context\n"
 
 
+def test_until_its_first_block_a_repl_costs_no_cpu_time() -> None:
+    def switches() -> list[int]:
+        return [process.num_ctx_switches().voluntary for process in started]
+
+    with Sandbox(warm=0) as sandbox, sandbox.repl():
+        before = living_below()
+        with sandbox.repl():
+            started = list(living_below() - before)
+            assert len(started) == 2
+            deadline = time.monotonic() + 30
+            seen: list[int] = []
+            while seen != (seen := switches()):
+                assert time.monotonic() < deadline, seen
+                time.sleep(0.3)  # the watch would look every 10 ms
+
+
 def test_an_unknown_level_is_refused_with_the_ones_there_are() -> None:
     with pytest.raises(
         ConfigurationError, match="no isolation level 'vault'; choose one of: auto, strict, standard, process"

@@ -27,7 +27,7 @@ needs_landlock = pytest.mark.skipif(ABI < 1, reason="this kernel has no Landlock
 def restrict(*grants: Grant) -> None:
     """Enter a domain as an ordinary process."""
     syscalls.prctl(syscalls.PR_SET_NO_NEW_PRIVS, 1)
-    landlock.restrict(grants, ABI)
+    landlock.restrict(landlock.make_ruleset(grants, ABI), ABI)
 
 
 def refused(path: Path, flags: int) -> str:

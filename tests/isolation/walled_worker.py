@@ -53,17 +53,17 @@ def main(spec: dict[str, Any]) -> None:
 
 
 def _be_a_worker(spec: dict[str, Any], entered: Any, bounds_of: Any, layers: Any, pipe: int) -> None:
-    bounds = bounds_of(**spec["bounds"])
+    bounds = bounds_of(spec["allow_exec"], **spec["bounds"])
     os.dup2(os.open("/dev/null", os.O_RDWR), 0)
     os.closerange(pipe + 1, 1 << 16)
     if spec["level"] != "strict":
         os.chdir(spec["new_root"])
-    raised = layers.lock_down_init(entered, bounds)
+    raised, ruleset = layers.lock_down_init(entered, bounds)
     os.write(pipe, (json.dumps({"init": raised, "of init": evaluate(spec["init_probes"])}) + "\n").encode())
     repl = os.fork()
     if repl == 0:
         os.setsid()
-        raised = layers.lock_down_repl(entered, bounds, 0, spec["allow_exec"])
+        raised = layers.lock_down_repl(entered, bounds, ruleset, 0)
         os.write(pipe, (json.dumps({"repl": raised, "of repl": evaluate(spec["probes"])}) + "\n").encode())
         os._exit(0)
     os.waitpid(repl, 0)

@@ -108,3 +108,12 @@ def test_a_packet_that_lost_its_end_is_invalid(message: control.Control) -> None
         if message in own:
             with pytest.raises(MessageInvalid):
                 unpack(packet[:-1])
+
+
+@pytest.mark.parametrize(
+    "bound", ["memory_bytes", "max_processes", "max_open_files", "scratch_bytes", "max_scratch_files"]
+)
+def test_a_bound_of_0_which_a_tmpfs_takes_for_none_is_refused(bound: str) -> None:
+    spawn = msgspec.structs.replace(control.Spawn(True, "/s", 1, 2, 3, 4, 7, None, 5, 6), **{bound: 0})
+    with pytest.raises(MessageInvalid, match=bound):
+        control.unpack_to_zygote(control.pack(spawn))

@@ -1,0 +1,38 @@
+"""Services run on uvloop, whose transports and loops are no subclasses of asyncio's."""
+
+import uvloop
+
+from rlm_broker.clients.scripted import ScriptedClient
+from rlm_broker.limits import Limits
+from rlm_broker.rlm import RLM
+from rlm_broker.sandbox.sandbox import Sandbox
+from tests.processes import living_below
+
+
+def test_a_run_asks_and_answers_on_uvloop() -> None:
+    async def ask() -> object:
+        client = ScriptedClient(["```repl\nprint(FINAL(llm_query('what?')))\n```", "this"])
+        async with RLM(client) as rlm:
+            return (await rlm.acompletion("some context", "what?")).response
+
+    assert uvloop.run(ask()) == "this"
+
+
+def test_a_block_is_interrupted_and_a_killed_repl_replaced_on_uvloop() -> None:
+    async def run() -> list[object]:
+        async with Sandbox(Limits(interrupt_grace_s=0.2)) as sandbox, sandbox.repl("x" * 200_000) as repl:
+            blocks = [
+                await repl.aexecute("import os; print(len(context)); _ = os.write(2, b'raw')"),
+                await repl.aexecute("while True: pass", timeout_s=0.1),
+                await repl.aexecute("import os; os._exit(3)"),
+                await repl.aexecute("print(len(context))"),
+            ]
+            return [(block.status, block.stdout, block.stderr[:3]) for block in blocks]
+
+    assert uvloop.run(run()) == [
+        ("ok", "200000\n", "raw"),
+        ("interrupted", "", "Tra"),
+        ("killed", "", ""),
+        ("ok", "200000\n", ""),
+    ]
+    assert not living_below()
