@@ -80,6 +80,10 @@ class StoredContext:
         """The context itself, as a worker gets it."""
         return load(self.fd, self.info.form, mapping_works=False)
 
+    def another(self) -> "StoredContext":
+        """The same context, with a descriptor of its own."""
+        return StoredContext(os.dup(self.fd), self.info)
+
     def close(self) -> None:
         """Give the descriptor back. What workers have loaded stays theirs. Closing twice is harmless."""
         self._close()

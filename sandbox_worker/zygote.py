@@ -18,6 +18,7 @@ from sandbox_worker.isolation.walls import LayerFailed, ZygoteWalls
 from sandbox_worker.isolation.zygote_layers import enter_zygote, fork_worker
 from sandbox_worker.loading import mapping_works
 from sandbox_worker.preparation import Found, prepare
+from sandbox_worker.proc import Proc, Status
 from sandbox_worker.rehearsal import rehearse
 from sandbox_worker.wire.control import (
     MAX_PACKET_BYTES,
@@ -52,7 +53,10 @@ def main(control_fd: int) -> NoReturn:
         init.live_in(SCRATCH)
     gc.freeze()  # a collection in a worker would otherwise write to every page that it shares with us
     gc.disable()
-    control.send(pack(ZygoteReady(layers=list(walls.layers))))
+    proc = Proc()
+    own = proc.status(proc.own_pid) or Status()
+    proc.close()
+    control.send(pack(ZygoteReady(layers=list(walls.layers), memory_bytes=own.memory_bytes)))
     _serve(control, walls, mapped, found)
 
 

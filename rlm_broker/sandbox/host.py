@@ -64,6 +64,7 @@ class Host:
 
     Attributes:
         layers: The walls that all workers share, once started.
+        memory_bytes: What the zygote had when it was ready.
     """
 
     def __init__(
@@ -75,6 +76,7 @@ class Host:
     ) -> None:
         self.level = level
         self.layers: tuple[str, ...] = ()
+        self.memory_bytes = 0
         self._preparation = preparation or Preparation()
         self._allow_exec = allow_exec
         self._exact_memory = exact_memory
@@ -109,11 +111,12 @@ class Host:
             _raise_descriptor_limit()
             zygote = _Zygote(self.level, self._preparation)
             try:
-                self.layers = await zygote.start()
+                ready = await zygote.start()
             except BaseException:
                 await zygote.end()
                 raise
             self._zygote = zygote
+            self.layers, self.memory_bytes = tuple(ready.layers), ready.memory_bytes
             if self._exact_memory and self._groups is None:
                 self._groups = MemoryGroups.find()
                 if self._groups is None:
@@ -233,8 +236,8 @@ class _Zygote:
         self._control, self._theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._control.setblocking(False)
 
-    async def start(self) -> tuple[str, ...]:
-        """Start it; the layers that it locked itself behind."""
+    async def start(self) -> ZygoteReady:
+        """Start it; what it says of itself."""
         root = self.folder.path / "root"
         root.mkdir()
         paths = python_paths()
@@ -275,7 +278,7 @@ class _Zygote:
             raise SandboxFailed("the sandbox's fork server answered out of turn")
         if self._level == "strict":
             self.folder.remove()  # the root is mounted in the zygote's own namespace only
-        return tuple(answer.layers)
+        return answer
 
     async def spawn(self, request: Spawn, fds: list[int]) -> int:
         """The pidfd of a new worker's init.

@@ -54,6 +54,10 @@ class Pool:
         """See `Starts`."""
         return await self._starter.restart(worker, provided)
 
+    async def end(self, worker: Worker) -> None:
+        """See `Starts`."""
+        await self._starter.end(worker)
+
     def fill(self) -> None:
         """Begin to make what is missing."""
         if self._size is not None:
@@ -66,14 +70,14 @@ class Pool:
             task.cancel()
         await asyncio.gather(*self._making, return_exceptions=True)
         while self._ready:
-            await self._end(*self._ready.pop())
+            await self._give_up(*self._ready.pop())
 
     async def _take(self) -> Started | None:
         while self._ready:
             worker, connection = self._ready.popleft()
             if connection.is_open and worker.died is None and not worker.gone.is_set():
                 return worker, connection
-            await self._end(worker, connection)  # its fork server died meanwhile
+            await self._give_up(worker, connection)  # its fork server died meanwhile
         return None
 
     def _refill(self) -> None:
@@ -91,9 +95,9 @@ class Pool:
         finally:
             self._making.discard(task)  # in the same step, or it would be counted twice
 
-    async def _end(self, worker: Worker, connection: Connection) -> None:
+    async def _give_up(self, worker: Worker, connection: Connection) -> None:
         await connection.close()
-        await self.host.end(worker)
+        await self.end(worker)
 
     def _as_values(self, context: StoredContext | None) -> dict[str, bytes] | None:
         """The frames that give a small context to a REPL that is ready; None for one that has to be loaded."""

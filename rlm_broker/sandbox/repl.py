@@ -131,7 +131,7 @@ class SandboxedRepl(Resident):
         if self._connection is not None:
             await self._connection.close()
         if self._worker is not None:
-            await self._starts.host.end(self._worker)
+            await self._starts.end(self._worker)
             self._worker = None
         if self._own_context is not None:
             self._own_context.close()
@@ -160,7 +160,7 @@ class SandboxedRepl(Resident):
                 try:
                     self._connection = await self._starts.restart(self._worker, self._provided)
                 except WorkerDied:  # the same, since the last block
-                    await self._starts.host.end(self._worker_alive())
+                    await self._starts.end(self._worker_alive())
                     await self._start_worker()
         assert self._connection is not None
         return self._connection
@@ -233,7 +233,7 @@ class SandboxedRepl(Resident):
         # A scratch folder that is too full would end the next REPL, too: that one gets another worker.
         if worker.gone.is_set() or (exceeded is not None and "scratch" in exceeded.limit):
             self._worker = None
-            await self._starts.host.end(worker)
+            await self._starts.end(worker)
         if connection is not None:
             await connection.close()
         return seen

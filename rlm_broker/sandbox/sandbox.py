@@ -1,6 +1,7 @@
 """The public door of the sandbox: REPLs for untrusted code, with or without a model behind them."""
 
 import math
+import os
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -11,6 +12,7 @@ from rlm_broker.sandbox import canary, policy
 from rlm_broker.sandbox.host import Host, Preparation
 from rlm_broker.sandbox.pool import Pool
 from rlm_broker.sandbox.repl import SandboxedRepl, made
+from rlm_broker.sandbox.shared_contexts import OF_ALL_MEMORY, SharedContexts
 from rlm_broker.sandbox.starting import Starter
 from rlm_broker.sandbox.template import NO_CONTEXT, PREPARE_TIMEOUT_S, Template
 from rlm_broker.transport.connection import QueryHandler, refuse
@@ -66,6 +68,7 @@ class Sandbox(Resident):
         self._listener = listener
         self._own_listener: Listener | None = None
         self._pool: Pool | None = None
+        self._shared: SharedContexts | None = None
         self._home = home
 
     @property
@@ -94,9 +97,9 @@ class Sandbox(Resident):
             ConfigurationError: A value is larger than a message to a REPL may be.
             SandboxFailed: The sandbox is not open. (A context that cannot be read is refused when it is entered.)
         """
-        if self._pool is None:
+        if self._shared is None:
             raise SandboxFailed("the sandbox is not open: use it as `with Sandbox() as sandbox:`")
-        return made(self.home, self._pool, context, handler, tools, values)
+        return made(self.home, self._shared, context, handler, tools, values)
 
     def template(
         self,
@@ -147,6 +150,7 @@ class Sandbox(Resident):
             starter = Starter(host, listener, self.limits)
             self._pool = Pool(starter, self._warm)
             self._pool.fill()
+            self._shared = SharedContexts(self._pool, listener, int(_machines_memory_bytes() * OF_ALL_MEMORY))
         except BaseException:
             await self._close()
             raise
@@ -178,6 +182,9 @@ class Sandbox(Resident):
         canary.require_held(host.level, canary.verdict(host.level, block.final_answer))
 
     async def _close(self) -> None:
+        shared, self._shared = self._shared, None
+        if shared is not None:
+            await shared.close()
         pool, self._pool = self._pool, None
         if pool is not None:
             await pool.close()
@@ -185,6 +192,10 @@ class Sandbox(Resident):
         if self._own_listener is not None:
             await self._own_listener.stop()
             self._own_listener = None
+
+
+def _machines_memory_bytes() -> int:
+    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
 
 def _require_warm(warm: object) -> None:

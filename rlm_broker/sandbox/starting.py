@@ -25,7 +25,7 @@ class Starts(Protocol):
     limits: Limits
 
     async def start(self, context: StoredContext | None, provided: Provided) -> Started:
-        """A worker whose REPL is ready; whoever gets it ends it with `host.end`.
+        """A worker whose REPL is ready; whoever gets it ends it.
 
         Args:
             context: None is what its fork server has.
@@ -35,6 +35,10 @@ class Starts(Protocol):
 
     async def restart(self, worker: Worker, provided: Provided) -> Connection:
         """A fresh REPL in a worker whose last one has ended."""
+        ...
+
+    async def end(self, worker: Worker) -> None:
+        """Kill a worker; return when it is gone."""
         ...
 
 
@@ -76,6 +80,10 @@ class Starter:
             await worker.start(door.fileno(), self.limits.start_timeout_s)
         await self._ready(connection)
         return connection
+
+    async def end(self, worker: Worker) -> None:
+        """See `Starts`."""
+        await self.host.end(worker)
 
     async def _open_door(self, provided: Provided, after_others: bool = False) -> tuple[Connection, socket.socket]:
         if after_others:  # such as the request to the fork server, which has the longer way to go

@@ -76,9 +76,15 @@ class Spawn(Control, frozen=True):
 
 
 class ZygoteReady(Control, frozen=True):
-    """It is locked in and can fork. `layers` are the walls that all its workers share."""
+    """It is locked in and can fork.
+
+    Attributes:
+        layers: The walls that all its workers share.
+        memory_bytes: What it takes.
+    """
 
     layers: list[str]
+    memory_bytes: int
 
 
 class ZygoteFailed(Control, frozen=True):

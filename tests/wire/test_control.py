@@ -15,7 +15,7 @@ TO_ZYGOTE = [
     control.Spawn(False, "", 1, 2, 3, 4, 7, 0.5, 5, 6),
 ]
 FROM_ZYGOTE = [
-    control.ZygoteReady(layers=["a", "b"]),
+    control.ZygoteReady(layers=["a", "b"], memory_bytes=5),
     control.ZygoteFailed(reason="why", layer="mounts"),
     control.Spawned(),
     control.SpawnFailed(reason="why"),

@@ -1,0 +1,223 @@
+"""Contexts of objects that are used again: decoded once, in a fork server of their own, and shared by their REPLs.
+
+Texts are shared as they are: every worker maps them. Other objects are made anew in each worker, which takes seconds
+and memory for large ones. So the second time that a REPL is wanted on the same context, a fork server decodes it, and
+only forks from there on. It has run no model code. This is for "strict" alone: elsewhere what may be hostile would be
+decoded outside of all walls.
+"""
+
+import asyncio
+import contextlib
+import hashlib
+import mmap
+import weakref
+from dataclasses import dataclass
+from typing import Final
+
+from rlm_broker.context import StoredContext
+from rlm_broker.errors import RlmBrokerError, SandboxFailed
+from rlm_broker.sandbox.host import Host, Preparation
+from rlm_broker.sandbox.pool import Pool
+from rlm_broker.sandbox.starting import Started, Starter
+from rlm_broker.sandbox.worker import Worker
+from rlm_broker.transport.connection import Connection
+from rlm_broker.transport.listener import Listener
+from rlm_broker.transport.session import Provided
+
+SHARED_FROM_BYTES: Final = 4 << 20
+"""Of JSON: less is decoded in the time that a fork server takes to start."""
+OF_ALL_MEMORY: Final = 0.25
+"""What all these fork servers may take of the machine's memory; who was used least recently goes first."""
+HEAP_PER_BYTE: Final = 4
+"""Memory of objects for each byte of their JSON, as long as it is not known: a guess."""
+MAX_SEEN: Final = 256
+"""Contexts of which it is remembered that they were used."""
+DECODE_TIMEOUT_S: Final = 300.0
+
+
+@dataclass(eq=False)
+class _Shared:
+    """One context's fork server.
+
+    Attributes:
+        memory_bytes: What it takes, or is thought to take as long as it is being made.
+        making: Ends in the fork server, or in None where there could be none.
+        users: REPLs that have it or wait for it. While there are any, it is not ended.
+        is_listed: Whether further ones may have it.
+    """
+
+    digest: bytes
+    memory_bytes: int
+    making: "asyncio.Task[Host | None]"
+    users: int = 0
+    is_listed: bool = True
+
+
+class SharedContexts:
+    """Starts REPLs as `pool` does, and those on a context that was used before from a fork server that has it.
+
+    Lives on one event loop.
+
+    Args:
+        max_bytes: Memory of all these fork servers together. One whose REPLs live is not ended for another.
+    """
+
+    def __init__(self, pool: Pool, listener: Listener, max_bytes: int) -> None:
+        self.host = pool.host
+        self.limits = pool.limits
+        self._pool = pool
+        self._listener = listener
+        self._max_bytes = max_bytes
+        self._seen: dict[asyncio.Task[bytes], int] = {}
+        """Digests of the contexts that were used so far, and their sizes."""
+        self._digests = weakref.WeakKeyDictionary[StoredContext, asyncio.Task[bytes]]()
+        """Of those that may be given again as they are."""
+        self._listed: dict[bytes, _Shared] = {}
+        """By digest; who was used last comes last."""
+        self._alive: set[_Shared] = set()
+        self._used_by: dict[Worker, _Shared] = {}
+        self._ending: set[asyncio.Task[None]] = set()
+
+    async def start(self, context: StoredContext | None, provided: Provided) -> Started:
+        """See `Starts`."""
+        if context is not None and self._is_worth_it(context):
+            digest = await self._digest_if_used_before(context)
+            if digest is not None and (started := await self._start_shared(digest, context, provided)) is not None:
+                return started
+        return await self._pool.start(context, provided)
+
+    async def restart(self, worker: Worker, provided: Provided) -> Connection:
+        """See `Starts`."""
+        return await self._pool.restart(worker, provided)
+
+    async def end(self, worker: Worker) -> None:
+        """See `Starts`."""
+        shared = self._used_by.pop(worker, None)
+        host = None if shared is None else shared.making.result()
+        try:
+            await (host or self.host).end(worker)
+        finally:
+            if shared is not None:
+                self._leave(shared)
+
+    async def close(self) -> None:
+        """End all that no REPL uses; the others end with the host of all. Harmless when repeated."""
+        digests = {*self._seen, *self._digests.values()}
+        for digest in digests:
+            digest.cancel()
+        await asyncio.gather(*digests, return_exceptions=True)
+        for shared in list(self._listed.values()):
+            shared.making.cancel()
+            self._unlist(shared)
+        await asyncio.gather(*self._ending)
+
+    # -- whether it was used before ----------------------------------------------------------------------------------
+
+    def _is_worth_it(self, context: StoredContext) -> bool:
+        form = context.info.form
+        return self.host.level == "strict" and form.kind == "json" and form.size_bytes >= SHARED_FROM_BYTES
+
+    async def _digest_if_used_before(self, context: StoredContext) -> bytes | None:
+        """None for the first of its content. Only who meets another one of the same size waits for the digests."""
+        if (of_its_own := self._digests.get(context)) is not None:
+            return await asyncio.shield(of_its_own)
+        size = context.info.form.size_bytes
+        others = [task for task, other_size in self._seen.items() if other_size == size]
+        own = asyncio.get_running_loop().create_task(asyncio.to_thread(_digest, context.another()))
+        self._digests[context] = own
+        if others:
+            known = await asyncio.gather(*map(asyncio.shield, others))
+            if (digest := await asyncio.shield(own)) in known:
+                return digest
+        self._seen[own] = size
+        if len(self._seen) > MAX_SEEN:
+            del self._seen[next(iter(self._seen))]
+        return None
+
+    # -- the fork servers --------------------------------------------------------------------------------------------
+
+    async def _start_shared(self, digest: bytes, context: StoredContext, provided: Provided) -> Started | None:
+        """None where there can be no fork server for it, or it can fork no more."""
+        shared = self._listed.pop(digest, None) or self._to_be_made(digest, context)
+        self._listed[digest] = shared  # at the end, as who was used last
+        shared.users += 1
+        started: Started | None = None
+        try:
+            host = await asyncio.shield(shared.making)
+            if host is not None:
+                shared.memory_bytes = host.memory_bytes
+                started = await Starter(host, self._listener, self.limits).start(None, provided)
+                self._used_by[started[0]] = shared
+        except RlmBrokerError:
+            pass
+        finally:
+            if started is None:
+                self._leave(shared)
+        if started is None:
+            self._unlist(shared)
+        return started
+
+    def _to_be_made(self, digest: bytes, context: StoredContext) -> _Shared:
+        needed_bytes = context.info.form.size_bytes * HEAP_PER_BYTE
+        making = self._make(context.another(), self._make_room(needed_bytes))
+        shared = _Shared(digest, needed_bytes, asyncio.get_running_loop().create_task(making))
+        self._alive.add(shared)
+        return shared
+
+    async def _make(self, context: StoredContext, has_room: bool) -> Host | None:
+        with context:
+            if not has_room:
+                return None
+            host: Host | None = None
+            try:
+                host = self.host.like(Preparation(context=context, timeout_s=DECODE_TIMEOUT_S))
+                await host.start()
+            except BaseException as error:
+                if host is not None:
+                    await host.close()
+                if isinstance(error, RlmBrokerError):  # each of its REPLs has to decode it, and says what is wrong
+                    return None
+                raise
+        return host
+
+    def _make_room(self, needed_bytes: int) -> bool:
+        """End fork servers that nobody uses until there is room, or until there are none."""
+        for shared in list(self._listed.values()):
+            if not self._has_room(needed_bytes) and not shared.users:
+                self._unlist(shared)
+        return self._has_room(needed_bytes)
+
+    def _has_room(self, needed_bytes: int) -> bool:
+        return sum(shared.memory_bytes for shared in self._alive) + needed_bytes <= self._max_bytes
+
+    def _unlist(self, shared: _Shared) -> None:
+        """No further REPL gets it; it ends with its last."""
+        if shared.is_listed:
+            shared.is_listed = False
+            del self._listed[shared.digest]
+            self._end_if_done(shared)
+
+    def _leave(self, shared: _Shared) -> None:
+        shared.users -= 1
+        self._end_if_done(shared)
+
+    def _end_if_done(self, shared: _Shared) -> None:
+        if shared.is_listed or shared.users:
+            return
+        self._alive.discard(shared)
+        ending = asyncio.get_running_loop().create_task(_ended(shared.making))
+        self._ending.add(ending)
+        ending.add_done_callback(self._ending.discard)
+
+
+async def _ended(making: "asyncio.Task[Host | None]") -> None:
+    await asyncio.wait({making})
+    host = None if making.cancelled() or making.exception() is not None else making.result()
+    if host is not None:
+        with contextlib.suppress(SandboxFailed):  # the host of all says what could not be removed
+            await host.close()
+
+
+def _digest(context: StoredContext) -> bytes:
+    with context, mmap.mmap(context.fd, context.info.form.size_bytes, access=mmap.ACCESS_READ) as mapped:
+        return hashlib.sha256(mapped).digest()
