@@ -8,7 +8,7 @@ machine's memory once, and never this process's own.
 import math
 import os
 import weakref
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
@@ -17,7 +17,8 @@ from typing import Any, Final, Self
 from rlm_broker.context_files import FileUnfit, FoundFile, find_files, printable, text_of
 from rlm_broker.context_memfd import JsonMemfd, TextMemfd, pieces_of
 from rlm_broker.errors import ContextRefused
-from sandbox_worker.loading import ContextForm, load
+from sandbox_worker.loading.context import load
+from sandbox_worker.loading.form import ContextForm
 
 MAX_PARTS_TOLD: Final = 100
 """Parts that a `ContextInfo` names."""
@@ -27,6 +28,9 @@ MAX_NAME_CHARS: Final = 200
 
 MAX_NESTING: Final = 200
 """Containers inside containers. Recursive code reads that much anywhere; Python's own limit is near 1,000."""
+
+MAPPED_CHARS: Final = 1_000
+"""Texts of a dict or list that are so long on average are mapped; of shorter ones JSON is decoded sooner."""
 
 _MAX_INT_BITS: Final = 14_000  # below the 4,300 digits beyond which Python refuses to read a number
 
@@ -132,12 +136,11 @@ def store(value: object) -> StoredContext:
 
 def _store_text(pieces: Iterable[str | bytes], file: FoundFile | None = None) -> StoredContext:
     with TextMemfd() as memfd:
-        for piece in pieces:
-            memfd.add(piece)
-        if file and not memfd.length:
+        length = memfd.add_text(pieces)
+        if file and not length:
             raise ContextRefused(f"{file.given} is empty: there is nothing in it to ask about")
-        parts = ((file.name, memfd.length),) if file else ()
-        info = ContextInfo("str", memfd.length, memfd.form, parts, len(parts))
+        parts = ((file.name, length),) if file else ()
+        info = ContextInfo("str", length, memfd.form, parts, len(parts))
         return StoredContext(memfd.seal(), info)
 
 
@@ -150,26 +153,29 @@ def _store_paths(paths: Paths) -> StoredContext:
             return _store_text(text_of(files[0]), files[0])
         except FileUnfit as error:
             raise ContextRefused(str(error)) from error
-    with JsonMemfd() as memfd:
+    with TextMemfd() as memfd:
+        names: list[str] = []
         parts = _Parts()
-        memfd.write(b"{")
         for file in files:
-            start = memfd.size_bytes
             try:
-                memfd.add_key(file.name, first=not parts.total)
-                parts.add(file.name, memfd.add_text(text_of(file)), is_text=True)
+                length = memfd.add_text(text_of(file))
             except FileUnfit as error:
-                memfd.cut(start)
                 skipped[error.reason] += 1
-        memfd.write(b"}")
-        if not parts.total:
+            else:
+                names.append(file.name)
+                parts.add(file.name, length, is_text=True)
+        if not names:
             left_out = ", ".join(f"{times:,} {reason}" for reason, times in sorted(skipped.items())) or "nothing"
             raise ContextRefused(f"there is no text in {', '.join(map(printable, paths))}; left out: {left_out}")
-        info = parts.info("dict", memfd.form, skipped)
+        info = parts.info("dict", memfd.add_index(names), skipped)
         return StoredContext(memfd.seal(), info)
 
 
 def _store_value(value: object) -> StoredContext:
+    if isinstance(value, dict) and _are_worth_mapping(value.values()):
+        return _store_texts(list(value), value.values())
+    if isinstance(value, list | tuple) and _are_worth_mapping(value):
+        return _store_texts(None, value)
     parts = _Parts()
     with JsonMemfd() as memfd:
         if isinstance(value, dict):
@@ -187,6 +193,26 @@ def _store_value(value: object) -> StoredContext:
         else:
             memfd.add(value)
         info = parts.info(_loaded_type(value).__name__, memfd.form)
+        return StoredContext(memfd.seal(), info)
+
+
+def _are_worth_mapping(values: Collection[object]) -> bool:
+    """Whether they are nothing but texts, and long ones."""
+    chars = 0
+    for value in values:
+        if not isinstance(value, str):
+            return False
+        chars += len(value)
+    return chars >= max(1, len(values)) * MAPPED_CHARS
+
+
+def _store_texts(names: list[str] | None, texts: Iterable[str]) -> StoredContext:
+    with TextMemfd() as memfd:
+        parts = _Parts()
+        for number, text in enumerate(texts):
+            length = memfd.add_text(pieces_of(text))
+            parts.add(str(number) if names is None else names[number], length, is_text=True)
+        info = parts.info("list" if names is None else "dict", memfd.add_index(names))
         return StoredContext(memfd.seal(), info)
 
 

@@ -1,4 +1,7 @@
-"""Writing a context into a memfd, piece by piece, and sealing it, so that nobody can change it any more."""
+"""Writing a context into a memfd, piece by piece, and sealing it, so that nobody can change it any more.
+
+How it lies there is told in `sandbox_worker.loading.form`.
+"""
 
 import json
 import os
@@ -8,10 +11,10 @@ from typing import Final, Self
 
 import msgspec
 
-from sandbox_worker.loading import SEALS, ContextForm, Width
+from sandbox_worker.loading.form import SEALS, ContextForm, Kind, span_bytes
 
 _PIECE_BYTES: Final = 1 << 20
-_LARGE_BYTES: Final = 1 << 16
+_LARGE_BYTES: Final = 1 << 12
 _PIECE_CHARS: Final = 1 << 20
 _MFD_NOEXEC_SEAL: Final = 0x0008  # include/uapi/linux/memfd.h, since Linux 6.3; `os` does not name it
 
@@ -76,56 +79,85 @@ class Memfd:
 
 
 class TextMemfd(Memfd):
-    """Takes the pieces of one text, at the narrowest width so far; at a wider character all before it is widened.
-
-    Attributes:
-        length: Characters so far.
-    """
+    """Takes texts, one after the other, each in pieces and at the narrowest width that holds it so far."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.length = 0
-        self._width: Width = 1
-        self._ascii = True
+        self._lengths: list[int] = []
+        self._kinds: list[Kind] = []
+        self._begin()
+
+    def add_text(self, pieces: Iterable[str | bytes]) -> int:
+        """Append one text; return its characters. What `pieces` raises takes back what came of it before.
+
+        Args:
+            pieces: Those that are bytes are ASCII. Lone surrogates are characters like others.
+        """
+        try:
+            for piece in pieces:
+                self._add(piece)
+        except BaseException:
+            if self.size_bytes > self._start:
+                self.cut(self._start)
+            self._begin()
+            raise
+        length = self._length
+        self.write(bytes(self._start + span_bytes(length, self._kind) - self.size_bytes))
+        self._lengths.append(length)
+        self._kinds.append(self._kind)
+        self._begin()
+        return length
 
     @property
     def form(self) -> ContextForm:
-        """Of what has been added so far."""
-        return ContextForm("text", self.length, self._width, self._ascii)
+        """Of the one text that was added."""
+        (length,), (kind,) = self._lengths, self._kinds
+        return ContextForm("text", length, kind or 1, not kind)
 
-    def add(self, piece: str | bytes) -> None:
-        """Append `piece`; bytes are ASCII. Lone surrogates are characters like others."""
-        if isinstance(piece, bytes):
-            if self._width == 1:
-                self.write(piece)
-                self.length += len(piece)
-                return
-            piece = piece.decode("ascii")
-        self._ascii = self._ascii and piece.isascii()
-        width, data = _encoded(piece, self._width)
-        if width > self._width:
-            self._widen(width)
+    def add_index(self, names: list[str] | None) -> ContextForm:
+        """Make the texts that were added a dict by `names`, or a list; return its form."""
+        index = _json([names, self._lengths, self._kinds])
+        self.write(index)
+        return ContextForm("texts", self._start, index_bytes=len(index))
+
+    def _begin(self) -> None:
+        self._start = self.size_bytes
+        self._length = 0
+        self._kind: Kind = 0
+
+    def _add(self, piece: str | bytes) -> None:
+        if not piece:
+            return
+        if isinstance(piece, bytes) and self._kind <= 1:
+            kind, data = self._kind, piece  # as it is
+        else:
+            kind, data = _encoded(piece.decode("ascii") if isinstance(piece, bytes) else piece, self._kind)
+        if (kind or 1) > (self._kind or 1):
+            self._widen(kind)
+        self._kind = kind
         self.write(data)
-        self.length += len(piece)
+        self._length += len(piece)
 
-    def _widen(self, width: Width) -> None:
-        # From our own copy: the file that it came from may have changed.
+    def _widen(self, kind: Kind) -> None:
+        # From our own copy: the file that it came from may have changed. From the end, so that nothing is overwritten
+        # before it is read.
         self._flush()
-        with Memfd() as wider:
-            for offset in range(0, self.size_bytes, _PIECE_BYTES):
-                narrow = os.pread(self._fd, _PIECE_BYTES, offset)
-                wide = bytearray(len(narrow) // self._width * width)
-                for byte in range(self._width):  # little-endian: the new upper bytes are zeros
-                    wide[byte::width] = narrow[byte :: self._width]
-                wider.write(wide)
-            wider._flush()
-            self._fd, wider._fd = wider._fd, self._fd
-            self.size_bytes, self._width = wider.size_bytes, width
+        old, new = self._kind or 1, kind
+        for first in reversed(range(0, self._length, _PIECE_CHARS)):
+            narrow = os.pread(self._fd, _PIECE_CHARS * old, self._start + first * old)
+            wide = bytearray(len(narrow) // old * new)
+            for byte in range(old):  # little-endian: the new upper bytes are zeros
+                wide[byte::new] = narrow[byte::old]
+            os.lseek(self._fd, self._start + first * new, os.SEEK_SET)
+            self._write(wide)
+        self.size_bytes = os.lseek(self._fd, self._start + self._length * new, os.SEEK_SET)
 
 
-def _encoded(piece: str, at_least: Width) -> tuple[Width, bytes]:
+def _encoded(piece: str, at_least: Kind) -> tuple[Kind, bytes]:
     """The characters of `piece` in the narrowest width that holds them, and which one that is."""
-    if at_least == 1:
+    if not at_least and piece.isascii():
+        return 0, piece.encode("ascii")
+    if at_least <= 1:
         try:
             return 1, piece.encode("latin-1")
         except UnicodeEncodeError:

@@ -22,7 +22,8 @@ from sandbox_worker.interrupts import Interrupts
 from sandbox_worker.isolation import syscalls
 from sandbox_worker.isolation.walls import LayerFailed, WorkerBounds, ZygoteWalls
 from sandbox_worker.isolation.worker_layers import LockedInit, lock_down_init, lock_down_repl
-from sandbox_worker.loading import ContextBroken, ContextForm, load
+from sandbox_worker.loading.context import ContextBroken, load
+from sandbox_worker.loading.form import ContextForm
 from sandbox_worker.preparation import Found
 from sandbox_worker.proc import Proc, Status
 from sandbox_worker.repl import Repl
@@ -211,7 +212,7 @@ class Init:
         except ContextBroken as error:
             _fail("load", error)
         os.close(fd)
-        if form.kind == "json":
+        if form.kind != "text":
             gc.collect()
             gc.freeze()  # a collection in the REPL would otherwise write to every page of a loaded object
 

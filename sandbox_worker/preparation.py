@@ -14,7 +14,7 @@ from typing import Any
 
 from sandbox_worker.isolation import seccomp, syscalls
 from sandbox_worker.isolation.walls import LayerFailed, ZygoteWalls
-from sandbox_worker.loading import ContextBroken, load
+from sandbox_worker.loading.context import ContextBroken, load
 from sandbox_worker.wire.control import Configure
 
 

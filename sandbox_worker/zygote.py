@@ -16,7 +16,7 @@ from sandbox_worker.isolation import syscalls
 from sandbox_worker.isolation.mounts import SCRATCH
 from sandbox_worker.isolation.walls import LayerFailed, ZygoteWalls
 from sandbox_worker.isolation.zygote_layers import enter_zygote, fork_worker
-from sandbox_worker.loading import mapping_works
+from sandbox_worker.loading.self_test import mapping_works
 from sandbox_worker.preparation import Found, prepare
 from sandbox_worker.proc import Proc, Status
 from sandbox_worker.rehearsal import rehearse

@@ -13,7 +13,8 @@ import pytest
 
 from rlm_broker.context import MAX_NESTING, Paths, StoredContext, store
 from rlm_broker.errors import ContextRefused
-from sandbox_worker.loading import ContextForm, load
+from sandbox_worker.loading.context import load
+from sandbox_worker.loading.form import ContextForm
 
 
 def loaded(stored: StoredContext) -> Any:

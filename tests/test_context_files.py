@@ -16,7 +16,7 @@ import pytest
 from rlm_broker import context
 from rlm_broker.context import Paths, StoredContext, store
 from rlm_broker.errors import ContextRefused
-from sandbox_worker.loading import load
+from sandbox_worker.loading.context import load
 
 MB = 1 << 20
 

@@ -14,7 +14,8 @@ import pytest
 from rlm_broker import context_files, context_memfd
 from rlm_broker.context import StoredContext, store
 from rlm_broker.errors import ContextRefused
-from sandbox_worker.loading import SEALS, ContextForm, load
+from sandbox_worker.loading.context import load
+from sandbox_worker.loading.form import SEALS, ContextForm, span_bytes
 
 REPOSITORY = str(Path(context_memfd.__file__).parents[1])
 PAGE = os.sysconf("SC_PAGESIZE")
@@ -62,7 +63,7 @@ def _no_descriptor_is_left() -> Iterator[None]:
 def test_a_text_is_kept_at_its_narrowest_width_and_comes_out_equal(text: str, width: int) -> None:
     with store(text) as stored:
         assert stored.info.form == ContextForm("text", len(text), width, text.isascii())  # type: ignore[arg-type]
-        assert os.fstat(stored.fd).st_size == len(text) * width
+        assert os.fstat(stored.fd).st_size == span_bytes(len(text), width)  # type: ignore[arg-type]
         assert (stored.info.type_name, stored.info.total_chars, stored.info.parts_total) == ("str", len(text), 0)
         for maps in (True, False):
             assert loaded(stored, maps) == text
@@ -108,7 +109,7 @@ def test_storing_and_loading_a_large_file_takes_no_memory_of_any_process(tmp_pat
 import os, sys
 from pathlib import Path
 from rlm_broker.context import store
-from sandbox_worker.loading import load
+from sandbox_worker.loading.context import load
 
 def status_kb(name):
     with open("/proc/self/status") as status:
@@ -190,8 +191,7 @@ def test_a_kernel_that_does_not_know_the_newest_flag_serves_as_well(monkeypatch:
 def test_pieces_of_ascii_bytes_are_text_like_any_other() -> None:
     large = b"0123456789abcdef" * 8192
     with context_memfd.TextMemfd() as memfd:
-        for piece in ("ab", large, b"cd", "\xe9", b"ef", large, "\u20ac", b"gh", large):
-            memfd.add(piece)
+        memfd.add_text(["ab", large, b"cd", "\xe9", b"ef", large, "\u20ac", b"gh", large])
         form, fd = memfd.form, memfd.seal()
     expected = "ab" + large.decode() + "cd\xe9ef" + large.decode() + "\u20acgh" + large.decode()
     try:

@@ -5,7 +5,7 @@ from rlm_broker.context import ContextInfo
 from rlm_broker.limits import Limits
 from rlm_broker.parsing import NotRun
 from rlm_broker.types import Block
-from sandbox_worker.loading import ContextForm
+from sandbox_worker.loading.form import ContextForm
 
 HOSTILE = "{limits} {0} %s %(x)s $y {{"
 TEXT = ContextInfo("str", 1234567, ContextForm("text", 1234567))

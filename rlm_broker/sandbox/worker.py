@@ -11,7 +11,7 @@ from typing import TypeVar
 from rlm_broker.errors import ContextRefused, SandboxFailed, WorkerDied
 from rlm_broker.sandbox import policy
 from rlm_broker.sandbox.cgroups import MemoryGroup
-from sandbox_worker.loading import ContextForm
+from sandbox_worker.loading.form import ContextForm
 from sandbox_worker.wire.control import (
     MAX_PACKET_BYTES,
     Begin,

@@ -8,7 +8,7 @@ from typing import Annotated, TypeVar
 
 import msgspec
 
-from sandbox_worker.loading import ContextForm
+from sandbox_worker.loading.form import ContextForm
 from sandbox_worker.wire.errors import MessageInvalid
 from sandbox_worker.wire.messages import Stream
 

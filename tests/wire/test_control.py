@@ -5,7 +5,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from sandbox_worker.loading import ContextForm
+from sandbox_worker.loading.form import ContextForm
 from sandbox_worker.wire import control
 from sandbox_worker.wire.errors import MessageInvalid
 

@@ -1,0 +1,152 @@
+"""A context, from the sealed memfd that the host wrote to the Python value that model code sees.
+
+Text is no heap object: its characters stay in the memfd, and only headers that point to them are made (`strings`). So a
+gigabyte costs a worker neither time nor memory, and ten thousand texts cost it what their headers do. Where that does
+not work (`self_test`), they are copied into ordinary ones. JSON becomes ordinary objects. For little-endian machines,
+like the rest of the sandbox.
+"""
+
+import contextlib
+import ctypes
+import fcntl
+import gc
+import json
+import mmap
+import os
+from collections.abc import Iterator, Sequence
+from itertools import accumulate
+from typing import Any, TypeVar
+
+import msgspec
+
+from sandbox_worker.loading.form import SEALS, ContextForm, Index, Kind, span_bytes
+from sandbox_worker.loading.strings import mapped_strings
+
+_from_characters = ctypes.pythonapi.PyUnicode_FromKindAndData
+_from_characters.restype = ctypes.py_object
+_from_characters.argtypes = [ctypes.c_int, ctypes.c_void_p, ctypes.c_ssize_t]
+
+T = TypeVar("T")
+
+
+class ContextBroken(Exception):
+    """What a descriptor holds is not the context that was announced. The message is one sentence."""
+
+
+def load(fd: int, form: ContextForm, mapping_works: bool) -> Any:
+    """The context that `fd` holds. `fd` stays open, and may be closed at once.
+
+    A mapped text lives as long as its process. After a context of many objects, `gc.freeze()` keeps the collector from
+    touching (and so copying, after a fork) the pages that it lies on.
+
+    Args:
+        fd: A memfd with all four seals.
+        mapping_works: What `mapping_works()` said in this interpreter. If not, texts are copied into ordinary ones.
+
+    Raises:
+        ContextBroken: It is not sealed, its size is not what `form` says, it is not JSON, its index is not that of its
+            texts, or there is no memory for it.
+    """
+    _refuse_all_but(fd, form)
+    strings = mapped_strings if mapping_works else _copied_strings
+    try:
+        match form.kind:
+            case "json":
+                return _decoded(fd, 0, Any)
+            case "text":
+                return strings(fd, form.size_bytes, [0 if form.ascii else form.width], [form.length], [0])[0]
+            case "texts":
+                index, starts = _index(fd, form)
+                texts = strings(fd, form.length, index.kinds, index.lengths, starts)
+                return texts if index.names is None else dict(zip(index.names, texts, strict=True))
+    except (OSError, MemoryError) as error:
+        reason = getattr(error, "strerror", None) or "out of memory"
+        raise ContextBroken(
+            f"a context of {form.size_bytes:,} bytes cannot be brought into memory: {reason}"
+        ) from error
+
+
+def _refuse_all_but(fd: int, form: ContextForm) -> None:
+    # The seals first: only behind them is the size a fact, and a mapping past the end of a file is a SIGBUS.
+    try:
+        seals = fcntl.fcntl(fd, fcntl.F_GET_SEALS)
+    except OSError as error:
+        raise ContextBroken(f"the context's descriptor is not a memfd: {error.strerror}") from error
+    if seals & SEALS != SEALS:
+        raise ContextBroken(f"the context's memfd has the seals {seals:#x}, it needs all of {SEALS:#x}")
+    if (size_bytes := os.fstat(fd).st_size) != form.size_bytes:
+        raise ContextBroken(f"the context's memfd has {size_bytes:,} bytes, {form.size_bytes:,} were announced")
+    if form.width != 1 and (form.ascii or form.kind != "text"):
+        raise ContextBroken(f"a context of kind {form.kind!r} (ascii: {form.ascii}) cannot be {form.width} bytes wide")
+
+
+# -- texts -----------------------------------------------------------------------------------------------------------
+
+
+def _index(fd: int, form: ContextForm) -> tuple[Index, list[int]]:
+    """What lies at the end, and where each text begins."""
+    try:
+        index = _decoded(fd, form.length, Index)
+    except ContextBroken as error:
+        raise ContextBroken(f"the index of the context's texts is broken: {error}") from error
+    columns = [len(column) for column in (index.names, index.lengths, index.kinds) if column is not None]
+    if len(set(columns)) != 1:
+        raise ContextBroken(f"the index of the context's texts has columns of {columns} entries")
+    starts = list(accumulate(map(span_bytes, index.lengths, index.kinds), initial=0))
+    if (end := starts.pop()) != form.length:
+        raise ContextBroken(f"the context's texts end at byte {end:,} by their index, at {form.length:,} in fact")
+    return index, starts
+
+
+def _copied_strings(
+    fd: int, size_bytes: int, kinds: Sequence[Kind], lengths: Sequence[int], starts: Sequence[int]
+) -> list[str]:
+    # Not a codec: UTF-16 would join two lone surrogates that stand side by side into one character.
+    with mmap.mmap(fd, size_bytes, access=mmap.ACCESS_COPY) as view:
+        first = ctypes.c_char.from_buffer(view)
+        base = ctypes.addressof(first)
+        try:
+            return [
+                _from_characters(kind or 1, base + start, length)
+                for kind, length, start in zip(kinds, lengths, starts, strict=True)
+            ]
+        finally:
+            del first  # a mapping with an exported buffer cannot be closed
+
+
+# -- JSON ------------------------------------------------------------------------------------------------------------
+
+
+def _decoded(fd: int, start: int, wanted: type[T]) -> T:
+    """What lies behind the first `start` bytes."""
+    if os.fstat(fd).st_size == start:  # and mmap would refuse to map nothing
+        raise ContextBroken("the context is not JSON: it is empty")
+    with mmap.mmap(fd, 0, prot=mmap.PROT_READ, flags=mmap.MAP_PRIVATE) as view, memoryview(view)[start:] as data:
+        try:
+            with _no_collection():
+                try:
+                    return msgspec.json.decode(data, type=wanted)
+                except (msgspec.MsgspecError, UnicodeError):
+                    # msgspec refuses lone surrogates, which a `str` may hold, in both forms: raw and escaped.
+                    value = json.loads(str(data, "utf-8", "surrogatepass"), parse_constant=_refuse_constant)
+                    return msgspec.convert(value, wanted)
+        except RecursionError:
+            raise ContextBroken("the context is nested too deep for JSON") from None
+        except (ValueError, msgspec.MsgspecError) as error:
+            raise ContextBroken(f"the context is not JSON: {error}") from error
+
+
+def _refuse_constant(name: str) -> object:
+    raise ValueError(f"{name} is no JSON value")
+
+
+@contextlib.contextmanager
+def _no_collection() -> Iterator[None]:
+    """While millions of objects are made and none is dropped, collecting takes three times as long as making them."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()

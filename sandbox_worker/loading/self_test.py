@@ -1,0 +1,104 @@
+"""Whether this interpreter's `str` is what `strings` takes it for: found out by making some and using them."""
+
+import fcntl
+import io
+import json
+import os
+import re
+import sys
+from collections.abc import Iterator
+
+import msgspec
+
+from sandbox_worker.loading.context import load
+from sandbox_worker.loading.form import SEALS, ContextForm, Index, Kind, span_bytes
+from sandbox_worker.loading.strings import CODECS, SAMPLES, models_are_known
+
+_LENGTHS = (0, 1, 2, 7, 8, 1000, 4095, 4096, 10_000)
+
+
+def mapping_works() -> bool:
+    """Whether texts can be mapped here. Found out in a forked child, which keeps the test's mappings, and a crash.
+
+    Needs `memfd_create`, and a SIGCHLD that is not ignored. Call it in a process with one thread, before any walls.
+    """
+    child = os.fork()
+    if not child:
+        works = False
+        try:
+            works = models_are_known() and _survive_mapping(dict(_known_texts()))
+        finally:
+            os._exit(0 if works else 1)  # nothing of the parent's may run twice, whatever went wrong here
+    # What was read there is read again, for all workers: after a fork each would do it for itself.
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0 and models_are_known()
+
+
+def _known_texts() -> Iterator[tuple[str, str]]:
+    """Of every kind, side by side."""
+    for length in _LENGTHS:
+        for sample in SAMPLES.values():
+            text = (sample + " needle,\n" * (length // 9 + 1))[:length]
+            yield f"{length} times {sample}", text
+
+
+def _survive_mapping(texts: dict[str, str]) -> bool:
+    same = load(*_stored(texts), mapping_works=True)
+    return (
+        same == texts
+        and list(same) == list(texts)
+        and all(_is_like(same[name], text) for name, text in texts.items())
+        and "".join(same.values()) == "".join(texts.values())
+        and msgspec.json.encode(same) == msgspec.json.encode(texts)
+        and json.dumps(same) == json.dumps(texts)
+    )
+
+
+def _stored(texts: dict[str, str]) -> tuple[int, ContextForm]:
+    fd = os.memfd_create("self-test", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    data = b""
+    kinds = [_kind_of(text) for text in texts.values()]
+    for text, kind in zip(texts.values(), kinds, strict=True):
+        data += text.encode(CODECS[kind]).ljust(span_bytes(len(text), kind), b"\0")
+    index = msgspec.json.encode(Index(list(texts), [*map(len, texts.values())], kinds))
+    with open(fd, "wb", closefd=False) as file:
+        file.write(data + index)
+    fcntl.fcntl(fd, fcntl.F_ADD_SEALS, SEALS)
+    return fd, ContextForm("texts", len(data), index_bytes=len(index))
+
+
+def _kind_of(text: str) -> Kind:
+    widest = max(text, default="")
+    return 0 if text.isascii() else 1 if widest <= "\xff" else 2 if widest <= "\uffff" else 4
+
+
+def _is_like(same: str, text: str) -> bool:
+    file = io.StringIO()
+    file.write(same)
+    return (
+        type(same) is str
+        and same == text
+        and not same < text
+        and hash(same) == hash(text)
+        and {text: 1}[same] == 1
+        and {same: 1}[text] == 1
+        and len(same) == len(text)
+        and str(same) is same
+        and same.isascii() == text.isascii()
+        and same.encode() == text.encode()
+        and same.encode() == text.encode()  # which may be kept from the first time on
+        and same[1:] == text[1:]
+        and same[-3:] == text[-3:]
+        and same + "x" == text + "x"
+        and ("needle" in same) == ("needle" in text)
+        and [found.span() for found in re.finditer("needle|$", same)]
+        == [found.span() for found in re.finditer("needle|$", text)]
+        and same.split() == text.split()
+        and same.upper() == text.upper()
+        and same.replace("n", "m") == text.replace("n", "m")
+        and f"{same}!" == f"{text}!"
+        and f"{same:>9}" == f"{text:>9}"
+        and list(same[:40]) == list(text[:40])
+        and file.getvalue() == text
+        and sys.getsizeof(same) >= len(text)
+        and sys.intern(same) == text
+    )

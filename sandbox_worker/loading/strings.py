@@ -1,0 +1,174 @@
+"""`str` objects whose characters lie where somebody else put them: in a mapping that many processes share.
+
+    one anonymous mapping                        pages of the memfd, shared by every worker
+    ┌────────┬────────┬────────┬─────            ┌──────────────────┬──────────────────────┬─────────
+    │ header │ header │ header │ ...             │ characters, zero │ characters, zero     │ ...
+    └───┬────┴───┬────┴───┬────┴─────            └──────────────────┴──────────────────────┴─────────
+        │        │        └─────────────────────────────────────────────────────────────────▲
+        │        └───────────────────────────────────────────────▲
+        └─────────────────────────────────────────▲
+
+A header with a pointer is how CPython keeps instances of *subclasses* of `str` (PyUnicodeObject in
+Include/cpython/unicodeobject.h, 3.11 to 3.13; those of `str` itself have their characters right behind the header), and
+all of its own code goes by what the header says. Its fields differ between versions, so they are read off such
+instances. It is an implementation detail nevertheless: `self_test` tries it out.
+"""
+
+import ctypes
+import mmap
+import os
+import sys
+from array import array
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+from sandbox_worker.loading.form import Kind
+
+SAMPLES: dict[Kind, str] = {0: "a", 1: "\xe9", 2: "\u20ac", 4: "\U0001f600"}
+CODECS: dict[Kind, str] = {0: "ascii", 1: "latin-1", 2: "utf-16-le", 4: "utf-32-le"}
+
+_WORD_BYTES = 8
+_HEAD_BYTES = 16  # PyObject_HEAD with a GIL, without tracing
+_COUNT, _TYPE, _LENGTH, _HASH = range(4)  # PyASCIIObject; what is behind it differs
+_NO_HASH = (1 << 64) - 1  # -1: not computed yet
+# On 3.11 larger than any real count, so that nothing ever frees the object; from 3.12 on these 32 ones are the mark of
+# an immortal one (PEP 683, _Py_IMMORTAL_REFCNT in Include/object.h).
+_NEVER_FREED = 0xFFFF_FFFF
+_MODEL_LENGTHS = (1009, 2003)  # which no other field has by chance, and not both
+_MAP_FAILED = ctypes.c_void_p(-1).value
+
+_libc = ctypes.CDLL(None, use_errno=True)
+_libc.mmap.restype = ctypes.c_void_p
+_libc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_long]
+_libc.munmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
+
+
+class LayoutUnknown(Exception):
+    """This interpreter keeps its strings in another way. The message says in which respect."""
+
+
+class _Apart(str):
+    """Its instances have their characters apart from their headers."""
+
+    __slots__ = ()
+
+
+@dataclass(frozen=True, slots=True)
+class _Model:
+    """The header of all texts of one kind.
+
+    Attributes:
+        words: With zeros where texts differ.
+        lengths_at: Which of them hold the number of characters. Of ASCII this is also that of its bytes in UTF-8.
+        pointers_at: Which of them point to the characters. Of ASCII they are its UTF-8, too.
+    """
+
+    words: "array[int]"
+    lengths_at: tuple[int, ...]
+    pointers_at: tuple[int, ...]
+
+
+def models_are_known() -> bool:
+    """Read real strings before one is made up. Where they are not what they are taken for, this may well crash."""
+    # Free-threaded builds and those that trace references have other fields at the start of every object.
+    if sys.implementation.name != "cpython" or object.__basicsize__ != _HEAD_BYTES or sys.byteorder != "little":
+        return False
+    try:
+        return all(map(_model, SAMPLES))
+    except LayoutUnknown:
+        return False
+
+
+def mapped_strings(
+    fd: int, size_bytes: int, kinds: Sequence[Kind], lengths: Sequence[int], starts: Sequence[int]
+) -> list[str]:
+    """Texts in the first `size_bytes` of `fd`, as objects that are never freed. Their spans have to lie within.
+
+    Raises:
+        OSError: There is no memory or no address space for it.
+    """
+    # Read-only, so that neither an RLIMIT_DATA nor a strict overcommit counts what every worker shares.
+    characters = _map_pages(size_bytes, mmap.PROT_READ, mmap.MAP_PRIVATE, fd)
+    header_bytes = str.__basicsize__
+    try:
+        headers = _map_pages(
+            len(kinds) * header_bytes, mmap.PROT_READ | mmap.PROT_WRITE, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS, -1
+        )
+    except OSError:
+        _libc.munmap(characters, size_bytes)
+        raise
+    texts = [""] * len(kinds)
+    for kind in set(kinds):
+        # All of a kind at once, field by field: one after the other they would take ten times as long.
+        chosen = [at for at, each in enumerate(kinds) if each == kind and lengths[at]]
+        model, fields = _model(kind), header_bytes // _WORD_BYTES
+        words = model.words * len(chosen)
+        for values, in_fields in (
+            (array("Q", [lengths[at] for at in chosen]), model.lengths_at),
+            (array("Q", [characters + starts[at] for at in chosen]), model.pointers_at),
+        ):
+            for field in in_fields:
+                words[field::fields] = values
+        for at, text in zip(chosen, _objects_of(words, headers), strict=True):
+            texts[at] = text
+        headers += len(chosen) * header_bytes
+    return texts
+
+
+def _objects_of(words: "array[int]", address: int) -> list[str]:
+    """Put headers into place, and take them for what they are."""
+    size_bytes = len(words) * _WORD_BYTES
+    ctypes.memmove(address, words.buffer_info()[0], size_bytes)
+    addresses = array("Q", range(address, address + size_bytes, str.__basicsize__))
+    objects: list[Any] = (ctypes.py_object * len(addresses)).from_buffer(addresses)[:]
+    return objects
+
+
+def _map_pages(size_bytes: int, rights: int, flags: int, fd: int) -> int:
+    mapped = _libc.mmap(None, size_bytes, rights, flags, fd, 0)
+    if mapped is None or mapped == _MAP_FAILED:
+        number = ctypes.get_errno()
+        raise OSError(number, os.strerror(number))
+    return int(mapped)
+
+
+# -- how this interpreter does it ------------------------------------------------------------------------------------
+
+
+@cache
+def _model(kind: Kind) -> _Model:
+    """Raises: LayoutUnknown."""
+    one, other = (_read(kind, length) for length in _MODEL_LENGTHS)
+    if one != other:
+        raise LayoutUnknown(f"headers of kind {kind} differ in more than length and address")
+    return one
+
+
+def _read(kind: Kind, length: int) -> _Model:
+    text = _Apart("".join([SAMPLES[kind]] * length))
+    words = _words_of(text)
+    pointer = words[-1]
+    hash_of_text = hash(text) & _NO_HASH
+    characters = text.encode(CODECS[kind]) + bytes(kind or 1)
+    there = (
+        words[_TYPE] == id(_Apart),
+        words[_LENGTH] == length,
+        words[_HASH] == _NO_HASH,
+        _words_of(text)[_HASH] == hash_of_text,
+        ctypes.string_at(pointer, len(characters)) == characters,
+        text.__sizeof__() == len(words) * _WORD_BYTES + len(characters),
+    )
+    if not all(there):
+        raise LayoutUnknown(f"a header of kind {kind} is {words.tolist()}")
+    lengths_at = tuple(at for at, word in enumerate(words) if word == length)
+    pointers_at = tuple(at for at, word in enumerate(words) if word == pointer)
+    for at in (*lengths_at, *pointers_at):
+        words[at] = 0
+    words[_COUNT], words[_TYPE] = _NEVER_FREED, id(str)
+    return _Model(words, lengths_at, pointers_at)
+
+
+def _words_of(text: str) -> "array[int]":
+    return array("Q", ctypes.string_at(id(text), str.__basicsize__))
