@@ -8,7 +8,7 @@ import os
 import stat
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from itertools import chain
 from pathlib import Path
@@ -57,13 +57,14 @@ class FoundFile:
 
     name: str
     given: str
-    path: Path
+    path: str
     named: bool = False
 
 
 def printable(path: str | os.PathLike[str]) -> str:
     """A path that can be printed and sent: bytes in it that are not UTF-8 are shown as `\\xff`."""
-    return os.fsencode(path).decode("utf-8", "backslashreplace")
+    path = os.fspath(path)
+    return path if path.isascii() else os.fsencode(path).decode("utf-8", "backslashreplace")
 
 
 def is_glob(path: Path) -> bool:
@@ -97,10 +98,10 @@ def find_files(paths: Sequence[Path]) -> tuple[list[FoundFile], Counter[str]]:
     by_real_path: dict[str, FoundFile] = {}
     for path in paths:
         for file in _files_of(path, skipped):
-            real = os.path.realpath(file.path) if file.named else str(file.path)  # what a walk finds has its real path
+            real = os.path.realpath(file.path) if file.named else file.path  # what a walk finds has its real path
             by_real_path.setdefault(real, file)
     names = _distinct_names(by_real_path)
-    files = [FoundFile(names[real], file.given, file.path, file.named) for real, file in by_real_path.items()]
+    files = [replace(file, name=names[real]) for real, file in by_real_path.items()]
     return sorted(files, key=lambda file: file.name), skipped
 
 
@@ -121,7 +122,7 @@ def _files_of(path: Path, skipped: Counter[str]) -> list[FoundFile]:
         raise ContextRefused(f"{str(path)!a} cannot be read: no path has a zero byte in it") from None
     if stat.S_ISDIR(mode):
         return _walk(path, _EVERYTHING, skipped)
-    return [FoundFile(printable(path.name), printable(path), path, named=True)]
+    return [FoundFile(printable(path.name), printable(path), str(path), named=True)]
 
 
 def _distinct_names(by_real_path: dict[str, FoundFile]) -> dict[str, str]:
@@ -141,6 +142,8 @@ def _walk(root: Path, pattern: tuple[str, ...], skipped: Counter[str]) -> list[F
     waiting: list[tuple[str, ...]] = [()]
     while waiting:  # not by recursion: a tree may be deeper than Python's stack
         folder = waiting.pop()
+        # What stands before each name; a path object for every file would take longer than reading it.
+        below, given = "".join(f"{part}/" for part in folder), str(root.joinpath(*folder, "x"))[:-1]
         try:
             with os.scandir(real_root.joinpath(*folder)) as listing:
                 entries = list(listing)
@@ -159,14 +162,10 @@ def _walk(root: Path, pattern: tuple[str, ...], skipped: Counter[str]) -> list[F
             elif entry.is_symlink():
                 linked += _linked(parts, root, real_root, ignored, skipped)
             elif entry.is_file():
-                files.append(_found(parts, root, Path(entry.path)))
+                files.append(FoundFile(printable(below + entry.name), printable(given + entry.name), entry.path))
             else:
                 skipped["not a regular file"] += 1
     return files + linked  # in this order: of a file and a link to it, the file's own name is kept
-
-
-def _found(parts: tuple[str, ...], root: Path, path: Path) -> FoundFile:
-    return FoundFile("/".join(map(printable, parts)), printable(root.joinpath(*parts)), path)
 
 
 def _linked(
@@ -188,7 +187,7 @@ def _linked(
         if not stat.S_ISDIR(mode):
             skipped["unreadable"] += 1
         return []
-    return [_found(parts, root, target)]
+    return [FoundFile("/".join(map(printable, parts)), printable(root.joinpath(*parts)), str(target))]
 
 
 def _mode(path: Path) -> int:
@@ -202,7 +201,7 @@ def _matches(parts: Sequence[str], pattern: Sequence[str]) -> bool:
     if not pattern:
         return not parts
     if pattern[0] == "**":
-        return any(_matches(parts[taken:], pattern[1:]) for taken in range(len(parts) + 1))
+        return len(pattern) == 1 or any(_matches(parts[taken:], pattern[1:]) for taken in range(len(parts) + 1))
     return bool(parts) and fnmatchcase(parts[0], pattern[0]) and _matches(parts[1:], pattern[1:])
 
 
@@ -278,7 +277,7 @@ _Rules = tuple[tuple[int, list[_Rule]], ...]
 
 def _read_gitignore(path: Path) -> list[_Rule]:
     try:
-        fd = _open_regular(FoundFile(".gitignore", printable(path), path))
+        fd, _ = _open_regular(FoundFile(".gitignore", printable(path), str(path)))
     except FileUnfit:
         return []
     with open(fd, "rb") as file:
@@ -307,26 +306,29 @@ def text_of(file: FoundFile) -> Iterator[str | bytes]:
         FileUnfit: It cannot be read, is not a regular file, is binary (it has a zero byte), or is not UTF-8. This may
             come after any number of pieces.
     """
-    fd = _open_regular(file)
+    fd, size_bytes = _open_regular(file)
     try:
-        yield from _decoded(_bytes_of(file, fd), file.given)
+        yield from _decoded(_bytes_of(file, fd, size_bytes), file.given)
     finally:
         os.close(fd)
 
 
-def _open_regular(file: FoundFile) -> int:
+def _open_regular(file: FoundFile) -> tuple[int, int]:
+    """A descriptor, and the size of what it is of."""
     flags = os.O_RDONLY | os.O_CLOEXEC | os.O_NOCTTY | os.O_NONBLOCK  # a pipe that became of it is not waited for
     try:
-        _refuse_special(file, file.path.stat().st_mode)  # before it is opened: opening a device can do something
+        # Before it is opened: opening a device can do something.
+        _refuse_special(file, os.stat(file.path).st_mode)  # noqa: PTH116 - a path object takes longer than the call
         fd = os.open(file.path, flags if file.named else flags | os.O_NOFOLLOW)
     except OSError as error:
         raise _unreadable(file, error) from error
     try:
-        _refuse_special(file, os.fstat(fd).st_mode)
+        opened = os.fstat(fd)
+        _refuse_special(file, opened.st_mode)
     except FileUnfit:
         os.close(fd)
         raise
-    return fd
+    return fd, opened.st_size
 
 
 def _refuse_special(file: FoundFile, mode: int) -> None:
@@ -337,10 +339,10 @@ def _refuse_special(file: FoundFile, mode: int) -> None:
         )
 
 
-def _bytes_of(file: FoundFile, fd: int) -> Iterator[bytes]:
-    left = os.fstat(fd).st_size or (1 << 62)  # files of /proc have text and no size
+def _bytes_of(file: FoundFile, fd: int, size_bytes: int) -> Iterator[bytes]:
+    left = size_bytes or (1 << 62)  # files of /proc have text and no size
     try:
-        while piece := os.read(fd, min(left, PIECE_BYTES)):
+        while left and (piece := os.read(fd, min(left, PIECE_BYTES))):
             yield piece
             left -= len(piece)
     except OSError as error:
