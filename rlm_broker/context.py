@@ -167,7 +167,7 @@ def _store_paths(paths: Paths) -> StoredContext:
         if not names:
             left_out = ", ".join(f"{times:,} {reason}" for reason, times in sorted(skipped.items())) or "nothing"
             raise ContextRefused(f"there is no text in {', '.join(map(printable, paths))}; left out: {left_out}")
-        info = parts.info("dict", memfd.add_index(names), skipped)
+        info = parts.info("dict", memfd.add_names(names), skipped)
         return StoredContext(memfd.seal(), info)
 
 
@@ -212,7 +212,7 @@ def _store_texts(names: list[str] | None, texts: Iterable[str]) -> StoredContext
         for number, text in enumerate(texts):
             length = memfd.add_text(pieces_of(text))
             parts.add(str(number) if names is None else names[number], length, is_text=True)
-        info = parts.info("list" if names is None else "dict", memfd.add_index(names))
+        info = parts.info("list" if names is None else "dict", memfd.add_names(names))
         return StoredContext(memfd.seal(), info)
 
 

@@ -5,13 +5,14 @@ How it lies there is told in `sandbox_worker.loading.form`.
 
 import json
 import os
+from array import array
 from collections.abc import Iterable, Iterator
 from fcntl import F_ADD_SEALS, fcntl
-from typing import Final, Self
+from typing import Final, Self, cast
 
 import msgspec
 
-from sandbox_worker.loading.form import SEALS, ContextForm, Kind, span_bytes
+from sandbox_worker.loading.form import SEALS, ContextForm, Kind, Width, span_bytes
 
 _PIECE_BYTES: Final = 1 << 20
 _LARGE_BYTES: Final = 1 << 12
@@ -83,8 +84,8 @@ class TextMemfd(Memfd):
 
     def __init__(self) -> None:
         super().__init__()
-        self._lengths: list[int] = []
-        self._kinds: list[Kind] = []
+        self._lengths = array("Q")
+        self._kinds = bytearray()
         self._begin()
 
     def add_text(self, pieces: Iterable[str | bytes]) -> int:
@@ -112,13 +113,14 @@ class TextMemfd(Memfd):
     def form(self) -> ContextForm:
         """Of the one text that was added."""
         (length,), (kind,) = self._lengths, self._kinds
-        return ContextForm("text", length, kind or 1, not kind)
+        return ContextForm("text", length, cast("Width", kind or 1), not kind)
 
-    def add_index(self, names: list[str] | None) -> ContextForm:
+    def add_names(self, names: list[str] | None) -> ContextForm:
         """Make the texts that were added a dict by `names`, or a list; return its form."""
-        index = _json([names, self._lengths, self._kinds])
-        self.write(index)
-        return ContextForm("texts", self._start, index_bytes=len(index))
+        data = _json(names)
+        for part in (self._lengths.tobytes(), self._kinds, data):
+            self.write(part)
+        return ContextForm("texts", self._start, texts=len(self._lengths), names_bytes=len(data))
 
     def _begin(self) -> None:
         self._start = self.size_bytes

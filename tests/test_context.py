@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from rlm_broker import context
 from rlm_broker.context import MAX_NESTING, Paths, StoredContext, store
 from rlm_broker.errors import ContextRefused
 from sandbox_worker.loading.context import load
@@ -168,6 +169,53 @@ def test_a_plain_value_comes_out_equal(value: object, expected: object, type_nam
         assert stored.info.form == ContextForm("json", os.fstat(stored.fd).st_size)
 
 
+MANY_TEXTS: list[Any] = [
+    {"a": "x" * 1000},
+    {"b": "\u017c" * 3000, "a": "", "lone \ud83d": "\ud83d\ude00" * 600, "k" * 500: "\U0001f600" * 500},
+    ["one" * 900, "two", "", "\xe9" * 5000],
+    ("one" * 900,),
+    {str(number): chr(97 + number % 700) * (900 + number) for number in range(1500)},
+    [Text("sub" * 500), "plain" * 500],
+    {Text("key"): Text("sub" * 500), Color.RED: "x" * 1000},
+    collections.OrderedDict(b="x" * 2000, a="y" * 2000),
+    Point("x" * 2000, "y" * 2000),
+]
+
+
+@pytest.mark.parametrize("value", MANY_TEXTS, ids=range(len(MANY_TEXTS)))
+def test_long_texts_are_mapped_and_nothing_else_is_different(value: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    with store(value) as mapped:
+        monkeypatch.setattr(context, "MAPPED_CHARS", 1 << 60)
+        with store(value) as decoded:
+            assert (mapped.info.form.kind, decoded.info.form.kind) == ("texts", "json")
+            assert dataclasses.replace(mapped.info, form=decoded.info.form) == decoded.info
+            found = loaded(mapped)
+            assert found == loaded(decoded) == decoded.value() == mapped.value()
+            assert type(found) is type(loaded(decoded))
+            assert list(found) == list(loaded(decoded))
+            assert {type(text) for text in (found.values() if isinstance(found, dict) else found)} == {str}
+
+
+@pytest.mark.parametrize(
+    ("value", "kind"),
+    [
+        (["x" * 1000, "y" * 1000], "texts"),
+        (["x" * 1000, "y" * 999], "json"),
+        (["x" * 2000, ""], "texts"),
+        (["x" * 5000, 1], "json"),
+        (["x" * 5000, None], "json"),
+        (["x" * 5000, ["y" * 5000]], "json"),
+        ({"a": "x" * 5000, "b": {"c": "y"}}, "json"),
+        ([], "json"),
+        ({}, "json"),
+    ],
+)
+def test_what_is_short_or_no_text_stays_json(value: object, kind: str) -> None:
+    with store(value) as stored:
+        assert stored.info.form.kind == kind
+        assert loaded(stored) == value
+
+
 def test_the_first_hundred_parts_are_told_and_all_are_counted() -> None:
     with store([str(number) for number in range(1000)]) as stored:
         assert stored.info.parts[:2] == (("0", 1), ("1", 1))
@@ -250,10 +298,10 @@ def test_the_deepest_value_that_is_taken_can_be_loaded_and_the_same_list_may_sta
 
 
 def test_a_context_that_was_closed_is_not_taken_for_what_has_its_number_now() -> None:
-    context = store("mine")
-    number = context.fd
-    context.close()
+    closed = store("mine")
+    number = closed.fd
+    closed.close()
     with store("another") as other:
         assert other.fd == number
         with pytest.raises(ContextRefused, match="this context was closed"):
-            context.value()
+            closed.value()

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from rlm_broker import context
+from rlm_broker import context, context_files
 from rlm_broker.context import Paths, StoredContext, store
 from rlm_broker.errors import ContextRefused
 from sandbox_worker.loading.context import load
@@ -394,3 +394,31 @@ def test_a_tree_deeper_than_pythons_stack_is_walked(tmp_path: Path) -> None:
         assert loaded(stored) == {"d/" * 1_100 + "file": "deep"}
         assert len(stored.info.parts[0][0]) == context.MAX_NAME_CHARS
     subprocess.run(["rm", "-r", tmp_path / "d"], check=True)
+
+
+def test_files_that_turn_out_unfit_half_way_leave_nothing_in_those_around_them(tmp_path: Path) -> None:
+    start = "start \xe9\u20ac " * 100_000
+    expected = {}
+    for number, text in enumerate(("one", "\u017c two" * 200_000, "", "three \U0001f600", "\xe9 four" * 300_000)):
+        written(tmp_path / f"{number}_a", text)
+        written(tmp_path / f"{number}_b", start.encode() + b"\0")
+        written(tmp_path / f"{number}_c", b"a" * 600_000 + start.encode() + b"\xff")
+        written(tmp_path / f"{number}_d", "\xe9".encode()[:1])
+        expected[f"{number}_a"] = text
+    with store(tmp_path) as stored:
+        assert loaded(stored) == stored.value() == expected
+        assert stored.info.skipped == {"binary": 5, "not UTF-8": 10}
+        assert stored.info.parts == tuple((name, len(text)) for name, text in expected.items())
+        assert (stored.info.type_name, stored.info.total_chars) == ("dict", sum(map(len, expected.values())))
+        assert stored.info.form.kind == "texts"
+        assert os.fstat(stored.fd).st_size < 4 * MB + 3 * MB
+
+
+def test_a_file_is_read_no_further_than_it_reached_when_it_was_opened(tmp_path: Path) -> None:
+    path = written(tmp_path / "grows", "x" * 3 * MB)
+    pieces = []
+    for piece in context_files.text_of(context_files.find_files([path])[0][0]):
+        pieces.append(piece)
+        with path.open("a") as file:
+            file.write("more")
+    assert sum(map(len, pieces)) == 3 * MB

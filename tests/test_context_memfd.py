@@ -3,6 +3,7 @@
 import fcntl
 import gc
 import os
+import random
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -63,7 +64,7 @@ def _no_descriptor_is_left() -> Iterator[None]:
 def test_a_text_is_kept_at_its_narrowest_width_and_comes_out_equal(text: str, width: int) -> None:
     with store(text) as stored:
         assert stored.info.form == ContextForm("text", len(text), width, text.isascii())  # type: ignore[arg-type]
-        assert os.fstat(stored.fd).st_size == span_bytes(len(text), width)  # type: ignore[arg-type]
+        assert os.fstat(stored.fd).st_size == span_bytes(len(text), width)
         assert (stored.info.type_name, stored.info.total_chars, stored.info.parts_total) == ("str", len(text), 0)
         for maps in (True, False):
             assert loaded(stored, maps) == text
@@ -145,7 +146,7 @@ assert "pydantic" not in sys.modules
     assert loaded_kb < 2_000
 
 
-@pytest.mark.parametrize("value", ["text", {"a": 1}], ids=["text", "json"])
+@pytest.mark.parametrize("value", ["text", {"a": "x" * 5000}, {"a": 1}], ids=["text", "texts", "json"])
 def test_what_is_stored_cannot_be_changed_by_anybody_who_gets_the_descriptor(value: object) -> None:
     with store(value) as stored:
         assert fcntl.fcntl(stored.fd, fcntl.F_GET_SEALS) & SEALS == SEALS
@@ -169,7 +170,7 @@ def test_a_context_for_which_there_is_no_memory_is_refused(monkeypatch: pytest.M
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(os, "write", no_space)
-    for value in ("text", {"a": "text"}):
+    for value in ("text", {"a": "text"}, ["text" * 5000, "\u20ac" * 5000]):
         with pytest.raises(ContextRefused, match="the context cannot be stored in memory: No space left on device"):
             store(value)
 
@@ -199,3 +200,114 @@ def test_pieces_of_ascii_bytes_are_text_like_any_other() -> None:
         assert form.length == len(expected)
     finally:
         os.close(fd)
+
+
+def test_a_wider_character_widens_its_own_text_and_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(context_memfd, "_PIECE_CHARS", 5)
+    monkeypatch.setattr(context_memfd, "_PIECE_BYTES", 16)
+    monkeypatch.setattr(context_memfd, "_LARGE_BYTES", 12)
+    rng = random.Random(20261121)
+    highest = [0x7F, 0xFF, 0xFFFF, 0x10FFFF]
+    for _ in range(300):
+        texts: list[list[str | bytes]] = []
+        for _ in range(rng.randrange(1, 6)):
+            pieces = [
+                "".join(chr(rng.randint(0, rng.choice(highest))) for _ in range(rng.randrange(20)))
+                for _ in range(rng.randrange(6))
+            ]
+            texts.append([piece.encode() if piece.isascii() and rng.random() < 0.5 else piece for piece in pieces])
+        with context_memfd.TextMemfd() as memfd:
+            expected = []
+            for pieces_of_text in texts:
+                whole = "".join(piece if isinstance(piece, str) else piece.decode() for piece in pieces_of_text)
+                if rng.random() < 0.3:
+                    with pytest.raises(LookupError):
+                        memfd.add_text(failing(pieces_of_text))
+                expected.append(whole)
+                assert memfd.add_text(pieces_of_text) == len(whole)
+            form, fd = memfd.add_names(None), memfd.seal()
+        try:
+            found = load(fd, form, True)
+            assert found == expected
+            assert list(map(hash, found)) == list(map(hash, expected))
+            assert list(map(sys.getsizeof, load(fd, form, False))) == list(map(sys.getsizeof, expected))
+            assert form.length == sum(-(-(len(text) + 1) * width_of(text) // 8) * 8 for text in expected)
+        finally:
+            os.close(fd)
+
+
+def width_of(text: str) -> int:
+    widest = max(map(ord, text), default=0)
+    return 1 if widest < 0x100 else 2 if widest < 0x10000 else 4
+
+
+def failing(pieces: list[str | bytes]) -> Iterator[str | bytes]:
+    yield from pieces
+    yield "\U0001f600"
+    raise LookupError
+
+
+def test_what_was_written_of_a_text_that_fails_is_taken_back() -> None:
+    large: list[str | bytes] = [b"a" * MB, "\xe9" * MB, "\u20ac" * MB]
+    others: list[list[str | bytes]] = [[], [""], ["small"]]
+    with context_memfd.TextMemfd() as memfd:
+        memfd.add_text(["before"])
+        for pieces in (large, *others):
+            with pytest.raises(LookupError):
+                memfd.add_text(failing(pieces))
+        memfd.add_text([b"behind"])
+        form, fd = memfd.add_names(["a", "b"]), memfd.seal()
+    try:
+        assert form.length == 16
+        assert os.fstat(fd).st_size == form.size_bytes
+        assert load(fd, form, True) == {"a": "before", "b": "behind"}
+    finally:
+        os.close(fd)
+
+
+def test_storing_and_loading_many_files_takes_no_memory_of_any_process(tmp_path: Path) -> None:
+    line = "0123456789abcdef"
+    for number in range(400):
+        text = line * 32_768 + ("\xe9" if number % 3 == 1 else "")
+        (tmp_path / "tree" / f"{number % 7}").mkdir(parents=True, exist_ok=True)
+        (tmp_path / "tree" / f"{number % 7}" / f"{number}.txt").write_text(text)
+    (tmp_path / "script.py").write_text(
+        """
+import os, sys
+from pathlib import Path
+from rlm_broker.context import store
+from sandbox_worker.loading.context import load
+from sandbox_worker.loading.self_test import mapping_works
+
+def status_kb(name):
+    with open("/proc/self/status") as status:
+        return next(int(line.split()[1]) for line in status if line.startswith(name + ":"))
+
+assert mapping_works()
+before = status_kb("VmHWM")
+stored = store(Path(sys.argv[1]))
+print(status_kb("VmHWM") - before, flush=True)
+for _ in range(2):
+    child = os.fork()
+    if not child:
+        before = status_kb("RssAnon")
+        texts = load(stored.fd, stored.info.form, True)
+        assert len(texts) == 400
+        assert sum(map(len, texts.values())) == stored.info.total_chars
+        assert sum(text.count("f") for text in texts.values()) == 400 * 32_768
+        print(status_kb("RssAnon") - before, flush=True)
+        os._exit(0)
+    assert os.waitpid(child, 0)[1] == 0
+"""
+    )
+    run = subprocess.run(
+        [sys.executable, tmp_path / "script.py", tmp_path / "tree"],
+        env={"PYTHONPATH": REPOSITORY},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (run.returncode, run.stderr) == (0, "")
+    stored_kb, *loaded_kb = map(int, run.stdout.split())
+    assert stored_kb < 30_000
+    assert max(loaded_kb) < 2_000

@@ -13,20 +13,19 @@ import gc
 import json
 import mmap
 import os
+from array import array
 from collections.abc import Iterator, Sequence
 from itertools import accumulate
-from typing import Any, TypeVar
+from typing import Any
 
 import msgspec
 
-from sandbox_worker.loading.form import SEALS, ContextForm, Index, Kind, span_bytes
+from sandbox_worker.loading.form import ENTRY_BYTES, KINDS, SEALS, ContextForm, span_bytes
 from sandbox_worker.loading.strings import mapped_strings
 
 _from_characters = ctypes.pythonapi.PyUnicode_FromKindAndData
 _from_characters.restype = ctypes.py_object
 _from_characters.argtypes = [ctypes.c_int, ctypes.c_void_p, ctypes.c_ssize_t]
-
-T = TypeVar("T")
 
 
 class ContextBroken(Exception):
@@ -44,8 +43,8 @@ def load(fd: int, form: ContextForm, mapping_works: bool) -> Any:
         mapping_works: What `mapping_works()` said in this interpreter. If not, texts are copied into ordinary ones.
 
     Raises:
-        ContextBroken: It is not sealed, its size is not what `form` says, it is not JSON, its index is not that of its
-            texts, or there is no memory for it.
+        ContextBroken: It is not sealed, its size is not what `form` says, it is not JSON, its texts do not end
+            where it says, or there is no memory for it.
     """
     _refuse_all_but(fd, form)
     strings = mapped_strings if mapping_works else _copied_strings
@@ -54,11 +53,11 @@ def load(fd: int, form: ContextForm, mapping_works: bool) -> Any:
             case "json":
                 return _decoded(fd, 0, Any)
             case "text":
-                return strings(fd, form.size_bytes, [0 if form.ascii else form.width], [form.length], [0])[0]
+                return strings(fd, form.size_bytes, bytes([0 if form.ascii else form.width]), [form.length], [0])[0]
             case "texts":
-                index, starts = _index(fd, form)
-                texts = strings(fd, form.length, index.kinds, index.lengths, starts)
-                return texts if index.names is None else dict(zip(index.names, texts, strict=True))
+                lengths, kinds, starts, names = _index(fd, form)
+                texts = strings(fd, form.length, kinds, lengths, starts)
+                return texts if names is None else dict(zip(names, texts, strict=True))
     except (OSError, MemoryError) as error:
         reason = getattr(error, "strerror", None) or "out of memory"
         raise ContextBroken(
@@ -76,6 +75,8 @@ def _refuse_all_but(fd: int, form: ContextForm) -> None:
         raise ContextBroken(f"the context's memfd has the seals {seals:#x}, it needs all of {SEALS:#x}")
     if (size_bytes := os.fstat(fd).st_size) != form.size_bytes:
         raise ContextBroken(f"the context's memfd has {size_bytes:,} bytes, {form.size_bytes:,} were announced")
+    if (form.kind == "texts") != bool(form.texts) or (form.names_bytes and not form.texts):
+        raise ContextBroken(f"a context of kind {form.kind!r} cannot have {form.texts:,} texts")
     if form.width != 1 and (form.ascii or form.kind != "text"):
         raise ContextBroken(f"a context of kind {form.kind!r} (ascii: {form.ascii}) cannot be {form.width} bytes wide")
 
@@ -83,24 +84,28 @@ def _refuse_all_but(fd: int, form: ContextForm) -> None:
 # -- texts -----------------------------------------------------------------------------------------------------------
 
 
-def _index(fd: int, form: ContextForm) -> tuple[Index, list[int]]:
-    """What lies at the end, and where each text begins."""
+def _index(fd: int, form: ContextForm) -> "tuple[array[int], bytes, array[int], list[str] | None]":
+    """Length, kind and start of each text, and their names, if they have any."""
+    columns = os.pread(fd, form.texts * ENTRY_BYTES, form.length)
+    lengths, kinds = array("Q", columns[: -form.texts]), columns[-form.texts :]
+    if not set(kinds) <= set(KINDS):
+        raise ContextBroken(f"the context's texts are said to be of the kinds {sorted(set(kinds))}")
     try:
-        index = _decoded(fd, form.length, Index)
-    except ContextBroken as error:
-        raise ContextBroken(f"the index of the context's texts is broken: {error}") from error
-    columns = [len(column) for column in (index.names, index.lengths, index.kinds) if column is not None]
-    if len(set(columns)) != 1:
-        raise ContextBroken(f"the index of the context's texts has columns of {columns} entries")
-    starts = list(accumulate(map(span_bytes, index.lengths, index.kinds), initial=0))
+        starts = array("Q", accumulate(map(span_bytes, lengths, kinds), initial=0))
+    except OverflowError:
+        raise ContextBroken("the context's texts are said to be longer than any memory") from None
     if (end := starts.pop()) != form.length:
-        raise ContextBroken(f"the context's texts end at byte {end:,} by their index, at {form.length:,} in fact")
-    return index, starts
+        raise ContextBroken(f"the context's texts end at byte {end:,} by their lengths, at {form.length:,} in fact")
+    try:
+        names: list[str] | None = _decoded(fd, form.size_bytes - form.names_bytes, list[str] | None)
+    except ContextBroken as error:
+        raise ContextBroken(f"the names of the context's texts are broken: {error}") from error
+    if names is not None and len(names) != form.texts:
+        raise ContextBroken(f"the context has {form.texts:,} texts and {len(names):,} names")
+    return lengths, kinds, starts, names
 
 
-def _copied_strings(
-    fd: int, size_bytes: int, kinds: Sequence[Kind], lengths: Sequence[int], starts: Sequence[int]
-) -> list[str]:
+def _copied_strings(fd: int, size_bytes: int, kinds: bytes, lengths: Sequence[int], starts: Sequence[int]) -> list[str]:
     # Not a codec: UTF-16 would join two lone surrogates that stand side by side into one character.
     with mmap.mmap(fd, size_bytes, access=mmap.ACCESS_COPY) as view:
         first = ctypes.c_char.from_buffer(view)
@@ -117,7 +122,7 @@ def _copied_strings(
 # -- JSON ------------------------------------------------------------------------------------------------------------
 
 
-def _decoded(fd: int, start: int, wanted: type[T]) -> T:
+def _decoded(fd: int, start: int, wanted: Any) -> Any:
     """What lies behind the first `start` bytes."""
     if os.fstat(fd).st_size == start:  # and mmap would refuse to map nothing
         raise ContextBroken("the context is not JSON: it is empty")

@@ -1,11 +1,13 @@
 """How a context lies in its memfd: what the host writes, and what a worker goes by.
 
     text     characters │ zeros
-    texts    characters │ zeros │ characters │ zeros │ ... │ index
+    texts    characters │ zeros │ characters │ zeros │ ... │ lengths │ kinds │ names
     json     UTF-8 JSON
 
 The characters of a text lie there as CPython keeps them: 1, 2 or 4 bytes each, by the widest. A zero of their width
 ends them, as CPython wants it; more go up to the next multiple of `ALIGNMENT`, where the next text begins.
+Behind all of them are the length of each, in characters and 8 bytes wide; the kind of each, one byte wide; and a list
+of their names, or null, as JSON. Where a text begins follows from those before it.
 """
 
 import fcntl
@@ -16,11 +18,14 @@ import msgspec
 Width = Literal[1, 2, 4]
 Kind = Literal[0, 1, 2, 4]
 """Of a text: the bytes of each character, or 0 where it is ASCII, of which each takes one as well."""
+KINDS: tuple[Kind, ...] = (0, 1, 2, 4)
 
 SEALS = fcntl.F_SEAL_SEAL | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_WRITE
 """With all four neither the bytes nor their number can change any more, for anybody who holds the descriptor."""
 
 ALIGNMENT = 8
+ENTRY_BYTES = 9
+"""Of a text, behind the texts."""
 
 _Length = Annotated[int, msgspec.Meta(ge=0, le=1 << 60)]
 
@@ -30,39 +35,28 @@ class ContextForm(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     Attributes:
         kind: `text`: one `str`; `texts`: a list of them, or a dict of them by name; `json`: UTF-8 JSON.
-        length: Characters of a text; bytes of all texts together, where the index begins; bytes of JSON.
+        length: Characters of a text; bytes of all texts together, with their zeros; bytes of JSON.
         width: Bytes of each character of a text. It must be the narrowest that holds the widest character, as in
             CPython: otherwise neither `==` nor `hash` is right. Whoever writes the descriptor answers for that.
         ascii: Whether the text is ASCII; a text of width 1 that is not has characters from U+0080 to U+00FF.
-        index_bytes: Of the index behind texts.
+        texts, names_bytes: How many there are, and what their names take.
     """
 
     kind: Literal["text", "texts", "json"]
     length: _Length
     width: Width = 1
     ascii: bool = False
-    index_bytes: _Length = 0
+    texts: _Length = 0
+    names_bytes: _Length = 0
 
     @property
     def size_bytes(self) -> int:
         """Bytes that the descriptor has to hold."""
-        return span_bytes(self.length, self.width) if self.kind == "text" else self.length + self.index_bytes
+        if self.kind == "text":
+            return span_bytes(self.length, self.width)
+        return self.length + self.texts * ENTRY_BYTES + self.names_bytes
 
 
-class Index(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
-    """What is behind texts, as JSON. Where each begins follows from the lengths of those before it.
-
-    Attributes:
-        names: None for a list.
-        lengths: In characters.
-        kinds: As `ContextForm.width` and `ContextForm.ascii`, in one number.
-    """
-
-    names: list[str] | None
-    lengths: list[_Length]
-    kinds: list[Kind]
-
-
-def span_bytes(length: int, kind: Kind) -> int:
+def span_bytes(length: int, kind: int) -> int:
     """From the start of a text of `length` characters to the start of the next one."""
     return -(-(length + 1) * (kind or 1) // ALIGNMENT) * ALIGNMENT

@@ -6,12 +6,13 @@ import json
 import os
 import re
 import sys
+from array import array
 from collections.abc import Iterator
 
 import msgspec
 
 from sandbox_worker.loading.context import load
-from sandbox_worker.loading.form import SEALS, ContextForm, Index, Kind, span_bytes
+from sandbox_worker.loading.form import SEALS, ContextForm, span_bytes
 from sandbox_worker.loading.strings import CODECS, SAMPLES, models_are_known
 
 _LENGTHS = (0, 1, 2, 7, 8, 1000, 4095, 4096, 10_000)
@@ -59,14 +60,14 @@ def _stored(texts: dict[str, str]) -> tuple[int, ContextForm]:
     kinds = [_kind_of(text) for text in texts.values()]
     for text, kind in zip(texts.values(), kinds, strict=True):
         data += text.encode(CODECS[kind]).ljust(span_bytes(len(text), kind), b"\0")
-    index = msgspec.json.encode(Index(list(texts), [*map(len, texts.values())], kinds))
+    names = msgspec.json.encode(list(texts))
     with open(fd, "wb", closefd=False) as file:
-        file.write(data + index)
+        file.write(data + array("Q", map(len, texts.values())).tobytes() + bytes(kinds) + names)
     fcntl.fcntl(fd, fcntl.F_ADD_SEALS, SEALS)
-    return fd, ContextForm("texts", len(data), index_bytes=len(index))
+    return fd, ContextForm("texts", len(data), texts=len(texts), names_bytes=len(names))
 
 
-def _kind_of(text: str) -> Kind:
+def _kind_of(text: str) -> int:
     widest = max(text, default="")
     return 0 if text.isascii() else 1 if widest <= "\xff" else 2 if widest <= "\uffff" else 4
 

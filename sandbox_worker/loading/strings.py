@@ -22,12 +22,13 @@ from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
+from itertools import compress, count
 from typing import Any
 
-from sandbox_worker.loading.form import Kind
+from sandbox_worker.loading.form import KINDS
 
-SAMPLES: dict[Kind, str] = {0: "a", 1: "\xe9", 2: "\u20ac", 4: "\U0001f600"}
-CODECS: dict[Kind, str] = {0: "ascii", 1: "latin-1", 2: "utf-16-le", 4: "utf-32-le"}
+SAMPLES: dict[int, str] = {0: "a", 1: "\xe9", 2: "\u20ac", 4: "\U0001f600"}
+CODECS: dict[int, str] = {0: "ascii", 1: "latin-1", 2: "utf-16-le", 4: "utf-32-le"}
 
 _WORD_BYTES = 8
 _HEAD_BYTES = 16  # PyObject_HEAD with a GIL, without tracing
@@ -76,14 +77,12 @@ def models_are_known() -> bool:
     if sys.implementation.name != "cpython" or object.__basicsize__ != _HEAD_BYTES or sys.byteorder != "little":
         return False
     try:
-        return all(map(_model, SAMPLES))
+        return all(map(_model, KINDS))
     except LayoutUnknown:
         return False
 
 
-def mapped_strings(
-    fd: int, size_bytes: int, kinds: Sequence[Kind], lengths: Sequence[int], starts: Sequence[int]
-) -> list[str]:
+def mapped_strings(fd: int, size_bytes: int, kinds: bytes, lengths: Sequence[int], starts: Sequence[int]) -> list[str]:
     """Texts in the first `size_bytes` of `fd`, as objects that are never freed. Their spans have to lie within.
 
     Raises:
@@ -102,18 +101,17 @@ def mapped_strings(
     texts = [""] * len(kinds)
     for kind in set(kinds):
         # All of a kind at once, field by field: one after the other they would take ten times as long.
-        chosen = [at for at, each in enumerate(kinds) if each == kind and lengths[at]]
+        chosen = kinds.translate(bytes(each == kind for each in range(256)))
+        of_kind = array("Q", compress(lengths, chosen))
+        pointers = array("Q", map(characters.__add__, compress(starts, chosen)))
         model, fields = _model(kind), header_bytes // _WORD_BYTES
-        words = model.words * len(chosen)
-        for values, in_fields in (
-            (array("Q", [lengths[at] for at in chosen]), model.lengths_at),
-            (array("Q", [characters + starts[at] for at in chosen]), model.pointers_at),
-        ):
-            for field in in_fields:
+        words = model.words * len(of_kind)
+        for values, places in ((of_kind, model.lengths_at), (pointers, model.pointers_at)):
+            for field in places:
                 words[field::fields] = values
-        for at, text in zip(chosen, _objects_of(words, headers), strict=True):
-            texts[at] = text
-        headers += len(chosen) * header_bytes
+        for at, text in zip(compress(count(), chosen), _objects_of(words, headers), strict=False):
+            texts[at] = text or ""
+        headers += len(of_kind) * header_bytes
     return texts
 
 
@@ -138,7 +136,7 @@ def _map_pages(size_bytes: int, rights: int, flags: int, fd: int) -> int:
 
 
 @cache
-def _model(kind: Kind) -> _Model:
+def _model(kind: int) -> _Model:
     """Raises: LayoutUnknown."""
     one, other = (_read(kind, length) for length in _MODEL_LENGTHS)
     if one != other:
@@ -146,7 +144,7 @@ def _model(kind: Kind) -> _Model:
     return one
 
 
-def _read(kind: Kind, length: int) -> _Model:
+def _read(kind: int, length: int) -> _Model:
     text = _Apart("".join([SAMPLES[kind]] * length))
     words = _words_of(text)
     pointer = words[-1]

@@ -201,8 +201,8 @@ def test_an_ordinary_file_is_refused(tmp_path: Path) -> None:
         ContextForm("text", 4, 2),
         ContextForm("json", 7),
         ContextForm("json", 9),
-        ContextForm("texts", 8, index_bytes=1),
-        ContextForm("texts", 4, index_bytes=3),
+        ContextForm("texts", 8, texts=1, names_bytes=4),
+        ContextForm("texts", 0, texts=1),
     ],
 )
 def test_a_size_that_is_not_the_announced_one_is_refused_before_anything_is_mapped(
@@ -218,16 +218,17 @@ def test_a_size_that_is_not_the_announced_one_is_refused_before_anything_is_mapp
     [
         ContextForm("text", 2, 2, True),
         ContextForm("json", 8, 2),
-        ContextForm("texts", 4, 2, index_bytes=4),
     ],
 )
 def test_a_form_that_contradicts_itself_is_refused(sealed: Sealed, form: ContextForm) -> None:
     with pytest.raises(ContextBroken, match="cannot be 2 bytes wide"):
         load(sealed(bytes(8)), form, True)
+    with pytest.raises(ContextBroken, match="cannot be 4 bytes wide"):
+        load(sealed(bytes(21)), ContextForm("texts", 8, 4, texts=1, names_bytes=4), True)
 
 
 @pytest.mark.parametrize(
-    "change", [{"length": -1}, {"width": 3}, {"kind": "pickle"}, {"length": 1 << 61}, {"more": 1}, {"index_bytes": -1}]
+    "change", [{"length": -1}, {"width": 3}, {"kind": "pickle"}, {"length": 1 << 61}, {"more": 1}, {"texts": -1}]
 )
 def test_a_form_that_cannot_be_is_refused_by_the_wire(change: dict[str, Any]) -> None:
     fields = {"kind": "text", "length": 1, "width": 1, "ascii": True}
@@ -245,14 +246,13 @@ from sandbox_worker.loading.context import ContextBroken, load
 from sandbox_worker.loading.form import SEALS, ContextForm, span_bytes
 
 fd = os.memfd_create("test", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
-index = b"[null,[%d],[0]]" % ((1 << 40) - 65)
-os.pwrite(fd, index.ljust(64), (1 << 40) - 64)
+os.pwrite(fd, ((1 << 40) - 65).to_bytes(8, "little") + b"\\0null".ljust(56), (1 << 40) - 64)
 fcntl.fcntl(fd, fcntl.F_ADD_SEALS, SEALS)
 resource.setrlimit(resource.RLIMIT_AS, (1 << 30, 1 << 30))
 for maps in (True, False):
     for form in (
         ContextForm("text", (1 << 40) - 1, 1, True),
-        ContextForm("texts", (1 << 40) - 64, index_bytes=64),
+        ContextForm("texts", (1 << 40) - 64, texts=1, names_bytes=55),
         ContextForm("json", 1 << 40),
     ):
         try:
