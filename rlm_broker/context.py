@@ -1,8 +1,9 @@
 """What the user hands in, as a sealed memfd that any number of workers can load.
 
-A text is written once, in the form in which CPython keeps it, so that a worker maps it and copies nothing (see
-`sandbox_worker.loading`). Everything else is written as JSON. Both are written in pieces: what is stored takes the
-machine's memory once, and never this process's own.
+A text, and each of the many in a folder, or in a list or dict that has nothing but long ones, is written once, in the
+form in which CPython keeps it, so that a worker maps it and copies nothing (see `sandbox_worker.loading`). Everything
+else is written as JSON. Both are written in pieces: what is stored takes the machine's memory once, and never this
+process's own.
 """
 
 import math

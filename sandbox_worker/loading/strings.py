@@ -1,12 +1,11 @@
 """`str` objects whose characters lie where somebody else put them: in a mapping that many processes share.
 
-    one anonymous mapping                        pages of the memfd, shared by every worker
-    ┌────────┬────────┬────────┬─────            ┌──────────────────┬──────────────────────┬─────────
-    │ header │ header │ header │ ...             │ characters, zero │ characters, zero     │ ...
-    └───┬────┴───┬────┴───┬────┴─────            └──────────────────┴──────────────────────┴─────────
-        │        │        └─────────────────────────────────────────────────────────────────▲
-        │        └───────────────────────────────────────────────▲
-        └─────────────────────────────────────────▲
+    one anonymous mapping           pages of the memfd, shared by every worker
+    ┌────────┬────────┬────         ┌──────────────────┬──────────────────┬────
+    │ header │ header │ ...         │ characters, zero │ characters, zero │ ...
+    └───┬────┴───┬────┴────         └──────────────────┴──────────────────┴────
+        │        └─────────────────────────────────────▲
+        └───────────────────────────▲
 
 A header with a pointer is how CPython keeps instances of *subclasses* of `str` (PyUnicodeObject in
 Include/cpython/unicodeobject.h, 3.11 to 3.13; those of `str` itself have their characters right behind the header), and
@@ -109,7 +108,7 @@ def mapped_strings(fd: int, size_bytes: int, kinds: bytes, lengths: Sequence[int
         for values, places in ((of_kind, model.lengths_at), (pointers, model.pointers_at)):
             for field in places:
                 words[field::fields] = values
-        for at, text in zip(compress(count(), chosen), _objects_of(words, headers), strict=False):
+        for at, text in zip(compress(count(), chosen), _objects_of(words, headers), strict=True):
             texts[at] = text or ""
         headers += len(of_kind) * header_bytes
     return texts

@@ -44,6 +44,7 @@ MEASUREMENTS: dict[str, Callable[[Effort], Sequence[Row | Curve]]] = {
     "slow_provider": blocks.slow_provider,
     "kill": blocks.kill,
     "context": contexts.ascii_file,
+    "folder": contexts.folder,
     "other_contexts": contexts.other_contexts,
     "loaded_context": prepared.loaded_context,
     "runs": runs.many_runs,
