@@ -83,6 +83,7 @@ def _is_like(same: str, text: str) -> bool:
         and {text: 1}[same] == 1
         and {same: 1}[text] == 1
         and len(same) == len(text)
+        and (same or "empty") == (text or "empty")
         and str(same) is same
         and same.isascii() == text.isascii()
         and same.encode() == text.encode()

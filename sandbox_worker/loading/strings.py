@@ -109,7 +109,10 @@ def mapped_strings(fd: int, size_bytes: int, kinds: bytes, lengths: Sequence[int
             for field in places:
                 words[field::fields] = values
         for at, text in zip(compress(count(), chosen), _objects_of(words, headers), strict=True):
-            texts[at] = text or ""
+            if lengths[
+                at
+            ]:  # there is but one empty string: from 3.12 on `if text` may look only whether it is that one
+                texts[at] = text
         headers += len(of_kind) * header_bytes
     return texts
 
