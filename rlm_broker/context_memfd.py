@@ -184,20 +184,14 @@ class JsonMemfd(Memfd):
     def add(self, value: object) -> int:
         """Append a value; return its length: characters of a text, else bytes."""
         if isinstance(value, str):
-            return self.add_text(pieces_of(value))
+            self.write(b'"')
+            for piece in pieces_of(value):
+                self.write(_json(piece)[1:-1])
+            self.write(b'"')
+            return len(value)
         data = _json(value)
         self.write(data)
         return len(data)
-
-    def add_text(self, pieces: Iterable[str | bytes]) -> int:
-        """Append one text that comes in pieces, of which bytes are ASCII; return its characters."""
-        chars = 0
-        self.write(b'"')
-        for piece in pieces:
-            self.write(_json(piece if isinstance(piece, str) else piece.decode("ascii"))[1:-1])
-            chars += len(piece)
-        self.write(b'"')
-        return chars
 
 
 def _json(value: object) -> bytes:
