@@ -47,6 +47,10 @@ class Usage:
     scratch_files: int = 0
 
 
+NOTHING = Usage()
+EMPTY = Contents(0, 0)
+
+
 class Watch:
     """Looks at a worker's processes, often while they work and rarely while they sleep.
 
@@ -77,10 +81,10 @@ class Watch:
         self._all_cpu_s = 0.0
         self._block_cpu_s = 0.0
         self._most_bytes = 0
-        self._last = Usage()
+        self._last = NOTHING
         self._interval_s = SLOWEST_S
         self._due = 0.0
-        self._in_scratch = Contents(0, 0)
+        self._in_scratch = EMPTY
         self._scratch_due = 0.0
 
     def repl_started(self, pid: int, inherited_bytes: int) -> None:

@@ -27,6 +27,9 @@ _from_characters = ctypes.pythonapi.PyUnicode_FromKindAndData
 _from_characters.restype = ctypes.py_object
 _from_characters.argtypes = [ctypes.c_int, ctypes.c_void_p, ctypes.c_ssize_t]
 
+SMALL_BYTES = 1 << 14
+"""A text that is copied in less time than it is mapped, and that each REPL may as well have to itself."""
+
 
 class ContextBroken(Exception):
     """What a descriptor holds is not the context that was announced. The message is one sentence."""
@@ -52,6 +55,8 @@ def load(fd: int, form: ContextForm, mapping_works: bool) -> Any:
         match form.kind:
             case "json":
                 return _decoded(fd, 0, Any)
+            case "text" if form.size_bytes <= SMALL_BYTES:
+                return _from_characters(form.width, os.pread(fd, form.length * form.width, 0), form.length)
             case "text":
                 return strings(fd, form.size_bytes, bytes([0 if form.ascii else form.width]), [form.length], [0])[0]
             case "texts":

@@ -14,7 +14,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from sandbox_worker.loading.context import ContextBroken, load
+from sandbox_worker.loading.context import SMALL_BYTES, ContextBroken, load
 from sandbox_worker.loading.form import SEALS, ContextForm, Width, span_bytes
 
 REPOSITORY = str(Path(__file__).parents[2])
@@ -116,7 +116,7 @@ gc.collect()
 
 def test_characters_are_those_of_the_memfd_and_the_header_lies_apart(sealed: Sealed) -> None:
     for character, width in KINDS:
-        fd, form = text_in(sealed, character * (PAGE // width - 1), width)
+        fd, form = text_in(sealed, character * (SMALL_BYTES // width), width)
         loaded = load(fd, form, True)
         with open("/proc/self/maps") as maps:
             mappings = [line.split() for line in maps]
@@ -242,7 +242,7 @@ def test_a_text_that_finds_no_address_space_is_refused_with_one_sentence(tmp_pat
     script.write_text(
         """
 import fcntl, os, resource
-from sandbox_worker.loading.context import ContextBroken, load
+from sandbox_worker.loading.context import SMALL_BYTES, ContextBroken, load
 from sandbox_worker.loading.form import SEALS, ContextForm, span_bytes
 
 fd = os.memfd_create("test", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
