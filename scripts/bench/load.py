@@ -162,7 +162,11 @@ class _Callers:
         caller.connect_ex(self._address)
         self._sockets[caller.fileno()] = caller
         self._asked[caller.fileno()] = time.perf_counter()
-        self._poll.register(caller.fileno(), select.EPOLLOUT)
+        try:
+            caller.send(ONE_SHOT)  # on loopback it is connected by now, unless the backlog is full
+            self._poll.register(caller.fileno(), select.EPOLLIN)
+        except OSError:
+            self._poll.register(caller.fileno(), select.EPOLLOUT)
 
     def _send_first(self, fd: int) -> None:
         try:
