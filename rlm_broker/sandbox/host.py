@@ -335,7 +335,8 @@ class _Zygote:
     async def _answer(self, timeout_s: float) -> tuple[FromZygote, list[int]]:
         loop = asyncio.get_running_loop()
         readable = asyncio.Event()
-        loop.add_reader(self._control, readable.set)
+        control_fd = self._control.fileno()
+        loop.add_reader(control_fd, readable.set)
         try:
             async with asyncio.timeout(timeout_s):
                 await readable.wait()
@@ -343,7 +344,7 @@ class _Zygote:
             self._usable = False  # its answer may still come, and would be taken for the next one's
             raise SandboxFailed(f"the sandbox's fork server did not answer within {timeout_s:g} s") from None
         finally:
-            loop.remove_reader(self._control)
+            loop.remove_reader(control_fd)
         packet, fds, _, _ = socket.recv_fds(self._control, MAX_PACKET_BYTES, 1)
         if not packet:
             raise EOFError

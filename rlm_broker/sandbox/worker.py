@@ -78,7 +78,7 @@ class Worker:
         self._exchanging = asyncio.Lock()
         self._loop = asyncio.get_running_loop()
         control.setblocking(False)
-        self._loop.add_reader(control, self._on_control)
+        self._loop.add_reader(control.fileno(), self._on_control)  # the socket itself would be described each time
         self._init = _Process(pidfd, self._on_gone)
         self._repl: _Process | None = None
 
@@ -142,7 +142,7 @@ class Worker:
             await self._repl.kill()
         await self._init.kill()
         if self._control.fileno() >= 0:
-            self._loop.remove_reader(self._control)
+            self._loop.remove_reader(self._control.fileno())
             self._control.close()
             self._answers.put_nowait(None)  # whoever still waits for one, though nobody may wait for him
 
@@ -201,7 +201,7 @@ class Worker:
         except OSError:
             packet = b""
         if not packet:
-            self._loop.remove_reader(self._control)
+            self._loop.remove_reader(self._control.fileno())
             self._answers.put_nowait(None)
             return
         try:
