@@ -90,8 +90,7 @@ class Host:
 
     def like(self, preparation: Preparation) -> "Host":
         """Another one of the same level, with its own zygote, that has something ready; it ends with this one."""
-        if self._closed:
-            raise SandboxFailed("the sandbox was closed")
+        self._require_open()
         self._others = [other for other in self._others if not other._closed]
         self._others.append(Host(self.level, self._allow_exec, self._exact_memory, preparation))
         return self._others[-1]
@@ -103,8 +102,7 @@ class Host:
             IsolationUnavailable: This machine cannot give the level.
             SandboxFailed: The zygote cannot start, for any other reason.
         """
-        if self._closed:
-            raise SandboxFailed("the sandbox was closed")
+        self._require_open()
         if self._zygote is not None and not self._zygote.is_usable():
             await self._end_zygote(self._zygote)
         if self._zygote is None:
@@ -112,6 +110,7 @@ class Host:
             zygote = _Zygote(self.level, self._preparation)
             try:
                 ready = await zygote.start()
+                self._require_open()  # still: `close` did not know of it
             except BaseException:
                 await zygote.end()
                 raise
@@ -163,6 +162,10 @@ class Host:
         if left := [path for path in self._left_behind if Path(path).exists()]:
             self._left_behind.clear()
             raise SandboxFailed(f"the sandbox has ended, but could not remove: {', '.join(left)}")
+
+    def _require_open(self) -> None:
+        if self._closed:
+            raise SandboxFailed("the sandbox was closed")
 
     async def _end_zygote(self, zygote: "_Zygote") -> None:
         self._zygote = None

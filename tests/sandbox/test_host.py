@@ -93,6 +93,16 @@ async def test_a_lost_fork_server_takes_its_workers_and_is_replaced() -> None:
         assert (await prepared(host)).layers == worker.layers
 
 
+async def test_one_that_is_closed_while_it_starts_leaves_no_fork_server() -> None:
+    host = Host("strict", allow_exec=True)
+    starting = asyncio.create_task(host.start())
+    await asyncio.sleep(0.01)
+    await host.close()
+    with pytest.raises(SandboxFailed, match="was closed"):
+        await starting
+    assert not living_below()
+
+
 async def test_what_keeps_the_fork_server_from_starting_is_told_in_its_own_words(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
