@@ -6,8 +6,9 @@ import ast
 import inspect
 import io
 import linecache
+import sys
 import traceback
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable
 from pathlib import Path
 from types import CodeType
 from typing import TYPE_CHECKING, Any
@@ -62,7 +63,7 @@ class Executor:
         try:
             statements, last = self._compiled(code, file)
             if any(part is not None and part.co_flags & inspect.CO_COROUTINE for part in (statements, last)):
-                self._await(self._awaiting(statements, last))  # in one go, so that tasks live from line to line
+                self._await(statements, last)
             else:
                 eval(statements, self._namespace)  # running model code is what this process is for
                 if last is not None:
@@ -101,13 +102,17 @@ class Executor:
             value = eval(last, self._namespace)
             self._show(await value if last.co_flags & inspect.CO_COROUTINE else value)
 
-    def _await(self, coroutine: Coroutine[Any, Any, None]) -> None:
+    def _await(self, statements: CodeType, last: CodeType | None) -> None:
+        """In one go, so that tasks live from line to line."""
+        if "asyncio" not in sys.modules:  # an import that was interrupted leaves parts that no later one puts together
+            for name in [name for name in sys.modules if name.startswith("asyncio.")]:
+                del sys.modules[name]
         import asyncio  # with what it needs a quarter of a fork server's memory, which each fork would pay for
 
         if self._loop is None or self._loop.is_closed():
             self._loop = asyncio.new_event_loop()
             asyncio.set_event_loop(self._loop)
-        task = self._loop.create_task(coroutine)
+        task = self._loop.create_task(self._awaiting(statements, last))
         try:
             self._loop.run_until_complete(task)
         except (KeyboardInterrupt, SystemExit) as request:

@@ -1,6 +1,8 @@
 """Blocks in this process; what only a process of its own can show is in `test_repl.py`."""
 
 import asyncio
+import subprocess
+import sys
 from collections.abc import Iterator
 from typing import Any
 
@@ -97,6 +99,30 @@ def test_a_function_sees_the_globals_of_later_blocks(prompt: Prompt, capsys: pyt
 def test_await_works_at_the_top_level(prompt: Prompt, capsys: pytest.CaptureFixture[str], code: str) -> None:
     assert prompt.run(f"import asyncio\n{code}").status == "ok"
     assert capsys.readouterr().out == "'done'\n"
+
+
+def test_an_import_of_asyncio_that_was_interrupted_is_made_good() -> None:
+    code = """if True:
+        import sys
+        from sandbox_worker.execution import Executor
+
+        class Interrupting:
+            def find_spec(self, name, *_others):
+                if name == "asyncio.locks":
+                    raise KeyboardInterrupt
+
+        assert "asyncio" not in sys.modules
+        block = "async def f(): return 5\\nawait f()"
+        executor = Executor({}, lambda text: None)
+        sys.meta_path.insert(0, Interrupting())
+        assert executor.run(1, block).status == "interrupted"
+        del sys.meta_path[0]
+        outcome = executor.run(2, block)
+        assert outcome.status == "ok", outcome.error
+        executor._loop.close()
+    """
+    ended = subprocess.run([sys.executable, "-W", "error", "-c", code], capture_output=True, text=True)
+    assert (ended.returncode, ended.stderr) == (0, "")  # nor a word of a coroutine that was never awaited
 
 
 def test_a_task_goes_on_in_the_next_block_that_awaits(prompt: Prompt, capsys: pytest.CaptureFixture[str]) -> None:
