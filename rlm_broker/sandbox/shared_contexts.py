@@ -12,7 +12,7 @@ import hashlib
 import mmap
 import weakref
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, TypeVar
 
 from rlm_broker.context import StoredContext
 from rlm_broker.errors import RlmBrokerError, SandboxFailed
@@ -33,6 +33,8 @@ HEAP_PER_BYTE: Final = 4
 MAX_SEEN: Final = 256
 """Contexts of which it is remembered that they were used."""
 DECODE_TIMEOUT_S: Final = 300.0
+
+T = TypeVar("T")
 
 
 @dataclass(eq=False)
@@ -68,19 +70,20 @@ class SharedContexts:
         self._pool = pool
         self._listener = listener
         self._max_bytes = max_bytes
-        self._seen: dict[asyncio.Task[bytes], int] = {}
+        self._seen: dict[asyncio.Task[bytes | None], int] = {}
         """Digests of the contexts that were used so far, and their sizes."""
-        self._digests = weakref.WeakKeyDictionary[StoredContext, asyncio.Task[bytes]]()
+        self._digests = weakref.WeakKeyDictionary[StoredContext, asyncio.Task[bytes | None]]()
         """Of those that may be given again as they are."""
         self._listed: dict[bytes, _Shared] = {}
         """By digest; who was used last comes last."""
         self._alive: set[_Shared] = set()
         self._used_by: dict[Worker, _Shared] = {}
         self._ending: set[asyncio.Task[None]] = set()
+        self._closed = False
 
     async def start(self, context: StoredContext | None, provided: Provided) -> Started:
         """See `Starts`."""
-        if context is not None and self._is_worth_it(context):
+        if context is not None and not self._closed and self._is_worth_it(context):
             digest = await self._digest_if_used_before(context)
             if digest is not None and (started := await self._start_shared(digest, context, provided)) is not None:
                 return started
@@ -102,6 +105,7 @@ class SharedContexts:
 
     async def close(self) -> None:
         """End all that no REPL uses; the others end with the host of all. Harmless when repeated."""
+        self._closed = True
         digests = {*self._seen, *self._digests.values()}
         for digest in digests:
             digest.cancel()
@@ -120,14 +124,14 @@ class SharedContexts:
     async def _digest_if_used_before(self, context: StoredContext) -> bytes | None:
         """None for the first of its content. Only who meets another one of the same size waits for the digests."""
         if (of_its_own := self._digests.get(context)) is not None:
-            return await asyncio.shield(of_its_own)
+            return await _result(of_its_own)
         size = context.info.form.size_bytes
         others = [task for task, other_size in self._seen.items() if other_size == size]
-        own = asyncio.get_running_loop().create_task(asyncio.to_thread(_digest, context.another()))
+        own = asyncio.get_running_loop().create_task(_digested(context.another()))
         self._digests[context] = own
         if others:
-            known = await asyncio.gather(*map(asyncio.shield, others))
-            if (digest := await asyncio.shield(own)) in known:
+            digest = await _result(own)
+            if digest is not None and digest in [await _result(other) for other in others]:
                 return digest
         self._seen[own] = size
         if len(self._seen) > MAX_SEEN:
@@ -138,12 +142,14 @@ class SharedContexts:
 
     async def _start_shared(self, digest: bytes, context: StoredContext, provided: Provided) -> Started | None:
         """None where there can be no fork server for it, or it can fork no more."""
+        if self._closed:  # while we looked whether it was used before
+            return None
         shared = self._listed.pop(digest, None) or self._to_be_made(digest, context)
         self._listed[digest] = shared  # at the end, as who was used last
         shared.users += 1
         started: Started | None = None
         try:
-            host = await asyncio.shield(shared.making)
+            host = await _result(shared.making)
             if host is not None:
                 shared.memory_bytes = host.memory_bytes
                 started = await Starter(host, self._listener, self.limits).start(None, provided)
@@ -175,7 +181,7 @@ class SharedContexts:
             except BaseException as error:
                 if host is not None:
                     await host.close()
-                if isinstance(error, RlmBrokerError):  # each of its REPLs has to decode it, and says what is wrong
+                if isinstance(error, RlmBrokerError | OSError):  # each of its REPLs decodes it, and says what is wrong
                     return None
                 raise
         return host
@@ -205,9 +211,16 @@ class SharedContexts:
         if shared.is_listed or shared.users:
             return
         self._alive.discard(shared)
+        shared.making.cancel()  # nobody waits for it any more
         ending = asyncio.get_running_loop().create_task(_ended(shared.making))
         self._ending.add(ending)
         ending.add_done_callback(self._ending.discard)
+
+
+async def _result(task: "asyncio.Task[T]") -> T | None:
+    """What it comes to; None where it was cancelled, which the end of the sandbox does, and not whoever waits here."""
+    await asyncio.wait({task})
+    return None if task.cancelled() else task.result()
 
 
 async def _ended(making: "asyncio.Task[Host | None]") -> None:
@@ -216,6 +229,14 @@ async def _ended(making: "asyncio.Task[Host | None]") -> None:
     if host is not None:
         with contextlib.suppress(SandboxFailed):  # the host of all says what could not be removed
             await host.close()
+
+
+async def _digested(context: StoredContext) -> bytes | None:
+    """None where there is no memory or no thread to look at it: then it is like no other."""
+    try:
+        return await asyncio.to_thread(_digest, context)
+    except (OSError, RuntimeError):
+        return None
 
 
 def _digest(context: StoredContext) -> bytes:

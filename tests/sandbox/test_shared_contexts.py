@@ -1,16 +1,21 @@
 import asyncio
 import contextlib
+import errno
+import subprocess
 from collections.abc import Iterator
+from typing import NoReturn
 
 import psutil
 import pytest
 
 from rlm_broker.clients.scripted import ScriptedClient
-from rlm_broker.context import store
+from rlm_broker.context import StoredContext, store
+from rlm_broker.errors import SandboxFailed
 from rlm_broker.limits import Limits
 from rlm_broker.rlm import RLM
 from rlm_broker.sandbox import sandbox as sandbox_module
 from rlm_broker.sandbox import shared_contexts
+from rlm_broker.sandbox.host import Host
 from rlm_broker.sandbox.sandbox import Sandbox
 from tests.processes import living_below
 
@@ -153,6 +158,90 @@ def test_a_fork_server_that_died_is_done_without() -> None:
             process.kill()
         server.wait(30)
         assert [place.split()[1] for place in places(sandbox, OBJECTS)] == ["1"] * 3
+
+
+def _no_more_processes(*_args: object, **_options: object) -> NoReturn:
+    raise BlockingIOError(errno.EAGAIN, "Resource temporarily unavailable")
+
+
+def _no_memory(context: StoredContext) -> NoReturn:
+    with context:
+        raise OSError(errno.ENOMEM, "Cannot allocate memory")
+
+
+def test_a_fork_server_that_the_machine_does_not_give_is_asked_for_again_later(monkeypatch: pytest.MonkeyPatch) -> None:
+    with Sandbox(warm=0) as sandbox:
+        before = fork_servers()
+        with monkeypatch.context() as patched:
+            places(sandbox, OBJECTS, times=1)
+            patched.setattr(subprocess, "Popen", _no_more_processes)
+            assert [place.split()[1] for place in places(sandbox, OBJECTS)] == ["1"] * 3
+        assert len(set(places(sandbox, OBJECTS))) == 1
+        assert len(fork_servers() - before) == 1
+
+
+def test_a_context_that_could_not_be_looked_at_is_no_harm_to_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    with Sandbox(warm=0) as sandbox, store(OBJECTS) as stored:
+        with monkeypatch.context() as patched:
+            patched.setattr(shared_contexts, "_digest", _no_memory)
+            places(sandbox, stored, times=1)
+        for context, first in ((stored, "1"), (OF_THE_SAME_SIZE, "3")):
+            assert [place.split()[1] for place in places(sandbox, context)] == [first] * 3
+
+
+@pytest.mark.parametrize("after_s", [0, 0.01, 0.05])
+async def test_who_waits_while_the_sandbox_is_closed_is_told_so_and_not_cancelled(after_s: float) -> None:
+    with store(OBJECTS) as stored:
+        async with Sandbox(warm=0) as sandbox:
+            async with sandbox.repl(stored):
+                pass
+            opening = [asyncio.create_task(sandbox.repl(stored).__aenter__()) for _ in range(3)]
+            await asyncio.sleep(after_s)
+        for outcome in await asyncio.gather(*opening, return_exceptions=True):
+            assert isinstance(outcome, SandboxFailed), outcome
+    assert not living_below()
+
+
+async def test_what_is_asked_for_while_the_sandbox_is_closed_leaves_no_fork_server() -> None:
+    async with Sandbox(warm=0) as sandbox:
+        with store(OBJECTS) as stored:
+            async with sandbox.repl(stored):
+                pass
+            late = sandbox.repl(stored)
+            assert sandbox._shared is not None
+            await sandbox._shared.close()
+            before = fork_servers()
+            async with late:
+                assert fork_servers() == before
+
+
+async def test_one_that_nobody_waits_for_any_more_is_not_waited_for_either(monkeypatch: pytest.MonkeyPatch) -> None:
+    start = Host.start
+
+    async def that_takes_its_time(host: Host) -> None:
+        await asyncio.sleep(60)
+        await start(host)
+
+    async with asyncio.timeout(30), Sandbox(warm=0) as sandbox:
+        with store(OBJECTS) as stored, monkeypatch.context() as patched:
+            async with sandbox.repl(stored):
+                pass
+            assert sandbox._shared is not None
+            others = sandbox._shared.host.like
+
+            def slow(*args: object) -> Host:
+                made = others(*args)  # type: ignore[arg-type]
+                made.start = that_takes_its_time.__get__(made)  # type: ignore[method-assign]
+                return made
+
+            patched.setattr(sandbox._shared.host, "like", slow)
+            opening = asyncio.create_task(sandbox.repl(stored).__aenter__())
+            await asyncio.sleep(0.05)
+            opening.cancel()
+            await asyncio.wait({opening})
+            (shared,) = sandbox._shared._listed.values()
+            sandbox._shared._unlist(shared)  # as for another one that needs the room
+            await asyncio.gather(*sandbox._shared._ending)
 
 
 @pytest.mark.parametrize("level", ["standard", "process"])
