@@ -126,11 +126,19 @@ def _files_of(path: Path, skipped: Counter[str]) -> list[FoundFile]:
 
 
 def _distinct_names(by_real_path: dict[str, FoundFile]) -> dict[str, str]:
-    """Names by real path: the first of relative, as given and real that no other file has."""
+    """Names by real path: the first of relative, as given and real that no other file has, or a number behind it."""
     names = {real: file.name for real, file in by_real_path.items()}
     for longer in (lambda real: by_real_path[real].given, printable):
         times = Counter(names.values())
         names = {real: name if times[name] == 1 else longer(real) for real, name in names.items()}
+    # What is left are paths that are equal only as they are shown: b"\\xff" and b"\xff". No file may hide another.
+    times = Counter(names.values())
+    for real in [real for real, name in names.items() if times[name] > 1]:
+        number = 1
+        while times[name := f"{names[real]} ({number})"]:
+            number += 1
+        names[real] = name
+        times[name] = 1
     return names
 
 
@@ -343,6 +351,8 @@ def _bytes_of(file: FoundFile, fd: int, size_bytes: int) -> Iterator[bytes]:
     left = size_bytes or (1 << 62)  # files of /proc have text and no size
     try:
         while left and (piece := os.read(fd, min(left, PIECE_BYTES))):
+            if not size_bytes and (size_bytes := os.fstat(fd).st_size):
+                return  # it was empty: this was appended meanwhile, and more may be without end
             yield piece
             left -= len(piece)
     except OSError as error:
@@ -356,12 +366,14 @@ def _unreadable(file: FoundFile, error: OSError) -> FileUnfit:
 def _decoded(pieces: Iterable[bytes], name: str) -> Iterator[str | bytes]:
     decoder = codecs.getincrementaldecoder("utf-8")()
     start = 0  # of the piece, in the file
+    begun = False
     for piece in chain(pieces, [b""]):
         if (zero := piece.find(0)) >= 0:
             sentence = f"{name} is binary (a zero byte at offset {start + zero:,}), not text: convert it to UTF-8 text"
             raise FileUnfit("binary", sentence)
         behind = len(decoder.getstate()[0])  # bytes of a character that the last piece cut
         if piece and not behind and piece.isascii():
+            begun = True
             yield piece
             start += len(piece)
             continue
@@ -371,5 +383,6 @@ def _decoded(pieces: Iterable[bytes], name: str) -> Iterator[str | bytes]:
             offset, byte = start - behind + error.start, error.object[error.start]
             sentence = f"{name} is not UTF-8 text: byte {byte:#04x} at offset {offset:,}; convert it (iconv -t UTF-8)"
             raise FileUnfit("not UTF-8", sentence) from None
-        yield text.removeprefix("\ufeff") if start == 0 else text
+        yield text if begun else text.removeprefix("\ufeff")
+        begun = begun or bool(text)
         start += len(piece)

@@ -203,5 +203,6 @@ def _json(value: object) -> bytes:
 
 
 def pieces_of(text: str) -> Iterator[str]:
-    """`text` in pieces of a size to encode at once."""
-    return (text[start : start + _PIECE_CHARS] for start in range(0, len(text), _PIECE_CHARS))
+    """`text` in pieces of a size to encode at once. Its own characters, whatever its class says of them."""
+    length = str.__len__(text)
+    return (str.__getitem__(text, slice(start, start + _PIECE_CHARS)) for start in range(0, length, _PIECE_CHARS))

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from rlm_broker import context
+from rlm_broker import context, context_memfd
 from rlm_broker.context import MAX_NESTING, Paths, StoredContext, store
 from rlm_broker.errors import ContextRefused
 from sandbox_worker.loading.context import load
@@ -135,7 +135,27 @@ class Number(enum.IntEnum):
     ONE = 1
 
 
+class Odd(str):
+    """One that has other characters when asked."""
+
+    __slots__ = ()
+
+    def __len__(self) -> int:
+        return 5
+
+    def __getitem__(self, at: object) -> str:
+        return "odd"
+
+
 Point = collections.namedtuple("Point", "x y")
+
+
+@pytest.mark.parametrize("character", ["a", "\u017c"])
+def test_a_text_whose_class_is_odd_is_its_own_characters(character: str) -> None:
+    text = character * (context_memfd._PIECE_CHARS + 1)
+    for value, expected in ((Odd(text), text), ([Odd(text)], [text]), ([Odd(text), 1], [text, 1])):
+        with store(value) as stored:
+            assert loaded(stored) == expected
 
 
 @pytest.mark.parametrize(

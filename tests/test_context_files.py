@@ -67,6 +67,31 @@ def test_a_byte_order_mark_is_not_text(tmp_path: Path) -> None:
         assert loaded(stored) == "text \ufeff"
 
 
+@pytest.mark.parametrize("most", [1, 2, 3, 4])
+def test_a_file_that_comes_in_small_pieces_is_read_whole(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, most: int
+) -> None:
+    read = os.read
+    path = written(tmp_path / "file", "\ufeff\ufeffa\xe9\u20ac\U0001f600\ufeff".encode())
+    monkeypatch.setattr(os, "read", lambda fd, size: read(fd, min(size, most)))
+    with store(path) as stored:
+        assert loaded(stored) == "\ufeffa\xe9\u20ac\U0001f600\ufeff"
+
+
+def test_what_is_appended_to_an_empty_file_is_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    read = os.read
+    path = written(tmp_path / "file", "")
+    written(tmp_path / "other", "other")
+
+    def grown(fd: int, size: int) -> bytes:
+        path.write_bytes(path.read_bytes() + b"more")
+        return read(fd, size)
+
+    monkeypatch.setattr(os, "read", grown)
+    with store(tmp_path) as stored:
+        assert loaded(stored) == {"file": "", "other": "other"}
+
+
 @pytest.mark.parametrize(
     ("content", "sentence"),
     [
@@ -378,6 +403,20 @@ def test_file_names_that_are_not_utf8_are_shown_escaped(tmp_path: Path) -> None:
     written(Path(os.fsdecode(os.fsencode(tmp_path) + b"/\xff.txt")), "odd")
     with store(tmp_path) as stored:
         assert loaded(stored) == {"\\xff.txt": "odd"}
+
+
+def test_names_that_are_equal_as_they_are_shown_hide_no_file(tmp_path: Path) -> None:
+    for name in (b"x\xff", b"x\\xff", b"d\xff/a", b"d\\xff/a", b"b"):
+        written(Path(os.fsdecode(os.fsencode(tmp_path) + b"/" + name)), repr(name))
+    with store(tmp_path) as stored:
+        found = loaded(stored)
+        assert sorted(found.values()) == sorted(map(repr, (b"x\xff", b"x\\xff", b"d\xff/a", b"d\\xff/a", b"b")))
+        assert {name.replace(f"{tmp_path}/", "") for name in found} == {
+            "b",
+            *("x\\xff (1)", "x\\xff (2)"),
+            *("d\\xff/a (1)", "d\\xff/a (2)"),
+        }
+        assert len(found) == stored.info.parts_total
 
 
 def test_a_tree_deeper_than_pythons_stack_is_walked(tmp_path: Path) -> None:
