@@ -13,6 +13,7 @@ from pathlib import Path
 from types import CodeType
 from typing import TYPE_CHECKING, Any
 
+from sandbox_worker.reserve import Reserve
 from sandbox_worker.wire.messages import Status
 
 if TYPE_CHECKING:
@@ -49,6 +50,7 @@ class Executor:
     """
 
     def __init__(self, namespace: dict[str, Any], complain: Callable[[str], object]) -> None:
+        self._reserve = Reserve()
         self._namespace = namespace
         self._complain = complain
         self._flags = ast.PyCF_ALLOW_TOP_LEVEL_AWAIT
@@ -74,8 +76,11 @@ class Executor:
             self._complain(_traceback_of(interrupt))
             return Outcome("interrupted", "KeyboardInterrupt")
         except BaseException as error:  # noqa: BLE001 - whatever model code raises ends its block, never the REPL
+            if isinstance(error, MemoryError):
+                self._reserve.release()
             self._complain(_traceback_of(error))
             return Outcome("error", _one_line(error))
+        self._reserve.hold()
         return Outcome("ok")
 
     def _compiled(self, code: str, file: str) -> tuple[CodeType, CodeType | None]:

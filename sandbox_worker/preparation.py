@@ -12,8 +12,9 @@ import sys
 from dataclasses import dataclass, field
 from typing import Any
 
-from sandbox_worker.isolation import seccomp, syscalls
+from sandbox_worker.isolation import namespaces, seccomp, syscalls
 from sandbox_worker.isolation.walls import LayerFailed, ZygoteWalls
+from sandbox_worker.isolation.worker_layers import be_the_first_to_go
 from sandbox_worker.loading.context import ContextBroken, load
 from sandbox_worker.wire.control import Configure
 
@@ -52,6 +53,10 @@ def prepare(configure: Configure, fds: list[int], walls: ZygoteWalls, mapping_wo
             importlib.import_module(module)
         except BaseException as error:  # noqa: BLE001 - a module may do anything when it is imported
             raise LayerFailed("imports", f"{module}: {_said(error)}") from None
+    if configure.form is not None or configure.setup:
+        proc_self = namespaces.open_proc_self()
+        be_the_first_to_go(proc_self)
+        os.close(proc_self)
     if walls.level == "strict" and (configure.form is not None or configure.setup):
         try:
             seccomp.install("template", allow_exec=True)

@@ -7,13 +7,24 @@ Elsewhere there are none, and what init sees in /proc is what holds.
 import contextlib
 import itertools
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 PREFIX = "rlm-broker-"
+LIMITS = (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"))
+"""Of a container as a whole, as it sees it itself: version 2, version 1."""
 
 
 GROUP_REMEDY = "`systemd-run --user --scope -p Delegate=yes COMMAND` starts a command in one"
+
+
+def memory_bytes(limits: Sequence[Path] = LIMITS) -> int:
+    """Memory of the machine, or of the container that we are in."""
+    found = [os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")]
+    for limit in limits:
+        with contextlib.suppress(OSError, ValueError):  # there is none; "max"
+            found.append(int(limit.read_text()))
+    return min(found)
 
 
 class MemoryGroups:

@@ -1,14 +1,13 @@
 """The public door of the sandbox: REPLs for untrusted code, with or without a model behind them."""
 
 import math
-import os
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rlm_broker.errors import ConfigurationError, IsolationUnavailable, SandboxFailed
 from rlm_broker.home import Home, Resident
 from rlm_broker.limits import Limits
-from rlm_broker.sandbox import canary, policy
+from rlm_broker.sandbox import canary, cgroups, policy
 from rlm_broker.sandbox.host import Host, Preparation
 from rlm_broker.sandbox.pool import Pool
 from rlm_broker.sandbox.repl import SandboxedRepl, made
@@ -150,7 +149,7 @@ class Sandbox(Resident):
             starter = Starter(host, listener, self.limits)
             self._pool = Pool(starter, self._warm)
             self._pool.fill()
-            self._shared = SharedContexts(self._pool, listener, int(_machines_memory_bytes() * OF_ALL_MEMORY))
+            self._shared = SharedContexts(self._pool, listener, int(cgroups.memory_bytes() * OF_ALL_MEMORY))
         except BaseException:
             await self._close()
             raise
@@ -192,10 +191,6 @@ class Sandbox(Resident):
         if self._own_listener is not None:
             await self._own_listener.stop()
             self._own_listener = None
-
-
-def _machines_memory_bytes() -> int:
-    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
 
 def _require_warm(warm: object) -> None:

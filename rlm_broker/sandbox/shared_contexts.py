@@ -28,11 +28,10 @@ SHARED_FROM_BYTES: Final = 4 << 20
 """Of JSON: less is decoded in the time that a fork server takes to start."""
 OF_ALL_MEMORY: Final = 0.25
 """What all these fork servers may take of the machine's memory; who was used least recently goes first."""
-HEAP_PER_BYTE: Final = 4
-"""Memory of objects for each byte of their JSON, as long as it is not known: a guess."""
+HEAP_PER_BYTE: Final = 6
+"""Memory of objects for each byte of their JSON, as long as it is not known: a guess. Records have 4, numbers 10."""
 MAX_SEEN: Final = 256
-"""Contexts of which it is remembered that they were used."""
-DECODE_TIMEOUT_S: Final = 300.0
+"""Contexts of which it is remembered that they were used, and what they took."""
 
 T = TypeVar("T")
 
@@ -77,6 +76,8 @@ class SharedContexts:
         self._listed: dict[bytes, _Shared] = {}
         """By digest; who was used last comes last."""
         self._alive: set[_Shared] = set()
+        self._heaps: dict[bytes, int] = {}
+        """What each took in memory when it was decoded."""
         self._used_by: dict[Worker, _Shared] = {}
         self._ending: set[asyncio.Task[None]] = set()
         self._closed = False
@@ -151,7 +152,7 @@ class SharedContexts:
         try:
             host = await _result(shared.making)
             if host is not None:
-                shared.memory_bytes = host.memory_bytes
+                self._weigh(shared, host.memory_bytes)
                 started = await Starter(host, self._listener, self.limits).start(None, provided)
                 self._used_by[started[0]] = shared
         except RlmBrokerError:
@@ -164,7 +165,7 @@ class SharedContexts:
         return started
 
     def _to_be_made(self, digest: bytes, context: StoredContext) -> _Shared:
-        needed_bytes = context.info.form.size_bytes * HEAP_PER_BYTE
+        needed_bytes = self._heaps.get(digest, context.info.form.size_bytes * HEAP_PER_BYTE)
         making = self._make(context.another(), self._make_room(needed_bytes))
         shared = _Shared(digest, needed_bytes, asyncio.get_running_loop().create_task(making))
         self._alive.add(shared)
@@ -176,7 +177,7 @@ class SharedContexts:
                 return None
             host: Host | None = None
             try:
-                host = self.host.like(Preparation(context=context, timeout_s=DECODE_TIMEOUT_S))
+                host = self.host.like(Preparation(context=context, timeout_s=self.limits.start_timeout_s))
                 await host.start()
             except BaseException as error:
                 if host is not None:
@@ -186,15 +187,28 @@ class SharedContexts:
                 raise
         return host
 
-    def _make_room(self, needed_bytes: int) -> bool:
-        """End fork servers that nobody uses until there is room, or until there are none."""
-        for shared in list(self._listed.values()):
-            if not self._has_room(needed_bytes) and not shared.users:
+    def _weigh(self, shared: _Shared, memory_bytes: int) -> None:
+        """It is made: what was a guess is known. Where that is too much, it ends with those who have it by now."""
+        if shared.memory_bytes != memory_bytes:
+            shared.memory_bytes = memory_bytes
+            self._remember_heap(shared.digest, memory_bytes)
+            if not self._make_room(0):
                 self._unlist(shared)
-        return self._has_room(needed_bytes)
 
-    def _has_room(self, needed_bytes: int) -> bool:
-        return sum(shared.memory_bytes for shared in self._alive) + needed_bytes <= self._max_bytes
+    def _remember_heap(self, digest: bytes, memory_bytes: int) -> None:
+        self._heaps[digest] = memory_bytes
+        if len(self._heaps) > MAX_SEEN:
+            del self._heaps[next(iter(self._heaps))]
+
+    def _make_room(self, needed_bytes: int) -> bool:
+        """End fork servers that nobody uses until there is room; none, where that would not be enough."""
+        in_use_bytes = sum(shared.memory_bytes for shared in self._alive if shared.users)
+        if in_use_bytes + needed_bytes > self._max_bytes:
+            return False
+        for shared in list(self._listed.values()):
+            if not shared.users and sum(each.memory_bytes for each in self._alive) + needed_bytes > self._max_bytes:
+                self._unlist(shared)
+        return True
 
     def _unlist(self, shared: _Shared) -> None:
         """No further REPL gets it; it ends with its last."""

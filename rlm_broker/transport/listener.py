@@ -272,7 +272,8 @@ class _Arrival(asyncio.Protocol):
         self._listener.awaits(self)  # for a frame, which none will be
 
     def _write(self, payload: bytes) -> None:
-        self._transport.write(encode_frame(payload, 0xFFFF_FFFF))
+        if not self._transport.is_closing():
+            self._transport.write(encode_frame(payload, 0xFFFF_FFFF))
 
 
 def _is_loopback(host: str) -> bool:

@@ -139,7 +139,7 @@ def _user_namespace(walls: ZygoteWalls, _bounds: WorkerBounds) -> None:
     # RLIMIT_NPROC counts per user namespace. The mounts belong to the outer one, and cannot be changed from this.
     proc_self = namespaces.open_proc_self()
     try:
-        _be_the_first_to_go(proc_self)
+        be_the_first_to_go(proc_self)
         if walls.proc_is_fresh:
             mounts.mount_own_proc("/proc", only_processes=True)
         else:
@@ -149,7 +149,12 @@ def _user_namespace(walls: ZygoteWalls, _bounds: WorkerBounds) -> None:
         os.close(proc_self)
 
 
-def _be_the_first_to_go(proc_self: int) -> None:
+def be_the_first_to_go(proc_self: int) -> None:
+    """Where memory of the machine runs out: before the orchestrator.
+
+    Args:
+        proc_self: An open /proc/self.
+    """
     with contextlib.suppress(PermissionError):  # a favour to the machine, and no wall
         namespaces.write_below(proc_self, "oom_score_adj", str(OOM_SCORE))
 
@@ -160,7 +165,7 @@ def _capabilities(walls: ZygoteWalls, _bounds: WorkerBounds) -> None:
 
 def _capabilities_if_any(walls: ZygoteWalls, _bounds: WorkerBounds) -> None:
     proc_self = namespaces.open_proc_self()
-    _be_the_first_to_go(proc_self)
+    be_the_first_to_go(proc_self)
     os.close(proc_self)
     # An ordinary user has none, and may not touch the bounding set; no_new_privs keeps them from coming.
     with contextlib.suppress(PermissionError):

@@ -48,6 +48,16 @@ def test_one_process_that_wants_more_memory_gets_an_exception(repl: SandboxedRep
     assert repl.execute("x = bytearray(1 << 30)").error == "MemoryError"
 
 
+@pytest.mark.parametrize("size", [10, 700, 20_000, 200_000])
+def test_a_repl_that_has_used_up_its_memory_can_be_told_to_let_go_of_it(repl: SandboxedRepl, size: int) -> None:
+    for _ in range(3):
+        filled = repl.execute(f"held = []\nwhile True: held.append(bytes({size}))")
+        assert (filled.status, filled.error) == ("error", "MemoryError")
+        assert repl.execute("print(len(held) > 0)").stdout == "True\n"
+        assert repl.execute("del held").status == "ok"
+        assert repl.execute("held = [bytes(500) for _ in range(100_000)]").status == "ok"
+
+
 def test_memory_of_all_processes_together_is_bounded_and_named(repl: SandboxedRepl) -> None:
     needs_processes(repl)
     code = (

@@ -19,6 +19,15 @@ MIB = 1 << 20
 EATS = "import os, sys\nos.write(int(sys.argv[1]), b'0')\nblock = bytearray(b'x') * (int(sys.argv[2]) << 20)\nprint(len(block))"
 
 
+def test_a_containers_memory_is_less_than_the_machines(tmp_path: Path) -> None:
+    machine = cgroups.memory_bytes([])
+    assert machine > 64 * MIB
+    (tmp_path / "bounded").write_text(f"{64 * MIB}\n")
+    (tmp_path / "free").write_text("max\n")
+    assert cgroups.memory_bytes([tmp_path / "free", tmp_path / "bounded"]) == 64 * MIB
+    assert cgroups.memory_bytes([tmp_path / "free", tmp_path / "missing"]) == machine
+
+
 @pytest.fixture
 def groups() -> Iterator[MemoryGroups]:
     found = MemoryGroups.find()

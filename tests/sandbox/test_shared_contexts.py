@@ -3,6 +3,7 @@ import contextlib
 import errno
 import subprocess
 from collections.abc import Iterator
+from pathlib import Path
 from typing import NoReturn
 
 import psutil
@@ -13,8 +14,7 @@ from rlm_broker.context import StoredContext, store
 from rlm_broker.errors import SandboxFailed
 from rlm_broker.limits import Limits
 from rlm_broker.rlm import RLM
-from rlm_broker.sandbox import sandbox as sandbox_module
-from rlm_broker.sandbox import shared_contexts
+from rlm_broker.sandbox import cgroups, shared_contexts
 from rlm_broker.sandbox.host import Host
 from rlm_broker.sandbox.sandbox import Sandbox
 from tests.processes import living_below
@@ -31,12 +31,12 @@ def _small_ones_are_shared(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @contextlib.contextmanager
 def room_for_one(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Fork servers may take less than one does, which shows when it is there: there is no room for a second one."""
+    """There is no room for a second fork server beside the first, which shows when it is there."""
     with Sandbox(warm=0) as sandbox:
         assert sandbox._pool is not None
         one_bytes = sandbox._pool.host.memory_bytes
     with monkeypatch.context() as patched:
-        patched.setattr(sandbox_module, "_machines_memory_bytes", lambda: one_bytes)
+        patched.setattr(cgroups, "memory_bytes", lambda: 1.5 * one_bytes / shared_contexts.OF_ALL_MEMORY)
         yield
 
 
@@ -145,8 +145,30 @@ def test_one_whose_repls_live_is_not_ended_for_another(monkeypatch: pytest.Monke
         with sandbox.repl(OBJECTS) as repl:
             (server,) = fork_servers() - before
             assert [place.split()[1] for place in places(sandbox, OF_THE_SAME_SIZE)] == ["3"] * 3
-            assert fork_servers() - before == {server}
+            _, alive = psutil.wait_procs(fork_servers() - before - {server}, timeout=30)
+            assert not alive  # the second ended with the first REPL that had it, and there was not another
+            assert sandbox._shared is not None
+            assert len(sandbox._shared._heaps) == 2
             assert repl.execute("print(context['c'])").stdout == "0.5\n"
+
+
+def test_for_what_can_never_fit_nobody_has_to_go(monkeypatch: pytest.MonkeyPatch) -> None:
+    with Sandbox(warm=0) as sandbox:
+        before = fork_servers()
+        places(sandbox, OBJECTS)
+        servers = fork_servers() - before
+        monkeypatch.setattr(shared_contexts, "HEAP_PER_BYTE", 1 << 50)
+        assert [place.split()[1] for place in places(sandbox, OF_THE_SAME_SIZE)] == ["3"] * 3
+        assert fork_servers() - before == servers
+
+
+def test_a_fork_server_goes_before_the_orchestrator_when_the_machine_has_no_memory_left() -> None:
+    with Sandbox(warm=0) as sandbox:
+        before = fork_servers()
+        places(sandbox, OBJECTS)
+        (monitor,) = fork_servers() - before
+        (server,) = monitor.children()
+        assert Path(f"/proc/{server.pid}/oom_score_adj").read_text() == "1000\n"
 
 
 def test_a_fork_server_that_died_is_done_without() -> None:
