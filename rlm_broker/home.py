@@ -18,6 +18,9 @@ from rlm_broker.errors import ConfigurationError
 
 T = TypeVar("T")
 
+SPAN_S = 0.5
+"""Of one wait of a thread: Python does not see a signal that comes in the moment before one begins until it ends."""
+
 _background: "Home | None" = None
 _starting = threading.Lock()
 
@@ -65,10 +68,11 @@ class Home:
         job = _Job(self._loop, work)
         try:  # around the start, too: the interrupt may come as soon as the work runs
             job.start()
-            return job.outcome.result()
+            return job.result()
         except BaseException:  # whatever a signal handler raises: Ctrl+C, mostly
             job.cancel()
-            concurrent.futures.wait([job.outcome])
+            while not job.outcome.done():
+                concurrent.futures.wait([job.outcome], SPAN_S)
             raise
 
     async def arun(self, work: Coroutine[Any, Any, T]) -> T:
@@ -112,6 +116,15 @@ class _Job(Generic[T]):
 
     def start(self) -> None:
         self._loop.call_soon_threadsafe(self._start)
+
+    def result(self) -> T:
+        """Wait for it, from another thread."""
+        while True:
+            try:
+                return self.outcome.result(SPAN_S)
+            except TimeoutError:  # ours, or what came of the work
+                if self.outcome.done():
+                    return self.outcome.result()
 
     def cancel(self) -> None:
         """Harmless when it has ended."""

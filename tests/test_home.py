@@ -106,12 +106,15 @@ def test_ctrl_c_waits_for_the_end_and_a_second_one_does_not(signals: int, said: 
         env={**os.environ, "PYTHONPATH": str(Path.cwd())},
     ) as process:
         assert process.stdout is not None
-        assert process.stdout.readline() == "running\n"
-        process.send_signal(signal.SIGINT)
-        heard = [process.stdout.readline().strip()]
-        if signals == 2:
+        try:
+            assert process.stdout.readline() == "running\n"
             process.send_signal(signal.SIGINT)
-        heard += process.stdout.read().split()
+            heard = [process.stdout.readline().strip()]
+            if signals == 2:
+                process.send_signal(signal.SIGINT)
+            heard += process.stdout.read().split()
+        finally:
+            process.kill()
     assert heard == said
 
 
