@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from sandbox_worker.isolation import namespaces, seccomp, syscalls
-from sandbox_worker.isolation.walls import LayerFailed, ZygoteWalls
+from sandbox_worker.isolation.walls import LayerFailed, ZygoteWalls, layer
 from sandbox_worker.isolation.worker_layers import be_the_first_to_go
 from sandbox_worker.loading.context import ContextBroken, load
 from sandbox_worker.wire.control import Configure
@@ -44,7 +44,7 @@ def prepare(configure: Configure, fds: list[int], walls: ZygoteWalls, mapping_wo
     """Get it all.
 
     Raises:
-        LayerFailed: "imports", "context" or "setup" could not be done; or the filter that they run behind.
+        LayerFailed: "imports", "context" or "setup" could not be done; or what they run behind.
     """
     found = Found()
     before = _open_files()
@@ -54,14 +54,13 @@ def prepare(configure: Configure, fds: list[int], walls: ZygoteWalls, mapping_wo
         except BaseException as error:  # noqa: BLE001 - a module may do anything when it is imported
             raise LayerFailed("imports", f"{module}: {_said(error)}") from None
     if configure.form is not None or configure.setup:
-        proc_self = namespaces.open_proc_self()
-        be_the_first_to_go(proc_self)
-        os.close(proc_self)
-    if walls.level == "strict" and (configure.form is not None or configure.setup):
-        try:
-            seccomp.install("template", allow_exec=True)
-        except OSError as error:
-            raise LayerFailed("seccomp", str(error)) from None
+        with layer("out of memory first", []):
+            proc_self = namespaces.open_proc_self()
+            be_the_first_to_go(proc_self)
+            os.close(proc_self)
+        if walls.level == "strict":
+            with layer("seccomp", []):
+                seccomp.install("template", allow_exec=True)
     if configure.form is not None:
         try:
             found.contexts["context"] = load(fds[0], configure.form, mapping_works)

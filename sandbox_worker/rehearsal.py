@@ -56,12 +56,13 @@ def rehearse(landlock_abi: int) -> None:
 
 
 def _load_context() -> None:
-    with suppress(OSError):  # where the administrator has set vm.memfd_noexec=2
-        fd = os.memfd_create("context", os.MFD_ALLOW_SEALING)
-        os.write(fd, bytes(span_bytes(0, 1)))
-        fcntl.fcntl(fd, fcntl.F_ADD_SEALS, SEALS)
-        load(fd, ContextForm("text", 0, ascii=True), mapping_works=True)
-        os.close(fd)
+    with (
+        suppress(OSError),  # where the administrator has set vm.memfd_noexec=2
+        open(os.memfd_create("context", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING), "wb", buffering=0) as memfd,
+    ):
+        memfd.write(bytes(span_bytes(0, 1)))
+        fcntl.fcntl(memfd, fcntl.F_ADD_SEALS, SEALS)
+        load(memfd.fileno(), ContextForm("text", 0, ascii=True), mapping_works=True)
 
 
 def _be_init(proc: Proc, bell: mmap.mmap) -> None:

@@ -88,12 +88,21 @@ class Host:
         self._closed = False
         self._others: list[Host] = []
 
-    def like(self, preparation: Preparation) -> "Host":
-        """Another one of the same level, with its own zygote, that has something ready; it ends with this one."""
+    async def prepared(self, preparation: Preparation) -> "Host":
+        """Another one of the same level, started, with its own zygote that has something ready; it ends with this one.
+
+        Raises:
+            ConfigurationError, IsolationUnavailable, SandboxFailed: It cannot be started. Nothing of it is left.
+        """
         self._require_open()
-        self._others = [other for other in self._others if not other._closed]
-        self._others.append(Host(self.level, self._allow_exec, self._exact_memory, preparation))
-        return self._others[-1]
+        other = Host(self.level, self._allow_exec, self._exact_memory, preparation)
+        self._others = [*(each for each in self._others if not each._closed), other]
+        try:
+            await other.start()
+        except BaseException:
+            await other.close()
+            raise
+        return other
 
     async def start(self) -> None:
         """Start the zygote, unless it lives.

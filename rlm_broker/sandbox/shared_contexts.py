@@ -175,17 +175,10 @@ class SharedContexts:
         with context:
             if not has_room:
                 return None
-            host: Host | None = None
             try:
-                host = self.host.like(Preparation(context=context, timeout_s=self.limits.start_timeout_s))
-                await host.start()
-            except BaseException as error:
-                if host is not None:
-                    await host.close()
-                if isinstance(error, RlmBrokerError | OSError):  # each of its REPLs decodes it, and says what is wrong
-                    return None
-                raise
-        return host
+                return await self.host.prepared(Preparation(context=context, timeout_s=self.limits.start_timeout_s))
+            except (RlmBrokerError, OSError):  # each of its REPLs decodes it, and says what is wrong
+                return None
 
     def _weigh(self, shared: _Shared, memory_bytes: int) -> None:
         """It is made: what was a guess is known. Where that is too much, it ends with those who have it by now."""

@@ -78,11 +78,9 @@ class Template(Resident):
         if self._context is not NO_CONTEXT:
             self._stored = await asyncio.to_thread(store, self._context)
             preparation = Preparation(preparation.imports, preparation.setup, self._stored, preparation.timeout_s)
-        host = self._sandboxes_host.like(preparation)
         try:
-            await host.start()
+            host = await self._sandboxes_host.prepared(preparation)
         except BaseException:
-            await host.close()
             self._forget_context()
             raise
         self._pool = Pool(Starter(host, self._listener, self._limits), self._warm)

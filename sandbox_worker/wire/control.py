@@ -84,7 +84,7 @@ class ZygoteReady(Control, frozen=True):
     """
 
     layers: list[str]
-    memory_bytes: int
+    memory_bytes: Annotated[int, msgspec.Meta(ge=0)]
 
 
 class ZygoteFailed(Control, frozen=True):

@@ -15,6 +15,7 @@ from rlm_broker.errors import ConfigurationError, ReplClosed
 from rlm_broker.limits import Limits
 from rlm_broker.sandbox.repl import SandboxedRepl
 from rlm_broker.sandbox.sandbox import Sandbox
+from sandbox_worker.watch import SLOWEST_S
 from tests.processes import kill_below, living_below
 
 IGNORES_SIGINT = "import signal; signal.signal(signal.SIGINT, signal.SIG_IGN)\nwhile True: pass"
@@ -299,7 +300,7 @@ def test_until_its_first_block_a_repl_costs_no_cpu_time() -> None:
             seen: list[int] = []
             while seen != (seen := switches()):
                 assert time.monotonic() < deadline, seen
-                time.sleep(0.3)  # the watch would look every 10 ms
+                time.sleep(2.5 * SLOWEST_S)  # the watch would look every 10 ms, and ever more rarely
 
 
 def test_an_unknown_level_is_refused_with_the_ones_there_are() -> None:

@@ -249,14 +249,7 @@ async def test_one_that_nobody_waits_for_any_more_is_not_waited_for_either(monke
             async with sandbox.repl(stored):
                 pass
             assert sandbox._shared is not None
-            others = sandbox._shared.host.like
-
-            def slow(*args: object) -> Host:
-                made = others(*args)  # type: ignore[arg-type]
-                made.start = that_takes_its_time.__get__(made)  # type: ignore[method-assign]
-                return made
-
-            patched.setattr(sandbox._shared.host, "like", slow)
+            patched.setattr(Host, "start", that_takes_its_time)
             opening = asyncio.create_task(sandbox.repl(stored).__aenter__())
             await asyncio.sleep(0.05)
             opening.cancel()

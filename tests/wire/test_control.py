@@ -110,6 +110,11 @@ def test_a_packet_that_lost_its_end_is_invalid(message: control.Control) -> None
                 unpack(packet[:-1])
 
 
+def test_no_fork_server_takes_less_memory_than_none() -> None:
+    with pytest.raises(MessageInvalid, match="memory_bytes"):
+        control.unpack_from_zygote(control.pack(control.ZygoteReady(layers=[], memory_bytes=-1)))
+
+
 @pytest.mark.parametrize(
     "bound", ["memory_bytes", "max_processes", "max_open_files", "scratch_bytes", "max_scratch_files"]
 )
