@@ -19,6 +19,7 @@ _PUBLIC = {
     "SandboxedRepl": "rlm_broker.sandbox.repl",
     "Limits": "rlm_broker.limits",
     "Callbacks": "rlm_broker.trace.callbacks",
+    "TraceWriter": "rlm_broker.trace.writer",
     "FunctionClient": "rlm_broker.clients.function",
     "ScriptedClient": "rlm_broker.clients.scripted",
     "Paths": "rlm_broker.context",
@@ -35,6 +36,7 @@ _PUBLIC = {
     "ContextRefused": "rlm_broker.errors",
     "OutputInvalid": "rlm_broker.errors",
     "RunCancelled": "rlm_broker.errors",
+    "RunFailed": "rlm_broker.errors",
     "SandboxFailed": "rlm_broker.errors",
     "UnknownModel": "rlm_broker.errors",
 }

@@ -1,17 +1,15 @@
 """Settings of the command line: flags, then the environment, the project's file, the user's file, our defaults."""
 
-import difflib
 import os
 import tomllib
+import warnings
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from pydantic import ValidationError
-
 from rlm_broker import trust
-from rlm_broker.complaints import complaints
+from rlm_broker.complaints import suggestion
 from rlm_broker.errors import ConfigurationError
 from rlm_broker.handler.routing import Route
 from rlm_broker.limits import Limits
@@ -50,19 +48,23 @@ class Settings:
 
     Attributes:
         limits: What the limits among them come to.
+        risks: What in the project's file needs the user's word; see `trust`.
         models, routes: Of the files; a model of the project's replaces the user's of that name, and its routes come
             first.
 
     Raises:
         ConfigurationError: A name that there is not, a value that it cannot have, a file that is no TOML, or one of the
-            project's that does what needs its user's word.
+            project's that does what needs its user's word. That comes last: what is trusted should be right.
     """
 
-    def __init__(self, flags: Mapping[str, Any]) -> None:
+    def __init__(self, flags: Mapping[str, Any], *, is_trusted: bool = False) -> None:
         self._found: dict[str, Setting] = {}
         self.models: dict[str, Model] = {}
         self.routes: list[Route] = []
-        files = _files()
+        self.project = _content(Path(PROJECT_FILE))
+        files = _files(self.project)
+        (_, users), (_, projects) = files
+        self.risks = list(trust.risks(projects, users))
         for source, document in files:
             self.models |= _models(source, document.pop("models", {}))
             self.routes[:0] = _routes(source, document.pop("routes", []))
@@ -70,8 +72,11 @@ class Settings:
             for name, value in values.items():
                 where = f"{PREFIX}{name.upper()}" if source == "environment" else source
                 _require_known(name, where)
+                _require_value(name, value, "" if source == FLAGS else f"{where}: ")
                 self._found[name] = Setting(value, where)
         self.limits = self._limits()
+        if self.project is not None and not is_trusted:
+            trust.require(Path(PROJECT_FILE), self.project, self.risks)
 
     def __getitem__(self, name: str) -> Any:
         found = self._found.get(name)
@@ -101,21 +106,29 @@ class Settings:
             raise ConfigurationError(
                 "name the model that the base_url or the api_key is for: the model offline calls no server"
             )
-        try:
-            return Model(name=given, base_url=base_url, api_key=api_key)
-        except ValidationError as error:
-            raise ConfigurationError(f"{name}: {complaints(error, 'settings')}") from None
+        return Model.model_validate({"name": given, "base_url": base_url, "api_key": api_key}, context=name)
 
     def _limits(self) -> Limits:
         given = {name: _plain(found.value) for name, found in self._found.items() if name in Limits.model_fields}
-        try:
-            return Limits.model_validate(given)
-        except ValidationError as error:
-            first = error.errors()[0]
-            name = str(first["loc"][0]) if first["loc"] else ", ".join(given)
-            source = self._found[name].source if name in self._found else BUILT_IN
-            where = "" if source == FLAGS else f" ({source})"
-            raise ConfigurationError(f"limit {name} = {first['input']}{where}: {first['msg'].lower()}") from None
+        sources = {name: self._found[name].source for name in given}
+        shown = {name: f" ({source})" for name, source in sources.items() if source != FLAGS}
+        return Limits.model_validate(given, context=shown)
+
+
+def trust_project() -> list[str]:
+    """Take the project's file, as it is now, for the user's own.
+
+    Returns:
+        What in it needed that.
+
+    Raises:
+        ConfigurationError: There is no such file, something in it is wrong, or that cannot be noted.
+    """
+    settings = Settings({}, is_trusted=True)
+    if settings.project is None:
+        raise ConfigurationError(f"cannot trust {PROJECT_FILE}: there is no such file in this folder")
+    trust.trust(Path(PROJECT_FILE), settings.project)
+    return settings.risks
 
 
 def assigned(assignments: Iterable[str], **options: Any) -> dict[str, Any]:
@@ -130,40 +143,61 @@ def assigned(assignments: Iterable[str], **options: Any) -> dict[str, Any]:
         if not separator:
             raise ConfigurationError(f"--limit {assignment}: give NAME=VALUE, for example block_timeout_s=30")
         if name not in Limits.model_fields:
-            raise ConfigurationError(f"--limit {name}: there is no such limit{_suggestion(name, Limits.model_fields)}")
+            raise ConfigurationError(f"--limit {name}: there is no such limit{suggestion(name, Limits.model_fields)}")
         if name in values:
             raise ConfigurationError(f"--limit {name}: it is given twice")
         values[name] = value
     return values
 
 
-def _files() -> list[tuple[str, dict[str, Any]]]:
+def _files(project: bytes | None) -> list[tuple[str, dict[str, Any]]]:
     """The user's file, then the project's."""
-    home = Path(os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config")
-    path = home / "rlm-broker" / "config.toml"
-    users = _read(path)
-    return [(str(path), users), (PROJECT_FILE, _read(Path(PROJECT_FILE), users))]
+    path, content = _users_file()
+    return [(str(path), _parsed(path, content)), (PROJECT_FILE, _parsed(Path(PROJECT_FILE), project))]
 
 
-def _read(path: Path, users: Mapping[str, Any] | None = None) -> dict[str, Any]:
-    """A file's settings, limits among them. With those of the user's it is the project's, and may need his word."""
+def _users_file() -> tuple[Path, bytes | None]:
+    """The user's file, and what it holds. A home that does not exist or may not be entered has none.
+
+    HOME is another user's after `su` without `-`, and in an image with `ENV HOME=/root` that runs as `--user 1000`.
+    """
+    if folder := os.environ.get("XDG_CONFIG_HOME"):
+        path = Path(folder, "rlm-broker", "config.toml")
+        return path, _content(path)
+    path = Path("~/.config/rlm-broker/config.toml")
     try:
-        content = path.read_bytes()
-        document = tomllib.loads(content.decode())
+        path = path.expanduser()  # RuntimeError: no HOME, and no entry for this user in /etc/passwd
+        path.parent.stat()
+    except (FileNotFoundError, NotADirectoryError):
+        return path, None
+    except (RuntimeError, OSError) as error:
+        why = error.strerror if isinstance(error, OSError) else "this user has no home"
+        warnings.warn(f"no settings are read from {path}: {why}", stacklevel=2)
+        return path, None
+    return path, _content(path)
+
+
+def _content(path: Path) -> bytes | None:
+    try:
+        return path.read_bytes()
     except FileNotFoundError:
-        return {}
+        return None
     except OSError as error:
         raise ConfigurationError(f"cannot read {path}: {error.strerror}") from None
+
+
+def _parsed(path: Path, content: bytes | None) -> dict[str, Any]:
+    """A file's settings, limits among them."""
+    try:
+        document = tomllib.loads((content or b"").decode())
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise ConfigurationError(f"{path} is no TOML: {error}") from None
-    if users is not None:
-        trust.require(path, content, document, users)
     limits = document.pop("limits", {})
     if not isinstance(limits, dict):
         raise ConfigurationError(f"{path}: limits is a table: write [limits] and its names below")
     for name in limits:
         if name not in Limits.model_fields:
-            raise ConfigurationError(f"{path}: limits.{name} is no limit{_suggestion(name, Limits.model_fields)}")
+            raise ConfigurationError(f"{path}: limits.{name} is no limit{suggestion(name, Limits.model_fields)}")
     for name in document:
         if name in Limits.model_fields:
             raise ConfigurationError(f"{path}: {name} is a limit: write it below [limits]")
@@ -181,13 +215,7 @@ def _models(source: str, tables: Any) -> dict[str, Model]:
         headers = table.get("headers")
         for header, value in headers.items() if isinstance(headers, dict) else ():
             _require_no_key(f"{where}.headers.{header}", value)
-        for field in table:
-            if field not in Model.model_fields:
-                raise ConfigurationError(f"{where}: there is no {field!r}{_suggestion(field, Model.model_fields)}")
-        try:
-            found[name] = Model.model_validate({"name": name, **table})
-        except ValidationError as error:
-            raise ConfigurationError(f"{where}: {complaints(error, 'it')}") from None
+        found[name] = Model.model_validate({"name": name, **table}, context=where)
     return found
 
 
@@ -199,7 +227,7 @@ def _routes(source: str, tables: Any) -> list[Route]:
         where = f"{source}: route {number}"
         for field, value in table.items():
             if field not in ROUTE_FIELDS:
-                raise ConfigurationError(f"{where}: there is no {field!r}{_suggestion(field, ROUTE_FIELDS)}")
+                raise ConfigurationError(f"{where}: there is no {field!r}{suggestion(field, ROUTE_FIELDS)}")
             if not isinstance(value, str):
                 raise ConfigurationError(f"{where}: {field} is text, and not {value!r}")
         if "to" not in table:
@@ -227,12 +255,15 @@ def _environment() -> dict[str, str]:
 def _require_known(name: str, source: str) -> None:
     known = [*DEFAULTS, *Limits.model_fields]
     if name not in known:
-        raise ConfigurationError(f"{source}: there is no setting {name!r}{_suggestion(name, known)}")
+        raise ConfigurationError(f"{source}: there is no setting {name!r}{suggestion(name, known)}")
 
 
-def _suggestion(name: str, known: Iterable[str]) -> str:
-    close = difflib.get_close_matches(name, known := list(known), 1)
-    return f"; did you mean {close[0]}?" if close else f"; there are: {', '.join(known)}"
+def _require_value(name: str, value: Any, where: str) -> None:
+    """Refuse a setting, one that is no limit, if it is not text or not one of its few values."""
+    if name in DEFAULTS and not isinstance(value, str):
+        raise ConfigurationError(f"{where}{name} = {value!r}: give text")
+    if name == "isolation" and value not in trust.LEVELS:
+        raise ConfigurationError(f"{where}no isolation level {value!r}; choose one of: {', '.join(trust.LEVELS)}")
 
 
 def _plain(value: Any) -> Any:

@@ -6,8 +6,9 @@ else is written as JSON. Both are written in pieces: what is stored takes the ma
 process's own.
 """
 
-import math
 import os
+import re
+import warnings
 import weakref
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
@@ -18,6 +19,7 @@ from typing import Any, Final, Self
 from rlm_broker.context_files import FileUnfit, FoundFile, find_files, printable, text_of
 from rlm_broker.context_memfd import JsonMemfd, TextMemfd, pieces_of
 from rlm_broker.errors import ContextRefused
+from rlm_broker.plain import problem_with
 from sandbox_worker.loading.context import load
 from sandbox_worker.loading.form import ContextForm
 
@@ -27,13 +29,14 @@ MAX_PARTS_TOLD: Final = 100
 MAX_NAME_CHARS: Final = 200
 """Of a part's name in a `ContextInfo`; of a longer key only the start is told."""
 
-MAX_NESTING: Final = 200
-"""Containers inside containers. Recursive code reads that much anywhere; Python's own limit is near 1,000."""
-
 MAPPED_CHARS: Final = 1_000
 """Texts of a dict or list that are so long on average are mapped; of shorter ones JSON is decoded sooner."""
 
-_MAX_INT_BITS: Final = 14_000  # below the 4,300 digits beyond which Python refuses to read a number
+
+MAX_PATH_CHARS: Final = 4_096
+"""Characters of the longest path that Linux has."""
+
+AS_TEXT: Final = "; if the text itself is meant, end it with a line break"
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,6 +114,32 @@ class Paths(tuple[Path, ...]):
         return super().__new__(cls, map(Path, paths))
 
 
+def refuse_a_name(text: object, what: str = "the context", remedy: str = "give Path({0!r})") -> None:
+    """Refuse a text of one line that is the name of a file or an address, given in the place of what it names.
+
+    A word that is also the name of a folder may be meant: that is a warning. This is not a part of `store`, which also
+    stores prompts of model code: that code must not learn which files there are.
+
+    Raises:
+        ContextRefused: It is a path that exists, or an address.
+    """
+    if not isinstance(text, str) or not 0 < len(text) <= MAX_PATH_CHARS or not text.isprintable():  # one line
+        return
+    if re.fullmatch(r"(https?|ftp|file)://\S+", text):
+        raise ContextRefused(f"{what} {text!r} is an address and not what is there: fetch that first{AS_TEXT}")
+    try:
+        path = Path(text).expanduser()
+        exists = path.exists()
+    except (OSError, ValueError, RuntimeError):  # no possible file name, or `~name` of an unknown user
+        return
+    if not exists:
+        return
+    told = f"{what} {text!r} is a text, and a path of that name exists: if that is meant, {remedy.format(text)}"
+    if path.is_file() or "/" in text or text.startswith(("~", ".")):
+        raise ContextRefused(f"{told}{AS_TEXT}")
+    warnings.warn(f"{told}{AS_TEXT}", stacklevel=2)
+
+
 def store(value: object) -> StoredContext:
     """Put a context where workers can load it. Blocks while it reads and copies: a second for a gigabyte.
 
@@ -129,7 +158,8 @@ def store(value: object) -> StoredContext:
                 return _store_paths(value)
             case os.PathLike():
                 return _store_paths(Paths([value]))
-        _refuse_all_but_plain(value)
+        if problem := problem_with(value, "context"):
+            raise ContextRefused(problem)
         return _store_value(value)
     except OSError as error:
         raise ContextRefused(f"the context cannot be stored in memory: {error.strerror}") from error
@@ -244,61 +274,3 @@ class _Parts:
     def info(self, type_name: str, form: ContextForm, skipped: Mapping[str, int] | None = None) -> ContextInfo:
         chars = self._chars if self.total and self._chars is not None else form.length
         return ContextInfo(type_name, chars, form, tuple(self._first), self.total, dict(skipped or {}))
-
-
-# -- what JSON can hold ----------------------------------------------------------------------------------------------
-
-_Place = tuple["_Place", object] | None
-"""The keys that lead to a value, from the last to the first."""
-
-
-def _refuse_all_but_plain(value: object, place: "_Place" = None, around: tuple[int, ...] = ()) -> None:
-    """Raises: ContextRefused, with the place of what JSON would lose, change or never end with."""
-    if isinstance(value, dict):
-        inside: Iterable[tuple[object, object]] = value.items()
-    elif isinstance(value, list | tuple):
-        inside = enumerate(value)
-    elif problem := _problem_of_leaf(value):
-        raise ContextRefused(f"{_shown(place)} is {problem}")
-    else:
-        return
-    if id(value) in around:
-        raise ContextRefused(f"{_shown(place)} contains itself")
-    if len(around) >= MAX_NESTING:
-        raise ContextRefused(f"{_shown(place)[:60]}... is nested deeper than {MAX_NESTING} levels")
-    around = (*around, id(value))
-    for key, child in inside:
-        if type(key) is not str and isinstance(value, dict) and not isinstance(key, str):
-            raise ContextRefused(f"{_shown(place)} has the key {key!r:.60}, {_a(key)}: the keys of a context are str")
-        if type(child) is not str:  # what most of a large context is
-            _refuse_all_but_plain(child, (place, key), around)
-
-
-def _problem_of_leaf(value: object) -> str | None:
-    match value:
-        case None | str() | bool():
-            return None
-        case int():
-            too_long = value.bit_length() > _MAX_INT_BITS
-            return "a number of more than 4,200 digits: hand it in as str" if too_long else None
-        case float():
-            return None if math.isfinite(value) else f"{value}, which JSON does not have: use None, or a str"
-        case bytes() | bytearray() | memoryview():
-            return f"of type {type(value).__name__}: decode them to str first, or hand in a Path"
-        case os.PathLike():
-            return f"{_a(value)}: a Path is a context only by itself; several are Paths([...])"
-        case _:
-            return f"{_a(value)}; a context is made of str, dict, list, int, float, bool and None, or is a Path"
-
-
-def _shown(place: "_Place") -> str:
-    keys: list[str] = []
-    while place is not None:
-        place, key = place
-        keys.append(f"[{key!r:.60}]")
-    return "context" + "".join(reversed(keys))
-
-
-def _a(value: object) -> str:
-    name = type(value).__name__
-    return f"an {name}" if name[0] in "aeiouAEIOU" else f"a {name}"

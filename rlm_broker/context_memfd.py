@@ -69,8 +69,10 @@ class Memfd:
 
     def _flush(self) -> None:
         if self._pending:
-            self._write(self._pending)
-            self._pending.clear()
+            # Not cleared in place: a profiler or debugger in another thread may still hold a view of it, as
+            # `gc.get_objects` does, and a bytearray with views cannot be resized.
+            pending, self._pending = self._pending, bytearray()
+            self._write(pending)
 
     def _write(self, data: bytes | bytearray) -> None:
         with memoryview(data) as left:

@@ -57,7 +57,7 @@ class Conversation:
             said = [{"role": message.role, "content": message.content} for message in messages]
             number = self.runs - 1
             with contextlib.suppress(FrameTooLarge):  # then it is not there: the next question is not to fail for it
-                self._repl.provide({f"history_{number}": said, **({"history": said} if number == 0 else {})})
+                self._repl.provide_known({f"history_{number}": said, **({"history": said} if number == 0 else {})})
 
     async def close(self) -> None:
         """End the REPL. Harmless when repeated."""
@@ -75,7 +75,7 @@ class Conversation:
         self._repl.renew()
         name = f"context_{self.runs}"
         try:
-            self._repl.provide({name: context.value()})
+            self._repl.provide_known({name: context.value()})
         except FrameTooLarge as error:
             raise ContextRefused(
                 f"a later context of a persistent RLM goes in one message, and this one is too large ({error}): raise "

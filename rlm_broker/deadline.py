@@ -1,12 +1,16 @@
 """Ending work at a time limit, with everything below it."""
 
 import asyncio
+import contextlib
 import time
 import types
 from collections.abc import Awaitable, Callable, Coroutine, Generator
 from typing import Any, TypeVar
 
 T = TypeVar("T")
+
+GRACE_S = 15.0
+"""Time in seconds in which the user's code must end after its cancellation; beyond it is closed where it waits."""
 
 
 class Late(TimeoutError):
@@ -94,13 +98,45 @@ async def _in_time(limit_s: float, steps: Generator[Any, Any, T], waits_for: obj
         raise
 
 
+async def closed_if_deaf(work: Awaitable[T]) -> T:
+    """Await `work`, which is the user's code. Once cancelled it has `GRACE_S` to end; then it is closed."""
+    return await _all_of(work)
+
+
+@types.coroutine
+def _all_of(work: Awaitable[T]) -> Generator[Any, Any, T]:
+    steps = work.__await__()
+    try:
+        waits_for = next(steps)
+    except StopIteration as done:
+        result: T = done.value
+        return result
+    return (yield from _rest(steps, waits_for))
+
+
 @types.coroutine
 def _rest(steps: Generator[Any, Any, T], waits_for: object) -> Generator[Any, Any, T]:
-    """Go on with what waits already: what `yield from` does, which begins with a step."""
+    """Go on with what waits already: what `yield from` does, which begins with a step.
+
+    Once cancelled, it has `GRACE_S` to end. Then it is closed where it waits, and the cancellation goes on: code that
+    catches CancelledError would otherwise hold its caller for as long as it likes.
+    """
+    closing: asyncio.TimerHandle | None = None
     try:
         while True:
             try:
                 sent = yield waits_for
+            except asyncio.CancelledError as error:
+                task, loop = asyncio.current_task(), asyncio.get_running_loop()
+                assert task is not None
+                if closing is None:
+                    closing = loop.call_later(GRACE_S, task.cancel)
+                elif closing.when() <= loop.time():
+                    task.uncancel()  # that was the timer's
+                    with contextlib.suppress(Exception, SystemExit, KeyboardInterrupt, GeneratorExit):
+                        steps.close()
+                    raise
+                waits_for = steps.throw(error)
             except BaseException as error:  # noqa: BLE001 - it is for `steps`
                 waits_for = steps.throw(error)
             else:
@@ -108,3 +144,6 @@ def _rest(steps: Generator[Any, Any, T], waits_for: object) -> Generator[Any, An
     except StopIteration as done:
         result: T = done.value
         return result
+    finally:
+        if closing is not None:
+            closing.cancel()

@@ -5,19 +5,24 @@ RlmBrokerError
 │   ├── ContextRefused       a context cannot be read, or is not text, a dict or a list
 │   └── UnknownModel         no client is registered under that name
 ├── IsolationUnavailable     this machine cannot give the isolation that was asked for
-├── SandboxFailed            the sandbox itself broke; nothing is known of the code that ran in it
-│   ├── WorkerDied           a worker's processes ended before their block did
-│   └── ReplClosed           the REPL was closed, or may not be restarted any more
 ├── ProtocolViolation        a peer said what it may not say now; its connection is closed
 │   └── OneShotRefused       a request of the one-shot protocol cannot be served (in `transport.one_shot`)
-├── ModelFailed              a language model call failed
-│   └── ReplayDiverged       a replayed run asked something that was not recorded
-├── OutputInvalid            the answer is not of the type that was asked for; carries the last one
-├── LimitReached             a limit ended the run; carries the best answer so far
-└── RunCancelled             somebody stopped the run; carries the best answer so far
+└── RunFailed                a run may end by it; then it carries what the run had: messages, usage, partial answer
+    ├── SandboxFailed        the sandbox itself broke; nothing is known of the code that ran in it
+    │   ├── WorkerDied       a worker's processes ended before their block did
+    │   └── ReplClosed       the REPL was closed, or may not be restarted any more
+    ├── ModelFailed          a language model call failed
+    │   └── ReplayDiverged   a replayed run asked something that was not recorded
+    ├── OutputInvalid        the answer is not of the type that was asked for; carries the last one
+    ├── LimitReached         a limit ended the run
+    └── RunCancelled         the run was stopped, by Ctrl+C for example
 """
 
-from typing import ClassVar, Literal
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
+from typing import Any, ClassVar, Literal
+
+from rlm_broker.types import ChatMessage, ChildTrace, Completion, Iteration, Usage, UsageSummary
 
 FailureCause = Literal["transient", "request", "provider"]
 """Why a call failed: `transient`, the same call may succeed later; `request`, no model would take it (too long, refused
@@ -34,6 +39,10 @@ class RlmBrokerError(Exception):
 
     kind: ClassVar[str] = "failed"
     exit_code: ClassVar[int] = 1
+
+    def __reduce__(self) -> tuple[Callable[..., "RlmBrokerError"], tuple[Any, ...], dict[str, Any]]:
+        """Pickle without `__init__`, which takes other arguments than the message: a process pool passes errors on."""
+        return _unpickled, (type(self), *self.args), self.__dict__
 
 
 class ConfigurationError(RlmBrokerError):
@@ -74,7 +83,45 @@ class IsolationUnavailable(RlmBrokerError):
         self.remedy = remedy
 
 
-class SandboxFailed(RlmBrokerError):
+class ProtocolViolation(RlmBrokerError):
+    """A peer said what it may not say now; its connection is closed."""
+
+    kind = "protocol"
+    exit_code = 4
+
+
+class RunFailed(RlmBrokerError):
+    """Base of the errors that can end a run. One that ended a run carries what the run had by then.
+
+    The fields below are empty if no run had begun: a client's own `ModelFailed`, for example. `Completion` has fields
+    of the same names.
+
+    Attributes:
+        partial_answer: Text of the model's last reply outside of its code, or None.
+        messages: The conversation with the root model.
+        trajectory: The turns of the run. The last one may lack the block that was running.
+        child_traces: Its child runs.
+        usage_summary, usage_by_depth: What the run and all below it used; a call that was under way is not counted.
+        execution_time: Seconds.
+    """
+
+    partial_answer: str | None = None
+    messages: tuple[ChatMessage, ...] = ()
+    trajectory: tuple[Iteration, ...] = ()
+    child_traces: tuple[ChildTrace, ...] = ()
+    usage_summary: UsageSummary = UsageSummary()
+    usage_by_depth: Mapping[int, Usage] = MappingProxyType({})
+    execution_time: float = 0.0
+
+    def take(self, run: Completion, partial_answer: str | None) -> None:
+        """Carry what `run`, which has no response, came to."""
+        self.partial_answer = self.partial_answer or partial_answer
+        self.messages, self.trajectory, self.child_traces = run.messages, run.trajectory, run.child_traces
+        self.usage_summary, self.usage_by_depth = run.usage_summary, run.usage_by_depth
+        self.execution_time = run.execution_time
+
+
+class SandboxFailed(RunFailed):
     """The sandbox itself broke; nothing is known of the code that ran in it."""
 
     kind = "sandbox"
@@ -89,14 +136,7 @@ class ReplClosed(SandboxFailed):
     """The REPL was closed, or has been restarted as often as `Limits.max_repl_restarts` allows."""
 
 
-class ProtocolViolation(RlmBrokerError):
-    """A peer said what it may not say now; its connection is closed."""
-
-    kind = "protocol"
-    exit_code = 4
-
-
-class ModelFailed(RlmBrokerError):
+class ModelFailed(RunFailed):
     """A language model call failed; the message is one sentence in the provider's own words.
 
     Attributes:
@@ -120,7 +160,7 @@ class ReplayDiverged(ModelFailed):
     exit_code = 1
 
 
-class OutputInvalid(RlmBrokerError):
+class OutputInvalid(RunFailed):
     """The answer is not of the type that was asked for, and the model was told so as often as it may be.
 
     Attributes:
@@ -131,17 +171,16 @@ class OutputInvalid(RlmBrokerError):
 
     def __init__(self, problem: str, answer: str) -> None:
         super().__init__(f"the answer is not of the type that was asked for: {problem}")
-        self.answer = answer
+        self.answer = self.partial_answer = answer
 
 
-class LimitReached(RlmBrokerError):
+class LimitReached(RunFailed):
     """A run stopped at a limit.
 
     Attributes:
         limit: Name of the field of `Limits`.
         spent: How much was used, in the unit that the field's name gives.
         allowed: The field's value.
-        partial_answer: The best that the run had by then, or None.
     """
 
     kind = "limit"
@@ -155,12 +194,8 @@ class LimitReached(RlmBrokerError):
         self.partial_answer = partial_answer
 
 
-class RunCancelled(RlmBrokerError):
-    """Somebody stopped the run.
-
-    Attributes:
-        partial_answer: The best that the run had by then, or None.
-    """
+class RunCancelled(RunFailed):
+    """The run was stopped before it had an answer, by Ctrl+C for example."""
 
     kind = "cancelled"
     exit_code = 130
@@ -168,3 +203,7 @@ class RunCancelled(RlmBrokerError):
     def __init__(self, partial_answer: str | None = None) -> None:
         super().__init__("the run was stopped before it had an answer")
         self.partial_answer = partial_answer
+
+
+def _unpickled(kind: type[RlmBrokerError], *args: Any) -> RlmBrokerError:
+    return kind.__new__(kind, *args)

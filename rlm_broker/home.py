@@ -14,7 +14,7 @@ from types import TracebackType
 from typing import Any, Generic, Self, TypeVar
 
 from rlm_broker.deadline import to_its_end
-from rlm_broker.errors import ConfigurationError
+from rlm_broker.errors import ConfigurationError, SandboxFailed
 
 T = TypeVar("T")
 
@@ -40,14 +40,25 @@ class Home:
 
     @staticmethod
     def background() -> "Home":
-        """The process's own loop, in a daemon thread that is started when it is first wanted."""
+        """The process's own loop, in a daemon thread that is started when it is first wanted.
+
+        Raises:
+            SandboxFailed: No thread can be started.
+        """
         global _background
         with _starting:
             if _background is None or not _background.is_alive:
                 _background = Home(asyncio.new_event_loop())
                 keep = (_background._loop,)
                 _background._thread = threading.Thread(target=_keep_running, args=keep, name="rlm-broker", daemon=True)
-                _background._thread.start()
+                try:
+                    _background._thread.start()
+                except RuntimeError as error:  # "can't start new thread": the limit of processes counts threads, too
+                    _background._loop.close()
+                    _background = None
+                    raise SandboxFailed(
+                        f"{error}: raise the limit of processes (`ulimit -u`, LimitNPROC= or TasksMax= of a unit)"
+                    ) from None
             return _background
 
     @property
@@ -82,11 +93,13 @@ class Home:
             return await work
         job = _Job(self._loop, work)
         job.start()
+        outcome = asyncio.wrap_future(job.outcome)
+        outcome.add_done_callback(_retrieve)
         try:
-            return await asyncio.shield(asyncio.wrap_future(job.outcome))
+            return await asyncio.shield(outcome)
         except asyncio.CancelledError:
             job.cancel()
-            await asyncio.wait({asyncio.wrap_future(job.outcome)})
+            await asyncio.wait({outcome})
             raise
 
     def _require_alive(self, work: Coroutine[Any, Any, Any]) -> None:
@@ -214,6 +227,12 @@ def _keep_running(loop: asyncio.AbstractEventLoop) -> None:
         except (SystemExit, KeyboardInterrupt):  # of the user's code: whoever awaits its task gets it
             continue
         return
+
+
+def _retrieve(outcome: "asyncio.Future[Any]") -> None:
+    """Read the exception, so that asyncio does not report it as never retrieved when its caller was cancelled."""
+    if not outcome.cancelled():
+        outcome.exception()
 
 
 def _running_loop() -> asyncio.AbstractEventLoop | None:

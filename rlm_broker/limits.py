@@ -1,9 +1,22 @@
 """What one run tree may use. Values only: what has been spent is in `ledger`."""
 
-from typing import Annotated, Any
+from typing import Annotated, Any, Self
 
-from pydantic import BaseModel, ConfigDict, Field, NonNegativeInt, PositiveFloat, PositiveInt, model_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    ModelWrapValidatorHandler,
+    NonNegativeInt,
+    PositiveFloat,
+    PositiveInt,
+    ValidationError,
+    ValidationInfo,
+    model_validator,
+)
 
+from rlm_broker.complaints import suggestion
+from rlm_broker.errors import ConfigurationError
 from sandbox_worker.wire.messages import MAX_PROMPTS
 
 BLOCKS_EACH_TURN = 5
@@ -13,7 +26,11 @@ FEWEST_TURNS = 3
 
 
 class Limits(BaseModel):
-    """Bounds of one run and of everything below it. None means no bound."""
+    """Bounds of one run and of everything below it. None means no bound.
+
+    Raises:
+        ConfigurationError: There is no limit of a name, or it cannot have the value.
+    """
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, use_attribute_docstrings=True)
 
@@ -95,14 +112,32 @@ class Limits(BaseModel):
     """Told to the model of what one block printed."""
     max_frame_bytes: Annotated[int, Field(ge=1 << 12, le=(1 << 32) - 1)] = 64 << 20
     """Largest message either side of a door accepts."""
-    max_queries_in_flight: PositiveInt = 4_096
-    """Open queries of one REPL. At this number the handler stops reading from it."""
+    max_queries_in_flight: PositiveInt = 256
+    """Open queries of one REPL. At this number the handler takes no more from it. Each takes a thread of model code, so
+    that `max_processes` is reached before, unless it was raised."""
+
+    @model_validator(mode="wrap")
+    @classmethod
+    def _refuse_in_words(cls, given: Any, validate: ModelWrapValidatorHandler[Self], info: ValidationInfo) -> Self:
+        """Raise this package's error. The context of the validation may say of a name where its value came from."""
+        sources = info.context or {}
+        for name, value in given.items() if isinstance(given, dict) else ():
+            if name not in cls.model_fields:
+                raise ConfigurationError(f"there is no limit {name!r}{suggestion(str(name), cls.model_fields)}")
+            if isinstance(value, bool):
+                raise ConfigurationError(f"limit {name} = {value}{sources.get(name, '')}: give a number")
+        try:
+            return validate(given)
+        except ValidationError as error:
+            first = error.errors()[0]
+            name = str(first["loc"][0]) if first["loc"] else "(all)"
+            raise ConfigurationError(
+                f"limit {name} = {first['input']}{sources.get(name, '')}: {first['msg'].lower()}"
+            ) from None
 
     @model_validator(mode="before")
     @classmethod
     def _default_blocks(cls, given: Any) -> Any:
-        if isinstance(given, dict) and any(isinstance(value, bool) for value in given.values()):
-            raise ValueError("a limit is a number, and not true or false")
         if isinstance(given, dict) and "max_blocks" not in given:
             turns = given.get("max_iterations", cls.model_fields["max_iterations"].default)
             first = turns[0] if isinstance(turns, list | tuple) and turns else turns

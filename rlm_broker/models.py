@@ -13,9 +13,12 @@ from pydantic import (
     BaseModel,
     ConfigDict,
     Field,
+    ModelWrapValidatorHandler,
     NonNegativeInt,
     PositiveFloat,
     PositiveInt,
+    ValidationError,
+    ValidationInfo,
     model_validator,
 )
 
@@ -27,6 +30,7 @@ from rlm_broker.clients.function import FunctionClient
 from rlm_broker.clients.litellm import LiteLLMClient, prefetch
 from rlm_broker.clients.named import client_for
 from rlm_broker.clients.recorded import RecordedClient
+from rlm_broker.complaints import complaints, suggestion
 from rlm_broker.errors import ConfigurationError, ModelFailed
 from rlm_broker.handler.handler import LMHandler
 from rlm_broker.handler.lane import Lane, Serving
@@ -35,6 +39,11 @@ from rlm_broker.home import Home
 from rlm_broker.limits import Limits
 from rlm_broker.recording import Recording
 
+SAMPLING = frozenset(
+    {"temperature", "top_p", "top_k", "min_p", "seed", "stop", "max_tokens", "max_completion_tokens"}
+    | {"frequency_penalty", "presence_penalty", "repetition_penalty", "reasoning_effort", "verbosity", "n"}
+)
+"""Names of `Model.options` that change what a model says, and nothing else."""
 FROM_ENVIRONMENT = "env:"
 """Before the name of the variable that holds a secret."""
 HIDDEN = Field(repr=False, exclude=True)
@@ -42,7 +51,11 @@ USD = Annotated[float, Field(ge=0)]
 
 
 class Model(BaseModel):
-    """One model: where it is, what it is sent, and how often. What is not said is left to the provider."""
+    """One model: where it is, what it is sent, and how often. What is not said is left to the provider.
+
+    Raises:
+        ConfigurationError: There is no such field, or it cannot have the value.
+    """
 
     model_config = ConfigDict(
         frozen=True, extra="forbid", allow_inf_nan=False, use_attribute_docstrings=True, hide_input_in_errors=True
@@ -75,14 +88,28 @@ class Model(BaseModel):
     cooldown_s: PositiveFloat = 30.0
     """After three calls in a row that failed, how long its fallbacks are asked first."""
 
-    @model_validator(mode="after")
-    def _check_offline(self) -> Self:
-        if self.name == "offline" and (self.base_url or self.api_key or self.headers or self.options):
-            raise ValueError("the model offline takes no options, and nothing is sent anywhere")
-        for option in self.options:
+    @model_validator(mode="wrap")
+    @classmethod
+    def _refuse_in_words(cls, given: Any, validate: ModelWrapValidatorHandler[Self], info: ValidationInfo) -> Self:
+        """Raise this package's error. The context of the validation may say where the description stands."""
+        where = info.context or "Model"
+        for name in given if isinstance(given, dict) else ():
+            if name in SAMPLING:
+                raise ConfigurationError(f"{where}: there is no {name!r}: sampling arguments are given in `options`")
+            if name not in cls.model_fields:
+                raise ConfigurationError(f"{where}: there is no {name!r}{suggestion(str(name), cls.model_fields)}")
+        try:
+            model = validate(given)
+        except ValidationError as error:
+            raise ConfigurationError(f"{where}: {complaints(error, 'it')}") from None
+        if model.name == "offline" and (model.base_url or model.api_key or model.headers or model.options):
+            raise ConfigurationError(f"{where}: the model offline takes no options, and nothing is sent anywhere")
+        for option in model.options:
             if SECRET_NAME.search(option) or "header" in option.lower():
-                raise ValueError(f"options.{option} would be shown: give keys as api_key, and headers as headers")
-        return self
+                raise ConfigurationError(
+                    f"{where}: options.{option} would be shown: give keys as api_key, and headers as headers"
+                )
+        return model
 
     def client(self) -> Client:
         """A client of it. Nothing is sent.

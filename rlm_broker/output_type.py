@@ -8,6 +8,7 @@ import pydantic
 import rlm_broker.prompts as prompts
 from rlm_broker.complaints import complaints
 from rlm_broker.errors import ConfigurationError, OutputInvalid
+from sandbox_worker.wire.counting import MAX_VALUES, has_more_values_than
 
 
 class OutputType:
@@ -38,10 +39,14 @@ class OutputType:
         Raises:
             OutputInvalid: It is wrong, and the model was told `max_retries` times.
         """
-        try:
-            return None, self._adapter.validate_json(_unfenced(answer))
-        except (TypeError, ValueError) as error:
-            problem = _problem(error)
+        text = _unfenced(answer)
+        if has_more_values_than(MAX_VALUES, text.encode(errors="replace")):
+            problem = f"the answer holds more than {MAX_VALUES:,} values: answer with fewer"
+        else:
+            try:
+                return None, self._adapter.validate_json(text)
+            except (TypeError, ValueError) as error:
+                problem = _problem(error)
         try:
             return None, self._adapter.validate_python(answer)  # text that is no JSON, where text is wanted
         except (TypeError, ValueError):

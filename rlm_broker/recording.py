@@ -68,7 +68,11 @@ class Recorded(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class Models(msgspec.Struct, frozen=True, omit_defaults=True):
-    """The first line: what the run's models were called, and by which routes and policy they were found."""
+    """The first line: what the run's models were called, and by which routes and policy they were found.
+
+    Attributes:
+        seed: Of the sandbox that the run's code was in, see `Sandbox`.
+    """
 
     rlm_broker_recording: int
     root: str
@@ -76,6 +80,7 @@ class Models(msgspec.Struct, frozen=True, omit_defaults=True):
     others: list[str] = []
     routes: list[tuple[str, str | None, str]] = []
     policy: Literal["allow", "pinned", "open"] = "allow"
+    seed: int | None = None
 
 
 class Recorder:

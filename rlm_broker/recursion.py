@@ -4,19 +4,28 @@ import asyncio
 import json
 import re
 import time
+from collections.abc import Sequence
+from dataclasses import replace
 
 import msgspec
 
 from rlm_broker.context import store
 from rlm_broker.errors import LimitReached, RlmBrokerError
-from rlm_broker.handler.calls import Caller, in_words
+from rlm_broker.handler.allowance import Allowance
+from rlm_broker.handler.calls import MOST_DECODED_BYTES, Caller, in_words
+from rlm_broker.handler.crew import work_off
 from rlm_broker.runner import CHARS_PER_TOKEN, Runner, Tree
 from rlm_broker.tools import Tools
 from rlm_broker.trace.events import PREVIEW_CHARS, RunStarted
 from rlm_broker.transport.connection import QueryHandler
 from rlm_broker.types import ChildTrace
+from sandbox_worker.wire.errors import MessageInvalid
 from sandbox_worker.wire.messages import Query, Slot
+from sandbox_worker.wire.prompts import Prompt, Prompts
 
+VALUE_WEIGHT = 512
+"""Bytes of memory for each value among a tool's arguments: what pydantic makes of it, or notes as wrong with it."""
+TOO_MANY_CHILDREN = Slot(error="max_children_total exceeded")
 _ASKS_FOR_CODE = re.compile(r"```|\b(code|python|compute|calculate|count|sum|sort|add up)\b", re.IGNORECASE)
 
 
@@ -39,6 +48,7 @@ class Recursion:
         self._tools = tools
         self._below = Caller(caller.run, caller.depth + 1, caller.question)  # what its REPL asks
         self._started = 0
+        self._arguments = Allowance(MOST_DECODED_BYTES)
 
     def handler(self) -> QueryHandler:
         """What answers the REPL: this, or what the user puts in its place."""
@@ -50,20 +60,29 @@ class Recursion:
         most = limits.max_batch_prompts
         if len(query.prompts) > most:
             return [Slot(error=f"batch too large: {len(query.prompts)} > {most}")] * len(query.prompts)
-        texts = query.texts
-        if query.want != "llm" and len(texts) < len(query.prompts):
+        if query.want != "llm" and not query.is_text:
             return [Slot(error=f"{query.want} takes text, and no content parts")] * len(query.prompts)
         match query.want:
             case "budget":
                 return [Slot(text=json.dumps(self._left()))] * len(query.prompts)
             case "tool":
-                timeout_s = limits.tool_timeout_s
-                return [await self._tools.call(query.tool or "", each, timeout_s) for each in texts]
+                return [await self._tool(query.tool or "", query.prompts, index) for index in range(len(query.prompts))]
             case "rlm" if self._below.depth < limits.max_depth:
-                slots = await self._children(query, texts)
+                slots = await self._children(query)
             case _:
                 slots = await self._tree.calls.slots(self._below, query)
         return [_cut(slot, limits.max_result_chars) for slot in slots]
+
+    async def _tool(self, name: str, prompts: Sequence[Prompt], index: int) -> Slot:
+        """Call a tool. What its arguments may take in memory, as text and as values, is part of an allowance."""
+        if index:
+            await asyncio.sleep(0)  # many that are refused at once would hold the event loop
+        if name not in self._tools.names:
+            return self._tools.unknown(name)
+        encoded = prompts.encoded(index) if isinstance(prompts, Prompts) else str(prompts[index]).encode()
+        values = encoded.count(b",") + encoded.count(b"[") + encoded.count(b"{")
+        async with self._arguments.held(4 * len(encoded) + VALUE_WEIGHT * values):
+            return await self._tools.call(name, str(prompts[index]), self._tree.limits.tool_timeout_s)
 
     def _left(self) -> dict[str, float | None]:
         seconds = None if self._ends_at is None else round(max(0.0, self._ends_at - time.monotonic()), 3)
@@ -71,52 +90,96 @@ class Recursion:
 
     # -- children ----------------------------------------------------------------------------------------------------
 
-    async def _children(self, query: Query, prompts: list[str]) -> list[Slot]:
+    async def _children(self, query: Query) -> list[Slot]:
+        """Child runs; and completions, for the prompts that `recursion="auto"` gives no REPL.
+
+        A prompt stays data until there is a place for its child: prompts beyond a limit never become more.
+        """
+        limits, count = self._tree.limits, len(query.prompts)
         try:
             served_by = self._tree.calls.model_name(self._below.depth, query.model)
         except RlmBrokerError as refused:
-            return [Slot(error=in_words(refused))] * len(query.prompts)
-        most = self._tree.limits.max_children_per_batch or len(query.prompts)
+            return [Slot(error=in_words(refused))] * count
+        most = limits.max_children_per_batch or count
+        slots = [Slot(error=f"max_children_per_batch exceeded: {count} > {most}")] * count
+        runs, completions = await self._divided(query, min(count, most))
+        left = self._tree.ledger.left()["max_children_total"]
+        allowed = len(runs) if left is None else int(left)
+        room = self._tree.child_rooms[self._below.depth]
         async with asyncio.TaskGroup() as group:
-            children = [group.create_task(self._answered(query, prompt, served_by)) for prompt in prompts[:most]]
-        excess = Slot(error=f"max_children_per_batch exceeded: {len(query.prompts)} > {most}")
-        return [*(child.result() for child in children), *[excess] * (len(query.prompts) - len(children))]
+            completing = group.create_task(self._completions(query, completions))
+            children = await work_off(
+                runs[:allowed],
+                lambda index: self._child(query, index, served_by, room.memory),
+                limits.max_concurrent_children,
+                places=room.places,
+                session=self._caller.run,
+            )
+        answers = [*children, *[TOO_MANY_CHILDREN] * (len(runs) - len(children)), *completing.result()]
+        for index, slot in zip([*runs, *completions], answers, strict=True):
+            assert slot is not None  # without a time limit, each piece of work is done
+            slots[index] = slot
+        return slots
 
-    async def _answered(self, query: Query, prompt: str, served_by: str) -> Slot:
-        """A child run; or a completion, where `recursion="auto"` finds that one will do."""
+    async def _divided(self, query: Query, count: int) -> tuple[list[int], list[int]]:
+        """Indexes of the first `count` prompts: those that get a REPL, and those that get a completion."""
         decide = self._tree.needs_repl
-        asked = Caller(self._below.run, self._below.depth, self._below.question, query.model)
-        if decide is not None and not decide(prompt, self._tree.calls.window_tokens(asked)):
-            (slot,) = await self._tree.calls.slots(self._below, msgspec.structs.replace(query, prompts=[prompt]))
-            return slot
-        return await self._child(prompt, query.model, served_by)
+        if decide is None:
+            return list(range(count)), []
+        window = self._tree.calls.window_tokens(replace(self._below, model=query.model))
+        runs: list[int] = []
+        completions: list[int] = []
+        for index in range(count):
+            try:
+                has_repl = decide(str(query.prompts[index]), window)
+            except MessageInvalid:  # its child will say so
+                has_repl = True
+            (runs if has_repl else completions).append(index)
+            await asyncio.sleep(0)  # a decision looks through a text
+        return runs, completions
 
-    async def _child(self, prompt: str, model: str | None, served_by: str) -> Slot:
-        # Of its depth alone: were there one for all, parents that wait would hold what their children need.
-        async with self._tree.child_places[self._below.depth]:
+    async def _completions(self, query: Query, indexes: list[int]) -> list[Slot]:
+        if not indexes:
+            return []
+        prompts = query.prompts
+        some = prompts.subset(indexes) if isinstance(prompts, Prompts) else [prompts[index] for index in indexes]
+        return await self._tree.calls.slots(self._below, msgspec.structs.replace(query, prompts=some))
+
+    async def _child(self, query: Query, index: int, served_by: str, memory: Allowance) -> Slot:
+        prompts = query.prompts
+        if not isinstance(prompts, Prompts):
+            return await self._child_about(str(prompts[index]), query.model, served_by)
+        async with memory.held(prompts.decoded_bytes(index)):
             try:
-                self._tree.ledger.charge_child()
-            except LimitReached:
-                return Slot(error="max_children_total exceeded")
-            self._started += 1
-            caller = Caller(f"{self._caller.run}.{self._started}", self._below.depth, prompt, model)
-            started = time.monotonic()
-            slot = Slot(error="cancelled")
-            try:
-                slot = await self._run(caller, prompt, served_by)
-            except Exception as error:  # noqa: BLE001 - of the user's own functions: its siblings go on
-                slot = Slot(error=f"{type(error).__name__}: {error}")
-            finally:
-                self.child_traces.append(
-                    ChildTrace(
-                        depth=caller.depth,
-                        duration_s=time.monotonic() - started,
-                        prompt_preview=prompt[:PREVIEW_CHARS],
-                        result_preview=slot.text[:PREVIEW_CHARS] or None,
-                        error=slot.error,
-                    )
+                prompt = str(prompts[index])
+            except MessageInvalid as problem:
+                return Slot(error=str(problem))
+            return await self._child_about(prompt, query.model, served_by)
+
+    async def _child_about(self, prompt: str, model: str | None, served_by: str) -> Slot:
+        try:
+            self._tree.ledger.charge_child()
+        except LimitReached:
+            return TOO_MANY_CHILDREN
+        self._started += 1
+        caller = Caller(f"{self._caller.run}.{self._started}", self._below.depth, prompt, model)
+        started = time.monotonic()
+        slot = Slot(error="cancelled")
+        try:
+            slot = await self._run(caller, prompt, served_by)
+        except Exception as error:  # noqa: BLE001 - of the user's own functions: its siblings go on
+            slot = Slot(error=f"{type(error).__name__}: {error}")
+        finally:
+            self.child_traces.append(
+                ChildTrace(
+                    depth=caller.depth,
+                    duration_s=time.monotonic() - started,
+                    prompt_preview=prompt[:PREVIEW_CHARS],
+                    result_preview=slot.text[:PREVIEW_CHARS] or None,
+                    error=slot.error,
                 )
-            return slot
+            )
+        return slot
 
     async def _run(self, caller: Caller, prompt: str, served_by: str) -> Slot:
         started = time.monotonic()

@@ -3,19 +3,23 @@
 import asyncio
 import contextlib
 import inspect
+import secrets
 import time
+import warnings
 from collections import defaultdict
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass
+from os import PathLike
 from pathlib import Path
 from typing import Any, Literal
 
 from rlm_broker import __version__
 from rlm_broker.cache import Cache
-from rlm_broker.context import StoredContext, store
+from rlm_broker.context import StoredContext, refuse_a_name, store
 from rlm_broker.conversation import Conversation
 from rlm_broker.errors import ConfigurationError, ReplayDiverged, RunCancelled
 from rlm_broker.handler.calls import Caller, RunCalls
+from rlm_broker.handler.fair import FairSlots
 from rlm_broker.handler.handler import LMHandler
 from rlm_broker.handler.routing import ModelPolicy, Route
 from rlm_broker.home import Home, Resident
@@ -27,14 +31,17 @@ from rlm_broker.prompts import Instructions, Profile
 from rlm_broker.recording import FORMAT, Recorder, Recording
 from rlm_broker.recording import Models as RecordedModels
 from rlm_broker.recursion import Recursion, needs_repl
-from rlm_broker.runner import QueryHandlerFactory, Runner, Tree
+from rlm_broker.runner import ChildRoom, QueryHandlerFactory, Runner, Tree
 from rlm_broker.sandbox import policy
-from rlm_broker.sandbox.sandbox import Sandbox
+from rlm_broker.sandbox.sandbox import SEED_BITS, Sandbox, require_seed
 from rlm_broker.tools import Tools
 from rlm_broker.trace.events import Emit, Event, RunStarted
 from rlm_broker.types import Completion
 
 ROOT_RUN = "1"
+ORDER = "the context comes first, then the question"
+LONG_QUESTION_CHARS = 10_000
+"""Characters from which on a question beside a shorter context that ends with "?" is taken for the context."""
 
 
 class RLM(Resident):
@@ -69,7 +76,8 @@ class RLM(Resident):
             what answers its REPL.
         cache: A file, or a `Cache`, that keeps replies of providers; None keeps none.
         record: A new file for all model calls; see `recording`.
-        replay: Such a file: its replies, and no model.
+        replay: Such a file: its replies, and no model. Its seed, if it has one, is the sandbox's.
+        seed: See `Sandbox`. None: another one for each recording, and none without a recording.
         handler: To be shared by several RLMs: its models serve, in place of `model` and its like. It stays its
             owner's to open and close, as client objects do.
         sandbox: To be shared by several RLMs: its limits of one REPL, isolation and `allow_exec` hold.
@@ -101,6 +109,7 @@ class RLM(Resident):
         cache: str | Path | Cache | None = None,
         record: str | Path | None = None,
         replay: str | Path | None = None,
+        seed: int | None = None,
         handler: LMHandler | None = None,
         sandbox: Sandbox | None = None,
     ) -> None:
@@ -109,14 +118,16 @@ class RLM(Resident):
             raise ConfigurationError("give either models or a handler: a handler brings its own models")
         if replay is not None and (brings_models or routes):
             raise ConfigurationError("give either models or a recording to replay: it brings its own models")
-        _require_types(limits=limits, handler=handler, sandbox=sandbox, on_event=on_event)
+        _require_types(limits=limits, handler=handler, sandbox=sandbox, models=models, on_event=on_event)
         policy.candidates(isolation, allow_exec)  # an unknown level is refused here and not in the first call
         self.limits = limits or (sandbox.limits if sandbox else Limits())
         self._models: Models | None = None
         if handler is None:
-            recording = None if replay is None else Recording(replay)
-            self._models = Models(model, sub_model, models or {}, routes, model_policy, recording)
+            replayed = None if replay is None else Recording(replay)
+            self._models = Models(model, sub_model, models or {}, routes, model_policy, replayed)
         self._cache, self._record = cache, record
+        recording = self._models.replay if self._models else None
+        self._seed = _seed(seed, recording, sandbox, is_recorded=record is not None)
         self._isolation = isolation
         self._allow_exec = allow_exec
         if recursion not in ("always", "auto"):
@@ -147,15 +158,20 @@ class RLM(Resident):
 
         Raises:
             OutputInvalid: The answer was not of that type, `max_output_retries` times and once more.
-            LimitReached: A limit ended it; carries `partial_answer`.
-            RunCancelled: Ctrl+C; carries `partial_answer`.
-            ModelFailed, ContextRefused, IsolationUnavailable, SandboxFailed: What their names say.
+            LimitReached: A limit ended it.
+            RunCancelled: Ctrl+C ended it.
+            ModelFailed, SandboxFailed: What their names say. These five are `RunFailed`, with the run's messages,
+                trajectory, usage and partial answer.
+            ContextRefused, IsolationUnavailable: The run did not begin.
         """
         attempt = _Attempt()
         try:
             return (self._home or Home.background()).run(self._complete(prompt, root_prompt, attempt, output_type))
         except KeyboardInterrupt:
-            raise RunCancelled(attempt.partial_answer) from None
+            stopped = RunCancelled()
+            if attempt.runner is not None:
+                attempt.runner.hand_to(stopped)
+            raise stopped from None
 
     async def acompletion(
         self, prompt: object, root_prompt: str | None = None, *, output_type: Any = None
@@ -187,6 +203,8 @@ class RLM(Resident):
         finally:
             run.cancel()
             await asyncio.wait({run})
+            if not run.cancelled():
+                run.exception()  # who left the loop does not wait for it: else asyncio prints that it is not retrieved
 
     # -- what a run needs --------------------------------------------------------------------------------------------
 
@@ -210,11 +228,18 @@ class RLM(Resident):
                 handler = await self._own_handler(own, home)
             recorder = None
             if self._record is not None:
-                recorder = own.enter_context(contextlib.closing(Recorder(self._record, _told(handler))))
+                recorder = own.enter_context(contextlib.closing(Recorder(self._record, _told(handler, self._seed))))
             if sandbox is None:
                 port = handler.listener
                 sandbox = await own.enter_async_context(
-                    Sandbox(self.limits, self._isolation, allow_exec=self._allow_exec, listener=port, home=home)
+                    Sandbox(
+                        self.limits,
+                        self._isolation,
+                        allow_exec=self._allow_exec,
+                        seed=self._seed,
+                        listener=port,
+                        home=home,
+                    )
                 )
             yield _Machinery(handler, sandbox, recorder)
 
@@ -231,14 +256,15 @@ class RLM(Resident):
         self, prompt: object, question: str | None, attempt: "_Attempt", output_type: Any, emit: Emit | None = None
     ) -> Completion:
         if question is not None and not isinstance(question, str):
-            raise ConfigurationError(f"the question is text or None, and not {type(question).__name__}")
+            order = f": {ORDER}" if isinstance(question, PathLike | dict | list) else ""
+            raise ConfigurationError(f"the question is text or None, and not {type(question).__name__}{order}")
         if question is not None and not question.strip():
             raise ConfigurationError("the question is empty: say what you want to know")
         attempt.output_type = None if output_type is None else OutputType(output_type)
         attempt.emit, attempt.is_followed = emit or self._emit, emit is not None
         if isinstance(prompt, StoredContext):
             return await self._run(prompt, question, attempt)
-        with await asyncio.to_thread(store, prompt) as context:
+        with await asyncio.to_thread(_stored, prompt, question) as context:
             return await self._run(context, question, attempt)
 
     async def _run(self, context: StoredContext, question: str | None, attempt: "_Attempt") -> Completion:
@@ -255,9 +281,9 @@ class RLM(Resident):
         limits, emit = self.limits, attempt.emit
         ledger = Ledger(limits)
         calls = RunCalls(machinery.handler, ledger, emit, machinery.recorder, tells_text=attempt.is_followed)
-        places = defaultdict[int, asyncio.Semaphore](lambda: asyncio.Semaphore(limits.max_concurrent_children))
+        rooms = defaultdict[int, ChildRoom](lambda: ChildRoom(FairSlots(limits.max_concurrent_children)))
         sandbox, asks = machinery.sandbox, self._query_handler
-        tree = Tree(calls, ledger, sandbox, emit, self._instructions, places, asks, self._needs_repl)
+        tree = Tree(calls, ledger, sandbox, emit, self._instructions, rooms, asks, self._needs_repl)
         caller = Caller(ROOT_RUN, 0, question)
         metadata = self._metadata(machinery, context)
         emit(RunStarted(ROOT_RUN, 0, question, metadata["model"], metadata))
@@ -267,7 +293,9 @@ class RLM(Resident):
         attempt.runner = Runner(tree, caller, answer, traces, self._tools, attempt.output_type, self._conversation)
         completion = await attempt.runner.run(context)
         if self._models and self._models.replay and (difference := self._models.replay.diverged):
-            raise ReplayDiverged(difference)  # code may have taken the error for an answer
+            diverged = ReplayDiverged(difference)  # code may have taken the error for an answer
+            attempt.runner.hand_to(diverged)
+            raise diverged
         return completion
 
     def _metadata(self, machinery: "_Machinery", context: StoredContext) -> dict[str, Any]:
@@ -305,16 +333,26 @@ class _Attempt:
         self.emit: Emit
         self.is_followed = False
 
-    @property
-    def partial_answer(self) -> str | None:
-        return self.runner.progress.partial_answer if self.runner else None
+
+def _stored(prompt: object, question: str | None) -> StoredContext:
+    """Store what the user hands in; in a thread, since it reads files. Refuse a name that stands for what it names."""
+    if isinstance(prompt, str):
+        refuse_a_name(prompt)
+        if question and len(question) > LONG_QUESTION_CHARS > len(prompt) and prompt.rstrip().endswith("?"):
+            warnings.warn(
+                f"the context is a question, and the question {len(question):,} characters: {ORDER}", stacklevel=2
+            )
+    if question is not None:
+        refuse_a_name(question, "the question", ORDER)
+    return store(prompt)
 
 
-def _require_types(limits: object, handler: object, sandbox: object, on_event: object) -> None:
+def _require_types(limits: object, handler: object, sandbox: object, models: object, on_event: object) -> None:
     for name, value, kind in (
         ("limits", limits, Limits),
         ("handler", handler, LMHandler),
         ("sandbox", sandbox, Sandbox),
+        ("models", models, Mapping),
     ):
         if value is not None and not isinstance(value, kind):
             raise ConfigurationError(f"{name} is a {kind.__name__}, and not {type(value).__name__}")
@@ -322,10 +360,30 @@ def _require_types(limits: object, handler: object, sandbox: object, on_event: o
         raise ConfigurationError("on_event is a plain function of one event: it is called, and never awaited")
 
 
-def _told(handler: LMHandler) -> RecordedModels:
-    """What a recording says of the models: the names that a replay has to have."""
+def _seed(seed: int | None, replayed: Recording | None, sandbox: Sandbox | None, is_recorded: bool) -> int | None:
+    """The seed of the sandbox that runs will be in.
+
+    Raises:
+        ConfigurationError: It is no seed, or a recording or a sandbox has another one.
+    """
+    require_seed(seed)
+    if seed is not None and (replayed is not None or sandbox is not None):
+        whose = "the recording" if replayed else "the sandbox"
+        raise ConfigurationError(f"seed must be None here: the seed of {whose} holds")
+    if replayed is not None:
+        seed = replayed.models.seed
+        if sandbox is not None and sandbox.seed != seed:
+            raise ConfigurationError(f"the recording was made with seed={seed}, and the sandbox has {sandbox.seed}")
+        return seed
+    if sandbox is not None:
+        return sandbox.seed
+    return secrets.randbits(SEED_BITS) if seed is None and is_recorded else seed
+
+
+def _told(handler: LMHandler, seed: int | None) -> RecordedModels:
+    """What a recording says of the models, the names that a replay has to have, and of the sandbox."""
     root, sub = handler.get_client(depth=0), handler.get_client(depth=1)
     routing = handler.routing
     routes = [(route.to, route.match, route.depths) for route in routing.routes]
     own_sub = None if sub is root else sub.model_name
-    return RecordedModels(FORMAT, root.model_name, own_sub, list(routing.names), routes, routing.policy)
+    return RecordedModels(FORMAT, root.model_name, own_sub, list(routing.names), routes, routing.policy, seed)

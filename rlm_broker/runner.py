@@ -12,8 +12,10 @@ import rlm_broker.prompts as prompts
 from rlm_broker.context import StoredContext
 from rlm_broker.conversation import Conversation
 from rlm_broker.deadline import Late, T, within
-from rlm_broker.errors import LimitReached, ModelFailed, ReplClosed
-from rlm_broker.handler.calls import Caller, RunCalls, in_words
+from rlm_broker.errors import LimitReached, ModelFailed, ReplClosed, RunFailed
+from rlm_broker.handler.allowance import Allowance
+from rlm_broker.handler.calls import MOST_DECODED_BYTES, Caller, RunCalls, in_words
+from rlm_broker.handler.fair import FairSlots
 from rlm_broker.ledger import Ledger
 from rlm_broker.limits import Limits
 from rlm_broker.output_type import OutputType
@@ -44,6 +46,20 @@ Decide = Callable[[str, int], bool]
 
 
 @dataclass(frozen=True, slots=True)
+class ChildRoom:
+    """What the children at one depth of a tree share. Each depth has its own: parents that wait for their children hold
+    nothing that these need.
+
+    Attributes:
+        places: One for each child that runs.
+        memory: Bytes for the prompts of large queries, which live as long as their child.
+    """
+
+    places: FairSlots
+    memory: Allowance = field(default_factory=lambda: Allowance(MOST_DECODED_BYTES))
+
+
+@dataclass(frozen=True, slots=True)
 class Tree:
     """What all runs of one tree share."""
 
@@ -52,7 +68,7 @@ class Tree:
     sandbox: Sandbox
     emit: Emit
     instructions: prompts.Instructions
-    child_places: defaultdict[int, asyncio.Semaphore]
+    child_rooms: defaultdict[int, ChildRoom]
     query_handler: QueryHandlerFactory | None = None
     needs_repl: Decide | None = None
 
@@ -107,6 +123,7 @@ class Runner:
         self._parsed: Any = None
         self._limit: str | None = None
         self._tokens = 0
+        self._started = time.monotonic()
         self._earlier: list[ChatMessage] = []
         self.progress = Progress([])
 
@@ -119,7 +136,7 @@ class Runner:
             OutputInvalid: The answer was not of the type that was asked for, as often as it was asked.
             SandboxFailed: The sandbox itself broke.
         """
-        started = time.monotonic()
+        self._started = time.monotonic()
         response: str | None = None
         error: str | None = None
         limits = self._tree.limits
@@ -127,15 +144,18 @@ class Runner:
         try:
             has_repl = self._caller.depth < limits.max_depth
             response = await self._in_time(name, self._with_repl(context) if has_repl else self._without_repl(context))
-            return self._completion(response, time.monotonic() - started)
-        except LimitReached as limit:
-            error, limit.partial_answer = str(limit), limit.partial_answer or self.progress.partial_answer
-            raise
+            return self._completion(response)
         except BaseException as failure:  # told, and raised again
             error = in_words(failure)
+            if isinstance(failure, RunFailed):
+                self.hand_to(failure)
             raise
         finally:
-            self._emit_ended(response, error, time.monotonic() - started)
+            self._emit_ended(response, error)
+
+    def hand_to(self, failure: RunFailed) -> None:
+        """Put what the run has into the error that ends it."""
+        failure.take(self._completion(None), self.progress.partial_answer)
 
     async def _in_time(self, limit: str, work: Coroutine[Any, Any, T]) -> T:
         allowed_s: float | None = getattr(self._tree.limits, limit)
@@ -213,8 +233,11 @@ class Runner:
     async def _turn(self, repl: SandboxedRepl, number: int) -> tuple[str | None, list[Block], Sequence[NotRun]]:
         self._tree.emit(IterationStarted(self._caller.run, self._caller.depth, number))
         reply = await self._reply()
-        answer, blocks, not_run = await self._act(repl, number, reply)
-        self.progress.trajectory.append(Iteration(number, reply, tuple(blocks)))
+        blocks: list[Block] = []
+        try:
+            answer, not_run = await self._act(repl, number, reply, blocks)
+        finally:  # a turn that is cut short is part of what the run had
+            self.progress.trajectory.append(Iteration(number, reply, tuple(blocks)))
         return answer, blocks, not_run
 
     async def _reply(self, *, is_loop: bool = True) -> str:
@@ -228,18 +251,17 @@ class Runner:
         return call.response
 
     async def _act(
-        self, repl: SandboxedRepl, number: int, reply: str
-    ) -> tuple[str | None, list[Block], Sequence[NotRun]]:
-        """Do what the reply says: the answer if there is one, what its code did, and what of it was not run."""
+        self, repl: SandboxedRepl, number: int, reply: str, blocks: list[Block]
+    ) -> tuple[str | None, Sequence[NotRun]]:
+        """Do what the reply says; add each block that ran to `blocks`. Return the answer, and what was not run."""
         parsed = parse_reply(reply)
         not_run = tuple(f"{item.what}: {item.reason}" for item in parsed.not_run)
         self._tree.emit(Replied(self._caller.run, self._caller.depth, number, reply, not_run))
         self.progress.partial_answer = parsed.prose or self.progress.partial_answer
-        blocks: list[Block] = []
         for code in parsed.code[: self._blocks_left()]:
             blocks.append(await self._execute(repl, number, code))
             if blocks[-1].final_answer is not None:
-                return blocks[-1].final_answer, blocks, ()
+                return blocks[-1].final_answer, ()
             if blocks[-1].status == "killed":
                 break
         skipped = _skipped(parsed, blocks)
@@ -250,7 +272,7 @@ class Runner:
         else:
             blocks.append(await self._execute(repl, number, _lookup(parsed.final)))
             answer = blocks[-1].final_answer
-        return answer, blocks, (*parsed.not_run, *skipped)
+        return answer, (*parsed.not_run, *skipped)
 
     async def _execute(self, repl: SandboxedRepl, iteration: int, code: str) -> Block:
         run, depth = self._caller.run, self._caller.depth
@@ -283,7 +305,7 @@ class Runner:
         self._earlier += self.progress.messages
         name = "history" if self._conversation is None else f"history_{self._conversation.runs - 1}"
         with contextlib.suppress(FrameTooLarge):  # then the notes have to do
-            repl.provide({name: [{"role": each.role, "content": each.content} for each in self._earlier]})
+            repl.provide_known({name: [{"role": each.role, "content": each.content} for each in self._earlier]})
         started_again = prompts.after_summary(str(opening.content), summary, name, then)
         self.progress.messages = [system, ChatMessage("user", started_again)]
 
@@ -332,13 +354,13 @@ class Runner:
         if allowed is not None and self.progress.errors_in_a_row >= allowed:
             raise LimitReached("max_consecutive_errors", self.progress.errors_in_a_row, allowed)
 
-    def _completion(self, response: str | None, duration_s: float) -> Completion:
+    def _completion(self, response: str | None) -> Completion:
         return Completion(
             response=response,
             root_model=self._tree.calls.model_name(self._caller.depth, self._caller.model),
             depth=self._caller.depth,
             iterations=len(self.progress.trajectory),
-            execution_time=duration_s,
+            execution_time=time.monotonic() - self._started,
             usage_summary=self._tree.ledger.summary(self._caller.run),
             usage_by_depth=self._tree.ledger.by_depth(self._caller.run),
             parsed=self._parsed,
@@ -349,7 +371,8 @@ class Runner:
             child_traces=tuple(self._child_traces),
         )
 
-    def _emit_ended(self, response: str | None, error: str | None, duration_s: float) -> None:
+    def _emit_ended(self, response: str | None, error: str | None) -> None:
+        duration_s = time.monotonic() - self._started
         usage = self._tree.ledger.summary(self._caller.run)
         iterations = len(self.progress.trajectory)
         self._tree.emit(RunEnded(self._caller.run, self._caller.depth, response, error, iterations, duration_s, usage))

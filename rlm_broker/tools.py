@@ -2,7 +2,9 @@
 
 import asyncio
 import builtins
+import dataclasses
 import inspect
+import json
 import keyword
 import linecache
 import re
@@ -15,18 +17,21 @@ from typing import Any
 
 import msgspec
 import pydantic
-from pydantic_core import to_jsonable_python
 
 from rlm_broker.complaints import complaints
-from rlm_broker.deadline import Late, within
+from rlm_broker.deadline import Late, closed_if_deaf, within
 from rlm_broker.errors import ConfigurationError
+from rlm_broker.plain import problem_with
 from rlm_broker.threads import DaemonThreads
+from sandbox_worker.wire.counting import MAX_VALUES, has_more_values_than
 from sandbox_worker.wire.messages import Slot
 
 RESERVED = {"context", "history", "llm_query", "llm_query_batched", "llm_batch", "rlm_query", "rlm_query_batched"}
 RESERVED |= {"budget", "FINAL", "FINAL_VAR", "SUBMIT", "SHOW_VARS", "answer", "_"}
 _NUMBERED = re.compile(r"(context|history)_\d+")
 _PATH = re.compile(r"(?<![\w.])/(?:[\w.+@-]+/)+")
+MAX_ARGUMENT_CHARS = 4 << 20
+"""Characters of the arguments of one call, as JSON; a call with more is refused."""
 MAX_THREADS = 64
 """Calls of blocking tools of one RLM at the same time; further ones wait, within their time limit."""
 
@@ -58,6 +63,8 @@ class Tools:
         weakref.finalize(self, self._threads.close, RuntimeError("the RLM is gone"))
         self.values: dict[str, Any] = {}
         self._described: dict[str, str] = {}
+        for tools in (given, for_children):
+            _require_mapping(tools)
         for name, what in (given or {}).items():
             self._add(name, what)
         self.for_children: Tools = self if for_children is None else Tools(for_children)
@@ -71,6 +78,10 @@ class Tools:
         lines = [f"- `{name}{tool.signature}`: {self._described[name]}" for name, tool in self._tools.items()]
         return lines + [f"- `{name}`: {self._described[name]}" for name in self.values]
 
+    def unknown(self, name: str) -> Slot:
+        """The answer to a call of a tool that there is not."""
+        return Slot(error=f"there is no tool {name[:80]!r}; there are: {', '.join(self._tools) or 'none'}")
+
     async def call(self, name: str, arguments: str, timeout_s: float) -> Slot:
         """Call a tool with arguments that code gave, as a JSON object of `args` and `kwargs`.
 
@@ -79,13 +90,12 @@ class Tools:
         """
         tool = self._tools.get(name)
         if tool is None:
-            return Slot(error=f"there is no tool {name[:80]!r}; there are: {', '.join(self._tools) or 'none'}")
+            return self.unknown(name)
+        given = _decoded(arguments)
+        if isinstance(given, str):
+            return Slot(error=f"{name}() {given}")
         try:
-            given = msgspec.json.decode(arguments, type=_Arguments)
-        except (msgspec.MsgspecError, RecursionError):
-            return Slot(error=f"{name}() was called in a way that no REPL does")
-        try:
-            return Slot(text=await within(timeout_s, tool.call(given.args, given.kwargs)))
+            return Slot(text=await within(timeout_s, closed_if_deaf(tool.call(given.args, given.kwargs))))
         except Late:
             return Slot(error=f"{name}() took longer than tool_timeout_s = {timeout_s:g} s")
         except asyncio.CancelledError:
@@ -94,6 +104,7 @@ class Tools:
                 raise
             return Slot(error=f"{name}() cancelled itself")
         except pydantic.ValidationError as error:
+            traceback.clear_frames(error.__traceback__)  # their arguments would live until the collector finds them
             return Slot(error=f"{name}(): {complaints(error, 'arguments')}")
         except _NotPlain as error:
             return Slot(error=f"{name}() returned {error}")
@@ -115,10 +126,22 @@ class Tools:
             self._described[name] = description or _first_paragraph(what)
             return
         try:
-            self.values[name] = to_jsonable_python(what)
-        except Exception as error:  # noqa: BLE001 - it is the user\'s: pydantic may call anything of it
+            self.values[name] = _plain(what, "it")
+        except _NotPlain as error:
             raise ConfigurationError(f"tool {name!r}: neither a callable nor a plain value: {error}") from None
         self._described[name] = description or f"a {type(what).__name__}"
+
+
+def _decoded(arguments: str) -> _Arguments | str:
+    """The arguments of a call, or why it is not made."""
+    if len(arguments) > MAX_ARGUMENT_CHARS:
+        return f"was given {len(arguments):,} characters, more than {MAX_ARGUMENT_CHARS:,}: give less at a time"
+    if has_more_values_than(MAX_VALUES, arguments.encode()):
+        return f"was given more than {MAX_VALUES:,} values: give a text, or fewer at a time"
+    try:
+        return msgspec.json.decode(arguments, type=_Arguments)
+    except (msgspec.MsgspecError, RecursionError):
+        return "was called in a way that no REPL does"
 
 
 class _NotPlain(Exception):
@@ -170,9 +193,45 @@ def _encoded(result: Any) -> str:
     if isinstance(result, Iterator):
         raise _NotPlain(f"a {type(result).__name__}: return a list")
     try:
-        return msgspec.json.encode(to_jsonable_python(result, inf_nan_mode="constants")).decode()
-    except Exception as error:  # noqa: BLE001 - its result may be anything
-        raise _NotPlain(f"a {type(result).__name__}, which is no plain value: {error}") from None
+        return json.dumps(_plain(result, "its result"), ensure_ascii=False)
+    except _NotPlain as error:
+        raise _NotPlain(f"no plain value: {error}") from None
+
+
+def _plain(value: Any, whole: str) -> Any:
+    """Return what code gets for `value`: it is plain, or has pydantic models and dataclasses in it, which become dicts.
+
+    Raises:
+        _NotPlain: With the place of what would not arrive as it is.
+    """
+    if problem_with(value, whole) is None:
+        return value
+    try:
+        value = _fields(value)
+    except RecursionError:
+        raise _NotPlain(f"{whole} contains itself") from None
+    if problem := problem_with(value, whole):
+        raise _NotPlain(problem)
+    return value
+
+
+def _fields(value: Any) -> Any:
+    """Put dicts in the place of pydantic models and dataclasses, at any depth."""
+    if isinstance(value, pydantic.BaseModel):
+        value = dict(value)
+    elif dataclasses.is_dataclass(value) and not isinstance(value, type):
+        value = {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
+    if isinstance(value, dict):
+        return {key: _fields(each) for key, each in value.items()}
+    return [_fields(each) for each in value] if isinstance(value, list | tuple) else value
+
+
+def _require_mapping(tools: object) -> None:
+    if tools is None or isinstance(tools, Mapping):
+        return
+    named = [getattr(each, "__name__", "name") for each in tools] if isinstance(tools, list | tuple | set) else []
+    example = ", ".join(f"{name!r}: {name}" for name in named) or "'name': function"
+    raise ConfigurationError(f"tools are a dict from name to function, and not {type(tools).__name__}: {{{example}}}")
 
 
 def _first_paragraph(function: Callable[..., Any]) -> str:

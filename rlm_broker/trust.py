@@ -2,36 +2,33 @@
 
 import hashlib
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from rlm_broker.clients.litellm import is_hosted
 from rlm_broker.errors import ConfigurationError
+from rlm_broker.models import SAMPLING
 
 _HARMLESS = frozenset(
     {"name", "options", "usd_per_million_tokens", "max_concurrent", "requests_per_minute", "tokens_per_minute"}
     | {"max_retries", "attempt_timeout_s", "fallbacks", "cooldown_s"}
 )
 """Of a model: what does not say where a request is sent, nor with which key."""
-_HARMLESS_OPTIONS = frozenset(
-    {"temperature", "top_p", "top_k", "min_p", "seed", "stop", "max_tokens", "max_completion_tokens"}
-    | {"frequency_penalty", "presence_penalty", "repetition_penalty", "reasoning_effort", "verbosity", "n"}
-)
-"""They change what a model says."""
 _MEANS = ("max_budget_usd", "max_tokens", "max_llm_calls")
-_LEVELS = {"auto": 1, "strict": 2, "standard": 0, "process": -1}
+LEVELS = {"auto": 1, "strict": 2, "standard": 0, "process": -1}
 
 
 def risks(document: Mapping[str, Any], users: Mapping[str, Any]) -> Iterator[str]:
     """What in a project's file could send documents or keys elsewhere, run code with less protection, or cost more.
 
     Args:
-        users: The user's own settings, which hold without the project's.
+        document: The file's settings; those of its table `limits` stand beside the others.
+        users: The same of the user's own file, which holds without the project's.
     """
     yield from (name for name in ("base_url", "api_key", "cache") if document.get(name))
     level = document.get("isolation", "auto")
-    if _LEVELS.get(str(level), 0) < min(1, _LEVELS.get(str(users.get("isolation", "auto")), 1)):
+    if LEVELS.get(str(level), 0) < min(1, LEVELS.get(str(users.get("isolation", "auto")), 1)):
         yield f"isolation = {level}"
     models = document.get("models")
     models = models if isinstance(models, dict) else {}
@@ -43,39 +40,38 @@ def risks(document: Mapping[str, Any], users: Mapping[str, Any]) -> Iterator[str
         yield from (
             f"models.{name}.{risk}" for risk in _risks_of(model if isinstance(model, dict) else {}, name, users)
         )
-    limits = document.get("limits")
-    limits = limits if isinstance(limits, dict) else {}
     for name in _MEANS:
-        if name in users and name in limits and not _is_less(limits[name], users[name]):
-            yield f"limits.{name} = {limits[name]}"
+        if name in users and name in document and not _is_less(document[name], users[name]):
+            yield f"limits.{name} = {document[name]}"
 
 
-def require(path: Path, content: bytes, document: Mapping[str, Any], users: Mapping[str, Any]) -> None:
-    """Refuse a project's file that has risks, unless it was trusted as it is now.
+def require(path: Path, content: bytes, found: Sequence[str]) -> None:
+    """Refuse a project's file in which risks were found, unless it was trusted with this content.
 
     Raises:
         ConfigurationError: It was not.
     """
-    found = list(risks(document, users))
     if found and _line(path, content) not in _trusted():
         raise ConfigurationError(
             f"{path} sets {', '.join(found)}: look at it, and if it is yours run `rlm-broker config trust`"
         )
 
 
-def trust(path: Path) -> None:
-    """Take the file as it is now for the user's own.
+def trust(path: Path, content: bytes) -> None:
+    """Take the file with this content for the user's own.
 
     Raises:
-        ConfigurationError: It cannot be read, or that cannot be noted.
+        ConfigurationError: That cannot be noted.
     """
     try:
-        line = _line(path, path.read_bytes())
+        line = _line(path, content)
         _store().parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         with _store().open("a") as store:
             store.write(f"{line}\n")
     except OSError as error:
         raise ConfigurationError(f"cannot trust {path}: {error.strerror}: {error.filename}") from None
+    except RuntimeError:  # of expanduser
+        raise ConfigurationError(f"cannot trust {path}: this user has no home: set HOME or XDG_STATE_HOME") from None
 
 
 def _risks_of(model: Mapping[str, Any], name: str, users: Mapping[str, Any]) -> Iterator[str]:
@@ -84,9 +80,7 @@ def _risks_of(model: Mapping[str, Any], name: str, users: Mapping[str, Any]) -> 
     if "base_url" not in model and not _is_known(served, users):
         yield f"name = {served}"
     options = model.get("options")
-    yield from (
-        f"options.{each}" for each in (options if isinstance(options, dict) else ()) if each not in _HARMLESS_OPTIONS
-    )
+    yield from (f"options.{each}" for each in (options if isinstance(options, dict) else ()) if each not in SAMPLING)
 
 
 def _is_known(name: object, users: Mapping[str, Any]) -> bool:
@@ -105,7 +99,7 @@ def _is_less(projects: object, users: object) -> bool:
 def _trusted() -> list[str]:
     try:
         return _store().read_text().splitlines()
-    except OSError:
+    except (OSError, RuntimeError):
         return []
 
 

@@ -14,18 +14,26 @@ from collections.abc import Callable
 import msgspec
 
 from sandbox_worker.interrupts import Interrupts
+from sandbox_worker.reserve import Reserve
 from sandbox_worker.wire.frames import FrameDecoder, encode_frame
 from sandbox_worker.wire.messages import (
+    FEW_BYTES,
+    MAX_QUERY_BYTES,
+    MAX_RESULT_BYTES,
     Execute,
     FromWorker,
+    Message,
     Provide,
     Query,
     Reply,
+    Result,
     decode_from_orchestrator,
     encode,
 )
 
 READ_BYTES = 1 << 18
+MOST_BYTES: dict[type[Message], int] = {Query: MAX_QUERY_BYTES, Result: MAX_RESULT_BYTES}
+"""What the orchestrator takes of each kind of message; of others, `FEW_BYTES`."""
 ONLY_HERE = "another process cannot use the REPL's connection: call llm_query_batched, or use threads"
 
 
@@ -40,10 +48,11 @@ class CannotAsk(RuntimeError):
 class Channel:
     """Sends messages to the orchestrator, and hands what it says to whoever waits for it."""
 
-    def __init__(self, door: socket.socket, max_frame_bytes: int, interrupts: Interrupts) -> None:
+    def __init__(self, door: socket.socket, max_frame_bytes: int, interrupts: Interrupts, reserve: Reserve) -> None:
         self._door = door
         self._max_frame_bytes = max_frame_bytes
         self._interrupts = interrupts
+        self._reserve = reserve
         self._owner = os.getpid()
         self._frames = FrameDecoder(max_frame_bytes)
         self._poll = select.poll()
@@ -65,7 +74,7 @@ class Channel:
         Raises:
             FrameTooLarge: The orchestrator would not accept it.
         """
-        return encode_frame(encode(message), self._max_frame_bytes)
+        return encode_frame(encode(message), min(self._max_frame_bytes, MOST_BYTES.get(type(message), FEW_BYTES)))
 
     def send(self, frame: bytes) -> None:
         """Send a frame, whole."""
@@ -101,12 +110,14 @@ class Channel:
                 self._wait(lambda: query_id in self._replies)
                 return self._replies[query_id]
             finally:
+                self._reserve.shut()
                 with self._changed:
                     self._wanted.discard(query_id)
                     self._replies.pop(query_id, None)
 
     def next_block(self) -> tuple[Execute, list[Provide]]:
-        """Wait for the next block, and what is provided with it."""
+        """Wait for the next block, and what is provided with it. The reserve is open when it is there."""
+        self._reserve.shut()
         self._wait(lambda: self._next is not None)
         provided, self._provided = self._provided, []
         block, self._next = self._next, None
@@ -148,6 +159,7 @@ class Channel:
                     self._changed.notify_all()
 
     def _read(self) -> None:
+        self._reserve.open()  # what has been read has to be kept: after a part of a frame nothing could be understood
         try:
             data = self._door.recv(READ_BYTES)
         except OSError as error:

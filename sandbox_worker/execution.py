@@ -13,6 +13,7 @@ from pathlib import Path
 from types import CodeType
 from typing import TYPE_CHECKING, Any
 
+from sandbox_worker.classes import class_name
 from sandbox_worker.reserve import Reserve
 from sandbox_worker.wire.messages import Status
 
@@ -47,10 +48,11 @@ class Executor:
 
     Args:
         complain: Called with the text of a traceback. (`sys.stderr` is whatever the block made of it.)
+        reserve: Closed while a block's code runs.
     """
 
-    def __init__(self, namespace: dict[str, Any], complain: Callable[[str], object]) -> None:
-        self._reserve = Reserve()
+    def __init__(self, namespace: dict[str, Any], complain: Callable[[str], object], reserve: Reserve) -> None:
+        self._reserve = reserve
         self._namespace = namespace
         self._complain = complain
         self._flags = ast.PyCF_ALLOW_TOP_LEVEL_AWAIT
@@ -64,23 +66,19 @@ class Executor:
         linecache.cache[file] = (len(code), None, io.StringIO(f"{code}\n", newline=None).readlines(), file)
         try:
             statements, last = self._compiled(code, file)
-            if any(part is not None and part.co_flags & inspect.CO_COROUTINE for part in (statements, last)):
-                self._await(statements, last)
-            else:
-                eval(statements, self._namespace)  # running model code is what this process is for
-                if last is not None:
-                    self._show(eval(last, self._namespace))
+            self._reserve.close()
+            try:
+                self._evaluate(statements, last)
+            finally:
+                self._reserve.end_block()
         except SystemExit as request:
             return self._exited(request)
         except KeyboardInterrupt as interrupt:
             self._complain(_traceback_of(interrupt))
             return Outcome("interrupted", "KeyboardInterrupt")
         except BaseException as error:  # noqa: BLE001 - whatever model code raises ends its block, never the REPL
-            if isinstance(error, MemoryError):
-                self._reserve.release()
             self._complain(_traceback_of(error))
             return Outcome("error", _one_line(error))
-        self._reserve.hold()
         return Outcome("ok")
 
     def _compiled(self, code: str, file: str) -> tuple[CodeType, CodeType | None]:
@@ -98,6 +96,14 @@ class Executor:
             if error.text is None and error.lineno:  # the compiler looks for a file of that name
                 error.text = linecache.getline(file, error.lineno)
             raise
+
+    def _evaluate(self, statements: CodeType, last: CodeType | None) -> None:
+        if any(part is not None and part.co_flags & inspect.CO_COROUTINE for part in (statements, last)):
+            self._await(statements, last)
+            return
+        eval(statements, self._namespace)  # running model code is what this process is for
+        if last is not None:
+            self._show(eval(last, self._namespace))
 
     async def _awaiting(self, statements: CodeType, last: CodeType | None) -> None:
         ran = eval(statements, self._namespace)
@@ -145,7 +151,7 @@ class Executor:
         try:
             text = str(code)
         except BaseException as broken:  # noqa: BLE001 - the object is the model's, and its `__str__` may raise
-            text = f"a {_class_name(request.code)} whose text cannot be shown: {_class_name(broken)}"
+            text = f"a {class_name(request.code)} whose text cannot be shown: {class_name(broken)}"
         self._complain(f"{text}\n")  # as the interpreter itself would
         return Outcome("exited", text[:ERROR_CHARS], 1)
 
@@ -157,7 +163,7 @@ def _traceback_of(error: BaseException) -> str:
             part.stack = traceback.StackSummary.from_list(_without_ours(part.stack))
         return "".join(shown.format())
     except BaseException as broken:  # noqa: BLE001 - model code may have given its exception a `__str__` that raises
-        return f"{_class_name(error)} (its traceback cannot be shown: {_class_name(broken)})\n"
+        return f"{class_name(error)} (its traceback cannot be shown: {class_name(broken)})\n"
 
 
 def _parts(shown: traceback.TracebackException) -> list[traceback.TracebackException]:
@@ -184,10 +190,5 @@ def _one_line(error: BaseException) -> str:
         lines = traceback.format_exception_only(error)
         text = next(line for line in lines if not line.startswith(" ")).splitlines()[0]
     except BaseException:  # noqa: BLE001 - as above
-        text = _class_name(error)
+        text = class_name(error)
     return text[:ERROR_CHARS]
-
-
-def _class_name(value: object) -> str:
-    """The name of its class, which may be the model's: no code of a metaclass runs."""
-    return str(type.__getattribute__(type(value), "__name__"))

@@ -16,6 +16,7 @@ import signal
 import socket
 from typing import NoReturn
 
+from sandbox_worker import own_memory
 from sandbox_worker.channel import Channel
 from sandbox_worker.control_socket import ControlSocket
 from sandbox_worker.interrupts import Interrupts
@@ -28,8 +29,10 @@ from sandbox_worker.preparation import Found
 from sandbox_worker.proc import Proc, Status
 from sandbox_worker.repl import Repl
 from sandbox_worker.repl_output import EXPLAIN_S, ReplOutput, WriteEnds
+from sandbox_worker.reserve import Reserve, reserved_bytes
 from sandbox_worker.watch import Usage, Watch
 from sandbox_worker.wire.control import (
+    BROKEN,
     Begin,
     Burned,
     Died,
@@ -87,9 +90,12 @@ def main(fds: list[int], spawn: Spawn, walls: ZygoteWalls, mapping_works: bool, 
     control = socket.socket(fileno=CONTROL_FD)
     bell = mmap.mmap(-1, mmap.PAGESIZE)  # shared with the REPL, and so made before that is denied
     children = syscalls.ended_children()
+    # One process alone is to get a MemoryError before the watch ends it: its page tables, 1 byte in 512, are counted.
+    address_space_bytes = spawn.memory_bytes - spawn.memory_bytes // 128
     bounds = WorkerBounds(
         allow_exec=spawn.allow_exec,
-        address_space_bytes=spawn.memory_bytes,
+        address_space_bytes=address_space_bytes,
+        reserved_bytes=reserved_bytes(address_space_bytes),
         max_processes=spawn.max_processes,
         max_open_files=spawn.max_open_files,
         scratch_bytes=spawn.scratch_bytes,
@@ -255,7 +261,7 @@ class Init:
         """In the child: behind the second walls, without the control socket, into the loop."""
         if self._has_group:
             os.write(GROUP_FD, b"0")
-        mapped_bytes = self._proc.mapped_bytes()
+        mapped_bytes, unwritten_bytes = self._proc.mapped_bytes()
         os.dup2(write_ends.stdout, 1)
         os.dup2(write_ends.stderr, 2)
         wanted = [(door_fd, DOOR_FD), (write_ends.stack, STACK_FD)]
@@ -273,16 +279,21 @@ class Init:
         interrupts.install()
         try:
             ruleset = None if self._ruleset is None else RULESET_FD
-            layers = lock_down_repl(self._walls, self._bounds, ruleset, mapped_bytes)
+            layers = lock_down_repl(self._walls, self._bounds, ruleset, mapped_bytes - unwritten_bytes)
         except (LayerFailed, OSError) as error:
             _fail("start", error)
         os.write(CONTROL_FD, pack(Started(layers=list(layers))))
         self._control.close()
-        channel = Channel(socket.socket(fileno=DOOR_FD), self._spawn.max_frame_bytes, interrupts)
+        reserve = Reserve()
+        channel = Channel(socket.socket(fileno=DOOR_FD), self._spawn.max_frame_bytes, interrupts, reserve)
         gc.enable()
         self._found.tell_apart()
-        found = self._found
-        Repl(found.contexts, channel, interrupts, self._spawn.max_output_bytes, self._bell, found.variables).serve()
+        own_memory.be(self._spawn.memory_bytes)
+        found, most = self._found, self._spawn.max_output_bytes
+        try:
+            Repl(found.contexts, channel, interrupts, reserve, most, self._bell, found.variables).serve()
+        except BaseException:  # noqa: BLE001 - nothing is left that could tell more than an exit code
+            os._exit(BROKEN)
 
     def _kill_all(self) -> None:
         """SIGKILL to the REPL and all that it started; return when they are gone."""
@@ -300,13 +311,16 @@ class Init:
                     break
         self._repl_pid = None
 
-    def _kill_all_but_repl(self) -> None:
-        """SIGKILL to what the REPL started, which could go on growing while we listen to it: alone it is bounded."""
+    def _stop_all_but_repl(self) -> None:
+        """SIGSTOP to what the REPL started, which could go on growing while we listen to it: alone it is bounded.
+
+        They are killed with the REPL. Killed before it, they would be taken for ended by a block that waits for them.
+        """
         if self._walls.level == "strict" and self._walls.proc_is_fresh:
             for pid in self._proc.others():
                 if pid != self._repl_pid:
                     with contextlib.suppress(ProcessLookupError):
-                        os.kill(pid, signal.SIGKILL)
+                        os.kill(pid, signal.SIGSTOP)
 
     def _reap(self) -> None:
         """Take leave of children that ended: the REPL, and orphans, which would else count against its limit."""
@@ -348,7 +362,7 @@ class Init:
         wait_s = EXPLAIN_S if usage is None else EXPLAIN_QUICKLY_S
         usage = usage or self._watch.look()
         if self._repl_pid is not None:
-            self._kill_all_but_repl()
+            self._stop_all_but_repl()
             self._signal(STACK_SIGNAL)
             stack = self._output.read_stack(wait_s)
         return PostMortem(
@@ -378,7 +392,7 @@ def _keep_only(fds: list[int]) -> None:
 
 
 def _fail(step: str, error: BaseException) -> NoReturn:
-    layer = error.layer if isinstance(error, LayerFailed) else None
+    layer, code = (error.layer, error.code) if isinstance(error, LayerFailed) else (None, 0)
     with contextlib.suppress(OSError):
-        os.write(CONTROL_FD, pack(Failed(step=step, reason=str(error) or repr(error), layer=layer)))
+        os.write(CONTROL_FD, pack(Failed(step=step, reason=str(error) or repr(error), layer=layer, code=code)))
     os._exit(1)

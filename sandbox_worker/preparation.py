@@ -12,7 +12,8 @@ import sys
 from dataclasses import dataclass, field
 from typing import Any
 
-from sandbox_worker.isolation import namespaces, seccomp, syscalls
+from sandbox_worker.adapted import GENERATORS, seed_generators
+from sandbox_worker.isolation import mounts, namespaces, seccomp, syscalls
 from sandbox_worker.isolation.walls import LayerFailed, ZygoteWalls, layer
 from sandbox_worker.isolation.worker_layers import be_the_first_to_go
 from sandbox_worker.loading.context import ContextBroken, load
@@ -26,7 +27,10 @@ class Found:
     Attributes:
         contexts: Name → value.
         variables: Of the set-up code, by name.
+        seed: What `random` and numpy's global generator begin with in each REPL; None is another seed for each.
     """
+
+    seed: int | None = None
 
     contexts: dict[str, Any] = field(default_factory=dict)
     variables: dict[str, Any] = field(default_factory=dict)
@@ -34,10 +38,12 @@ class Found:
     def tell_apart(self) -> None:
         """To be called in each REPL: forks of one process would else draw the same random numbers.
 
-        (The module `random` sees to that itself.)
+        The module `random` sees to that itself, also where all REPLs are to draw the same.
         """
-        if (numpy_random := sys.modules.get("numpy.random")) is not None:
-            numpy_random.seed([*memoryview(os.urandom(32)).cast("I")])
+        if self.seed is not None:
+            seed_generators(self.seed, GENERATORS)
+        elif "numpy.random" in sys.modules:
+            seed_generators([*memoryview(os.urandom(32)).cast("I")], ("numpy.random",))
 
 
 def prepare(configure: Configure, fds: list[int], walls: ZygoteWalls, mapping_works: bool) -> Found:
@@ -46,13 +52,12 @@ def prepare(configure: Configure, fds: list[int], walls: ZygoteWalls, mapping_wo
     Raises:
         LayerFailed: "imports", "context" or "setup" could not be done; or what they run behind.
     """
-    found = Found()
+    found = Found(seed=configure.seed)
     before = _open_files()
+    if configure.preload or configure.setup:
+        _have_scratch(walls, configure.new_root)
     for module in configure.preload:
-        try:
-            importlib.import_module(module)
-        except BaseException as error:  # noqa: BLE001 - a module may do anything when it is imported
-            raise LayerFailed("imports", f"{module}: {_said(error)}") from None
+        _import(module)
     if configure.form is not None or configure.setup:
         with layer("out of memory first", []):
             proc_self = namespaces.open_proc_self()
@@ -73,8 +78,41 @@ def prepare(configure: Configure, fds: list[int], walls: ZygoteWalls, mapping_wo
     gc.collect()
     if configure.preload or configure.setup:
         _refuse_what_is_left(before)
+        if walls.level == "strict":
+            mounts.take_scratch_back()
     syscalls.collapse_own_memory()
     return found
+
+
+def _have_scratch(walls: ZygoteWalls, folder: str) -> None:
+    """Some modules refuse to be imported where they find no folder to write to, such as matplotlib.
+
+    Args:
+        folder: One of the host's, which ends with this fork server; at "strict" it has one of its own.
+    """
+    if walls.level == "strict":
+        with layer("scratch", []):
+            mounts.lend_scratch()
+        folder = mounts.SCRATCH
+    os.environ["HOME"] = os.environ["TMPDIR"] = folder
+
+
+def _import(module: str) -> None:
+    try:
+        importlib.import_module(module)
+    except BaseException as error:  # noqa: BLE001 - a module may do anything when it is imported
+        raise LayerFailed("imports", f"{module}: {_said(error)}") from None
+    if started := [_thread_name(each) for each in os.listdir("/proc/self/task") if int(each) != os.getpid()]:  # noqa: PTH208
+        raise LayerFailed(
+            "imports",
+            f"{module} starts {'a thread' if len(started) == 1 else f'{len(started)} threads'} "
+            f"({', '.join(sorted(set(started)))}), and a fork server may have none: leave this import to the REPLs",
+        )
+
+
+def _thread_name(thread: str) -> str:
+    with open(f"/proc/self/task/{thread}/comm") as file:
+        return file.read().strip()
 
 
 def _open_files() -> set[str]:
@@ -97,14 +135,26 @@ def _refuse_what_is_left(before: set[str]) -> None:
     for opened in sorted(_open_files() - before):
         if not opened.endswith(" -> "):
             raise LayerFailed("setup", f"it or an import leaves a file open: {opened}")
-    with open("/proc/self/maps") as maps:
-        if shared := [line.strip() for line in maps if line.split()[1].endswith("s") and "w" in line.split()[1]]:
-            raise LayerFailed("setup", f"it or an import leaves memory that its forks would share: {shared[0]}")
+    if (shared := _shared_memory()) is not None:
+        raise LayerFailed("setup", f"it or an import leaves memory that its forks would share: {shared}")
     try:
         os.waitpid(-1, os.WNOHANG)
     except ChildProcessError:
         return
     raise LayerFailed("setup", "it or an import leaves a process running")
+
+
+def _shared_memory() -> str | None:
+    """The first mapping that forks share and can write to, now or after mprotect: it may be read-only just now."""
+    mapping = ""
+    with open("/proc/self/smaps") as smaps:
+        for line in smaps:
+            name, _, rest = line.partition(" ")
+            if not name.endswith(":"):
+                mapping = line.strip()
+            elif name == "VmFlags:" and {"sh", "mw"} <= set(rest.split()):
+                return mapping
+    return None
 
 
 def _variables_of(setup: str, contexts: dict[str, Any]) -> dict[str, Any]:

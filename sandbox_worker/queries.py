@@ -1,14 +1,17 @@
 """What model code may call: each call becomes a `Query` and waits for its `Reply`."""
 
 import json
+import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NoReturn
 
 import msgspec
 
 from sandbox_worker.channel import ONLY_HERE, CannotAsk, Channel
+from sandbox_worker.classes import class_name, is_a
 from sandbox_worker.wire.errors import FrameTooLarge
-from sandbox_worker.wire.messages import MAX_PROMPTS, Prompt, Query, Slot, Want
+from sandbox_worker.wire.messages import MAX_PROMPTS, Query, Slot, Want
+from sandbox_worker.wire.prompts import Prompt
 
 TYPED_ATTEMPTS = 3
 SHOWN_CHARS = 500
@@ -63,7 +66,7 @@ class Queries:
             try:
                 return value_of(_unfenced(text))
             except Exception as error:  # noqa: BLE001 - the schema may make its validator do anything
-                problem = (str(error) or type(error).__name__)[:SHOWN_CHARS]
+                problem = (str(error) or class_name(error))[:SHOWN_CHARS]
             asked = f"{wanted}\n\nYou answered: {text[:SHOWN_CHARS]}\nThat is wrong: {problem}"
         return f"Error: the answer is not of the output_type: {problem}"
 
@@ -115,7 +118,9 @@ class Queries:
 
         def call(*args: Any, **kwargs: Any) -> Any:
             try:
-                arguments = msgspec.json.encode({"args": args, "kwargs": kwargs}).decode()
+                arguments = json.dumps({"args": args, "kwargs": kwargs}, ensure_ascii=False, allow_nan=False)
+                arguments.encode()  # lone surrogates
+                _require_text_keys((args, kwargs))
             except (TypeError, ValueError, RecursionError) as error:
                 raise TypeError(f"{name}() takes plain values (text, numbers, lists, dicts): {error}") from None
             self._flush_output()
@@ -148,14 +153,14 @@ class Queries:
         samples: bool = False,
     ) -> list[str]:
         texts = _checked(name, prompts, takes_parts=want == "llm")
-        for argument, value, kind in (
-            ("model", model, str),
-            ("max_completion_tokens", max_completion_tokens, int),
-            ("system", system, str),
-            ("max_concurrent", max_concurrent, int),
-            ("timeout_s", timeout_s, int | float),
+        for argument, value, kinds in (
+            ("model", model, (str,)),
+            ("max_completion_tokens", max_completion_tokens, (int,)),
+            ("system", system, (str,)),
+            ("max_concurrent", max_concurrent, (int,)),
+            ("timeout_s", timeout_s, (int, float)),
         ):
-            _check_type(name, argument, value, kind)
+            _check_type(name, argument, value, kinds)
         if not texts:
             return []
         if len(texts) > MAX_PROMPTS:
@@ -172,11 +177,34 @@ class Queries:
             timeout_s=timeout_s,
             samples=samples,
         )
+        return [_rendered(slot) for slot in self._slots(query)]
+
+    def _slots(self, query: Query) -> list[Slot]:
+        """Ask about all prompts; in parts, one after the other, where a message cannot hold them."""
+        started = time.monotonic()
         try:
-            reply = self._channel.ask(query)
+            return self._channel.ask(query).slots
         except FrameTooLarge as error:
-            return [f"Error: the query is too large: {error}; send a smaller part of the context"] * len(texts)
-        return [_rendered(slot) for slot in reply.slots]
+            if len(query.prompts) == 1:
+                return [Slot(error=f"the query is too large: {error}; send a smaller part of the context")]
+        half = len(query.prompts) // 2
+        first = self._slots(msgspec.structs.replace(query, prompts=query.prompts[:half]))
+        left_s = None if query.timeout_s is None else max(0.001, query.timeout_s - (time.monotonic() - started))
+        second = msgspec.structs.replace(query, prompts=query.prompts[half:], timeout_s=left_s)
+        return [*first, *self._slots(second)]
+
+
+def _require_text_keys(value: Any) -> None:
+    """Raise TypeError for a dict key that JSON would turn into text."""
+    if isinstance(value, dict):
+        for key in value:
+            if not isinstance(key, str):
+                raise TypeError(f"the key {key!r:.60} is no text")
+        value = value.values()
+    elif not isinstance(value, list | tuple):
+        return
+    for each in value:
+        _require_text_keys(each)
 
 
 def _rendered(slot: Slot) -> str:
@@ -189,29 +217,29 @@ def _checked(name: str, prompts: Sequence[str | list[Any]], *, takes_parts: bool
     if isinstance(prompts, str):
         raise TypeError(f"{name}() takes a list of prompts, not one string")
     if isinstance(prompts, Mapping | bytes) or not isinstance(prompts, Iterable):
-        raise TypeError(f"{name}() takes a list of prompts, not a {type(prompts).__name__}")
+        raise TypeError(f"{name}() takes a list of prompts, not a {class_name(prompts)}")
     checked: list[Prompt] = []
     given = list(prompts)
     for position, prompt in enumerate(given):
         which = "prompt" if len(given) == 1 else f"prompts[{position}]"
-        if isinstance(prompt, str):
+        if is_a(prompt, str):
             checked.append(prompt)
-        elif takes_parts and isinstance(prompt, list):
+        elif takes_parts and is_a(prompt, list):
             try:
                 checked.append(msgspec.convert(prompt, Prompt))
             except msgspec.ValidationError as error:
                 raise TypeError(f"{name}() needs text or content parts: {which} is neither: {error}") from None
         else:
-            raise TypeError(f"{name}() needs text: {which} is a {type(prompt).__name__}; use str() or an f-string")
+            raise TypeError(f"{name}() needs text: {which} is a {class_name(prompt)}; use str() or an f-string")
     return checked
 
 
-def _check_type(name: str, argument: str, value: Any, kind: Any) -> None:
+def _check_type(name: str, argument: str, value: Any, kinds: tuple[type, ...]) -> None:
     if value is None:
         return
-    if not isinstance(value, kind) or isinstance(value, bool):
-        wanted = getattr(kind, "__name__", "a number")
-        raise TypeError(f"{name}() argument {argument!r} must be {wanted}, not {type(value).__name__}")
+    if not is_a(value, *kinds) or type(value) is bool:
+        wanted = kinds[0].__name__ if len(kinds) == 1 else "a number"
+        raise TypeError(f"{name}() argument {argument!r} must be {wanted}, not {class_name(value)}")
     if isinstance(value, int) and value < 1:
         raise ValueError(f"{name}() argument {argument!r} must be at least 1, not {value}")
     if isinstance(value, float) and not 0 < value < float("inf"):

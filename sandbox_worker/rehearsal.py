@@ -27,6 +27,7 @@ from sandbox_worker.loading.form import SEALS, ContextForm, span_bytes
 from sandbox_worker.proc import Proc
 from sandbox_worker.repl import Repl
 from sandbox_worker.repl_output import ReplOutput
+from sandbox_worker.reserve import Reserve
 from sandbox_worker.watch import Watch
 from sandbox_worker.wire.control import Begin, Control, Loaded, Start, Started, Stop, pack, unpack_to_init
 from sandbox_worker.wire.frames import encode_frame
@@ -83,6 +84,7 @@ def _be_init(proc: Proc, bell: mmap.mmap) -> None:
             os.close(fd)
         watch.repl_started(proc.own_pid, 0)
         output.regulate(control.is_clear)
+        watch.block_started()
         watch.look()
         output.drain()
         output.close()
@@ -96,7 +98,9 @@ def _be_repl(bell: mmap.mmap) -> None:
         rlimits.set_hard(resource.RLIMIT_CORE, 1)
         interrupts = Interrupts()
         interrupts.install()
-        repl = Repl({"context": ""}, Channel(theirs, ENOUGH, interrupts), interrupts, ENOUGH, bell)
+        reserve = Reserve()
+        channel = Channel(theirs, ENOUGH, interrupts, reserve)
+        repl = Repl({"context": ""}, channel, interrupts, reserve, ENOUGH, bell)
         repl.say_ready()
         ours.sendall(encode_frame(encode(Execute(block=1, code=BLOCK)), ENOUGH))
         repl.run_next()

@@ -9,14 +9,18 @@ import signal
 import sys
 import types
 from collections.abc import Mapping
+from operator import itemgetter
 from typing import Any, NoReturn
 
 from sandbox_worker.capture import Printer
 from sandbox_worker.channel import Channel, DoorClosed
+from sandbox_worker.classes import class_name, is_a
 from sandbox_worker.execution import Executor, Outcome
 from sandbox_worker.interrupts import Interrupts
 from sandbox_worker.queries import Queries
 from sandbox_worker.repl_output import BELL, pending_bytes
+from sandbox_worker.reserve import Reserve
+from sandbox_worker.wire.control import OUT_OF_MEMORY
 from sandbox_worker.wire.errors import FrameTooLarge
 from sandbox_worker.wire.messages import Execute, Output, Provide, Ready, Result, Stream
 
@@ -28,6 +32,7 @@ class Repl:
 
     Args:
         contexts: Name → value: what the REPL holds from the start.
+        reserve: Closed while model code runs.
         max_output_chars: Sent of what one block prints to one stream, at most.
         variables: What code finds, and may overwrite for good.
         bell: Memory in which init shows that it has read what was written to the descriptors, see `ReplOutput`.
@@ -38,12 +43,14 @@ class Repl:
         contexts: dict[str, Any],
         channel: Channel,
         interrupts: Interrupts,
+        reserve: Reserve,
         max_output_chars: int,
         bell: bytes | mmap.mmap,
         variables: Mapping[str, Any] = types.MappingProxyType({}),
     ) -> None:
         self._channel = channel
         self._interrupts = interrupts
+        self._reserve = reserve
         self._pid = os.getpid()
         self._bell = bell
         self._block = 0
@@ -75,7 +82,7 @@ class Repl:
         main = sys.modules["__main__"] = types.ModuleType("__main__")
         self._namespace: dict[str, Any] = main.__dict__
         self._namespace.update(variables)
-        self._executor = Executor(self._namespace, self._printers[1].write)
+        self._executor = Executor(self._namespace, self._printers[1].write, reserve)
         # What the module `site` gives to other prompts. Its own `exit` closes stdin, for good.
         vars(builtins).update(exit=sys.exit, quit=sys.exit, help=_help)
 
@@ -87,6 +94,8 @@ class Repl:
                 self.run_next()
         except DoorClosed:
             os._exit(0)
+        except MemoryError:
+            os._exit(OUT_OF_MEMORY)
 
     def say_ready(self) -> None:
         self._channel.send(self._channel.encode(Ready()))
@@ -116,6 +125,7 @@ class Repl:
                 self._flush_replaced()
         except KeyboardInterrupt:  # it hit between the model's code and ours
             outcome = Outcome("interrupted", "KeyboardInterrupt")
+        self._reserve.open()  # an interrupt may have come before
         # Anything else means that model code has broken our own: then this process ends, and a fresh one is forked.
         if os.getpid() != self._pid:
             os._exit(0)  # model code forked, and this is the child: it may not answer for its parent
@@ -123,21 +133,28 @@ class Repl:
             signal.setitimer(timer, 0)  # one that went off in a later block would hit it, or between two end the REPL
         for printer in self._printers:
             printer.end_block()
-        result = Result(
-            block=execute.block,
-            status=outcome.status,
-            error=outcome.error,
-            exit_code=outcome.exit_code,
-            final_answer=self._final,
-            descriptor_output=self._was_written(rung),
-        )
+        return self._frame_of(outcome, self._was_written(rung))
+
+    def _frame_of(self, outcome: Outcome, descriptor_output: bool) -> bytes:
+        """The result as a frame. If the final answer cannot be part of it, this is the block's error."""
         try:
-            return self._channel.encode(result)
-        except FrameTooLarge as error:
-            too_large = f"the final answer is too large: {error}"
             return self._channel.encode(
-                Result(block=execute.block, status="error", error=too_large, descriptor_output=result.descriptor_output)
+                Result(
+                    block=self._block,
+                    status=outcome.status,
+                    error=outcome.error,
+                    exit_code=outcome.exit_code,
+                    final_answer=self._final,
+                    descriptor_output=descriptor_output,
+                )
             )
+        except FrameTooLarge as error:
+            problem = f"the final answer is too large: {error}"
+        except MemoryError:
+            problem = "MemoryError: there is no memory left for sending the final answer"
+        return self._channel.encode(
+            Result(block=self._block, status="error", error=problem, descriptor_output=descriptor_output)
+        )
 
     def _was_written(self, rung: int) -> bool:
         """Whether something was written to descriptor 1 or 2: it is still there, or init has read since it rang."""
@@ -185,7 +202,7 @@ class Repl:
         self._namespace["answer"] = _fresh_answer()
         if value is None:
             return
-        if isinstance(value, dict):  # of a class of the model's, whose methods may do anything: they are called once
+        if is_a(value, dict):  # of a class of the model's, whose methods may do anything: they are called once
             self._namespace["answer"] = dict(value)
             return
         self._namespace["answer"]["content"] = value
@@ -199,7 +216,8 @@ class Repl:
         except KeyboardInterrupt:
             raise
         except BaseException as error:  # noqa: BLE001 - what stands in `answer` is the model's, its `__str__` may raise
-            return Outcome("error", f"the answer cannot be read: {type(error).__name__}")
+            self._namespace["answer"] = _fresh_answer()  # or each later block would end like this one
+            return Outcome("error", f"the answer cannot be read: {class_name(error)}")
         return None
 
     def _submit_answer_dict(self) -> None:
@@ -217,13 +235,13 @@ class Repl:
 
     def _submit(self, value: Any = None) -> None:
         """End the run: `value` is the answer."""
-        if isinstance(value, dict) and value.keys() == _fresh_answer().keys():
+        if type(value) is dict and value.keys() == _fresh_answer().keys():
             value = value["content"]  # FINAL(answer) means what is in it
-        self._final = value if isinstance(value, str) else _text(value)
+        self._final = value if is_a(value, str) else _text(value)
 
     def _submit_variable(self, name: str) -> None:
         """End the run: the value of the variable called `name` is the answer."""
-        if not isinstance(name, str):  # FINAL_VAR(result) for FINAL_VAR("result"): what is meant is clear
+        if not is_a(name, str):  # FINAL_VAR(result) for FINAL_VAR("result"): what is meant is clear
             self._submit(name)
             return
         key = name.strip().strip("\"'`")
@@ -242,10 +260,11 @@ class Repl:
     def _show_vars(self) -> dict[str, str]:
         """Name → type of the variables that exist."""
         own = {"answer", "_", *self._provided}
-        names = sorted(name for name in list(self._namespace) if isinstance(name, str))
+        # Not looked up by name: a key may be of a class of the model's, which compares itself as it likes.
+        found = [(name, value) for name, value in list(self._namespace.items()) if type(name) is str]
         return {
-            name: type(self._namespace[name]).__name__
-            for name in names
+            name: class_name(value)
+            for name, value in sorted(found, key=itemgetter(0))
             if name not in own and not name.startswith("__")
         }
 
@@ -262,7 +281,7 @@ def _help(*request: object) -> None:
 
 
 def _text(value: Any) -> str:
-    if isinstance(value, dict | list):
+    if is_a(value, dict, list):
         try:
             return json.dumps(value, ensure_ascii=False)
         except (TypeError, ValueError, RecursionError):

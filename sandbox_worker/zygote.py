@@ -7,11 +7,13 @@ import contextlib
 import gc
 import os
 import select
+import signal
 import socket
 from pathlib import Path
 from typing import NoReturn
 
-from sandbox_worker import init
+from sandbox_worker import init, own_memory
+from sandbox_worker.adapted import adapt
 from sandbox_worker.isolation import syscalls
 from sandbox_worker.isolation.mounts import SCRATCH
 from sandbox_worker.isolation.walls import LayerFailed, ZygoteWalls
@@ -35,18 +37,23 @@ from sandbox_worker.wire.control import (
 
 def main(control_fd: int) -> NoReturn:
     """Serve the host at the other end of `control_fd` until it hangs up."""
+    # A supervisor may have left SIGCHLD ignored. The kernel would then reap children itself: waitpid fails with ECHILD.
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     control = socket.socket(fileno=control_fd)
     packet, fds, _, _ = socket.recv_fds(control, MAX_PACKET_BYTES, 1, socket.MSG_CMSG_CLOEXEC)
     configure = unpack_to_zygote(packet)
     assert isinstance(configure, Configure)
     try:
         walls = enter_zygote(configure.level, configure.new_root, configure.readable, configure.hidden)
+        adapt(walls.level, configure.seed)
         mapped = mapping_works()
         found = prepare(configure, fds, walls, mapped)
         _require_one_thread()
     except LayerFailed as error:
-        control.send(pack(ZygoteFailed(reason=str(error), layer=error.layer)))
+        control.send(pack(ZygoteFailed(reason=str(error), layer=error.layer, code=error.code)))
         os._exit(1)
+    if walls.level != "process":  # where sysinfo is denied
+        own_memory.answer()
     rehearse(walls.landlock_abi)
     init.handle_no_signals()
     if walls.level == "strict":
@@ -102,4 +109,4 @@ def _require_one_thread() -> None:
     """A process with a second thread cannot enter a user namespace, and what it forks may hold a lock for ever."""
     threads = len(list(Path("/proc/self/task").iterdir()))
     if threads != 1:
-        raise LayerFailed("one thread", f"an imported module started {threads - 1} more")
+        raise LayerFailed("setup", f"it or an import started {threads - 1} more threads")

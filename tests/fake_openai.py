@@ -19,6 +19,7 @@ class Answer:
         never: No answer: the connection stays open until the client leaves.
         breaks: The connection ends after so many bytes of the body; 0 is before any answer at all.
         delay_s: Seconds until it comes.
+        together: It comes when so many requests wait at the same time.
         parts: In place of a body, server-sent events: bytes as they are, else as JSON.
     """
 
@@ -27,6 +28,7 @@ class Answer:
     never: bool = False
     breaks: int | None = None
     delay_s: float = 0
+    together: int = 1
     headers: Mapping[str, str] = field(default_factory=dict)
     parts: Sequence[Any] | None = None
 
@@ -94,6 +96,7 @@ class FakeOpenAI:
         self._answers = list(answers)
         self._models = models
         self._waiting = 0
+        self._gathered = asyncio.Event()
         self._loop = asyncio.new_event_loop()
         self._clients: set[asyncio.Task[None]] = set()
         self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
@@ -152,10 +155,12 @@ class FakeOpenAI:
         self._waiting += first.startswith("POST")
         self.at_once = max(self.at_once, self._waiting)
         left = asyncio.ensure_future(reader.read(1))  # nothing more is due from the client before it has its answer
+        may_come = asyncio.ensure_future(self._may_come(answer))
         try:
-            await asyncio.wait({left}, timeout=None if answer.never else answer.delay_s)
+            await asyncio.wait({left, may_come}, return_when=asyncio.FIRST_COMPLETED)
         finally:
             self._waiting -= first.startswith("POST")
+            may_come.cancel()
         if left.done():
             self.disconnected.set()
             return False
@@ -163,6 +168,15 @@ class FakeOpenAI:
         with contextlib.suppress(asyncio.CancelledError):
             await left
         return await self._send(writer, answer)
+
+    async def _may_come(self, answer: Answer) -> None:
+        if answer.together > 1:
+            gathered = self._gathered
+            if self._waiting >= answer.together:
+                gathered.set()
+                self._gathered = asyncio.Event()
+            await gathered.wait()
+        await (asyncio.Event().wait() if answer.never else asyncio.sleep(answer.delay_s))
 
     def _next(self, request: dict[str, Any], headers: dict[str, str]) -> Answer:
         self.requests.append(request)

@@ -9,6 +9,7 @@ from xml.etree import ElementTree
 import pytest
 
 from scripts.bench import peer
+from scripts.bench.__main__ import main
 from scripts.bench.picture import svg
 from scripts.bench.row import Curve, Row, Side, side
 
@@ -32,6 +33,15 @@ def test_the_command_prints_a_table_and_writes_figures_and_a_picture(tmp_path: P
     assert [x for x, _ in document["curves"][0]["lines"]["rlm-broker"]] == [1, 10]
     picture = ElementTree.parse(tmp_path / "bench.svg").getroot()
     assert len(picture.findall(".//{http://www.w3.org/2000/svg}polyline")) == 3
+
+
+def test_help_names_what_can_be_measured(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["--help"])
+    shown = capsys.readouterr().out
+    assert "[NAME ...]" in shown
+    assert "by default all: sessions, one_shot" in shown
+    assert "{" not in shown
 
 
 def test_a_peer_that_cannot_be_installed_says_so_and_gives_nothing(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from rlm_broker.cache import Cache
+from rlm_broker.cache import AFTER_FAILURE_S, Cache
 from rlm_broker.clients.base import LMReply, LMRequest
 from rlm_broker.clients.openai_compatible import OpenAICompatibleClient
 from rlm_broker.clients.scripted import ScriptedClient
@@ -157,12 +157,20 @@ def test_what_others_made_or_could_write_to_is_no_cache(tmp_path: Path) -> None:
     ]
 
 
-async def test_a_cache_that_is_locked_costs_a_moment_and_no_more(tmp_path: Path) -> None:
+async def test_a_cache_that_is_locked_costs_a_moment_and_no_more(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     cache = Cache(tmp_path / "cache")
+    tried: list[str] = []
+    cache._database.set_trace_callback(tried.append)
+    now = time.time()
+    monkeypatch.setattr(time, "time", lambda: now)
     other = sqlite3.connect(tmp_path / "cache", isolation_level=None)
     other.execute("BEGIN EXCLUSIVE")
-    started = time.monotonic()
     for number in range(20):
         await cache.put(b"%d" % number, LMReply("x", Usage(1)))
-    assert time.monotonic() - started < 5
     other.execute("ROLLBACK")
+    assert len(tried) == 1
+    now += AFTER_FAILURE_S
+    await cache.put(b"later", LMReply("x", Usage(1)))
+    assert await cache.get(b"later") is not None

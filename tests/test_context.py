@@ -12,8 +12,9 @@ from typing import Any
 import pytest
 
 from rlm_broker import context, context_memfd
-from rlm_broker.context import MAX_NESTING, Paths, StoredContext, store
+from rlm_broker.context import Paths, StoredContext, store
 from rlm_broker.errors import ContextRefused
+from rlm_broker.plain import MAX_NESTING
 from sandbox_worker.loading.context import load
 from sandbox_worker.loading.form import ContextForm
 

@@ -146,7 +146,7 @@ def test_what_is_not_a_regular_file_is_refused_and_never_waited_for(
             assert str(refused.value) == f"{path} is {kind}, not a file: read it first, and hand in its text"
 
 
-@pytest.mark.timeout(10)
+@pytest.mark.timeout(60)
 def test_a_file_that_becomes_a_pipe_before_it_is_opened_is_not_waited_for(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

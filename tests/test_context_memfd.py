@@ -14,6 +14,7 @@ import pytest
 
 from rlm_broker import context_files, context_memfd
 from rlm_broker.context import StoredContext, store
+from rlm_broker.context_memfd import Memfd
 from rlm_broker.errors import ContextRefused
 from sandbox_worker.loading.context import load
 from sandbox_worker.loading.form import SEALS, ContextForm, span_bytes
@@ -310,3 +311,26 @@ for _ in range(2):
     stored_kb, *loaded_kb = map(int, run.stdout.split())
     assert stored_kb < 30_000
     assert max(loaded_kb) < 2_000
+
+
+def test_a_view_that_another_thread_holds_does_not_stop_the_writing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`gc.get_objects` in another thread, as in a profiler, holds the view that is being written just then."""
+    held: list[object] = []
+    write = os.write
+
+    def held_while_written(fd: int, data: memoryview) -> int:
+        held.append(data)
+        return write(fd, data)
+
+    monkeypatch.setattr(os, "write", held_while_written)
+    with Memfd() as memfd:
+        for _ in range(3):
+            memfd.write(b"x" * 100)
+            memfd.cut(50)
+            memfd.write(b"y" * 100)
+        fd = memfd.seal()
+    try:
+        assert os.pread(fd, 1000, 0) == b"x" * 50 + b"y" * 100
+        assert held
+    finally:
+        os.close(fd)

@@ -10,6 +10,7 @@ from rlm_broker.clients.scripted import ScriptedClient
 from rlm_broker.errors import ConfigurationError, ContextRefused
 from rlm_broker.limits import Limits
 from rlm_broker.rlm import RLM
+from tests.waiting import WAIT_S
 
 
 def block(code: str) -> str:
@@ -66,7 +67,7 @@ async def test_two_questions_at_once_and_no_with_are_refused() -> None:
 
     async with RLM(FunctionClient(reply), persistent=True) as rlm:
         first = asyncio.create_task(rlm.acompletion("a", "?"))
-        await asyncio.wait_for(asked.wait(), 60)
+        await asyncio.wait_for(asked.wait(), WAIT_S)
         with pytest.raises(ConfigurationError, match="one question at a time"):
             await rlm.acompletion("b", "?")
         go_on.set()

@@ -1,6 +1,7 @@
 """Where things live: from threads, from other loops, and what happens at Ctrl+C."""
 
 import asyncio
+import gc
 import os
 import signal
 import subprocess
@@ -12,8 +13,7 @@ import pytest
 
 from rlm_broker.errors import ModelFailed
 from rlm_broker.home import Home, Resident
-
-WAIT_S = 30
+from tests.waiting import WAIT_S, turns
 
 
 async def loop_of() -> asyncio.AbstractEventLoop:
@@ -58,7 +58,7 @@ async def test_cancelling_waits_until_the_work_on_the_other_loop_has_ended() -> 
         try:
             await asyncio.Event().wait()
         finally:
-            await asyncio.sleep(0.05)
+            await turns()
             ended.set()
 
     task = asyncio.create_task(Home.background().arun(work()))
@@ -87,7 +87,7 @@ async def work():
         await asyncio.Event().wait()
     finally:
         print("ending", flush=True)
-        await asyncio.sleep(float(sys.argv[1]))
+        await (asyncio.sleep(0) if sys.argv[1] == "ends" else asyncio.Event().wait())
         print("ended", flush=True)
 try:
     Home.background().run(work())
@@ -98,9 +98,9 @@ except KeyboardInterrupt:
 
 @pytest.mark.parametrize(("signals", "said"), [(1, ["ending", "ended", "interrupted"]), (2, ["ending", "interrupted"])])
 def test_ctrl_c_waits_for_the_end_and_a_second_one_does_not(signals: int, said: list[str]) -> None:
-    takes_s = "0.2" if signals == 1 else "1000"
+    ending = "ends" if signals == 1 else "hangs"
     with subprocess.Popen(
-        [sys.executable, "-c", CTRL_C, takes_s],
+        [sys.executable, "-c", CTRL_C, ending],
         stdout=subprocess.PIPE,
         text=True,
         env={**os.environ, "PYTHONPATH": str(Path.cwd())},
@@ -148,3 +148,30 @@ def test_a_resident_may_be_opened_again_on_another_loop() -> None:
     asyncio.run(open_it())
     asyncio.run(open_it())
     assert thing.story == ["opened", "closed"] * 2
+
+
+@pytest.mark.parametrize("fails", [False, True])
+async def test_a_cancelled_call_of_another_loop_reports_nothing_to_asyncio(fails: bool) -> None:
+    reported: list[str] = []
+    loop = asyncio.get_running_loop()
+    loop.set_exception_handler(lambda _, context: reported.append(context["message"]))
+    started = threading.Event()
+
+    async def work() -> None:
+        started.set()
+        try:
+            await asyncio.Event().wait()
+        except asyncio.CancelledError:
+            if fails:
+                raise ModelFailed("on its way out") from None
+            raise
+
+    task = asyncio.create_task(Home.background().arun(work()))
+    await asyncio.to_thread(started.wait, WAIT_S)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await asyncio.wait_for(task, WAIT_S)
+    del task
+    gc.collect()
+    await asyncio.sleep(0)
+    assert reported == []

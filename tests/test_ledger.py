@@ -6,6 +6,7 @@ from rlm_broker.errors import ConfigurationError, LimitReached
 from rlm_broker.ledger import Ledger
 from rlm_broker.limits import Limits
 from rlm_broker.types import Usage
+from tests.waiting import turns
 
 
 def test_calls_are_numbered_and_end_at_their_limit() -> None:
@@ -77,7 +78,7 @@ async def test_calls_at_the_same_time_overshoot_by_less_than_one(
         hold = await ledger.hold(120, limits.max_completion_tokens)
         running += 1
         most = max(most, running)
-        await asyncio.sleep(0.001)
+        await turns(2)
         running -= 1
         ledger.settle(hold, "1", "m", 0, usage)
 

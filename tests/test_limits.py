@@ -1,6 +1,7 @@
 import pytest
 from pydantic import ValidationError
 
+from rlm_broker.errors import ConfigurationError
 from rlm_broker.limits import Limits
 
 NO_BOUND = {
@@ -24,7 +25,7 @@ NO_BOUND = {
 @pytest.mark.parametrize("name", Limits.model_fields)
 @pytest.mark.parametrize("value", [-1, float("nan"), float("inf"), "many"])
 def test_a_limit_that_is_no_amount_is_refused(name: str, value: object) -> None:
-    with pytest.raises(ValidationError):
+    with pytest.raises(ConfigurationError, match=f"limit {name} = {value}: "):
         Limits.model_validate({name: value})
 
 
@@ -33,13 +34,17 @@ def test_none_is_no_bound_only_where_that_can_be_meant(name: str) -> None:
     if name in NO_BOUND:
         assert getattr(Limits.model_validate({name: None}), name) is None
     else:
-        with pytest.raises(ValidationError):
+        with pytest.raises(ConfigurationError):
             Limits.model_validate({name: None})
 
 
 def test_a_misspelt_limit_is_refused_and_limits_never_change() -> None:
-    with pytest.raises(ValidationError):
-        Limits.model_validate({"max_itertions": 3})
+    with pytest.raises(ConfigurationError, match=r"there is no limit 'max_itertions'; did you mean max_iterations\?"):
+        Limits(max_itertions=3)  # type: ignore[call-arg]
+    with pytest.raises(ConfigurationError, match=r"'max_budget'; did you mean max_budget_usd\?"):
+        Limits(max_budget=5)  # type: ignore[call-arg]
+    with pytest.raises(ConfigurationError, match="limit max_depth = True: give a number"):
+        Limits(max_depth=True)
     with pytest.raises(ValidationError):
         Limits().max_depth = 5
 

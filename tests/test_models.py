@@ -2,7 +2,6 @@
 
 from typing import Any
 
-import pydantic
 import pytest
 
 from rlm_broker.clients.litellm import LiteLLMClient
@@ -50,18 +49,19 @@ def test_a_key_is_in_no_text_of_a_description(monkeypatch: pytest.MonkeyPatch) -
 
 
 @pytest.mark.parametrize(
-    "wrong",
+    ("wrong", "said"),
     [
-        {"max_retries": -1},
-        {"requests_per_minute": 0},
-        {"temperature": 1},
-        {"usd_per_million_tokens": [1, -1]},
-        {"name": "offline", "options": {"temperature": 0}},
+        ({"max_retries": -1}, "Model: max_retries: Input should be greater"),
+        ({"requests_per_minute": 0}, "Model: requests_per_minute: "),
+        ({"temperature": 1}, "Model: there is no 'temperature': sampling arguments are given in `options`"),
+        ({"max_retry": 1}, r"Model: there is no 'max_retry'; did you mean max_retries\?"),
+        ({"usd_per_million_tokens": [1, -1]}, "Model: usd_per_million_tokens.1: "),
+        ({"name": "offline", "options": {"temperature": 0}}, "the model offline takes no options"),
     ],
 )
-def test_what_a_description_cannot_say_is_refused(wrong: dict[str, Any]) -> None:
-    with pytest.raises(pydantic.ValidationError):
-        Model.model_validate(wrong)
+def test_what_a_description_cannot_say_is_refused(wrong: dict[str, Any], said: str) -> None:
+    with pytest.raises(ConfigurationError, match=said):
+        Model(**wrong)
 
 
 async def test_retries_rates_and_fallbacks_of_a_description_hold() -> None:

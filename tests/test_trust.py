@@ -1,11 +1,11 @@
 """A project may be somebody else's."""
 
+import re
 from pathlib import Path
 
 import pytest
 
-from rlm_broker import trust
-from rlm_broker.config import PROJECT_FILE, Settings
+from rlm_broker.config import PROJECT_FILE, Settings, trust_project
 from rlm_broker.errors import ConfigurationError
 
 HARMFUL = {
@@ -41,7 +41,7 @@ def test_what_a_project_could_do_harm_with_needs_its_users_word(risk: str) -> No
     assert str(refused.value) == (
         f"{PROJECT_FILE} sets {risk}: look at it, and if it is yours run `rlm-broker config trust`"
     )
-    trust.trust(Path(PROJECT_FILE))
+    assert trust_project() == [risk]
     Settings({})
 
 
@@ -83,7 +83,7 @@ def test_a_file_that_has_changed_since_or_lies_elsewhere_is_not_trusted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     Path(PROJECT_FILE).write_text(HARMFUL["base_url"])
-    trust.trust(Path(PROJECT_FILE))
+    trust_project()
     Path(PROJECT_FILE).write_text(HARMFUL["base_url"] + "\n")
     with pytest.raises(ConfigurationError):
         Settings({})
@@ -107,4 +107,26 @@ def test_the_users_own_file_is_the_users(tmp_path: Path) -> None:
 
 def test_what_is_not_there_cannot_be_trusted() -> None:
     with pytest.raises(ConfigurationError, match="cannot trust"):
-        trust.trust(Path(PROJECT_FILE))
+        trust_project()
+
+
+@pytest.mark.parametrize(
+    ("wrong", "said"),
+    [
+        ("[models.fast]\nname = 'openai/x'\nbase_url = 'http://x/v1'\ntemperature = 0.2", "given in `options`"),
+        ("[models.fast]\nname = 'openai/x'\nopions = {api_base = 'http://x/v1'}", "did you mean options?"),
+        (
+            "isolation = 'stanard'",
+            "rlm-broker.toml: no isolation level 'stanard'; choose one of: auto, strict, standard, process",
+        ),
+        ("cache = 'x'\nmodel = 5", "rlm-broker.toml: model = 5: give text"),
+        ("api_key = 'sk-in-the-clear'", "rlm-broker.toml: api_key: write 'env:NAME'"),
+        ("cache = 'x'\n[limits]\nmax_depth = -1", "limit max_depth = -1 (rlm-broker.toml): "),
+        ("cache = 'x'\n[[routes]]\nto = 'm'\nmtch = 'x'", "route 1: there is no 'mtch'; did you mean match?"),
+    ],
+)
+def test_a_mistake_is_told_before_trust_is_asked_for_and_is_not_trusted(wrong: str, said: str) -> None:
+    Path(PROJECT_FILE).write_text(wrong)
+    for call in (lambda: Settings({}), trust_project):
+        with pytest.raises(ConfigurationError, match=re.escape(said)):
+            call()

@@ -1,10 +1,8 @@
 """Functions of the user's may do anything: it ends their call, and nothing else."""
 
-import asyncio
 import multiprocessing
 import sys
 import threading
-import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -16,6 +14,7 @@ from rlm_broker.errors import ConfigurationError, LimitReached, ModelFailed, Out
 from rlm_broker.limits import Limits
 from rlm_broker.rlm import RLM
 from rlm_broker.transport.connection import QueryHandler
+from tests.waiting import WAIT_S, for_ever
 
 CATCHES = "try: result = t()\nexcept Exception as error: result = str(error)\nFINAL(str(result))"
 
@@ -60,7 +59,7 @@ def test_a_prompt_function_that_exits_ends_its_run_and_not_the_loop_that_all_sha
 def test_a_generator_is_no_result_and_is_not_run() -> None:
     def t() -> Iterator[int]:
         yield 1
-        time.sleep(100)
+        raise AssertionError("it is run")
 
     done = RLM(ScriptedClient([block(CATCHES)]), tools={"t": t}).completion("c", "q")
     assert done.response == "t() returned a generator: return a list"
@@ -101,7 +100,7 @@ def test_hung_tools_of_one_rlm_leave_those_of_another_alone() -> None:
     try:
         hangs = RLM(
             ScriptedClient([block(code), block(code + "FINAL(1)")]),
-            tools={"hang": lambda: stop.wait(100)},
+            tools={"hang": lambda: stop.wait()},
             limits=Limits(tool_timeout_s=0.3),
         )
         assert hangs.completion("c", "q").response == "1"
@@ -121,7 +120,7 @@ def _ask_shared(_number: int) -> str | None:
 def test_what_was_made_and_used_before_a_fork_works_after_it() -> None:
     assert _ask_shared(0) == "7"
     with multiprocessing.get_context("fork").Pool(1) as pool:
-        assert pool.map_async(_ask_shared, range(2)).get(60) == ["7", "7"]
+        assert pool.map_async(_ask_shared, range(2)).get(WAIT_S) == ["7", "7"]
 
 
 def test_a_child_that_fails_in_the_users_code_leaves_its_siblings_alone() -> None:
@@ -139,9 +138,8 @@ def test_a_child_that_fails_in_the_users_code_leaves_its_siblings_alone() -> Non
 def test_calls_that_were_never_sent_are_not_counted() -> None:
     async def model(messages: list[dict[str, Any]]) -> str:
         if messages[-1]["content"].startswith("p"):
-            await asyncio.sleep(1)
-            return "y"
-        return block("llm_query_batched([f'p{n}' for n in range(18)], timeout_s=0.2)\nFINAL(budget()['max_llm_calls'])")
+            await for_ever()
+        return block("llm_query_batched([f'p{n}' for n in range(18)], timeout_s=0.5)\nFINAL(budget()['max_llm_calls'])")
 
     limits = Limits(max_concurrent_calls=1, max_llm_calls=19)
     assert RLM(model, limits=limits).completion("c", "q").response == "17"
@@ -188,18 +186,18 @@ def test_a_value_too_large_for_a_message_is_refused_with_the_reason() -> None:
 
 
 def test_closing_a_persistent_rlm_while_it_answers_is_an_error_of_ours() -> None:
-    started = threading.Event()
+    runs = threading.Event()
 
-    def model(_messages: list[dict[str, Any]]) -> str:
-        started.set()
-        return block("import time; time.sleep(3); FINAL(1)")
+    def model(messages: list[dict[str, Any]]) -> str:
+        if messages[-1]["content"] == "it runs":
+            runs.set()
+        return block("llm_query('it runs')\nwhile True: pass")
 
     rlm = RLM(model, persistent=True)
     rlm.__enter__()
 
     def close_it() -> None:
-        started.wait(60)
-        time.sleep(0.3)
+        runs.wait(WAIT_S)
         rlm.close()
 
     threading.Thread(target=close_it).start()

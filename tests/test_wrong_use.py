@@ -2,11 +2,14 @@
 
 import asyncio
 import multiprocessing
+import re
+import warnings
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from rlm_broker import ConfigurationError, FunctionClient, Limits, Sandbox, ScriptedClient
+from rlm_broker import ConfigurationError, ContextRefused, FunctionClient, Limits, Sandbox, ScriptedClient
 from rlm_broker.rlm import RLM
 
 ANSWERS = "```repl\nFINAL(context)\n```"
@@ -22,15 +25,75 @@ ANSWERS = "```repl\nFINAL(context)\n```"
         ({"on_event": asyncio.sleep}, "never awaited"),
         ({"handler": "x"}, "handler is a LMHandler, and not str"),
         ({"sandbox": "x"}, "sandbox is a Sandbox, and not str"),
+        ({"models": ["offline"]}, "models is a Mapping, and not list"),
+        ({"tools": [asyncio.sleep]}, "tools are a dict from name to function, and not list: {'sleep': sleep}"),
+        ({"sub_tools": "search"}, "tools are a dict from name to function, and not str: {'name': function}"),
     ],
 )
 def test_what_cannot_be_used_is_refused_by_the_constructor(given: dict[str, Any], why: str) -> None:
-    with pytest.raises(ConfigurationError, match=why):
+    with pytest.raises(ConfigurationError, match=re.escape(why)):
         RLM(**given)
 
 
 def test_a_function_is_a_model() -> None:
     assert RLM(lambda _messages: ANSWERS).completion("text", "?").response == "text"
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    (tmp_path / "logs").mkdir()
+    (tmp_path / "logs" / "server.log").write_text("all is well\n")
+    (tmp_path / "notes.txt").write_text("all is well\n")
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+@pytest.mark.parametrize("text", ["notes.txt", "logs/server.log", "./logs", "logs/"])
+def test_a_text_that_names_a_path_is_refused_with_what_to_write(folder: Path, text: str) -> None:
+    for name in (text, str(folder / text)):
+        with pytest.raises(ContextRefused, match=re.escape(f"if that is meant, give Path({name!r}); if the text")):
+            RLM(ScriptedClient([])).completion(name, "?")
+    with Sandbox() as sandbox, pytest.raises(ContextRefused, match=re.escape(f"Path({text!r})")):
+        sandbox.repl(text)
+    with pytest.raises(ContextRefused, match="the context comes first, then the question"):
+        RLM(ScriptedClient([])).completion("When did it fail?", text)
+
+
+def test_an_address_is_refused_as_a_context() -> None:
+    with pytest.raises(ContextRefused, match="is an address and not what is there: fetch that first"):
+        RLM(ScriptedClient([])).completion("https://example.org/report.txt", "?")
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["notes.txt\n", "see notes.txt", "nowhere.txt", "Is https://example.org up?", "x" * 5000, "a\0b", "\ud800", ""],
+)
+def test_a_text_that_is_meant_is_a_context(folder: Path, text: str) -> None:
+    del folder
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        rlm = RLM(FunctionClient(lambda _: "```repl\nFINAL(str(len(context)))\n```"))
+        assert rlm.completion(text, "?").response == str(len(text))
+
+
+def test_a_word_that_is_also_a_folder_is_a_context_with_a_warning(folder: Path) -> None:
+    del folder
+    with pytest.warns(UserWarning, match="a path of that name exists"):
+        assert RLM(lambda _messages: ANSWERS).completion("logs", "?").response == "logs"
+
+
+def test_context_and_question_in_the_wrong_order_are_noticed(folder: Path) -> None:
+    with pytest.raises(ConfigurationError, match="not PosixPath: the context comes first, then the question"):
+        RLM(ScriptedClient([])).completion("When?", folder)  # type: ignore[arg-type]
+    with pytest.warns(UserWarning, match="the context comes first, then the question"):
+        RLM(lambda _messages: ANSWERS).completion("When did it fail?", "a line of a log\n" * 1000)
+
+
+def test_prompts_of_children_may_name_what_they_like(folder: Path) -> None:
+    del folder
+    asks = "```repl\nFINAL(rlm_query('notes.txt'))\n```"
+    rlm = RLM(ScriptedClient([asks, "FINAL(of the child)"]), limits=Limits(max_depth=2))
+    assert rlm.completion("text", "?").response == "of the child"
 
 
 def test_a_question_is_text() -> None:

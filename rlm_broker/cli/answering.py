@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import Any
 
 from rlm_broker.cli.progress import Progress, spent
-from rlm_broker.cli.terminal import say
+from rlm_broker.cli.terminal import say, say_if_typed
 from rlm_broker.config import Settings, assigned
 from rlm_broker.context import Paths, store
-from rlm_broker.errors import ConfigurationError
+from rlm_broker.errors import ConfigurationError, RunFailed
 from rlm_broker.rlm import RLM
 from rlm_broker.trace.events import Emit, Event
 from rlm_broker.trace.writer import TraceWriter
@@ -36,34 +36,40 @@ def ask(
         raise ConfigurationError("give either models or a recording to replay: it brings its own models")
     for option, file in (("trace", trace), ("record", record), ("replay", replay)):
         _require_elsewhere(option, file, paths)
+    _require_order(question, paths)
     settings = Settings(assigned(assignments, **flags))
-    with ExitStack() as stack:
-        watchers: list[Emit] = []
-        if trace is not None:
-            watchers.append(stack.enter_context(_writer(trace)))
-        cache = settings["cache"]
+    try:
+        with ExitStack() as stack:
+            watchers: list[Emit] = []
+            if trace is not None:
+                watchers.append(stack.enter_context(_writer(trace)))
+            cache = settings["cache"]
+            rlm = RLM(
+                None if replay else settings.model("model"),
+                None if replay else settings.model("sub_model"),
+                models=None if replay else settings.models,
+                routes=() if replay else settings.routes,
+                cache=None if cache is None else Path(cache).expanduser(),
+                record=record,
+                replay=replay,
+                limits=settings.limits,
+                isolation=settings["isolation"],
+                system_prompt=system,
+                on_event=_all_of(watchers),
+            )
+            given = _context(paths)
+            if not quiet:
+                watchers.append(stack.enter_context(closing(Progress(sys.stderr))))
+            context = stack.enter_context(store(given))
+            for reason, count in context.info.skipped.items():
+                say(f"warning: left out: {count:,} ({reason})", err=True)
+            completion = rlm.completion(context, question)
+    except RunFailed as failed:
         if not quiet:
-            watchers.append(stack.enter_context(closing(Progress(sys.stderr))))
-        rlm = RLM(
-            None if replay else settings.model("model"),
-            None if replay else settings.model("sub_model"),
-            models=None if replay else settings.models,
-            routes=() if replay else settings.routes,
-            cache=None if cache is None else Path(cache).expanduser(),
-            record=record,
-            replay=replay,
-            limits=settings.limits,
-            isolation=settings["isolation"],
-            system_prompt=system,
-            on_event=_all_of(watchers),
-        )
-        context = stack.enter_context(store(_context(paths)))
-        for reason, count in context.info.skipped.items():
-            say(f"warning: left out: {count:,} ({reason})", err=True)
-        completion = rlm.completion(context, question)
+            _say_used(failed)
+        raise
     if not quiet:
-        for line in _used(completion):
-            say(line, err=True)
+        _say_used(completion)
     return completion
 
 
@@ -90,13 +96,24 @@ def _require_elsewhere(option: str, file: Path | None, paths: tuple[str, ...]) -
             raise ConfigurationError(f"--{option} {file} lies in what you ask about, {path}: name a file elsewhere")
 
 
-def _used(completion: Completion) -> list[str]:
-    """A table of usage by model and by depth, when there is more to tell than one sum."""
-    models = list(completion.usage_summary.model_usage_summaries.items())
-    depths = [(f"depth {depth}", usage) for depth, usage in completion.usage_by_depth.items()]
+def _require_order(question: str, paths: tuple[str, ...]) -> None:
+    """Refuse a path in the place of the question, if no path stands in the places of paths."""
+    if Path(question).exists() and "-" not in paths and not any(Path(path).exists() for path in paths):
+        raise ConfigurationError(f"{question} is a path: the question comes first, then what it is about")
+
+
+def _say_used(ended: Completion | RunFailed) -> None:
+    """Print what a run used: the sum, and a table by model and by depth if there are several."""
+    if not ended.execution_time:  # no run had begun
+        return
+    total = ended.usage_summary.total
+    say(f"used {spent(total)}, in {ended.execution_time:.1f} s", err=True)
+    models = list(ended.usage_summary.model_usage_summaries.items())
+    depths = [(f"depth {depth}", usage) for depth, usage in ended.usage_by_depth.items()]
     rows = [*(models if len(models) > 1 else []), *(depths if len(depths) > 1 else [])]
     width = max((len(name) for name, _ in rows), default=0)
-    return [f"{name:{width}}  {spent(usage)}" for name, usage in rows]
+    for name, usage in rows:
+        say(f"  {name:{width}}  {spent(usage)}", err=True)
 
 
 def _context(paths: tuple[str, ...]) -> object:
@@ -104,6 +121,7 @@ def _context(paths: tuple[str, ...]) -> object:
         return Paths(paths)
     if len(paths) > 1:
         raise ConfigurationError("- is stdin, and cannot be combined with other paths")
+    say_if_typed()
     try:
         text = sys.stdin.buffer.read().decode()
     except UnicodeDecodeError as error:

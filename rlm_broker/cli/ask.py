@@ -13,7 +13,7 @@ from rlm_broker.errors import LimitReached, RunCancelled
 EXIT_CODES = """\b
 exit codes: 0 answered (NOT FOUND is an answer), 1 failed, 2 the command line or configuration is wrong,
 3 a limit ended it (the partial answer is printed), 4 the isolation cannot be had or the sandbox failed,
-5 the model provider failed, 130 stopped by Ctrl+C (the partial answer is printed)"""
+5 the model provider failed, 130, 143, 129 stopped by Ctrl+C, SIGTERM, SIGHUP (the partial answer is printed)"""
 
 
 @click.command("ask", epilog=EXIT_CODES)

@@ -14,14 +14,15 @@ def command() -> None:
     """Settings: flags, then RLM_BROKER_*, ./rlm-broker.toml, and ~/.config/rlm-broker/config.toml."""
 
 
-@command.command("trust", epilog="exit codes: 0 trusted, 2 there is no such file")
+@command.command("trust", epilog="exit codes: 0 trusted, 2 there is no such file, or it is wrong")
 def trust_project() -> None:
     """Take ./rlm-broker.toml, as it is now, for your own: it may then name servers and isolation 'process'."""
     with failures("config", as_json=False):
-        from rlm_broker import trust  # what --help need not pay for
-        from rlm_broker.config import PROJECT_FILE
+        from rlm_broker.config import PROJECT_FILE, trust_project  # what --help need not pay for
 
-        trust.trust(Path(PROJECT_FILE))
+        risks = trust_project()
+        needed = f"which sets {', '.join(risks)}" if risks else "which sets nothing that needs it"
+        say(f"trusted {Path(PROJECT_FILE).resolve()}, {needed}")
 
 
 @command.command("show", epilog="exit codes: 0 shown, 2 a setting is wrong")

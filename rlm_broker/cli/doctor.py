@@ -2,7 +2,6 @@
 
 import dataclasses
 import json
-import resource
 import sys
 from typing import Any
 
@@ -10,32 +9,49 @@ import click
 
 from rlm_broker.cli.failing import failures
 
-DESCRIPTORS_EACH = 4
-"""Of the orchestrator, for one REPL: its connection, its control socket, and pidfds."""
+TEXTS = {
+    True: "shared by all REPLs",
+    False: "copied by each REPL: this Python keeps strings otherwise",
+    None: "shared or copied, which cannot be tried out here",
+}
+"""What to say of `maps_texts`."""
 
 
 @click.command("doctor", epilog="exit codes: 0 isolation 'auto' works here, 4 it does not")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def command(as_json: bool) -> None:
     """Show what isolation this machine offers, tried out in a real worker of each level."""
+    from rlm_broker.cli import machine  # what --help need not pay for
+
     with failures("doctor", as_json=as_json):
+        facts = machine.offered()
+        mapped = _maps_texts()
         levels = {level: _tried_out(level) for level in ("strict", "standard")}
-        exact_memory = _has_memory_groups()
-    auto = next((level for level, found in levels.items() if found["problem"] is None), None)
-    fit = resource.getrlimit(resource.RLIMIT_NOFILE)[1] // DESCRIPTORS_EACH
-    report = {"auto": auto, "levels": levels, "exact_memory": exact_memory, "repls_that_fit": fit}
+        groups = _memory_groups_version()
+    auto = _auto(levels)
+    report = {
+        "auto": auto,
+        "levels": levels,
+        "exact_memory": groups is not None,
+        "control_groups": groups,
+        "repls_that_fit": machine.repls_that_fit(facts),
+        "maps_texts": mapped,
+        "machine": facts,
+    }
     if as_json:
         click.echo(json.dumps(report, ensure_ascii=False))
     else:
         _print(report)
+        click.echo(machine.described(facts))
+        click.echo(f"isolation 'auto' is '{auto}' here" if auto else "isolation 'auto' cannot be had here")
     sys.exit(0 if auto else 4)
 
 
 def _tried_out(level: str) -> dict[str, Any]:
     """What was found of a level.
 
-    `layers` that were raised; `refused`, each attempt of the canary and whether it was; `problem`, or None, with the
-    `failed_layer`, its `reason` and its `remedy` if it was one.
+    `layers` that were raised; `refused`, each attempt of the canary and whether it was; `problem`, or None, with its
+    `kind` as in JSON errors, and the `failed_layer`, its `reason` and its `remedy` if it was one.
     """
     from rlm_broker.errors import IsolationUnavailable, RlmBrokerError  # what --help need not pay for
     from rlm_broker.sandbox import canary
@@ -46,19 +62,45 @@ def _tried_out(level: str) -> dict[str, Any]:
             refused = canary.verdict(level, repl.execute(canary.PROGRAM).final_answer)
             return {**dataclasses.asdict(repl.isolation), "refused": refused, "problem": None}
     except RlmBrokerError as error:
-        found: dict[str, Any] = {"level": level, "layers": (), "refused": {}, "problem": str(error)}
+        found: dict[str, Any] = {"level": level, "layers": (), "refused": {}, "problem": str(error), "kind": error.kind}
         if isinstance(error, IsolationUnavailable) and error.layer:
             found |= {"failed_layer": error.layer, "reason": error.reason, "remedy": error.remedy}
         return found
 
 
-def _has_memory_groups() -> bool:
+def _maps_texts() -> bool | None:
+    """Whether REPLs share the texts of a context; None where no process can be forked to try it out."""
+    from rlm_broker.sandbox.installation import maps_texts
+
+    try:
+        return maps_texts()
+    except OSError:  # no further process; or SIGCHLD is ignored, and nothing is told of its end
+        return None
+
+
+def _auto(levels: dict[str, dict[str, Any]]) -> str | None:
+    """The level that `auto` takes. It goes on to a weaker one only if the stronger one is not available here."""
+    from rlm_broker.errors import IsolationUnavailable
+
+    for level, found in levels.items():
+        if found["problem"] is None:
+            return level
+        if found["kind"] != IsolationUnavailable.kind:
+            return None
+    return None
+
+
+def _memory_groups_version() -> int | None:
+    """Version of the control groups in which REPLs can have exact limits of memory; None if there are none."""
     from rlm_broker.sandbox.cgroups import MemoryGroups
 
-    groups = MemoryGroups.find()
+    try:
+        groups = MemoryGroups.find()
+    except OSError:  # no /proc
+        return None
     if groups is not None:
         groups.close()
-    return groups is not None
+    return None if groups is None else groups.version
 
 
 def _print(report: dict[str, Any]) -> None:
@@ -74,8 +116,7 @@ def _print(report: dict[str, Any]) -> None:
             click.echo(f"  FAIL  {found['reason']}\n        {found['remedy']}")
         elif found["problem"]:
             click.echo(f"  FAIL  {found['problem']}")
-    exact = "a control group can be made" if report["exact_memory"] else f"no control group for memory: {GROUP_REMEDY}"
+    version = report["control_groups"]
+    exact = f"control groups (version {version})" if version else f"no control group for memory: {GROUP_REMEDY}"
     click.echo(f"exact_memory: {exact}")
-    click.echo(f"open files allow for about {report['repls_that_fit']:,} REPLs at a time (ulimit -n)")
-    auto = report["auto"]
-    click.echo(f"isolation 'auto' is '{auto}' here" if auto else "isolation 'auto' cannot be had here")
+    click.echo(f"texts of a context: {TEXTS[report['maps_texts']]}")

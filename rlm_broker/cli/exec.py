@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import click
 
 from rlm_broker.cli.failing import failures
-from rlm_broker.cli.terminal import say
+from rlm_broker.cli.terminal import say, say_if_typed
 from rlm_broker.errors import ConfigurationError
 from rlm_broker.types import Block
 
@@ -19,6 +19,13 @@ if TYPE_CHECKING:
     from rlm_broker.sandbox.output import OnOutput
     from rlm_broker.sandbox.repl import SandboxedRepl
 
+READER_LEFT = signal.SIGUSR1
+OF_LIMITS = {
+    "MemoryError": "memory_bytes",
+    "RuntimeError: can't start new thread": "max_processes",
+    "BlockingIOError: [Errno 11]": "max_processes",
+}
+"""Start of an error: the limit that it most likely comes from."""
 NO_DISPLAY = "\nNone\n"
 """A file is a program, and not typed at a prompt: the value of its last line is not shown."""
 AT_ITS_END = """
@@ -32,7 +39,8 @@ atexit._run_exitfuncs()
 
 EXIT_CODES = """\b
 exit codes: 0 it ran through, 1 it raised, crashed or exited with an error, 2 the command line is wrong,
-3 a limit interrupted or killed it, 4 the sandbox cannot be had or failed"""
+3 a limit ended, interrupted or killed it, 4 the sandbox cannot be had or failed,
+130, 143, 129 stopped by Ctrl+C, SIGTERM, SIGHUP"""
 
 
 @click.command("exec", epilog=EXIT_CODES)
@@ -46,7 +54,6 @@ def command(
     file: str, timeout: float | None, isolation: str | None, assignments: tuple[str, ...], as_json: bool, debug: bool
 ) -> None:
     """Run a Python FILE (- is stdin) in a sandbox of its own, without any model."""
-    signal.signal(signal.SIGPIPE, _nobody_reads)
     with failures("exec", as_json=as_json, debug=debug):
         from rlm_broker.config import Settings, assigned  # what --help need not pay for
         from rlm_broker.sandbox.sandbox import Sandbox
@@ -54,12 +61,15 @@ def command(
         code = _read(file)
         settings = Settings(assigned(assignments, block_timeout_s=timeout, isolation=isolation))
         with Sandbox(settings.limits, settings["isolation"]) as sandbox, sandbox.repl() as repl:
-            block = _run(repl, code, None if as_json else _echo)
+            block = _at_its_limit(_run(repl, code, None if as_json else _Echo()))
             if as_json:
                 shown = dataclasses.asdict(block) | {"isolation": dataclasses.asdict(repl.isolation)}
                 click.echo(json.dumps(shown, ensure_ascii=False))
             elif block.status in ("interrupted", "killed"):
                 say(f"rlm-broker exec: {block.status}: {block.error}", err=True)
+            elif block.limit:
+                allowed = f"{block.limit} = {getattr(settings.limits, block.limit):,}"
+                say(f"rlm-broker exec: it ended at the limit {allowed}: {block.error}", err=True)
     sys.exit(_exit_code(block))
 
 
@@ -77,7 +87,15 @@ def _run(repl: "SandboxedRepl", code: str, on_output: "OnOutput | None") -> Bloc
     )
 
 
+def _at_its_limit(block: Block) -> Block:
+    """Name the limit if the program ended by an exception that the kernel's refusal of more becomes in Python."""
+    found = next((limit for error, limit in OF_LIMITS.items() if block.error and block.error.startswith(error)), None)
+    return block if block.limit or not found else dataclasses.replace(block, limit=found)
+
+
 def _read(file: str) -> str:
+    if file == "-":
+        say_if_typed()
     try:
         return (sys.stdin.buffer.read() if file == "-" else Path(file).read_bytes()).decode("utf-8-sig")
     except OSError as error:
@@ -87,14 +105,30 @@ def _read(file: str) -> str:
         raise ConfigurationError(f"{name} is not UTF-8 text: byte at offset {error.start}") from None
 
 
-def _echo(stream: str, text: str) -> None:
-    try:
-        say(text, nl=False, err=stream == "stderr")
-    except BrokenPipeError:
-        signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGPIPE)  # nobody needs the rest
+class _Echo:
+    """Prints output of the program as it comes, on the event loop's thread, until its reader has left.
+
+    That ends the command: a signal interrupts the main thread, which waits for the program. It is not SIGPIPE, which
+    the kernel also sends for the main thread's own writes, beside their BrokenPipeError: two exceptions, of which the
+    second would leave the handling of the first as a traceback.
+    """
+
+    def __init__(self) -> None:
+        self._has_reader = True
+        signal.signal(READER_LEFT, _stop)
+
+    def __call__(self, stream: str, text: str) -> None:
+        """Print `text`."""
+        if not self._has_reader:
+            return
+        try:
+            say(text, nl=False, err=stream == "stderr")
+        except BrokenPipeError:
+            self._has_reader = False
+            signal.pthread_kill(threading.main_thread().ident or 0, READER_LEFT)
 
 
-def _nobody_reads(*_: object) -> None:
+def _stop(*_: object) -> None:
     raise BrokenPipeError
 
 

@@ -1,5 +1,6 @@
 """How a command fails: one sentence on stderr, or one JSON object on stdout, and the right exit code."""
 
+import dataclasses
 import json
 import sys
 import warnings
@@ -7,17 +8,18 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, NoReturn
 
+from rlm_broker.cli import stopping
 from rlm_broker.cli.terminal import say
-from rlm_broker.errors import RlmBrokerError
+from rlm_broker.errors import RlmBrokerError, RunCancelled, RunFailed
 
 
 def fail(
-    command: str, kind: str, sentence: str, exit_code: int, *, as_json: bool, partial_answer: str | None = None
+    command: str, kind: str, sentence: str, exit_code: int, *, as_json: bool, run: RunFailed | None = None
 ) -> NoReturn:
-    """Say why, and exit."""
+    """Say why, and exit. `run` is the error of a run: its partial answer and what it used are in the JSON."""
     if as_json:
-        partial = {} if partial_answer is None else {"partial_answer": partial_answer}
-        say(json.dumps({"error": {"kind": kind, "message": sentence, **partial}}, ensure_ascii=False))
+        had = {} if run is None else _had(run)
+        say(json.dumps({"error": {"kind": kind, "message": sentence, **had}}, ensure_ascii=False))
     else:
         say(f"{' '.join(['rlm-broker', command]).strip()}: {sentence}", err=True)
     sys.exit(exit_code)
@@ -32,10 +34,27 @@ def failures(command: str, *, as_json: bool, debug: bool = False) -> Iterator[No
     except RlmBrokerError as error:
         if debug:
             raise
-        partial = getattr(error, "partial_answer", None)
-        fail(command, error.kind, str(error), error.exit_code, as_json=as_json, partial_answer=partial)
+        run = error if isinstance(error, RunFailed) else None
+        kind, sentence, exit_code = error.kind, str(error), error.exit_code
+        if isinstance(error, RunCancelled) or stopping.has_come():  # the signal may have hit the fork server, too
+            kind, sentence, exit_code = RunCancelled.kind, str(RunCancelled()), stopping.exit_code()
+        fail(command, kind, sentence, exit_code, as_json=as_json, run=run)
     except KeyboardInterrupt:
-        fail(command, "cancelled", "stopped", 130, as_json=as_json)
+        fail(command, "cancelled", "stopped", stopping.exit_code(), as_json=as_json)
+
+
+def _had(run: RunFailed) -> dict[str, Any]:
+    """What a failed run had, under the names that the JSON of an answer has; nothing if none had begun."""
+    partial = {} if run.partial_answer is None else {"partial_answer": run.partial_answer}
+    if not run.execution_time:
+        return partial
+    return {
+        **partial,
+        "iterations": len(run.trajectory),
+        "execution_time": run.execution_time,
+        "usage_summary": run.usage_summary.to_dict(),
+        "usage_by_depth": {depth: dataclasses.asdict(usage) for depth, usage in run.usage_by_depth.items()},
+    }
 
 
 def _warn(message: Warning | str, *_: Any, **__: Any) -> None:

@@ -10,6 +10,7 @@ from typing import NoReturn
 
 import click
 
+from rlm_broker.cli import stopping
 from rlm_broker.cli.failing import fail
 
 COMMANDS = {
@@ -21,7 +22,6 @@ COMMANDS = {
     "trace": "Show the tree of runs that a trace holds.",
 }
 
-STOPPED = 130
 EXIT_CODES = """\b
 exit codes:
   0  answered (NOT FOUND is an answer); exec: the file ran through
@@ -30,7 +30,7 @@ exit codes:
   3  a limit ended it; ask prints the partial answer
   4  the isolation asked for cannot be had, or the sandbox failed
   5  the model provider failed
-  130  stopped by Ctrl+C"""
+  130, 143, 129  stopped by Ctrl+C, SIGTERM, SIGHUP"""
 
 
 class _Lazy(click.Group):
@@ -62,6 +62,7 @@ def main() -> None:
         click.echo("rlm-broker runs on Linux only: its sandbox is made of Linux kernel features", err=True)
         sys.exit(2)
     _prepare_streams()
+    stopping.listen()
     try:
         cli(prog_name="rlm-broker", standalone_mode=False)
         sys.stdout.flush()
@@ -73,17 +74,14 @@ def main() -> None:
         sentence = f"{error.format_message()} See `{command} --help`."
         fail(command.partition(" ")[2], "usage", sentence, 2, as_json="--json" in sys.argv)
     except (click.Abort, KeyboardInterrupt):
-        _leave_at_once(STOPPED)
+        _leave_at_once(stopping.exit_code())
     except SystemExit as end:
-        if end.code != STOPPED:
+        if end.code != stopping.exit_code():
             raise
-        _leave_at_once(STOPPED)  # twice Ctrl+C may come in the middle of an import, which an orderly end would wait for
-    except BrokenPipeError:
-        _leave_at_once(1)
+        # Not an orderly end, which waits for an import in the background: a second Ctrl+C may hit that import.
+        _leave_at_once(end.code)
     except OSError as error:
-        if error.errno != errno.ENOSPC:
-            raise
-        _leave_at_once(1, "the output cannot be written: no space is left")
+        _leave_without_output(error)
 
 
 def _prepare_streams() -> None:
@@ -94,6 +92,17 @@ def _prepare_streams() -> None:
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):  # lone surrogates, which no encoding has: shown, and valid in JSON
             stream.reconfigure(errors="backslashreplace")
+
+
+def _leave_without_output(error: OSError) -> NoReturn:
+    """End if `error` says that the output cannot be written; else raise it again."""
+    if isinstance(error, BrokenPipeError):
+        _leave_at_once(1)
+    if error.errno == errno.ENOSPC:
+        _leave_at_once(1, "the output cannot be written: no space is left")
+    if error.errno == errno.EIO:  # the terminal was closed
+        _leave_at_once(stopping.exit_code() if stopping.has_come() else 1)
+    raise error
 
 
 def _leave_at_once(exit_code: int, why: str = "") -> NoReturn:

@@ -1,5 +1,6 @@
 """What `ask` shows while it runs: one live line on a terminal, plain lines elsewhere."""
 
+import contextlib
 import time
 from typing import TYPE_CHECKING, TextIO
 
@@ -16,23 +17,32 @@ from rlm_broker.trace.events import (
     RunEnded,
     RunStarted,
 )
-from rlm_broker.types import Usage
+from rlm_broker.types import Block, Usage
 
 if TYPE_CHECKING:
+    from rich.console import Console, ConsoleOptions, RenderResult
     from rich.live import Live
-    from rich.text import Text
 
 REFRESHES_PER_S = 8
+ROOM_FOR_CTRL_C = 3
+"""Columns that the live line leaves free: a terminal writes ^C there, which would else begin a line of its own."""
+CANCELLED = "cancelled"
+"""Error of a call that its caller cancelled."""
+MAX_ERROR_CHARS = 300
+"""Characters of an error of untrusted code that a note shows."""
 
 
 class Progress:
-    """Follows a run's events. On a terminal it keeps one line up to date; otherwise it prints what matters."""
+    """Follows a run's events. On a terminal it keeps one line up to date, with notes of what fails above it; elsewhere
+    it prints a note of everything that matters."""
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
         self._started = time.monotonic()
         self._iteration = 0
+        self._most_iterations: int | None = None
         self._blocks = 0
+        self._running: set[str] = set()
         self._in_flight = 0
         self._runs = 0
         self._usage: dict[tuple[str, int], Usage] = {}
@@ -40,73 +50,113 @@ class Progress:
 
     def __call__(self, event: Event) -> None:
         """Take one event."""
-        note = self._take(event)
-        if note and self._live is None:
-            self._stream.write(f"[depth {event.depth}] {printable(note)}\n")
-            self._stream.flush()
+        self._count(event)
+        if self._live is None:
+            if note := _trouble(event) or _milestone(event):
+                self._stream.write(f"[depth {event.depth}] {printable(note)}\n")
+                self._stream.flush()
+        elif note := _trouble(event):
+            from rich.text import Text
+
+            self._live.console.print(Text(f"[depth {event.depth}] {printable(note)}"), soft_wrap=True)
 
     def close(self) -> None:
         """Leave the terminal clean."""
         if self._live is not None:
-            self._live.stop()
+            with contextlib.suppress(OSError):  # the terminal was closed
+                self._live.stop()
 
-    def __rich__(self) -> "Text":
+    def __rich_console__(self, console: "Console", options: "ConsoleOptions") -> "RenderResult":
         """The line as it is now; asked for several times a second, so that the time goes on while nothing happens."""
         from rich.text import Text
 
-        children = f", {self._runs} runs" if self._runs > 1 else ""
-        return Text(
-            f"iteration {self._iteration}, block {self._blocks}{children}, {self._in_flight} calls in flight, "
-            f"{self._spent()}, {time.monotonic() - self._started:.0f} s",
-            no_wrap=True,
-            overflow="ellipsis",
-        )
+        del console
+        line = Text(self._line(), no_wrap=True)
+        line.truncate(options.max_width - ROOM_FOR_CTRL_C, overflow="ellipsis")
+        yield line
 
-    def _take(self, event: Event) -> str | None:
+    def _line(self) -> str:
+        """What changes comes first: the end of a long line is cut."""
+        seconds = f"{time.monotonic() - self._started:.0f} s"
+        if not self._runs:
+            return f"{seconds}, reading the context and starting the sandbox"
+        total = sum(self._usage.values(), Usage())
+        cost = "" if total.total_cost is None else f", {_cost(total)}"
+        most = "" if self._most_iterations is None else f" of {self._most_iterations:,}"
+        parts = [f"{seconds}{cost}", f"iteration {self._iteration}{most}"]
+        parts += [f"{self._runs} runs"] if self._runs > 1 else []
+        parts += [f"block {self._blocks}{' running' if self._running else ''}"] if self._blocks else []
+        parts += [f"waiting for {_counted(self._in_flight, 'call')}"] if self._in_flight else []
+        return ", ".join([*parts, f"{_counted(total.total_calls, 'call')} done, {_tokens(total)}"])
+
+    def _count(self, event: Event) -> None:
         match event:
-            case RunStarted():
+            case RunStarted(depth=depth, metadata=metadata):
                 self._runs += 1
-                return f"run {event.run} with {event.model}"
-            case ReplReady():
-                layers = len(event.isolation.layers)
-                level = event.isolation.level
-                return f"REPL ready in {event.duration_s * 1e3:.0f} ms, isolation {level} ({layers} layers)"
-            case IterationStarted():
-                self._iteration = event.number
-                return f"iteration {event.number}"
+                most = metadata.get("limits", {}).get("max_iterations")
+                if depth == 0 and most is not None:
+                    self._most_iterations = most if isinstance(most, int) else most[0]
+            case IterationStarted(depth=0, number=number):
+                self._iteration = number
             case BlockStarted():
                 self._blocks += 1
-            case BlockEnded():
-                return f"block {event.block}: {event.outcome.status} after {event.outcome.execution_time:.2f} s"
+                self._running.add(event.run)
+            case BlockEnded() | RunEnded():  # a run that is cancelled ends without an end of its block
+                self._running.discard(event.run)
             case CallStarted():
                 self._in_flight += 1
-            case CallRetried():
-                return f"call {event.call}: attempt {event.attempt} in {event.wait_s:.1f} s, since {event.reason}"
             case CallEnded():
                 self._in_flight -= 1
                 place = (event.model or "?", event.depth)
                 self._usage[place] = self._usage.get(place, Usage()) + event.usage
-                return f"call {event.call} failed: {event.error}" if event.error else None
-            case RunEnded():
-                how = event.error or "answered"
-                return f"run {event.run}: {how} after {event.duration_s:.2f} s, {self._spent()}"
-        return None
 
-    def _spent(self) -> str:
-        """The sum, and where there are several models or depths the money of each."""
-        total = spent(sum(self._usage.values(), Usage()))
-        if len(self._usage) < 2:
-            return total
-        parts = [f"{model} at depth {depth} {_cost(usage)}" for (model, depth), usage in self._usage.items()]
-        return f"{total} ({', '.join(parts)})"
+
+def _trouble(event: Event) -> str | None:
+    """What a user should see also where little room is: what failed, and what is tried again."""
+    match event:
+        case CallRetried():
+            return f"call {event.call}: attempt {event.attempt} in {event.wait_s:.1f} s, since {event.reason}"
+        case CallEnded(error=str(error)) if error != CANCELLED:  # of a call that is cancelled its block or run tells
+            return f"call {event.call} failed: {error[:MAX_ERROR_CHARS]}"
+        case BlockEnded(outcome=outcome) if outcome.status not in ("ok", "exited"):
+            return f"block {event.block}: {_ended(outcome)}: {(outcome.error or '')[:MAX_ERROR_CHARS]}"
+        case RunEnded(error=str(error)) if event.depth:  # of the root's own error the command tells
+            return f"run {event.run}: {error[:MAX_ERROR_CHARS]} after {event.duration_s:.2f} s"
+    return None
+
+
+def _milestone(event: Event) -> str | None:
+    match event:
+        case RunStarted():
+            return f"run {event.run} with {event.model}"
+        case ReplReady(isolation=isolation):
+            layers = f"isolation {isolation.level} ({len(isolation.layers)} layers)"
+            return f"REPL ready in {event.duration_s * 1e3:.0f} ms, {layers}"
+        case IterationStarted():
+            return f"iteration {event.number}"
+        case BlockEnded(outcome=outcome):
+            return f"block {event.block}: {_ended(outcome)}"
+        case RunEnded():
+            return f"run {event.run}: {event.error or 'answered'} after {event.duration_s:.2f} s"
+    return None
+
+
+def _ended(outcome: Block) -> str:
+    return f"{outcome.status} after {outcome.execution_time:.2f} s"
 
 
 def spent(usage: Usage) -> str:
     """Calls, tokens and cost. A price that is not known is unknown, and not nothing."""
     stored = f" ({usage.stored_calls:,} of them stored, not paid)" if usage.stored_calls else ""
-    tokens = f"{usage.total_input_tokens:,}+{usage.total_output_tokens:,} tokens"
-    calls = "1 call" if usage.total_calls == 1 else f"{usage.total_calls:,} calls"
-    return f"{calls}{stored}, {tokens}, {_cost(usage)}"
+    return f"{_counted(usage.total_calls, 'call')}{stored}, {_tokens(usage)}, {_cost(usage)}"
+
+
+def _counted(number: int, what: str) -> str:
+    return f"1 {what}" if number == 1 else f"{number:,} {what}s"
+
+
+def _tokens(usage: Usage) -> str:
+    return f"{usage.total_input_tokens:,}+{usage.total_output_tokens:,} tokens"
 
 
 def _cost(usage: Usage) -> str:
@@ -123,7 +173,7 @@ def _live_line(progress: Progress, stream: TextIO) -> "Live":
         refresh_per_second=REFRESHES_PER_S,
         transient=True,
         redirect_stdout=False,
-        redirect_stderr=False,
+        redirect_stderr=True,  # warnings appear above the line
     )
     live.start()
     return live

@@ -13,6 +13,12 @@ def say(text: str, *, err: bool = False, nl: bool = True) -> None:
     click.echo(shown, nl=nl, err=err, color=True)  # colour is what `click` would take out of a pipe, too
 
 
+def say_if_typed() -> None:
+    """Say what the command waits for, if stdin is a terminal."""
+    if sys.stdin.isatty():
+        say("reading from the terminal; Ctrl+D at the start of a line ends the text", err=True)
+
+
 def printable(text: str, keep: str = "") -> str:
     """`text` with what is not printable written as in Python source (\\x1b), but for the characters of `keep`."""
     return "".join(

@@ -15,6 +15,9 @@ _MIN_SECRET_CHARS = 6
 """A shorter value is no secret, and hiding every "1" would garble the message."""
 _MAX_CHARS = 500
 _LOOKED_AT_CHARS = 20_000
+LONGEST_RETRY_AFTER_S = 3_600.0
+"""Seconds that a provider may ask to be left alone. A larger number is no wish but a mistake, and counts as none given:
+it would close the client to all runs for as long as each may take."""
 _OF_THE_REQUEST = frozenset({400, 413, 422})
 _TRANSIENT = frozenset({408, 409, 425, 429})
 
@@ -36,7 +39,7 @@ def retry_after_s(headers: Mapping[str, str]) -> float | None:
             seconds = float(text) * scale
         except ValueError:
             seconds = _seconds_until(text)
-        if 0 <= seconds < float("inf"):
+        if 0 <= seconds <= LONGEST_RETRY_AFTER_S:
             return seconds
     return None
 

@@ -1,6 +1,7 @@
 """Models by name, at any provider that litellm knows. The only module that imports litellm."""
 
 import asyncio
+import difflib
 import functools
 import json
 import os
@@ -43,6 +44,9 @@ _BARE_NAMES: tuple[tuple[re.Pattern[str], str], ...] = (
     (re.compile(r"deepseek-"), "deepseek"),
     (re.compile(r"grok-"), "xai"),
 )
+
+LIKENESS = 0.8
+"""Ratio of `difflib` from which on a provider's name is taken for a misspelt one."""
 
 MAX_CONCURRENT = 256
 """Requests at the same time; further calls wait in turn."""
@@ -181,6 +185,7 @@ class LiteLLMClient:
         if variable or self._options.get("api_key") or provider in _KEYLESS:
             return
         if provider not in _KEYS:
+            _refuse_misspelt(self.model_name, provider)
             missing = " and ".join(self._missing_by_litellm(prefetch().result()))
         else:
             is_set = any(os.environ.get(variable) for variable in _KEYS[provider])
@@ -256,6 +261,17 @@ class LiteLLMClient:
         headers = getattr(error, "litellm_response_headers", None) or {}  # its `response` is made up, without any
         said = failures.one_line(text, _secrets(self._options))
         return ModelFailed(f"{self.model_name}: {kind}: {said}", cause, failures.retry_after_s(headers))
+
+
+def _refuse_misspelt(model_name: str, provider: str) -> None:
+    """Refuse a provider that is most likely a well-known one misspelt, without the seconds of litellm's import.
+
+    Of the 166 further providers that litellm 1.100 knows, none is so like a well-known one.
+    """
+    known = [*_KEYS, *_KEYLESS, *_SERVERS]
+    if close := difflib.get_close_matches(provider.lower(), known, 1, LIKENESS):
+        meant = model_name.replace(provider, close[0], 1)
+        raise UnknownModel(f"no provider is known for model {model_name!r}; did you mean {meant}?")
 
 
 def _import_litellm() -> Any:

@@ -1,17 +1,22 @@
 """The language model calls of one run tree: counted before, bounded meanwhile, accounted for after."""
 
 import asyncio
+import contextlib
+import hashlib
+import sys
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from functools import partial
+from typing import Any, TypeVar
 
 import msgspec
 
 from rlm_broker.clients.base import Client, LMRequest
 from rlm_broker.clients.recorded import recorded_request
 from rlm_broker.errors import RlmBrokerError
+from rlm_broker.handler.allowance import Allowance
 from rlm_broker.handler.crew import work_off
 from rlm_broker.handler.fair import FairSlots
 from rlm_broker.handler.handler import LMHandler
@@ -19,10 +24,22 @@ from rlm_broker.ledger import NOTHING, Hold, Ledger
 from rlm_broker.recording import CallId, Counted, Failure, Recorded, Recorder
 from rlm_broker.trace.events import PREVIEW_CHARS, CallEnded, CallRetried, CallStarted, CallText, Emit
 from rlm_broker.types import Call, ChatMessage, Usage
-from sandbox_worker.wire.messages import ImagePart, Prompt, Query, Slot
+from sandbox_worker.wire.errors import MessageInvalid
+from sandbox_worker.wire.messages import Query, Slot
+from sandbox_worker.wire.prompts import ImagePart, Prompt, Prompts
 
 WINDOW_TOKENS = 128_000
 """Of a model whose client does not say it: what most models of 2025 and 2026 have at least."""
+MOST_DECODED_BYTES = 64 << 20
+"""Memory of the prompts of large queries that are decoded at the same time, in bytes, for one tree."""
+MOST_ANSWER_BYTES = 32 << 20
+"""Memory of the answers that unfinished batches of one run hold, in bytes. Further ones are dropped, with an error."""
+KEYS_IN_A_ROW = 512
+"""Prompts of a batch that are compared before the event loop gets its turn. A large one counts as all of these."""
+
+Piece = tuple[int, int, CallId]
+"""One call of a batch: the index of its prompt, the number of its sample, and its id."""
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +82,9 @@ class RunCalls:
         self._recorder = recorder
         self._recorded = set[CallId]()
         self._tells_text = tells_text
-        self._slots = FairSlots(ledger.limits.max_concurrent_calls)
+        self._places = FairSlots(ledger.limits.max_concurrent_calls)
+        self._decoded = Allowance(MOST_DECODED_BYTES)
+        self._answer_bytes = Counter[str]()
         self._numbers: dict[tuple[str, int], int] = {}
 
     def model_name(self, depth: int, wanted: str | None = None) -> str:
@@ -99,7 +118,7 @@ class RunCalls:
             is_loop=is_loop,
             id=self._id(caller, block),
         )
-        return await self._call(caller, request)
+        return await self._in_turn(caller, lambda: request, lambda: self._call(caller, request))
 
     async def slots(self, caller: Caller, query: Query) -> list[Slot]:
         """One plain completion for each prompt of a query that model-written code made.
@@ -109,33 +128,81 @@ class RunCalls:
         """
         block = _block_of(query)
         if len(query.prompts) == 1 and query.timeout_s is None:
-            return [await self._slot(caller, query, query.prompts[0], 0, self._id(caller, block))]
-        seen = Counter[str]()
-        places: dict[tuple[str, int], int] = {}
-        todo: list[tuple[Prompt, int, CallId]] = []
+            piece = (0, 0, self._id(caller, block))
+            request = partial(self._request_for, caller, query, piece)
+            return [await self._in_turn(caller, request, lambda: self._slot(caller, query, *piece))]
+        todo, asked = await self._pieces(caller, query, block)
+        answers = _Answers(self._answer_bytes, caller.run)
+        most = self._ledger.limits.max_concurrent_calls
+        done: Sequence[Slot | None] = [None] * len(todo)
+        try:
+            done = await work_off(
+                todo,
+                lambda piece: answers.kept(self._slot(caller, query, *piece)),
+                _smaller(query.max_concurrent, most) or len(todo),
+                query.timeout_s,
+                places=self._places,
+                session=caller.run,
+            )
+        finally:
+            answers.forget()
+        for piece, slot in zip(todo, done, strict=True) if self._recorder else ():
+            if slot is None:
+                self._record_unanswered(partial(self._request_for, caller, query, piece))
+                await asyncio.sleep(0)  # writing a large one takes milliseconds
+        # Without a time limit, a call has no outcome only if its client cancelled the task that it was called in.
+        late = None if query.timeout_s is None else f"not done within timeout_s = {query.timeout_s:g}"
+        missing = Slot(error=late or "the client cancelled its own call")
+        return [done[place] or missing for place in asked]
+
+    async def _pieces(self, caller: Caller, query: Query, block: int) -> tuple[list[Piece], list[int]]:
+        """The calls that a batch needs, and for each prompt the place of its call among them."""
+        todo: list[Piece] = []
         asked: list[int] = []
-        for prompt in query.prompts:
-            text = prompt if isinstance(prompt, str) else repr(prompt)
-            each = (text, seen[text] if query.samples else 0)
-            seen[text] += 1
+        places: dict[tuple[str | bytes, int], int] = {}
+        seen = Counter[str | bytes]()
+        in_a_row = 0
+        for index in range(len(query.prompts)):
+            key, size = _key(query.prompts, index)
+            each = (key, seen[key] if query.samples else 0)
+            seen[key] += 1
             if each not in places:
                 places[each] = len(todo)
-                todo.append((prompt, each[1], self._id(caller, block)))
+                todo.append((index, each[1], self._id(caller, block)))
             asked.append(places[each])
-        most = self._ledger.limits.max_concurrent_calls
-        done = await work_off(
-            todo,
-            lambda one: self._slot(caller, query, *one),
-            _smaller(query.max_concurrent, most) or len(todo),
-            query.timeout_s,
-        )
-        late = Slot(error=f"not done within timeout_s = {query.timeout_s or 0:g}")
-        for (prompt, sample, id), slot in zip(todo, done, strict=True) if self._recorder else ():
-            if slot is None:
-                self._record(self._request(caller, query, prompt, sample, id), None)
-        return [done[place] or late for place in asked]
+            in_a_row += 1 + (size >> 12)
+            if in_a_row >= KEYS_IN_A_ROW:
+                in_a_row = 0
+                await asyncio.sleep(0)
+        return todo, asked
 
-    async def _slot(self, caller: Caller, query: Query, prompt: Prompt, sample: int, id: CallId) -> Slot:
+    async def _in_turn(self, caller: Caller, request: Callable[[], LMRequest], work: Callable[[], Awaitable[T]]) -> T:
+        """Await `work`, which sends `request`, with one of the tree's places."""
+        if not self._places.take():
+            try:
+                await self._places.acquire(caller.run)
+            except asyncio.CancelledError:
+                self._record_unanswered(request)
+                raise
+        try:
+            return await work()
+        finally:
+            self._places.release()
+
+    async def _slot(self, caller: Caller, query: Query, index: int, sample: int, id: CallId) -> Slot:
+        """Answer one prompt, with a place taken. A large query's prompts are decoded here, some at a time."""
+        prompts = query.prompts
+        if not isinstance(prompts, Prompts):
+            return await self._answered(caller, query, prompts[index], sample, id)
+        async with self._decoded.held(prompts.decoded_bytes(index)):
+            try:
+                prompt = prompts[index]
+            except MessageInvalid as problem:
+                return Slot(error=str(problem))
+            await asyncio.sleep(0)  # a large one took its time
+            return await self._answered(caller, query, prompt, sample, id)
+
+    async def _answered(self, caller: Caller, query: Query, prompt: Prompt, sample: int, id: CallId) -> Slot:
         if (problem := _problem_with(prompt)) is not None:
             return Slot(error=problem)
         request = self._request(caller, query, prompt, sample, id)
@@ -144,6 +211,10 @@ class RunCalls:
         except RlmBrokerError as error:
             return Slot(error=in_words(error))
         return Slot(text=call.response, error=call.problem)
+
+    def _request_for(self, caller: Caller, query: Query, piece: Piece) -> LMRequest:
+        index, sample, id = piece
+        return self._request(caller, query, query.prompts[index], sample, id)
 
     def _request(self, caller: Caller, query: Query, prompt: Prompt, sample: int, id: CallId) -> LMRequest:
         asked = ChatMessage("user", _content(prompt))
@@ -164,8 +235,6 @@ class RunCalls:
 
     async def _call(self, caller: Caller, request: LMRequest) -> Call:
         client = self._handler.routing.pick_for_code(request.model, caller.depth)
-        if not self._slots.take():
-            await self._slots.acquire(caller.run)
         hold = NOTHING
         try:
             if self._ledger.has_bounded_means:
@@ -177,7 +246,6 @@ class RunCalls:
             raise
         finally:
             self._ledger.release(hold)
-            self._slots.release()
 
     async def _sent(self, caller: Caller, client: Client, request: LMRequest, number: int, hold: Hold) -> Call:
         run, depth = caller.run, caller.depth
@@ -206,6 +274,11 @@ class RunCalls:
         self._emit(CallEnded(run, depth, number, call.root_model, call.usage, call.execution_time, call.response))
         return call
 
+    def _record_unanswered(self, request: Callable[[], LMRequest]) -> None:
+        if self._recorder is not None:
+            with contextlib.suppress(MessageInvalid):  # it would not have been sent
+                self._record(request(), None)
+
     def _record(self, request: LMRequest, outcome: Call | RlmBrokerError | None, model: str = "") -> None:
         """Write a call down once, if anybody wants that; None is one that nobody waited for to its end."""
         if self._recorder is None or request.id is None or request.id in self._recorded:
@@ -222,6 +295,30 @@ class RunCalls:
                 failure = Failure(str(outcome), getattr(outcome, "cause", "provider"))
                 recorded = Recorded(request.id, asked, model, failure=failure)
         self._recorder.add(recorded)
+
+
+class _Answers:
+    """What the answers of one batch hold in memory, as part of what those of its run do."""
+
+    def __init__(self, by_run: Counter[str], run: str) -> None:
+        self._by_run = by_run
+        self._run = run
+        self._bytes = 0
+
+    async def kept(self, answering: Awaitable[Slot]) -> Slot:
+        slot = await answering
+        size = sys.getsizeof(slot.text)
+        if self._by_run[self._run] + size > MOST_ANSWER_BYTES:
+            why = f"its batches hold {MOST_ANSWER_BYTES:,} bytes of answers already: ask in smaller batches"
+            return Slot(error=f"the answer of {len(slot.text):,} characters was dropped: {why}")
+        self._bytes += size
+        self._by_run[self._run] += size
+        return slot
+
+    def forget(self) -> None:
+        self._by_run[self._run] -= self._bytes
+        if not self._by_run[self._run]:
+            del self._by_run[self._run]
 
 
 def in_words(error: BaseException) -> str:
@@ -246,6 +343,16 @@ def _block_of(query: Query) -> int:
     """The number before the colon of a query's id, which the REPL counts: it labels, and nothing depends on it."""
     number = query.id.partition(":")[0]
     return int(number) if number.isdecimal() and len(number) < 10 else 0
+
+
+def _key(prompts: Sequence[Prompt], index: int) -> tuple[str | bytes, int]:
+    """What tells a prompt from others, and its size in bytes or characters."""
+    if isinstance(prompts, Prompts):
+        encoded = prompts.encoded(index)
+        return hashlib.sha256(encoded).digest(), len(encoded)
+    prompt = prompts[index]
+    key = prompt if isinstance(prompt, str) else repr(prompt)
+    return key, len(key)
 
 
 def _content(prompt: Prompt) -> str | list[Any]:

@@ -1,55 +1,119 @@
-"""Much work for a few workers: as many tasks as may be busy at once, however much there is to do."""
+"""A batch of work, held as data: a piece of it becomes a task when there is a place for it to run."""
 
 import asyncio
-import math
-import time
 from collections import deque
-from collections.abc import Awaitable, Callable, Sequence
-from typing import TypeVar
+from collections.abc import Awaitable, Callable, Hashable, Sequence
+from typing import Any, Generic, TypeVar
+
+from rlm_broker.handler.fair import FairSlots
 
 T = TypeVar("T")
 R = TypeVar("R")
 
 IN_A_ROW = 64
-"""Pieces of work that are done without any waiting: then it is everybody else's turn."""
+"""Pieces of work that may be done, or tasks started, before the event loop gets its turn."""
 
 
 async def work_off(
-    todo: Sequence[T], work: Callable[[T], Awaitable[R]], at_once: int, timeout_s: float | None = None
+    todo: Sequence[T],
+    work: Callable[[T], Awaitable[R]],
+    at_once: int,
+    timeout_s: float | None = None,
+    *,
+    places: FairSlots | None = None,
+    session: Hashable = None,
 ) -> list[R | None]:
-    """Await `work` for each of `todo`, `at_once` at the same time, in the order of `todo`.
+    """Await `work` for each of `todo`, at most `at_once` at the same time, in the order of `todo`.
+
+    Args:
+        timeout_s: Seconds for the whole batch. Work that is unfinished then is cancelled.
+        places: Places that running pieces need, shared with other batches; None sets no bound beside `at_once`.
+        session: Whose turn a place is taken for, see `FairSlots`.
 
     Returns:
-        The results in the same order; None for what was not done within `timeout_s`. That has been cancelled.
+        The results in the order of `todo`; None for each piece that was not done within `timeout_s`.
     """
-    if not todo:
-        return []
-    results: list[R | None] = [None] * len(todo)
-    waiting = deque(enumerate(todo))
-    workers = min(at_once, len(todo))
-    in_a_row = max(1, IN_A_ROW // workers)
+    batch = _Batch(todo, work, at_once, places or FairSlots(None), session)
+    deadline = asyncio.timeout(timeout_s)
+    try:
+        async with deadline:
+            await batch.run()
+    except TimeoutError:
+        if not deadline.expired():
+            raise
+    return batch.results
 
-    async def work_on() -> None:
-        done = 0
-        while waiting:
-            place, each = waiting.popleft()
-            results[place] = await work(each)
+
+class _Batch(Generic[T, R]):
+    """One batch. While it waits for places it is one waiting turn and no task, however many pieces it has.
+
+    A worker that has a place keeps it for the next piece, unless another batch waits for one: an undisturbed batch
+    takes a task for each place and not for each piece.
+    """
+
+    def __init__(
+        self,
+        todo: Sequence[T],
+        work: Callable[[T], Awaitable[R]],
+        at_once: int,
+        places: FairSlots,
+        session: Hashable,
+    ) -> None:
+        self.results: list[R | None] = [None] * len(todo)
+        self._waiting = deque(enumerate(todo))
+        self._work = work
+        self._at_once = min(at_once, len(todo))
+        self._places = places
+        self._session = session
+        self._busy = 0
+        self._is_queued = False
+        self._worker_ended = asyncio.Event()
+
+    async def run(self) -> None:
+        async with asyncio.TaskGroup() as group:
+            try:
+                await self._start_workers(group)
+            finally:
+                self._waiting.clear()  # a worker whose work ignores its cancellation must not begin another piece
+
+    async def _start_workers(self, group: asyncio.TaskGroup) -> None:
+        started = 0
+        while self._waiting:
+            if self._busy == self._at_once:
+                self._worker_ended.clear()
+                await self._worker_ended.wait()
+                continue
+            if not self._places.take():
+                await self._queue()
+            if not self._waiting:  # the workers were faster
+                self._places.release()
+                return
+            self._busy += 1
+            # Not in the worker's own `finally`: a task that is cancelled before its first step runs none of its code.
+            group.create_task(self._work_on()).add_done_callback(self._ended)
+            started += 1
+            if started % IN_A_ROW == 0:
+                await asyncio.sleep(0)
+
+    async def _queue(self) -> None:
+        self._is_queued = True
+        try:
+            await self._places.acquire(self._session)
+        finally:
+            self._is_queued = False
+
+    async def _work_on(self) -> None:
+        done, in_a_row = 0, max(1, IN_A_ROW // self._at_once)
+        while self._waiting:
+            position, piece = self._waiting.popleft()
+            self.results[position] = await self._work(piece)
             done += 1
+            if self._places.waiting > self._is_queued:
+                return
             if done % in_a_row == 0:
                 await asyncio.sleep(0)
 
-    ends_at = math.inf if timeout_s is None else time.monotonic() + timeout_s
-    async with asyncio.TaskGroup() as group:
-        tasks: list[asyncio.Task[None]] = []
-        try:
-            while waiting and len(tasks) < workers and time.monotonic() < ends_at:
-                tasks.append(group.create_task(work_on()))
-                if len(tasks) % IN_A_ROW == 0:
-                    await asyncio.sleep(0)
-            left_s = None if timeout_s is None else max(0.0, ends_at - time.monotonic())
-            _, late = await asyncio.wait(tasks, timeout=left_s)
-        finally:
-            waiting.clear()  # or a worker whose work does not heed that it is cancelled would go on with the next
-        for task in late:
-            task.cancel()
-    return results
+    def _ended(self, _worker: asyncio.Task[Any]) -> None:
+        self._busy -= 1
+        self._places.release()
+        self._worker_ended.set()

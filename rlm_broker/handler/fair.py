@@ -1,28 +1,39 @@
-"""Places that are given out in turn, so that nobody who asks for much keeps the others waiting."""
+"""A bounded number of places that sessions take in turn, so that a session which asks for much delays no other."""
 
 import asyncio
-from collections import deque
+from collections import OrderedDict
 from collections.abc import Hashable
+
+Turn = asyncio.Future[None]
 
 
 class FairSlots:
-    """At most `places` at the same time. Of those who wait, each session gets one in turn.
+    """At most `places` held at the same time. Among the sessions that wait, each gets one place in turn.
+
+    Every operation takes constant time, however many wait: a hostile session that queues and cancels thousands of turns
+    costs the event loop no more than those turns. The queues are `OrderedDict`s for that reason. A deque finds a
+    cancelled turn by looking at every one before it; a dict that loses its first key again and again looks at every key
+    that it has lost.
 
     Lives on one event loop.
 
     Args:
-        places: None is without a bound.
+        places: Places in all; None sets no bound.
+
+    Attributes:
+        waiting: Number of turns that wait.
     """
 
     def __init__(self, places: int | None) -> None:
         self._places = places
         self._taken = 0
-        self._waiting: dict[Hashable, deque[asyncio.Future[None]]] = {}
-        """Sessions in the order of their turns."""
+        self.waiting = 0
+        self._queues: OrderedDict[Hashable, OrderedDict[Turn, None]] = OrderedDict()
+        """Sessions in the order of their turns, each with its own turns in order of arrival."""
 
     def take(self) -> bool:
-        """Have a place if one is free and nobody waits for it. `release` it afterwards."""
-        if self._places is None or (self._taken < self._places and not self._waiting):
+        """Take a place if one is free and no turn waits for it. `release` it afterwards."""
+        if self._places is None or (self._taken < self._places and not self.waiting):
             self._taken += 1
             return True
         return False
@@ -31,29 +42,35 @@ class FairSlots:
         """Wait for a place. `release` it afterwards."""
         if self.take():
             return
-        turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        queue = self._waiting.setdefault(session, deque())
-        queue.append(turn)
+        turn: Turn = asyncio.get_running_loop().create_future()
+        self._queues.setdefault(session, OrderedDict())[turn] = None
+        self.waiting += 1
         try:
             await turn
         except asyncio.CancelledError:
-            if not turn.cancelled():  # it was given a place in the same moment
+            if not turn.cancelled():  # a place was given to this turn just before it was cancelled
                 self.release()
-            elif turn in queue:  # unless its turn came while it was cancelled
-                queue.remove(turn)
-                if not queue and self._waiting.get(session) is queue:
-                    del self._waiting[session]
+            else:
+                self._leave(session, turn)
             raise
 
     def release(self) -> None:
-        """Pass the place on to whose turn it is, without letting anybody in between."""
-        while self._waiting:
-            session, queue = next(iter(self._waiting.items()))
-            del self._waiting[session]
-            turn = queue.popleft()
+        """Pass the place to the session whose turn it is, in the same step: no other caller gets in between."""
+        while self._queues:
+            session, queue = self._queues.popitem(last=False)
+            turn, _ = queue.popitem(last=False)
+            self.waiting -= 1
             if queue:
-                self._waiting[session] = queue  # at the end: the others come first
-            if not turn.done():  # one that is cancelled leaves the queue a moment later
+                self._queues[session] = queue  # behind all other sessions
+            if not turn.done():  # a cancelled turn is still queued until its task runs
                 turn.set_result(None)
                 return
         self._taken -= 1
+
+    def _leave(self, session: Hashable, turn: Turn) -> None:
+        queue = self._queues.get(session)
+        if queue is not None and turn in queue:  # else `release` has passed over it already
+            del queue[turn]
+            self.waiting -= 1
+            if not queue:
+                del self._queues[session]

@@ -19,6 +19,8 @@ from rlm_broker.transport.listener import Listener
 from rlm_broker.types import Call, Tally, UsageSummary
 
 CALL_TIMEOUT_S = 120.0
+STRANGERS = "strangers"
+"""The session of all one-shot requests: together they have the share of one run of each client's places."""
 
 
 class LMHandler(Resident):
@@ -217,7 +219,7 @@ class LMHandler(Resident):
 
     async def _one(self, client: Client, request: one_shot.OneShotRequest, prompt: one_shot.Prompt) -> Call:
         asked = LMRequest(one_shot.to_messages(prompt), model=request.model, depth=max(request.depth, 0))
-        return await self.complete(client, asked, session=id(request))
+        return await self.complete(client, asked, session=STRANGERS)
 
     # -- its life ----------------------------------------------------------------------------------------------------
 

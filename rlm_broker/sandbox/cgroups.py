@@ -1,10 +1,14 @@
 """Control groups for memory, where this process may make some: an exact limit for all processes of a worker together.
 
-Version 1 where its memory hierarchy is writable, version 2 where `memory` is delegated to the group that we are in.
-Elsewhere there are none, and what init sees in /proc is what holds.
+Version 1 where its memory hierarchy is writable, version 2 where the group that we are in is delegated to us. Elsewhere
+there are none, and what init sees in /proc is what holds.
+
+In version 2 a group that has processes cannot have groups with limits below it (cgroups(7), "no internal processes").
+So the processes of a delegated group are moved to a group `main` in it, and workers' groups are made beside that.
 """
 
 import contextlib
+import errno
 import itertools
 import os
 from collections.abc import Iterator, Sequence
@@ -15,7 +19,13 @@ LIMITS = (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory/memory.
 """Of a container as a whole, as it sees it itself: version 2, version 1."""
 
 
-GROUP_REMEDY = "`systemd-run --user --scope -p Delegate=yes COMMAND` starts a command in one"
+GROUP_REMEDY = "`systemd-run --user --scope -p Delegate=yes COMMAND` starts a command in one (as root without `--user`)"
+MAIN = "main"
+"""Group for the processes of a delegated group."""
+_DELEGATED = ("user.delegate", "trusted.delegate")
+"""Attributes of a group that systemd sets to "1" where it leaves the group to its processes (`Delegate=`)."""
+_MOVES = 100
+"""How often the processes of a group are moved at most: each may have started others meanwhile."""
 
 
 def memory_bytes(limits: Sequence[Path] = LIMITS) -> int:
@@ -28,9 +38,14 @@ def memory_bytes(limits: Sequence[Path] = LIMITS) -> int:
 
 
 class MemoryGroups:
-    """A folder of groups, one for each worker. Made by `find`."""
+    """A folder of groups, one for each worker. Made by `find`.
+
+    Attributes:
+        version: Of control groups: 1 or 2.
+    """
 
     def __init__(self, folder: Path, limit_file: str, kills_file: str) -> None:
+        self.version = 2 if limit_file == "memory.max" else 1
         self._folder = folder
         self._limit_file = limit_file
         self._kills_file = kills_file
@@ -46,7 +61,7 @@ class MemoryGroups:
                 folder.mkdir()
                 found = cls(folder, limit_file, kills_file)
                 try:
-                    if limit_file == "memory.max":
+                    if found.version == 2:
                         (folder / "cgroup.subtree_control").write_text("+memory")
                     found.make(1 << 30).remove()
                 except OSError:
@@ -61,6 +76,10 @@ class MemoryGroups:
         folder.mkdir()
         try:
             (folder / self._limit_file).write_text(str(limit_bytes))
+            if self.version == 2:
+                (folder / "memory.oom.group").write_text("1")  # a REPL whose children were killed cannot be trusted
+                with contextlib.suppress(FileNotFoundError):  # where the kernel does not account for swap
+                    (folder / "memory.swap.max").write_text("0")
             return MemoryGroup(folder, limit_bytes, folder / self._kills_file)
         except OSError:
             folder.rmdir()
@@ -117,8 +136,10 @@ def _bases() -> Iterator[tuple[Path, str, str]]:
             base = Path(mount_point) / path.lstrip("/")
             if kind == "cgroup" and "memory" in controllers.split(",") and "memory" in options.split(","):
                 yield base, "memory.limit_in_bytes", "memory.oom_control"
-            elif kind == "cgroup2" and not controllers and _has_memory(base):
-                yield base, "memory.max", "memory.events"
+            elif kind == "cgroup2" and not controllers:
+                with contextlib.suppress(OSError):
+                    if (place := _place_in(base, Path(mount_point))) is not None:
+                        yield place, "memory.max", "memory.events"
 
 
 def _has_memory(base: Path) -> bool:
@@ -126,6 +147,49 @@ def _has_memory(base: Path) -> bool:
         return "memory" in (base / "cgroup.subtree_control").read_text().split()
     except OSError:
         return False
+
+
+def _place_in(own: Path, root: Path) -> Path | None:
+    """Where groups with a limit can be made: in the group that we are in or beside it, as far as it is left to us."""
+    if _has_memory(own):
+        return own
+    if own != root and _is_delegated(own.parent, root) and _give_memory(own.parent):
+        return own.parent  # we are in its `main`, or in what systemd's DelegateSubgroup= made
+    return own if _is_delegated(own, root) and _make_room_in(own) else None
+
+
+def _is_delegated(group: Path, root: Path) -> bool:
+    """Return whether no other program manages the group: systemd delegated it, or it is the root of our container."""
+    for name in _DELEGATED:
+        with contextlib.suppress(OSError):
+            if os.getxattr(group, name) == b"1":
+                return True
+    return group == root and (group / "memory.max").exists()  # the machine's own root has no such file
+
+
+def _make_room_in(group: Path) -> bool:
+    """Move all of its processes to a group below it, so that others below it can have limits."""
+    main = group / MAIN
+    with contextlib.suppress(OSError):
+        main.mkdir(exist_ok=True)
+        for _ in range(_MOVES):
+            for pid in (group / "cgroup.procs").read_text().split():
+                with contextlib.suppress(ProcessLookupError):  # it has ended
+                    (main / "cgroup.procs").write_text(pid)
+            if _give_memory(group):
+                return True
+    return False
+
+
+def _give_memory(group: Path) -> bool:
+    """Let groups below it have limits. Not possible as long as it has processes itself."""
+    try:
+        (group / "cgroup.subtree_control").write_text("+memory")
+    except OSError as error:
+        if error.errno == errno.EBUSY:
+            return False
+        raise
+    return True
 
 
 def _sweep(base: Path) -> None:

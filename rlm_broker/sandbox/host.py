@@ -3,22 +3,23 @@
 import asyncio
 import contextlib
 import os
-import resource
 import signal
 import socket
 import subprocess
-import sys
 import tempfile
+from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, TypeVar
 
 from rlm_broker.context import StoredContext
+from rlm_broker.deadline import to_its_end
 from rlm_broker.errors import ConfigurationError, IsolationUnavailable, RlmBrokerError, SandboxFailed
 from rlm_broker.limits import Limits
-from rlm_broker.sandbox import policy
+from rlm_broker.sandbox import fork_server, policy, refusals
 from rlm_broker.sandbox.cgroups import GROUP_REMEDY, MemoryGroup, MemoryGroups
-from rlm_broker.sandbox.installation import ENVIRONMENT, python_paths, readable
-from rlm_broker.sandbox.private_folder import PrivateFolder, remove_tree
+from rlm_broker.sandbox.installation import python_paths, readable
+from rlm_broker.sandbox.private_folder import PrivateFolder, removed
 from rlm_broker.sandbox.worker import Worker
 from sandbox_worker.wire.control import (
     MAX_PACKET_BYTES,
@@ -34,18 +35,20 @@ from sandbox_worker.wire.control import (
 )
 
 ZYGOTE_START_TIMEOUT_S = 60.0
-SPAWN_TIMEOUT_S = 30.0
+END_TIMEOUT_S = 5.0
+"""Longest wait for a fork server to end by itself after its socket has closed. Beyond it the fork server is killed."""
 GROUP_TRIES, GROUP_PAUSE_S = 100, 0.01
-PREPARING = ("imports", "setup", "context", "one thread")
+TRIES = 3  # attempts where a fork server or a worker dies while a REPL starts; then the caller gets the error
+T = TypeVar("T")
+PREPARING = ("imports", "setup", "context")
 """What the zygote names as failed when it is not the machine that lacks something."""
 
 
 @dataclass(frozen=True)
 class Preparation:
-    """What a zygote gets ready for all of its workers, once.
+    """What a zygote gets ready for all of its workers, once: modules to import, and the following.
 
     Attributes:
-        imports: Modules.
         setup: Code of the user's; every REPL finds its variables.
         context: Every REPL finds it; it has to stay open, since a zygote that dies is replaced.
         timeout_s: For all of it.
@@ -73,6 +76,7 @@ class Host:
         allow_exec: bool,
         exact_memory: bool = False,
         preparation: Preparation | None = None,
+        seed: int | None = None,
     ) -> None:
         self.level = level
         self.layers: tuple[str, ...] = ()
@@ -80,6 +84,7 @@ class Host:
         self._preparation = preparation or Preparation()
         self._allow_exec = allow_exec
         self._exact_memory = exact_memory
+        self._seed = seed
         self._zygote: _Zygote | None = None
         self._groups: MemoryGroups | None = None
         self._one_at_a_time = asyncio.Lock()
@@ -95,12 +100,12 @@ class Host:
             ConfigurationError, IsolationUnavailable, SandboxFailed: It cannot be started. Nothing of it is left.
         """
         self._require_open()
-        other = Host(self.level, self._allow_exec, self._exact_memory, preparation)
+        other = Host(self.level, self._allow_exec, self._exact_memory, preparation, self._seed)
         self._others = [*(each for each in self._others if not each._closed), other]
         try:
             await other.start()
         except BaseException:
-            await other.close()
+            await to_its_end(other.close)
             raise
         return other
 
@@ -115,15 +120,12 @@ class Host:
         if self._zygote is not None and not self._zygote.is_usable():
             await self._end_zygote(self._zygote)
         if self._zygote is None:
-            _raise_descriptor_limit()
-            zygote = _Zygote(self.level, self._preparation)
+            fork_server.raise_descriptor_limit()
+            tries = TRIES if self._preparation == Preparation() else 2  # which may be what took all memory
             try:
-                ready = await zygote.start()
-                self._require_open()  # still: `close` did not know of it
-            except BaseException:
-                await zygote.end()
-                raise
-            self._zygote = zygote
+                self._zygote, ready = await _tried(self._new_zygote, tries)
+            except OSError as error:
+                raise refusals.cannot_start(error) from None
             self.layers, self.memory_bytes = tuple(ready.layers), ready.memory_bytes
             if self._exact_memory and self._groups is None:
                 self._groups = MemoryGroups.find()
@@ -132,6 +134,16 @@ class Host:
                         f"exact_memory needs a control group for memory that this process may write to: "
                         f"{GROUP_REMEDY}; without it memory is watched instead"
                     )
+
+    async def _new_zygote(self) -> "tuple[_Zygote, ZygoteReady]":
+        zygote = _Zygote(self.level, self._preparation, self._seed)
+        try:
+            ready = await zygote.start()
+            self._require_open()  # still: `close` did not know of it
+        except BaseException:
+            await to_its_end(zygote.end)  # also when it is cancelled meanwhile: nothing else knows of it
+            raise
+        return zygote, ready
 
     async def spawn(self, limits: Limits) -> Worker:
         """A new worker, which is not behind its walls yet: `Worker.launch` waits for that."""
@@ -148,9 +160,9 @@ class Host:
         """Kill a worker; return when it is gone."""
         await worker.kill()
         self._workers.discard(worker)
-        if worker.scratch and not await asyncio.to_thread(remove_tree, Path(worker.scratch)):
+        if worker.scratch and not await removed(Path(worker.scratch)):
             self._left_behind.append(worker.scratch)
-        if worker.group is not None and not await _removed(worker.group):
+        if worker.group is not None and not await _removed_group(worker.group):
             self._left_behind.append(str(worker.group.folder))
 
     async def close(self) -> None:
@@ -182,21 +194,21 @@ class Host:
             self._left_behind.append(str(zygote.folder.path))
 
     async def _spawn(self, limits: Limits) -> Worker:
-        async with self._one_at_a_time:
+        async def forked() -> Worker:
             await self.start()
-            try:
-                worker = await self._fork(limits)
-            except _ZygoteGone:  # it died, and its end had not reached us when we looked
-                await self.start()
-                worker = await self._fork(limits)
+            return await self._fork(limits)
+
+        async with self._one_at_a_time:
+            worker = await _tried(forked, TRIES)  # it may have died without our having heard of it
             self._workers.add(worker)
         return worker
 
     async def _fork(self, limits: Limits) -> Worker:
         assert self._zygote is not None
+        scratch = self._zygote.make_scratch()
         request = Spawn(
             allow_exec=self._allow_exec,
-            scratch=self._zygote.make_scratch(),
+            scratch=refusals.utf8(scratch),
             memory_bytes=limits.memory_bytes,
             max_processes=limits.max_processes,
             max_open_files=limits.max_open_files,
@@ -213,16 +225,26 @@ class Host:
         with theirs:
             try:
                 fds = [theirs.fileno(), *([group.join_fd] if group else [])]
-                pidfd = await self._zygote.spawn(request, fds)
+                pidfd = await self._zygote.spawn(request, fds, limits.start_timeout_s)
             except BaseException:
                 ours.close()
                 if group is not None:
                     group.remove()
                 raise
-        return Worker(self.level, pidfd, ours, request.scratch, group)
+        return Worker(self.level, pidfd, ours, scratch, group)
 
 
-async def _removed(group: MemoryGroup) -> bool:
+async def _tried(work: Callable[[], Coroutine[Any, Any, T]], tries: int) -> T:
+    """Await what `work` makes; where the fork server dies meanwhile, again, `tries` times in all."""
+    while True:
+        try:
+            return await work()
+        except _ZygoteGone:
+            if not (tries := tries - 1):
+                raise
+
+
+async def _removed_group(group: MemoryGroup) -> bool:
     """Remove a group, of which the kernel lets go a moment after its last process."""
     for _ in range(GROUP_TRIES):
         if group.remove():
@@ -232,67 +254,69 @@ async def _removed(group: MemoryGroup) -> bool:
 
 
 class _ZygoteGone(SandboxFailed):
-    """The zygote died before it answered."""
+    """The zygote was killed or stopped before it answered."""
 
 
 class _Zygote:
     """The process, its control socket, and its folder on the host."""
 
-    def __init__(self, level: policy.Level, preparation: Preparation) -> None:
+    def __init__(self, level: policy.Level, preparation: Preparation, seed: int | None) -> None:
         self._level = level
+        self._seed = seed
         self._preparation = preparation
-        self.folder = PrivateFolder()
         self._process: subprocess.Popen[bytes] | None = None
         self._pidfd = -1
         self._usable = True
         self._control, self._theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._control.setblocking(False)
+        try:
+            self.folder = PrivateFolder()
+        except BaseException:
+            self._control.close()
+            self._theirs.close()
+            raise
 
     async def start(self) -> ZygoteReady:
         """Start it; what it says of itself."""
         root = self.folder.path / "root"
         root.mkdir()
         paths = python_paths()
-        fd = self._theirs.fileno()
-        program = f"import sys; sys.path[:] = {paths!r}; from sandbox_worker.zygote import main; main({fd})"
-        self._process = subprocess.Popen(
-            [sys.executable, "-I", "-S", "-c", program],
-            pass_fds=[fd],
-            env=ENVIRONMENT,
-            cwd="/",
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.PIPE,
-            start_new_session=True,  # a Ctrl+C at the terminal is ours to pass on
-        )
-        self._pidfd = os.pidfd_open(self._process.pid)
+        self._process, self._pidfd = fork_server.start(self._theirs.fileno(), paths, self._seed)
         self._theirs.close()
         context = self._preparation.context
         configure = Configure(
             level=self._level,
-            new_root=str(root),
-            readable=readable(paths),
-            hidden=[str(Path(path) / "litellm") for path in paths],
+            new_root=refusals.utf8(root),
+            readable=[refusals.utf8(path) for path in readable(paths)],
+            hidden=[refusals.utf8(Path(path) / "litellm") for path in paths],
             preload=list(self._preparation.imports),
             setup=self._preparation.setup,
             form=None if context is None else context.info.form,
+            seed=self._seed,
         )
         try:
             socket.send_fds(self._control, [pack(configure)], [] if context is None else [context.fd])
             answer, _ = await self._answer(self._preparation.timeout_s)
+        except _ZygoteGone as error:
+            raise SandboxFailed(str(error)) from None  # a minute is enough: it is not tried again
         except (OSError, EOFError):
-            raise SandboxFailed(f"the sandbox's fork server cannot start: {self._last_words()}") from None
+            with contextlib.suppress(TimeoutError):  # its socket closes before it has an exit status
+                await asyncio.wait_for(self._gone(), END_TIMEOUT_S)
+            why = refusals.ended(self._level, self._process)
+            if self._process.poll() == -signal.SIGKILL:  # not by a system call filter, which kills with SIGSYS
+                raise _ZygoteGone(str(why)) from None
+            raise why from None
         if isinstance(answer, ZygoteFailed) and answer.layer in PREPARING:
             raise ConfigurationError(f"a template cannot be made: {answer.reason}")
         if isinstance(answer, ZygoteFailed):
-            raise policy.unavailable(self._level, answer.layer, answer.reason)
+            raise policy.unavailable(self._level, answer.layer, answer.reason, answer.code)
         if not isinstance(answer, ZygoteReady):
             raise SandboxFailed("the sandbox's fork server answered out of turn")
         if self._level == "strict":
             self.folder.remove()  # the root is mounted in the zygote's own namespace only
         return answer
 
-    async def spawn(self, request: Spawn, fds: list[int]) -> int:
+    async def spawn(self, request: Spawn, fds: list[int], timeout_s: float) -> int:
         """The pidfd of a new worker's init.
 
         Args:
@@ -300,10 +324,11 @@ class _Zygote:
         """
         try:
             socket.send_fds(self._control, [pack(request)], fds)
-            answer, answer_fds = await self._answer(SPAWN_TIMEOUT_S)
+            answer, answer_fds = await self._answer(timeout_s)
         except (OSError, EOFError):
             self._usable = False
-            raise _ZygoteGone(f"the sandbox's fork server is gone: {self._last_words()}") from None
+            assert self._process is not None
+            raise _ZygoteGone(f"the sandbox's fork server is gone: {fork_server.why_ended(self._process)}") from None
         if isinstance(answer, SpawnFailed):
             raise SandboxFailed(f"no worker could be forked: {answer.reason}")
         if not isinstance(answer, Spawned) or len(answer_fds) != 1:
@@ -312,7 +337,12 @@ class _Zygote:
 
     def make_scratch(self) -> str:
         """A worker's scratch folder on the host, at a level without a mount namespace of its own; else nothing."""
-        return "" if self._level == "strict" else tempfile.mkdtemp(prefix="scratch-", dir=self.folder.path)
+        if self._level == "strict":
+            return ""
+        try:
+            return tempfile.mkdtemp(prefix="scratch-", dir=self.folder.path)
+        except OSError as error:
+            raise SandboxFailed(f"no scratch folder can be made: {error.strerror}: {self.folder.path}") from None
 
     def is_usable(self) -> bool:
         """Whether it lives, as far as is known, and has answered everything that it was asked."""
@@ -327,22 +357,28 @@ class _Zygote:
         self._control.close()
         self._theirs.close()
         if self._process is not None:
-            gone = asyncio.Event()
-            asyncio.get_running_loop().add_reader(self._pidfd, gone.set)
             try:
-                await asyncio.wait_for(gone.wait(), timeout=5)
+                await asyncio.wait_for(self._gone(), END_TIMEOUT_S if self._usable else 0)
             except TimeoutError:
-                with contextlib.suppress(ProcessLookupError):
+                # PermissionError: it is another user's, and root lacks CAP_KILL.
+                with contextlib.suppress(ProcessLookupError, PermissionError):
                     signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
-                await gone.wait()
-            finally:
-                asyncio.get_running_loop().remove_reader(self._pidfd)
+                await self._gone()
             self._process.wait()
             if self._process.stderr is not None:
                 self._process.stderr.close()
             os.close(self._pidfd)
             self._process = None
         return self.folder.remove()
+
+    async def _gone(self) -> None:
+        """Wait until its first process has ended."""
+        gone = asyncio.Event()
+        asyncio.get_running_loop().add_reader(self._pidfd, gone.set)
+        try:
+            await gone.wait()
+        finally:
+            asyncio.get_running_loop().remove_reader(self._pidfd)
 
     async def _answer(self, timeout_s: float) -> tuple[FromZygote, list[int]]:
         loop = asyncio.get_running_loop()
@@ -354,27 +390,10 @@ class _Zygote:
                 await readable.wait()
         except TimeoutError:
             self._usable = False  # its answer may still come, and would be taken for the next one's
-            raise SandboxFailed(f"the sandbox's fork server did not answer within {timeout_s:g} s") from None
+            raise _ZygoteGone(f"the sandbox's fork server did not answer within {timeout_s:g} s") from None
         finally:
             loop.remove_reader(control_fd)
         packet, fds, _, _ = socket.recv_fds(self._control, MAX_PACKET_BYTES, 1)
         if not packet:
             raise EOFError
         return unpack_from_zygote(packet), list(fds)
-
-    def _last_words(self) -> str:
-        """What it wrote to stderr before it ended."""
-        if self._process is None or self._process.stderr is None:
-            return "it was never started"
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            self._process.wait(timeout=1)
-        os.set_blocking(self._process.stderr.fileno(), False)
-        words = (self._process.stderr.read() or b"").decode("utf-8", "replace").strip()
-        return words.splitlines()[-1] if words else f"it ended with status {self._process.poll()}"
-
-
-def _raise_descriptor_limit() -> None:
-    """Three descriptors a REPL: the usual soft limit of 1,024 ends at 300."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if soft < hard:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))

@@ -47,9 +47,13 @@ def warn_if_unprotected(level: Level) -> None:
         )
 
 
-def unavailable(level: str, layer: str, reason: str) -> IsolationUnavailable:
-    """The error for a level that this machine cannot give, with what would give it."""
-    what_would = remedy(layer)
+def unavailable(level: str, layer: str, reason: str, code: int = 0) -> IsolationUnavailable:
+    """The error for a level that this machine cannot give, with what would give it.
+
+    Args:
+        code: The kernel's error number, or 0.
+    """
+    what_would = remedy(layer, reason, code)
     return IsolationUnavailable(
         f"isolation level {level!r} cannot be had here: {reason}. {what_would} "
         "`rlm-broker doctor` shows every layer; `--isolation process` runs without any protection",

@@ -4,10 +4,10 @@ import re
 import signal
 
 from rlm_broker.types import PostMortem
-from sandbox_worker.wire.control import Died, Exceeded
+from sandbox_worker.wire.control import BROKEN, OUT_OF_MEMORY, Died, Exceeded
 from sandbox_worker.wire.control import PostMortem as Seen
 
-_FRAME = re.compile(r'^  File "<block (\d+)>", line (\d+) in (\S{1,100})$', re.MULTILINE)
+_FRAME = re.compile(r'^  File "<block (\d+)>", line (\d+) in (\S{1,100})$', re.MULTILINE | re.ASCII)
 _UNITS = {
     "memory_bytes": (1 << 20, "MiB"),
     "cpu_s": (1, "s CPU time"),
@@ -16,10 +16,16 @@ _UNITS = {
     "max_scratch_files": (1, "files in the scratch folder"),
 }
 _BY_SIGNAL: dict[int, str] = {
+    signal.SIGABRT: " (C code gave up, for example because it got no memory)",
     signal.SIGSEGV: " (a crash in C code, or too deep a recursion)",
     signal.SIGXFSZ: " (it wrote a larger file than scratch_bytes allows)",
     signal.SIGSYS: " (a system call of a wrong architecture)",
 }
+_BY_EXIT_CODE: dict[int | None, str] = {
+    OUT_OF_MEMORY: "it used up its memory (memory_bytes) to the point that its REPL could not go on",
+    BROKEN: "it broke the REPL that it runs in",
+}
+"""Model code can end its process with these codes as well: then it is the one that is told something wrong."""
 
 
 def reason(died: Died | Exceeded) -> str:
@@ -34,7 +40,7 @@ def reason(died: Died | Exceeded) -> str:
             return f"its processes used {used / divisor:.4g} {unit} together, {limit} = {allowed / divisor:.4g} {unit}"
         case Died(signal=int(number)):
             return f"its process was ended by {_signal_name(number)}{_BY_SIGNAL.get(number, '')}"
-    return f"its process ended by itself with exit code {died.exit_code} (os._exit)"
+    return _BY_EXIT_CODE.get(died.exit_code, f"its process ended by itself with exit code {died.exit_code} (os._exit)")
 
 
 def told(seen: Seen | None, block: int) -> PostMortem:
@@ -61,10 +67,9 @@ def sentence(why: str, post_mortem: PostMortem) -> str:
     if post_mortem.where:
         parts.append(post_mortem.where)
     if post_mortem.processes:
-        parts.append(
-            f"It used {post_mortem.memory_bytes / (1 << 20):,.0f} MiB (processes: {post_mortem.processes:,}, threads: "
-            f"{post_mortem.threads:,})"
-        )
+        mib = post_mortem.memory_bytes / (1 << 20)  # what it has of its own: a small program has next to nothing
+        memory = "less than 1 MiB" if mib < 1 else f"{mib:,.0f} MiB"
+        parts.append(f"It used {memory} (processes: {post_mortem.processes:,}, threads: {post_mortem.threads:,})")
     return ". ".join(parts)
 
 

@@ -1,12 +1,16 @@
 """A folder of the host for one zygote, and the end of those that killed orchestrators left behind."""
 
+import asyncio
 import contextlib
 import fcntl
 import os
 import shutil
+import stat
 import subprocess
 import tempfile
 from pathlib import Path
+
+from rlm_broker.errors import SandboxFailed
 
 PREFIX = "rlm-broker-"
 LOCK = "lock"
@@ -17,12 +21,25 @@ class PrivateFolder:
 
     Attributes:
         path: Others may go through it, but not list it: workers may run as somebody else.
+
+    Raises:
+        SandboxFailed: No temporary folder can be written to.
     """
 
     def __init__(self) -> None:
-        _sweep()
-        self.path = Path(tempfile.mkdtemp(prefix=PREFIX))
-        self._lock = os.open(self.path / LOCK, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
+        try:
+            _sweep()
+            self.path = Path(tempfile.mkdtemp(prefix=PREFIX))
+        except OSError as error:
+            raise SandboxFailed(
+                f"no temporary folder can be written to: {error.strerror or error}; set TMPDIR to one that can, or "
+                "start the container with `docker run --tmpfs /tmp`"
+            ) from None
+        try:
+            self._lock = os.open(self.path / LOCK, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
+        except OSError:
+            self.path.rmdir()
+            raise
         fcntl.flock(self._lock, fcntl.LOCK_SH)
         self.path.chmod(0o711)
 
@@ -51,9 +68,20 @@ def remove_tree(path: Path) -> bool:
     return not path.exists()
 
 
+async def removed(path: Path) -> bool:
+    """`remove_tree` in a thread; here in the loop while the interpreter exits, which then starts no threads."""
+    try:
+        return await asyncio.to_thread(remove_tree, path)
+    except RuntimeError:
+        return remove_tree(path)
+
+
 def _sweep() -> None:
     for folder in Path(tempfile.gettempdir()).glob(f"{PREFIX}*"):
         with contextlib.suppress(OSError):  # somebody else's, still in use, or swept by another just now
+            found = folder.lstat()
+            if found.st_uid != os.geteuid() or not stat.S_ISDIR(found.st_mode):
+                continue  # root could take any user's lock, and would remove what a link leads to
             lock = os.open(folder / LOCK, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -1,5 +1,13 @@
-"""What would give a layer that this machine refuses: one command or setting, found by looking at the machine."""
+"""Finds one command or setting that gives an isolation layer which this machine refused.
 
+The same refusal has several causes. The error number tells two of them apart: AppArmor answers EACCES to mount(2), a
+system call filter answers EPERM or ENOSYS, or kills with SIGSYS. Files below /proc and the environment tell the rest.
+"""
+
+import errno
+import os
+import re
+from collections.abc import Mapping
 from pathlib import Path
 
 SWITCHES = (
@@ -9,51 +17,112 @@ SWITCHES = (
     ("user/max_user_namespaces", "0", "15000"),
 )
 FILTERED = "2"
-"""`Seccomp:` in /proc/self/status: there is a filter, which is a container's, since we have none yet."""
+"""`Seccomp:` in /proc/self/status of a process that a system call filter confines: a container's, or a unit's."""
+FIRST_LINUX = (5, 13)
+"""First version with Landlock; mount_setattr(2) came with 5.12."""
+SYSTEM_CALLS = "system calls"
+"""Layer of a fork server that a system call filter killed."""
+CONTAINER_FILES = (".dockerenv", "run/.containerenv")
+OUT_OF_RESOURCES = {
+    errno.EMFILE: "Raise the limit of open files: `ulimit -n 4096`.",
+    errno.ENFILE: "Raise the machine's limit of open files: `sysctl fs.file-max`.",
+    errno.EAGAIN: "Raise the limit of processes: `ulimit -u`, LimitNPROC= or TasksMax= of a unit, --pids-limit.",
+    errno.ENOMEM: "Free some memory, or raise the container's limit of it.",
+}
 
 
-def remedy(layer: str, proc: Path = Path("/proc")) -> str:
+def remedy(
+    layer: str, reason: str = "", code: int = 0, root: Path = Path("/"), environment: Mapping[str, str] = os.environ
+) -> str:
     """One sentence.
 
     Args:
-        layer: Name of the layer that failed, as in `LayerFailed`.
-        proc: Where the kernel tells of itself and of us.
+        layer, reason, code: As in `LayerFailed`.
+        root: Folder with the /proc of this process.
+        environment: Variables of this process.
     """
-    if "namespace" in layer or "map" in layer or layer in ("mounts", "private root", "own proc", "host name"):
-        return _for_namespaces(proc) or (
-            "The installation of Python must lie where other users can read it: not below /root, for example."
-            if layer == "private root"
-            else "Start as root, or allow namespaces to ordinary users: `sysctl user.max_user_namespaces=15000`."
-        )
-    if "landlock" in layer:
-        return "It needs Linux 5.13 or later with Landlock among its security modules: boot with `lsm=landlock,...`."
-    if "seccomp" in layer:
-        return "A kernel with seccomp filters, on x86_64 or aarch64, is needed."
-    return "It needs Linux 5.13 or later."
-
-
-def _for_namespaces(proc: Path) -> str | None:
-    for switch, forbids, allows in SWITCHES:
-        if _read(proc / "sys" / switch) == forbids:
-            return f"As root: `sysctl {switch.replace('/', '.')}={allows}`."
-    options = []
-    if _status(proc, "Seccomp") == FILTERED:
-        options.append("--security-opt seccomp=unconfined")
-    if "(enforce)" in _read(proc / "self/attr/current"):
-        options.append("--security-opt apparmor=unconfined")
-    if options:
+    if code in OUT_OF_RESOURCES:
+        return OUT_OF_RESOURCES[code]
+    if code == errno.ENOENT and (place := re.search(r"(?<!\S)/(proc|dev)\b", reason)):
+        kind = "proc" if place[1] == "proc" else "devtmpfs"
+        return f"It needs /{place[1]}: `mount -t {kind} {place[1]} /{place[1]}`."
+    if layer in ("other uid", "own uid"):
         return (
-            f"This container's profile forbids it: start it with `docker run {' '.join(options)}`, or with a profile "
-            "as SECURITY.md describes (Kubernetes: securityContext.seccompProfile)."
+            "Start it as an ordinary user (`docker run --user 1000`, or User= of a unit), or give root the "
+            "capabilities SETUID, SETGID, CHOWN, KILL and DAC_OVERRIDE."
         )
-    return None
+    if code == errno.ENOSYS and _version(root) < FIRST_LINUX:
+        return f"It needs Linux 5.13 or later, and this is {_release(root)}."
+    if "namespace" in layer or "map" in layer or layer in ("mounts", "private root", "own proc", "pid 1", "fork"):
+        return _for_namespaces(layer, reason, code, root, environment)
+    if "landlock" in layer and code in (errno.ENOSYS, errno.EOPNOTSUPP) and not _is_filtered(root):
+        return "It needs a kernel with Landlock among its security modules: boot with `lsm=landlock,...`."
+    if _is_filtered(root) or layer == SYSTEM_CALLS:
+        return _for_filter(root, environment)
+    if "landlock" in layer or "seccomp" in layer:
+        return "It needs Linux 5.13 or later with Landlock and seccomp filters, on x86_64 or aarch64."
+    return "Please report this with the output of `rlm-broker doctor --json`."
 
 
-def _status(proc: Path, field: str) -> str:
-    for line in _read(proc / "self/status").splitlines():
-        if line.startswith(f"{field}:"):
-            return line.split()[1]
-    return ""
+def _for_namespaces(layer: str, reason: str, code: int, root: Path, environment: Mapping[str, str]) -> str:
+    for switch, forbids, allows in SWITCHES:
+        if _read(root / "proc/sys" / switch) == forbids:
+            return f"As root: `sysctl {switch.replace('/', '.')}={allows}`."
+    if code == errno.ENOSPC:
+        return "As root: `sysctl user.max_user_namespaces=15000`."
+    is_call = reason.startswith(("mount", "umount", "pivot_root", "unshare", "setns"))
+    if code == errno.EACCES and is_call and "(enforce)" in _read(root / "proc/self/attr/current"):
+        return (
+            "AppArmor forbids it: load the profile rlm_broker/profiles/apparmor of this package, and start the "
+            "container with `docker run --security-opt apparmor=rlm-broker --security-opt seccomp=seccomp.json`, as "
+            "SECURITY.md describes."
+        )
+    if code in (errno.EPERM, errno.ENOSYS, 0) and _is_filtered(root):
+        return _for_filter(root, environment)
+    if layer == "private root" and code in (0, errno.EACCES, errno.ENOENT):
+        return "The installation of Python must lie where other users can read it: not below /root, for example."
+    if _is_chroot(root):
+        return "The kernel forbids namespaces in a chroot: use `systemd-nspawn`, a container, or pivot_root(2) instead."
+    if os.geteuid() == 0:
+        return "Allow namespaces to root here: `--cap-add SYS_ADMIN`, or fewer restrictions of what started this."
+    return "Start as root, or allow namespaces to ordinary users: `sysctl user.max_user_namespaces=15000`."
+
+
+def _for_filter(root: Path, environment: Mapping[str, str]) -> str:
+    in_container = any((root / name).exists() for name in CONTAINER_FILES) or "container" in environment
+    groups = _read(root / "proc/self/cgroup").splitlines()
+    if not in_container and ("INVOCATION_ID" in environment or any(line.endswith(".service") for line in groups)):
+        return (
+            "A filter of the systemd unit forbids it: set `RestrictNamespaces=no` and "
+            "SystemCallFilter=@system-service @mount landlock_create_ruleset landlock_add_rule landlock_restrict_self "
+            "seccomp."
+        )
+    return (
+        "A system call filter, such as a container's profile, forbids it: start the container with `docker run "
+        "--security-opt seccomp=seccomp.json`, the file rlm_broker/profiles/seccomp.json of this package (Kubernetes: "
+        "securityContext.seccompProfile), as SECURITY.md describes."
+    )
+
+
+def _is_filtered(root: Path) -> bool:
+    for line in _read(root / "proc/self/status").splitlines():
+        if line.startswith("Seccomp:"):
+            return line.split()[1] == FILTERED
+    return False
+
+
+def _is_chroot(root: Path) -> bool:
+    """Whether no mount is at "/": the fifth field of mountinfo(5) is a mount's place below the process's root."""
+    mounts = [line.split() for line in _read(root / "proc/self/mountinfo").splitlines()]
+    return bool(mounts) and not any(len(fields) > 4 and fields[4] == "/" for fields in mounts)
+
+
+def _release(root: Path) -> str:
+    return _read(root / "proc/sys/kernel/osrelease") or os.uname().release
+
+
+def _version(root: Path) -> tuple[int, ...]:
+    return tuple(int(part) for part in re.findall(r"\d+", _release(root))[:2])
 
 
 def _read(path: Path) -> str:

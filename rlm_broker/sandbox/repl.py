@@ -10,10 +10,11 @@ from typing import Any, Final
 
 import msgspec
 
-from rlm_broker.context import StoredContext, store
+from rlm_broker.context import StoredContext, refuse_a_name, store
 from rlm_broker.errors import ConfigurationError, ProtocolViolation, ReplClosed, SandboxFailed, WorkerDied
 from rlm_broker.home import Home, Resident
 from rlm_broker.limits import Limits
+from rlm_broker.plain import require_names, require_plain
 from rlm_broker.sandbox import post_mortem
 from rlm_broker.sandbox.block_clock import BlockClock
 from rlm_broker.sandbox.output import BlockOutput, OnOutput
@@ -62,6 +63,7 @@ class SandboxedRepl(Resident):
         self._worker: Worker | None = None
         self._connection: Connection | None = None
         self._restarts = 0
+        self._opened = False
         self._closed = False
         self._busy = asyncio.Lock()
 
@@ -85,7 +87,7 @@ class SandboxedRepl(Resident):
         Raises:
             ConfigurationError: The code is no text, or the time no positive number.
             ReplClosed: The REPL was closed before, or has been restarted too often.
-            SandboxFailed: The sandbox itself broke.
+            SandboxFailed: The REPL is not open, or the sandbox itself broke.
         """
         return self.home.run(self._execute(code, timeout_s, on_output))
 
@@ -102,8 +104,14 @@ class SandboxedRepl(Resident):
         """Give code more plain values by name. They are there from the next block on, also after a kill.
 
         Raises:
+            ConfigurationError: One of them is not plain: it would not arrive as it is. Then none is given.
             FrameTooLarge: One of them is more than a message may hold. Then none is given.
         """
+        require_plain(values)
+        self.provide_known(values)
+
+    def provide_known(self, values: Mapping[str, Any]) -> None:
+        """Do the same with values that came out of JSON: looking through large ones would take seconds."""
         frames = frames_of(values, self._limits.max_frame_bytes)
         self._provided[1].update(frames)
         if self._connection is not None:
@@ -116,6 +124,11 @@ class SandboxedRepl(Resident):
     # -- its life ----------------------------------------------------------------------------------------------------
 
     async def _open(self) -> None:
+        if self._closed:
+            raise ReplClosed("this REPL was closed: make another")
+        if self._opened:
+            return
+        self._opened = True
         try:
             await self._start_worker()
         except BaseException:
@@ -150,6 +163,12 @@ class SandboxedRepl(Resident):
     async def _require_repl(self) -> Connection:
         if self._closed:
             raise ReplClosed("this REPL was closed")
+        if not self._opened:  # what ends its processes is the end of `with`
+            raise SandboxFailed("the REPL is not open: use it as `with sandbox.repl() as repl:`")
+        if self._is_lost_unused():
+            await self._end_repl()
+            await (self._starts.end(self._worker) if self._worker else asyncio.sleep(0))  # its REPL alone has died
+            await self._start_worker()
         if self._connection is None:
             if self._restarts >= self._limits.max_repl_restarts:
                 raise ReplClosed(f"this REPL was killed more often than max_repl_restarts = {self._restarts} allows")
@@ -164,6 +183,12 @@ class SandboxedRepl(Resident):
                     await self._start_worker()
         assert self._connection is not None
         return self._connection
+
+    def _is_lost_unused(self) -> bool:
+        """Whether its processes died before any block ran: there are no variables that code could miss."""
+        worker, door = self._worker, self._connection
+        lost = worker is not None and (worker.gone.is_set() or worker.died is not None)
+        return worker is not None and door is not None and not door.block and (lost or not door.is_open)
 
     # -- one block ---------------------------------------------------------------------------------------------------
 
@@ -255,8 +280,11 @@ def made(
     """A REPL of a sandbox or a template.
 
     Raises:
-        ConfigurationError: A value is larger than a message to a REPL may be.
+        ConfigurationError: A value is not plain, or larger than a message to a REPL may be; or a tool is no name.
     """
+    refuse_a_name(context)
+    require_names(tools)
+    require_plain(values or {})
     try:
         frames = frames_of(values or {}, starts.limits.max_frame_bytes)
     except FrameTooLarge as error:
@@ -292,8 +320,7 @@ class _BlockRun:
             timeout_s, self._limits.block_wall_timeout_s, self._limits.interrupt_grace_s, time.monotonic(), cpus
         )
         self._worker.on_written = self._output.written
-        self._worker.on_burned = self._burned
-        self._worker.on_change = self._wake.set
+        self._worker.on_burned, self._worker.on_change = self._burned, self._wake.set
         try:
             # What the clock sees in time it interrupts. This is for what a block leaves running when it has ended.
             self._worker.begin((timeout_s + self._limits.interrupt_grace_s) * cpus + LEFT_RUNNING_S)
@@ -301,11 +328,17 @@ class _BlockRun:
             block.add_done_callback(lambda _: self._wake.set())
             if not await self._ends(block):
                 return None
+            if self._worker.is_past_its_groups_limit():
+                self.killed_because = self._death()
+                return None
             result = block.result()
             if result.descriptor_output:
                 await self._worker.drain()
-            if result.status == "interrupted" and self._clock.over:
-                result = msgspec.structs.replace(result, error=f"it {self._clock.over}")
+            if result.status == "interrupted":  # to the REPL a KeyboardInterrupt of the code's own looks the same
+                over = self._clock.over
+                result = msgspec.structs.replace(
+                    result, status="interrupted" if over else "error", error=f"it {over}" if over else result.error
+                )
             return result
         except ProtocolViolation as violation:
             self.killed_because = f"it broke the protocol of its connection to the broker: {violation}"
@@ -327,6 +360,7 @@ class _BlockRun:
             match self._clock.verdict(time.monotonic()):
                 case "interrupt":
                     await self._worker.interrupt()
+                    self._connection.let_go()
                 case "kill":
                     self.killed_because = f"it {self._clock.over} and did not react to the interrupt"
                     return False

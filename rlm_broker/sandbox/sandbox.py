@@ -17,6 +17,8 @@ from rlm_broker.sandbox.template import NO_CONTEXT, PREPARE_TIMEOUT_S, Template
 from rlm_broker.transport.connection import QueryHandler, refuse
 from rlm_broker.transport.listener import Listener
 
+SEED_BITS = 32
+"""Bits of a seed: what PYTHONHASHSEED and numpy take."""
 MAX_SETUP_BYTES = 32 << 10
 """It goes in one packet with everything else that a fork server is told."""
 
@@ -37,6 +39,8 @@ class Sandbox(Resident):
             to 30 ms more for each REPL; without it memory is watched, every 10 ms while a block runs.
         warm: REPLs that are kept ready, made ahead and each used once: who asks for one has it in less than a
             millisecond. None: one, from the second on that is asked for.
+        seed: From 0 to 2**32 - 1: code draws the same numbers from `random` and numpy's global generator in each REPL,
+            also after a kill, and sets of text have the same order. None: every REPL draws others.
         listener: The port that REPLs connect to; None opens one of its own on loopback.
         home: Where it lives; None is decided by how it is opened.
 
@@ -52,6 +56,7 @@ class Sandbox(Resident):
         allow_exec: bool | None = None,
         exact_memory: bool = False,
         warm: int | None = None,
+        seed: int | None = None,
         listener: Listener | None = None,
         home: Home | None = None,
     ) -> None:
@@ -62,6 +67,8 @@ class Sandbox(Resident):
         policy.warn_if_unprotected(self._candidates[0])
         self._allow_exec = allow_exec is not False
         _require_warm(warm)
+        require_seed(seed)
+        self.seed = seed
         self._exact_memory = exact_memory
         self._warm = warm
         self._listener = listener
@@ -158,7 +165,7 @@ class Sandbox(Resident):
         """A host at the first level that this machine can give, shown by a canary."""
         refusals = []
         for level in self._candidates:
-            host = Host(level, self._allow_exec and level != "standard", self._exact_memory)
+            host = Host(level, self._allow_exec and level != "standard", self._exact_memory, seed=self.seed)
             try:
                 await host.start()
                 if level != "process":
@@ -191,6 +198,12 @@ class Sandbox(Resident):
         if self._own_listener is not None:
             await self._own_listener.stop()
             self._own_listener = None
+
+
+def require_seed(seed: object) -> None:
+    """Raises: ConfigurationError."""
+    if seed is not None and (isinstance(seed, bool) or not isinstance(seed, int) or not 0 <= seed < 1 << SEED_BITS):
+        raise ConfigurationError(f"seed must be an integer from 0 to 2**{SEED_BITS} - 1, or None, got {seed!r}")
 
 
 def _require_warm(warm: object) -> None:

@@ -6,9 +6,9 @@ import socket
 from typing import Protocol
 
 from rlm_broker.context import StoredContext
-from rlm_broker.errors import SandboxFailed
+from rlm_broker.errors import SandboxFailed, WorkerDied
 from rlm_broker.limits import Limits
-from rlm_broker.sandbox.host import Host
+from rlm_broker.sandbox.host import TRIES, Host
 from rlm_broker.sandbox.worker import Worker
 from rlm_broker.transport.connection import Connection
 from rlm_broker.transport.dialing import dial
@@ -51,7 +51,17 @@ class Starter:
         self._listener = listener
 
     async def start(self, context: StoredContext | None, provided: Provided) -> Started:
-        """See `Starts`. Nothing waits for what it does not need: a door is opened while init is forked."""
+        """See `Starts`. A worker that dies before its REPL is ready has run no code: another takes its place."""
+        tries = TRIES
+        while True:
+            try:
+                return await self._start(context, provided)
+            except WorkerDied:
+                if not (tries := tries - 1):
+                    raise
+
+    async def _start(self, context: StoredContext | None, provided: Provided) -> Started:
+        """Nothing waits for what it does not need: a door is opened while init is forked."""
         opening = asyncio.get_running_loop().create_task(self._open_door(provided, after_others=True))
         worker: Worker | None = None
         try:

@@ -76,8 +76,10 @@ class Template(Resident):
             return
         preparation = self._preparation
         if self._context is not NO_CONTEXT:
-            self._stored = await asyncio.to_thread(store, self._context)
-            preparation = Preparation(preparation.imports, preparation.setup, self._stored, preparation.timeout_s)
+            stored = self._context
+            if not isinstance(stored, StoredContext):  # else its owner closes it
+                stored = self._stored = await asyncio.to_thread(store, self._context)
+            preparation = Preparation(preparation.imports, preparation.setup, stored, preparation.timeout_s)
         try:
             host = await self._sandboxes_host.prepared(preparation)
         except BaseException:

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import errno
 import os
 import signal
 import socket
@@ -41,6 +42,11 @@ from sandbox_worker.wire.errors import MessageInvalid
 
 ANSWER_TIMEOUT_S = 10.0
 """Init does nothing but answer: one that takes longer is as good as dead. A fork bomb of 64 costs it 0.1 s."""
+
+KILL_TIMEOUT_S = 60.0
+"""Longest wait for the end of a killed process. Beyond it the worker counts as not killed, which is an error."""
+HUNG_UP = (errno.EPIPE, errno.ECONNRESET, errno.EBADF)
+"""Error numbers of a send to an init that has ended, or after `Worker.kill`."""
 
 A = TypeVar("A", bound=FromInit)
 _Said = tuple[Control, int | None]
@@ -137,14 +143,24 @@ class Worker:
         return stopped.post_mortem
 
     async def kill(self) -> None:
-        """SIGKILL to init, and return when the whole worker is gone. Harmless when it already is."""
-        if self._repl is not None:  # the kernel ends it only after init: its own pidfd says when it is gone
-            await self._repl.kill()
-        await self._init.kill()
-        if self._control.fileno() >= 0:
-            self._loop.remove_reader(self._control.fileno())
-            self._control.close()
-            self._answers.put_nowait(None)  # whoever still waits for one, though nobody may wait for him
+        """SIGKILL to init, and return when the whole worker is gone. Harmless when it already is.
+
+        Raises:
+            SandboxFailed: A process is there after `KILL_TIMEOUT_S`.
+        """
+        with contextlib.suppress(OSError):  # closed, or init has ended
+            # The end of the control socket is the end of init, also where the kernel or AppArmor forbids the signal.
+            # What init said before can still be read.
+            self._control.shutdown(socket.SHUT_WR)
+        try:
+            if self._repl is not None:  # the kernel ends it only after init: its own pidfd says when it is gone
+                await self._repl.kill()
+            await self._init.kill()
+        finally:
+            if self._control.fileno() >= 0:
+                self._loop.remove_reader(self._control.fileno())
+                self._control.close()
+                self._answers.put_nowait(None)  # wakes a pending `_answer`; its caller may have been cancelled already
 
     # -- the control socket ------------------------------------------------------------------------------------------
 
@@ -170,10 +186,14 @@ class Worker:
         return await asyncio.shield(exchange)
 
     def _say(self, message: Control, *fds: int) -> None:
+        """Send a message. One to an init that has ended is dropped: what init said last is still to be read, and says
+        why; `_answer` and `gone` tell of the end.
+        """
         try:
             socket.send_fds(self._control, [pack(message)], fds)
         except OSError as error:
-            raise WorkerDied(f"the worker's init is gone: {error.strerror}") from None
+            if error.errno not in HUNG_UP:
+                raise WorkerDied(f"the worker's init cannot be reached: {error.strerror}") from None
 
     async def _answer(self, kind: type[A], timeout_s: float) -> A:
         try:
@@ -186,17 +206,21 @@ class Worker:
             return message
         if isinstance(message, Failed):
             if message.layer is not None:
-                raise policy.unavailable(self._level, message.layer, message.reason)
+                raise policy.unavailable(self._level, message.layer, message.reason, message.code)
             if message.step == "load":
                 raise ContextRefused(message.reason)
             raise SandboxFailed(f"a worker could not {message.step}: {message.reason}")
+        if message is None:
+            self._answers.put_nowait(None)  # the next exchange shall not wait for an init that has ended
         raise WorkerDied("the worker's init ended before it answered")
 
     def _on_control(self) -> None:
         fds: list[int] = []
         try:
             packet, fds, _, _ = socket.recv_fds(self._control, MAX_PACKET_BYTES, 1)
-        except BlockingIOError:
+        except (BlockingIOError, ConnectionResetError):
+            # unix(7): an init that ends with a message unread makes one read fail with ECONNRESET, before those that
+            # return what it sent. The loop calls again.
             return
         except OSError:
             packet = b""
@@ -221,6 +245,12 @@ class Worker:
                 self.on_change()
             case _:
                 self._answers.put_nowait(message)
+
+    def is_past_its_groups_limit(self) -> bool:
+        """Whether the kernel has killed in the REPL's group during this block: perhaps others than the REPL itself."""
+        if self.died is None:
+            self.died = self._at_the_groups_limit()
+        return self.died is not None
 
     def _at_the_groups_limit(self) -> Exceeded | None:
         """Whether the kernel has killed in the REPL's group since we looked last."""
@@ -251,11 +281,21 @@ class _Process:
         self._loop.add_reader(pidfd, self._ended)
 
     async def kill(self) -> None:
-        """SIGKILL; return when it is gone."""
+        """SIGKILL; return when it is gone.
+
+        Raises:
+            SandboxFailed: It is there after `KILL_TIMEOUT_S`.
+        """
         if self._pidfd >= 0 and not self._gone.is_set():
-            with contextlib.suppress(ProcessLookupError):  # it ended by itself, which is what we wanted
+            # ProcessLookupError: it ended by itself. PermissionError: root without CAP_KILL, or AppArmor; then the end
+            # of init's control socket, or of init, has to end it.
+            with contextlib.suppress(ProcessLookupError, PermissionError):
                 signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
-            await self._gone.wait()
+            try:
+                async with asyncio.timeout(KILL_TIMEOUT_S):
+                    await self._gone.wait()
+            except TimeoutError:
+                raise SandboxFailed(f"a worker's process did not end within {KILL_TIMEOUT_S:g} s") from None
         self.forget()
 
     def forget(self) -> None:

@@ -54,6 +54,8 @@ def _events(path: Path) -> Iterable[dict[str, Any]]:
     try:
         with path.open("rb") as file:
             for number, line in enumerate(file, 1):
+                if number > 1 and not line.endswith(b"\n"):  # of a run that was killed while it wrote
+                    break
                 event = msgspec.json.decode(line)
                 if not isinstance(event, dict) or not {"event", "run", "depth"} <= event.keys():
                     raise ConfigurationError(f"{path} is no trace: line {number} is no event of a run")

@@ -1,9 +1,12 @@
 """A run's events as a file: one JSON object a line, numbered, flushed as it happens."""
 
 import json
+import os
 import re
+import threading
 import time
 from pathlib import Path
+from queue import SimpleQueue
 from types import TracebackType
 from typing import Any, Self
 
@@ -11,48 +14,83 @@ import msgspec
 
 from rlm_broker.errors import ConfigurationError
 from rlm_broker.trace.events import Event
+from rlm_broker.trace.redaction import redact
 
-SECRET = re.compile(
-    r"sk-[A-Za-z0-9_-]{16,}|Bearer [A-Za-z0-9._-]{16,}|(?i:api[_-]?key|password)\s*[=:]\s*[A-Za-z0-9+/._-]{8,}"
-)
-"""What looks like a key or a password in any text of a trace."""
+INLINE_CHARS = 1 << 16
+"""Characters of an event that is written where it happens. A longer one takes tens of milliseconds a megabyte, and
+is written by a thread, with all that come while it is behind."""
+MOST_WAITING_CHARS = 1 << 25
+"""Characters that may wait for the thread. Beyond, texts are cut to `CUT_CHARS`, and say so."""
+CUT_CHARS = 10_000
 
 
 class TraceWriter:
-    """Writes events to `path`; a run that is killed leaves every line before its end whole.
+    """Writes events to the new file `path`; a run that is killed leaves every line before its end whole.
 
     Attributes:
         lost: Why lines are missing, if any are.
 
     Raises:
-        ConfigurationError: The file cannot be written.
+        ConfigurationError: The file has something in it already, or cannot be written.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        path = Path(path)
         try:
+            if path.is_file() and path.stat().st_size:  # two traces in one file would be taken for one
+                raise ConfigurationError(f"{path} exists: remove it, or write the trace to another file")
             self._file = path.open("ab", buffering=0)
         except OSError as error:
             raise ConfigurationError(f"cannot write the trace {path}: {error.strerror}") from None
         self._number = 0
+        self._lock = threading.Lock()
+        self._waiting: SimpleQueue[tuple[dict[str, Any], int] | None] = SimpleQueue()
+        self._waiting_chars = 0
+        self._thread: threading.Thread | None = None
         self.lost: str | None = None
 
     def __call__(self, event: Event) -> None:
-        """Write one event."""
-        self._number += 1
-        line: dict[str, Any] = {
-            "n": self._number,
-            "time": round(time.time(), 6),
-            "event": _name(event),
-            **msgspec.to_builtins(event),
-        }
-        try:
-            self._file.write(_encoded(line) + b"\n")
-        except OSError as error:  # a run is not to end because its trace cannot be written
-            self.lost = self.lost or error.strerror or str(error)
+        """Write one event. It is in the file when this returns, unless it or one before it is long."""
+        line: dict[str, Any] = {"event": _name(event), **msgspec.to_builtins(event)}
+        chars = _chars(line)
+        with self._lock:
+            self._number += 1
+            line = {"n": self._number, "time": round(time.time(), 6), **line}
+            if chars <= INLINE_CHARS and not self._waiting_chars:
+                self._write(line)
+            else:
+                self._write_later(line, chars)
 
     def close(self) -> None:
-        """Harmless when repeated."""
+        """Write what waits, and close the file. Harmless when repeated."""
+        if self._thread is not None:
+            self._waiting.put(None)
+            self._thread.join()
+            self._thread = None
         self._file.close()
+
+    def _write_later(self, line: dict[str, Any], chars: int) -> None:
+        if self._waiting_chars + chars > MOST_WAITING_CHARS:
+            line = _cut(line)
+            chars = _chars(line)
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._write_what_waits, name="rlm-broker-trace", daemon=True)
+            self._thread.start()
+        self._waiting_chars += chars + 1
+        self._waiting.put((line, chars + 1))
+
+    def _write_what_waits(self) -> None:
+        while (waiting := self._waiting.get()) is not None:
+            line, chars = waiting
+            self._write(line)
+            with self._lock:
+                self._waiting_chars -= chars
+
+    def _write(self, line: dict[str, Any]) -> None:
+        try:
+            self._file.write(_encoded(line) + b"\n")
+        except (OSError, ValueError) as error:  # a run is not to end because its trace cannot be written, or was closed
+            self.lost = self.lost or getattr(error, "strerror", None) or str(error)
 
     def __enter__(self) -> Self:
         return self
@@ -68,9 +106,27 @@ def _name(event: Event) -> str:
     return re.sub(r"(?<!^)(?=[A-Z])", "_", type(event).__name__).lower()
 
 
+def _chars(value: Any) -> int:
+    """Characters of all texts in plain values."""
+    if isinstance(value, str):
+        return len(value)
+    if isinstance(value, dict):
+        return sum(map(_chars, value.values()))
+    return sum(map(_chars, value)) if isinstance(value, list) else 0
+
+
+def _cut(value: Any) -> Any:
+    """The same plain values with long texts cut."""
+    if isinstance(value, str) and len(value) > CUT_CHARS:
+        return f"{value[:CUT_CHARS]}... [{len(value) - CUT_CHARS:,} characters left out: the trace could not keep up]"
+    if isinstance(value, dict):
+        return {key: _cut(each) for key, each in value.items()}
+    return list(map(_cut, value)) if isinstance(value, list) else value
+
+
 def _encoded(line: dict[str, Any]) -> bytes:
     try:
         text = msgspec.json.encode(line).decode()
     except UnicodeEncodeError:  # lone surrogates
         text = json.dumps(line)
-    return SECRET.sub("[redacted]", text).encode()
+    return redact(text).encode()

@@ -6,15 +6,25 @@ from collections.abc import Callable
 from typing import Protocol, cast
 
 from rlm_broker.errors import ProtocolViolation, RlmBrokerError, WorkerDied
+from rlm_broker.transport.load import Load
 from rlm_broker.transport.session import Provided, Session
 from sandbox_worker.wire.errors import FrameTooLarge
 from sandbox_worker.wire.messages import FromWorker, Output, Query, Ready, Reply, Result, Slot
 
 READ_BYTES = 1 << 16
-"""Read at once: between two reads it is everybody else's turn."""
+"""Bytes read at once. Between two reads, all other connections have their turn."""
+MESSAGES_IN_A_ROW = 32
+"""Messages taken at once. A read may hold a thousand, which would keep the event loop for a tenth of a second."""
+MOST_OPEN_WEIGHT = 64 << 20
+"""Bytes that the open queries of one connection may weigh, see `session.weight_of`. Beyond, nothing more is taken from
+it until one of them is answered. A single query may weigh more than that while no other is open."""
 UNREAD_BYTES = 8 << 20
-"""Replies that wait for a REPL to read them. Past it nothing more is read from the REPL either: one that only asks and
+"""Bytes of replies that a REPL has not read. Beyond, nothing more is read from the REPL either: one that only asks and
 never listens fills its own socket, not this process."""
+MOST_UNREAD_BYTES = 32 << 20
+"""Bytes of unread replies beyond which a further reply is replaced by an error."""
+
+CANCELLED = "cancelled, the block that asked has ended"
 
 
 class _Incoming(threading.local):
@@ -49,8 +59,8 @@ class Connection(asyncio.BufferedProtocol):
 
     Args:
         session: A fresh one.
-        max_queries_in_flight: At this number of open queries nothing more is read, until one of them is answered; the
-            same when they hold as many bytes as one frame may have.
+        max_queries_in_flight: At this number of open queries no further one is taken, until one of them is answered;
+            the same at `MOST_OPEN_WEIGHT`.
     """
 
     def __init__(self, session: Session, max_queries_in_flight: int) -> None:
@@ -66,6 +76,15 @@ class Connection(asyncio.BufferedProtocol):
         self._lost: RlmBrokerError | None = None
         self._writable = True
         self._is_reading = True
+        self._held_back: Query | None = None
+        self._takes_more_soon = False
+        self._lets_go = False
+        self._load = Load()
+        self._load_share = 0
+
+    def share(self, load: Load) -> None:
+        """Count the open queries in `load`, together with those of other connections."""
+        self._load = load
 
     @property
     def block(self) -> int:
@@ -99,7 +118,7 @@ class Connection(asyncio.BufferedProtocol):
         """
         if self._lost:
             raise self._lost
-        self._answer, self._on_output = answer, on_output
+        self._answer, self._on_output, self._lets_go = answer, on_output, False
         self._write(self._session.execute(code))
         self._result = asyncio.get_running_loop().create_future()
         return self._result
@@ -112,6 +131,15 @@ class Connection(asyncio.BufferedProtocol):
     def provide(self, provided: Provided) -> None:
         """Give the REPL more, see `Session.provide`; code finds it from its next block on."""
         self._session.provide(provided)
+
+    def let_go(self) -> None:
+        """Answer all that the block asks, and has asked, with an error: it is being interrupted.
+
+        A query for which there is no room holds back what came after it, and that may be the block's result.
+        """
+        self._lets_go = True
+        self._cancel_answers()
+        self._go_on()
 
     async def settle(self) -> None:
         """Cancel what is still being answered and wait: a model call or a whole child run may hang below it."""
@@ -145,10 +173,12 @@ class Connection(asyncio.BufferedProtocol):
     def receive(self, data: bytes | memoryview) -> None:
         """Take what arrived."""
         try:
-            for message in self._session.receive(data):
-                self._take(message)
+            self._session.feed(data)
         except ProtocolViolation as violation:
             self._lose(violation)
+        else:
+            if not self._takes_more_soon:
+                self._take_messages()
 
     def connection_lost(self, exc: Exception | None) -> None:
         reason = f": {exc}" if exc else ""
@@ -164,11 +194,36 @@ class Connection(asyncio.BufferedProtocol):
 
     # -- ours --------------------------------------------------------------------------------------------------------
 
+    def _take_messages(self) -> None:
+        """Take some messages. Those beyond `MESSAGES_IN_A_ROW` wait for the next turn of the loop; a query for which
+        there is no room waits for a reply to another one, and what came after it with it."""
+        self._takes_more_soon = False
+        try:
+            for _ in range(MESSAGES_IN_A_ROW):
+                if self._held_back is not None:
+                    break
+                message = self._session.next_message()
+                if message is None:
+                    break
+                self._take(message)
+            else:
+                self._take_more_soon()
+        except ProtocolViolation as violation:
+            self._lose(violation)
+        self._regulate()
+
+    def _take_more_soon(self) -> None:
+        if not self._takes_more_soon:
+            self._takes_more_soon = True
+            asyncio.get_running_loop().call_soon(self._take_messages)
+
     def _take(self, message: FromWorker) -> None:
         match message:
+            case Query() if self._has_room:
+                self._begin(message)
             case Query():
-                self._answering[message.id] = asyncio.get_running_loop().create_task(self._reply(message))
-                self._regulate()
+                self._held_back = message
+                self._go_on()
             case Output():
                 self._on_output(message)
             case Result():
@@ -176,6 +231,38 @@ class Connection(asyncio.BufferedProtocol):
                     self._result.set_result(message)
             case Ready():
                 self._ready.set()
+
+    def _begin(self, query: Query) -> None:
+        weight = self._session.open_queries[query.id]
+        self._load_share += weight
+        self._load.change(weight)
+        if self._lets_go:
+            self._send(query, [Slot(error=CANCELLED)] * len(query.prompts))
+            return
+        self._answering[query.id] = asyncio.get_running_loop().create_task(self._reply(query))
+
+    @property
+    def _has_room(self) -> bool:
+        """Whether the query that came last may be answered beside those that are being answered."""
+        session = self._session
+        if self._lets_go or len(session.open_queries) <= 1:
+            return True
+        return (
+            len(session.open_queries) <= self._max_queries_in_flight
+            and session.open_weight <= MOST_OPEN_WEIGHT
+            and not self._load.is_high
+        )
+
+    def _go_on(self) -> None:
+        """Begin with the query that was held back if there is room for it now, and read on if there is for more."""
+        if self._held_back is not None:
+            if self._has_room:
+                query, self._held_back = self._held_back, None
+                self._begin(query)
+                self._take_more_soon()
+            elif self._load.is_high:
+                self._load.wait(self, self._go_on)
+        self._regulate()
 
     def _cancel_answers(self) -> None:
         """Once each: a second time would hit what is tidying up, and a child run's processes would outlive it."""
@@ -185,7 +272,7 @@ class Connection(asyncio.BufferedProtocol):
         self._answering.clear()
 
     async def _reply(self, query: Query) -> None:
-        failed = "cancelled, the block that asked has ended"
+        failed = CANCELLED
         try:
             slots = await self._answer(query)
             if len(slots) == len(query.prompts):
@@ -202,15 +289,21 @@ class Connection(asyncio.BufferedProtocol):
             self._answering.pop(query.id, None)  # before the REPL can use the id again
 
     def _send(self, query: Query, slots: list[Slot]) -> None:
-        if query.id not in self._session.open_queries:
+        weight = self._session.open_queries.get(query.id)
+        if weight is None:
             return  # answered already, or the connection was lost meanwhile
+        if self._transport is not None and self._transport.get_write_buffer_size() > MOST_UNREAD_BYTES:
+            why = f"dropped: more than {MOST_UNREAD_BYTES:,} bytes of earlier replies are still unread"
+            slots = [Slot(error=why)] * len(slots)
         try:
             frame = self._frame(query, slots)
         except FrameTooLarge as error:
             self._lose(ProtocolViolation(f"not even the errors of {len(slots):,} prompts fit into a reply: {error}"))
             return
         self._write(frame)
-        self._regulate()
+        self._load_share -= weight
+        self._load.change(-weight)
+        self._go_on()
 
     def _frame(self, query: Query, slots: list[Slot]) -> bytes:
         try:
@@ -223,16 +316,18 @@ class Connection(asyncio.BufferedProtocol):
         """Read on, or leave what comes in the kernel's buffers."""
         if self._transport is None:
             return
-        session = self._session
-        has_room = (
-            len(session.open_queries) < self._max_queries_in_flight and session.open_bytes < session.max_frame_bytes
-        )
-        if self._is_reading != (self._writable and has_room):
-            self._is_reading = not self._is_reading
-            if self._is_reading:
+        reads = self._writable and self._held_back is None and not self._takes_more_soon and self._fits_what_comes()
+        if self._is_reading != reads:
+            self._is_reading = reads
+            if reads:
                 self._transport.resume_reading()
             else:
                 self._transport.pause_reading()
+
+    def _fits_what_comes(self) -> bool:
+        """Whether the frame that has begun to arrive may be collected beside the queries that are open."""
+        session = self._session
+        return not session.open_queries or session.open_weight + session.announced_bytes <= MOST_OPEN_WEIGHT
 
     def _write(self, frame: bytes) -> None:
         if self._transport is not None and not self._transport.is_closing():
@@ -240,6 +335,10 @@ class Connection(asyncio.BufferedProtocol):
 
     def _lose(self, reason: RlmBrokerError) -> None:
         self._session.close()
+        self._held_back = None
+        self._load.forget(self)
+        share, self._load_share = self._load_share, 0
+        self._load.change(-share)
         self._lost = self._lost or reason
         self._ready.set()
         if self._result is not None and not self._result.done():  # one that was complete before the end counts

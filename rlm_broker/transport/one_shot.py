@@ -19,11 +19,18 @@ from typing import Any
 
 from rlm_broker.errors import ProtocolViolation
 from rlm_broker.types import Call, ChatMessage, Role, UsageSummary
+from sandbox_worker.wire.counting import MAX_VALUES, has_more_values_than
 from sandbox_worker.wire.errors import MessageInvalid
 from sandbox_worker.wire.messages import decode_hello
 
 Prompt = str | dict[str, Any] | list[Any]
 
+MAX_REQUEST_BYTES = 8 << 20
+"""Bytes of one request; a larger one is refused."""
+MAX_BATCH_PROMPTS = 4_096
+"""Prompts of one batch; a larger one is refused."""
+MAX_MODEL_CHARS = 256
+"""Characters of a model's name; a longer one is refused."""
 MAX_PROMPT_NESTING = 100
 """Lists and objects inside each other. `json` gives up near 1,000, less deep in a stack: the reply echoes the prompt,
 and must be writable after the call has been paid."""
@@ -56,8 +63,8 @@ class OneShotRequest:
     depth: int = -1
 
 
-def is_one_shot(payload: bytes) -> bool:
-    """Whether the first frame of a connection is to be answered in this protocol: whatever is not our `Hello`."""
+def is_one_shot(payload: bytes | bytearray) -> bool:
+    """Whether the first frame of a connection is to be answered in this protocol: all that is not our `Hello`."""
     if b'"token"' not in payload:  # most are none: a look at the bytes costs less than an error
         return True
     try:
@@ -73,6 +80,8 @@ def parse_request(payload: bytes) -> OneShotRequest:
     Raises:
         OneShotRefused: It is none. No other exception leaves here, whatever the bytes.
     """
+    if has_more_values_than(MAX_VALUES, payload):
+        raise OneShotRefused(f"the request holds more than {MAX_VALUES:,} values")
     try:
         request = json.loads(payload.decode())
     except (ValueError, RecursionError) as error:  # UTF-8, JSON, a number of 5,000 digits; 100,000 '['
@@ -82,6 +91,8 @@ def parse_request(payload: bytes) -> OneShotRequest:
     model = request.get("model")
     if model is not None and not isinstance(model, str):
         raise OneShotRefused("'model' must be a string or null")
+    if model is not None and len(model) > MAX_MODEL_CHARS:  # each reply of a batch repeats it
+        raise OneShotRefused(f"'model' has {len(model):,} characters, more than {MAX_MODEL_CHARS}")
     depth = request.get("depth")
     return OneShotRequest(
         prompts=_prompts(request),
@@ -138,6 +149,8 @@ def _prompts(request: dict[str, Any]) -> tuple[Prompt, ...]:
     if batch:
         if not isinstance(batch, list):
             raise OneShotRefused("'prompts' must be a list")
+        if len(batch) > MAX_BATCH_PROMPTS:
+            raise OneShotRefused(f"batch too large: {len(batch):,} > {MAX_BATCH_PROMPTS:,}")
         return tuple(_prompt(prompt, f"prompts[{index}]") for index, prompt in enumerate(batch))
     if single:
         return (_prompt(single, "'prompt'"),)

@@ -1,13 +1,15 @@
 """One REPL's conversation, without I/O: bytes in, messages out, and which message may come when."""
 
+from collections import deque
 from collections.abc import Mapping
 from enum import IntEnum, auto
 from typing import Any
 
 from rlm_broker.errors import ProtocolViolation
 from sandbox_worker.wire.errors import WireError
-from sandbox_worker.wire.frames import FrameDecoder, encode_frame
+from sandbox_worker.wire.frames import FrameDecoder, Payload, encode_frame
 from sandbox_worker.wire.messages import (
+    MAX_QUERY_BYTES,
     Execute,
     FromOrchestrator,
     FromWorker,
@@ -21,8 +23,13 @@ from sandbox_worker.wire.messages import (
     decode_from_worker,
     encode,
 )
+from sandbox_worker.wire.prompts import Prompts
 
 LONGEST_QUERY_ID = 40
+PROMPT_WEIGHT = 1024
+"""Bytes of memory that a prompt costs while its query is open, beside its text: its place, its id, its reply."""
+DECODED_WEIGHT = 8
+"""Bytes of memory for each byte of a query that was decoded whole: wide characters take four, small parts more."""
 
 
 class State(IntEnum):
@@ -56,14 +63,20 @@ def frames_of(values: Mapping[str, Any], max_frame_bytes: int) -> dict[str, byte
     return {name: encode_frame(encode(Provide(name, value)), max_frame_bytes) for name, value in values.items()}
 
 
+def weight_of(query: Query, payload_bytes: int) -> int:
+    """Memory in bytes that an open query may take, at most."""
+    is_decoded = not isinstance(query.prompts, Prompts)
+    return payload_bytes * (DECODED_WEIGHT if is_decoded else 1) + PROMPT_WEIGHT * len(query.prompts)
+
+
 class Session:
     """The state of one conversation. What the worker claims is checked here, once, for everybody above.
 
     Attributes:
         state: What may come next, see `TRANSITIONS`.
         block: Number of the current or last block; the first is 1.
-        open_queries: Ids of the queries that still want their reply, with the bytes that each came in.
-        open_bytes: Of all of these.
+        open_queries: Id of each query that still wants its reply → its weight, see `weight_of`.
+        open_weight: Sum of these weights.
         max_frame_bytes: Largest payload, either way.
     """
 
@@ -72,26 +85,45 @@ class Session:
         self.state = State.STARTING
         self.block = 0
         self.open_queries: dict[str, int] = {}
-        self.open_bytes = 0
+        self.open_weight = 0
         self.max_frame_bytes = max_frame_bytes
-        self._frames = FrameDecoder(max_frame_bytes)
+        # A worker's largest message is a query: what announces more is refused before any of it is collected.
+        self._frames = FrameDecoder(min(max_frame_bytes, MAX_QUERY_BYTES))
+        self._payloads: deque[Payload] = deque()
 
-    def receive(self, data: bytes | memoryview) -> list[FromWorker]:
-        """The messages that `data` completes, each legal in the state it came in.
+    @property
+    def announced_bytes(self) -> int:
+        """Size of the frame that is arriving just now; 0 between two frames."""
+        return self._frames.announced_bytes
+
+    def feed(self, data: bytes | memoryview) -> None:
+        """Add what arrived. `next_message` decodes it, message by message.
+
+        Raises:
+            ProtocolViolation: A frame is larger than allowed, and no complete frame is before it. Close the connection.
+        """
+        try:
+            self._payloads.extend(self._frames.feed(data))
+        except WireError as error:
+            self._violated(str(error))
+
+    def next_message(self) -> FromWorker | None:
+        """The next complete message, legal in the state it came in; None if there is none.
 
         Raises:
             ProtocolViolation: The bytes or their order are wrong. Close the connection.
         """
-        messages = []
+        if not self._payloads:
+            if self._frames.error is not None:
+                self._violated(str(self._frames.error))
+            return None
+        payload = self._payloads.popleft()
         try:
-            for payload in self._frames.feed(data):
-                message = decode_from_worker(payload)
-                self._check(message, len(payload))
-                messages.append(message)
+            message = decode_from_worker(payload)
+            self._check(message, len(payload))
         except WireError as error:
-            self.close()
-            raise ProtocolViolation(str(error)) from error
-        return messages
+            self._violated(str(error))
+        return message
 
     def execute(self, code: str) -> bytes:
         """The frame that starts the next block.
@@ -121,14 +153,15 @@ class Session:
         if reply.id not in self.open_queries:
             raise ProtocolViolation(f"a reply to query {reply.id}, which is not open")
         frame = self._frame(reply)
-        self.open_bytes -= self.open_queries.pop(reply.id)
+        self.open_weight -= self.open_queries.pop(reply.id)
         return frame
 
     def close(self) -> None:
         """Nothing may come any more, in either direction."""
         self.state = State.CLOSED
+        self._payloads.clear()
         self.open_queries.clear()
-        self.open_bytes = 0
+        self.open_weight = 0
 
     def _frame(self, message: FromOrchestrator) -> bytes:
         frame = encode_frame(encode(message), self.max_frame_bytes)
@@ -143,8 +176,8 @@ class Session:
                     self._violated(f"query id {message.id[:40]!r} while block {self.block} runs")
                 if message.id in self.open_queries:
                     self._violated(f"query id {message.id!r} is open already")
-                self.open_queries[message.id] = payload_bytes
-                self.open_bytes += payload_bytes
+                self.open_queries[message.id] = weight = weight_of(message, payload_bytes)
+                self.open_weight += weight
             case Output() | Result():
                 if message.block != self.block:
                     self._violated(f"{type(message).__name__} of block {message.block} while block {self.block} runs")

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from sandbox_worker.isolation import syscalls
 
-SYSTEM = ("/bin", "/sbin", "/usr", "/etc/ld.so.cache", "/etc/localtime", "/etc/mime.types")
+SYSTEM = ("/bin", "/sbin", "/usr", "/etc/ld.so.cache", "/etc/localtime", "/etc/mime.types", "/etc/fonts")
 """What programs and the C library need, besides /lib*. Where it is a link (a merged /usr) the link is kept."""
 DEVICES = ("null", "zero", "full", "random", "urandom")
 DEVICE_LINKS = {
@@ -19,6 +19,8 @@ DEVICE_LINKS = {
 RESERVED = ("/dev", "/proc", "/sys", "/w")
 """Folders that cannot hold anything of the host's."""
 SCRATCH, SHARED_MEMORY, TEMPORARY = "/w", "/dev/shm", "/tmp"
+LENT_BYTES = 64 << 20
+"""Bytes of the scratch folder that a fork server has while it imports modules and runs set-up code."""
 OWN_INODES = 3
 """What a scratch folder's own structure takes, on top of the files in it."""
 
@@ -137,6 +139,8 @@ def _hide(new_root: str, hidden: Sequence[str], shown: Sequence[str]) -> None:
 
 def _make_devices(new_root: str) -> None:
     for name in DEVICES:
+        if name != "null" and not Path(f"/dev/{name}").exists():  # a container may have few; init needs /dev/null
+            continue
         target = f"{new_root}/dev/{name}"
         _make_file(target)
         syscalls.bind(f"/dev/{name}", target)
@@ -173,7 +177,17 @@ def cover_proc() -> None:
     syscalls.mount("tmpfs", "/proc", "tmpfs", _PROC_FLAGS | syscalls.MS_RDONLY, "size=4k,nr_inodes=1,mode=555")
 
 
-# -- the scratch folder: in each worker ------------------------------------------------------------------------------
+# -- the scratch folder: in each worker, and for a while in the zygote ------------------------------------------------
+
+
+def lend_scratch() -> None:
+    """Give the fork server itself a small scratch folder at /w, for modules that write a cache when imported."""
+    syscalls.mount("tmpfs", SCRATCH, "tmpfs", _PLAIN_FILES, f"size={LENT_BYTES},nr_inodes=4096,mode=700")
+
+
+def take_scratch_back() -> None:
+    """Unmount it: its workers have scratch folders of their own."""
+    syscalls.unmount(SCRATCH)
 
 
 def mount_scratch(size_bytes: int, max_files: int, also_temporary: bool) -> None:

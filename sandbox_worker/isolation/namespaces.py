@@ -28,20 +28,25 @@ _FREE_IDS = range(0x7000_0000, 0x8000_0000)
 _IDS_EACH = 1 << 16
 
 
-@dataclass(frozen=True)
+@dataclass
 class WorkerIds:
     """Users (and groups of the same numbers) for the workers of one zygote.
 
     A user of its own is a worker's protection from its siblings in what the kernel counts by user: processes, pipes,
-    epoll watches, locked memory, signals.
+    epoll watches, locked memory, signals. They are given in turn, and again after `count` workers. Were they given by
+    pid, a REPL could choose by forks who gets its own.
+
+    Attributes:
+        forked: Workers so far.
     """
 
     first: int
     count: int
+    forked: int = 0
 
-    def of(self, pid: int) -> int:
-        """The id of the worker whose init has `pid` in the zygote's pid namespace."""
-        return self.first + pid % self.count
+    def of_newest(self) -> int:
+        """The id of the worker that was forked last: never the first one, the zygote's, where there are others."""
+        return self.first + (self.forked % (self.count - 1) + 1 if self.count > 1 else 0)
 
 
 def unused_ids() -> WorkerIds:

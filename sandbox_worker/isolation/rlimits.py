@@ -20,9 +20,13 @@ def forbid_core_dumps() -> bool:
     return True
 
 
-def set_hard(limit: int, value: int) -> None:
-    """Bound `limit` (RLIMIT_*) for good: soft and hard, at `value` or at the present hard limit if that is lower."""
+def set_hard(limit: int, value: int, reserved: int = 0) -> None:
+    """Bound `limit` (RLIMIT_*) for good: hard at `value` or at the present hard limit if that is lower.
+
+    Args:
+        reserved: How much lower the soft limit is.
+    """
     hard = resource.getrlimit(limit)[1]
     if hard != resource.RLIM_INFINITY:
         value = min(value, hard)
-    resource.setrlimit(limit, (value, value))
+    resource.setrlimit(limit, (max(0, value - reserved), value))

@@ -105,6 +105,7 @@ _SINCE_424 = """
 458 listmount lsm_get_self_attr
 460 lsm_set_self_attr lsm_list_modules mseal setxattrat getxattrat listxattrat removexattrat open_tree_attr
 468 file_getattr file_setattr
+470 listns rseq_slice_yield
 """
 
 NUMBERS: dict[str, dict[str, int]] = {

@@ -96,6 +96,11 @@ def setns(fd: int, flags: int) -> None:
     call("setns", fd, flags)
 
 
+def unmount(target: str) -> None:
+    """umount2(2), also while something in it is open."""
+    call("umount2", os.fsencode(target), MNT_DETACH, about=target)
+
+
 def mount(source: str, target: str, kind: str = "", flags: int = 0, options: str = "") -> None:
     """mount(2)."""
     call(

@@ -14,12 +14,14 @@ class LayerFailed(Exception):
     Attributes:
         layer: Its name.
         reason: The call that failed, and the kernel's reason.
+        code: The kernel's error number, or 0 if the kernel did not refuse anything.
     """
 
-    def __init__(self, layer: str, reason: str) -> None:
+    def __init__(self, layer: str, reason: str, code: int = 0) -> None:
         super().__init__(f"isolation layer {layer!r} failed: {reason}")
         self.layer = layer
         self.reason = reason
+        self.code = code
 
 
 class WorkerBounds(NamedTuple):
@@ -28,6 +30,7 @@ class WorkerBounds(NamedTuple):
     Attributes:
         allow_exec: Whether model code may start programs, which are as confined as it is itself. Only at "strict".
         address_space_bytes: That each process of the REPL may map on top of what it finds mapped.
+        reserved_bytes: The part of that which model code gets only if it takes it (the soft limit is lower by it).
         max_processes: Processes and threads, init among them; where the kernel can count them by worker.
         max_open_files: Descriptors of each process.
         scratch_bytes: The scratch folder as a whole where it is a file system of its own, and a single file.
@@ -36,6 +39,7 @@ class WorkerBounds(NamedTuple):
 
     allow_exec: bool
     address_space_bytes: int
+    reserved_bytes: int
     max_processes: int
     max_open_files: int
     scratch_bytes: int
@@ -86,6 +90,7 @@ class layer:
     def __exit__(self, _kind: object, error: BaseException | None, _trace: object) -> None:
         if isinstance(error, OSError):
             what = error.strerror or str(error)
-            raise LayerFailed(self._name, f"{error.filename}: {what}" if error.filename else what) from error
+            reason = f"{error.filename}: {what}" if error.filename else what
+            raise LayerFailed(self._name, reason, error.errno or 0) from error
         if error is None:
             self._applied.append(self._name)

@@ -71,8 +71,8 @@ def lock_down_repl(walls: ZygoteWalls, bounds: WorkerBounds, ruleset: int | None
 
     Args:
         ruleset: What `lock_down_init` returned; it is closed.
-        mapped_bytes: Address space that this process has by now: a context of init's counts in every process that
-            inherits it.
+        mapped_bytes: Address space that this process has by now and that is not counted: a context of init's is there
+            in every process that inherits it.
 
     Returns:
         Names of the layers applied, in order.
@@ -87,7 +87,7 @@ def lock_down_repl(walls: ZygoteWalls, bounds: WorkerBounds, ruleset: int | None
             syscalls.prctl(syscalls.PR_SET_PDEATHSIG, signal.SIGKILL)
     with layer("rlimits", applied):
         no_core = rlimits.forbid_core_dumps()
-        rlimits.set_hard(resource.RLIMIT_AS, mapped_bytes + bounds.address_space_bytes)
+        rlimits.set_hard(resource.RLIMIT_AS, mapped_bytes + bounds.address_space_bytes, bounds.reserved_bytes)
         rlimits.set_hard(resource.RLIMIT_NOFILE, bounds.max_open_files)
         rlimits.set_hard(resource.RLIMIT_FSIZE, bounds.scratch_bytes)
         if strict or walls.worker_ids is not None:  # elsewhere it would count everything that the user runs
@@ -123,8 +123,7 @@ def _session(_walls: ZygoteWalls, _bounds: WorkerBounds) -> None:
 
 def _own_uid(walls: ZygoteWalls, _bounds: WorkerBounds) -> None:
     assert walls.worker_ids is not None
-    # As the zygote's /proc says it: in its own pid namespace this is pid 1.
-    uid = walls.worker_ids.of(int(os.readlink("/proc/self")))  # noqa: PTH115 - a path object costs 40 copied pages
+    uid = walls.worker_ids.of_newest()
     if walls.level != "strict":
         os.chown(".", uid, uid)
     namespaces.become(uid)

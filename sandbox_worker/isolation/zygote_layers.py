@@ -1,11 +1,12 @@
 """The walls that all workers of a zygote share, raised once; and the fork of a worker.
 
 strict    (real root: private root, another uid) → user, mount, pid, net, ipc, uts and cgroup namespaces → pid 1 →
-          /proc (and, for an ordinary user, the private root around it) → host name
+          /proc (and, for an ordinary user, the private root around it) → host name, where it may be set
 standard  nothing that would need namespaces: its workers carry all of their walls themselves
 process   nothing
 """
 
+import contextlib
 import os
 from collections.abc import Sequence
 from pathlib import Path
@@ -54,6 +55,8 @@ def fork_worker(walls: ZygoteWalls) -> int:
     Raises:
         LayerFailed: No namespace or no process could be had; the next call may succeed.
     """
+    if walls.worker_ids is not None:
+        walls.worker_ids.forked += 1
     with layer("fork", []):
         if walls.level != "strict":
             return os.fork()
@@ -65,8 +68,10 @@ def fork_worker(walls: ZygoteWalls) -> int:
 
 def _standard(readable: Sequence[str]) -> ZygoteWalls:
     landlock_abi = _find_landlock_and_seccomp()
-    # Without a root of our own Python must be in reach of another user: a worker imports lazily.
-    ids = namespaces.unused_ids() if os.getuid() == 0 and all(map(_others_can_read, readable)) else None
+    # Without a root of our own Python must be in reach of another user: a worker imports lazily. Without these
+    # capabilities its workers could not be made, ended or cleaned up after: they stay uid 0, which has no rights left.
+    may_change = os.getuid() == 0 and not capabilities.missing(capabilities.TO_OWN_WORKERS)
+    ids = namespaces.unused_ids() if may_change and all(map(_others_can_read, readable)) else None
     return ZygoteWalls(
         level="standard",
         worker_ids=ids if ids is not None and namespaces.exist(ids) else None,
@@ -95,6 +100,8 @@ def _strict(new_root: str, readable: Sequence[str], hidden: Sequence[str]) -> Zy
         # Mapping more than one id needs CAP_SYS_ADMIN, like the root; root of a container may lack it.
         ids = namespaces.unused_ids() if built else WorkerIds(namespaces.NOBODY, 1)
         with layer("other uid", []):
+            if namespaces.exist(ids):  # elsewhere `become` leaves us who we are
+                capabilities.require(capabilities.TO_MAP_IDS if ids.count > 1 else capabilities.TO_BECOME_ANOTHER)
             mapper = IdMapper(ids) if ids.count > 1 else None
             if namespaces.become(ids.first):
                 applied.append("other uid")
@@ -105,8 +112,10 @@ def _strict(new_root: str, readable: Sequence[str], hidden: Sequence[str]) -> Zy
     with layer("pid 1", applied):
         namespaces.continue_as_pid_1()
     proc_is_fresh = _make_proc_and_root(None if built else new_root, readable, hidden, applied)
-    with layer("host name", applied):
+    # Rootless podman's default profile denies it. The UTS namespace is ours in any case; a name is not a wall.
+    with contextlib.suppress(OSError):
         syscalls.sethostname(HOSTNAME)
+        applied.append("host name")
     return ZygoteWalls(
         level="strict",
         layers=tuple(applied),

@@ -33,9 +33,14 @@ _WORD_BYTES = 8
 _HEAD_BYTES = 16  # PyObject_HEAD with a GIL, without tracing
 _COUNT, _TYPE, _LENGTH, _HASH = range(4)  # PyASCIIObject; what is behind it differs
 _NO_HASH = (1 << 64) - 1  # -1: not computed yet
-# On 3.11 larger than any real count, so that nothing ever frees the object; from 3.12 on these 32 ones are the mark of
-# an immortal one (PEP 683, _Py_IMMORTAL_REFCNT in Include/object.h).
-_NEVER_FREED = 0xFFFF_FFFF
+# On 3.11 larger than any real count, so that nothing ever frees the object; on 3.12 and 3.13 these 32 ones are the mark
+# of an immortal one (PEP 683, _Py_IMMORTAL_REFCNT in Include/object.h). 3.14 begins such counts in the middle of the
+# immortal range (_Py_IMMORTAL_INITIAL_REFCNT in Include/refcount.h), and frees an object with 32 ones.
+_NEVER_FREED = 0xC000_0000 if sys.version_info >= (3, 14) else 0xFFFF_FFFF
+# From 3.14 on a bit of the state says that an object was never allocated: its end, at the interpreter's exit, is
+# otherwise that of an interned string, which crashes. Where the bit lies is read off a one-character string.
+_HAS_STATIC_BIT = sys.version_info >= (3, 14)
+_STATE, _FLAGS, _INTERNED = 4, 0xFF, 0x3  # the word, and in it the bits that say something, and which are of interning
 _MODEL_LENGTHS = (1009, 2003)  # which no other field has by chance, and not both
 _MAP_FAILED = ctypes.c_void_p(-1).value
 
@@ -167,7 +172,25 @@ def _read(kind: int, length: int) -> _Model:
     for at in (*lengths_at, *pointers_at):
         words[at] = 0
     words[_COUNT], words[_TYPE] = _NEVER_FREED, id(str)
+    words[_STATE] |= _static_bit()
     return _Model(words, lengths_at, pointers_at)
+
+
+@cache
+def _static_bit() -> int:
+    """The bit of the state word by which a string of the interpreter's own differs from one that was allocated.
+
+    Raises:
+        LayoutUnknown: They do not differ by one bit.
+    """
+    if not _HAS_STATIC_BIT:
+        return 0
+    # One latin-1 character alone is a string of the interpreter's own; two are allocated, of the same width and form.
+    own, allocated = (_words_of(text)[_STATE] & _FLAGS for text in ("\xe9", "".join(["\xe9", "\xea"])))
+    bit = own & ~allocated & ~_INTERNED
+    if bit.bit_count() != 1:
+        raise LayoutUnknown(f"the states of strings are {own:#x} and {allocated:#x}")
+    return bit
 
 
 def _words_of(text: str) -> "array[int]":

@@ -15,6 +15,9 @@ from sandbox_worker.wire.messages import Stream
 MAX_PACKET_BYTES = 1 << 16
 """Longest packet. Output is cut into pieces well below it."""
 
+OUT_OF_MEMORY, BROKEN = 250, 251
+"""Exit codes of a REPL whose own code could not go on: without memory, or because model code has broken it."""
+
 T = TypeVar("T")
 Positive = Annotated[int, msgspec.Meta(ge=1)]
 """A bound: where 0 would mean that there is none."""
@@ -39,6 +42,7 @@ class Configure(Control, frozen=True):
         preload: Modules that every REPL finds imported already.
         setup: Code whose variables every REPL finds.
         form: Of the context that every REPL finds.
+        seed: What `random` and numpy's global generator begin with in every REPL.
     """
 
     level: str
@@ -48,6 +52,7 @@ class Configure(Control, frozen=True):
     preload: list[str] = []
     setup: str = ""
     form: ContextForm | None = None
+    seed: int | None = None
 
 
 class Spawn(Control, frozen=True):
@@ -88,10 +93,15 @@ class ZygoteReady(Control, frozen=True):
 
 
 class ZygoteFailed(Control, frozen=True):
-    """It could not be locked in, and has ended."""
+    """It could not be locked in, and has ended.
+
+    Attributes:
+        code: The kernel's error number, or 0.
+    """
 
     reason: str
     layer: str
+    code: int = 0
 
 
 class Spawned(Control, frozen=True):
@@ -180,11 +190,17 @@ class Started(Control, frozen=True):
 
 
 class Failed(Control, frozen=True):
-    """`step` ("lock down", "load", "start") failed, and init ends. For a wall, `layer` names it."""
+    """`step` ("lock down", "load", "start") failed, and init ends.
+
+    Attributes:
+        layer: Name of the isolation layer that failed, if one did.
+        code: The kernel's error number, or 0.
+    """
 
     step: str
     reason: str
     layer: str | None = None
+    code: int = 0
 
 
 class Written(Control, frozen=True):

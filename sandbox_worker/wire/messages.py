@@ -4,18 +4,18 @@ A field that the sender may not decide (depth, budget, deadline, the models it m
 belongs to the session on the orchestrator's side.
 """
 
-import itertools
 import json
-import re
+from collections.abc import Sequence
 from typing import Annotated, Any, Literal, TypeVar
 
 import msgspec
 
+from sandbox_worker.wire.counting import split_prompts
 from sandbox_worker.wire.errors import MessageInvalid
+from sandbox_worker.wire.frames import Payload
+from sandbox_worker.wire.prompts import Prompt, Prompts
 
 T = TypeVar("T")
-_STRING = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+(?:"|\Z)', re.DOTALL)
-"""In one pass over whatever there is: nothing is looked at twice, and the last string need not end."""
 
 Status = Literal["ok", "error", "exited", "interrupted"]
 """How a block ended, as far as the REPL itself can tell: it ran through, raised, called `sys.exit`, got SIGINT."""
@@ -25,48 +25,18 @@ Want = Literal["llm", "rlm", "budget", "tool"]
 MAX_PROMPTS = 1 << 16
 """Of one query. Far above the default `max_batch_prompts`, which refuses in words: a slot for each of the 20 million
 empty prompts that fit into a frame would be gigabytes."""
-MAX_PARTS = 256
-"""Of one prompt."""
-MAX_STRINGS = MAX_PROMPTS + 64
-"""In one message of a worker: each of a frame full of short ones would take 20 times its bytes in our memory."""
 FEW_BYTES = 1 << 20
-"""A message of this length may hold what it wants."""
+"""Longest message in bytes that is decoded in one piece, of any kind. A longer one must be a query or a result."""
+MAX_QUERY_BYTES = 16 << 20
+"""Bytes of a `Query` as JSON. A larger batch is asked in parts; reading one of this size takes up to 100 ms."""
+MAX_RESULT_BYTES = 16 << 20
+"""Bytes of a `Result` as JSON, which is to say of a final answer; the REPL reports a larger one as an error."""
 PositiveInt = Annotated[int, msgspec.Meta(ge=1)]
 PositiveFloat = Annotated[float, msgspec.Meta(gt=0)]
 
 
 class Message(msgspec.Struct, frozen=True, tag_field="type", tag=str.lower, forbid_unknown_fields=True):
     """A message is a value: frozen, compared by content, complete when it exists."""
-
-
-# -- what a prompt may consist of, in the shape of OpenAI's API. Typed to the last field: of an empty list or dict, a
-#    frame could hold so many that they would be gigabytes.
-
-
-class TextPart(msgspec.Struct, frozen=True, tag_field="type", tag="text", forbid_unknown_fields=True):
-    text: str
-
-
-class ImageUrl(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    url: str
-    detail: str | None = None
-
-
-class ImagePart(msgspec.Struct, frozen=True, tag_field="type", tag="image_url", forbid_unknown_fields=True):
-    image_url: ImageUrl
-
-
-class Audio(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    data: str
-    format: str
-
-
-class AudioPart(msgspec.Struct, frozen=True, tag_field="type", tag="input_audio", forbid_unknown_fields=True):
-    input_audio: Audio
-
-
-Part = TextPart | ImagePart | AudioPart
-Prompt = str | Annotated[list[Part], msgspec.Meta(min_length=1, max_length=MAX_PARTS)]
 
 
 # -- on every connection, before anything else -----------------------------------------------------------------------
@@ -106,7 +76,7 @@ class Query(Message, frozen=True):
 
     id: str
     want: Want
-    prompts: Annotated[list[Prompt], msgspec.Meta(max_length=MAX_PROMPTS)]
+    prompts: Annotated[Sequence[Prompt], msgspec.Meta(max_length=MAX_PROMPTS)]
     model: str | None = None
     system: str | None = None
     max_completion_tokens: PositiveInt | None = None
@@ -119,6 +89,14 @@ class Query(Message, frozen=True):
     def texts(self) -> list[str]:
         """The prompts that are text."""
         return [prompt for prompt in self.prompts if isinstance(prompt, str)]
+
+    @property
+    def is_text(self) -> bool:
+        """Whether all prompts are text."""
+        prompts = self.prompts
+        if isinstance(prompts, Prompts):
+            return all(map(prompts.is_text, range(len(prompts))))
+        return all(isinstance(prompt, str) for prompt in prompts)
 
 
 class Output(Message, frozen=True):
@@ -184,14 +162,33 @@ class Reply(Message, frozen=True):
     slots: list[Slot]
 
 
+class _RawQuery(msgspec.Struct, frozen=True, tag_field="type", tag="query", forbid_unknown_fields=True):
+    """A `Query` of which nothing is decoded. A field that was left out is empty."""
+
+    id: msgspec.Raw
+    want: msgspec.Raw
+    prompts: msgspec.Raw
+    model: msgspec.Raw = msgspec.Raw()
+    system: msgspec.Raw = msgspec.Raw()
+    max_completion_tokens: msgspec.Raw = msgspec.Raw()
+    max_concurrent: msgspec.Raw = msgspec.Raw()
+    timeout_s: msgspec.Raw = msgspec.Raw()
+    samples: msgspec.Raw = msgspec.Raw()
+    tool: msgspec.Raw = msgspec.Raw()
+
+
 FromWorker = Ready | Query | Output | Result
 FromOrchestrator = Execute | Provide | Reply
 
 
-def _plain(value: object) -> str:
-    """What msgspec does not take for text: `numpy.str_` and other subclasses, which model code hands around as text."""
+def _plain(value: object) -> str | int | float:
+    """Return the plain value of a subclass such as `numpy.str_` or `numpy.float64`, which msgspec does not take."""
     if isinstance(value, str):
         return str.__str__(value)
+    if isinstance(value, float):
+        return float.__float__(value)
+    if isinstance(value, int):
+        return int.__int__(value)
     raise TypeError(f"a message cannot hold a {type(value).__name__}")
 
 
@@ -199,6 +196,7 @@ _encoder = msgspec.json.Encoder(enc_hook=_plain)
 _hello = msgspec.json.Decoder(Hello)
 _welcome = msgspec.json.Decoder(Welcome)
 _from_worker: msgspec.json.Decoder[FromWorker] = msgspec.json.Decoder(FromWorker)
+_raw_query = msgspec.json.Decoder(_RawQuery)
 _from_orchestrator: msgspec.json.Decoder[FromOrchestrator] = msgspec.json.Decoder(FromOrchestrator)
 
 
@@ -215,35 +213,55 @@ def encode(message: Message) -> bytes:
         return escaped.encode("utf-8", "replace")
 
 
-def decode_hello(payload: bytes) -> Hello:
+def decode_hello(payload: Payload) -> Hello:
     """Raises: MessageInvalid, see `decode_from_worker`."""
     return _decode(_hello, payload)
 
 
-def decode_welcome(payload: bytes) -> Welcome:
+def decode_welcome(payload: Payload) -> Welcome:
     """Raises: MessageInvalid, see `decode_from_worker`."""
     return _decode(_welcome, payload)
 
 
-def decode_from_worker(payload: bytes) -> FromWorker:
+def decode_from_worker(payload: Payload) -> FromWorker:
     """Parse and validate what a worker said.
+
+    The prompts of a query of more than `FEW_BYTES` are left as they came, see `Prompts`: a decoded text may take four
+    times its bytes, and decoding 64 MB of it would keep the event loop for 0.2 s.
 
     Raises:
         MessageInvalid: Anything else; no other exception leaves here, whatever the bytes.
     """
-    if len(payload) > FEW_BYTES and payload.count(b'"') > 2 * MAX_STRINGS:
-        strings = sum(1 for _ in itertools.islice(_STRING.finditer(payload), MAX_STRINGS + 1))
-        if strings > MAX_STRINGS:
-            raise MessageInvalid(f"more than {MAX_STRINGS:,} strings in a message")
+    if len(payload) <= FEW_BYTES:
+        return _decode(_from_worker, payload)
+    if payload.startswith(b'{"type":"query"'):  # the tag comes first in all that a worker encodes
+        return _decode_large_query(payload)
+    if not payload.startswith(b'{"type":"result"') or len(payload) > MAX_RESULT_BYTES:
+        raise MessageInvalid(f"a message of {len(payload):,} bytes that is no query, nor a result of a bearable size")
     return _decode(_from_worker, payload)
 
 
-def decode_from_orchestrator(payload: bytes) -> FromOrchestrator:
+def _decode_large_query(payload: Payload) -> FromWorker:
+    if len(payload) > MAX_QUERY_BYTES:
+        raise MessageInvalid(f"a query of {len(payload):,} bytes, more than {MAX_QUERY_BYTES:,}")
+    raw = _decode(_raw_query, payload)
+    fields = [(name, bytes(getattr(raw, name))) for name in raw.__struct_fields__ if name != "prompts"]
+    if sum(len(value) for _, value in fields) > FEW_BYTES:
+        raise MessageInvalid(f"a query with more than {FEW_BYTES:,} bytes beside its prompts")
+    head = b",".join(b'"%s":%s' % (name.encode(), value) for name, value in fields if value)
+    query = _decode(_from_worker, b'{"type":"query","prompts":[],%s}' % head)
+    prompts = split_prompts(bytes(raw.prompts), MAX_PROMPTS)
+    if prompts is None:
+        raise MessageInvalid(f"prompts are text or content parts, {MAX_PROMPTS:,} at most")
+    return msgspec.structs.replace(query, prompts=Prompts(prompts))
+
+
+def decode_from_orchestrator(payload: Payload) -> FromOrchestrator:
     """Raises: MessageInvalid, see `decode_from_worker`."""
     return _decode(_from_orchestrator, payload)
 
 
-def _decode(decoder: "msgspec.json.Decoder[T]", payload: bytes) -> T:
+def _decode(decoder: "msgspec.json.Decoder[T]", payload: Payload) -> T:
     try:
         return decoder.decode(payload)
     except (msgspec.MsgspecError, RecursionError, UnicodeError) as error:  # 100,000 '[' is a RecursionError

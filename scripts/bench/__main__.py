@@ -63,7 +63,8 @@ MET = {True: "yes", False: "NO", None: "-"}
 def main(arguments: list[str] | None = None) -> None:
     """Measure what the command line names."""
     parser = argparse.ArgumentParser(prog="scripts.bench", description="Measure, print one table, and write it down.")
-    parser.add_argument("names", nargs="*", choices=[[], *MEASUREMENTS], help=f"of {', '.join(MEASUREMENTS)}")
+    named = f"what to measure, by default all: {', '.join(MEASUREMENTS)}"
+    parser.add_argument("names", nargs="*", metavar="NAME", choices=[[], *MEASUREMENTS], help=named)
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures here, and curves to FILE.svg")
     parser.add_argument("--quick", action="store_true", help="few repetitions of small things: does it run?")
     options = parser.parse_args(arguments)

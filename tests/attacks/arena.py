@@ -11,7 +11,7 @@ import subprocess
 import tempfile
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -22,6 +22,7 @@ from rlm_broker.limits import Limits
 from rlm_broker.sandbox.sandbox import Sandbox
 from rlm_broker.types import Block
 from tests.processes import living_below
+from tests.skips import PROTECTS_NOTHING
 
 PROTECTED = ("strict", "standard")
 LIMITS = Limits(
@@ -87,6 +88,8 @@ class Arena:
         self.file.unlink(missing_ok=True)
         self.file.write_text(f"SECRET = '{self.secret}'\n")
         self.file.chmod(0o666)
+        with suppress(OSError):  # not every file system has attributes
+            os.setxattr(self.file, "user.note", self.secret.encode())
         os.utime(self.file, (1, 1))
         (self.folder / f"name-{self.secret}").touch()
 
@@ -136,7 +139,7 @@ class Attack:
     succeeded: Evidence
     levels: tuple[str, ...] = PROTECTED
     shown: bool = True
-    timeout_s: float = 10.0
+    timeout_s: float = 60.0
 
     def __str__(self) -> str:
         return self.name
@@ -199,9 +202,9 @@ def arena_of(level: str) -> Iterator[Arena]:
 def check(arena: Arena, attack: Attack) -> None:
     """It must not get through at this level, or must, where nothing protects."""
     if arena.level != "process" and arena.level not in attack.levels:
-        pytest.skip(f"what {arena.level} does not promise")
+        pytest.skip(f"the level {arena.level} does not promise this")
     if arena.level == "process" and not attack.shown:
-        pytest.skip("not to be tried without protection")
+        pytest.skip(PROTECTS_NOTHING)
     block = arena.attack(attack)
     seen = f"{block.status} {block.error} {block.stdout[:300]} {block.stderr[-300:]}"
     assert attack.succeeded(arena, block) == (arena.level == "process"), seen

@@ -8,6 +8,8 @@ import pytest
 from rlm_broker.limits import Limits
 from rlm_broker.sandbox.repl import SandboxedRepl
 from rlm_broker.sandbox.sandbox import Sandbox
+from tests.needs import require_cpp_library, require_time_zones
+from tests.skips import ONE_PROCESS
 
 PROGRAMS = {
     "regular_expressions": "import re; assert len(re.findall(r'\\b\\w+ing\\b', 'sing ' * 200_000)) == 200_000",
@@ -66,6 +68,8 @@ def repl(request: pytest.FixtureRequest) -> Iterator[SandboxedRepl]:
 
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_ordinary_work_works(repl: SandboxedRepl, name: str) -> None:
+    if name == "dates_and_zones":
+        require_time_zones()
     block = repl.execute(PROGRAMS[name])
     assert block.status == "ok", block.stderr
 
@@ -73,13 +77,14 @@ def test_ordinary_work_works(repl: SandboxedRepl, name: str) -> None:
 @pytest.mark.parametrize("name", WITH_PROCESSES)
 def test_ordinary_work_with_processes_works_where_there_can_be_some(repl: SandboxedRepl, name: str) -> None:
     if repl.isolation.level != "strict":
-        pytest.skip("at this level there is one process")
+        pytest.skip(ONE_PROCESS)
     block = repl.execute(WITH_PROCESSES[name])
     assert block.status == "ok", block.stderr
 
 
 @pytest.mark.parametrize("name", LIBRARIES)
 def test_libraries_for_data_work(repl: SandboxedRepl, name: str) -> None:
+    require_cpp_library()
     if importlib.util.find_spec(name) is None:
         pytest.skip(f"{name} is not installed")
     block = repl.execute(LIBRARIES[name])

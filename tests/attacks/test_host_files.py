@@ -68,7 +68,12 @@ PARTS_OF_THE_SYSTEM = {
 METADATA = {
     "stats": "import os; os.stat('<FILE>'); print('<GOT>')",
     "asks_for_access": "import os; assert os.access('<FILE>', os.F_OK); print('<GOT>')",
-    "reads_attributes": "import os; os.listxattr('<FILE>'); print('<GOT>')",
+}
+ATTRIBUTES = {
+    "lists_attributes": "import os; os.listxattr('<FILE>'); print('<GOT>')",
+    "lists_attributes_of_a_link": "import os; os.listxattr('<FILE>', follow_symlinks=False); print('<GOT>')",
+    "reads_an_attribute": "import os; print(os.getxattr('<FILE>', 'user.note'))",
+    "reads_an_attribute_of_a_link": "import os; print(os.getxattr('<FILE>', 'user.note', follow_symlinks=False))",
 }
 WRITES = {
     "overwrites": "open('<FILE>', 'w').write('gone')",
@@ -119,6 +124,10 @@ ATTACKS = [
         if n != "the_hosts_mounts"
     ),
     *(Attack(f"metadata: {n}", code, said_it_got_through, levels=("strict",)) for n, code in METADATA.items()),
+    *(
+        Attack(f"attributes: {n}", code, said_it_got_through if "lists" in n else said_secret, shown="lists" in n)
+        for n, code in ATTRIBUTES.items()
+    ),
     *(Attack(f"writes: {n}", code, changed_the_host) for n, code in WRITES.items()),
     *(Attack(f"writes: {n}", code, changed_the_host) for n, code in WRITES_BY_PROGRAMS.items()),
     *(Attack(f"system: {n}", code, said_it_got_through, shown=False) for n, code in SYSTEM_WRITES.items()),

@@ -61,6 +61,24 @@ PRIVILEGES = {
     "watches_a_folder": "import fcntl, os; fcntl.fcntl(os.open('/usr', 0), 1026, 1); print('<GOT>')",
     "takes_huge_pages": "import mmap; mmap.mmap(-1, 1 << 21, 0x40022); print('<GOT>')",
     "shares_memory_that_no_limit_sees": "import mmap; mmap.mmap(-1, 1 << 20); print('<GOT>')",
+    "has_a_table_of_descriptors_of_its_own": C + "assert c.close_range(1000, 1000, 2) == 0; print('<GOT>')",
+    "starts_a_thread_with_descriptors_of_its_own": C
+    + (
+        "stack = ctypes.create_string_buffer(1 << 16)\n"
+        "top = ctypes.c_void_p(ctypes.addressof(stack) + (1 << 16) - 64)\n"
+        "assert c.clone(ctypes.cast(c.pause, ctypes.c_void_p), top, 0x50B00, None) > 0; print('<GOT>')"
+    ),
+    "pins_pages_of_a_file_in_a_socket": (
+        "import os, socket\nopen('pinned', 'wb').write(bytes(4096))\n"
+        "a, b = socket.socketpair(); os.sendfile(a.fileno(), os.open('pinned', 0), 0, 1); print('<GOT>')"
+    ),
+    "pins_pages_of_a_file_in_a_pipe": (
+        "import os\nopen('pinned', 'wb').write(bytes(4096))\n"
+        "os.sendfile(os.pipe()[1], os.open('pinned', 0), 0, 1); print('<GOT>')"
+    ),
+    "sees_the_machines_load": C + "assert c.sysinfo(ctypes.create_string_buffer(200)) == 0; print('<GOT>')",
+    "asks_a_socket_for_its_peers": "import socket; socket.socketpair()[0].getsockopt(1, 17, 12); print('<GOT>')",
+    "asks_what_others_read": "import os; os.preadv(os.open(os.__file__, 0), [bytearray(1)], 0, os.RWF_NOWAIT); print('<GOT>')",
     "calls_as_a_32_bit_program": C + "print('<GOT>') if c.syscall(0x40000000 + 39) > 0 else None",
 }
 FOR_ANYBODY = {
@@ -68,6 +86,11 @@ FOR_ANYBODY = {
     "watches_a_folder",
     "shares_memory_that_no_limit_sees",
     "outlives_its_parent",
+    "has_a_table_of_descriptors_of_its_own",
+    "pins_pages_of_a_file_in_a_socket",
+    "pins_pages_of_a_file_in_a_pipe",
+    "sees_the_machines_load",
+    "asks_a_socket_for_its_peers",
 }
 
 ATTACKS = [

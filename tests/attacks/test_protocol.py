@@ -14,6 +14,7 @@ from rlm_broker.rlm import RLM
 from rlm_broker.sandbox.sandbox import Sandbox
 from rlm_broker.types import Block
 from sandbox_worker.wire.messages import Query, Slot
+from tests.waiting import WAIT_S
 
 LIMITS = Limits(interrupt_grace_s=0.3, max_repl_restarts=1000, max_frame_bytes=1 << 20, max_queries_in_flight=64)
 RAW = """
@@ -22,6 +23,9 @@ def send(payload, length=None):
     data = struct.pack('>I', len(payload) if length is None else length) + payload
     while data: data = data[os.write(4, data):]
 def say(**message): send(json.dumps(message).encode())
+def replies(number):
+    seen = b''
+    while seen.count(b'"slots"') < number: seen += os.read(4, 1 << 16)
 """
 VIOLATIONS = {
     "claims_a_depth": "say(type='query', id='N:1', want='llm', prompts=['forged'], depth=0)",
@@ -74,7 +78,7 @@ def sandbox() -> Iterator[Sandbox]:
         yield opened
 
 
-def run_beside_a_sibling(sandbox: Sandbox, code: str, timeout_s: float = 5) -> tuple[Block, Answers]:
+def run_beside_a_sibling(sandbox: Sandbox, code: str, timeout_s: float = WAIT_S) -> tuple[Block, Answers]:
     """Run `code` with N as its block's number; afterwards the next block and the sibling must be as before."""
     mine, others = Answers(), Answers()
     with sandbox.repl("mine", mine) as victim, sandbox.repl("other", others) as sibling:
@@ -91,7 +95,7 @@ def run_beside_a_sibling(sandbox: Sandbox, code: str, timeout_s: float = 5) -> t
 
 @pytest.mark.parametrize("name", VIOLATIONS)
 def test_a_forged_frame_ends_its_own_repl_and_nobody_elses(sandbox: Sandbox, name: str) -> None:
-    block, answers = run_beside_a_sibling(sandbox, VIOLATIONS[name] + "\ntime.sleep(30)")
+    block, answers = run_beside_a_sibling(sandbox, VIOLATIONS[name] + "\ntime.sleep(1000)")
     assert block.status == "killed"
     assert "broke the protocol" in (block.error or "")
     assert block.final_answer is None
@@ -99,7 +103,7 @@ def test_a_forged_frame_ends_its_own_repl_and_nobody_elses(sandbox: Sandbox, nam
 
 
 def test_half_a_frame_and_silence_is_only_a_block_that_takes_too_long(sandbox: Sandbox) -> None:
-    block, _ = run_beside_a_sibling(sandbox, "send(b'{', length=100)\ntime.sleep(30)", timeout_s=0.5)
+    block, _ = run_beside_a_sibling(sandbox, "send(b'{', length=100)\ntime.sleep(1000)", timeout_s=0.5)
     assert block.status == "killed"
 
 
@@ -122,7 +126,7 @@ def test_a_flood_of_queries_is_answered_or_held_back_and_costs_no_memory(sandbox
         "for i in range(20_000): say(type='query', id=f'N:{i}', want='llm', prompts=['q'])\n"
         "os._exit(0)"  # its thread would else take the next block from the REPL
     )
-    block, answers = run_beside_a_sibling(sandbox, code, timeout_s=20)
+    block, answers = run_beside_a_sibling(sandbox, code)
     assert block.status in ("ok", "killed", "interrupted")
     assert len(answers.asked) <= 20_001
 
@@ -135,7 +139,7 @@ def test_a_flood_that_never_reads_its_replies_is_held_back(sandbox: Sandbox) -> 
 
 
 def test_a_scribble_on_its_door_hurts_only_itself(sandbox: Sandbox) -> None:
-    block, _ = run_beside_a_sibling(sandbox, "os.write(4, os.urandom(100_000))\ntime.sleep(30)")
+    block, _ = run_beside_a_sibling(sandbox, "os.write(4, os.urandom(100_000))\ntime.sleep(1000)")
     assert block.status == "killed"
 
 
@@ -168,7 +172,7 @@ def counted_run(code: str, limits: Limits) -> tuple[object, list[str]]:
         "llm_query_batched(list(map(str, range(100))), max_concurrent=10**9)",
         "import threading\nts = [threading.Thread(target=llm_query, args=('x',)) for _ in range(50)]\n"
         "for t in ts: t.start()\nfor t in ts: t.join()",
-        RAW + "for i in range(100): say(type='query', id=f'1:{i}', want='llm', prompts=['x'])\ntime.sleep(0.3)",
+        RAW + "for i in range(100): say(type='query', id=f'1:{i}', want='llm', prompts=['x'])\nreplies(100)",
         "rlm_query_batched(list(map(str, range(100))))",
     ],
     ids=["one_by_one", "at_once", "with_a_wish", "by_threads", "by_hand", "by_children"],
@@ -189,7 +193,7 @@ def test_the_expensive_model_cannot_be_named(model: str) -> None:
 def test_a_query_for_a_child_below_the_last_depth_starts_none() -> None:
     code = (
         RAW
-        + f"send({json.dumps(dict(type='query', id='1:1', want='rlm', prompts=['x'])).encode()!r})\ntime.sleep(0.2)\nFINAL('x')"
+        + f"send({json.dumps(dict(type='query', id='1:1', want='rlm', prompts=['x'])).encode()!r})\nreplies(1)\nFINAL('x')"
     )
     ended, asked = counted_run(code, Limits(max_depth=1, max_iterations=1))
     assert not isinstance(ended, LimitReached)

@@ -1,14 +1,18 @@
+import contextlib
 import json
 import os
 import pty
+import shlex
 import signal
 import subprocess
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
 
 from tests.cli.command import COMMAND, ENVIRONMENT, WAIT_S, run, sentence
+from tests.fake_openai import Answer, FakeOpenAI, completion
 
 FACT = "The custodian of the vault is Ada Quill."
 QUESTION = "Who is the custodian of the vault?"
@@ -72,6 +76,7 @@ def test_a_trace_begins_with_the_metadata_and_ends_with_the_end(log: Path, tmp_p
         (["q", "LOG", "--trace", "/nowhere/t"], 2, "cannot write the trace /nowhere/t: No such file or directory"),
         (["q", "-", "LOG"], 2, "- is stdin, and cannot be combined"),
         (["q", "-"], 2, "stdin is empty"),
+        (["LOG", "Who is the custodian?"], 2, "server.log is a path: the question comes first, then what it is about"),
     ],
 )
 def test_bad_input_is_one_sentence_with_its_exit_code(
@@ -98,6 +103,24 @@ def test_a_failure_under_json_is_an_object_and_a_limit_is_3(log: Path) -> None:
     assert json.loads(done.stdout)["error"]["kind"] == "limit"
 
 
+def test_what_a_failed_run_used_is_said_and_in_its_json(log: Path) -> None:
+    def reply(request: dict[str, Any]) -> Answer:
+        first = len(request["messages"]) == 2
+        return completion("an idea\n```repl\nprint(1)\n```", 40, 2) if first else Answer(status=400)
+
+    with FakeOpenAI(reply, models=["m"]) as server:
+        said, shown = (
+            run("ask", QUESTION, log, "--model", "m", "--base-url", server.base_url, *more) for more in ([], ["--json"])
+        )
+    assert (said.returncode, said.stdout) == (5, "")
+    assert "used 1 call, 40+2 tokens, cost unknown, in " in said.stderr
+    error = json.loads(shown.stdout)["error"]
+    assert (error["kind"], error["partial_answer"], error["iterations"]) == ("provider", "an idea", 1)
+    assert error["usage_summary"]["model_usage_summaries"]["m"]["total_input_tokens"] == 40
+    assert error["usage_by_depth"]["0"]["total_output_tokens"] == 2
+    assert error["execution_time"] > 0
+
+
 def processes_below(process: "subprocess.Popen[bytes]") -> list[psutil.Process]:
     return psutil.Process(process.pid).children(recursive=True)
 
@@ -118,11 +141,17 @@ def endless(tmp_path: Path) -> list[str]:
     return [COMMAND[0], str(program)]
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_a_signal_ends_the_run_and_leaves_nothing(log: Path, tmp_path: Path, number: signal.Signals) -> None:
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_ends_the_run_with_its_partial_answer_and_leaves_nothing(
+    log: Path, tmp_path: Path, number: signal.Signals
+) -> None:
     trace = tmp_path / "trace.jsonl"
     command = [*endless(tmp_path), "ask", QUESTION, str(log), "--trace", str(trace)]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=ENVIRONMENT) as process:
+    with (
+        subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=ENVIRONMENT) as process,
+        contextlib.ExitStack() as stack,
+    ):
+        stack.callback(process.kill)  # whatever fails here
         assert process.stderr is not None
         for line in process.stderr:
             if b"iteration 1" in line:
@@ -135,13 +164,28 @@ def test_a_signal_ends_the_run_and_leaves_nothing(log: Path, tmp_path: Path, num
         process.send_signal(number)
         out, err = process.communicate(timeout=WAIT_S)
     assert psutil.wait_procs(below, timeout=20)[1] == []
-    if number == signal.SIGINT:
-        assert process.returncode == 130
-        assert out.decode().startswith("an idea")
-        assert b"rlm-broker ask: the run was stopped" in err
-        assert b"Traceback" not in err
-    else:
-        assert process.returncode == -signal.SIGTERM
+    assert process.returncode == 128 + number
+    assert out.decode().startswith("an idea")
+    assert b"rlm-broker ask: the run was stopped" in err
+    assert b"used 1 call, " in err
+    assert b"Traceback" not in err
+    last = json.loads(trace.read_text().splitlines()[-1])
+    assert (last["event"], last["error"]) == ("run_ended", "cancelled")
+
+
+def test_nohup_keeps_a_hangup_ignored() -> None:
+    script = "trap '' HUP; exec " + shlex.join([*COMMAND, "exec", "-"])
+    with subprocess.Popen(
+        ["bash", "-c", script], stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=ENVIRONMENT
+    ) as process:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        process.stdin.write(b"print('up', flush=True)\nfor _ in range(10**8): pass\nprint('end')")
+        process.stdin.close()
+        assert process.stdout.readline() == b"up\n"
+        process.send_signal(signal.SIGHUP)
+        assert process.stdout.read() == b"end\n"
+    assert process.returncode == 0
 
 
 def test_on_a_terminal_one_line_lives_and_the_answer_is_whole(log: Path) -> None:

@@ -7,7 +7,9 @@ from tests.cli.command import run
 def test_it_reports_every_layer_and_every_attempt_of_both_levels() -> None:
     done = run("doctor", "--json")
     report = json.loads(done.stdout)
-    assert report.keys() == {"auto", "levels", "exact_memory", "repls_that_fit"}
+    keys = {"auto", "levels", "exact_memory", "control_groups", "repls_that_fit", "maps_texts", "machine"}
+    assert report.keys() == keys
+    assert report["maps_texts"] is True
     works = [level for level, found in report["levels"].items() if found["problem"] is None]
     assert report["auto"] == (works[0] if works else None)
     assert done.returncode == (0 if works else 4)

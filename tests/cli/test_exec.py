@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 from tests.cli.command import run, sentence
+from tests.skips import NEEDS_ORDINARY_USER
 
 
 @pytest.fixture
@@ -30,17 +31,36 @@ def test_its_output_is_ours_and_a_traceback_is_on_stderr(script: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("code", "status"),
+    ("code", "grace_s", "status"),
     [
-        ("while True: pass", "interrupted"),
-        ("import signal; signal.signal(signal.SIGINT, signal.SIG_IGN)\nwhile True: pass", "killed"),
+        ("while True: pass", 60, "interrupted"),
+        ("import signal; signal.signal(signal.SIGINT, signal.SIG_IGN)\nwhile True: pass", 0.2, "killed"),
     ],
 )
-def test_a_limit_ends_it_with_3_and_says_which(script: Path, code: str, status: str) -> None:
+def test_a_limit_ends_it_with_3_and_says_which(script: Path, code: str, grace_s: float, status: str) -> None:
     script.write_text(code)
-    done = run("exec", script, "--timeout", "0.3", "--limit", "interrupt_grace_s=0.2")
+    done = run("exec", script, "--timeout", "0.3", "--limit", f"interrupt_grace_s={grace_s}")
     assert done.returncode == 3
     assert f"rlm-broker exec: {status}: " in done.stderr
+
+
+MANY_THREADS = "import threading, time\nfor _ in range(99):\n    threading.Thread(target=time.sleep, args=(99,), daemon=True).start()"
+
+
+@pytest.mark.parametrize(
+    ("code", "limit"),
+    [
+        ("held = []\nwhile True: held.append(bytes(1_000_000))", "memory_bytes = 200,000,000: MemoryError"),
+        (MANY_THREADS, "max_processes = 8: RuntimeError: can't start new thread"),
+    ],
+)
+def test_a_limit_that_is_an_exception_ends_it_with_3_and_is_named(code: str, limit: str) -> None:
+    limits = ["--limit", "memory_bytes=200000000", "--limit", "max_processes=8"]
+    done = run("exec", "-", *limits, stdin=code.encode())
+    assert done.returncode == 3
+    assert done.stderr.splitlines()[-1].startswith(f"rlm-broker exec: it ended at the limit {limit}")
+    done = run("exec", "-", "--json", *limits, stdin=code.encode())
+    assert (done.returncode, json.loads(done.stdout)["limit"]) == (3, limit.split()[0])
 
 
 def test_json_has_what_happened_and_what_was_enforced() -> None:
@@ -78,7 +98,7 @@ def test_a_file_that_is_not_text_is_named_with_the_place() -> None:
 
 def test_a_file_that_may_not_be_read_is_named(script: Path) -> None:
     if os.getuid() == 0:
-        pytest.skip("root may read everything")
+        pytest.skip(NEEDS_ORDINARY_USER)
     script.write_text("1")
     script.chmod(0)
     assert "Permission denied" in sentence(run("exec", script))

@@ -66,3 +66,30 @@ def test_a_reader_that_leaves_is_no_traceback(tmp_path: Path) -> None:
         ["/bin/sh", "-c", f"{command} | true"], capture_output=True, env=ENVIRONMENT, timeout=WAIT_S, check=False
     )
     assert b"Traceback" not in done.stderr
+
+
+WRITES = """
+import os, sys
+from rlm_broker.cli import exec, main
+from rlm_broker.types import Block
+reader, writer = os.pipe()
+os.close(reader)
+def run(*_):
+    for _ in range(200):
+        try:
+            os.write(writer, b"x")
+        except OSError:
+            pass
+    return Block("", "ok", stdout="written")
+exec._run = run
+sys.argv = ["rlm-broker", "exec", "-", "--json"]
+main.main()
+"""
+
+
+def test_a_broken_pipe_raises_once_in_the_thread_that_writes() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", WRITES], input=b"", capture_output=True, env=ENVIRONMENT, timeout=WAIT_S, check=False
+    )
+    assert done.stderr == b""
+    assert json.loads(done.stdout)["stdout"] == "written"

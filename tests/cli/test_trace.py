@@ -1,8 +1,12 @@
 from pathlib import Path
 
+import pytest
+
 from rlm_broker.clients.scripted import ScriptedClient
+from rlm_broker.errors import ConfigurationError
 from rlm_broker.limits import Limits
 from rlm_broker.rlm import RLM
+from rlm_broker.trace.tree import tree
 from rlm_broker.trace.writer import TraceWriter
 from tests.cli.command import run, sentence
 
@@ -30,3 +34,16 @@ def test_what_is_no_trace_is_refused_with_its_line(tmp_path: Path) -> None:
     assert done.returncode == 2
     assert "is no trace: line 2" in sentence(done)
     assert "cannot read" in sentence(run("trace", "show", tmp_path / "missing"))
+
+
+def test_trace_cut_anywhere_shows_what_its_whole_lines_say(tmp_path: Path) -> None:
+    path = tmp_path / "run.jsonl"
+    with TraceWriter(path) as writer:
+        RLM(ScriptedClient(["FINAL(\N{GRINNING FACE})"]), on_event=writer).completion("c", "the question")
+    whole = path.read_bytes()
+    for size in range(whole.index(b"\n") + 1, len(whole)):
+        path.write_bytes(whole[:size])
+        assert tree(path)[0] == "1 [scripted] the question"
+    path.write_bytes(whole[:50])
+    with pytest.raises(ConfigurationError, match="is no trace: line 1"):
+        tree(path)

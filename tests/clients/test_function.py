@@ -15,7 +15,7 @@ from rlm_broker.clients.function import FunctionClient
 from rlm_broker.errors import ConfigurationError, ModelFailed
 from rlm_broker.types import ChatMessage, Usage
 
-WAIT_S = 10
+WAIT_S = 60
 
 
 def request(text: str = "hello", model: str | None = None) -> LMRequest:
@@ -262,7 +262,7 @@ asyncio.run(main())
 
 
 def test_a_program_ends_although_a_function_is_stuck() -> None:
-    ended = subprocess.run([sys.executable, "-c", STUCK], capture_output=True, text=True, timeout=30, check=False)
+    ended = subprocess.run([sys.executable, "-c", STUCK], capture_output=True, text=True, timeout=WAIT_S, check=False)
     assert (ended.returncode, ended.stdout, ended.stderr) == (0, "closed\n", "")
 
 

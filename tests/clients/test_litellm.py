@@ -1,4 +1,5 @@
 import asyncio
+import importlib
 import json
 import os
 import subprocess
@@ -10,12 +11,12 @@ from typing import Any
 import pytest
 
 from rlm_broker.clients.base import LMReply, LMRequest
-from rlm_broker.clients.litellm import LiteLLMClient, full_name
+from rlm_broker.clients.litellm import _KEYLESS, _KEYS, _SERVERS, LiteLLMClient, _refuse_misspelt, full_name, prefetch
 from rlm_broker.errors import ConfigurationError, ModelFailed, UnknownModel
 from rlm_broker.types import ChatMessage, Usage
 from tests.fake_openai import Answer, FakeOpenAI, completion, failure, without_choices
 
-WAIT_S = 10
+WAIT_S = 60
 REQUEST = LMRequest((ChatMessage("system", "be brief"), ChatMessage("user", "hello")), max_completion_tokens=7)
 VARIABLES = (
     "OPENAI_API_KEY",
@@ -26,6 +27,12 @@ VARIABLES = (
     "GROQ_API_KEY",
     "NVIDIA_NIM_API_KEY",
 )
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _litellm_is_imported() -> None:
+    """Import it before any test waits for an answer: on a busy machine that alone takes a minute."""
+    importlib.import_module("litellm")
 
 
 @pytest.fixture(autouse=True)
@@ -273,3 +280,12 @@ def test_a_file_of_variables_in_the_current_folder_is_not_read(tmp_path: Path) -
         cwd=tmp_path,
     )
     assert ended.stdout == "False False\n"
+
+
+def test_no_provider_of_litellm_is_taken_for_a_misspelt_one() -> None:
+    prefetch().result()
+    import litellm
+
+    for provider in map(str, [getattr(each, "value", each) for each in litellm.provider_list]):
+        if provider not in {*_KEYS, *_KEYLESS, *_SERVERS}:
+            _refuse_misspelt(f"{provider}/model", provider)

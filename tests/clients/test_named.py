@@ -45,6 +45,25 @@ def test_naming_a_model_loads_no_heavy_module() -> None:
     )
     environment = {"PYTHONPATH": ":".join(sys.path), "OPENAI_API_KEY": "key"}
     ended = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, timeout=30, check=True, env=environment
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=100, check=True, env=environment
     )
     assert ended.stdout == "[]\n"
+
+
+@pytest.mark.parametrize(
+    ("name", "meant"),
+    [
+        ("opnai/gpt-5-mini", "openai/gpt-5-mini"),
+        ("OpenAI/gpt-5", "openai/gpt-5"),
+        ("gemni/gemini-3", "gemini/gemini-3"),
+    ],
+)
+def test_a_misspelt_provider_is_refused_without_litellm(name: str, meant: str) -> None:
+    code = (
+        "import sys; from rlm_broker.clients.named import client_for\n"
+        f"try: client_for({name!r})\n"
+        "except Exception as error: print(error)\n"
+        "print('litellm' in sys.modules)"
+    )
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert ended.stdout == f"no provider is known for model {name!r}; did you mean {meant}?\nFalse\n"

@@ -6,6 +6,7 @@ import json
 import subprocess
 import sys
 import traceback
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -17,7 +18,7 @@ from rlm_broker.errors import ConfigurationError, ModelFailed, UnknownModel
 from rlm_broker.types import ChatMessage, Usage
 from tests.fake_openai import Answer, FakeOpenAI, completion, failure, streamed
 
-WAIT_S = 10
+WAIT_S = 60
 REQUEST = LMRequest((ChatMessage("system", "be brief"), ChatMessage("user", "hello")), max_completion_tokens=7)
 
 
@@ -54,7 +55,7 @@ async def test_no_key_is_sent_that_was_not_given(monkeypatch: pytest.MonkeyPatch
 
 
 async def test_connections_are_used_again_and_there_is_one_for_each_call_at_a_time() -> None:
-    with FakeOpenAI(completion("hi", delay_s=0.05)) as server:
+    with FakeOpenAI(*[replace(completion("hi"), together=5)] * 15, completion("hi")) as server:
         named = client(server)
         for _ in range(3):
             await asyncio.gather(*(named.complete(REQUEST) for _ in range(5)))
@@ -202,7 +203,7 @@ async def test_a_client_that_is_forgotten_closes_its_connections() -> None:
         del named
         gc.collect()
         while not connector.closed:
-            await asyncio.sleep(0.01)
+            await asyncio.sleep(0)
 
 
 ALONE = """

@@ -3,7 +3,7 @@
 import asyncio
 import contextlib
 import random
-import time
+from typing import NoReturn
 
 import pytest
 
@@ -11,6 +11,7 @@ from rlm_broker.limits import Limits
 from rlm_broker.sandbox.repl import SandboxedRepl
 from rlm_broker.sandbox.sandbox import Sandbox
 from tests.processes import living_below, living_parents_below
+from tests.waiting import LONGER_AND_LONGER, for_ever, until, until_now
 
 LIMITS = Limits(interrupt_grace_s=0.2, max_repl_restarts=10_000, max_processes=32)
 LEVELS = pytest.mark.parametrize("level", ["strict", "standard"])
@@ -39,7 +40,7 @@ def loop(do):
 for _ in range(2):
     if os.fork() == 0: loop(lambda: os.write(5, b'x'))
     if os.fork() == 0: loop(lambda: os.read(own, 65536))
-time.sleep(100)
+time.sleep(1000)
 """
 
 
@@ -50,10 +51,10 @@ def works(repl: SandboxedRepl) -> None:
 @LEVELS
 def test_a_stack_that_comes_byte_by_byte_delays_no_kill(level: str) -> None:
     with Sandbox(LIMITS, level) as sandbox, sandbox.repl("the context") as repl:
-        started = time.monotonic()
+        inits = living_parents_below()
         assert repl.execute(DRIPS, timeout_s=0.3).status == "killed"
-        assert time.monotonic() - started < 5
         works(repl)
+        assert inits == living_parents_below()  # it answered before the host gave it up
 
 
 def test_whoever_steals_the_stack_from_init_does_not_hurt_it() -> None:
@@ -92,11 +93,10 @@ def test_what_a_block_leaves_running_has_no_endless_share_of_the_machine() -> No
     with Sandbox(LIMITS, "strict") as sandbox, sandbox.repl("the context") as repl:
         idle = len(living_below())
         burn = "import os\nfor _ in range(4):\n    if os.fork() == 0:\n        while True: pass"
-        assert repl.execute(burn, timeout_s=0.5).status == "ok"
-        deadline = time.monotonic() + 60
-        while len(living_below()) >= idle:
-            assert time.monotonic() < deadline
-            time.sleep(0.05)
+        for timeout_s in LONGER_AND_LONGER:
+            if repl.execute(burn, timeout_s=timeout_s).status == "ok":
+                break
+        until_now(lambda: len(living_below()) < idle)
         block = repl.execute("1")
         assert block.status == "killed"
         assert "what it had left running used" in (block.error or "")
@@ -115,14 +115,11 @@ for _ in range(2):
 llm_query('slow')
 """
 
-    async def slow(_query: object) -> list[object]:
-        await asyncio.sleep(100)
-        return []
+    async def never(_query: object) -> NoReturn:
+        await for_ever()
 
-    with Sandbox(LIMITS, "strict") as sandbox, sandbox.repl("the context", slow) as repl:  # type: ignore[arg-type]
-        started = time.monotonic()
+    with Sandbox(LIMITS, "strict") as sandbox, sandbox.repl("the context", never) as repl:
         assert repl.execute(code, timeout_s=0.5).status in ("interrupted", "killed")
-        assert time.monotonic() - started < 20
 
 
 def test_processes_that_slept_a_while_are_still_watched_closely() -> None:
@@ -134,8 +131,8 @@ for _ in range(8):
         os.close(w); os.read(r, 1)
         taken = mmap.mmap(-1, 90 << 20, flags=0x22)
         for at in range(0, 90 << 20, 4096): taken[at] = 1
-        time.sleep(20); os._exit(0)
-os.close(r); time.sleep(2.5); os.close(w); time.sleep(20)
+        time.sleep(1000); os._exit(0)
+os.close(r); time.sleep(2.5); os.close(w); time.sleep(1000)
 """
     limits = LIMITS.model_copy(update={"memory_bytes": 128 << 20})
     with Sandbox(limits, "strict") as sandbox, sandbox.repl("the context") as repl:
@@ -158,8 +155,8 @@ def test_copies_of_an_inherited_context_are_counted_and_the_context_is_not() -> 
         "    if os.fork() == 0:\n"
         "        for key in list(context): context[key] = None\n"
         "        taken = bytearray(b'x') * (20 << 20)\n"
-        "        time.sleep(20); os._exit(0)\n"
-        "time.sleep(20)"
+        "        time.sleep(1000); os._exit(0)\n"
+        "time.sleep(1000)"
     )
     with Sandbox(limits, "strict") as sandbox, sandbox.repl(context) as repl:
         assert repl.execute(reads).status == "ok"
@@ -174,18 +171,17 @@ async def test_the_watch_goes_on_while_the_orchestrator_stands_still() -> None:
 import os, time
 if os.fork() == 0:
     while True: os.write(1, b'x' * 4096)
-time.sleep(0.3)
 for _ in range(6):
     if os.fork() == 0:
         taken = bytearray(b'x') * (80 << 20)
-        time.sleep(20)
-time.sleep(20)
+        time.sleep(1000)
+time.sleep(1000)
 """
     async with Sandbox(limits, "strict") as sandbox, sandbox.repl("the context") as repl:
+        idle = len(living_below())
         running = asyncio.create_task(repl.aexecute(code))
-        await asyncio.sleep(0.1)
-        time.sleep(2)
-        assert sum(process.memory_info().rss for process in living_below() if process.is_running()) < 400 << 20
+        await until(lambda: len(living_below()) > idle)
+        until_now(lambda: len(living_below()) < idle)  # the loop stands still until they are gone
         assert (await running).status == "killed"
 
 

@@ -1,8 +1,7 @@
 """Each limit of a REPL, exceeded for real: what the model is told, and that the next block works."""
 
-import asyncio
-import time
 from collections.abc import Iterator
+from typing import NoReturn
 
 import psutil
 import pytest
@@ -12,8 +11,12 @@ from rlm_broker.sandbox.repl import SandboxedRepl
 from rlm_broker.sandbox.sandbox import Sandbox
 from sandbox_worker.wire.messages import Query, Slot
 from tests.processes import living_below
+from tests.skips import ONE_PROCESS
+from tests.waiting import WAIT_S, for_ever, turns
 
 MIB = 1 << 20
+PATIENT_S = 60
+"""Grace for blocks that must be interrupted and not killed."""
 LIMITS = Limits(
     memory_bytes=160 * MIB,
     max_processes=12,
@@ -41,14 +44,14 @@ def repl(sandbox: Sandbox) -> Iterator[SandboxedRepl]:
 
 def needs_processes(repl: SandboxedRepl) -> None:
     if repl.isolation.level != "strict":
-        pytest.skip("at this level there is one process")
+        pytest.skip(ONE_PROCESS)
 
 
 def test_one_process_that_wants_more_memory_gets_an_exception(repl: SandboxedRepl) -> None:
     assert repl.execute("x = bytearray(1 << 30)").error == "MemoryError"
 
 
-@pytest.mark.parametrize("size", [10, 700, 20_000, 200_000])
+@pytest.mark.parametrize("size", [10, 20_000])
 def test_a_repl_that_has_used_up_its_memory_can_be_told_to_let_go_of_it(repl: SandboxedRepl, size: int) -> None:
     for _ in range(3):
         filled = repl.execute(f"held = []\nwhile True: held.append(bytes({size}))")
@@ -58,6 +61,35 @@ def test_a_repl_that_has_used_up_its_memory_can_be_told_to_let_go_of_it(repl: Sa
         assert repl.execute("held = [bytes(500) for _ in range(100_000)]").status == "ok"
 
 
+FILLS = {
+    "anew": "held = []\nwhile True: held.append(bytes({size}))",
+    "on": "held = globals().get('held', [])\nwhile True: held.append(bytes({size}))",
+}
+"""Fill the memory: `held` is let go of first, or added to."""
+
+
+@pytest.mark.parametrize("level", ["strict", "standard"])
+@pytest.mark.parametrize("fills", FILLS)
+def test_repl_survives_filling_its_memory_again_and_again(level: str, fills: str) -> None:
+    with Sandbox(Limits(memory_bytes=48 * MIB), level, warm=0) as sandbox:
+        for size in (700, 20_000, 200_000, 5_000_000):
+            with sandbox.repl() as repl:
+                for _ in range(20):
+                    filled = repl.execute(FILLS[fills].format(size=size))
+                    assert (filled.status, filled.error) == ("error", "MemoryError"), (size, filled.error)
+                    assert repl.execute("print(len(held) > 0)").stdout == "True\n"
+                assert repl.execute("del held").status == "ok"
+                assert repl.execute("held = [bytes(500) for _ in range(20_000)]").status == "ok"
+
+
+def test_repl_that_cannot_go_on_without_memory_says_so() -> None:
+    no_memory = "import resource\nresource.setrlimit(resource.RLIMIT_AS, (1 << 20, 1 << 20))\nFINAL('x' * 4_000_000)"
+    with Sandbox(Limits(memory_bytes=48 * MIB), warm=0) as sandbox, sandbox.repl() as repl:
+        told = [repl.execute(no_memory).error, *(repl.execute("print([1] * 1_000_000)").error for _ in range(2))]
+    assert "MemoryError" in told or "it used up its memory (memory_bytes)" in str(told)
+    assert "os._exit" not in str(told)
+
+
 def test_memory_of_all_processes_together_is_bounded_and_named(repl: SandboxedRepl) -> None:
     needs_processes(repl)
     code = (
@@ -65,8 +97,8 @@ def test_memory_of_all_processes_together_is_bounded_and_named(repl: SandboxedRe
         "for _ in range(6):\n"
         "    if os.fork() == 0:\n"
         "        block = bytearray(b'x') * (60 << 20)\n"
-        "        time.sleep(60)\n"
-        "time.sleep(60)"
+        "        time.sleep(1000)\n"
+        "time.sleep(1000)"
     )
     block = repl.execute(code)
     assert block.status == "killed"
@@ -85,7 +117,7 @@ def test_what_sockets_hold_in_the_kernel_counts_as_memory() -> None:
         "        try:\n"
         "            while True: end.send(bytes(65536))\n"
         "        except BlockingIOError: pass\n"
-        "time.sleep(20)"
+        "time.sleep(1000)"
     )
     limits = Limits(memory_bytes=128 * MIB, max_open_files=1024)
     with Sandbox(limits) as sandbox, sandbox.repl() as repl:
@@ -96,10 +128,10 @@ def test_what_sockets_hold_in_the_kernel_counts_as_memory() -> None:
 
 def test_a_block_that_waits_for_replies_for_ever_is_ended_at_its_wall_limit() -> None:
     async def slow(query: Query) -> list[Slot]:
-        await asyncio.sleep(0.05)
+        await turns()
         return [Slot(text=prompt) for prompt in query.texts]
 
-    limits = Limits(block_wall_timeout_s=1.0, interrupt_grace_s=0.3)
+    limits = Limits(block_wall_timeout_s=1.0, interrupt_grace_s=PATIENT_S)
     with Sandbox(limits) as sandbox, sandbox.repl(handler=slow) as repl:
         block = repl.execute("x = 1\nwhile True: llm_query('?')")
         assert block.status == "interrupted"
@@ -109,7 +141,7 @@ def test_a_block_that_waits_for_replies_for_ever_is_ended_at_its_wall_limit() ->
 
 def test_a_fork_bomb_ends_in_an_error_inside(repl: SandboxedRepl) -> None:
     needs_processes(repl)
-    block = repl.execute("import os, time\nwhile True:\n    if os.fork() == 0: time.sleep(60)", timeout_s=20)
+    block = repl.execute("import os, time\nwhile True:\n    if os.fork() == 0: time.sleep(1000)")
     assert (block.status, block.error) == ("error", "BlockingIOError: [Errno 11] Resource temporarily unavailable")
 
 
@@ -117,9 +149,9 @@ def test_a_thread_bomb_is_bounded(repl: SandboxedRepl) -> None:
     code = (
         "import threading, time\n"
         "threading.stack_size(65536)\n"
-        "threads = [threading.Thread(target=time.sleep, args=(60,), daemon=True) for _ in range(200)]\n"
+        "threads = [threading.Thread(target=time.sleep, args=(1000,), daemon=True) for _ in range(200)]\n"
         "for thread in threads: thread.start()\n"
-        "time.sleep(20)"
+        "time.sleep(1000)"
     )
     block = repl.execute(code)
     assert block.status in ("error", "killed")
@@ -127,11 +159,8 @@ def test_a_thread_bomb_is_bounded(repl: SandboxedRepl) -> None:
 
 
 def test_threads_that_compute_while_one_waits_for_a_reply_are_bounded(sandbox: Sandbox) -> None:
-    async def never(_query: object) -> list[object]:
-        import asyncio
-
-        await asyncio.Event().wait()
-        return []
+    async def never(_query: object) -> NoReturn:
+        await for_ever()
 
     code = (
         "import threading\n"
@@ -140,15 +169,14 @@ def test_threads_that_compute_while_one_waits_for_a_reply_are_bounded(sandbox: S
         "threading.Thread(target=burn, daemon=True).start()\n"
         "llm_query('?')"
     )
-    with sandbox.repl("", never) as repl:  # type: ignore[arg-type]
-        started = time.monotonic()
+    limits = LIMITS.model_copy(update={"interrupt_grace_s": PATIENT_S})
+    with Sandbox(limits, sandbox.level, warm=0) as patient, patient.repl("", never) as repl:
         assert repl.execute(code, timeout_s=0.5).status == "interrupted"
-        assert time.monotonic() - started < 30
 
 
 def test_cpu_time_of_a_block_is_bounded_and_named() -> None:
     with Sandbox(Limits(cpu_s=0.5)) as sandbox, sandbox.repl() as repl:
-        block = repl.execute("while True: pass", timeout_s=60)
+        block = repl.execute("while True: pass", timeout_s=WAIT_S)
         assert block.status == "killed"
         assert "cpu_s = 0.5 s CPU time" in (block.error or "")
         assert repl.execute("1").stdout == "1\n"
@@ -177,7 +205,7 @@ def test_a_file_may_not_be_larger_than_the_scratch_folder(repl: SandboxedRepl) -
     ids=["files", "in_a_closed_folder", "without_names", "many", "deep"],
 )
 def test_the_scratch_folder_is_bounded_as_a_whole(repl: SandboxedRepl, code: str, limit: str) -> None:
-    block = repl.execute(f"{code}\nimport time\ntime.sleep(20)")
+    block = repl.execute(f"{code}\nimport time\ntime.sleep(1000)")
     if repl.isolation.level == "strict":  # it is a file system of its own, and its size the kernel's affair
         assert "No space left on device" in (block.error or "")
         repl.execute("files = None")
@@ -227,11 +255,9 @@ def test_a_print_loop_costs_nobody_memory(repl: SandboxedRepl, loop: str) -> Non
 def test_code_that_holds_on_is_ended_in_time_and_the_next_block_works(
     repl: SandboxedRepl, code: str, statuses: set[str]
 ) -> None:
-    started = time.monotonic()
     block = repl.execute(code, timeout_s=0.3)
     assert block.status in statuses
     assert block.error
-    assert time.monotonic() - started < 20
 
 
 def test_what_was_killed_is_told_with_the_line_it_was_on(repl: SandboxedRepl) -> None:

@@ -1,6 +1,5 @@
 """Contexts of many texts in real REPLs: mapped once for all, and as good as ordinary ones whatever code does to them."""
 
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -76,7 +75,7 @@ def test_a_folder_larger_than_the_memory_limit_is_read_whole(sandbox: Sandbox, l
         assert repl.execute(count).stdout == block.stdout
 
 
-def test_each_further_repl_on_a_folder_takes_little_memory_and_time(sandbox: Sandbox, large: StoredContext) -> None:
+def test_each_further_repl_on_a_folder_takes_little_memory(sandbox: Sandbox, large: StoredContext) -> None:
     taken = {}
     for context, said in (("", "0\n"), (large, "200000000\n")):
         before = living_below()
@@ -86,11 +85,6 @@ def test_each_further_repl_on_a_folder_takes_little_memory_and_time(sandbox: San
                 assert block.stdout == said
             taken[said] = written_bytes(living_below() - before)
     assert taken["200000000\n"] - taken["0\n"] < 12 * MIB
-    started = time.monotonic()
-    for _ in range(5):
-        with sandbox.repl(large) as repl:
-            assert repl.execute("len(context)").stdout == "1000\n"
-    assert time.monotonic() - started < 5
 
 
 EVERYTHING = """

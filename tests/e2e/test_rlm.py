@@ -16,6 +16,7 @@ from rlm_broker.rlm import RLM
 from rlm_broker.trace.events import BlockPrinted, BlockStarted, CallEnded, Event, RunEnded, RunStarted
 from rlm_broker.types import Completion
 from tests.processes import living_below
+from tests.waiting import LONGER_AND_LONGER, WAIT_S
 
 Messages = list[dict[str, Any]]
 
@@ -112,11 +113,14 @@ def test_the_calls_of_a_tree_are_bounded() -> None:
 
 
 def test_a_run_past_its_time_ends_with_its_partial_answer_and_leaves_nothing() -> None:
-    replies = iter(["a first idea\n```repl\n1\n```", "```repl\nwhile True: pass\n```"])
-    with pytest.raises(LimitReached, match="run_timeout_s") as caught:
-        RLM(model(lambda _: next(replies)), limits=Limits(run_timeout_s=2)).completion("", "?")
+    for timeout_s in LONGER_AND_LONGER:
+        client = ScriptedClient(["a first idea\n```repl\n1\n```", "```repl\nwhile True: pass\n```"])
+        with pytest.raises(LimitReached, match="run_timeout_s") as caught:
+            RLM(client, limits=Limits(run_timeout_s=timeout_s)).completion("", "?")
+        assert living_below() == set()
+        if len(client.requests) == 2:  # it was ended in its second turn
+            break
     assert caught.value.partial_answer == "a first idea"  # code is no answer
-    assert living_below() == set()
 
 
 def test_events_tell_the_story_in_order_with_the_usage_of_each_call() -> None:
@@ -170,7 +174,7 @@ async def test_a_run_can_be_followed_event_by_event_to_its_completion() -> None:
 
     async def reply(messages: list[dict[str, Any]]) -> str:
         if messages[-1]["content"] == "wait":
-            await asyncio.wait_for(said.wait(), 60)
+            await asyncio.wait_for(said.wait(), WAIT_S)
             return "ok"
         return f"```repl\n{code}\n```"
 

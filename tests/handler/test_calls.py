@@ -2,6 +2,7 @@
 
 import asyncio
 import itertools
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -9,13 +10,16 @@ import pytest
 from rlm_broker.clients.base import PICTURE_CHARS, LMReply, LMRequest
 from rlm_broker.clients.function import FunctionClient
 from rlm_broker.errors import LimitReached, ModelFailed
-from rlm_broker.handler.calls import Caller, RunCalls
+from rlm_broker.handler.calls import MOST_ANSWER_BYTES, Caller, RunCalls
 from rlm_broker.handler.handler import LMHandler
 from rlm_broker.ledger import Ledger
 from rlm_broker.limits import Limits
 from rlm_broker.trace.events import CallEnded, CallStarted, Event
 from rlm_broker.types import ChatMessage, Usage
-from sandbox_worker.wire.messages import Query, Slot
+from sandbox_worker.wire.messages import FEW_BYTES, Query, Slot, decode_from_worker, encode
+from tests.clock import Clock
+from tests.handler.stand_ins import Hanging
+from tests.waiting import WAIT_S, for_ever, turns
 
 CALLER = Caller("1", 1, "the question")
 ROOT = Caller("1", 0, "the question")
@@ -39,7 +43,7 @@ class Counting:
         self.running += 1
         self.most = max(self.most, self.running)
         try:
-            await asyncio.sleep(0.002)
+            await turns(3)
         finally:
             self.running -= 1
         text = str(request.messages[-1].content)
@@ -132,7 +136,7 @@ async def test_a_cancelled_call_is_told_as_ended_and_frees_its_place() -> None:
         await task
     assert isinstance(events[-1], CallEnded)
     assert events[-1].error
-    assert await asyncio.wait_for(calls.slots(CALLER, query("y")), 30) == [Slot(text="ok")]
+    assert await asyncio.wait_for(calls.slots(CALLER, query("y")), WAIT_S) == [Slot(text="ok")]
 
 
 async def test_the_same_prompt_twice_in_a_batch_is_sent_once_unless_samples_are_wanted() -> None:
@@ -144,22 +148,23 @@ async def test_the_same_prompt_twice_in_a_batch_is_sent_once_unless_samples_are_
     assert len(client.requests) == ledger.calls == 5
 
 
-async def test_what_is_not_there_in_time_is_an_error_in_its_slot_and_the_rest_is_there() -> None:
+async def test_what_is_not_there_in_time_is_an_error_in_its_slot_and_the_rest_is_there(leaping_clock: Clock) -> None:
+    del leaping_clock
     cancelled = 0
 
     async def reply(messages: list[dict[str, Any]]) -> str:
         nonlocal cancelled
         if messages[-1]["content"] == "slow":
             try:
-                await asyncio.sleep(100)
+                await for_ever()
             except asyncio.CancelledError:
                 cancelled += 1
                 raise
         return "quick"
 
     calls = RunCalls(LMHandler(FunctionClient(reply)), Ledger(Limits()), lambda _: None)
-    slots = await calls.slots(CALLER, query("slow", "fast", timeout_s=0.2))
-    assert slots == [Slot(error="not done within timeout_s = 0.2"), Slot(text="quick")]
+    slots = await calls.slots(CALLER, query("slow", "fast", timeout_s=20))
+    assert slots == [Slot(error="not done within timeout_s = 20"), Slot(text="quick")]
     assert cancelled == 1
 
 
@@ -191,11 +196,13 @@ class AtOnce:
 
     model_name = "at once"
 
-    def __init__(self) -> None:
+    def __init__(self, after_each: Callable[[], None] = lambda: None) -> None:
         self.asked = 0
+        self._after_each = after_each
 
     async def complete(self, request: LMRequest) -> LMReply:
         self.asked += 1
+        self._after_each()
         return LMReply(str(request.messages[-1].content).upper(), Usage(1, 3, 2, 0.5))
 
     async def aclose(self) -> None:
@@ -215,13 +222,13 @@ async def test_a_batch_that_is_answered_at_once_is_counted_exactly_and_lets_othe
     assert ledger.summary().total == Usage(900, 2700, 1800, 450.0)
 
 
-async def test_a_batch_that_is_answered_at_once_ends_at_its_time_and_when_it_is_cancelled() -> None:
-    client = AtOnce()
+async def test_a_batch_that_is_answered_at_once_ends_at_its_time_and_when_it_is_cancelled(clock: Clock) -> None:
+    client = AtOnce(after_each=lambda: clock.forward(0.1))
     calls = RunCalls(LMHandler(client), Ledger(Limits(max_llm_calls=None)), lambda _: None)
-    many = query(*map(str, range(5000)), timeout_s=0.001)
+    many = query(*map(str, range(5000)), timeout_s=50)
     slots = await calls.slots(CALLER, many)
     assert slots[0] == Slot(text="0")
-    assert slots[-1] == Slot(error="not done within timeout_s = 0.001")
+    assert slots[-1] == Slot(error="not done within timeout_s = 50")
     assert sum(slot.error is None for slot in slots) == client.asked
     batch = asyncio.create_task(calls.slots(CALLER, query(*map(str, range(5000)))))
     for _ in range(3):
@@ -233,20 +240,20 @@ async def test_a_batch_that_is_answered_at_once_ends_at_its_time_and_when_it_is_
     assert client.asked <= asked + 64
 
 
-async def test_a_client_that_does_not_heed_the_end_of_a_batch_is_asked_no_more() -> None:
+async def test_a_client_that_does_not_heed_the_end_of_a_batch_is_asked_no_more(leaping_clock: Clock) -> None:
+    del leaping_clock
     asked = 0
 
     async def stubborn(_messages: list[dict[str, Any]]) -> str:
         nonlocal asked
         asked += 1
         try:
-            await asyncio.sleep(0.05)
+            await for_ever()
         except asyncio.CancelledError:
             return "all the same"
-        return "never"
 
     calls = RunCalls(LMHandler(FunctionClient(stubborn)), Ledger(Limits(max_concurrent_calls=2)), lambda _: None)
-    slots = await calls.slots(CALLER, query(*"abcdef", timeout_s=0.01))
+    slots = await calls.slots(CALLER, query(*"abcdef", timeout_s=1))
     assert asked == 2
     assert [slot.text for slot in slots] == ["all the same"] * 2 + [""] * 4
 
@@ -257,3 +264,97 @@ def test_content_parts_count_like_text_in_what_a_call_is_thought_to_take() -> No
 
     assert chars("x" * 300) == chars([{"type": "text", "text": "x" * 300}]) == 302
     assert chars([{"type": "image_url", "image_url": {"url": "data:"}}]) == 2 + PICTURE_CHARS
+
+
+def large_query(*prompts: str, **fields: Any) -> Query:
+    """A query as it arrives that is too large to be decoded at once."""
+    arrived = decode_from_worker(encode(query(*prompts, "x" * FEW_BYTES, **fields)))
+    assert isinstance(arrived, Query)
+    return arrived
+
+
+async def test_large_query_is_answered_like_a_small_one() -> None:
+    client = Counting()
+    calls, _ = calls_with(client, Limits())
+    slots = await calls.slots(CALLER, large_query("a", "é", "a", "boom"))
+    assert slots[:4] == [Slot(text="A"), Slot(text="É"), Slot(text="A"), Slot(error="the provider is down")]
+    assert len(slots[4].text) == FEW_BYTES
+    assert len(client.requests) == 4  # "a" was sent once
+    sampled = await calls.slots(CALLER, large_query("a", "a", samples=True))
+    assert sampled[:2] == [Slot(text="A")] * 2
+    assert len(client.requests) == 7
+
+
+async def test_prompt_of_a_large_query_that_is_none_fills_its_own_slot() -> None:
+    payload = encode(query("PLACE", "b", "x" * FEW_BYTES)).replace(b'"PLACE"', b"[5]")
+    arrived = decode_from_worker(payload)
+    assert isinstance(arrived, Query)
+    calls, _ = calls_with(Counting(), Limits())
+    slots = await calls.slots(CALLER, arrived)
+    assert "neither text nor content parts" in (slots[0].error or "")
+    assert slots[1] == Slot(text="B")
+
+
+async def test_answers_that_batches_hold_are_bounded() -> None:
+    class Verbose(Counting):
+        async def complete(self, request: LMRequest) -> LMReply:
+            self.requests.append(request)
+            return LMReply("x" * (MOST_ANSWER_BYTES // 4), Usage(1, 1, 1, None))
+
+    calls, _ = calls_with(Verbose(), Limits())
+    for _ in range(2):  # what the first batch held is given back
+        slots = await calls.slots(CALLER, query(*"abcdef"))
+        kept = [slot for slot in slots if slot.error is None]
+        assert 2 <= len(kept) <= 4
+        assert all("was dropped" in (slot.error or "") for slot in slots if slot not in kept)
+
+
+async def test_batches_of_several_runs_take_turns_for_the_places_of_their_tree() -> None:
+    order: list[str] = []
+
+    class Noting(Counting):
+        async def complete(self, request: LMRequest) -> LMReply:
+            order.append(str(request.messages[-1].content)[0])
+            await asyncio.sleep(0)
+            return LMReply("done", Usage(1, 1, 1, None))
+
+    calls, _ = calls_with(Noting(), Limits(max_concurrent_calls=2))
+    greedy = asyncio.create_task(calls.slots(Caller("1.1", 1, None), query(*(f"g{n}" for n in range(200)))))
+    while len(order) < 10:
+        await asyncio.sleep(0)
+    begun = len(order)
+    await calls.slots(Caller("1.2", 1, None), query(*(f"m{n}" for n in range(20))))
+    assert order[begun:].count("g") <= 40
+    await greedy
+    assert len(order) == 220
+
+
+async def test_thousands_of_waiting_batches_are_data_and_leave_at_once() -> None:
+    client = Hanging()
+    calls = RunCalls(LMHandler(client), Ledger(Limits(max_concurrent_calls=4)), list[Event]().append)
+    before = len(asyncio.all_tasks())
+    batches = [asyncio.create_task(calls.slots(CALLER, query(*map(str, range(100))))) for _ in range(500)]
+    await client.asked.wait()
+    for _ in range(10):
+        await asyncio.sleep(0)
+    assert len(asyncio.all_tasks()) - before <= 500 + 8  # a task for each batch, and for each call that runs
+    for batch in batches:
+        batch.cancel()
+    await asyncio.wait(batches)
+    assert calls._places.waiting == 0
+    assert calls._places.take()
+
+
+async def test_client_that_cancels_its_own_task_fails_its_own_prompt_alone() -> None:
+    class Cancelling(Counting):
+        async def complete(self, request: LMRequest) -> LMReply:
+            if request.messages[-1].content == "cancel":
+                task = asyncio.current_task()
+                assert task is not None
+                task.cancel()
+            return await super().complete(request)
+
+    calls, _ = calls_with(Cancelling(), Limits(max_concurrent_calls=2))
+    slots = await calls.slots(CALLER, query("a", "cancel", "b", "c"))
+    assert slots == [Slot(text="A"), Slot(error="the client cancelled its own call"), Slot(text="B"), Slot(text="C")]
+    assert calls._places.take()

@@ -6,6 +6,8 @@ import itertools
 import pytest
 
 from rlm_broker.handler.crew import IN_A_ROW, work_off
+from tests.clock import Clock
+from tests.waiting import for_ever, turns
 
 
 async def test_results_come_in_the_order_of_the_work_and_so_many_are_busy_at_once() -> None:
@@ -15,7 +17,7 @@ async def test_results_come_in_the_order_of_the_work_and_so_many_are_busy_at_onc
         nonlocal busy, most
         busy += 1
         most = max(most, busy)
-        await asyncio.sleep(0.001 * (number % 3))
+        await turns(number % 3)
         busy -= 1
         return str(number)
 
@@ -43,14 +45,16 @@ async def test_work_that_never_waits_lets_others_in_between(at_once: int) -> Non
     assert longest <= max(IN_A_ROW, at_once)
 
 
-async def test_what_is_late_is_cancelled_and_what_has_not_begun_never_does() -> None:
+async def test_what_is_late_is_cancelled_and_what_has_not_begun_never_does(leaping_clock: Clock) -> None:
+    del leaping_clock
     begun: list[int] = []
     heard: list[int] = []
 
     async def work(number: int) -> str:
         begun.append(number)
         try:
-            await asyncio.sleep(60 if number else 0)
+            if number:
+                await for_ever()
         except asyncio.CancelledError:
             heard.append(number)
             if number == 1:
@@ -58,7 +62,7 @@ async def test_what_is_late_is_cancelled_and_what_has_not_begun_never_does() -> 
             raise
         return "in time"
 
-    assert await work_off(range(9), work, 2, timeout_s=0.05) == ["in time", "all the same", *[None] * 7]
+    assert await work_off(range(9), work, 2, timeout_s=5) == ["in time", "all the same", *[None] * 7]
     assert begun == [0, 1, 2]
     assert sorted(heard) == [1, 2]
 
@@ -70,12 +74,12 @@ async def test_whoever_is_cancelled_cancels_once_and_nothing_begins_after_it() -
         nonlocal begun, cancelled
         begun += 1
         try:
-            await asyncio.sleep(60)
+            await for_ever()
         except asyncio.CancelledError:
             cancelled += 1  # and it does not heed it
 
     crew = asyncio.create_task(work_off(range(50), work, 4))
-    await asyncio.sleep(0.01)
+    await turns()
     crew.cancel()
     with pytest.raises(asyncio.CancelledError):
         await crew

@@ -1,12 +1,15 @@
 """Who gets the next place."""
 
 import asyncio
+import gc
 import random
+import time
 from collections import Counter
 
 import pytest
 
 from rlm_broker.handler.fair import FairSlots
+from tests.waiting import WAIT_S
 
 
 async def hold(slots: FairSlots, session: str, served: list[str], until: asyncio.Event) -> None:
@@ -69,7 +72,7 @@ async def test_whoever_is_cancelled_takes_no_place_with_it(when: str) -> None:
     assert waiting.cancelled()
     if when == "while it waits":
         slots.release()
-    await asyncio.wait_for(slots.acquire("next"), 5)
+    await asyncio.wait_for(slots.acquire("next"), WAIT_S)
 
 
 async def test_a_holder_and_a_waiter_that_are_cancelled_together_lose_no_place() -> None:
@@ -81,8 +84,8 @@ async def test_a_holder_and_a_waiter_that_are_cancelled_together_lose_no_place()
         task.cancel()
     await asyncio.wait(tasks[:3])
     never.set()
-    await asyncio.wait_for(tasks[3], 5)
-    await asyncio.wait_for(slots.acquire("next"), 5)
+    await asyncio.wait_for(tasks[3], WAIT_S)
+    await asyncio.wait_for(slots.acquire("next"), WAIT_S)
 
 
 async def test_whatever_is_cancelled_whenever_all_places_come_back() -> None:
@@ -96,14 +99,36 @@ async def test_whatever_is_cancelled_whenever_all_places_come_back() -> None:
                 if chance.random() < 0.15:
                     task.cancel()
             await asyncio.sleep(0)
-        await asyncio.wait(tasks, timeout=5)
+        await asyncio.wait(tasks, timeout=WAIT_S)
         assert all(task.done() for task in tasks)
-        assert (slots._taken, dict(slots._waiting)) == (0, {})
+        assert (slots._taken, slots.waiting, len(slots._queues)) == (0, 0, 0)
+
+
+async def _cancelling_s(number: int) -> float:
+    """CPU time of cancelling so many turns of one session, the last one first."""
+    slots = FairSlots(1)
+    await slots.acquire("holder")
+    waiting = [asyncio.create_task(slots.acquire("many")) for _ in range(number)]
+    await asyncio.sleep(0)
+    gc.collect()
+    started = time.thread_time()
+    for each in reversed(waiting):
+        each.cancel()
+    await asyncio.wait(waiting)
+    assert slots.waiting == 0
+    return time.thread_time() - started
+
+
+async def test_cancelling_a_turn_takes_constant_time() -> None:
+    """A queue that is searched takes 14 times as long for 4 times as many."""
+    few, many = 4_000, 16_000
+    growth = [await _cancelling_s(many) / await _cancelling_s(few) for _ in range(3)]
+    assert min(growth) < 2 * many / few
 
 
 async def test_without_a_bound_nobody_waits() -> None:
     slots = FairSlots(None)
-    await asyncio.wait_for(asyncio.gather(*(slots.acquire("s") for _ in range(1000))), 5)
+    await asyncio.wait_for(asyncio.gather(*(slots.acquire("s") for _ in range(1000))), WAIT_S)
 
 
 async def test_a_place_is_taken_at_once_only_where_nobody_waits_for_it() -> None:

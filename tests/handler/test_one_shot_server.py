@@ -12,7 +12,7 @@ import pytest
 from rlm_broker.clients.base import LMReply, LMRequest
 from rlm_broker.clients.function import FunctionClient
 from rlm_broker.handler.handler import LMHandler
-from rlm_broker.types import Usage
+from rlm_broker.types import ChatMessage, Usage
 from tests.handler.socket_peer import WAIT_S, Peer
 from tests.handler.stand_ins import Echo, Hanging
 
@@ -198,3 +198,28 @@ async def test_requests_of_chat_messages_take_turns_at_a_client_that_is_busy() -
         assert [each["response"] for each in batch["chat_completions"]] == [f"ok {number}" for number in range(100)]
         replies = await asyncio.gather(*(ask(handler, prompt=prompt) for prompt in many[:8]))
     assert [reply["chat_completion"]["response"] for reply in replies] == [f"ok {number}" for number in range(8)]
+
+
+async def test_all_strangers_together_have_the_share_of_one_run() -> None:
+    order: list[str] = []
+
+    class Slow(Echo):
+        max_concurrent = 1
+
+        async def complete(self, request: LMRequest) -> LMReply:
+            order.append(str(request.messages[-1].content))
+            await asyncio.sleep(0)
+            return await super().complete(request)
+
+    client = Slow("slow")
+    async with LMHandler(client, one_shot=True) as handler:
+        strangers = [asyncio.create_task(ask(handler, prompts=["stranger"] * 10)) for _ in range(20)]
+        while len(order) < 20:
+            await asyncio.sleep(0)
+        begun = len(order)
+        run = LMRequest((ChatMessage("user", "run"),))
+        for _ in range(5):
+            await handler.complete(client, run, session="a run")
+        assert order[begun:].count("stranger") <= 10
+        await asyncio.gather(*strangers)
+        assert len(order) == 205

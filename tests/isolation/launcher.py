@@ -15,6 +15,7 @@ import pytest
 
 from sandbox_worker.isolation import landlock, syscalls, walls
 from tests.isolation.forked_child import in_child
+from tests.skips import NEEDS_ROOT
 
 PROJECT = Path(walls.__file__).parents[2]
 NOBODY = 65534
@@ -24,6 +25,7 @@ USERS = [ROOT, ORDINARY_USER]
 SCRATCH_BYTES = 8 << 20
 BOUNDS = {
     "address_space_bytes": 1 << 30,
+    "reserved_bytes": 1 << 20,
     "max_processes": 16,
     "max_open_files": 64,
     "scratch_bytes": SCRATCH_BYTES,
@@ -104,7 +106,7 @@ def launcher_of(user: str) -> Iterator[Launcher]:
     """A launcher for a kind of user; skips the test where we cannot be that user."""
     uid, python = None, sys.executable
     if user != ORDINARY_USER and os.getuid() != 0:
-        pytest.skip("the tests do not run as root")
+        pytest.skip(NEEDS_ROOT)
     if user != ROOT and os.getuid() == 0:
         found = _python_for(NOBODY)
         if found is None:

@@ -90,7 +90,7 @@ def test_the_root_holds_the_system_and_nothing_else_of_the_host(tmp_path: Path) 
     root, etc, dev = in_private_root(tmp_path / "root", report)
     system = {"bin", "dev", "etc", "proc", "sbin", "tmp", "usr", "w"}
     assert {name for name in root if not name.startswith("lib")} <= system
-    assert set(etc) <= {"ld.so.cache", "localtime", "mime.types"}
+    assert set(etc) <= {"ld.so.cache", "localtime", "mime.types", "fonts"}
     assert dev == ["fd", "full", "null", "random", "shm", "stderr", "stdin", "stdout", "urandom", "zero"]
 
 

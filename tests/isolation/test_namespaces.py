@@ -13,9 +13,12 @@ from pathlib import Path
 import pytest
 
 from sandbox_worker.isolation import namespaces, syscalls
+from sandbox_worker.isolation.namespaces import WorkerIds
 from tests.isolation.forked_child import in_child
+from tests.skips import NEEDS_ROOT
+from tests.waiting import WAIT_S
 
-needs_root = pytest.mark.skipif(os.getuid() != 0, reason="only root can become somebody else")
+needs_root = pytest.mark.skipif(os.getuid() != 0, reason=NEEDS_ROOT)
 
 
 def enter(flags: int) -> None:
@@ -152,9 +155,9 @@ def start_monitored(pipe: int) -> int:
     """Fork a monitor whose child writes to `pipe` and stays; return the monitor's pid."""
     monitor = os.fork()
     if monitor == 0:
-        signal.alarm(30)  # where the walls under test fail, nobody else would end them
+        signal.alarm(2 * WAIT_S)  # where the walls under test fail, nobody else would end them
         namespaces.continue_as_pid_1()
-        signal.alarm(30)
+        signal.alarm(2 * WAIT_S)
         os.write(pipe, b"up")
         signal.pause()
     os.close(pipe)
@@ -163,7 +166,7 @@ def start_monitored(pipe: int) -> int:
 
 def holds_nothing_soon(pid: int) -> bool:
     """The monitor closes its descriptors after the fork, when its child may be running already."""
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + WAIT_S
     while time.monotonic() < deadline:
         if not list(Path(f"/proc/{pid}/fd").iterdir()):
             return True
@@ -173,7 +176,7 @@ def holds_nothing_soon(pid: int) -> bool:
 
 def ended(pipe: int) -> bool:
     """Whether nobody holds the other end any more."""
-    return bool(select.select([pipe], [], [], 10)[0]) and os.read(pipe, 1) == b""
+    return bool(select.select([pipe], [], [], WAIT_S)[0]) and os.read(pipe, 1) == b""
 
 
 @pytest.mark.parametrize("victim", ["the_child", "the_monitor"])
@@ -194,3 +197,13 @@ def test_when_either_is_killed_both_are_gone_and_no_descriptor_is_held(victim: s
             os.kill(monitor, signal.SIGKILL)
         os.waitpid(monitor, 0)
         os.close(read_end)
+
+
+def test_ids_of_workers_are_given_in_turn_and_none_is_the_zygotes() -> None:
+    ids, given = WorkerIds(1000, 4), []
+    for _ in range(6):
+        ids.forked += 1
+        given.append(ids.of_newest())
+    assert sorted(given) == [1001, 1001, 1002, 1002, 1003, 1003]
+    assert len(set(given[:3])) == 3
+    assert WorkerIds(65534, 1, forked=7).of_newest() == 65534

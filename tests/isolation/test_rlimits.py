@@ -39,7 +39,7 @@ def test_a_limit_is_set_soft_and_hard_and_never_above_the_hard_one() -> None:
 
 def test_a_process_cannot_map_more_than_its_address_space() -> None:
     def allocate() -> str:
-        rlimits.set_hard(resource.RLIMIT_AS, Proc().mapped_bytes() + (32 << 20))
+        rlimits.set_hard(resource.RLIMIT_AS, Proc().mapped_bytes()[0] + (32 << 20))
         try:
             bytearray(64 << 20)
         except MemoryError:

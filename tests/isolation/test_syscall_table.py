@@ -63,3 +63,4 @@ def test_both_architectures_count_alike_from_424_on() -> None:
     assert newer[0]["pidfd_send_signal"] == 424
     assert newer[0]["mseal"] == 462
     assert newer[0]["file_setattr"] == 469
+    assert newer[0]["rseq_slice_yield"] == 471

@@ -8,6 +8,8 @@ import pytest
 
 from sandbox_worker.isolation import landlock
 from tests.isolation.launcher import BOUNDS, SCRATCH_BYTES, USERS, WHY_NOT_STRICT, Launcher, launcher_of, needs_strict
+from tests.needs import require_time_zones
+from tests.skips import NEEDS_ROOT
 
 
 @pytest.fixture(scope="module", params=USERS)
@@ -136,6 +138,8 @@ def test_a_repl_behind_the_walls_is_as_it_must_be(strict: dict[str, Any], name: 
 @needs_strict
 @pytest.mark.parametrize("name", ORDINARY)
 def test_ordinary_python_works_behind_the_walls(strict: dict[str, Any], name: str) -> None:
+    if name == "time_zones":
+        require_time_zones()
     assert strict["of repl"][name] == ORDINARY[name][1]
 
 
@@ -202,7 +206,7 @@ def test_with_exec_programs_run_also_those_of_the_scratch_folder(launcher: Launc
 @needs_strict
 def test_where_the_hosts_proc_is_masked_workers_have_none(launcher: Launcher) -> None:
     if launcher.uid is not None or os.getuid() != 0:
-        pytest.skip("only root can mask /proc before a zygote starts")
+        pytest.skip(NEEDS_ROOT)  # to mask /proc before a fork server starts
     probes = {"proc": "os.listdir('/proc')", "pid": "os.getppid()", "memory": "len(bytearray(2 << 30))"}
     report = launcher.run(probes=probes, masked_proc=True)
     assert not report["proc_is_fresh"]

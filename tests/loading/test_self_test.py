@@ -1,13 +1,28 @@
 """Whether texts can be mapped is found out without harm, whatever the interpreter's strings are like."""
 
+import faulthandler
 import os
 import signal
+import sys
 from collections.abc import Iterator
 
 import pytest
 
 from sandbox_worker.loading import context, self_test, strings
 from sandbox_worker.loading.self_test import mapping_works
+
+
+@pytest.fixture(autouse=True)
+def _children_crash_without_a_word(monkeypatch: pytest.MonkeyPatch) -> None:
+    fork = os.fork
+
+    def quiet() -> int:
+        child = fork()
+        if not child:
+            faulthandler.disable()  # pytest's would print a fatal error, and the tests want these crashes
+        return child
+
+    monkeypatch.setattr(os, "fork", quiet)
 
 
 @pytest.fixture(autouse=True)
@@ -29,7 +44,8 @@ def test_this_interpreter_can_map_texts() -> None:
         ("_TYPE", strings._LENGTH),
         ("_HEAD_BYTES", 32),
         ("_NO_HASH", 0),
-        ("_NEVER_FREED", 0),
+        # 3.14 makes a string immortal again whose state says that it was never allocated.
+        *([("_NEVER_FREED", 0)] if sys.version_info < (3, 14) else []),
     ],
 )
 def test_an_interpreter_whose_header_is_another_does_not_map(

@@ -12,8 +12,9 @@ import pytest
 from rlm_broker.errors import IsolationUnavailable
 from rlm_broker.limits import Limits
 from rlm_broker.sandbox import cgroups
-from rlm_broker.sandbox.cgroups import MemoryGroups
+from rlm_broker.sandbox.cgroups import MemoryGroup, MemoryGroups
 from rlm_broker.sandbox.sandbox import Sandbox
+from tests.waiting import until_now
 
 MIB = 1 << 20
 EATS = "import os, sys\nos.write(int(sys.argv[1]), b'0')\nblock = bytearray(b'x') * (int(sys.argv[2]) << 20)\nprint(len(block))"
@@ -49,8 +50,8 @@ def test_a_member_past_the_limit_is_killed_by_the_kernel_and_that_is_counted(gro
     assert eat(group.join_fd, 16) == 0
     assert group.kills() == 0
     assert eat(group.join_fd, 128) == -signal.SIGKILL
-    assert group.kills() == 1
-    assert group.remove()
+    assert group.kills() >= 1  # version 2 counts the one process twice where a group is killed as a whole
+    until_now(group.remove)  # the kernel lets go of it a moment after its last process
     assert group.remove()
 
 
@@ -66,8 +67,7 @@ def test_a_group_with_a_process_in_it_is_not_gone(groups: MemoryGroups) -> None:
         assert member.stdout is not None
         member.stdout.readline()
         assert not group.remove()
-    while not group.remove():
-        pass
+    until_now(group.remove)
 
 
 def test_what_a_killed_process_left_is_swept_and_what_is_in_use_is_not(groups: MemoryGroups) -> None:
@@ -104,10 +104,39 @@ def test_memory_of_the_kernel_that_no_process_shows_is_bounded_and_named(groups:
     limits = Limits(memory_bytes=24 * MIB, scratch_bytes=1 * MIB, max_open_files=1024)
     with Sandbox(limits, exact_memory=True) as sandbox, sandbox.repl("text") as repl:
         assert "memory control group" in repl.isolation.layers
-        block = repl.execute(code, timeout_s=30)
+        block = repl.execute(code)
         assert block.status == "killed"
         assert "memory_bytes = 25 MiB" in (block.error or "")
         assert repl.execute("print(context)").stdout == "text\n"
+
+
+def test_a_block_whose_children_the_kernel_killed_has_not_ended_well(
+    groups: MemoryGroups, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    del groups
+    with Sandbox(exact_memory=True) as sandbox, sandbox.repl("text") as repl:
+        kills = iter([0, 1])  # when the block begins, and when it has ended
+        monkeypatch.setattr(MemoryGroup, "kills", lambda _: next(kills))
+        block = repl.execute("x = 1")
+        assert (block.status, block.limit) == ("killed", "memory_bytes")
+        monkeypatch.undo()
+        assert repl.execute("print(context)").stdout == "text\n"
+
+
+def test_processes_of_a_delegated_group_make_room_below_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By plain files: on a machine with version 2 all tests of this module run on the real thing."""
+    delegated, other = tmp_path / "a.scope", tmp_path / "b.scope"
+    for group in (delegated, other, delegated / "main"):
+        group.mkdir()
+        (group / "cgroup.procs").write_text("123\n")
+        (group / "cgroup.subtree_control").write_text("pids\n")
+    monkeypatch.setattr(os, "getxattr", lambda path, _name: b"1" if path == delegated else b"")
+    assert cgroups._place_in(other, tmp_path) is None
+    assert (other / "cgroup.subtree_control").read_text() == "pids\n"
+    assert cgroups._place_in(delegated, tmp_path) == delegated
+    assert (delegated / "main" / "cgroup.procs").read_text() == "123"
+    assert (delegated / "cgroup.subtree_control").read_text() == "+memory"
+    assert cgroups._place_in(delegated / "main", tmp_path) == delegated
 
 
 def test_no_group_is_left_after_a_sandbox(groups: MemoryGroups) -> None:

@@ -3,16 +3,16 @@
 import asyncio
 import gc
 import random
-import time
 from pathlib import Path
 
 import pytest
 
-from rlm_broker.errors import RlmBrokerError, SandboxFailed
+from rlm_broker.errors import ReplClosed, RlmBrokerError, SandboxFailed
 from rlm_broker.limits import Limits
 from rlm_broker.sandbox.host import Host
 from rlm_broker.sandbox.sandbox import Sandbox
 from tests.processes import living_below
+from tests.waiting import turns, until
 
 
 def left() -> tuple[int, int]:
@@ -21,10 +21,7 @@ def left() -> tuple[int, int]:
 
 
 async def until_left(expected: tuple[int, int]) -> None:
-    deadline = time.monotonic() + 30
-    while left() != expected:  # the listener hears a moment later that a door was closed
-        assert time.monotonic() < deadline, (left(), expected)
-        await asyncio.sleep(0.01)
+    await until(lambda: left() == expected)  # the listener hears a moment later that a door was closed
 
 
 async def test_a_start_cancelled_at_any_moment_leaves_no_process_and_no_descriptor() -> None:
@@ -47,7 +44,7 @@ async def test_a_start_cancelled_at_any_moment_leaves_no_process_and_no_descript
 
 async def test_a_fork_that_fails_leaves_no_door(monkeypatch: pytest.MonkeyPatch) -> None:
     async def no_spawn(_host: Host, _limits: Limits) -> None:
-        await asyncio.sleep(0.02)
+        await turns(50)  # the door is there by then
         raise SandboxFailed("no process can be had")
 
     async with Sandbox(warm=0) as sandbox:
@@ -57,4 +54,28 @@ async def test_a_fork_that_fails_leaves_no_door(monkeypatch: pytest.MonkeyPatch)
             for _ in range(5):
                 with pytest.raises(RlmBrokerError, match="no process"):
                     await sandbox.repl("context").__aenter__()
+        await until_left(before)
+
+
+async def test_a_repl_that_is_not_entered_runs_nothing_and_leaves_nothing() -> None:
+    async with Sandbox(warm=0) as sandbox, sandbox.template() as template:
+        before = left()
+        for repl in (sandbox.repl(), template.repl()):
+            with pytest.raises(SandboxFailed, match="the REPL is not open: use it as `with sandbox"):
+                await repl.aexecute("1")
+        assert left() == before
+
+
+async def test_a_repl_that_is_entered_twice_has_one_worker_and_is_not_entered_again() -> None:
+    async with Sandbox(warm=0) as sandbox:
+        before = left()
+        repl = sandbox.repl()
+        async with repl:
+            await repl.aexecute("v = 1")
+            processes = living_below()
+            await repl.__aenter__()
+            assert living_below() == processes
+            assert (await repl.aexecute("v")).stdout == "1\n"
+        with pytest.raises(ReplClosed, match="this REPL was closed: make another"):
+            await repl.__aenter__()
         await until_left(before)

@@ -4,8 +4,6 @@ import asyncio
 import contextlib
 import os
 import signal
-import time
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -13,23 +11,17 @@ import pytest
 from rlm_broker.context import store
 from rlm_broker.errors import ConfigurationError, SandboxFailed
 from rlm_broker.limits import Limits
-from rlm_broker.sandbox.pool import SMALL_BYTES, Pool
+from rlm_broker.sandbox.pool import REFILL_AFTER_S, SMALL_BYTES, Pool
 from rlm_broker.sandbox.sandbox import Sandbox
 from sandbox_worker.wire.messages import Query, Slot
 from tests.processes import living_below, living_parents_below
+from tests.waiting import until
 
 
 def ready(sandbox: Sandbox) -> int:
     pool = sandbox._pool
     assert isinstance(pool, Pool)
     return len(pool._ready)
-
-
-async def until(done: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 30
-    while not done():
-        assert time.monotonic() < deadline
-        await asyncio.sleep(0.005)
 
 
 CONTEXTS: list[Any] = [
@@ -99,7 +91,7 @@ async def test_by_itself_a_sandbox_begins_with_the_second_repl() -> None:
             assert ready(sandbox) == 0
             async with sandbox.repl("context"):
                 if number == 0:
-                    await asyncio.sleep(0.1)
+                    await asyncio.sleep(2 * REFILL_AFTER_S)  # it had its occasion
         await until(lambda: ready(sandbox) == 1)
         async with sandbox.repl("context") as repl:
             assert (await repl.aexecute("print(context)")).stdout == "context\n"

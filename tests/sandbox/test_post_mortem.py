@@ -3,7 +3,7 @@ import signal
 import pytest
 
 from rlm_broker.sandbox import post_mortem
-from sandbox_worker.wire.control import Died, Exceeded, PostMortem
+from sandbox_worker.wire.control import BROKEN, OUT_OF_MEMORY, Died, Exceeded, PostMortem
 
 STACK = """Current thread 0x00007f0005e7cb80 (most recent call first):
   File "/usr/lib/python3.11/re/__init__.py", line 166 in match
@@ -17,6 +17,11 @@ STACK = """Current thread 0x00007f0005e7cb80 (most recent call first):
     ("died", "reason"),
     [
         (Died(exit_code=3), "its process ended by itself with exit code 3 (os._exit)"),
+        (
+            Died(exit_code=OUT_OF_MEMORY),
+            "it used up its memory (memory_bytes) to the point that its REPL could not go on",
+        ),
+        (Died(exit_code=BROKEN), "it broke the REPL that it runs in"),
         (Died(signal=signal.SIGKILL), "its process was ended by SIGKILL"),
         (Died(signal=signal.SIGSEGV), "its process was ended by SIGSEGV (a crash in C code, or too deep a recursion)"),
         (Died(signal=40), "its process was ended by signal 40"),
@@ -48,6 +53,23 @@ def test_the_newest_line_of_the_models_own_code_is_told_and_no_frame_of_ours() -
     )
 
 
-@pytest.mark.parametrize("stack", ["", "garbage \x1b[31m", 'File "<block 1>", line 1 in ' + "x" * 9000])
+@pytest.mark.parametrize(
+    ("used_bytes", "told"), [(0, "less than 1 MiB"), (900_000, "less than 1 MiB"), (1 << 20, "1 MiB")]
+)
+def test_a_program_that_uses_next_to_nothing_is_not_said_to_use_nothing(used_bytes: int, told: str) -> None:
+    seen = post_mortem.told(PostMortem("", used_bytes, 0.1, 1, 1), block=1)
+    assert post_mortem.sentence("it was slow", seen) == f"it was slow. It used {told} (processes: 1, threads: 1)"
+
+
+@pytest.mark.parametrize(
+    "stack",
+    ["", "garbage \x1b[31m", '  File "<block 1>", line \u0662 in x', 'File "<block 1>", line 1 in ' + "x" * 9000],
+)
 def test_a_stack_that_says_nothing_is_left_out(stack: str) -> None:
     assert post_mortem.sentence("it was slow", post_mortem.told(PostMortem(stack), block=1)) == "it was slow"
+
+
+def test_line_in_digits_of_another_script_is_no_frame() -> None:
+    """Code may write to the descriptor that the stack comes through."""
+    seen = PostMortem(stack='  File "<block 1>", line \u0662 in <module>\n  File "<block 1>", line 5 in <module>\n')
+    assert post_mortem.told(seen, 1).where == "It was at line 5 of the block"

@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from rlm_broker.sandbox.private_folder import PREFIX, PrivateFolder, remove_tree
+from rlm_broker.errors import SandboxFailed
+from rlm_broker.sandbox.private_folder import LOCK, PREFIX, PrivateFolder, remove_tree
 
 LEFT_BEHIND = "import os, sys\nfrom rlm_broker.sandbox.private_folder import PrivateFolder\nprint(PrivateFolder().path)\nsys.stdout.flush()\nos.kill(os.getpid(), 9)"
 
@@ -52,6 +53,22 @@ def test_what_only_looks_like_one_is_left_alone(temporary: Path) -> None:
     assert (stranger / "precious").read_text() == "mine"
 
 
+def test_links_and_folders_of_other_users_are_not_swept(temporary: Path) -> None:
+    target = temporary / "target"
+    target.mkdir()
+    (temporary / f"{PREFIX}link").symlink_to(target)
+    left = [target]
+    if os.geteuid() == 0:
+        left.append(temporary / f"{PREFIX}strange")
+        left[-1].mkdir()
+        os.chown(left[-1], 65534, 65534)
+    for folder in left:
+        (folder / LOCK).touch()
+        (folder / "precious").write_text("kept")
+    PrivateFolder().remove()
+    assert [(folder / "precious").read_text() for folder in left] == ["kept"] * len(left)
+
+
 def test_whatever_model_code_made_in_a_folder_can_be_removed(temporary: Path) -> None:
     outside = temporary / "outside"
     outside.mkdir(mode=0o500)
@@ -72,3 +89,9 @@ def test_whatever_model_code_made_in_a_folder_can_be_removed(temporary: Path) ->
     assert remove_tree(made)
     assert outside.stat().st_mode & 0o777 == 0o500
     outside.chmod(0o700)
+
+
+def test_without_a_temporary_folder_one_sentence_says_what_to_set(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", "/no/such/folder")
+    with pytest.raises(SandboxFailed, match=r"no temporary folder can be written to: .*set TMPDIR"):
+        PrivateFolder()

@@ -1,12 +1,20 @@
+import errno
+import os
 from pathlib import Path
 
 import pytest
 
-from rlm_broker.sandbox.remedies import remedy
+from rlm_broker.sandbox.remedies import SYSTEM_CALLS, remedy
+
+FILTER = {"proc__self__status": "Name:\tx\nSeccomp:\t2"}
+CONTAINER = {**FILTER, "run__.containerenv": ""}
+APPARMOR = {**CONTAINER, "proc__self__attr__current": "docker-default (enforce)"}
+UNIT = {**FILTER, "proc__self__cgroup": "0::/system.slice/broker.service"}
+LOGIN = {"proc__self__status": "Seccomp:\t0", "proc__self__cgroup": "0::/user.slice/user-0.slice/session-1.scope"}
 
 
 def machine(folder: Path, **files: str) -> Path:
-    """A /proc that says this; names with __ for each slash."""
+    """A root folder whose /proc says this; names with __ for each slash."""
     for name, text in files.items():
         path = folder / name.replace("__", "/")
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -17,44 +25,80 @@ def machine(folder: Path, **files: str) -> Path:
 @pytest.mark.parametrize(
     ("files", "command"),
     [
-        ({"sys__kernel__unprivileged_userns_clone": "0"}, "`sysctl kernel.unprivileged_userns_clone=1`"),
+        ({"proc__sys__kernel__unprivileged_userns_clone": "0"}, "`sysctl kernel.unprivileged_userns_clone=1`"),
         (
-            {"sys__kernel__apparmor_restrict_unprivileged_userns": "1"},
+            {"proc__sys__kernel__apparmor_restrict_unprivileged_userns": "1"},
             "`sysctl kernel.apparmor_restrict_unprivileged_userns=0`",
         ),
-        ({"sys__user__max_user_namespaces": "0"}, "`sysctl user.max_user_namespaces=15000`"),
-        ({"self__status": "Name:\tx\nSeccomp:\t2"}, "`docker run --security-opt seccomp=unconfined`"),
-        (
-            {"self__status": "Seccomp:\t2", "self__attr__current": "docker-default (enforce)"},
-            "`docker run --security-opt seccomp=unconfined --security-opt apparmor=unconfined`",
-        ),
-        (
-            {
-                "self__status": "Seccomp:\t0",
-                "self__attr__current": "unconfined",
-                "sys__user__max_user_namespaces": "9",
-                "sys__kernel__unprivileged_userns_clone": "1",
-            },
-            "Start as root",
-        ),
+        ({"proc__sys__user__max_user_namespaces": "0"}, "`sysctl user.max_user_namespaces=15000`"),
+        (FILTER, "`docker run --security-opt seccomp=seccomp.json`"),
+        (APPARMOR, "`docker run --security-opt seccomp=seccomp.json`"),
+        (UNIT, "`RestrictNamespaces=no`"),
+        ({"proc__self__mountinfo": "36 35 98:0 /srv /proc rw - proc proc rw"}, "`systemd-nspawn`"),
     ],
 )
-def test_what_forbids_namespaces_is_found_and_one_command_named(
+def test_denied_namespaces_name_their_cause_and_one_command(
     tmp_path: Path, files: dict[str, str], command: str
 ) -> None:
-    sentence = remedy("namespaces", machine(tmp_path, **files))
+    sentence = remedy("namespaces", "unshare: Operation not permitted", errno.EPERM, machine(tmp_path, **files), {})
     assert command in sentence
     assert sentence.count("`") == 2
 
 
+@pytest.mark.parametrize(("uid", "words"), [(0, "--cap-add SYS_ADMIN"), (1000, "Start as root")])
+def test_denied_namespaces_without_a_visible_cause_ask_for_other_rights(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, uid: int, words: str
+) -> None:
+    monkeypatch.setattr(os, "geteuid", lambda: uid)
+    assert words in remedy("namespaces", "unshare: x", errno.EPERM, machine(tmp_path, **LOGIN), {})
+
+
 @pytest.mark.parametrize(
-    ("layer", "words"),
+    ("code", "files", "words"),
     [
-        ("landlock", "lsm=landlock"),
-        ("seccomp", "x86_64 or aarch64"),
-        ("private root", "not below /root"),
-        ("fork", "Linux 5.13"),
+        (errno.EACCES, APPARMOR, "apparmor=rlm-broker"),
+        (errno.EPERM, APPARMOR, "docker run --security-opt seccomp=seccomp.json"),
+        (errno.EPERM, CONTAINER, "docker run --security-opt seccomp=seccomp.json"),
+        (errno.EPERM, UNIT, "RestrictNamespaces=no"),
+        (errno.EACCES, LOGIN, "not below /root"),
+        (errno.ENOSYS, {"proc__sys__kernel__osrelease": "5.10.0-28"}, "this is 5.10.0-28"),
+        (errno.ENOSYS, {"proc__sys__kernel__osrelease": "6.1.0", **CONTAINER}, "seccomp=seccomp.json"),
     ],
 )
-def test_each_layer_has_its_own(tmp_path: Path, layer: str, words: str) -> None:
-    assert words in remedy(layer, tmp_path)
+def test_refused_mounts_tell_apparmor_from_a_filter_and_an_old_kernel(
+    tmp_path: Path, code: int, files: dict[str, str], words: str
+) -> None:
+    reason = f"mount none on /: {os.strerror(code)}"
+    assert words in remedy("private root", reason, code, machine(tmp_path, **files), {})
+
+
+def test_a_unit_is_known_by_its_invocation_too_but_not_within_a_container(tmp_path: Path) -> None:
+    started = {"INVOCATION_ID": "1"}
+    assert "RestrictNamespaces" in remedy("namespaces", "", errno.EPERM, machine(tmp_path, **FILTER), started)
+    assert "docker" in remedy("namespaces", "", errno.EPERM, machine(tmp_path, **CONTAINER), started)
+    in_podman = {**started, "container": "podman"}
+    assert "docker" in remedy("namespaces", "", errno.EPERM, machine(tmp_path / "other", **FILTER), in_podman)
+
+
+@pytest.mark.parametrize(
+    ("layer", "reason", "code", "files", "words"),
+    [
+        ("landlock", "landlock_create_ruleset: x", errno.EOPNOTSUPP, LOGIN, "lsm=landlock"),
+        ("landlock", "landlock_create_ruleset: x", errno.ENOSYS, LOGIN, "lsm=landlock"),
+        ("landlock", "landlock_create_ruleset: x", errno.EPERM, CONTAINER, "seccomp=seccomp.json"),
+        ("landlock", "landlock_create_ruleset: x", errno.EPERM, UNIT, "landlock_create_ruleset landlock_add_rule"),
+        (SYSTEM_CALLS, "killed by SIGSYS", 0, UNIT, "SystemCallFilter=@system-service @mount"),
+        ("seccomp", "no table of system calls for machine 'ppc64'", errno.ENOSYS, LOGIN, "x86_64 or aarch64"),
+        ("own uid", "root lacks CAP_SETUID", errno.EPERM, CONTAINER, "`docker run --user 1000`"),
+        ("other uid", "root lacks CAP_SETUID", errno.EPERM, LOGIN, "SETUID, SETGID, CHOWN, KILL"),
+        ("one thread", "/proc/self/task: No such file", errno.ENOENT, LOGIN, "`mount -t proc proc /proc`"),
+        ("private root", "mount /dev/null on /x: No such file", errno.ENOENT, LOGIN, "`mount -t devtmpfs dev /dev`"),
+        ("namespaces", "Too many open files", errno.EMFILE, LOGIN, "ulimit -n"),
+        ("fork", "Resource temporarily unavailable", errno.EAGAIN, LOGIN, "TasksMax="),
+        ("session", "setsid: x", errno.EPERM, LOGIN, "Please report"),
+    ],
+)
+def test_each_refusal_has_a_remedy_of_its_own(
+    tmp_path: Path, layer: str, reason: str, code: int, files: dict[str, str], words: str
+) -> None:
+    assert words in remedy(layer, reason, code, machine(tmp_path, **files), {})

@@ -18,6 +18,7 @@ from rlm_broker.sandbox import cgroups, shared_contexts
 from rlm_broker.sandbox.host import Host
 from rlm_broker.sandbox.sandbox import Sandbox
 from tests.processes import living_below
+from tests.waiting import WAIT_S, for_ever
 
 OBJECTS = {"a": [1, 2, {"b": None}], "c": 0.5}
 OF_THE_SAME_SIZE = {"a": [3, 4, {"b": None}], "c": 0.5}
@@ -134,7 +135,7 @@ def test_who_was_used_least_recently_goes_when_memory_is_short(monkeypatch: pyte
         places(sandbox, OBJECTS)
         (first,) = fork_servers() - before
         places(sandbox, OF_THE_SAME_SIZE)
-        first.wait(30)
+        first.wait(WAIT_S)
         assert len(fork_servers() - before) == 1
 
 
@@ -145,7 +146,7 @@ def test_one_whose_repls_live_is_not_ended_for_another(monkeypatch: pytest.Monke
         with sandbox.repl(OBJECTS) as repl:
             (server,) = fork_servers() - before
             assert [place.split()[1] for place in places(sandbox, OF_THE_SAME_SIZE)] == ["3"] * 3
-            _, alive = psutil.wait_procs(fork_servers() - before - {server}, timeout=30)
+            _, alive = psutil.wait_procs(fork_servers() - before - {server}, timeout=WAIT_S)
             assert not alive  # the second ended with the first REPL that had it, and there was not another
             assert sandbox._shared is not None
             assert len(sandbox._shared._heaps) == 2
@@ -178,7 +179,7 @@ def test_a_fork_server_that_died_is_done_without() -> None:
         (server,) = fork_servers() - before
         for process in server.children():
             process.kill()
-        server.wait(30)
+        server.wait(WAIT_S)
         assert [place.split()[1] for place in places(sandbox, OBJECTS)] == ["1"] * 3
 
 
@@ -238,20 +239,20 @@ async def test_what_is_asked_for_while_the_sandbox_is_closed_leaves_no_fork_serv
 
 
 async def test_one_that_nobody_waits_for_any_more_is_not_waited_for_either(monkeypatch: pytest.MonkeyPatch) -> None:
-    start = Host.start
+    starts = asyncio.Event()
 
-    async def that_takes_its_time(host: Host) -> None:
-        await asyncio.sleep(60)
-        await start(host)
+    async def that_takes_its_time(_host: Host) -> None:
+        starts.set()
+        await for_ever()
 
-    async with asyncio.timeout(30), Sandbox(warm=0) as sandbox:
+    async with asyncio.timeout(WAIT_S), Sandbox(warm=0) as sandbox:
         with store(OBJECTS) as stored, monkeypatch.context() as patched:
             async with sandbox.repl(stored):
                 pass
             assert sandbox._shared is not None
             patched.setattr(Host, "start", that_takes_its_time)
             opening = asyncio.create_task(sandbox.repl(stored).__aenter__())
-            await asyncio.sleep(0.05)
+            await starts.wait()
             opening.cancel()
             await asyncio.wait({opening})
             (shared,) = sandbox._shared._listed.values()

@@ -1,32 +1,27 @@
 """Fork servers that have something ready: what their REPLs find, what they cannot change, and when they go."""
 
-import asyncio
 import contextlib
-import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from rlm_broker.context import store
 from rlm_broker.errors import ConfigurationError, ContextRefused, SandboxFailed
 from rlm_broker.limits import Limits
+from rlm_broker.sandbox import host
+from rlm_broker.sandbox.installation import python_paths
 from rlm_broker.sandbox.sandbox import Sandbox
 from rlm_broker.types import Block
+from tests.needs import require_cpp_library
 from tests.processes import living_below
+from tests.waiting import until
 
 
 async def run(repl: Any, code: str) -> Block:
     async with repl as opened:
         block: Block = await opened.aexecute(code)
         return block
-
-
-async def until(done: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 30
-    while not done():
-        assert time.monotonic() < deadline
-        await asyncio.sleep(0.005)
 
 
 @pytest.mark.parametrize("level", ["strict", "standard"])
@@ -44,6 +39,14 @@ async def test_a_repl_finds_context_modules_and_variables_and_shares_none_of_its
     assert plain.stdout == "1\n"
     assert first.stdout == second.stdout == "True {'name': 'b'} True 2\n", (first, second)
     assert living_below() == set()
+
+
+async def test_template_leaves_a_stored_context_to_its_owner() -> None:
+    with store({"a": 1}) as stored:
+        async with Sandbox(warm=0) as sandbox:
+            for _ in range(2):
+                async with sandbox.template(stored) as template:
+                    assert (await run(template.repl(), "print(context['a'])")).stdout == "1\n"
 
 
 async def test_walls_and_limits_are_those_of_any_other_repl() -> None:
@@ -81,13 +84,15 @@ async def test_warm_repls_of_a_template_are_its_own() -> None:
         pool = template._pool
         assert pool is not None
         await until(lambda: len(pool._ready) == 2)
-        started = time.monotonic()
-        assert (await run(template.repl(), "print(context)")).stdout == "['data']\n"
-        assert time.monotonic() - started < 5
+        ready = {worker for worker, _ in pool._ready}
+        async with template.repl() as repl:
+            assert (await repl.aexecute("print(context)")).stdout == "['data']\n"
+            assert len(ready - {worker for worker, _ in pool._ready}) == 1  # it was one of those
         assert (await run(sandbox.repl("text"), "print(context)")).stdout == "text\n"
 
 
 async def test_forks_of_one_process_draw_different_numbers() -> None:
+    require_cpp_library()
     async with Sandbox(warm=0) as sandbox, sandbox.template(imports=["random", "numpy"]) as template:
         code = "import random, numpy\nprint(random.random(), numpy.random.rand())"
         drawn = {(await run(template.repl(), code)).stdout for _ in range(3)}
@@ -109,11 +114,18 @@ async def test_a_template_without_a_context_takes_one_for_each_repl() -> None:
         ({"setup": "1/0"}, r"a template cannot be made: .*ZeroDivisionError: division by zero \(line 1 of <setup>\)"),
         ({"setup": "def f(:"}, "SyntaxError"),
         ({"setup": "import sys; sys.exit(3)"}, "SystemExit: 3"),
-        ({"setup": "import threading, time; threading.Thread(target=time.sleep, args=(60,)).start()"}, "one thread"),
+        (
+            {"setup": "import threading, time; threading.Thread(target=time.sleep, args=(60,)).start()"},
+            "started 1 more threads",
+        ),
         ({"setup": "f = open('/dev/null')"}, "leaves a file open: .*/dev/null"),
         ({"setup": "import mmap; m = mmap.mmap(-1, 4096)"}, "leaves memory that its forks would share"),
         (
-            {"setup": "import os, time\nif os.fork() == 0:\n    time.sleep(60)\n    os._exit(0)"},
+            {"setup": "import mmap; m = mmap.mmap(-1, 4096, mmap.MAP_SHARED, mmap.PROT_READ)"},
+            "leaves memory that its forks would share",
+        ),
+        (
+            {"setup": "import os, time\nif os.fork() == 0:\n    time.sleep(1000)\n    os._exit(0)"},
             "leaves a process running",
         ),
         ({"imports": ["no_such_module"]}, "no_such_module: ModuleNotFoundError"),
@@ -129,7 +141,25 @@ async def test_what_goes_wrong_in_it_is_one_sentence_and_leaves_nothing(given: d
         assert living_below() == before
 
 
-async def test_set_up_code_that_never_ends_is_ended_at_its_time() -> None:
+async def test_files_mapped_for_reading_are_shared_only_if_they_cannot_be_written_to(tmp_path: Path) -> None:
+    file = tmp_path / "data"
+    file.write_bytes(bytes(4096))
+    file.chmod(0o644)
+    # Not by the module mmap, which keeps the file open, and that is refused in any case.
+    setup = (
+        "import ctypes, os\nmap = ctypes.CDLL(None).mmap\nmap.restype = ctypes.c_void_p\n"
+        f"f = os.open({str(file)!r}, os.O_RDONLY)\nm = map(None, 4096, 1, 1, f, 0)\nos.close(f)"
+    )
+    async with Sandbox(isolation="standard", warm=0) as sandbox:
+        async with sandbox.template(setup=setup) as template:
+            assert (await run(template.repl(), "print(ctypes.string_at(m, 1))")).stdout == "b'\\x00'\n"
+        with pytest.raises(ConfigurationError, match="leaves memory that its forks would share"):
+            async with sandbox.template(setup=setup.replace("O_RDONLY", "O_RDWR")):
+                pass
+
+
+async def test_set_up_code_that_never_ends_is_ended_at_its_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(host, "END_TIMEOUT_S", 0.1)
     async with Sandbox(warm=0) as sandbox:
         before = living_below()
         with pytest.raises(SandboxFailed, match=r"did not answer within 0.5 s"):
@@ -183,10 +213,10 @@ async def test_copies_of_what_is_shared_are_counted_while_siblings_share_it() ->
         "for _ in range(4):\n"
         "    if os.fork() == 0:\n"
         "        kept = [text for text in texts]\n"
-        "        import time; time.sleep(30); os._exit(0)\n"
-        "import time; time.sleep(30)"
+        "        import time; time.sleep(1000); os._exit(0)\n"
+        "import time; time.sleep(1000)"
     )
-    limits = Limits(memory_bytes=150 << 20, block_timeout_s=60)
+    limits = Limits(memory_bytes=150 << 20, block_timeout_s=600)
     async with (
         Sandbox(limits, warm=0) as sandbox,
         sandbox.template(setup=setup) as template,
@@ -199,3 +229,43 @@ async def test_copies_of_what_is_shared_are_counted_while_siblings_share_it() ->
     assert (block.status, block.limit) == ("killed", "memory_bytes")
     assert block.post_mortem is not None
     assert block.post_mortem.memory_bytes < 300 << 20
+
+
+STAND_INS = {
+    "writes_a_cache": "import os\nos.makedirs(os.path.expanduser('~/.cache/stand-in'))\nimport tempfile\ntempfile.TemporaryFile().close()",
+    "starts_a_thread": (
+        "import os, threading, time\n"
+        "if os.environ.get('JE_ARROW_MALLOC_CONF') != 'background_thread:false': os._exit(3)\n"
+        "threading.Thread(target=time.sleep, args=(60,), daemon=True).start()"
+    ),
+    "is_quiet": "value = 5",
+}
+"""Modules that do when imported what matplotlib and pyarrow do, which are too large to be installed for this."""
+
+
+@pytest.fixture
+def stand_ins(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tmp_path.chmod(0o755)
+    for name, code in STAND_INS.items():
+        (tmp_path / f"{name}.py").write_text(code)
+    monkeypatch.setattr(host, "python_paths", lambda: [*python_paths(), str(tmp_path)])
+
+
+@pytest.mark.usefixtures("stand_ins")
+@pytest.mark.parametrize("level", ["strict", "standard"])
+async def test_template_imports_a_module_that_writes_a_cache(level: str) -> None:
+    code = "import os, sys\nprint('writes_a_cache' in sys.modules, os.listdir(os.environ['HOME']))"
+    async with (
+        Sandbox(isolation=level, warm=0) as sandbox,
+        sandbox.template(imports=["writes_a_cache"]) as template,
+        template.repl() as repl,
+    ):
+        block = await repl.aexecute(code)
+    assert block.stdout == "True []\n"  # in a folder of its own, where nothing was left for it
+
+
+@pytest.mark.usefixtures("stand_ins")
+async def test_template_names_the_module_that_starts_a_thread() -> None:
+    async with Sandbox(warm=0) as sandbox:
+        with pytest.raises(ConfigurationError, match=r"starts_a_thread starts a thread \(.*\)"):
+            await sandbox.template(imports=["is_quiet", "starts_a_thread"]).__aenter__()

@@ -3,13 +3,16 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import pytest
 
+from rlm_broker import TraceWriter as RlmTraceWriter
 from rlm_broker.errors import ConfigurationError
 from rlm_broker.trace.events import BlockEnded, BlockPrinted, IterationStarted, Replied
-from rlm_broker.trace.writer import TraceWriter
+from rlm_broker.trace.redaction import SLICE_CHARS, redact
+from rlm_broker.trace.writer import MOST_WAITING_CHARS, TraceWriter
 from rlm_broker.types import Block
 
 
@@ -60,6 +63,18 @@ def test_a_file_that_cannot_be_written_is_named(tmp_path: Path) -> None:
         TraceWriter(tmp_path / "nowhere" / "trace.jsonl")
 
 
+def test_a_path_may_be_text_and_a_file_with_something_in_it_is_kept(tmp_path: Path) -> None:
+    path = tmp_path / "trace.jsonl"
+    path.touch()
+    with RlmTraceWriter(str(path)) as write:
+        write(IterationStarted("1", 0, 1))
+    before = path.read_bytes()
+    with pytest.raises(ConfigurationError, match=r"trace.jsonl exists: remove it, or write the trace to another file"):
+        TraceWriter(str(path))
+    assert path.read_bytes() == before
+    TraceWriter("/dev/null").close()
+
+
 KILLED = """
 import os, sys
 from pathlib import Path
@@ -78,3 +93,42 @@ def test_a_run_that_is_killed_leaves_every_line_whole(tmp_path: Path) -> None:
     done = subprocess.run([sys.executable, "-c", KILLED, str(path)], check=False, env=env)
     assert done.returncode == -signal.SIGKILL
     assert [line["number"] for line in lines(path)] == list(range(1, 501))
+
+
+def test_long_events_are_written_whole_and_in_order(tmp_path: Path) -> None:
+    path = tmp_path / "trace.jsonl"
+    with TraceWriter(path) as write:
+        for number in range(10):
+            write(Replied("1", 0, number, "x" * (300_000 if number % 3 == 1 else 10)))
+    found = lines(path)
+    assert [line["n"] for line in found] == list(range(1, 11))
+    assert [line["number"] for line in found] == list(range(10))
+    assert [len(str(line["text"])) for line in found] == [300_000 if number % 3 == 1 else 10 for number in range(10)]
+
+
+def test_texts_that_the_thread_cannot_keep_up_with_are_cut_and_say_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "trace.jsonl"
+    go_on = threading.Event()
+    original = TraceWriter._write
+
+    def held(writer: TraceWriter, line: dict[str, object]) -> None:
+        assert go_on.wait(60)
+        original(writer, line)
+
+    monkeypatch.setattr(TraceWriter, "_write", held)
+    with TraceWriter(path) as write:
+        for number in range(3):
+            write(Replied("1", 0, number, "x" * (MOST_WAITING_CHARS // 2 + 10)))
+        go_on.set()
+    texts = [str(line["text"]) for line in lines(path)]
+    assert len(texts[0]) == MOST_WAITING_CHARS // 2 + 10
+    assert "characters left out" in texts[1]
+
+
+@pytest.mark.parametrize("at", [0, SLICE_CHARS - 20, SLICE_CHARS - 3, SLICE_CHARS, 2 * SLICE_CHARS - 1])
+def test_secrets_across_slices_are_redacted_whole(at: int) -> None:
+    secret = "sk-" + "a1" * 5_000
+    text = "." * at + secret + " after " + "." * SLICE_CHARS
+    assert redact(text) == text.replace(secret, "[redacted]")

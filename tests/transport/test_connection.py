@@ -2,6 +2,7 @@
 
 import asyncio
 import gc
+import itertools
 import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -9,7 +10,14 @@ from contextlib import asynccontextmanager
 import pytest
 
 from rlm_broker.errors import ModelFailed, ProtocolViolation, WorkerDied
-from rlm_broker.transport.connection import Connection, QueryHandler, refuse
+from rlm_broker.transport.connection import (
+    MESSAGES_IN_A_ROW,
+    MOST_OPEN_WEIGHT,
+    MOST_UNREAD_BYTES,
+    Connection,
+    QueryHandler,
+    refuse,
+)
 from rlm_broker.transport.session import Session
 from sandbox_worker.wire.messages import (
     MAX_PROMPTS,
@@ -26,6 +34,7 @@ from sandbox_worker.wire.messages import (
     encode,
 )
 from tests.handler.socket_peer import MAX_FRAME_BYTES, WAIT_S, Peer
+from tests.waiting import for_ever, turns, until
 
 IN_FLIGHT = 4
 SMALL_FRAME_BYTES = 1 << 16
@@ -227,7 +236,7 @@ async def test_settling_cancels_what_is_still_being_answered_and_waits_for_it(pa
         try:
             await asyncio.Event().wait()
         finally:
-            await asyncio.sleep(0.01)
+            await turns()
             ended.set()
         return []
 
@@ -257,10 +266,10 @@ async def test_with_so_many_queries_open_nothing_more_is_read_until_one_is_answe
     padding = "x" * 2_000
     for number in range(flood):
         pair[1].say(query(number, padding))
-    with pytest.raises(TimeoutError):  # what is not read piles up in the kernel's buffers, and then here
-        await asyncio.wait_for(pair[1].writer.drain(), 0.3)
+    await until(lambda: len(asked) >= IN_FLIGHT)
+    await turns(200)  # several times what reading all of it would take
     # One read may complete several queries; the next one waits.
-    assert IN_FLIGHT <= len(asked) < flood / 4
+    assert len(asked) < flood / 4
     for _ in range(flood):
         release.release()
     replies = [await pair[1].hear() for _ in range(flood)]
@@ -277,11 +286,11 @@ async def test_a_worker_that_never_reads_its_replies_is_not_read_any_more(pair: 
 
     await running(pair, answer)
     pair[1].reader._transport.pause_reading()  # type: ignore[attr-defined]
-    flood = 4_000
+    flood = 1_000
     for number in range(flood):
         pair[1].say(query(number, "x" * 1_000))
-    with pytest.raises(TimeoutError):
-        await asyncio.wait_for(pair[1].writer.drain(), 1)
+    await until(lambda: answered)
+    await turns(200)  # several times what reading all of it would take
     assert answered < flood / 4
 
 
@@ -293,8 +302,7 @@ async def test_closing_ends_what_is_being_answered_before_it_returns(pair: tuple
         try:
             await asyncio.Event().wait()
         finally:
-            for _ in range(5):  # turns of the loop, in which the end of the socket is heard as well
-                await asyncio.sleep(0)
+            await turns()  # the end of the socket is heard as well
             ended.set()
         return []
 
@@ -349,7 +357,12 @@ async def test_closing_is_harmless_when_repeated(pair: tuple[Connection, Worker]
         await pair[0].ready()
 
 
-async def test_queries_that_hold_as_much_as_a_frame_are_enough_until_one_is_answered() -> None:
+@pytest.mark.parametrize(
+    ("prompt_chars", "most_open"),
+    [(500_000, MOST_OPEN_WEIGHT // (8 * 500_000)), (12_000_000, MOST_OPEN_WEIGHT // 12_000_000)],
+    ids=["decoded at once", "left as they came"],
+)
+async def test_queries_of_more_than_their_weight_wait_for_replies(prompt_chars: int, most_open: int) -> None:
     go_on = asyncio.Event()
     asked: list[Query] = []
 
@@ -358,15 +371,86 @@ async def test_queries_that_hold_as_much_as_a_frame_are_enough_until_one_is_answ
         await go_on.wait()
         return [Slot(text="done")]
 
-    async with connected(MAX_FRAME_BYTES, in_flight=1000) as both:
+    many = most_open + 4
+    async with connected(64 << 20, in_flight=1000) as both:
+        connection, worker = both
         await running(both, slow)
-        for number in range(40):
-            both[1].say(query(number, "x" * (MAX_FRAME_BYTES // 2 - 200)))
-        while len(asked) < 3:
+        frames = [encode(query(number, "x" * prompt_chars)) for number in range(many)]
+        saying = asyncio.create_task(_say_all(worker, frames))
+        while len(asked) < most_open or not _is_waiting(connection):
             await asyncio.sleep(0.001)
-        for _ in range(100):  # time to take more than it should
-            await asyncio.sleep(0.001)
-        assert len(asked) <= 4
+        assert len(asked) == most_open
         go_on.set()
-        while len(asked) < 40:
+        while len(asked) < many:
             await asyncio.sleep(0.001)
+        await saying
+
+
+async def _say_all(worker: Worker, frames: list[bytes]) -> None:
+    for each in frames:
+        worker.send(each)
+        await worker.writer.drain()
+
+
+def _is_waiting(connection: Connection) -> bool:
+    return connection._transport is not None and not connection._transport.is_reading()
+
+
+async def test_thousands_of_messages_in_one_read_leave_turns_to_others(pair: tuple[Connection, Worker]) -> None:
+    connection, worker = pair
+    printed: list[Output] = []
+    worker.say(Ready())
+    await connection.ready()
+    result = connection.execute("1", refuse, printed.append)
+    await worker.hear()
+    for _ in range(500):
+        worker.say(Output(block=1, stream="stdout", text="x"))
+    worker.say(Result(block=1, status="ok"))
+    steps = [0]
+    while not result.done():
+        await asyncio.sleep(0)
+        steps.append(len(printed))
+    assert len(printed) == 500
+    assert max(later - before for before, later in itertools.pairwise(steps)) <= MESSAGES_IN_A_ROW
+
+
+async def test_replies_that_are_never_read_become_errors_and_not_memory() -> None:
+    answered = 0
+
+    async def large(_query: Query) -> list[Slot]:
+        nonlocal answered
+        answered += 1
+        return [Slot(text="x" * 16_000_000)]
+
+    async with connected(64 << 20, in_flight=100) as both:
+        connection, worker = both
+        await running(both, large)
+        worker.reader._transport.pause_reading()  # type: ignore[attr-defined]
+        for number in range(20):
+            worker.say(query(number))
+        while answered < 20 or connection._session.open_queries:
+            await asyncio.sleep(0.001)
+        transport = connection._transport
+        assert transport is not None
+        assert transport.get_write_buffer_size() <= MOST_UNREAD_BYTES + 17_000_000
+        worker.reader._transport.resume_reading()  # type: ignore[attr-defined]
+        replies = [await worker.hear() for _ in range(20)]
+        errors = [reply.slots[0].error for reply in replies if isinstance(reply, Reply)]
+        assert errors[0] is None
+        assert "still unread" in (errors[-1] or "")
+
+
+async def test_result_behind_a_query_without_room_is_heard_after_an_interrupt() -> None:
+    async def never(_query: Query) -> list[Slot]:
+        return await for_ever()
+
+    async with connected(64 << 20, in_flight=2) as both:
+        connection, worker = both
+        result = await running(both, never)
+        for number in range(6):
+            worker.say(query(number))
+        worker.say(Result(block=1, status="interrupted"))
+        await until(lambda: _is_waiting(connection))
+        assert not result.done()
+        connection.let_go()
+        assert (await asyncio.wait_for(result, WAIT_S)).status == "interrupted"

@@ -11,10 +11,13 @@ import pytest
 from rlm_broker.errors import ConfigurationError, WorkerDied
 from rlm_broker.transport.connection import Connection
 from rlm_broker.transport.listener import Listener
+from rlm_broker.transport.load import Load
 from rlm_broker.transport.session import Session
 from sandbox_worker.wire.frames import encode_frame
-from sandbox_worker.wire.messages import Hello, Ready, decode_welcome, encode
+from sandbox_worker.wire.messages import Hello, Query, Ready, Slot, decode_welcome, encode
+from tests.clock import Clock
 from tests.handler.socket_peer import MAX_FRAME_BYTES, WAIT_S, Peer
+from tests.waiting import turns, until
 
 
 @pytest.fixture
@@ -60,8 +63,7 @@ async def test_a_token_works_once(listener: Listener) -> None:
 async def test_a_token_expires(listener: Listener) -> None:
     connection = fresh_connection()
     token = listener.expect(connection, 0.0)
-    await asyncio.sleep(0)  # the loop's next turn is past its time
-    await asyncio.sleep(0)
+    await turns(2)  # the loop's next turn is past its time
     async with await Peer.to(port_of(listener)) as peer:
         peer.send(hello(token))
         assert await peer.is_hung_up_on()
@@ -81,8 +83,7 @@ async def test_a_hello_may_be_cut_anywhere(listener: Listener) -> None:
         said = encode_frame(hello(listener.expect(fresh_connection(), WAIT_S)), MAX_FRAME_BYTES)
         async with await Peer.to(port_of(listener)) as peer:
             peer.writer.write(said[:cut])
-            for _ in range(5):  # turns of the loop, in which the first part is read alone
-                await asyncio.sleep(0)
+            await turns()  # the first part is read alone
             peer.writer.write(said[cut:])
             decode_welcome(await peer.receive())
 
@@ -98,6 +99,36 @@ async def test_a_socket_that_is_connected_already_shows_its_token_like_any_other
         decode_welcome(await peer.receive())
         peer.send(encode(Ready()))
         await asyncio.wait_for(connection.ready(), WAIT_S)
+
+
+async def test_connections_of_one_port_share_the_weight_of_their_queries(
+    listener: Listener, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(listener, "_load", Load(most=1))
+    asked: list[str] = []
+    answered = asyncio.Event()
+
+    async def answer(seen: Query) -> list[Slot]:
+        asked.append(str(seen.prompts[0]))
+        await answered.wait()
+        return [Slot(text="ok")]
+
+    async with await Peer.to(port_of(listener)) as heavy, await Peer.to(port_of(listener)) as other:
+        for peer, queries in ((heavy, ["first"]), (other, ["second", "third"])):
+            connection = fresh_connection()
+            peer.send(hello(listener.expect(connection, WAIT_S)))
+            await peer.receive()
+            peer.send(encode(Ready()))
+            await asyncio.wait_for(connection.ready(), WAIT_S)
+            connection.execute("code", answer, lambda _: None)
+            await peer.receive()
+            for prompt in queries:
+                peer.send(encode(Query(id=f"1:{prompt}", want="llm", prompts=[prompt])))
+            await until(lambda wanted=queries[0]: wanted in asked)  # type: ignore[misc]
+        await turns(50)
+        assert asked == ["first", "second"]  # a connection without an open query is read, one with an open query waits
+        answered.set()
+        await until(lambda: len(asked) == 3)
 
 
 async def test_what_comes_right_behind_the_hello_reaches_the_connection(listener: Listener) -> None:
@@ -119,7 +150,7 @@ async def test_whoever_does_not_say_whose_it_is_in_time_is_hung_up_on(said: byte
     await listener.stop()
 
 
-async def test_the_time_for_the_first_frame_ends_with_it() -> None:
+async def test_the_time_for_the_first_frame_ends_with_it(clock: Clock) -> None:
     asked, answer = asyncio.Event(), asyncio.Event()
 
     async def serve(_payload: bytes) -> bytes:
@@ -127,7 +158,7 @@ async def test_the_time_for_the_first_frame_ends_with_it() -> None:
         await answer.wait()
         return b"answered"
 
-    listener = Listener(first_frame_timeout_s=0.05, one_shot=serve)
+    listener = Listener(first_frame_timeout_s=10, one_shot=serve)
     port = (await listener.start())[1]
     connection = fresh_connection()
     async with await Peer.to(port) as worker, await Peer.to(port) as caller:
@@ -135,7 +166,9 @@ async def test_the_time_for_the_first_frame_ends_with_it() -> None:
         await worker.receive()
         caller.send(b"{}")
         await asyncio.wait_for(asked.wait(), WAIT_S)
-        async with await Peer.to(port) as silent:  # came later, and its time is over now
+        async with await Peer.to(port) as silent:
+            await turns(20)  # it is accepted
+            clock.forward(11)
             assert await silent.is_hung_up_on()
         worker.send(encode(Ready()))
         await asyncio.wait_for(connection.ready(), WAIT_S)
@@ -147,7 +180,7 @@ async def test_the_time_for_the_first_frame_ends_with_it() -> None:
 async def test_an_oversized_first_frame_is_refused_before_it_comes(listener: Listener) -> None:
     async with await Peer.to(port_of(listener)) as peer:
         peer.writer.write(b"\xff\xff\xff\xff")
-        assert b"frame of 4,294,967,295 bytes, the limit is 4,096" in await peer.receive()
+        assert b"frame of 4,294,967,295 bytes, the limit is 512" in await peer.receive()
         assert await peer.is_hung_up_on()
 
 
@@ -155,14 +188,14 @@ async def test_the_reason_of_a_refusal_reaches_a_caller_that_sends_its_whole_req
     async with await Peer.to(port_of(listener)) as peer:
         peer.send(b"x" * (8 << 20))
         await asyncio.wait_for(peer.writer.drain(), WAIT_S)
-        assert b"frame of 8,388,608 bytes, the limit is 4,096" in await peer.receive()
+        assert b"frame of 8,388,608 bytes, the limit is 512" in await peer.receive()
 
 
 async def writing_until_it_fails(peer: Peer) -> None:
     while True:
         peer.writer.write(b"x")
         await peer.writer.drain()
-        await asyncio.sleep(0.01)
+        await turns()
 
 
 async def test_whoever_was_refused_and_stays_is_hung_up_on() -> None:
@@ -203,17 +236,15 @@ async def test_stopping_hangs_up_on_whoever_has_not_said_whose_it_is(listener: L
         await Peer.to(port)
 
 
-@pytest.mark.parametrize("turns", range(6))
-async def test_whoever_is_accepted_while_the_port_closes_does_not_stay(turns: int) -> None:
+@pytest.mark.parametrize("before", range(6))
+async def test_whoever_is_accepted_while_the_port_closes_does_not_stay(before: int) -> None:
     listener = Listener(first_frame_timeout_s=WAIT_S * 10)
     address = await listener.start()
     with contextlib.ExitStack() as callers:
         connected = [callers.enter_context(socket.create_connection(address)) for _ in range(3)]
-        for _ in range(turns):
-            await asyncio.sleep(0)
+        await turns(before)
         await listener.stop()
-        for _ in range(3):
-            await asyncio.sleep(0)
+        await turns(3)
         # CPython may leave a socket that it accepted in the turn before a server is closed to the garbage collector.
         gc.collect()
         for caller in connected:
@@ -266,8 +297,7 @@ async def test_stopping_lets_a_call_tidy_up_and_waits_for_it(caller_left: bool) 
             await asyncio.wait_for(tidying.wait(), WAIT_S)
         stopping = asyncio.create_task(listener.stop())
         await asyncio.wait_for(tidying.wait(), WAIT_S)
-        for _ in range(5):  # turns of the loop, in which the end of the socket is heard as well
-            await asyncio.sleep(0)
+        await turns()  # the end of the socket is heard as well
         assert not stopping.done()
         may_end.set()
         await asyncio.wait_for(stopping, WAIT_S)
@@ -351,26 +381,53 @@ def test_any_loopback_address_may_be_listened_on(host: str) -> None:
     Listener(host)
 
 
-async def test_each_that_stays_silent_is_hung_up_on_at_its_own_time() -> None:
+async def test_each_that_stays_silent_is_hung_up_on_at_its_own_time(clock: Clock) -> None:
     async def serve(_: bytes) -> bytes:
         return b"{}"
 
-    listener = Listener(first_frame_timeout_s=0.4, one_shot=serve)
+    listener = Listener(first_frame_timeout_s=100, one_shot=serve)
     await listener.start()
-    loop = asyncio.get_running_loop()
-
-    async def silent(starts_s: float, speaks_s: float | None = None) -> float:
-        await asyncio.sleep(starts_s)
-        async with await Peer.to(port_of(listener)) as peer:
-            began = loop.time()
-            if speaks_s is not None:
-                await asyncio.sleep(speaks_s)
-                peer.send(b'{"prompt": "p"}')
-                assert await peer.receive() == b"{}"
-                began = loop.time()
-            assert await peer.is_hung_up_on()
-            return loop.time() - began
-
-    lasted = await asyncio.gather(silent(0), silent(0.1, 0.2), silent(0.2), silent(0.25, 0.1))
-    assert all(0.35 <= each < 0.6 for each in lasted), lasted
+    async with contextlib.AsyncExitStack() as callers:
+        peers = []
+        for _ in range(4):
+            peers.append(await callers.enter_async_context(await Peer.to(port_of(listener))))
+            await turns(20)  # it is accepted
+            clock.forward(20)
+        for speaks in peers[1], peers[3]:  # at 80 s; it may then be silent until 180
+            speaks.send(b'{"prompt": "p"}')
+            assert await speaks.receive() == b"{}"
+        clock.forward(19)
+        await turns(20)
+        assert not any(peer.reader.at_eof() for peer in peers)
+        for ended, forward_s in enumerate((2, 40), start=1):
+            clock.forward(forward_s)
+            assert await peers[2 * (ended - 1)].is_hung_up_on()
+            await turns(20)
+            assert [peer.reader.at_eof() for peer in peers] == [True, False, ended == 2, False]
+        clock.forward(40)
+        assert await peers[1].is_hung_up_on()
+        assert await peers[3].is_hung_up_on()
     await listener.stop()
+
+
+async def test_socket_that_is_attached_after_the_end_is_closed() -> None:
+    listener = Listener()
+    await listener.start()
+    await listener.stop()
+    ours, theirs = socket.socketpair()
+    async with Peer(*await asyncio.open_connection(sock=theirs)) as peer:
+        await listener.attach(ours)
+        assert await peer.is_hung_up_on()
+    assert not listener._strangers.present
+
+
+async def test_port_that_another_socket_holds_without_listening_is_named() -> None:
+    with socket.socket() as other, socket.socket() as second:
+        for each in (other, second):
+            each.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        other.bind(("127.0.0.1", 0))
+        second.bind(other.getsockname())
+        port = other.getsockname()[1]
+        other.listen()
+        with pytest.raises(ConfigurationError, match=f"cannot listen on 127.0.0.1:{port}: Address already in use"):
+            await Listener(port=port).start()

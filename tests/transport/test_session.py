@@ -5,8 +5,8 @@ import itertools
 import pytest
 
 from rlm_broker.errors import ProtocolViolation
-from rlm_broker.transport.session import Session, State
-from sandbox_worker.wire.frames import encode_frame
+from rlm_broker.transport.session import PROMPT_WEIGHT, Session, State
+from sandbox_worker.wire.frames import PREFIX, encode_frame
 from sandbox_worker.wire.messages import Message, Output, Query, Ready, Reply, Result, Slot, encode
 
 SAMPLES: dict[type[Message], Message] = {
@@ -29,9 +29,14 @@ def frame(message: Message) -> bytes:
     return encode_frame(encode(message), 1000)
 
 
+def receive(session: Session, data: bytes) -> list[Message]:
+    session.feed(data)
+    return list(iter(session.next_message, None))
+
+
 def running() -> Session:
     session = Session(max_frame_bytes=1000)
-    session.receive(frame(Ready()))
+    receive(session, frame(Ready()))
     session.execute("1")
     return session
 
@@ -41,11 +46,12 @@ def test_a_worker_may_say_just_what_its_state_allows(state: State, kind: type[Me
     session = Session(max_frame_bytes=1000)
     session.state, session.block = state, 1
     if (state, kind) in LEGAL:
-        assert session.receive(frame(SAMPLES[kind])) == [SAMPLES[kind]]
+        session.feed(frame(SAMPLES[kind]))
+        assert session.next_message() == SAMPLES[kind]
         assert session.state is LEGAL[state, kind]
     else:
         with pytest.raises(ProtocolViolation, match=f"{kind.__name__} while {state.name}"):
-            session.receive(frame(SAMPLES[kind]))
+            receive(session, frame(SAMPLES[kind]))
         assert session.state is State.CLOSED
 
 
@@ -60,22 +66,22 @@ def test_a_worker_may_say_just_what_its_state_allows(state: State, kind: type[Me
 )
 def test_a_message_that_names_another_block_is_a_violation(forged: Message) -> None:
     with pytest.raises(ProtocolViolation, match="while block 1 runs"):
-        running().receive(frame(forged))
+        receive(running(), frame(forged))
 
 
 def test_an_open_query_id_cannot_be_used_again_until_it_is_answered() -> None:
     session, query = running(), frame(SAMPLES[Query])
-    session.receive(query)
+    receive(session, query)
     session.reply(Reply(id="1:1", slots=[Slot("x")]))
-    session.receive(query)
+    receive(session, query)
     with pytest.raises(ProtocolViolation, match="open already"):
-        session.receive(query)
+        receive(session, query)
 
 
 def test_a_reply_is_given_once_and_may_come_after_its_block() -> None:
     session = running()
-    session.receive(frame(SAMPLES[Query]))
-    session.receive(frame(SAMPLES[Result]))
+    receive(session, frame(SAMPLES[Query]))
+    receive(session, frame(SAMPLES[Result]))
     session.reply(Reply(id="1:1", slots=[Slot("x")]))
     with pytest.raises(ProtocolViolation, match="not open"):
         session.reply(Reply(id="1:1", slots=[Slot("x")]))
@@ -84,6 +90,39 @@ def test_a_reply_is_given_once_and_may_come_after_its_block() -> None:
 def test_a_session_that_was_violated_accepts_nothing_more() -> None:
     session = Session(max_frame_bytes=1000)
     with pytest.raises(ProtocolViolation):
-        session.receive(frame(SAMPLES[Result]))
+        receive(session, frame(SAMPLES[Result]))
     with pytest.raises(ProtocolViolation, match="Ready while CLOSED"):
-        session.receive(frame(Ready()))
+        receive(session, frame(Ready()))
+
+
+def test_sound_messages_before_a_wrong_frame_are_delivered() -> None:
+    session = running()
+    sound = frame(SAMPLES[Output])
+    session.feed(sound + sound + b"\xff\xff\xff\xff")
+    assert [session.next_message(), session.next_message()] == [SAMPLES[Output]] * 2
+    with pytest.raises(ProtocolViolation, match="4,294,967,295"):
+        session.next_message()
+
+
+def test_weight_of_open_queries_counts_prompts_and_falls_with_replies() -> None:
+    session = Session(max_frame_bytes=1 << 23)
+    receive(session, frame(Ready()))
+    session.execute("1")
+    small = Query(id="1:1", want="llm", prompts=["?"] * 100)
+    large = Query(id="1:2", want="llm", prompts=["x" * (1 << 21)])
+    session.feed(encode_frame(encode(small), 1 << 23))
+    session.next_message()
+    few = session.open_weight
+    assert few >= 100 * PROMPT_WEIGHT
+    session.feed(encode_frame(encode(large), 1 << 23))
+    session.next_message()
+    assert 1 << 21 <= session.open_weight - few < 1 << 22
+    session.reply(Reply(id="1:1", slots=[Slot()] * 100))
+    session.reply(Reply(id="1:2", slots=[Slot()]))
+    assert session.open_weight == 0
+
+
+def test_frame_larger_than_any_message_is_refused_at_its_prefix() -> None:
+    session = Session(max_frame_bytes=64 << 20)
+    with pytest.raises(ProtocolViolation, match="frame of 33,554,432 bytes, the limit is 16,777,216"):
+        session.feed(PREFIX.pack(32 << 20))

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from rlm_broker.errors import ProtocolViolation
 from rlm_broker.transport.session import Session
 from sandbox_worker.wire.errors import FrameTooLarge, FrameTruncated, MessageInvalid
-from sandbox_worker.wire.frames import FrameDecoder, encode_frame
+from sandbox_worker.wire.frames import FrameDecoder, Payload, encode_frame
 from sandbox_worker.wire.messages import Output, decode_from_worker, encode
 
 PAYLOADS = [b"", b"a", b"xyz" * 100, b"{}"]
@@ -27,7 +27,7 @@ def test_frames_come_out_whole_however_the_stream_is_cut(step_bytes: int) -> Non
 @given(st.lists(st.binary(max_size=50)), st.lists(st.integers(1, 30), min_size=1))
 def test_any_payloads_survive_any_cuts(payloads: list[bytes], steps: list[int]) -> None:
     stream = b"".join(encode_frame(payload, 50) for payload in payloads)
-    decoder, got, at, turn = FrameDecoder(50), list[bytes](), 0, 0
+    decoder, got, at, turn = FrameDecoder(50), list[Payload](), 0, 0
     while at < len(stream):
         step = steps[turn % len(steps)]
         got += decoder.feed(stream[at : at + step])
@@ -79,10 +79,30 @@ def test_what_is_no_message_is_one_named_error(payload: bytes) -> None:
 def test_garbage_raises_nothing_but_protocol_violations() -> None:
     rng = random.Random(20261120)
     for _ in range(3000):
+        session = Session(max_frame_bytes=1 << 22)
+        session.feed(encode_frame(rng.randbytes(rng.randrange(40)), 1000))
         with pytest.raises(ProtocolViolation):
-            Session(max_frame_bytes=1 << 22).receive(encode_frame(rng.randbytes(rng.randrange(40)), 1000))
+            session.next_message()
 
 
 def test_a_lone_surrogate_in_what_we_say_costs_one_character() -> None:
     message = Output(block=1, stream="stdout", text="a\ud800b")
     assert decode_from_worker(encode(message)) == Output(block=1, stream="stdout", text="a?b")
+
+
+@pytest.mark.parametrize("step_bytes", [1000, 1 << 16, (1 << 16) + 5, 1 << 20])
+def test_large_payloads_between_small_ones_come_out_whole(step_bytes: int) -> None:
+    payloads = [b"a", b"x" * 300_000, b"", b"yz" * 100_000, b"b" * (1 << 16), b"c"]
+    stream = b"".join(encode_frame(payload, 1 << 20) for payload in payloads)
+    decoder = FrameDecoder(1 << 20)
+    cuts = [stream[i : i + step_bytes] for i in range(0, len(stream), step_bytes)]
+    assert [payload for cut in cuts for payload in decoder.feed(cut)] == payloads
+    assert (decoder.pending, decoder.announced_bytes) == (b"", 0)
+
+
+def test_frames_before_an_oversized_prefix_come_out_first() -> None:
+    decoder = FrameDecoder(1000)
+    assert decoder.feed(encode_frame(b"a", 1000) + b"\xff\xff\xff\xff") == [b"a"]
+    for _ in range(2):
+        with pytest.raises(FrameTooLarge):
+            decoder.feed(b"more")

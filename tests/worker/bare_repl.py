@@ -15,6 +15,7 @@ from typing import Any
 from sandbox_worker.channel import Channel
 from sandbox_worker.interrupts import Interrupts
 from sandbox_worker.repl import Repl
+from sandbox_worker.reserve import Reserve
 from sandbox_worker.wire.frames import FrameDecoder, encode_frame
 from sandbox_worker.wire.messages import (
     Execute,
@@ -146,5 +147,6 @@ def serve(door_fd: int, contexts: str) -> None:
     """In the process: become the REPL."""
     interrupts = Interrupts()
     interrupts.install()
-    channel = Channel(socket.socket(fileno=door_fd), MAX_FRAME_BYTES, interrupts)
-    Repl(json.loads(contexts), channel, interrupts, MAX_OUTPUT_CHARS, bytes(8)).serve()
+    reserve = Reserve()
+    channel = Channel(socket.socket(fileno=door_fd), MAX_FRAME_BYTES, interrupts, reserve)
+    Repl(json.loads(contexts), channel, interrupts, reserve, MAX_OUTPUT_CHARS, bytes(8)).serve()

@@ -9,9 +9,11 @@ import pytest
 
 from sandbox_worker.channel import CannotAsk, Channel, DoorClosed
 from sandbox_worker.interrupts import Interrupts
+from sandbox_worker.reserve import Reserve
 from sandbox_worker.wire.errors import FrameTooLarge
 from sandbox_worker.wire.frames import FrameDecoder, encode_frame
 from sandbox_worker.wire.messages import (
+    MAX_RESULT_BYTES,
     Execute,
     FromOrchestrator,
     FromWorker,
@@ -47,7 +49,7 @@ class Orchestrator:
 def pair() -> Iterator[tuple[Channel, Orchestrator]]:
     theirs, ours = socket.socketpair()
     with theirs, ours:
-        yield Channel(theirs, MAX_FRAME_BYTES, Interrupts()), Orchestrator(ours)
+        yield Channel(theirs, MAX_FRAME_BYTES, Interrupts(), Reserve()), Orchestrator(ours)
 
 
 def begin(pair: tuple[Channel, Orchestrator], block: int = 1) -> None:
@@ -146,3 +148,12 @@ def test_when_the_orchestrator_hangs_up_nothing_waits_on(pair: tuple[Channel, Or
 
 def test_door_closed_is_stopped_by_no_except_exception() -> None:
     assert not issubclass(DoorClosed, Exception)
+
+
+def test_result_beyond_its_limit_is_refused_and_a_query_of_that_size_is_not() -> None:
+    theirs, ours = socket.socketpair()
+    with theirs, ours:
+        channel, text = Channel(theirs, 64 << 20, Interrupts(), Reserve()), "x" * MAX_RESULT_BYTES
+        with pytest.raises(FrameTooLarge):
+            channel.encode(Result(1, "ok", final_answer=text))
+        channel.encode(Query("1:1", "llm", [text[:-1000]]))

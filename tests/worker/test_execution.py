@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from sandbox_worker.execution import Executor, Outcome
+from sandbox_worker.reserve import Reserve
 
 
 class Prompt:
@@ -17,7 +18,7 @@ class Prompt:
     def __init__(self) -> None:
         self.namespace: dict[str, Any] = {"__name__": "__main__"}
         self.complaints: list[str] = []
-        self.executor = Executor(self.namespace, self.complaints.append)
+        self.executor = Executor(self.namespace, self.complaints.append, Reserve())
         self._number = 0
 
     def run(self, code: str) -> Outcome:
@@ -105,6 +106,7 @@ def test_an_import_of_asyncio_that_was_interrupted_is_made_good() -> None:
     code = """if True:
         import sys
         from sandbox_worker.execution import Executor
+        from sandbox_worker.reserve import Reserve
 
         class Interrupting:
             def find_spec(self, name, *_others):
@@ -113,7 +115,7 @@ def test_an_import_of_asyncio_that_was_interrupted_is_made_good() -> None:
 
         assert "asyncio" not in sys.modules
         block = "async def f(): return 5\\nawait f()"
-        executor = Executor({}, lambda text: None)
+        executor = Executor({}, lambda text: None, Reserve())
         sys.meta_path.insert(0, Interrupting())
         assert executor.run(1, block).status == "interrupted"
         del sys.meta_path[0]
@@ -139,12 +141,13 @@ def test_annotations_of_the_future_hold_for_the_blocks_that_follow(prompt: Promp
 
 
 def test_a_traceback_shows_the_models_own_lines_and_carets(prompt: Prompt) -> None:
+    carets = "~^^^" if sys.version_info >= (3, 13) else "^^^^"
     prompt.run("def f(x):\n    return 1 / x")
     assert prompt.complaint("y = 1\nprint(f(0))") == (
         "Traceback (most recent call last):\n"
         '  File "<block 2>", line 2, in <module>\n'
         "    print(f(0))\n"
-        "          ^^^^\n"
+        f"          {carets}\n"
         '  File "<block 1>", line 2, in f\n'
         "    return 1 / x\n"
         "           ~~^~~\n"

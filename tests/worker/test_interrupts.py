@@ -84,11 +84,11 @@ def test_another_threads_own_code_holds_nothing_up() -> None:
         def other() -> None:
             with interrupts.held():
                 inside.set()
-                leave.wait(30)
+                leave.wait()
 
         thread = threading.Thread(target=other)
         thread.start()
-        inside.wait(30)
+        inside.wait()
         story = []
         try:
             with interrupts.armed():

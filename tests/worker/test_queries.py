@@ -58,6 +58,18 @@ def test_what_cannot_be_sent_is_an_error_in_each_place() -> None:
     assert texts[0].startswith("Error: the query is too large: frame of 100 bytes, the limit is 10")
 
 
+def test_batch_that_no_message_can_hold_is_asked_in_parts() -> None:
+    def few(query: Query) -> list[Slot]:
+        if len(query.prompts) > 3:
+            raise FrameTooLarge(100, 10)
+        return [Slot(text=text.upper()) for text in query.texts]
+
+    asking, channel = queries(few)
+    assert asking.llm_query_batched(list("abcdefgh"), timeout_s=60, samples=True) == list("ABCDEFGH")
+    sent = [query for query in channel.asked if len(query.prompts) <= 3]
+    assert all(query.samples and query.timeout_s is not None and 0 < query.timeout_s <= 60 for query in sent)
+
+
 @pytest.mark.parametrize(
     ("call", "said"),
     [

@@ -112,8 +112,8 @@ def test_help_prints_documentation(repl: BareRepl) -> None:
 
 
 def test_an_alarm_does_not_outlive_its_block(repl: BareRepl) -> None:
-    assert repl.run("import signal\nsignal.setitimer(signal.ITIMER_REAL, 0.05)").result.status == "ok"
-    assert repl.run("import time\ntime.sleep(0.2)\n'alive'").stdout == "'alive'\n"
+    assert repl.run("import signal\nsignal.setitimer(signal.ITIMER_REAL, 1000)").result.status == "ok"
+    assert repl.run("signal.getitimer(signal.ITIMER_REAL)").stdout == "(0.0, 0.0)\n"
 
 
 @pytest.mark.parametrize(
@@ -195,6 +195,45 @@ def test_str_subclasses_are_prompts_and_errors_are_texts(repl: BareRepl) -> None
     assert ran.stdout == "['Error: no a', 'Error: no b']\n"
 
 
+LIES = """
+class Lies(type):
+    @property
+    def __name__(cls): raise SystemExit
+    def __getattribute__(cls, name): raise SystemExit
+class Odd(metaclass=Lies):
+    @property
+    def __class__(self): raise SystemExit
+class Key(str):
+    def __lt__(self, other): raise SystemExit
+    def __eq__(self, other): raise SystemExit
+    __hash__ = str.__hash__
+odd = Odd()
+globals()[Key("key")] = 1
+"""
+
+
+def test_value_with_a_lying_metaclass_ends_no_other_block(repl: BareRepl) -> None:
+    assert repl.run(LIES).result.status == "ok"
+    assert "'odd': 'Odd'" in repl.run("print(SHOW_VARS())").stdout
+    assert "variables: Key, Lies, Odd, odd" in (repl.run("FINAL_VAR('none')").result.error or "")
+    assert (
+        repl.run("llm_query(odd)").result.error
+        == "TypeError: llm_query() needs text: prompt is a Odd; use str() or an f-string"
+    )
+    assert (
+        repl.run("llm_query('?', model=odd)").result.error
+        == "TypeError: llm_query() argument 'model' must be str, not Odd"
+    )
+    assert repl.run("raise Odd").result.status == "error"
+
+
+def test_answer_that_cannot_be_shown_ends_its_own_block_only(repl: BareRepl) -> None:
+    bites = "class Bites:\n    def __str__(self): raise SystemExit\nanswer.update(content=Bites(), ready=True)"
+    assert repl.run(bites).result.error == "the answer cannot be read: SystemExit"
+    assert repl.run("print(1)").result.status == "ok"
+    assert repl.run("answer.update(content='x', ready=True)").result.final_answer == "x"
+
+
 def test_show_vars_names_what_the_model_made(repl: BareRepl) -> None:
     repl.run("x = 1\nname = 'n'\nglobals()[5] = 'odd'")
     assert json.loads(repl.run("import json\nprint(json.dumps(SHOW_VARS()))").stdout) == {
@@ -219,9 +258,8 @@ def test_code_too_deep_for_the_compiler_is_an_error(repl: BareRepl, code: str, e
 
 @pytest.mark.parametrize("timer", ["ITIMER_PROF", "ITIMER_VIRTUAL"])
 def test_a_timer_of_cpu_time_does_not_hit_a_later_block(repl: BareRepl, timer: str) -> None:
-    assert repl.run(f"import signal\nsignal.setitimer(signal.{timer}, 0.05)").result.status == "ok"
-    burn = "import time\nwhile time.process_time() < 1: pass\n'alive'"
-    assert repl.run(burn).stdout == "'alive'\n"
+    assert repl.run(f"import signal\nsignal.setitimer(signal.{timer}, 1000)").result.status == "ok"
+    assert repl.run(f"signal.getitimer(signal.{timer})").stdout == "(0.0, 0.0)\n"
 
 
 def test_an_answer_of_a_class_of_the_models_spoils_no_later_block(repl: BareRepl) -> None:

@@ -8,7 +8,8 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from sandbox_worker.proc import Proc
-from sandbox_worker.watch import FASTEST_S, SLOWEST_S, Watch
+from sandbox_worker.watch import FASTEST_S, LEAST_OF_INTERVAL, SLOWEST_S, Watch
+from tests.waiting import until_now
 
 MIB = 1 << 20
 ROOT = Path(__file__).parents[2]
@@ -97,13 +98,29 @@ def test_a_process_that_ended_is_no_error_and_uses_nothing() -> None:
 
 
 def test_it_looks_often_while_something_works_and_ever_more_rarely_while_all_sleep() -> None:
+    def looked_and_waits_longer() -> bool:
+        looking.look()
+        return looking.wait_s() > 5 * FASTEST_S
+
     with child("x = 1") as repl:
         looking = Watch(Proc(), 1 << 40)
         looking.repl_started(repl.pid, 0)
         looking.block_started()
         assert looking.wait_s() <= FASTEST_S
-        for _ in range(20):
-            looking.look()
-        assert SLOWEST_S / 2 < looking.wait_s() <= SLOWEST_S
+        until_now(looked_and_waits_longer)
+        assert looking.wait_s() <= SLOWEST_S * (1 + LEAST_OF_INTERVAL)
         looking.block_started()
         assert looking.wait_s() <= FASTEST_S
+
+
+def test_moments_of_looks_are_drawn_anew() -> None:
+    with child("x = 1") as repl:
+        looking = Watch(Proc(), 1 << 40)
+        looking.repl_started(repl.pid, 0)
+        waits = set()
+        for _ in range(50):
+            looking.block_started()
+            looking.look()
+            waits.add(round(looking.wait_s(), 4))
+    assert len(waits) >= 10
+    assert max(waits) > 2 * min(waits)

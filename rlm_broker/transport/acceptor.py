@@ -1,0 +1,149 @@
+"""Listening sockets, and the connections that they accept a few at a time."""
+
+import asyncio
+import errno
+import os
+import socket
+import warnings
+from collections.abc import Callable, Sequence
+
+from rlm_broker.errors import ConfigurationError, SandboxFailed
+
+BACKLOG = 4096
+"""Connections that the kernel keeps until they are accepted: more than a machine full of REPLs that connect at once.
+The kernel caps it at net.core.somaxconn."""
+ACCEPTS_IN_A_ROW = 4
+"""Connections accepted at once. asyncio's own server accepts as many as its backlog, and goes on after an error:
+thousands of strangers would keep the event loop for seconds."""
+RETRY_S = 0.1
+"""Seconds until connections are accepted again after the process or the machine ran out of descriptors or memory."""
+
+_Address = tuple[
+    socket.AddressFamily, socket.SocketKind, int, str, tuple[str, int] | tuple[str, int, int, int] | tuple[int, bytes]
+]
+_EXHAUSTED = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
+
+
+class Acceptor:
+    """Accepts connections on every address of a host.
+
+    Args:
+        sockets: From `bind`; they are closed with this.
+        take: Given each connected socket.
+        make_room: Called when there is no descriptor left, to give up a connection.
+    """
+
+    def __init__(
+        self,
+        sockets: list[socket.socket],
+        take: Callable[[socket.socket], object],
+        make_room: Callable[[], None],
+    ) -> None:
+        self._sockets = sockets
+        self._take = take
+        self._make_room = make_room
+        self._loop = asyncio.get_running_loop()
+        self._retries: dict[socket.socket, asyncio.TimerHandle] = {}
+        self._has_warned = False
+        for listening in sockets:
+            self._loop.add_reader(listening.fileno(), self._accept, listening)
+
+    @property
+    def address(self) -> tuple[str, int]:
+        """Host and port of the first socket."""
+        host, port = self._sockets[0].getsockname()[:2]
+        return host, port
+
+    def close(self) -> None:
+        """Stop listening."""
+        for retry in self._retries.values():
+            retry.cancel()
+        for listening in self._sockets:
+            self._loop.remove_reader(listening.fileno())
+            listening.close()
+
+    def _accept(self, listening: socket.socket) -> None:
+        for _ in range(ACCEPTS_IN_A_ROW):
+            try:
+                connected, _ = listening.accept()
+            except (BlockingIOError, InterruptedError, ConnectionAbortedError):
+                return
+            except OSError as error:
+                if error.errno not in _EXHAUSTED:
+                    raise
+                self._wait(listening, error)
+                return
+            connected.setblocking(False)
+            self._take(connected)
+
+    def _wait(self, listening: socket.socket, error: OSError) -> None:
+        """Look away for a moment: the socket stays readable, and would be tried again in every turn of the loop."""
+        self._make_room()
+        self._loop.remove_reader(listening.fileno())
+        self._retries[listening] = self._loop.call_later(
+            RETRY_S, self._loop.add_reader, listening.fileno(), self._accept, listening
+        )
+        if not self._has_warned:
+            self._has_warned = True
+            warnings.warn(f"connections wait to be accepted: {error.strerror}", RuntimeWarning, stacklevel=2)
+
+
+async def bind(host: str, port: int) -> list[socket.socket]:
+    """Sockets that listen on every address that `host` stands for.
+
+    Raises:
+        ConfigurationError: None can be bound.
+        SandboxFailed: This process may make no socket of their families.
+    """
+    bound: list[socket.socket] = []
+    try:
+        found = await _addresses(host, port)
+        for family, kind, protocol, _, address in dict.fromkeys(found):
+            if bound and port == 0:  # one free port, and not one for each address
+                break
+            try:
+                bound.append(socket.socket(family, kind, protocol))
+            except OSError as error:
+                if error.errno == errno.EAFNOSUPPORT:  # "localhost" is also ::1, where a kernel has no IPv6
+                    continue
+                raise
+            bound[-1].setblocking(False)
+            bound[-1].setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            if family == socket.AF_INET6:
+                bound[-1].setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+            bound[-1].bind(address)
+            bound[-1].listen(BACKLOG)  # here, since another socket on the same port may be noticed only now
+    except OSError as error:
+        for each in bound:
+            each.close()
+        number = error.errno or 0
+        why = os.strerror(number) if number > 0 else error.strerror  # below 0: the resolver's own
+        raise ConfigurationError(
+            f"cannot listen on {host}:{port}: {why}; choose another port, or 0 for a free one"
+        ) from None
+    if not bound:
+        raise SandboxFailed(
+            f"no port can be opened on {host}: this process may make no socket of that address family, as with "
+            "RestrictAddressFamilies= of a systemd unit, which must name AF_INET"
+        )
+    return bound
+
+
+async def _addresses(host: str, port: int) -> Sequence[_Address]:
+    """What `host` stands for. A number is read at once; a name is looked up in a thread, which may be one too many.
+
+    Raises:
+        OSError: The name is not known.
+        SandboxFailed: No thread can be started.
+    """
+    try:
+        flags = socket.AI_PASSIVE | socket.AI_NUMERICHOST
+        return socket.getaddrinfo(host or None, port, type=socket.SOCK_STREAM, flags=flags)
+    except socket.gaierror:
+        loop = asyncio.get_running_loop()
+        try:
+            return await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+        except RuntimeError as error:
+            raise SandboxFailed(
+                f"{error}: raise the limit of processes (`ulimit -u`, LimitNPROC= or TasksMax= of a unit)"
+            ) from None

@@ -1,0 +1,41 @@
+"""What the open queries of all connections hold in memory together, and which connections wait for it to fall."""
+
+from collections import OrderedDict
+from collections.abc import Callable
+
+MOST_WEIGHT = 1 << 30
+"""Bytes that the open queries of all connections of one listener may weigh. Beyond, a connection with an open query is
+not read until others were answered; one without is read, so that every REPL gets on."""
+
+
+class Load:
+    """A sum of weights, and the connections that stopped reading because of it, in the order in which they stopped.
+
+    Attributes:
+        weight: Bytes that the open queries weigh, see `Session.open_weight`.
+    """
+
+    def __init__(self, most: int = MOST_WEIGHT) -> None:
+        self.weight = 0
+        self._most = most
+        self._paused: OrderedDict[object, Callable[[], None]] = OrderedDict()
+
+    @property
+    def is_high(self) -> bool:
+        """Whether the weight has reached its bound."""
+        return self.weight >= self._most
+
+    def change(self, by: int) -> None:
+        """Add weight, or take it off and let connections read on."""
+        self.weight += by
+        while by < 0 and self._paused and not self.is_high:
+            _, resume = self._paused.popitem(last=False)
+            resume()
+
+    def wait(self, who: object, resume: Callable[[], None]) -> None:
+        """Call `resume` once the weight has fallen, unless `who` forgets it before."""
+        self._paused.setdefault(who, resume)
+
+    def forget(self, who: object) -> None:
+        """Drop what `wait` noted. Harmless when repeated."""
+        self._paused.pop(who, None)

@@ -1,0 +1,97 @@
+"""What modules do otherwise in a REPL, so that ordinary code works there. They are adapted when they are imported.
+
+With a seed, the global generators of `random` and numpy begin with it.
+
+At "strict" also the following.
+
+`setsid` succeeds in a REPL and does nothing (see `isolation/seccomp.py`). A child that asks for a session gets a
+process group of its own instead: then `os.killpg` of its group ends the child, and not the REPL. A program that calls
+setsid itself stays in the group that it has.
+
+From Python 3.14 on multiprocessing starts its processes through a server on a socket, which a REPL may not have: the
+start method is fork, as it was before.
+"""
+
+import importlib.machinery
+import os
+import sys
+from collections.abc import Callable, Sequence
+from types import ModuleType
+from typing import Any
+
+GENERATORS = ("random", "numpy.random")
+_Adapt = Callable[[ModuleType], object]
+
+
+def adapt(level: str, seed: int | None) -> None:
+    """To be called in the zygote, once, before modules of the user's are imported."""
+    adapted: dict[str, _Adapt] = {}
+    if level == "strict":
+        os.setsid = _setsid
+        adapted |= {"subprocess": _adapt_subprocess, "multiprocessing.context": _adapt_multiprocessing}
+    if seed is not None:
+        adapted |= dict.fromkeys(GENERATORS, lambda module: module.seed(seed))
+    if adapted:
+        sys.meta_path.insert(0, _Finder(adapted))
+
+
+def seed_generators(seed: int | Sequence[int], names: Sequence[str]) -> None:
+    """Seed the global generators of those of these modules that are imported."""
+    for name in names:
+        if (module := sys.modules.get(name)) is not None:
+            module.seed(seed)
+
+
+def _setsid() -> None:
+    """Make this process the leader of a process group of its own."""
+    os.setpgid(0, 0)
+
+
+def _adapt_subprocess(module: ModuleType) -> None:
+    popen = module.Popen.__init__
+
+    def __init__(self: Any, *args: Any, start_new_session: bool = False, **kwargs: Any) -> None:
+        if start_new_session and kwargs.get("process_group") in (None, -1):
+            kwargs["process_group"] = 0
+        popen(self, *args, **kwargs)
+
+    __init__.__wrapped__ = popen  # type: ignore[attr-defined] # `inspect.signature` shows the real one
+    module.Popen.__init__ = __init__
+
+
+def _adapt_multiprocessing(module: ModuleType) -> None:
+    module._default_context._default_context = module._concrete_contexts["fork"]
+
+
+class _Finder:
+    """Finds modules where they are, and has them adapted when they have been loaded."""
+
+    def __init__(self, adapted: dict[str, _Adapt]) -> None:
+        self._adapted = adapted
+
+    def find_spec(
+        self, name: str, path: Sequence[str] | None = None, _target: ModuleType | None = None
+    ) -> importlib.machinery.ModuleSpec | None:
+        if name not in self._adapted:
+            return None
+        spec = importlib.machinery.PathFinder.find_spec(name, path)
+        if spec is not None and spec.loader is not None:
+            spec.loader = _AdaptingLoader(spec.loader, self._adapted[name])  # type: ignore[assignment] # importlib.abc is large
+        return spec
+
+
+class _AdaptingLoader:
+    def __init__(self, loader: Any, adapt: _Adapt) -> None:
+        self._loader = loader
+        self._adapt = adapt
+
+    def __getattr__(self, name: str) -> Any:  # `get_source` and others, for tracebacks and `inspect`
+        return getattr(self._loader, name)
+
+    def create_module(self, spec: importlib.machinery.ModuleSpec) -> ModuleType | None:
+        module: ModuleType | None = self._loader.create_module(spec)
+        return module
+
+    def exec_module(self, module: ModuleType) -> None:
+        self._loader.exec_module(module)
+        self._adapt(module)

@@ -1,0 +1,82 @@
+"""Faults of processes: signals to the fork server, to init, to the REPL and to the orchestrator."""
+
+import contextlib
+import os
+import signal
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import psutil
+
+from scripts.faults.stage import Stage, Strike
+
+WAIT_S = 10.0
+"""Time in seconds until a signal must have worked."""
+Role = Callable[[], list[psutil.Process]]
+
+
+def _children(process: psutil.Process) -> list[psutil.Process]:
+    with contextlib.suppress(psutil.NoSuchProcess):
+        return list(process.children())
+    return []
+
+
+def fork_servers() -> list[psutil.Process]:
+    """Fork servers of this process. At "strict" the process that was started is the parent of the real one."""
+    started = _children(psutil.Process())
+    return [*started, *(child for parent in started for child in _children(parent) if _is_in_its_own_namespace(child))]
+
+
+def inits() -> list[psutil.Process]:
+    """First processes of the workers, of those in the pool, too."""
+    servers = fork_servers()
+    return [child for server in servers for child in _children(server) if child not in servers]
+
+
+def repls() -> list[psutil.Process]:
+    """REPLs that run or wait."""
+    return [child for init in inits() for child in _children(init)]
+
+
+def _is_in_its_own_namespace(process: psutil.Process) -> bool:
+    with contextlib.suppress(OSError):
+        return Path(f"/proc/{process.pid}/ns/pid").stat().st_ino != Path("/proc/self/ns/pid").stat().st_ino
+    return False
+
+
+def signalled(role: Role, number: int) -> Strike:
+    """Send a signal to all processes of a role, and wait until it has worked."""
+    state = psutil.STATUS_ZOMBIE if number == signal.SIGKILL else psutil.STATUS_STOPPED
+
+    def strike(stage: Stage) -> None:
+        met = role()
+        for process in met:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process.send_signal(number)
+        until = time.monotonic() + WAIT_S
+        while not all(_is(process, state) for process in met):
+            if time.monotonic() > until:
+                stage.notes.append("the signal did not work")
+                return
+            time.sleep(0.001)
+
+    return strike
+
+
+def _is(process: psutil.Process, state: str) -> bool:
+    try:
+        return bool(process.status() == state)
+    except psutil.NoSuchProcess:
+        return True
+
+
+def to_ourselves(number: int) -> Strike:
+    """Send a signal to the orchestrator."""
+
+    def strike(_stage: Stage) -> None:
+        os.kill(os.getpid(), number)
+        if number == signal.SIGSTOP:
+            time.sleep(0.05)  # the other threads stop a moment after this one
+
+    return strike

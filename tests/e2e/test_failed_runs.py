@@ -1,0 +1,119 @@
+"""A run that fails keeps what it was: conversation, turns, usage and partial answer."""
+
+import os
+import pickle
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rlm_broker import (
+    RLM,
+    LimitReached,
+    Limits,
+    ModelFailed,
+    OutputInvalid,
+    ReplayDiverged,
+    RlmBrokerError,
+    RunCancelled,
+    RunFailed,
+    ScriptedClient,
+)
+from rlm_broker.errors import ReplClosed, WorkerDied
+from rlm_broker.trace.events import BlockStarted, Event
+
+LOOKS = "an idea\n```repl\nprint(6 * 7)\n```"
+HANGS = "more to come\n```repl\nprint('first')\n```\n```repl\nwhile True: pass\n```"
+
+
+def failed(kind: type[RunFailed], replies: list[Any], limits: Limits | None = None, **options: Any) -> RunFailed:
+    with pytest.raises(kind) as caught:
+        RLM(ScriptedClient(replies), limits=limits).completion("text", "?", **options)
+    return caught.value
+
+
+@pytest.mark.parametrize(
+    ("kind", "replies", "limits", "options"),
+    [
+        (LimitReached, [LOOKS, LOOKS], Limits(max_llm_calls=1), {}),
+        (ModelFailed, [LOOKS, RuntimeError("down")], None, {}),
+        (OutputInvalid, [LOOKS, "FINAL(many)"], Limits(max_output_retries=0), {"output_type": int}),
+    ],
+)
+def test_a_failed_run_carries_its_conversation_turns_and_usage(
+    kind: type[RunFailed], replies: list[Any], limits: Limits | None, options: dict[str, Any]
+) -> None:
+    error = failed(kind, replies, limits, **options)
+    assert error.partial_answer == ("many" if kind is OutputInvalid else "an idea")
+    assert [message.role for message in error.messages][:4] == ["system", "user", "assistant", "user"]
+    assert error.messages[2].content == LOOKS
+    assert "42" in str(error.messages[3].content)
+    assert error.trajectory[0].blocks[0].stdout == "42\n"
+    answered = 2 if kind is OutputInvalid else 1
+    assert error.usage_summary.total.total_calls == error.usage_by_depth[0].total_calls == answered
+    assert error.execution_time > 0
+
+
+def test_a_turn_that_is_cut_short_keeps_the_blocks_that_ended() -> None:
+    error = failed(LimitReached, [LOOKS, HANGS], Limits(run_timeout_s=1.5))
+    assert error.partial_answer == "more to come"
+    assert [len(turn.blocks) for turn in error.trajectory] == [1, 1]
+    assert error.trajectory[1].blocks[0].stdout == "first\n"
+
+
+def test_what_its_children_did_is_part_of_a_failed_run() -> None:
+    asks = "```repl\nprint(rlm_query('child'))\n```"
+    error = failed(LimitReached, [asks, "FINAL(of the child)", LOOKS], Limits(max_depth=2, max_llm_calls=2))
+    assert [child.result_preview for child in error.child_traces] == ["of the child"]
+    assert {depth: usage.total_calls for depth, usage in error.usage_by_depth.items()} == {0: 1, 1: 1}
+
+
+def test_ctrl_c_leaves_what_the_run_had() -> None:
+    def interrupt(event: Event) -> None:
+        if isinstance(event, BlockStarted) and event.block == 3:
+            os.kill(os.getpid(), signal.SIGINT)
+
+    with pytest.raises(RunCancelled) as caught:
+        RLM(ScriptedClient([LOOKS, HANGS]), on_event=interrupt).completion("text", "?")
+    assert caught.value.partial_answer == "more to come"
+    assert len(caught.value.messages) == 5
+    assert [len(turn.blocks) for turn in caught.value.trajectory] == [1, 1]
+    assert caught.value.usage_summary.total.total_calls == 2
+
+
+def test_a_replay_that_diverges_carries_what_it_did(tmp_path: Path) -> None:
+    recording = tmp_path / "run.jsonl"
+    with RLM(ScriptedClient([LOOKS, "FINAL(1)"]), record=recording) as rlm:
+        rlm.completion("text", "?")
+    with pytest.raises(ReplayDiverged) as caught:
+        RLM(replay=recording).completion("text", "another question")
+    assert caught.value.messages
+
+
+async def test_an_awaited_run_that_fails_carries_the_same() -> None:
+    with pytest.raises(ModelFailed) as caught:
+        await RLM(ScriptedClient([LOOKS, RuntimeError("down")])).acompletion("text", "?")
+    assert (caught.value.partial_answer, len(caught.value.trajectory)) == ("an idea", 1)
+
+
+def test_an_error_outside_of_a_run_carries_nothing() -> None:
+    error = ModelFailed("down")
+    assert (error.messages, error.trajectory, error.partial_answer) == ((), (), None)
+    assert error.usage_summary.total.total_calls == 0
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        LimitReached("max_tokens", 5, 4, "so far"),
+        OutputInvalid("no number", "many"),
+        ModelFailed("down", "transient", 2.0),
+        RunCancelled("so far"),
+        WorkerDied("gone"),
+        ReplClosed("closed"),
+    ],
+)
+def test_an_error_survives_its_way_out_of_another_process(error: RlmBrokerError) -> None:
+    again = pickle.loads(pickle.dumps(error))
+    assert (type(again), str(again), vars(again)) == (type(error), str(error), vars(error))

@@ -1,0 +1,171 @@
+"""The command line in surroundings that hosts give: `scripts.hosts.surroundings` makes each around a real process."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from scripts.hosts.surroundings import CANNOT_BE_MADE, SURROUNDINGS
+from tests.isolation.launcher import needs_strict
+
+PROJECT = Path(__file__).parents[2]
+WAIT_S = 100
+BROKER = [sys.executable, "-m", "rlm_broker"]
+
+
+def run(names: str, *command: str, code: str = "") -> "subprocess.CompletedProcess[str]":
+    """One command, with `code` as its input, within the surroundings `names`; skips the test where they cannot be made."""
+    if os.getuid() != 0 and any(SURROUNDINGS[name].needs_root for name in names.split(",")):
+        pytest.skip("only root can make this surrounding")
+    done = subprocess.run(
+        [sys.executable, "-m", "scripts.hosts.surroundings", names, *command],
+        cwd=PROJECT,
+        input=code,
+        capture_output=True,
+        text=True,
+        timeout=WAIT_S,
+        check=False,
+    )
+    if done.returncode == CANNOT_BE_MADE:
+        pytest.skip(done.stderr.strip())
+    assert "Traceback" not in done.stderr
+    return done
+
+
+def doctor(names: str) -> dict[str, Any]:
+    """The report of `doctor`, whose exit code says the same as its `auto`."""
+    done = run(names, *BROKER, "doctor", "--json")
+    report: dict[str, Any] = json.loads(done.stdout)
+    assert done.returncode == (0 if report["auto"] else 4)
+    for level in report["levels"].values():
+        assert level["problem"] or all(level["refused"].values())
+    return report
+
+
+@needs_strict
+@pytest.mark.parametrize(
+    "names",
+    [
+        "no-sigchld",
+        "odd-tmp",
+        "no-dev-zero",
+        "our-profile",
+        "public-python,cap-five",
+        "public-python,no-sys-admin",
+    ],
+)
+def test_strict_works_within(names: str) -> None:
+    report = doctor(names)
+    assert report["auto"] == "strict", report["levels"]["strict"]["problem"]
+
+
+@needs_strict
+def test_denied_host_name_leaves_strict_without_that_layer() -> None:
+    strict = doctor("no-sethostname")["levels"]["strict"]
+    assert strict["problem"] is None
+    assert "host name" not in strict["layers"]
+    assert "namespaces" in strict["layers"]
+
+
+@needs_strict
+@pytest.mark.parametrize("names", ["cap-drop-all", "cap-no-kill"])
+def test_root_without_capabilities_gets_standard_and_is_told_what_gives_strict(names: str) -> None:
+    """Its workers stay uid 0: one that became another user could be neither made nor killed."""
+    report = doctor(f"public-python,{names}")
+    assert report["auto"] == "standard", report["levels"]["standard"]["problem"]
+    assert "own uid" not in report["levels"]["standard"]["layers"]
+    strict = report["levels"]["strict"]
+    assert strict["failed_layer"] == "other uid"
+    assert "root lacks CAP_KILL" in strict["reason"]
+    assert "`docker run --user 1000`" in strict["remedy"]
+
+
+@pytest.mark.parametrize("names", ["cap-four", "cap-five"])
+def test_scratch_folder_of_standard_is_removed_whatever_capabilities_root_has(names: str) -> None:
+    code = "import os\nos.mkdir('a', 0o700)\nos.mkdir('a/b', 0)\nopen('a/c', 'w').close()\nprint(os.getuid() > 0)"
+    done = run(f"public-python,{names}", *BROKER, "exec", "-", "--isolation", "standard", code=code)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout == f"{names == 'cap-five'}\n"
+
+
+@needs_strict
+@pytest.mark.parametrize(
+    ("names", "layer", "remedy"),
+    [
+        ("docker-default", "namespaces", "docker run --security-opt seccomp=seccomp.json"),
+        ("chroot", "private root", "in a chroot"),
+        ("no-userns", "namespaces", "sysctl user.max_user_namespaces"),
+    ],
+)
+def test_standard_works_within_and_strict_names_what_gives_it(names: str, layer: str, remedy: str) -> None:
+    report = doctor(names)
+    assert report["auto"] == "standard", report["levels"]["standard"]["problem"]
+    strict = report["levels"]["strict"]
+    if names == "docker-default" and os.getuid() == 0 and strict["failed_layer"] == "private root":
+        layer = "private root"  # root goes on without a root of its own, as another user, who may not read this Python
+    assert strict["failed_layer"] == layer
+    assert remedy in strict["remedy"]
+
+
+@pytest.mark.parametrize(
+    ("names", "kind", "sentence"),
+    [
+        ("system-service", "isolation", "killed by SIGSYS"),
+        ("system-service-eperm", "isolation", "landlock_create_ruleset: Operation not permitted"),
+        ("no-landlock", "isolation", "landlock_create_ruleset: Function not implemented"),
+        ("no-proc", "isolation", "`mount -t proc proc /proc`"),
+        ("no-tmp", "sandbox", "no temporary folder can be written to"),
+        ("latin-tmp", "configuration", r"/caf\xe9/"),
+        ("af-unix", "sandbox", "no port can be opened on 127.0.0.1"),
+        ("one-process", "sandbox", "raise the limit of processes"),
+        ("two-processes", "sandbox", "Raise the limit of processes"),
+    ],
+)
+def test_no_level_works_within_and_one_sentence_says_why(names: str, kind: str, sentence: str) -> None:
+    report = doctor(names)
+    assert report["auto"] is None
+    assert report["levels"]["standard"]["kind"] == kind
+    assert sentence in report["levels"]["standard"]["problem"]
+
+
+@pytest.mark.parametrize(("names", "words"), [("no-proc", "`mount -t proc proc /proc`"), ("no-tmp", "--tmpfs /tmp")])
+def test_exec_without_any_level_ends_with_4_and_one_line(names: str, words: str) -> None:
+    done = run(names, *BROKER, "exec", "-", code="print(1)")
+    assert (done.returncode, done.stdout) == (4, "")
+    assert len(done.stderr.splitlines()) == 1
+    assert words in done.stderr
+
+
+@needs_strict
+def test_doctor_and_auto_agree_where_strict_fails_for_want_of_files() -> None:
+    """`auto` goes on to a weaker level where a layer is missing, and not where the machine is short of something."""
+    report = doctor("few-files")
+    assert "Too many open files" in report["levels"]["strict"]["problem"]
+    assert report["levels"]["standard"]["problem"] is None
+    assert report["auto"] is None
+    assert run("few-files", *BROKER, "exec", "-", code="print(1)").returncode == 4
+
+
+@pytest.mark.parametrize(("names", "why"), [("closed-home", "Permission denied"), ("no-home", "this user has no home")])
+def test_home_that_cannot_be_read_has_no_settings_and_a_line_says_so(names: str, why: str) -> None:
+    done = run(names, *BROKER, "exec", "-", code="print(6 * 7)")
+    assert (done.returncode, done.stdout) == (0, "42\n")
+    (line,) = done.stderr.splitlines()
+    assert line.startswith("warning: no settings are read from ")
+    assert line.endswith(why)
+
+
+def test_trust_without_a_home_is_refused_in_one_sentence(tmp_path: Path) -> None:
+    (tmp_path / "rlm-broker.toml").write_text("base_url = 'http://127.0.0.1:9'\n")
+    tmp_path.chmod(0o755)
+    program = f"import os, sys; os.chdir({str(tmp_path)!r}); os.execv({sys.executable!r}, {BROKER!r} + sys.argv[1:])"
+    trusted = run("no-home", sys.executable, "-c", program, "config", "trust")
+    assert trusted.returncode == 2
+    assert "this user has no home: set HOME or XDG_STATE_HOME" in trusted.stderr
+    shown = run("no-home", sys.executable, "-c", program, "config", "show")
+    assert shown.returncode == 2
+    assert "`rlm-broker config trust`" in shown.stderr

@@ -1,0 +1,55 @@
+import os
+import signal
+import subprocess
+import sys
+
+import pytest
+
+from rlm_broker.errors import ConfigurationError, IsolationUnavailable, SandboxFailed
+from rlm_broker.sandbox import refusals
+
+
+def fork_server(status: int, words: str = "") -> "subprocess.Popen[bytes]":
+    """A process that says `words` on stderr and ends with `status`."""
+    end = f"os.kill(os.getpid(), {-status})" if status < 0 else f"os._exit({status})"
+    program = f"import os; os.write(2, {words.encode()!r}); {end}"
+    process = subprocess.Popen([sys.executable, "-I", "-S", "-c", program], stderr=subprocess.PIPE)
+    process.wait()
+    return process
+
+
+@pytest.mark.parametrize("status", [-signal.SIGSYS, 128 + signal.SIGSYS])
+def test_fork_server_killed_by_a_filter_makes_the_level_unavailable(status: int) -> None:
+    """At "strict" the fork server is a child of the process that the host started, which ends as shells do."""
+    error = refusals.ended("strict", fork_server(status))
+    assert isinstance(error, IsolationUnavailable)
+    assert error.layer == "system calls"
+    assert "SIGSYS" in str(error)
+
+
+@pytest.mark.parametrize(
+    ("status", "words", "said"),
+    [
+        (-9, "", "it was killed by SIGKILL"),
+        (128 + 11, "", "it was killed by SIGSEGV"),
+        (1, "", "it ended with status 1"),
+        (128, "", "it ended with status 128"),
+        (1, "ModuleNotFoundError: no msgspec", "ModuleNotFoundError: no msgspec"),
+        (1, "OSError: [Errno 2] no such file", "OSError: [Errno 2] no such file"),
+        (
+            1,
+            "OSError: [Errno 24] Too many open files",
+            "OSError: [Errno 24] Too many open files. Raise the limit of open files: `ulimit -n 4096`.",
+        ),
+    ],
+)
+def test_end_of_a_fork_server_is_told_by_its_last_words_or_its_signal(status: int, words: str, said: str) -> None:
+    error = refusals.ended("standard", fork_server(status, words))
+    assert type(error) is SandboxFailed
+    assert str(error) == f"the sandbox's fork server cannot start: {said}"
+
+
+def test_paths_are_named_as_a_utf8_locale_reads_them() -> None:
+    assert refusals.utf8(os.fsdecode("/tmp/é 中".encode())) == "/tmp/é 中"
+    with pytest.raises(ConfigurationError, match=r"caf\\xe9' is not UTF-8: .* set TMPDIR"):
+        refusals.utf8(os.fsdecode(b"/tmp/caf\xe9"))

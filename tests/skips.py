@@ -1,0 +1,7 @@
+"""Why tests are skipped: one wording for one reason, so that the summary of a run folds them into one line each."""
+
+NEEDS_ROOT = "needs root"
+NEEDS_ORDINARY_USER = "needs an ordinary user"
+NEEDS_CRUN = "needs crun"
+ONE_PROCESS = "at the level standard a REPL is one process"
+PROTECTS_NOTHING = "the level process protects nothing"

@@ -1,0 +1,63 @@
+"""The short form of the table of faults, and of the soak; that either can fail."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+from scripts.soak import Sample, grown
+
+PROJECT = Path(__file__).parents[1]
+WAIT_S = 110
+BAD_CELL = """
+import subprocess, sys
+from pathlib import Path
+from scripts.faults.cell import Cell, Report
+from scripts.faults import leftovers
+from scripts.faults.engine import play_all
+
+leftovers.WAIT_S = 0.2
+
+def scene(folder):
+    subprocess.Popen(["sleep", "600"], start_new_session=True)
+    (folder / "tmp" / "rlm-broker-x").mkdir()
+    return Report("", False, ["answer", "variables"])
+
+def dies(folder):
+    raise KeyError("mine")
+
+for result in play_all([Cell("bad", "-", scene, frozenset({"variables"})), Cell("dies", "-", dies)]):
+    print(list(result.problems), result.report.told)
+"""
+
+
+def test_faults_of_the_short_form_lose_and_leave_nothing() -> None:
+    done = _run("-m", "scripts.faults", "--quick")
+    assert done.returncode == 0, done.stderr + done.stdout
+    assert "0 not as they must be" in done.stdout
+
+
+def test_fault_that_loses_leaves_and_tells_nothing_is_found() -> None:
+    done = _run("-c", BAD_CELL)
+    bad, dies = done.stdout.splitlines()
+    assert "'lost: answer'" in bad
+    assert "process: sleep" in bad
+    assert "folder: rlm-broker-x" in bad
+    assert "told nothing sensible" in bad
+    assert dies == "['told nothing sensible'] no report, exit code 1: KeyError: 'mine'"
+
+
+def test_soak_ends_flat() -> None:
+    done = _run("-m", "scripts.soak", "--minutes", "0.02", "--every", "0.7", "--workers", "3")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "NOT AS IT MUST BE" not in done.stdout
+
+
+def test_soak_finds_what_grows() -> None:
+    samples = [Sample(float(at), 50 << 20, 20 + 3 * at, 1, 6, 0, 0) for at in range(9)]
+    assert grown(samples) == ["descriptors: from 26 to 44"]
+    assert grown(samples[:3]) == []
+
+
+def _run(*arguments: str) -> "subprocess.CompletedProcess[str]":
+    command = [sys.executable, *arguments]
+    return subprocess.run(command, cwd=PROJECT, capture_output=True, text=True, timeout=WAIT_S, check=False)

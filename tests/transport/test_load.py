@@ -1,0 +1,22 @@
+"""What the queries of all connections weigh together."""
+
+from rlm_broker.transport.load import Load
+
+
+def test_connections_go_on_in_order_as_far_as_the_weight_allows() -> None:
+    load, resumed = Load(most=100), list[str]()
+
+    def resume(name: str) -> None:
+        resumed.append(name)
+        load.change(+60)
+
+    load.change(+150)
+    for name in ("a", "b", "c"):
+        load.wait(name, lambda name=name: resume(name))  # type: ignore[misc]
+    load.change(-40)
+    assert (load.is_high, resumed) == (True, [])
+    load.change(-20)
+    assert (load.weight, resumed) == (150, ["a"])
+    load.forget("b")
+    load.change(-150)
+    assert resumed == ["a", "c"]

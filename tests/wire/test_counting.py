@@ -1,0 +1,83 @@
+"""How much JSON holds, without decoding it."""
+
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sandbox_worker.wire.counting import has_more_strings_than, has_more_values_than, split_prompts
+
+PLAIN = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.text('a,[{"\\'),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(',"{'), inner, max_size=4),
+    max_leaves=30,
+)
+
+
+def values_of(plain: Any) -> int:
+    """All values in plain data, containers included."""
+    if isinstance(plain, dict):
+        return 1 + sum(map(values_of, plain.values()))
+    return 1 + sum(map(values_of, plain)) if isinstance(plain, list) else 1
+
+
+@given(PLAIN)
+def test_count_is_never_below_the_true_number_of_values(plain: Any) -> None:
+    true = values_of(plain)
+    payload = json.dumps(plain).encode()
+    assert not has_more_values_than(2 * true, payload)
+    assert has_more_values_than(true - 1, payload)
+
+
+@pytest.mark.parametrize(
+    ("payload", "values"),
+    [(b"[" + b"[]," * 1000 + b"1]", 1000), (b"[" + b'"",' * 1000 + b"1]", 1000), (b"{" + b'"":1,' * 1000 + b"}", 1000)],
+)
+def test_many_values_are_found(payload: bytes, values: int) -> None:
+    assert has_more_values_than(values // 2, payload)
+    assert not has_more_values_than(4 * values, payload)
+
+
+@pytest.mark.parametrize("text", ["a, b, [c], {d}" * 1000, '\\", ' * 1000, '"' * 1000])
+def test_text_full_of_commas_is_one_value(text: str) -> None:
+    assert not has_more_values_than(4, json.dumps([text]).encode())
+    assert not has_more_strings_than(1, json.dumps([text]).encode())
+
+
+def test_strings_are_counted_even_if_the_last_does_not_end() -> None:
+    assert has_more_strings_than(2, b'["a","b","c')
+    assert not has_more_strings_than(3, b'["a","b","c')
+
+
+@given(
+    st.lists(
+        st.text('a"\\\\[]{},: ') | st.lists(st.dictionaries(st.text('a"]'), st.text('b"['), max_size=2), max_size=3)
+    )
+)
+def test_prompts_are_split_where_json_splits_them(prompts: list[Any]) -> None:
+    for encoded in (json.dumps(prompts), json.dumps(prompts, indent=1)):
+        found = split_prompts(encoded.encode(), 100)
+        assert found is not None
+        assert [json.loads(bytes(each)) for each in found] == prompts
+
+
+@pytest.mark.parametrize(
+    "array",
+    [
+        b"[1]",
+        b"[null]",
+        b'["a" "b"]',
+        b'["a",]',
+        b'["a"',
+        b'"a"',
+        b"[[[1]]]",
+        b'["a',
+        b'["a\\"]',
+        b'["a","b","c"]',
+        b"[",
+    ],
+)
+def test_arrays_of_something_else_or_too_many_are_not_split(array: bytes) -> None:
+    assert split_prompts(array, 2) is None

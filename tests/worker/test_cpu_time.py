@@ -1,0 +1,67 @@
+"""CPU time, by what was seen at each look."""
+
+import pytest
+
+from sandbox_worker.cpu_time import YOUNG_LOOKS, CpuTime
+from sandbox_worker.proc import Seen, Status, Times
+
+REPL = 2
+LOOK_S = 0.01
+
+
+@pytest.fixture
+def counted() -> CpuTime:
+    made = CpuTime()
+    made._cpus = 2
+    made.repl_started(REPL)
+    return made
+
+
+def seen(pid: int, cpu_s: float = 0.0, childrens_s: float = 0.0, *, runs: bool = False, threads: int = 1) -> Seen:
+    return Seen(pid, Status(1, threads), Times(runs, 0, cpu_s, 0.0, childrens_s))
+
+
+def test_time_of_those_that_live_is_what_the_kernel_says(counted: CpuTime) -> None:
+    for look in range(1, 101):
+        counted.look([seen(REPL, look * LOOK_S, runs=True)], LOOK_S)
+    assert counted.block_s == pytest.approx(1.0)
+    assert not counted.runs_unheard
+    counted.block_started()
+    assert counted.block_s == 0
+
+
+def test_children_that_nobody_waits_for_are_sampled(counted: CpuTime) -> None:
+    for look in range(100):
+        counted.look([seen(REPL), seen(100 + look, runs=look % 2 == 0)], LOOK_S)
+    assert counted.block_s == pytest.approx(0.5, abs=0.02)
+
+
+def test_no_more_is_sampled_than_there_are_cpus(counted: CpuTime) -> None:
+    for look in range(100):
+        counted.look([seen(REPL), *(seen(100 * look + each, runs=True) for each in range(1000, 1020))], LOOK_S)
+    assert counted.block_s == pytest.approx(2.0, abs=0.05)
+
+
+def test_children_that_were_waited_for_count_by_the_kernels_word(counted: CpuTime) -> None:
+    for look in range(100):  # seen running all the time, since they wait for a CPU
+        counted.look([seen(REPL, childrens_s=look * LOOK_S / 3), seen(100 + look, runs=True)], LOOK_S)
+    assert counted.block_s == pytest.approx(0.33, abs=0.02)
+
+
+def test_one_waited_for_among_many_that_are_not_hides_nothing(counted: CpuTime) -> None:
+    for look in range(100):
+        counted.look([seen(REPL, childrens_s=look * LOOK_S / 10), seen(100 + look, runs=True)], LOOK_S)
+    assert counted.block_s == pytest.approx(1.0, abs=0.02)
+
+
+def test_a_child_that_lives_on_counts_once(counted: CpuTime) -> None:
+    for look in range(1, YOUNG_LOOKS + 50):
+        counted.look([seen(REPL), seen(100, look * LOOK_S, runs=True)], LOOK_S)
+    counted.look([seen(REPL)], LOOK_S)
+    assert counted.block_s == pytest.approx((YOUNG_LOOKS + 49) * LOOK_S)
+
+
+def test_a_young_process_with_threads_runs_whatever_its_first_thread_does(counted: CpuTime) -> None:
+    for look in range(100):
+        counted.look([seen(REPL), seen(100 + look, threads=2)], LOOK_S)
+    assert counted.block_s == pytest.approx(2.0, abs=0.05)
