@@ -17,30 +17,19 @@ LOCK = "lock"
 
 
 class PrivateFolder:
-    """A new folder below the system's temporary one. A lock says that its owner lives: the kernel drops it with him.
+    """A new folder below the system's temporary one. Its lock says that its owner lives: the kernel ends both together.
 
     Attributes:
         path: Others may go through it, but not list it: workers may run as somebody else.
 
     Raises:
         SandboxFailed: No temporary folder can be written to.
+        OSError: The folder cannot be locked.
     """
 
     def __init__(self) -> None:
-        try:
-            _sweep()
-            self.path = Path(tempfile.mkdtemp(prefix=PREFIX))
-        except OSError as error:
-            raise SandboxFailed(
-                f"no temporary folder can be written to: {error.strerror or error}; set TMPDIR to one that can, or "
-                "start the container with `docker run --tmpfs /tmp`"
-            ) from None
-        try:
-            self._lock = os.open(self.path / LOCK, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
-        except OSError:
-            self.path.rmdir()
-            raise
-        fcntl.flock(self._lock, fcntl.LOCK_SH)
+        _sweep()
+        self.path, self._lock = _new_folder()
         self.path.chmod(0o711)
 
     def remove(self) -> bool:
@@ -50,6 +39,27 @@ class PrivateFolder:
             os.close(self._lock)
             self._lock = -1
         return gone
+
+
+def _new_folder() -> tuple[Path, int]:
+    """Make a folder, and take its lock. Another process may sweep the folder before the lock is taken: then again."""
+    while True:
+        try:
+            folder = Path(tempfile.mkdtemp(prefix=PREFIX))
+        except OSError as error:
+            raise SandboxFailed(
+                f"no temporary folder can be written to: {error.strerror or error}; set TMPDIR to one that can, or "
+                "start the container with `docker run --tmpfs /tmp`"
+            ) from None
+        try:
+            lock = os.open(folder / LOCK, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
+        except OSError:
+            folder.rmdir()
+            raise
+        fcntl.flock(lock, fcntl.LOCK_SH)  # waits until a sweep that was first has removed the folder
+        if os.fstat(lock).st_nlink:
+            return folder, lock
+        os.close(lock)
 
 
 def remove_tree(path: Path) -> bool:
@@ -77,14 +87,20 @@ async def removed(path: Path) -> bool:
 
 
 def _sweep() -> None:
-    for folder in Path(tempfile.gettempdir()).glob(f"{PREFIX}*"):
-        with contextlib.suppress(OSError):  # somebody else's, still in use, or swept by another just now
-            found = folder.lstat()
-            if found.st_uid != os.geteuid() or not stat.S_ISDIR(found.st_mode):
-                continue  # root could take any user's lock, and would remove what a link leads to
-            lock = os.open(folder / LOCK, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
-            try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                remove_tree(folder)
-            finally:
-                os.close(lock)
+    """Remove the folders of owners that do not live any more."""
+    with contextlib.suppress(OSError):  # no temporary folder is usable: making one says so
+        for folder in Path(tempfile.gettempdir()).glob(f"{PREFIX}*"):
+            with contextlib.suppress(OSError):  # of another user, still in use, or swept by another just now
+                _sweep_one(folder)
+
+
+def _sweep_one(folder: Path) -> None:
+    found = folder.lstat()
+    if found.st_uid != os.geteuid() or not stat.S_ISDIR(found.st_mode):
+        return  # root could take any user's lock, and would remove what a link leads to
+    lock = os.open(folder / LOCK, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        remove_tree(folder)
+    finally:
+        os.close(lock)

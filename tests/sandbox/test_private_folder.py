@@ -1,3 +1,4 @@
+import fcntl
 import os
 import subprocess
 import sys
@@ -7,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from rlm_broker.errors import SandboxFailed
+from rlm_broker.sandbox import private_folder
 from rlm_broker.sandbox.private_folder import LOCK, PREFIX, PrivateFolder, remove_tree
 
 LEFT_BEHIND = "import os, sys\nfrom rlm_broker.sandbox.private_folder import PrivateFolder\nprint(PrivateFolder().path)\nsys.stdout.flush()\nos.kill(os.getpid(), 9)"
@@ -43,6 +45,23 @@ def test_what_a_killed_owner_left_is_swept_by_the_next_and_what_is_in_use_is_not
     assert mine.path.is_dir()
     mine.remove()
     another.remove()
+
+
+def test_a_folder_that_was_swept_before_its_lock_was_taken_is_made_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    real, swept = fcntl.flock, list[int]()
+
+    def sweep_first(lock: int, operation: int) -> None:
+        if operation == fcntl.LOCK_SH and not swept:
+            swept.append(lock)
+            private_folder._sweep()
+        real(lock, operation)
+
+    monkeypatch.setattr(fcntl, "flock", sweep_first)
+    folder = PrivateFolder()
+    assert swept
+    assert os.fstat(folder._lock).st_nlink
+    assert (folder.path / LOCK).exists()
+    folder.remove()
 
 
 def test_what_only_looks_like_one_is_left_alone(temporary: Path) -> None:
