@@ -23,7 +23,7 @@ def start(control_fd: int, paths: list[str], seed: int | None) -> tuple["subproc
     Raises:
         OSError: No process or no descriptor could be had. Nothing is left.
     """
-    program = f"import sys; sys.path[:] = {paths!r}; from sandbox_worker.zygote import main; main({control_fd})"
+    program = f"import sys; sys.path[:] = {paths!r}; from sandbox_worker.zygote.main import main; main({control_fd})"
     process = subprocess.Popen(
         [sys.executable, *isolated(seed), "-S", "-c", program],
         pass_fds=[control_fd],

@@ -106,7 +106,7 @@ WRITES_BY_PROGRAMS = {
 SYSTEM_WRITES = {
     "the_interpreter": "import os; open(os.__file__, 'a'); print('<GOT>')",
     "a_system_folder": "open('/usr/rlm-broker-canary', 'x'); print('<GOT>')",
-    "our_own_package": "import sandbox_worker.repl as r; open(r.__file__, 'a'); print('<GOT>')",
+    "our_own_package": "import sandbox_worker.repl.repl as r; open(r.__file__, 'a'); print('<GOT>')",
     "a_device": "open('/dev/zero', 'r+b', buffering=0); print('<GOT>')",
     "the_kernels_settings": "open('/proc/sys/kernel/hostname', 'w'); print('<GOT>')",
     "a_control_group": "open('/sys/fs/cgroup/cgroup.procs', 'w'); print('<GOT>')",

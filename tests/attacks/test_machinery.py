@@ -21,7 +21,7 @@ BREAKS = {
     "breaks_the_channel": "import gc\nfor o in gc.get_objects():\n    if type(o).__name__ == 'Channel': o._door.close()",
     "breaks_json": "import json; json.dumps = json.loads = None",
     "breaks_signals": "import signal; [signal.signal(n, signal.SIG_IGN) for n in range(1, 65) if n not in (9, 19, 32, 33)]",
-    "breaks_interrupts": "import sandbox_worker.interrupts as i; i.Interrupts.armed = None",
+    "breaks_interrupts": "import sandbox_worker.repl.interrupts as i; i.Interrupts.armed = None",
     "never_switches_threads": "import sys; sys.setswitchinterval(1e6)",
     "traces_everything": "import sys, threading\ndef t(*a): raise ValueError\nthreading.settrace(t); sys.settrace(t); f = lambda: 1; f()",
     "profiles_everything": "import sys\nsys.setprofile(lambda *a: 1 / 0)",

@@ -16,7 +16,7 @@ from rlm_broker.errors import ConfigurationError, ReplClosed
 from rlm_broker.limits import Limits
 from rlm_broker.sandbox.repl import SandboxedRepl
 from rlm_broker.sandbox.sandbox import Sandbox
-from sandbox_worker.watch import SLOWEST_S
+from sandbox_worker.init.usage_watch import SLOWEST_S
 from sandbox_worker.wire.messages import Query, Slot
 from tests.processes import kill_below, living_below
 from tests.waiting import WAIT_S

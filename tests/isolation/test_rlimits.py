@@ -4,8 +4,8 @@ import resource
 import subprocess
 import sys
 
+from sandbox_worker.init.procfs import Proc
 from sandbox_worker.isolation import rlimits
-from sandbox_worker.proc import Proc
 from tests.isolation.forked_child import in_child
 
 

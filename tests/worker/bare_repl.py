@@ -12,10 +12,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from sandbox_worker.channel import Channel
-from sandbox_worker.interrupts import Interrupts
-from sandbox_worker.repl import Repl
-from sandbox_worker.reserve import Reserve
+from sandbox_worker.repl.channel import Channel
+from sandbox_worker.repl.interrupts import Interrupts
+from sandbox_worker.repl.memory_reserve import Reserve
+from sandbox_worker.repl.repl import Repl
 from sandbox_worker.wire.frames import FrameDecoder, encode_frame
 from sandbox_worker.wire.messages import (
     Execute,

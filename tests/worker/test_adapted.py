@@ -13,7 +13,7 @@ ROOT = Path(__file__).parents[2]
 
 def after(adapt: str, code: str) -> Any:
     """What `code` prints, as JSON, after a call of `adapt`."""
-    program = f"import json, os, sys\nfrom sandbox_worker.adapted import adapt\nadapt({adapt})\n{code}"
+    program = f"import json, os, sys\nfrom sandbox_worker.repl.adapted import adapt\nadapt({adapt})\n{code}"
     command = [sys.executable, "-W", "error", "-c", program]
     return json.loads(subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout)
 

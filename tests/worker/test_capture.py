@@ -3,7 +3,7 @@ import threading
 
 import pytest
 
-from sandbox_worker.capture import BURST, MAX_PIECE_CHARS, Printer
+from sandbox_worker.repl.printer import BURST, MAX_PIECE_CHARS, Printer
 from sandbox_worker.wire.messages import Stream
 
 

@@ -7,9 +7,9 @@ from collections.abc import Iterator
 
 import pytest
 
-from sandbox_worker.channel import CannotAsk, Channel, DoorClosed
-from sandbox_worker.interrupts import Interrupts
-from sandbox_worker.reserve import Reserve
+from sandbox_worker.repl.channel import CannotAsk, Channel, DoorClosed
+from sandbox_worker.repl.interrupts import Interrupts
+from sandbox_worker.repl.memory_reserve import Reserve
 from sandbox_worker.wire.errors import FrameTooLarge
 from sandbox_worker.wire.frames import FrameDecoder, encode_frame
 from sandbox_worker.wire.messages import (

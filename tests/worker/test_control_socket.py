@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from sandbox_worker.control_socket import ControlSocket
+from sandbox_worker.init.control_socket import ControlSocket
 from sandbox_worker.wire.control import Drained, Forked, Written, pack, unpack_from_init
 
 PIECE = Written(stream="stdout", data=bytes(1 << 14))

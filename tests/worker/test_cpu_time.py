@@ -2,8 +2,8 @@
 
 import pytest
 
-from sandbox_worker.cpu_time import YOUNG_LOOKS, CpuTime
-from sandbox_worker.proc import Seen, Status, Times
+from sandbox_worker.init.cpu_time import YOUNG_LOOKS, CpuTime
+from sandbox_worker.init.procfs import Seen, Status, Times
 
 REPL = 2
 LOOK_S = 0.01

@@ -6,7 +6,7 @@ import threading
 
 import pytest
 
-from sandbox_worker.interrupts import Interrupts
+from sandbox_worker.repl.interrupts import Interrupts
 from tests.isolation.forked_child import in_child
 
 

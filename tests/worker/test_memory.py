@@ -6,8 +6,8 @@ import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from sandbox_worker.memory import FREE_BYTES, MEASURED_FOR_S, Memory
-from sandbox_worker.proc import Proc, Seen
+from sandbox_worker.init.memory import FREE_BYTES, MEASURED_FOR_S, Memory
+from sandbox_worker.init.procfs import Proc, Seen
 from tests.clock import Clock
 
 MIB = 1 << 20

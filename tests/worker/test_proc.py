@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from sandbox_worker.proc import Proc, Status, Times
+from sandbox_worker.init.procfs import Proc, Status, Times
 from tests.waiting import until_now
 
 MIB = 1 << 20
@@ -153,7 +153,7 @@ def test_files_without_a_name_are_seen_on_an_overlay_of_two_file_systems(tmp_pat
     code = """
 import os, sys
 from sandbox_worker.isolation import syscalls
-from sandbox_worker.proc import Proc
+from sandbox_worker.init.procfs import Proc
 base = sys.argv[1]
 syscalls.unshare(syscalls.CLONE_NEWNS)
 syscalls.mount("none", "/", flags=syscalls.MS_REC | syscalls.MS_PRIVATE)

@@ -3,8 +3,8 @@ from typing import Any, cast
 
 import pytest
 
-from sandbox_worker.channel import Channel
-from sandbox_worker.queries import Queries
+from sandbox_worker.repl.channel import Channel
+from sandbox_worker.repl.queries import Queries
 from sandbox_worker.wire.errors import FrameTooLarge
 from sandbox_worker.wire.messages import MAX_PROMPTS, Query, Reply, Slot
 

@@ -10,7 +10,7 @@ ROOT = Path(__file__).parents[2]
 PROGRAM = """
 import builtins, gc, json, linecache, os, resource, sys, threading
 sys.path.insert(0, ".")
-from sandbox_worker import rehearsal
+from sandbox_worker.zygote import warm_up
 
 def state():
     streams = sys.stdin, sys.stdout, sys.stderr, sys.__stdout__, sys.__stderr__
@@ -31,7 +31,7 @@ def pages_of_one():
     read_end, write_end = os.pipe()
     if os.fork() == 0:
         before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
-        rehearsal.rehearse(0)
+        warm_up.rehearse(0)
         os.write(write_end, str(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before).encode())
         os._exit(0)
     os.wait()
@@ -42,7 +42,7 @@ def pages_of_one():
 
 gc.disable()
 before, unrehearsed = state(), written_pages()
-rehearsal.rehearse(0)
+warm_up.rehearse(0)
 print(json.dumps({"before": before, "after": state(), "unrehearsed": unrehearsed, "rehearsed": written_pages()}))
 """
 

@@ -1,6 +1,6 @@
 from pathlib import Path
 
-from sandbox_worker.scratch import Contents, contents
+from sandbox_worker.init.scratch import Contents, contents
 
 KIB = 1 << 10
 

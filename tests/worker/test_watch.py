@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from sandbox_worker.proc import Proc
-from sandbox_worker.watch import FASTEST_S, LEAST_OF_INTERVAL, SLOWEST_S, Watch
+from sandbox_worker.init.procfs import Proc
+from sandbox_worker.init.usage_watch import FASTEST_S, LEAST_OF_INTERVAL, SLOWEST_S, Watch
 from tests.waiting import until_now
 
 MIB = 1 << 20
@@ -43,8 +43,8 @@ def test_what_a_repl_shares_with_init_from_the_start_is_not_its_own() -> None:
     code = """
 import os, signal, sys
 sys.path.insert(0, ".")
-from sandbox_worker.proc import Proc
-from sandbox_worker.watch import Watch
+from sandbox_worker.init.procfs import Proc
+from sandbox_worker.init.usage_watch import Watch
 context = bytearray(b"x") * (64 << 20)
 tell, told = os.pipe()
 inherited = Proc().status(os.getpid())

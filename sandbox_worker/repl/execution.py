@@ -13,8 +13,8 @@ from pathlib import Path
 from types import CodeType
 from typing import TYPE_CHECKING, Any
 
-from sandbox_worker.classes import class_name
-from sandbox_worker.reserve import Reserve
+from sandbox_worker.repl.classes import class_name
+from sandbox_worker.repl.memory_reserve import Reserve
 from sandbox_worker.wire.messages import Status
 
 if TYPE_CHECKING:

@@ -17,18 +17,18 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 
-from sandbox_worker.channel import Channel
-from sandbox_worker.control_socket import ControlSocket
-from sandbox_worker.interrupts import Interrupts
+from sandbox_worker.init.control_socket import ControlSocket
+from sandbox_worker.init.output_pipes import ReplOutput
+from sandbox_worker.init.procfs import Proc
+from sandbox_worker.init.usage_watch import Watch
 from sandbox_worker.isolation import landlock, rlimits, syscalls
 from sandbox_worker.isolation.landlock import Grant
 from sandbox_worker.loading.context import load
 from sandbox_worker.loading.form import SEALS, ContextForm, span_bytes
-from sandbox_worker.proc import Proc
-from sandbox_worker.repl import Repl
-from sandbox_worker.repl_output import ReplOutput
-from sandbox_worker.reserve import Reserve
-from sandbox_worker.watch import Watch
+from sandbox_worker.repl.channel import Channel
+from sandbox_worker.repl.interrupts import Interrupts
+from sandbox_worker.repl.memory_reserve import Reserve
+from sandbox_worker.repl.repl import Repl
 from sandbox_worker.wire.control import Begin, Control, Loaded, Start, Started, Stop, pack, unpack_to_init
 from sandbox_worker.wire.frames import encode_frame
 from sandbox_worker.wire.messages import Execute, encode

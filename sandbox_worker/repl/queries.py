@@ -7,8 +7,8 @@ from typing import Any, NoReturn
 
 import msgspec
 
-from sandbox_worker.channel import ONLY_HERE, CannotAsk, Channel
-from sandbox_worker.classes import class_name, is_a
+from sandbox_worker.repl.channel import ONLY_HERE, CannotAsk, Channel
+from sandbox_worker.repl.classes import class_name, is_a
 from sandbox_worker.wire.errors import FrameTooLarge
 from sandbox_worker.wire.messages import MAX_PROMPTS, Query, Slot, Want
 from sandbox_worker.wire.prompts import Prompt

@@ -13,8 +13,8 @@ from collections.abc import Callable
 
 import msgspec
 
-from sandbox_worker.interrupts import Interrupts
-from sandbox_worker.reserve import Reserve
+from sandbox_worker.repl.interrupts import Interrupts
+from sandbox_worker.repl.memory_reserve import Reserve
 from sandbox_worker.wire.frames import FrameDecoder, encode_frame
 from sandbox_worker.wire.messages import (
     FEW_BYTES,

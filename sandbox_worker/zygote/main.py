@@ -12,16 +12,15 @@ import socket
 from pathlib import Path
 from typing import NoReturn
 
-from sandbox_worker import init, own_memory
-from sandbox_worker.adapted import adapt
+from sandbox_worker.init import main as init
+from sandbox_worker.init.procfs import Proc, Status
 from sandbox_worker.isolation import syscalls
 from sandbox_worker.isolation.mounts import SCRATCH
 from sandbox_worker.isolation.walls import LayerFailed, ZygoteWalls
 from sandbox_worker.isolation.zygote_layers import enter_zygote, fork_worker
 from sandbox_worker.loading.self_test import mapping_works
-from sandbox_worker.preparation import Found, prepare
-from sandbox_worker.proc import Proc, Status
-from sandbox_worker.rehearsal import rehearse
+from sandbox_worker.repl import own_memory
+from sandbox_worker.repl.adapted import adapt
 from sandbox_worker.wire.control import (
     MAX_PACKET_BYTES,
     Configure,
@@ -33,6 +32,8 @@ from sandbox_worker.wire.control import (
     pack,
     unpack_to_zygote,
 )
+from sandbox_worker.zygote.preload import Found, prepare
+from sandbox_worker.zygote.warm_up import rehearse
 
 
 def main(control_fd: int) -> NoReturn:

@@ -16,21 +16,20 @@ import signal
 import socket
 from typing import NoReturn
 
-from sandbox_worker import own_memory
-from sandbox_worker.channel import Channel
-from sandbox_worker.control_socket import ControlSocket
-from sandbox_worker.interrupts import Interrupts
+from sandbox_worker.init.control_socket import ControlSocket
+from sandbox_worker.init.output_pipes import EXPLAIN_S, ReplOutput, WriteEnds
+from sandbox_worker.init.procfs import Proc, Status
+from sandbox_worker.init.usage_watch import Usage, Watch
 from sandbox_worker.isolation import syscalls
 from sandbox_worker.isolation.walls import LayerFailed, WorkerBounds, ZygoteWalls
 from sandbox_worker.isolation.worker_layers import LockedInit, lock_down_init, lock_down_repl
 from sandbox_worker.loading.context import ContextBroken, load
 from sandbox_worker.loading.form import ContextForm
-from sandbox_worker.preparation import Found
-from sandbox_worker.proc import Proc, Status
-from sandbox_worker.repl import Repl
-from sandbox_worker.repl_output import EXPLAIN_S, ReplOutput, WriteEnds
-from sandbox_worker.reserve import Reserve, reserved_bytes
-from sandbox_worker.watch import Usage, Watch
+from sandbox_worker.repl import own_memory
+from sandbox_worker.repl.channel import Channel
+from sandbox_worker.repl.interrupts import Interrupts
+from sandbox_worker.repl.memory_reserve import Reserve, reserved_bytes
+from sandbox_worker.repl.repl import Repl
 from sandbox_worker.wire.control import (
     BROKEN,
     Begin,
@@ -54,6 +53,7 @@ from sandbox_worker.wire.control import (
     pack,
     unpack_to_init,
 )
+from sandbox_worker.zygote.preload import Found
 
 CONTROL_FD, DOOR_FD, STACK_FD, RULESET_FD = 3, 4, 5, 6
 GROUP_FD = 4

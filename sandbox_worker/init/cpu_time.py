@@ -9,7 +9,7 @@ import os
 import resource
 from collections.abc import Sequence
 
-from sandbox_worker.proc import Seen
+from sandbox_worker.init.procfs import Seen
 
 YOUNG_LOOKS = 5
 """How often a process is seen until what /proc says of it is precise enough: the kernel counts in 10 ms."""

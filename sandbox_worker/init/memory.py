@@ -13,8 +13,8 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from sandbox_worker.mappings import Mappings
-from sandbox_worker.proc import Proc, Seen, Status
+from sandbox_worker.init.mappings import Mappings
+from sandbox_worker.init.procfs import Proc, Seen, Status
 
 MEASURING_S = 0.1
 """CPU time of one measurement. Processes that are not reached count with their estimates: all could grow meanwhile."""

@@ -12,11 +12,11 @@ import sys
 from dataclasses import dataclass, field
 from typing import Any
 
-from sandbox_worker.adapted import GENERATORS, seed_generators
 from sandbox_worker.isolation import mounts, namespaces, seccomp, syscalls
 from sandbox_worker.isolation.walls import LayerFailed, ZygoteWalls, layer
 from sandbox_worker.isolation.worker_layers import be_the_first_to_go
 from sandbox_worker.loading.context import ContextBroken, load
+from sandbox_worker.repl.adapted import GENERATORS, seed_generators
 from sandbox_worker.wire.control import Configure
 
 

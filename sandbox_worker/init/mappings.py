@@ -6,7 +6,7 @@ them takes the process as long in the kernel, so that they are counted again whe
 
 from collections.abc import Sequence
 
-from sandbox_worker.proc import Proc, Seen
+from sandbox_worker.init.procfs import Proc, Seen
 
 WORTH_COUNTING_S = 0.02
 """CPU seconds in the kernel after which the mappings of a process are counted anew: it could have made 20,000."""

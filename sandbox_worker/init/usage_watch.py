@@ -11,10 +11,10 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from sandbox_worker.cpu_time import CpuTime
-from sandbox_worker.memory import Memory
-from sandbox_worker.proc import Proc, Seen
-from sandbox_worker.scratch import Contents, contents
+from sandbox_worker.init.cpu_time import CpuTime
+from sandbox_worker.init.memory import Memory
+from sandbox_worker.init.procfs import Proc, Seen
+from sandbox_worker.init.scratch import Contents, contents
 
 FASTEST_S = 0.01
 """Seconds between two looks while something works."""

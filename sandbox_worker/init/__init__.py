@@ -1,0 +1,1 @@
+"""Pid 1 of a worker: it bounds, watches and ends the REPL."""

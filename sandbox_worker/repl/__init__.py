@@ -1,0 +1,1 @@
+"""The REPL: the process that runs model code."""
