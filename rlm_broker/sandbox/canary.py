@@ -7,7 +7,7 @@ not to be had on this machine.
 import msgspec
 
 from rlm_broker.errors import IsolationUnavailable
-from sandbox_worker.init.main import DOOR_FD
+from sandbox_worker.wire.descriptors import DOOR_FD
 
 ATTEMPTS = {
     "read the host's list of users": "open('/etc/passwd')",

@@ -25,7 +25,9 @@ from sandbox_worker.isolation.walls import LayerFailed, WorkerBounds, ZygoteWall
 from sandbox_worker.isolation.worker_layers import LockedInit, lock_down_init, lock_down_repl
 from sandbox_worker.loading.context import ContextBroken, load
 from sandbox_worker.loading.form import ContextForm
+from sandbox_worker.loading.preloaded import Preloaded
 from sandbox_worker.repl import own_memory
+from sandbox_worker.repl.adapted import draw_apart
 from sandbox_worker.repl.channel import Channel
 from sandbox_worker.repl.interrupts import Interrupts
 from sandbox_worker.repl.memory_reserve import Reserve, reserved_bytes
@@ -53,11 +55,8 @@ from sandbox_worker.wire.control import (
     pack,
     unpack_to_init,
 )
-from sandbox_worker.zygote.preload import Found
+from sandbox_worker.wire.descriptors import CONTROL_FD, DOOR_FD, GROUP_FD, RULESET_FD, STACK_FD
 
-CONTROL_FD, DOOR_FD, STACK_FD, RULESET_FD = 3, 4, 5, 6
-GROUP_FD = 4
-"""Of init and not of its REPL, whose door takes the number when it has joined."""
 STACK_SIGNAL = int(signal.SIGRTMAX)
 """Has the REPL print the stack of its threads to `STACK_FD`: one that model code hardly takes for itself."""
 EXPLAIN_QUICKLY_S = 0.02
@@ -79,11 +78,11 @@ def live_in(folder: str) -> None:
     os.environ["HOME"] = os.environ["TMPDIR"] = folder
 
 
-def main(fds: list[int], spawn: Spawn, walls: ZygoteWalls, mapping_works: bool, found: Found) -> NoReturn:
+def main(fds: list[int], spawn: Spawn, walls: ZygoteWalls, mapping_works: bool, preloaded: Preloaded) -> NoReturn:
     """Be a worker: from the zygote's fork to the end.
 
     Args:
-        found: What the zygote has for it.
+        preloaded: What the zygote has for it.
         fds: The control socket, and what puts whoever writes "0" to it into the REPL's control group, if there is one.
     """
     _keep_only(fds)
@@ -112,7 +111,7 @@ def main(fds: list[int], spawn: Spawn, walls: ZygoteWalls, mapping_works: bool, 
     if walls.level != "strict":
         live_in(spawn.scratch)
     init = Init(
-        control, bell, children, spawn, walls, locked, bounds, proc, mapping_works, found, has_group=len(fds) > 1
+        control, bell, children, spawn, walls, locked, bounds, proc, mapping_works, preloaded, has_group=len(fds) > 1
     )
     try:
         init.serve()
@@ -134,7 +133,7 @@ class Init:
         bounds: WorkerBounds,
         proc: Proc,
         mapping_works: bool,
-        found: Found,
+        preloaded: Preloaded,
         has_group: bool,
     ) -> None:
         self._bell = bell
@@ -144,7 +143,7 @@ class Init:
         self._bounds = bounds
         self._mapping_works = mapping_works
         self._has_group = has_group
-        self._found = found
+        self._preloaded = preloaded
         self._repl_pid: int | None = None
         self._proc = proc
         self._watch = _watch(proc, walls, spawn)
@@ -214,7 +213,7 @@ class Init:
 
     def _load(self, fd: int, form: ContextForm) -> None:
         try:
-            self._found.contexts["context"] = load(fd, form, self._mapping_works)
+            self._preloaded.contexts["context"] = load(fd, form, self._mapping_works)
         except ContextBroken as error:
             _fail("load", error)
         os.close(fd)
@@ -287,11 +286,11 @@ class Init:
         reserve = Reserve()
         channel = Channel(socket.socket(fileno=DOOR_FD), self._spawn.max_frame_bytes, interrupts, reserve)
         gc.enable()
-        self._found.tell_apart()
+        draw_apart(self._preloaded.seed)
         own_memory.be(self._spawn.memory_bytes)
-        found, most = self._found, self._spawn.max_output_bytes
+        preloaded, most = self._preloaded, self._spawn.max_output_bytes
         try:
-            Repl(found.contexts, channel, interrupts, reserve, most, self._bell, found.variables).serve()
+            Repl(preloaded.contexts, channel, interrupts, reserve, most, self._bell, preloaded.variables).serve()
         except BaseException:  # noqa: BLE001 - nothing is left that could tell more than an exit code
             os._exit(BROKEN)
 

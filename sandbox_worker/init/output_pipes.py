@@ -7,12 +7,11 @@ import fcntl
 import mmap
 import os
 import select
-import struct
-import termios
 import time
 from collections.abc import Callable
 from typing import NamedTuple
 
+from sandbox_worker.wire.bell import BELL, pending_bytes
 from sandbox_worker.wire.control import Written
 from sandbox_worker.wire.headtail import HeadTail
 from sandbox_worker.wire.messages import Stream
@@ -27,14 +26,6 @@ PAUSE_S = 0.01
 FLOOD_PAUSE_S = 0.002
 """Between two reads of a pipe whose output is not passed on any more: at most 8 MB/s, at little cost to us."""
 STACK_BYTES = 8192
-BELL = struct.Struct("=Q")
-_INT = struct.Struct("=i")
-
-
-def pending_bytes(fd: int) -> int:
-    """What is in a pipe, asked at either end."""
-    (count,) = _INT.unpack(fcntl.ioctl(fd, termios.FIONREAD, bytes(_INT.size)))
-    return int(count)
 
 
 class WriteEnds(NamedTuple):

@@ -42,6 +42,20 @@ def seed_generators(seed: int | Sequence[int], names: Sequence[str]) -> None:
             module.seed(seed)
 
 
+def draw_apart(seed: int | None) -> None:
+    """To be called in each REPL: forks of one process would else draw the same random numbers.
+
+    The module `random` sees to that itself, also where all REPLs are to draw the same.
+
+    Args:
+        seed: What the generators begin with; None is another seed for each REPL.
+    """
+    if seed is not None:
+        seed_generators(seed, GENERATORS)
+    elif "numpy.random" in sys.modules:
+        seed_generators([*memoryview(os.urandom(32)).cast("I")], ("numpy.random",))
+
+
 def _setsid() -> None:
     """Make this process the leader of a process group of its own."""
     os.setpgid(0, 0)

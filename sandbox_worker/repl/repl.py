@@ -12,7 +12,6 @@ from collections.abc import Mapping
 from operator import itemgetter
 from typing import Any, NoReturn
 
-from sandbox_worker.init.output_pipes import BELL, pending_bytes
 from sandbox_worker.repl.channel import Channel, DoorClosed
 from sandbox_worker.repl.classes import class_name, is_a
 from sandbox_worker.repl.execution import Executor, Outcome
@@ -20,6 +19,7 @@ from sandbox_worker.repl.interrupts import Interrupts
 from sandbox_worker.repl.memory_reserve import Reserve
 from sandbox_worker.repl.printer import Printer
 from sandbox_worker.repl.queries import Queries
+from sandbox_worker.wire.bell import BELL, pending_bytes
 from sandbox_worker.wire.control import OUT_OF_MEMORY
 from sandbox_worker.wire.errors import FrameTooLarge
 from sandbox_worker.wire.messages import Execute, Output, Provide, Ready, Result, Stream

@@ -18,6 +18,7 @@ from sandbox_worker.isolation import syscalls
 from sandbox_worker.isolation.mounts import SCRATCH
 from sandbox_worker.isolation.walls import LayerFailed, ZygoteWalls
 from sandbox_worker.isolation.zygote_layers import enter_zygote, fork_worker
+from sandbox_worker.loading.preloaded import Preloaded
 from sandbox_worker.loading.self_test import mapping_works
 from sandbox_worker.repl import own_memory
 from sandbox_worker.repl.adapted import adapt
@@ -32,7 +33,7 @@ from sandbox_worker.wire.control import (
     pack,
     unpack_to_zygote,
 )
-from sandbox_worker.zygote.preload import Found, prepare
+from sandbox_worker.zygote.preload import prepare
 from sandbox_worker.zygote.warm_up import rehearse
 
 
@@ -48,7 +49,7 @@ def main(control_fd: int) -> NoReturn:
         walls = enter_zygote(configure.level, configure.new_root, configure.readable, configure.hidden)
         adapt(walls.level, configure.seed)
         mapped = mapping_works()
-        found = prepare(configure, fds, walls, mapped)
+        preloaded = prepare(configure, fds, walls, mapped)
         _require_one_thread()
     except LayerFailed as error:
         control.send(pack(ZygoteFailed(reason=str(error), layer=error.layer, code=error.code)))
@@ -65,10 +66,10 @@ def main(control_fd: int) -> NoReturn:
     own = proc.status(proc.own_pid) or Status()
     proc.close()
     control.send(pack(ZygoteReady(layers=list(walls.layers), memory_bytes=own.memory_bytes)))
-    _serve(control, walls, mapped, found)
+    _serve(control, walls, mapped, preloaded)
 
 
-def _serve(control: socket.socket, walls: ZygoteWalls, mapped: bool, found: Found) -> NoReturn:
+def _serve(control: socket.socket, walls: ZygoteWalls, mapped: bool, preloaded: Preloaded) -> NoReturn:
     ended = syscalls.ended_children()  # not a pidfd of each: whatever is open here is copied by every fork
     poll = select.poll()
     poll.register(ended, select.POLLIN)
@@ -86,7 +87,7 @@ def _serve(control: socket.socket, walls: ZygoteWalls, mapped: bool, found: Foun
             try:
                 pid = fork_worker(walls)
                 if pid == 0:
-                    init.main(fds, spawn, walls, mapped, found)
+                    init.main(fds, spawn, walls, mapped, preloaded)
                 pidfd = os.pidfd_open(pid)
                 fds.append(pidfd)
                 socket.send_fds(control, [pack(Spawned())], [pidfd])

@@ -8,51 +8,23 @@ import builtins
 import gc
 import importlib
 import os
-import sys
-from dataclasses import dataclass, field
 from typing import Any
 
 from sandbox_worker.isolation import mounts, namespaces, seccomp, syscalls
 from sandbox_worker.isolation.walls import LayerFailed, ZygoteWalls, layer
 from sandbox_worker.isolation.worker_layers import be_the_first_to_go
 from sandbox_worker.loading.context import ContextBroken, load
-from sandbox_worker.repl.adapted import GENERATORS, seed_generators
+from sandbox_worker.loading.preloaded import Preloaded
 from sandbox_worker.wire.control import Configure
 
 
-@dataclass
-class Found:
-    """What a worker finds.
-
-    Attributes:
-        contexts: Name → value.
-        variables: Of the set-up code, by name.
-        seed: What `random` and numpy's global generator begin with in each REPL; None is another seed for each.
-    """
-
-    seed: int | None = None
-
-    contexts: dict[str, Any] = field(default_factory=dict)
-    variables: dict[str, Any] = field(default_factory=dict)
-
-    def tell_apart(self) -> None:
-        """To be called in each REPL: forks of one process would else draw the same random numbers.
-
-        The module `random` sees to that itself, also where all REPLs are to draw the same.
-        """
-        if self.seed is not None:
-            seed_generators(self.seed, GENERATORS)
-        elif "numpy.random" in sys.modules:
-            seed_generators([*memoryview(os.urandom(32)).cast("I")], ("numpy.random",))
-
-
-def prepare(configure: Configure, fds: list[int], walls: ZygoteWalls, mapping_works: bool) -> Found:
+def prepare(configure: Configure, fds: list[int], walls: ZygoteWalls, mapping_works: bool) -> Preloaded:
     """Get it all.
 
     Raises:
         LayerFailed: "imports", "context" or "setup" could not be done; or what they run behind.
     """
-    found = Found(seed=configure.seed)
+    preloaded = Preloaded(seed=configure.seed)
     before = _open_files()
     if configure.preload or configure.setup:
         _have_scratch(walls, configure.new_root)
@@ -68,20 +40,20 @@ def prepare(configure: Configure, fds: list[int], walls: ZygoteWalls, mapping_wo
                 seccomp.install("template", allow_exec=True)
     if configure.form is not None:
         try:
-            found.contexts["context"] = load(fds[0], configure.form, mapping_works)
+            preloaded.contexts["context"] = load(fds[0], configure.form, mapping_works)
         except ContextBroken as error:
             raise LayerFailed("context", str(error)) from None
         finally:
             os.close(fds[0])
     if configure.setup:
-        found.variables = _variables_of(configure.setup, found.contexts)
+        preloaded.variables = _variables_of(configure.setup, preloaded.contexts)
     gc.collect()
     if configure.preload or configure.setup:
         _refuse_what_is_left(before)
         if walls.level == "strict":
             mounts.take_scratch_back()
     syscalls.collapse_own_memory()
-    return found
+    return preloaded
 
 
 def _have_scratch(walls: ZygoteWalls, folder: str) -> None:

@@ -1,0 +1,19 @@
+"""What a fork server has loaded for all of its workers."""
+
+from dataclasses import dataclass, field
+from typing import Any
+
+
+@dataclass
+class Preloaded:
+    """What a worker finds in its memory when it is forked.
+
+    Attributes:
+        seed: What the generators of `random` and numpy begin with in each REPL; None is another seed for each.
+        contexts: Name → value.
+        variables: Of the set-up code, by name.
+    """
+
+    seed: int | None = None
+    contexts: dict[str, Any] = field(default_factory=dict)
+    variables: dict[str, Any] = field(default_factory=dict)
