@@ -32,7 +32,7 @@ from rlm_broker.recording import FORMAT, Recorder, Recording
 from rlm_broker.recording import Models as RecordedModels
 from rlm_broker.recursion import Recursion, needs_repl
 from rlm_broker.runner import ChildRoom, QueryHandlerFactory, Runner, Tree
-from rlm_broker.sandbox import policy
+from rlm_broker.sandbox.levels.level import candidates
 from rlm_broker.sandbox.sandbox import SEED_BITS, Sandbox, require_seed
 from rlm_broker.tools import Tools
 from rlm_broker.trace.events import Emit, Event, RunStarted
@@ -119,7 +119,7 @@ class RLM(Resident):
         if replay is not None and (brings_models or routes):
             raise ConfigurationError("give either models or a recording to replay: it brings its own models")
         _require_types(limits=limits, handler=handler, sandbox=sandbox, models=models, on_event=on_event)
-        policy.candidates(isolation, allow_exec)  # an unknown level is refused here and not in the first call
+        candidates(isolation, allow_exec)  # an unknown level is refused here and not in the first call
         self.limits = limits or (sandbox.limits if sandbox else Limits())
         self._models: Models | None = None
         if handler is None:

@@ -54,7 +54,7 @@ def _tried_out(level: str) -> dict[str, Any]:
     `kind` as in JSON errors, and the `failed_layer`, its `reason` and its `remedy` if it was one.
     """
     from rlm_broker.errors import IsolationUnavailable, RlmBrokerError  # what --help need not pay for
-    from rlm_broker.sandbox import canary
+    from rlm_broker.sandbox.levels import canary
     from rlm_broker.sandbox.sandbox import Sandbox
 
     try:
@@ -70,7 +70,7 @@ def _tried_out(level: str) -> dict[str, Any]:
 
 def _maps_texts() -> bool | None:
     """Whether REPLs share the texts of a context; None where no process can be forked to try it out."""
-    from rlm_broker.sandbox.installation import maps_texts
+    from rlm_broker.sandbox.workers.python_paths import maps_texts
 
     try:
         return maps_texts()
@@ -92,7 +92,7 @@ def _auto(levels: dict[str, dict[str, Any]]) -> str | None:
 
 def _memory_groups_version() -> int | None:
     """Version of the control groups in which REPLs can have exact limits of memory; None if there are none."""
-    from rlm_broker.sandbox.cgroups import MemoryGroups
+    from rlm_broker.sandbox.workers.cgroups import MemoryGroups
 
     try:
         groups = MemoryGroups.find()
@@ -104,7 +104,7 @@ def _memory_groups_version() -> int | None:
 
 
 def _print(report: dict[str, Any]) -> None:
-    from rlm_broker.sandbox.cgroups import GROUP_REMEDY
+    from rlm_broker.sandbox.workers.cgroups import GROUP_REMEDY
 
     for level, found in report["levels"].items():
         click.echo(f"{level}:")

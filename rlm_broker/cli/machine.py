@@ -10,7 +10,7 @@ from typing import Any
 
 import psutil
 
-from rlm_broker.sandbox import cgroups
+from rlm_broker.sandbox.workers import cgroups
 
 DESCRIPTORS_EACH = 4
 """Descriptors of the orchestrator for one REPL: its connection, its control socket, and pidfds."""

@@ -18,8 +18,8 @@ from rlm_broker.plain import require_names, require_plain
 from rlm_broker.sandbox import post_mortem
 from rlm_broker.sandbox.block_clock import BlockClock
 from rlm_broker.sandbox.output import BlockOutput, OnOutput
-from rlm_broker.sandbox.starting import Starts
-from rlm_broker.sandbox.worker import Worker
+from rlm_broker.sandbox.workers.source import Starts
+from rlm_broker.sandbox.workers.worker import Worker
 from rlm_broker.transport.connection import Connection, QueryHandler
 from rlm_broker.transport.session import Provided, frames_of
 from rlm_broker.types import Block, Isolation

@@ -7,13 +7,15 @@ from typing import Any
 from rlm_broker.errors import ConfigurationError, IsolationUnavailable, SandboxFailed
 from rlm_broker.home import Home, Resident
 from rlm_broker.limits import Limits
-from rlm_broker.sandbox import canary, cgroups, policy
-from rlm_broker.sandbox.host import Host, Preparation
-from rlm_broker.sandbox.pool import Pool
+from rlm_broker.sandbox.levels import canary
+from rlm_broker.sandbox.levels.level import Level, candidates, warn_if_unprotected
 from rlm_broker.sandbox.repl import SandboxedRepl, made
-from rlm_broker.sandbox.shared_contexts import OF_ALL_MEMORY, SharedContexts
-from rlm_broker.sandbox.starting import Starter
 from rlm_broker.sandbox.template import NO_CONTEXT, PREPARE_TIMEOUT_S, Template
+from rlm_broker.sandbox.workers import cgroups
+from rlm_broker.sandbox.workers.context_cache import OF_ALL_MEMORY, SharedContexts
+from rlm_broker.sandbox.workers.fork_server import Host, Preparation
+from rlm_broker.sandbox.workers.source import Starter
+from rlm_broker.sandbox.workers.warm_pool import Pool
 from rlm_broker.transport.connection import QueryHandler, refuse
 from rlm_broker.transport.listener import Listener
 
@@ -63,8 +65,8 @@ class Sandbox(Resident):
         if limits is not None and not isinstance(limits, Limits):
             raise ConfigurationError(f"limits is a Limits, and not {type(limits).__name__}")
         self.limits = limits or Limits()
-        self._candidates = policy.candidates(isolation, allow_exec)
-        policy.warn_if_unprotected(self._candidates[0])
+        self._candidates = candidates(isolation, allow_exec)
+        warn_if_unprotected(self._candidates[0])
         self._allow_exec = allow_exec is not False
         _require_warm(warm)
         require_seed(seed)
@@ -78,7 +80,7 @@ class Sandbox(Resident):
         self._home = home
 
     @property
-    def level(self) -> policy.Level:
+    def level(self) -> Level:
         """The level that is enforced; before it is open, the strongest that it is going to try."""
         return self._pool.host.level if self._pool else self._candidates[0]
 

@@ -8,10 +8,10 @@ from rlm_broker.context import StoredContext, store
 from rlm_broker.errors import ConfigurationError, SandboxFailed
 from rlm_broker.home import Home, Resident
 from rlm_broker.limits import Limits
-from rlm_broker.sandbox.host import Host, Preparation
-from rlm_broker.sandbox.pool import Pool
 from rlm_broker.sandbox.repl import INHERITED, SandboxedRepl, made
-from rlm_broker.sandbox.starting import Starter
+from rlm_broker.sandbox.workers.fork_server import Host, Preparation
+from rlm_broker.sandbox.workers.source import Starter
+from rlm_broker.sandbox.workers.warm_pool import Pool
 from rlm_broker.transport.connection import QueryHandler, refuse
 from rlm_broker.transport.listener import Listener
 

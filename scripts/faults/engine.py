@@ -13,7 +13,7 @@ from pathlib import Path
 
 import psutil
 
-from rlm_broker.sandbox import private_folder
+from rlm_broker.sandbox.workers import private_folder
 from scripts.faults import leftovers
 from scripts.faults.cell import Cell, Report, Result, judged
 

@@ -1,6 +1,6 @@
 import json
 
-from rlm_broker.sandbox.canary import ATTEMPTS
+from rlm_broker.sandbox.levels.canary import ATTEMPTS
 from tests.cli.command import run
 
 

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from rlm_broker.errors import IsolationUnavailable
-from rlm_broker.sandbox import canary
+from rlm_broker.sandbox.levels import canary
 from rlm_broker.sandbox.sandbox import Sandbox
 
 HARMLESS_WITHOUT_WALLS = {"read the host's list of users", "list the machine's devices", "open a socket"}
@@ -20,7 +20,7 @@ def test_at_every_level_of_protection_all_attempts_are_held(level: str) -> None:
     canary.require_held(level, held)
 
 
-@pytest.mark.filterwarnings("ignore::rlm_broker.sandbox.policy.IsolationWarning")
+@pytest.mark.filterwarnings("ignore::rlm_broker.sandbox.levels.level.IsolationWarning")
 def test_without_walls_the_attempts_succeed_so_that_the_canary_can_fail() -> None:
     with Sandbox(isolation="process") as sandbox, sandbox.repl() as repl:
         for name in HARMLESS_WITHOUT_WALLS:

@@ -11,9 +11,9 @@ import pytest
 
 from rlm_broker.errors import IsolationUnavailable
 from rlm_broker.limits import Limits
-from rlm_broker.sandbox import cgroups
-from rlm_broker.sandbox.cgroups import MemoryGroup, MemoryGroups
 from rlm_broker.sandbox.sandbox import Sandbox
+from rlm_broker.sandbox.workers import cgroups
+from rlm_broker.sandbox.workers.cgroups import MemoryGroup, MemoryGroups
 from tests.waiting import until_now
 
 MIB = 1 << 20

@@ -16,12 +16,12 @@ import pytest
 from rlm_broker.context import store
 from rlm_broker.errors import SandboxFailed
 from rlm_broker.limits import Limits
-from rlm_broker.sandbox import host as hosts
-from rlm_broker.sandbox import installation
-from rlm_broker.sandbox.host import Host
-from rlm_broker.sandbox.policy import Level
+from rlm_broker.sandbox.levels.level import Level
 from rlm_broker.sandbox.sandbox import Sandbox
-from rlm_broker.sandbox.worker import Worker
+from rlm_broker.sandbox.workers import fork_server as hosts
+from rlm_broker.sandbox.workers import python_paths
+from rlm_broker.sandbox.workers.fork_server import Host
+from rlm_broker.sandbox.workers.worker import Worker
 from tests.processes import kill_below, living_below
 from tests.waiting import WAIT_S, until, until_now
 
@@ -117,12 +117,12 @@ async def test_nothing_of_our_environment_and_no_folder_of_ours_is_in_the_fork_s
     monkeypatch.setenv("CANARY_API_KEY", "sk-canary-0123456789")
     async with opened("process"):
         (zygote,) = psutil.Process().children()
-        assert zygote.environ() == installation.environment(None)
+        assert zygote.environ() == python_paths.environment(None)
         assert str(Path.cwd()) not in zygote.cmdline()[-1].split("'")[1]
 
 
 def test_nothing_but_python_is_readable_inside() -> None:
-    readable = installation.readable(installation.python_paths())
+    readable = python_paths.readable(python_paths.python_paths())
     assert str(Path(hosts.__file__).resolve().parents[2]) not in readable
     assert str(Path.home()) not in readable
     assert sys.base_prefix in readable
@@ -143,7 +143,7 @@ def test_no_descriptor_is_left_after_many_sandboxes() -> None:
     until_now(lambda: counted() == before)  # the loop closes the sockets of a worker that nobody took a moment later
 
 
-@pytest.mark.filterwarnings("ignore::rlm_broker.sandbox.policy.IsolationWarning")
+@pytest.mark.filterwarnings("ignore::rlm_broker.sandbox.levels.level.IsolationWarning")
 def test_a_workers_folder_on_the_host_goes_with_it_and_the_fork_servers_with_that() -> None:
     with Sandbox(isolation="process") as sandbox:
         with sandbox.repl() as repl:

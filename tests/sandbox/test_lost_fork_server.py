@@ -17,10 +17,10 @@ import pytest
 
 from rlm_broker.errors import SandboxFailed
 from rlm_broker.limits import Limits
-from rlm_broker.sandbox.host import TRIES, Host, _Zygote
 from rlm_broker.sandbox.repl import SandboxedRepl
 from rlm_broker.sandbox.sandbox import Sandbox
-from rlm_broker.sandbox.worker import Worker
+from rlm_broker.sandbox.workers.fork_server import TRIES, Host, _Zygote
+from rlm_broker.sandbox.workers.worker import Worker
 from tests.processes import living_below
 
 WAIT_S = 60

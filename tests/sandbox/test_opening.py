@@ -9,8 +9,8 @@ import pytest
 
 from rlm_broker.errors import ReplClosed, RlmBrokerError, SandboxFailed
 from rlm_broker.limits import Limits
-from rlm_broker.sandbox.host import Host
 from rlm_broker.sandbox.sandbox import Sandbox
+from rlm_broker.sandbox.workers.fork_server import Host
 from tests.processes import living_below
 from tests.waiting import turns, until
 

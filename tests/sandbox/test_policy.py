@@ -1,7 +1,7 @@
 import pytest
 
 from rlm_broker.errors import ConfigurationError
-from rlm_broker.sandbox import policy
+from rlm_broker.sandbox.levels.level import IsolationWarning, candidates, unavailable, warn_if_unprotected
 
 
 @pytest.mark.parametrize(
@@ -19,23 +19,23 @@ from rlm_broker.sandbox import policy
 def test_a_name_stands_for_levels_to_try_and_auto_never_for_process(
     isolation: str, allow_exec: bool | None, levels: tuple[str, ...]
 ) -> None:
-    assert policy.candidates(isolation, allow_exec) == levels
+    assert candidates(isolation, allow_exec) == levels
 
 
 def test_an_unknown_level_is_refused_with_those_there_are() -> None:
     with pytest.raises(
         ConfigurationError, match="no isolation level 'vault'; choose one of: auto, strict, standard, process"
     ):
-        policy.candidates("vault", None)
+        candidates("vault", None)
 
 
 def test_programs_at_standard_are_refused_because_nothing_would_end_them() -> None:
     with pytest.raises(ConfigurationError, match="'standard' cannot start programs"):
-        policy.candidates("standard", allow_exec=True)
+        candidates("standard", allow_exec=True)
 
 
 def test_a_level_that_cannot_be_had_names_the_reason_and_what_would_give_it() -> None:
-    error = policy.unavailable("strict", "landlock", "landlock: Operation not supported")
+    error = unavailable("strict", "landlock", "landlock: Operation not supported")
     assert str(error).startswith("isolation level 'strict' cannot be had here: landlock: Operation not supported. ")
     assert error.remedy is not None
     assert error.remedy in str(error)
@@ -43,7 +43,7 @@ def test_a_level_that_cannot_be_had_names_the_reason_and_what_would_give_it() ->
 
 
 def test_only_process_is_warned_of() -> None:
-    with pytest.warns(policy.IsolationWarning, match="no security boundary"):
-        policy.warn_if_unprotected("process")
-    policy.warn_if_unprotected("strict")
-    policy.warn_if_unprotected("standard")
+    with pytest.warns(IsolationWarning, match="no security boundary"):
+        warn_if_unprotected("process")
+    warn_if_unprotected("strict")
+    warn_if_unprotected("standard")

@@ -11,8 +11,8 @@ import pytest
 from rlm_broker.context import store
 from rlm_broker.errors import ConfigurationError, SandboxFailed
 from rlm_broker.limits import Limits
-from rlm_broker.sandbox.pool import REFILL_AFTER_S, SMALL_BYTES, Pool
 from rlm_broker.sandbox.sandbox import Sandbox
+from rlm_broker.sandbox.workers.warm_pool import REFILL_AFTER_S, SMALL_BYTES, Pool
 from sandbox_worker.wire.messages import Query, Slot
 from tests.processes import living_below, living_parents_below
 from tests.waiting import until

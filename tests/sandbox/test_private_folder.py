@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 
 from rlm_broker.errors import SandboxFailed
-from rlm_broker.sandbox import private_folder
-from rlm_broker.sandbox.private_folder import LOCK, PREFIX, PrivateFolder, remove_tree
+from rlm_broker.sandbox.workers import private_folder
+from rlm_broker.sandbox.workers.private_folder import LOCK, PREFIX, PrivateFolder, remove_tree
 
-LEFT_BEHIND = "import os, sys\nfrom rlm_broker.sandbox.private_folder import PrivateFolder\nprint(PrivateFolder().path)\nsys.stdout.flush()\nos.kill(os.getpid(), 9)"
+LEFT_BEHIND = "import os, sys\nfrom rlm_broker.sandbox.workers.private_folder import PrivateFolder\nprint(PrivateFolder().path)\nsys.stdout.flush()\nos.kill(os.getpid(), 9)"
 
 
 @pytest.fixture(autouse=True)

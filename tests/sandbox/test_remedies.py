@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from rlm_broker.sandbox.remedies import SYSTEM_CALLS, remedy
+from rlm_broker.sandbox.levels.remedies import SYSTEM_CALLS, remedy
 
 FILTER = {"proc__self__status": "Name:\tx\nSeccomp:\t2"}
 CONTAINER = {**FILTER, "run__.containerenv": ""}

@@ -14,9 +14,9 @@ from rlm_broker.context import StoredContext, store
 from rlm_broker.errors import SandboxFailed
 from rlm_broker.limits import Limits
 from rlm_broker.rlm import RLM
-from rlm_broker.sandbox import cgroups, shared_contexts
-from rlm_broker.sandbox.host import Host
 from rlm_broker.sandbox.sandbox import Sandbox
+from rlm_broker.sandbox.workers import cgroups, context_cache
+from rlm_broker.sandbox.workers.fork_server import Host
 from tests.processes import living_below
 from tests.waiting import WAIT_S, for_ever
 
@@ -27,7 +27,7 @@ WHERE = "print(id(context), context['a'][0])"
 
 @pytest.fixture(autouse=True)
 def _small_ones_are_shared(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(shared_contexts, "SHARED_FROM_BYTES", 1)
+    monkeypatch.setattr(context_cache, "SHARED_FROM_BYTES", 1)
 
 
 @contextlib.contextmanager
@@ -37,7 +37,7 @@ def room_for_one(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         assert sandbox._pool is not None
         one_bytes = sandbox._pool.host.memory_bytes
     with monkeypatch.context() as patched:
-        patched.setattr(cgroups, "memory_bytes", lambda: 1.5 * one_bytes / shared_contexts.OF_ALL_MEMORY)
+        patched.setattr(cgroups, "memory_bytes", lambda: 1.5 * one_bytes / context_cache.OF_ALL_MEMORY)
         yield
 
 
@@ -158,7 +158,7 @@ def test_for_what_can_never_fit_nobody_has_to_go(monkeypatch: pytest.MonkeyPatch
         before = fork_servers()
         places(sandbox, OBJECTS)
         servers = fork_servers() - before
-        monkeypatch.setattr(shared_contexts, "HEAP_PER_BYTE", 1 << 50)
+        monkeypatch.setattr(context_cache, "HEAP_PER_BYTE", 1 << 50)
         assert [place.split()[1] for place in places(sandbox, OF_THE_SAME_SIZE)] == ["3"] * 3
         assert fork_servers() - before == servers
 
@@ -206,7 +206,7 @@ def test_a_fork_server_that_the_machine_does_not_give_is_asked_for_again_later(m
 def test_a_context_that_could_not_be_looked_at_is_no_harm_to_others(monkeypatch: pytest.MonkeyPatch) -> None:
     with Sandbox(warm=0) as sandbox, store(OBJECTS) as stored:
         with monkeypatch.context() as patched:
-            patched.setattr(shared_contexts, "_digest", _no_memory)
+            patched.setattr(context_cache, "_digest", _no_memory)
             places(sandbox, stored, times=1)
         for context, first in ((stored, "1"), (OF_THE_SAME_SIZE, "3")):
             assert [place.split()[1] for place in places(sandbox, context)] == [first] * 3

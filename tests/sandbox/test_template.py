@@ -9,9 +9,9 @@ import pytest
 from rlm_broker.context import store
 from rlm_broker.errors import ConfigurationError, ContextRefused, SandboxFailed
 from rlm_broker.limits import Limits
-from rlm_broker.sandbox import host
-from rlm_broker.sandbox.installation import python_paths
 from rlm_broker.sandbox.sandbox import Sandbox
+from rlm_broker.sandbox.workers import fork_server
+from rlm_broker.sandbox.workers.python_paths import python_paths
 from rlm_broker.types import Block
 from tests.needs import require_cpp_library
 from tests.processes import living_below
@@ -159,7 +159,7 @@ async def test_files_mapped_for_reading_are_shared_only_if_they_cannot_be_writte
 
 
 async def test_set_up_code_that_never_ends_is_ended_at_its_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(host, "END_TIMEOUT_S", 0.1)
+    monkeypatch.setattr(fork_server, "END_TIMEOUT_S", 0.1)
     async with Sandbox(warm=0) as sandbox:
         before = living_below()
         with pytest.raises(SandboxFailed, match=r"did not answer within 0.5 s"):
@@ -248,7 +248,7 @@ def stand_ins(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     tmp_path.chmod(0o755)
     for name, code in STAND_INS.items():
         (tmp_path / f"{name}.py").write_text(code)
-    monkeypatch.setattr(host, "python_paths", lambda: [*python_paths(), str(tmp_path)])
+    monkeypatch.setattr(fork_server, "python_paths", lambda: [*python_paths(), str(tmp_path)])
 
 
 @pytest.mark.usefixtures("stand_ins")

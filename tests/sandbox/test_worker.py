@@ -10,7 +10,7 @@ from collections.abc import Iterator
 import pytest
 
 from rlm_broker.errors import IsolationUnavailable, WorkerDied
-from rlm_broker.sandbox.worker import Worker
+from rlm_broker.sandbox.workers.worker import Worker
 from sandbox_worker.wire.control import MAX_PACKET_BYTES, Drain, Exceeded, Failed, PostMortem, pack, unpack_to_init
 from tests.clock import Clock
 

@@ -7,8 +7,9 @@ import subprocess
 from pathlib import Path
 
 from rlm_broker.errors import ConfigurationError, RlmBrokerError, SandboxFailed
-from rlm_broker.sandbox import fork_server, policy
-from rlm_broker.sandbox.remedies import OUT_OF_RESOURCES, SYSTEM_CALLS
+from rlm_broker.sandbox.levels.level import unavailable
+from rlm_broker.sandbox.levels.remedies import OUT_OF_RESOURCES, SYSTEM_CALLS
+from rlm_broker.sandbox.workers import zygote_process
 
 
 def cannot_start(error: OSError) -> SandboxFailed:
@@ -21,10 +22,10 @@ def cannot_start(error: OSError) -> SandboxFailed:
 
 def ended(level: str, process: "subprocess.Popen[bytes]") -> RlmBrokerError:
     """The error for a fork server that ended before it was ready."""
-    if fork_server.killed_by(process) == signal.SIGSYS:
+    if zygote_process.killed_by(process) == signal.SIGSYS:
         reason = "the fork server was killed by SIGSYS, as a system call filter does for a call that it forbids"
-        return policy.unavailable(level, SYSTEM_CALLS, reason)
-    why = fork_server.why_ended(process)
+        return unavailable(level, SYSTEM_CALLS, reason)
+    why = zygote_process.why_ended(process)
     number = re.search(r"\[Errno (\d+)\]", why)  # as Python's traceback ends
     what_would = OUT_OF_RESOURCES.get(int(number[1])) if number else None
     return SandboxFailed(f"the sandbox's fork server cannot start: {why}" + (f". {what_would}" if what_would else ""))

@@ -10,8 +10,8 @@ from collections.abc import Callable, Sequence
 from typing import TypeVar
 
 from rlm_broker.errors import ContextRefused, SandboxFailed, WorkerDied
-from rlm_broker.sandbox import policy
-from rlm_broker.sandbox.cgroups import MemoryGroup
+from rlm_broker.sandbox.levels.level import unavailable
+from rlm_broker.sandbox.workers.cgroups import MemoryGroup
 from sandbox_worker.loading.form import ContextForm
 from sandbox_worker.wire.control import (
     MAX_PACKET_BYTES,
@@ -206,7 +206,7 @@ class Worker:
             return message
         if isinstance(message, Failed):
             if message.layer is not None:
-                raise policy.unavailable(self._level, message.layer, message.reason, message.code)
+                raise unavailable(self._level, message.layer, message.reason, message.code)
             if message.step == "load":
                 raise ContextRefused(message.reason)
             raise SandboxFailed(f"a worker could not {message.step}: {message.reason}")

@@ -7,8 +7,8 @@ import msgspec
 
 from rlm_broker.context import StoredContext
 from rlm_broker.errors import RlmBrokerError
-from rlm_broker.sandbox.starting import Started, Starter
-from rlm_broker.sandbox.worker import Worker
+from rlm_broker.sandbox.workers.source import Started, Starter
+from rlm_broker.sandbox.workers.worker import Worker
 from rlm_broker.transport.connection import Connection
 from rlm_broker.transport.session import Provided, frames_of
 from sandbox_worker.wire.errors import FrameTooLarge

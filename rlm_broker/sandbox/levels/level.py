@@ -4,7 +4,7 @@ import warnings
 from typing import Literal
 
 from rlm_broker.errors import ConfigurationError, IsolationUnavailable
-from rlm_broker.sandbox.remedies import remedy
+from rlm_broker.sandbox.levels.remedies import remedy
 
 Level = Literal["strict", "standard", "process"]
 LEVELS: tuple[Level, ...] = ("strict", "standard", "process")

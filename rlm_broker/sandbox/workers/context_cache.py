@@ -16,10 +16,10 @@ from typing import Final, TypeVar
 
 from rlm_broker.context import StoredContext
 from rlm_broker.errors import RlmBrokerError, SandboxFailed
-from rlm_broker.sandbox.host import Host, Preparation
-from rlm_broker.sandbox.pool import Pool
-from rlm_broker.sandbox.starting import Started, Starter
-from rlm_broker.sandbox.worker import Worker
+from rlm_broker.sandbox.workers.fork_server import Host, Preparation
+from rlm_broker.sandbox.workers.source import Started, Starter
+from rlm_broker.sandbox.workers.warm_pool import Pool
+from rlm_broker.sandbox.workers.worker import Worker
 from rlm_broker.transport.connection import Connection
 from rlm_broker.transport.listener import Listener
 from rlm_broker.transport.session import Provided

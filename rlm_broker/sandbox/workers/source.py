@@ -8,8 +8,8 @@ from typing import Protocol
 from rlm_broker.context import StoredContext
 from rlm_broker.errors import SandboxFailed, WorkerDied
 from rlm_broker.limits import Limits
-from rlm_broker.sandbox.host import TRIES, Host
-from rlm_broker.sandbox.worker import Worker
+from rlm_broker.sandbox.workers.fork_server import TRIES, Host
+from rlm_broker.sandbox.workers.worker import Worker
 from rlm_broker.transport.connection import Connection
 from rlm_broker.transport.dialing import dial
 from rlm_broker.transport.listener import Listener

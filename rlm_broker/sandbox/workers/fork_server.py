@@ -16,11 +16,13 @@ from rlm_broker.context import StoredContext
 from rlm_broker.deadline import to_its_end
 from rlm_broker.errors import ConfigurationError, IsolationUnavailable, RlmBrokerError, SandboxFailed
 from rlm_broker.limits import Limits
-from rlm_broker.sandbox import fork_server, policy, refusals
-from rlm_broker.sandbox.cgroups import GROUP_REMEDY, MemoryGroup, MemoryGroups
-from rlm_broker.sandbox.installation import python_paths, readable
-from rlm_broker.sandbox.private_folder import PrivateFolder, removed
-from rlm_broker.sandbox.worker import Worker
+from rlm_broker.sandbox.levels import refusals
+from rlm_broker.sandbox.levels.level import Level, unavailable
+from rlm_broker.sandbox.workers import zygote_process
+from rlm_broker.sandbox.workers.cgroups import GROUP_REMEDY, MemoryGroup, MemoryGroups
+from rlm_broker.sandbox.workers.private_folder import PrivateFolder, removed
+from rlm_broker.sandbox.workers.python_paths import python_paths, readable
+from rlm_broker.sandbox.workers.worker import Worker
 from sandbox_worker.wire.control import (
     MAX_PACKET_BYTES,
     Configure,
@@ -72,7 +74,7 @@ class Host:
 
     def __init__(
         self,
-        level: policy.Level,
+        level: Level,
         allow_exec: bool,
         exact_memory: bool = False,
         preparation: Preparation | None = None,
@@ -120,7 +122,7 @@ class Host:
         if self._zygote is not None and not self._zygote.is_usable():
             await self._end_zygote(self._zygote)
         if self._zygote is None:
-            fork_server.raise_descriptor_limit()
+            zygote_process.raise_descriptor_limit()
             tries = TRIES if self._preparation == Preparation() else 2  # which may be what took all memory
             try:
                 self._zygote, ready = await _tried(self._new_zygote, tries)
@@ -260,7 +262,7 @@ class _ZygoteGone(SandboxFailed):
 class _Zygote:
     """The process, its control socket, and its folder on the host."""
 
-    def __init__(self, level: policy.Level, preparation: Preparation, seed: int | None) -> None:
+    def __init__(self, level: Level, preparation: Preparation, seed: int | None) -> None:
         self._level = level
         self._seed = seed
         self._preparation = preparation
@@ -281,7 +283,7 @@ class _Zygote:
         root = self.folder.path / "root"
         root.mkdir()
         paths = python_paths()
-        self._process, self._pidfd = fork_server.start(self._theirs.fileno(), paths, self._seed)
+        self._process, self._pidfd = zygote_process.start(self._theirs.fileno(), paths, self._seed)
         self._theirs.close()
         context = self._preparation.context
         configure = Configure(
@@ -309,7 +311,7 @@ class _Zygote:
         if isinstance(answer, ZygoteFailed) and answer.layer in PREPARING:
             raise ConfigurationError(f"a template cannot be made: {answer.reason}")
         if isinstance(answer, ZygoteFailed):
-            raise policy.unavailable(self._level, answer.layer, answer.reason, answer.code)
+            raise unavailable(self._level, answer.layer, answer.reason, answer.code)
         if not isinstance(answer, ZygoteReady):
             raise SandboxFailed("the sandbox's fork server answered out of turn")
         if self._level == "strict":
@@ -328,7 +330,7 @@ class _Zygote:
         except (OSError, EOFError):
             self._usable = False
             assert self._process is not None
-            raise _ZygoteGone(f"the sandbox's fork server is gone: {fork_server.why_ended(self._process)}") from None
+            raise _ZygoteGone(f"the sandbox's fork server is gone: {zygote_process.why_ended(self._process)}") from None
         if isinstance(answer, SpawnFailed):
             raise SandboxFailed(f"no worker could be forked: {answer.reason}")
         if not isinstance(answer, Spawned) or len(answer_fds) != 1:

@@ -7,7 +7,7 @@ import signal
 import subprocess
 import sys
 
-from rlm_broker.sandbox.installation import environment, isolated
+from rlm_broker.sandbox.workers.python_paths import environment, isolated
 
 EXIT_OF_SIGNAL = 128
 """Added to a signal's number in the exit status of the fork server's parent, where there is one (as shells do)."""
