@@ -16,25 +16,25 @@ from typing import Any, Literal
 from rlm_broker import __version__
 from rlm_broker.cache import Cache
 from rlm_broker.context import StoredContext, refuse_a_name, store
-from rlm_broker.conversation import Conversation
 from rlm_broker.errors import ConfigurationError, ReplayDiverged, RunCancelled
-from rlm_broker.handler.calls import Caller, RunCalls
 from rlm_broker.handler.fair import FairSlots
 from rlm_broker.handler.handler import LMHandler
 from rlm_broker.handler.routing import ModelPolicy, Route
 from rlm_broker.home import Home, Resident
-from rlm_broker.ledger import Ledger
 from rlm_broker.limits import Limits
 from rlm_broker.models import Given, Models
-from rlm_broker.output_type import OutputType
-from rlm_broker.prompts import Instructions, Profile
 from rlm_broker.recording import FORMAT, Recorder, Recording
 from rlm_broker.recording import Models as RecordedModels
-from rlm_broker.recursion import Recursion, needs_repl
-from rlm_broker.runner import ChildRoom, QueryHandlerFactory, Runner, Tree
+from rlm_broker.run.calls import Caller, RunCalls
+from rlm_broker.run.ledger import Ledger
+from rlm_broker.run.output_type import OutputType
+from rlm_broker.run.persistent_repl import Conversation
+from rlm_broker.run.prompts import Instructions, Profile
+from rlm_broker.run.queries import Recursion, needs_repl
+from rlm_broker.run.runner import ChildRoom, QueryHandlerFactory, Runner, Tree
+from rlm_broker.run.tools import Tools
 from rlm_broker.sandbox.levels.level import candidates
 from rlm_broker.sandbox.sandbox import SEED_BITS, Sandbox, require_seed
-from rlm_broker.tools import Tools
 from rlm_broker.trace.events import Emit, Event, RunStarted
 from rlm_broker.types import Completion
 

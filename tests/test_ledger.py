@@ -3,8 +3,8 @@ import asyncio
 import pytest
 
 from rlm_broker.errors import ConfigurationError, LimitReached
-from rlm_broker.ledger import Ledger
 from rlm_broker.limits import Limits
+from rlm_broker.run.ledger import Ledger
 from rlm_broker.types import Usage
 from tests.waiting import turns
 

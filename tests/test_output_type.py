@@ -7,8 +7,8 @@ import pytest
 from rlm_broker.clients.scripted import ScriptedClient
 from rlm_broker.errors import ConfigurationError, OutputInvalid
 from rlm_broker.limits import Limits
-from rlm_broker.output_type import OutputType
 from rlm_broker.rlm import RLM
+from rlm_broker.run.output_type import OutputType
 
 
 class Person(pydantic.BaseModel):

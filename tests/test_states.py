@@ -19,8 +19,8 @@ from rlm_broker.handler import lane
 from rlm_broker.handler.fair import FairSlots
 from rlm_broker.handler.lane import Errand, Lane, Serving
 from rlm_broker.handler.rate import SPAN_S, Window
-from rlm_broker.ledger import Hold, Ledger
 from rlm_broker.limits import Limits
+from rlm_broker.run.ledger import Hold, Ledger
 from rlm_broker.transport.session import Session, State
 from rlm_broker.types import ChatMessage, Usage
 from sandbox_worker.wire.frames import encode_frame

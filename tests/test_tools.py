@@ -11,7 +11,7 @@ from rlm_broker.clients.scripted import ScriptedClient
 from rlm_broker.errors import ConfigurationError
 from rlm_broker.limits import Limits
 from rlm_broker.rlm import RLM
-from rlm_broker.tools import Tools
+from rlm_broker.run.tools import Tools
 
 
 def add(a: int, b: int = 1) -> int:

@@ -8,10 +8,10 @@ from typing import cast
 import msgspec
 
 from rlm_broker.clients.base import LMReply, LMRequest
-from rlm_broker.handler.calls import Caller, RunCalls
 from rlm_broker.handler.handler import LMHandler
-from rlm_broker.ledger import Ledger
 from rlm_broker.limits import Limits
+from rlm_broker.run.calls import Caller, RunCalls
+from rlm_broker.run.ledger import Ledger
 from rlm_broker.transport.connection import Connection
 from rlm_broker.transport.session import Session
 from rlm_broker.types import Usage

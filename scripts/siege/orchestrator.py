@@ -12,16 +12,16 @@ from pathlib import Path
 from typing import Any
 
 from rlm_broker.clients.base import LMReply, LMRequest
-from rlm_broker.handler.calls import Caller, RunCalls
 from rlm_broker.handler.fair import FairSlots
 from rlm_broker.handler.handler import LMHandler
-from rlm_broker.ledger import Ledger
 from rlm_broker.limits import Limits
-from rlm_broker.prompts import Instructions
-from rlm_broker.recursion import Recursion
-from rlm_broker.runner import ChildRoom, Tree
+from rlm_broker.run.calls import Caller, RunCalls
+from rlm_broker.run.ledger import Ledger
+from rlm_broker.run.prompts import Instructions
+from rlm_broker.run.queries import Recursion
+from rlm_broker.run.runner import ChildRoom, Tree
+from rlm_broker.run.tools import Tools
 from rlm_broker.sandbox.sandbox import Sandbox
-from rlm_broker.tools import Tools
 from rlm_broker.trace.events import BlockPrinted, RunEnded
 from rlm_broker.trace.writer import TraceWriter
 from rlm_broker.transport.connection import Connection

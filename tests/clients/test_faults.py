@@ -12,11 +12,11 @@ from rlm_broker.clients.litellm import LiteLLMClient
 from rlm_broker.clients.openai_compatible import OpenAICompatibleClient
 from rlm_broker.errors import FailureCause, ModelFailed
 from rlm_broker.handler import lane
-from rlm_broker.handler.calls import Caller, RunCalls
 from rlm_broker.handler.handler import LMHandler
 from rlm_broker.handler.lane import Serving
-from rlm_broker.ledger import Ledger
 from rlm_broker.limits import Limits
+from rlm_broker.run.calls import Caller, RunCalls
+from rlm_broker.run.ledger import Ledger
 from rlm_broker.types import ChatMessage
 from sandbox_worker.wire.messages import Query
 from tests.fake_openai import Answer, FakeOpenAI, completion, failure, streamed, without_choices

@@ -10,10 +10,10 @@ import pytest
 from rlm_broker.clients.base import PICTURE_CHARS, LMReply, LMRequest
 from rlm_broker.clients.function import FunctionClient
 from rlm_broker.errors import LimitReached, ModelFailed
-from rlm_broker.handler.calls import MOST_ANSWER_BYTES, Caller, RunCalls
 from rlm_broker.handler.handler import LMHandler
-from rlm_broker.ledger import Ledger
 from rlm_broker.limits import Limits
+from rlm_broker.run.calls import MOST_ANSWER_BYTES, Caller, RunCalls
+from rlm_broker.run.ledger import Ledger
 from rlm_broker.trace.events import CallEnded, CallStarted, Event
 from rlm_broker.types import ChatMessage, Usage
 from sandbox_worker.wire.messages import FEW_BYTES, Query, Slot, decode_from_worker, encode

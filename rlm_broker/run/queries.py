@@ -12,10 +12,10 @@ import msgspec
 from rlm_broker.context import store
 from rlm_broker.errors import LimitReached, RlmBrokerError
 from rlm_broker.handler.allowance import Allowance
-from rlm_broker.handler.calls import MOST_DECODED_BYTES, Caller, in_words
 from rlm_broker.handler.crew import work_off
-from rlm_broker.runner import CHARS_PER_TOKEN, Runner, Tree
-from rlm_broker.tools import Tools
+from rlm_broker.run.calls import MOST_DECODED_BYTES, Caller, in_words
+from rlm_broker.run.runner import CHARS_PER_TOKEN, Runner, Tree
+from rlm_broker.run.tools import Tools
 from rlm_broker.trace.events import PREVIEW_CHARS, RunStarted
 from rlm_broker.transport.connection import QueryHandler
 from rlm_broker.types import ChildTrace

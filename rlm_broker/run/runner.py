@@ -8,21 +8,21 @@ from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-import rlm_broker.prompts as prompts
+import rlm_broker.run.prompts as prompts
 from rlm_broker.context import StoredContext
-from rlm_broker.conversation import Conversation
 from rlm_broker.deadline import Late, T, within
 from rlm_broker.errors import LimitReached, ModelFailed, ReplClosed, RunFailed
 from rlm_broker.handler.allowance import Allowance
-from rlm_broker.handler.calls import MOST_DECODED_BYTES, Caller, RunCalls, in_words
 from rlm_broker.handler.fair import FairSlots
-from rlm_broker.ledger import Ledger
 from rlm_broker.limits import Limits
-from rlm_broker.output_type import OutputType
 from rlm_broker.parsing import FinalVar, NotRun, ParsedReply, parse_reply
+from rlm_broker.run.calls import MOST_DECODED_BYTES, Caller, RunCalls, in_words
+from rlm_broker.run.ledger import Ledger
+from rlm_broker.run.output_type import OutputType
+from rlm_broker.run.persistent_repl import Conversation
+from rlm_broker.run.tools import Tools
 from rlm_broker.sandbox.repl import SandboxedRepl
 from rlm_broker.sandbox.sandbox import Sandbox
-from rlm_broker.tools import Tools
 from rlm_broker.trace.events import (
     BlockEnded,
     BlockPrinted,

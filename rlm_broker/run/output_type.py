@@ -5,7 +5,7 @@ from typing import Any
 
 import pydantic
 
-import rlm_broker.prompts as prompts
+import rlm_broker.run.prompts as prompts
 from rlm_broker.complaints import complaints
 from rlm_broker.errors import ConfigurationError, OutputInvalid
 from sandbox_worker.wire.counting import MAX_VALUES, has_more_values_than

@@ -20,8 +20,8 @@ from rlm_broker.handler.allowance import Allowance
 from rlm_broker.handler.crew import work_off
 from rlm_broker.handler.fair import FairSlots
 from rlm_broker.handler.handler import LMHandler
-from rlm_broker.ledger import NOTHING, Hold, Ledger
 from rlm_broker.recording import CallId, Counted, Failure, Recorded, Recorder
+from rlm_broker.run.ledger import NOTHING, Hold, Ledger
 from rlm_broker.trace.events import PREVIEW_CHARS, CallEnded, CallRetried, CallStarted, CallText, Emit
 from rlm_broker.types import Call, ChatMessage, Usage
 from sandbox_worker.wire.errors import MessageInvalid

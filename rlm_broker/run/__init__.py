@@ -1,0 +1,1 @@
+"""One run and its tree of children."""
