@@ -22,7 +22,7 @@ from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import Any, ClassVar, Literal
 
-from rlm_broker.types import ChatMessage, ChildTrace, Completion, Iteration, Usage, UsageSummary
+from rlm_broker.results import ChatMessage, ChildTrace, Completion, Iteration, Usage, UsageSummary
 
 FailureCause = Literal["transient", "request", "provider"]
 """Why a call failed: `transient`, the same call may succeed later; `request`, no model would take it (too long, refused

@@ -15,8 +15,8 @@ from pydantic import (
     model_validator,
 )
 
-from rlm_broker.complaints import suggestion
 from rlm_broker.errors import ConfigurationError
+from rlm_broker.validation import suggestion
 from sandbox_worker.wire.messages import MAX_PROMPTS
 
 BLOCKS_EACH_TURN = 5

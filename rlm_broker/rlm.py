@@ -14,17 +14,18 @@ from pathlib import Path
 from typing import Any, Literal
 
 from rlm_broker import __version__
-from rlm_broker.cache import Cache
-from rlm_broker.context import StoredContext, refuse_a_name, store
+from rlm_broker.clients.recording import FORMAT, Recorder, Recording
+from rlm_broker.clients.recording import Models as RecordedModels
+from rlm_broker.concurrency.event_loop import Home, Resident
+from rlm_broker.concurrency.fair_semaphore import FairSlots
+from rlm_broker.context.store import StoredContext, refuse_a_name, store
 from rlm_broker.errors import ConfigurationError, ReplayDiverged, RunCancelled
-from rlm_broker.handler.fair import FairSlots
+from rlm_broker.handler.cache import Cache
 from rlm_broker.handler.handler import LMHandler
 from rlm_broker.handler.routing import ModelPolicy, Route
-from rlm_broker.home import Home, Resident
 from rlm_broker.limits import Limits
-from rlm_broker.models import Given, Models
-from rlm_broker.recording import FORMAT, Recorder, Recording
-from rlm_broker.recording import Models as RecordedModels
+from rlm_broker.models.registry import Given, Models
+from rlm_broker.results import Completion
 from rlm_broker.run.calls import Caller, RunCalls
 from rlm_broker.run.ledger import Ledger
 from rlm_broker.run.output_type import OutputType
@@ -36,7 +37,6 @@ from rlm_broker.run.tools import Tools
 from rlm_broker.sandbox.levels.level import candidates
 from rlm_broker.sandbox.sandbox import SEED_BITS, Sandbox, require_seed
 from rlm_broker.trace.events import Emit, Event, RunStarted
-from rlm_broker.types import Completion
 
 ROOT_RUN = "1"
 ORDER = "the context comes first, then the question"

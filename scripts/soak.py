@@ -25,10 +25,10 @@ import psutil
 
 from rlm_broker import RLM, LMHandler, Sandbox
 from rlm_broker.clients.base import LMReply, LMRequest
-from rlm_broker.context import StoredContext, store
+from rlm_broker.context.store import StoredContext, store
 from rlm_broker.errors import RlmBrokerError
 from rlm_broker.limits import Limits
-from rlm_broker.types import Usage
+from rlm_broker.results import Usage
 
 SPARE_BYTES = 24 << 20
 """Growth of unique memory in bytes, from the first third of the samples to the last, that is still flat."""

@@ -7,14 +7,14 @@ from pathlib import Path
 
 import pytest
 
-from rlm_broker.cache import AFTER_FAILURE_S, Cache
 from rlm_broker.clients.base import LMReply, LMRequest
 from rlm_broker.clients.openai_compatible import OpenAICompatibleClient
 from rlm_broker.clients.scripted import ScriptedClient
 from rlm_broker.errors import ConfigurationError
+from rlm_broker.handler.cache import AFTER_FAILURE_S, Cache
+from rlm_broker.handler.client_queue import Serving
 from rlm_broker.handler.handler import LMHandler
-from rlm_broker.handler.lane import Serving
-from rlm_broker.types import ChatMessage, Usage
+from rlm_broker.results import ChatMessage, Usage
 from tests.fake_openai import FakeOpenAI, completion
 
 
@@ -66,7 +66,7 @@ async def test_only_what_that_very_model_said_is_kept(tmp_path: Path, reply: LMR
 async def test_what_was_used_longest_ago_goes_when_there_is_too_much(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("rlm_broker.cache.USED_AGAIN_S", 0)
+    monkeypatch.setattr("rlm_broker.handler.cache.USED_AGAIN_S", 0)
     cache = Cache(tmp_path / "cache", max_bytes=300_000)
     for number in range(100):
         await cache.put(b"%d" % number, LMReply(str(number) * 5_000, Usage(1)))

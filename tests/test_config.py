@@ -3,8 +3,8 @@ from pathlib import Path
 
 import pytest
 
-from rlm_broker.config import BUILT_IN, Setting, Settings, assigned
 from rlm_broker.errors import ConfigurationError
+from rlm_broker.settings.settings import BUILT_IN, Setting, Settings, assigned
 
 
 @pytest.fixture(autouse=True)

@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from rlm_broker import context, context_memfd
-from rlm_broker.context import Paths, StoredContext, store
+from rlm_broker.context import memfd
+from rlm_broker.context.store import Paths, StoredContext, store
 from rlm_broker.errors import ContextRefused
 from rlm_broker.plain import MAX_NESTING
 from sandbox_worker.loading.context import load
@@ -153,7 +153,7 @@ Point = collections.namedtuple("Point", "x y")
 
 @pytest.mark.parametrize("character", ["a", "\u017c"])
 def test_a_text_whose_class_is_odd_is_its_own_characters(character: str) -> None:
-    text = character * (context_memfd._PIECE_CHARS + 1)
+    text = character * (memfd._PIECE_CHARS + 1)
     for value, expected in ((Odd(text), text), ([Odd(text)], [text]), ([Odd(text), 1], [text, 1])):
         with store(value) as stored:
             assert loaded(stored) == expected
@@ -206,7 +206,7 @@ MANY_TEXTS: list[Any] = [
 @pytest.mark.parametrize("value", MANY_TEXTS, ids=range(len(MANY_TEXTS)))
 def test_long_texts_are_mapped_and_nothing_else_is_different(value: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     with store(value) as mapped:
-        monkeypatch.setattr(context, "MAPPED_CHARS", 1 << 60)
+        monkeypatch.setattr("rlm_broker.context.store.MAPPED_CHARS", 1 << 60)
         with store(value) as decoded:
             assert (mapped.info.form.kind, decoded.info.form.kind) == ("texts", "json")
             assert dataclasses.replace(mapped.info, form=decoded.info.form) == decoded.info

@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 
-from rlm_broker import context, context_files
-from rlm_broker.context import Paths, StoredContext, store
+from rlm_broker.context import files
+from rlm_broker.context.store import MAX_NAME_CHARS, Paths, StoredContext, store
 from rlm_broker.errors import ContextRefused
 from sandbox_worker.loading.context import load
 
@@ -431,7 +431,7 @@ def test_a_tree_deeper_than_pythons_stack_is_walked(tmp_path: Path) -> None:
         os.chdir(before)
     with store(tmp_path) as stored:
         assert loaded(stored) == {"d/" * 1_100 + "file": "deep"}
-        assert len(stored.info.parts[0][0]) == context.MAX_NAME_CHARS
+        assert len(stored.info.parts[0][0]) == MAX_NAME_CHARS
     subprocess.run(["rm", "-r", tmp_path / "d"], check=True)
 
 
@@ -456,7 +456,7 @@ def test_files_that_turn_out_unfit_half_way_leave_nothing_in_those_around_them(t
 def test_a_file_is_read_no_further_than_it_reached_when_it_was_opened(tmp_path: Path) -> None:
     path = written(tmp_path / "grows", "x" * 3 * MB)
     pieces = []
-    for piece in context_files.text_of(context_files.find_files([path])[0][0]):
+    for piece in files.text_of(files.find_files([path])[0][0]):
         pieces.append(piece)
         with path.open("a") as file:
             file.write("more")

@@ -12,14 +12,15 @@ from typing import Any
 
 import pytest
 
-from rlm_broker import context_files, context_memfd
-from rlm_broker.context import StoredContext, store
-from rlm_broker.context_memfd import Memfd
+from rlm_broker.context import files
+from rlm_broker.context import memfd as context_memfd
+from rlm_broker.context.memfd import Memfd
+from rlm_broker.context.store import StoredContext, store
 from rlm_broker.errors import ContextRefused
 from sandbox_worker.loading.context import load
 from sandbox_worker.loading.form import SEALS, ContextForm, span_bytes
 
-REPOSITORY = str(Path(context_memfd.__file__).parents[1])
+REPOSITORY = str(Path(context_memfd.__file__).parents[2])
 PAGE = os.sysconf("SC_PAGESIZE")
 MB = 1 << 20
 
@@ -75,7 +76,7 @@ def test_a_text_is_kept_at_its_narrowest_width_and_comes_out_equal(text: str, wi
 @pytest.mark.parametrize("before", range(5))
 @pytest.mark.parametrize("character", ["\xe9", "\u20ac", "\U0001f600"])
 def test_a_character_that_a_piece_boundary_cuts_is_one_character(tmp_path: Path, before: int, character: str) -> None:
-    text = "a" * (context_files.PIECE_BYTES - before) + character + "b" * 10
+    text = "a" * (files.PIECE_BYTES - before) + character + "b" * 10
     path = tmp_path / "file"
     path.write_bytes(text.encode())
     with store(path) as stored:
@@ -110,7 +111,7 @@ def test_storing_and_loading_a_large_file_takes_no_memory_of_any_process(tmp_pat
         """
 import os, sys
 from pathlib import Path
-from rlm_broker.context import store
+from rlm_broker.context.store import store
 from sandbox_worker.loading.context import load
 
 def status_kb(name):
@@ -275,7 +276,7 @@ def test_storing_and_loading_many_files_takes_no_memory_of_any_process(tmp_path:
         """
 import os, sys
 from pathlib import Path
-from rlm_broker.context import store
+from rlm_broker.context.store import store
 from sandbox_worker.loading.context import load
 from sandbox_worker.loading.self_test import mapping_works
 

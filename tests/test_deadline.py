@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from rlm_broker import deadline
-from rlm_broker.deadline import Late, in_time, to_its_end, within
+from rlm_broker.concurrency import deadline
+from rlm_broker.concurrency.deadline import Late, in_time, to_its_end, within
 from tests.clock import Clock
 from tests.waiting import for_ever, turns
 

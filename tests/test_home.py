@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from rlm_broker.concurrency.event_loop import Home, Resident
 from rlm_broker.errors import ModelFailed
-from rlm_broker.home import Home, Resident
 from tests.waiting import WAIT_S, turns
 
 
@@ -80,7 +80,7 @@ async def test_a_cancellation_that_comes_before_the_work_began_is_not_lost() -> 
 
 CTRL_C = """
 import asyncio, sys
-from rlm_broker.home import Home
+from rlm_broker.concurrency.event_loop import Home
 async def work():
     print("running", flush=True)
     try:

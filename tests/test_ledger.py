@@ -4,8 +4,8 @@ import pytest
 
 from rlm_broker.errors import ConfigurationError, LimitReached
 from rlm_broker.limits import Limits
+from rlm_broker.results import Usage
 from rlm_broker.run.ledger import Ledger
-from rlm_broker.types import Usage
 from tests.waiting import turns
 
 

@@ -10,7 +10,7 @@ from rlm_broker.clients.scripted import ScriptedClient
 from rlm_broker.errors import ConfigurationError, ModelFailed, UnknownModel
 from rlm_broker.handler.routing import Route
 from rlm_broker.limits import Limits
-from rlm_broker.models import Model, Models
+from rlm_broker.models.registry import Model, Models
 from rlm_broker.rlm import RLM
 from tests.fake_openai import FakeOpenAI, completion, failure
 

@@ -1,10 +1,10 @@
 """What a model is told is true: the numbers are the enforced ones, and the user's text is only text."""
 
-from rlm_broker.context import ContextInfo
+from rlm_broker.context.store import ContextInfo
 from rlm_broker.limits import Limits
 from rlm_broker.parsing import NotRun
+from rlm_broker.results import Block
 from rlm_broker.run import prompts
-from rlm_broker.types import Block
 from sandbox_worker.loading.form import ContextForm
 
 HOSTILE = "{limits} {0} %s %(x)s $y {{"

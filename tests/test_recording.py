@@ -6,9 +6,9 @@ import pytest
 
 from rlm_broker.clients.base import LMRequest
 from rlm_broker.clients.recorded import RecordedClient
+from rlm_broker.clients.recording import CallId, Counted, Failure, Models, Recorded, Recorder, Recording, Request
 from rlm_broker.errors import ConfigurationError, ModelFailed, ReplayDiverged
-from rlm_broker.recording import CallId, Counted, Failure, Models, Recorded, Recorder, Recording, Request
-from rlm_broker.types import ChatMessage, Usage
+from rlm_broker.results import ChatMessage, Usage
 
 MODELS = Models(1, "root", "sub", ["other"])
 

@@ -12,17 +12,17 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, initialize, invariant, precondition, rule
 
-from rlm_broker import deadline
 from rlm_broker.clients.base import LMReply, LMRequest
+from rlm_broker.concurrency import deadline
+from rlm_broker.concurrency.fair_semaphore import FairSlots
+from rlm_broker.concurrency.rate_window import SPAN_S, Window
 from rlm_broker.errors import LimitReached, ModelFailed, ProtocolViolation
-from rlm_broker.handler import lane
-from rlm_broker.handler.fair import FairSlots
-from rlm_broker.handler.lane import Errand, Lane, Serving
-from rlm_broker.handler.rate import SPAN_S, Window
+from rlm_broker.handler import client_queue
+from rlm_broker.handler.client_queue import Errand, Lane, Serving
 from rlm_broker.limits import Limits
+from rlm_broker.results import ChatMessage, Usage
 from rlm_broker.run.ledger import Hold, Ledger
 from rlm_broker.transport.session import Session, State
-from rlm_broker.types import ChatMessage, Usage
 from sandbox_worker.wire.frames import encode_frame
 from sandbox_worker.wire.messages import Message, Output, Query, Ready, Reply, Result, Slot, encode
 
@@ -322,7 +322,7 @@ class Queue(OnLoop):
     def __init__(self) -> None:
         super().__init__()
         self.clock = SimpleNamespace(monotonic=self.loop.time)
-        self.patched = [mock.patch.object(module, "time", self.clock) for module in (lane, deadline)]
+        self.patched = [mock.patch.object(module, "time", self.clock) for module in (client_queue, deadline)]
         for each in self.patched:
             each.start()
 

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from rlm_broker.config import PROJECT_FILE, Settings, trust_project
 from rlm_broker.errors import ConfigurationError
+from rlm_broker.settings.settings import PROJECT_FILE, Settings, trust_project
 
 HARMFUL = {
     "base_url": "base_url = 'http://elsewhere/v1'",

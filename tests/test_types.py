@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rlm_broker.types import Tally, Usage
+from rlm_broker.results import Tally, Usage
 
 USAGES = st.builds(
     Usage,

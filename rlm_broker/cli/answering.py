@@ -10,13 +10,13 @@ from typing import Any
 
 from rlm_broker.cli.progress import Progress, spent
 from rlm_broker.cli.terminal import say, say_if_typed
-from rlm_broker.config import Settings, assigned
-from rlm_broker.context import Paths, store
+from rlm_broker.context.store import Paths, store
 from rlm_broker.errors import ConfigurationError, RunFailed
+from rlm_broker.results import Completion
 from rlm_broker.rlm import RLM
+from rlm_broker.settings.settings import Settings, assigned
 from rlm_broker.trace.events import Emit, Event
 from rlm_broker.trace.writer import TraceWriter
-from rlm_broker.types import Completion
 
 
 def ask(

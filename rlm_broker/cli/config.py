@@ -18,7 +18,7 @@ def command() -> None:
 def trust_project() -> None:
     """Take ./rlm-broker.toml, as it is now, for your own: it may then name servers and isolation 'process'."""
     with failures("config", as_json=False):
-        from rlm_broker.config import PROJECT_FILE, trust_project  # what --help need not pay for
+        from rlm_broker.settings.settings import PROJECT_FILE, trust_project  # what --help need not pay for
 
         risks = trust_project()
         needed = f"which sets {', '.join(risks)}" if risks else "which sets nothing that needs it"
@@ -31,7 +31,7 @@ def trust_project() -> None:
 def show(assignments: tuple[str, ...], as_json: bool) -> None:
     """Print each setting with the value that holds, and where it came from."""
     with failures("config", as_json=as_json):
-        from rlm_broker.config import Settings, assigned  # what --help need not pay for
+        from rlm_broker.settings.settings import Settings, assigned  # what --help need not pay for
 
         settings = Settings(assigned(assignments)).all()
         if as_json:

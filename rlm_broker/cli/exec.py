@@ -13,7 +13,7 @@ import click
 from rlm_broker.cli.failing import failures
 from rlm_broker.cli.terminal import say, say_if_typed
 from rlm_broker.errors import ConfigurationError
-from rlm_broker.types import Block
+from rlm_broker.results import Block
 
 if TYPE_CHECKING:
     from rlm_broker.sandbox.output import OnOutput
@@ -55,8 +55,8 @@ def command(
 ) -> None:
     """Run a Python FILE (- is stdin) in a sandbox of its own, without any model."""
     with failures("exec", as_json=as_json, debug=debug):
-        from rlm_broker.config import Settings, assigned  # what --help need not pay for
         from rlm_broker.sandbox.sandbox import Sandbox
+        from rlm_broker.settings.settings import Settings, assigned  # what --help need not pay for
 
         code = _read(file)
         settings = Settings(assigned(assignments, block_timeout_s=timeout, isolation=isolation))

@@ -10,7 +10,7 @@ from rlm_broker.cli.terminal import say
 
 if TYPE_CHECKING:
     from rlm_broker.clients.base import Client
-    from rlm_broker.config import Settings
+    from rlm_broker.settings.settings import Settings
 
 
 @click.command("models", epilog="exit codes: 0 shown, 2 a setting is wrong, or code may not ask for that model")
@@ -23,8 +23,8 @@ if TYPE_CHECKING:
 def command(name: str | None, depth: int, as_json: bool, **flags: Any) -> None:
     """Show the models and routes that hold here. With a NAME, which model would serve code that asks for it."""
     with failures("models", as_json=as_json):
-        from rlm_broker.config import Settings, assigned  # what --help need not pay for
-        from rlm_broker.models import Models
+        from rlm_broker.models.registry import Models
+        from rlm_broker.settings.settings import Settings, assigned  # what --help need not pay for
 
         settings = Settings(assigned((), **flags))
         models = Models(settings.model("model"), settings.model("sub_model"), settings.models, settings.routes)

@@ -5,6 +5,7 @@ import time
 from typing import TYPE_CHECKING, TextIO
 
 from rlm_broker.cli.terminal import printable
+from rlm_broker.results import Block, Usage
 from rlm_broker.trace.events import (
     BlockEnded,
     BlockStarted,
@@ -17,7 +18,6 @@ from rlm_broker.trace.events import (
     RunEnded,
     RunStarted,
 )
-from rlm_broker.types import Block, Usage
 
 if TYPE_CHECKING:
     from rich.console import Console, ConsoleOptions, RenderResult

@@ -5,8 +5,8 @@ from typing import Any, Protocol
 
 import msgspec
 
-from rlm_broker.recording import CallId
-from rlm_broker.types import ChatMessage, Usage
+from rlm_broker.clients.recording import CallId
+from rlm_broker.results import ChatMessage, Usage
 
 PICTURE_CHARS = 6_000
 """What a content part that is no text counts as: some 2,000 tokens, as most providers take for a picture."""

@@ -8,7 +8,7 @@ from typing import Any, Protocol
 from rlm_broker.clients.base import LMReply, LMRequest
 from rlm_broker.clients.function import FunctionClient
 from rlm_broker.errors import ModelFailed
-from rlm_broker.types import Usage
+from rlm_broker.results import Usage
 
 
 class FieldLike(Protocol):

@@ -8,9 +8,9 @@ from functools import partial
 from typing import Any
 
 from rlm_broker.clients.base import LMReply, LMRequest
+from rlm_broker.concurrency.threads import DaemonThreads
 from rlm_broker.errors import ConfigurationError, ModelFailed
-from rlm_broker.threads import DaemonThreads
-from rlm_broker.types import Usage
+from rlm_broker.results import Usage
 
 MAX_THREADS = 64
 """Calls of one synchronous function at the same time; further ones wait for a thread."""

@@ -14,7 +14,7 @@ from typing import Any
 from rlm_broker.clients import failures
 from rlm_broker.clients.base import LMReply, LMRequest
 from rlm_broker.errors import ConfigurationError, ModelFailed, UnknownModel
-from rlm_broker.types import Usage
+from rlm_broker.results import Usage
 
 _KEYS: dict[str, tuple[str, ...]] = {
     "anthropic": ("ANTHROPIC_API_KEY", "ANTHROPIC_AUTH_TOKEN"),

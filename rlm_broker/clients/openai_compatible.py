@@ -15,7 +15,7 @@ from yarl import URL
 from rlm_broker.clients import failures
 from rlm_broker.clients.base import LMReply, LMRequest
 from rlm_broker.errors import ConfigurationError, FailureCause, ModelFailed, UnknownModel
-from rlm_broker.types import Usage
+from rlm_broker.results import Usage
 
 MAX_CONCURRENT = 256
 MAX_REPLY_BYTES = 64 << 20

@@ -3,9 +3,9 @@
 import asyncio
 
 from rlm_broker.clients.base import LMReply, LMRequest
+from rlm_broker.clients.recording import CallId, Recording, Request
 from rlm_broker.errors import ModelFailed, ReplayDiverged
-from rlm_broker.recording import CallId, Recording, Request
-from rlm_broker.types import Usage
+from rlm_broker.results import Usage
 
 
 class RecordedClient:

@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 
 from rlm_broker.clients.base import LMReply, LMRequest
 from rlm_broker.errors import ConfigurationError, ModelFailed
-from rlm_broker.types import ChatMessage, Usage
+from rlm_broker.results import ChatMessage, Usage
 
 
 class ScriptedClient:

@@ -7,16 +7,16 @@ from collections.abc import Callable, Hashable, Sequence
 
 import msgspec
 
-from rlm_broker.cache import Cache
 from rlm_broker.clients.base import Client, LMReply, LMRequest
+from rlm_broker.concurrency.bounded_map import work_off
+from rlm_broker.concurrency.event_loop import Home, Resident
 from rlm_broker.errors import ModelFailed, RlmBrokerError, UnknownModel
-from rlm_broker.handler.crew import work_off
-from rlm_broker.handler.lane import Errand, Lane, OnRetry, Serving
+from rlm_broker.handler.cache import Cache
+from rlm_broker.handler.client_queue import Errand, Lane, OnRetry, Serving
 from rlm_broker.handler.routing import ModelPolicy, Routing
-from rlm_broker.home import Home, Resident
+from rlm_broker.results import Call, Tally, UsageSummary
 from rlm_broker.transport import one_shot
 from rlm_broker.transport.listener import Listener
-from rlm_broker.types import Call, Tally, UsageSummary
 
 CALL_TIMEOUT_S = 120.0
 STRANGERS = "strangers"

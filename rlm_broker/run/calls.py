@@ -15,15 +15,15 @@ import msgspec
 
 from rlm_broker.clients.base import Client, LMRequest
 from rlm_broker.clients.recorded import recorded_request
+from rlm_broker.clients.recording import CallId, Counted, Failure, Recorded, Recorder
+from rlm_broker.concurrency.allowance import Allowance
+from rlm_broker.concurrency.bounded_map import work_off
+from rlm_broker.concurrency.fair_semaphore import FairSlots
 from rlm_broker.errors import RlmBrokerError
-from rlm_broker.handler.allowance import Allowance
-from rlm_broker.handler.crew import work_off
-from rlm_broker.handler.fair import FairSlots
 from rlm_broker.handler.handler import LMHandler
-from rlm_broker.recording import CallId, Counted, Failure, Recorded, Recorder
+from rlm_broker.results import Call, ChatMessage, Usage
 from rlm_broker.run.ledger import NOTHING, Hold, Ledger
 from rlm_broker.trace.events import PREVIEW_CHARS, CallEnded, CallRetried, CallStarted, CallText, Emit
-from rlm_broker.types import Call, ChatMessage, Usage
 from sandbox_worker.wire.errors import MessageInvalid
 from sandbox_worker.wire.messages import Query, Slot
 from sandbox_worker.wire.prompts import ImagePart, Prompt, Prompts

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from rlm_broker.errors import ConfigurationError, LimitReached
 from rlm_broker.limits import Limits
-from rlm_broker.types import Tally, Usage, UsageSummary
+from rlm_broker.results import Tally, Usage, UsageSummary
 
 CHARS_PER_TOKEN = 3.0
 """Few, so that an estimate of the input is rather too high: text in Latin script has about four."""

@@ -6,8 +6,8 @@ from typing import Any
 import pydantic
 
 import rlm_broker.run.prompts as prompts
-from rlm_broker.complaints import complaints
 from rlm_broker.errors import ConfigurationError, OutputInvalid
+from rlm_broker.validation import complaints
 from sandbox_worker.wire.counting import MAX_VALUES, has_more_values_than
 
 

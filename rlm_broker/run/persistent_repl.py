@@ -4,13 +4,13 @@ import contextlib
 import os
 from collections.abc import AsyncIterator, Sequence
 
-from rlm_broker.context import StoredContext
+from rlm_broker.context.store import StoredContext
 from rlm_broker.errors import ConfigurationError, ContextRefused
+from rlm_broker.results import ChatMessage
 from rlm_broker.run.tools import Tools
 from rlm_broker.sandbox.repl import SandboxedRepl
 from rlm_broker.sandbox.sandbox import Sandbox
 from rlm_broker.transport.connection import QueryHandler, refuse
-from rlm_broker.types import ChatMessage
 from sandbox_worker.wire.errors import FrameTooLarge
 from sandbox_worker.wire.messages import Query, Slot
 

@@ -5,10 +5,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from rlm_broker.context import ContextInfo
+from rlm_broker.context.store import ContextInfo
 from rlm_broker.limits import Limits
 from rlm_broker.parsing import NotRun
-from rlm_broker.types import Block, ChatMessage
+from rlm_broker.results import Block, ChatMessage
 
 PARTS_SHOWN = 20
 WRONG_ANSWER_CHARS = 2_000

@@ -9,16 +9,16 @@ from dataclasses import replace
 
 import msgspec
 
-from rlm_broker.context import store
+from rlm_broker.concurrency.allowance import Allowance
+from rlm_broker.concurrency.bounded_map import work_off
+from rlm_broker.context.store import store
 from rlm_broker.errors import LimitReached, RlmBrokerError
-from rlm_broker.handler.allowance import Allowance
-from rlm_broker.handler.crew import work_off
+from rlm_broker.results import ChildTrace
 from rlm_broker.run.calls import MOST_DECODED_BYTES, Caller, in_words
 from rlm_broker.run.runner import CHARS_PER_TOKEN, Runner, Tree
 from rlm_broker.run.tools import Tools
 from rlm_broker.trace.events import PREVIEW_CHARS, RunStarted
 from rlm_broker.transport.connection import QueryHandler
-from rlm_broker.types import ChildTrace
 from sandbox_worker.wire.errors import MessageInvalid
 from sandbox_worker.wire.messages import Query, Slot
 from sandbox_worker.wire.prompts import Prompt, Prompts

@@ -9,13 +9,14 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import rlm_broker.run.prompts as prompts
-from rlm_broker.context import StoredContext
-from rlm_broker.deadline import Late, T, within
+from rlm_broker.concurrency.allowance import Allowance
+from rlm_broker.concurrency.deadline import Late, T, within
+from rlm_broker.concurrency.fair_semaphore import FairSlots
+from rlm_broker.context.store import StoredContext
 from rlm_broker.errors import LimitReached, ModelFailed, ReplClosed, RunFailed
-from rlm_broker.handler.allowance import Allowance
-from rlm_broker.handler.fair import FairSlots
 from rlm_broker.limits import Limits
 from rlm_broker.parsing import FinalVar, NotRun, ParsedReply, parse_reply
+from rlm_broker.results import Block, ChatMessage, ChildTrace, Completion, Isolation, Iteration
 from rlm_broker.run.calls import MOST_DECODED_BYTES, Caller, RunCalls, in_words
 from rlm_broker.run.ledger import Ledger
 from rlm_broker.run.output_type import OutputType
@@ -34,7 +35,6 @@ from rlm_broker.trace.events import (
     RunEnded,
 )
 from rlm_broker.transport.connection import QueryHandler
-from rlm_broker.types import Block, ChatMessage, ChildTrace, Completion, Isolation, Iteration
 from sandbox_worker.wire.errors import FrameTooLarge
 
 QueryHandlerFactory = Callable[[str, int, QueryHandler], QueryHandler]

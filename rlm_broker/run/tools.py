@@ -18,11 +18,11 @@ from typing import Any
 import msgspec
 import pydantic
 
-from rlm_broker.complaints import complaints
-from rlm_broker.deadline import Late, closed_if_deaf, within
+from rlm_broker.concurrency.deadline import Late, closed_if_deaf, within
+from rlm_broker.concurrency.threads import DaemonThreads
 from rlm_broker.errors import ConfigurationError
 from rlm_broker.plain import problem_with
-from rlm_broker.threads import DaemonThreads
+from rlm_broker.validation import complaints
 from sandbox_worker.wire.counting import MAX_VALUES, has_more_values_than
 from sandbox_worker.wire.messages import Slot
 
@@ -240,7 +240,7 @@ def _first_paragraph(function: Callable[..., Any]) -> str:
 
 def _told(name: str, error: BaseException) -> str:
     """A traceback of the user's own lines: names of files, and nothing of where they lie."""
-    ours = str(Path(__file__).parent)
+    ours = str(Path(__file__).parents[1])
     lines = []
     for frame in traceback.extract_tb(error.__traceback__):
         if not frame.filename.startswith(ours) and "pydantic" not in frame.filename:

@@ -3,7 +3,7 @@
 import re
 import signal
 
-from rlm_broker.types import PostMortem
+from rlm_broker.results import PostMortem
 from sandbox_worker.wire.control import BROKEN, OUT_OF_MEMORY, Died, Exceeded
 from sandbox_worker.wire.control import PostMortem as Seen
 

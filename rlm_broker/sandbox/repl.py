@@ -10,11 +10,12 @@ from typing import Any, Final
 
 import msgspec
 
-from rlm_broker.context import StoredContext, refuse_a_name, store
+from rlm_broker.concurrency.event_loop import Home, Resident
+from rlm_broker.context.store import StoredContext, refuse_a_name, store
 from rlm_broker.errors import ConfigurationError, ProtocolViolation, ReplClosed, SandboxFailed, WorkerDied
-from rlm_broker.home import Home, Resident
 from rlm_broker.limits import Limits
 from rlm_broker.plain import require_names, require_plain
+from rlm_broker.results import Block, Isolation
 from rlm_broker.sandbox import post_mortem
 from rlm_broker.sandbox.block_clock import BlockClock
 from rlm_broker.sandbox.output import BlockOutput, OnOutput
@@ -22,7 +23,6 @@ from rlm_broker.sandbox.workers.source import Starts
 from rlm_broker.sandbox.workers.worker import Worker
 from rlm_broker.transport.connection import Connection, QueryHandler
 from rlm_broker.transport.session import Provided, frames_of
-from rlm_broker.types import Block, Isolation
 from sandbox_worker.wire.control import Exceeded, PostMortem
 from sandbox_worker.wire.errors import FrameTooLarge
 from sandbox_worker.wire.messages import Query, Result, Slot

@@ -4,8 +4,8 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from rlm_broker.concurrency.event_loop import Home, Resident
 from rlm_broker.errors import ConfigurationError, IsolationUnavailable, SandboxFailed
-from rlm_broker.home import Home, Resident
 from rlm_broker.limits import Limits
 from rlm_broker.sandbox.levels import canary
 from rlm_broker.sandbox.levels.level import Level, candidates, warn_if_unprotected

@@ -4,9 +4,9 @@ import asyncio
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
-from rlm_broker.context import StoredContext, store
+from rlm_broker.concurrency.event_loop import Home, Resident
+from rlm_broker.context.store import StoredContext, store
 from rlm_broker.errors import ConfigurationError, SandboxFailed
-from rlm_broker.home import Home, Resident
 from rlm_broker.limits import Limits
 from rlm_broker.sandbox.repl import INHERITED, SandboxedRepl, made
 from rlm_broker.sandbox.workers.fork_server import Host, Preparation

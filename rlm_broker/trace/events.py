@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from rlm_broker.types import Block, Isolation, Usage, UsageSummary
+from rlm_broker.results import Block, Isolation, Usage, UsageSummary
 
 PREVIEW_CHARS = 80
 """Of a prompt or a result, where a whole one would be too much."""

@@ -13,8 +13,8 @@ from typing import Any, Self
 import msgspec
 
 from rlm_broker.errors import ConfigurationError
+from rlm_broker.redaction import redact
 from rlm_broker.trace.events import Event
-from rlm_broker.trace.redaction import redact
 
 INLINE_CHARS = 1 << 16
 """Characters of an event that is written where it happens. A longer one takes tens of milliseconds a megabyte, and

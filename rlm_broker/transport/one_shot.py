@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from rlm_broker.errors import ProtocolViolation
-from rlm_broker.types import Call, ChatMessage, Role, UsageSummary
+from rlm_broker.results import Call, ChatMessage, Role, UsageSummary
 from sandbox_worker.wire.counting import MAX_VALUES, has_more_values_than
 from sandbox_worker.wire.errors import MessageInvalid
 from sandbox_worker.wire.messages import decode_hello

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import psutil
 
-from rlm_broker.context import store
+from rlm_broker.context.store import store
 from rlm_broker.limits import Limits
 from rlm_broker.sandbox.sandbox import Sandbox
 from scripts import make_log

@@ -4,7 +4,7 @@ import contextlib
 import time
 from collections.abc import Callable
 
-from rlm_broker.context import store
+from rlm_broker.context.store import store
 from rlm_broker.sandbox.repl import SandboxedRepl
 from rlm_broker.sandbox.sandbox import Sandbox
 from scripts.bench.contexts import plain_dict

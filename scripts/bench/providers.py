@@ -13,7 +13,7 @@ import aiohttp
 from rlm_broker.clients.base import Client, LMRequest
 from rlm_broker.clients.litellm import LiteLLMClient
 from rlm_broker.clients.openai_compatible import OpenAICompatibleClient
-from rlm_broker.types import ChatMessage
+from rlm_broker.results import ChatMessage
 from scripts.bench.measure import Effort, by_turns
 from scripts.bench.peer import Peer
 from scripts.bench.row import OURS, Check, Row, Side, side

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import psutil
 
-from rlm_broker.home import Home
+from rlm_broker.concurrency.event_loop import Home
 
 WAIT_S = 10.0
 """Time in seconds that an end may take, such as that of a killed process; what is there later is left."""

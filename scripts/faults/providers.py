@@ -11,8 +11,8 @@ from collections.abc import Callable
 from typing import Any
 
 from rlm_broker.clients.base import LMRequest
-from rlm_broker.models import Model
-from rlm_broker.types import ChatMessage
+from rlm_broker.models.registry import Model
+from rlm_broker.results import ChatMessage
 from scripts.faults.stage import Script, Stage
 
 ENDLESS_S = 30.0

@@ -7,13 +7,13 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from rlm_broker import RLM, ScriptedClient
-from rlm_broker.cache import Cache
 from rlm_broker.clients.base import LMReply, LMRequest
+from rlm_broker.clients.recording import FORMAT, CallId, Models, Recorded, Recorder, Recording, Request
 from rlm_broker.errors import ConfigurationError, RlmBrokerError
-from rlm_broker.recording import FORMAT, CallId, Models, Recorded, Recorder, Recording, Request
+from rlm_broker.handler.cache import Cache
+from rlm_broker.results import ChatMessage, Usage
 from rlm_broker.trace.tree import tree
 from rlm_broker.trace.writer import TraceWriter
-from rlm_broker.types import ChatMessage, Usage
 from scripts.faults.cell import Report, Scene
 
 REPLIES = ["```repl\nprint('\N{GRINNING FACE}')\n```", "FINAL(x)"]

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NoReturn
 
-from rlm_broker.home import Home
+from rlm_broker.concurrency.event_loop import Home
 from scripts.faults import processes
 from scripts.faults.stage import Stage, Strike
 

@@ -11,11 +11,11 @@ import psutil
 
 from rlm_broker import RLM, Limits
 from rlm_broker.clients.base import LMReply, LMRequest
+from rlm_broker.concurrency.event_loop import Home
 from rlm_broker.errors import ModelFailed, RlmBrokerError
-from rlm_broker.home import Home
+from rlm_broker.results import Block, Completion, Usage
 from rlm_broker.trace.events import BlockPrinted, Event, RunEnded
 from rlm_broker.trace.writer import TraceWriter
-from rlm_broker.types import Block, Completion, Usage
 from scripts.faults import leftovers
 from scripts.faults.cell import (
     ANSWER,

@@ -12,9 +12,10 @@ from pathlib import Path
 from typing import Any
 
 from rlm_broker.clients.base import LMReply, LMRequest
-from rlm_broker.handler.fair import FairSlots
+from rlm_broker.concurrency.fair_semaphore import FairSlots
 from rlm_broker.handler.handler import LMHandler
 from rlm_broker.limits import Limits
+from rlm_broker.results import Usage, UsageSummary
 from rlm_broker.run.calls import Caller, RunCalls
 from rlm_broker.run.ledger import Ledger
 from rlm_broker.run.prompts import Instructions
@@ -26,7 +27,6 @@ from rlm_broker.trace.events import BlockPrinted, RunEnded
 from rlm_broker.trace.writer import TraceWriter
 from rlm_broker.transport.connection import Connection
 from rlm_broker.transport.session import Session
-from rlm_broker.types import Usage, UsageSummary
 from sandbox_worker.wire.frames import FrameDecoder, encode_frame
 from sandbox_worker.wire.messages import FromOrchestrator, Hello, Query, Ready, Result, decode_from_orchestrator, encode
 from scripts.siege.attacks import STRANGERS

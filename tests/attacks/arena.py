@@ -19,8 +19,8 @@ import psutil
 import pytest
 
 from rlm_broker.limits import Limits
+from rlm_broker.results import Block
 from rlm_broker.sandbox.sandbox import Sandbox
-from rlm_broker.types import Block
 from tests.processes import living_below
 from tests.skips import PROTECTS_NOTHING
 

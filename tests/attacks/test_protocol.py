@@ -10,9 +10,9 @@ import pytest
 from rlm_broker.clients.function import FunctionClient
 from rlm_broker.errors import LimitReached
 from rlm_broker.limits import Limits
+from rlm_broker.results import Block
 from rlm_broker.rlm import RLM
 from rlm_broker.sandbox.sandbox import Sandbox
-from rlm_broker.types import Block
 from sandbox_worker.wire.messages import Query, Slot
 from tests.waiting import WAIT_S
 

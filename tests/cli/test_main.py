@@ -71,7 +71,7 @@ def test_a_reader_that_leaves_is_no_traceback(tmp_path: Path) -> None:
 WRITES = """
 import os, sys
 from rlm_broker.cli import exec, main
-from rlm_broker.types import Block
+from rlm_broker.results import Block
 reader, writer = os.pipe()
 os.close(reader)
 def run(*_):

@@ -11,13 +11,13 @@ from rlm_broker.clients.base import Client, LMRequest
 from rlm_broker.clients.litellm import LiteLLMClient
 from rlm_broker.clients.openai_compatible import OpenAICompatibleClient
 from rlm_broker.errors import FailureCause, ModelFailed
-from rlm_broker.handler import lane
+from rlm_broker.handler import client_queue
+from rlm_broker.handler.client_queue import Serving
 from rlm_broker.handler.handler import LMHandler
-from rlm_broker.handler.lane import Serving
 from rlm_broker.limits import Limits
+from rlm_broker.results import ChatMessage
 from rlm_broker.run.calls import Caller, RunCalls
 from rlm_broker.run.ledger import Ledger
-from rlm_broker.types import ChatMessage
 from sandbox_worker.wire.messages import Query
 from tests.fake_openai import Answer, FakeOpenAI, completion, failure, streamed, without_choices
 from tests.waiting import LONGER_AND_LONGER, WAIT_S
@@ -89,7 +89,7 @@ async def test_what_a_provider_says_of_when_to_come_back_is_heard(make: Make) ->
 
 @both
 async def test_a_call_goes_on_until_it_is_answered_and_is_one_call(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lane, "BACKOFF_S", 0.01)
+    monkeypatch.setattr(client_queue, "BACKOFF_S", 0.01)
     answers = [failure(429, "slow down", retry_after="0.2"), Answer(breaks=0), failure(503, "no"), completion("hi")]
     with FakeOpenAI(*answers) as server:
         client = make(server)

@@ -12,8 +12,8 @@ from rlm_broker.clients.base import LMRequest
 from rlm_broker.clients.field import FieldClient, field_client, is_field_client
 from rlm_broker.errors import ModelFailed
 from rlm_broker.handler.handler import LMHandler
+from rlm_broker.results import ChatMessage, Usage
 from rlm_broker.rlm import RLM
-from rlm_broker.types import ChatMessage, Usage
 
 
 @dataclass

@@ -13,7 +13,7 @@ from rlm_broker.clients import function
 from rlm_broker.clients.base import LMReply, LMRequest
 from rlm_broker.clients.function import FunctionClient
 from rlm_broker.errors import ConfigurationError, ModelFailed
-from rlm_broker.types import ChatMessage, Usage
+from rlm_broker.results import ChatMessage, Usage
 
 WAIT_S = 60
 
@@ -241,7 +241,7 @@ STUCK = """
 import asyncio, threading
 from rlm_broker.clients.base import LMRequest
 from rlm_broker.clients.function import FunctionClient
-from rlm_broker.types import ChatMessage
+from rlm_broker.results import ChatMessage
 
 async def main():
     started = asyncio.Event()

@@ -13,7 +13,7 @@ import pytest
 from rlm_broker.clients.base import LMReply, LMRequest
 from rlm_broker.clients.litellm import _KEYLESS, _KEYS, _SERVERS, LiteLLMClient, _refuse_misspelt, full_name, prefetch
 from rlm_broker.errors import ConfigurationError, ModelFailed, UnknownModel
-from rlm_broker.types import ChatMessage, Usage
+from rlm_broker.results import ChatMessage, Usage
 from tests.fake_openai import Answer, FakeOpenAI, completion, failure, without_choices
 
 WAIT_S = 60
@@ -159,7 +159,7 @@ sys.meta_path.insert(0, Watch())
 
 from rlm_broker.clients.base import LMRequest
 from rlm_broker.clients.litellm import LiteLLMClient
-from rlm_broker.types import ChatMessage
+from rlm_broker.results import ChatMessage
 
 client = LiteLLMClient("openai/test-model", api_base=sys.argv[1], api_key="sk-test")
 assert "litellm" not in sys.modules

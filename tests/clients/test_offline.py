@@ -11,7 +11,7 @@ import pytest
 from rlm_broker.clients.base import LMRequest
 from rlm_broker.clients.offline import OfflineClient
 from rlm_broker.parsing import parse_reply
-from rlm_broker.types import ChatMessage
+from rlm_broker.results import ChatMessage
 
 
 class Ended(BaseException):

@@ -15,7 +15,7 @@ from rlm_broker.clients import openai_compatible
 from rlm_broker.clients.base import LMReply, LMRequest
 from rlm_broker.clients.openai_compatible import OpenAICompatibleClient
 from rlm_broker.errors import ConfigurationError, ModelFailed, UnknownModel
-from rlm_broker.types import ChatMessage, Usage
+from rlm_broker.results import ChatMessage, Usage
 from tests.fake_openai import Answer, FakeOpenAI, completion, failure, streamed
 
 WAIT_S = 60
@@ -210,7 +210,7 @@ ALONE = """
 import asyncio, sys
 from rlm_broker.clients.base import LMRequest
 from rlm_broker.clients.openai_compatible import OpenAICompatibleClient
-from rlm_broker.types import ChatMessage
+from rlm_broker.results import ChatMessage
 client = OpenAICompatibleClient(sys.argv[1], "test-model")
 print(asyncio.run(client.complete(LMRequest((ChatMessage("user", "hello"),)))).text, "litellm" in sys.modules)
 """

@@ -6,7 +6,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from rlm_broker.context import StoredContext, store
+from rlm_broker.context.store import StoredContext, store
 from rlm_broker.limits import Limits
 from rlm_broker.sandbox.sandbox import Sandbox
 from tests.processes import living_below

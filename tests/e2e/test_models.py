@@ -18,19 +18,19 @@ import pytest
 
 from rlm_broker.clients.litellm import LiteLLMClient
 from rlm_broker.clients.openai_compatible import OpenAICompatibleClient
+from rlm_broker.clients.recording import Recording
 from rlm_broker.clients.scripted import ScriptedClient
 from rlm_broker.errors import ConfigurationError, ModelFailed, ReplayDiverged
+from rlm_broker.handler.client_queue import Serving
 from rlm_broker.handler.handler import LMHandler
-from rlm_broker.handler.lane import Serving
 from rlm_broker.handler.routing import Route
 from rlm_broker.limits import Limits
-from rlm_broker.models import Model
-from rlm_broker.recording import Recording
+from rlm_broker.models.registry import Model
+from rlm_broker.results import Completion, Usage
 from rlm_broker.rlm import RLM
 from rlm_broker.sandbox.sandbox import Sandbox
 from rlm_broker.trace.events import CallEnded, CallRetried, CallText, Event
 from rlm_broker.trace.writer import TraceWriter
-from rlm_broker.types import Completion, Usage
 from tests.fake_openai import Answer, FakeOpenAI, completion, failure, streamed
 from tests.processes import living_below
 from tests.waiting import until

@@ -5,7 +5,7 @@ import random
 
 import pytest
 
-from rlm_broker.handler.allowance import Allowance
+from rlm_broker.concurrency.allowance import Allowance
 
 WAIT_S = 60
 

@@ -12,10 +12,10 @@ from rlm_broker.clients.function import FunctionClient
 from rlm_broker.errors import LimitReached, ModelFailed
 from rlm_broker.handler.handler import LMHandler
 from rlm_broker.limits import Limits
+from rlm_broker.results import ChatMessage, Usage
 from rlm_broker.run.calls import MOST_ANSWER_BYTES, Caller, RunCalls
 from rlm_broker.run.ledger import Ledger
 from rlm_broker.trace.events import CallEnded, CallStarted, Event
-from rlm_broker.types import ChatMessage, Usage
 from sandbox_worker.wire.messages import FEW_BYTES, Query, Slot, decode_from_worker, encode
 from tests.clock import Clock
 from tests.handler.stand_ins import Hanging

@@ -5,7 +5,7 @@ import itertools
 
 import pytest
 
-from rlm_broker.handler.crew import IN_A_ROW, work_off
+from rlm_broker.concurrency.bounded_map import IN_A_ROW, work_off
 from tests.clock import Clock
 from tests.waiting import for_ever, turns
 

@@ -8,7 +8,7 @@ from collections import Counter
 
 import pytest
 
-from rlm_broker.handler.fair import FairSlots
+from rlm_broker.concurrency.fair_semaphore import FairSlots
 from tests.waiting import WAIT_S
 
 

@@ -10,7 +10,7 @@ import pytest
 from rlm_broker.clients.base import LMRequest
 from rlm_broker.errors import ConfigurationError, ModelFailed, UnknownModel
 from rlm_broker.handler.handler import LMHandler
-from rlm_broker.types import ChatMessage
+from rlm_broker.results import ChatMessage
 from sandbox_worker.wire.frames import PREFIX, encode_frame
 from tests.handler.socket_peer import MAX_FRAME_BYTES, WAIT_S, Peer
 from tests.handler.stand_ins import Echo, Hanging

@@ -7,11 +7,11 @@ from collections.abc import Sequence
 import pytest
 
 from rlm_broker.clients.base import Client, LMReply, LMRequest
+from rlm_broker.concurrency.rate_window import SPAN_S
 from rlm_broker.errors import FailureCause, ModelFailed
+from rlm_broker.handler.client_queue import BACKOFF_S, Serving
 from rlm_broker.handler.handler import LMHandler
-from rlm_broker.handler.lane import BACKOFF_S, Serving
-from rlm_broker.handler.rate import SPAN_S
-from rlm_broker.types import ChatMessage, Usage
+from rlm_broker.results import ChatMessage, Usage
 from tests.waiting import for_ever, turns
 
 REQUEST = LMRequest((ChatMessage("user", "hello"),))

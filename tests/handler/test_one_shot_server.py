@@ -12,7 +12,7 @@ import pytest
 from rlm_broker.clients.base import LMReply, LMRequest
 from rlm_broker.clients.function import FunctionClient
 from rlm_broker.handler.handler import LMHandler
-from rlm_broker.types import ChatMessage, Usage
+from rlm_broker.results import ChatMessage, Usage
 from tests.handler.socket_peer import WAIT_S, Peer
 from tests.handler.stand_ins import Echo, Hanging
 

@@ -2,7 +2,7 @@
 
 import random
 
-from rlm_broker.handler.rate import SPAN_S, Window
+from rlm_broker.concurrency.rate_window import SPAN_S, Window
 
 
 def test_there_is_room_until_the_bound_and_again_when_the_first_has_left() -> None:

@@ -13,7 +13,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from rlm_broker.context import store
+from rlm_broker.context.store import store
 from rlm_broker.errors import SandboxFailed
 from rlm_broker.limits import Limits
 from rlm_broker.sandbox.levels.level import Level

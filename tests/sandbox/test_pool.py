@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from rlm_broker.context import store
+from rlm_broker.context.store import store
 from rlm_broker.errors import ConfigurationError, SandboxFailed
 from rlm_broker.limits import Limits
 from rlm_broker.sandbox.sandbox import Sandbox

@@ -6,7 +6,7 @@ import sys
 import pytest
 
 from rlm_broker.errors import ConfigurationError, IsolationUnavailable, SandboxFailed
-from rlm_broker.sandbox.levels import refusals
+from rlm_broker.sandbox.workers import refusals
 
 
 def fork_server(status: int, words: str = "") -> "subprocess.Popen[bytes]":

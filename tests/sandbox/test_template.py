@@ -6,13 +6,13 @@ from typing import Any
 
 import pytest
 
-from rlm_broker.context import store
+from rlm_broker.context.store import store
 from rlm_broker.errors import ConfigurationError, ContextRefused, SandboxFailed
 from rlm_broker.limits import Limits
+from rlm_broker.results import Block
 from rlm_broker.sandbox.sandbox import Sandbox
 from rlm_broker.sandbox.workers import fork_server
 from rlm_broker.sandbox.workers.python_paths import python_paths
-from rlm_broker.types import Block
 from tests.needs import require_cpp_library
 from tests.processes import living_below
 from tests.waiting import until

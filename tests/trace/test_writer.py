@@ -10,10 +10,10 @@ import pytest
 
 from rlm_broker import TraceWriter as RlmTraceWriter
 from rlm_broker.errors import ConfigurationError
+from rlm_broker.redaction import SLICE_CHARS, redact
+from rlm_broker.results import Block
 from rlm_broker.trace.events import BlockEnded, BlockPrinted, IterationStarted, Replied
-from rlm_broker.trace.redaction import SLICE_CHARS, redact
 from rlm_broker.trace.writer import MOST_WAITING_CHARS, TraceWriter
-from rlm_broker.types import Block
 
 
 def lines(path: Path) -> list[dict[str, object]]:

@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 
 from rlm_broker.errors import ProtocolViolation
+from rlm_broker.results import Call, ChatMessage, Usage
 from rlm_broker.transport.one_shot import (
     MAX_PROMPT_NESTING,
     OneShotRefused,
@@ -17,7 +18,6 @@ from rlm_broker.transport.one_shot import (
     single_reply,
     to_messages,
 )
-from rlm_broker.types import Call, ChatMessage, Usage
 from sandbox_worker.wire.messages import Hello, Ready, encode
 
 FRAMES = {

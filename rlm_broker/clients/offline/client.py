@@ -4,7 +4,7 @@ import asyncio
 
 from rlm_broker.clients.base import LMReply, LMRequest
 from rlm_broker.clients.offline import extract, strategy
-from rlm_broker.types import ChatMessage, Usage
+from rlm_broker.results import ChatMessage, Usage
 
 
 class OfflineClient:

@@ -8,7 +8,7 @@ from rlm_broker.clients.offline import question as asked
 from rlm_broker.clients.offline import repl_code
 from rlm_broker.clients.offline.question import Count, Find, Tally
 from rlm_broker.errors import ModelFailed
-from rlm_broker.types import ChatMessage
+from rlm_broker.results import ChatMessage
 
 _COMMON = (repl_code.pieces, repl_code.leaves, repl_code.join, repl_code.place)
 _COUNT = (*_COMMON, repl_code.lines_with, repl_code.lowered, repl_code.hits, repl_code.term_counts, repl_code.count)

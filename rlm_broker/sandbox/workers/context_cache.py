@@ -14,7 +14,7 @@ import weakref
 from dataclasses import dataclass
 from typing import Final, TypeVar
 
-from rlm_broker.context import StoredContext
+from rlm_broker.context.store import StoredContext
 from rlm_broker.errors import RlmBrokerError, SandboxFailed
 from rlm_broker.sandbox.workers.fork_server import Host, Preparation
 from rlm_broker.sandbox.workers.source import Started, Starter

@@ -12,13 +12,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
-from rlm_broker.context import StoredContext
-from rlm_broker.deadline import to_its_end
+from rlm_broker.concurrency.deadline import to_its_end
+from rlm_broker.context.store import StoredContext
 from rlm_broker.errors import ConfigurationError, IsolationUnavailable, RlmBrokerError, SandboxFailed
 from rlm_broker.limits import Limits
-from rlm_broker.sandbox.levels import refusals
 from rlm_broker.sandbox.levels.level import Level, unavailable
-from rlm_broker.sandbox.workers import zygote_process
+from rlm_broker.sandbox.workers import refusals, zygote_process
 from rlm_broker.sandbox.workers.cgroups import GROUP_REMEDY, MemoryGroup, MemoryGroups
 from rlm_broker.sandbox.workers.private_folder import PrivateFolder, removed
 from rlm_broker.sandbox.workers.python_paths import python_paths, readable

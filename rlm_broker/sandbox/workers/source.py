@@ -5,7 +5,7 @@ import contextlib
 import socket
 from typing import Protocol
 
-from rlm_broker.context import StoredContext
+from rlm_broker.context.store import StoredContext
 from rlm_broker.errors import SandboxFailed, WorkerDied
 from rlm_broker.limits import Limits
 from rlm_broker.sandbox.workers.fork_server import TRIES, Host

@@ -5,7 +5,7 @@ from collections import deque
 
 import msgspec
 
-from rlm_broker.context import StoredContext
+from rlm_broker.context.store import StoredContext
 from rlm_broker.errors import RlmBrokerError
 from rlm_broker.sandbox.workers.source import Started, Starter
 from rlm_broker.sandbox.workers.worker import Worker

@@ -13,7 +13,7 @@ from collections.abc import Coroutine
 from types import TracebackType
 from typing import Any, Generic, Self, TypeVar
 
-from rlm_broker.deadline import to_its_end
+from rlm_broker.concurrency.deadline import to_its_end
 from rlm_broker.errors import ConfigurationError, SandboxFailed
 
 T = TypeVar("T")

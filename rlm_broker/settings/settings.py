@@ -8,12 +8,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from rlm_broker import trust
-from rlm_broker.complaints import suggestion
 from rlm_broker.errors import ConfigurationError
 from rlm_broker.handler.routing import Route
 from rlm_broker.limits import Limits
-from rlm_broker.models import FROM_ENVIRONMENT, Model
+from rlm_broker.models.registry import FROM_ENVIRONMENT, Model
+from rlm_broker.settings import trust
+from rlm_broker.validation import suggestion
 
 PREFIX = "RLM_BROKER_"
 """Of variables: `RLM_BROKER_MODEL`, `RLM_BROKER_MAX_ITERATIONS`."""

@@ -13,7 +13,7 @@ from typing import Any
 
 from rlm_broker.clients.base import Client, LMReply, LMRequest
 from rlm_broker.errors import ConfigurationError
-from rlm_broker.types import Usage
+from rlm_broker.results import Usage
 
 MAX_BYTES = 1 << 30
 BUSY_TIMEOUT_S = 0.2

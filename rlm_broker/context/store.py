@@ -16,8 +16,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Final, Self
 
-from rlm_broker.context_files import FileUnfit, FoundFile, find_files, printable, text_of
-from rlm_broker.context_memfd import JsonMemfd, TextMemfd, pieces_of
+from rlm_broker.context.files import FileUnfit, FoundFile, find_files, printable, text_of
+from rlm_broker.context.memfd import JsonMemfd, TextMemfd, pieces_of
 from rlm_broker.errors import ContextRefused
 from rlm_broker.plain import problem_with
 from sandbox_worker.loading.context import load

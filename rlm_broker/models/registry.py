@@ -22,7 +22,6 @@ from pydantic import (
     model_validator,
 )
 
-from rlm_broker.cache import Cache
 from rlm_broker.clients.base import Client, LMReply, LMRequest
 from rlm_broker.clients.failures import SECRET_NAME
 from rlm_broker.clients.field import FieldLike, field_client, is_field_client
@@ -30,14 +29,15 @@ from rlm_broker.clients.function import FunctionClient
 from rlm_broker.clients.litellm import LiteLLMClient, prefetch
 from rlm_broker.clients.named import client_for
 from rlm_broker.clients.recorded import RecordedClient
-from rlm_broker.complaints import complaints, suggestion
+from rlm_broker.clients.recording import Recording
+from rlm_broker.concurrency.event_loop import Home
 from rlm_broker.errors import ConfigurationError, ModelFailed
+from rlm_broker.handler.cache import Cache
+from rlm_broker.handler.client_queue import Lane, Serving
 from rlm_broker.handler.handler import LMHandler
-from rlm_broker.handler.lane import Lane, Serving
 from rlm_broker.handler.routing import ModelPolicy, Route
-from rlm_broker.home import Home
 from rlm_broker.limits import Limits
-from rlm_broker.recording import Recording
+from rlm_broker.validation import complaints, suggestion
 
 SAMPLING = frozenset(
     {"temperature", "top_p", "top_k", "min_p", "seed", "stop", "max_tokens", "max_completion_tokens"}

@@ -5,7 +5,7 @@ from collections import deque
 from collections.abc import Awaitable, Callable, Hashable, Sequence
 from typing import Any, Generic, TypeVar
 
-from rlm_broker.handler.fair import FairSlots
+from rlm_broker.concurrency.fair_semaphore import FairSlots
 
 T = TypeVar("T")
 R = TypeVar("R")

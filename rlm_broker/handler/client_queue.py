@@ -11,11 +11,11 @@ from dataclasses import dataclass
 import msgspec
 
 from rlm_broker.clients.base import Client, LMReply, LMRequest
-from rlm_broker.deadline import Late, in_time
+from rlm_broker.concurrency.deadline import Late, in_time
+from rlm_broker.concurrency.fair_semaphore import FairSlots
+from rlm_broker.concurrency.rate_window import Entry, Window
 from rlm_broker.errors import ModelFailed, RlmBrokerError
-from rlm_broker.handler.fair import FairSlots
-from rlm_broker.handler.rate import Entry, Window
-from rlm_broker.types import Usage
+from rlm_broker.results import Usage
 
 BACKOFF_S, MOST_BACKOFF_S = 0.5, 30.0
 FAILURES_TO_COOL = 3

@@ -1,0 +1,1 @@
+"""What the user hands in, as bytes that a worker can load."""
