@@ -7,7 +7,7 @@ from collections import Counter
 import pytest
 from hypothesis import HealthCheck, settings
 
-from tests.clock import Clock
+from tests.support.clock import Clock
 
 # A shell that starts a run in the background leaves SIGINT ignored, for all processes below as well.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:

@@ -12,8 +12,7 @@ from scripts.bench import peer
 from scripts.bench.__main__ import main
 from scripts.bench.picture import svg
 from scripts.bench.row import Curve, Row, Side, side
-
-PROJECT = Path(__file__).parents[1]
+from tests.support.places import PROJECT
 
 
 def test_the_command_prints_a_table_and_writes_figures_and_a_picture(tmp_path: Path) -> None:

@@ -1,12 +1,10 @@
 """What the documents name exists."""
 
 import re
-from pathlib import Path
 
 import rlm_broker
 from rlm_broker.limits import Limits
-
-PROJECT = Path(__file__).parents[1]
+from tests.support.places import PROJECT
 
 
 def test_every_test_that_the_list_of_differences_names_exists() -> None:

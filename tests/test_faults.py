@@ -2,11 +2,10 @@
 
 import subprocess
 import sys
-from pathlib import Path
 
 from scripts.soak import Sample, grown
+from tests.support.places import PROJECT
 
-PROJECT = Path(__file__).parents[1]
 WAIT_S = 110
 BAD_CELL = """
 import subprocess, sys

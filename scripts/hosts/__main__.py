@@ -103,7 +103,7 @@ def _judge(row: Row, doctor: "subprocess.CompletedProcess[str]") -> None:
 
 
 def _test(row: Row, host: Host) -> None:
-    options = ["tests/isolation", "-q", "-n", "0", "-p", "no:cacheprovider"]
+    options = ["tests/sandbox_worker/isolation", "-q", "-n", "0", "-p", "no:cacheprovider"]
     done = _run(host, ["-m", "pytest", *options], wait_s=TESTS_WAIT_S)
     counts = {what: int(number) for number, what in re.findall(r"(\d+) (passed|failed|skipped|error)", done.stdout)}
     row.tests = "/".join(str(counts.get(what, 0)) for what in ("passed", "failed", "skipped"))

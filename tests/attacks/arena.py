@@ -21,8 +21,8 @@ import pytest
 from rlm_broker.limits import Limits
 from rlm_broker.results import Block
 from rlm_broker.sandbox.sandbox import Sandbox
-from tests.processes import living_below
-from tests.skips import PROTECTS_NOTHING
+from tests.support.processes import living_below
+from tests.support.skips import PROTECTS_NOTHING
 
 PROTECTED = ("strict", "standard")
 LIMITS = Limits(

@@ -8,14 +8,13 @@ import os
 import re
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
 from sandbox_worker.isolation import syscalls
-from tests.skips import NEEDS_ROOT
+from tests.support.places import PROJECT
+from tests.support.skips import NEEDS_ROOT
 
-PROJECT = Path(__file__).parents[2]
 WAIT_S = 110
 AS_USER = f"""
 import os, sys

@@ -8,8 +8,8 @@ import pytest
 from rlm_broker.limits import Limits
 from rlm_broker.sandbox.repl import SandboxedRepl
 from rlm_broker.sandbox.sandbox import Sandbox
-from tests.needs import require_cpp_library, require_time_zones
-from tests.skips import ONE_PROCESS
+from tests.support.needs import require_cpp_library, require_time_zones
+from tests.support.skips import ONE_PROCESS
 
 PROGRAMS = {
     "regular_expressions": "import re; assert len(re.findall(r'\\b\\w+ing\\b', 'sing ' * 200_000)) == 200_000",

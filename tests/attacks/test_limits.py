@@ -9,7 +9,7 @@ import pytest
 from rlm_broker.limits import Limits
 from rlm_broker.sandbox.repl import SandboxedRepl
 from rlm_broker.sandbox.sandbox import Sandbox
-from tests.processes import living_below
+from tests.support.processes import living_below
 
 MIB = 1 << 20
 LIMITS = Limits(

@@ -4,9 +4,9 @@ import psutil
 import pytest
 
 from tests.attacks.arena import Arena, Attack, check, said_it_got_through
-from tests.processes import living_parents_below
-from tests.skips import PROTECTS_NOTHING
-from tests.waiting import LONGER_AND_LONGER
+from tests.support.processes import living_parents_below
+from tests.support.skips import PROTECTS_NOTHING
+from tests.support.waiting import LONGER_AND_LONGER
 
 BREAKS = {
     "empties_the_builtins": "import builtins; builtins.__dict__.clear()",

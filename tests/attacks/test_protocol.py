@@ -14,7 +14,7 @@ from rlm_broker.results import Block
 from rlm_broker.rlm import RLM
 from rlm_broker.sandbox.sandbox import Sandbox
 from sandbox_worker.wire.messages import Query, Slot
-from tests.waiting import WAIT_S
+from tests.support.waiting import WAIT_S
 
 LIMITS = Limits(interrupt_grace_s=0.3, max_repl_restarts=1000, max_frame_bytes=1 << 20, max_queries_in_flight=64)
 RAW = """

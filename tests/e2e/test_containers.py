@@ -16,9 +16,9 @@ from typing import Any
 import pytest
 
 from sandbox_worker.isolation.zygote_layers import _others_can_read
-from tests.skips import NEEDS_CRUN, NEEDS_ROOT
+from tests.support.places import PROJECT
+from tests.support.skips import NEEDS_CRUN, NEEDS_ROOT
 
-PROJECT = Path(__file__).parents[2]
 WAIT_S = 90
 CAPABILITIES = [
     f"CAP_{name}"

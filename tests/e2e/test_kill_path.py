@@ -10,8 +10,8 @@ import pytest
 from rlm_broker.limits import Limits
 from rlm_broker.sandbox.repl import SandboxedRepl
 from rlm_broker.sandbox.sandbox import Sandbox
-from tests.processes import living_below, living_parents_below
-from tests.waiting import LONGER_AND_LONGER, for_ever, until, until_now
+from tests.support.processes import living_below, living_parents_below
+from tests.support.waiting import LONGER_AND_LONGER, for_ever, until, until_now
 
 LIMITS = Limits(interrupt_grace_s=0.2, max_repl_restarts=10_000, max_processes=32)
 LEVELS = pytest.mark.parametrize("level", ["strict", "standard"])

@@ -10,9 +10,9 @@ from rlm_broker.limits import Limits
 from rlm_broker.sandbox.repl import SandboxedRepl
 from rlm_broker.sandbox.sandbox import Sandbox
 from sandbox_worker.wire.messages import Query, Slot
-from tests.processes import living_below
-from tests.skips import ONE_PROCESS
-from tests.waiting import WAIT_S, for_ever, turns
+from tests.support.processes import living_below
+from tests.support.skips import ONE_PROCESS
+from tests.support.waiting import WAIT_S, for_ever, turns
 
 MIB = 1 << 20
 PATIENT_S = 60

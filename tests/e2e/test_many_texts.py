@@ -9,7 +9,7 @@ import pytest
 from rlm_broker.context.store import StoredContext, store
 from rlm_broker.limits import Limits
 from rlm_broker.sandbox.sandbox import Sandbox
-from tests.processes import living_below
+from tests.support.processes import living_below
 
 MIB = 1 << 20
 FILES = 1_000

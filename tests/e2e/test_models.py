@@ -31,9 +31,9 @@ from rlm_broker.rlm import RLM
 from rlm_broker.sandbox.sandbox import Sandbox
 from rlm_broker.trace.events import CallEnded, CallRetried, CallText, Event
 from rlm_broker.trace.writer import TraceWriter
-from tests.fake_openai import Answer, FakeOpenAI, completion, failure, streamed
-from tests.processes import living_below
-from tests.waiting import until
+from tests.support.fake_openai import Answer, FakeOpenAI, completion, failure, streamed
+from tests.support.processes import living_below
+from tests.support.waiting import until
 
 CANARY = "sk-canary-of-the-test-0123456789"
 WAIT_S = 60

@@ -13,8 +13,8 @@ from sandbox_worker.isolation import zygote_layers
 from sandbox_worker.isolation.walls import LayerFailed
 from scripts.hosts import seccomp_profile
 from scripts.hosts.surroundings import PROFILES, follow_profile
-from tests.isolation.forked_child import in_child
-from tests.isolation.launcher import needs_strict
+from tests.support.forked_child import in_child
+from tests.support.launcher import needs_strict
 
 SECCOMP, APPARMOR = PROFILES / "seccomp.json", PROFILES / "apparmor"
 

@@ -15,8 +15,8 @@ from rlm_broker.limits import Limits
 from rlm_broker.results import Completion
 from rlm_broker.rlm import RLM
 from rlm_broker.trace.events import BlockPrinted, BlockStarted, CallEnded, Event, RunEnded, RunStarted
-from tests.processes import living_below
-from tests.waiting import LONGER_AND_LONGER, WAIT_S
+from tests.support.processes import living_below
+from tests.support.waiting import LONGER_AND_LONGER, WAIT_S
 
 Messages = list[dict[str, Any]]
 

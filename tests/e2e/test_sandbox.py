@@ -18,8 +18,8 @@ from rlm_broker.sandbox.repl import SandboxedRepl
 from rlm_broker.sandbox.sandbox import Sandbox
 from sandbox_worker.init.usage_watch import SLOWEST_S
 from sandbox_worker.wire.messages import Query, Slot
-from tests.processes import kill_below, living_below
-from tests.waiting import WAIT_S
+from tests.support.processes import kill_below, living_below
+from tests.support.waiting import WAIT_S
 
 IGNORES_SIGINT = "import signal; signal.signal(signal.SIGINT, signal.SIG_IGN)\nwhile True: pass"
 

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from scripts.hosts.surroundings import CANNOT_BE_MADE, SURROUNDINGS
-from tests.isolation.launcher import needs_strict
+from tests.support.launcher import needs_strict
+from tests.support.places import PROJECT
 
-PROJECT = Path(__file__).parents[2]
 WAIT_S = 100
 BROKER = [sys.executable, "-m", "rlm_broker"]
 

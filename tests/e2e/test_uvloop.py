@@ -6,7 +6,7 @@ from rlm_broker.clients.scripted import ScriptedClient
 from rlm_broker.limits import Limits
 from rlm_broker.rlm import RLM
 from rlm_broker.sandbox.sandbox import Sandbox
-from tests.processes import living_below
+from tests.support.processes import living_below
 
 
 def test_a_run_asks_and_answers_on_uvloop() -> None:

@@ -1,0 +1,208 @@
+import contextlib
+import json
+import os
+import pty
+import shlex
+import signal
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from tests.support.command import COMMAND, ENVIRONMENT, WAIT_S, run, sentence
+from tests.support.fake_openai import Answer, FakeOpenAI, completion
+
+FACT = "The custodian of the vault is Ada Quill."
+QUESTION = "Who is the custodian of the vault?"
+
+
+@pytest.fixture
+def log(tmp_path: Path) -> Path:
+    file = tmp_path / "server.log"
+    file.write_text("INFO all is well\n" * 200 + FACT + "\n" + "INFO fine\n" * 200)
+    return file
+
+
+def test_the_answer_is_on_stdout_and_progress_on_stderr_as_plain_lines(log: Path) -> None:
+    done = run("ask", QUESTION, log)
+    assert done.returncode == 0
+    assert "Ada Quill" in done.stdout
+    assert "line 201" in done.stdout
+    assert "[depth 0] REPL ready" in done.stderr
+    assert "\r" not in done.stderr
+    assert "\x1b" not in done.stderr
+
+
+def test_json_is_one_object_and_quiet_is_quiet(log: Path) -> None:
+    done = run("ask", QUESTION, log, "--json", "-q")
+    shown = json.loads(done.stdout)
+    assert shown.keys() >= {"response", "iterations", "depth", "execution_time", "usage_summary", "isolation"}
+    assert "Ada Quill" in shown["response"]
+    assert shown["usage_summary"]["model_usage_summaries"]["offline"]["total_calls"] >= 1
+    assert done.stderr == ""
+
+
+def test_stdin_a_folder_and_a_glob_are_contexts(log: Path) -> None:
+    assert "Ada Quill" in run("ask", QUESTION, "-", "-q", stdin=log.read_bytes()).stdout
+    (log.parent / "other.log").write_text("nothing here\n")
+    for path in (str(log.parent), f"{log.parent}/*.log"):
+        answer = run("ask", QUESTION, path, "-q").stdout
+        assert "Ada Quill" in answer
+        assert "server.log" in answer
+
+
+def test_a_trace_begins_with_the_metadata_and_ends_with_the_end(log: Path, tmp_path: Path) -> None:
+    trace = tmp_path / "trace.jsonl"
+    assert run("ask", QUESTION, log, "-q", "--trace", trace).returncode == 0
+    lines = [json.loads(line) for line in trace.read_text().splitlines()]
+    assert [line["n"] for line in lines] == list(range(1, len(lines) + 1))
+    assert lines[0]["event"] == "run_started"
+    assert lines[0]["metadata"].keys() >= {"model", "limits", "isolation", "version", "context"}
+    assert {"iteration_started", "block_ended", "call_ended", "repl_ready"} <= {line["event"] for line in lines}
+    assert lines[-1]["event"] == "run_ended"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "exit_code", "said"),
+    [
+        (["q", "nowhere.log"], 2, "nowhere.log does not exist"),
+        ([" ", "LOG"], 2, "the question is empty"),
+        (["q", "LOG", "--model", "nonsense"], 2, "'nonsense' is not the name of a model"),
+        (["q", "LOG", "--model", "openai/gpt-5-mini"], 2, "needs OPENAI_API_KEY, which is not set"),
+        (["q", "LOG", "--isolation", "vault"], 2, "no isolation level 'vault'"),
+        (["q", "LOG", "--max-depth", "-1"], 2, "limit max_depth = -1: "),
+        (["q", "LOG", "--trace", "/nowhere/t"], 2, "cannot write the trace /nowhere/t: No such file or directory"),
+        (["q", "-", "LOG"], 2, "- is stdin, and cannot be combined"),
+        (["q", "-"], 2, "stdin is empty"),
+        (["LOG", "Who is the custodian?"], 2, "server.log is a path: the question comes first, then what it is about"),
+    ],
+)
+def test_bad_input_is_one_sentence_with_its_exit_code(
+    log: Path, arguments: list[str], exit_code: int, said: str
+) -> None:
+    done = run("ask", *(str(log) if argument == "LOG" else argument for argument in arguments), "-q")
+    assert done.returncode == exit_code
+    assert said in sentence(done)
+    assert done.stdout == ""
+
+
+@pytest.mark.parametrize(("content", "said"), [(b"", "is empty"), (b"abc\xff", "UTF-8"), (b"\x7fELF\0\0", "text")])
+def test_a_file_without_text_is_one_sentence(tmp_path: Path, content: bytes, said: str) -> None:
+    file = tmp_path / "file"
+    file.write_bytes(content)
+    done = run("ask", "q", file, "-q")
+    assert done.returncode == 2
+    assert said in sentence(done)
+
+
+def test_a_failure_under_json_is_an_object_and_a_limit_is_3(log: Path) -> None:
+    done = run("ask", QUESTION, log, "-q", "--json", "--limit", "max_llm_calls=1", "--limit", "run_timeout_s=0.000001")
+    assert done.returncode == 3
+    assert json.loads(done.stdout)["error"]["kind"] == "limit"
+
+
+def test_what_a_failed_run_used_is_said_and_in_its_json(log: Path) -> None:
+    def reply(request: dict[str, Any]) -> Answer:
+        first = len(request["messages"]) == 2
+        return completion("an idea\n```repl\nprint(1)\n```", 40, 2) if first else Answer(status=400)
+
+    with FakeOpenAI(reply, models=["m"]) as server:
+        said, shown = (
+            run("ask", QUESTION, log, "--model", "m", "--base-url", server.base_url, *more) for more in ([], ["--json"])
+        )
+    assert (said.returncode, said.stdout) == (5, "")
+    assert "used 1 call, 40+2 tokens, cost unknown, in " in said.stderr
+    error = json.loads(shown.stdout)["error"]
+    assert (error["kind"], error["partial_answer"], error["iterations"]) == ("provider", "an idea", 1)
+    assert error["usage_summary"]["model_usage_summaries"]["m"]["total_input_tokens"] == 40
+    assert error["usage_by_depth"]["0"]["total_output_tokens"] == 2
+    assert error["execution_time"] > 0
+
+
+def processes_below(process: "subprocess.Popen[bytes]") -> list[psutil.Process]:
+    return psutil.Process(process.pid).children(recursive=True)
+
+
+def endless(tmp_path: Path) -> list[str]:
+    """A program that asks with a model that keeps its REPL busy, and says when the block runs."""
+    program = tmp_path / "endless.py"
+    program.write_text(
+        "import sys\n"
+        "from rlm_broker.cli import answering\n"
+        "from rlm_broker.clients.function import FunctionClient\n"
+        "code = 'an idea\\n```repl\\nprint(\"up\", flush=True)\\nwhile True: pass\\n```'\n"
+        "rlm = answering.RLM\n"
+        "answering.RLM = lambda model, sub, **options: rlm(FunctionClient(lambda messages: code), **options)\n"
+        "from rlm_broker.cli.main import main\n"
+        "main()\n"
+    )
+    return [COMMAND[0], str(program)]
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_ends_the_run_with_its_partial_answer_and_leaves_nothing(
+    log: Path, tmp_path: Path, number: signal.Signals
+) -> None:
+    trace = tmp_path / "trace.jsonl"
+    command = [*endless(tmp_path), "ask", QUESTION, str(log), "--trace", str(trace)]
+    with (
+        subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=ENVIRONMENT) as process,
+        contextlib.ExitStack() as stack,
+    ):
+        stack.callback(process.kill)  # whatever fails here
+        assert process.stderr is not None
+        for line in process.stderr:
+            if b"iteration 1" in line:
+                break
+        with trace.open() as events:  # the block runs when it has printed
+            while "block_printed" not in events.read():
+                assert process.poll() is None
+        below = processes_below(process)
+        assert below
+        process.send_signal(number)
+        out, err = process.communicate(timeout=WAIT_S)
+    assert psutil.wait_procs(below, timeout=20)[1] == []
+    assert process.returncode == 128 + number
+    assert out.decode().startswith("an idea")
+    assert b"rlm-broker ask: the run was stopped" in err
+    assert b"used 1 call, " in err
+    assert b"Traceback" not in err
+    last = json.loads(trace.read_text().splitlines()[-1])
+    assert (last["event"], last["error"]) == ("run_ended", "cancelled")
+
+
+def test_nohup_keeps_a_hangup_ignored() -> None:
+    script = "trap '' HUP; exec " + shlex.join([*COMMAND, "exec", "-"])
+    with subprocess.Popen(
+        ["bash", "-c", script], stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=ENVIRONMENT
+    ) as process:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        process.stdin.write(b"print('up', flush=True)\nfor _ in range(10**8): pass\nprint('end')")
+        process.stdin.close()
+        assert process.stdout.readline() == b"up\n"
+        process.send_signal(signal.SIGHUP)
+        assert process.stdout.read() == b"end\n"
+    assert process.returncode == 0
+
+
+def test_on_a_terminal_one_line_lives_and_the_answer_is_whole(log: Path) -> None:
+    controller, terminal = pty.openpty()
+    done = subprocess.run(
+        [*COMMAND, "ask", QUESTION, str(log)],
+        stdout=subprocess.PIPE,
+        stderr=terminal,
+        env={**ENVIRONMENT, "TERM": "xterm", "COLUMNS": "60"},
+        timeout=WAIT_S,
+        check=False,
+    )
+    os.close(terminal)
+    shown = os.read(controller, 1 << 20).decode()
+    os.close(controller)
+    assert done.returncode == 0
+    assert b"Ada Quill" in done.stdout
+    assert b"iteration" not in done.stdout
+    assert "iteration" in shown
+    assert "[depth 0]" not in shown

@@ -1,0 +1,95 @@
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.support.command import COMMAND, ENVIRONMENT, WAIT_S, run, sentence
+
+HEAVY = ("pydantic", "litellm", "rich", "psutil", "msgspec")
+
+
+@pytest.mark.parametrize("arguments", [[], ["ask"], ["exec"], ["doctor"]], ids=["itself", "ask", "exec", "doctor"])
+def test_help_names_the_exit_codes_and_imports_nothing_heavy(arguments: list[str]) -> None:
+    assert "exit codes:" in run(*arguments, "--help").stdout
+    code = (
+        f"import sys; sys.argv[1:] = {[*arguments, '--help']!r}\n"
+        "from rlm_broker.cli.main import main\n"
+        f"try: main()\nexcept SystemExit: pass\nprint([name for name in {HEAVY!r} if name in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=ENVIRONMENT, check=True)
+    assert done.stdout.splitlines()[-1] == "[]"
+
+
+def test_importing_the_package_imports_nothing_heavy() -> None:
+    code = f"import sys, rlm_broker; print([name for name in {HEAVY!r} if name in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=ENVIRONMENT, check=True)
+    assert done.stdout == "[]\n"
+
+
+def test_every_public_name_can_be_had() -> None:
+    code = "import rlm_broker; print([getattr(rlm_broker, name).__name__ for name in rlm_broker.__all__])"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=ENVIRONMENT, check=True)
+    assert "'RLM'" in done.stdout
+    assert "'Sandbox'" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["fly"], "rlm-broker: No such command 'fly'. See `rlm-broker --help`."),
+        (["ask", "q"], "rlm-broker ask: Missing argument 'PATH...'. See `rlm-broker ask --help`."),
+        (["ask", "q", "f", "--fast"], "rlm-broker ask: No such option '--fast'. See `rlm-broker ask --help`."),
+        (["exec", "f", "--timeout", "soon"], "'soon' is not a valid float"),
+    ],
+)
+def test_a_wrong_command_line_is_one_sentence(arguments: list[str], said: str) -> None:
+    done = run(*arguments)
+    assert done.returncode == 2
+    assert said in sentence(done)
+    assert done.stdout == ""
+
+
+def test_a_wrong_command_line_under_json_is_an_object() -> None:
+    done = run("ask", "--json")
+    assert done.returncode == 2
+    assert json.loads(done.stdout)["error"]["kind"] == "usage"
+    assert done.stderr == ""
+
+
+def test_a_reader_that_leaves_is_no_traceback(tmp_path: Path) -> None:
+    file = tmp_path / "talks.py"
+    file.write_text("print('x' * 1_000_000)")
+    command = " ".join([*COMMAND, "exec", str(file)])
+    done = subprocess.run(
+        ["/bin/sh", "-c", f"{command} | true"], capture_output=True, env=ENVIRONMENT, timeout=WAIT_S, check=False
+    )
+    assert b"Traceback" not in done.stderr
+
+
+WRITES = """
+import os, sys
+from rlm_broker.cli import exec, main
+from rlm_broker.results import Block
+reader, writer = os.pipe()
+os.close(reader)
+def run(*_):
+    for _ in range(200):
+        try:
+            os.write(writer, b"x")
+        except OSError:
+            pass
+    return Block("", "ok", stdout="written")
+exec._run = run
+sys.argv = ["rlm-broker", "exec", "-", "--json"]
+main.main()
+"""
+
+
+def test_a_broken_pipe_raises_once_in_the_thread_that_writes() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", WRITES], input=b"", capture_output=True, env=ENVIRONMENT, timeout=WAIT_S, check=False
+    )
+    assert done.stderr == b""
+    assert json.loads(done.stdout)["stdout"] == "written"

@@ -1,0 +1,219 @@
+"""Models on the command line: named, served, recorded, and named wrongly."""
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.support import command
+from tests.support.command import run, sentence
+from tests.support.fake_openai import Answer, FakeOpenAI, completion, failure
+
+
+@pytest.fixture
+def text(tmp_path: Path) -> Path:
+    file = tmp_path / "text.txt"
+    file.write_text("some text")
+    return file
+
+
+@pytest.fixture
+def config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The user's own file of settings."""
+    environment = {**command.ENVIRONMENT, "XDG_CONFIG_HOME": str(tmp_path), "XDG_STATE_HOME": str(tmp_path / "state")}
+    monkeypatch.setattr(command, "ENVIRONMENT", environment)
+    (tmp_path / "rlm-broker").mkdir()
+    monkeypatch.chdir(tmp_path)
+    return tmp_path / "rlm-broker" / "config.toml"
+
+
+def answer(request: dict[str, Any]) -> Answer:
+    last = str(request["messages"][-1]["content"])
+    if "You have not looked" in last:
+        return completion("```repl\nprint(llm_query('read: ' + context))\n```", 100, 20)
+    return completion("FINAL(it says: some text)", 50, 5) if "Block 1" in last else completion("read", 10, 2)
+
+
+def test_a_server_is_asked_by_its_address_and_what_was_spent_is_shown(text: Path) -> None:
+    with FakeOpenAI(answer, models=["m", "small"]) as server:
+        done = run("ask", "What?", text, "--model", "m", "--sub-model", "small", "--base-url", server.base_url)
+    assert (done.returncode, done.stdout) == (0, "it says: some text\n")
+    assert [request["model"] for request in server.requests] == ["m", "small", "m"]
+    shown = [" ".join(line.split()) for line in done.stderr.splitlines()]
+    assert "m 2 calls, 150+25 tokens, cost unknown" in shown
+    assert "small 1 call, 10+2 tokens, cost unknown" in shown
+    assert "depth 0 2 calls, 150+25 tokens, cost unknown" in shown
+    assert any(line.startswith("used 3 calls, 160+27 tokens, cost unknown, in ") for line in shown)
+
+
+def test_what_was_recorded_is_replayed_without_a_server(text: Path, tmp_path: Path) -> None:
+    recording = tmp_path / "run.jsonl"
+    with FakeOpenAI(answer) as server:
+        options = ("--model", "m", "--base-url", server.base_url, "--record", recording)
+        assert run("ask", "What?", text, *options).returncode == 0
+        again = run("ask", "What?", text, *options)
+        assert (again.returncode, sentence(again)) == (
+            2,
+            f"rlm-broker ask: {recording} exists: remove it, or record to another file",
+        )
+    replayed = run("ask", "What?", text, "--replay", recording)
+    assert replayed.stdout == "it says: some text\n"
+    assert "3 calls (3 of them stored, not paid), 0+0 tokens" in replayed.stderr
+    diverged = run("ask", "What else?", text, "-q", "--replay", recording, "--json")
+    assert diverged.returncode == 1
+    error = json.loads(diverged.stdout)["error"]
+    assert error["kind"] == "replay"
+    assert "-Question: What?" in error["message"]
+
+
+def test_models_and_routes_come_from_the_users_file(text: Path, config: Path) -> None:
+    with FakeOpenAI(answer) as big, FakeOpenAI(answer) as small:
+        config.write_text(
+            f"model = 'big'\nsub_model = 'small'\n"
+            f"[models.big]\nbase_url = '{big.base_url}'\nname = 'big-1'\noptions = {{temperature = 0.1}}\n"
+            f"[models.small]\nbase_url = '{small.base_url}'\napi_key = 'env:SMALL_KEY'\nrequests_per_minute = 100\n"
+            "[[routes]]\nmatch = 'tiny-*'\nto = 'small'\n"
+        )
+        missing = run("ask", "What?", text)
+        assert missing.returncode == 2
+        assert "model 'small' needs SMALL_KEY for its api_key, which is not set: export it" in sentence(missing)
+        command.ENVIRONMENT["SMALL_KEY"] = "sk-of-the-test"
+        assert run("ask", "What?", text, "-q").stdout == "it says: some text\n"
+        shown = run("models").stdout
+        listed = json.loads(run("models", "--json").stdout)
+    assert [request["temperature"] for request in big.requests] == [0.1, 0.1]
+    assert [request["model"] for request in small.requests] == ["small"]
+    assert small.headers[-1]["authorization"] == "Bearer sk-of-the-test"
+    assert "route tiny-* at depth 0- to small" in shown
+    assert "sk-of-the-test" not in shown
+    assert {entry["name"] for entry in listed["models"]} == {"root", "sub", "big", "small"}
+
+
+def test_who_would_serve_a_call_and_why_is_told(config: Path) -> None:
+    config.write_text(
+        "[models.small]\nname = 'offline'\n[[routes]]\nmatch = 'tiny-*'\ndepths = '1-2'\nto = 'small'\n"
+        "[[routes]]\ndepths = '3-'\nto = 'small'"
+    )
+    assert run("models", "tiny-1").stdout == "offline: route tiny-* at depth 1-2 to small\n"
+    assert json.loads(run("models", "small", "--json").stdout) == {
+        "model": "offline",
+        "why": "it is registered under that name",
+    }
+    refused = run("models", "tiny-1", "--depth", "3")
+    assert refused.returncode == 2
+    assert sentence(refused) == "rlm-broker models: code may not call model 'tiny-1'; allowed: offline, small, tiny-*"
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        ("[models.m]\nbase_ulr = 'x'", "models.m: there is no 'base_ulr'; did you mean base_url?"),
+        ("[models.m]\nbase_url = 5", "models.m: base_url: Input should be a valid string"),
+        ("[models.m.headers]\nx = 'sk-plain'", "models.m.headers.x: write 'env:NAME' of the variable that has it"),
+        ("[models.m]\noptions = {api_key = 'sk-plain'}", "options.api_key would be shown: give keys as api_key"),
+        ("[models.m]\napi_key = 'sk-plain'", "models.m.api_key: write 'env:NAME' of the variable that has it"),
+        ("api_key = 'sk-plain'", "api_key: write 'env:NAME' of the variable that has it"),
+        ("models = 3", "models are tables: write [models.NAME]"),
+        ("routes = 3", "routes are a list of tables: write [[routes]]"),
+        ("[[routes]]\nmatch = 'x'", "route 1: it needs `to`"),
+        ("[[routes]]\nto = 'x'\ndepth = '1'", "route 1: there is no 'depth'; did you mean depths?"),
+        ("[[routes]]\nto = 'x'\ndepths = 1", "route 1: depths is text, and not 1"),
+        (
+            "[[routes]]\nto = 'x'\ndepths = '2-1'",
+            "route 1: route (no model named) at depth 2-1 to x: there is no depth",
+        ),
+        ("[[routes]]\nto = 'x'", "leads nowhere: there are only offline"),
+        ("[[routes]]\nto = 'offline'\nmatch = '*'\n[[routes]]\nto = 'offline'\nmatch = 'a'", "is never taken: route *"),
+        ("model = 'm'\n[models.m]\nname = 'nowhere/model'", "no provider is known for model 'nowhere/model'"),
+        ("model = 'm'\n[models.m]\nbase_url = 'localhost'", "'localhost' is no address of a server"),
+    ],
+)
+def test_what_is_wrong_with_a_file_is_one_sentence(config: Path, text: Path, content: str, said: str) -> None:
+    config.write_text(content)
+    done = run("ask", "What?", text, "-q")
+    assert done.returncode == 2
+    assert said in sentence(done)
+    assert "sk-plain" not in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("options", "code", "said"),
+    [
+        (("--base-url", "http://127.0.0.1:1/v1"), 2, "name the model that the base_url or the api_key is for"),
+        (("--base-url", "nowhere", "--model", "m"), 2, "'nowhere' is no address of a server"),
+        (
+            ("--base-url", "http://127.0.0.1:1/v1", "--model", "m"),
+            5,
+            "cannot connect to http://127.0.0.1:1/v1: Connection",
+        ),
+        (("--model", "openai/gpt-5"), 2, "needs OPENAI_API_KEY, which is not set"),
+        (("--replay", "/nonexistent", "--model", "offline"), 2, "it brings its own models"),
+        (("--replay", "/nonexistent"), 2, "cannot read the recording /nonexistent"),
+    ],
+)
+def test_a_model_that_cannot_be_had_is_one_sentence(text: Path, options: tuple[str, ...], code: int, said: str) -> None:
+    done = run("ask", "What?", text, "-q", *options)
+    assert done.returncode == code
+    assert said in sentence(done)
+
+
+def test_a_model_that_the_server_does_not_have_and_a_key_that_it_does_not_take(text: Path) -> None:
+    with FakeOpenAI(failure(401, "who are you?"), models=["one"]) as server:
+        wrong = run("ask", "What?", text, "-q", "--base-url", server.base_url, "--model", "other")
+        unpriced = ("--model", "one", "--base-url", server.base_url, "--limit", "max_budget_usd=1")
+        budget = run("ask", "What?", text, "-q", *unpriced)
+        denied = run("ask", "What?", text, "-q", "--base-url", server.base_url, "--model", "one")
+    assert (wrong.returncode, budget.returncode, denied.returncode) == (2, 2, 5)
+    assert "has no model 'other'; it has: one" in sentence(wrong)
+    assert "max_budget_usd cannot be kept: the price of model 'one' is not known" in sentence(budget)
+    assert sentence(denied).startswith("rlm-broker ask: one: HTTP status 401: who are you? (no key was sent")
+
+
+@pytest.mark.usefixtures("config")
+def test_a_project_of_somebody_else_is_looked_at_first(text: Path) -> None:
+    with FakeOpenAI(answer) as server:
+        Path("rlm-broker.toml").write_text(f"model = 'm'\nbase_url = '{server.base_url}'\n")
+        refused = run("ask", "What?", text, "-q")
+        assert refused.returncode == 2
+        assert (
+            "rlm-broker.toml sets base_url, model = m: look at it, and if it is yours run `rlm-broker config trust`"
+            in (sentence(refused))
+        )
+        assert server.requests == []
+        assert run("config", "trust").returncode == 0
+        assert run("ask", "What?", text, "-q").stdout == "it says: some text\n"
+
+
+def test_replies_are_kept_where_the_settings_say(config: Path, text: Path, tmp_path: Path) -> None:
+    with FakeOpenAI(answer) as server:
+        config.write_text(f"model = 'm'\nbase_url = '{server.base_url}'\ncache = '{tmp_path}/replies'")
+        first, second = (run("ask", "What?", text) for _ in range(2))
+    assert first.stdout == second.stdout
+    assert len(server.requests) == 3
+    assert "3 calls (3 of them stored, not paid)" in second.stderr
+
+
+def test_a_key_of_the_environment_is_not_shown(monkeypatch: pytest.MonkeyPatch) -> None:
+    key = {**command.ENVIRONMENT, "RLM_BROKER_API_KEY": "sk-of-the-test", "PATH": os.environ["PATH"]}
+    monkeypatch.setattr(command, "ENVIRONMENT", key)
+    shown = run("config", "show").stdout
+    assert "(set)" in shown
+    assert "sk-of-the-test" not in shown
+
+
+def test_a_model_that_nobody_asks_for_may_lack_its_key(config: Path, text: Path) -> None:
+    config.write_text("[models.spare]\nname = 'openai/gpt-5'\n")
+    assert run("ask", "What?", text, "-q").returncode == 0
+    assert "needs OPENAI_API_KEY" in run("models").stdout
+    refused = run("ask", "What?", text, "-q", "--model", "spare")
+    assert (refused.returncode, "needs OPENAI_API_KEY" in sentence(refused)) == (2, True)
+
+
+@pytest.mark.parametrize("option", ["--record", "--trace"])
+def test_what_is_written_about_a_run_is_not_in_its_context(text: Path, option: str) -> None:
+    refused = run("ask", "What?", text.parent, "-q", option, text.parent / "run.jsonl")
+    assert refused.returncode == 2
+    assert "lies in what you ask about" in sentence(refused)
+    assert not (text.parent / "run.jsonl").exists()

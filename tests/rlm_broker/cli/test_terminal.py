@@ -1,0 +1,122 @@
+"""What untrusted code prints, on a real terminal."""
+
+import fcntl
+import os
+import pty
+import re
+import subprocess
+import sys
+import termios
+from pathlib import Path
+
+from rlm_broker.cli.terminal import printable
+from tests.support.command import COMMAND, ENVIRONMENT, WAIT_S
+from tests.support.fake_openai import Answer, FakeOpenAI, completion
+
+HOSTILE = "import sys\nsys.stdout.write('\\x1b]0;owned\\x07' + 'plain\\ttext\\n')\nsys.stderr.write('\\x1b[2J')"
+
+
+COLUMNS = 70
+
+
+def on_a_terminal(*command: str, keys: bytes = b"", after: bytes = b"") -> bytes:
+    """Everything that the command shows. `keys` are typed once it has shown `after`."""
+    ours, theirs = pty.openpty()
+    termios.tcsetwinsize(theirs, (24, COLUMNS))
+    env = {**ENVIRONMENT, "TERM": "xterm", "COLUMNS": str(COLUMNS)}  # pytest-xdist sets this variable, too
+    with subprocess.Popen(
+        [*COMMAND, *command], stdin=theirs, stdout=theirs, stderr=theirs, env=env, preexec_fn=_take_terminal
+    ) as process:
+        os.close(theirs)
+        seen = b""
+        while True:
+            try:
+                piece = os.read(ours, 1 << 16)
+            except OSError:  # EIO: no process has the terminal open any more
+                break
+            if not piece:
+                break
+            seen += piece
+            if keys and after in seen:
+                os.write(ours, keys)
+                keys = b""
+        process.wait(WAIT_S)
+    os.close(ours)
+    return seen
+
+
+def _take_terminal() -> None:
+    """Make stdin the terminal of a session of its own, so that Ctrl+C is a signal."""
+    os.setsid()
+    fcntl.ioctl(0, termios.TIOCSCTTY, 0)
+
+
+def test_escape_sequences_are_shown_and_not_sent(tmp_path: Path) -> None:
+    (tmp_path / "hostile.py").write_text(HOSTILE)
+    seen = on_a_terminal("exec", str(tmp_path / "hostile.py"))
+    assert b"\x1b" not in seen
+    assert rb"\x1b]0;owned\x07plain" in seen
+    assert b"\ttext\r\n" in seen
+
+
+def test_a_pipe_gets_everything_as_it_is(tmp_path: Path) -> None:
+    (tmp_path / "hostile.py").write_text(HOSTILE)
+    done = subprocess.run(
+        [sys.executable, "-m", "rlm_broker", "exec", str(tmp_path / "hostile.py")], capture_output=True, check=True
+    )
+    assert done.stdout == b"\x1b]0;owned\x07plain\ttext\n"
+    assert done.stderr == b"\x1b[2J"
+
+
+def test_what_is_printable_stays() -> None:
+    assert printable("straße 日本 🙂\n", keep="\n") == "straße 日本 🙂\n"
+    assert printable("a\nb\x9b\u202e") == "a\\nb\\x9b\\u202e"
+
+
+CONTROL = re.compile(rb"\x1b\[[0-9;?]*[A-Za-z]")
+
+
+def lines_of(seen: bytes) -> list[str]:
+    return [line for line in re.split(r"[\r\n]+", CONTROL.sub(b"", seen).decode()) if line]
+
+
+def asked(server: FakeOpenAI, folder: Path, **terminal: bytes) -> bytes:
+    (folder / "text.txt").write_text("The disk failed at 03:14.\n")
+    base = ["--model", "m", "--base-url", server.base_url]
+    return on_a_terminal("ask", "When did the disk fail?", str(folder / "text.txt"), *base, **terminal)
+
+
+def test_retries_and_failures_are_shown_above_the_live_line(tmp_path: Path) -> None:
+    replies = iter(
+        [
+            completion("```repl\nprint(undefined)\n```", 900, 20),
+            Answer(status=429, headers={"Retry-After": "0.2"}),
+            completion("```repl\nprint(llm_query('a part'))\n```", 900, 20),
+            Answer(status=400),
+            completion("FINAL(at 03:14)", 900, 20),
+        ]
+    )
+    with FakeOpenAI(lambda _: next(replies), models=["m"]) as server:
+        lines = lines_of(asked(server, tmp_path))
+    assert any("block 1: error after" in line and "NameError: name 'undefined'" in line for line in lines)
+    assert any(re.search(r"call 2: attempt 2 in .* s, since m: HTTP status 429", line) for line in lines)
+    assert any("[depth 1] call 3 failed: m: HTTP status 400" in line for line in lines)
+    assert not any("[depth 0] iteration" in line for line in lines)  # what goes well is in the live line alone
+    assert any(line.startswith("used 3 calls, 2,700+60 tokens, cost unknown, in ") for line in lines)
+    assert lines[-1] == "at 03:14"
+
+
+def test_the_live_line_begins_with_its_clock_and_leaves_room_for_ctrl_c(tmp_path: Path) -> None:
+    with FakeOpenAI(Answer(never=True), models=["m"]) as server:
+        lines = lines_of(asked(server, tmp_path, keys=b"\x03", after=b"waiting for 1 call"))
+    live = [line for line in lines if re.match(r"\d+ s, ", line)]
+    assert any("iteration 1 of 30, waiting for 1 call" in line for line in live)
+    assert max(len(line.replace("^C", "")) for line in live) <= COLUMNS - 3
+    assert lines[-1] == "rlm-broker ask: the run was stopped before it had an answer"
+
+
+def test_a_command_that_reads_the_terminal_says_so() -> None:
+    hint = b"reading from the terminal; Ctrl+D"
+    assert b"2 + 2\r\n" in on_a_terminal("exec", "-", keys=b"print('2 + 2')\n\x04", after=hint)
+    seen = on_a_terminal("ask", "Who is Ada?", "-", keys=b"Ada is a beekeeper.\n\x04", after=hint)
+    assert b"beekeeper" in seen.rpartition(b"used ")[2]

@@ -1,0 +1,291 @@
+import asyncio
+import importlib
+import json
+import os
+import subprocess
+import sys
+import traceback
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rlm_broker.clients.base import LMReply, LMRequest
+from rlm_broker.clients.litellm import _KEYLESS, _KEYS, _SERVERS, LiteLLMClient, _refuse_misspelt, full_name, prefetch
+from rlm_broker.errors import ConfigurationError, ModelFailed, UnknownModel
+from rlm_broker.results import ChatMessage, Usage
+from tests.support.fake_openai import Answer, FakeOpenAI, completion, failure, without_choices
+
+WAIT_S = 60
+REQUEST = LMRequest((ChatMessage("system", "be brief"), ChatMessage("user", "hello")), max_completion_tokens=7)
+VARIABLES = (
+    "OPENAI_API_KEY",
+    "ANTHROPIC_API_KEY",
+    "ANTHROPIC_AUTH_TOKEN",
+    "GEMINI_API_KEY",
+    "GOOGLE_API_KEY",
+    "GROQ_API_KEY",
+    "NVIDIA_NIM_API_KEY",
+)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _litellm_is_imported() -> None:
+    """Import it before any test waits for an answer: on a busy machine that alone takes a minute."""
+    importlib.import_module("litellm")
+
+
+@pytest.fixture(autouse=True)
+def _no_keys(monkeypatch: pytest.MonkeyPatch) -> None:
+    for variable in VARIABLES:
+        monkeypatch.delenv(variable, raising=False)
+
+
+def client(server: FakeOpenAI, model_name: str = "openai/test-model", **options: Any) -> LiteLLMClient:
+    return LiteLLMClient(model_name, api_base=server.base_url, api_key="sk-of-the-test", **options)
+
+
+async def test_a_call_sends_the_conversation_once_and_returns_text_and_usage() -> None:
+    with FakeOpenAI(completion("hi", 3, 5)) as server:
+        reply = await client(server, temperature=0.5).complete(REQUEST)
+    assert reply == LMReply("hi", Usage(1, 3, 5, None))
+    assert server.requests == [
+        {
+            "model": "test-model",
+            "messages": [{"role": "system", "content": "be brief"}, {"role": "user", "content": "hello"}],
+            "max_tokens": 7,
+            "temperature": 0.5,
+        }
+    ]
+    assert server.connections == 1
+
+
+async def test_a_known_price_gives_a_cost_unless_the_provider_counted_no_tokens() -> None:
+    with FakeOpenAI(completion("hi", 1000, 10), completion("hi", 0, 0)) as server:
+        named = client(server, "gpt-5-mini")
+        priced, uncounted = [(await named.complete(REQUEST)).usage.total_cost for _ in range(2)]
+    assert priced is not None
+    assert 0 < priced < 0.01
+    assert uncounted is None
+    assert [request["model"] for request in server.requests] == ["gpt-5-mini"] * 2
+
+
+async def test_a_model_that_is_free_costs_nothing_and_one_without_a_price_an_unknown_amount() -> None:
+    with FakeOpenAI(completion("hi")) as server:
+        free = await client(server, "openai/free-model", input_cost_per_token=0, output_cost_per_token=0).complete(
+            REQUEST
+        )
+        unpriced = await client(server, "openai/other-model").complete(REQUEST)
+    assert (free.usage.total_cost, unpriced.usage.total_cost) == (0, None)
+
+
+async def test_null_content_is_empty_text_and_no_choices_are_a_failed_call() -> None:
+    with FakeOpenAI(completion(None), without_choices()) as server:
+        assert (await client(server).complete(REQUEST)).text == ""
+        with pytest.raises(ModelFailed, match=r"^openai/test-model: the provider's answer has no choices$"):
+            await client(server).complete(REQUEST)
+
+
+@pytest.mark.parametrize(
+    ("answer", "kind"),
+    [
+        (failure(401, "wrong key sk-of-the-test, or\n was it env-secret-value?"), "AuthenticationError"),
+        (failure(429, "slow down"), "RateLimitError"),
+        (Answer(500, b"<html>oops</html>"), "InternalServerError"),
+        (Answer(200, b"not json"), "Error"),
+        (failure(400, "x" * 5000), "BadRequestError"),
+    ],
+    ids=["401", "429", "500", "not_json", "long"],
+)
+async def test_a_failed_call_is_one_request_and_one_line_without_secrets(
+    answer: Answer, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SOME_VENDORS_SECRET", "env-secret-value")
+    with FakeOpenAI(answer) as server, pytest.raises(ModelFailed) as failed:
+        await client(server).complete(REQUEST)
+    text = str(failed.value)
+    assert text.startswith("openai/test-model: ")
+    assert kind in text
+    assert "\n" not in text
+    assert len(text) < 600
+    printed = "".join(traceback.format_exception(failed.value))
+    assert "sk-of-the-test" not in printed
+    assert "env-secret-value" not in printed
+    assert len(server.requests) == 1
+    if answer.status == 401:
+        assert text.endswith("wrong key [redacted], or was it [redacted]?")
+
+
+async def test_a_server_that_is_not_there_is_a_failed_call() -> None:
+    with FakeOpenAI(completion("hi")) as server:
+        gone = client(server)
+    with pytest.raises(ModelFailed, match=r"^openai/test-model: \w+: "):
+        await gone.complete(REQUEST)
+    await gone.aclose()
+    await gone.aclose()
+
+
+async def test_a_cancelled_call_closes_its_connection() -> None:
+    with FakeOpenAI(Answer(never=True)) as server:
+        call = asyncio.create_task(client(server).complete(REQUEST))
+        assert await asyncio.to_thread(server.arrived.wait, WAIT_S)
+        call.cancel()
+        await asyncio.wait({call}, timeout=WAIT_S)
+        assert call.cancelled()
+        assert await asyncio.to_thread(server.disconnected.wait, WAIT_S)
+
+
+ALONE = """
+import asyncio, json, socket, sys, threading
+
+asked, importers = set(), set()
+real = socket.getaddrinfo
+
+def getaddrinfo(host, *args, **kwargs):
+    asked.add(host if isinstance(host, str) else host.decode())
+    if host in ("provider.test", b"provider.test"):
+        return real("127.0.0.1", *args, **kwargs)
+    raise socket.gaierror(socket.EAI_NONAME, "no name but the provider's is known here")
+
+socket.getaddrinfo = getaddrinfo
+socket.gethostbyname = socket.gethostbyname_ex = getaddrinfo
+
+class Watch:
+    def find_spec(self, name, path=None, target=None):
+        if name == "litellm":
+            importers.add(threading.current_thread() is threading.main_thread())
+
+sys.meta_path.insert(0, Watch())
+
+from rlm_broker.clients.base import LMRequest
+from rlm_broker.clients.litellm import LiteLLMClient
+from rlm_broker.results import ChatMessage
+
+client = LiteLLMClient("openai/test-model", api_base=sys.argv[1], api_key="sk-test")
+assert "litellm" not in sys.modules
+reply = asyncio.run(client.complete(LMRequest((ChatMessage("user", "hello"),))))
+print(json.dumps({"text": reply.text, "asked": sorted(asked), "imported_by_main_thread": sorted(importers)}))
+"""
+
+
+def test_a_call_asks_for_no_host_but_the_providers_and_imports_off_the_loop() -> None:
+    environment = {"PATH": os.environ["PATH"], "PYTHONPATH": os.pathsep.join(sys.path)}
+    with FakeOpenAI(completion("hi")) as server:
+        ended = subprocess.run(
+            [sys.executable, "-c", ALONE, f"http://provider.test:{server.port}/v1"],
+            capture_output=True,
+            text=True,
+            timeout=100,
+            check=False,
+            env=environment,
+        )
+    assert (ended.returncode, ended.stderr) == (0, "")
+    assert json.loads(ended.stdout) == {"text": "hi", "asked": ["provider.test"], "imported_by_main_thread": [False]}
+
+
+@pytest.mark.parametrize(
+    ("model_name", "full"),
+    [
+        ("openai/gpt-5-mini", "openai/gpt-5-mini"),
+        ("openrouter/meta/llama", "openrouter/meta/llama"),
+        ("gpt-5-mini", "openai/gpt-5-mini"),
+        ("o3", "openai/o3"),
+        ("o4-mini", "openai/o4-mini"),
+        ("claude-sonnet-4-5", "anthropic/claude-sonnet-4-5"),
+        ("gemini-2.5-pro", "gemini/gemini-2.5-pro"),
+        ("deepseek-chat", "deepseek/deepseek-chat"),
+        ("mistral-large-latest", "mistral/mistral-large-latest"),
+        ("grok-4", "xai/grok-4"),
+        ("gpt-oss-120b", None),
+        ("other", None),
+        ("/model", None),
+        ("provider/", None),
+        ("", None),
+    ],
+)
+def test_a_name_without_a_provider_is_completed_if_it_is_well_known(model_name: str, full: str | None) -> None:
+    assert full_name(model_name) == full
+
+
+@pytest.mark.parametrize(
+    ("model_name", "variables"),
+    [
+        ("openai/gpt-5-mini", ["OPENAI_API_KEY"]),
+        ("gpt-5-mini", ["OPENAI_API_KEY"]),
+        ("claude-sonnet-4-5", ["ANTHROPIC_API_KEY", "ANTHROPIC_AUTH_TOKEN"]),
+        ("gemini/gemini-2.5-pro", ["GEMINI_API_KEY", "GOOGLE_API_KEY"]),
+        ("groq/llama", ["GROQ_API_KEY"]),
+    ],
+)
+def test_a_missing_key_is_named_and_any_of_its_variables_satisfies(
+    model_name: str, variables: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(ConfigurationError) as missing:
+        LiteLLMClient(model_name).check()
+    assert str(missing.value).startswith(f"model {model_name!r} needs {' or '.join(variables)}, which is not set")
+    monkeypatch.setenv(variables[0], "")
+    with pytest.raises(ConfigurationError):
+        LiteLLMClient(model_name).check()
+    monkeypatch.setenv(variables[-1], "key")
+    LiteLLMClient(model_name).check()
+
+
+def test_the_variable_of_a_less_known_provider_is_named_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(ConfigurationError, match="'nvidia_nim/llama' needs NVIDIA_NIM_API_KEY, which is not set"):
+        LiteLLMClient("nvidia_nim/llama").check()
+    monkeypatch.setenv("NVIDIA_NIM_API_KEY", "key")
+    LiteLLMClient("nvidia_nim/llama").check()
+
+
+def test_a_key_given_as_an_option_or_a_provider_without_keys_needs_no_variable() -> None:
+    LiteLLMClient("openai/gpt-5-mini", api_key="key").check()
+    LiteLLMClient("ollama/llama3").check()
+
+
+def test_a_provider_that_does_not_exist_is_an_unknown_model() -> None:
+    with pytest.raises(UnknownModel, match="no provider is known for model 'nowhere/model'"):
+        LiteLLMClient("nowhere/model").check()
+
+
+def test_a_stream_is_refused_at_construction() -> None:
+    with pytest.raises(ConfigurationError, match="stream"):
+        LiteLLMClient("openai/gpt-5-mini", stream=True)
+
+
+@pytest.mark.parametrize("provider", ["hosted_vllm", "lm_studio", "llamafile"])
+def test_a_server_of_ones_own_is_not_called_without_its_address(provider: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    variable = f"{provider.upper()}_API_BASE"
+    monkeypatch.delenv(variable, raising=False)
+    with pytest.raises(ConfigurationError, match=f"on a server of your own, and nothing says where: set {variable}"):
+        LiteLLMClient(f"{provider}/model").check()
+    LiteLLMClient(f"{provider}/model", api_base="http://host/v1").check()
+    monkeypatch.setenv(variable, "http://host/v1")
+    LiteLLMClient(f"{provider}/model").check()
+
+
+def test_a_file_of_variables_in_the_current_folder_is_not_read(tmp_path: Path) -> None:
+    (tmp_path / ".env").write_text("CANARY_OF_THE_TEST=1\nOPENAI_API_BASE=http://elsewhere\n")
+    code = (
+        "import os\nfrom rlm_broker.clients.litellm import prefetch\nprefetch().result()\n"
+        "print('CANARY_OF_THE_TEST' in os.environ, 'OPENAI_API_BASE' in os.environ)"
+    )
+    environment = {"PATH": os.environ["PATH"], "PYTHONPATH": os.pathsep.join(sys.path)}
+    ended = subprocess.run(
+        [sys.executable, "-c", code],
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=True,
+        env=environment,
+        cwd=tmp_path,
+    )
+    assert ended.stdout == "False False\n"
+
+
+def test_no_provider_of_litellm_is_taken_for_a_misspelt_one() -> None:
+    prefetch().result()
+    import litellm
+
+    for provider in map(str, [getattr(each, "value", each) for each in litellm.provider_list]):
+        if provider not in {*_KEYS, *_KEYLESS, *_SERVERS}:
+            _refuse_misspelt(f"{provider}/model", provider)

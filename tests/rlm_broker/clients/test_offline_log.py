@@ -1,0 +1,70 @@
+"""The quickstart: facts hidden in a log, asked of the offline model."""
+
+from pathlib import Path
+
+import pytest
+
+from scripts.make_log import FACTS, SENTENCES, main, write
+from tests.rlm_broker.clients.test_offline import ask
+
+
+@pytest.fixture(scope="module")
+def log(tmp_path_factory: pytest.TempPathFactory) -> str:
+    path = tmp_path_factory.mktemp("log") / "server.log"
+    write(path, 5_000_000, seed=7)
+    return path.read_text()
+
+
+@pytest.mark.parametrize(("question", "expected"), FACTS)
+def test_every_hidden_fact_is_found_surely_with_few_sub_calls(log: str, question: str, expected: str) -> None:
+    prompts: list[str] = []
+    answer = ask(question, log, prompts)
+    assert expected in answer.splitlines()[0]
+    assert "Confidence: high" in answer
+    assert len(prompts) <= 12
+
+
+def test_counts_and_the_most_common_error_of_a_log_are_exact(log: str) -> None:
+    lines = log.splitlines()
+    errors = sum(" ERROR " in line for line in lines)
+    assert ask("How many lines contain ' ERROR '?", log).startswith(f"{errors} lines of")
+    timeouts = sum("ERROR gateway: upstream timed out after 30 s" in line for line in lines)
+    assert ask("most common error?", log).startswith(f"{timeouts}  gateway: upstream timed out after 30 s\n")
+
+
+@pytest.mark.parametrize("size", [10_000, 2_000_000, 6_000_000])
+def test_a_log_has_its_size_every_fact_once_and_the_same_bytes_for_the_same_seed(tmp_path: Path, size: int) -> None:
+    one, again, other = (tmp_path / name for name in ("one", "again", "other"))
+    count = write(one, size, seed=1)
+    write(again, size, seed=1)
+    write(other, size, seed=2)
+    text = one.read_text()
+    assert again.read_text() == text != other.read_text()
+    assert size <= len(text) < size + 1_000
+    assert text.count("\n") == count
+    assert all(text.count(f"\n{sentence}\n") == 1 for sentence in SENTENCES)
+
+
+def test_it_says_what_it_wrote_and_one_question(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "small.log"
+    assert main([str(path), "--megabytes", "0.1", "--seed", "3"]) == 0
+    said = capsys.readouterr().out
+    assert f"{path.stat().st_size:,} bytes, {len(path.read_text().splitlines()):,} lines" in said
+    assert f'rlm-broker ask "{FACTS[0][0]}" {path}' in said
+
+
+@pytest.mark.parametrize(
+    ("arguments", "reason"),
+    [
+        (["x", "--megabytes", "0"], "must be between 0.01"),
+        (["x", "--megabytes", "nan"], "must be between 0.01"),
+        (["/nowhere/x.log"], "cannot write /nowhere/x.log"),
+    ],
+)
+def test_what_cannot_be_written_is_said_in_one_sentence(
+    arguments: list[str], reason: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(arguments)
+    assert ended.value.code == 2
+    assert reason in capsys.readouterr().err

@@ -1,0 +1,294 @@
+"""The direct client alone. What it has to do as the litellm client does: `test_faults.py`."""
+
+import asyncio
+import gc
+import json
+import subprocess
+import sys
+import traceback
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from rlm_broker.clients import openai_compatible
+from rlm_broker.clients.base import LMReply, LMRequest
+from rlm_broker.clients.openai_compatible import OpenAICompatibleClient
+from rlm_broker.errors import ConfigurationError, ModelFailed, UnknownModel
+from rlm_broker.results import ChatMessage, Usage
+from tests.support.fake_openai import Answer, FakeOpenAI, completion, failure, streamed
+
+WAIT_S = 60
+REQUEST = LMRequest((ChatMessage("system", "be brief"), ChatMessage("user", "hello")), max_completion_tokens=7)
+
+
+def client(server: FakeOpenAI, **options: Any) -> OpenAICompatibleClient:
+    return OpenAICompatibleClient(server.base_url, "test-model", **options)
+
+
+async def test_a_call_sends_the_conversation_and_returns_text_and_usage() -> None:
+    with FakeOpenAI(completion("hi", 3, 5)) as server:
+        named = client(
+            server, api_key="sk-of-the-test", headers={"x-team": "blue"}, options={"temperature": 0.5, "top_k": 3}
+        )
+        reply = await named.complete(REQUEST)
+        await named.aclose()
+    assert reply == LMReply("hi", Usage(1, 3, 5, None))
+    assert server.requests == [
+        {
+            "model": "test-model",
+            "messages": [{"role": "system", "content": "be brief"}, {"role": "user", "content": "hello"}],
+            "max_tokens": 7,
+            "temperature": 0.5,
+            "top_k": 3,
+        }
+    ]
+    assert server.headers[0]["authorization"] == "Bearer sk-of-the-test"
+    assert server.headers[0]["x-team"] == "blue"
+
+
+async def test_no_key_is_sent_that_was_not_given(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OPENAI_API_KEY", "sk-of-somebody-elses-account")
+    with FakeOpenAI(completion("hi")) as server:
+        await client(server).complete(REQUEST)
+    assert "authorization" not in server.headers[0]
+
+
+async def test_connections_are_used_again_and_there_is_one_for_each_call_at_a_time() -> None:
+    with FakeOpenAI(*[replace(completion("hi"), together=5)] * 15, completion("hi")) as server:
+        named = client(server)
+        for _ in range(3):
+            await asyncio.gather(*(named.complete(REQUEST) for _ in range(5)))
+        assert server.connections == 5
+        await named.aclose()
+        await named.aclose()
+        await named.complete(REQUEST)
+
+
+def test_it_serves_several_loops_one_after_the_other() -> None:
+    with FakeOpenAI(completion("hi")) as server:
+        named = client(server)
+        assert [asyncio.run(named.complete(REQUEST)).text for _ in range(2)] == ["hi", "hi"]
+
+
+async def test_prices_make_a_cost_where_the_server_counted() -> None:
+    with FakeOpenAI(completion("hi", 1000, 100), completion("hi", 0, 0)) as server:
+        priced = client(server, usd_per_million_tokens=(2, 10))
+        costs = [(await priced.complete(REQUEST)).usage.total_cost for _ in range(2)]
+        free = await client(server, usd_per_million_tokens=(0, 0)).complete(REQUEST)
+    assert costs == [pytest.approx(0.003), None]
+    assert free.usage.total_cost == 0
+
+
+async def test_content_parts_pass_through_untouched() -> None:
+    parts = [
+        {"type": "text", "text": "what is it?"},
+        {"type": "image_url", "image_url": {"url": "data:image/png;base64,AA"}},
+    ]
+    with FakeOpenAI(completion([{"type": "text", "text": "a "}, {"type": "text", "text": "cat"}])) as server:
+        reply = await client(server).complete(LMRequest((ChatMessage("user", parts),)))
+    assert server.requests[0]["messages"] == [{"role": "user", "content": parts}]
+    assert reply.text == "a cat"
+
+
+async def test_text_with_half_a_character_is_sent_all_the_same() -> None:
+    with FakeOpenAI(completion("hi")) as server:
+        await client(server).complete(LMRequest((ChatMessage("user", "a\ud800b"),)))
+    assert server.requests[0]["messages"][0]["content"] == "a?b"
+
+
+async def test_a_redirect_is_not_followed() -> None:
+    with FakeOpenAI(completion("elsewhere")) as other:
+        moved = Answer(307, headers={"location": f"{other.base_url}/chat/completions"})
+        with FakeOpenAI(moved) as server, pytest.raises(ModelFailed, match="redirects to") as refused:
+            await client(server, api_key="sk-of-the-test").complete(REQUEST)
+    assert other.requests == []
+    assert refused.value.cause == "provider"
+
+
+async def test_an_answer_without_end_is_cut_off(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(openai_compatible, "MAX_REPLY_BYTES", 1000)
+    for answer in (completion("x" * 2000), streamed("x" * 2000)):
+        with FakeOpenAI(answer) as server, pytest.raises(ModelFailed, match="longer than 1,000 bytes"):
+            await client(server).complete(LMRequest(REQUEST.messages, on_text=lambda _: None))
+
+
+@pytest.mark.parametrize(
+    ("body", "said"),
+    [
+        ({"error": "plain"}, "HTTP status 418: plain"),
+        ({"detail": "of a framework"}, "HTTP status 418: of a framework"),
+        ({"detail": [{"loc": ["x"]}]}, 'HTTP status 418: [{"loc": ["x"]}]'),
+        ({"object": "error", "message": "older"}, "HTTP status 418: older"),
+        (b"<html>\n teapot", "HTTP status 418: <html> teapot"),
+        (b"\xff", "HTTP status 418: \ufffd"),
+    ],
+)
+async def test_errors_of_all_shapes_are_read(body: Any, said: str) -> None:
+    with FakeOpenAI(Answer(418, body)) as server, pytest.raises(ModelFailed) as failed:
+        await client(server).complete(REQUEST)
+    assert str(failed.value) == f"test-model: {said}"
+
+
+async def test_no_secret_is_in_an_error_or_its_traceback() -> None:
+    told = "no: Bearer sk-of-the-test, x-api-key hidden-header-value"
+    with FakeOpenAI(failure(401, told)) as server:
+        named = client(server, api_key="sk-of-the-test", headers={"x-api-key": "hidden-header-value"})
+        with pytest.raises(ModelFailed) as failed:
+            await named.complete(REQUEST)
+    printed = "".join(traceback.format_exception(failed.value)) + repr(named)
+    assert "sk-of-the-test" not in printed
+    assert "hidden-header-value" not in printed
+    assert "sk-of-the-test" not in named.fingerprint
+
+
+async def test_preflight_finds_what_every_call_would() -> None:
+    with FakeOpenAI(completion("hi"), models=["llama3:latest", "other"]) as server:
+        await OpenAICompatibleClient(server.base_url, "llama3").preflight()
+        await OpenAICompatibleClient(server.base_url, "other").preflight()
+        with pytest.raises(UnknownModel, match=r"has no model 'third'; it has: llama3:latest, other$"):
+            await OpenAICompatibleClient(server.base_url, "third").preflight()
+        gone = OpenAICompatibleClient(server.base_url, "other")
+    with pytest.raises(ModelFailed, match=r"^other: cannot connect to http://127.0.0.1:\d+/v1: Connection refused$"):
+        await gone.preflight()
+    assert server.requests == []
+
+
+@pytest.mark.parametrize("models", [None, [], ["openai/*"]], ids=["no list", "empty", "patterns"])
+async def test_a_server_that_does_not_say_what_it_has_is_taken_as_it_is(models: list[str] | None) -> None:
+    with FakeOpenAI(completion("hi"), models=models) as server:
+        await client(server).preflight()
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "localhost:8000",
+        "ftp://host/v1",
+        "http://",
+        "http://user:secret@host/v1",
+        "http://[",
+        "",
+        "http://host:x/",
+        "http://host/v1?key=secret",
+        "http://host/v1#secret",
+        "http://a..b/v1",
+        "http://exa mple/v1",
+        "http://%zz/v1",
+    ],
+)
+def test_what_is_no_address_is_refused(url: str) -> None:
+    with pytest.raises(ConfigurationError) as refused:
+        OpenAICompatibleClient(url, "m")
+    assert "secret" not in str(refused.value)
+
+
+def test_the_whole_address_of_the_calls_is_taken_too() -> None:
+    long, short = (OpenAICompatibleClient(f"http://host/v1{end}", "m") for end in ("/chat/completions", "/"))
+    assert long.fingerprint == short.fingerprint
+
+
+@pytest.mark.parametrize("options", [{"model": ""}, {"options": {"stream": True}}])
+def test_what_cannot_be_used_is_refused_at_construction(options: dict[str, Any]) -> None:
+    with pytest.raises(ConfigurationError):
+        OpenAICompatibleClient(**{"base_url": "http://host/v1", "model": "m", **options})
+
+
+async def test_a_client_that_is_forgotten_closes_its_connections() -> None:
+    with FakeOpenAI(completion("hi"), Answer(never=True)) as server:
+        named = client(server)
+        await named.complete(REQUEST)
+        connector = next(iter(named._sessions.values())).connector
+        assert connector is not None
+        del named
+        gc.collect()
+        while not connector.closed:
+            await asyncio.sleep(0)
+
+
+ALONE = """
+import asyncio, sys
+from rlm_broker.clients.base import LMRequest
+from rlm_broker.clients.openai_compatible import OpenAICompatibleClient
+from rlm_broker.results import ChatMessage
+client = OpenAICompatibleClient(sys.argv[1], "test-model")
+print(asyncio.run(client.complete(LMRequest((ChatMessage("user", "hello"),)))).text, "litellm" in sys.modules)
+"""
+
+
+def test_it_needs_no_litellm_and_no_closing_and_ends_without_a_word() -> None:
+    with FakeOpenAI(completion("hi")) as server:
+        ended = subprocess.run(
+            [sys.executable, "-c", ALONE, server.base_url],
+            capture_output=True,
+            text=True,
+            timeout=100,
+            check=False,
+            env={"PYTHONPATH": ":".join(sys.path)},
+        )
+    assert (ended.returncode, ended.stdout, ended.stderr) == (0, "hi False\n", "")
+
+
+async def test_a_streamed_reply_is_told_as_it_comes() -> None:
+    texts: list[str] = []
+    with FakeOpenAI(streamed("he", "llo")) as server:
+        reply = await client(server).complete(LMRequest(REQUEST.messages, on_text=texts.append))
+    assert texts == ["he", "llo"]
+    assert reply == LMReply("hello", Usage(1, 3, 2, None))
+    assert json.loads(json.dumps(server.requests[0]))["stream"] is True
+
+
+async def test_a_secret_in_any_header_is_in_no_error() -> None:
+    with FakeOpenAI(failure(401, "bad: canary-one-123 and canary-two-456")) as server:
+        headers = {"Authorization": "Bearer canary-one-123", "X-Auth": "canary-two-456"}
+        with pytest.raises(ModelFailed) as failed:
+            await client(server, headers=headers).complete(REQUEST)
+    assert str(failed.value).endswith("bad: [redacted] and [redacted]")
+    assert server.headers[0]["authorization"] == "Bearer canary-one-123"
+
+
+@pytest.mark.parametrize(
+    "extra",
+    [
+        {"usage": {"prompt_tokens": "3", "completion_tokens": True}},
+        {"usage": {"prompt_tokens": -5, "completion_tokens": -0.5}},
+        {"usage": []},
+        {"usage": 7},
+    ],
+)
+async def test_a_good_text_is_not_thrown_away_for_odd_counts(extra: dict[str, Any]) -> None:
+    choice = {"message": {"role": "assistant", "content": "good", "refusal": {}}, "finish_reason": 5}
+    with FakeOpenAI(Answer(body={"choices": [choice], **extra})) as server:
+        reply = await client(server, usd_per_million_tokens=(1, 1)).complete(REQUEST)
+    assert (reply.text, reply.usage) == ("good", Usage(1, 0, 0, None))
+
+
+async def test_the_smaller_of_two_limits_of_tokens_is_sent() -> None:
+    with FakeOpenAI(completion("x")) as server:
+        await client(server, options={"max_tokens": 99_999}).complete(REQUEST)
+        await client(server, options={"max_tokens": 2}).complete(REQUEST)
+    assert [request["max_tokens"] for request in server.requests] == [7, 2]
+
+
+def test_loops_that_have_ended_leave_no_connections() -> None:
+    with FakeOpenAI(completion("hi")) as server:
+        named = client(server)
+        for _ in range(5):
+            asyncio.run(named.complete(REQUEST))
+        assert len(named._sessions) == 1
+
+
+async def test_what_would_steer_a_terminal_is_written_out() -> None:
+    with FakeOpenAI(failure(400, "\x1b[2Jboo\x07")) as server, pytest.raises(ModelFailed) as failed:
+        await client(server).complete(REQUEST)
+    assert str(failed.value) == r"test-model: HTTP status 400: \x1b[2Jboo\x07"
+
+
+async def test_a_key_that_may_not_list_models_may_do_for_calls() -> None:
+    class NoList(FakeOpenAI):
+        async def _exchange(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bool:
+            await reader.readuntil(b"\r\n\r\n")
+            return await self._send(writer, failure(403, "missing scope"))
+
+    with NoList(completion("x")) as server:
+        await client(server).preflight()

@@ -1,0 +1,227 @@
+import asyncio
+import contextlib
+import time
+from collections.abc import Coroutine
+from typing import Any
+
+import pytest
+
+from rlm_broker.concurrency import deadline
+from rlm_broker.concurrency.deadline import Late, in_time, to_its_end, within
+from tests.support.clock import Clock
+from tests.support.waiting import for_ever, turns
+
+pytestmark = pytest.mark.usefixtures("leaping_clock")
+
+
+async def test_work_in_time_gives_its_value_or_its_error() -> None:
+    async def fails() -> None:
+        raise KeyError("mine")
+
+    assert await within(60, asyncio.sleep(0, "done")) == "done"
+    assert await within(None, asyncio.sleep(0, "done")) == "done"
+    with pytest.raises(KeyError, match="mine"):
+        await within(60, fails())
+
+
+async def test_at_the_limit_the_work_is_cancelled_once_and_its_end_awaited() -> None:
+    cancellations = 0
+
+    async def tidies_up() -> None:
+        nonlocal cancellations
+        try:
+            await for_ever()
+        except asyncio.CancelledError:
+            cancellations += 1
+            await asyncio.sleep(50)
+            raise
+
+    with pytest.raises(TimeoutError):
+        await within(10, tidies_up())
+    assert cancellations == 1
+
+
+async def test_a_cancellation_while_it_ends_hits_only_us() -> None:
+    ending, ended = asyncio.Event(), asyncio.Event()
+
+    async def tidies_up() -> None:
+        try:
+            await for_ever()
+        finally:
+            ending.set()
+            await asyncio.sleep(10)
+            ended.set()
+
+    task = asyncio.create_task(within(10, tidies_up()))
+    await ending.wait()
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert ended.is_set()
+
+
+async def test_a_result_that_was_just_in_time_counts() -> None:
+    async def late() -> str:
+        try:
+            await for_ever()
+        except asyncio.CancelledError:
+            return "saved"
+
+    assert await within(10, late()) == "saved"
+
+
+# -- in the task that runs -------------------------------------------------------------------------------------------
+
+
+def timers() -> int:
+    """Of the loop that runs."""
+    return sum(not timer.cancelled() for timer in asyncio.get_running_loop()._scheduled)  # type: ignore[attr-defined]
+
+
+async def test_work_that_never_waits_gives_its_value_or_its_error_and_sets_no_timer() -> None:
+    async def at_once() -> str:
+        assert timers() == 0
+        return "done"
+
+    async def fails() -> None:
+        raise KeyError("mine")
+
+    assert await in_time(60, at_once()) == "done"
+    with pytest.raises(KeyError, match="mine"):
+        await in_time(60, fails())
+
+
+async def test_work_that_waits_again_and_again_goes_on_in_its_own_task() -> None:
+    async def waits() -> list[object]:
+        before = asyncio.current_task()
+        await asyncio.sleep(0)
+        assert timers() == 1
+        async with asyncio.timeout(60):
+            told = await asyncio.sleep(1, "told")
+        try:
+            await asyncio.wait_for(for_ever(), 1)
+        except TimeoutError:
+            told += " late"
+        return [told, asyncio.current_task() is before]
+
+    assert await in_time(60, waits()) == ["told late", True]
+    assert await in_time(60, asyncio.ensure_future(asyncio.sleep(1, "a future"))) == "a future"
+    assert timers() == 0
+
+
+async def test_at_the_limit_work_that_waits_is_cancelled_and_its_end_awaited() -> None:
+    ended: list[str] = []
+
+    async def tidies_up(how: str) -> None:
+        try:
+            await for_ever()
+        finally:
+            await asyncio.sleep(10)
+            ended.append(how)
+            if how == "with another error":
+                raise KeyError(how)
+
+    for how in ("as it was told", "with another error"):
+        with pytest.raises(Late):
+            await in_time(10, tidies_up(how))
+    assert ended == ["as it was told", "with another error"]
+    await asyncio.sleep(0)  # no cancellation is left over
+
+
+async def test_the_time_counts_from_the_start_and_not_from_the_first_wait(clock: Clock) -> None:
+    async def blocks() -> None:
+        clock.forward(60)
+        await for_ever()
+
+    started = time.monotonic()
+    with pytest.raises(Late):
+        await in_time(50, blocks())
+    assert time.monotonic() - started == 60
+
+
+async def test_a_timeout_or_a_cancellation_that_is_not_ours_is_passed_on() -> None:
+    async def own() -> None:
+        await asyncio.sleep(0)
+        raise TimeoutError("its own")
+
+    with pytest.raises(TimeoutError, match="its own"):
+        await in_time(60, own())
+    cancelled: list[str] = []
+    task = asyncio.create_task(in_time_of_a_minute(cancelled))
+    await turns()
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert cancelled == ["once"]
+
+
+async def in_time_of_a_minute(cancelled: list[str]) -> None:
+    async def work() -> None:
+        try:
+            await for_ever()
+        except asyncio.CancelledError:
+            cancelled.append("once")
+            raise
+
+    await in_time(60, work())
+
+
+async def test_what_ends_things_goes_to_its_end_however_often_it_is_cancelled() -> None:
+    done: list[str] = []
+
+    async def end() -> str:
+        for step in ("one", "two", "three"):
+            await asyncio.sleep(10)
+            done.append(step)
+        return "ended"
+
+    assert await to_its_end(end) == "ended"
+    done.clear()
+    ending = asyncio.create_task(to_its_end(end))
+    for _ in range(3):
+        await asyncio.sleep(5)
+        ending.cancel()
+    await asyncio.wait({ending})
+    assert ending.cancelled()
+    assert done == ["one", "two", "three"]
+
+
+async def _deaf(ended: asyncio.Event) -> str:
+    """Ignore every cancellation; end in one way only."""
+    try:
+        while True:
+            with contextlib.suppress(asyncio.CancelledError):
+                await asyncio.sleep(600)
+    finally:
+        ended.set()
+
+
+@pytest.mark.parametrize("way", ["in_time", "within"])
+async def test_work_that_ignores_its_cancellation_is_closed_after_a_grace(
+    way: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(deadline, "GRACE_S", 0.05)
+    ended = asyncio.Event()
+    deaf = _deaf(ended)
+    work = _timed(deaf, 0.01) if way == "in_time" else within(0.01, deadline.closed_if_deaf(deaf))
+    with pytest.raises(Late):
+        await work
+    assert ended.is_set()
+    task = asyncio.current_task()
+    assert task is not None
+    assert task.cancelling() == 0
+
+
+async def test_caller_of_deaf_work_that_is_cancelled_ends_after_a_grace(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(deadline, "GRACE_S", 0.05)
+    ended = asyncio.Event()
+    task = asyncio.create_task(_timed(_deaf(ended)))
+    await asyncio.sleep(0)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await asyncio.wait_for(asyncio.shield(task), 60)
+    assert ended.is_set()
+
+
+async def _timed(work: Coroutine[Any, Any, str], limit_s: float = 600) -> str:
+    return await in_time(limit_s, work)

@@ -1,0 +1,177 @@
+"""Where things live: from threads, from other loops, and what happens at Ctrl+C."""
+
+import asyncio
+import gc
+import os
+import signal
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+
+from rlm_broker.concurrency.event_loop import Home, Resident
+from rlm_broker.errors import ModelFailed
+from tests.support.waiting import WAIT_S, turns
+
+
+async def loop_of() -> asyncio.AbstractEventLoop:
+    return asyncio.get_running_loop()
+
+
+def test_work_of_any_thread_runs_on_the_one_background_loop() -> None:
+    loops: list[asyncio.AbstractEventLoop] = []
+    threads = [threading.Thread(target=lambda: loops.append(Home.background().run(loop_of()))) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(WAIT_S)
+    assert len(loops) == 4
+    assert len(set(loops)) == 1
+
+
+async def test_the_plain_form_works_while_another_loop_is_running() -> None:
+    assert Home.background().run(loop_of()) is not asyncio.get_running_loop()
+    assert await Home.background().arun(loop_of()) is not asyncio.get_running_loop()
+    assert await Home.here().arun(loop_of()) is asyncio.get_running_loop()
+
+
+async def test_waiting_for_oneself_is_refused_and_not_a_deadlock() -> None:
+    with pytest.raises(RuntimeError, match="use the async form"):
+        Home.here().run(loop_of())
+
+
+def test_what_the_work_raises_is_raised_here_unchanged() -> None:
+    async def fail() -> None:
+        raise ModelFailed("why")
+
+    with pytest.raises(ModelFailed, match="why"):
+        Home.background().run(fail())
+
+
+async def test_cancelling_waits_until_the_work_on_the_other_loop_has_ended() -> None:
+    started, ended = threading.Event(), threading.Event()
+
+    async def work() -> None:
+        started.set()
+        try:
+            await asyncio.Event().wait()
+        finally:
+            await turns()
+            ended.set()
+
+    task = asyncio.create_task(Home.background().arun(work()))
+    await asyncio.to_thread(started.wait, WAIT_S)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await asyncio.wait_for(task, WAIT_S)
+    assert ended.is_set()
+
+
+async def test_a_cancellation_that_comes_before_the_work_began_is_not_lost() -> None:
+    for _ in range(50):
+        task = asyncio.create_task(Home.background().arun(asyncio.Event().wait()))
+        await asyncio.sleep(0)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await asyncio.wait_for(task, WAIT_S)
+
+
+CTRL_C = """
+import asyncio, sys
+from rlm_broker.concurrency.event_loop import Home
+async def work():
+    print("running", flush=True)
+    try:
+        await asyncio.Event().wait()
+    finally:
+        print("ending", flush=True)
+        await (asyncio.sleep(0) if sys.argv[1] == "ends" else asyncio.Event().wait())
+        print("ended", flush=True)
+try:
+    Home.background().run(work())
+except KeyboardInterrupt:
+    print("interrupted", flush=True)
+"""
+
+
+@pytest.mark.parametrize(("signals", "said"), [(1, ["ending", "ended", "interrupted"]), (2, ["ending", "interrupted"])])
+def test_ctrl_c_waits_for_the_end_and_a_second_one_does_not(signals: int, said: list[str]) -> None:
+    ending = "ends" if signals == 1 else "hangs"
+    with subprocess.Popen(
+        [sys.executable, "-c", CTRL_C, ending],
+        stdout=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "PYTHONPATH": str(Path.cwd())},
+    ) as process:
+        assert process.stdout is not None
+        try:
+            assert process.stdout.readline() == "running\n"
+            process.send_signal(signal.SIGINT)
+            heard = [process.stdout.readline().strip()]
+            if signals == 2:
+                process.send_signal(signal.SIGINT)
+            heard += process.stdout.read().split()
+        finally:
+            process.kill()
+    assert heard == said
+
+
+class Thing(Resident):
+    def __init__(self) -> None:
+        self.story: list[str] = []
+
+    async def _open(self) -> None:
+        self.story.append("opened")
+
+    async def _close(self) -> None:
+        self.story.append("closed")
+
+
+async def test_a_resident_lives_where_it_was_opened() -> None:
+    there, here = Thing(), Thing()
+    with there:
+        assert there.home is Home.background()
+    async with here:
+        assert await here.home.arun(loop_of()) is asyncio.get_running_loop()
+    assert there.story == here.story == ["opened", "closed"]
+
+
+def test_a_resident_may_be_opened_again_on_another_loop() -> None:
+    thing = Thing()
+
+    async def open_it() -> None:
+        async with thing:
+            assert await thing.home.arun(loop_of()) is asyncio.get_running_loop()
+
+    asyncio.run(open_it())
+    asyncio.run(open_it())
+    assert thing.story == ["opened", "closed"] * 2
+
+
+@pytest.mark.parametrize("fails", [False, True])
+async def test_a_cancelled_call_of_another_loop_reports_nothing_to_asyncio(fails: bool) -> None:
+    reported: list[str] = []
+    loop = asyncio.get_running_loop()
+    loop.set_exception_handler(lambda _, context: reported.append(context["message"]))
+    started = threading.Event()
+
+    async def work() -> None:
+        started.set()
+        try:
+            await asyncio.Event().wait()
+        except asyncio.CancelledError:
+            if fails:
+                raise ModelFailed("on its way out") from None
+            raise
+
+    task = asyncio.create_task(Home.background().arun(work()))
+    await asyncio.to_thread(started.wait, WAIT_S)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await asyncio.wait_for(task, WAIT_S)
+    del task
+    gc.collect()
+    await asyncio.sleep(0)
+    assert reported == []

@@ -1,0 +1,145 @@
+"""Who gets the next place."""
+
+import asyncio
+import gc
+import random
+import time
+from collections import Counter
+
+import pytest
+
+from rlm_broker.concurrency.fair_semaphore import FairSlots
+from tests.support.waiting import WAIT_S
+
+
+async def hold(slots: FairSlots, session: str, served: list[str], until: asyncio.Event) -> None:
+    await slots.acquire(session)
+    try:
+        served.append(session)
+        await until.wait()
+    finally:
+        slots.release()
+
+
+async def test_sessions_take_turns_however_many_each_of_them_wants() -> None:
+    """One session queues 10,000 before the others come with 10 each: of the next 40 places, each has its share."""
+    slots = FairSlots(2)
+    served: list[str] = []
+    opened = asyncio.Event()
+    opened.set()
+    await slots.acquire("first")
+    await slots.acquire("first")
+    greedy = [asyncio.create_task(hold(slots, "greedy", served, opened)) for _ in range(10_000)]
+    await asyncio.sleep(0)
+    modest = [asyncio.create_task(hold(slots, name, served, opened)) for _ in range(10) for name in ("b", "c", "d")]
+    await asyncio.sleep(0)
+    assert served == []
+    slots.release()
+    slots.release()
+    await asyncio.gather(*modest)
+    assert Counter(served[:40]) == {"greedy": 10, "b": 10, "c": 10, "d": 10}
+    await asyncio.gather(*greedy)
+    assert len(served) == 10_030
+
+
+async def test_never_more_than_the_places_hold_them_and_all_come_back() -> None:
+    slots, running, most = FairSlots(3), 0, 0
+
+    async def work(number: int) -> None:
+        nonlocal running, most
+        await slots.acquire(number % 7)
+        running += 1
+        most = max(most, running)
+        await asyncio.sleep(0)
+        running -= 1
+        slots.release()
+
+    for _ in range(2):
+        await asyncio.gather(*map(work, range(200)))
+    assert (most, running) == (3, 0)
+
+
+@pytest.mark.parametrize("when", ["while it waits", "in the moment of its turn"])
+async def test_whoever_is_cancelled_takes_no_place_with_it(when: str) -> None:
+    slots = FairSlots(1)
+    await slots.acquire("holder")
+    waiting = asyncio.create_task(slots.acquire("cancelled"))
+    await asyncio.sleep(0)
+    if when == "in the moment of its turn":
+        slots.release()
+    waiting.cancel()
+    await asyncio.wait({waiting})
+    assert waiting.cancelled()
+    if when == "while it waits":
+        slots.release()
+    await asyncio.wait_for(slots.acquire("next"), WAIT_S)
+
+
+async def test_a_holder_and_a_waiter_that_are_cancelled_together_lose_no_place() -> None:
+    slots = FairSlots(1)
+    never = asyncio.Event()
+    tasks = [asyncio.create_task(hold(slots, name, [], never)) for name in ("holder", "waiter", "waiter", "other")]
+    await asyncio.sleep(0)
+    for task in tasks[:3]:
+        task.cancel()
+    await asyncio.wait(tasks[:3])
+    never.set()
+    await asyncio.wait_for(tasks[3], WAIT_S)
+    await asyncio.wait_for(slots.acquire("next"), WAIT_S)
+
+
+async def test_whatever_is_cancelled_whenever_all_places_come_back() -> None:
+    chance = random.Random(7)
+    for _ in range(200):
+        slots, opened = FairSlots(2), asyncio.Event()
+        opened.set()
+        tasks = [asyncio.create_task(hold(slots, str(chance.randrange(4)), [], opened)) for _ in range(12)]
+        for _ in range(8):
+            for task in tasks:
+                if chance.random() < 0.15:
+                    task.cancel()
+            await asyncio.sleep(0)
+        await asyncio.wait(tasks, timeout=WAIT_S)
+        assert all(task.done() for task in tasks)
+        assert (slots._taken, slots.waiting, len(slots._queues)) == (0, 0, 0)
+
+
+async def _cancelling_s(number: int) -> float:
+    """CPU time of cancelling so many turns of one session, the last one first."""
+    slots = FairSlots(1)
+    await slots.acquire("holder")
+    waiting = [asyncio.create_task(slots.acquire("many")) for _ in range(number)]
+    await asyncio.sleep(0)
+    gc.collect()
+    started = time.thread_time()
+    for each in reversed(waiting):
+        each.cancel()
+    await asyncio.wait(waiting)
+    assert slots.waiting == 0
+    return time.thread_time() - started
+
+
+async def test_cancelling_a_turn_takes_constant_time() -> None:
+    """A queue that is searched takes 14 times as long for 4 times as many."""
+    few, many = 4_000, 16_000
+    growth = [await _cancelling_s(many) / await _cancelling_s(few) for _ in range(3)]
+    assert min(growth) < 2 * many / few
+
+
+async def test_without_a_bound_nobody_waits() -> None:
+    slots = FairSlots(None)
+    await asyncio.wait_for(asyncio.gather(*(slots.acquire("s") for _ in range(1000))), WAIT_S)
+
+
+async def test_a_place_is_taken_at_once_only_where_nobody_waits_for_it() -> None:
+    places = FairSlots(1)
+    assert places.take()
+    assert not places.take()
+    waiting = asyncio.create_task(places.acquire("a"))
+    await asyncio.sleep(0)
+    places.release()  # it is the waiting one's from here on, even before that runs
+    assert not places.take()
+    await waiting
+    places.release()
+    assert places.take()
+    assert all(FairSlots(None).take() for _ in range(3))

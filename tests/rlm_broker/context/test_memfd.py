@@ -1,0 +1,338 @@
+"""Every text comes back equal, at its narrowest width; nobody can change what is stored; nobody's memory holds it."""
+
+import fcntl
+import gc
+import os
+import random
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rlm_broker.context import files
+from rlm_broker.context import memfd as context_memfd
+from rlm_broker.context.memfd import Memfd
+from rlm_broker.context.store import StoredContext, store
+from rlm_broker.errors import ContextRefused
+from sandbox_worker.loading.context import load
+from sandbox_worker.loading.form import SEALS, ContextForm, span_bytes
+from tests.support.places import PROJECT
+
+REPOSITORY = str(PROJECT)
+PAGE = os.sysconf("SC_PAGESIZE")
+MB = 1 << 20
+
+
+def loaded(stored: StoredContext, maps: bool = True) -> Any:
+    return load(stored.fd, stored.info.form, maps)
+
+
+def descriptors() -> set[str]:
+    return {path.name for path in Path("/proc/self/fd").iterdir()}
+
+
+@pytest.fixture(autouse=True)
+def _no_descriptor_is_left() -> Iterator[None]:
+    before = descriptors()
+    yield
+    if descriptors() - before:
+        gc.collect()  # a generator that is left half-way holds its file until it is collected
+    assert not descriptors() - before
+
+
+@pytest.mark.parametrize(
+    ("text", "width"),
+    [
+        ("", 1),
+        ("plain", 1),
+        ("caf\xe9", 1),
+        ("\xff" * PAGE, 1),
+        ("z\u017c" * 3000, 2),
+        ("\u20ac" * (PAGE // 2), 2),
+        ("a\U0001f600" * 3000, 4),
+        ("\U0001f600" * (PAGE // 4), 4),
+        ("a" * (3 * MB) + "\xe9", 1),
+        ("\xe9" * (2 * MB + 1) + "\u017c", 2),
+        ("\xe9" * (2 * MB + 1) + "\U0001f600" + "a" * MB, 4),
+        ("\xe9" * MB + "\u017c" * (MB + 1) + "\U0001f600" + "\xe9", 4),
+        ("\ud83d\ude00" * MB + "\U0001f600" + "\udfff", 4),
+        ("\ud800\udc00 and \udfff", 2),
+        ("nul \0 byte", 1),
+    ],
+    ids=lambda value: None if isinstance(value, int) else f"{value[:3]!a}_{len(value)}",
+)
+def test_a_text_is_kept_at_its_narrowest_width_and_comes_out_equal(text: str, width: int) -> None:
+    with store(text) as stored:
+        assert stored.info.form == ContextForm("text", len(text), width, text.isascii())  # type: ignore[arg-type]
+        assert os.fstat(stored.fd).st_size == span_bytes(len(text), width)
+        assert (stored.info.type_name, stored.info.total_chars, stored.info.parts_total) == ("str", len(text), 0)
+        for maps in (True, False):
+            assert loaded(stored, maps) == text
+            assert hash(loaded(stored, maps)) == hash(text)
+
+
+@pytest.mark.parametrize("before", range(5))
+@pytest.mark.parametrize("character", ["\xe9", "\u20ac", "\U0001f600"])
+def test_a_character_that_a_piece_boundary_cuts_is_one_character(tmp_path: Path, before: int, character: str) -> None:
+    text = "a" * (files.PIECE_BYTES - before) + character + "b" * 10
+    path = tmp_path / "file"
+    path.write_bytes(text.encode())
+    with store(path) as stored:
+        assert loaded(stored) == text
+
+
+def test_an_emoji_at_the_very_end_of_a_large_file_widens_all_of_it(tmp_path: Path) -> None:
+    for start in ("0123456\u017c\n", "0123456\xe9\n", "01234567\n"):
+        text = start * MB + "\U0001f600"
+        path = tmp_path / "file"
+        path.write_bytes(text.encode())
+        with store(path) as stored:
+            assert stored.info.form.width == 4
+            assert loaded(stored) == text
+
+
+def test_a_part_larger_than_a_piece_comes_out_equal() -> None:
+    value = {"long": '\xe9"\n' * context_memfd._PIECE_CHARS, "after": [1]}
+    with store(value) as stored:
+        assert loaded(stored) == value
+
+
+@pytest.mark.parametrize(
+    "line", ["0123456789abcde\n", "za\u017c\xf3\u0142\u0107 ge\u015bl\u0105\n"], ids=["ascii", "polish"]
+)
+def test_storing_and_loading_a_large_file_takes_no_memory_of_any_process(tmp_path: Path, line: str) -> None:
+    block = line.encode() * (MB // len(line.encode()))
+    with (tmp_path / "large").open("wb") as file:
+        for _ in range(200):
+            file.write(block)
+    (tmp_path / "script.py").write_text(
+        """
+import os, sys
+from pathlib import Path
+from rlm_broker.context.store import store
+from sandbox_worker.loading.context import load
+
+def status_kb(name):
+    with open("/proc/self/status") as status:
+        return next(int(line.split()[1]) for line in status if line.startswith(name + ":"))
+
+before = status_kb("VmHWM")
+stored = store(Path(sys.argv[1]))
+print(status_kb("VmHWM") - before, flush=True)
+child = os.fork()
+if not child:
+    before = status_kb("RssAnon")
+    text = load(stored.fd, stored.info.form, True)
+    stored.close()
+    assert len(text) == stored.info.total_chars
+    assert text.count(chr(10)) == int(sys.argv[2])
+    print(status_kb("RssAnon") - before, flush=True)
+    os._exit(0)
+assert os.waitpid(child, 0)[1] == 0
+assert "pydantic" not in sys.modules
+"""
+    )
+    run = subprocess.run(
+        [sys.executable, tmp_path / "script.py", tmp_path / "large", str(200 * block.count(b"\n"))],
+        env={"PYTHONPATH": REPOSITORY},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    (tmp_path / "large").unlink()
+    assert (run.returncode, run.stderr) == (0, "")
+    stored_kb, loaded_kb = map(int, run.stdout.split())
+    assert stored_kb < 60_000
+    assert loaded_kb < 2_000
+
+
+@pytest.mark.parametrize("value", ["text", {"a": "x" * 5000}, {"a": 1}], ids=["text", "texts", "json"])
+def test_what_is_stored_cannot_be_changed_by_anybody_who_gets_the_descriptor(value: object) -> None:
+    with store(value) as stored:
+        assert fcntl.fcntl(stored.fd, fcntl.F_GET_SEALS) & SEALS == SEALS
+        assert not os.get_inheritable(stored.fd)
+        again = os.open(f"/proc/self/fd/{stored.fd}", os.O_RDWR)
+        try:
+            for change in (
+                lambda: os.write(again, b"x"),
+                lambda: os.ftruncate(again, 0),
+                lambda: os.ftruncate(again, 1 << 20),
+                lambda: fcntl.fcntl(again, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SEAL),
+            ):
+                with pytest.raises(PermissionError):
+                    change()
+        finally:
+            os.close(again)
+
+
+def test_a_context_for_which_there_is_no_memory_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    def no_space(_fd: int, _data: object) -> int:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "write", no_space)
+    for value in ("text", {"a": "text"}, ["text" * 5000, "\u20ac" * 5000]):
+        with pytest.raises(ContextRefused, match="the context cannot be stored in memory: No space left on device"):
+            store(value)
+
+
+def test_a_kernel_that_does_not_know_the_newest_flag_serves_as_well(monkeypatch: pytest.MonkeyPatch) -> None:
+    create = os.memfd_create
+
+    def old_kernel(name: str, flags: int) -> int:
+        if flags & ~(os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING):
+            raise OSError(22, "Invalid argument")
+        return create(name, flags)
+
+    monkeypatch.setattr(os, "memfd_create", old_kernel)
+    with store("text") as stored:
+        assert fcntl.fcntl(stored.fd, fcntl.F_GET_SEALS) == SEALS
+        assert loaded(stored) == "text"
+
+
+def test_pieces_of_ascii_bytes_are_text_like_any_other() -> None:
+    large = b"0123456789abcdef" * 8192
+    with context_memfd.TextMemfd() as memfd:
+        memfd.add_text(["ab", large, b"cd", "\xe9", b"ef", large, "\u20ac", b"gh", large])
+        form, fd = memfd.form, memfd.seal()
+    expected = "ab" + large.decode() + "cd\xe9ef" + large.decode() + "\u20acgh" + large.decode()
+    try:
+        assert load(fd, form, mapping_works=False) == expected
+        assert form.length == len(expected)
+    finally:
+        os.close(fd)
+
+
+def test_a_wider_character_widens_its_own_text_and_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(context_memfd, "_PIECE_CHARS", 5)
+    monkeypatch.setattr(context_memfd, "_PIECE_BYTES", 16)
+    monkeypatch.setattr(context_memfd, "_LARGE_BYTES", 12)
+    rng = random.Random(20261121)
+    highest = [0x7F, 0xFF, 0xFFFF, 0x10FFFF]
+    for _ in range(300):
+        texts: list[list[str | bytes]] = []
+        for _ in range(rng.randrange(1, 6)):
+            pieces = [
+                "".join(chr(rng.randint(0, rng.choice(highest))) for _ in range(rng.randrange(20)))
+                for _ in range(rng.randrange(6))
+            ]
+            texts.append([piece.encode() if piece.isascii() and rng.random() < 0.5 else piece for piece in pieces])
+        with context_memfd.TextMemfd() as memfd:
+            expected = []
+            for pieces_of_text in texts:
+                whole = "".join(piece if isinstance(piece, str) else piece.decode() for piece in pieces_of_text)
+                if rng.random() < 0.3:
+                    with pytest.raises(LookupError):
+                        memfd.add_text(failing(pieces_of_text))
+                expected.append(whole)
+                assert memfd.add_text(pieces_of_text) == len(whole)
+            form, fd = memfd.add_names(None), memfd.seal()
+        try:
+            found = load(fd, form, True)
+            assert found == expected
+            assert list(map(hash, found)) == list(map(hash, expected))
+            assert form.length == sum(-(-(len(text) + 1) * width_of(text) // 8) * 8 for text in expected)
+        finally:
+            os.close(fd)
+
+
+def width_of(text: str) -> int:
+    widest = max(map(ord, text), default=0)
+    return 1 if widest < 0x100 else 2 if widest < 0x10000 else 4
+
+
+def failing(pieces: list[str | bytes]) -> Iterator[str | bytes]:
+    yield from pieces
+    yield "\U0001f600"
+    raise LookupError
+
+
+def test_what_was_written_of_a_text_that_fails_is_taken_back() -> None:
+    large: list[str | bytes] = [b"a" * MB, "\xe9" * MB, "\u20ac" * MB]
+    others: list[list[str | bytes]] = [[], [""], ["small"]]
+    with context_memfd.TextMemfd() as memfd:
+        memfd.add_text(["before"])
+        for pieces in (large, *others):
+            with pytest.raises(LookupError):
+                memfd.add_text(failing(pieces))
+        memfd.add_text([b"behind"])
+        form, fd = memfd.add_names(["a", "b"]), memfd.seal()
+    try:
+        assert form.length == 16
+        assert os.fstat(fd).st_size == form.size_bytes
+        assert load(fd, form, True) == {"a": "before", "b": "behind"}
+    finally:
+        os.close(fd)
+
+
+def test_storing_and_loading_many_files_takes_no_memory_of_any_process(tmp_path: Path) -> None:
+    line = "0123456789abcdef"
+    for number in range(400):
+        text = line * 32_768 + ("\xe9" if number % 3 == 1 else "")
+        (tmp_path / "tree" / f"{number % 7}").mkdir(parents=True, exist_ok=True)
+        (tmp_path / "tree" / f"{number % 7}" / f"{number}.txt").write_text(text)
+    (tmp_path / "script.py").write_text(
+        """
+import os, sys
+from pathlib import Path
+from rlm_broker.context.store import store
+from sandbox_worker.loading.context import load
+from sandbox_worker.loading.self_test import mapping_works
+
+def status_kb(name):
+    with open("/proc/self/status") as status:
+        return next(int(line.split()[1]) for line in status if line.startswith(name + ":"))
+
+assert mapping_works()
+before = status_kb("VmHWM")
+stored = store(Path(sys.argv[1]))
+print(status_kb("VmHWM") - before, flush=True)
+for _ in range(2):
+    child = os.fork()
+    if not child:
+        before = status_kb("RssAnon")
+        texts = load(stored.fd, stored.info.form, True)
+        assert len(texts) == 400
+        assert sum(map(len, texts.values())) == stored.info.total_chars
+        assert sum(text.count("f") for text in texts.values()) == 400 * 32_768
+        print(status_kb("RssAnon") - before, flush=True)
+        os._exit(0)
+    assert os.waitpid(child, 0)[1] == 0
+"""
+    )
+    run = subprocess.run(
+        [sys.executable, tmp_path / "script.py", tmp_path / "tree"],
+        env={"PYTHONPATH": REPOSITORY},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (run.returncode, run.stderr) == (0, "")
+    stored_kb, *loaded_kb = map(int, run.stdout.split())
+    assert stored_kb < 30_000
+    assert max(loaded_kb) < 2_000
+
+
+def test_a_view_that_another_thread_holds_does_not_stop_the_writing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`gc.get_objects` in another thread, as in a profiler, holds the view that is being written just then."""
+    held: list[object] = []
+    write = os.write
+
+    def held_while_written(fd: int, data: memoryview) -> int:
+        held.append(data)
+        return write(fd, data)
+
+    monkeypatch.setattr(os, "write", held_while_written)
+    with Memfd() as memfd:
+        for _ in range(3):
+            memfd.write(b"x" * 100)
+            memfd.cut(50)
+            memfd.write(b"y" * 100)
+        fd = memfd.seal()
+    try:
+        assert os.pread(fd, 1000, 0) == b"x" * 50 + b"y" * 100
+        assert held
+    finally:
+        os.close(fd)

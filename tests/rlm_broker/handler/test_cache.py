@@ -1,0 +1,176 @@
+"""Replies on disk."""
+
+import multiprocessing
+import sqlite3
+import time
+from pathlib import Path
+
+import pytest
+
+from rlm_broker.clients.base import LMReply, LMRequest
+from rlm_broker.clients.openai_compatible import OpenAICompatibleClient
+from rlm_broker.clients.scripted import ScriptedClient
+from rlm_broker.errors import ConfigurationError
+from rlm_broker.handler.cache import AFTER_FAILURE_S, Cache
+from rlm_broker.handler.client_queue import Serving
+from rlm_broker.handler.handler import LMHandler
+from rlm_broker.results import ChatMessage, Usage
+from tests.support.fake_openai import FakeOpenAI, completion
+
+
+def request(text: str, max_completion_tokens: int | None = None, sample: int = 0) -> LMRequest:
+    messages = (ChatMessage("user", text),)
+    return LMRequest(messages, max_completion_tokens=max_completion_tokens, sample=sample)
+
+
+async def test_what_was_asked_before_is_not_sent_again_and_not_paid(tmp_path: Path) -> None:
+    with FakeOpenAI(lambda body: completion(body["messages"][0]["content"].upper())) as server:
+        for _ in range(2):  # the second with a new handler, client and connection, as a second run has
+            client = OpenAICompatibleClient(server.base_url, "m", usd_per_million_tokens=(1, 1))
+            cache = Cache(tmp_path / "cache")
+            handler = LMHandler(client, cache=cache)
+            calls = [await handler.complete(client, request(text)) for text in "ab"]
+            await client.aclose()
+            cache.close()
+    assert [call.response for call in calls] == ["A", "B"]
+    assert [call.usage for call in calls] == [Usage(1, 0, 0, 0.0, stored_calls=1)] * 2
+    assert len(server.requests) == 2
+    assert handler.get_usage_summary().total.stored_calls == 2
+
+
+async def test_whatever_shapes_a_reply_is_part_of_the_question(tmp_path: Path) -> None:
+    with FakeOpenAI(completion("x")) as server:
+        base = OpenAICompatibleClient(server.base_url, "m")
+        others = [
+            OpenAICompatibleClient(server.base_url, "other"),
+            OpenAICompatibleClient(server.base_url, "m", options={"temperature": 1}),
+        ]
+        cache = Cache(tmp_path / "cache")
+        keys = [cache.key(client, request("a")) for client in (base, *others)]
+        keys += [cache.key(base, each) for each in (request("b"), request("a", 5), request("a", sample=1))]
+    assert len(set(keys)) == 6
+    assert cache.key(OpenAICompatibleClient(server.base_url, "m", api_key="sk"), request("a")) == keys[0]
+    assert cache.key(ScriptedClient(["x"]), request("a")) is None
+
+
+@pytest.mark.parametrize(
+    "reply",
+    [LMReply("", Usage(1)), LMReply("", Usage(1), problem="no text"), LMReply("text", Usage(1), model="a fallback")],
+)
+async def test_only_what_that_very_model_said_is_kept(tmp_path: Path, reply: LMReply) -> None:
+    cache = Cache(tmp_path / "cache")
+    await cache.put(b"key", reply)
+    assert await cache.get(b"key") is None
+
+
+async def test_what_was_used_longest_ago_goes_when_there_is_too_much(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("rlm_broker.handler.cache.USED_AGAIN_S", 0)
+    cache = Cache(tmp_path / "cache", max_bytes=300_000)
+    for number in range(100):
+        await cache.put(b"%d" % number, LMReply(str(number) * 5_000, Usage(1)))
+        assert await cache.get(b"0") is not None, number
+    cache.close()
+    kept = sqlite3.connect(tmp_path / "cache").execute("SELECT key FROM replies").fetchall()
+    assert (b"0",) in kept
+    assert (b"99",) in kept
+    assert (b"1",) not in kept
+    assert sum(path.stat().st_size for path in tmp_path.iterdir()) < 10_000_000
+
+
+def _fill(path: Path, start: int) -> None:
+    import asyncio
+
+    async def fill() -> None:
+        cache = Cache(path)
+        for number in range(start, start + 100):
+            await cache.put(b"%d" % number, LMReply(f"text {number}", Usage(1)))
+        cache.close()
+
+    asyncio.run(fill())
+
+
+async def test_several_processes_share_it(tmp_path: Path) -> None:
+    context = multiprocessing.get_context("spawn")
+    processes = [context.Process(target=_fill, args=(tmp_path / "cache", start)) for start in (0, 50, 100)]
+    for process in processes:
+        process.start()
+    for process in processes:
+        process.join(60)
+        assert process.exitcode == 0
+    cache = Cache(tmp_path / "cache")
+    for number in range(200):
+        kept = await cache.get(b"%d" % number)
+        assert kept is not None
+        assert kept.text == f"text {number}"
+
+
+async def test_prompts_are_not_in_the_file_and_nobody_else_can_read_it(tmp_path: Path) -> None:
+    with FakeOpenAI(completion("the reply")) as server:
+        client = OpenAICompatibleClient(server.base_url, "m", api_key="sk-of-the-test")
+        await LMHandler(client, cache=Cache(tmp_path / "cache")).complete(client, request("a private prompt"))
+    content = b"".join(path.read_bytes() for path in tmp_path.iterdir())
+    assert b"the reply" in content
+    assert b"private prompt" not in content
+    assert b"sk-of-the-test" not in content
+    assert (tmp_path / "cache").stat().st_mode & 0o77 == 0
+
+
+def test_a_file_of_something_else_is_refused_and_left_alone(tmp_path: Path) -> None:
+    (tmp_path / "notes").write_text("not a database at all, but long enough to be looked at" * 50)
+    for path in (tmp_path / "notes", tmp_path / "missing" / "cache", tmp_path):
+        with pytest.raises(ConfigurationError, match="as a cache"):
+            Cache(path)
+    assert (tmp_path / "notes").read_text().startswith("not a database")
+
+
+async def test_a_cache_that_breaks_is_no_error_of_the_call(tmp_path: Path) -> None:
+    cache = Cache(tmp_path / "cache")
+    cache.close()
+    assert await cache.get(b"key") is None
+    await cache.put(b"key", LMReply("x", Usage(1)))
+
+
+async def test_a_reply_of_a_model_with_fallbacks_is_kept_too(tmp_path: Path) -> None:
+    with FakeOpenAI(completion("x")) as server:
+        client = OpenAICompatibleClient(server.base_url, "m")
+        handler = LMHandler(client, cache=Cache(tmp_path / "cache"))
+        handler.serve(client, Serving(fallbacks=(ScriptedClient(["y"]),)))
+        for _ in range(3):
+            await handler.complete(client, request("a"))
+    assert len(server.requests) == 1
+
+
+def test_what_others_made_or_could_write_to_is_no_cache(tmp_path: Path) -> None:
+    with sqlite3.connect(tmp_path / "bookmarks") as other:
+        other.execute("CREATE TABLE bookmarks (url)")
+    (tmp_path / "open").touch(mode=0o666)
+    (tmp_path / "open").chmod(0o666)
+    (tmp_path / "link").symlink_to(tmp_path / "target")
+    for name, why in (("bookmarks", "something else"), ("open", "others may write"), ("link", "")):
+        with pytest.raises(ConfigurationError, match=f"as a cache: .*{why}"):
+            Cache(tmp_path / name)
+    assert not (tmp_path / "target").exists()
+    assert sqlite3.connect(tmp_path / "bookmarks").execute("SELECT name FROM sqlite_master").fetchall() == [
+        ("bookmarks",)
+    ]
+
+
+async def test_a_cache_that_is_locked_costs_a_moment_and_no_more(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cache = Cache(tmp_path / "cache")
+    tried: list[str] = []
+    cache._database.set_trace_callback(tried.append)
+    now = time.time()
+    monkeypatch.setattr(time, "time", lambda: now)
+    other = sqlite3.connect(tmp_path / "cache", isolation_level=None)
+    other.execute("BEGIN EXCLUSIVE")
+    for number in range(20):
+        await cache.put(b"%d" % number, LMReply("x", Usage(1)))
+    other.execute("ROLLBACK")
+    assert len(tried) == 1
+    now += AFTER_FAILURE_S
+    await cache.put(b"later", LMReply("x", Usage(1)))
+    assert await cache.get(b"later") is not None

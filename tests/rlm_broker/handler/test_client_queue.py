@@ -1,0 +1,251 @@
+"""How often a client is asked, how fast, and who is asked in its place."""
+
+import asyncio
+import time
+from collections.abc import Sequence
+
+import pytest
+
+from rlm_broker.clients.base import Client, LMReply, LMRequest
+from rlm_broker.concurrency.rate_window import SPAN_S
+from rlm_broker.errors import FailureCause, ModelFailed
+from rlm_broker.handler.client_queue import BACKOFF_S, Serving
+from rlm_broker.handler.handler import LMHandler
+from rlm_broker.results import ChatMessage, Usage
+from tests.support.waiting import for_ever, turns
+
+REQUEST = LMRequest((ChatMessage("user", "hello"),))
+
+
+pytestmark = pytest.mark.usefixtures("leaping_clock")
+
+
+class Failing:
+    """Fails as it is told, then answers; notes when it was asked."""
+
+    def __init__(self, *failures: ModelFailed | FailureCause, name: str = "failing", tokens: int = 0) -> None:
+        self.model_name = name
+        self.asked: list[float] = []
+        self._failures = list(failures)
+        self._tokens = tokens
+
+    async def complete(self, request: LMRequest) -> LMReply:
+        del request
+        self.asked.append(time.monotonic())
+        if self._failures:
+            failure = self._failures.pop(0)
+            raise failure if isinstance(failure, ModelFailed) else ModelFailed(f"{self.model_name}: no", failure)
+        return LMReply(self.model_name, Usage(1, self._tokens, 0))
+
+    async def aclose(self) -> None:
+        """Nothing is held."""
+
+
+def handler_of(client: Client, serving: Serving) -> LMHandler:
+    handler = LMHandler(client)
+    handler.serve(client, serving)
+    return handler
+
+
+async def test_what_may_pass_is_tried_again_as_often_as_allowed() -> None:
+    told: list[tuple[int, float, str]] = []
+    client = Failing("transient", "transient")
+    call = await LMHandler(client).complete(client, REQUEST, on_retry=lambda *what: told.append(what))
+    assert call.response == "failing"
+    assert len(client.asked) == 3
+    assert [(attempt, why) for attempt, _, why in told] == [(2, "failing: no"), (3, "failing: no")]
+    stubborn = Failing("transient", "transient", "transient")
+    with pytest.raises(ModelFailed, match="no"):
+        await handler_of(stubborn, Serving(max_retries=1)).complete(stubborn, REQUEST)
+    assert len(stubborn.asked) == 2
+
+
+@pytest.mark.parametrize("cause", ["request", "provider"])
+async def test_what_cannot_pass_is_not_tried_again(cause: FailureCause) -> None:
+    client = Failing(cause)
+    with pytest.raises(ModelFailed):
+        await LMHandler(client).complete(client, REQUEST)
+    assert len(client.asked) == 1
+
+
+async def test_waits_grow_and_differ() -> None:
+    waits: list[float] = []
+    for _ in range(8):
+        client = Failing("transient", "transient", "transient")
+        await LMHandler(client).complete(client, REQUEST, on_retry=lambda _, wait_s, __: waits.append(wait_s))
+    assert len(waits) == 24
+    for number, wait_s in enumerate(waits):
+        assert 0.5 * BACKOFF_S * 2 ** (number % 3) <= wait_s <= BACKOFF_S * 2 ** (number % 3)
+    assert len(set(waits)) == 24
+
+
+async def test_nobody_asks_before_the_time_that_the_provider_names() -> None:
+    client = Failing(ModelFailed("slow down", "transient", retry_after_s=30))
+    handler = LMHandler(client)
+    first = asyncio.create_task(handler.complete(client, REQUEST))
+    while not client.asked:
+        await asyncio.sleep(0)
+    await turns()
+    await asyncio.gather(first, *(handler.complete(client, REQUEST) for _ in range(5)))
+    assert len(client.asked) == 7
+    assert all(when - client.asked[0] >= 30 for when in client.asked[1:])
+
+
+async def test_a_wait_longer_than_the_calls_time_is_an_error_at_once() -> None:
+    client = Failing(ModelFailed("come back tomorrow", "transient", retry_after_s=86_400))
+    before = time.monotonic()
+    with pytest.raises(ModelFailed, match="come back tomorrow"):
+        await LMHandler(client).complete(client, REQUEST, 5)
+    assert len(client.asked) == 1
+    assert time.monotonic() == before
+
+
+async def test_an_attempt_that_takes_too_long_is_followed_by_another() -> None:
+    class Slow(Failing):
+        async def complete(self, request: LMRequest) -> LMReply:
+            if not self.asked:
+                self.asked.append(0)
+                await for_ever()
+            return await super().complete(request)
+
+    client = Slow()
+    call = await handler_of(client, Serving(attempt_timeout_s=5)).complete(client, REQUEST, 60)
+    assert call.response == "failing"
+
+
+async def test_time_in_the_queue_is_not_the_calls_time() -> None:
+    class Short(Failing):
+        async def complete(self, request: LMRequest) -> LMReply:
+            await asyncio.sleep(10)
+            return await super().complete(request)
+
+    client = Short()
+    handler = handler_of(client, Serving(max_concurrent=1))
+    calls = await asyncio.gather(*(handler.complete(client, REQUEST, 50) for _ in range(10)))
+    assert len(calls) == 10
+
+
+async def test_requests_over_their_rate_wait_and_are_not_refused() -> None:
+    client = Failing()
+    handler = handler_of(client, Serving(requests_per_minute=5))
+    await asyncio.gather(*(handler.complete(client, REQUEST) for _ in range(15)))
+    for start in client.asked:
+        assert sum(start <= when < start + SPAN_S - 0.001 for when in client.asked) <= 5
+
+
+async def test_tokens_over_their_rate_wait_by_what_was_really_used() -> None:
+    client = Failing(tokens=50)
+    handler = handler_of(client, Serving(tokens_per_minute=100, max_concurrent=1))
+    await asyncio.gather(*(handler.complete(client, REQUEST) for _ in range(6)))
+    assert len(client.asked) == 6
+    for start in client.asked:
+        assert sum(start <= when < start + SPAN_S - 0.001 for when in client.asked) <= 2
+
+
+async def test_a_fallback_answers_and_is_named_unless_the_request_is_to_blame() -> None:
+    spare = Failing(name="spare")
+    broken = Failing("provider", "provider", "request", name="broken")
+    handler = handler_of(broken, Serving(fallbacks=(spare,)))
+    call = await handler.complete(broken, REQUEST)
+    assert (call.root_model, call.response) == ("spare", "spare")
+    assert handler.get_usage_summary().model_usage_summaries.keys() == {"spare"}
+    await handler.complete(broken, REQUEST)
+    with pytest.raises(ModelFailed, match="broken: no"):
+        await handler.complete(broken, REQUEST)
+    assert len(spare.asked) == 2
+
+
+async def test_when_all_fail_the_error_names_each() -> None:
+    one, other = Failing("provider", name="one"), Failing("provider", name="other")
+    with pytest.raises(ModelFailed, match=r"^one: no; other: no$"):
+        await handler_of(one, Serving(fallbacks=(other,))).complete(one, REQUEST)
+
+
+async def test_after_failures_in_a_row_the_fallback_is_asked_first_for_a_while() -> None:
+    spare, broken = Failing(name="spare"), Failing("provider", "provider", "provider", name="broken")
+    handler = handler_of(broken, Serving(fallbacks=(spare,), cooldown_s=20))
+
+    async def served_by(times: int) -> Sequence[str]:
+        return [(await handler.complete(broken, REQUEST)).root_model for _ in range(times)]
+
+    assert await served_by(3) == ["spare"] * 3
+    asked = len(broken.asked)
+    assert await served_by(4) == ["spare"] * 4
+    assert len(broken.asked) == asked
+    await asyncio.sleep(25)
+    assert await served_by(2) == ["broken"] * 2
+
+
+async def test_sessions_take_turns_at_a_client_that_is_busy() -> None:
+    order: list[object] = []
+
+    class Noting(Failing):
+        async def complete(self, request: LMRequest) -> LMReply:
+            order.append(request.messages[0].content)
+            await asyncio.sleep(0)
+            return await super().complete(request)
+
+    client = Noting()
+    handler = handler_of(client, Serving(max_concurrent=1))
+
+    async def ask(session: str) -> None:
+        await handler.complete(client, LMRequest((ChatMessage("user", session),)), session=session)
+
+    await asyncio.gather(*(ask("many") for _ in range(100)), *(ask("few") for _ in range(5)))
+    assert order[:11].count("few") == 5
+
+
+async def test_a_primary_that_hangs_leaves_time_for_its_fallback() -> None:
+    class Hanging(Failing):
+        async def complete(self, request: LMRequest) -> LMReply:
+            del request
+            self.asked.append(0)
+            await for_ever()
+
+    spare, hanging = Failing(name="spare"), Hanging(name="hanging")
+    handler = handler_of(hanging, Serving(fallbacks=(spare,), max_retries=0))
+    assert (await handler.complete(hanging, REQUEST, 40)).root_model == "spare"
+
+
+async def test_a_provider_that_wants_to_be_left_alone_is_passed_over_at_once() -> None:
+    spare = Failing(name="spare")
+    busy = Failing(ModelFailed("later", "transient", retry_after_s=3600), name="busy")
+    handler = handler_of(busy, Serving(fallbacks=(spare,)))
+    before = time.monotonic()
+    for _ in range(3):
+        call = await handler.complete(busy, REQUEST, 60)
+        assert call.root_model == "spare"
+    assert time.monotonic() == before
+    assert len(busy.asked) == 1
+
+
+async def test_waiting_for_a_provider_counts_as_the_calls_time() -> None:
+    client = Failing(*[ModelFailed("later", "transient", retry_after_s=60)] * 6)
+    handler = LMHandler(client)
+    started = time.monotonic()
+    done = await asyncio.gather(*(handler.complete(client, REQUEST, 100) for _ in range(6)), return_exceptions=True)
+    assert time.monotonic() - started <= 110  # waits differ by a tenth
+    assert any(isinstance(each, ModelFailed) for each in done)
+
+
+@pytest.mark.parametrize(
+    "usage",
+    [Usage(1, -1000, 5, 0.1), Usage(1, 10, 5, -3.0), Usage(1, 10, 5, float("nan")), Usage(1, 2.5, 5, 0.1)],  # type: ignore[arg-type]
+)
+async def test_counts_that_cannot_be_are_unknown(usage: Usage) -> None:
+    class Odd(Failing):
+        async def complete(self, request: LMRequest) -> LMReply:
+            return LMReply((await super().complete(request)).text, usage)
+
+    client = Odd()
+    counted = (await LMHandler(client).complete(client, REQUEST)).usage
+    assert counted.total_cost is None
+    assert counted.total_input_tokens in (0, 10)
+    assert counted.total_output_tokens == 5
+
+
+async def test_no_wait_that_a_provider_names_is_shorter_than_the_backoff() -> None:
+    waits: list[float] = []
+    client = Failing(ModelFailed("now", "transient", retry_after_s=0))
+    await LMHandler(client).complete(client, REQUEST, on_retry=lambda _, wait_s, __: waits.append(wait_s))
+    assert waits[0] >= 0.5 * BACKOFF_S

@@ -1,0 +1,137 @@
+"""From descriptions of models to clients and the handler that calls them."""
+
+from typing import Any
+
+import pytest
+
+from rlm_broker.clients.litellm import LiteLLMClient
+from rlm_broker.clients.openai_compatible import OpenAICompatibleClient
+from rlm_broker.clients.scripted import ScriptedClient
+from rlm_broker.errors import ConfigurationError, ModelFailed, UnknownModel
+from rlm_broker.handler.routing import Route
+from rlm_broker.limits import Limits
+from rlm_broker.models.registry import Model, Models
+from rlm_broker.rlm import RLM
+from tests.support.fake_openai import FakeOpenAI, completion, failure
+
+LIMITS = Limits()
+
+
+@pytest.fixture(autouse=True)
+def _no_keys(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("OPENAI_API_KEY", raising=False)
+
+
+def test_what_a_model_is_called_by_follows_from_its_description(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SOME_KEY", "sk-of-the-test")
+    models = Models(
+        "fast",
+        Model(name="openai/gpt-5-mini", api_key="env:SOME_KEY", options={"temperature": 0}),
+        {"fast": Model(base_url="http://localhost:1/v1", name="qwen"), "plain": "offline"},
+        [],
+    )
+    assert isinstance(models.root, OpenAICompatibleClient)
+    assert models.root is models.named["fast"]
+    assert models.root.model_name == "qwen"
+    assert isinstance(models.sub, LiteLLMClient)
+    assert models.named["plain"].model_name == "offline"
+
+
+def test_a_key_is_in_no_text_of_a_description(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = Model(name="openai/x", api_key="sk-of-the-test", headers={"x-key": "hidden-header"})
+    told = f"{model!r} {model} {model.model_dump()} {model.model_dump_json()} {model.client()!r}"
+    assert "sk-of-the-test" not in told
+    assert "hidden-header" not in told
+    monkeypatch.delenv("NOT_THERE", raising=False)
+    for given in ({"api_key": "env:NOT_THERE"}, {"headers": {"x": "env:NOT_THERE"}}):
+        with pytest.raises(ConfigurationError, match=r"needs NOT_THERE for its .*, which is not set"):
+            Model.model_validate({"name": "openai/x", "base_url": "http://h/v1", **given}).client()
+
+
+@pytest.mark.parametrize(
+    ("wrong", "said"),
+    [
+        ({"max_retries": -1}, "Model: max_retries: Input should be greater"),
+        ({"requests_per_minute": 0}, "Model: requests_per_minute: "),
+        ({"temperature": 1}, "Model: there is no 'temperature': sampling arguments are given in `options`"),
+        ({"max_retry": 1}, r"Model: there is no 'max_retry'; did you mean max_retries\?"),
+        ({"usd_per_million_tokens": [1, -1]}, "Model: usd_per_million_tokens.1: "),
+        ({"name": "offline", "options": {"temperature": 0}}, "the model offline takes no options"),
+    ],
+)
+def test_what_a_description_cannot_say_is_refused(wrong: dict[str, Any], said: str) -> None:
+    with pytest.raises(ConfigurationError, match=said):
+        Model(**wrong)
+
+
+async def test_retries_rates_and_fallbacks_of_a_description_hold() -> None:
+    with FakeOpenAI(failure(401, "no")) as broken, FakeOpenAI(completion("hi")) as sound:
+        completed = await RLM(
+            "primary",
+            models={
+                "spare": Model(base_url=sound.base_url, name="spare-model"),
+                "primary": Model(base_url=broken.base_url, fallbacks=("spare",), max_retries=0),
+            },
+            limits=Limits(max_depth=0),
+        ).acompletion("hello")
+    assert completed.response == "hi"
+    assert completed.usage_summary.model_usage_summaries.keys() == {"spare-model"}
+    assert (len(broken.requests), len(sound.requests)) == (1, 1)
+
+
+def test_routes_are_checked_when_the_models_are_known() -> None:
+    one, other = ScriptedClient(["x"], "one"), ScriptedClient(["x"], "other")
+    with pytest.raises(ConfigurationError, match="leads nowhere: there are only named, one"):
+        RLM(one, models={"named": other}, routes=[Route(to="missing", match="a")])
+    handler = Models(one, None, {"named": other}, [Route(to="named", match="gpt-*")]).handler(LIMITS)
+    assert handler.routing.pick_for_code("gpt-5", 1) is other
+
+
+async def test_a_budget_without_a_price_is_refused_before_anything_is_sent() -> None:
+    with FakeOpenAI(completion("hi")) as server:
+        unpriced = Model(base_url=server.base_url, name="m")
+        rlm = RLM(unpriced, limits=Limits(max_budget_usd=1))
+        with pytest.raises(ConfigurationError, match="the price of model 'm' is not known; give its usd_per_million"):
+            await rlm.acompletion("hello", "?")
+        priced = unpriced.model_copy(update={"usd_per_million_tokens": (1.0, 1.0)})
+        done = await RLM(priced, limits=Limits(max_budget_usd=1, max_depth=0)).acompletion("hello")
+    assert done.usage_summary.total.total_cost == pytest.approx(8e-6)
+    assert len(server.requests) == 1
+
+
+async def test_litellm_knows_a_price_or_says_that_it_does_not() -> None:
+    known, unknown = (LiteLLMClient(name, api_key="x") for name in ("openai/gpt-5-mini", "openai/nobody-knows"))
+    await known.loaded()
+    assert known.is_priced is True
+    assert unknown.is_priced is False
+    assert LiteLLMClient("openai/nobody-knows", usd_per_million_tokens=(1, 2)).is_priced is True
+
+
+async def test_a_server_that_is_not_there_is_said_before_a_sandbox_is_started() -> None:
+    with (
+        FakeOpenAI(completion("hi"), models=["a"]) as server,
+        pytest.raises(UnknownModel, match="has no model 'b'; it has: a"),
+    ):
+        await RLM(Model(base_url=server.base_url, name="b")).acompletion("x", "?")
+    with pytest.raises(ModelFailed, match="Connection refused"):
+        await RLM(Model(base_url=server.base_url, name="a")).acompletion("x", "?")
+
+
+def test_models_and_a_handler_or_a_recording_are_not_given_together() -> None:
+    with pytest.raises(ConfigurationError, match="a recording to replay: it brings its own models"):
+        RLM("offline", replay="somewhere")
+
+
+async def test_a_server_that_nobody_asks_may_be_down() -> None:
+    down = Model(base_url="http://127.0.0.1:1/v1")
+    done = await RLM("offline", models={"down": down}, limits=Limits(max_depth=0)).acompletion("x", "Who?")
+    assert done.response is not None
+
+
+async def test_the_price_of_a_fallback_has_to_be_known_too() -> None:
+    with FakeOpenAI(completion("hi")) as server:
+        priced = Model(base_url=server.base_url, name="m", usd_per_million_tokens=(1, 1), fallbacks=("spare",))
+        spare = Model(base_url=server.base_url)
+        with pytest.raises(ConfigurationError, match="the price of model 'spare' is not known"):
+            await RLM(priced, models={"spare": spare}, limits=Limits(max_budget_usd=1)).acompletion("x", "?")
+    assert server.requests == []

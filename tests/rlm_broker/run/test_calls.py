@@ -1,0 +1,360 @@
+"""The calls of one tree: how many at a time, in which order, at whose cost."""
+
+import asyncio
+import itertools
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from rlm_broker.clients.base import PICTURE_CHARS, LMReply, LMRequest
+from rlm_broker.clients.function import FunctionClient
+from rlm_broker.errors import LimitReached, ModelFailed
+from rlm_broker.handler.handler import LMHandler
+from rlm_broker.limits import Limits
+from rlm_broker.results import ChatMessage, Usage
+from rlm_broker.run.calls import MOST_ANSWER_BYTES, Caller, RunCalls
+from rlm_broker.run.ledger import Ledger
+from rlm_broker.trace.events import CallEnded, CallStarted, Event
+from sandbox_worker.wire.messages import FEW_BYTES, Query, Slot, decode_from_worker, encode
+from tests.support.clock import Clock
+from tests.support.stand_ins import Hanging
+from tests.support.waiting import WAIT_S, for_ever, turns
+
+CALLER = Caller("1", 1, "the question")
+ROOT = Caller("1", 0, "the question")
+
+
+def query(*prompts: str, **fields: Any) -> Query:
+    return Query(id="1:1", want="llm", prompts=list(prompts), **fields)
+
+
+class Counting:
+    """Notes how many calls run at a time, and every request."""
+
+    model_name = "counting"
+
+    def __init__(self) -> None:
+        self.running = self.most = 0
+        self.requests: list[LMRequest] = []
+
+    async def complete(self, request: LMRequest) -> LMReply:
+        self.requests.append(request)
+        self.running += 1
+        self.most = max(self.most, self.running)
+        try:
+            await turns(3)
+        finally:
+            self.running -= 1
+        text = str(request.messages[-1].content)
+        if text == "boom":
+            raise ModelFailed("the provider is down")
+        return LMReply(text.upper(), Usage(1, 3, 2, 0.5))
+
+    async def aclose(self) -> None:
+        """Nothing is held."""
+
+
+def calls_with(client: Counting, limits: Limits, events: list[Event] | None = None) -> tuple[RunCalls, Ledger]:
+    ledger = Ledger(limits)
+    return RunCalls(LMHandler(client), ledger, (events if events is not None else []).append), ledger
+
+
+async def test_slots_come_in_the_order_of_the_prompts_and_a_failure_stays_in_its_own() -> None:
+    calls, ledger = calls_with(Counting(), Limits())
+    slots = await calls.slots(CALLER, query("a", "boom", "c"))
+    assert slots == [Slot(text="A"), Slot(error="the provider is down"), Slot(text="C")]
+    assert ledger.summary().model_usage_summaries == {"counting": Usage(2, 6, 4, 1.0)}
+
+
+async def test_all_runs_of_a_tree_together_make_at_most_so_many_calls_at_a_time() -> None:
+    client = Counting()
+    calls, _ = calls_with(client, Limits(max_concurrent_calls=3))
+    await asyncio.gather(*(calls.slots(CALLER, query(*"abcdefgh")) for _ in range(4)))
+    assert client.most == 3
+
+
+async def test_a_query_may_ask_for_fewer_at_a_time_and_not_for_more() -> None:
+    client = Counting()
+    calls, _ = calls_with(client, Limits(max_concurrent_calls=4))
+    await calls.slots(CALLER, query(*"abcdefgh", max_concurrent=2))
+    assert client.most == 2
+    await calls.slots(CALLER, query(*"abcdefgh", max_concurrent=1000))
+    assert client.most == 4
+
+
+async def test_a_batch_stops_exactly_at_the_number_of_calls() -> None:
+    client = Counting()
+    calls, ledger = calls_with(client, Limits(max_llm_calls=5))
+    slots = await calls.slots(CALLER, query(*"abcdefgh"))
+    assert [slot.error is None for slot in slots] == [True] * 5 + [False] * 3
+    assert all("max_llm_calls" in (slot.error or "") for slot in slots[5:])
+    assert len(client.requests) == ledger.calls == 5
+    with pytest.raises(LimitReached):
+        await calls.turn(ROOT, [ChatMessage("user", "x")])
+
+
+async def test_the_request_carries_what_code_asked_for_and_what_only_we_know() -> None:
+    client = Counting()
+    calls, _ = calls_with(client, Limits(max_completion_tokens=100))
+    await calls.slots(CALLER, query("p", system="be brief", max_completion_tokens=500))
+    await calls.slots(CALLER, query("p", max_completion_tokens=5))
+    first, second = client.requests
+    assert [message.role for message in first.messages] == ["system", "user"]
+    assert (first.max_completion_tokens, second.max_completion_tokens) == (100, 5)
+    assert (first.depth, first.question, first.is_loop) == (1, "the question", False)
+
+
+async def test_each_call_is_told_when_it_starts_and_when_it_ends() -> None:
+    events: list[Event] = []
+    calls, _ = calls_with(Counting(), Limits(), events)
+    await calls.slots(CALLER, query("boom"))
+    started, ended = events
+    assert isinstance(started, CallStarted)
+    assert isinstance(ended, CallEnded)
+    assert (started.call, started.prompt_preview, ended.error) == (1, "boom", "the provider is down")
+    assert ended.duration_s > 0
+
+
+async def test_a_cancelled_call_is_told_as_ended_and_frees_its_place() -> None:
+    events: list[Event] = []
+    hanging = asyncio.Event()
+    replies = iter([hanging.wait])
+
+    async def reply(_messages: list[dict[str, Any]]) -> str:
+        for wait in replies:
+            await wait()
+        return "ok"
+
+    ledger = Ledger(Limits(max_concurrent_calls=1))
+    calls = RunCalls(LMHandler(FunctionClient(reply)), ledger, events.append)
+    task = asyncio.create_task(calls.slots(CALLER, query("x")))
+    while not events:
+        await asyncio.sleep(0)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert isinstance(events[-1], CallEnded)
+    assert events[-1].error
+    assert await asyncio.wait_for(calls.slots(CALLER, query("y")), WAIT_S) == [Slot(text="ok")]
+
+
+async def test_the_same_prompt_twice_in_a_batch_is_sent_once_unless_samples_are_wanted() -> None:
+    client = Counting()
+    calls, ledger = calls_with(client, Limits())
+    assert await calls.slots(CALLER, query("a", "b", "a")) == [Slot(text="A"), Slot(text="B"), Slot(text="A")]
+    assert len(client.requests) == ledger.calls == 2
+    await calls.slots(CALLER, query("a", "b", "a", samples=True))
+    assert len(client.requests) == ledger.calls == 5
+
+
+async def test_what_is_not_there_in_time_is_an_error_in_its_slot_and_the_rest_is_there(leaping_clock: Clock) -> None:
+    del leaping_clock
+    cancelled = 0
+
+    async def reply(messages: list[dict[str, Any]]) -> str:
+        nonlocal cancelled
+        if messages[-1]["content"] == "slow":
+            try:
+                await for_ever()
+            except asyncio.CancelledError:
+                cancelled += 1
+                raise
+        return "quick"
+
+    calls = RunCalls(LMHandler(FunctionClient(reply)), Ledger(Limits()), lambda _: None)
+    slots = await calls.slots(CALLER, query("slow", "fast", timeout_s=20))
+    assert slots == [Slot(error="not done within timeout_s = 20"), Slot(text="quick")]
+    assert cancelled == 1
+
+
+async def test_usage_is_exact_to_the_token_under_64_threads() -> None:
+    def reply(messages: list[dict[str, Any]]) -> LMReply:
+        number = int(messages[-1]["content"])
+        return LMReply(str(number), Usage(1, number, 2 * number, number / 1024))
+
+    ledger = Ledger(Limits(max_concurrent_calls=64))
+    events: list[Event] = []
+    calls = RunCalls(LMHandler(FunctionClient(reply)), ledger, events.append)
+    slots = await calls.slots(CALLER, query(*map(str, range(1, 501))))
+    assert [slot.text for slot in slots] == [str(number) for number in range(1, 501)]
+    for event in events:
+        if isinstance(event, CallEnded):
+            assert event.usage == Usage(1, int(event.response), 2 * int(event.response), int(event.response) / 1024)
+    total = sum(range(1, 501))
+    assert ledger.summary().total == Usage(500, total, 2 * total, total / 1024)
+
+
+async def test_no_prompts_are_no_calls() -> None:
+    calls, ledger = calls_with(Counting(), Limits())
+    assert await calls.slots(CALLER, query()) == []
+    assert ledger.calls == 0
+
+
+class AtOnce:
+    """Never waits."""
+
+    model_name = "at once"
+
+    def __init__(self, after_each: Callable[[], None] = lambda: None) -> None:
+        self.asked = 0
+        self._after_each = after_each
+
+    async def complete(self, request: LMRequest) -> LMReply:
+        self.asked += 1
+        self._after_each()
+        return LMReply(str(request.messages[-1].content).upper(), Usage(1, 3, 2, 0.5))
+
+    async def aclose(self) -> None:
+        """Nothing is held."""
+
+
+async def test_a_batch_that_is_answered_at_once_is_counted_exactly_and_lets_others_in_between() -> None:
+    client, ledger = AtOnce(), Ledger(Limits(max_llm_calls=900))
+    calls = RunCalls(LMHandler(client), ledger, lambda _: None)
+    batch = asyncio.create_task(calls.slots(CALLER, query(*map(str, range(1000)))))
+    seen: list[int] = []
+    while not batch.done():
+        await asyncio.sleep(0)
+        seen.append(client.asked)
+    assert max(later - before for before, later in itertools.pairwise(seen)) <= 64
+    assert sum(slot.error is None for slot in batch.result()) == client.asked == ledger.calls == 900
+    assert ledger.summary().total == Usage(900, 2700, 1800, 450.0)
+
+
+async def test_a_batch_that_is_answered_at_once_ends_at_its_time_and_when_it_is_cancelled(clock: Clock) -> None:
+    client = AtOnce(after_each=lambda: clock.forward(0.1))
+    calls = RunCalls(LMHandler(client), Ledger(Limits(max_llm_calls=None)), lambda _: None)
+    many = query(*map(str, range(5000)), timeout_s=50)
+    slots = await calls.slots(CALLER, many)
+    assert slots[0] == Slot(text="0")
+    assert slots[-1] == Slot(error="not done within timeout_s = 50")
+    assert sum(slot.error is None for slot in slots) == client.asked
+    batch = asyncio.create_task(calls.slots(CALLER, query(*map(str, range(5000)))))
+    for _ in range(3):
+        await asyncio.sleep(0)
+    asked = client.asked
+    batch.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await batch
+    assert client.asked <= asked + 64
+
+
+async def test_a_client_that_does_not_heed_the_end_of_a_batch_is_asked_no_more(leaping_clock: Clock) -> None:
+    del leaping_clock
+    asked = 0
+
+    async def stubborn(_messages: list[dict[str, Any]]) -> str:
+        nonlocal asked
+        asked += 1
+        try:
+            await for_ever()
+        except asyncio.CancelledError:
+            return "all the same"
+
+    calls = RunCalls(LMHandler(FunctionClient(stubborn)), Ledger(Limits(max_concurrent_calls=2)), lambda _: None)
+    slots = await calls.slots(CALLER, query(*"abcdef", timeout_s=1))
+    assert asked == 2
+    assert [slot.text for slot in slots] == ["all the same"] * 2 + [""] * 4
+
+
+def test_content_parts_count_like_text_in_what_a_call_is_thought_to_take() -> None:
+    def chars(content: Any) -> int:
+        return LMRequest((ChatMessage("system", "ab"), ChatMessage("user", content))).chars
+
+    assert chars("x" * 300) == chars([{"type": "text", "text": "x" * 300}]) == 302
+    assert chars([{"type": "image_url", "image_url": {"url": "data:"}}]) == 2 + PICTURE_CHARS
+
+
+def large_query(*prompts: str, **fields: Any) -> Query:
+    """A query as it arrives that is too large to be decoded at once."""
+    arrived = decode_from_worker(encode(query(*prompts, "x" * FEW_BYTES, **fields)))
+    assert isinstance(arrived, Query)
+    return arrived
+
+
+async def test_large_query_is_answered_like_a_small_one() -> None:
+    client = Counting()
+    calls, _ = calls_with(client, Limits())
+    slots = await calls.slots(CALLER, large_query("a", "é", "a", "boom"))
+    assert slots[:4] == [Slot(text="A"), Slot(text="É"), Slot(text="A"), Slot(error="the provider is down")]
+    assert len(slots[4].text) == FEW_BYTES
+    assert len(client.requests) == 4  # "a" was sent once
+    sampled = await calls.slots(CALLER, large_query("a", "a", samples=True))
+    assert sampled[:2] == [Slot(text="A")] * 2
+    assert len(client.requests) == 7
+
+
+async def test_prompt_of_a_large_query_that_is_none_fills_its_own_slot() -> None:
+    payload = encode(query("PLACE", "b", "x" * FEW_BYTES)).replace(b'"PLACE"', b"[5]")
+    arrived = decode_from_worker(payload)
+    assert isinstance(arrived, Query)
+    calls, _ = calls_with(Counting(), Limits())
+    slots = await calls.slots(CALLER, arrived)
+    assert "neither text nor content parts" in (slots[0].error or "")
+    assert slots[1] == Slot(text="B")
+
+
+async def test_answers_that_batches_hold_are_bounded() -> None:
+    class Verbose(Counting):
+        async def complete(self, request: LMRequest) -> LMReply:
+            self.requests.append(request)
+            return LMReply("x" * (MOST_ANSWER_BYTES // 4), Usage(1, 1, 1, None))
+
+    calls, _ = calls_with(Verbose(), Limits())
+    for _ in range(2):  # what the first batch held is given back
+        slots = await calls.slots(CALLER, query(*"abcdef"))
+        kept = [slot for slot in slots if slot.error is None]
+        assert 2 <= len(kept) <= 4
+        assert all("was dropped" in (slot.error or "") for slot in slots if slot not in kept)
+
+
+async def test_batches_of_several_runs_take_turns_for_the_places_of_their_tree() -> None:
+    order: list[str] = []
+
+    class Noting(Counting):
+        async def complete(self, request: LMRequest) -> LMReply:
+            order.append(str(request.messages[-1].content)[0])
+            await asyncio.sleep(0)
+            return LMReply("done", Usage(1, 1, 1, None))
+
+    calls, _ = calls_with(Noting(), Limits(max_concurrent_calls=2))
+    greedy = asyncio.create_task(calls.slots(Caller("1.1", 1, None), query(*(f"g{n}" for n in range(200)))))
+    while len(order) < 10:
+        await asyncio.sleep(0)
+    begun = len(order)
+    await calls.slots(Caller("1.2", 1, None), query(*(f"m{n}" for n in range(20))))
+    assert order[begun:].count("g") <= 40
+    await greedy
+    assert len(order) == 220
+
+
+async def test_thousands_of_waiting_batches_are_data_and_leave_at_once() -> None:
+    client = Hanging()
+    calls = RunCalls(LMHandler(client), Ledger(Limits(max_concurrent_calls=4)), list[Event]().append)
+    before = len(asyncio.all_tasks())
+    batches = [asyncio.create_task(calls.slots(CALLER, query(*map(str, range(100))))) for _ in range(500)]
+    await client.asked.wait()
+    for _ in range(10):
+        await asyncio.sleep(0)
+    assert len(asyncio.all_tasks()) - before <= 500 + 8  # a task for each batch, and for each call that runs
+    for batch in batches:
+        batch.cancel()
+    await asyncio.wait(batches)
+    assert calls._places.waiting == 0
+    assert calls._places.take()
+
+
+async def test_client_that_cancels_its_own_task_fails_its_own_prompt_alone() -> None:
+    class Cancelling(Counting):
+        async def complete(self, request: LMRequest) -> LMReply:
+            if request.messages[-1].content == "cancel":
+                task = asyncio.current_task()
+                assert task is not None
+                task.cancel()
+            return await super().complete(request)
+
+    calls, _ = calls_with(Cancelling(), Limits(max_concurrent_calls=2))
+    slots = await calls.slots(CALLER, query("a", "cancel", "b", "c"))
+    assert slots == [Slot(text="A"), Slot(error="the client cancelled its own call"), Slot(text="B"), Slot(text="C")]
+    assert calls._places.take()

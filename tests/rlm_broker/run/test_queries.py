@@ -1,0 +1,426 @@
+"""What a REPL's queries become: children with REPLs of their own, bounded, and ended with their parents."""
+
+import asyncio
+import json
+import threading
+from typing import Any
+
+import pytest
+
+from rlm_broker.clients.base import LMRequest
+from rlm_broker.clients.function import FunctionClient
+from rlm_broker.clients.scripted import ScriptedClient
+from rlm_broker.errors import LimitReached
+from rlm_broker.handler.handler import LMHandler
+from rlm_broker.limits import Limits
+from rlm_broker.rlm import RLM
+from rlm_broker.sandbox.sandbox import Sandbox
+from rlm_broker.trace.events import Event, ReplReady, RunEnded, RunStarted
+from rlm_broker.transport.connection import QueryHandler
+from sandbox_worker.wire.messages import Query, Slot
+from tests.support.processes import living_below
+from tests.support.waiting import LONGER_AND_LONGER, WAIT_S
+
+
+def asked(messages: list[dict[str, Any]]) -> str:
+    """The question of the run whose turn this is; a plain completion's whole prompt."""
+    last = str(messages[-1]["content"])
+    return last.rpartition("Question: ")[2].partition("\n")[0]
+
+
+def test_children_run_at_the_same_time_but_only_so_many_and_answer_in_order() -> None:
+    running = most = 0
+    lock = threading.Lock()
+    meet = threading.Barrier(2)
+
+    def reply(messages: list[dict[str, Any]]) -> str:
+        nonlocal running, most
+        question = asked(messages)
+        if question == "root":
+            return "```repl\nFINAL(str(rlm_query_batched(['0', '1', '2', '3', '4', '5'])))\n```"
+        with lock:
+            running += 1
+            most = max(most, running)
+        meet.wait(WAIT_S)  # two at a time, or nobody goes on
+        with lock:
+            running -= 1
+        return f"FINAL(child {question})"
+
+    limits = Limits(max_depth=2, max_concurrent_children=2)
+    response = RLM(FunctionClient(reply), limits=limits).completion("", "root").response
+    assert response == str([f"child {number}" for number in range(6)])
+    assert most == 2
+
+
+def test_past_their_number_children_are_an_error_in_their_slot() -> None:
+    def reply(messages: list[dict[str, Any]]) -> str:
+        if asked(messages) == "root":
+            return "```repl\nFINAL(str(rlm_query_batched(['a', 'b', 'c'])))\n```"
+        return "FINAL(fine)"
+
+    limits = Limits(max_depth=2, max_children_total=2, max_concurrent_children=1)
+    response = RLM(FunctionClient(reply), limits=limits).completion("", "root").response
+    assert response == "['fine', 'fine', 'Error: max_children_total exceeded']"
+
+
+def test_a_batch_over_its_cap_is_refused_slot_by_slot() -> None:
+    code = "```repl\nFINAL(str(llm_query_batched(['a'] * 3)))\n```"
+    response = RLM(FunctionClient(lambda _: code), limits=Limits(max_batch_prompts=2)).completion("", "?").response
+    assert response == str(["Error: batch too large: 3 > 2"] * 3)
+
+
+def test_a_child_that_loops_is_ended_on_time_with_what_it_said_and_its_siblings_are_unharmed() -> None:
+    def reply(messages: list[dict[str, Any]]) -> str:
+        match asked(messages):
+            case "root":
+                return "```repl\nFINAL('|'.join(rlm_query_batched(['loops', 'answers'])))\n```"
+            case "loops":
+                return "a first idea\n```repl\nwhile True: pass\n```"
+        return "FINAL(fine)"
+
+    for timeout_s in LONGER_AND_LONGER:
+        limits = Limits(max_depth=2, child_timeout_s=timeout_s)
+        response = RLM(FunctionClient(reply), limits=limits).completion("", "root").response or ""
+        loops, _, answers = response.rpartition("|")
+        if answers == "fine":
+            break
+    assert loops.startswith(f"Error: child timeout after {timeout_s}.")
+    assert "a first idea" in loops
+    assert answers == "fine"
+
+
+def test_a_child_that_fails_fills_its_slot_with_the_reason() -> None:
+    def reply(messages: list[dict[str, Any]]) -> str:
+        if asked(messages) == "root":
+            return "```repl\nFINAL(rlm_query('child'))\n```"
+        raise RuntimeError("the provider is down")
+
+    limits = Limits(max_depth=2)
+    response = RLM(FunctionClient(reply), limits=limits).completion("", "root").response
+    assert response == "Error: function: RuntimeError: the provider is down"
+
+
+def test_a_parent_that_is_ended_takes_its_children_and_their_processes_with_it() -> None:
+    child_loops = threading.Event()
+
+    def reply(messages: list[dict[str, Any]]) -> str:
+        if asked(messages) == "root":
+            return "```repl\nrlm_query('child')\n```"
+        child_loops.set()
+        return "```repl\nwhile True: pass\n```"
+
+    for timeout_s in LONGER_AND_LONGER:
+        limits = Limits(max_depth=2, run_timeout_s=timeout_s)
+        with Sandbox(limits, warm=0) as sandbox, RLM(FunctionClient(reply), limits=limits, sandbox=sandbox) as rlm:
+            idle = {process.pid for process in living_below()}
+            with pytest.raises(LimitReached, match="run_timeout_s"):
+                rlm.completion("", "root")
+            assert {process.pid for process in living_below()} == idle
+        if child_loops.is_set():
+            break
+    assert child_loops.is_set()
+
+
+def test_runs_are_named_by_their_place_in_the_tree_and_each_has_an_end() -> None:
+    events: list[Event] = []
+
+    def reply(messages: list[dict[str, Any]]) -> str:
+        question = asked(messages)
+        if question in ("root", "middle"):
+            below = "middle" if question == "root" else "leaf"
+            return f"```repl\nFINAL(rlm_query('{below}'))\n```"
+        return "FINAL(done)"
+
+    rlm = RLM(FunctionClient(reply), limits=Limits(max_depth=3), on_event=events.append)
+    assert rlm.completion("", "root").response == "done"
+    started = [(event.run, event.depth) for event in events if isinstance(event, RunStarted)]
+    assert started == [("1", 0), ("1.1", 1), ("1.1.1", 2)]
+    assert [event.run for event in events if isinstance(event, ReplReady)] == ["1", "1.1", "1.1.1"]
+    assert [event.run for event in events if isinstance(event, RunEnded)] == ["1.1.1", "1.1", "1"]
+
+
+async def test_cancelling_a_run_ends_its_child_down_to_the_model_call() -> None:
+    asked_child, cancelled = asyncio.Event(), asyncio.Event()
+
+    async def reply(messages: list[dict[str, Any]]) -> str:
+        if asked(messages) == "root":
+            return "```repl\nrlm_query('child')\n```"
+        asked_child.set()
+        try:
+            await asyncio.Event().wait()
+        except asyncio.CancelledError:
+            cancelled.set()
+            raise
+        return ""
+
+    before = living_below()
+    run = asyncio.create_task(RLM(FunctionClient(reply), limits=Limits(max_depth=2)).acompletion("", "root"))
+    await asyncio.wait_for(asked_child.wait(), WAIT_S)
+    run.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await run
+    assert cancelled.is_set()
+    assert not living_below() - before
+
+
+def test_children_of_one_batch_beyond_their_number_each_say_why() -> None:
+    replies = ["```repl\nFINAL(str(rlm_query_batched(['a', 'b', 'c'])))\n```", "FINAL(fine)", "FINAL(fine)"]
+    limits = Limits(max_depth=2, max_children_per_batch=2)
+    response = RLM(ScriptedClient(replies), limits=limits).completion("", "root").response
+    assert response == "['fine', 'fine', 'Error: max_children_per_batch exceeded: 3 > 2']"
+
+
+def test_runs_nest_four_deep_with_one_place_at_each_depth() -> None:
+    def reply(messages: list[dict[str, Any]]) -> str:
+        level = int(asked(messages))
+        if level == 4:
+            return "leaf"
+        return f"```repl\nFINAL('+'.join(rlm_query_batched(['{level + 1}', '{level + 1}'])))\n```"
+
+    limits = Limits(max_depth=4, max_concurrent_children=1)
+    done = RLM(FunctionClient(reply), limits=limits).completion("", "0")
+    assert (done.response or "").count("leaf") == 16
+    assert {depth: usage.total_calls for depth, usage in done.usage_by_depth.items()} == {
+        0: 1,
+        1: 2,
+        2: 4,
+        3: 8,
+        4: 8,
+    }  # twins at the end
+
+
+def test_a_result_is_cut_at_its_limit_and_the_cut_is_named() -> None:
+    replies = ["```repl\nFINAL(llm_query('much'))\n```", "x" * 500]
+    response = RLM(ScriptedClient(replies), limits=Limits(max_result_chars=100)).completion("", "?").response
+    assert response == "x" * 100 + "\n... [400 characters cut]"
+
+
+def test_code_can_ask_what_is_left() -> None:
+    replies = ["```repl\nllm_query('x')\nimport json\nFINAL(json.dumps(budget()))\n```", "y"]
+    limits = Limits(max_llm_calls=10, max_tokens=1000, run_timeout_s=100)
+    left = json.loads(RLM(ScriptedClient(replies), limits=limits).completion("", "?").response or "")
+    assert left["max_llm_calls"] == 8
+    assert 0 < left["max_tokens"] < 1000
+    assert left["max_children_total"] == 100
+    assert left["max_budget_usd"] is None
+    assert 0 < left["run_timeout_s"] <= 100
+
+
+def test_a_child_has_no_more_time_than_its_parent_has_left() -> None:
+    def reply(messages: list[dict[str, Any]]) -> str:
+        if asked(messages) == "root":
+            return "```repl\nFINAL(rlm_query('child'))\n```"
+        return "```repl\nFINAL(str(budget()['run_timeout_s'] <= 50))\n```"
+
+    limits = Limits(max_depth=2, run_timeout_s=50, child_timeout_s=500)
+    assert RLM(FunctionClient(reply), limits=limits).completion("", "root").response == "True"
+
+
+def test_turns_with_errors_in_a_row_end_a_run_with_its_partial_answer() -> None:
+    replies = ["```repl\n1 / 0\n```", "```repl\nprint(1)\n```", *["an idea\n```repl\n1 / 0\n```"] * 5]
+    with pytest.raises(LimitReached, match="max_consecutive_errors = 2 was reached, 2 used") as reached:
+        RLM(ScriptedClient(replies), limits=Limits(max_consecutive_errors=2)).completion("", "?")
+    assert "an idea" in (reached.value.partial_answer or "")
+
+
+def test_past_their_number_blocks_are_not_run_and_the_last_word_is_asked_for() -> None:
+    client = ScriptedClient(
+        ["```repl\nprint(1)\n```\n```repl\nprint(2)\n```\n```repl\nprint(3)\n```", "FINAL(as far as I got)"]
+    )
+    done = RLM(client, limits=Limits(max_blocks=2)).completion("", "?")
+    assert done.response == "as far as I got"
+    assert [len(turn.blocks) for turn in done.trajectory] == [2]
+    told = str(client.requests[1].messages[-1].content)
+    assert "Not run: block 3. As many blocks were run as this run may have." in told
+    assert "There are no turns left" in told
+
+
+def test_a_turn_that_takes_too_long_ends_the_run() -> None:
+    limits = Limits(iteration_timeout_s=0.5, block_timeout_s=30)
+    with pytest.raises(LimitReached, match="iteration_timeout_s"):
+        RLM(ScriptedClient(["```repl\nwhile True: pass\n```"]), limits=limits).completion("", "?")
+
+
+def test_tokens_and_budget_end_a_run_with_what_was_spent() -> None:
+    def replies(_request: object) -> str:
+        return "an idea of seven words or so\n```repl\nprint(1)\n```"
+
+    with pytest.raises(LimitReached) as reached:
+        RLM(ScriptedClient(replies), limits=Limits(max_tokens=2000)).completion("", "?")
+    assert reached.value.limit == "max_tokens"
+    assert "an idea" in (reached.value.partial_answer or "")
+    with pytest.raises(LimitReached) as reached:
+        RLM(ScriptedClient(replies, cost_per_call=0.3), limits=Limits(max_budget_usd=1.0)).completion("", "?")
+    assert reached.value.limit == "max_budget_usd"
+    assert 1.0 <= reached.value.spent < 1.3
+
+
+def test_without_any_repl_it_is_a_plain_completion_and_messages_keep_their_roles() -> None:
+    client = ScriptedClient(["first", "second"])
+    rlm = RLM(client, limits=Limits(max_depth=0))
+    assert rlm.completion("the text", "the question").response == "first"
+    assert (
+        rlm.completion([{"role": "system", "content": "be brief"}, {"role": "user", "content": "hi"}]).response
+        == "second"
+    )
+    first, second = client.requests
+    assert [(message.role, message.content) for message in first.messages] == [("user", "the text\n\nthe question")]
+    assert [message.role for message in second.messages] == ["system", "user"]
+
+
+def test_a_child_may_have_a_model_of_its_own_if_the_policy_allows() -> None:
+    root = ScriptedClient(
+        ["```repl\nFINAL(rlm_query('child', model='small') + '|' + rlm_query('child', model='root'))\n```"], "root"
+    )
+    small = ScriptedClient(["FINAL(small speaks)"], "small")
+    sub = ScriptedClient([], "sub")
+    rlm = RLM(root, sub, models={"small": small}, limits=Limits(max_depth=2))
+    response = rlm.completion("", "?").response
+    assert response == "small speaks|Error: code may not call model 'root'; allowed: sub, small"
+
+
+def test_the_recursion_can_be_replaced() -> None:
+    def factory(run: str, depth: int, ours: QueryHandler) -> QueryHandler:
+        async def answer(query: Query) -> list[Slot]:
+            if query.want == "rlm":
+                return [Slot(text=f"{run} at {depth}: {prompt}") for prompt in query.prompts]
+            return await ours(query)
+
+        return answer
+
+    replies = ["```repl\nFINAL(rlm_query('a') + ', ' + llm_query('b'))\n```", "plain"]
+    response = RLM(ScriptedClient(replies), query_handler=factory).completion("", "?").response
+    assert response == "1 at 0: a, plain"
+
+
+def test_system_prompts_can_differ_by_depth_and_are_no_templates() -> None:
+    client = ScriptedClient(["```repl\nFINAL(rlm_query('child'))\n```", "FINAL(done)"])
+    prompt = "You are at {depth} %s "
+    RLM(client, limits=Limits(max_depth=2), system_prompt=lambda depth: f"{prompt}{depth}").completion("", "?")
+    assert [request.messages[0].content for request in client.requests] == [f"{prompt}0", f"{prompt}1"]
+
+
+def test_an_empty_reply_is_an_observation_and_no_message_is_empty() -> None:
+    client = ScriptedClient(["", "  ", "FINAL(at last)"])
+    assert RLM(client).completion("", "?").response == "at last"
+    sent = client.requests[-1].messages
+    assert all(str(message.content).strip() for message in sent)
+    assert [message.role for message in sent] == ["system", "user", "assistant", "user", "assistant", "user"]
+
+
+def test_fifty_runs_at_once_on_one_handler_and_one_sandbox_answer_each_from_its_own_context() -> None:
+    code = "```repl\nFINAL(context[6:] if context.startswith('child ') else rlm_query('child ' + context))\n```"
+
+    async def all_of_them() -> list[str | None]:
+        handler = LMHandler(FunctionClient(lambda _: code))
+        async with handler, Sandbox(Limits(), listener=handler.listener) as sandbox:
+            rlms = [RLM(handler=handler, sandbox=sandbox, limits=Limits(max_depth=2)) for _ in range(5)]
+            runs = [rlms[number % 5].acompletion(f"the secret of {number}", "q") for number in range(50)]
+            return [done.response for done in await asyncio.gather(*runs)]
+
+    assert asyncio.run(all_of_them()) == [f"the secret of {number}" for number in range(50)]
+
+
+class SmallWindow(ScriptedClient):
+    context_tokens = 2_000
+
+
+def test_a_conversation_too_long_for_the_model_is_summarised_and_kept_in_the_repl() -> None:
+    much = "```repl\nprint('word ' * 1500)\n```"
+    last = (
+        '```repl\nFINAL(f\'{len(history)} messages, {history[0]["role"]} first, {len(history[-2]["content"])}\')\n```'
+    )
+    client = SmallWindow([much, much, "my notes: nothing yet", last])
+    done = RLM(client, limits=Limits(compaction_threshold=0.5)).completion("text", "What?")
+    assert [len(request.messages) for request in client.requests] == [2, 4, 6, 2]
+    told = str(client.requests[3].messages[1].content)
+    assert "`context` is a str" in told
+    assert "my notes: nothing yet" in told
+    assert "Question: What?" in told
+    assert (done.response or "").startswith("7 messages, system first, ")
+    assert len(done.messages) == 10
+
+
+def test_without_a_threshold_nothing_is_summarised() -> None:
+    much = "```repl\nprint('word ' * 1500)\n```"
+    client = SmallWindow([much, much, "FINAL(done)"])
+    assert RLM(client).completion("text", "What?").response == "done"
+    assert [len(request.messages) for request in client.requests] == [2, 4, 6]
+
+
+def test_recursion_chosen_by_the_problem_gives_a_repl_to_what_is_long_or_asks_for_code() -> None:
+    prompts_given = ["What is in here?", "Count the words of it.", "x" * 5_000]
+    replies = [f"```repl\nFINAL(str(rlm_query_batched({prompts_given!r})))\n```"]
+
+    def model(request: LMRequest) -> str:
+        if request.depth == 0:
+            return replies[0]
+        return "FINAL(a run)" if request.is_loop else "a completion"
+
+    class Small(ScriptedClient):
+        context_tokens = 2_000
+
+    done = RLM(Small(model), limits=Limits(max_depth=2), recursion="auto").completion("", "?")
+    assert done.response == "['a completion', 'a run', 'a run']"
+    done = RLM(Small(model), limits=Limits(max_depth=2)).completion("", "?")
+    assert done.response == "['a run', 'a run', 'a run']"
+
+
+@pytest.mark.parametrize(
+    ("profile", "told", "not_told"),
+    [("final", "FINAL(answer)", "answer['ready']"), ("answer", "answer['ready']", "`FINAL")],
+)
+def test_a_model_is_told_the_way_to_end_that_it_was_trained_on(profile: Any, told: str, not_told: str) -> None:
+    client = ScriptedClient(["FINAL(done)"])
+    RLM(client, prompt_profile=profile, user_prologue="Be {brief}.").completion("", "?")
+    system, opening = (str(message.content) for message in client.requests[0].messages)
+    assert told in system
+    assert not_told not in system
+    assert opening.startswith("Be {brief}.\n\n")
+
+
+SCHEMA = (
+    "{'type': 'object', 'properties': {'n': {'type': 'integer'}}, 'required': ['n'], 'additionalProperties': False}"
+)
+
+
+@pytest.mark.parametrize(
+    ("call", "replies", "answer"),
+    [
+        (f"llm_query('x', output_type={SCHEMA})['n'] + 1", ['{"n": 41}'], "42"),
+        (
+            f"llm_query('x', output_type={SCHEMA})['n'] + 1",
+            ["forty-one", '{"n": "x"}', '```json\n{"n": 41}\n```'],
+            "42",
+        ),
+        (
+            f"llm_query('x', output_type={SCHEMA})",
+            ["a", "b", '{"n": 1, "m": 2}'],
+            "Error: the answer is not of the output_type: Additional properties are not allowed ('m' was unexpected)",
+        ),
+    ],
+)
+def test_code_can_ask_for_a_value_of_a_schema(call: str, replies: list[str], answer: str) -> None:
+    client = ScriptedClient([f"```repl\nFINAL(str({call}))\n```", *replies])
+    response = RLM(client).completion("", "?").response or ""
+    assert response.startswith(answer)
+    assert len(client.requests) == 1 + len(replies)
+
+
+def test_an_output_type_that_is_no_schema_is_a_type_error() -> None:
+    code = "try: llm_query('x', output_type=5)\nexcept TypeError as error: FINAL(str(error))"
+    response = RLM(ScriptedClient([f"```repl\n{code}\n```"])).completion("", "?").response
+    assert response == "llm_query() argument 'output_type' must be a JSON schema (a dict) or a pydantic model"
+
+
+def test_code_can_ask_for_a_value_of_a_pydantic_model() -> None:
+    code = "import pydantic\nclass P(pydantic.BaseModel):\n    n: int\nFINAL(str(llm_query('x', output_type=P).n + 1))"
+    client = ScriptedClient([f"```repl\n{code}\n```", '{"n": "many"}', '{"n": 41}'])
+    assert RLM(client).completion("", "?").response == "42"
+    assert "That is wrong: " in str(client.requests[2].messages[-1].content)
+
+
+def test_an_output_type_that_is_no_schema_is_said_so() -> None:
+    code = "try: llm_query('x', output_type={'type': 'nonsense'})\nexcept ValueError as error: FINAL(str(error))"
+    response = RLM(ScriptedClient([f"```repl\n{code}\n```"])).completion("", "?").response or ""
+    assert response.startswith("llm_query() argument 'output_type' is no JSON schema: ")

@@ -1,0 +1,81 @@
+"""A REPL's start, given up at any moment: its fork and its door are on their way at the same time."""
+
+import asyncio
+import gc
+import random
+from pathlib import Path
+
+import pytest
+
+from rlm_broker.errors import ReplClosed, RlmBrokerError, SandboxFailed
+from rlm_broker.limits import Limits
+from rlm_broker.sandbox.sandbox import Sandbox
+from rlm_broker.sandbox.workers.fork_server import Host
+from tests.support.processes import living_below
+from tests.support.waiting import turns, until
+
+
+def left() -> tuple[int, int]:
+    gc.collect()
+    return len(living_below()), len(list(Path("/proc/self/fd").iterdir()))
+
+
+async def until_left(expected: tuple[int, int]) -> None:
+    await until(lambda: left() == expected)  # the listener hears a moment later that a door was closed
+
+
+async def test_a_start_cancelled_at_any_moment_leaves_no_process_and_no_descriptor() -> None:
+    chance = random.Random(7)
+    async with Sandbox(warm=0) as sandbox:
+        async with sandbox.repl("context") as repl:
+            await repl.aexecute("1")
+        before = left()
+        for _ in range(40):
+            repl = sandbox.repl("context")
+            opening = asyncio.create_task(repl.__aenter__())
+            await asyncio.sleep(chance.random() * 0.015)
+            opening.cancel()
+            await asyncio.wait({opening})
+            await repl.aclose()
+        await until_left(before)
+        async with sandbox.repl("context") as repl:
+            assert (await repl.aexecute("print(context)")).stdout == "context\n"
+
+
+async def test_a_fork_that_fails_leaves_no_door(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def no_spawn(_host: Host, _limits: Limits) -> None:
+        await turns(50)  # the door is there by then
+        raise SandboxFailed("no process can be had")
+
+    async with Sandbox(warm=0) as sandbox:
+        before = left()
+        with monkeypatch.context() as patched:
+            patched.setattr(Host, "spawn", no_spawn)
+            for _ in range(5):
+                with pytest.raises(RlmBrokerError, match="no process"):
+                    await sandbox.repl("context").__aenter__()
+        await until_left(before)
+
+
+async def test_a_repl_that_is_not_entered_runs_nothing_and_leaves_nothing() -> None:
+    async with Sandbox(warm=0) as sandbox, sandbox.template() as template:
+        before = left()
+        for repl in (sandbox.repl(), template.repl()):
+            with pytest.raises(SandboxFailed, match="the REPL is not open: use it as `with sandbox"):
+                await repl.aexecute("1")
+        assert left() == before
+
+
+async def test_a_repl_that_is_entered_twice_has_one_worker_and_is_not_entered_again() -> None:
+    async with Sandbox(warm=0) as sandbox:
+        before = left()
+        repl = sandbox.repl()
+        async with repl:
+            await repl.aexecute("v = 1")
+            processes = living_below()
+            await repl.__aenter__()
+            assert living_below() == processes
+            assert (await repl.aexecute("v")).stdout == "1\n"
+        with pytest.raises(ReplClosed, match="this REPL was closed: make another"):
+            await repl.__aenter__()
+        await until_left(before)

@@ -1,0 +1,271 @@
+"""Fork servers that have something ready: what their REPLs find, what they cannot change, and when they go."""
+
+import contextlib
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rlm_broker.context.store import store
+from rlm_broker.errors import ConfigurationError, ContextRefused, SandboxFailed
+from rlm_broker.limits import Limits
+from rlm_broker.results import Block
+from rlm_broker.sandbox.sandbox import Sandbox
+from rlm_broker.sandbox.workers import fork_server
+from rlm_broker.sandbox.workers.python_paths import python_paths
+from tests.support.needs import require_cpp_library
+from tests.support.processes import living_below
+from tests.support.waiting import until
+
+
+async def run(repl: Any, code: str) -> Block:
+    async with repl as opened:
+        block: Block = await opened.aexecute(code)
+        return block
+
+
+@pytest.mark.parametrize("level", ["strict", "standard"])
+async def test_a_repl_finds_context_modules_and_variables_and_shares_none_of_its_changes(level: str) -> None:
+    setup = "import json\nby_name = {each['name']: each for each in context}\ndef find(name): return by_name[name]"
+    look = (
+        "import sys\nprint('decimal' in sys.modules, find('b'), context == context_0, len(by_name))\n"
+        "by_name.clear(); context.append(1); left = 1"
+    )
+    async with Sandbox(isolation=level, warm=0) as sandbox:
+        data = [{"name": "a"}, {"name": "b"}]
+        async with sandbox.template(data, imports=["decimal"], setup=setup) as template:
+            plain = await run(sandbox.repl(), "print(1)")
+            first, second = [await run(template.repl(), look) for _ in range(2)]
+    assert plain.stdout == "1\n"
+    assert first.stdout == second.stdout == "True {'name': 'b'} True 2\n", (first, second)
+    assert living_below() == set()
+
+
+async def test_template_leaves_a_stored_context_to_its_owner() -> None:
+    with store({"a": 1}) as stored:
+        async with Sandbox(warm=0) as sandbox:
+            for _ in range(2):
+                async with sandbox.template(stored) as template:
+                    assert (await run(template.repl(), "print(context['a'])")).stdout == "1\n"
+
+
+async def test_walls_and_limits_are_those_of_any_other_repl() -> None:
+    limits = Limits(memory_bytes=256 << 20)
+    async with Sandbox(limits, warm=0) as sandbox, sandbox.template(setup="x = bytearray(150 << 20)") as template:
+        async with sandbox.repl() as usual, template.repl() as prepared:
+            assert prepared.isolation == usual.isolation
+            grown = await prepared.aexecute("y = bytearray(200 << 20)\nlen(x) + len(y)")
+            assert grown.status == "ok", "what is shared is not the REPL's own"
+            more = await prepared.aexecute("z = bytearray(200 << 20)")
+            assert more.status in ("error", "killed")
+            assert (await prepared.aexecute("print(len(x))")).stdout == f"{150 << 20}\n"
+        for attempt in (
+            "import os; os.unshare if hasattr(os, 'unshare') else None\nimport ctypes\n"
+            "print(ctypes.CDLL(None).unshare(0x10000000), ctypes.CDLL(None).mount(b'x', b'/tmp', b'tmpfs', 0, None))",
+            "open('/etc/shadow')",
+            "import socket; socket.socket()",
+        ):
+            block = await run(template.repl(), attempt)
+            assert block.status == "error" or block.stdout == "-1 -1\n", block
+
+
+async def test_a_killed_repl_has_it_all_again() -> None:
+    async with (
+        Sandbox(warm=0) as sandbox,
+        sandbox.template({"a": 1}, setup="n = 5") as template,
+        template.repl(tools=["t"], values={"V": 2}) as repl,
+    ):
+        await repl.aexecute("n = 6; import os; os.kill(os.getpid(), 9)")
+        assert (await repl.aexecute("print(n, context, V)")).stdout == "5 {'a': 1} 2\n"
+
+
+async def test_warm_repls_of_a_template_are_its_own() -> None:
+    async with Sandbox(warm=1) as sandbox, sandbox.template(["data"], warm=2) as template:
+        pool = template._pool
+        assert pool is not None
+        await until(lambda: len(pool._ready) == 2)
+        ready = {worker for worker, _ in pool._ready}
+        async with template.repl() as repl:
+            assert (await repl.aexecute("print(context)")).stdout == "['data']\n"
+            assert len(ready - {worker for worker, _ in pool._ready}) == 1  # it was one of those
+        assert (await run(sandbox.repl("text"), "print(context)")).stdout == "text\n"
+
+
+async def test_forks_of_one_process_draw_different_numbers() -> None:
+    require_cpp_library()
+    async with Sandbox(warm=0) as sandbox, sandbox.template(imports=["random", "numpy"]) as template:
+        code = "import random, numpy\nprint(random.random(), numpy.random.rand())"
+        drawn = {(await run(template.repl(), code)).stdout for _ in range(3)}
+    assert len({text.split()[0] for text in drawn}) == len({text.split()[1] for text in drawn}) == 3
+
+
+async def test_a_template_without_a_context_takes_one_for_each_repl() -> None:
+    async with Sandbox(warm=0) as sandbox, sandbox.template(setup="n = 1") as template:
+        assert (await run(template.repl(context="text"), "print(context, n)")).stdout == "text 1\n"
+        async with sandbox.template("fixed") as fixed:
+            assert (await run(fixed.repl(), "print(context)")).stdout == "fixed\n"
+            with pytest.raises(ConfigurationError, match="has a context already"):
+                fixed.repl(context="another")
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"setup": "1/0"}, r"a template cannot be made: .*ZeroDivisionError: division by zero \(line 1 of <setup>\)"),
+        ({"setup": "def f(:"}, "SyntaxError"),
+        ({"setup": "import sys; sys.exit(3)"}, "SystemExit: 3"),
+        (
+            {"setup": "import threading, time; threading.Thread(target=time.sleep, args=(60,)).start()"},
+            "started 1 more threads",
+        ),
+        ({"setup": "f = open('/dev/null')"}, "leaves a file open: .*/dev/null"),
+        ({"setup": "import mmap; m = mmap.mmap(-1, 4096)"}, "leaves memory that its forks would share"),
+        (
+            {"setup": "import mmap; m = mmap.mmap(-1, 4096, mmap.MAP_SHARED, mmap.PROT_READ)"},
+            "leaves memory that its forks would share",
+        ),
+        (
+            {"setup": "import os, time\nif os.fork() == 0:\n    time.sleep(1000)\n    os._exit(0)"},
+            "leaves a process running",
+        ),
+        ({"imports": ["no_such_module"]}, "no_such_module: ModuleNotFoundError"),
+    ],
+)
+async def test_what_goes_wrong_in_it_is_one_sentence_and_leaves_nothing(given: dict[str, Any], said: str) -> None:
+    async with Sandbox(warm=0) as sandbox:
+        before = living_below()
+        with pytest.raises((ConfigurationError, SandboxFailed), match=said) as refused:
+            async with sandbox.template(**given):
+                pass
+        assert "\n" not in str(refused.value)
+        assert living_below() == before
+
+
+async def test_files_mapped_for_reading_are_shared_only_if_they_cannot_be_written_to(tmp_path: Path) -> None:
+    file = tmp_path / "data"
+    file.write_bytes(bytes(4096))
+    file.chmod(0o644)
+    # Not by the module mmap, which keeps the file open, and that is refused in any case.
+    setup = (
+        "import ctypes, os\nmap = ctypes.CDLL(None).mmap\nmap.restype = ctypes.c_void_p\n"
+        f"f = os.open({str(file)!r}, os.O_RDONLY)\nm = map(None, 4096, 1, 1, f, 0)\nos.close(f)"
+    )
+    async with Sandbox(isolation="standard", warm=0) as sandbox:
+        async with sandbox.template(setup=setup) as template:
+            assert (await run(template.repl(), "print(ctypes.string_at(m, 1))")).stdout == "b'\\x00'\n"
+        with pytest.raises(ConfigurationError, match="leaves memory that its forks would share"):
+            async with sandbox.template(setup=setup.replace("O_RDONLY", "O_RDWR")):
+                pass
+
+
+async def test_set_up_code_that_never_ends_is_ended_at_its_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fork_server, "END_TIMEOUT_S", 0.1)
+    async with Sandbox(warm=0) as sandbox:
+        before = living_below()
+        with pytest.raises(SandboxFailed, match=r"did not answer within 0.5 s"):
+            async with sandbox.template(setup="while True: pass", timeout_s=0.5):
+                pass
+        assert living_below() == before
+
+
+async def test_set_up_code_is_behind_walls_too(tmp_path: Path) -> None:
+    (tmp_path / "secret").write_text("mine")
+    setup = (
+        f"import os, socket\nfound = os.path.exists('{tmp_path}/secret'), os.path.exists('/etc/shadow')\n"
+        "try:\n    socket.create_connection(('127.0.0.1', 1))\nexcept OSError as error:\n    network = str(error)"
+    )
+    async with Sandbox(isolation="strict", warm=0) as sandbox, sandbox.template(setup=setup) as template:
+        seen = (await run(template.repl(), "print(found, network)")).stdout
+    assert seen.startswith("(False, False)")
+    assert "refused" not in seen
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"setup": 5}, "imports is a list"),
+        ({"imports": "numpy"}, "imports is a list"),
+        ({"imports": [5]}, "imports is a list"),
+        ({"setup": "#" * 40_000}, "setup is longer than"),
+        ({"timeout_s": -1}, "give a positive number"),
+        ({"timeout_s": "5"}, "give a positive number"),
+        ({"warm": -3}, "warm is a number"),
+    ],
+)
+async def test_what_is_no_template_is_refused(given: dict[str, Any], said: str) -> None:
+    async with Sandbox(warm=0) as sandbox:
+        with pytest.raises(ConfigurationError, match=said):
+            sandbox.template(**given)
+        with pytest.raises(ContextRefused):
+            async with sandbox.template({1, 2}):
+                pass
+        with pytest.raises(SandboxFailed, match="the template is not open"):
+            sandbox.template().repl()
+    with pytest.raises(SandboxFailed, match="the sandbox is not open"):
+        sandbox.template()
+
+
+async def test_copies_of_what_is_shared_are_counted_while_siblings_share_it() -> None:
+    """Each of the REPL's processes takes a copy of its own, by reference counts; its siblings and their inits do not."""
+    setup = "texts = [str(number) * 3 for number in range(1_200_000)]"
+    code = (
+        "import os\n"
+        "for _ in range(4):\n"
+        "    if os.fork() == 0:\n"
+        "        kept = [text for text in texts]\n"
+        "        import time; time.sleep(1000); os._exit(0)\n"
+        "import time; time.sleep(1000)"
+    )
+    limits = Limits(memory_bytes=150 << 20, block_timeout_s=600)
+    async with (
+        Sandbox(limits, warm=0) as sandbox,
+        sandbox.template(setup=setup) as template,
+        contextlib.AsyncExitStack() as siblings,
+    ):
+        for _ in range(5):
+            await siblings.enter_async_context(template.repl())
+        assert (await run(template.repl(), "print(len(texts), sum(map(len, texts)) > 0)")).status == "ok"
+        block = await run(template.repl(), code)
+    assert (block.status, block.limit) == ("killed", "memory_bytes")
+    assert block.post_mortem is not None
+    assert block.post_mortem.memory_bytes < 300 << 20
+
+
+STAND_INS = {
+    "writes_a_cache": "import os\nos.makedirs(os.path.expanduser('~/.cache/stand-in'))\nimport tempfile\ntempfile.TemporaryFile().close()",
+    "starts_a_thread": (
+        "import os, threading, time\n"
+        "if os.environ.get('JE_ARROW_MALLOC_CONF') != 'background_thread:false': os._exit(3)\n"
+        "threading.Thread(target=time.sleep, args=(60,), daemon=True).start()"
+    ),
+    "is_quiet": "value = 5",
+}
+"""Modules that do when imported what matplotlib and pyarrow do, which are too large to be installed for this."""
+
+
+@pytest.fixture
+def stand_ins(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tmp_path.chmod(0o755)
+    for name, code in STAND_INS.items():
+        (tmp_path / f"{name}.py").write_text(code)
+    monkeypatch.setattr(fork_server, "python_paths", lambda: [*python_paths(), str(tmp_path)])
+
+
+@pytest.mark.usefixtures("stand_ins")
+@pytest.mark.parametrize("level", ["strict", "standard"])
+async def test_template_imports_a_module_that_writes_a_cache(level: str) -> None:
+    code = "import os, sys\nprint('writes_a_cache' in sys.modules, os.listdir(os.environ['HOME']))"
+    async with (
+        Sandbox(isolation=level, warm=0) as sandbox,
+        sandbox.template(imports=["writes_a_cache"]) as template,
+        template.repl() as repl,
+    ):
+        block = await repl.aexecute(code)
+    assert block.stdout == "True []\n"  # in a folder of its own, where nothing was left for it
+
+
+@pytest.mark.usefixtures("stand_ins")
+async def test_template_names_the_module_that_starts_a_thread() -> None:
+    async with Sandbox(warm=0) as sandbox:
+        with pytest.raises(ConfigurationError, match=r"starts_a_thread starts a thread \(.*\)"):
+            await sandbox.template(imports=["is_quiet", "starts_a_thread"]).__aenter__()

@@ -1,0 +1,276 @@
+import asyncio
+import contextlib
+import errno
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NoReturn
+
+import psutil
+import pytest
+
+from rlm_broker.clients.scripted import ScriptedClient
+from rlm_broker.context.store import StoredContext, store
+from rlm_broker.errors import SandboxFailed
+from rlm_broker.limits import Limits
+from rlm_broker.rlm import RLM
+from rlm_broker.sandbox.sandbox import Sandbox
+from rlm_broker.sandbox.workers import cgroups, context_cache
+from rlm_broker.sandbox.workers.fork_server import Host
+from tests.support.processes import living_below
+from tests.support.waiting import WAIT_S, for_ever
+
+OBJECTS = {"a": [1, 2, {"b": None}], "c": 0.5}
+OF_THE_SAME_SIZE = {"a": [3, 4, {"b": None}], "c": 0.5}
+WHERE = "print(id(context), context['a'][0])"
+
+
+@pytest.fixture(autouse=True)
+def _small_ones_are_shared(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(context_cache, "SHARED_FROM_BYTES", 1)
+
+
+@contextlib.contextmanager
+def room_for_one(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """There is no room for a second fork server beside the first, which shows when it is there."""
+    with Sandbox(warm=0) as sandbox:
+        assert sandbox._pool is not None
+        one_bytes = sandbox._pool.host.memory_bytes
+    with monkeypatch.context() as patched:
+        patched.setattr(cgroups, "memory_bytes", lambda: 1.5 * one_bytes / context_cache.OF_ALL_MEMORY)
+        yield
+
+
+def fork_servers() -> set[psutil.Process]:
+    return set(psutil.Process().children()) & living_below()
+
+
+def places(sandbox: Sandbox, context: object, times: int = 3) -> list[str]:
+    """Where objects lie: the same address in two REPLs, one after the other, is that of one fork server."""
+    found = []
+    for _ in range(times):
+        with sandbox.repl(context) as repl:
+            found.append(repl.execute(WHERE).stdout)
+    return found
+
+
+@pytest.mark.parametrize("stored", [True, False])
+def test_from_the_second_repl_on_a_context_is_decoded_no_more(stored: bool) -> None:
+    with Sandbox(warm=0) as sandbox, store(OBJECTS) as handle:
+        before = fork_servers()
+        first, *others = places(sandbox, handle if stored else OBJECTS, times=4)
+        assert len(fork_servers() - before) == 1
+        assert len(set(others)) == 1
+        assert first not in others
+    assert not living_below()
+
+
+def test_what_a_repl_does_with_a_shared_context_stays_with_it() -> None:
+    with Sandbox(warm=0) as sandbox:
+        places(sandbox, OBJECTS)
+        with sandbox.repl(OBJECTS) as one, sandbox.repl(OBJECTS) as other:
+            one.execute("context['a'].clear()")
+            assert other.execute("print(context)").stdout == f"{OBJECTS}\n"
+            assert one.execute("import os; os._exit(1)").status == "killed"
+            assert one.execute("print(context)").stdout == f"{OBJECTS}\n"
+
+
+def test_a_worker_that_is_killed_from_outside_is_replaced_with_the_context() -> None:
+    with Sandbox(Limits(interrupt_grace_s=0.1), warm=0) as sandbox:
+        places(sandbox, OBJECTS)
+        others = living_below()
+        with sandbox.repl(OBJECTS) as repl:
+            running = next(process for process in living_below() - others if not process.children())
+            init = psutil.Process(running.ppid())
+            assert repl.execute("import os; os._exit(1)").status == "killed"
+            init.kill()
+            assert repl.execute("print(context)").stdout == f"{OBJECTS}\n"
+
+
+def test_contexts_of_one_size_are_told_apart_by_what_is_in_them() -> None:
+    with Sandbox(warm=0) as sandbox:
+        before = fork_servers()
+        for context in (OBJECTS, OF_THE_SAME_SIZE, OBJECTS, OF_THE_SAME_SIZE, OF_THE_SAME_SIZE):
+            (found,) = places(sandbox, context, times=1)
+            assert found.split()[1] == str(context["a"][0])  # type: ignore[index]
+        assert len(fork_servers() - before) == 2
+
+
+async def test_many_that_begin_at_once_share_one_fork_server() -> None:
+    async with Sandbox(warm=0) as sandbox, contextlib.AsyncExitStack() as stack:
+        before = fork_servers()
+        with store(OBJECTS) as stored:
+            repls = [sandbox.repl(stored) for _ in range(8)]
+            await asyncio.gather(*map(stack.enter_async_context, repls))
+        found = [(await repl.aexecute(WHERE)).stdout for repl in repls]
+        assert len(fork_servers() - before) == 1
+        assert sorted(map(found.count, set(found))) == [1, 7]
+    assert not living_below()
+
+
+async def test_starts_that_are_cancelled_leave_nothing_and_do_not_spoil_it_for_others() -> None:
+    async with Sandbox(warm=0) as sandbox:
+        with store(OBJECTS) as stored:
+            async with sandbox.repl(stored):
+                pass
+            for after_s in (0, 0.001, 0.01, 0.05, 0.1, 0.2):
+                opening = [asyncio.create_task(sandbox.repl(stored).__aenter__()) for _ in range(3)]
+                await asyncio.sleep(after_s)
+                for each in opening[1:]:
+                    each.cancel()
+                (one, *_) = await asyncio.gather(*opening, return_exceptions=True)
+                assert not isinstance(one, BaseException), one
+                assert (await one.aexecute("print(context['c'])")).stdout == "0.5\n"
+                for each in opening:
+                    if not each.cancelled():
+                        await (await each).aclose()
+            assert sandbox._shared is not None
+            assert [shared.users for shared in sandbox._shared._listed.values()] == [0]
+    assert not living_below()
+
+
+def test_who_was_used_least_recently_goes_when_memory_is_short(monkeypatch: pytest.MonkeyPatch) -> None:
+    with room_for_one(monkeypatch), Sandbox(warm=0) as sandbox:
+        before = fork_servers()
+        places(sandbox, OBJECTS)
+        (first,) = fork_servers() - before
+        places(sandbox, OF_THE_SAME_SIZE)
+        first.wait(WAIT_S)
+        assert len(fork_servers() - before) == 1
+
+
+def test_one_whose_repls_live_is_not_ended_for_another(monkeypatch: pytest.MonkeyPatch) -> None:
+    with room_for_one(monkeypatch), Sandbox(warm=0) as sandbox:
+        before = fork_servers()
+        places(sandbox, OBJECTS)
+        with sandbox.repl(OBJECTS) as repl:
+            (server,) = fork_servers() - before
+            assert [place.split()[1] for place in places(sandbox, OF_THE_SAME_SIZE)] == ["3"] * 3
+            _, alive = psutil.wait_procs(fork_servers() - before - {server}, timeout=WAIT_S)
+            assert not alive  # the second ended with the first REPL that had it, and there was not another
+            assert sandbox._shared is not None
+            assert len(sandbox._shared._heaps) == 2
+            assert repl.execute("print(context['c'])").stdout == "0.5\n"
+
+
+def test_for_what_can_never_fit_nobody_has_to_go(monkeypatch: pytest.MonkeyPatch) -> None:
+    with Sandbox(warm=0) as sandbox:
+        before = fork_servers()
+        places(sandbox, OBJECTS)
+        servers = fork_servers() - before
+        monkeypatch.setattr(context_cache, "HEAP_PER_BYTE", 1 << 50)
+        assert [place.split()[1] for place in places(sandbox, OF_THE_SAME_SIZE)] == ["3"] * 3
+        assert fork_servers() - before == servers
+
+
+def test_a_fork_server_goes_before_the_orchestrator_when_the_machine_has_no_memory_left() -> None:
+    with Sandbox(warm=0) as sandbox:
+        before = fork_servers()
+        places(sandbox, OBJECTS)
+        (monitor,) = fork_servers() - before
+        (server,) = monitor.children()
+        assert Path(f"/proc/{server.pid}/oom_score_adj").read_text() == "1000\n"
+
+
+def test_a_fork_server_that_died_is_done_without() -> None:
+    with Sandbox(warm=0) as sandbox:
+        before = fork_servers()
+        places(sandbox, OBJECTS)
+        (server,) = fork_servers() - before
+        for process in server.children():
+            process.kill()
+        server.wait(WAIT_S)
+        assert [place.split()[1] for place in places(sandbox, OBJECTS)] == ["1"] * 3
+
+
+def _no_more_processes(*_args: object, **_options: object) -> NoReturn:
+    raise BlockingIOError(errno.EAGAIN, "Resource temporarily unavailable")
+
+
+def _no_memory(context: StoredContext) -> NoReturn:
+    with context:
+        raise OSError(errno.ENOMEM, "Cannot allocate memory")
+
+
+def test_a_fork_server_that_the_machine_does_not_give_is_asked_for_again_later(monkeypatch: pytest.MonkeyPatch) -> None:
+    with Sandbox(warm=0) as sandbox:
+        before = fork_servers()
+        with monkeypatch.context() as patched:
+            places(sandbox, OBJECTS, times=1)
+            patched.setattr(subprocess, "Popen", _no_more_processes)
+            assert [place.split()[1] for place in places(sandbox, OBJECTS)] == ["1"] * 3
+        assert len(set(places(sandbox, OBJECTS))) == 1
+        assert len(fork_servers() - before) == 1
+
+
+def test_a_context_that_could_not_be_looked_at_is_no_harm_to_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    with Sandbox(warm=0) as sandbox, store(OBJECTS) as stored:
+        with monkeypatch.context() as patched:
+            patched.setattr(context_cache, "_digest", _no_memory)
+            places(sandbox, stored, times=1)
+        for context, first in ((stored, "1"), (OF_THE_SAME_SIZE, "3")):
+            assert [place.split()[1] for place in places(sandbox, context)] == [first] * 3
+
+
+@pytest.mark.parametrize("after_s", [0, 0.01, 0.05])
+async def test_who_waits_while_the_sandbox_is_closed_is_told_so_and_not_cancelled(after_s: float) -> None:
+    with store(OBJECTS) as stored:
+        async with Sandbox(warm=0) as sandbox:
+            async with sandbox.repl(stored):
+                pass
+            opening = [asyncio.create_task(sandbox.repl(stored).__aenter__()) for _ in range(3)]
+            await asyncio.sleep(after_s)
+        for outcome in await asyncio.gather(*opening, return_exceptions=True):
+            assert isinstance(outcome, SandboxFailed), outcome
+    assert not living_below()
+
+
+async def test_what_is_asked_for_while_the_sandbox_is_closed_leaves_no_fork_server() -> None:
+    async with Sandbox(warm=0) as sandbox:
+        with store(OBJECTS) as stored:
+            async with sandbox.repl(stored):
+                pass
+            late = sandbox.repl(stored)
+            assert sandbox._shared is not None
+            await sandbox._shared.close()
+            before = fork_servers()
+            async with late:
+                assert fork_servers() == before
+
+
+async def test_one_that_nobody_waits_for_any_more_is_not_waited_for_either(monkeypatch: pytest.MonkeyPatch) -> None:
+    starts = asyncio.Event()
+
+    async def that_takes_its_time(_host: Host) -> None:
+        starts.set()
+        await for_ever()
+
+    async with asyncio.timeout(WAIT_S), Sandbox(warm=0) as sandbox:
+        with store(OBJECTS) as stored, monkeypatch.context() as patched:
+            async with sandbox.repl(stored):
+                pass
+            assert sandbox._shared is not None
+            patched.setattr(Host, "start", that_takes_its_time)
+            opening = asyncio.create_task(sandbox.repl(stored).__aenter__())
+            await starts.wait()
+            opening.cancel()
+            await asyncio.wait({opening})
+            (shared,) = sandbox._shared._listed.values()
+            sandbox._shared._unlist(shared)  # as for another one that needs the room
+            await asyncio.gather(*sandbox._shared._ending)
+
+
+@pytest.mark.parametrize("level", ["standard", "process"])
+@pytest.mark.filterwarnings("ignore:.*no security boundary")
+def test_outside_of_walls_nothing_is_decoded(level: str) -> None:
+    with Sandbox(isolation=level, warm=0) as sandbox:
+        before = fork_servers()
+        places(sandbox, OBJECTS)
+        assert fork_servers() == before
+
+
+def test_runs_that_are_asked_about_one_context_share_it() -> None:
+    with RLM(ScriptedClient(["```repl\nFINAL(id(context))\n```"] * 3)) as rlm:
+        first, second, third = [rlm.completion(OBJECTS, "where is it?").response for _ in range(3)]
+    assert first != second
+    assert second == third

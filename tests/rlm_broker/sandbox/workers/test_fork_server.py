@@ -1,0 +1,187 @@
+"""The fork server and its workers as real processes: started, lost, replaced, ended."""
+
+import asyncio
+import os
+import random
+import socket
+import subprocess
+import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import psutil
+import pytest
+
+from rlm_broker.context.store import store
+from rlm_broker.errors import SandboxFailed
+from rlm_broker.limits import Limits
+from rlm_broker.sandbox.levels.level import Level
+from rlm_broker.sandbox.sandbox import Sandbox
+from rlm_broker.sandbox.workers import fork_server as hosts
+from rlm_broker.sandbox.workers import python_paths
+from rlm_broker.sandbox.workers.fork_server import Host
+from rlm_broker.sandbox.workers.worker import Worker
+from tests.support.places import PROJECT
+from tests.support.processes import kill_below, living_below
+from tests.support.waiting import WAIT_S, until, until_now
+
+LIMITS = Limits()
+
+
+@asynccontextmanager
+async def opened(level: Level = "strict") -> AsyncIterator[Host]:
+    before = living_below()
+    host = Host(level, allow_exec=True)
+    await host.start()
+    try:
+        yield host
+    finally:
+        await host.close()
+        assert not living_below() - before
+
+
+async def launched(worker: Worker) -> Worker:
+    ours, theirs = socket.socketpair()  # hung up at once: its REPL ends, and init stays
+    with ours, theirs, store("context") as context:
+        await worker.launch((context.fd, context.info.form), theirs.fileno(), WAIT_S)
+    return worker
+
+
+async def prepared(host: Host) -> Worker:
+    return await launched(await host.spawn(LIMITS))
+
+
+async def test_a_worker_is_prepared_and_killed_with_its_init() -> None:
+    async with opened() as host:
+        worker = await prepared(host)
+        assert "seccomp" in worker.layers
+        await worker.kill()
+        assert worker.gone.is_set()
+        await worker.kill()
+
+
+@pytest.mark.parametrize("level", ["strict", "standard", "process"])
+async def test_many_workers_at_once_all_come_and_all_go(level: Level) -> None:
+    async with opened(level) as host:
+        workers = await asyncio.gather(*(prepared(host) for _ in range(30)))
+        assert len({id(worker) for worker in workers}) == 30
+        assert not any(worker.gone.is_set() for worker in workers)
+
+
+async def test_a_cancelled_spawn_leaves_no_worker_and_takes_nobody_elses() -> None:
+    chance = random.Random(7)
+    async with opened() as host:
+        idle = len(living_below())
+        for _ in range(15):
+            spawning = [asyncio.create_task(host.spawn(LIMITS)) for _ in range(3)]
+            await asyncio.sleep(chance.random() / 200)
+            spawning[1].cancel()
+            results = await asyncio.wait_for(asyncio.gather(*spawning, return_exceptions=True), WAIT_S)
+            for worker in results:
+                if isinstance(worker, Worker):
+                    await launched(worker)  # an answer to another's request would be another's control socket
+                    await host.end(worker)
+        assert len(living_below()) == idle
+
+
+async def test_a_lost_fork_server_takes_its_workers_and_is_replaced() -> None:
+    async with opened() as host:
+        worker = await prepared(host)
+        kill_below()
+        await asyncio.wait_for(worker.gone.wait(), WAIT_S)
+        assert (await prepared(host)).layers == worker.layers
+
+
+async def test_one_that_is_closed_while_it_starts_leaves_no_fork_server() -> None:
+    host = Host("strict", allow_exec=True)
+    starting = asyncio.create_task(host.start())
+    await until(living_below)
+    await host.close()
+    with pytest.raises(SandboxFailed, match="was closed"):
+        await starting
+    assert not living_below()
+
+
+async def test_what_keeps_the_fork_server_from_starting_is_told_in_its_own_words(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(hosts, "python_paths", lambda: ["/nowhere"])
+    with pytest.raises(SandboxFailed, match=r"fork server cannot start: .*(Error|error)"):
+        await Host("strict", allow_exec=True).start()
+    assert living_below() == set()
+
+
+async def test_nothing_of_our_environment_and_no_folder_of_ours_is_in_the_fork_server(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("CANARY_API_KEY", "sk-canary-0123456789")
+    async with opened("process"):
+        (zygote,) = psutil.Process().children()
+        assert zygote.environ() == python_paths.environment(None)
+        assert str(Path.cwd()) not in zygote.cmdline()[-1].split("'")[1]
+
+
+def test_nothing_but_python_is_readable_inside() -> None:
+    readable = python_paths.readable(python_paths.python_paths())
+    assert str(PROJECT) not in readable
+    assert str(Path.home()) not in readable
+    assert sys.base_prefix in readable
+
+
+def test_no_descriptor_is_left_after_many_sandboxes() -> None:
+    def counted() -> int:
+        return len(list(Path("/proc/self/fd").iterdir()))
+
+    with Sandbox() as sandbox, sandbox.repl() as repl:
+        repl.execute("1")
+    before = counted()
+    for level in ("strict", "standard") * 4:
+        with Sandbox(isolation=level) as sandbox:
+            for _ in range(3):
+                with sandbox.repl("context") as repl:
+                    repl.execute("open('file', 'w').write('x')")
+    until_now(lambda: counted() == before)  # the loop closes the sockets of a worker that nobody took a moment later
+
+
+@pytest.mark.filterwarnings("ignore::rlm_broker.sandbox.levels.level.IsolationWarning")
+def test_a_workers_folder_on_the_host_goes_with_it_and_the_fork_servers_with_that() -> None:
+    with Sandbox(isolation="process") as sandbox:
+        with sandbox.repl() as repl:
+            folder = Path(repl.execute("import os; print(os.getcwd())").stdout.strip())
+            assert folder.is_dir()
+        assert not folder.exists()
+        assert folder.parent.is_dir()
+    assert not folder.parent.exists()
+
+
+WITHOUT_USER_NAMESPACES = """
+import sys
+import time
+from pathlib import Path
+from sandbox_worker.isolation import namespaces, syscalls
+folder = namespaces.open_proc_self()
+namespaces.enter_user_namespace(syscalls.CLONE_NEWUSER, folder)
+Path("/proc/sys/user/max_user_namespaces").write_text("0")
+from rlm_broker import Sandbox, IsolationUnavailable
+with Sandbox() as sandbox:
+    print(sandbox.level)
+try:
+    Sandbox(isolation="strict").__enter__()
+except IsolationUnavailable as error:
+    print(error)
+"""
+
+
+def test_without_user_namespaces_auto_is_standard_and_strict_says_what_would_give_it() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", WITHOUT_USER_NAMESPACES],
+        capture_output=True,
+        text=True,
+        check=False,
+        env={**os.environ, "PYTHONPATH": str(Path.cwd())},
+    )
+    level, sentence = done.stdout.splitlines()
+    assert level == "standard", done.stderr
+    assert "isolation level 'strict' cannot be had here: " in sentence
+    assert "max_user_namespaces" in sentence

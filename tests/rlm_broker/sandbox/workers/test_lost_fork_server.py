@@ -1,0 +1,190 @@
+"""A fork server or a worker that dies while a REPL starts is replaced unseen; a block that ran on one is told."""
+
+import asyncio
+import contextlib
+import itertools
+import os
+import signal
+import tempfile
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from rlm_broker.errors import SandboxFailed
+from rlm_broker.limits import Limits
+from rlm_broker.sandbox.repl import SandboxedRepl
+from rlm_broker.sandbox.sandbox import Sandbox
+from rlm_broker.sandbox.workers.fork_server import TRIES, Host, _Zygote
+from rlm_broker.sandbox.workers.worker import Worker
+from tests.support.processes import living_below
+
+WAIT_S = 60
+
+
+@asynccontextmanager
+async def opened(level: str = "strict") -> AsyncIterator[Sandbox]:
+    others = living_below()
+    async with Sandbox(isolation=level, warm=0) as sandbox:
+        yield sandbox
+    assert not living_below() - others
+
+
+def kill_fork_servers() -> None:
+    """SIGKILL to all, and wait for their end: at "strict" that is the end of their workers, too."""
+    for process in psutil.Process().children():
+        with contextlib.suppress(psutil.NoSuchProcess):
+            process.kill()
+        while process in living_below():
+            time.sleep(0.001)
+
+
+def wrap(monkeypatch: pytest.MonkeyPatch, of: type, name: str, before: Callable[[int, Any], None]) -> list[int]:
+    """Have `before` called at each call of a coroutine method, with its number from 0; return the numbers."""
+    called, method, numbers = list[int](), getattr(of, name), itertools.count()
+
+    async def wrapped(self: Any, *args: Any) -> Any:
+        number = next(numbers)
+        called.append(number)
+        before(number, self)
+        return await method(self, *args)
+
+    monkeypatch.setattr(of, name, wrapped)
+    return called
+
+
+@pytest.mark.parametrize("level", ["strict", "standard"])
+@pytest.mark.parametrize("point", [(Host, "_fork"), (Worker, "launch")])
+async def test_fork_server_killed_during_a_start_is_replaced_unseen(
+    point: tuple[type, str], level: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with opened(level) as sandbox:
+        called = wrap(monkeypatch, *point, lambda number, _: kill_fork_servers() if number < TRIES - 1 else None)
+        async with sandbox.repl("the context", values={"price": 3}) as repl:
+            assert (await repl.aexecute("print(context, price)")).stdout == "the context 3\n"
+        assert len(called) == TRIES
+
+
+async def test_init_killed_during_a_start_is_replaced_unseen(monkeypatch: pytest.MonkeyPatch) -> None:
+    def kill(number: int, worker: Any) -> None:
+        if number == 0:
+            signal.pidfd_send_signal(worker._init._pidfd, signal.SIGKILL)
+
+    async with opened() as sandbox:
+        wrap(monkeypatch, Worker, "launch", kill)
+        async with sandbox.repl("the context") as repl:
+            assert (await repl.aexecute("print(context)")).stdout == "the context\n"
+
+
+async def test_fork_server_killed_at_every_try_is_told_and_leaves_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with opened() as sandbox:
+        with monkeypatch.context() as patched:
+            called = wrap(patched, Worker, "launch", lambda _number, _worker: kill_fork_servers())
+            with pytest.raises(SandboxFailed, match=r"ended|gone|closed"):
+                await sandbox.repl().__aenter__()
+            assert len(called) == TRIES
+        async with sandbox.repl() as repl:
+            assert (await repl.aexecute("1")).status == "ok"
+
+
+async def test_fork_server_killed_while_it_starts_is_started_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    answer, killed = _Zygote._answer, list[int]()
+
+    async def killed_before(self: _Zygote, timeout_s: float) -> Any:
+        if not killed:
+            assert self._process is not None
+            self._process.kill()
+            killed.append(self._process.pid)
+        return await answer(self, timeout_s)
+
+    monkeypatch.setattr(_Zygote, "_answer", killed_before)
+    async with opened() as sandbox, sandbox.repl() as repl:
+        assert (await repl.aexecute("1")).status == "ok"
+    assert killed
+
+
+async def test_repl_whose_fork_server_died_before_its_first_block_is_replaced_unseen() -> None:
+    async with opened() as sandbox, sandbox.repl("the context", values={"price": 3}) as repl:
+        await lost(repl, kill_fork_servers)
+        assert (await repl.aexecute("print(context, price)")).stdout == "the context 3\n"
+
+
+async def test_repl_that_died_alone_before_its_first_block_is_replaced_unseen() -> None:
+    async with opened() as sandbox, sandbox.repl("the context") as repl:
+        (pid,) = [each.pid for each in living_below() if not each.children()]
+        os.kill(pid, signal.SIGKILL)
+        assert repl._connection is not None
+        while repl._connection.is_open:
+            await asyncio.sleep(0.001)
+        assert (await repl.aexecute("print(context)")).stdout == "the context\n"
+
+
+async def test_block_on_a_killed_fork_server_is_told_with_the_values_lost() -> None:
+    async with opened() as sandbox, sandbox.repl("the context") as repl:
+        assert (await repl.aexecute("kept = 1")).status == "ok"
+        await lost(repl, kill_fork_servers)
+        block = await repl.aexecute("kept")
+        assert (block.status, block.error) == ("killed", "the sandbox's processes were ended from outside")
+        assert (await repl.aexecute("print('kept' in globals(), context)")).stdout == "False the context\n"
+
+
+async def test_many_repls_started_while_fork_servers_are_killed_all_come() -> None:
+    async with opened() as sandbox:
+
+        async def work(number: int) -> str:
+            async with sandbox.repl(f"context {number}") as repl:
+                return (await repl.aexecute("print(context)")).stdout
+
+        working = [asyncio.create_task(work(number)) for number in range(20)]
+        await asyncio.wait(working, return_when=asyncio.FIRST_COMPLETED)
+        kill_fork_servers()
+        said = await asyncio.wait_for(asyncio.gather(*working, return_exceptions=True), WAIT_S)
+        assert not [each for each in said if isinstance(each, SandboxFailed)]
+        # What was running a block was told so; all others have their context.
+        assert {each for number, each in enumerate(said) if each != f"context {number}\n"} <= {""}
+
+
+async def lost(repl: SandboxedRepl, kill: Callable[[], None]) -> None:
+    """Kill, and wait until its end has been noticed."""
+    assert repl._worker is not None
+    kill()
+    await asyncio.wait_for(repl._worker.gone.wait(), WAIT_S)
+
+
+async def test_fork_server_that_is_stopped_is_replaced_within_the_start_timeout() -> None:
+    async with Sandbox(Limits(start_timeout_s=1), warm=0) as sandbox:
+        for process in psutil.Process().children(recursive=True):
+            with contextlib.suppress(psutil.NoSuchProcess):  # the canary, which ends in these moments
+                process.suspend()
+        async with sandbox.repl("the context") as repl:
+            assert (await repl.aexecute("print(context)")).stdout == "the context\n"
+    assert not living_below()
+
+
+async def test_start_cancelled_while_its_lost_fork_server_is_ended_leaves_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    end, ending, may_end = _Zygote.end, asyncio.Event(), asyncio.Event()
+
+    async def ended_late(self: _Zygote) -> bool:
+        ending.set()
+        await may_end.wait()
+        return await end(self)
+
+    async with opened() as sandbox:
+        monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+        tmp_path.chmod(0o711)
+        monkeypatch.setattr(_Zygote, "end", ended_late)
+        template = sandbox.template(setup="raise KeyError")
+        opening = asyncio.create_task(template.__aenter__())
+        await asyncio.wait_for(ending.wait(), WAIT_S)
+        opening.cancel()
+        await asyncio.sleep(0)
+        may_end.set()
+        await asyncio.wait({opening})
+        assert list(tmp_path.iterdir()) == []
+        assert len(psutil.Process().children()) == 1

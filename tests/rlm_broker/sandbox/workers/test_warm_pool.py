@@ -1,0 +1,207 @@
+"""Workers that are ready before anybody asks: given out once, with the right context, and ended with the sandbox."""
+
+import asyncio
+import contextlib
+import os
+import signal
+from typing import Any
+
+import pytest
+
+from rlm_broker.context.store import store
+from rlm_broker.errors import ConfigurationError, SandboxFailed
+from rlm_broker.limits import Limits
+from rlm_broker.sandbox.sandbox import Sandbox
+from rlm_broker.sandbox.workers.warm_pool import REFILL_AFTER_S, SMALL_BYTES, Pool
+from sandbox_worker.wire.messages import Query, Slot
+from tests.support.processes import living_below, living_parents_below
+from tests.support.waiting import until
+
+
+def ready(sandbox: Sandbox) -> int:
+    pool = sandbox._pool
+    assert isinstance(pool, Pool)
+    return len(pool._ready)
+
+
+CONTEXTS: list[Any] = [
+    None,
+    "",
+    "some text",
+    "\N{GRINNING FACE}\xe9\0",
+    "half a character \ud800",
+    {"a": [1, 2.5, None, True], "b": "\xe9"},
+    [],
+    "x" * (SMALL_BYTES + 1),
+    {"half": "\ud800"},
+]
+
+
+@pytest.mark.parametrize("context", CONTEXTS, ids=range(len(CONTEXTS)))
+async def test_a_ready_worker_has_the_context_like_one_that_was_made_for_it(context: Any) -> None:
+    code = "context == context_0, context is context_0, type(context).__name__, ascii(context)[:99], len(repr(context))"
+    seen = []
+    for warm in (0, 1):
+        async with Sandbox(warm=warm) as sandbox:
+            await until(lambda: ready(sandbox) == warm)  # noqa: B023
+            async with sandbox.repl(context) as repl:
+                block = await repl.aexecute(code)
+                await repl.aexecute("context = 'overwritten'")
+                await repl.aexecute("import os; os.kill(os.getpid(), 9)")
+                after = await repl.aexecute(code)
+            assert block.status == "ok", block
+            seen.append((block.stdout, block.stdout == after.stdout))
+    assert seen[0] == seen[1]
+    assert seen[0][1] is True
+
+
+async def test_each_is_used_once_and_another_takes_its_place() -> None:
+    async with Sandbox(warm=2) as sandbox:
+        await until(lambda: ready(sandbox) == 2)
+        pids = set()
+        for _ in range(6):
+            async with sandbox.repl("context") as repl:
+                found = await repl.aexecute("print('left' in globals(), os.listdir('.'))\nleft = 1\nopen('left', 'w')")
+                assert "left" not in found.stdout.replace("False", "")
+                pids |= {process.pid for process in living_below()}
+            await until(lambda: ready(sandbox) == 2)
+        assert len(pids) >= 12
+    assert living_below() == set()
+
+
+async def test_tools_values_and_the_handler_are_the_takers() -> None:
+    async def answer(query: Query) -> list[Slot]:
+        return [Slot(text=f'"{query.want} {query.tool}"')] * len(query.prompts)
+
+    async with Sandbox(warm=1) as sandbox:
+        await until(lambda: ready(sandbox) == 1)
+        repl = sandbox.repl("text", answer, tools=["look_up"], values={"PRICE": 3})
+        assert ready(sandbox) == 1
+        async with repl:
+            assert (await repl.aexecute("print(look_up('x'), PRICE, context, llm_query('y'))")).stdout == (
+                'tool look_up 3 text "llm None"\n'
+            )
+            await repl.aexecute("import os; os.kill(os.getpid(), 9)")
+            assert (await repl.aexecute("print(look_up('x'), PRICE, context)")).stdout == "tool look_up 3 text\n"
+
+
+async def test_by_itself_a_sandbox_begins_with_the_second_repl() -> None:
+    async with Sandbox() as sandbox:
+        for number in range(2):
+            assert ready(sandbox) == 0
+            async with sandbox.repl("context"):
+                if number == 0:
+                    await asyncio.sleep(2 * REFILL_AFTER_S)  # it had its occasion
+        await until(lambda: ready(sandbox) == 1)
+        async with sandbox.repl("context") as repl:
+            assert (await repl.aexecute("print(context)")).stdout == "context\n"
+
+
+async def test_a_worker_that_died_while_it_waited_is_not_given_out() -> None:
+    async with Sandbox(warm=1) as sandbox:
+        await until(lambda: ready(sandbox) == 1)
+        parents = living_parents_below()
+        (repl_pid,) = [process.pid for process in living_below() if process.pid not in parents]
+        os.kill(repl_pid, signal.SIGKILL)
+        assert sandbox._pool is not None
+        worker, connection = sandbox._pool._ready[0]
+        await until(lambda: worker.died is not None or not connection.is_open)
+        async with sandbox.repl("context") as repl:
+            assert (await repl.aexecute("print(context)")).stdout == "context\n"
+
+
+async def test_when_the_fork_server_dies_repls_come_from_the_next_one() -> None:
+    async with Sandbox(warm=2) as sandbox:
+        await until(lambda: ready(sandbox) == 2)
+        for process in living_below():
+            if process.ppid() == os.getpid():
+                process.kill()
+        assert sandbox._pool is not None
+        waiting = list(sandbox._pool._ready)
+        await until(lambda: all(worker.gone.is_set() for worker, _ in waiting))
+        async with sandbox.repl("context") as repl:
+            assert (await repl.aexecute("print(context)")).stdout == "context\n"
+        await until(lambda: ready(sandbox) == 2)
+
+
+async def test_a_sandbox_that_is_left_while_workers_are_made_leaves_nothing() -> None:
+    for pause_s in (0, 0.002, 0.005, 0.01, 0.02):
+        async with Sandbox(warm=8):
+            await asyncio.sleep(pause_s)
+        assert living_below() == set()
+
+
+async def test_walls_and_limits_are_those_of_any_other() -> None:
+    layers = []
+    for warm in (0, 1):
+        async with Sandbox(Limits(memory_bytes=128 << 20), warm=warm) as sandbox:
+            await until(lambda: ready(sandbox) == warm)  # noqa: B023
+            with store("context") as context:
+                async with sandbox.repl(context) as repl:
+                    layers.append(repl.isolation)
+                    grown = await repl.aexecute("x = bytearray(200 << 20)")
+                    assert grown.status in ("error", "killed"), grown
+    assert layers[0] == layers[1]
+    assert "seccomp" in layers[1].layers
+
+
+@pytest.mark.parametrize("warm", [-1, True, "2", 1.5])
+def test_a_number_that_is_none_is_refused(warm: Any) -> None:
+    with pytest.raises(ConfigurationError, match="warm is a number of REPLs"):
+        Sandbox(warm=warm)
+
+
+async def test_a_context_that_no_message_may_hold_is_loaded() -> None:
+    async with Sandbox(Limits(max_frame_bytes=4096), warm=1) as sandbox:
+        await until(lambda: ready(sandbox) == 1)
+        async with sandbox.repl("x" * 5000) as repl:
+            assert (await repl.aexecute("print(len(context))")).stdout == "5000\n"
+
+
+async def test_a_sandbox_that_was_left_stays_closed() -> None:
+    async with Sandbox(warm=0) as sandbox:
+        repl = sandbox.repl("context")
+        await repl.__aenter__()
+        template = sandbox.template(["mine"])
+    with contextlib.suppress(SandboxFailed):
+        assert (await repl.aexecute("1")).status == "killed"
+    for _ in range(2):
+        with pytest.raises(SandboxFailed):
+            await repl.aexecute("1")
+    with pytest.raises(SandboxFailed, match="was closed"):
+        await template.__aenter__()
+    await repl.aclose()
+    assert living_below() == set()
+
+
+async def test_a_repl_of_a_template_that_was_left_gets_nobody_elses_context() -> None:
+    async with Sandbox(warm=0) as sandbox:
+        async with sandbox.template(["mine"]) as template:
+            repl = template.repl()
+            await repl.__aenter__()
+        others = [store(["another's"]) for _ in range(5)]
+        said = []
+        for _ in range(3):
+            try:
+                said.append(str(await repl.aexecute("print(context)")))
+            except SandboxFailed as error:
+                said.append(str(error))
+        assert "another" not in "".join(said)
+        for other in others:
+            other.close()
+        await repl.aclose()
+    assert living_below() == set()
+
+
+@pytest.mark.parametrize("after_s", [0, 0.001, 0.003, 0.006, 0.01])
+async def test_leaving_goes_to_its_end_even_when_it_is_cancelled(after_s: float) -> None:
+    sandbox = Sandbox(warm=6)
+    await sandbox.__aenter__()
+    async with sandbox.repl("context"):
+        await asyncio.sleep(0.005)
+    leaving = asyncio.create_task(sandbox.aclose())
+    await asyncio.sleep(after_s)
+    leaving.cancel()
+    await asyncio.wait({leaving})
+    await until(lambda: living_below() == set())
+    await sandbox.aclose()

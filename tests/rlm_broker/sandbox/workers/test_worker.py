@@ -1,0 +1,101 @@
+"""The host's handle on a worker, with an init that the test plays."""
+
+import asyncio
+import os
+import signal
+import socket
+import subprocess
+from collections.abc import Iterator
+
+import pytest
+
+from rlm_broker.errors import IsolationUnavailable, WorkerDied
+from rlm_broker.sandbox.workers.worker import Worker
+from sandbox_worker.wire.control import MAX_PACKET_BYTES, Drain, Exceeded, Failed, PostMortem, pack, unpack_to_init
+from tests.support.clock import Clock
+
+WAIT_S = 60
+FAILED = pack(Failed(step="lock down", reason="chown: Operation not permitted", layer="own uid", code=1))
+
+
+@pytest.fixture
+def sockets() -> Iterator[tuple[socket.socket, socket.socket]]:
+    """The host's end of a control socket, and init's."""
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    with ours, theirs:
+        yield ours, theirs
+
+
+async def test_whoever_waits_for_an_answer_is_told_when_the_worker_is_killed(
+    sockets: tuple[socket.socket, socket.socket], clock: Clock
+) -> None:
+    del clock  # which stands still: an answer would be awaited for ever
+    ours, theirs = sockets
+    with subprocess.Popen(["sleep", "1000"]) as init:
+        worker = Worker("strict", os.pidfd_open(init.pid), ours)
+        before = asyncio.all_tasks()
+        waiting = asyncio.create_task(worker.drain())
+        theirs.setblocking(False)
+        said = await asyncio.get_running_loop().sock_recv(theirs, MAX_PACKET_BYTES)
+        assert unpack_to_init(said) == Drain()
+        await worker.kill()
+        with pytest.raises(WorkerDied):
+            await waiting
+        assert asyncio.all_tasks() == before
+
+
+async def test_worker_that_may_not_be_signalled_ends_with_its_control_socket(
+    sockets: tuple[socket.socket, socket.socket], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A host that is root without CAP_KILL, or confined by AppArmor, gets EPERM for every signal."""
+
+    def refused(_pidfd: int, _number: int) -> None:
+        raise PermissionError(1, "Operation not permitted")
+
+    ours, theirs = sockets
+    with subprocess.Popen(["cat"], stdin=theirs.fileno(), stdout=subprocess.DEVNULL) as init:
+        theirs.close()
+        monkeypatch.setattr(signal, "pidfd_send_signal", refused)
+        worker = Worker("strict", os.pidfd_open(init.pid), ours)
+        await asyncio.wait_for(worker.kill(), WAIT_S)
+        assert worker.gone.is_set()
+        assert ours.fileno() == -1
+
+
+async def test_last_words_of_a_worker_can_be_read_while_it_is_killed(
+    sockets: tuple[socket.socket, socket.socket],
+) -> None:
+    ours, theirs = sockets
+    with subprocess.Popen(["sleep", "1000"]) as init:
+        worker = Worker("strict", os.pidfd_open(init.pid), ours)
+        exceeded = Exceeded("cpu_s", 2, 1, PostMortem())
+        theirs.send(pack(exceeded))
+        await worker.kill()
+        assert worker.died == exceeded
+
+
+@pytest.mark.parametrize("when", ["before it reads what the host says", "before the host says anything"])
+async def test_reason_of_a_worker_that_fails_is_told_whenever_it_ends(
+    sockets: tuple[socket.socket, socket.socket], when: str
+) -> None:
+    """Unread messages make the host's read fail with ECONNRESET, a closed socket makes its send fail with EPIPE."""
+    ours, theirs = sockets
+    loop = asyncio.get_running_loop()
+    theirs.setblocking(False)
+    with subprocess.Popen(["sleep", "1000"]) as init, open(os.devnull) as door:
+        worker = Worker("standard", os.pidfd_open(init.pid), ours)
+        if when == "before the host says anything":
+            theirs.send(FAILED)
+            theirs.close()
+        launching = asyncio.create_task(worker.launch(None, door.fileno(), WAIT_S))
+        if when == "before it reads what the host says":
+            await loop.sock_recv(theirs, MAX_PACKET_BYTES)  # Load; Start is left unread
+            theirs.send(FAILED)
+            theirs.close()
+        with pytest.raises(IsolationUnavailable, match="chown: Operation not permitted") as caught:
+            await launching
+        assert caught.value.layer == "own uid"
+        with pytest.raises(WorkerDied):  # and at once, for what is asked after its end
+            await asyncio.wait_for(worker.drain(), WAIT_S)
+        assert not worker.gone.is_set()
+        await worker.kill()

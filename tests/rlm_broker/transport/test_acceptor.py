@@ -1,0 +1,56 @@
+"""Binding on a machine that refuses families of addresses, as a filter of system calls makes it here."""
+
+import asyncio
+import socket
+import threading
+
+import pytest
+
+from rlm_broker.errors import ConfigurationError, SandboxFailed
+from rlm_broker.transport.acceptor import bind
+from scripts.hosts.surroundings import AF_INET, AF_INET6, EAFNOSUPPORT, filter_calls
+from tests.support.forked_child import in_child
+
+
+def bound_without(host: str, *families: int) -> list[int] | str:
+    """Families of the sockets that `host` gets where `families` are refused, or the refusal."""
+
+    async def tried() -> list[int] | str:
+        try:
+            sockets = await bind(host, 0)
+        except (ConfigurationError, SandboxFailed) as error:
+            return str(error)
+        found = [int(each.family) for each in sockets]
+        for each in sockets:
+            each.close()
+        return found
+
+    def in_filter() -> list[int] | str:
+        filter_calls({}, families=dict.fromkeys(families, EAFNOSUPPORT))
+        return asyncio.run(tried())
+
+    result = in_child(in_filter)
+    assert isinstance(result, list | str)
+    return result
+
+
+def test_refused_family_is_left_out_where_a_host_has_another() -> None:
+    if not socket.has_ipv6 or bound_without("::1", AF_INET) != [AF_INET6]:
+        pytest.skip("needs IPv6")
+    assert bound_without("", AF_INET) == [AF_INET6]
+
+
+def test_refusal_of_every_family_names_the_setting_that_allows_them() -> None:
+    assert "RestrictAddressFamilies=" in bound_without("127.0.0.1", AF_INET)
+
+
+async def test_number_is_bound_without_a_thread_and_a_name_says_what_it_lacks(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refused(_thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    with monkeypatch.context() as patch:  # the loop starts a thread at its end
+        patch.setattr(threading.Thread, "start", refused)
+        (bound,) = await bind("127.0.0.1", 0)
+        bound.close()
+        with pytest.raises(SandboxFailed, match="can't start new thread: raise the limit of processes"):
+            await bind("localhost", 0)

@@ -1,0 +1,456 @@
+"""A session on a socket, with a worker at its other end that the test plays."""
+
+import asyncio
+import gc
+import itertools
+import socket
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import pytest
+
+from rlm_broker.errors import ModelFailed, ProtocolViolation, WorkerDied
+from rlm_broker.transport.connection import (
+    MESSAGES_IN_A_ROW,
+    MOST_OPEN_WEIGHT,
+    MOST_UNREAD_BYTES,
+    Connection,
+    QueryHandler,
+    refuse,
+)
+from rlm_broker.transport.session import Session
+from sandbox_worker.wire.messages import (
+    MAX_PROMPTS,
+    Execute,
+    FromWorker,
+    Output,
+    Provide,
+    Query,
+    Ready,
+    Reply,
+    Result,
+    Slot,
+    decode_from_orchestrator,
+    encode,
+)
+from tests.support.socket_peer import MAX_FRAME_BYTES, WAIT_S, Peer
+from tests.support.waiting import for_ever, turns, until
+
+IN_FLIGHT = 4
+SMALL_FRAME_BYTES = 1 << 16
+
+
+class Worker(Peer):
+    """The other end: what a REPL says and hears."""
+
+    def say(self, message: FromWorker) -> None:
+        self.send(encode(message))
+
+    async def hear(self) -> Execute | Reply:
+        message = decode_from_orchestrator(await self.receive())
+        assert not isinstance(message, Provide)
+        return message
+
+
+def query(number: int, *prompts: str) -> Query:
+    return Query(id=f"1:{number}", want="llm", prompts=list(prompts or ("p",)))
+
+
+@asynccontextmanager
+async def connected(max_frame_bytes: int, in_flight: int = IN_FLIGHT) -> AsyncIterator[tuple[Connection, Worker]]:
+    """Both ends. Whatever the test does, no task of ours may end with an error that nobody hears of."""
+    unheard: list[object] = []
+    loop = asyncio.get_running_loop()
+    loop.set_exception_handler(lambda _, context: unheard.append(context))
+    ours, theirs = socket.socketpair()
+    connection = Connection(Session(max_frame_bytes), in_flight)
+    await loop.connect_accepted_socket(lambda: connection, ours)
+    async with Worker(*await asyncio.open_connection(sock=theirs)) as worker:
+        yield connection, worker
+    await connection.close()
+    gc.collect()  # a task's error is unheard once nobody holds the task any more
+    assert unheard == []
+
+
+@pytest.fixture
+async def pair() -> AsyncIterator[tuple[Connection, Worker]]:
+    async with connected(SMALL_FRAME_BYTES) as both:
+        yield both
+
+
+async def running(
+    pair: tuple[Connection, Worker], answer: QueryHandler = refuse, heard: list[Output] | None = None
+) -> "asyncio.Future[Result]":
+    """A block that runs in the worker."""
+    connection, worker = pair
+    worker.say(Ready())
+    await asyncio.wait_for(connection.ready(), WAIT_S)
+    block = connection.execute("code", answer, (lambda _: None) if heard is None else heard.append)
+    assert await worker.hear() == Execute(block=1, code="code")
+    return block
+
+
+async def test_a_block_runs_prints_and_ends(pair: tuple[Connection, Worker]) -> None:
+    heard: list[Output] = []
+    block = await running(pair, heard=heard)
+    pair[1].say(Output(block=1, stream="stdout", text="hello\n"))
+    pair[1].say(Result(block=1, status="ok", final_answer="42"))
+    assert (await asyncio.wait_for(block, WAIT_S)).final_answer == "42"
+    assert [output.text for output in heard] == ["hello\n"]
+    assert pair[0].block == 1
+
+
+async def test_queries_are_answered_as_they_are_ready_and_not_in_their_order(pair: tuple[Connection, Worker]) -> None:
+    release = asyncio.Event()
+
+    async def answer(asked: Query) -> list[Slot]:
+        if asked.prompts == ["slow"]:
+            await release.wait()
+        return [Slot(text=prompt.upper()) for prompt in asked.texts]
+
+    await running(pair, answer)
+    pair[1].say(query(1, "slow"))
+    pair[1].say(query(2, "a", "b"))
+    assert await pair[1].hear() == Reply(id="1:2", slots=[Slot(text="A"), Slot(text="B")])
+    release.set()
+    assert await pair[1].hear() == Reply(id="1:1", slots=[Slot(text="SLOW")])
+
+
+@pytest.mark.parametrize(
+    ("error", "reason"),
+    [(ModelFailed("the provider is down"), "the provider is down"), (RuntimeError("a bug"), "RuntimeError: a bug")],
+)
+async def test_whatever_goes_wrong_every_query_gets_its_reply(
+    pair: tuple[Connection, Worker], error: Exception, reason: str
+) -> None:
+    async def answer(asked: Query) -> list[Slot]:
+        del asked
+        raise error
+
+    await running(pair, answer)
+    pair[1].say(query(1, "a", "b"))
+    assert await pair[1].hear() == Reply(id="1:1", slots=[Slot(error=reason)] * 2)
+
+
+async def test_a_handler_that_answers_too_few_prompts_fills_every_slot_with_that(
+    pair: tuple[Connection, Worker],
+) -> None:
+    async def answer(asked: Query) -> list[Slot]:
+        del asked
+        return [Slot(text="only one")]
+
+    await running(pair, answer)
+    pair[1].say(query(1, "a", "b"))
+    assert await pair[1].hear() == Reply(id="1:1", slots=[Slot(error="1 answers to 2 prompts")] * 2)
+
+
+async def test_without_models_every_prompt_is_refused_in_words(pair: tuple[Connection, Worker]) -> None:
+    await running(pair)
+    pair[1].say(query(1, "a", "b"))
+    no_model = "no model is connected to this sandbox, llm_query is not available"
+    assert await pair[1].hear() == Reply(id="1:1", slots=[Slot(error=no_model)] * 2)
+
+
+async def test_a_reply_that_is_too_large_says_so_in_its_place(pair: tuple[Connection, Worker]) -> None:
+    async def answer(asked: Query) -> list[Slot]:
+        del asked
+        return [Slot(text="x" * SMALL_FRAME_BYTES)]
+
+    await running(pair, answer)
+    pair[1].say(query(1))
+    reply = await pair[1].hear()
+    assert isinstance(reply, Reply)
+    assert (reply.slots[0].error or "").startswith("the reply is too large: frame of 65,")
+
+
+async def test_a_query_whose_errors_alone_are_too_large_ends_the_connection_and_does_not_leave_it_waiting(
+    pair: tuple[Connection, Worker],
+) -> None:
+    block = await running(pair)
+    pair[1].say(query(1, *[""] * 10_000))
+    with pytest.raises(ProtocolViolation, match="not even the errors of 10,000 prompts fit into a reply"):
+        await asyncio.wait_for(block, WAIT_S)
+    assert await pair[1].is_hung_up_on()
+
+
+async def test_a_query_of_more_prompts_than_any_batch_is_not_even_counted_out() -> None:
+    asked: list[Query] = []
+
+    async def answer(seen: Query) -> list[Slot]:
+        asked.append(seen)
+        return []
+
+    async with connected(MAX_FRAME_BYTES) as both:
+        block = await running(both, answer)
+        both[1].say(query(1, *[""] * (MAX_PROMPTS + 1)))
+        with pytest.raises(ProtocolViolation, match="length <= 65536"):
+            await asyncio.wait_for(block, WAIT_S)
+    assert asked == []
+
+
+async def test_a_worker_that_breaks_the_protocol_ends_its_block_with_the_reason(
+    pair: tuple[Connection, Worker],
+) -> None:
+    block = await running(pair)
+    pair[1].say(Result(block=2, status="ok"))
+    with pytest.raises(ProtocolViolation, match="Result of block 2 while block 1 runs"):
+        await asyncio.wait_for(block, WAIT_S)
+    assert await pair[1].is_hung_up_on()
+    with pytest.raises(ProtocolViolation):
+        pair[0].execute("more", refuse, lambda _: None)
+
+
+async def test_a_worker_that_hangs_up_ends_its_block_and_what_was_done_for_it(pair: tuple[Connection, Worker]) -> None:
+    cancelled = asyncio.Event()
+    asked = asyncio.Event()
+
+    async def answer(_query: Query) -> list[Slot]:
+        asked.set()
+        try:
+            await asyncio.Event().wait()
+        finally:
+            cancelled.set()
+        return []
+
+    block = await running(pair, answer)
+    pair[1].say(query(1))
+    await asyncio.wait_for(asked.wait(), WAIT_S)
+    pair[1].writer.transport.abort()
+    with pytest.raises(WorkerDied):
+        await asyncio.wait_for(block, WAIT_S)
+    await asyncio.wait_for(cancelled.wait(), WAIT_S)
+
+
+async def test_a_result_that_came_before_the_end_counts(pair: tuple[Connection, Worker]) -> None:
+    block = await running(pair)
+    pair[1].say(Result(block=1, status="ok"))
+    pair[1].writer.close()
+    assert (await asyncio.wait_for(block, WAIT_S)).status == "ok"
+
+
+async def test_settling_cancels_what_is_still_being_answered_and_waits_for_it(pair: tuple[Connection, Worker]) -> None:
+    asked, ended = asyncio.Event(), asyncio.Event()
+
+    async def answer(_query: Query) -> list[Slot]:
+        asked.set()
+        try:
+            await asyncio.Event().wait()
+        finally:
+            await turns()
+            ended.set()
+        return []
+
+    block = await running(pair, answer)
+    pair[1].say(query(1))
+    await asyncio.wait_for(asked.wait(), WAIT_S)
+    pair[1].say(Result(block=1, status="ok"))
+    await asyncio.wait_for(block, WAIT_S)
+    await asyncio.wait_for(pair[0].settle(), WAIT_S)
+    assert ended.is_set()
+    assert await pair[1].hear() == Reply(id="1:1", slots=[Slot(error="cancelled, the block that asked has ended")])
+
+
+async def test_with_so_many_queries_open_nothing_more_is_read_until_one_is_answered(
+    pair: tuple[Connection, Worker],
+) -> None:
+    release = asyncio.Semaphore(0)
+    asked: list[str] = []
+
+    async def answer(seen: Query) -> list[Slot]:
+        asked.append(seen.id)
+        await release.acquire()
+        return [Slot(text="ok")]
+
+    await running(pair, answer)
+    flood = 2_000
+    padding = "x" * 2_000
+    for number in range(flood):
+        pair[1].say(query(number, padding))
+    await until(lambda: len(asked) >= IN_FLIGHT)
+    await turns(200)  # several times what reading all of it would take
+    # One read may complete several queries; the next one waits.
+    assert len(asked) < flood / 4
+    for _ in range(flood):
+        release.release()
+    replies = [await pair[1].hear() for _ in range(flood)]
+    assert {reply.id for reply in replies if isinstance(reply, Reply)} == {f"1:{n}" for n in range(flood)}
+
+
+async def test_a_worker_that_never_reads_its_replies_is_not_read_any_more(pair: tuple[Connection, Worker]) -> None:
+    answered = 0
+
+    async def answer(_query: Query) -> list[Slot]:
+        nonlocal answered
+        answered += 1
+        return [Slot(text="x" * 60_000)]
+
+    await running(pair, answer)
+    pair[1].reader._transport.pause_reading()  # type: ignore[attr-defined]
+    flood = 1_000
+    for number in range(flood):
+        pair[1].say(query(number, "x" * 1_000))
+    await until(lambda: answered)
+    await turns(200)  # several times what reading all of it would take
+    assert answered < flood / 4
+
+
+async def test_closing_ends_what_is_being_answered_before_it_returns(pair: tuple[Connection, Worker]) -> None:
+    asked, ended = asyncio.Event(), asyncio.Event()
+
+    async def answer(_query: Query) -> list[Slot]:
+        asked.set()
+        try:
+            await asyncio.Event().wait()
+        finally:
+            await turns()  # the end of the socket is heard as well
+            ended.set()
+        return []
+
+    block = await running(pair, answer)
+    pair[1].say(query(1))
+    await asyncio.wait_for(asked.wait(), WAIT_S)
+    await asyncio.wait_for(pair[0].close(), WAIT_S)
+    assert ended.is_set()
+    with pytest.raises(WorkerDied, match="the connection was closed"):
+        block.result()
+    assert await pair[1].is_hung_up_on()
+
+
+async def test_what_tidies_up_after_a_lost_worker_is_let_to_its_end(pair: tuple[Connection, Worker]) -> None:
+    asked, tidying, may_end, ended = (asyncio.Event() for _ in range(4))
+
+    async def answer(_query: Query) -> list[Slot]:
+        asked.set()
+        try:
+            await asyncio.Event().wait()
+        finally:
+            tidying.set()
+            await may_end.wait()
+            ended.set()
+        return []
+
+    await running(pair, answer)
+    pair[1].say(query(1))
+    await asyncio.wait_for(asked.wait(), WAIT_S)
+    pair[1].writer.transport.abort()
+    await asyncio.wait_for(tidying.wait(), WAIT_S)
+    settled = asyncio.gather(pair[0].settle(), pair[0].close())
+    await asyncio.sleep(0)
+    may_end.set()
+    await asyncio.wait_for(settled, WAIT_S)
+    assert ended.is_set()
+
+
+async def test_a_worker_that_comes_after_its_connection_was_closed_is_hung_up_on() -> None:
+    ours, theirs = socket.socketpair()
+    connection = Connection(Session(SMALL_FRAME_BYTES), IN_FLIGHT)
+    await connection.close()
+    await asyncio.get_running_loop().connect_accepted_socket(lambda: connection, ours)
+    async with Worker(*await asyncio.open_connection(sock=theirs)) as worker:
+        assert await worker.is_hung_up_on()
+
+
+async def test_closing_is_harmless_when_repeated(pair: tuple[Connection, Worker]) -> None:
+    await pair[0].close()
+    await pair[0].close()
+    with pytest.raises(WorkerDied, match="the connection was closed"):
+        await pair[0].ready()
+
+
+@pytest.mark.parametrize(
+    ("prompt_chars", "most_open"),
+    [(500_000, MOST_OPEN_WEIGHT // (8 * 500_000)), (12_000_000, MOST_OPEN_WEIGHT // 12_000_000)],
+    ids=["decoded at once", "left as they came"],
+)
+async def test_queries_of_more_than_their_weight_wait_for_replies(prompt_chars: int, most_open: int) -> None:
+    go_on = asyncio.Event()
+    asked: list[Query] = []
+
+    async def slow(seen: Query) -> list[Slot]:
+        asked.append(seen)
+        await go_on.wait()
+        return [Slot(text="done")]
+
+    many = most_open + 4
+    async with connected(64 << 20, in_flight=1000) as both:
+        connection, worker = both
+        await running(both, slow)
+        frames = [encode(query(number, "x" * prompt_chars)) for number in range(many)]
+        saying = asyncio.create_task(_say_all(worker, frames))
+        while len(asked) < most_open or not _is_waiting(connection):
+            await asyncio.sleep(0.001)
+        assert len(asked) == most_open
+        go_on.set()
+        while len(asked) < many:
+            await asyncio.sleep(0.001)
+        await saying
+
+
+async def _say_all(worker: Worker, frames: list[bytes]) -> None:
+    for each in frames:
+        worker.send(each)
+        await worker.writer.drain()
+
+
+def _is_waiting(connection: Connection) -> bool:
+    return connection._transport is not None and not connection._transport.is_reading()
+
+
+async def test_thousands_of_messages_in_one_read_leave_turns_to_others(pair: tuple[Connection, Worker]) -> None:
+    connection, worker = pair
+    printed: list[Output] = []
+    worker.say(Ready())
+    await connection.ready()
+    result = connection.execute("1", refuse, printed.append)
+    await worker.hear()
+    for _ in range(500):
+        worker.say(Output(block=1, stream="stdout", text="x"))
+    worker.say(Result(block=1, status="ok"))
+    steps = [0]
+    while not result.done():
+        await asyncio.sleep(0)
+        steps.append(len(printed))
+    assert len(printed) == 500
+    assert max(later - before for before, later in itertools.pairwise(steps)) <= MESSAGES_IN_A_ROW
+
+
+async def test_replies_that_are_never_read_become_errors_and_not_memory() -> None:
+    answered = 0
+
+    async def large(_query: Query) -> list[Slot]:
+        nonlocal answered
+        answered += 1
+        return [Slot(text="x" * 16_000_000)]
+
+    async with connected(64 << 20, in_flight=100) as both:
+        connection, worker = both
+        await running(both, large)
+        worker.reader._transport.pause_reading()  # type: ignore[attr-defined]
+        for number in range(20):
+            worker.say(query(number))
+        while answered < 20 or connection._session.open_queries:
+            await asyncio.sleep(0.001)
+        transport = connection._transport
+        assert transport is not None
+        assert transport.get_write_buffer_size() <= MOST_UNREAD_BYTES + 17_000_000
+        worker.reader._transport.resume_reading()  # type: ignore[attr-defined]
+        replies = [await worker.hear() for _ in range(20)]
+        errors = [reply.slots[0].error for reply in replies if isinstance(reply, Reply)]
+        assert errors[0] is None
+        assert "still unread" in (errors[-1] or "")
+
+
+async def test_result_behind_a_query_without_room_is_heard_after_an_interrupt() -> None:
+    async def never(_query: Query) -> list[Slot]:
+        return await for_ever()
+
+    async with connected(64 << 20, in_flight=2) as both:
+        connection, worker = both
+        result = await running(both, never)
+        for number in range(6):
+            worker.say(query(number))
+        worker.say(Result(block=1, status="interrupted"))
+        await until(lambda: _is_waiting(connection))
+        assert not result.done()
+        connection.let_go()
+        assert (await asyncio.wait_for(result, WAIT_S)).status == "interrupted"

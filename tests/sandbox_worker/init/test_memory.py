@@ -1,0 +1,133 @@
+"""What processes hold together, on real ones that this process started."""
+
+import os
+import signal
+import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from sandbox_worker.init.memory import FREE_BYTES, MEASURED_FOR_S, Memory
+from sandbox_worker.init.procfs import Proc, Seen
+from tests.support.clock import Clock
+
+MIB = 1 << 20
+
+
+class Family:
+    """Forks of this process, which have `shared`: each does what it is told by a number of MiB to copy."""
+
+    def __init__(self, children: int, shared: bytearray) -> None:
+        self.proc = Proc()
+        self.pids = []
+        self._pairs = []
+        for _ in range(children):
+            ours, theirs = socket.socketpair()
+            pid = os.fork()
+            if pid == 0:
+                ours.close()
+                _obey(theirs, shared)
+            theirs.close()
+            self.pids.append(pid)
+            self._pairs.append(ours)
+        for child in range(
+            children
+        ):  # after its first turn it has copied all pages that waiting for the next one takes
+            self.copy(child, 0)
+            self.copy(child, 0)
+
+    def copy(self, child: int, megabytes: int) -> None:
+        self._pairs[child].send(bytes([megabytes]))
+        assert self._pairs[child].recv(1) == b"."
+
+    def seen(self) -> list[Seen]:
+        found = [(pid, self.proc.status(pid), self.proc.times(pid)) for pid in self.pids]
+        return [Seen(pid, status, times) for pid, status, times in found if status is not None]
+
+    def end(self) -> None:
+        for pid, ours in zip(self.pids, self._pairs, strict=True):
+            os.kill(pid, signal.SIGKILL)
+            os.waitpid(pid, 0)
+            ours.close()
+
+
+def _obey(told: socket.socket, shared: bytearray) -> None:
+    while number := told.recv(1):
+        for at in range(0, number[0] * MIB, 4096):
+            shared[at] = 1
+        told.send(b".")
+    os._exit(0)
+
+
+@contextmanager
+def family(children: int = 3) -> Iterator[Family]:
+    """Of children that share 60 MiB, which this process lets go of."""
+    shared = bytearray(b"x") * (60 * MIB)
+    made = Family(children, shared)
+    del shared
+    try:
+        yield made
+    finally:
+        made.end()
+
+
+def test_below_the_limit_each_process_counts_what_it_has() -> None:
+    with family() as readers:
+        memory = Memory(readers.proc, 1 << 40)
+        memory.repl_started(0)
+        assert memory.used_bytes(readers.seen()) >= 3 * 60 * MIB
+        assert memory.measuring_s == 0
+
+
+def test_past_the_limit_shared_pages_count_once_and_copies_as_they_are_made() -> None:
+    with family() as readers:
+        estimate = sum(each.status.memory_bytes for each in readers.seen())
+        memory = Memory(readers.proc, estimate * 2 // 3)
+        memory.repl_started(0)
+        first = memory.used_bytes(readers.seen())
+        assert first < estimate / 2  # what they share with this process, too, is there once
+        assert memory.measuring_s > 0
+        for child in range(3):
+            readers.copy(child, 60)
+        assert memory.used_bytes(readers.seen()) >= first + 100 * MIB
+
+
+def test_a_measurement_holds_while_nothing_is_written_to(clock: Clock) -> None:
+    with family() as readers:
+        memory = Memory(readers.proc, sum(each.status.memory_bytes for each in readers.seen()) * 2 // 3)
+        memory.repl_started(0)
+        measured: list[int] = []
+        memory_of = readers.proc.shared_out_bytes
+        readers.proc.shared_out_bytes = lambda speaker: measured.append(speaker) or memory_of(speaker)  # type: ignore[method-assign,func-returns-value]
+        first = memory.used_bytes(readers.seen())
+        asked = len(measured)
+        assert asked == 4  # init and three
+        assert memory.used_bytes(readers.seen()) - first < MIB
+        assert len(measured) == asked
+        readers.copy(0, 1)
+        clock.forward(MEASURED_FOR_S * 1.1)
+        memory.used_bytes(readers.seen())
+        assert len(measured) > asked
+
+
+def test_a_hidden_process_counts_as_much_as_it_could_have() -> None:
+    with family(1) as one:
+        (seen,) = one.seen()
+        hidden = Seen(seen.pid, type(seen.status)(1, 2, 0, 0, seen.pid, is_hidden=True), seen.times)
+        memory = Memory(one.proc, 1 << 30)
+        memory.repl_started(0)
+        assert memory.used_bytes([hidden]) >= 1 << 30
+
+
+def test_sockets_that_several_processes_have_count_once() -> None:
+    pairs = [socket.socketpair() for _ in range(40)]
+    with family() as holders:
+        for one, other in pairs:
+            one.close()
+            other.close()
+        seen = holders.seen()
+        memory = Memory(holders.proc, 0)  # so that it looks closely
+        memory.repl_started(0)
+        each = memory._socket_bytes
+        assert 2 * 100_000 < each < 16 * MIB
+        held = memory._held_bytes(seen)
+        assert 80 * each - FREE_BYTES <= held <= 110 * each

@@ -1,0 +1,125 @@
+"""What init sees of its REPL, on real processes."""
+
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from sandbox_worker.init.procfs import Proc
+from sandbox_worker.init.usage_watch import FASTEST_S, LEAST_OF_INTERVAL, SLOWEST_S, Watch
+from tests.support.places import PROJECT
+from tests.support.waiting import until_now
+
+MIB = 1 << 20
+
+
+@contextmanager
+def child(code: str) -> Iterator["subprocess.Popen[str]"]:
+    """A Python that runs `code` and has said so; it goes on when a line is written to it."""
+    program = f"{code}\nprint(flush=True)\ninput()"
+    with subprocess.Popen(
+        [sys.executable, "-I", "-S", "-c", program], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as process:
+        try:
+            assert process.stdout is not None
+            process.stdout.readline()
+            yield process
+        finally:
+            process.kill()
+
+
+def test_memory_that_a_repl_wrote_to_is_seen_and_what_it_only_reserved_is_not() -> None:
+    with child("import mmap\nwritten = bytearray(b'x') * (64 << 20)\nreserved = mmap.mmap(-1, 1 << 30, 0x22)") as repl:
+        looking = Watch(Proc(), 1 << 40)
+        looking._repl_pid = repl.pid
+        used = looking.look().memory_bytes
+    assert 64 * MIB <= used <= 128 * MIB
+
+
+def test_what_a_repl_shares_with_init_from_the_start_is_not_its_own() -> None:
+    # One process is init and forks the REPL: what they share is there before.
+    code = """
+import os, signal, sys
+sys.path.insert(0, ".")
+from sandbox_worker.init.procfs import Proc
+from sandbox_worker.init.usage_watch import Watch
+context = bytearray(b"x") * (64 << 20)
+tell, told = os.pipe()
+inherited = Proc().status(os.getpid())
+pid = os.fork()
+if pid == 0:
+    os.read(tell, 1)
+    more = bytearray(b"x") * (32 << 20)
+    os.write(told, b"2")
+    signal.pause()
+watch = Watch(Proc(), 1 << 40)
+watch.repl_started(pid, inherited.memory_bytes)
+print(watch.look().memory_bytes >> 20)
+os.write(told, b"1")
+while not os.read(tell, 1) == b"2": os.write(told, b"1")
+print(watch.look().memory_bytes >> 20)
+os.kill(pid, signal.SIGKILL)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=PROJECT)
+    before, after = map(int, done.stdout.split())
+    assert before < 8
+    assert 32 <= after <= 64
+
+
+def test_cpu_time_counts_from_the_start_of_the_block_over_all_threads() -> None:
+    burn = "import time\nwhile time.process_time() < 0.3: pass"
+    with child(burn) as repl:
+        looking = Watch(Proc(), 1 << 40)
+        looking._repl_pid = repl.pid
+        assert looking.look().cpu_s >= 0.25
+        looking.block_started()
+        assert looking.look().cpu_s < 0.1
+
+
+def test_threads_and_processes_are_counted() -> None:
+    threads = "import threading\nstop = threading.Event()\nfor _ in range(7): threading.Thread(target=stop.wait, daemon=True).start()"
+    with child(threads) as repl:
+        looking = Watch(Proc(), 1 << 40)
+        looking._repl_pid = repl.pid
+        usage = looking.look()
+    assert (usage.processes, usage.threads) == (1, 8)
+
+
+def test_a_process_that_ended_is_no_error_and_uses_nothing() -> None:
+    with child("x = 1") as repl:
+        looking = Watch(Proc(), 1 << 40)
+        looking.repl_started(repl.pid, 0)
+        repl.send_signal(signal.SIGKILL)
+        repl.wait()
+    usage = looking.look()
+    assert (usage.memory_bytes, usage.processes, usage.threads) == (0, 0, 0)
+
+
+def test_it_looks_often_while_something_works_and_ever_more_rarely_while_all_sleep() -> None:
+    def looked_and_waits_longer() -> bool:
+        looking.look()
+        return looking.wait_s() > 5 * FASTEST_S
+
+    with child("x = 1") as repl:
+        looking = Watch(Proc(), 1 << 40)
+        looking.repl_started(repl.pid, 0)
+        looking.block_started()
+        assert looking.wait_s() <= FASTEST_S
+        until_now(looked_and_waits_longer)
+        assert looking.wait_s() <= SLOWEST_S * (1 + LEAST_OF_INTERVAL)
+        looking.block_started()
+        assert looking.wait_s() <= FASTEST_S
+
+
+def test_moments_of_looks_are_drawn_anew() -> None:
+    with child("x = 1") as repl:
+        looking = Watch(Proc(), 1 << 40)
+        looking.repl_started(repl.pid, 0)
+        waits = set()
+        for _ in range(50):
+            looking.block_started()
+            looking.look()
+            waits.add(round(looking.wait_s(), 4))
+    assert len(waits) >= 10
+    assert max(waits) > 2 * min(waits)

@@ -1,0 +1,200 @@
+"""The private root and the scratch folder, built for real in a mount namespace of the test's own."""
+
+import errno
+import os
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sandbox_worker.isolation import mounts, namespaces, syscalls
+from tests.support.forked_child import in_child
+
+
+@pytest.mark.parametrize(
+    ("paths", "expected"),
+    [
+        (["/a", "/a/b", "/ab"], ["/a", "/ab"]),
+        (["/a/b/c", "/a/b"], ["/a/b"]),
+        (["/a/", "/a"], ["/a"]),
+        (["/b", "/a"], ["/b", "/a"]),
+    ],
+)
+def test_only_outermost_paths_stay_in_order(paths: list[str], expected: list[str]) -> None:
+    assert mounts.outermost(paths) == expected
+
+
+def test_temporary_is_free_unless_something_needed_lies_there_under_any_name(tmp_path: Path) -> None:
+    assert mounts.temporary_is_free(["/usr/lib", "/tmpfoo"])
+    assert not mounts.temporary_is_free(["/usr/lib", "/tmp/venv"])
+    link = tmp_path / "link"
+    link.symlink_to("/tmp/venv")
+    assert not mounts.temporary_is_free([str(link)])
+
+
+def in_private_root(
+    new_root: Path,
+    report: Callable[[], Any],
+    readable: Sequence[Path] = (),
+    hidden: Sequence[Path] = (),
+    before: Callable[[], object] = lambda: None,
+) -> Any:
+    """Build a root in a child's namespaces, go there, and return what `report` returns."""
+    new_root.mkdir()
+
+    def build() -> Any:
+        folder = namespaces.open_proc_self()
+        namespaces.enter_user_namespace(syscalls.CLONE_NEWUSER | syscalls.CLONE_NEWNS, folder)
+        os.close(folder)
+        before()
+        mounts.enter_private_root(
+            str(new_root), [*map(str, readable)], [*map(str, hidden)], lambda target: syscalls.bind("/proc", target)
+        )
+        return report()
+
+    return in_child(build)
+
+
+def refusal(action: Callable[[], object]) -> str:
+    """Name of the error number that `action` raises, or ""."""
+    try:
+        action()
+    except OSError as error:
+        return errno.errorcode[error.errno or 0]
+    return ""
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A folder like an installation below a private home: file, secret/file, and its neighbour."""
+    home = tmp_path / "home"
+    for path in (home / "python" / "secret", home / "python" / "sub", home / "private"):
+        path.mkdir(parents=True)
+        (path / "file").write_text("content")
+    (home / "python" / "file").write_text("content")
+    return home / "python"
+
+
+def test_what_is_readable_is_there_under_its_own_name_and_its_neighbours_are_not(tmp_path: Path, folder: Path) -> None:
+    def report() -> list[Any]:
+        return [(folder / "file").read_text(), sorted(path.name for path in folder.parent.iterdir())]
+
+    assert in_private_root(tmp_path / "root", report, [folder]) == ["content", ["python"]]
+
+
+def test_the_root_holds_the_system_and_nothing_else_of_the_host(tmp_path: Path) -> None:
+    def report() -> list[list[str]]:
+        return [sorted(path.name for path in Path(name).iterdir()) for name in ("/", "/etc", "/dev")]
+
+    root, etc, dev = in_private_root(tmp_path / "root", report)
+    system = {"bin", "dev", "etc", "proc", "sbin", "tmp", "usr", "w"}
+    assert {name for name in root if not name.startswith("lib")} <= system
+    assert set(etc) <= {"ld.so.cache", "localtime", "mime.types", "fonts"}
+    assert dev == ["fd", "full", "null", "random", "shm", "stderr", "stdin", "stdout", "urandom", "zero"]
+
+
+def test_nothing_can_be_written_not_even_into_mounts_below_what_is_readable(tmp_path: Path, folder: Path) -> None:
+    def report() -> list[str]:
+        places = [folder / "new", folder / "sub" / "new", Path("/new"), Path("/usr/new"), Path("/dev/new")]
+        return [refusal(lambda place=place: place.write_text("x")) for place in places]  # type: ignore[misc]
+
+    def mount_below() -> None:
+        syscalls.mount("tmpfs", str(folder / "sub"), "tmpfs")
+
+    assert in_private_root(tmp_path / "root", report, [folder], before=mount_below) == ["EROFS"] * 5
+
+
+def test_devices_work_and_their_nodes_cannot_be_changed(tmp_path: Path) -> None:
+    def report() -> list[object]:
+        Path("/dev/null").write_text("x")
+        with open("/dev/zero", "rb") as zero:
+            zeros = len(zero.read(8))
+        return [zeros, refusal(lambda: Path("/dev/null").chmod(0o600))]
+
+    assert in_private_root(tmp_path / "root", report) == [8, "EROFS"]
+
+
+def test_a_link_is_shown_under_its_name_and_where_it_leads(tmp_path: Path, folder: Path) -> None:
+    link = tmp_path / "link"
+    link.symlink_to(folder)
+
+    def report() -> list[str]:
+        return [(link / "file").read_text(), (folder / "file").read_text()]
+
+    assert in_private_root(tmp_path / "root", report, [link]) == ["content", "content"]
+
+
+def test_a_hidden_folder_is_empty_under_every_name_of_what_holds_it(tmp_path: Path, folder: Path) -> None:
+    link = tmp_path / "link"
+    link.symlink_to(folder)
+
+    def report() -> list[Any]:
+        places = [folder / "secret", link / "secret"]
+        listed = [[path.name for path in place.iterdir()] for place in places]
+        return [*listed, refusal(lambda: (folder / "secret" / "new").touch()), (folder / "file").read_text()]
+
+    hidden = [folder / "secret", folder.parent / "private", tmp_path / "missing"]
+    assert in_private_root(tmp_path / "root", report, [link], hidden) == [[], [], "EROFS", "content"]
+
+
+def test_a_folder_that_was_hidden_around_what_is_readable_does_not_hide_it(tmp_path: Path, folder: Path) -> None:
+    def report() -> str:
+        return (folder / "file").read_text()
+
+    assert in_private_root(tmp_path / "root", report, [folder], [folder.parent]) == "content"
+
+
+def test_a_file_cannot_be_hidden(tmp_path: Path, folder: Path) -> None:
+    with pytest.raises(AssertionError, match="is not a folder"):
+        in_private_root(tmp_path / "root", list, [folder], [folder / "file"])
+
+
+@pytest.mark.parametrize("path", ["/", "/proc/self", "/dev", "/sys", "relative", "/no/such/folder"])
+def test_paths_that_cannot_be_shown_are_refused_by_name(path: str, tmp_path: Path) -> None:
+    with pytest.raises(AssertionError, match=f"readable path '{path}'"):
+        in_private_root(tmp_path / "root", list, [Path(path)])
+
+
+def test_a_narrow_umask_does_not_lock_another_uid_out(tmp_path: Path, folder: Path) -> None:
+    def report() -> list[int]:
+        return [Path(name).stat().st_mode & 0o777 for name in ("/", "/etc", "/dev", str(folder.parent))]
+
+    assert in_private_root(tmp_path / "root", report, [folder], before=lambda: os.umask(0o077)) == [0o755] * 4
+
+
+def test_the_host_sees_nothing_of_it(tmp_path: Path, folder: Path) -> None:
+    before = Path("/proc/self/mounts").read_text()
+    in_private_root(tmp_path / "root", list, [folder])
+    assert Path("/proc/self/mounts").read_text() == before
+    assert list((tmp_path / "root").iterdir()) == []
+
+
+@pytest.mark.parametrize("also_temporary", [True, False])
+def test_the_scratch_folder_is_bounded_together_with_shared_memory(tmp_path: Path, also_temporary: bool) -> None:
+    mebibyte = bytes(1 << 20)
+
+    def report() -> list[Any]:
+        mounts.mount_scratch(4 << 20, 1000, also_temporary)
+        results: list[Any] = [str(Path.cwd()), Path.cwd().stat().st_mode & 0o777]
+        Path("a").write_bytes(2 * mebibyte)
+        Path("/dev/shm/b").write_bytes(mebibyte)
+        results.append(refusal(lambda: Path("c").write_bytes(2 * mebibyte)))
+        Path("c").unlink()
+        listed = [[path.name for path in Path(name).iterdir()] for name in ("/w", "/dev/shm", "/tmp")]
+        return [*results, *listed, refusal(lambda: Path("/tmp/d").touch())]
+
+    *results, shown, written = in_private_root(tmp_path / "root", report)
+    assert results == ["/w", 0o700, "ENOSPC", ["a"], ["b"]]
+    assert (shown, written) == ((["a"], "") if also_temporary else ([], "EROFS"))
+
+
+def test_the_number_of_files_in_the_scratch_folder_is_bounded(tmp_path: Path) -> None:
+    def report() -> list[object]:
+        mounts.mount_scratch(64 << 20, 100, also_temporary=False)
+        for number in range(101):
+            if reason := refusal(lambda number=number: Path(str(number)).touch()):  # type: ignore[misc]
+                return [reason, number]
+        return []
+
+    assert in_private_root(tmp_path / "root", report) == ["ENOSPC", 100]

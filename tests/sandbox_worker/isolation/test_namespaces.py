@@ -1,0 +1,209 @@
+"""Identity, pid namespaces, and the processes that hold them."""
+
+import contextlib
+import errno
+import os
+import select
+import signal
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from sandbox_worker.isolation import namespaces, syscalls
+from sandbox_worker.isolation.namespaces import WorkerIds
+from tests.support.forked_child import in_child
+from tests.support.skips import NEEDS_ROOT
+from tests.support.waiting import WAIT_S
+
+needs_root = pytest.mark.skipif(os.getuid() != 0, reason=NEEDS_ROOT)
+
+
+def enter(flags: int) -> None:
+    """Leave for new namespaces."""
+    folder = namespaces.open_proc_self()
+    namespaces.enter_user_namespace(flags, folder)
+    os.close(folder)
+
+
+def test_a_second_thread_is_refused_with_the_number_of_threads() -> None:
+    def with_thread() -> str:
+        release = threading.Event()
+        thread = threading.Thread(target=release.wait)
+        thread.start()
+        with pytest.raises(OSError, match="2 threads") as caught:
+            namespaces.require_one_thread()
+        release.set()
+        thread.join()
+        return str(caught.value)
+
+    assert "only one with a single thread can enter" in in_child(with_thread)
+
+
+@needs_root
+def test_becoming_another_uid_is_for_good_and_leaves_no_group() -> None:
+    def become() -> list[object]:
+        os.setgroups([0, 1])
+        became = namespaces.become(65534)
+        with pytest.raises(PermissionError):
+            os.setuid(0)
+        return [became, os.getresuid(), os.getresgid(), os.getgroups()]
+
+    assert in_child(become) == [True, [65534] * 3, [65534] * 3, []]
+
+
+@needs_root
+def test_after_becoming_another_uid_its_own_proc_files_are_its_own() -> None:
+    def owner() -> int:
+        namespaces.become(65534)
+        return Path("/proc/self/oom_score_adj").stat().st_uid
+
+    assert in_child(owner) == 65534
+
+
+def test_root_of_a_namespace_without_a_second_id_goes_on_as_it_is() -> None:
+    def become() -> bool:
+        enter(syscalls.CLONE_NEWUSER)  # maps one id, as bubblewrap does
+        return namespaces.become(os.getuid() + 1)
+
+    assert in_child(become) is False
+
+
+def test_a_user_namespace_keeps_the_identity() -> None:
+    def identity() -> list[int]:
+        enter(syscalls.CLONE_NEWUSER)
+        return [os.getuid(), os.getgid()]
+
+    assert in_child(identity) == [os.getuid(), os.getgid()]
+
+
+def test_a_limit_on_namespaces_is_named_where_the_kernel_says_that_no_space_is_left() -> None:
+    def enter_limited() -> str:
+        enter(syscalls.CLONE_NEWUSER)
+        Path("/proc/sys/user/max_user_namespaces").write_text("0")
+        with pytest.raises(OSError, match="unshare") as caught:
+            enter(syscalls.CLONE_NEWUSER)
+        return str(caught.value.strerror)
+
+    assert "max_user_namespaces" in in_child(enter_limited)
+
+
+def as_zygote(serve: Callable[[int, int], None]) -> str:
+    """Call `serve(own pidfd, pipe)` as pid 1 of a namespace that its own user namespace owns; return what it wrote."""
+
+    def run() -> str:
+        read_end, write_end = os.pipe()
+        enter(syscalls.CLONE_NEWUSER | syscalls.CLONE_NEWPID)
+        pid = os.fork()
+        if pid == 0:
+            serve(os.pidfd_open(os.getpid()), write_end)
+            os._exit(0)
+        os.waitpid(pid, 0)
+        os.close(write_end)
+        with open(read_end, "rb") as pipe:
+            return pipe.read().decode()
+
+    return str(in_child(run))
+
+
+def say_pid(fork: Callable[[], int], pipe: int) -> None:
+    """Write the pid that a fork has for itself."""
+    pid = fork()
+    if pid == 0:
+        os.write(pipe, f"{os.getpid()} ".encode())
+        os._exit(0)
+    os.waitpid(pid, 0)
+
+
+def test_every_worker_is_pid_1_of_a_namespace_of_its_own_and_other_forks_are_not() -> None:
+    def serve(own_pidfd: int, pipe: int) -> None:
+        for _ in range(3):
+            say_pid(lambda: namespaces.fork_into_new_pid_namespace(own_pidfd), pipe)
+        say_pid(os.fork, pipe)  # the way back was taken: a neighbour; the workers were pids 2 to 4 here
+
+    assert as_zygote(serve) == "1 1 1 5 "
+
+
+def test_a_failed_fork_leaves_no_pid_namespace_pending(monkeypatch: pytest.MonkeyPatch) -> None:
+    def no_fork() -> int:
+        raise OSError(errno.EAGAIN, "no more processes")
+
+    def serve(own_pidfd: int, pipe: int) -> None:
+        with monkeypatch.context() as patched:
+            patched.setattr(os, "fork", no_fork)
+            with pytest.raises(OSError, match="no more processes"):
+                namespaces.fork_into_new_pid_namespace(own_pidfd)
+        say_pid(lambda: namespaces.fork_into_new_pid_namespace(own_pidfd), pipe)
+
+    assert as_zygote(serve) == "1 "
+
+
+@pytest.mark.parametrize(("ending", "expected"), [("exits_with_7", 7), ("is_killed", 128 + signal.SIGKILL)])
+def test_the_monitor_ends_as_pid_1_ends(ending: str, expected: int) -> None:
+    monitor = os.fork()
+    if monitor == 0:
+        namespaces.continue_as_pid_1()
+        if ending == "exits_with_7":
+            os._exit(7)
+        os.kill(os.getpid(), signal.SIGKILL)
+    assert os.waitstatus_to_exitcode(os.waitpid(monitor, 0)[1]) == expected
+
+
+def start_monitored(pipe: int) -> int:
+    """Fork a monitor whose child writes to `pipe` and stays; return the monitor's pid."""
+    monitor = os.fork()
+    if monitor == 0:
+        signal.alarm(2 * WAIT_S)  # where the walls under test fail, nobody else would end them
+        namespaces.continue_as_pid_1()
+        signal.alarm(2 * WAIT_S)
+        os.write(pipe, b"up")
+        signal.pause()
+    os.close(pipe)
+    return monitor
+
+
+def holds_nothing_soon(pid: int) -> bool:
+    """The monitor closes its descriptors after the fork, when its child may be running already."""
+    deadline = time.monotonic() + WAIT_S
+    while time.monotonic() < deadline:
+        if not list(Path(f"/proc/{pid}/fd").iterdir()):
+            return True
+        os.sched_yield()
+    return False
+
+
+def ended(pipe: int) -> bool:
+    """Whether nobody holds the other end any more."""
+    return bool(select.select([pipe], [], [], WAIT_S)[0]) and os.read(pipe, 1) == b""
+
+
+@pytest.mark.parametrize("victim", ["the_child", "the_monitor"])
+def test_when_either_is_killed_both_are_gone_and_no_descriptor_is_held(victim: str) -> None:
+    read_end, write_end = os.pipe()
+    monitor = start_monitored(write_end)
+    try:
+        assert os.read(read_end, 2) == b"up"
+        child = int(Path(f"/proc/{monitor}/task/{monitor}/children").read_text())
+        if victim == "the_child":
+            assert holds_nothing_soon(monitor)
+            os.kill(child, signal.SIGKILL)
+        else:
+            os.kill(monitor, signal.SIGKILL)
+        assert ended(read_end)
+    finally:
+        with contextlib.suppress(ProcessLookupError):  # it may have ended with its child
+            os.kill(monitor, signal.SIGKILL)
+        os.waitpid(monitor, 0)
+        os.close(read_end)
+
+
+def test_ids_of_workers_are_given_in_turn_and_none_is_the_zygotes() -> None:
+    ids, given = WorkerIds(1000, 4), []
+    for _ in range(6):
+        ids.forked += 1
+        given.append(ids.of_newest())
+    assert sorted(given) == [1001, 1001, 1002, 1002, 1003, 1003]
+    assert len(set(given[:3])) == 3
+    assert WorkerIds(65534, 1, forked=7).of_newest() == 65534

@@ -1,0 +1,228 @@
+"""The walls in their order, around a real worker: as root and as an ordinary user."""
+
+import os
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from sandbox_worker.isolation import landlock
+from tests.support.launcher import BOUNDS, SCRATCH_BYTES, USERS, WHY_NOT_STRICT, Launcher, launcher_of, needs_strict
+from tests.support.needs import require_time_zones
+from tests.support.skips import NEEDS_ROOT
+
+
+@pytest.fixture(scope="module", params=USERS)
+def launcher(request: pytest.FixtureRequest) -> Iterator[Launcher]:
+    with launcher_of(request.param) as made:
+        yield made
+
+
+SIGNALS_ARE_GOVERNED = not WHY_NOT_STRICT and landlock.abi() >= 6  # elsewhere the kernel drops what is sent to a pid 1
+
+# -- one worker at strict, and what it found -------------------------------------------------------------------------
+
+STATUS = "dict(line.split(':', 1) for line in open('/proc/self/status').read().splitlines())"
+FAILED_WITH = "__import__('ctypes').get_errno()"
+LIBC = "__import__('ctypes').CDLL(None, use_errno=True)"
+
+ATTACKS = {
+    "reads_the_users_of_the_host": ("open('/etc/passwd')", "FileNotFoundError 2"),
+    "lists_what_services_keep": ("os.listdir('/var')", "FileNotFoundError 2"),
+    "lists_the_hosts_devices": ("os.listdir('/sys')", "FileNotFoundError 2"),
+    "reads_the_machines_memory": ("open('/proc/meminfo')", "FileNotFoundError 2"),
+    "writes_to_the_system": ("open('/usr/x', 'w')", "OSError 30"),
+    "writes_to_the_root": ("open('/x', 'w')", "OSError 30"),
+    "writes_to_python": ("open(os.__file__, 'a')", ("OSError 30", "PermissionError 13")),
+    "changes_the_modes_of_the_system": ("os.chmod('/usr', 0o777)", "OSError 30"),
+    "changes_a_device": ("os.chmod('/dev/null', 0)", "OSError 30"),
+    "maps_shared_zeros_that_no_limit_sees": ("open('/dev/zero', 'r+b', buffering=0)", "PermissionError 13"),
+    "reads_the_environment_of_init": ("open('/proc/1/environ').read()", "PermissionError 13"),
+    "reads_the_memory_of_init": ("open('/proc/1/mem', 'rb')", "PermissionError 13"),
+    "reads_the_maps_of_init": ("open('/proc/1/maps').read()", "PermissionError 13"),
+    "lists_the_descriptors_of_init": ("os.listdir('/proc/1/fd')", "PermissionError 13"),
+    "goes_to_the_root_of_init": ("os.listdir('/proc/1/root')", "PermissionError 13"),
+    "traces_init": (f"({LIBC}.ptrace(16, 1, 0, 0), {FAILED_WITH})", [-1, 1]),
+    "makes_a_socket": ("__import__('socket').socket()", "PermissionError 1"),
+    "unshares": (f"({LIBC}.unshare(0x10000000), {FAILED_WITH})", [-1, 1]),
+    "mounts": (f"({LIBC}.mount(b'x', b'/w', b'tmpfs', 0, 0), {FAILED_WITH})", [-1, 1]),
+    "becomes_root": ("os.setuid(0)", "PermissionError 1"),
+    "starts_a_program": ("os.execv('/bin/true', ['true'])", "PermissionError 1"),
+    "opens_64_files": ("[open('/dev/null') for _ in range(64)]", "OSError 24"),
+    "raises_its_limit": (
+        "__import__('resource').setrlimit(7, (1000, 1000))",
+        "ValueError not allowed to raise maximum limit",
+    ),
+    "writes_a_file_larger_than_the_scratch_folder": (
+        f"(open('big', 'wb').truncate({SCRATCH_BYTES + 1}))",
+        "OSError 27",
+    ),
+    "fills_the_scratch_folder": (
+        f"[open(name, 'wb').write(bytes({SCRATCH_BYTES // 2})) for name in ('one', '/dev/shm/two', 'three')]",
+        "OSError 28",
+    ),
+    "takes_2_gigabytes": ("len(bytearray(2 << 30))", "MemoryError "),
+}
+CAPABILITY_SETS = "('CapInh', 'CapPrm', 'CapEff', 'CapBnd', 'CapAmb')"
+FACTS = {
+    "no_capability_is_left": (f"[{STATUS}[name].strip().strip('0') for name in {CAPABILITY_SETS}]", [""] * 5),
+    "no_new_privileges": (f"{STATUS}['NoNewPrivs'].strip()", "1"),
+    "two_filters": (f"{STATUS}['Seccomp_filters'].strip()", "2"),
+    "it_is_not_root": ("0 in os.getresuid() + os.getresgid()", False),
+    "its_init_is_pid_1": ("os.getppid()", 1),
+    "it_sees_no_other_process": ("len([name for name in os.listdir('/proc') if name.isdigit()])", 2),
+    "its_core_dumps_are_bound_to_a_byte": ("__import__('resource').getrlimit(4)[1] <= 1", True),
+    "it_is_the_first_to_be_killed": ("open('/proc/self/oom_score_adj').read().strip()", "1000"),
+    "it_is_nice": ("os.getpriority(0, 0) >= 5", True),
+    "it_is_in_its_scratch_folder": ("os.getcwd()", "/w"),
+    "its_host_name_says_nothing": ("os.uname().nodename", "rlm"),
+    "it_has_no_network_but_a_loopback": ("open('/proc/self/net/dev').read().count(':')", 1),
+    "what_is_hidden_is_empty": ("os.path.exists('/usr/share/doc') and os.listdir('/usr/share/doc') or []", []),
+    "init_cannot_be_killed": ("os.kill(1, 9)", "PermissionError 1" if SIGNALS_ARE_GOVERNED else None),
+    "init_is_there_after_it": ("os.getppid()", 1),
+}
+ORDINARY = {
+    "numbers": ("str(__import__('decimal').Decimal('0.1') * 3)", "0.3"),
+    "databases": ("__import__('sqlite3').connect('a.db').execute('create table t (x)').fetchall()", []),
+    "temporary_files": ("__import__('tempfile').TemporaryFile(dir='/w').write(b'abc')", 3),
+    "copies": ("__import__('shutil').copy2(os.__file__, 'copy.py')", "copy.py"),
+    "threads": ("__import__('concurrent.futures').futures.ThreadPoolExecutor(4).submit(len, 'abc').result(10)", 3),
+    "semaphores": ("__import__('multiprocessing').get_context('fork').Semaphore(2).acquire()", True),
+    "event_loops": ("__import__('asyncio').run(__import__('asyncio').to_thread(len, 'abc'))", 3),
+    "forks": ("__import__('multiprocessing').get_context('fork').Pool(2).map(len, ['a', 'bb'])", [1, 2]),
+    "devices": ("len(open('/dev/urandom', 'rb').read(8)) + len(open('/dev/zero', 'rb').read(8))", 16),
+    "nothing_to_write_to": ("open('/dev/null', 'w').write('abc')", 3),
+    "time_zones": ("str(__import__('zoneinfo').ZoneInfo('UTC'))", "UTC"),
+    "links_to_its_own_descriptors": ("os.readlink('/dev/stdin')", "/proc/self/fd/0"),
+}
+OF_INIT = {
+    "cannot_be_read": (f"{LIBC}.prctl(3)", 0),  # PR_GET_DUMPABLE
+    "leads_a_session_that_no_sibling_is_in": ("os.getsid(0)", 1),
+    "is_pid_1": ("os.getpid()", 1),
+    "may_fork_and_wait": ("os.waitpid(os.fork() or os._exit(0), 0)[1]", 0),
+    "may_pass_descriptors": ("[end.sendmsg([b'x']) for end in __import__('socket').socketpair()]", [1, 1]),
+    "may_shrink_a_pipe": ("__import__('fcntl').fcntl(os.pipe()[1], 1031, 4096)", 4096),
+    "makes_no_socket": ("__import__('socket').socket()", "PermissionError 1"),
+}
+
+
+@pytest.fixture(scope="module")
+def strict(launcher: Launcher) -> dict[str, Any]:
+    probes = {name: expression for name, (expression, _) in {**ORDINARY, **FACTS, **ATTACKS}.items()}
+    return launcher.run(
+        probes=probes,
+        hidden=["/usr/share/doc"],
+        init_probes={name: expression for name, (expression, _) in OF_INIT.items()},
+    )
+
+
+def holds(found: Any, expected: Any) -> bool:
+    """Whether `found` is `expected`, or one of them if that is a tuple."""
+    return found in expected if isinstance(expected, tuple) else bool(found == expected)
+
+
+@needs_strict
+@pytest.mark.parametrize("name", ATTACKS)
+def test_an_attack_is_refused(strict: dict[str, Any], name: str) -> None:
+    found, expected = strict["of repl"][name], ATTACKS[name][1]
+    assert holds(found, expected), found
+
+
+@needs_strict
+@pytest.mark.parametrize("name", FACTS)
+def test_a_repl_behind_the_walls_is_as_it_must_be(strict: dict[str, Any], name: str) -> None:
+    found, expected = strict["of repl"][name], FACTS[name][1]
+    assert holds(found, expected), found
+
+
+@needs_strict
+@pytest.mark.parametrize("name", ORDINARY)
+def test_ordinary_python_works_behind_the_walls(strict: dict[str, Any], name: str) -> None:
+    if name == "time_zones":
+        require_time_zones()
+    assert strict["of repl"][name] == ORDINARY[name][1]
+
+
+@needs_strict
+@pytest.mark.parametrize("name", OF_INIT)
+def test_init_can_do_its_work_and_not_much_more(strict: dict[str, Any], name: str) -> None:
+    assert strict["of init"][name] == OF_INIT[name][1]
+
+
+@needs_strict
+def test_the_layers_are_reported_in_the_order_they_were_applied(launcher: Launcher, strict: dict[str, Any]) -> None:
+    as_root = ["private root", "other uid", "namespaces", "pid 1", "own proc", "host name"]
+    as_user = ["namespaces", "pid 1", "private root", "own proc", "host name"]
+    root = os.getuid() == 0 and launcher.uid is None
+    assert strict["zygote"] == (as_root if root else as_user)
+    own_uid = ["own uid"] if root else []
+    walls_of_init = ["session", *own_uid, "mounts", "user namespace", "capabilities", "no_new_privs", "not dumpable"]
+    assert strict["init"] == [*walls_of_init, "landlock", "seccomp"]
+    assert strict["repl"] == ["rlimits", "landlock", "seccomp"]
+
+
+@needs_strict
+def test_init_outlives_all_of_it_and_the_monitor_ends_as_the_zygote_does(strict: dict[str, Any]) -> None:
+    assert strict["init ended with"] == 5
+    assert strict["exit code"] == 0
+    assert strict["stderr"] == ""
+
+
+# -- other walls -----------------------------------------------------------------------------------------------------
+
+
+FORK_UNTIL_REFUSED = """
+import os, signal
+forks = 0
+try:
+    while os.fork():
+        forks += 1
+    signal.pause()
+except BlockingIOError:
+    pass
+"""
+
+
+@needs_strict
+def test_a_fork_bomb_ends_at_the_number_of_processes_and_one_signal_ends_it(launcher: Launcher) -> None:
+    bomb = f"(lambda names: exec({FORK_UNTIL_REFUSED!r}, names) or names['forks'])({{}})"
+    report = launcher.run(probes={"forks": bomb, "kill": "os.kill(-1, 9)"})
+    assert report["of repl"] == {"forks": BOUNDS["max_processes"] - 2, "kill": None}  # init and the REPL count, too
+    assert report["init ended with"] == 5
+
+
+@needs_strict
+def test_with_exec_programs_run_also_those_of_the_scratch_folder(launcher: Launcher) -> None:
+    run = "__import__('subprocess').run({}, capture_output=True, text=True).{}"
+    probes = {
+        "a_program": run.format("['/bin/sh', '-c', 'echo $((6 * 7)) | cat']", "stdout"),
+        "its_own": f"(__import__('shutil').copy('/bin/echo', 'say'), {run.format(['./say', 'hello'], 'stdout')})[1]",
+        "as_root": run.format("['/bin/sh', '-c', 'cat /proc/1/environ; touch /usr/x']", "returncode"),
+    }
+    found = launcher.run(probes=probes, allow_exec=True)["of repl"]
+    assert found == {"a_program": "42\n", "its_own": "hello\n", "as_root": 1}
+
+
+@needs_strict
+def test_where_the_hosts_proc_is_masked_workers_have_none(launcher: Launcher) -> None:
+    if launcher.uid is not None or os.getuid() != 0:
+        pytest.skip(NEEDS_ROOT)  # to mask /proc before a fork server starts
+    probes = {"proc": "os.listdir('/proc')", "pid": "os.getppid()", "memory": "len(bytearray(2 << 30))"}
+    report = launcher.run(probes=probes, masked_proc=True)
+    assert not report["proc_is_fresh"]
+    assert "own proc" not in report["zygote"]
+    assert report["of repl"] == {"proc": [], "pid": 1, "memory": "MemoryError "}
+
+
+def test_process_is_no_boundary_but_dies_with_its_zygote_and_has_limits(launcher: Launcher) -> None:
+    probes = {
+        "files": "[open('/dev/null') for _ in range(64)]",
+        "passwd": "len(open('/etc/passwd').read()) > 0",
+        "processes": "__import__('resource').getrlimit(6)[0] != 16",
+        "signal": f"(lambda number: ({LIBC}.prctl(2, __import__('ctypes').byref(number)), number.value))(__import__('ctypes').c_int())",
+    }
+    report = launcher.run(level="process", probes=probes)
+    assert report["zygote"] == []
+    assert report["init"] == ["parent death signal", "no_new_privs"]
+    assert report["repl"] == ["parent death signal", "rlimits"]
+    assert report["of repl"] == {"files": "OSError 24", "passwd": True, "processes": True, "signal": [0, 9]}

@@ -1,0 +1,80 @@
+"""Entering a zygote, and failing closed."""
+
+import os
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sandbox_worker.isolation import zygote_layers
+from sandbox_worker.isolation.walls import LayerFailed, ZygoteWalls
+from tests.support.forked_child import in_child
+from tests.support.launcher import needs_strict
+
+
+def failure(**changes: Any) -> list[str]:
+    """Layer, reason and sentence of entering a zygote that cannot be had."""
+    arguments: dict[str, Any] = {
+        "level": "strict",
+        "new_root": "/",
+        "readable": [],
+        "hidden": [],
+    } | changes
+
+    def enter() -> list[str]:
+        with pytest.raises(LayerFailed) as caught:
+            zygote_layers.enter_zygote(**arguments)
+        return [caught.value.layer, caught.value.reason, str(caught.value)]
+
+    result = in_child(enter)
+    assert isinstance(result, list)
+    return result
+
+
+def test_an_unknown_level_is_refused_with_those_that_exist() -> None:
+    layer, reason, sentence = failure(level="paranoid")
+    assert layer == "level"
+    assert reason == "there is no level 'paranoid'; there are: strict, standard, process"
+    assert sentence == f"isolation layer 'level' failed: {reason}"
+
+
+@needs_strict
+def test_a_root_that_cannot_be_built_names_its_layer_and_the_path() -> None:
+    assert failure(new_root="/no/such/folder")[:2] == [
+        "private root",
+        "mount tmpfs on /no/such/folder: No such file or directory",
+    ]
+    assert failure(new_root="/mnt", readable=["/no/such/python"])[0] == "private root"
+
+
+def test_a_process_with_threads_is_refused_before_anything_is_changed() -> None:
+    def enter() -> list[str]:
+        release = threading.Event()
+        thread = threading.Thread(target=release.wait)
+        thread.start()
+        with pytest.raises(LayerFailed, match="2 threads") as caught:
+            zygote_layers.enter_zygote("strict", "/", [], [])
+        release.set()
+        thread.join()
+        return [caught.value.layer, str(Path("/proc/self/ns/mnt").readlink())]
+
+    assert in_child(enter) == ["one thread", str(Path("/proc/self/ns/mnt").readlink())]
+
+
+def _leave_if_child(pid: int) -> None:
+    if pid == 0:
+        os._exit(0)
+
+
+def test_a_worker_whose_walls_fail_says_which() -> None:
+    walls = ZygoteWalls("strict")
+
+    def fork() -> list[str]:
+        with pytest.raises(LayerFailed) as caught:
+            _leave_if_child(zygote_layers.fork_worker(walls))  # -1 is no way back
+        return [caught.value.layer, caught.value.reason]
+
+    layer, reason = in_child(fork)
+    assert layer == "fork"
+    assert reason.startswith(("setns: ", "unshare: "))

@@ -1,0 +1,272 @@
+"""What a worker makes of a context's descriptor: exactly the announced value, or one sentence."""
+
+import fcntl
+import gc
+import json
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from sandbox_worker.loading.context import SMALL_BYTES, ContextBroken, load
+from sandbox_worker.loading.form import SEALS, ContextForm, Width, span_bytes
+from tests.support.places import PROJECT
+
+REPOSITORY = str(PROJECT)
+PAGE = os.sysconf("SC_PAGESIZE")
+CODECS: dict[Width, str] = {1: "latin-1", 2: "utf-16-le", 4: "utf-32-le"}
+KINDS: list[tuple[str, Width]] = [("a", 1), ("\xe9", 1), ("\u017c", 2), ("\U0001f600", 4)]
+Sealed = Callable[..., int]
+
+
+@pytest.fixture
+def sealed() -> Iterator[Sealed]:
+    """Makes memfds with the given bytes and seals."""
+    made = []
+
+    def make(data: bytes, seals: int = SEALS) -> int:
+        fd = os.memfd_create("test", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+        made.append(fd)
+        assert os.write(fd, data) == len(data)
+        fcntl.fcntl(fd, fcntl.F_ADD_SEALS, seals)
+        return fd
+
+    yield make
+    for fd in made:
+        os.close(fd)
+
+
+def text_in(sealed: Sealed, text: str, width: Width) -> tuple[int, ContextForm]:
+    data = text.encode(CODECS[width], "surrogatepass").ljust(span_bytes(len(text), width), b"\0")
+    return sealed(data), ContextForm("text", len(text), width, text.isascii())
+
+
+def open_descriptors() -> list[str]:
+    return sorted(path.name for path in Path("/proc/self/fd").iterdir())
+
+
+def around_page_boundaries() -> Iterator[tuple[str, Width]]:
+    yield "", 1
+    for character, width in KINDS:
+        page_chars = PAGE // width
+        for length in (1, 2, page_chars - 1, page_chars, page_chars + 1, 2 * page_chars - 1, 2 * page_chars):
+            yield (character + "0123456789" * (length // 10 + 1))[:length], width
+
+
+@pytest.mark.parametrize("maps", [True, False], ids=["mapped", "copied"])
+def test_a_text_of_any_width_and_length_is_an_ordinary_str_in_every_respect(sealed: Sealed, maps: bool) -> None:
+    for text, width in around_page_boundaries():
+        fd, form = text_in(sealed, text, width)
+        loaded = load(fd, form, maps)
+        assert type(loaded) is str
+        assert loaded == text
+        assert hash(loaded) == hash(text)
+        assert {loaded: "found"}[text] == "found"
+        assert len(loaded) == len(text)
+        assert (loaded[1:], loaded[-2:], loaded[::7]) == (text[1:], text[-2:], text[::7])
+        assert loaded.encode() == text.encode()
+        assert loaded.isascii() == text.isascii()
+        assert loaded + "x" == text + "x"
+        assert loaded.count("0") == text.count("0")
+        assert ("789" in loaded) == ("789" in text)
+        assert [m.span() for m in re.finditer("9|$", loaded)] == [m.span() for m in re.finditer("9|$", text)]
+        assert sys.getsizeof(loaded) >= len(text) * width
+
+
+def test_a_mapped_text_takes_no_memory_is_never_freed_and_needs_no_descriptor(tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(
+        """
+import fcntl, gc, os, sys
+from sandbox_worker.loading.context import load
+from sandbox_worker.loading.form import SEALS, ContextForm
+
+def anonymous_kb():
+    with open("/proc/self/status") as status:
+        return next(int(line.split()[1]) for line in status if line.startswith("RssAnon"))
+
+fd = os.memfd_create("test", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+for _ in range(100):
+    os.write(fd, b"0123456789abcde\\n" * 65536)
+os.write(fd, bytes(8))
+fcntl.fcntl(fd, fcntl.F_ADD_SEALS, SEALS)
+before = anonymous_kb()
+text = load(fd, ContextForm("text", 100 << 20, 1, True), True)
+os.close(fd)
+assert text.count("abcde") == 100 * 65536
+for _ in range(1000):
+    again = text
+    del again
+print(anonymous_kb() - before)
+del text
+gc.collect()
+"""
+    )
+    run = subprocess.run(
+        [sys.executable, script], env={"PYTHONPATH": REPOSITORY}, capture_output=True, text=True, check=False
+    )
+    assert (run.returncode, run.stderr) == (0, "")
+    assert int(run.stdout) < 2_000
+
+
+def test_characters_are_those_of_the_memfd_and_the_header_lies_apart(sealed: Sealed) -> None:
+    for character, width in KINDS:
+        fd, form = text_in(sealed, character * (SMALL_BYTES // width), width)
+        loaded = load(fd, form, True)
+        with open("/proc/self/maps") as maps:
+            mappings = [line.split() for line in maps]
+        around = [
+            (permissions, inode)
+            for span, permissions, _, _, inode, *_ in mappings
+            if int(span.split("-")[0], 16) <= id(loaded) < int(span.split("-")[1], 16)
+        ]
+        assert around == [("rw-p", "0")]
+        assert [
+            (rights, int(inode)) for _, rights, _, _, inode, *_ in mappings if inode == str(os.fstat(fd).st_ino)
+        ] == [("r--p", os.fstat(fd).st_ino)]
+        assert sys.getrefcount(loaded) > 1 << 31
+
+
+def test_adjacent_lone_surrogates_stay_two_characters(sealed: Sealed) -> None:
+    text = "\ud83d\ude00"
+    fd, form = text_in(sealed, text, 2)
+    for maps in (True, False):
+        assert load(fd, form, maps) == text
+
+
+def test_json_is_decoded_and_its_descriptor_stays_open(sealed: Sealed) -> None:
+    value = {"a": [1, 2.5, None, True, "\u017c\U0001f600"], "b": {"c": "d" * 5000}, "big": 2**70}
+    data = msgspec.json.encode(value)
+    fd = sealed(data)
+    descriptors = open_descriptors()
+    assert load(fd, ContextForm("json", len(data)), True) == value
+    assert open_descriptors() == descriptors
+    assert gc.isenabled()
+
+
+@pytest.mark.parametrize(
+    "data",
+    [json.dumps({"a": "\ud83d", "b": 1}).encode(), '["\ud83d\ude00"]'.encode("utf-8", "surrogatepass")],
+    ids=["escaped", "raw_and_adjacent"],
+)
+def test_json_with_lone_surrogates_is_decoded(sealed: Sealed, data: bytes) -> None:
+    expected = {"a": "\ud83d", "b": 1} if data[:1] == b"{" else ["\ud83d\ude00"]
+    assert load(sealed(data), ContextForm("json", len(data)), True) == expected
+
+
+@pytest.mark.parametrize(
+    ("data", "sentence"),
+    [
+        (b"", "empty"),
+        (b"{", "not JSON"),
+        (b"[NaN]", "not JSON"),
+        (b'"\xff"', "not JSON"),
+        (b'{"a": 1} 2', "not JSON"),
+        (b"1" * 5000, "not JSON"),
+        (b"[" * 200_000, "nested too deep"),
+        (b'{"a":' * 200_000, "nested too deep"),
+    ],
+    ids=["empty", "cut", "nan", "not_utf8", "two_values", "endless_number", "deep_lists", "deep_dicts"],
+)
+def test_what_is_not_json_is_refused_with_one_sentence(sealed: Sealed, data: bytes, sentence: str) -> None:
+    with pytest.raises(ContextBroken, match=sentence):
+        load(sealed(data), ContextForm("json", len(data)), True)
+    assert gc.isenabled()
+
+
+@pytest.mark.parametrize("missing", [fcntl.F_SEAL_SEAL, fcntl.F_SEAL_SHRINK, fcntl.F_SEAL_GROW, fcntl.F_SEAL_WRITE])
+@pytest.mark.parametrize("form", [ContextForm("text", 3, 1, True), ContextForm("json", 3)], ids=["text", "json"])
+def test_a_memfd_without_all_four_seals_is_refused(sealed: Sealed, missing: int, form: ContextForm) -> None:
+    with pytest.raises(ContextBroken, match="seals"):
+        load(sealed(b"123", SEALS & ~missing), form, True)
+
+
+def test_an_ordinary_file_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    path.write_text("abc")
+    with path.open() as file, pytest.raises(ContextBroken, match=r"not a memfd|seals"):
+        load(file.fileno(), ContextForm("text", 3, 1, True), True)
+
+
+@pytest.mark.parametrize(
+    "form",
+    [
+        ContextForm("text", 8, 1, True),
+        ContextForm("text", 1 << 40, 4),
+        ContextForm("text", 4, 2),
+        ContextForm("json", 7),
+        ContextForm("json", 9),
+        ContextForm("texts", 8, texts=1, names_bytes=4),
+        ContextForm("texts", 0, texts=1),
+    ],
+)
+def test_a_size_that_is_not_the_announced_one_is_refused_before_anything_is_mapped(
+    sealed: Sealed, form: ContextForm
+) -> None:
+    for maps in (True, False):
+        with pytest.raises(ContextBroken, match="memfd has 8 bytes"):
+            load(sealed(bytes(8)), form, maps)
+
+
+@pytest.mark.parametrize(
+    "form",
+    [
+        ContextForm("text", 2, 2, True),
+        ContextForm("json", 8, 2),
+    ],
+)
+def test_a_form_that_contradicts_itself_is_refused(sealed: Sealed, form: ContextForm) -> None:
+    with pytest.raises(ContextBroken, match="cannot be 2 bytes wide"):
+        load(sealed(bytes(8)), form, True)
+    with pytest.raises(ContextBroken, match="cannot be 4 bytes wide"):
+        load(sealed(bytes(21)), ContextForm("texts", 8, 4, texts=1, names_bytes=4), True)
+
+
+@pytest.mark.parametrize(
+    "change", [{"length": -1}, {"width": 3}, {"kind": "pickle"}, {"length": 1 << 61}, {"more": 1}, {"texts": -1}]
+)
+def test_a_form_that_cannot_be_is_refused_by_the_wire(change: dict[str, Any]) -> None:
+    fields = {"kind": "text", "length": 1, "width": 1, "ascii": True}
+    assert msgspec.convert(fields, ContextForm) == ContextForm("text", 1, 1, True)
+    with pytest.raises(msgspec.ValidationError):
+        msgspec.convert({**fields, **change}, ContextForm)
+
+
+def test_a_text_that_finds_no_address_space_is_refused_with_one_sentence(tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(
+        """
+import fcntl, os, resource
+from sandbox_worker.loading.context import SMALL_BYTES, ContextBroken, load
+from sandbox_worker.loading.form import SEALS, ContextForm, span_bytes
+
+fd = os.memfd_create("test", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+os.pwrite(fd, ((1 << 40) - 65).to_bytes(8, "little") + b"\\0null".ljust(56), (1 << 40) - 64)
+fcntl.fcntl(fd, fcntl.F_ADD_SEALS, SEALS)
+resource.setrlimit(resource.RLIMIT_AS, (1 << 30, 1 << 30))
+for maps in (True, False):
+    for form in (
+        ContextForm("text", (1 << 40) - 1, 1, True),
+        ContextForm("texts", (1 << 40) - 64, texts=1, names_bytes=55),
+        ContextForm("json", 1 << 40),
+    ):
+        try:
+            load(fd, form, maps)
+        except ContextBroken as error:
+            print(error)
+"""
+    )
+    run = subprocess.run(
+        [sys.executable, script], env={"PYTHONPATH": REPOSITORY}, capture_output=True, text=True, check=False
+    )
+    assert (run.returncode, run.stderr) == (0, "")
+    assert (
+        run.stdout.splitlines()
+        == ["a context of 1,099,511,627,776 bytes cannot be brought into memory: Cannot allocate memory"] * 6
+    )

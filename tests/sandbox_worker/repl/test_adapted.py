@@ -1,0 +1,42 @@
+"""Modules that are adapted when they are imported, each in a process of its own."""
+
+import json
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+
+from tests.support.places import PROJECT
+
+
+def after(adapt: str, code: str) -> Any:
+    """What `code` prints, as JSON, after a call of `adapt`."""
+    program = f"import json, os, sys\nfrom sandbox_worker.repl.adapted import adapt\nadapt({adapt})\n{code}"
+    command = [sys.executable, "-W", "error", "-c", program]
+    return json.loads(subprocess.run(command, cwd=PROJECT, capture_output=True, text=True, check=True).stdout)
+
+
+def test_multiprocessing_forks_and_may_be_told_otherwise() -> None:
+    code = (
+        "import multiprocessing as m\nfirst = m.get_start_method()\n"
+        "m.set_start_method('spawn', force=True)\nprint(json.dumps([first, m.get_start_method()]))"
+    )
+    assert after("'strict', None", code) == ["fork", "spawn"]
+
+
+def test_popen_keeps_its_signature_its_source_and_a_group_that_was_asked_for() -> None:
+    code = (
+        "import inspect, subprocess\n"
+        "p = subprocess.Popen(['sleep', '60'], start_new_session=True, process_group=os.getpgrp())\n"
+        "same = os.getpgid(p.pid) == os.getpgrp()\np.kill(); p.wait()\n"
+        "print(json.dumps([same, 'args' in inspect.signature(subprocess.Popen).parameters, "
+        "'class Popen' in inspect.getsource(subprocess)]))"
+    )
+    assert after("'strict', None", code) == [True, True, True]
+
+
+@pytest.mark.parametrize("module", ["random", "numpy.random"])
+def test_generator_that_is_imported_later_begins_with_the_seed(module: str) -> None:
+    code = f"import importlib\nprint(json.dumps(importlib.import_module('{module}').random()))"
+    assert after("'standard', 5", code) == after("'standard', 5", code) != after("'standard', 6", code)

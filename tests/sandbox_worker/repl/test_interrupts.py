@@ -1,0 +1,103 @@
+"""SIGINT, sent for real to a process of its own: the handler lives in its main thread."""
+
+import os
+import signal
+import threading
+
+import pytest
+
+from sandbox_worker.repl.interrupts import Interrupts
+from tests.support.forked_child import in_child
+
+
+def sigint() -> None:
+    os.kill(os.getpid(), signal.SIGINT)
+
+
+def test_model_code_is_interrupted_where_it_is() -> None:
+    def scenario() -> str:
+        interrupts = Interrupts()
+        interrupts.install()
+        with pytest.raises(KeyboardInterrupt), interrupts.armed():
+            sigint()
+        return "raised"
+
+    assert in_child(scenario) == "raised"
+
+
+def test_our_own_code_is_left_alone_and_the_interrupt_comes_at_its_end() -> None:
+    def scenario() -> list[str]:
+        interrupts = Interrupts()
+        interrupts.install()
+        story = []
+        try:
+            with interrupts.armed():
+                with interrupts.held():
+                    with interrupts.held():
+                        sigint()
+                        story.append("inner goes on")
+                    story.append("outer goes on")
+                story.append("never")
+        except KeyboardInterrupt:
+            story.append("interrupted")
+        return story
+
+    assert in_child(scenario) == ["inner goes on", "outer goes on", "interrupted"]
+
+
+def test_a_wait_inside_of_our_code_may_be_left_at_once() -> None:
+    def scenario() -> list[str]:
+        interrupts = Interrupts()
+        interrupts.install()
+        story = []
+        try:
+            with interrupts.armed(), interrupts.held(), interrupts.let_through():
+                sigint()
+                story.append("never")
+        except KeyboardInterrupt:
+            story.append("interrupted")
+        return story
+
+    assert in_child(scenario) == ["interrupted"]
+
+
+def test_between_two_blocks_an_interrupt_is_nothing_and_hits_no_later_block() -> None:
+    def scenario() -> list[str]:
+        interrupts = Interrupts()
+        interrupts.install()
+        sigint()
+        with interrupts.armed():
+            pass
+        with interrupts.armed(), interrupts.held():
+            pass
+        return ["untouched"]
+
+    assert in_child(scenario) == ["untouched"]
+
+
+def test_another_threads_own_code_holds_nothing_up() -> None:
+    def scenario() -> list[str]:
+        interrupts = Interrupts()
+        interrupts.install()
+        inside, leave = threading.Event(), threading.Event()
+
+        def other() -> None:
+            with interrupts.held():
+                inside.set()
+                leave.wait()
+
+        thread = threading.Thread(target=other)
+        thread.start()
+        inside.wait()
+        story = []
+        try:
+            with interrupts.armed():
+                sigint()
+                story.append("never")
+        except KeyboardInterrupt:
+            story.append("interrupted")
+        leave.set()
+        thread.join()
+        return story
+
+    assert in_child(scenario) == ["interrupted"]

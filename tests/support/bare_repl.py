@@ -1,0 +1,151 @@
+"""A REPL without walls: a process of its own, spoken to over the door alone."""
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from sandbox_worker.repl.channel import Channel
+from sandbox_worker.repl.interrupts import Interrupts
+from sandbox_worker.repl.memory_reserve import Reserve
+from sandbox_worker.repl.repl import Repl
+from sandbox_worker.wire.frames import FrameDecoder, encode_frame
+from sandbox_worker.wire.messages import (
+    Execute,
+    FromWorker,
+    Output,
+    Query,
+    Ready,
+    Reply,
+    Result,
+    Slot,
+    decode_from_worker,
+    encode,
+)
+from tests.support.places import PROJECT
+
+MAX_FRAME_BYTES = 1 << 20
+MAX_OUTPUT_CHARS = 1 << 16
+WAIT_S = 60
+
+Answer = Callable[[Query], list[Slot]]
+
+
+def shout(query: Query) -> list[Slot]:
+    return [Slot(text=prompt.upper()) for prompt in query.texts]
+
+
+@dataclass(frozen=True)
+class Ran:
+    """What became of one block."""
+
+    result: Result
+    stdout: str
+    stderr: str
+
+
+class BareRepl:
+    """The orchestrator's end of the door of a REPL."""
+
+    def __init__(self, process: "subprocess.Popen[bytes]", door: socket.socket) -> None:
+        self.process = process
+        self.door = door
+        door.settimeout(WAIT_S)
+        self._frames = FrameDecoder(MAX_FRAME_BYTES)
+        self._heard: list[FromWorker] = []
+        self._block = 0
+
+    def hear(self) -> FromWorker:
+        """The next message.
+
+        Raises:
+            EOFError: There will be none.
+        """
+        while not self._heard:
+            data = self.door.recv(1 << 16)
+            if not data:
+                raise EOFError("the REPL has closed its door")
+            self._heard += map(decode_from_worker, self._frames.feed(data))
+        return self._heard.pop(0)
+
+    def say(self, message: Execute | Reply) -> None:
+        self.door.sendall(encode_frame(encode(message), MAX_FRAME_BYTES))
+
+    def begin(self, code: str) -> None:
+        """Send a block and do not wait for it."""
+        self._block += 1
+        self.say(Execute(block=self._block, code=code))
+
+    def finish(self, answer: Answer = shout) -> Ran:
+        """Answer what the block asks until it ends."""
+        text = {"stdout": "", "stderr": ""}
+        while True:
+            message = self.hear()
+            if isinstance(message, Output):
+                text[message.stream] += message.text
+            elif isinstance(message, Query):
+                self.say(Reply(id=message.id, slots=answer(message)))
+            elif isinstance(message, Result):
+                assert message.block == self._block
+                return Ran(message, text["stdout"], text["stderr"])
+
+    def run(self, code: str, answer: Answer = shout) -> Ran:
+        """Run one block."""
+        self.begin(code)
+        return self.finish(answer)
+
+    def until_printed(self, text: str) -> None:
+        """Wait until the running block has printed `text` in one message."""
+        while True:
+            message = self.hear()
+            if isinstance(message, Output) and text in message.text:
+                return
+
+    def interrupt(self) -> None:
+        self.process.send_signal(signal.SIGINT)
+
+    def written_to_descriptors(self) -> bytes:
+        """Hang up, and return what descriptors 1 and 2 got, which is init's business and not the door's."""
+        self.door.close()
+        return self.process.communicate(timeout=WAIT_S)[0]
+
+
+@contextmanager
+def bare_repl(**contexts: Any) -> Iterator[BareRepl]:
+    """A REPL that holds `contexts`, for the length of a `with`."""
+    ours, theirs = socket.socketpair()
+    serve = f"from tests.support.bare_repl import serve; serve({theirs.fileno()}, {json.dumps(contexts)!r})"
+    with ours, theirs:
+        process = subprocess.Popen(
+            [sys.executable, "-c", serve],
+            cwd=PROJECT,
+            pass_fds=[theirs.fileno()],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+        theirs.close()
+        try:
+            repl = BareRepl(process, ours)
+            assert repl.hear() == Ready()
+            yield repl
+        finally:
+            if process.poll() is None:
+                os.killpg(process.pid, signal.SIGKILL)
+            process.communicate(timeout=WAIT_S)
+
+
+def serve(door_fd: int, contexts: str) -> None:
+    """In the process: become the REPL."""
+    interrupts = Interrupts()
+    interrupts.install()
+    reserve = Reserve()
+    channel = Channel(socket.socket(fileno=door_fd), MAX_FRAME_BYTES, interrupts, reserve)
+    Repl(json.loads(contexts), channel, interrupts, reserve, MAX_OUTPUT_CHARS, bytes(8)).serve()

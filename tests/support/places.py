@@ -1,0 +1,6 @@
+"""Where things lie."""
+
+from pathlib import Path
+
+PROJECT = Path(__file__).resolve().parents[2]
+"""The folder of `pyproject.toml`."""
