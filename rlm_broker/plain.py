@@ -4,9 +4,11 @@ JSON has no NaN, no bytes, no sets, no dates and no keys but text. Encoders turn
 a word, so they are refused before one is used.
 """
 
+import builtins
 import keyword
 import math
 import os
+import re
 from collections.abc import Iterable, Mapping
 from typing import Final
 
@@ -15,6 +17,11 @@ from rlm_broker.errors import ConfigurationError
 MAX_NESTING: Final = 200
 """Containers inside containers. Recursive code reads that much anywhere; Python's own limit is near 1,000."""
 
+_RESERVED: Final = frozenset(
+    {"context", "history", "llm_query", "llm_query_batched", "llm_batch", "rlm_query", "rlm_query_batched"}
+    | {"budget", "FINAL", "FINAL_VAR", "SUBMIT", "SHOW_VARS", "answer", "_"}
+)
+_NUMBERED: Final = re.compile(r"(context|history)_\d+")
 _MAX_INT_BITS: Final = 14_000  # below the 4,300 digits beyond which Python refuses to read a number
 _PLAIN: Final = "str, dict, list, int, float, bool and None"
 
@@ -39,13 +46,12 @@ def require_plain(values: object) -> None:
     """Refuse values that would not arrive in a REPL as they are.
 
     Raises:
-        ConfigurationError: One would not, or has a name that is none in Python.
+        ConfigurationError: One would not, or has a name that it cannot have.
     """
     if not isinstance(values, Mapping):
         raise ConfigurationError(f"values are a dict from name to value, and not {type(values).__name__}")
     for name, value in values.items():
-        if not isinstance(name, str) or not name.isidentifier() or keyword.iskeyword(name):
-            raise ConfigurationError(f"a value cannot be called {name!r}: that is no name in Python")
+        require_name(name, "a value")
         if problem := problem_with(value, f"the value {name}"):
             raise ConfigurationError(problem)
 
@@ -54,10 +60,28 @@ def require_names(tools: Iterable[object]) -> None:
     """Refuse what is no list of names, such as the functions themselves.
 
     Raises:
-        ConfigurationError: It is something else.
+        ConfigurationError: It is something else, or has a name that no tool can have.
     """
-    if isinstance(tools, str) or not all(isinstance(name, str) and name.isidentifier() for name in tools):
+    names = list(tools)
+    if isinstance(tools, str) or not all(isinstance(name, str) for name in names):
         raise ConfigurationError("tools are names of functions, as a list: the handler answers their calls")
+    for name in names:
+        require_name(name, "a tool")
+
+
+def require_name(name: object, what: str) -> None:
+    """Refuse a name under which a REPL cannot give its code something.
+
+    Args:
+        what: That is to have the name: "a tool" or "a value".
+
+    Raises:
+        ConfigurationError: It is no name in Python, or a REPL has something else under it.
+    """
+    if not isinstance(name, str) or not name.isidentifier() or keyword.iskeyword(name):
+        raise ConfigurationError(f"{what} cannot be called {name!r}: that is no name in Python")
+    if name in _RESERVED or _NUMBERED.fullmatch(name) or name.startswith("__") or hasattr(builtins, name):
+        raise ConfigurationError(f"{what} cannot be called {name!r}: that name is taken in a REPL")
 
 
 class _Problem(Exception):

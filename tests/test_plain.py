@@ -54,6 +54,8 @@ def test_values_of_a_repl_arrive_as_they_are_or_are_refused() -> None:
             assert repl.execute("print(X)").stdout == f"{ {**PLAIN, 'numpy': 0.5} }\n"
             with pytest.raises(ConfigurationError, match=r"the value Y\['a'\] is nan"):
                 repl.provide({"Y": {"a": float("nan")}})
+            with pytest.raises(ConfigurationError, match="a value cannot be called 'llm_query'"):
+                repl.provide({"llm_query": 3})
 
 
 @pytest.mark.parametrize(
@@ -61,6 +63,10 @@ def test_values_of_a_repl_arrive_as_they_are_or_are_refused() -> None:
     [
         ({"values": {"two words": 1}}, "a value cannot be called 'two words'"),
         ({"values": {5: 1}}, "a value cannot be called 5"),
+        ({"values": {"context": 3}}, "a value cannot be called 'context': that name is taken in a REPL"),
+        ({"values": {"context_1": 3}}, "a value cannot be called 'context_1': that name is taken"),
+        ({"values": {"print": 3}}, "a value cannot be called 'print': that name is taken"),
+        ({"tools": ["FINAL"]}, "a tool cannot be called 'FINAL': that name is taken in a REPL"),
         ({"values": [1]}, "values are a dict from name to value, and not list"),
         ({"tools": "look_up"}, "tools are names of functions, as a list"),
         ({"tools": [print]}, "tools are names of functions, as a list"),
