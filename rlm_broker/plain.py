@@ -102,19 +102,24 @@ def _look(value: object, whole: str, place: _Place, around: tuple[int, ...]) -> 
     if len(around) >= MAX_NESTING:
         raise _Problem(f"{_shown(whole, place)[:60]}... is nested deeper than {MAX_NESTING} levels")
     around = (*around, id(value))
+    is_context = whole == "context"
     for key, child in inside:
         if type(key) is not str and isinstance(value, dict) and not isinstance(key, str):
-            keys = "the keys of a context are str" if whole == "context" else "keys are str"
+            keys = "the keys of a context are str" if is_context else "keys are str"
             raise _Problem(f"{_shown(whole, place)} has the key {key!r:.60}, {_a(key)}: {keys}")
-        if type(child) is not str:  # what most of a large context is
+        if not is_context and isinstance(key, str) and (problem := _problem_of_text(key)):
+            raise _Problem(f"{_shown(whole, place)} has the key {key!r:.60}, {problem}")
+        if type(child) is not str or not is_context:  # what most of a large context is
             _look(child, whole, (place, key), around)
 
 
 def _problem_of_leaf(value: object, whole: str) -> str | None:
     is_context = whole == "context"
     match value:
-        case None | str() | bool():
+        case None | bool():
             return None
+        case str():
+            return None if is_context else _problem_of_text(value)
         case int():
             too_long = value.bit_length() > _MAX_INT_BITS
             return "a number of more than 4,200 digits: hand it in as str" if too_long else None
@@ -128,6 +133,16 @@ def _problem_of_leaf(value: object, whole: str) -> str | None:
         case _:
             made_of = f"a context is made of {_PLAIN}, or is a Path" if is_context else f"plain values are {_PLAIN}"
             return f"{_a(value)}; {made_of}"
+
+
+def _problem_of_text(text: str) -> str | None:
+    """A context is stored in another way, which keeps lone surrogates."""
+    try:
+        text.isascii() or str.encode(text)
+    except UnicodeEncodeError as error:
+        half = f"{text[error.start]!r} at {error.start:,}"
+        return f"text with a lone surrogate, {half}: text.encode('utf-8', 'replace').decode() has none"
+    return None
 
 
 def _shown(whole: str, place: _Place) -> str:

@@ -141,7 +141,7 @@ class Recording:
             if lines and not lines[-1].endswith(b"\n"):
                 lines.pop()  # of a run that was killed while it wrote
             self.models = msgspec.json.decode(first, type=Models)
-            self._calls = [msgspec.json.decode(line, type=Recorded) for line in lines]
+            self._calls = [_call_of(line) for line in lines]
         except OSError as error:
             raise ConfigurationError(f"cannot read the recording {self.path}: {error.strerror}") from None
         except (msgspec.MsgspecError, ValueError, RecursionError) as error:
@@ -178,9 +178,17 @@ class Recording:
 def _line(value: Any) -> bytes:
     try:
         return msgspec.json.encode(value) + b"\n"
-    except UnicodeEncodeError:  # lone surrogates, which no file of UTF-8 can hold
-        readable = json.dumps(msgspec.to_builtins(value), ensure_ascii=False).encode("utf-8", "replace")
-        return msgspec.json.encode(msgspec.json.decode(readable)) + b"\n"
+    except UnicodeEncodeError:  # lone surrogates, which `json` writes as \\ud800
+        return json.dumps(msgspec.to_builtins(value)).encode() + b"\n"
+
+
+def _call_of(line: bytes) -> Recorded:
+    try:
+        return msgspec.json.decode(line, type=Recorded)
+    except msgspec.ValidationError:
+        raise
+    except msgspec.DecodeError:  # it does not read lone surrogates
+        return msgspec.convert(json.loads(line), Recorded)
 
 
 def _lines_of(request: Request) -> list[str]:
