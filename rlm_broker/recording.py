@@ -55,7 +55,13 @@ class Counted(msgspec.Struct, frozen=True):
 
 
 class Recorded(msgspec.Struct, frozen=True, omit_defaults=True):
-    """One call: a line of the file. `model` is the one that served; `cancelled`: nobody waited for it to the end."""
+    """One call: a line of the file.
+
+    Attributes:
+        model: The one that served.
+        cancelled: It was cancelled before its end.
+        run_stopped: It was, because its run was stopped from outside: what the run did is known up to here.
+    """
 
     id: CallId
     request: Request
@@ -65,6 +71,7 @@ class Recorded(msgspec.Struct, frozen=True, omit_defaults=True):
     failure: Failure | None = None
     used: Counted = Counted()
     cancelled: bool = False
+    run_stopped: bool = False
 
 
 class Models(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -127,7 +134,7 @@ class Recording:
     """What a file holds. Calls with equal requests are given out in their order, the last one again and again.
 
     Attributes:
-        diverged: How the run that is replayed asked for something else, once it did.
+        diverged: How the run that is replayed asked for something else, once it did, or where it was stopped.
 
     Raises:
         ConfigurationError: It cannot be read, or is no recording.
