@@ -36,6 +36,8 @@ def ask(
         raise ConfigurationError("give either models or a recording to replay: it brings its own models")
     for option, file in (("trace", trace), ("record", record), ("replay", replay)):
         _require_elsewhere(option, file, paths)
+    if trace is not None and record is not None and trace.resolve() == record.resolve():
+        raise ConfigurationError(f"--trace and --record name the same file, {trace}: give each its own")
     _require_order(question, paths)
     settings = Settings(assigned(assignments, **flags))
     try:
