@@ -214,6 +214,17 @@ def test_a_model_that_nobody_asks_for_may_lack_its_key(config: Path, text: Path)
     assert (refused.returncode, "needs OPENAI_API_KEY" in sentence(refused)) == (2, True)
 
 
+def test_models_are_shown_without_their_keys_and_a_mistyped_one_is_suggested(config: Path) -> None:
+    config.write_text("model = 'openai/gpt-5'\n[models.fast]\nname = 'openai/gpt-5-mini'\n")
+    done = run("models")
+    assert done.returncode == 0
+    assert [line.split()[0] for line in done.stdout.splitlines()] == ["root", "sub", "fast"]
+    assert done.stdout.count("needs OPENAI_API_KEY") == 3
+    assert run("models", "fast").stdout == "fast: it is registered under that name\n"
+    assert sentence(run("models", "fsat")).endswith("allowed: openai/gpt-5, fast; did you mean fast?")
+    assert sentence(run("models", "--model", "fsat")).endswith("; did you mean fast?")
+
+
 def test_a_trace_and_a_recording_are_two_files(text: Path, tmp_path: Path) -> None:
     folder = tmp_path / "other"
     folder.mkdir()
