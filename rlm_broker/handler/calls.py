@@ -271,7 +271,7 @@ class RunCalls:
             self._emit(CallEnded(run, depth, number, client.model_name, Usage(), taken_s, "", why))
             raise
         self._record(request, call, call.root_model)
-        self._ledger.settle(hold, run, call.root_model, depth, call.usage)
+        self._ledger.settle(hold, run, call.root_model, depth, call.usage, len(call.response))
         self._emit(CallEnded(run, depth, number, call.root_model, call.usage, call.execution_time, call.response))
         return call
 
