@@ -10,7 +10,7 @@ from typing import Any
 
 import rlm_broker.prompts as prompts
 from rlm_broker.context import StoredContext
-from rlm_broker.conversation import Conversation
+from rlm_broker.conversation import Conversation, as_values
 from rlm_broker.deadline import Late, T, within
 from rlm_broker.errors import LimitReached, ModelFailed, ReplClosed, RunFailed
 from rlm_broker.handler.allowance import Allowance
@@ -305,7 +305,7 @@ class Runner:
         self._earlier += self.progress.messages
         name = "history" if self._conversation is None else f"history_{self._conversation.runs - 1}"
         with contextlib.suppress(FrameTooLarge):  # then the notes have to do
-            repl.provide_known({name: [{"role": each.role, "content": each.content} for each in self._earlier]})
+            repl.provide_known({name: as_values(self._earlier)})
         started_again = prompts.after_summary(str(opening.content), summary, name, then)
         self.progress.messages = [system, ChatMessage("user", started_again)]
 

@@ -9,17 +9,16 @@ import os
 import select
 import signal
 import socket
-from pathlib import Path
 from typing import NoReturn
 
 from sandbox_worker import init, own_memory
 from sandbox_worker.adapted import adapt
 from sandbox_worker.isolation import syscalls
 from sandbox_worker.isolation.mounts import SCRATCH
-from sandbox_worker.isolation.walls import LayerFailed, ZygoteWalls
+from sandbox_worker.isolation.walls import LayerFailed, PreparationFailed, ZygoteWalls
 from sandbox_worker.isolation.zygote_layers import enter_zygote, fork_worker
 from sandbox_worker.loading.self_test import mapping_works
-from sandbox_worker.preparation import Found, prepare
+from sandbox_worker.preparation import Found, other_threads, prepare
 from sandbox_worker.proc import Proc, Status
 from sandbox_worker.rehearsal import rehearse
 from sandbox_worker.wire.control import (
@@ -107,6 +106,5 @@ def _reap(ended: int) -> None:
 
 def _require_one_thread() -> None:
     """A process with a second thread cannot enter a user namespace, and what it forks may hold a lock for ever."""
-    threads = len(list(Path("/proc/self/task").iterdir()))
-    if threads != 1:
-        raise LayerFailed("setup", f"it or an import started {threads - 1} more threads")
+    if started := other_threads():
+        raise PreparationFailed("setup", f"it or an import started {started}")
