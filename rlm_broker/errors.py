@@ -154,7 +154,8 @@ class ModelFailed(RunFailed):
 
 
 class ReplayDiverged(ModelFailed):
-    """A replayed run asked something that was not recorded; the message shows the difference."""
+    """A replayed run asked something that was not recorded; the message shows the difference. Or it has come to the
+    call in which the run was stopped."""
 
     kind = "replay"
     exit_code = 1

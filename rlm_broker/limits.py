@@ -44,7 +44,7 @@ class Limits(BaseModel):
     max_llm_calls: PositiveInt | None = 10_000
     """Language model calls of the whole tree."""
     max_tokens: PositiveInt | None = None
-    """Input and output tokens of the whole tree."""
+    """Input and output tokens of the whole tree. Estimated, three characters each, of a model that counts none."""
     max_budget_usd: PositiveFloat | None = None
     """US dollars of the whole tree. It needs models whose price is known."""
     max_consecutive_errors: PositiveInt | None = None

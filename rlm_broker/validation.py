@@ -22,5 +22,10 @@ def complaints(error: pydantic.ValidationError, whole: str) -> str:
 
 def suggestion(name: str, known: Iterable[str]) -> str:
     """End a sentence about an unknown name: with the known one that is most like it, or with all of them."""
-    close = difflib.get_close_matches(name, known := list(known), 1)
-    return f"; did you mean {close[0]}?" if close else f"; there are: {', '.join(known)}"
+    return did_you_mean(name, known := list(known)) or f"; there are: {', '.join(known)}"
+
+
+def did_you_mean(name: str, known: Iterable[str]) -> str:
+    """End a sentence about an unknown name with the known one that is most like it, if there is one."""
+    close = difflib.get_close_matches(name, list(known), 1)
+    return f"; did you mean {close[0]}?" if close else ""

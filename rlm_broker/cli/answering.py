@@ -34,6 +34,8 @@ def ask(
     """Answer it, with progress, trace and recording as asked for."""
     if replay is not None and any(flags.get(name) for name in ("model", "sub_model", "base_url")):
         raise ConfigurationError("give either models or a recording to replay: it brings its own models")
+    _require_no_address(paths)
+    _require_apart(trace, record)
     for option, file in (("trace", trace), ("record", record), ("replay", replay)):
         _require_elsewhere(option, file, paths)
     _require_order(question, paths)
@@ -87,6 +89,19 @@ def _writer(trace: Path) -> Iterator[TraceWriter]:
         yield writer
         if writer.lost:
             say(f"warning: the trace {trace} is not whole: {writer.lost}", err=True)
+
+
+def _require_no_address(paths: tuple[str, ...]) -> None:
+    """Refuse an address here: as a path it would lose one of its slashes."""
+    for path in paths:
+        if "://" in path and not Path(path).exists():
+            raise ConfigurationError(f"{path!r} is an address: fetch what is there, and name the file")
+
+
+def _require_apart(trace: Path | None, record: Path | None) -> None:
+    """Refuse one file for both: the second would find that it exists."""
+    if trace is not None and record is not None and trace.resolve() == record.resolve():
+        raise ConfigurationError(f"--trace and --record name the same file, {trace}: give each its own")
 
 
 def _require_elsewhere(option: str, file: Path | None, paths: tuple[str, ...]) -> None:

@@ -33,11 +33,14 @@ def show(assignments: tuple[str, ...], as_json: bool) -> None:
     with failures("config", as_json=as_json):
         from rlm_broker.settings.settings import Settings, assigned  # what --help need not pay for
 
-        settings = Settings(assigned(assignments)).all()
+        found = Settings(assigned(assignments), is_looked_at=True)
+        settings = found.all()
+        if found.refusal is not None:
+            say(f"warning: {found.refusal}", err=True)
         if as_json:
-            shown = {name: {"value": found.value, "source": found.source} for name, found in settings.items()}
+            shown = {name: {"value": each.value, "source": each.source} for name, each in settings.items()}
             say(json.dumps(shown, ensure_ascii=False))
             return
         width = max(map(len, settings))
-        for name, found in settings.items():
-            say(f"{name:{width}}  {found.value!s:>12}  {found.source}")
+        for name, setting in settings.items():
+            say(f"{name:{width}}  {setting.value!s:>12}  {setting.source}")

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from rlm_broker.sandbox.output import OnOutput
     from rlm_broker.sandbox.repl import SandboxedRepl
 
-READER_LEFT = signal.SIGUSR1
+OUTPUT_LOST = signal.SIGUSR1
 OF_LIMITS = {
     "MemoryError": "memory_bytes",
     "RuntimeError: can't start new thread": "max_processes",
@@ -38,7 +38,7 @@ atexit._run_exitfuncs()
 """What the interpreter does when a program has come to its end."""
 
 EXIT_CODES = """\b
-exit codes: 0 it ran through, 1 it raised, crashed or exited with an error, 2 the command line is wrong,
+exit codes: 0 it ran through, its own if it exited with one, 1 it raised or crashed, 2 the command line is wrong,
 3 a limit ended, interrupted or killed it, 4 the sandbox cannot be had or failed,
 130, 143, 129 stopped by Ctrl+C, SIGTERM, SIGHUP"""
 
@@ -106,7 +106,7 @@ def _read(file: str) -> str:
 
 
 class _Echo:
-    """Prints output of the program as it comes, on the event loop's thread, until its reader has left.
+    """Prints output of the program as it comes, on the event loop's thread, until it cannot be written.
 
     That ends the command: a signal interrupts the main thread, which waits for the program. It is not SIGPIPE, which
     the kernel also sends for the main thread's own writes, beside their BrokenPipeError: two exceptions, of which the
@@ -114,27 +114,27 @@ class _Echo:
     """
 
     def __init__(self) -> None:
-        self._has_reader = True
-        signal.signal(READER_LEFT, _stop)
+        self._lost: OSError | None = None
+        signal.signal(OUTPUT_LOST, self._stop)
 
     def __call__(self, stream: str, text: str) -> None:
         """Print `text`."""
-        if not self._has_reader:
+        if self._lost is not None:
             return
         try:
             say(text, nl=False, err=stream == "stderr")
-        except BrokenPipeError:
-            self._has_reader = False
-            signal.pthread_kill(threading.main_thread().ident or 0, READER_LEFT)
+        except OSError as error:
+            self._lost = error
+            signal.pthread_kill(threading.main_thread().ident or 0, OUTPUT_LOST)
 
-
-def _stop(*_: object) -> None:
-    raise BrokenPipeError
+    def _stop(self, *_: object) -> None:
+        if self._lost is not None:
+            raise self._lost
 
 
 def _exit_code(block: Block) -> int:
     if block.status == "exited":
-        return 0 if block.exit_code == 0 else 1
+        return block.exit_code or 0
     if block.status == "ok":
         return 0
     return 3 if block.limit else 1

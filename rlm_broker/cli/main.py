@@ -25,7 +25,7 @@ COMMANDS = {
 EXIT_CODES = """\b
 exit codes:
   0  answered (NOT FOUND is an answer); exec: the file ran through
-  1  failed; exec: it raised or exited with an error
+  1  failed; exec: it raised or crashed, and if it exited with a code, that one
   2  the command line or configuration is wrong
   3  a limit ended it; ask prints the partial answer
   4  the isolation asked for cannot be had, or the sandbox failed

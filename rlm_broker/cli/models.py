@@ -27,7 +27,9 @@ def command(name: str | None, depth: int, as_json: bool, **flags: Any) -> None:
         from rlm_broker.settings.settings import Settings, assigned  # what --help need not pay for
 
         settings = Settings(assigned((), **flags))
-        models = Models(settings.model("model"), settings.model("sub_model"), settings.models, settings.routes)
+        models = Models(
+            settings.model("model"), settings.model("sub_model"), settings.models, settings.routes, lists=True
+        )
         routing = models.handler(settings.limits).routing
         if name is not None:
             client, why = routing.explain(name, depth)

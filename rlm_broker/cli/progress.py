@@ -115,13 +115,13 @@ def _trouble(event: Event) -> str | None:
     """What a user should see also where little room is: what failed, and what is tried again."""
     match event:
         case CallRetried():
-            return f"call {event.call}: attempt {event.attempt} in {event.wait_s:.1f} s, since {event.reason}"
+            return f"call {event.call} failed, attempt {event.attempt} in {event.wait_s:.1f} s: {event.reason}"
         case CallEnded(error=str(error)) if error != CANCELLED:  # of a call that is cancelled its block or run tells
-            return f"call {event.call} failed: {error[:MAX_ERROR_CHARS]}"
+            return f"call {event.call} failed: {_head(error)}"
         case BlockEnded(outcome=outcome) if outcome.status not in ("ok", "exited"):
-            return f"block {event.block}: {_ended(outcome)}: {(outcome.error or '')[:MAX_ERROR_CHARS]}"
+            return f"block {event.block}: {_ended(outcome)}: {_head(outcome.error or '')}"
         case RunEnded(error=str(error)) if event.depth:  # of the root's own error the command tells
-            return f"run {event.run}: {error[:MAX_ERROR_CHARS]} after {event.duration_s:.2f} s"
+            return f"run {event.run}: {_head(error)} after {event.duration_s:.2f} s"
     return None
 
 
@@ -137,8 +137,13 @@ def _milestone(event: Event) -> str | None:
         case BlockEnded(outcome=outcome):
             return f"block {event.block}: {_ended(outcome)}"
         case RunEnded():
-            return f"run {event.run}: {event.error or 'answered'} after {event.duration_s:.2f} s"
+            return f"run {event.run}: {'failed' if event.error else 'answered'} after {event.duration_s:.2f} s"
     return None
+
+
+def _head(error: str) -> str:
+    """The first line of an error: what follows, such as a difference, the command tells once."""
+    return error.partition("\n")[0][:MAX_ERROR_CHARS]
 
 
 def _ended(outcome: Block) -> str:

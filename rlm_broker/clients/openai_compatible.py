@@ -16,6 +16,7 @@ from rlm_broker.clients import failures
 from rlm_broker.clients.base import LMReply, LMRequest
 from rlm_broker.errors import ConfigurationError, FailureCause, ModelFailed, UnknownModel
 from rlm_broker.results import Usage
+from sandbox_worker.wire.surrogates import written_out
 
 MAX_CONCURRENT = 256
 MAX_REPLY_BYTES = 64 << 20
@@ -338,8 +339,8 @@ def _error_in(answer: bytes) -> str | None:
 def _encoded(body: dict[str, Any]) -> bytes:
     try:
         return msgspec.json.encode(body)
-    except UnicodeEncodeError:  # lone surrogates: one broken character is better than no call
-        return json.dumps(body, ensure_ascii=False).encode("utf-8", "replace")
+    except UnicodeEncodeError:
+        return written_out(json.dumps(body, ensure_ascii=False)).encode()
 
 
 def _checked_url(text: str) -> str:

@@ -23,7 +23,8 @@ class RecordedClient:
         """The recorded reply.
 
         Raises:
-            ReplayDiverged: There is none; the message shows the difference to the nearest.
+            ReplayDiverged: There is none; the message shows the difference to the nearest, or says that the run was
+                stopped in this call.
             ModelFailed: The recorded call failed, in these words.
         """
         if self._recording.diverged is not None:
@@ -32,6 +33,10 @@ class RecordedClient:
         call = self._recording.find(asked)
         if call is None:
             self._recording.diverged = self._recording.difference(asked, request.id or CallId("?", 0, 0))
+            raise ReplayDiverged(self._recording.diverged)
+        if call.run_stopped:
+            path = self._recording.path
+            self._recording.diverged = f"the recording {path} ends here: its run was stopped in this call ({call.id})"
             raise ReplayDiverged(self._recording.diverged)
         if call.cancelled:
             await asyncio.Event().wait()  # until the same time limit comes again

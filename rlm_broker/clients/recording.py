@@ -55,7 +55,13 @@ class Counted(msgspec.Struct, frozen=True):
 
 
 class Recorded(msgspec.Struct, frozen=True, omit_defaults=True):
-    """One call: a line of the file. `model` is the one that served; `cancelled`: nobody waited for it to the end."""
+    """One call: a line of the file.
+
+    Attributes:
+        model: The one that served.
+        cancelled: It was cancelled before its end.
+        run_stopped: It was, because its run was stopped from outside: what the run did is known up to here.
+    """
 
     id: CallId
     request: Request
@@ -65,6 +71,7 @@ class Recorded(msgspec.Struct, frozen=True, omit_defaults=True):
     failure: Failure | None = None
     used: Counted = Counted()
     cancelled: bool = False
+    run_stopped: bool = False
 
 
 class Models(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -127,7 +134,7 @@ class Recording:
     """What a file holds. Calls with equal requests are given out in their order, the last one again and again.
 
     Attributes:
-        diverged: How the run that is replayed asked for something else, once it did.
+        diverged: How the run that is replayed asked for something else, once it did, or where it was stopped.
 
     Raises:
         ConfigurationError: It cannot be read, or is no recording.
@@ -141,7 +148,7 @@ class Recording:
             if lines and not lines[-1].endswith(b"\n"):
                 lines.pop()  # of a run that was killed while it wrote
             self.models = msgspec.json.decode(first, type=Models)
-            self._calls = [msgspec.json.decode(line, type=Recorded) for line in lines]
+            self._calls = [_call_of(line) for line in lines]
         except OSError as error:
             raise ConfigurationError(f"cannot read the recording {self.path}: {error.strerror}") from None
         except (msgspec.MsgspecError, ValueError, RecursionError) as error:
@@ -178,9 +185,17 @@ class Recording:
 def _line(value: Any) -> bytes:
     try:
         return msgspec.json.encode(value) + b"\n"
-    except UnicodeEncodeError:  # lone surrogates, which no file of UTF-8 can hold
-        readable = json.dumps(msgspec.to_builtins(value), ensure_ascii=False).encode("utf-8", "replace")
-        return msgspec.json.encode(msgspec.json.decode(readable)) + b"\n"
+    except UnicodeEncodeError:  # lone surrogates, which `json` writes as \\ud800
+        return json.dumps(msgspec.to_builtins(value)).encode() + b"\n"
+
+
+def _call_of(line: bytes) -> Recorded:
+    try:
+        return msgspec.json.decode(line, type=Recorded)
+    except msgspec.ValidationError:
+        raise
+    except msgspec.DecodeError:  # it does not read lone surrogates
+        return msgspec.convert(json.loads(line), Recorded)
 
 
 def _lines_of(request: Request) -> list[str]:

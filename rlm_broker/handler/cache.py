@@ -107,8 +107,8 @@ class Cache:
         return None
 
     def _put(self, key: bytes, reply: LMReply) -> None:
-        row = (key, time.time(), reply.text.encode("utf-8", "replace").decode())
-        with self._lock, contextlib.suppress(sqlite3.Error):
+        row = (key, time.time(), reply.text)
+        with self._lock, contextlib.suppress(sqlite3.Error, UnicodeEncodeError):  # it takes no lone surrogates
             if row[1] < self._writes_at or not self._write("INSERT OR REPLACE INTO replies VALUES (?, ?, ?)", row):
                 return
             while self._bytes() > self._max_bytes and self._count() > 1:

@@ -8,6 +8,7 @@ from typing import Literal
 
 from rlm_broker.clients.base import Client
 from rlm_broker.errors import ConfigurationError, UnknownModel
+from rlm_broker.validation import did_you_mean
 
 ModelPolicy = Literal["allow", "pinned", "open"]
 """What a model that model-written code names is worth.
@@ -191,7 +192,8 @@ class Routing:
         if model == sub.model_name:
             return sub, "it is the name of what code may ask anyway"
         allowed = dict.fromkeys([sub.model_name, *self._registered, *self._matches()])
-        raise UnknownModel(f"code may not call model {_shown(model)}; allowed: {', '.join(allowed)}")
+        likely = did_you_mean(model[:_SHOWN_NAME_CHARS], [sub.model_name, *self._registered])
+        raise UnknownModel(f"code may not call model {_shown(model)}; allowed: {', '.join(allowed)}{likely}")
 
     def _of_any_name(self, model: str, depth: int, *, may_open: bool) -> tuple[Client, str]:
         # Root and sub client may have one name (the same model with other options): then the depth tells them apart.

@@ -31,13 +31,13 @@ from rlm_broker.clients.named import client_for
 from rlm_broker.clients.recorded import RecordedClient
 from rlm_broker.clients.recording import Recording
 from rlm_broker.concurrency.event_loop import Home
-from rlm_broker.errors import ConfigurationError, ModelFailed
+from rlm_broker.errors import ConfigurationError, ModelFailed, UnknownModel
 from rlm_broker.handler.cache import Cache
 from rlm_broker.handler.client_queue import Lane, Serving
 from rlm_broker.handler.handler import LMHandler
 from rlm_broker.handler.routing import ModelPolicy, Route
 from rlm_broker.limits import Limits
-from rlm_broker.validation import complaints, suggestion
+from rlm_broker.validation import complaints, did_you_mean, suggestion
 
 SAMPLING = frozenset(
     {"temperature", "top_p", "top_k", "min_p", "seed", "stop", "max_tokens", "max_completion_tokens"}
@@ -146,6 +146,7 @@ class Models:
 
     Args:
         replay: Its calls are answered from there, by its own models and routes, and none of the others is made.
+        lists: They are only looked at: one that lacks its key is there all the same.
 
     Attributes:
         replay: The same.
@@ -162,8 +163,11 @@ class Models:
         routes: Sequence[Route],
         policy: ModelPolicy = "allow",
         replay: Recording | None = None,
+        *,
+        lists: bool = False,
     ) -> None:
         self.replay = replay
+        self._lists = lists
         self._policy: ModelPolicy = policy
         self._made: dict[int, tuple[Client, Model]] = {}
         self._fallbacks: dict[int, tuple[Client, ...]] = {}
@@ -261,10 +265,19 @@ class Models:
 
     def _known(self, given: Given) -> Client:
         """A model that may be one of the named ones."""
-        client = self.named[given] if isinstance(given, str) and given in self.named else self._client(given)
-        if isinstance(client, _Unusable):
+        client = self.named[given] if isinstance(given, str) and given in self.named else self._unnamed(given)
+        if isinstance(client, _Unusable) and not self._lists:
             raise client.why
         return client
+
+    def _unnamed(self, given: Given) -> Client:
+        name = given.name if isinstance(given, Model) else str(given)
+        try:
+            return self._client(given)
+        except UnknownModel as error:
+            raise UnknownModel(f"{error}{did_you_mean(name, self.named)}") from None
+        except ConfigurationError as error:
+            return _Unusable(name, error)
 
     def _client(self, given: Given, name: str = "") -> Client:
         if isinstance(given, str):

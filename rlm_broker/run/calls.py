@@ -60,7 +60,7 @@ class Caller:
 
 
 class RunCalls:
-    """Makes the calls of a tree; every run of the tree shares one, and they take turns.
+    """Makes the calls of a tree; every run of the tree shares one, and they take turns. Made in the root run's task.
 
     Args:
         recorder: Writes down each call; None writes none.
@@ -81,6 +81,7 @@ class RunCalls:
         self._emit = emit
         self._recorder = recorder
         self._recorded = set[CallId]()
+        self._root_task = asyncio.current_task()
         self._tells_text = tells_text
         self._places = FairSlots(ledger.limits.max_concurrent_calls)
         self._decoded = Allowance(MOST_DECODED_BYTES)
@@ -270,7 +271,7 @@ class RunCalls:
             self._emit(CallEnded(run, depth, number, client.model_name, Usage(), taken_s, "", why))
             raise
         self._record(request, call, call.root_model)
-        self._ledger.settle(hold, run, call.root_model, depth, call.usage)
+        self._ledger.settle(hold, run, call.root_model, depth, call.usage, len(call.response))
         self._emit(CallEnded(run, depth, number, call.root_model, call.usage, call.execution_time, call.response))
         return call
 
@@ -287,7 +288,7 @@ class RunCalls:
         asked = recorded_request(request)
         match outcome:
             case None:
-                recorded = Recorded(request.id, asked, model, cancelled=True)
+                recorded = Recorded(request.id, asked, model, cancelled=True, run_stopped=self._is_stopped())
             case Call(usage=usage):
                 used = Counted(usage.total_input_tokens, usage.total_output_tokens, usage.total_cost)
                 recorded = Recorded(request.id, asked, model, outcome.response, outcome.problem, used=used)
@@ -295,6 +296,10 @@ class RunCalls:
                 failure = Failure(str(outcome), getattr(outcome, "cause", "provider"))
                 recorded = Recorded(request.id, asked, model, failure=failure)
         self._recorder.add(recorded)
+
+    def _is_stopped(self) -> bool:
+        """Whether the run was stopped from outside. A time limit of the run cancels only what is below its task."""
+        return self._root_task is not None and self._root_task.cancelling() > 0
 
 
 class _Answers:

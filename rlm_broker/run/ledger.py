@@ -16,10 +16,15 @@ CHARS_PER_TOKEN = 3.0
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Hold:
-    """What an open call may still spend, as far as that can be known: infinite where it cannot."""
+    """What an open call may still spend, as far as that can be known: infinite where it cannot.
+
+    Attributes:
+        input_tokens: The part of `tokens` that is sent, estimated.
+    """
 
     tokens: float
     cost_usd: float
+    input_tokens: float = 0
 
 
 NOTHING = Hold(0, 0)
@@ -43,7 +48,7 @@ class Ledger:
         self._usage = defaultdict[tuple[str, str, int], Tally](Tally)
         self._open: set[Hold] = set()
         self._changed = asyncio.Event()
-        self._tokens = 0
+        self._tokens: float = 0
         self._cost_usd = 0.0
         self._largest_output: float = math.inf
         self._largest_cost: float = math.inf
@@ -91,7 +96,8 @@ class Ledger:
         while True:
             self._require_means()
             output = self._largest_output if max_completion_tokens is None else max_completion_tokens
-            hold = Hold(input_chars / CHARS_PER_TOKEN + output, self._largest_cost)
+            sent = input_chars / CHARS_PER_TOKEN
+            hold = Hold(sent + output, self._largest_cost, sent)
             if not self._open or self._fits(hold):
                 self._open.add(hold)
                 return hold
@@ -99,12 +105,19 @@ class Ledger:
 
     # -- after -------------------------------------------------------------------------------------------------------
 
-    def settle(self, hold: Hold, run: str, model: str, depth: int, usage: Usage) -> None:
-        """A call has ended: add what it used, under its run and the model that served it."""
+    def settle(self, hold: Hold, run: str, model: str, depth: int, usage: Usage, output_chars: int = 0) -> None:
+        """A call has ended: add what it used, under its run and the model that served it.
+
+        Where the client counted no tokens, `max_tokens` counts an estimate. No usage has that in it.
+        """
         self._usage[run, model, depth].add(usage)
-        tokens = usage.total_input_tokens + usage.total_output_tokens
+        output: float = usage.total_output_tokens
+        tokens: float = usage.total_input_tokens + output
+        if not tokens and not usage.stored_calls:  # a stored reply takes none
+            output = output_chars / CHARS_PER_TOKEN
+            tokens = math.ceil(hold.input_tokens + output)
         self._tokens += tokens
-        self._largest_output = _larger(self._largest_output, usage.total_output_tokens)
+        self._largest_output = _larger(self._largest_output, output)
         if usage.total_cost is None:
             self._unpriced = self._unpriced or model
         else:

@@ -1,8 +1,10 @@
 """One REPL for several runs: its variables live on, and each run adds its context and, at its end, its messages."""
 
 import contextlib
+import json
 import os
 from collections.abc import AsyncIterator, Sequence
+from typing import Any
 
 from rlm_broker.context.store import StoredContext
 from rlm_broker.errors import ConfigurationError, ContextRefused
@@ -13,6 +15,14 @@ from rlm_broker.sandbox.sandbox import Sandbox
 from rlm_broker.transport.connection import QueryHandler, refuse
 from sandbox_worker.wire.errors import FrameTooLarge
 from sandbox_worker.wire.messages import Query, Slot
+from sandbox_worker.wire.surrogates import written_out
+
+
+def as_values(messages: Sequence[ChatMessage]) -> list[dict[str, Any]]:
+    """Return messages as code finds them, with lone surrogates written out."""
+    said = [{"role": message.role, "content": message.content} for message in messages]
+    values: list[dict[str, Any]] = json.loads(written_out(json.dumps(said, ensure_ascii=False)))
+    return values
 
 
 class Conversation:
@@ -54,7 +64,7 @@ class Conversation:
     def remember(self, messages: Sequence[ChatMessage]) -> None:
         """What was said in the run that has just ended."""
         if self._repl is not None:
-            said = [{"role": message.role, "content": message.content} for message in messages]
+            said = as_values(messages)
             number = self.runs - 1
             with contextlib.suppress(FrameTooLarge):  # then it is not there: the next question is not to fail for it
                 self._repl.provide_known({f"history_{number}": said, **({"history": said} if number == 0 else {})})
@@ -80,6 +90,11 @@ class Conversation:
             raise ContextRefused(
                 f"a later context of a persistent RLM goes in one message, and this one is too large ({error}): raise "
                 "max_frame_bytes, or open another RLM for it"
+            ) from None
+        except UnicodeEncodeError as error:
+            raise ContextRefused(
+                f"a later context of a persistent RLM goes in a message, and lone surrogates cannot ({error}): open "
+                "another RLM for it"
             ) from None
         self.runs += 1
         return name

@@ -20,7 +20,7 @@ from rlm_broker.results import Block, ChatMessage, ChildTrace, Completion, Isola
 from rlm_broker.run.calls import MOST_DECODED_BYTES, Caller, RunCalls, in_words
 from rlm_broker.run.ledger import Ledger
 from rlm_broker.run.output_type import OutputType
-from rlm_broker.run.persistent_repl import Conversation
+from rlm_broker.run.persistent_repl import Conversation, as_values
 from rlm_broker.run.tools import Tools
 from rlm_broker.sandbox.repl import SandboxedRepl
 from rlm_broker.sandbox.sandbox import Sandbox
@@ -305,7 +305,7 @@ class Runner:
         self._earlier += self.progress.messages
         name = "history" if self._conversation is None else f"history_{self._conversation.runs - 1}"
         with contextlib.suppress(FrameTooLarge):  # then the notes have to do
-            repl.provide_known({name: [{"role": each.role, "content": each.content} for each in self._earlier]})
+            repl.provide_known({name: as_values(self._earlier)})
         started_again = prompts.after_summary(str(opening.content), summary, name, then)
         self.progress.messages = [system, ChatMessage("user", started_again)]
 

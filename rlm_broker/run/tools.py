@@ -1,11 +1,9 @@
 """Functions of the user's that code in a REPL may call: they run here, with their arguments validated."""
 
 import asyncio
-import builtins
 import dataclasses
 import inspect
 import json
-import keyword
 import linecache
 import re
 import traceback
@@ -21,14 +19,11 @@ import pydantic
 from rlm_broker.concurrency.deadline import Late, closed_if_deaf, within
 from rlm_broker.concurrency.threads import DaemonThreads
 from rlm_broker.errors import ConfigurationError
-from rlm_broker.plain import problem_with
+from rlm_broker.plain import problem_with, require_name
 from rlm_broker.validation import complaints
 from sandbox_worker.wire.counting import MAX_VALUES, has_more_values_than
 from sandbox_worker.wire.messages import Slot
 
-RESERVED = {"context", "history", "llm_query", "llm_query_batched", "llm_batch", "rlm_query", "rlm_query_batched"}
-RESERVED |= {"budget", "FINAL", "FINAL_VAR", "SUBMIT", "SHOW_VARS", "answer", "_"}
-_NUMBERED = re.compile(r"(context|history)_\d+")
 _PATH = re.compile(r"(?<![\w.])/(?:[\w.+@-]+/)+")
 MAX_ARGUMENT_CHARS = 4 << 20
 """Characters of the arguments of one call, as JSON; a call with more is refused."""
@@ -112,10 +107,7 @@ class Tools:
             return Slot(error=_told(name, error))
 
     def _add(self, name: str, what: Any) -> None:
-        if not isinstance(name, str) or not name.isidentifier() or keyword.iskeyword(name):
-            raise ConfigurationError(f"a tool cannot be called {name!r}: that is no name in Python")
-        if name in RESERVED or _NUMBERED.fullmatch(name) or name.startswith("__") or hasattr(builtins, name):
-            raise ConfigurationError(f"a tool cannot be called {name!r}: that name is taken in a REPL")
+        require_name(name, "a tool")
         description = None
         if isinstance(what, dict) and "tool" in what:
             if what.keys() - {"tool", "description"}:

@@ -210,6 +210,8 @@ class SandboxedRepl(Resident):
                 result = await run.result(code, timeout_s)
             except FrameTooLarge as error:
                 return Block(code, "error", error=f"the block is too long: {error}")
+            except UnicodeEncodeError as error:  # as the compiler would say
+                return Block(code, "error", error=f"UnicodeEncodeError: {error}")
             except BaseException:  # cancelled: nobody waits for this block any more
                 await self._end_repl()
                 raise
@@ -219,16 +221,7 @@ class SandboxedRepl(Resident):
                 stdout, stderr = output.finish()
                 why = post_mortem.sentence(run.killed_because or "its processes are gone", seen)
                 taken_s = time.monotonic() - started
-                return Block(
-                    code,
-                    "killed",
-                    stdout,
-                    stderr,
-                    why,
-                    execution_time=taken_s,
-                    limit=limit,
-                    post_mortem=seen,
-                )
+                return Block(code, "killed", stdout, stderr, why, execution_time=taken_s, limit=limit, post_mortem=seen)
             stdout, stderr = output.finish()
             return Block(
                 code=code,

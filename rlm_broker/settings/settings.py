@@ -45,8 +45,10 @@ class Settings:
 
     Args:
         flags: Name → value of those that the command line gave.
+        is_looked_at: Nothing is done with them: a project's file that its user has not trusted is not refused.
 
     Attributes:
+        refusal: Why the project's file is not used, if its user has not trusted it.
         limits: What the limits among them come to.
         risks: What in the project's file needs the user's word; see `trust`.
         models, routes: Of the files; a model of the project's replaces the user's of that name, and its routes come
@@ -57,7 +59,7 @@ class Settings:
             project's that does what needs its user's word. That comes last: what is trusted should be right.
     """
 
-    def __init__(self, flags: Mapping[str, Any], *, is_trusted: bool = False) -> None:
+    def __init__(self, flags: Mapping[str, Any], *, is_looked_at: bool = False) -> None:
         self._found: dict[str, Setting] = {}
         self.models: dict[str, Model] = {}
         self.routes: list[Route] = []
@@ -75,21 +77,26 @@ class Settings:
                 _require_value(name, value, "" if source == FLAGS else f"{where}: ")
                 self._found[name] = Setting(value, where)
         self.limits = self._limits()
-        if self.project is not None and not is_trusted:
-            trust.require(Path(PROJECT_FILE), self.project, self.risks)
+        self.refusal = None if self.project is None else trust.refusal(Path(PROJECT_FILE), self.project, self.risks)
+        if self.refusal is not None and not is_looked_at:
+            raise ConfigurationError(self.refusal)
 
     def __getitem__(self, name: str) -> Any:
         found = self._found.get(name)
         return DEFAULTS[name] if found is None else found.value
 
     def all(self) -> dict[str, Setting]:
-        """Every setting by name: the value that holds, and where it came from."""
+        """Every setting by name: the value that holds, and where it came from. What is not trusted says so there."""
         shown = {name: self._found.get(name, Setting(value, BUILT_IN)) for name, value in DEFAULTS.items()}
         key = shown["api_key"]
         if key.value is not None and not str(key.value).startswith(FROM_ENVIRONMENT):
             shown["api_key"] = Setting("(set)", key.source)
         for name, value in self.limits.model_dump().items():
             shown[name] = Setting(value, self._found[name].source if name in self._found else BUILT_IN)
+        if self.refusal is not None:
+            unused = f"{PROJECT_FILE} (not trusted, not used)"
+            projects = [name for name, found in shown.items() if found.source == PROJECT_FILE]
+            shown |= {name: Setting(shown[name].value, unused) for name in projects}
         return shown
 
     def model(self, name: str) -> str | Model | None:
@@ -124,7 +131,7 @@ def trust_project() -> list[str]:
     Raises:
         ConfigurationError: There is no such file, something in it is wrong, or that cannot be noted.
     """
-    settings = Settings({}, is_trusted=True)
+    settings = Settings({}, is_looked_at=True)
     if settings.project is None:
         raise ConfigurationError(f"cannot trust {PROJECT_FILE}: there is no such file in this folder")
     trust.trust(Path(PROJECT_FILE), settings.project)

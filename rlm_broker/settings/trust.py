@@ -45,16 +45,11 @@ def risks(document: Mapping[str, Any], users: Mapping[str, Any]) -> Iterator[str
             yield f"limits.{name} = {document[name]}"
 
 
-def require(path: Path, content: bytes, found: Sequence[str]) -> None:
-    """Refuse a project's file in which risks were found, unless it was trusted with this content.
-
-    Raises:
-        ConfigurationError: It was not.
-    """
-    if found and _line(path, content) not in _trusted():
-        raise ConfigurationError(
-            f"{path} sets {', '.join(found)}: look at it, and if it is yours run `rlm-broker config trust`"
-        )
+def refusal(path: Path, content: bytes, found: Sequence[str]) -> str | None:
+    """Say why a project's file in which risks were found is not used. None if it was trusted with this content."""
+    if not found or _line(path, content) in _trusted():
+        return None
+    return f"{path} sets {', '.join(found)}: look at it, and if it is yours run `rlm-broker config trust`"
 
 
 def trust(path: Path, content: bytes) -> None:

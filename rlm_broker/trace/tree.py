@@ -1,12 +1,11 @@
 """A trace file as a picture: the tree of runs, with what each did, took and cost."""
 
+import json
 from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
-
-import msgspec
 
 from rlm_broker.errors import ConfigurationError
 
@@ -44,6 +43,8 @@ def tree(path: Path) -> list[str]:
             _take(runs.setdefault(str(event["run"]), _Run(str(event["run"]))), event)
         except (TypeError, ValueError, AttributeError):
             raise ConfigurationError(f"{path} is no trace: a {event['event']!s:.40} that no run tells") from None
+    if not runs:
+        raise ConfigurationError(f"{path} is no trace: it is empty")
     try:
         return lines + _drawn(runs)
     except ValueError:
@@ -56,13 +57,13 @@ def _events(path: Path) -> Iterable[dict[str, Any]]:
             for number, line in enumerate(file, 1):
                 if number > 1 and not line.endswith(b"\n"):  # of a run that was killed while it wrote
                     break
-                event = msgspec.json.decode(line)
+                event = json.loads(line)  # it also reads lone surrogates
                 if not isinstance(event, dict) or not {"event", "run", "depth"} <= event.keys():
                     raise ConfigurationError(f"{path} is no trace: line {number} is no event of a run")
                 yield event
     except OSError as error:
         raise ConfigurationError(f"cannot read {path}: {error.strerror}") from None
-    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+    except (ValueError, RecursionError) as error:
         raise ConfigurationError(f"{path} is no trace: line {number}: {error}") from None
 
 

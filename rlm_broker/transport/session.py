@@ -59,6 +59,7 @@ def frames_of(values: Mapping[str, Any], max_frame_bytes: int) -> dict[str, byte
 
     Raises:
         FrameTooLarge: One of them is more than a message may hold.
+        UnicodeEncodeError: One of them has lone surrogates.
     """
     return {name: encode_frame(encode(Provide(name, value)), max_frame_bytes) for name, value in values.items()}
 

@@ -24,6 +24,13 @@ class LayerFailed(Exception):
         self.code = code
 
 
+class PreparationFailed(LayerFailed):
+    """The imports, the context or the setup of a template failed. Its walls stand."""
+
+    def __str__(self) -> str:
+        return f"its {self.layer} failed: {self.reason}"
+
+
 class WorkerBounds(NamedTuple):
     """What one worker may use at most. All numbers are positive: to a tmpfs, 0 means without a bound.
 

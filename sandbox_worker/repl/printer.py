@@ -50,7 +50,7 @@ class Printer(io.TextIOBase):
     """
 
     encoding = "utf-8"
-    errors = "replace"
+    errors = "backslashreplace"
 
     def __init__(
         self,
@@ -154,7 +154,7 @@ class Printer(io.TextIOBase):
             text = before + text if pid == os.getpid() else text
             end = text.rfind("\n") + 1 if whole_lines else len(text)
             self._line_of = (os.getpid(), text[end:])
-            data = text[:end].encode("utf-8", "replace")
+            data = text[:end].encode("utf-8", self.errors)
             while data:
                 data = data[os.write(self.fileno(), data) :]
 

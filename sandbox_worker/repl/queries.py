@@ -1,6 +1,7 @@
 """What model code may call: each call becomes a `Query` and waits for its `Reply`."""
 
 import json
+import math
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NoReturn
@@ -118,10 +119,12 @@ class Queries:
 
         def call(*args: Any, **kwargs: Any) -> Any:
             try:
-                arguments = json.dumps({"args": args, "kwargs": kwargs}, ensure_ascii=False, allow_nan=False)
-                arguments.encode()  # lone surrogates
-                _require_text_keys((args, kwargs))
-            except (TypeError, ValueError, RecursionError) as error:
+                _require_plain(args, "args")
+                _require_plain(kwargs, "kwargs")
+                arguments = json.dumps({"args": args, "kwargs": kwargs}, ensure_ascii=False)
+            except RecursionError:
+                raise TypeError(f"{name}() takes plain values: an argument contains itself, or is too deep") from None
+            except (TypeError, ValueError) as error:
                 raise TypeError(f"{name}() takes plain values (text, numbers, lists, dicts): {error}") from None
             self._flush_output()
             slot = self._channel.ask(Query(id="", want="tool", prompts=[arguments], tool=name)).slots[0]
@@ -177,7 +180,12 @@ class Queries:
             timeout_s=timeout_s,
             samples=samples,
         )
-        return [_rendered(slot) for slot in self._slots(query)]
+        try:
+            return [_rendered(slot) for slot in self._slots(query)]
+        except UnicodeEncodeError as error:
+            place = next((f"prompts[{n}]: " for n, text in enumerate(texts) if text is error.object), "")
+            remedy = "text.encode('utf-8', 'replace').decode() has none"
+            raise ValueError(f"{name}() needs text without lone surrogates: {place}{error}; {remedy}") from None
 
     def _slots(self, query: Query) -> list[Slot]:
         """Ask about all prompts; in parts, one after the other, where a message cannot hold them."""
@@ -194,17 +202,43 @@ class Queries:
         return [*first, *self._slots(second)]
 
 
-def _require_text_keys(value: Any) -> None:
-    """Raise TypeError for a dict key that JSON would turn into text."""
-    if isinstance(value, dict):
-        for key in value:
-            if not isinstance(key, str):
-                raise TypeError(f"the key {key!r:.60} is no text")
-        value = value.values()
-    elif not isinstance(value, list | tuple):
-        return
-    for each in value:
-        _require_text_keys(each)
+_Place = tuple["_Place", object] | str
+"""The keys that lead to a value, from the last to the first, and at last what it is in."""
+
+
+def _require_plain(value: Any, place: _Place) -> None:
+    """Raise TypeError, with the place, for what JSON does not have or would change."""
+    if is_a(value, dict):
+        for key, each in value.items():
+            if not is_a(key, str):
+                raise TypeError(f"{_shown(place)} has the key {key!r:.60}, which is no text")
+            _require_plain(key, (place, key))
+            _require_plain(each, (place, key))
+    elif is_a(value, list, tuple):
+        for index, each in enumerate(value):
+            _require_plain(each, (place, index))
+    elif problem := _problem_of_leaf(value):
+        raise TypeError(f"{_shown(place)} {problem}")
+
+
+def _problem_of_leaf(value: Any) -> str | None:
+    if is_a(value, str):
+        try:
+            str.encode(value)
+        except UnicodeEncodeError as error:
+            return f"has a lone surrogate, {error.object[error.start]!r}"
+        return None
+    if is_a(value, float):
+        return None if math.isfinite(value) else f"is {value!r}, which JSON does not have"
+    return None if value is None or is_a(value, int) else f"is a {class_name(value)}"
+
+
+def _shown(place: _Place) -> str:
+    keys: list[str] = []
+    while not isinstance(place, str):
+        place, key = place
+        keys.append(f"[{key!r:.60}]")
+    return place + "".join(reversed(keys))
 
 
 def _rendered(slot: Slot) -> str:

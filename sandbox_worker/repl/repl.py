@@ -237,7 +237,9 @@ class Repl:
         """End the run: `value` is the answer."""
         if type(value) is dict and value.keys() == _fresh_answer().keys():
             value = value["content"]  # FINAL(answer) means what is in it
-        self._final = value if is_a(value, str) else _text(value)
+        answer = value if is_a(value, str) else _text(value)
+        str.encode(answer)  # a lone surrogate is an error where the answer is submitted
+        self._final = answer
 
     def _submit_variable(self, name: str) -> None:
         """End the run: the value of the variable called `name` is the answer."""

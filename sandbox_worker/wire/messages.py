@@ -14,6 +14,7 @@ from sandbox_worker.wire.counting import split_prompts
 from sandbox_worker.wire.errors import MessageInvalid
 from sandbox_worker.wire.frames import Payload
 from sandbox_worker.wire.prompts import Prompt, Prompts
+from sandbox_worker.wire.surrogates import written_out
 
 T = TypeVar("T")
 
@@ -203,14 +204,17 @@ _from_orchestrator: msgspec.json.Decoder[FromOrchestrator] = msgspec.json.Decode
 def encode(message: Message) -> bytes:
     """The message as UTF-8 JSON.
 
-    Text with lone surrogates, which UTF-8 cannot hold, is sent with "?" in their place: an answer with one
-    broken character is worth more than none, and no peer can be made to see invalid UTF-8.
+    In what is to be read, output and answers of models, lone surrogates are written out, see `surrogates`.
+
+    Raises:
+        UnicodeEncodeError: There are some in what code works with: a block, a value, a question.
     """
     try:
         return _encoder.encode(message)
     except UnicodeEncodeError:
-        escaped = json.dumps(msgspec.to_builtins(message, enc_hook=_plain), ensure_ascii=False)
-        return escaped.encode("utf-8", "replace")
+        if isinstance(message, Execute | Provide | Query):
+            raise
+        return written_out(json.dumps(msgspec.to_builtins(message, enc_hook=_plain), ensure_ascii=False)).encode()
 
 
 def decode_hello(payload: Payload) -> Hello:

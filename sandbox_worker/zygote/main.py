@@ -9,14 +9,13 @@ import os
 import select
 import signal
 import socket
-from pathlib import Path
 from typing import NoReturn
 
 from sandbox_worker.init import main as init
 from sandbox_worker.init.procfs import Proc, Status
 from sandbox_worker.isolation import syscalls
 from sandbox_worker.isolation.mounts import SCRATCH
-from sandbox_worker.isolation.walls import LayerFailed, ZygoteWalls
+from sandbox_worker.isolation.walls import LayerFailed, PreparationFailed, ZygoteWalls
 from sandbox_worker.isolation.zygote_layers import enter_zygote, fork_worker
 from sandbox_worker.loading.preloaded import Preloaded
 from sandbox_worker.loading.self_test import mapping_works
@@ -33,7 +32,7 @@ from sandbox_worker.wire.control import (
     pack,
     unpack_to_zygote,
 )
-from sandbox_worker.zygote.preload import prepare
+from sandbox_worker.zygote.preload import other_threads, prepare
 from sandbox_worker.zygote.warm_up import rehearse
 
 
@@ -109,6 +108,5 @@ def _reap(ended: int) -> None:
 
 def _require_one_thread() -> None:
     """A process with a second thread cannot enter a user namespace, and what it forks may hold a lock for ever."""
-    threads = len(list(Path("/proc/self/task").iterdir()))
-    if threads != 1:
-        raise LayerFailed("setup", f"it or an import started {threads - 1} more threads")
+    if started := other_threads():
+        raise PreparationFailed("setup", f"it or an import started {started}")

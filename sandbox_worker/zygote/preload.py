@@ -8,10 +8,11 @@ import builtins
 import gc
 import importlib
 import os
+import threading
 from typing import Any
 
 from sandbox_worker.isolation import mounts, namespaces, seccomp, syscalls
-from sandbox_worker.isolation.walls import LayerFailed, ZygoteWalls, layer
+from sandbox_worker.isolation.walls import PreparationFailed, ZygoteWalls, layer
 from sandbox_worker.isolation.worker_layers import be_the_first_to_go
 from sandbox_worker.loading.context import ContextBroken, load
 from sandbox_worker.loading.preloaded import Preloaded
@@ -22,7 +23,8 @@ def prepare(configure: Configure, fds: list[int], walls: ZygoteWalls, mapping_wo
     """Get it all.
 
     Raises:
-        LayerFailed: "imports", "context" or "setup" could not be done; or what they run behind.
+        PreparationFailed: "imports", "context" or "setup" could not be done.
+        LayerFailed: What they run behind cannot be had.
     """
     preloaded = Preloaded(seed=configure.seed)
     before = _open_files()
@@ -42,7 +44,7 @@ def prepare(configure: Configure, fds: list[int], walls: ZygoteWalls, mapping_wo
         try:
             preloaded.contexts["context"] = load(fds[0], configure.form, mapping_works)
         except ContextBroken as error:
-            raise LayerFailed("context", str(error)) from None
+            raise PreparationFailed("context", str(error)) from None
         finally:
             os.close(fds[0])
     if configure.setup:
@@ -73,16 +75,23 @@ def _import(module: str) -> None:
     try:
         importlib.import_module(module)
     except BaseException as error:  # noqa: BLE001 - a module may do anything when it is imported
-        raise LayerFailed("imports", f"{module}: {_said(error)}") from None
-    if started := [_thread_name(each) for each in os.listdir("/proc/self/task") if int(each) != os.getpid()]:  # noqa: PTH208
-        raise LayerFailed(
-            "imports",
-            f"{module} starts {'a thread' if len(started) == 1 else f'{len(started)} threads'} "
-            f"({', '.join(sorted(set(started)))}), and a fork server may have none: leave this import to the REPLs",
-        )
+        raise PreparationFailed("imports", f"{module}: {_said(error)}") from None
+    if started := other_threads():
+        raise PreparationFailed("imports", f"{module} starts {started}: leave this import to the REPLs")
 
 
-def _thread_name(thread: str) -> str:
+def other_threads() -> str | None:
+    """Say how many threads there are beside this one, with their names, and that there may be none."""
+    known = {each.native_id: each.name for each in threading.enumerate()}
+    others = [int(each) for each in os.listdir("/proc/self/task") if int(each) != os.getpid()]  # noqa: PTH208
+    if not others:
+        return None
+    names = ", ".join(sorted({known.get(each) or _thread_name(each) for each in others}))
+    count = "a thread" if len(others) == 1 else f"{len(others)} threads"
+    return f"{count} ({names}), and a fork server may have none"
+
+
+def _thread_name(thread: int) -> str:
     with open(f"/proc/self/task/{thread}/comm") as file:
         return file.read().strip()
 
@@ -102,18 +111,18 @@ def _refuse_what_is_left(before: set[str]) -> None:
     """What workers would share: a file or shared memory is a channel between them, a process outlives them.
 
     Raises:
-        LayerFailed: "setup", with what it left.
+        PreparationFailed: "setup", with what it left.
     """
     for opened in sorted(_open_files() - before):
         if not opened.endswith(" -> "):
-            raise LayerFailed("setup", f"it or an import leaves a file open: {opened}")
+            raise PreparationFailed("setup", f"it or an import leaves a file open: {opened}")
     if (shared := _shared_memory()) is not None:
-        raise LayerFailed("setup", f"it or an import leaves memory that its forks would share: {shared}")
+        raise PreparationFailed("setup", f"it or an import leaves memory that its forks would share: {shared}")
     try:
         os.waitpid(-1, os.WNOHANG)
     except ChildProcessError:
         return
-    raise LayerFailed("setup", "it or an import leaves a process running")
+    raise PreparationFailed("setup", "it or an import leaves a process running")
 
 
 def _shared_memory() -> str | None:
@@ -134,7 +143,7 @@ def _variables_of(setup: str, contexts: dict[str, Any]) -> dict[str, Any]:
     try:
         exec(compile(setup, "<setup>", "exec"), namespace)
     except BaseException as error:  # noqa: BLE001 - it is the user's, and may raise anything
-        raise LayerFailed("setup", _said(error)) from None
+        raise PreparationFailed("setup", _said(error)) from None
     return {name: value for name, value in namespace.items() if name not in ("__name__", "__builtins__", *contexts)}
 
 
@@ -142,5 +151,9 @@ def _said(error: BaseException) -> str:
     where = error.__traceback__
     while where is not None and where.tb_next is not None:
         where = where.tb_next
-    line = f" (line {where.tb_lineno} of {where.tb_frame.f_code.co_filename})" if where else ""
-    return f"{type(error).__name__}: {error}{line}"
+    file = where.tb_frame.f_code.co_filename if where else __file__
+    line = (
+        f" (line {where.tb_lineno} of {file})" if where and file != __file__ and not file.startswith("<frozen ") else ""
+    )
+    text = str(error)
+    return f"{type(error).__name__}{f': {text}' if text else ''}{line}"

@@ -20,7 +20,7 @@ from rlm_broker.clients.litellm import LiteLLMClient
 from rlm_broker.clients.openai_compatible import OpenAICompatibleClient
 from rlm_broker.clients.recording import Recording
 from rlm_broker.clients.scripted import ScriptedClient
-from rlm_broker.errors import ConfigurationError, ModelFailed, ReplayDiverged
+from rlm_broker.errors import ConfigurationError, LimitReached, ModelFailed, ReplayDiverged
 from rlm_broker.handler.client_queue import Serving
 from rlm_broker.handler.handler import LMHandler
 from rlm_broker.handler.routing import Route
@@ -180,6 +180,32 @@ def test_a_replay_that_asks_for_something_else_ends_with_the_difference(tmp_path
     assert "-some text" in said
     assert "+some next" in said
     assert living_below() == set()
+
+
+@pytest.mark.parametrize("stopped_in", ["the root's call", "a call of its code"])
+async def test_a_replay_of_a_run_that_was_stopped_ends_where_that_was(tmp_path: Path, stopped_in: str) -> None:
+    file = tmp_path / "run.jsonl"
+    root_answers = stopped_in == "a call of its code"
+    replies = [completion("```repl\nprint(llm_query('x'))\n```")] if root_answers else []
+    with FakeOpenAI(*replies, Answer(never=True)) as server:
+        rlm = RLM(Model(base_url=server.base_url, name="m"), record=file)
+        run = asyncio.create_task(rlm.acompletion("some text", "?"))
+        await until(lambda: len(server.requests) == len(replies) + 1)
+        run.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await run
+    with pytest.raises(ReplayDiverged) as ended:
+        await RLM(replay=file).acompletion("some text", "?")
+    call = "run 1, block 1, call 1" if root_answers else "run 1, block 0, call 1"
+    assert str(ended.value) == f"the recording {file} ends here: its run was stopped in this call ({call})"
+
+
+def test_a_replay_of_a_run_that_reached_its_time_limit_does_so_again(tmp_path: Path) -> None:
+    file, limits = tmp_path / "run.jsonl", Limits(run_timeout_s=1)
+    with FakeOpenAI(Answer(never=True)) as server, pytest.raises(LimitReached, match="run_timeout_s"):
+        RLM(Model(base_url=server.base_url, name="m"), record=file, limits=limits).completion("some text", "?")
+    with pytest.raises(LimitReached, match="run_timeout_s"):
+        RLM(replay=file, limits=limits).completion("some text", "?")
 
 
 def test_a_replay_knows_the_names_that_code_may_use(tmp_path: Path) -> None:

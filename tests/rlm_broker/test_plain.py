@@ -9,7 +9,7 @@ import numpy
 import pydantic
 import pytest
 
-from rlm_broker import RLM, ConfigurationError, Sandbox, ScriptedClient
+from rlm_broker import RLM, ConfigurationError, ContextRefused, Sandbox, ScriptedClient
 from rlm_broker.plain import problem_with
 
 CHANGED: list[tuple[Any, str]] = [
@@ -22,6 +22,8 @@ CHANGED: list[tuple[Any, str]] = [
     ({1: "a"}, "has the key 1, an int: keys are str"),
     (numpy.arange(3), "is a ndarray; plain values are"),
     (numpy.int64(3), "is an int64; plain values are"),
+    ("a\ud800", "is text with a lone surrogate, '\\ud800' at 1: "),
+    ({"\ud800": 1}, "has the key '\\ud800', text with a lone surrogate"),
 ]
 PLAIN = {"text": "é\n", "numbers": [1, -1.5, 2**70, True, None], "empty": [{}, []], "numpy": numpy.float64(0.5)}
 
@@ -54,6 +56,8 @@ def test_values_of_a_repl_arrive_as_they_are_or_are_refused() -> None:
             assert repl.execute("print(X)").stdout == f"{ {**PLAIN, 'numpy': 0.5} }\n"
             with pytest.raises(ConfigurationError, match=r"the value Y\['a'\] is nan"):
                 repl.provide({"Y": {"a": float("nan")}})
+            with pytest.raises(ConfigurationError, match="a value cannot be called 'llm_query'"):
+                repl.provide({"llm_query": 3})
 
 
 @pytest.mark.parametrize(
@@ -61,6 +65,10 @@ def test_values_of_a_repl_arrive_as_they_are_or_are_refused() -> None:
     [
         ({"values": {"two words": 1}}, "a value cannot be called 'two words'"),
         ({"values": {5: 1}}, "a value cannot be called 5"),
+        ({"values": {"context": 3}}, "a value cannot be called 'context': that name is taken in a REPL"),
+        ({"values": {"context_1": 3}}, "a value cannot be called 'context_1': that name is taken"),
+        ({"values": {"print": 3}}, "a value cannot be called 'print': that name is taken"),
+        ({"tools": ["FINAL"]}, "a tool cannot be called 'FINAL': that name is taken in a REPL"),
         ({"values": [1]}, "values are a dict from name to value, and not list"),
         ({"tools": "look_up"}, "tools are names of functions, as a list"),
         ({"tools": [print]}, "tools are names of functions, as a list"),
@@ -102,12 +110,73 @@ def test_models_and_dataclasses_become_dicts_and_what_is_in_them_is_looked_at() 
     assert "its result['born'] is a date" in run_with_tools(code, one=lambda: Person(name="Ada", born=born))
 
 
-@pytest.mark.parametrize("argument", ["float('nan')", "{1, 2}", "b'x'", "{1: 2}", "[{'a': {2.5: 1}}]", "'\\ud800'"])
-def test_an_argument_of_code_that_would_be_changed_is_a_type_error(argument: str) -> None:
+@pytest.mark.parametrize(
+    ("argument", "why"),
+    [
+        ("float('nan')", "args[0] is nan, which JSON does not have"),
+        ("{1, 2}", "args[0] is a set"),
+        ("{'x': [b'x']}", "args[0]['x'][0] is a bytes"),
+        ("value={1: 2}", "kwargs['value'] has the key 1, which is no text"),
+        ("[{'a': {2.5: 1}}]", "args[0][0]['a'] has the key 2.5, which is no text"),
+        ("['a\\ud800']", "args[0][0] has a lone surrogate, '\\ud800'"),
+        ("{'\\ud800': 1}", "args[0]['\\ud800'] has a lone surrogate, '\\ud800'"),
+    ],
+)
+def test_an_argument_of_code_that_would_be_changed_is_a_type_error_with_its_place(argument: str, why: str) -> None:
     code = f"try: FINAL(echo({argument}))\nexcept TypeError as error: FINAL('refused: ' + str(error))"
-    assert run_with_tools(code, echo=lambda value: value).startswith("refused: echo() takes plain values")
+    expected = f"refused: echo() takes plain values (text, numbers, lists, dicts): {why}"
+    assert run_with_tools(code, echo=lambda value: value) == expected
+
+
+def test_an_argument_of_code_that_contains_itself_is_a_type_error() -> None:
+    code = "a = []\na.append(a)\ntry: echo(a)\nexcept TypeError as error: FINAL(error)"
+    assert "an argument contains itself, or is too deep" in run_with_tools(code, echo=lambda value: value)
 
 
 def test_arguments_of_code_arrive_as_they_are() -> None:
     code = "FINAL(repr(echo({'a': [1, -1.5, 2**70, True, None, 'é', {}]})))"
     assert run_with_tools(code, echo=lambda value: value) == repr({"a": [1, -1.5, 2**70, True, None, "é", {}]})
+
+
+HALF = "a\ud800"
+ASKED = "needs text without lone surrogates: 'utf-8' codec can't encode character '\\ud800' in position 1"
+
+
+@pytest.mark.parametrize(
+    ("call", "why"),
+    [
+        ("llm_query(HALF)", ASKED.replace("surrogates: ", "surrogates: prompts[0]: ")),
+        ("llm_query_batched(['whole', HALF])", ASKED.replace("surrogates: ", "surrogates: prompts[1]: ")),
+        ("llm_query([{'type': 'text', 'text': HALF}])", ASKED),
+        ("llm_query('whole', system=HALF)", ASKED),
+        ("rlm_query(HALF)", ASKED.replace("surrogates: ", "surrogates: prompts[0]: ")),
+        ("FINAL(HALF)", "'utf-8' codec can't encode character '\\ud800' in position 1"),
+        ("FINAL({'a': HALF})", "'utf-8' codec can't encode character '\\ud800'"),
+    ],
+)
+def test_text_of_code_that_no_message_can_hold_is_an_error_where_it_is_used(call: str, why: str) -> None:
+    code = f"HALF = 'a\\ud800'\ntry: {call}\nexcept ValueError as error: FINAL(error)"
+    assert why in run_with_tools(code)
+
+
+def test_code_that_no_message_can_hold_ends_as_in_any_python() -> None:
+    with Sandbox() as sandbox, sandbox.repl() as repl:
+        block = repl.execute(f"x = {HALF!r}\n# {HALF}")
+        assert block.status == "error"
+        assert str(block.error).startswith("UnicodeEncodeError: 'utf-8' codec can't encode character '\\ud800'")
+        assert repl.execute("1 + 1").stdout == "2\n"
+
+
+def test_what_is_printed_shows_what_it_cannot_hold() -> None:
+    with Sandbox() as sandbox, sandbox.repl(HALF) as repl:
+        block = repl.execute("print(context)\nraise ValueError(context)")
+    assert (block.stdout, block.error) == ("a\\ud800\n", "ValueError: a\\ud800")
+
+
+def test_a_later_context_arrives_as_it_is_or_is_refused_and_messages_are_written_out() -> None:
+    replies = iter([f"```repl\n# {HALF}\n```", "FINAL(1)", "```repl\nFINAL(history_0[2]['content'])\n```"])
+    with RLM(lambda _messages: next(replies), persistent=True) as rlm:
+        assert rlm.completion(HALF, "q").response == "1"
+        with pytest.raises(ContextRefused, match=r"a later context of a persistent RLM .* lone surrogates cannot"):
+            rlm.completion(HALF, "q")
+        assert "# a\\ud800" in str(rlm.completion("whole", "q").response)

@@ -3,8 +3,6 @@
 import asyncio
 from collections import deque
 
-import msgspec
-
 from rlm_broker.context.store import StoredContext
 from rlm_broker.errors import RlmBrokerError
 from rlm_broker.sandbox.workers.source import Started, Starter
@@ -107,7 +105,6 @@ class Pool:
             return None
         value = context.value()
         try:
-            msgspec.json.encode(value)
             return frames_of({"context": value}, self.limits.max_frame_bytes)
-        except (UnicodeEncodeError, FrameTooLarge):  # half characters, which no message can hold
+        except (UnicodeEncodeError, FrameTooLarge):  # lone surrogates, which no message can hold
             return None

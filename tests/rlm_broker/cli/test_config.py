@@ -27,3 +27,23 @@ def test_trusting_a_project_says_what_was_trusted(tmp_path: Path) -> None:
     )
     assert done.stdout == f"trusted {tmp_path}/rlm-broker.toml, which sets cache, isolation = process\n"
     assert (done.stderr, done.returncode) == ("", 0)
+
+
+def test_a_project_that_is_not_trusted_is_shown_and_marked(tmp_path: Path) -> None:
+    (tmp_path / "rlm-broker.toml").write_text("cache = 'mine.sqlite'\n[limits]\nmax_depth = 2\n")
+    env = {**ENVIRONMENT, "XDG_STATE_HOME": str(tmp_path / "state")}
+
+    def shown(*arguments: str) -> "subprocess.CompletedProcess[str]":
+        command = [*COMMAND, "config", *arguments]
+        return subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True, check=False)
+
+    before = shown("show", "--json")
+    settings = json.loads(before.stdout)
+    assert before.stderr.startswith("warning: rlm-broker.toml sets cache: look at it, and if it is yours run")
+    unused = "rlm-broker.toml (not trusted, not used)"
+    assert settings["cache"] == {"value": "mine.sqlite", "source": unused}
+    assert settings["max_depth"] == {"value": 2, "source": unused}
+    assert settings["model"]["source"] == "default"
+    shown("trust")
+    after = shown("show", "--json")
+    assert (json.loads(after.stdout)["cache"]["source"], after.stderr) == ("rlm-broker.toml", "")

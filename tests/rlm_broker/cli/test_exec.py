@@ -15,7 +15,13 @@ def script(tmp_path: Path) -> Path:
 
 @pytest.mark.parametrize(
     ("code", "exit_code"),
-    [("print('out')\n1 + 1", 0), ("1 / 0", 1), ("import sys; sys.exit()", 0), ("import sys; sys.exit('no')", 1)],
+    [
+        ("print('out')\n1 + 1", 0),
+        ("1 / 0", 1),
+        ("import sys; sys.exit()", 0),
+        ("import sys; sys.exit('no')", 1),
+        ("raise SystemExit(5)", 5),
+    ],
 )
 def test_the_exit_code_says_how_it_ended(script: Path, code: str, exit_code: int) -> None:
     script.write_text(code)

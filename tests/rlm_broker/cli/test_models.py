@@ -61,6 +61,9 @@ def test_what_was_recorded_is_replayed_without_a_server(text: Path, tmp_path: Pa
     replayed = run("ask", "What?", text, "--replay", recording)
     assert replayed.stdout == "it says: some text\n"
     assert "3 calls (3 of them stored, not paid), 0+0 tokens" in replayed.stderr
+    told = run("ask", "What else?", text, "--replay", recording).stderr
+    assert told.count("+Question: What else?") == 1
+    assert told.splitlines().index("+Question: What else?") > told.splitlines().index("--- recorded")
     diverged = run("ask", "What else?", text, "-q", "--replay", recording, "--json")
     assert diverged.returncode == 1
     error = json.loads(diverged.stdout)["error"]
@@ -209,6 +212,26 @@ def test_a_model_that_nobody_asks_for_may_lack_its_key(config: Path, text: Path)
     assert "needs OPENAI_API_KEY" in run("models").stdout
     refused = run("ask", "What?", text, "-q", "--model", "spare")
     assert (refused.returncode, "needs OPENAI_API_KEY" in sentence(refused)) == (2, True)
+
+
+def test_models_are_shown_without_their_keys_and_a_mistyped_one_is_suggested(config: Path) -> None:
+    config.write_text("model = 'openai/gpt-5'\n[models.fast]\nname = 'openai/gpt-5-mini'\n")
+    done = run("models")
+    assert done.returncode == 0
+    assert [line.split()[0] for line in done.stdout.splitlines()] == ["root", "sub", "fast"]
+    assert done.stdout.count("needs OPENAI_API_KEY") == 3
+    assert run("models", "fast").stdout == "fast: it is registered under that name\n"
+    assert sentence(run("models", "fsat")).endswith("allowed: openai/gpt-5, fast; did you mean fast?")
+    assert sentence(run("models", "--model", "fsat")).endswith("; did you mean fast?")
+
+
+def test_a_trace_and_a_recording_are_two_files(text: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "other"
+    folder.mkdir()
+    refused = run("ask", "What?", text, "-q", "--record", folder / "a", "--trace", folder / ".." / "other" / "a")
+    assert refused.returncode == 2
+    assert "--trace and --record name the same file" in sentence(refused)
+    assert list(folder.iterdir()) == []
 
 
 @pytest.mark.parametrize("option", ["--record", "--trace"])

@@ -99,7 +99,7 @@ def test_retries_and_failures_are_shown_above_the_live_line(tmp_path: Path) -> N
     with FakeOpenAI(lambda _: next(replies), models=["m"]) as server:
         lines = lines_of(asked(server, tmp_path))
     assert any("block 1: error after" in line and "NameError: name 'undefined'" in line for line in lines)
-    assert any(re.search(r"call 2: attempt 2 in .* s, since m: HTTP status 429", line) for line in lines)
+    assert any(re.search(r"call 2 failed, attempt 2 in .* s: m: HTTP status 429", line) for line in lines)
     assert any("[depth 1] call 3 failed: m: HTTP status 400" in line for line in lines)
     assert not any("[depth 0] iteration" in line for line in lines)  # what goes well is in the live line alone
     assert any(line.startswith("used 3 calls, 2,700+60 tokens, cost unknown, in ") for line in lines)

@@ -33,6 +33,9 @@ def test_what_is_no_trace_is_refused_with_its_line(tmp_path: Path) -> None:
     done = run("trace", "show", tmp_path / "x")
     assert done.returncode == 2
     assert "is no trace: line 2" in sentence(done)
+    (tmp_path / "empty").touch()
+    done = run("trace", "show", tmp_path / "empty")
+    assert (done.returncode, sentence(done)) == (2, f"rlm-broker trace: {tmp_path}/empty is no trace: it is empty")
     assert "cannot read" in sentence(run("trace", "show", tmp_path / "missing"))
 
 
@@ -47,3 +50,10 @@ def test_trace_cut_anywhere_shows_what_its_whole_lines_say(tmp_path: Path) -> No
     path.write_bytes(whole[:50])
     with pytest.raises(ConfigurationError, match="is no trace: line 1"):
         tree(path)
+
+
+def test_trace_of_text_with_half_a_character_is_shown(tmp_path: Path) -> None:
+    path = tmp_path / "run.jsonl"
+    with TraceWriter(path) as writer:
+        RLM(ScriptedClient(["FINAL(\ud800)"]), on_event=writer).completion("c", "the question")
+    assert tree(path)[0] == "1 [scripted] the question"

@@ -36,6 +36,8 @@ def shell(script: str, folder: Path) -> "subprocess.CompletedProcess[str]":
         ("rlm-broker ask 'Who?' - -q <&-", 2, "stdin is empty"),
         ("rlm-broker ask 'Who is the beekeeper?' text.txt -q >/dev/full", 1, "no space is left"),
         ("rlm-broker doctor --json >/dev/full", 1, "no space is left"),
+        ("rlm-broker exec hello.py >/dev/full", 1, "rlm-broker: the output cannot be written: no space is left"),
+        ("rlm-broker ask 'Who?' https://host.invalid/x", 2, "'https://host.invalid/x' is an address"),
         ("rlm-broker exec loop.py | head -1; exit ${PIPESTATUS[0]}", 1, ""),
         ("rlm-broker ask 'Who?' text.txt --model ''", 2, "the model's name is empty"),
         ("rlm-broker ask 'Who?' text.txt --max-depth 3 --limit max_depth=2", 2, "--limit max_depth: it is given twice"),
@@ -51,6 +53,7 @@ def shell(script: str, folder: Path) -> "subprocess.CompletedProcess[str]":
 )
 def test_a_mistake_is_a_sentence_and_an_exit_code(text: Path, script: str, exit_code: int, said: str) -> None:
     (text.parent / "loop.py").write_text("while True: print('on and on')")
+    (text.parent / "hello.py").write_text("print('hello')")
     (text.parent / "dies.py").write_text("import os; os._exit(7)")
     (text.parent / "crashes.py").write_text("import ctypes; ctypes.string_at(1)")
     before = text.read_bytes()

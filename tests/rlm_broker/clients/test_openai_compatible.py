@@ -94,7 +94,7 @@ async def test_content_parts_pass_through_untouched() -> None:
 async def test_text_with_half_a_character_is_sent_all_the_same() -> None:
     with FakeOpenAI(completion("hi")) as server:
         await client(server).complete(LMRequest((ChatMessage("user", "a\ud800b"),)))
-    assert server.requests[0]["messages"][0]["content"] == "a?b"
+    assert server.requests[0]["messages"][0]["content"] == "a\\ud800b"
 
 
 async def test_a_redirect_is_not_followed() -> None:

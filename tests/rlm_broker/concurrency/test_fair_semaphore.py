@@ -120,10 +120,14 @@ async def _cancelling_s(number: int) -> float:
 
 
 async def test_cancelling_a_turn_takes_constant_time() -> None:
-    """A queue that is searched takes 14 times as long for 4 times as many."""
-    few, many = 4_000, 16_000
-    growth = [await _cancelling_s(many) / await _cancelling_s(few) for _ in range(3)]
-    assert min(growth) < 2 * many / few
+    """A queue that is searched takes up to 16 times as long for 4 times as many."""
+    few, many = 2_000, 8_000
+    growth = []
+    for _ in range(3):  # where something else took the processor's caches, it is measured again
+        growth.append(await _cancelling_s(many) / await _cancelling_s(few))
+        if growth[-1] < 2 * many / few:
+            return
+    pytest.fail(f"growth: {growth}")
 
 
 async def test_without_a_bound_nobody_waits() -> None:

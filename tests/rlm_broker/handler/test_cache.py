@@ -55,7 +55,12 @@ async def test_whatever_shapes_a_reply_is_part_of_the_question(tmp_path: Path) -
 
 @pytest.mark.parametrize(
     "reply",
-    [LMReply("", Usage(1)), LMReply("", Usage(1), problem="no text"), LMReply("text", Usage(1), model="a fallback")],
+    [
+        LMReply("", Usage(1)),
+        LMReply("", Usage(1), problem="no text"),
+        LMReply("text", Usage(1), model="a fallback"),
+        LMReply("a lone surrogate \ud800", Usage(1)),  # it could only be kept changed
+    ],
 )
 async def test_only_what_that_very_model_said_is_kept(tmp_path: Path, reply: LMReply) -> None:
     cache = Cache(tmp_path / "cache")

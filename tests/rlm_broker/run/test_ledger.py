@@ -118,3 +118,15 @@ def test_what_is_left_is_told_by_limit_and_none_is_without_a_bound() -> None:
     ledger = Ledger(Limits(max_llm_calls=10, max_children_total=None))
     ledger.charge_call()
     assert ledger.left() == {"max_llm_calls": 9, "max_children_total": None, "max_tokens": None, "max_budget_usd": None}
+
+
+async def test_tokens_that_a_client_does_not_count_are_estimated_for_the_limit_and_in_no_usage() -> None:
+    ledger = Ledger(Limits(max_tokens=1000))
+    ledger.settle(await ledger.hold(600, None), "1", "m", 0, Usage(1), 300)
+    assert ledger.left()["max_tokens"] == 700
+    ledger.settle(await ledger.hold(600, None), "1", "m", 0, Usage(1, stored_calls=1), 300)
+    assert ledger.left()["max_tokens"] == 700, "a stored reply takes none"
+    ledger.settle(await ledger.hold(1500, None), "1", "m", 0, Usage(1), 600)
+    with pytest.raises(LimitReached, match="the limit max_tokens = 1,000 was reached, 1,000 used"):
+        ledger.charge_call()
+    assert ledger.summary().total.total_input_tokens == 0

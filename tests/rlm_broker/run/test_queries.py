@@ -241,6 +241,14 @@ def test_a_turn_that_takes_too_long_ends_the_run() -> None:
         RLM(ScriptedClient(["```repl\nwhile True: pass\n```"]), limits=limits).completion("", "?")
 
 
+def test_max_tokens_holds_for_a_function_that_counts_none() -> None:
+    code = "```repl\nprint(llm_query('x' * 30_000))\n```"
+    with pytest.raises(LimitReached) as reached:
+        RLM(lambda _messages: code, limits=Limits(max_tokens=12_000)).completion("text", "?")
+    assert reached.value.limit == "max_tokens"
+    assert reached.value.usage_summary.total.total_calls > 0
+
+
 def test_tokens_and_budget_end_a_run_with_what_was_spent() -> None:
     def replies(_request: object) -> str:
         return "an idea of seven words or so\n```repl\nprint(1)\n```"

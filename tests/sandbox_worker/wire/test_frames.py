@@ -85,9 +85,9 @@ def test_garbage_raises_nothing_but_protocol_violations() -> None:
             session.next_message()
 
 
-def test_a_lone_surrogate_in_what_we_say_costs_one_character() -> None:
-    message = Output(block=1, stream="stdout", text="a\ud800b")
-    assert decode_from_worker(encode(message)) == Output(block=1, stream="stdout", text="a?b")
+def test_a_lone_surrogate_in_what_is_read_is_written_out() -> None:
+    message = Output(block=1, stream="stdout", text='a\ud800"\udfff')
+    assert decode_from_worker(encode(message)) == Output(block=1, stream="stdout", text='a\\ud800"\\udfff')
 
 
 @pytest.mark.parametrize("step_bytes", [1000, 1 << 16, (1 << 16) + 5, 1 << 20])

@@ -17,6 +17,7 @@ from sandbox_worker.wire.messages import (
     FromWorker,
     Hello,
     Output,
+    Provide,
     Query,
     Ready,
     Reply,
@@ -130,19 +131,28 @@ def test_deep_nesting_is_invalid_in_every_direction(decode: Any, opening: bytes)
 
 
 @given(st.text(st.characters(exclude_categories=[])))
-def test_any_text_arrives_and_costs_its_lone_surrogates_at_most(text: str) -> None:
-    expected = text.encode("utf-8", "replace").decode()
-    for message in (
-        Output(block=1, stream="stdout", text=text),
-        Result(block=1, status="ok", final_answer=text),
-        Query(id="1:1", want="llm", prompts=[text, text], system=text),
-    ):
+def test_any_text_is_read_as_it_is_or_with_its_lone_surrogates_written_out(text: str) -> None:
+    expected = text.encode("utf-8", "backslashreplace").decode()
+    for message in (Output(block=1, stream="stdout", text=text), Result(block=1, status="error", error=text)):
         arrived = decode_from_worker(encode(message))
-        if isinstance(arrived, Query):
-            assert arrived.prompts == [expected, expected]
-            assert arrived.system == expected
+        assert expected in (getattr(arrived, "text", None), getattr(arrived, "error", None))
+
+
+@given(st.text(st.characters(exclude_categories=[])))
+def test_what_code_works_with_arrives_as_it_is_or_is_not_sent(text: str) -> None:
+    is_whole = not any("\ud800" <= character <= "\udfff" for character in text)
+    for message in (
+        Query(id="1:1", want="llm", prompts=["whole", text]),
+        Query(id="1:1", want="llm", prompts=["whole"], system=text),
+        Provide(name="x", value=[text]),
+        Execute(block=1, code=text),
+    ):
+        if is_whole:
+            decode = decode_from_worker if isinstance(message, Query) else decode_from_orchestrator
+            assert decode(encode(message)) == message
         else:
-            assert expected in (getattr(arrived, "text", None), getattr(arrived, "final_answer", None))
+            with pytest.raises(UnicodeEncodeError):
+                encode(message)
 
 
 class Text(str):
@@ -156,7 +166,7 @@ class Colour(str, enum.Enum):  # noqa: UP042 - what model code writes
     RED = "red"
 
 
-@pytest.mark.parametrize(("text", "plain"), [(Text("a"), "a"), (Text("\ud800"), "?"), (Colour.RED, "red")])
+@pytest.mark.parametrize(("text", "plain"), [(Text("a"), "a"), (Text("\ud800"), "\\ud800"), (Colour.RED, "red")])
 def test_subclasses_of_text_are_text(text: str, plain: str) -> None:
     arrived = decode_from_worker(encode(Result(block=1, status="ok", final_answer=text)))
     assert arrived == Result(block=1, status="ok", final_answer=plain)
