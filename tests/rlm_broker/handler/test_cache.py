@@ -1,7 +1,8 @@
 """Replies on disk."""
 
-import multiprocessing
 import sqlite3
+import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -16,6 +17,8 @@ from rlm_broker.handler.client_queue import Serving
 from rlm_broker.handler.handler import LMHandler
 from rlm_broker.results import ChatMessage, Usage
 from tests.support.fake_openai import FakeOpenAI, completion
+from tests.support.places import PROJECT
+from tests.support.waiting import WAIT_S
 
 
 def request(text: str, max_completion_tokens: int | None = None, sample: int = 0) -> LMRequest:
@@ -84,26 +87,28 @@ async def test_what_was_used_longest_ago_goes_when_there_is_too_much(
     assert sum(path.stat().st_size for path in tmp_path.iterdir()) < 10_000_000
 
 
-def _fill(path: Path, start: int) -> None:
-    import asyncio
+FILLS = """
+import asyncio, sys
+from rlm_broker.clients.base import LMReply
+from rlm_broker.handler.cache import Cache
+from rlm_broker.results import Usage
 
-    async def fill() -> None:
-        cache = Cache(path)
-        for number in range(start, start + 100):
-            await cache.put(b"%d" % number, LMReply(f"text {number}", Usage(1)))
-        cache.close()
+async def fill(path, start):
+    cache = Cache(path)
+    for number in range(start, start + 100):
+        await cache.put(b"%d" % number, LMReply(f"text {number}", Usage(1)))
+    cache.close()
 
-    asyncio.run(fill())
+asyncio.run(fill(sys.argv[1], int(sys.argv[2])))
+"""
 
 
 async def test_several_processes_share_it(tmp_path: Path) -> None:
-    context = multiprocessing.get_context("spawn")
-    processes = [context.Process(target=_fill, args=(tmp_path / "cache", start)) for start in (0, 50, 100)]
-    for process in processes:
-        process.start()
-    for process in processes:
-        process.join(60)
-        assert process.exitcode == 0
+    processes = [
+        subprocess.Popen([sys.executable, "-c", FILLS, tmp_path / "cache", str(start)], cwd=PROJECT)
+        for start in (0, 50, 100)
+    ]
+    assert [process.wait(WAIT_S) for process in processes] == [0, 0, 0]
     cache = Cache(tmp_path / "cache")
     for number in range(200):
         kept = await cache.get(b"%d" % number)

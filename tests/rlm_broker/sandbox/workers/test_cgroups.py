@@ -1,6 +1,7 @@
 """Control groups for memory, on a machine that lets us make some."""
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -106,7 +107,8 @@ def test_memory_of_the_kernel_that_no_process_shows_is_bounded_and_named(groups:
         assert "memory control group" in repl.isolation.layers
         block = repl.execute(code)
         assert block.status == "killed"
-        assert "memory_bytes = 25 MiB" in (block.error or "")
+        # The watch, which estimates, or the group, in which scratch files count: which is first depends on the machine.
+        assert re.search(r"memory_bytes = 2[45] MiB", block.error or "")
         assert repl.execute("print(context)").stdout == "text\n"
 
 

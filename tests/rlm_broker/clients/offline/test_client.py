@@ -10,7 +10,7 @@ from rlm_broker.clients.offline import OfflineClient
 from rlm_broker.errors import ModelFailed
 from rlm_broker.parsing import parse_reply
 from rlm_broker.results import ChatMessage, Usage
-from tests.rlm_broker.clients.test_offline import FACTS, TEXT, ask, turn
+from tests.rlm_broker.clients.offline.test_answers import FACTS, TEXT, ask, turn
 
 HOSTILE_QUESTIONS = (
     'Who said "it\'s \\n \\\\ here" and \'\'\'why\'\'\' and """how""" {x} {0} %s?',

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from tests.rlm_broker.clients.test_offline import ask
+from tests.rlm_broker.clients.offline.test_answers import ask
 
 
 def log(lines: int = 30_000) -> list[str]:

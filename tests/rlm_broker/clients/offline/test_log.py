@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from scripts.make_log import FACTS, SENTENCES, main, write
-from tests.rlm_broker.clients.test_offline import ask
+from tests.rlm_broker.clients.offline.test_answers import ask
 
 
 @pytest.fixture(scope="module")
