@@ -6,7 +6,6 @@ import inspect
 import secrets
 import time
 import warnings
-from collections import defaultdict
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from os import PathLike
@@ -17,7 +16,6 @@ from rlm_broker import __version__
 from rlm_broker.clients.recording import FORMAT, Recorder, Recording
 from rlm_broker.clients.recording import Models as RecordedModels
 from rlm_broker.concurrency.event_loop import Home, Resident
-from rlm_broker.concurrency.fair_semaphore import FairSlots
 from rlm_broker.context.store import StoredContext, refuse_a_name, store
 from rlm_broker.errors import ConfigurationError, ReplayDiverged, RunCancelled
 from rlm_broker.handler.cache import Cache
@@ -31,8 +29,8 @@ from rlm_broker.run.ledger import Ledger
 from rlm_broker.run.output_type import OutputType
 from rlm_broker.run.persistent_repl import Conversation
 from rlm_broker.run.prompts import Instructions, Profile
-from rlm_broker.run.queries import Recursion, needs_repl
-from rlm_broker.run.runner import ChildRoom, QueryHandlerFactory, Runner, Tree
+from rlm_broker.run.queries import needs_repl, open_run
+from rlm_broker.run.runner import QueryHandlerFactory, Runner, Tree
 from rlm_broker.run.tools import Tools
 from rlm_broker.sandbox.levels.level import candidates
 from rlm_broker.sandbox.sandbox import SEED_BITS, Sandbox, require_seed
@@ -281,16 +279,13 @@ class RLM(Resident):
         limits, emit = self.limits, attempt.emit
         ledger = Ledger(limits)
         calls = RunCalls(machinery.handler, ledger, emit, machinery.recorder, tells_text=attempt.is_followed)
-        rooms = defaultdict[int, ChildRoom](lambda: ChildRoom(FairSlots(limits.max_concurrent_children)))
-        sandbox, asks = machinery.sandbox, self._query_handler
-        tree = Tree(calls, ledger, sandbox, emit, self._instructions, rooms, asks, self._needs_repl)
+        instructions, asks = self._instructions, self._query_handler
+        tree = Tree(calls, ledger, machinery.sandbox, emit, instructions, asks, self._needs_repl)
         caller = Caller(ROOT_RUN, 0, question)
         metadata = self._metadata(machinery, context)
         emit(RunStarted(ROOT_RUN, 0, question, metadata["model"], metadata))
         ends_at = None if limits.run_timeout_s is None else time.monotonic() + limits.run_timeout_s
-        recursion = Recursion(tree, caller, ends_at, self._tools)
-        answer, traces = recursion.handler(), recursion.child_traces
-        attempt.runner = Runner(tree, caller, answer, traces, self._tools, attempt.output_type, self._conversation)
+        attempt.runner = open_run(tree, caller, ends_at, self._tools, attempt.output_type, self._conversation)
         completion = await attempt.runner.run(context)
         if self._models and self._models.replay and (difference := self._models.replay.diverged):
             diverged = ReplayDiverged(difference)  # code may have taken the error for an answer

@@ -23,7 +23,7 @@ from rlm_broker.errors import RlmBrokerError
 from rlm_broker.handler.handler import LMHandler
 from rlm_broker.results import Call, ChatMessage, Usage
 from rlm_broker.run.ledger import NOTHING, Hold, Ledger
-from rlm_broker.trace.events import PREVIEW_CHARS, CallEnded, CallRetried, CallStarted, CallText, Emit
+from rlm_broker.trace.events import PREVIEW_CHARS, CallEnded, CallRetried, CallStarted, CallText, Emit, Emitter
 from sandbox_worker.wire.errors import MessageInvalid
 from sandbox_worker.wire.messages import Query, Slot
 from sandbox_worker.wire.prompts import ImagePart, Prompt, Prompts
@@ -249,30 +249,29 @@ class RunCalls:
             self._ledger.release(hold)
 
     async def _sent(self, caller: Caller, client: Client, request: LMRequest, number: int, hold: Hold) -> Call:
-        run, depth = caller.run, caller.depth
-        self._emit(CallStarted(run, depth, number, request.model, _preview(request)))
+        emit = Emitter(self._emit, caller.run, caller.depth)
+        emit(CallStarted, number, request.model, _preview(request))
         if self._tells_text:
-            tell = lambda text: self._emit(CallText(run, depth, number, text))  # noqa: E731
-            request = msgspec.structs.replace(request, on_text=tell)
+            request = msgspec.structs.replace(request, on_text=lambda text: emit(CallText, number, text))
         started = time.monotonic()
         try:
             call = await self._handler.complete(
                 client,
                 request,
                 self._ledger.limits.call_timeout_s,
-                session=(id(self), run),
-                on_retry=lambda *told: self._emit(CallRetried(run, depth, number, *told)),
+                session=(id(self), caller.run),
+                on_retry=lambda *told: emit(CallRetried, number, *told),
             )
         except BaseException as error:  # recorded, and raised again
             why = in_words(error)
             if isinstance(error, RlmBrokerError):
                 self._record(request, error, client.model_name)
             taken_s = time.monotonic() - started
-            self._emit(CallEnded(run, depth, number, client.model_name, Usage(), taken_s, "", why))
+            emit(CallEnded, number, client.model_name, Usage(), taken_s, "", why)
             raise
         self._record(request, call, call.root_model)
-        self._ledger.settle(hold, run, call.root_model, depth, call.usage, len(call.response))
-        self._emit(CallEnded(run, depth, number, call.root_model, call.usage, call.execution_time, call.response))
+        self._ledger.settle(hold, caller.run, call.root_model, caller.depth, call.usage, len(call.response))
+        emit(CallEnded, number, call.root_model, call.usage, call.execution_time, call.response)
         return call
 
     def _record_unanswered(self, request: Callable[[], LMRequest]) -> None:

@@ -15,9 +15,11 @@ from rlm_broker.context.store import store
 from rlm_broker.errors import LimitReached, RlmBrokerError
 from rlm_broker.results import ChildTrace
 from rlm_broker.run.calls import MOST_DECODED_BYTES, Caller, in_words
+from rlm_broker.run.output_type import OutputType
+from rlm_broker.run.persistent_repl import Conversation
 from rlm_broker.run.runner import CHARS_PER_TOKEN, Runner, Tree
 from rlm_broker.run.tools import Tools
-from rlm_broker.trace.events import PREVIEW_CHARS, RunStarted
+from rlm_broker.trace.events import PREVIEW_CHARS, Emitter, RunStarted
 from rlm_broker.transport.connection import QueryHandler
 from sandbox_worker.wire.errors import MessageInvalid
 from sandbox_worker.wire.messages import Query, Slot
@@ -185,17 +187,38 @@ class Recursion:
         started = time.monotonic()
         ends = [self._ends_at, _after(started, self._tree.limits.child_timeout_s)]
         ends_at = min((end for end in ends if end is not None), default=None)
-        below = Recursion(self._tree, caller, ends_at, self._tools.for_children)
-        runner = Runner(self._tree, caller, below.handler(), below.child_traces, self._tools.for_children)
+        runner = open_run(self._tree, caller, ends_at, self._tools.for_children)
         try:
             with store(prompt) as context:
-                self._tree.emit(RunStarted(caller.run, caller.depth, caller.question, served_by, {}))
+                Emitter(self._tree.emit, caller.run, caller.depth)(RunStarted, caller.question, served_by, {})
                 completion = await runner.run(context)
         except RlmBrokerError as error:
             is_late = isinstance(error, LimitReached) and error.limit == "child_timeout_s"
             why = f"child timeout after {time.monotonic() - started:.3f}s" if is_late else in_words(error)
             return Slot(text=runner.progress.partial_answer or "", error=why)
         return Slot(text=completion.response or "")
+
+
+def open_run(
+    tree: Tree,
+    caller: Caller,
+    ends_at: float | None,
+    tools: Tools,
+    output_type: OutputType | None = None,
+    conversation: Conversation | None = None,
+) -> Runner:
+    """Compose one run: its loop, and what answers its REPL. The root is made of the same parts as each child.
+
+    Args:
+        tree: What all its runs share.
+        caller: Which run it is, at which depth, about which question.
+        ends_at: When its time is up, as `time.monotonic` says it; None is never.
+        tools: What its code may call.
+        output_type: What its answer has to be; None is any text.
+        conversation: Whose REPL it uses; None is one of its own.
+    """
+    queries = Recursion(tree, caller, ends_at, tools)
+    return Runner(tree, caller, queries.handler(), queries.child_traces, tools, output_type, conversation)
 
 
 def needs_repl(prompt: str, window_tokens: int) -> bool:

@@ -29,6 +29,7 @@ from rlm_broker.trace.events import (
     BlockPrinted,
     BlockStarted,
     Emit,
+    Emitter,
     IterationStarted,
     Replied,
     ReplReady,
@@ -68,9 +69,13 @@ class Tree:
     sandbox: Sandbox
     emit: Emit
     instructions: prompts.Instructions
-    child_rooms: defaultdict[int, ChildRoom]
     query_handler: QueryHandlerFactory | None = None
     needs_repl: Decide | None = None
+    child_rooms: defaultdict[int, ChildRoom] = field(init=False)
+
+    def __post_init__(self) -> None:
+        most = self.limits.max_concurrent_children
+        object.__setattr__(self, "child_rooms", defaultdict(lambda: ChildRoom(FairSlots(most))))
 
     @property
     def limits(self) -> Limits:
@@ -113,6 +118,7 @@ class Runner:
     ) -> None:
         self._tree = tree
         self._caller = caller
+        self._emit = Emitter(tree.emit, caller.run, caller.depth)
         self._answer = answer
         self._child_traces = child_traces
         self._tools = tools
@@ -186,8 +192,7 @@ class Runner:
                 opening = f"{self._tree.instructions.prologue}\n\n{opening}"
             self.progress.messages += [ChatMessage("system", self._system()), ChatMessage("user", opening)]
             self._isolation = repl.isolation
-            run, depth = self._caller.run, self._caller.depth
-            self._tree.emit(ReplReady(run, depth, repl.isolation, time.monotonic() - started))
+            self._emit(ReplReady, repl.isolation, time.monotonic() - started)
             return await self._converse(repl)
 
     @contextlib.asynccontextmanager
@@ -231,7 +236,7 @@ class Runner:
         return await self._last_answer(repl)
 
     async def _turn(self, repl: SandboxedRepl, number: int) -> tuple[str | None, list[Block], Sequence[NotRun]]:
-        self._tree.emit(IterationStarted(self._caller.run, self._caller.depth, number))
+        self._emit(IterationStarted, number)
         reply = await self._reply()
         blocks: list[Block] = []
         try:
@@ -256,7 +261,7 @@ class Runner:
         """Do what the reply says; add each block that ran to `blocks`. Return the answer, and what was not run."""
         parsed = parse_reply(reply)
         not_run = tuple(f"{item.what}: {item.reason}" for item in parsed.not_run)
-        self._tree.emit(Replied(self._caller.run, self._caller.depth, number, reply, not_run))
+        self._emit(Replied, number, reply, not_run)
         self.progress.partial_answer = parsed.prose or self.progress.partial_answer
         for code in parsed.code[: self._blocks_left()]:
             blocks.append(await self._execute(repl, number, code))
@@ -275,22 +280,21 @@ class Runner:
         return answer, (*parsed.not_run, *skipped)
 
     async def _execute(self, repl: SandboxedRepl, iteration: int, code: str) -> Block:
-        run, depth = self._caller.run, self._caller.depth
         self.progress.blocks += 1
         number = self.progress.blocks
-        self._tree.emit(BlockStarted(run, depth, iteration, number, code))
+        self._emit(BlockStarted, iteration, number, code)
         try:
             block = await repl.aexecute(
                 code,
                 self._tree.limits.block_timeout_s,
-                lambda stream, text: self._tree.emit(BlockPrinted(run, depth, number, stream, text)),
+                lambda stream, text: self._emit(BlockPrinted, number, stream, text),
             )
         except ReplClosed as closed:
             if repl.is_closed:
                 raise
             allowed = self._tree.sandbox.limits.max_repl_restarts
             raise LimitReached("max_repl_restarts", allowed, allowed) from closed
-        self._tree.emit(BlockEnded(run, depth, number, block))
+        self._emit(BlockEnded, number, block)
         return block
 
     async def _compact(self, repl: SandboxedRepl, then: str) -> None:
@@ -375,7 +379,7 @@ class Runner:
         duration_s = time.monotonic() - self._started
         usage = self._tree.ledger.summary(self._caller.run)
         iterations = len(self.progress.trajectory)
-        self._tree.emit(RunEnded(self._caller.run, self._caller.depth, response, error, iterations, duration_s, usage))
+        self._emit(RunEnded, response, error, iterations, duration_s, usage)
 
 
 def _lookup(final: FinalVar) -> str:

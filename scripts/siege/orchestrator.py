@@ -7,12 +7,10 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections import defaultdict
 from pathlib import Path
 from typing import Any
 
 from rlm_broker.clients.base import LMReply, LMRequest
-from rlm_broker.concurrency.fair_semaphore import FairSlots
 from rlm_broker.handler.handler import LMHandler
 from rlm_broker.limits import Limits
 from rlm_broker.results import Usage, UsageSummary
@@ -20,7 +18,7 @@ from rlm_broker.run.calls import Caller, RunCalls
 from rlm_broker.run.ledger import Ledger
 from rlm_broker.run.prompts import Instructions
 from rlm_broker.run.queries import Recursion
-from rlm_broker.run.runner import ChildRoom, Tree
+from rlm_broker.run.runner import Tree
 from rlm_broker.run.tools import Tools
 from rlm_broker.sandbox.sandbox import Sandbox
 from rlm_broker.trace.events import BlockPrinted, RunEnded
@@ -169,8 +167,7 @@ def _session(handler: LMHandler, sandbox: Sandbox, writer: TraceWriter) -> Any:
     limits = Limits(max_depth=2)
     ledger = Ledger(limits)
     calls = RunCalls(handler, ledger, writer)
-    rooms = defaultdict[int, ChildRoom](lambda: ChildRoom(FairSlots(limits.max_concurrent_children)))
-    tree = Tree(calls, ledger, sandbox, writer, Instructions(), rooms)
+    tree = Tree(calls, ledger, sandbox, writer, Instructions())
     recursion = Recursion(tree, Caller("1", 0, "?"), None, Tools({"tool": lambda *_: 1, "typed": _typed}))
     connection = Connection(Session(limits.max_frame_bytes), limits.max_queries_in_flight)
 
