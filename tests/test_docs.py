@@ -1,5 +1,6 @@
 """What the documents name exists."""
 
+import ast
 import re
 
 import rlm_broker
@@ -29,3 +30,27 @@ def test_code_in_the_guide_is_python() -> None:
     for document in (PROJECT / "docs" / "guide.md", PROJECT / "README.md"):
         for code in re.findall(r"```python\n(.*?)```", document.read_text(), re.DOTALL):
             compile(code, document.name, "exec")
+
+
+def test_each_function_of_the_walkthrough_exists() -> None:
+    steps = re.findall(r"`([\w/]+\.py):([\w.]+)`", (PROJECT / "docs/walkthrough.md").read_text())
+    assert len(steps) > 30
+    missing = [f"{file}:{name}" for file, name in steps if name not in _defined_in(file)]
+    assert missing == []
+
+
+def _defined_in(file: str) -> set[str]:
+    """Names of functions and classes, methods as `Class.method`."""
+    paths = [PROJECT / package / file for package in ("rlm_broker", "sandbox_worker")]
+    (path,) = [path for path in paths if path.exists()]
+    names: set[str] = set()
+    for node in ast.parse(path.read_text()).body:
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            names.add(node.name)
+        if isinstance(node, ast.ClassDef):
+            names |= {
+                f"{node.name}.{each.name}"
+                for each in node.body
+                if isinstance(each, ast.FunctionDef | ast.AsyncFunctionDef)
+            }
+    return names
