@@ -10,7 +10,7 @@ from tests.support.places import PROJECT
 EXPECTED = {
     "batch_over_chunks.py": "20 of 30 are positive\nroot: 1 calls\nreader: 30 calls\n",
     "children.py": '{"north": "245", "south": "320", "west": "300"}\ndepth 1: Add up these numbers: ',
-    "run/tools.py": "[\"lens\"]\nin_stock() raised KeyError: 'telescope'\n",
+    "tools.py": "[\"lens\"]\nin_stock() raised KeyError: 'telescope'\n",
     "structured_output.py": "Ada Lovelace 1815\nasked 2 times\n",
     "sandbox_only.py": "6\nerror\ninterrupted\n6\nits process ended by itself with exit code 3 (os._exit)\n1\n",
     "record_and_replay.py": "The pump on deck 2: noisy on Monday, seized on Wednesday; solved with a new bearing.\n",

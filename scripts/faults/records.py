@@ -48,7 +48,7 @@ def cached(folder: Path) -> Path:
 def open_trace(path: Path, size_bytes: int) -> str:
     """Read a trace that was cut: what its whole lines say is shown."""
     whole = path.read_bytes()[:size_bytes].count(b"\n")
-    if not whole and size_bytes:
+    if not whole:
         tree(path)
         return ""
     try:

@@ -24,18 +24,20 @@ from rich.table import Table
 
 from scripts.siege.attacks import ATTACKS
 
+ROUND_TRIPS = 300
+"""Of the honest REPL before the attack, at least as many during it, and once more while it is ended."""
 MOST_MS = 100.0
 MOST_TIMES = 3.0
 MOST_GROWTH_MB = 256.0
 
 
-def besiege(attack: str) -> dict[str, Any]:
-    """What one attack did, see `orchestrator.besiege`.
+def besiege(attack: str, round_trips: int = ROUND_TRIPS) -> dict[str, Any]:
+    """Return what one attack did, see `orchestrator.besiege`.
 
     Raises:
         CalledProcessError: The orchestrator failed.
     """
-    command = [sys.executable, "-m", "scripts.siege.orchestrator", attack]
+    command = [sys.executable, "-m", "scripts.siege.orchestrator", attack, str(round_trips)]
     done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True, timeout=600)
     felt: dict[str, Any] = json.loads(done.stdout)
     return felt

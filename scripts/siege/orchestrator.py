@@ -29,8 +29,6 @@ from sandbox_worker.wire.frames import FrameDecoder, encode_frame
 from sandbox_worker.wire.messages import FromOrchestrator, Hello, Query, Ready, Result, decode_from_orchestrator, encode
 from scripts.siege.attacks import STRANGERS
 
-ROUND_TRIPS = 300
-"""Of the honest REPL before the attack, at least as many during it, and once more after it was ended."""
 WAIT_S = 300.0
 
 
@@ -97,8 +95,8 @@ class Honest:
         return tuple(round(1e3 * taken[at], 2) for at in (len(taken) // 2, len(taken) * 99 // 100, -1))  # type: ignore[return-value]
 
 
-async def besiege(attack: str) -> dict[str, Any]:
-    """Run one attack beside an honest REPL."""
+async def besiege(attack: str, round_trips: int) -> dict[str, Any]:
+    """Run one attack beside an honest REPL: `round_trips` before it, at least as many during it and as it is ended."""
     loop = asyncio.get_running_loop()
     assert isinstance(loop, Loop)
     is_strangers = attack in [each.__name__ for each in STRANGERS]
@@ -120,7 +118,7 @@ async def besiege(attack: str) -> dict[str, Any]:
         await connection.ready()
         result = block()
         await honest.hear()
-        for _ in range(ROUND_TRIPS):
+        for _ in range(round_trips):
             await honest.ask()
         before = honest.result()
         unit_s = _unit_s()
@@ -138,10 +136,10 @@ async def besiege(attack: str) -> dict[str, Any]:
         begun_kb = _restart_peak()
         loop.longest_s = 0.0
         saturated = asyncio.ensure_future(attacker.stdout.readline())
-        while not saturated.done() or len(honest.took_s) < ROUND_TRIPS or _is_coming(attack, hostile_result):
+        while not saturated.done() or len(honest.took_s) < round_trips or _is_coming(attack, hostile_result):
             await honest.ask()
         ending = asyncio.ensure_future(hostile.close())
-        while not ending.done() or len(honest.took_s) < 2 * ROUND_TRIPS:
+        while not ending.done() or len(honest.took_s) < 2 * round_trips:
             await honest.ask()
         during = honest.result()
         stretch_s, growth_kb = loop.longest_s, _peak_kb() - begun_kb
@@ -217,7 +215,7 @@ def _peak_kb() -> int:
 def main() -> None:
     loop = Loop()
     with contextlib.closing(loop):
-        print(json.dumps(loop.run_until_complete(besiege(sys.argv[1]))))
+        print(json.dumps(loop.run_until_complete(besiege(sys.argv[1], int(sys.argv[2])))))
 
 
 if __name__ == "__main__":

@@ -9,6 +9,8 @@ import pytest
 from scripts.siege.__main__ import MOST_GROWTH_MB, besiege
 from scripts.siege.attacks import ATTACKS
 
+ROUND_TRIPS = 60
+"""Of the honest REPL, before, during and after the attack: fewer than the command makes, which shows a percentile."""
 STEP_UNITS = 8
 """Longest step of the event loop, as multiples of a piece of work that takes 23 ms on the machine of SECURITY.md. The
 longest that was seen there is 4.6. Without bounds, steps took from 0.5 s to 30 s."""
@@ -17,7 +19,7 @@ longest that was seen there is 4.6. Without bounds, steps took from 0.5 s to 30 
 @pytest.mark.parametrize("attack", ATTACKS)
 def test_attack_leaves_the_honest_repl_its_turns(attack: str) -> None:
     """The honest REPL gets all its replies, or the orchestrator fails; no step is long, and memory is bounded."""
-    felt = besiege(attack)
+    felt = besiege(attack, ROUND_TRIPS)
     assert felt["growth_mb"] <= MOST_GROWTH_MB
     assert felt["stretch_ms"] <= STEP_UNITS * felt["unit_ms"]
-    assert felt["round_trips"] >= 900
+    assert felt["round_trips"] >= 3 * ROUND_TRIPS

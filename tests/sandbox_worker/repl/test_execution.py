@@ -163,11 +163,11 @@ def test_lines_are_counted_as_python_counts_them(prompt: Prompt, separator: str)
 def test_frames_of_libraries_are_shown_and_ours_are_not(prompt: Prompt) -> None:
     complaint = prompt.complaint("import json\njson.loads('{')")
     assert "decoder.py" in complaint
-    assert "repl/execution.py" not in complaint
+    assert "execution.py" not in complaint
     complaint = prompt.complaint("import asyncio\nawait asyncio.wait_for(asyncio.sleep(60), 0.001)")
     assert "tasks.py" in complaint
     assert "base_events.py" not in complaint
-    assert "repl/execution.py" not in complaint
+    assert "execution.py" not in complaint
 
 
 def test_ours_are_left_out_of_causes_and_groups_too(prompt: Prompt) -> None:
@@ -180,7 +180,7 @@ def test_ours_are_left_out_of_causes_and_groups_too(prompt: Prompt) -> None:
     ):
         complaint = prompt.complaint(code)
         assert "raise ValueError('inner')" in complaint
-        assert "repl/execution.py" not in complaint
+        assert "execution.py" not in complaint
 
 
 @pytest.mark.parametrize(
