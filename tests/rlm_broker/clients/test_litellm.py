@@ -136,7 +136,7 @@ async def test_a_cancelled_call_closes_its_connection() -> None:
 
 
 ALONE = """
-import asyncio, json, socket, sys, threading
+import asyncio, json, os, socket, sys, threading
 
 asked, importers = set(), set()
 real = socket.getaddrinfo
@@ -164,11 +164,13 @@ from rlm_broker.results import ChatMessage
 client = LiteLLMClient("openai/test-model", api_base=sys.argv[1], api_key="sk-test")
 assert "litellm" not in sys.modules
 reply = asyncio.run(client.complete(LMRequest((ChatMessage("user", "hello"),))))
-print(json.dumps({"text": reply.text, "asked": sorted(asked), "imported_by_main_thread": sorted(importers)}))
+print(json.dumps({"text": reply.text, "asked": sorted(asked), "imported_by_main_thread": sorted(importers),
+                  "variables": sorted({"CANARY_OF_THE_TEST", "OPENAI_API_BASE"} & os.environ.keys())}))
 """
 
 
-def test_a_call_asks_for_no_host_but_the_providers_and_imports_off_the_loop() -> None:
+def test_a_call_asks_no_other_host_imports_off_the_loop_and_reads_no_file_of_variables(tmp_path: Path) -> None:
+    (tmp_path / ".env").write_text("CANARY_OF_THE_TEST=1\nOPENAI_API_BASE=http://elsewhere\n")
     environment = {"PATH": os.environ["PATH"], "PYTHONPATH": os.pathsep.join(sys.path)}
     with FakeOpenAI(completion("hi")) as server:
         ended = subprocess.run(
@@ -178,9 +180,15 @@ def test_a_call_asks_for_no_host_but_the_providers_and_imports_off_the_loop() ->
             timeout=100,
             check=False,
             env=environment,
+            cwd=tmp_path,
         )
     assert (ended.returncode, ended.stderr) == (0, "")
-    assert json.loads(ended.stdout) == {"text": "hi", "asked": ["provider.test"], "imported_by_main_thread": [False]}
+    assert json.loads(ended.stdout) == {
+        "text": "hi",
+        "asked": ["provider.test"],
+        "imported_by_main_thread": [False],
+        "variables": [],
+    }
 
 
 @pytest.mark.parametrize(
@@ -261,25 +269,6 @@ def test_a_server_of_ones_own_is_not_called_without_its_address(provider: str, m
     LiteLLMClient(f"{provider}/model", api_base="http://host/v1").check()
     monkeypatch.setenv(variable, "http://host/v1")
     LiteLLMClient(f"{provider}/model").check()
-
-
-def test_a_file_of_variables_in_the_current_folder_is_not_read(tmp_path: Path) -> None:
-    (tmp_path / ".env").write_text("CANARY_OF_THE_TEST=1\nOPENAI_API_BASE=http://elsewhere\n")
-    code = (
-        "import os\nfrom rlm_broker.clients.litellm import prefetch\nprefetch().result()\n"
-        "print('CANARY_OF_THE_TEST' in os.environ, 'OPENAI_API_BASE' in os.environ)"
-    )
-    environment = {"PATH": os.environ["PATH"], "PYTHONPATH": os.pathsep.join(sys.path)}
-    ended = subprocess.run(
-        [sys.executable, "-c", code],
-        capture_output=True,
-        text=True,
-        timeout=100,
-        check=True,
-        env=environment,
-        cwd=tmp_path,
-    )
-    assert ended.stdout == "False False\n"
 
 
 def test_no_provider_of_litellm_is_taken_for_a_misspelt_one() -> None:
