@@ -10,6 +10,8 @@ from rlm_broker.results import ChatMessage, Usage
 
 PICTURE_CHARS = 6_000
 """What a content part that is no text counts as: some 2,000 tokens, as most providers take for a picture."""
+CHARS_PER_TOKEN = 4.0
+"""Characters of one token, as text in Latin script has them on average."""
 
 
 class LMRequest(msgspec.Struct, frozen=True):
@@ -87,6 +89,11 @@ class Client(Protocol):
     async def aclose(self) -> None:
         """Give back what the client holds (connections, threads). Harmless when called twice."""
         ...
+
+
+def estimate_tokens(chars: int, chars_per_token: float = CHARS_PER_TOKEN) -> float:
+    """Estimate how many tokens a text of `chars` characters has, where the provider has not counted them."""
+    return chars / chars_per_token
 
 
 def _chars(content: str | list[Any]) -> int:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import msgspec
 
-from rlm_broker.clients.base import Client, LMReply, LMRequest
+from rlm_broker.clients.base import Client, LMReply, LMRequest, estimate_tokens
 from rlm_broker.concurrency.deadline import Late, in_time
 from rlm_broker.concurrency.fair_semaphore import FairSlots
 from rlm_broker.concurrency.rate_window import Entry, Window
@@ -19,7 +19,6 @@ from rlm_broker.results import Usage
 
 BACKOFF_S, MOST_BACKOFF_S = 0.5, 30.0
 FAILURES_TO_COOL = 3
-CHARS_PER_TOKEN = 4
 OnRetry = Callable[[int, float, str], None]
 """Told of each further attempt: its number from 2, the seconds until then, and why."""
 
@@ -147,7 +146,7 @@ class Lane:
             The tokens that the call is thought to take.
         """
         request = errand.request
-        tokens = request.chars / CHARS_PER_TOKEN + (request.max_completion_tokens or self._output_tokens)
+        tokens = estimate_tokens(request.chars) + (request.max_completion_tokens or self._output_tokens)
         await self._gate.acquire(errand.session)
         try:
             while True:

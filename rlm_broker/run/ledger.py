@@ -6,12 +6,14 @@ from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from rlm_broker.clients.base import estimate_tokens
 from rlm_broker.errors import ConfigurationError, LimitReached
 from rlm_broker.limits import Limits
 from rlm_broker.results import Tally, Usage, UsageSummary
 
-CHARS_PER_TOKEN = 3.0
-"""Few, so that an estimate of the input is rather too high: text in Latin script has about four."""
+CAUTIOUS_CHARS_PER_TOKEN = 3.0
+"""Characters that count as one token against `max_tokens`. Fewer than a token has on average: an estimate that is too
+high stops a run early, one that is too low lets it spend more than the limit."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -96,7 +98,7 @@ class Ledger:
         while True:
             self._require_means()
             output = self._largest_output if max_completion_tokens is None else max_completion_tokens
-            sent = input_chars / CHARS_PER_TOKEN
+            sent = estimate_tokens(input_chars, CAUTIOUS_CHARS_PER_TOKEN)
             hold = Hold(sent + output, self._largest_cost, sent)
             if not self._open or self._fits(hold):
                 self._open.add(hold)
@@ -114,7 +116,7 @@ class Ledger:
         output: float = usage.total_output_tokens
         tokens: float = usage.total_input_tokens + output
         if not tokens and not usage.stored_calls:  # a stored reply takes none
-            output = output_chars / CHARS_PER_TOKEN
+            output = estimate_tokens(output_chars, CAUTIOUS_CHARS_PER_TOKEN)
             tokens = math.ceil(hold.input_tokens + output)
         self._tokens += tokens
         self._largest_output = _larger(self._largest_output, output)

@@ -9,6 +9,7 @@ from dataclasses import replace
 
 import msgspec
 
+from rlm_broker.clients.base import estimate_tokens
 from rlm_broker.concurrency.allowance import Allowance
 from rlm_broker.concurrency.bounded_map import work_off
 from rlm_broker.context.store import store
@@ -17,7 +18,7 @@ from rlm_broker.results import ChildTrace
 from rlm_broker.run.calls import MOST_DECODED_BYTES, Caller, in_words
 from rlm_broker.run.output_type import OutputType
 from rlm_broker.run.persistent_repl import Conversation
-from rlm_broker.run.runner import CHARS_PER_TOKEN, Runner, Tree
+from rlm_broker.run.runner import Runner, Tree
 from rlm_broker.run.tools import Tools
 from rlm_broker.trace.events import PREVIEW_CHARS, Emitter, RunStarted
 from rlm_broker.transport.connection import QueryHandler
@@ -223,7 +224,7 @@ def open_run(
 
 def needs_repl(prompt: str, window_tokens: int) -> bool:
     """For `recursion="auto"`: a prompt that fills half of what its model can read, or that asks for code."""
-    return len(prompt) > window_tokens * CHARS_PER_TOKEN // 2 or _ASKS_FOR_CODE.search(prompt) is not None
+    return estimate_tokens(len(prompt)) > window_tokens / 2 or _ASKS_FOR_CODE.search(prompt) is not None
 
 
 def _after(started: float, seconds: float | None) -> float | None:

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import rlm_broker.run.prompts as prompts
+from rlm_broker.clients.base import estimate_tokens
 from rlm_broker.concurrency.allowance import Allowance
 from rlm_broker.concurrency.deadline import Late, T, within
 from rlm_broker.concurrency.fair_semaphore import FairSlots
@@ -40,8 +41,6 @@ from sandbox_worker.wire.errors import FrameTooLarge
 
 QueryHandlerFactory = Callable[[str, int, QueryHandler], QueryHandler]
 """From a run's name, its depth and the handler that it would have, what answers its REPL."""
-CHARS_PER_TOKEN = 4
-"""Where the provider does not count."""
 Decide = Callable[[str, int], bool]
 """Whether a child with this prompt gets a REPL; the number is how many tokens its model can read."""
 
@@ -128,7 +127,7 @@ class Runner:
         self._isolation: Isolation | None = None
         self._parsed: Any = None
         self._limit: str | None = None
-        self._tokens = 0
+        self._tokens: float = 0
         self._started = time.monotonic()
         self._earlier: list[ChatMessage] = []
         self.progress = Progress([])
@@ -252,7 +251,7 @@ class Runner:
         said = call.response if call.response.strip() else prompts.EMPTY_REPLY
         self.progress.messages.append(ChatMessage("assistant", said))
         counted = call.usage.total_input_tokens + call.usage.total_output_tokens
-        self._tokens = counted or sum(len(str(each.content)) for each in self.progress.messages) // CHARS_PER_TOKEN
+        self._tokens = counted or estimate_tokens(sum(len(str(each.content)) for each in self.progress.messages))
         return call.response
 
     async def _act(
