@@ -13,15 +13,12 @@ from collections.abc import Iterable, Mapping
 from typing import Final
 
 from rlm_broker.errors import ConfigurationError
+from sandbox_worker.wire.names import CONTEXT, HISTORY, RESERVED
 
 MAX_NESTING: Final = 200
 """Containers inside containers. Recursive code reads that much anywhere; Python's own limit is near 1,000."""
 
-_RESERVED: Final = frozenset(
-    {"context", "history", "llm_query", "llm_query_batched", "llm_batch", "rlm_query", "rlm_query_batched"}
-    | {"budget", "FINAL", "FINAL_VAR", "SUBMIT", "SHOW_VARS", "answer", "_"}
-)
-_NUMBERED: Final = re.compile(r"(context|history)_\d+")
+_NUMBERED: Final = re.compile(rf"({CONTEXT}|{HISTORY})_\d+")
 _MAX_INT_BITS: Final = 14_000  # below the 4,300 digits beyond which Python refuses to read a number
 _PLAIN: Final = "str, dict, list, int, float, bool and None"
 
@@ -80,7 +77,7 @@ def require_name(name: object, what: str) -> None:
     """
     if not isinstance(name, str) or not name.isidentifier() or keyword.iskeyword(name):
         raise ConfigurationError(f"{what} cannot be called {name!r}: that is no name in Python")
-    if name in _RESERVED or _NUMBERED.fullmatch(name) or name.startswith("__") or hasattr(builtins, name):
+    if name in RESERVED or _NUMBERED.fullmatch(name) or name.startswith("__") or hasattr(builtins, name):
         raise ConfigurationError(f"{what} cannot be called {name!r}: that name is taken in a REPL")
 
 
@@ -102,7 +99,7 @@ def _look(value: object, whole: str, place: _Place, around: tuple[int, ...]) -> 
     if len(around) >= MAX_NESTING:
         raise _Problem(f"{_shown(whole, place)[:60]}... is nested deeper than {MAX_NESTING} levels")
     around = (*around, id(value))
-    is_context = whole == "context"
+    is_context = whole == CONTEXT
     for key, child in inside:
         if type(key) is not str and isinstance(value, dict) and not isinstance(key, str):
             keys = "the keys of a context are str" if is_context else "keys are str"
@@ -114,7 +111,7 @@ def _look(value: object, whole: str, place: _Place, around: tuple[int, ...]) -> 
 
 
 def _problem_of_leaf(value: object, whole: str) -> str | None:
-    is_context = whole == "context"
+    is_context = whole == CONTEXT
     match value:
         case None | bool():
             return None

@@ -15,6 +15,7 @@ from rlm_broker.sandbox.sandbox import Sandbox
 from rlm_broker.transport.connection import QueryHandler, refuse
 from sandbox_worker.wire.errors import FrameTooLarge
 from sandbox_worker.wire.messages import Query, Slot
+from sandbox_worker.wire.names import CONTEXT, HISTORY, numbered
 from sandbox_worker.wire.surrogates import written_out
 
 
@@ -67,7 +68,7 @@ class Conversation:
             said = as_values(messages)
             number = self.runs - 1
             with contextlib.suppress(FrameTooLarge):  # then it is not there: the next question is not to fail for it
-                self._repl.provide_known({f"history_{number}": said, **({"history": said} if number == 0 else {})})
+                self._repl.provide_known({numbered(HISTORY, number): said, **({HISTORY: said} if number == 0 else {})})
 
     async def close(self) -> None:
         """End the REPL. Harmless when repeated."""
@@ -81,9 +82,9 @@ class Conversation:
             made = self._sandbox.repl(kept, self._forward, tools=tools.names, values=tools.values)
             self._repl = await self._opened.enter_async_context(made)
             self.runs = 1
-            return "context"
+            return CONTEXT
         self._repl.renew()
-        name = f"context_{self.runs}"
+        name = numbered(CONTEXT, self.runs)
         try:
             self._repl.provide_known({name: context.value()})
         except FrameTooLarge as error:

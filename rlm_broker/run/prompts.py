@@ -9,6 +9,7 @@ from rlm_broker.context.store import ContextInfo
 from rlm_broker.limits import Limits
 from rlm_broker.parsing import NotRun
 from rlm_broker.results import Block, ChatMessage
+from sandbox_worker.wire.names import CONTEXT, HISTORY, numbered
 
 PARTS_SHOWN = 20
 WRONG_ANSWER_CHARS = 2_000
@@ -76,17 +77,17 @@ def system(limits: Limits, depth: int, tools: Sequence[str] = (), profile: Profi
     )
 
 
-def opening(question: str | None, info: ContextInfo, name: str = "context") -> str:
+def opening(question: str | None, info: ContextInfo, name: str = CONTEXT) -> str:
     """The first user message: what is asked, and what is known of the context without looking.
 
     Args:
         name: Of the variable that holds it. `context_1` is the second of a REPL that lives on.
     """
     lines = [f"`{name}` is a {info.type_name} with {info.total_chars:,} characters in all."]
-    if name != "context":
+    if name != CONTEXT:
         number = int(name.rpartition("_")[2])
         lines.append(
-            f"Contexts: {_numbered('context', number + 1)}. Earlier conversations: {_numbered('history', number)}."
+            f"Contexts: {_numbered(CONTEXT, number + 1)}. Earlier conversations: {_numbered(HISTORY, number)}."
         )
     if info.parts_total:
         shown = [f"  {name}: {chars:,}" for name, chars in info.parts[:PARTS_SHOWN]]
@@ -167,7 +168,7 @@ def _is_message(value: Any) -> bool:
 
 
 def _numbered(name: str, count: int) -> str:
-    return ", ".join(f"`{name}_{number}`" for number in range(count))
+    return ", ".join(f"`{numbered(name, number)}`" for number in range(count))
 
 
 def _rlm_query(limits: Limits, depth: int) -> str:

@@ -38,6 +38,7 @@ from rlm_broker.trace.events import (
 )
 from rlm_broker.transport.connection import QueryHandler
 from sandbox_worker.wire.errors import FrameTooLarge
+from sandbox_worker.wire.names import CONTEXT, HISTORY, numbered
 
 QueryHandlerFactory = Callable[[str, int, QueryHandler], QueryHandler]
 """From a run's name, its depth and the handler that it would have, what answers its REPL."""
@@ -200,7 +201,7 @@ class Runner:
         if self._conversation is None:
             tools, values = self._tools.names, self._tools.values
             async with self._tree.sandbox.repl(context, self._answer, tools=tools, values=values) as repl:
-                yield repl, "context"
+                yield repl, CONTEXT
             return
         async with self._conversation.repl(context, self._answer, self._tools) as opened:
             try:
@@ -306,7 +307,7 @@ class Runner:
         self.progress.messages.append(ChatMessage("user", f"{observed.content}\n\n{prompts.SUMMARISE}"))
         summary = await self._reply()
         self._earlier += self.progress.messages
-        name = "history" if self._conversation is None else f"history_{self._conversation.runs - 1}"
+        name = HISTORY if self._conversation is None else numbered(HISTORY, self._conversation.runs - 1)
         with contextlib.suppress(FrameTooLarge):  # then the notes have to do
             repl.provide_known({name: as_values(self._earlier)})
         started_again = prompts.after_summary(str(opening.content), summary, name, then)

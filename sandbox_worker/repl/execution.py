@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from sandbox_worker.repl.classes import class_name
 from sandbox_worker.repl.memory_reserve import Reserve
 from sandbox_worker.wire.messages import Status
+from sandbox_worker.wire.names import LAST_VALUE
 
 if TYPE_CHECKING:
     import asyncio
@@ -140,7 +141,7 @@ class Executor:
 
     def _show(self, value: Any) -> None:
         if value is not None:
-            self._namespace["_"] = value
+            self._namespace[LAST_VALUE] = value
             print(repr(value))
 
     def _exited(self, request: SystemExit) -> Outcome:

@@ -19,12 +19,14 @@ from sandbox_worker.repl.interrupts import Interrupts
 from sandbox_worker.repl.memory_reserve import Reserve
 from sandbox_worker.repl.printer import Printer
 from sandbox_worker.repl.queries import Queries
+from sandbox_worker.wire import names
 from sandbox_worker.wire.bell import BELL, pending_bytes
 from sandbox_worker.wire.control import OUT_OF_MEMORY
 from sandbox_worker.wire.errors import FrameTooLarge
 from sandbox_worker.wire.messages import Execute, Output, Provide, Ready, Result, Stream
 
 TIMERS = (signal.ITIMER_REAL, signal.ITIMER_VIRTUAL, signal.ITIMER_PROF)
+_FIRST_CONTEXT = names.numbered(names.CONTEXT, 0)
 
 
 class Repl:
@@ -66,17 +68,17 @@ class Repl:
             "__name__": "__main__",
             "__builtins__": builtins,
             **contexts,
-            **({"context_0": contexts["context"]} if "context" in contexts else {}),
-            "llm_query": queries.llm_query,
-            "llm_query_batched": queries.llm_query_batched,
-            "llm_batch": queries.llm_batch,
-            "rlm_query": queries.rlm_query,
-            "rlm_query_batched": queries.rlm_query_batched,
-            "budget": queries.budget,
-            "FINAL": self._submit,
-            "FINAL_VAR": self._submit_variable,
-            "SUBMIT": self._submit_fields,
-            "SHOW_VARS": self._show_vars,
+            **({_FIRST_CONTEXT: contexts[names.CONTEXT]} if names.CONTEXT in contexts else {}),
+            names.LLM_QUERY: queries.llm_query,
+            names.LLM_QUERY_BATCHED: queries.llm_query_batched,
+            names.LLM_BATCH: queries.llm_batch,
+            names.RLM_QUERY: queries.rlm_query,
+            names.RLM_QUERY_BATCHED: queries.rlm_query_batched,
+            names.BUDGET: queries.budget,
+            names.FINAL: self._submit,
+            names.FINAL_VAR: self._submit_variable,
+            names.SUBMIT: self._submit_fields,
+            names.SHOW_VARS: self._show_vars,
         }
         # A real module: pickle and multiprocessing look up what a block defined in `sys.modules["__main__"]`.
         main = sys.modules["__main__"] = types.ModuleType("__main__")
@@ -114,8 +116,8 @@ class Repl:
             printer.begin_block()
         self._provided |= {name: self._queries.tool(name) for name in execute.tools}
         self._provided |= {each.name: each.value for each in given}
-        if any(each.name == "context" for each in given):
-            self._provided["context_0"] = self._provided["context"]
+        if any(each.name == names.CONTEXT for each in given):
+            self._provided[_FIRST_CONTEXT] = self._provided[names.CONTEXT]
         self._restore_names()
         (rung,) = BELL.unpack_from(self._bell)
         try:
@@ -196,16 +198,16 @@ class Repl:
 
     def _restore_answer(self) -> None:
         """Make `answer` a dict again. What a block assigned to that name becomes its content: nothing is lost."""
-        value = self._namespace.get("answer")
+        value = self._namespace.get(names.ANSWER)
         if type(value) is dict:
             return
-        self._namespace["answer"] = _fresh_answer()
+        self._namespace[names.ANSWER] = _fresh_answer()
         if value is None:
             return
         if is_a(value, dict):  # of a class of the model's, whose methods may do anything: they are called once
-            self._namespace["answer"] = dict(value)
+            self._namespace[names.ANSWER] = dict(value)
             return
-        self._namespace["answer"]["content"] = value
+        self._namespace[names.ANSWER]["content"] = value
         if self._final is None:
             self._printers[1].write('`answer` is the dict that submits: your value is now in answer["content"]\n')
 
@@ -216,13 +218,13 @@ class Repl:
         except KeyboardInterrupt:
             raise
         except BaseException as error:  # noqa: BLE001 - what stands in `answer` is the model's, its `__str__` may raise
-            self._namespace["answer"] = _fresh_answer()  # or each later block would end like this one
+            self._namespace[names.ANSWER] = _fresh_answer()  # or each later block would end like this one
             return Outcome("error", f"the answer cannot be read: {class_name(error)}")
         return None
 
     def _submit_answer_dict(self) -> None:
         self._restore_answer()
-        answer = self._namespace["answer"]
+        answer = self._namespace[names.ANSWER]
         if self._final is None and answer.get("ready"):
             content = answer.get("content")
             if content is not None and content != "":
@@ -261,7 +263,7 @@ class Repl:
 
     def _show_vars(self) -> dict[str, str]:
         """Name → type of the variables that exist."""
-        own = {"answer", "_", *self._provided}
+        own = {names.ANSWER, names.LAST_VALUE, *self._provided}
         # Not looked up by name: a key may be of a class of the model's, which compares itself as it likes.
         found = [(name, value) for name, value in list(self._namespace.items()) if type(name) is str]
         return {

@@ -10,7 +10,8 @@ import pydantic
 import pytest
 
 from rlm_broker import RLM, ConfigurationError, ContextRefused, Sandbox, ScriptedClient
-from rlm_broker.plain import problem_with
+from rlm_broker.plain import problem_with, require_name
+from sandbox_worker.wire.names import CONTEXT, HISTORY, RESERVED, numbered
 
 CHANGED: list[tuple[Any, str]] = [
     (float("nan"), "is nan, which JSON does not have"),
@@ -44,6 +45,12 @@ def test_a_value_that_would_be_changed_is_refused_with_its_place(value: Any, why
     assert str(problem_with({"a": [value]}, "it")).startswith(f"it['a'][0] {why}")
     with pytest.raises(ConfigurationError, match=r"tool 'X': .*it\['a'\]\[0\] "):
         RLM(ScriptedClient([]), tools={"X": {"a": [value]}})
+
+
+@pytest.mark.parametrize("name", [*sorted(RESERVED), numbered(CONTEXT, 0), numbered(HISTORY, 12)])
+def test_a_name_that_a_repl_has_is_refused(name: str) -> None:
+    with pytest.raises(ConfigurationError, match=f"a tool cannot be called '{name}': that name is taken in a REPL"):
+        require_name(name, "a tool")
 
 
 def test_values_of_a_repl_arrive_as_they_are_or_are_refused() -> None:

@@ -1,11 +1,14 @@
 """What a model is told is true: the numbers are the enforced ones, and the user's text is only text."""
 
+import re
+
 from rlm_broker.context.store import ContextInfo
 from rlm_broker.limits import Limits
 from rlm_broker.parsing import NotRun
 from rlm_broker.results import Block
 from rlm_broker.run import prompts
 from sandbox_worker.loading.form import ContextForm
+from sandbox_worker.wire.names import ANSWER, CONTEXT, FUNCTIONS, LLM_BATCH, SUBMIT
 
 HOSTILE = "{limits} {0} %s %(x)s $y {{"
 TEXT = ContextInfo("str", 1234567, ContextForm("text", 1234567))
@@ -22,6 +25,11 @@ def test_every_number_is_the_one_that_is_enforced() -> None:
     told = prompts.system(limits, depth=0)
     for number in ("777", "5 at a time", "4,321", "12.5 s", "9 turns"):
         assert number in told
+
+
+def test_system_prompt_names_only_what_a_repl_has() -> None:
+    told = prompts.system(Limits(max_depth=2), depth=0)
+    assert set(re.findall(r"`(\w+)[(`\[]", told)) - {"repl"} == {*FUNCTIONS, CONTEXT, ANSWER} - {LLM_BATCH, SUBMIT}
 
 
 def test_a_child_is_offered_only_where_one_would_be_started() -> None:

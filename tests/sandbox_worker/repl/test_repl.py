@@ -6,6 +6,7 @@ from collections.abc import Iterator
 import pytest
 
 from sandbox_worker.wire.messages import Query, Slot
+from sandbox_worker.wire.names import ANSWER, CONTEXT, FUNCTIONS, HISTORY, RESERVED, numbered
 from tests.support.bare_repl import MAX_OUTPUT_CHARS, BareRepl, bare_repl
 
 
@@ -13,6 +14,13 @@ from tests.support.bare_repl import MAX_OUTPUT_CHARS, BareRepl, bare_repl
 def repl() -> Iterator[BareRepl]:
     with bare_repl(context="the text") as running:
         yield running
+
+
+def test_namespace_of_a_repl_holds_exactly_the_reserved_names(repl: BareRepl) -> None:
+    own = "print(*(name for name in globals() if not name.startswith('__')))"
+    assert set(repl.run(own).stdout.split()) == FUNCTIONS | {CONTEXT, numbered(CONTEXT, 0), ANSWER}
+    repl.run("1")
+    assert set(repl.run(own).stdout.split()) == RESERVED - {HISTORY} | {numbered(CONTEXT, 0)}
 
 
 def test_names_live_from_block_to_block_and_ours_come_back(repl: BareRepl) -> None:
