@@ -16,7 +16,7 @@ from rlm_broker.clients import failures
 from rlm_broker.clients.base import LMReply, LMRequest
 from rlm_broker.errors import ConfigurationError, FailureCause, ModelFailed, UnknownModel
 from rlm_broker.results import Usage
-from sandbox_worker.wire.surrogates import written_out
+from sandbox_worker.wire.text_json import encode_written_out
 
 MAX_CONCURRENT = 256
 MAX_REPLY_BYTES = 64 << 20
@@ -127,7 +127,7 @@ class OpenAICompatibleClient:
             body["max_tokens"] = _smaller(body.get("max_tokens"), request.max_completion_tokens)
         if request.on_text is not None:
             body |= {"stream": True, "stream_options": {"include_usage": True}}
-        async with self._request("POST", "/chat/completions", _encoded(body), self._timeout_s) as response:
+        async with self._request("POST", "/chat/completions", encode_written_out(body), self._timeout_s) as response:
             is_stream = response.content_type == "text/event-stream"
             if response.status == 200 and is_stream and request.on_text is not None:
                 return await self._streamed(response, request.on_text)
@@ -334,13 +334,6 @@ def _error_in(answer: bytes) -> str | None:
     if isinstance(body, dict):
         body = body.get("message") or body
     return body if isinstance(body, str) else json.dumps(body) if body else None
-
-
-def _encoded(body: dict[str, Any]) -> bytes:
-    try:
-        return msgspec.json.encode(body)
-    except UnicodeEncodeError:
-        return written_out(json.dumps(body, ensure_ascii=False)).encode()
 
 
 def _checked_url(text: str) -> str:

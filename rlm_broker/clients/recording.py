@@ -12,6 +12,7 @@ from typing import Any, Literal
 import msgspec
 
 from rlm_broker.errors import ConfigurationError, FailureCause
+from sandbox_worker.wire.text_json import decode_escaped, encode_escaped
 
 FORMAT = 1
 DIFFERENCE_LINES = 24
@@ -122,7 +123,7 @@ class Recorder:
     def _write(self, value: msgspec.Struct) -> None:
         if self._descriptor < 0:
             return
-        line = memoryview(_line(value))
+        line = memoryview(encode_escaped(value) + b"\n")
         try:
             while line:
                 line = line[os.write(self._descriptor, line) :]
@@ -148,7 +149,7 @@ class Recording:
             if lines and not lines[-1].endswith(b"\n"):
                 lines.pop()  # of a run that was killed while it wrote
             self.models = msgspec.json.decode(first, type=Models)
-            self._calls = [_call_of(line) for line in lines]
+            self._calls = [decode_escaped(line, Recorded) for line in lines]
         except OSError as error:
             raise ConfigurationError(f"cannot read the recording {self.path}: {error.strerror}") from None
         except (msgspec.MsgspecError, ValueError, RecursionError) as error:
@@ -157,11 +158,11 @@ class Recording:
             raise ConfigurationError(f"{self.path} was recorded by another version of rlm-broker")
         self._by_request: dict[bytes, deque[Recorded]] = defaultdict(deque)
         for call in self._calls:
-            self._by_request[_line(call.request)].append(call)
+            self._by_request[encode_escaped(call.request)].append(call)
 
     def find(self, request: Request) -> Recorded | None:
         """The call that was recorded for this request."""
-        calls = self._by_request.get(_line(request))
+        calls = self._by_request.get(encode_escaped(request))
         if not calls:
             return None
         return calls.popleft() if len(calls) > 1 else calls[0]
@@ -180,22 +181,6 @@ class Recording:
             shown = [*shown[:DIFFERENCE_LINES], f"... and {more:,} more lines"]
         head = f"the run asks what {self.path} has no reply to ({id}); the nearest is {nearest.id}:"
         return "\n".join([head, *shown])
-
-
-def _line(value: Any) -> bytes:
-    try:
-        return msgspec.json.encode(value) + b"\n"
-    except UnicodeEncodeError:  # lone surrogates, which `json` writes as \\ud800
-        return json.dumps(msgspec.to_builtins(value)).encode() + b"\n"
-
-
-def _call_of(line: bytes) -> Recorded:
-    try:
-        return msgspec.json.decode(line, type=Recorded)
-    except msgspec.ValidationError:
-        raise
-    except msgspec.DecodeError:  # it does not read lone surrogates
-        return msgspec.convert(json.loads(line), Recorded)
 
 
 def _lines_of(request: Request) -> list[str]:

@@ -3,16 +3,14 @@
 How it lies there is told in `sandbox_worker.loading.form`.
 """
 
-import json
 import os
 from array import array
 from collections.abc import Iterable, Iterator
 from fcntl import F_ADD_SEALS, fcntl
 from typing import Final, Self, cast
 
-import msgspec
-
 from sandbox_worker.loading.form import SEALS, ContextForm, Kind, Width, span_bytes
+from sandbox_worker.wire.text_json import encode_raw
 
 _PIECE_BYTES: Final = 1 << 20
 _LARGE_BYTES: Final = 1 << 12
@@ -119,7 +117,7 @@ class TextMemfd(Memfd):
 
     def add_names(self, names: list[str] | None) -> ContextForm:
         """Make the texts that were added a dict by `names`, or a list; return its form."""
-        data = _json(names)
+        data = encode_raw(names)
         for part in (self._lengths.tobytes(), self._kinds, data):
             self.write(part)
         return ContextForm("texts", self._start, texts=len(self._lengths), names_bytes=len(data))
@@ -181,27 +179,19 @@ class JsonMemfd(Memfd):
 
     def add_key(self, key: str, first: bool) -> None:
         """Append a key of an object; its value comes next."""
-        self.write((b"" if first else b",") + _json(key) + b":")
+        self.write((b"" if first else b",") + encode_raw(key) + b":")
 
     def add(self, value: object) -> int:
         """Append a value; return its length: characters of a text, else bytes."""
         if isinstance(value, str):
             self.write(b'"')
             for piece in pieces_of(value):
-                self.write(_json(piece)[1:-1])
+                self.write(encode_raw(piece)[1:-1])
             self.write(b'"')
             return len(value)
-        data = _json(value)
+        data = encode_raw(value)
         self.write(data)
         return len(data)
-
-
-def _json(value: object) -> bytes:
-    try:
-        return msgspec.json.encode(value)
-    except (UnicodeEncodeError, TypeError):  # a lone surrogate; a subclass of str, int or float
-        # Surrogates stay raw: as escapes, two that stand side by side would be read as one character.
-        return json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode("utf-8", "surrogatepass")
 
 
 def pieces_of(text: str) -> Iterator[str]:

@@ -16,7 +16,7 @@ from rlm_broker.transport.connection import QueryHandler, refuse
 from sandbox_worker.wire.errors import FrameTooLarge
 from sandbox_worker.wire.messages import Query, Slot
 from sandbox_worker.wire.names import CONTEXT, HISTORY, numbered
-from sandbox_worker.wire.surrogates import written_out
+from sandbox_worker.wire.text_json import written_out
 
 
 def as_values(messages: Sequence[ChatMessage]) -> list[dict[str, Any]]:

@@ -1,6 +1,5 @@
 """A run's events as a file: one JSON object a line, numbered, flushed as it happens."""
 
-import json
 import os
 import re
 import threading
@@ -15,6 +14,7 @@ import msgspec
 from rlm_broker.errors import ConfigurationError
 from rlm_broker.redaction import redact
 from rlm_broker.trace.events import Event
+from sandbox_worker.wire.text_json import encode_escaped
 
 INLINE_CHARS = 1 << 16
 """Characters of an event that is written where it happens. A longer one takes tens of milliseconds a megabyte, and
@@ -88,7 +88,7 @@ class TraceWriter:
 
     def _write(self, line: dict[str, Any]) -> None:
         try:
-            self._file.write(_encoded(line) + b"\n")
+            self._file.write(redact(encode_escaped(line).decode()).encode() + b"\n")
         except (OSError, ValueError) as error:  # a run is not to end because its trace cannot be written, or was closed
             self.lost = self.lost or getattr(error, "strerror", None) or str(error)
 
@@ -122,11 +122,3 @@ def _cut(value: Any) -> Any:
     if isinstance(value, dict):
         return {key: _cut(each) for key, each in value.items()}
     return list(map(_cut, value)) if isinstance(value, list) else value
-
-
-def _encoded(line: dict[str, Any]) -> bytes:
-    try:
-        text = msgspec.json.encode(line).decode()
-    except UnicodeEncodeError:  # lone surrogates
-        text = json.dumps(line)
-    return redact(text).encode()

@@ -4,7 +4,6 @@ A field that the sender may not decide (depth, budget, deadline, the models it m
 belongs to the session on the orchestrator's side.
 """
 
-import json
 from collections.abc import Sequence
 from typing import Annotated, Any, Literal, TypeVar
 
@@ -14,7 +13,7 @@ from sandbox_worker.wire.counting import split_prompts
 from sandbox_worker.wire.errors import MessageInvalid
 from sandbox_worker.wire.frames import Payload
 from sandbox_worker.wire.prompts import Prompt, Prompts
-from sandbox_worker.wire.surrogates import written_out
+from sandbox_worker.wire.text_json import encode_written_out
 
 T = TypeVar("T")
 
@@ -204,7 +203,7 @@ _from_orchestrator: msgspec.json.Decoder[FromOrchestrator] = msgspec.json.Decode
 def encode(message: Message) -> bytes:
     """The message as UTF-8 JSON.
 
-    In what is to be read, output and answers of models, lone surrogates are written out, see `surrogates`.
+    In what is to be read, output and answers of models, lone surrogates are written out, see `text_json`.
 
     Raises:
         UnicodeEncodeError: There are some in what code works with: a block, a value, a question.
@@ -214,7 +213,7 @@ def encode(message: Message) -> bytes:
     except UnicodeEncodeError:
         if isinstance(message, Execute | Provide | Query):
             raise
-        return written_out(json.dumps(msgspec.to_builtins(message, enc_hook=_plain), ensure_ascii=False)).encode()
+        return encode_written_out(message, _plain)
 
 
 def decode_hello(payload: Payload) -> Hello:
