@@ -1,18 +1,13 @@
 """What providers say when a call fails: whether to try again, and the words without their secrets."""
 
 import email.utils
-import os
-import re
 import time
 from collections.abc import Iterable, Mapping
 from datetime import UTC
 
 from rlm_broker.errors import FailureCause
+from rlm_broker.redaction import redact, secrets_of_environment
 
-SECRET_NAME = re.compile(r"(_|\A|-)(KEY|TOKEN|SECRET|AUTHORIZATION)\Z", re.IGNORECASE)
-"""Of variables, options and headers whose values are in no message."""
-_MIN_SECRET_CHARS = 6
-"""A shorter value is no secret, and hiding every "1" would garble the message."""
 _MAX_CHARS = 500
 _LOOKED_AT_CHARS = 20_000
 LONGEST_RETRY_AFTER_S = 3_600.0
@@ -45,16 +40,12 @@ def retry_after_s(headers: Mapping[str, str]) -> float | None:
 
 
 def one_line(text: str, secrets: Iterable[str] = ()) -> str:
-    """`text` without secrets, on one line, not too long, and with what would steer a terminal written out.
+    """Return `text` without secrets, on one line, not too long, and with what would steer a terminal written out.
 
     Args:
-        secrets: Beside those of the environment, which are known by the names of their variables.
+        secrets: Known ones, beside those of the environment.
     """
-    text = text[:_LOOKED_AT_CHARS]
-    values = {value for name, value in os.environ.items() if SECRET_NAME.search(name)}
-    for secret in sorted(values.union(secrets), key=len, reverse=True):  # one may be part of another
-        if len(secret) >= _MIN_SECRET_CHARS:
-            text = text.replace(secret, "[redacted]")
+    text = redact(text[:_LOOKED_AT_CHARS], [*secrets_of_environment(), *secrets])
     text = "".join(each if each.isprintable() else ascii(each)[1:-1] for each in " ".join(text.split()))
     return text if len(text) <= _MAX_CHARS else f"{text[:_MAX_CHARS]}..."
 

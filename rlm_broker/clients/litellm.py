@@ -14,6 +14,7 @@ from typing import Any
 from rlm_broker.clients import failures
 from rlm_broker.clients.base import LMReply, LMRequest
 from rlm_broker.errors import ConfigurationError, ModelFailed, UnknownModel
+from rlm_broker.redaction import is_secret_name, secrets_in
 from rlm_broker.results import Usage
 
 _KEYS: dict[str, tuple[str, ...]] = {
@@ -140,7 +141,7 @@ class LiteLLMClient:
     @property
     def fingerprint(self) -> str:
         """What its replies depend on, beside the request."""
-        public = {name: value for name, value in self._options.items() if not _is_secret(name)}
+        public = {name: value for name, value in self._options.items() if not is_secret_name(name)}
         return json.dumps([self._litellm_name, public], sort_keys=True, default=str)
 
     @property
@@ -259,7 +260,7 @@ class LiteLLMClient:
         status = getattr(error, "status_code", None)
         cause = failures.cause_of(status) if isinstance(status, int) else "provider"
         headers = getattr(error, "litellm_response_headers", None) or {}  # its `response` is made up, without any
-        said = failures.one_line(text, _secrets(self._options))
+        said = failures.one_line(text, secrets_in(self._options))
         return ModelFailed(f"{self.model_name}: {kind}: {said}", cause, failures.retry_after_s(headers))
 
 
@@ -307,15 +308,3 @@ def _is_free(litellm: Any, name: str) -> bool:
 
 def _names_of_price(name: str) -> tuple[str, str]:
     return name, name.partition("/")[2]
-
-
-def _is_secret(name: str) -> bool:
-    return failures.SECRET_NAME.search(name) is not None or "header" in name.lower()
-
-
-def _secrets(value: Any, name: str = "") -> list[str]:
-    """Texts among options that no message may hold; any header may have one, after a word such as Bearer."""
-    if isinstance(value, dict):
-        within = name if _is_secret(name) else None
-        return [secret for key, inner in value.items() for secret in _secrets(inner, within or str(key))]
-    return [value, *value.split()] if isinstance(value, str) and _is_secret(name) else []

@@ -15,6 +15,7 @@ from yarl import URL
 from rlm_broker.clients import failures
 from rlm_broker.clients.base import LMReply, LMRequest
 from rlm_broker.errors import ConfigurationError, FailureCause, ModelFailed, UnknownModel
+from rlm_broker.redaction import secrets_in
 from rlm_broker.results import Usage
 from sandbox_worker.wire.text_json import encode_written_out
 
@@ -75,9 +76,7 @@ class OpenAICompatibleClient:
         self._headers |= {name.lower(): value for name, value in (headers or {}).items()}
         if api_key:
             self._headers["authorization"] = f"Bearer {api_key}"
-        # Any header may hold one, after a word such as Bearer.
-        self._secrets = [part for value in (headers or {}).values() for part in (value, *value.split())]
-        self._secrets += [api_key] if api_key else []
+        self._secrets = secrets_in({"api_key": api_key, "headers": headers})
         self._timeout_s = timeout_s
         self._prices = usd_per_million_tokens
         self._sessions: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, aiohttp.ClientSession]

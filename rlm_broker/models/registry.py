@@ -23,7 +23,6 @@ from pydantic import (
 )
 
 from rlm_broker.clients.base import Client, LMReply, LMRequest
-from rlm_broker.clients.failures import SECRET_NAME
 from rlm_broker.clients.field import FieldLike, field_client, is_field_client
 from rlm_broker.clients.function import FunctionClient
 from rlm_broker.clients.litellm import LiteLLMClient, prefetch
@@ -37,6 +36,7 @@ from rlm_broker.handler.client_queue import Lane, Serving
 from rlm_broker.handler.handler import LMHandler
 from rlm_broker.handler.routing import ModelPolicy, Route
 from rlm_broker.limits import Limits
+from rlm_broker.redaction import is_secret_name
 from rlm_broker.validation import complaints, did_you_mean, suggestion
 
 SAMPLING = frozenset(
@@ -105,7 +105,7 @@ class Model(BaseModel):
         if model.name == "offline" and (model.base_url or model.api_key or model.headers or model.options):
             raise ConfigurationError(f"{where}: the model offline takes no options, and nothing is sent anywhere")
         for option in model.options:
-            if SECRET_NAME.search(option) or "header" in option.lower():
+            if is_secret_name(option):
                 raise ConfigurationError(
                     f"{where}: options.{option} would be shown: give keys as api_key, and headers as headers"
                 )
