@@ -8,7 +8,7 @@ from typing import Any
 
 _PUBLIC = {
     "RLM": "rlm_broker.rlm",
-    "Model": "rlm_broker.models.registry",
+    "Model": "rlm_broker.models.model",
     "Route": "rlm_broker.handler.routing",
     "Cache": "rlm_broker.handler.cache",
     "OpenAICompatibleClient": "rlm_broker.clients.openai_compatible",

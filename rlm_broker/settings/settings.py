@@ -11,7 +11,7 @@ from typing import Any
 from rlm_broker.errors import ConfigurationError
 from rlm_broker.handler.routing import Route
 from rlm_broker.limits import Limits
-from rlm_broker.models.registry import FROM_ENVIRONMENT, Model
+from rlm_broker.models.model import FROM_ENVIRONMENT, Model
 from rlm_broker.settings import trust
 from rlm_broker.validation import suggestion
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from rlm_broker.clients.litellm import is_hosted
 from rlm_broker.errors import ConfigurationError
-from rlm_broker.models.registry import SAMPLING
+from rlm_broker.models.model import SAMPLING
 
 _HARMLESS = frozenset(
     {"name", "options", "usd_per_million_tokens", "max_concurrent", "requests_per_minute", "tokens_per_minute"}

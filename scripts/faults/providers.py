@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import Any
 
 from rlm_broker.clients.base import LMRequest
-from rlm_broker.models.registry import Model
+from rlm_broker.models.model import Model
 from rlm_broker.results import ChatMessage
 from scripts.faults.stage import Script, Stage
 

@@ -25,7 +25,7 @@ from rlm_broker.handler.client_queue import Serving
 from rlm_broker.handler.handler import LMHandler
 from rlm_broker.handler.routing import Route
 from rlm_broker.limits import Limits
-from rlm_broker.models.registry import Model
+from rlm_broker.models.model import Model
 from rlm_broker.results import Completion, Usage
 from rlm_broker.rlm import RLM
 from rlm_broker.sandbox.sandbox import Sandbox
