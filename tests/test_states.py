@@ -12,7 +12,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, initialize, invariant, precondition, rule
 
-from rlm_broker.clients.base import LMReply, LMRequest
+from rlm_broker.clients.base import BaseClient, LMReply, LMRequest
 from rlm_broker.concurrency import deadline
 from rlm_broker.concurrency.fair_semaphore import FairSlots
 from rlm_broker.concurrency.rate_window import SPAN_S, Window
@@ -294,7 +294,7 @@ class Rates(RuleBasedStateMachine):
 # -- client queues -----------------------------------------------------------------------------------------------------
 
 
-class Commanded:
+class Commanded(BaseClient):
     """A client whose calls end as the machine says."""
 
     model_name = "commanded"
@@ -311,9 +311,6 @@ class Commanded:
             return await answer
         finally:
             self.open.remove(answer)
-
-    async def aclose(self) -> None:
-        """Hold nothing."""
 
 
 class Queue(OnLoop):

@@ -9,7 +9,7 @@ from rlm_broker.cli.failing import failures
 from rlm_broker.cli.terminal import say
 
 if TYPE_CHECKING:
-    from rlm_broker.clients.base import Client
+    from rlm_broker.clients.base import BaseClient
     from rlm_broker.settings.settings import Settings
 
 
@@ -49,11 +49,11 @@ def command(name: str | None, depth: int, as_json: bool, **flags: Any) -> None:
             say(str(route))
 
 
-def _entry(name: str, client: "Client", settings: "Settings") -> dict[str, Any]:
+def _entry(name: str, client: "BaseClient", settings: "Settings") -> dict[str, Any]:
     """What is worth knowing of a model. (Its key and its headers are in no dump.)"""
     model = settings.models.get(name)
     rows: dict[str, Any] = {"name": name, "model": client.model_name}
-    if (why := getattr(client, "why", None)) is not None:
+    if (why := client.why_unusable) is not None:
         rows["problem"] = str(why)
     if model is not None:
         rows |= model.model_dump(mode="json", exclude={"name"}, exclude_defaults=True)

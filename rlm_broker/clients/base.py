@@ -1,11 +1,12 @@
 """What every client is: one async call that returns its text and its own usage."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from typing import Any, Protocol
 
 import msgspec
 
 from rlm_broker.clients.recording import CallId
+from rlm_broker.errors import ConfigurationError
 from rlm_broker.results import ChatMessage, Usage
 
 PICTURE_CHARS = 6_000
@@ -89,6 +90,39 @@ class Client(Protocol):
     async def aclose(self) -> None:
         """Give back what the client holds (connections, threads). Harmless when called twice."""
         ...
+
+
+class BaseClient:
+    """A `Client` that has a value for each of the optional abilities: here those of one that has none of them.
+
+    All clients of this package are of this class. A user's own need not be: `brought.adapted` wraps them.
+
+    Attributes:
+        why_unusable: The error of every call, where it is known before the first; None where calls may succeed.
+    """
+
+    model_name: str
+    context_tokens: int | None = None
+    max_concurrent: int | None = None
+    fingerprint: str | None = None
+    is_priced: bool | None = None
+    why_unusable: ConfigurationError | None = None
+
+    def complete(self, request: LMRequest) -> Coroutine[Any, Any, LMReply]:
+        """Answer one request, see `Client`."""
+        raise NotImplementedError
+
+    async def aclose(self) -> None:
+        """Give back what the client holds: nothing."""
+
+    async def preflight(self) -> None:
+        """Raise what every call would raise."""
+
+    def start_loading(self) -> None:
+        """Begin, in the background, to load what the first call would wait for. Harmless when repeated."""
+
+    async def loaded(self) -> None:
+        """Wait until `is_priced` is known, as far as it can be."""
 
 
 def estimate_tokens(chars: int, chars_per_token: float = CHARS_PER_TOKEN) -> float:

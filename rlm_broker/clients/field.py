@@ -5,7 +5,7 @@ import inspect
 import weakref
 from typing import Any, Protocol
 
-from rlm_broker.clients.base import LMReply, LMRequest
+from rlm_broker.clients.base import BaseClient, LMReply, LMRequest
 from rlm_broker.clients.function import FunctionClient
 from rlm_broker.errors import ModelFailed
 from rlm_broker.results import Usage
@@ -19,7 +19,7 @@ class FieldLike(Protocol):
         ...
 
 
-class FieldClient:
+class FieldClient(BaseClient):
     """Calls an object with `completion(prompt)` or `acompletion(prompt)`, where a prompt is a list of chat messages.
 
     If it has `get_last_usage()`, what that tells after a call is what the call used; and since two calls at the same

@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import Any
 
-from rlm_broker.clients.base import LMReply, LMRequest
+from rlm_broker.clients.base import BaseClient, LMReply, LMRequest
 from rlm_broker.concurrency.threads import DaemonThreads
 from rlm_broker.errors import ConfigurationError, ModelFailed
 from rlm_broker.results import Usage
@@ -16,7 +16,7 @@ MAX_THREADS = 64
 """Calls of one synchronous function at the same time; further ones wait for a thread."""
 
 
-class FunctionClient:
+class FunctionClient(BaseClient):
     """Calls a function of yours in place of a model.
 
     Args:

@@ -12,7 +12,7 @@ from concurrent.futures import Future
 from typing import Any
 
 from rlm_broker.clients import failures
-from rlm_broker.clients.base import LMReply, LMRequest
+from rlm_broker.clients.base import BaseClient, LMReply, LMRequest
 from rlm_broker.errors import ConfigurationError, ModelFailed, UnknownModel
 from rlm_broker.redaction import is_secret_name, secrets_in
 from rlm_broker.results import Usage
@@ -92,7 +92,7 @@ def prefetch() -> "Future[Any]":
     return future
 
 
-class LiteLLMClient:
+class LiteLLMClient(BaseClient):
     """A model at a provider, called through litellm.
 
     One call is one request: retries are the handler's business.
@@ -128,7 +128,7 @@ class LiteLLMClient:
         self._litellm_name = full_name(model_name) or model_name
 
     @property
-    def context_tokens(self) -> int | None:
+    def context_tokens(self) -> int | None:  # type: ignore[override]
         """How much the model can read, once litellm is there to know it."""
         if not prefetch().done():
             return None
@@ -139,13 +139,13 @@ class LiteLLMClient:
         return found if isinstance(found, int) and found > 0 else None
 
     @property
-    def fingerprint(self) -> str:
+    def fingerprint(self) -> str:  # type: ignore[override]
         """What its replies depend on, beside the request."""
         public = {name: value for name, value in self._options.items() if not is_secret_name(name)}
         return json.dumps([self._litellm_name, public], sort_keys=True, default=str)
 
     @property
-    def is_priced(self) -> bool | None:
+    def is_priced(self) -> bool | None:  # type: ignore[override]
         """Whether litellm knows what its calls cost; None before it is there."""
         if "input_cost_per_token" in self._options:
             return True
@@ -156,6 +156,10 @@ class LiteLLMClient:
         except Exception:  # noqa: BLE001 - litellm raises a plain Exception for what it does not know
             return False
         return info.get("input_cost_per_token") is not None
+
+    def start_loading(self) -> None:
+        """Begin litellm's import, which takes seconds."""
+        prefetch()
 
     async def loaded(self) -> None:
         """Wait for litellm's import: from then on it is known what its model costs.

@@ -2,14 +2,14 @@
 
 from typing import Any
 
-from rlm_broker.clients.base import Client
+from rlm_broker.clients.base import BaseClient
 from rlm_broker.clients.litellm import LiteLLMClient, full_name
 from rlm_broker.errors import UnknownModel
 
 _EXAMPLES = "'offline' (no key, no network), 'openai/gpt-5-mini' or 'anthropic/claude-sonnet-4-5'"
 
 
-def client_for(name: str, **options: Any) -> Client:
+def client_for(name: str, **options: Any) -> BaseClient:
     """The client of a model: `offline`, `provider/model`, or a well-known bare name such as `gpt-5-mini`.
 
     Args:

@@ -13,7 +13,7 @@ import msgspec
 from yarl import URL
 
 from rlm_broker.clients import failures
-from rlm_broker.clients.base import LMReply, LMRequest
+from rlm_broker.clients.base import BaseClient, LMReply, LMRequest
 from rlm_broker.errors import ConfigurationError, FailureCause, ModelFailed, UnknownModel
 from rlm_broker.redaction import secrets_in
 from rlm_broker.results import Usage
@@ -26,7 +26,7 @@ PREFLIGHT_TIMEOUT_S = 10.0
 _CHUNK_BYTES = 1 << 16
 
 
-class OpenAICompatibleClient:
+class OpenAICompatibleClient(BaseClient):
     """One model of one server. It can be used from several event loops; each has its own connections.
 
     Args:
@@ -67,7 +67,6 @@ class OpenAICompatibleClient:
             raise ConfigurationError(f"{model}: stream is no option: a reply is streamed to whoever follows the run")
         self.model_name = model_name or model
         self.max_concurrent = max_concurrent
-        self.context_tokens: int | None = None
         self.is_priced = usd_per_million_tokens is not None
         self._base_url = _checked_url(base_url)
         self._model = model
@@ -84,7 +83,7 @@ class OpenAICompatibleClient:
         weakref.finalize(self, _abandon, self._sessions)
 
     @property
-    def fingerprint(self) -> str:
+    def fingerprint(self) -> str:  # type: ignore[override]
         """What its replies depend on, beside the request."""
         return json.dumps([self._base_url, self._model, self._options], sort_keys=True, default=str)
 

@@ -2,13 +2,13 @@
 
 import asyncio
 
-from rlm_broker.clients.base import LMReply, LMRequest
+from rlm_broker.clients.base import BaseClient, LMReply, LMRequest
 from rlm_broker.clients.recording import CallId, Recording, Request
 from rlm_broker.errors import ModelFailed, ReplayDiverged
 from rlm_broker.results import Usage
 
 
-class RecordedClient:
+class RecordedClient(BaseClient):
     """Replies from a recording; nothing is sent, and nothing is paid.
 
     When something is asked that was not recorded, that call and all later ones of every client on the recording fail:
@@ -45,9 +45,6 @@ class RecordedClient:
         if request.on_text is not None and call.text:
             request.on_text(call.text)
         return LMReply(call.text, Usage(1, 0, 0, 0.0, stored_calls=1), call.problem, call.model)
-
-    async def aclose(self) -> None:
-        """Nothing is held."""
 
 
 def recorded_request(request: LMRequest) -> Request:

@@ -3,12 +3,12 @@
 import asyncio
 from collections.abc import Callable, Sequence
 
-from rlm_broker.clients.base import LMReply, LMRequest
+from rlm_broker.clients.base import BaseClient, LMReply, LMRequest
 from rlm_broker.errors import ConfigurationError, ModelFailed
 from rlm_broker.results import ChatMessage, Usage
 
 
-class ScriptedClient:
+class ScriptedClient(BaseClient):
     """Gives prepared replies, in the order in which the calls begin.
 
     Its tokens are words: text split at white space, of all messages for the input.
@@ -61,9 +61,6 @@ class ScriptedClient:
                 total_cost=self._cost_per_call,
             ),
         )
-
-    async def aclose(self) -> None:
-        """Nothing is held."""
 
     def _called(self, replies: Callable[[LMRequest], str], request: LMRequest) -> str:
         try:

@@ -11,7 +11,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from rlm_broker.clients.base import Client, LMReply, LMRequest
+from rlm_broker.clients.base import BaseClient, LMReply, LMRequest
 from rlm_broker.errors import ConfigurationError
 from rlm_broker.results import Usage
 
@@ -56,9 +56,9 @@ class Cache:
         except (OSError, sqlite3.Error) as error:
             raise ConfigurationError(f"cannot use {self.path} as a cache: {error}") from None
 
-    def key(self, client: Client, request: LMRequest) -> bytes | None:
+    def key(self, client: BaseClient, request: LMRequest) -> bytes | None:
         """What a reply is found by; None for a client that does not say what shapes its replies: they are not kept."""
-        fingerprint = getattr(client, "fingerprint", None)
+        fingerprint = client.fingerprint
         if fingerprint is None:
             return None
         messages = [[message.role, message.content] for message in request.messages]

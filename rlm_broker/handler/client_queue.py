@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import msgspec
 
-from rlm_broker.clients.base import Client, LMReply, LMRequest, estimate_tokens
+from rlm_broker.clients.base import BaseClient, Client, LMReply, LMRequest, estimate_tokens
 from rlm_broker.concurrency.deadline import Late, in_time
 from rlm_broker.concurrency.fair_semaphore import FairSlots
 from rlm_broker.concurrency.rate_window import Entry, Window
@@ -70,10 +70,10 @@ class Errand:
 class Lane:
     """One client, and how it is doing. Lives on one event loop."""
 
-    def __init__(self, client: Client, serving: Serving) -> None:
+    def __init__(self, client: BaseClient, serving: Serving) -> None:
         self.client = client
         self.serving = serving
-        self._places = FairSlots(serving.max_concurrent or getattr(client, "max_concurrent", None))
+        self._places = FairSlots(serving.max_concurrent or client.max_concurrent)
         self._gate = FairSlots(1)
         self._requests = Window(serving.requests_per_minute)
         self._tokens = Window(serving.tokens_per_minute)
@@ -180,7 +180,7 @@ class Lane:
             errand.spent_s += time.monotonic() - started
 
 
-async def ask(client: Client, errand: Errand, attempt_timeout_s: float | None) -> LMReply:
+async def ask(client: BaseClient, errand: Errand, attempt_timeout_s: float | None) -> LMReply:
     """One attempt. Clients are anybody's code: whatever they do, it ends in time, in a reply or an error of ours.
 
     Raises:

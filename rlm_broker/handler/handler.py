@@ -7,7 +7,8 @@ from collections.abc import Callable, Hashable, Sequence
 
 import msgspec
 
-from rlm_broker.clients.base import Client, LMReply, LMRequest
+from rlm_broker.clients.base import BaseClient, Client, LMReply, LMRequest
+from rlm_broker.clients.brought import adapted, original
 from rlm_broker.concurrency.bounded_map import work_off
 from rlm_broker.concurrency.event_loop import Home, Resident
 from rlm_broker.errors import ModelFailed, RlmBrokerError, UnknownModel
@@ -81,7 +82,8 @@ class LMHandler(Resident):
 
     def serve(self, client: Client, serving: Serving) -> None:
         """Say how `client` is to be called, before its first call. Without this it is called as `Serving()` says."""
-        self.lanes[id(client)] = Lane(client, serving)
+        served = adapted(client)
+        self.lanes[id(served)] = Lane(served, serving)
 
     def get_client(self, model: str | None = None, depth: int = 0) -> Client:
         """The client that serves: a known name wins, then the depth decides.
@@ -89,7 +91,7 @@ class LMHandler(Resident):
         Raises:
             UnknownModel: `model` is none of the names that there are.
         """
-        return self.routing.pick(model, depth)
+        return original(self.routing.pick(model, depth))
 
     def start(self) -> tuple[str, int]:
         """Listen in the background; return host and port. Called twice it returns the same."""
@@ -150,16 +152,16 @@ class LMHandler(Resident):
             ModelFailed: It failed, or took longer, and so did its fallbacks.
         """
         started = time.monotonic()
+        lane = self._lane(client)
         cache = self._cache
-        key = None if cache is None else cache.key(client, request)
+        key = None if cache is None else cache.key(lane.client, request)
         reply = None if cache is None or key is None else await cache.get(key)
         if reply is None:
             errand = Errand(request, timeout_s or self._call_timeout_s, session, on_retry)
-            lane = self._lane(client)
             reply = await (self._through_lanes(lane, errand) if lane.serving.fallbacks else lane.run(errand))
             if cache is not None and key is not None:
                 await cache.put(key, reply)
-        model = reply.model or client.model_name
+        model = reply.model or lane.client.model_name
         self._usage[model].add(reply.usage)
         requested = request.model if request.model and request.model != model else None
         return Call(model, reply.text, reply.usage, time.monotonic() - started, requested, reply.problem)
@@ -183,8 +185,10 @@ class LMHandler(Resident):
 
     def _lane(self, client: Client) -> Lane:
         lane = self.lanes.get(id(client))
-        if lane is None:
-            lane = self.lanes[id(client)] = Lane(client, Serving())
+        if lane is None:  # the first call, or an object of the user's, whose lane is that of its wrapper
+            own = adapted(client)
+            lane = self.lanes.get(id(own)) or Lane(own, Serving())
+            self.lanes[id(own)] = lane
         return lane
 
     # -- the one-shot protocol ---------------------------------------------------------------------------------------
@@ -200,14 +204,14 @@ class LMHandler(Resident):
         except RlmBrokerError as error:
             return one_shot.error_reply(str(error))
 
-    def _client_for_stranger(self, model: str | None, depth: int) -> Client:
+    def _client_for_stranger(self, model: str | None, depth: int) -> BaseClient:
         """The reference serves an unknown name by depth; so do we, and the reply says which model that was."""
         try:
             return self.routing.pick(model, max(depth, 0))
         except UnknownModel:
             return self.routing.pick(None, max(depth, 0))
 
-    async def _batch(self, client: Client, request: one_shot.OneShotRequest) -> Sequence[Call | str]:
+    async def _batch(self, client: BaseClient, request: one_shot.OneShotRequest) -> Sequence[Call | str]:
         async def outcome(prompt: one_shot.Prompt) -> Call | str:
             try:
                 return await self._one(client, request, prompt)
@@ -217,7 +221,7 @@ class LMHandler(Resident):
         outcomes = await work_off(request.prompts, outcome, self._batch_max_concurrent)
         return [each for each in outcomes if each is not None]  # without a time limit, none is
 
-    async def _one(self, client: Client, request: one_shot.OneShotRequest, prompt: one_shot.Prompt) -> Call:
+    async def _one(self, client: BaseClient, request: one_shot.OneShotRequest, prompt: one_shot.Prompt) -> Call:
         asked = LMRequest(one_shot.to_messages(prompt), model=request.model, depth=max(request.depth, 0))
         return await self.complete(client, asked, session=STRANGERS)
 

@@ -6,7 +6,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
-from rlm_broker.clients.base import Client
+from rlm_broker.clients.base import BaseClient, Client
+from rlm_broker.clients.brought import adapted
 from rlm_broker.errors import ConfigurationError, UnknownModel
 from rlm_broker.validation import did_you_mean
 
@@ -104,16 +105,16 @@ class Routing:
             raise ConfigurationError(
                 f"model policy {model_policy!r} does not exist; choose one of {', '.join(_POLICIES)}"
             )
-        self._default = default
-        self._sub = sub
+        self._default = adapted(default)
+        self._sub = None if sub is None else adapted(sub)
         self.policy: ModelPolicy = model_policy
         self.routes: list[Route] = []
         self._open_client = open_client
-        self._registered: dict[str, Client] = {}
-        self._opened: dict[str, Client] = {}
+        self._registered: dict[str, BaseClient] = {}
+        self._opened: dict[str, BaseClient] = {}
 
     @property
-    def clients(self) -> tuple[Client, ...]:
+    def clients(self) -> tuple[BaseClient, ...]:
         """Every client object once, the default first: what there is to close, and whose usage there is to sum."""
         candidates = [self._default, self._sub, *self._registered.values(), *self._opened.values()]
         return tuple({id(client): client for client in candidates if client is not None}.values())
@@ -131,11 +132,12 @@ class Routing:
         Raises:
             ConfigurationError: The name is empty, or another client has it.
         """
+        registered = adapted(client)
         if not name:
             raise ConfigurationError("a model cannot be registered under an empty name")
-        if name == client.model_name and any(client is own for own in self._own()):
+        if name == registered.model_name and any(registered is own for own in self._own()):
             return
-        if self._registered.setdefault(name, client) is not client:
+        if self._registered.setdefault(name, registered) is not registered:
             raise ConfigurationError(
                 f"the model name {name!r} is taken by another client; register this one under its own"
             )
@@ -154,7 +156,7 @@ class Routing:
                 raise ConfigurationError(f"{route} is never taken: {earlier} comes before it")
         self.routes.append(route)
 
-    def pick(self, model: str | None, depth: int) -> Client:
+    def pick(self, model: str | None, depth: int) -> BaseClient:
         """The client of a call that the orchestrator's own code makes. An empty name is no name.
 
         Raises:
@@ -162,7 +164,7 @@ class Routing:
         """
         return self.explain(model, depth, is_code=False)[0]
 
-    def pick_for_code(self, model: str | None, depth: int) -> Client:
+    def pick_for_code(self, model: str | None, depth: int) -> BaseClient:
         """The client of a call that model-written code makes, whose wish for a model the policy judges.
 
         Raises:
@@ -170,7 +172,7 @@ class Routing:
         """
         return self.explain(model, depth)[0]
 
-    def explain(self, model: str | None, depth: int, *, is_code: bool = True) -> tuple[Client, str]:
+    def explain(self, model: str | None, depth: int, *, is_code: bool = True) -> tuple[BaseClient, str]:
         """The client of a call, and why it is that one.
 
         Raises:
@@ -195,7 +197,7 @@ class Routing:
         likely = did_you_mean(model[:_SHOWN_NAME_CHARS], [sub.model_name, *self._registered])
         raise UnknownModel(f"code may not call model {_shown(model)}; allowed: {', '.join(allowed)}{likely}")
 
-    def _of_any_name(self, model: str, depth: int, *, may_open: bool) -> tuple[Client, str]:
+    def _of_any_name(self, model: str, depth: int, *, may_open: bool) -> tuple[BaseClient, str]:
         # Root and sub client may have one name (the same model with other options): then the depth tells them apart.
         for client in (self._by_depth(depth)[0], *self._own()):
             if client.model_name == model:
@@ -207,10 +209,10 @@ class Routing:
             client, why = self._by_depth(depth)
             return client, f"the model policy is open, and the client takes any name: {why}"
         if model not in self._opened:
-            self._opened[model] = self._open_client(model)
+            self._opened[model] = adapted(self._open_client(model))
         return self._opened[model], "the model policy is open"
 
-    def _by_depth(self, depth: int) -> tuple[Client, str]:
+    def _by_depth(self, depth: int) -> tuple[BaseClient, str]:
         for route in self.routes:
             if route.takes(None, depth):
                 return self._client_of(route), str(route)
@@ -218,7 +220,7 @@ class Routing:
             return self._sub, f"depth {depth} goes to the sub model"
         return self._default, f"depth {depth} goes to the root model"
 
-    def _client_of(self, route: Route) -> Client:
+    def _client_of(self, route: Route) -> BaseClient:
         if route.to in self._registered:
             return self._registered[route.to]
         for client in self._own():
@@ -230,7 +232,7 @@ class Routing:
     def _matches(self) -> list[str]:
         return [route.match for route in self.routes if route.match is not None]
 
-    def _own(self) -> tuple[Client, ...]:
+    def _own(self) -> tuple[BaseClient, ...]:
         return (self._default,) if self._sub is None else (self._default, self._sub)
 
 

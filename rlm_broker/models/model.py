@@ -17,7 +17,7 @@ from pydantic import (
     model_validator,
 )
 
-from rlm_broker.clients.base import Client
+from rlm_broker.clients.base import BaseClient
 from rlm_broker.clients.named import client_for
 from rlm_broker.errors import ConfigurationError
 from rlm_broker.redaction import is_secret_name
@@ -95,7 +95,7 @@ class Model(BaseModel):
                 )
         return model
 
-    def client(self) -> Client:
+    def client(self) -> BaseClient:
         """A client of it. Nothing is sent.
 
         Raises:

@@ -6,12 +6,11 @@ import functools
 import weakref
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from typing import Any, cast
+from typing import Any
 
-from rlm_broker.clients.base import Client, LMReply, LMRequest
-from rlm_broker.clients.field import FieldLike, field_client, is_field_client
-from rlm_broker.clients.function import FunctionClient
-from rlm_broker.clients.litellm import LiteLLMClient, prefetch
+from rlm_broker.clients.base import BaseClient, Client, LMReply, LMRequest
+from rlm_broker.clients.brought import client_of
+from rlm_broker.clients.field import FieldLike
 from rlm_broker.clients.named import client_for
 from rlm_broker.clients.recorded import RecordedClient
 from rlm_broker.clients.recording import Recording
@@ -58,15 +57,15 @@ class Models:
         self.replay = replay
         self._lists = lists
         self._policy: ModelPolicy = policy
-        self._made: dict[int, tuple[Client, Model]] = {}
-        self._fallbacks: dict[int, tuple[Client, ...]] = {}
-        self._opened: dict[str, Client] = {}
+        self._made: dict[int, tuple[BaseClient, Model]] = {}
+        self._fallbacks: dict[int, tuple[BaseClient, ...]] = {}
+        self._opened: dict[str, BaseClient] = {}
         self._lanes: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, dict[int, Lane]]
         self._lanes = weakref.WeakKeyDictionary()
         self._users = Counter[int]()
         if replay is None:
             self._routes = tuple(routes)
-            self._open: Callable[[str], Client] = client_for
+            self._open: Callable[[str], BaseClient] = client_for
             self.named = {name: self._client_or_why_not(given, name) for name, given in models.items()}
             self.root = self._known("offline" if model is None else model)
             self.sub = None if sub_model is None else self._known(sub_model)
@@ -128,38 +127,37 @@ class Models:
         own = [client for client in (self.root, self.sub) if client is not None]  # the others may never be asked
         every = [*own, *(fallback for client in own for fallback in self._fallbacks.get(id(client), ()))]
         clients = {id(client): client for client in every}.values()
-        await asyncio.gather(*(client.preflight() for client in clients if hasattr(client, "preflight")))
+        await asyncio.gather(*(client.preflight() for client in clients))
         if limits.max_budget_usd is None:
             return
         for client in clients:
-            if isinstance(client, LiteLLMClient):
-                await client.loaded()
-            if getattr(client, "is_priced", None) is False:
+            await client.loaded()
+            if client.is_priced is False:
                 raise ConfigurationError(
                     f"max_budget_usd cannot be kept: the price of model {client.model_name!r} is not known; give its "
                     "usd_per_million_tokens, or bound max_tokens or max_llm_calls instead"
                 )
 
-    def _open_once(self, name: str) -> Client:
+    def _open_once(self, name: str) -> BaseClient:
         if name not in self._opened:
             self._opened[name] = self._open(name)
         return self._opened[name]
 
-    def _client_or_why_not(self, given: Given, name: str) -> Client:
+    def _client_or_why_not(self, given: Given, name: str) -> BaseClient:
         """Of a named model, which perhaps nobody asks for: what is wrong with it is then nobody's concern."""
         try:
             return self._client(given, name)
         except ConfigurationError as error:
             return _Unusable(name, error)
 
-    def _known(self, given: Given) -> Client:
+    def _known(self, given: Given) -> BaseClient:
         """A model that may be one of the named ones."""
         client = self.named[given] if isinstance(given, str) and given in self.named else self._unnamed(given)
-        if isinstance(client, _Unusable) and not self._lists:
-            raise client.why
+        if client.why_unusable is not None and not self._lists:
+            raise client.why_unusable
         return client
 
-    def _unnamed(self, given: Given) -> Client:
+    def _unnamed(self, given: Given) -> BaseClient:
         name = given.name if isinstance(given, Model) else str(given)
         try:
             return self._client(given)
@@ -168,50 +166,36 @@ class Models:
         except ConfigurationError as error:
             return _Unusable(name, error)
 
-    def _client(self, given: Given, name: str = "") -> Client:
+    def _client(self, given: Given, name: str = "") -> BaseClient:
         if isinstance(given, str):
             if not given:
                 raise ConfigurationError("the model's name is empty: name one, or leave it out")
             given = Model(name=given)
-        client = self._described(given, name) if isinstance(given, Model) else _brought(given)
-        if isinstance(client, LiteLLMClient):
-            prefetch()  # seconds that pass while the context is read and the sandbox starts
+        client = self._described(given, name) if isinstance(given, Model) else client_of(given)
+        client.start_loading()  # seconds that pass while the context is read and the sandbox starts
         return client
 
-    def _described(self, model: Model, name: str) -> Client:
+    def _described(self, model: Model, name: str) -> BaseClient:
         model = model if model.name else model.model_copy(update={"name": name})
         client = model.client()
         self._made[id(client)] = client, model
         return client
 
 
-class _Unusable:
+class _Unusable(BaseClient):
     """In the place of a model that is named and cannot be called."""
 
     def __init__(self, name: str, why: ConfigurationError) -> None:
         self.model_name = name
-        self.why = why
+        self.why_unusable = why
 
     async def complete(self, request: LMRequest) -> LMReply:
         """Raises: ModelFailed, always."""
         del request
-        raise ModelFailed(str(self.why))
-
-    async def aclose(self) -> None:
-        """Nothing is held."""
+        raise ModelFailed(str(self.why_unusable))
 
 
-def _brought(given: Client | FieldLike | Callable[..., Any]) -> Client:
-    if hasattr(given, "complete") and hasattr(given, "model_name"):
-        return cast("Client", given)
-    if is_field_client(given):
-        return field_client(given)
-    if callable(given):
-        return FunctionClient(given)
-    raise ConfigurationError(f"a model is a name, a Model, a client or a function, and not {type(given).__name__}")
-
-
-def _serving(model: Model, fallbacks: tuple[Client, ...]) -> Serving:
+def _serving(model: Model, fallbacks: tuple[BaseClient, ...]) -> Serving:
     return Serving(
         max_concurrent=model.max_concurrent,
         requests_per_minute=model.requests_per_minute,

@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from rlm_broker.clients.base import Client, LMRequest
+from rlm_broker.clients.base import BaseClient, LMRequest
 from rlm_broker.clients.recorded import recorded_request
 from rlm_broker.clients.recording import CallId, Counted, Failure, Recorded, Recorder
 from rlm_broker.concurrency.allowance import Allowance
@@ -99,7 +99,7 @@ class RunCalls:
     def window_tokens(self, caller: Caller) -> int:
         """How much the model of a run's loop can read: what its client says, else an estimate."""
         client = self._handler.routing.pick_for_code(caller.model, caller.depth)
-        return getattr(client, "context_tokens", None) or WINDOW_TOKENS
+        return client.context_tokens or WINDOW_TOKENS
 
     async def turn(
         self, caller: Caller, messages: Sequence[ChatMessage], *, block: int = 0, is_loop: bool = True
@@ -248,7 +248,7 @@ class RunCalls:
         finally:
             self._ledger.release(hold)
 
-    async def _sent(self, caller: Caller, client: Client, request: LMRequest, number: int, hold: Hold) -> Call:
+    async def _sent(self, caller: Caller, client: BaseClient, request: LMRequest, number: int, hold: Hold) -> Call:
         emit = Emitter(self._emit, caller.run, caller.depth)
         emit(CallStarted, number, request.model, _preview(request))
         if self._tells_text:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from rlm_broker import RLM, ScriptedClient
-from rlm_broker.clients.base import LMReply, LMRequest
+from rlm_broker.clients.base import BaseClient, LMReply, LMRequest
 from rlm_broker.clients.recording import FORMAT, CallId, Models, Recorded, Recorder, Recording, Request
 from rlm_broker.errors import ConfigurationError, RlmBrokerError
 from rlm_broker.handler.cache import Cache
@@ -191,7 +191,7 @@ def look_at_cache(path: Path, _told: Sequence[str]) -> list[str]:
     return [] if there == ROWS else [f"{ROWS - there} replies"]
 
 
-class _Asked:
+class _Asked(BaseClient):
     model_name = fingerprint = "script"
 
     async def complete(self, _request: LMRequest) -> LMReply:

@@ -2,22 +2,19 @@
 
 import asyncio
 
-from rlm_broker.clients.base import LMReply, LMRequest
+from rlm_broker.clients.base import BaseClient, LMReply, LMRequest
 from rlm_broker.clients.offline import extract, strategy
 from rlm_broker.results import ChatMessage, Usage
 
 
-class OfflineClient:
+class OfflineClient(BaseClient):
     """A stand-in for a language model: REPL code for a run's loop, extractive answers for what that code asks.
 
     The question comes with the request (`LMRequest.question`) and is never looked for in a prompt: whoever writes a
     document could write a question into it. Without state: one client serves any number of runs at once.
     """
 
-    @property
-    def model_name(self) -> str:
-        """`offline`."""
-        return "offline"
+    model_name = "offline"
 
     async def complete(self, request: LMRequest) -> LMReply:
         """Answer one request: a loop turn with code, anything else from the text of its last user message.
@@ -36,9 +33,6 @@ class OfflineClient:
             # In a thread: a plain completion may hold a whole context, and the loop serves other runs meanwhile.
             text = await asyncio.to_thread(extract.complete, prompt, request.question)
         return LMReply(text, Usage(total_calls=1, total_cost=0.0))
-
-    async def aclose(self) -> None:
-        """Nothing is held."""
 
 
 def _last_from_user(messages: tuple[ChatMessage, ...]) -> ChatMessage:

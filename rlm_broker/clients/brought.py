@@ -1,0 +1,77 @@
+"""Objects that users hand in as models, made clients with all abilities. Nothing further in asks what they have."""
+
+import weakref
+from collections.abc import Callable, Coroutine
+from typing import Any, cast
+
+from rlm_broker.clients.base import BaseClient, Client, LMReply, LMRequest
+from rlm_broker.clients.field import FieldLike, field_client, is_field_client
+from rlm_broker.clients.function import FunctionClient
+from rlm_broker.errors import ConfigurationError
+
+
+def _of_original(name: str) -> Any:
+    """Make a property that reads the attribute each time, since the object may change it; None if there is none."""
+    return property(lambda self: getattr(self.original, name, None))
+
+
+class BroughtClient(BaseClient):
+    """Calls a client that is the user's own, and says what that has of the optional abilities of a `Client`.
+
+    Attributes:
+        original: The user's object.
+    """
+
+    model_name: Any = property(lambda self: self.original.model_name)
+    context_tokens = _of_original("context_tokens")
+    max_concurrent = _of_original("max_concurrent")
+    fingerprint = _of_original("fingerprint")
+    is_priced = _of_original("is_priced")
+
+    def __init__(self, original: Client) -> None:
+        self.original = original
+
+    def complete(self, request: LMRequest) -> Coroutine[Any, Any, LMReply]:
+        """Answer one request: the original does."""
+        return self.original.complete(request)
+
+    async def aclose(self) -> None:
+        """Close the original."""
+        await self.original.aclose()
+
+    async def preflight(self) -> None:
+        """Run the original's preflight, if it has one."""
+        preflight = getattr(self.original, "preflight", None)
+        if preflight is not None:
+            await preflight()
+
+
+def adapted(client: Client) -> BaseClient:
+    """Return `client` itself if it is a `BaseClient`, else the wrapper of it: always the same while that is in use."""
+    if isinstance(client, BaseClient):
+        return client
+    return _wrapped.setdefault(id(client), BroughtClient(client))
+
+
+def original(client: BaseClient) -> Client:
+    """Return the object that the user handed in for `client`."""
+    return client.original if isinstance(client, BroughtClient) else client
+
+
+def client_of(given: Client | FieldLike | Callable[..., Any]) -> BaseClient:
+    """Return a client that calls what a user gives as a model.
+
+    Raises:
+        ConfigurationError: It is neither a client nor a function.
+    """
+    if hasattr(given, "complete") and hasattr(given, "model_name"):
+        return adapted(cast("Client", given))
+    if is_field_client(given):
+        return field_client(given)
+    if callable(given):
+        return FunctionClient(given)
+    raise ConfigurationError(f"a model is a name, a Model, a client or a function, and not {type(given).__name__}")
+
+
+_wrapped: "weakref.WeakValueDictionary[int, BroughtClient]" = weakref.WeakValueDictionary()
+"""By the identity of the object, which lives as long as its wrapper does."""

@@ -1,0 +1,178 @@
+"""Clients of the user's own: what they may have is used, and nothing of it is needed."""
+
+import asyncio
+import gc
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rlm_broker import RLM, Cache, ConfigurationError, Limits, LMHandler, ModelFailed
+from rlm_broker.clients.base import BaseClient, LMReply, LMRequest
+from rlm_broker.clients.brought import adapted, client_of, original
+from rlm_broker.clients.field import FieldClient
+from rlm_broker.clients.function import FunctionClient
+from rlm_broker.clients.litellm import LiteLLMClient
+from rlm_broker.clients.offline import OfflineClient
+from rlm_broker.clients.openai_compatible import OpenAICompatibleClient
+from rlm_broker.clients.scripted import ScriptedClient
+from rlm_broker.handler.client_queue import Serving
+from rlm_broker.results import ChatMessage, Usage
+
+REQUEST = LMRequest((ChatMessage("user", "?"),))
+
+
+class Plain:
+    """Has what a client needs, and no base class."""
+
+    def __init__(self, model_name: str = "plain") -> None:
+        self.model_name = model_name
+        self.closed = 0
+        self.running = self.most = self.calls = 0
+
+    async def complete(self, request: LMRequest) -> LMReply:
+        del request
+        self.calls += 1
+        self.running += 1
+        self.most = max(self.most, self.running)
+        await asyncio.sleep(0)
+        self.running -= 1
+        return LMReply("hi", Usage(1, 2, 3, 0.5))
+
+    async def aclose(self) -> None:
+        self.closed += 1
+
+
+class Able(Plain):
+    """Has all optional abilities."""
+
+    context_tokens = 2_000
+    max_concurrent = 2
+    fingerprint = "able"
+    is_priced = False
+
+    async def preflight(self) -> None:
+        raise ModelFailed("the server is down")
+
+
+class OnlyToCall:
+    """Cannot even be closed."""
+
+    model_name = "only-to-call"
+
+    async def complete(self, request: LMRequest) -> LMReply:
+        del request
+        return LMReply("called", Usage(1))
+
+
+def abilities(client: BaseClient) -> tuple[Any, ...]:
+    return client.context_tokens, client.max_concurrent, client.fingerprint, client.is_priced
+
+
+async def test_client_with_the_needed_methods_alone_has_no_ability() -> None:
+    client = adapted(Plain())
+    assert abilities(client) == (None, None, None, None)
+    assert (client.model_name, client.why_unusable) == ("plain", None)
+    await client.preflight()
+    client.start_loading()
+    await client.loaded()
+    assert (await client.complete(REQUEST)).text == "hi"
+
+
+async def test_abilities_of_a_client_are_read_when_they_are_asked_for() -> None:
+    theirs = Able()
+    client = adapted(theirs)
+    assert abilities(client) == (2_000, 2, "able", False)
+    with pytest.raises(ModelFailed, match="the server is down"):
+        await client.preflight()
+    theirs.context_tokens, theirs.model_name = 9, "renamed"
+    assert (client.context_tokens, client.model_name) == (9, "renamed")
+    await client.aclose()
+    assert theirs.closed == 1
+
+
+def test_an_object_has_one_wrapper_while_that_is_in_use() -> None:
+    theirs = Plain()
+    client = adapted(theirs)
+    assert adapted(theirs) is client
+    assert adapted(client) is client
+    assert original(client) is theirs
+    assert adapted(Plain()) is not client
+    del client
+    gc.collect()
+    assert original(adapted(theirs)) is theirs
+
+
+@pytest.mark.parametrize(
+    "client",
+    [
+        ScriptedClient([]),
+        OfflineClient(),
+        FunctionClient(lambda _: ""),
+        LiteLLMClient("openai/x"),
+        OpenAICompatibleClient("http://localhost:1/v1", "m"),
+    ],
+)
+def test_clients_of_this_package_are_not_wrapped(client: BaseClient) -> None:
+    assert adapted(client) is client_of(client) is original(client) is client
+
+
+def test_attributes_of_an_own_client_can_be_set() -> None:
+    client = FunctionClient(lambda _: "")
+    client.max_concurrent, client.context_tokens = 3, 100
+    assert (adapted(client).max_concurrent, adapted(client).context_tokens) == (3, 100)
+
+
+def test_what_is_given_as_a_model_decides_which_client_it_becomes() -> None:
+    class Theirs:
+        def completion(self, prompt: Any) -> str:
+            return str(prompt)
+
+    assert original(client_of(plain := Plain())) is plain
+    assert isinstance(client_of(Theirs()), FieldClient)
+    assert isinstance(client_of(lambda _: ""), FunctionClient)
+    with pytest.raises(ConfigurationError, match="a client or a function, and not int"):
+        client_of(3)  # type: ignore[arg-type]
+
+
+async def test_handler_gives_back_the_object_that_it_was_given_and_calls_it_within_its_bound(tmp_path: Path) -> None:
+    root, named = Able(), Plain("named")
+    async with LMHandler(root, cache=Cache(tmp_path / "cache")) as handler:
+        handler.register_client("fast", named)
+        assert (handler.get_client(), handler.get_client("fast")) == (root, named)
+        with pytest.raises(ConfigurationError, match="is taken by another client"):
+            handler.register_client("fast", Plain("named"))
+        requests = [LMRequest((ChatMessage("user", str(number)),)) for number in range(6)]
+        await asyncio.gather(*(handler.complete(root, request) for request in requests))
+        await asyncio.gather(*(handler.complete(named, request) for request in requests))
+        assert (root.most, named.most) == (2, 6)
+        assert (await handler.complete(root, requests[0])).usage.stored_calls == 1, "it has a fingerprint"
+        assert (await handler.complete(named, requests[0])).usage.stored_calls == 0
+    assert (root.calls, named.calls, root.closed, named.closed) == (6, 7, 0, 0)
+
+
+async def test_handler_serves_a_client_and_asks_fallbacks_of_the_users_own() -> None:
+    class Broken(Plain):
+        async def complete(self, request: LMRequest) -> LMReply:
+            del request
+            raise ModelFailed("no")
+
+    broken, spare = Broken("broken"), Plain("spare")
+    async with LMHandler(broken) as handler:
+        handler.serve(broken, Serving(max_retries=0, fallbacks=(spare,)))
+        assert (await handler.complete(broken, REQUEST)).root_model == "spare"
+
+
+async def test_a_run_looks_at_clients_of_the_users_own_before_it_starts() -> None:
+    with pytest.raises(ModelFailed, match="the server is down"):
+        await RLM(Able(), limits=Limits(max_depth=0)).acompletion("x", "?")
+    unpriced = Plain()
+    unpriced.is_priced = False  # type: ignore[attr-defined]
+    with pytest.raises(ConfigurationError, match="the price of model 'plain' is not known"):
+        await RLM(unpriced, limits=Limits(max_depth=0, max_budget_usd=1)).acompletion("x", "?")
+    assert unpriced.calls == 0
+
+
+async def test_a_run_needs_of_a_client_only_a_name_and_complete() -> None:
+    done = await RLM(OnlyToCall(), limits=Limits(max_depth=0)).acompletion("x", "?")
+    assert done.response == "called"
