@@ -17,6 +17,7 @@ from pydantic import (
 
 from rlm_broker.errors import ConfigurationError
 from rlm_broker.validation import suggestion
+from sandbox_worker.wire.bounds import ReplBounds
 from sandbox_worker.wire.messages import MAX_PROMPTS
 
 BLOCKS_EACH_TURN = 5
@@ -144,6 +145,10 @@ class Limits(BaseModel):
             if isinstance(first, int | str) and str(first).isdecimal():
                 return {**given, "max_blocks": max(1, BLOCKS_EACH_TURN * int(first))}
         return given
+
+    def repl_bounds(self) -> ReplBounds:
+        """Return the limits of one REPL, as its worker is told them: those whose names are fields of `ReplBounds`."""
+        return ReplBounds(**{name: getattr(self, name) for name in ReplBounds.__struct_fields__})
 
     def iterations(self, depth: int) -> int:
         """Turns of a run at `depth`: fewer the deeper it is, but at least three, and never more than the root's."""
