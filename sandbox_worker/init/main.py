@@ -32,6 +32,7 @@ from sandbox_worker.repl.channel import Channel
 from sandbox_worker.repl.interrupts import Interrupts
 from sandbox_worker.repl.memory_reserve import Reserve, reserved_bytes
 from sandbox_worker.repl.repl import Repl
+from sandbox_worker.wire.bounds import WATCHED
 from sandbox_worker.wire.control import (
     BROKEN,
     Begin,
@@ -331,14 +332,10 @@ class Init:
         if usage.cpu_s - self._said_cpu_s >= WORTH_SAYING_S:
             self._control.say(Burned(cpu_s=usage.cpu_s - self._said_cpu_s))
             self._said_cpu_s = usage.cpu_s
-        for limit, used, allowed in (
-            ("memory_bytes", usage.memory_bytes, self._spawn.bounds.memory_bytes),
-            ("max_processes", usage.threads, self._spawn.bounds.max_processes),
-            ("cpu_s", usage.cpu_s, self._spawn.bounds.cpu_s),
-            ("block_timeout_s", usage.cpu_s, self._block_cpu_s),
-            ("scratch_bytes", usage.scratch_bytes, self._spawn.bounds.scratch_bytes),
-            ("max_scratch_files", usage.scratch_files, self._spawn.bounds.max_scratch_files),
-        ):
+        watched = [
+            (limit, getattr(usage, each.usage), getattr(self._spawn.bounds, limit)) for limit, each in WATCHED.items()
+        ]
+        for limit, used, allowed in [*watched, ("block_timeout_s", usage.cpu_s, self._block_cpu_s)]:
             if allowed is not None and used > allowed:
                 post_mortem = self._explained(usage)
                 self._end_repl()

@@ -1,6 +1,6 @@
 """The bounds of one REPL: the one definition that both sides use."""
 
-from typing import Annotated
+from typing import Annotated, NamedTuple
 
 import msgspec
 
@@ -26,3 +26,26 @@ class ReplBounds(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     cpu_s: float | None
     max_frame_bytes: Positive
     max_output_bytes: Positive
+
+
+class Watched(NamedTuple):
+    """How init watches a bound; past it the REPL is killed.
+
+    Attributes:
+        usage: Field of what init sees in use, which is compared with the bound.
+        divisor, unit: What both are told in: numbers are divided by the one and followed by the other.
+    """
+
+    usage: str
+    divisor: int
+    unit: str
+
+
+WATCHED = {
+    "memory_bytes": Watched("memory_bytes", 1 << 20, "MiB"),
+    "max_processes": Watched("threads", 1, "threads and processes"),
+    "cpu_s": Watched("cpu_s", 1, "s CPU time"),
+    "scratch_bytes": Watched("scratch_bytes", 1 << 20, "MiB of the scratch folder"),
+    "max_scratch_files": Watched("scratch_files", 1, "files in the scratch folder"),
+}
+"""Field of `ReplBounds` -> how it is watched."""
