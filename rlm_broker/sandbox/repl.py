@@ -59,6 +59,7 @@ class SandboxedRepl(Resident):
         self._own_context: StoredContext | None = None
         self._answer = answer
         self._limits = starts.limits
+        self._bounds = starts.limits.repl_bounds()
         self._provided = provided
         self._worker: Worker | None = None
         self._connection: Connection | None = None
@@ -204,7 +205,7 @@ class SandboxedRepl(Resident):
         async with self._busy:
             connection = await self._require_repl()
             started = time.monotonic()
-            output = BlockOutput(2 * self._limits.max_output_bytes, on_output)
+            output = BlockOutput(self._bounds, on_output)
             run = _BlockRun(self._worker_alive(), connection, output, self._limits, self._answer)
             try:
                 result = await run.result(code, timeout_s)

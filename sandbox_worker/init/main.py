@@ -147,7 +147,7 @@ class Init:
         self._poll = select.poll()
         self._control = ControlSocket(control, self._poll)
         self._poll.register(children, select.POLLIN)
-        self._output = ReplOutput(self._poll, spawn.bounds.max_output_bytes, self._control.say, bell)
+        self._output = ReplOutput(self._poll, spawn.bounds, self._control.say, bell)
 
     def serve(self) -> NoReturn:
         """Do what the host says. Its end of the control socket closing is our end, and everybody's below us."""
@@ -279,9 +279,9 @@ class Init:
         gc.enable()
         draw_apart(self._preloaded.seed)
         own_memory.be(self._spawn.bounds.memory_bytes)
-        preloaded, most = self._preloaded, self._spawn.bounds.max_output_bytes
+        preloaded, bounds = self._preloaded, self._spawn.bounds
         try:
-            Repl(preloaded.contexts, channel, interrupts, reserve, most, self._bell, preloaded.variables).serve()
+            Repl(preloaded.contexts, channel, interrupts, reserve, bounds, self._bell, preloaded.variables).serve()
         except BaseException:  # noqa: BLE001 - nothing is left that could tell more than an exit code
             os._exit(BROKEN)
 

@@ -1,31 +1,29 @@
 """The bounds of one REPL: the one definition that both sides use."""
 
-from typing import Annotated, NamedTuple
+from typing import NamedTuple
 
-import msgspec
-
-Positive = Annotated[int, msgspec.Meta(ge=1)]
-"""A bound: where 0 would mean that there is none."""
+from sandbox_worker.wire.headtail import OutputBounds
+from sandbox_worker.wire.messages import PositiveInt
 
 
-class ReplBounds(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class ReplBounds(OutputBounds, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What one REPL may use, with everything it starts. Each field is a field of `Limits`, which describes it.
 
-    A new bound is declared here and there; `Limits.repl_bounds` carries it over by its name.
+    None of the whole numbers is 0, which a tmpfs takes for no bound. A new bound is declared here and there;
+    `Limits.repl_bounds` carries it over by its name. Those of output stand beside the code that keeps to them.
 
     Attributes:
         cpu_s: CPU time of one block in seconds, or None. Past it the REPL is killed.
-        max_frame_bytes, max_output_bytes: Here they keep an honest REPL from being ended by them.
+        max_frame_bytes: Payload of one message. Here it keeps an honest REPL from being ended by it.
     """
 
-    memory_bytes: Positive
-    max_processes: Positive
-    max_open_files: Positive
-    scratch_bytes: Positive
-    max_scratch_files: Positive
+    memory_bytes: PositiveInt
+    max_processes: PositiveInt
+    max_open_files: PositiveInt
+    scratch_bytes: PositiveInt
+    max_scratch_files: PositiveInt
     cpu_s: float | None
-    max_frame_bytes: Positive
-    max_output_bytes: Positive
+    max_frame_bytes: PositiveInt
 
 
 class Watched(NamedTuple):

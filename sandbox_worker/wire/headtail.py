@@ -3,28 +3,46 @@
 from collections import deque
 from typing import Generic, TypeVar
 
+import msgspec
+
+from sandbox_worker.wire.messages import PositiveInt
+
 Text = TypeVar("Text", str, bytes)
 
 PIECE = 1 << 13
 """Small pieces are put together to this length: of a million lines, a million objects would be kept."""
 
 
+class OutputBounds(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What is kept of what one block writes to one stream. Each field is a field of `Limits`, which describes it.
+
+    Attributes:
+        max_output_bytes: Characters or bytes kept, head and tail together. A note of the cut comes on top.
+    """
+
+    max_output_bytes: PositiveInt
+
+    def both_ways(self) -> "OutputBounds":
+        """Return what may come of one stream: Python's text and the descriptor's bytes, each within these bounds."""
+        return OutputBounds(max_output_bytes=2 * self.max_output_bytes)
+
+
 class HeadTail(Generic[Text]):
-    """Of everything that is added, the first half of the limit goes through; of the rest the last half is kept.
+    """Of everything that is added, the first half of what is kept goes through; of the rest the last half is kept.
 
     The cost of adding a piece does not depend on how much is kept.
 
     Args:
-        limit: Characters or bytes kept at most. A note of the cut comes on top.
+        bounds: What is kept at most.
         empty: `""` or `b""`: which of the two this one is for.
 
     Attributes:
         head_left: How much will still go through.
     """
 
-    def __init__(self, limit: int, empty: Text) -> None:
-        self.head_left = limit - limit // 2
-        self._tail_limit = limit // 2
+    def __init__(self, bounds: OutputBounds, empty: Text) -> None:
+        self._tail_limit = bounds.max_output_bytes // 2
+        self.head_left = bounds.max_output_bytes - self._tail_limit
         self._empty: Text = empty
         self._pieces: deque[Text] = deque()
         self._small: list[Text] = []

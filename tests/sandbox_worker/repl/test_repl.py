@@ -6,7 +6,7 @@ from collections.abc import Iterator
 import pytest
 
 from sandbox_worker.wire.messages import Query, Slot
-from tests.support.bare_repl import MAX_OUTPUT_CHARS, BareRepl, bare_repl
+from tests.support.bare_repl import OUTPUT, BareRepl, bare_repl
 
 
 @pytest.fixture
@@ -150,7 +150,7 @@ def test_an_empty_answer_is_not_submitted_and_the_model_is_told(repl: BareRepl) 
 
 def test_a_print_loop_keeps_head_and_tail(repl: BareRepl) -> None:
     ran = repl.run("for i in range(400_000): print(i)")
-    assert len(ran.stdout) < 1.2 * MAX_OUTPUT_CHARS
+    assert len(ran.stdout) < 1.2 * OUTPUT.max_output_bytes
     assert ran.stdout.startswith("0\n1\n")
     assert ran.stdout.endswith("399999\n")
     assert " more cut] ..." in ran.stdout
