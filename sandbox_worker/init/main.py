@@ -215,7 +215,7 @@ class Init:
     def _begin(self, cpu_s: float) -> None:
         self._said_cpu_s = 0.0
         self._block_cpu_s = cpu_s
-        self._output.drain()  # what came after the last block's end is not going to use up this one's share
+        self._output.begin_block()
         if not self._is_watched and self._repl_pid is not None:
             own = self._proc.status(self._proc.own_pid) or Status()
             self._watch.repl_started(self._repl_pid, own.memory_bytes)

@@ -118,11 +118,15 @@ class ReplOutput:
             for _ in range(DRAIN_READS):
                 if not pending_bytes(pipe.fd) or not self.forward(pipe.fd):
                     break
-            tail = pipe.kept.finish()
-            for at in range(0, len(tail), PIPE_BYTES):
-                self._say(Written(stream=pipe.stream, data=tail[at : at + PIPE_BYTES]))
-            pipe.kept = HeadTail(self._bounds, b"")
-            pipe.paused_until = 0.0
+            self._finish(pipe)
+
+    def begin_block(self) -> None:
+        """Give a block that begins all of its bounds: what came after the last one's end uses up none of them.
+
+        The pipes are not read here. The block may be running by now, and have written what is in them.
+        """
+        for pipe in self._pipes.values():
+            self._finish(pipe)
 
     def read_stack(self, wait_s: float) -> bytes:
         """The stack that the REPL was just asked for: what comes until nothing more comes, it is written in pieces.
@@ -146,6 +150,13 @@ class ReplOutput:
                 break
             stack += piece
         return stack[:STACK_BYTES]
+
+    def _finish(self, pipe: "_Pipe") -> None:
+        tail = pipe.kept.finish()
+        for at in range(0, len(tail), PIPE_BYTES):
+            self._say(Written(stream=pipe.stream, data=tail[at : at + PIPE_BYTES]))
+        pipe.kept = HeadTail(self._bounds, b"")
+        pipe.paused_until = 0.0
 
     def _ring(self) -> None:
         """Let the REPL see that its pipes were read, before they are: what is not in them any more may be on its way.
