@@ -109,6 +109,9 @@ class Limits(BaseModel):
     # -- what is said
     max_output_bytes: Annotated[int, Field(ge=100, le=MOST)] = 1 << 20
     """Kept of what one block prints to one stream: its head and its tail."""
+    max_output_lines: Annotated[int, Field(ge=1, le=MOST)] | None = None
+    """Lines, each ended by a newline, kept of what one block prints to one stream, and as many of what it writes to
+    descriptor 1 or 2: head and tail, as far as `max_output_bytes` leaves them; a cut is named."""
     max_observation_chars: PositiveInt = 20_000
     """Told to the model of what one block printed."""
     max_frame_bytes: Annotated[int, Field(ge=1 << 12, le=(1 << 32) - 1)] = 64 << 20

@@ -16,6 +16,7 @@ NO_BOUND = {
     "max_completion_tokens",
     "max_consecutive_errors",
     "max_llm_calls",
+    "max_output_lines",
     "max_result_chars",
     "max_tokens",
     "run_timeout_s",

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from rlm_broker.sandbox.output import BlockOutput
 from sandbox_worker.wire.control import Written
-from sandbox_worker.wire.headtail import OutputBounds
+from sandbox_worker.wire.headtail import NOTE_LINES, OutputBounds
 from sandbox_worker.wire.messages import Output, Stream
 
 
@@ -69,3 +69,14 @@ def test_bytes_that_are_no_text_are_shown_as_far_as_they_can_be(data: bytes) -> 
     output = BlockOutput(OutputBounds(max_output_bytes=100), None)
     output.written(Written(stream="stderr", data=data + b"ok"))
     assert output.finish()[1].endswith("\N{REPLACEMENT CHARACTER}ok")
+
+
+@given(st.lists(st.text("a\n", max_size=50), max_size=40), st.integers(1, 10))
+def test_of_a_forged_flood_of_lines_no_more_is_kept_than_an_honest_repl_sends(pieces: list[str], lines: int) -> None:
+    bounds = OutputBounds(max_output_bytes=10_000, max_output_lines=lines)
+    output = BlockOutput(bounds, None)
+    for piece in pieces:
+        printed(output, piece)
+        output.written(Written(stream="stdout", data=piece.encode()))
+    most = 2 * (lines + NOTE_LINES)
+    assert output.finish()[0].count("\n") <= most + NOTE_LINES
