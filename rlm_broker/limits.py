@@ -17,6 +17,7 @@ from pydantic import (
 
 from rlm_broker.errors import ConfigurationError
 from rlm_broker.validation import suggestion
+from sandbox_worker.wire.bounds import ReplBounds
 from sandbox_worker.wire.messages import MAX_PROMPTS
 
 BLOCKS_EACH_TURN = 5
@@ -108,6 +109,9 @@ class Limits(BaseModel):
     # -- what is said
     max_output_bytes: Annotated[int, Field(ge=100, le=MOST)] = 1 << 20
     """Kept of what one block prints to one stream: its head and its tail."""
+    max_output_lines: Annotated[int, Field(ge=1, le=MOST)] | None = None
+    """Lines, each ended by a newline, kept of what one block prints to one stream, and as many of what it writes to
+    descriptor 1 or 2: head and tail, as far as `max_output_bytes` leaves them; a cut is named."""
     max_observation_chars: PositiveInt = 20_000
     """Told to the model of what one block printed."""
     max_frame_bytes: Annotated[int, Field(ge=1 << 12, le=(1 << 32) - 1)] = 64 << 20
@@ -144,6 +148,10 @@ class Limits(BaseModel):
             if isinstance(first, int | str) and str(first).isdecimal():
                 return {**given, "max_blocks": max(1, BLOCKS_EACH_TURN * int(first))}
         return given
+
+    def repl_bounds(self) -> ReplBounds:
+        """Return the limits of one REPL, as its worker is told them: those whose names are fields of `ReplBounds`."""
+        return ReplBounds(**{name: getattr(self, name) for name in ReplBounds.__struct_fields__})
 
     def iterations(self, depth: int) -> int:
         """Turns of a run at `depth`: fewer the deeper it is, but at least three, and never more than the root's."""

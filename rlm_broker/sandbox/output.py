@@ -5,7 +5,7 @@ import warnings
 from collections.abc import Callable
 
 from sandbox_worker.wire.control import Written
-from sandbox_worker.wire.headtail import HeadTail
+from sandbox_worker.wire.headtail import HeadTail, OutputBounds
 from sandbox_worker.wire.messages import Output, Stream
 
 OnOutput = Callable[[Stream, str], None]
@@ -16,12 +16,14 @@ class BlockOutput:
     """Collects one block's output within a limit, whatever the worker sends, and passes it on as it comes.
 
     Args:
-        limit: Characters kept of each stream, head and tail; see `HeadTail`.
+        bounds: Of each of the two ways that a stream has. What is kept, head and tail, is within both together.
     """
 
-    def __init__(self, limit: int, on_output: OnOutput | None) -> None:
+    def __init__(self, bounds: OutputBounds, on_output: OnOutput | None) -> None:
         self._on_output = on_output
-        self._kept = {"stdout": HeadTail(limit, ""), "stderr": HeadTail(limit, "")}
+        # An honest REPL keeps to the bounds either way: only a forged flood is cut here.
+        bounds = bounds.both_ways()
+        self._kept = {"stdout": HeadTail(bounds, ""), "stderr": HeadTail(bounds, "")}
         self._text: dict[str, list[str]] = {"stdout": [], "stderr": []}
         decoder = codecs.getincrementaldecoder("utf-8")
         self._decoders = {"stdout": decoder("replace"), "stderr": decoder("replace")}
@@ -44,7 +46,6 @@ class BlockOutput:
         return "".join(self._text["stdout"]), "".join(self._text["stderr"])
 
     def _add(self, stream: Stream, text: str) -> None:
-        # Twice what an honest REPL sends at most, since it comes two ways: only a forged flood is cut here.
         if head := self._kept[stream].add(text):
             self._text[stream].append(head)
             self._pass_on(stream, head)

@@ -4,17 +4,11 @@ import re
 import signal
 
 from rlm_broker.results import PostMortem
+from sandbox_worker.wire.bounds import WATCHED
 from sandbox_worker.wire.control import BROKEN, OUT_OF_MEMORY, Died, Exceeded
 from sandbox_worker.wire.control import PostMortem as Seen
 
 _FRAME = re.compile(r'^  File "<block (\d+)>", line (\d+) in (\S{1,100})$', re.MULTILINE | re.ASCII)
-_UNITS = {
-    "memory_bytes": (1 << 20, "MiB"),
-    "cpu_s": (1, "s CPU time"),
-    "max_processes": (1, "threads and processes"),
-    "scratch_bytes": (1 << 20, "MiB of the scratch folder"),
-    "max_scratch_files": (1, "files in the scratch folder"),
-}
 _BY_SIGNAL: dict[int, str] = {
     signal.SIGABRT: " (C code gave up, for example because it got no memory)",
     signal.SIGSEGV: " (a crash in C code, or too deep a recursion)",
@@ -36,7 +30,7 @@ def reason(died: Died | Exceeded) -> str:
                 f"it and what it had left running used {used:.4g} s CPU time, more than all CPUs have within its limit"
             )
         case Exceeded(limit=limit, used=used, allowed=allowed):
-            divisor, unit = _UNITS[limit]
+            _, divisor, unit = WATCHED[limit]
             return f"its processes used {used / divisor:.4g} {unit} together, {limit} = {allowed / divisor:.4g} {unit}"
         case Died(signal=int(number)):
             return f"its process was ended by {_signal_name(number)}{_BY_SIGNAL.get(number, '')}"

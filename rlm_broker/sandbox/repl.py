@@ -22,7 +22,7 @@ from rlm_broker.sandbox.output import BlockOutput, OnOutput
 from rlm_broker.sandbox.workers.source import Starts
 from rlm_broker.sandbox.workers.worker import Worker
 from rlm_broker.transport.connection import Connection, QueryHandler
-from rlm_broker.transport.session import Provided, frames_of
+from rlm_broker.transport.provisions import Provisions
 from sandbox_worker.wire.control import Exceeded, PostMortem
 from sandbox_worker.wire.errors import FrameTooLarge
 from sandbox_worker.wire.messages import Query, Result, Slot
@@ -51,7 +51,7 @@ class SandboxedRepl(Resident):
         starts: Starts,
         context: object,
         answer: QueryHandler,
-        provided: Provided,
+        provisions: Provisions,
     ) -> None:
         self._home = home
         self._starts = starts
@@ -59,7 +59,8 @@ class SandboxedRepl(Resident):
         self._own_context: StoredContext | None = None
         self._answer = answer
         self._limits = starts.limits
-        self._provided = provided
+        self._bounds = starts.limits.repl_bounds()
+        self._provisions = provisions
         self._worker: Worker | None = None
         self._connection: Connection | None = None
         self._restarts = 0
@@ -112,10 +113,10 @@ class SandboxedRepl(Resident):
 
     def provide_known(self, values: Mapping[str, Any]) -> None:
         """Do the same with values that came out of JSON: looking through large ones would take seconds."""
-        frames = frames_of(values, self._limits.max_frame_bytes)
-        self._provided[1].update(frames)
+        more = Provisions.of(values, self._limits.max_frame_bytes)
+        self._provisions.add(more)
         if self._connection is not None:
-            self._connection.provide(([], frames))
+            self._connection.provide(more)
 
     def renew(self) -> None:
         """Another run begins: it may have as many fresh REPLs as the one before."""
@@ -137,7 +138,13 @@ class SandboxedRepl(Resident):
 
     async def _start_worker(self) -> None:
         context = None if self._context is INHERITED else await self._stored()
-        self._worker, self._connection = await self._starts.start(context, self._provided)
+        self._worker, connection = await self._starts.start(context)
+        self._connected(connection)
+
+    def _connected(self, connection: Connection) -> None:
+        """Go on with a fresh REPL, which gets all that was provided so far with its first block."""
+        self._connection = connection
+        connection.provide(self._provisions)
 
     async def _close(self) -> None:
         self._closed = True
@@ -177,7 +184,7 @@ class SandboxedRepl(Resident):
                 await self._start_worker()
             else:
                 try:
-                    self._connection = await self._starts.restart(self._worker, self._provided)
+                    self._connected(await self._starts.restart(self._worker))
                 except WorkerDied:  # the same, since the last block
                     await self._starts.end(self._worker_alive())
                     await self._start_worker()
@@ -204,7 +211,7 @@ class SandboxedRepl(Resident):
         async with self._busy:
             connection = await self._require_repl()
             started = time.monotonic()
-            output = BlockOutput(2 * self._limits.max_output_bytes, on_output)
+            output = BlockOutput(self._bounds, on_output)
             run = _BlockRun(self._worker_alive(), connection, output, self._limits, self._answer)
             try:
                 result = await run.result(code, timeout_s)
@@ -279,10 +286,10 @@ def made(
     require_names(tools)
     require_plain(values or {})
     try:
-        frames = frames_of(values or {}, starts.limits.max_frame_bytes)
+        provisions = Provisions.of(values or {}, starts.limits.max_frame_bytes, tools)
     except FrameTooLarge as error:
         raise ConfigurationError(f"a value is too large for a message to a REPL: {error}") from None
-    return SandboxedRepl(home, starts, context, handler, (list(tools), frames))
+    return SandboxedRepl(home, starts, context, handler, provisions)
 
 
 class _BlockRun:

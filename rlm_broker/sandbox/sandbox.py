@@ -18,6 +18,7 @@ from rlm_broker.sandbox.workers.source import Starter
 from rlm_broker.sandbox.workers.warm_pool import Pool
 from rlm_broker.transport.connection import QueryHandler, refuse
 from rlm_broker.transport.listener import Listener
+from rlm_broker.transport.provisions import Provisions
 
 SEED_BITS = 32
 """Bits of a seed: what PYTHONHASHSEED and numpy take."""
@@ -185,7 +186,7 @@ class Sandbox(Resident):
 
     async def _send_canary(self, host: Host, listener: Listener) -> None:
         starter = Starter(host, listener, Limits())
-        async with SandboxedRepl(self.home, starter, None, refuse, ([], {})) as repl:
+        async with SandboxedRepl(self.home, starter, None, refuse, Provisions()) as repl:
             block = await repl.aexecute(canary.PROGRAM)
         canary.require_held(host.level, canary.verdict(host.level, block.final_answer))
 

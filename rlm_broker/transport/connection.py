@@ -7,7 +7,8 @@ from typing import Protocol, cast
 
 from rlm_broker.errors import ProtocolViolation, RlmBrokerError, WorkerDied
 from rlm_broker.transport.load import Load
-from rlm_broker.transport.session import Provided, Session
+from rlm_broker.transport.provisions import Provisions
+from rlm_broker.transport.session import Session
 from sandbox_worker.wire.errors import FrameTooLarge
 from sandbox_worker.wire.messages import FromWorker, Output, Query, Ready, Reply, Result, Slot
 
@@ -128,9 +129,9 @@ class Connection(asyncio.BufferedProtocol):
         """Whether there is still somebody at its other end, as far as is known."""
         return self._lost is None
 
-    def provide(self, provided: Provided) -> None:
+    def provide(self, provisions: Provisions) -> None:
         """Give the REPL more, see `Session.provide`; code finds it from its next block on."""
-        self._session.provide(provided)
+        self._session.provide(provisions)
 
     def let_go(self) -> None:
         """Answer all that the block asks, and has asked, with an error: it is being interrupted.

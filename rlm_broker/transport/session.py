@@ -1,11 +1,10 @@
 """One REPL's conversation, without I/O: bytes in, messages out, and which message may come when."""
 
 from collections import deque
-from collections.abc import Mapping
 from enum import IntEnum, auto
-from typing import Any
 
 from rlm_broker.errors import ProtocolViolation
+from rlm_broker.transport.provisions import Provisions
 from sandbox_worker.wire.errors import WireError
 from sandbox_worker.wire.frames import FrameDecoder, Payload, encode_frame
 from sandbox_worker.wire.messages import (
@@ -50,20 +49,6 @@ TRANSITIONS: dict[State, dict[type[Message], State]] = {
 }
 
 
-Provided = tuple[list[str], dict[str, bytes]]
-"""Names of tools, and the frames of plain values by name, that the REPL gets with its first block."""
-
-
-def frames_of(values: Mapping[str, Any], max_frame_bytes: int) -> dict[str, bytes]:
-    """Plain values by name, each as the frame that gives it to a REPL.
-
-    Raises:
-        FrameTooLarge: One of them is more than a message may hold.
-        UnicodeEncodeError: One of them has lone surrogates.
-    """
-    return {name: encode_frame(encode(Provide(name, value)), max_frame_bytes) for name, value in values.items()}
-
-
 def weight_of(query: Query, payload_bytes: int) -> int:
     """Memory in bytes that an open query may take, at most."""
     is_decoded = not isinstance(query.prompts, Prompts)
@@ -81,8 +66,8 @@ class Session:
         max_frame_bytes: Largest payload, either way.
     """
 
-    def __init__(self, max_frame_bytes: int, provided: Provided = ([], {})) -> None:
-        self._unsent = provided
+    def __init__(self, max_frame_bytes: int) -> None:
+        self._unsent = Provisions()
         self.state = State.STARTING
         self.block = 0
         self.open_queries: dict[str, int] = {}
@@ -133,16 +118,15 @@ class Session:
             ProtocolViolation: The REPL is not idle.
             FrameTooLarge: The code is longer than a frame may be. Nothing has changed.
         """
-        tools, values = self._unsent
-        frame = self._frame(Execute(block=self.block + 1, code=code, tools=tools))
-        self._unsent = ([], {})
+        unsent = self._unsent
+        frame = self._frame(Execute(block=self.block + 1, code=code, tools=unsent.tools()))
+        self._unsent = Provisions()
         self.block += 1
-        return b"".join([*values.values(), frame])
+        return b"".join([*unsent.frames(), frame])
 
-    def provide(self, provided: Provided) -> None:
-        """Give the REPL more tools and values, with its next block; see `frames_of`."""
-        tools, frames = self._unsent
-        self._unsent = ([*tools, *provided[0]], {**frames, **provided[1]})
+    def provide(self, provisions: Provisions) -> None:
+        """Give the REPL more tools and values, with its next block."""
+        self._unsent.add(provisions)
 
     def reply(self, reply: Reply) -> bytes:
         """The frame that answers an open query.

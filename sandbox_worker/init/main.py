@@ -32,6 +32,7 @@ from sandbox_worker.repl.channel import Channel
 from sandbox_worker.repl.interrupts import Interrupts
 from sandbox_worker.repl.memory_reserve import Reserve, reserved_bytes
 from sandbox_worker.repl.repl import Repl
+from sandbox_worker.wire.bounds import WATCHED
 from sandbox_worker.wire.control import (
     BROKEN,
     Begin,
@@ -89,17 +90,7 @@ def main(fds: list[int], spawn: Spawn, walls: ZygoteWalls, mapping_works: bool, 
     control = socket.socket(fileno=CONTROL_FD)
     bell = mmap.mmap(-1, mmap.PAGESIZE)  # shared with the REPL, and so made before that is denied
     children = syscalls.ended_children()
-    # One process alone is to get a MemoryError before the watch ends it: its page tables, 1 byte in 512, are counted.
-    address_space_bytes = spawn.memory_bytes - spawn.memory_bytes // 128
-    bounds = WorkerBounds(
-        allow_exec=spawn.allow_exec,
-        address_space_bytes=address_space_bytes,
-        reserved_bytes=reserved_bytes(address_space_bytes),
-        max_processes=spawn.max_processes,
-        max_open_files=spawn.max_open_files,
-        scratch_bytes=spawn.scratch_bytes,
-        max_scratch_files=spawn.max_scratch_files,
-    )
+    bounds = _worker_bounds(spawn)
     try:
         proc = None if walls.proc_is_fresh else Proc()  # else it is going to be covered
         if walls.level != "strict":
@@ -156,7 +147,7 @@ class Init:
         self._poll = select.poll()
         self._control = ControlSocket(control, self._poll)
         self._poll.register(children, select.POLLIN)
-        self._output = ReplOutput(self._poll, spawn.max_output_bytes, self._control.say, bell)
+        self._output = ReplOutput(self._poll, spawn.bounds, self._control.say, bell)
 
     def serve(self) -> NoReturn:
         """Do what the host says. Its end of the control socket closing is our end, and everybody's below us."""
@@ -224,7 +215,7 @@ class Init:
     def _begin(self, cpu_s: float) -> None:
         self._said_cpu_s = 0.0
         self._block_cpu_s = cpu_s
-        self._output.drain()  # what came after the last block's end is not going to use up this one's share
+        self._output.begin_block()
         if not self._is_watched and self._repl_pid is not None:
             own = self._proc.status(self._proc.own_pid) or Status()
             self._watch.repl_started(self._repl_pid, own.memory_bytes)
@@ -284,13 +275,13 @@ class Init:
         os.write(CONTROL_FD, pack(Started(layers=list(layers))))
         self._control.close()
         reserve = Reserve()
-        channel = Channel(socket.socket(fileno=DOOR_FD), self._spawn.max_frame_bytes, interrupts, reserve)
+        channel = Channel(socket.socket(fileno=DOOR_FD), self._spawn.bounds.max_frame_bytes, interrupts, reserve)
         gc.enable()
         draw_apart(self._preloaded.seed)
-        own_memory.be(self._spawn.memory_bytes)
-        preloaded, most = self._preloaded, self._spawn.max_output_bytes
+        own_memory.be(self._spawn.bounds.memory_bytes)
+        preloaded, bounds = self._preloaded, self._spawn.bounds
         try:
-            Repl(preloaded.contexts, channel, interrupts, reserve, most, self._bell, preloaded.variables).serve()
+            Repl(preloaded.contexts, channel, interrupts, reserve, bounds, self._bell, preloaded.variables).serve()
         except BaseException:  # noqa: BLE001 - nothing is left that could tell more than an exit code
             os._exit(BROKEN)
 
@@ -341,14 +332,10 @@ class Init:
         if usage.cpu_s - self._said_cpu_s >= WORTH_SAYING_S:
             self._control.say(Burned(cpu_s=usage.cpu_s - self._said_cpu_s))
             self._said_cpu_s = usage.cpu_s
-        for limit, used, allowed in (
-            ("memory_bytes", usage.memory_bytes, self._spawn.memory_bytes),
-            ("max_processes", usage.threads, self._spawn.max_processes),
-            ("cpu_s", usage.cpu_s, self._spawn.cpu_s),
-            ("block_timeout_s", usage.cpu_s, self._block_cpu_s),
-            ("scratch_bytes", usage.scratch_bytes, self._spawn.scratch_bytes),
-            ("max_scratch_files", usage.scratch_files, self._spawn.max_scratch_files),
-        ):
+        watched = [
+            (limit, getattr(usage, each.usage), getattr(self._spawn.bounds, limit)) for limit, each in WATCHED.items()
+        ]
+        for limit, used, allowed in [*watched, ("block_timeout_s", usage.cpu_s, self._block_cpu_s)]:
             if allowed is not None and used > allowed:
                 post_mortem = self._explained(usage)
                 self._end_repl()
@@ -373,10 +360,18 @@ class Init:
         )
 
 
+def _worker_bounds(spawn: Spawn) -> WorkerBounds:
+    # One process alone is to get a MemoryError before the watch ends it: its page tables, 1 byte in 512, are counted.
+    address_space_bytes = spawn.bounds.memory_bytes - spawn.bounds.memory_bytes // 128
+    return WorkerBounds(spawn.allow_exec, spawn.bounds, address_space_bytes, reserved_bytes(address_space_bytes))
+
+
 def _watch(proc: Proc, walls: ZygoteWalls, spawn: Spawn) -> Watch:
     if walls.level == "strict":
-        return Watch(proc, spawn.memory_bytes, proc.others if walls.proc_is_fresh else proc.below)
-    return Watch(proc, spawn.memory_bytes, scratch=spawn.scratch, max_scratch_files=spawn.max_scratch_files)
+        return Watch(proc, spawn.bounds.memory_bytes, proc.others if walls.proc_is_fresh else proc.below)
+    return Watch(
+        proc, spawn.bounds.memory_bytes, scratch=spawn.scratch, max_scratch_files=spawn.bounds.max_scratch_files
+    )
 
 
 def _keep_only(fds: list[int]) -> None:

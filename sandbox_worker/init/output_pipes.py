@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from sandbox_worker.wire.bell import BELL, pending_bytes
 from sandbox_worker.wire.control import Written
-from sandbox_worker.wire.headtail import HeadTail
+from sandbox_worker.wire.headtail import HeadTail, OutputBounds
 from sandbox_worker.wire.messages import Stream
 
 PIPE_BYTES = 1 << 14
@@ -41,14 +41,16 @@ class ReplOutput:
 
     Args:
         poll: Told which descriptors to wait for; `forward` is to be called for those that are readable.
-        limit: Bytes of each stream passed on of one block, head and tail; see `HeadTail`.
+        bounds: Of what is passed on of one block, head and tail; see `HeadTail`.
         say: Called with each piece.
         bell: Shared memory of at least 8 bytes, which shows the REPL that its pipes were read.
     """
 
-    def __init__(self, poll: "select.poll", limit: int, say: Callable[[Written], None], bell: mmap.mmap) -> None:
+    def __init__(
+        self, poll: "select.poll", bounds: OutputBounds, say: Callable[[Written], None], bell: mmap.mmap
+    ) -> None:
         self._poll = poll
-        self._limit = limit
+        self._bounds = bounds
         self._say = say
         self._bell = bell
         self._rung = 0
@@ -63,7 +65,7 @@ class ReplOutput:
             read_end, write_end = os.pipe2(os.O_CLOEXEC)
             fcntl.fcntl(write_end, fcntl.F_SETPIPE_SZ, PIPE_BYTES)
             os.set_blocking(read_end, False)
-            self._pipes[read_end] = _Pipe(read_end, stream, self._limit)
+            self._pipes[read_end] = _Pipe(read_end, stream, self._bounds)
             write_ends.append(write_end)
         self._stack_fd, stack_end = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
         stdout, stderr = write_ends
@@ -116,11 +118,15 @@ class ReplOutput:
             for _ in range(DRAIN_READS):
                 if not pending_bytes(pipe.fd) or not self.forward(pipe.fd):
                     break
-            tail = pipe.kept.finish()
-            for at in range(0, len(tail), PIPE_BYTES):
-                self._say(Written(stream=pipe.stream, data=tail[at : at + PIPE_BYTES]))
-            pipe.kept = HeadTail(self._limit, b"")
-            pipe.paused_until = 0.0
+            self._finish(pipe)
+
+    def begin_block(self) -> None:
+        """Give a block that begins all of its bounds: what came after the last one's end uses up none of them.
+
+        The pipes are not read here. The block may be running by now, and have written what is in them.
+        """
+        for pipe in self._pipes.values():
+            self._finish(pipe)
 
     def read_stack(self, wait_s: float) -> bytes:
         """The stack that the REPL was just asked for: what comes until nothing more comes, it is written in pieces.
@@ -145,6 +151,13 @@ class ReplOutput:
             stack += piece
         return stack[:STACK_BYTES]
 
+    def _finish(self, pipe: "_Pipe") -> None:
+        tail = pipe.kept.finish()
+        for at in range(0, len(tail), PIPE_BYTES):
+            self._say(Written(stream=pipe.stream, data=tail[at : at + PIPE_BYTES]))
+        pipe.kept = HeadTail(self._bounds, b"")
+        pipe.paused_until = 0.0
+
     def _ring(self) -> None:
         """Let the REPL see that its pipes were read, before they are: what is not in them any more may be on its way.
 
@@ -164,10 +177,10 @@ class ReplOutput:
 class _Pipe:
     """The read end of the REPL's descriptor 1 or 2, and what was kept of the current block's bytes."""
 
-    def __init__(self, fd: int, stream: Stream, limit: int) -> None:
+    def __init__(self, fd: int, stream: Stream, bounds: OutputBounds) -> None:
         self.fd = fd
         self.stream: Stream = stream
-        self.kept: HeadTail[bytes] = HeadTail(limit, b"")
+        self.kept: HeadTail[bytes] = HeadTail(bounds, b"")
         self.is_listened_to = False
         self.has_ended = False
         self.paused_until = 0.0

@@ -1,9 +1,12 @@
 """What the walls of zygote, init and REPL have in common: levels, bounds, how one fails."""
 
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from sandbox_worker.isolation.namespaces import WorkerIds
+
+if TYPE_CHECKING:  # this folder needs nothing but the standard library, so that any Python can raise these walls
+    from sandbox_worker.wire.bounds import ReplBounds
 
 LEVELS = ("strict", "standard", "process")
 
@@ -32,25 +35,21 @@ class PreparationFailed(LayerFailed):
 
 
 class WorkerBounds(NamedTuple):
-    """What one worker may use at most. All numbers are positive: to a tmpfs, 0 means without a bound.
+    """What one worker may do and use at most. All numbers are positive: to a tmpfs, 0 means without a bound.
 
     Attributes:
         allow_exec: Whether model code may start programs, which are as confined as it is itself. Only at "strict".
+        repl: What the kernel enforces of these bounds: `max_processes` counts init too, and holds where the kernel can
+            count by worker; `max_open_files` holds for each process; `scratch_bytes` holds for a single file, and as
+            `max_scratch_files` does for the scratch folder as a whole where that is a file system of its own.
         address_space_bytes: That each process of the REPL may map on top of what it finds mapped.
         reserved_bytes: The part of that which model code gets only if it takes it (the soft limit is lower by it).
-        max_processes: Processes and threads, init among them; where the kernel can count them by worker.
-        max_open_files: Descriptors of each process.
-        scratch_bytes: The scratch folder as a whole where it is a file system of its own, and a single file.
-        max_scratch_files: Files and folders in it, where it is a file system of its own.
     """
 
     allow_exec: bool
+    repl: "ReplBounds"
     address_space_bytes: int
     reserved_bytes: int
-    max_processes: int
-    max_open_files: int
-    scratch_bytes: int
-    max_scratch_files: int
 
 
 @dataclass(frozen=True)

@@ -88,10 +88,10 @@ def lock_down_repl(walls: ZygoteWalls, bounds: WorkerBounds, ruleset: int | None
     with layer("rlimits", applied):
         no_core = rlimits.forbid_core_dumps()
         rlimits.set_hard(resource.RLIMIT_AS, mapped_bytes + bounds.address_space_bytes, bounds.reserved_bytes)
-        rlimits.set_hard(resource.RLIMIT_NOFILE, bounds.max_open_files)
-        rlimits.set_hard(resource.RLIMIT_FSIZE, bounds.scratch_bytes)
+        rlimits.set_hard(resource.RLIMIT_NOFILE, bounds.repl.max_open_files)
+        rlimits.set_hard(resource.RLIMIT_FSIZE, bounds.repl.scratch_bytes)
         if strict or walls.worker_ids is not None:  # elsewhere it would count everything that the user runs
-            rlimits.set_hard(resource.RLIMIT_NPROC, bounds.max_processes)
+            rlimits.set_hard(resource.RLIMIT_NPROC, bounds.repl.max_processes)
     if walls.level == "process":
         return tuple(applied)
     with layer("landlock", applied):
@@ -131,7 +131,7 @@ def _own_uid(walls: ZygoteWalls, _bounds: WorkerBounds) -> None:
 
 def _mounts(walls: ZygoteWalls, bounds: WorkerBounds) -> None:
     syscalls.unshare(syscalls.CLONE_NEWNS | syscalls.CLONE_NEWIPC | syscalls.CLONE_NEWUTS)
-    mounts.mount_scratch(bounds.scratch_bytes, bounds.max_scratch_files, walls.temporary_is_free)
+    mounts.mount_scratch(bounds.repl.scratch_bytes, bounds.repl.max_scratch_files, walls.temporary_is_free)
 
 
 def _user_namespace(walls: ZygoteWalls, _bounds: WorkerBounds) -> None:

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
-from sandbox_worker.wire.headtail import HeadTail
+from sandbox_worker.wire.headtail import HeadTail, OutputBounds
 from sandbox_worker.wire.messages import Stream
 
 MAX_PIECE_CHARS = 1 << 16
@@ -40,11 +40,11 @@ class Printer(io.TextIOBase):
     """`sys.stdout` or `sys.stderr` of the REPL.
 
     A line goes out when it is complete, as long as there are not too many a second; the rest goes out with the next
-    one, or at the end of the block. Text past the limit is kept as a tail and not sent before the end.
+    one, or at the end of the block. Text past its bounds is kept as a tail and not sent before the end.
 
     Args:
         stream: Which of the two.
-        limit: Characters sent for one block at most, see `HeadTail`.
+        bounds: Of what is sent for one block, see `HeadTail`.
         send: Called with each piece of text.
         undisturbed: Entered around each sending, so that an interrupt in between loses nothing of it.
     """
@@ -55,12 +55,12 @@ class Printer(io.TextIOBase):
     def __init__(
         self,
         stream: Stream,
-        limit: int,
+        bounds: OutputBounds,
         send: Callable[[Stream, str], None],
         undisturbed: Callable[[], AbstractContextManager[None]] = nullcontext,
     ) -> None:
         self._stream: Stream = stream
-        self._limit = limit
+        self._bounds = bounds
         self._send = send
         self._undisturbed = undisturbed
         self.buffer = _Bytes(self)
@@ -68,7 +68,7 @@ class Printer(io.TextIOBase):
         self._forked = threading.Lock()  # never taken here, so that it is free in every forked process
         self._line_of: tuple[int, str] = (0, "")
         self._lock = threading.RLock()
-        self._kept: HeadTail[str] = HeadTail(limit, "")
+        self._kept: HeadTail[str] = HeadTail(bounds, "")
         self._waiting: list[str] = []
         self._waiting_chars = 0
         self._lines, self._flushes = _Allowance(), _Allowance()
@@ -144,7 +144,7 @@ class Printer(io.TextIOBase):
             if tail := self._kept.finish():
                 self._waiting.append(tail)
             self.send_waiting()
-            self._kept = HeadTail(self._limit, "")
+            self._kept = HeadTail(self._bounds, "")
             self._block_runs = False
 
     def _write_in_fork(self, text: str, whole_lines: bool) -> None:

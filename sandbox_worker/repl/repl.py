@@ -23,6 +23,7 @@ from sandbox_worker.wire import names
 from sandbox_worker.wire.bell import BELL, pending_bytes
 from sandbox_worker.wire.control import OUT_OF_MEMORY
 from sandbox_worker.wire.errors import FrameTooLarge
+from sandbox_worker.wire.headtail import OutputBounds
 from sandbox_worker.wire.messages import Execute, Output, Provide, Ready, Result, Stream
 
 TIMERS = (signal.ITIMER_REAL, signal.ITIMER_VIRTUAL, signal.ITIMER_PROF)
@@ -35,7 +36,7 @@ class Repl:
     Args:
         contexts: Name → value: what the REPL holds from the start.
         reserve: Closed while model code runs.
-        max_output_chars: Sent of what one block prints to one stream, at most.
+        bounds: Of what is sent of what one block prints to one stream.
         variables: What code finds, and may overwrite for good.
         bell: Memory in which init shows that it has read what was written to the descriptors, see `ReplOutput`.
     """
@@ -46,7 +47,7 @@ class Repl:
         channel: Channel,
         interrupts: Interrupts,
         reserve: Reserve,
-        max_output_chars: int,
+        bounds: OutputBounds,
         bell: bytes | mmap.mmap,
         variables: Mapping[str, Any] = types.MappingProxyType({}),
     ) -> None:
@@ -59,8 +60,8 @@ class Repl:
         self._final: str | None = None
         self._queries = queries = Queries(channel, self._flush)
         self._printers = [
-            Printer("stdout", max_output_chars, self._print, interrupts.held),
-            Printer("stderr", max_output_chars, self._print, interrupts.held),
+            Printer("stdout", bounds, self._print, interrupts.held),
+            Printer("stderr", bounds, self._print, interrupts.held),
         ]
         self._stdin = open(os.devnull)  # noqa: SIM115 - it lives as long as the process
         self._answer: dict[str, Any] = _fresh_answer()

@@ -9,6 +9,7 @@ from typing import Annotated, TypeVar
 import msgspec
 
 from sandbox_worker.loading.form import ContextForm
+from sandbox_worker.wire.bounds import ReplBounds
 from sandbox_worker.wire.errors import MessageInvalid
 from sandbox_worker.wire.messages import Stream
 
@@ -19,8 +20,6 @@ OUT_OF_MEMORY, BROKEN = 250, 251
 """Exit codes of a REPL whose own code could not go on: without memory, or because model code has broken it."""
 
 T = TypeVar("T")
-Positive = Annotated[int, msgspec.Meta(ge=1)]
-"""A bound: where 0 would mean that there is none."""
 
 
 class Control(msgspec.Struct, frozen=True, tag_field="type", tag=str.lower, forbid_unknown_fields=True):
@@ -60,21 +59,11 @@ class Spawn(Control, frozen=True):
 
     Attributes:
         scratch: The scratch folder, for a level without a mount namespace of its own.
-        cpu_s: CPU time of one block, or None.
-        memory_bytes, max_processes, max_open_files, scratch_bytes, max_scratch_files: See `Limits`.
-        max_frame_bytes, max_output_bytes: See `Limits`; here they keep an honest REPL from being ended by them.
     """
 
     allow_exec: bool
     scratch: str
-    memory_bytes: Positive
-    max_processes: Positive
-    max_open_files: Positive
-    scratch_bytes: Positive
-    max_scratch_files: Positive
-    cpu_s: float | None
-    max_frame_bytes: int
-    max_output_bytes: int
+    bounds: ReplBounds
 
 
 # -- the zygote says -------------------------------------------------------------------------------------------------

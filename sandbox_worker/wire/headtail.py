@@ -3,44 +3,70 @@
 from collections import deque
 from typing import Generic, TypeVar
 
+import msgspec
+
+from sandbox_worker.wire.messages import PositiveInt
+
 Text = TypeVar("Text", str, bytes)
 
 PIECE = 1 << 13
 """Small pieces are put together to this length: of a million lines, a million objects would be kept."""
+NOTE_LINES = 2
+"""Lines that the note of a cut adds at most: an empty one, and its own."""
+
+
+class OutputBounds(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What is kept of what one block writes to one stream. Each field is a field of `Limits`, which describes it.
+
+    Attributes:
+        max_output_bytes: Characters or bytes kept, head and tail together. A note of the cut comes on top.
+        max_output_lines: Lines kept, in the same way; None means no bound. A part of a line counts as one.
+    """
+
+    max_output_bytes: PositiveInt
+    max_output_lines: PositiveInt | None = None
+
+    def both_ways(self) -> "OutputBounds":
+        """Return what may come of one stream: Python's text and the descriptor's bytes, each within these bounds."""
+        lines = None if self.max_output_lines is None else 2 * (self.max_output_lines + NOTE_LINES)
+        return OutputBounds(max_output_bytes=2 * self.max_output_bytes, max_output_lines=lines)
 
 
 class HeadTail(Generic[Text]):
-    """Of everything that is added, the first half of the limit goes through; of the rest the last half is kept.
+    """Of everything that is added, the first half of what is kept goes through; of the rest the last half is kept.
 
     The cost of adding a piece does not depend on how much is kept.
 
     Args:
-        limit: Characters or bytes kept at most. A note of the cut comes on top.
+        bounds: What is kept at most.
         empty: `""` or `b""`: which of the two this one is for.
 
     Attributes:
         head_left: How much will still go through.
     """
 
-    def __init__(self, limit: int, empty: Text) -> None:
-        self.head_left = limit - limit // 2
-        self._tail_limit = limit // 2
+    def __init__(self, bounds: OutputBounds, empty: Text) -> None:
+        self._tail_limit = bounds.max_output_bytes // 2
+        self.head_left = bounds.max_output_bytes - self._tail_limit
+        self._max_lines = bounds.max_output_lines
+        self._head_lines = 0
+        self._head_ends_in_line = False
+        self._newline: Text = "\n" if isinstance(empty, str) else b"\n"
         self._empty: Text = empty
         self._pieces: deque[Text] = deque()
         self._small: list[Text] = []
         self._small_length = 0
         self._length = 0
-        self._cut = 0
+        self._cut = self._cut_lines = 0
 
     def add(self, piece: Text) -> Text:
         """Take `piece`; return the part of it that belongs to the head, to be passed on at once."""
-        if len(piece) <= self.head_left:
-            self.head_left -= len(piece)
+        head = self._head_of(piece)
+        if len(head) == len(piece):
             return piece
-        head, rest = piece[: self.head_left], piece[self.head_left :]
-        self.head_left = 0
+        rest = piece[len(head) :]
         if len(rest) > self._tail_limit:
-            self._cut += len(rest) - self._tail_limit
+            self._count_cut(rest, len(rest) - self._tail_limit)
             rest = rest[len(rest) - self._tail_limit :]
         self._small.append(rest)
         self._small_length += len(rest)
@@ -48,9 +74,9 @@ class HeadTail(Generic[Text]):
         if self._small_length >= PIECE:
             self._put_together()
         while self._pieces and self._length - len(self._pieces[0]) >= self._tail_limit:
-            gone = len(self._pieces.popleft())
-            self._length -= gone
-            self._cut += gone
+            gone = self._pieces.popleft()
+            self._length -= len(gone)
+            self._count_cut(gone, len(gone))
         return head
 
     def finish(self) -> Text:
@@ -58,15 +84,65 @@ class HeadTail(Generic[Text]):
         self._put_together()
         tail = self._empty.join(self._pieces)
         excess = max(0, len(tail) - self._tail_limit)
-        cut, tail = self._cut + excess, tail[excess:]
+        if self._max_lines is not None:
+            excess = max(excess, self._excess_of_lines(tail, self._max_lines - self._head_lines, bool(excess)))
+        self._count_cut(tail, excess)
+        cut, lines, tail = self._cut, self._cut_lines, tail[excess:]
         self._pieces.clear()
-        self._length = self._cut = 0
+        self._length = self._cut = self._cut_lines = 0
         if not cut:
             return tail
-        note = f"\n... [{cut:,} more cut] ...\n"
+        note = f"\n... [{cut:,} more cut{f', lines: {lines:,}' if lines else ''}] ...\n"
         return (note if isinstance(tail, str) else note.encode()) + tail
+
+    def _head_of(self, piece: Text) -> Text:
+        """Take the part of `piece` that belongs to the head, within both bounds."""
+        head = piece[: self.head_left]
+        if self._max_lines is None or not head:
+            self.head_left -= len(head)
+            return head
+        head_lines = self._max_lines - self._max_lines // 2
+        head = head[: _end_of_line(head, head_lines - self._head_lines, self._newline)]
+        self.head_left -= len(head)
+        self._head_lines += head.count(self._newline)
+        self._head_ends_in_line = not head.endswith(self._newline)
+        if self._head_lines == head_lines:
+            self._tail_limit += self.head_left
+            self.head_left = 0
+        return head
+
+    def _count_cut(self, text: Text, length: int) -> None:
+        """Count the first `length` of `text` as cut, and the lines that end there if these are bounded."""
+        self._cut += length
+        if self._max_lines is not None:
+            self._cut_lines += text.count(self._newline, 0, length)
+
+    def _excess_of_lines(self, tail: Text, left: int, is_cut: bool) -> int:
+        """Return how much stands before the last `left` lines of `tail`."""
+        lines = tail.count(self._newline) + (not tail.endswith(self._newline))
+        if self._head_ends_in_line and (is_cut or self._cut or lines > left):
+            left -= 1  # what was begun in the head does not go on in the tail, and is a line of its own
+        return _end_of_line(tail, max(0, lines - left), self._newline)
 
     def _put_together(self) -> None:
         if self._small:
             self._pieces.append(self._empty.join(self._small))
             self._small, self._small_length = [], 0
+
+
+def _end_of_line(text: Text, number: int, newline: Text) -> int:
+    """Return where line `number` of `text` ends, counted from 1; the length of `text` if fewer lines end in it.
+
+    Halves are searched, and not line after line: of a text of newlines alone that would take a step for each.
+    """
+    if not number or text.count(newline) < number:
+        return len(text) if number else 0
+    start, end = 0, len(text)
+    while end - start > 1:
+        middle = (start + end) // 2
+        found = text.count(newline, start, middle)
+        if found >= number:
+            end = middle
+        else:
+            start, number = middle, number - found
+    return end

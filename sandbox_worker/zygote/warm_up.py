@@ -31,11 +31,13 @@ from sandbox_worker.repl.memory_reserve import Reserve
 from sandbox_worker.repl.repl import Repl
 from sandbox_worker.wire.control import Begin, Control, Loaded, Start, Started, Stop, pack, unpack_to_init
 from sandbox_worker.wire.frames import encode_frame
+from sandbox_worker.wire.headtail import OutputBounds
 from sandbox_worker.wire.messages import Execute, encode
 
 TIMES = 10
 """Bytecode is rewritten from the eighth time on."""
 ENOUGH = 1 << 16
+PRINTED = OutputBounds(max_output_bytes=ENOUGH)
 BLOCK = "x = 1; print(x)"
 SAID_BY_INIT: tuple[Control, ...] = (Loaded(layers=["a wall"]), Started(layers=["a wall"]))
 SAID_TO_INIT: tuple[Control, ...] = (Start(), Begin(cpu_s=1.0), Stop())
@@ -71,7 +73,7 @@ def _be_init(proc: Proc, bell: mmap.mmap) -> None:
     with ours, theirs:
         poll = select.poll()
         control = ControlSocket(theirs, poll)
-        output = ReplOutput(poll, ENOUGH, control.say, bell)
+        output = ReplOutput(poll, PRINTED, control.say, bell)
         watch = Watch(proc, ENOUGH, proc.others)
         for message in SAID_BY_INIT:
             control.say(message)
@@ -100,7 +102,7 @@ def _be_repl(bell: mmap.mmap) -> None:
         interrupts.install()
         reserve = Reserve()
         channel = Channel(theirs, ENOUGH, interrupts, reserve)
-        repl = Repl({"context": ""}, channel, interrupts, reserve, ENOUGH, bell)
+        repl = Repl({"context": ""}, channel, interrupts, reserve, PRINTED, bell)
         repl.say_ready()
         ours.sendall(encode_frame(encode(Execute(block=1, code=BLOCK)), ENOUGH))
         repl.run_next()

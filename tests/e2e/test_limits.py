@@ -284,3 +284,55 @@ def test_daemonised_children_go_with_the_kill(repl: SandboxedRepl) -> None:
     )
     assert repl.execute(code, timeout_s=0.3).status == "killed"
     assert {process.pid for process in living_below()} <= before
+
+
+OF_1000_LINES = "0\n1\n2\n\n... [3,876 more cut, lines: 995] ...\n998\n999\n"
+FORGES = """
+import json, os, struct
+for number in range(1000):
+    payload = json.dumps(dict(type='output', block=1, stream='stdout', text=f'{number}\\n')).encode()
+    data = struct.pack('>I', len(payload)) + payload
+    while data: data = data[os.write(4, data):]
+"""
+
+
+@pytest.fixture(scope="module", params=["strict", "standard"])
+def sandbox_of_5_lines(request: pytest.FixtureRequest) -> Iterator[Sandbox]:
+    with Sandbox(Limits(max_output_lines=5), request.param, warm=0) as opened:
+        yield opened
+
+
+@pytest.fixture
+def few_lines(sandbox_of_5_lines: Sandbox) -> Iterator[SandboxedRepl]:
+    with sandbox_of_5_lines.repl() as opened:
+        yield opened
+
+
+@pytest.mark.parametrize(
+    ("stream", "code"),
+    [
+        ("stdout", "for number in range(1000): print(number)"),
+        ("stdout", "import sys\nsys.stdout.write(''.join(f'{number}\\n' for number in range(1000)))\nNone"),
+        ("stderr", "import sys\nfor number in range(1000): print(number, file=sys.stderr)"),
+        ("stdout", "import os\nfor number in range(1000): os.write(1, f'{number}\\n'.encode())"),
+        ("stderr", "import os\nfor number in range(1000): os.write(2, f'{number}\\n'.encode())"),
+    ],
+    ids=["print", "one_write", "print_to_stderr", "descriptor_1", "descriptor_2"],
+)
+def test_of_many_lines_the_first_and_the_last_are_kept(few_lines: SandboxedRepl, stream: str, code: str) -> None:
+    block = few_lines.execute(code)
+    assert block.status == "ok"
+    assert getattr(block, stream) == OF_1000_LINES
+    assert few_lines.execute("for number in range(5): print(number)").stdout == "0\n1\n2\n3\n4\n"
+
+
+def test_lines_in_forged_messages_are_bounded_on_this_side(few_lines: SandboxedRepl) -> None:
+    block = few_lines.execute(FORGES)
+    assert block.status == "ok"
+    head, tail = ("".join(f"{number}\n" for number in numbers) for numbers in (range(7), range(993, 1000)))
+    assert block.stdout == f"{head}\n... [3,848 more cut, lines: 986] ...\n{tail}"
+
+
+def test_with_no_bound_of_lines_all_are_kept() -> None:
+    with Sandbox(warm=0) as sandbox, sandbox.repl() as repl:
+        assert repl.execute("for number in range(20_000): print()").stdout == "\n" * 20_000

@@ -16,6 +16,7 @@ NO_BOUND = {
     "max_completion_tokens",
     "max_consecutive_errors",
     "max_llm_calls",
+    "max_output_lines",
     "max_result_chars",
     "max_tokens",
     "run_timeout_s",
@@ -74,3 +75,11 @@ def test_deeper_runs_get_fewer_turns_and_never_more_than_the_root(given: dict[st
 def test_blocks_are_five_for_each_turn_unless_said_otherwise(given: dict[str, object], blocks: int) -> None:
     assert Limits.model_validate(given).max_blocks == blocks
     assert Limits.model_validate({**given, "max_blocks": None}).max_blocks is None
+
+
+def test_a_repl_is_told_each_of_its_bounds_as_the_limit_of_the_same_name() -> None:
+    limits = Limits(memory_bytes=1 << 30, max_processes=2, max_open_files=30, scratch_bytes=1 << 20, cpu_s=0.5)
+    told = limits.repl_bounds()
+    assert {name: getattr(told, name) for name in told.__struct_fields__} == {
+        name: value for name, value in limits.model_dump().items() if name in told.__struct_fields__
+    }

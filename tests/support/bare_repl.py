@@ -16,6 +16,7 @@ from sandbox_worker.repl.interrupts import Interrupts
 from sandbox_worker.repl.memory_reserve import Reserve
 from sandbox_worker.repl.repl import Repl
 from sandbox_worker.wire.frames import FrameDecoder, encode_frame
+from sandbox_worker.wire.headtail import OutputBounds
 from sandbox_worker.wire.messages import (
     Execute,
     FromWorker,
@@ -31,7 +32,7 @@ from sandbox_worker.wire.messages import (
 from tests.support.places import PROJECT
 
 MAX_FRAME_BYTES = 1 << 20
-MAX_OUTPUT_CHARS = 1 << 16
+OUTPUT = OutputBounds(max_output_bytes=1 << 16)
 WAIT_S = 60
 
 Answer = Callable[[Query], list[Slot]]
@@ -148,4 +149,4 @@ def serve(door_fd: int, contexts: str) -> None:
     interrupts.install()
     reserve = Reserve()
     channel = Channel(socket.socket(fileno=door_fd), MAX_FRAME_BYTES, interrupts, reserve)
-    Repl(json.loads(contexts), channel, interrupts, reserve, MAX_OUTPUT_CHARS, bytes(8)).serve()
+    Repl(json.loads(contexts), channel, interrupts, reserve, OUTPUT, bytes(8)).serve()

@@ -24,8 +24,6 @@ ROOT_WITH_PUBLIC_PYTHON = "root with a Python that everybody can reach"
 USERS = [ROOT, ORDINARY_USER]
 SCRATCH_BYTES = 8 << 20
 BOUNDS = {
-    "address_space_bytes": 1 << 30,
-    "reserved_bytes": 1 << 20,
     "max_processes": 16,
     "max_open_files": 64,
     "scratch_bytes": SCRATCH_BYTES,

@@ -8,6 +8,7 @@ It is run as a program because only a fresh process, root or not, can become a z
 import json
 import os
 import sys
+from types import SimpleNamespace
 from typing import Any
 
 
@@ -53,7 +54,7 @@ def main(spec: dict[str, Any]) -> None:
 
 
 def _be_a_worker(spec: dict[str, Any], entered: Any, bounds_of: Any, layers: Any, pipe: int) -> None:
-    bounds = bounds_of(spec["allow_exec"], **spec["bounds"])
+    bounds = bounds_of(spec["allow_exec"], SimpleNamespace(**spec["bounds"]), 1 << 30, 1 << 20)
     os.dup2(os.open("/dev/null", os.O_RDWR), 0)
     os.closerange(pipe + 1, 1 << 16)
     if spec["level"] != "strict":

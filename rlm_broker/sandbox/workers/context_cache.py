@@ -22,7 +22,6 @@ from rlm_broker.sandbox.workers.warm_pool import Pool
 from rlm_broker.sandbox.workers.worker import Worker
 from rlm_broker.transport.connection import Connection
 from rlm_broker.transport.listener import Listener
-from rlm_broker.transport.session import Provided
 
 SHARED_FROM_BYTES: Final = 4 << 20
 """Of JSON: less is decoded in the time that a fork server takes to start."""
@@ -82,24 +81,24 @@ class SharedContexts:
         self._ending: set[asyncio.Task[None]] = set()
         self._closed = False
 
-    async def start(self, context: StoredContext | None, provided: Provided) -> Started:
+    async def start(self, context: StoredContext | None) -> Started:
         """See `Starts`."""
         if context is not None and not self._closed and self._is_worth_it(context):
             digest = await self._digest_if_used_before(context)
-            if digest is not None and (started := await self._start_shared(digest, context, provided)) is not None:
+            if digest is not None and (started := await self._start_shared(digest, context)) is not None:
                 return started
-        return await self._pool.start(context, provided)
+        return await self._pool.start(context)
 
-    async def restart(self, worker: Worker, provided: Provided) -> Connection:
+    async def restart(self, worker: Worker) -> Connection:
         """See `Starts`."""
-        return await self._pool.restart(worker, provided)
+        return await self._pool.restart(worker)
 
     async def end(self, worker: Worker) -> None:
         """See `Starts`."""
         shared = self._used_by.pop(worker, None)
         host = None if shared is None else shared.making.result()
         try:
-            await (host or self.host).end(worker)
+            await (host or self._pool).end(worker)
         finally:
             if shared is not None:
                 self._leave(shared)
@@ -141,7 +140,7 @@ class SharedContexts:
 
     # -- the fork servers --------------------------------------------------------------------------------------------
 
-    async def _start_shared(self, digest: bytes, context: StoredContext, provided: Provided) -> Started | None:
+    async def _start_shared(self, digest: bytes, context: StoredContext) -> Started | None:
         """None where there can be no fork server for it, or it can fork no more."""
         if self._closed:  # while we looked whether it was used before
             return None
@@ -153,7 +152,7 @@ class SharedContexts:
             host = await _result(shared.making)
             if host is not None:
                 self._weigh(shared, host.memory_bytes)
-                started = await Starter(host, self._listener, self.limits).start(None, provided)
+                started = await Starter(host, self._listener, self.limits).start(None)
                 self._used_by[started[0]] = shared
         except RlmBrokerError:
             pass

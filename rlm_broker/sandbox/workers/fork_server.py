@@ -207,18 +207,7 @@ class Host:
     async def _fork(self, limits: Limits) -> Worker:
         assert self._zygote is not None
         scratch = self._zygote.make_scratch()
-        request = Spawn(
-            allow_exec=self._allow_exec,
-            scratch=refusals.utf8(scratch),
-            memory_bytes=limits.memory_bytes,
-            max_processes=limits.max_processes,
-            max_open_files=limits.max_open_files,
-            scratch_bytes=limits.scratch_bytes,
-            max_scratch_files=limits.max_scratch_files,
-            cpu_s=limits.cpu_s,
-            max_frame_bytes=limits.max_frame_bytes,
-            max_output_bytes=limits.max_output_bytes,
-        )
+        request = Spawn(allow_exec=self._allow_exec, scratch=refusals.utf8(scratch), bounds=limits.repl_bounds())
         # The watch of init stops what grows slowly, with a post-mortem; the group what is faster than that. To the
         # kernel the scratch folder is memory, too.
         group = self._groups.make(limits.memory_bytes + limits.scratch_bytes) if self._groups else None

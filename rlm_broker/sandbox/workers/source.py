@@ -13,7 +13,7 @@ from rlm_broker.sandbox.workers.worker import Worker
 from rlm_broker.transport.connection import Connection
 from rlm_broker.transport.dialing import dial
 from rlm_broker.transport.listener import Listener
-from rlm_broker.transport.session import Provided, Session
+from rlm_broker.transport.session import Session
 
 Started = tuple[Worker, Connection]
 
@@ -24,17 +24,16 @@ class Starts(Protocol):
     host: Host
     limits: Limits
 
-    async def start(self, context: StoredContext | None, provided: Provided) -> Started:
+    async def start(self, context: StoredContext | None) -> Started:
         """A worker whose REPL is ready; whoever gets it ends it.
 
         Args:
             context: None is what its fork server has.
-            provided: See `Session`. What is added to it later is for a REPL that is started again.
         """
         ...
 
-    async def restart(self, worker: Worker, provided: Provided) -> Connection:
-        """A fresh REPL in a worker whose last one has ended."""
+    async def restart(self, worker: Worker) -> Connection:
+        """A fresh REPL in a worker whose last one has ended, with the same context."""
         ...
 
     async def end(self, worker: Worker) -> None:
@@ -50,19 +49,19 @@ class Starter:
         self.limits = limits
         self._listener = listener
 
-    async def start(self, context: StoredContext | None, provided: Provided) -> Started:
+    async def start(self, context: StoredContext | None) -> Started:
         """See `Starts`. A worker that dies before its REPL is ready has run no code: another takes its place."""
         tries = TRIES
         while True:
             try:
-                return await self._start(context, provided)
+                return await self._start(context)
             except WorkerDied:
                 if not (tries := tries - 1):
                     raise
 
-    async def _start(self, context: StoredContext | None, provided: Provided) -> Started:
+    async def _start(self, context: StoredContext | None) -> Started:
         """Nothing waits for what it does not need: a door is opened while init is forked."""
-        opening = asyncio.get_running_loop().create_task(self._open_door(provided, after_others=True))
+        opening = asyncio.get_running_loop().create_task(self._open_door(after_others=True))
         worker: Worker | None = None
         try:
             worker = await self.host.spawn(self.limits)
@@ -83,9 +82,9 @@ class Starter:
             raise
         return worker, connection
 
-    async def restart(self, worker: Worker, provided: Provided) -> Connection:
+    async def restart(self, worker: Worker) -> Connection:
         """See `Starts`. On a fresh door: the last REPL may have stopped inside a frame."""
-        connection, door = await self._open_door(provided)
+        connection, door = await self._open_door()
         with door:
             await worker.start(door.fileno(), self.limits.start_timeout_s)
         await self._ready(connection)
@@ -95,11 +94,11 @@ class Starter:
         """See `Starts`."""
         await self.host.end(worker)
 
-    async def _open_door(self, provided: Provided, after_others: bool = False) -> tuple[Connection, socket.socket]:
+    async def _open_door(self, after_others: bool = False) -> tuple[Connection, socket.socket]:
         if after_others:  # such as the request to the fork server, which has the longer way to go
             await asyncio.sleep(0)
         timeout_s = self.limits.start_timeout_s
-        session = Session(self.limits.max_frame_bytes, provided)
+        session = Session(self.limits.max_frame_bytes)
         connection = Connection(session, self.limits.max_queries_in_flight)
         address = self._listener.address
         if address is None:

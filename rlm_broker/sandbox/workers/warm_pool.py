@@ -8,7 +8,7 @@ from rlm_broker.errors import RlmBrokerError
 from rlm_broker.sandbox.workers.source import Started, Starter
 from rlm_broker.sandbox.workers.worker import Worker
 from rlm_broker.transport.connection import Connection
-from rlm_broker.transport.session import Provided, frames_of
+from rlm_broker.transport.provisions import Provisions
 from sandbox_worker.wire.errors import FrameTooLarge
 
 REFILL_AFTER_S = 0.002
@@ -34,26 +34,33 @@ class Pool:
         self._asked = 0
         self._ready: deque[Started] = deque()
         self._making: set[asyncio.Task[None]] = set()
+        self._contexts: dict[Worker, Provisions] = {}
+        """Of the workers that were given theirs as a value: a REPL that is started again has none in place."""
         self._closed = False
 
-    async def start(self, context: StoredContext | None, provided: Provided) -> Started:
+    async def start(self, context: StoredContext | None) -> Started:
         """See `Starts`."""
         self._asked += 1
-        frames = self._as_values(context)
-        taken = None if frames is None else await self._take()
+        value = self._as_value(context)
+        taken = None if value is None else await self._take()
         asyncio.get_running_loop().call_later(REFILL_AFTER_S, self._refill)
-        if taken is None or frames is None:
-            return await self._starter.start(context, provided)
-        provided[1].update(frames)  # for a REPL that is started again, too
-        taken[1].provide(provided)
+        if taken is None or value is None:
+            return await self._starter.start(context)
+        worker, connection = taken
+        self._contexts[worker] = value
+        connection.provide(value)
         return taken
 
-    async def restart(self, worker: Worker, provided: Provided) -> Connection:
+    async def restart(self, worker: Worker) -> Connection:
         """See `Starts`."""
-        return await self._starter.restart(worker, provided)
+        connection = await self._starter.restart(worker)
+        if worker in self._contexts:
+            connection.provide(self._contexts[worker])
+        return connection
 
     async def end(self, worker: Worker) -> None:
         """See `Starts`."""
+        self._contexts.pop(worker, None)
         await self._starter.end(worker)
 
     def fill(self) -> None:
@@ -87,7 +94,7 @@ class Pool:
         task = asyncio.current_task()
         assert task is not None
         try:
-            self._ready.append(await self._starter.start(None, ([], {})))
+            self._ready.append(await self._starter.start(None))
         except RlmBrokerError:
             pass  # whoever asks next finds none, makes one, and hears what is wrong
         finally:
@@ -97,14 +104,14 @@ class Pool:
         await connection.close()
         await self.end(worker)
 
-    def _as_values(self, context: StoredContext | None) -> dict[str, bytes] | None:
-        """The frames that give a small context to a REPL that is ready; None for one that has to be loaded."""
+    def _as_value(self, context: StoredContext | None) -> Provisions | None:
+        """What gives a small context to a REPL that is ready; None for one that has to be loaded."""
         if context is None:
-            return {}
+            return Provisions()
         if not self._ready or context.info.form.size_bytes > SMALL_BYTES:
             return None
         value = context.value()
         try:
-            return frames_of({"context": value}, self.limits.max_frame_bytes)
+            return Provisions.of({"context": value}, self.limits.max_frame_bytes)
         except (UnicodeEncodeError, FrameTooLarge):  # lone surrogates, which no message can hold
             return None

@@ -6,6 +6,7 @@ from hypothesis import strategies as st
 
 from rlm_broker.sandbox.output import BlockOutput
 from sandbox_worker.wire.control import Written
+from sandbox_worker.wire.headtail import NOTE_LINES, OutputBounds
 from sandbox_worker.wire.messages import Output, Stream
 
 
@@ -15,7 +16,7 @@ def printed(output: BlockOutput, text: str, stream: Stream = "stdout") -> None:
 
 def test_both_ways_of_printing_come_together_in_order_each_stream_apart() -> None:
     seen: list[tuple[Stream, str]] = []
-    output = BlockOutput(100, lambda stream, text: seen.append((stream, text)))
+    output = BlockOutput(OutputBounds(max_output_bytes=100), lambda stream, text: seen.append((stream, text)))
     printed(output, "from Python\n")
     output.written(Written(stream="stdout", data=b"from C\n"))
     printed(output, "oops\n", "stderr")
@@ -27,16 +28,16 @@ def test_both_ways_of_printing_come_together_in_order_each_stream_apart() -> Non
 def test_a_character_may_be_cut_between_two_pieces(text: str, data: st.DataObject) -> None:
     raw = text.encode("utf-8", "replace")
     cut = data.draw(st.integers(0, len(raw)))
-    output = BlockOutput(1000, None)
+    output = BlockOutput(OutputBounds(max_output_bytes=1000), None)
     output.written(Written(stream="stdout", data=raw[:cut]))
     output.written(Written(stream="stdout", data=raw[cut:]))
     assert output.finish()[0] == raw.decode()
 
 
 @given(st.lists(st.text(max_size=50), max_size=40))
-def test_whatever_comes_no_more_than_the_limit_is_kept_of_it(pieces: list[str]) -> None:
+def test_whatever_comes_no_more_than_twice_the_bound_is_kept_of_it(pieces: list[str]) -> None:
     limit = 64
-    output = BlockOutput(limit, None)
+    output = BlockOutput(OutputBounds(max_output_bytes=limit // 2), None)
     for piece in pieces:
         printed(output, piece)
     text = output.finish()[0]
@@ -54,7 +55,7 @@ def test_a_callback_that_raises_is_warned_of_once_and_does_not_break_the_block()
     def broken(_stream: Stream, _text: str) -> None:
         raise RuntimeError("mine")
 
-    output = BlockOutput(100, broken)
+    output = BlockOutput(OutputBounds(max_output_bytes=100), broken)
     with pytest.warns(UserWarning, match="on_output raised RuntimeError: mine"):
         printed(output, "one")
     with warnings.catch_warnings():
@@ -65,6 +66,17 @@ def test_a_callback_that_raises_is_warned_of_once_and_does_not_break_the_block()
 
 @pytest.mark.parametrize("data", [b"\xff\xfe", b"\xed\xa0\x80"])
 def test_bytes_that_are_no_text_are_shown_as_far_as_they_can_be(data: bytes) -> None:
-    output = BlockOutput(100, None)
+    output = BlockOutput(OutputBounds(max_output_bytes=100), None)
     output.written(Written(stream="stderr", data=data + b"ok"))
     assert output.finish()[1].endswith("\N{REPLACEMENT CHARACTER}ok")
+
+
+@given(st.lists(st.text("a\n", max_size=50), max_size=40), st.integers(1, 10))
+def test_of_a_forged_flood_of_lines_no_more_is_kept_than_an_honest_repl_sends(pieces: list[str], lines: int) -> None:
+    bounds = OutputBounds(max_output_bytes=10_000, max_output_lines=lines)
+    output = BlockOutput(bounds, None)
+    for piece in pieces:
+        printed(output, piece)
+        output.written(Written(stream="stdout", data=piece.encode()))
+    most = 2 * (lines + NOTE_LINES)
+    assert output.finish()[0].count("\n") <= most + NOTE_LINES

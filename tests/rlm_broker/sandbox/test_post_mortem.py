@@ -34,6 +34,15 @@ STACK = """Current thread 0x00007f0005e7cb80 (most recent call first):
             "its processes used 70 threads and processes together, max_processes = 64 threads and processes",
         ),
         (
+            Exceeded("scratch_bytes", 9 << 20, 8 << 20, PostMortem()),
+            "its processes used 9 MiB of the scratch folder together, scratch_bytes = 8 MiB of the scratch folder",
+        ),
+        (
+            Exceeded("max_scratch_files", 201, 200, PostMortem()),
+            "its processes used 201 files in the scratch folder together, "
+            "max_scratch_files = 200 files in the scratch folder",
+        ),
+        (
             Exceeded("cpu_s", 12.03, 12, PostMortem()),
             "its processes used 12.03 s CPU time together, cpu_s = 12 s CPU time",
         ),

@@ -4,6 +4,7 @@ import threading
 import pytest
 
 from sandbox_worker.repl.printer import BURST, MAX_PIECE_CHARS, Printer
+from sandbox_worker.wire.headtail import OutputBounds
 from sandbox_worker.wire.messages import Stream
 
 
@@ -18,7 +19,7 @@ def sent() -> Sent:
 
 
 def printer(sent: Sent, limit: int = 1 << 20) -> Printer:
-    made = Printer("stdout", limit, sent)
+    made = Printer("stdout", OutputBounds(max_output_bytes=limit), sent)
     made.begin_block()
     return made
 

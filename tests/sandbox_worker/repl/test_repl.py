@@ -7,7 +7,7 @@ import pytest
 
 from sandbox_worker.wire.messages import Query, Slot
 from sandbox_worker.wire.names import ANSWER, CONTEXT, FUNCTIONS, HISTORY, RESERVED, numbered
-from tests.support.bare_repl import MAX_OUTPUT_CHARS, BareRepl, bare_repl
+from tests.support.bare_repl import OUTPUT, BareRepl, bare_repl
 
 
 @pytest.fixture
@@ -158,7 +158,7 @@ def test_an_empty_answer_is_not_submitted_and_the_model_is_told(repl: BareRepl) 
 
 def test_a_print_loop_keeps_head_and_tail(repl: BareRepl) -> None:
     ran = repl.run("for i in range(400_000): print(i)")
-    assert len(ran.stdout) < 1.2 * MAX_OUTPUT_CHARS
+    assert len(ran.stdout) < 1.2 * OUTPUT.max_output_bytes
     assert ran.stdout.startswith("0\n1\n")
     assert ran.stdout.endswith("399999\n")
     assert " more cut] ..." in ran.stdout

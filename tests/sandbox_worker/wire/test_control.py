@@ -7,12 +7,23 @@ import pytest
 
 from sandbox_worker.loading.form import ContextForm
 from sandbox_worker.wire import control
+from sandbox_worker.wire.bounds import ReplBounds
 from sandbox_worker.wire.errors import MessageInvalid
 
+BOUNDS = ReplBounds(
+    memory_bytes=1 << 40,
+    max_processes=2,
+    max_open_files=3,
+    scratch_bytes=4,
+    max_scratch_files=7,
+    cpu_s=None,
+    max_frame_bytes=5,
+    max_output_bytes=6,
+)
 TO_ZYGOTE = [
     control.Configure(level="strict", new_root="/n", readable=["/r"], hidden=[], preload=["json"]),
-    control.Spawn(True, "/s", 1 << 40, 2, 3, 4, 7, None, 5, 6),
-    control.Spawn(False, "", 1, 2, 3, 4, 7, 0.5, 5, 6),
+    control.Spawn(True, "/s", BOUNDS),
+    control.Spawn(False, "", msgspec.structs.replace(BOUNDS, cpu_s=0.5)),
 ]
 FROM_ZYGOTE = [
     control.ZygoteReady(layers=["a", "b"], memory_bytes=5),
@@ -115,10 +126,16 @@ def test_no_fork_server_takes_less_memory_than_none() -> None:
         control.unpack_from_zygote(control.pack(control.ZygoteReady(layers=[], memory_bytes=-1)))
 
 
-@pytest.mark.parametrize(
-    "bound", ["memory_bytes", "max_processes", "max_open_files", "scratch_bytes", "max_scratch_files"]
-)
+@pytest.mark.parametrize("bound", [bound for bound in ReplBounds.__struct_fields__ if bound != "cpu_s"])
 def test_a_bound_of_0_which_a_tmpfs_takes_for_none_is_refused(bound: str) -> None:
-    spawn = msgspec.structs.replace(control.Spawn(True, "/s", 1, 2, 3, 4, 7, None, 5, 6), **{bound: 0})
+    spawn = control.Spawn(True, "/s", msgspec.structs.replace(BOUNDS, **{bound: 0}))
     with pytest.raises(MessageInvalid, match=bound):
         control.unpack_to_zygote(control.pack(spawn))
+
+
+def test_bounds_with_one_left_out_are_refused() -> None:
+    for bound in (field.name for field in msgspec.structs.fields(ReplBounds) if field.required):
+        packed = msgspec.to_builtins(control.Spawn(True, "/s", BOUNDS))
+        del packed["bounds"][bound]
+        with pytest.raises(MessageInvalid, match=bound):
+            control.unpack_to_zygote(msgspec.msgpack.encode(packed))

@@ -1,16 +1,23 @@
+import random
+import re
 import time
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sandbox_worker.wire.headtail import PIECE, HeadTail
+from sandbox_worker.wire.headtail import PIECE, HeadTail, OutputBounds
 
 PIECES = st.lists(st.text("ab\N{GREEK SMALL LETTER ALPHA}\n", max_size=30), max_size=30)
 LIMITS = st.integers(0, 40)
 
 
+def bytes_at_most(limit: int) -> OutputBounds:
+    return OutputBounds(max_output_bytes=limit)
+
+
 def through(pieces: list[str], limit: int) -> str:
-    kept = HeadTail[str](limit, "")
+    kept = HeadTail[str](bytes_at_most(limit), "")
     head = "".join(kept.add(piece) for piece in pieces)
     return head + kept.finish()
 
@@ -31,14 +38,14 @@ def test_however_it_comes_the_same_is_kept(pieces: list[str], limit: int) -> Non
 @given(PIECES, LIMITS)
 def test_bytes_are_kept_like_text(pieces: list[str], limit: int) -> None:
     whole = "".join(pieces).encode()
-    kept = HeadTail[bytes](limit, b"")
+    kept = HeadTail[bytes](bytes_at_most(limit), b"")
     head = b"".join(kept.add(piece.encode()) for piece in pieces)
     assert head + kept.finish() == cut(whole.decode("latin-1"), limit).encode("latin-1")
 
 
 @given(PIECES, LIMITS)
 def test_the_head_is_passed_on_at_once_and_never_more_than_its_half(pieces: list[str], limit: int) -> None:
-    kept = HeadTail[str](limit, "")
+    kept = HeadTail[str](bytes_at_most(limit), "")
     seen = ""
     for number, piece in enumerate(pieces, 1):
         seen += kept.add(piece)
@@ -46,7 +53,7 @@ def test_the_head_is_passed_on_at_once_and_never_more_than_its_half(pieces: list
 
 
 def test_a_flood_is_not_collected() -> None:
-    kept = HeadTail[str](1000, "")
+    kept = HeadTail[str](bytes_at_most(1000), "")
     for _ in range(2000):
         kept.add("x" * 100)
         assert sum(map(len, kept._pieces)) + kept._small_length <= 1000 + 2 * PIECE
@@ -55,7 +62,7 @@ def test_a_flood_is_not_collected() -> None:
 
 def test_adding_costs_the_same_however_much_is_kept() -> None:
     def add(limit: int) -> tuple[float, HeadTail[str]]:
-        kept = HeadTail[str](limit, "")
+        kept = HeadTail[str](bytes_at_most(limit), "")
         started = time.process_time()
         for _ in range(60_000):
             kept.add("a line of forty characters or so it is\n")
@@ -64,3 +71,89 @@ def test_adding_costs_the_same_however_much_is_kept() -> None:
     (little_s, _), (much_s, kept) = add(2 << 10), add(2 << 20)
     assert much_s < 20 * little_s, "a copy of the tail for each would be hundreds of times as much"
     assert len(kept._pieces) + len(kept._small) < 1000
+
+
+NOTE = re.compile(r"\n\.\.\. \[([\d,]+) more cut(?:, lines: ([\d,]+))?\] \.\.\.\n")
+NUMBERS = "".join(f"{number}\n" for number in range(10))
+
+
+def lines_of(text: str) -> int:
+    return text.count("\n") + (text != "" and not text.endswith("\n"))
+
+
+def within_lines(pieces: list[str], limit: int, lines: int) -> str:
+    kept = HeadTail[str](OutputBounds(max_output_bytes=limit, max_output_lines=lines), "")
+    head = "".join(kept.add(piece) for piece in pieces)
+    return head + kept.finish()
+
+
+@pytest.mark.parametrize(
+    ("text", "lines", "kept"),
+    [
+        (NUMBERS, 10, NUMBERS),
+        (NUMBERS + "end", 11, NUMBERS + "end"),
+        (NUMBERS, 4, "0\n1\n\n... [12 more cut, lines: 6] ...\n8\n9\n"),
+        (NUMBERS, 5, "0\n1\n2\n\n... [10 more cut, lines: 5] ...\n8\n9\n"),
+        (NUMBERS + "end", 4, "0\n1\n\n... [14 more cut, lines: 7] ...\n9\nend"),
+        (NUMBERS, 1, "0\n\n... [18 more cut, lines: 9] ...\n"),
+        ("no line at all" * 100, 1, "no line at all" * 100),
+        ("\n" * 10, 2, "\n\n... [8 more cut, lines: 8] ...\n\n"),
+    ],
+)
+def test_past_the_bound_of_lines_the_first_and_the_last_are_kept_and_the_cut_is_named(
+    text: str, lines: int, kept: str
+) -> None:
+    assert within_lines([text], 10_000, lines) == kept
+    assert within_lines(list(text), 10_000, lines) == kept
+
+
+@given(PIECES, st.integers(1, 40), st.integers(1, 12))
+def test_both_bounds_hold_however_it_comes(pieces: list[str], limit: int, lines: int) -> None:
+    whole = "".join(pieces)
+    kept = within_lines(pieces, limit, lines)
+    assert kept == within_lines([whole], limit, lines)
+    note = NOTE.search(kept)
+    if note is None:
+        assert kept == whole
+        assert len(whole) <= limit
+        assert lines_of(whole) <= lines
+        return
+    head, tail = kept[: note.start()], kept[note.end() :]
+    assert len(whole) > limit or lines_of(whole) > lines
+    assert len(head) + len(tail) <= limit
+    assert lines_of(head) + lines_of(tail) <= lines
+    gone = whole[len(head) : len(whole) - len(tail)]
+    assert whole == head + gone + tail
+    assert int(note[1]) == len(gone)
+    assert int(note[2] or 0) == gone.count("\n")
+
+
+def test_of_bytes_lines_are_bounded_too() -> None:
+    kept = HeadTail[bytes](OutputBounds(max_output_bytes=1000, max_output_lines=2), b"")
+    assert kept.add(NUMBERS.encode()) + kept.finish() == b"0\n\n... [16 more cut, lines: 8] ...\n9\n"
+
+
+def test_when_the_first_lines_are_through_nothing_more_goes_through_until_the_end() -> None:
+    kept = HeadTail[str](OutputBounds(max_output_bytes=1000, max_output_lines=2), "")
+    assert (kept.add("one\n"), kept.head_left) == ("one\n", 0)
+    assert kept.add("two\n") == ""
+    assert kept.finish() == "two\n"
+
+
+@given(PIECES, PIECES, st.integers(1, 8), st.randoms(use_true_random=False))
+def test_what_keeps_to_the_bounds_either_way_is_within_those_of_both_ways(
+    printed: list[str], written: list[str], lines: int, chance: random.Random
+) -> None:
+    bounds = OutputBounds(max_output_bytes=10_000, max_output_lines=lines)
+    ways = [(HeadTail[str](bounds, ""), pieces) for pieces in (printed, written)]
+    sent = [iter([*map(kept.add, pieces), *map(HeadTail.finish, [kept])]) for kept, pieces in ways]
+    together = []
+    while sent:
+        way = chance.choice(sent)
+        piece = next(way, None)
+        if piece is None:
+            sent.remove(way)
+        else:
+            together.append(piece)
+    both = HeadTail[str](bounds.both_ways(), "")
+    assert "".join([*map(both.add, together), *map(HeadTail.finish, [both])]) == "".join(together)

@@ -15,7 +15,7 @@ from rlm_broker.sandbox.sandbox import Sandbox
 from rlm_broker.sandbox.workers.warm_pool import REFILL_AFTER_S, SMALL_BYTES, Pool
 from sandbox_worker.wire.messages import Query, Slot
 from tests.support.processes import living_below, living_parents_below
-from tests.support.waiting import until
+from tests.support.waiting import turns, until
 
 
 def ready(sandbox: Sandbox) -> int:
@@ -205,3 +205,26 @@ async def test_leaving_goes_to_its_end_even_when_it_is_cancelled(after_s: float)
     await asyncio.wait({leaving})
     await until(lambda: living_below() == set())
     await sandbox.aclose()
+
+
+async def test_a_value_that_is_provided_while_the_repl_starts_is_there_in_its_first_block() -> None:
+    async with Sandbox(warm=0) as sandbox:
+        repl = sandbox.repl("text", values={"early": 1})
+        opening = asyncio.create_task(repl.__aenter__())
+        await turns()
+        assert not opening.done()
+        repl.provide({"late": 2})
+        async with await opening:
+            assert (await repl.aexecute("early, late")).stdout == "(1, 2)\n"
+            await repl.aexecute("import os; os.kill(os.getpid(), 9)")
+            assert (await repl.aexecute("early, late, context")).stdout == "(1, 2, 'text')\n"
+
+
+async def test_a_context_that_was_given_as_a_value_is_forgotten_with_its_worker() -> None:
+    async with Sandbox(warm=1) as sandbox:
+        await until(lambda: ready(sandbox) == 1)
+        assert isinstance(sandbox._pool, Pool)
+        async with sandbox.repl("text") as repl:
+            assert len(sandbox._pool._contexts) == 1
+            assert (await repl.aexecute("context")).stdout == "'text'\n"
+        assert not sandbox._pool._contexts

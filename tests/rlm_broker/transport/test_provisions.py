@@ -1,0 +1,47 @@
+import pytest
+
+from rlm_broker.transport.provisions import Provisions
+from rlm_broker.transport.session import Session
+from sandbox_worker.wire.errors import FrameTooLarge
+from sandbox_worker.wire.frames import FrameDecoder, encode_frame
+from sandbox_worker.wire.messages import Execute, FromOrchestrator, Provide, Ready, decode_from_orchestrator, encode
+
+MAX_FRAME_BYTES = 1000
+
+
+def said_with_the_next_block(session: Session) -> list[FromOrchestrator]:
+    session.feed(encode_frame(encode(Ready()), MAX_FRAME_BYTES))
+    session.next_message()
+    return list(map(decode_from_orchestrator, FrameDecoder(MAX_FRAME_BYTES).feed(session.execute("1"))))
+
+
+def test_tools_and_values_go_out_once_with_the_next_block() -> None:
+    session = Session(MAX_FRAME_BYTES)
+    session.provide(Provisions.of({"a": 1, "b": [2]}, MAX_FRAME_BYTES, ["search"]))
+    session.provide(Provisions.of({"a": 3}, MAX_FRAME_BYTES, ["read"]))
+    block = Execute(block=1, code="1", tools=["search", "read"])
+    assert said_with_the_next_block(session) == [Provide("a", 3), Provide("b", [2]), block]
+    assert not session._unsent.tools()
+    assert not session._unsent.frames()
+
+
+def test_what_one_holder_adds_changes_no_other() -> None:
+    own = Provisions.of({"a": 1}, MAX_FRAME_BYTES, ["search"])
+    one, other = Session(MAX_FRAME_BYTES), Session(MAX_FRAME_BYTES)
+    one.provide(own)
+    other.provide(own)
+    own.add(Provisions.of({"late": 2}, MAX_FRAME_BYTES, ["late"]))
+    one.provide(Provisions.of({"mine": 3}, MAX_FRAME_BYTES))
+    given = Execute(block=1, code="1", tools=["search"])
+    assert said_with_the_next_block(one) == [Provide("a", 1), Provide("mine", 3), given]
+    assert said_with_the_next_block(other) == [Provide("a", 1), given]
+    assert (len(own.frames()), own.tools()) == (2, ["search", "late"])
+    own.tools().append("not added")
+    assert own.tools() == ["search", "late"]
+
+
+def test_a_value_that_no_message_can_hold_is_refused() -> None:
+    with pytest.raises(FrameTooLarge):
+        Provisions.of({"a": "x" * MAX_FRAME_BYTES}, MAX_FRAME_BYTES)
+    with pytest.raises(UnicodeEncodeError):
+        Provisions.of({"a": "\ud800"}, MAX_FRAME_BYTES)
