@@ -71,7 +71,7 @@ class SandboxedRepl(Resident):
     def isolation(self) -> Isolation:
         """What is enforced, as the worker reported it before any model code ran."""
         layers = self._worker.layers if self._worker else ()
-        return Isolation(self._starts.host.level, (*self._starts.host.layers, *layers))
+        return Isolation(self._starts.host.level.name, (*self._starts.host.layers, *layers))
 
     def execute(self, code: str, timeout_s: float | None = None, on_output: OnOutput | None = None) -> Block:
         """Run one block.

@@ -102,13 +102,13 @@ def main(fds: list[int], spawn: Spawn, walls: ZygoteWalls, mapping_works: bool, 
     )
     try:
         proc = None if walls.proc_is_fresh else Proc()  # else it is going to be covered
-        if walls.level != "strict":
+        if not walls.level.has_own_root:
             os.chdir(spawn.scratch)
         locked = lock_down_init(walls, bounds)
         proc = proc or Proc()
     except (LayerFailed, OSError) as error:
         _fail("lock down", error)
-    if walls.level != "strict":
+    if not walls.level.has_own_root:
         live_in(spawn.scratch)
     init = Init(
         control, bell, children, spawn, walls, locked, bounds, proc, mapping_works, preloaded, has_group=len(fds) > 1
@@ -250,7 +250,7 @@ class Init:
         if pid == 0:
             self._become_repl(door_fd, write_ends)
         self._repl_pid = pid
-        if self._walls.level != "strict":
+        if not self._walls.level.has_pid_namespace:
             self._control.say(Forked(), os.pidfd_open(pid))
         for fd in (door_fd, *write_ends):
             os.close(fd)
@@ -315,7 +315,7 @@ class Init:
 
         They are killed with the REPL. Killed before it, they would be taken for ended by a block that waits for them.
         """
-        if self._walls.level == "strict" and self._walls.proc_is_fresh:
+        if self._walls.level.has_pid_namespace and self._walls.proc_is_fresh:
             for pid in self._proc.others():
                 if pid != self._repl_pid:
                     with contextlib.suppress(ProcessLookupError):
@@ -374,7 +374,7 @@ class Init:
 
 
 def _watch(proc: Proc, walls: ZygoteWalls, spawn: Spawn) -> Watch:
-    if walls.level == "strict":
+    if walls.level.has_own_root:  # whose scratch folder bounds itself
         return Watch(proc, spawn.memory_bytes, proc.others if walls.proc_is_fresh else proc.below)
     return Watch(proc, spawn.memory_bytes, scratch=spawn.scratch, max_scratch_files=spawn.max_scratch_files)
 

@@ -1,11 +1,10 @@
-"""What the walls of zygote, init and REPL have in common: levels, bounds, how one fails."""
+"""What the walls of zygote, init and REPL have in common: bounds, what was applied, how one fails."""
 
 from dataclasses import dataclass
 from typing import NamedTuple
 
 from sandbox_worker.isolation.namespaces import WorkerIds
-
-LEVELS = ("strict", "standard", "process")
+from sandbox_worker.wire.level import Level
 
 
 class LayerFailed(Exception):
@@ -58,7 +57,7 @@ class ZygoteWalls:
     """What `enter_zygote` did and found out, for the workers to be forked.
 
     Attributes:
-        level: One of `LEVELS`.
+        level: What was asked for, and holds.
         layers: Names of what was applied, in order; without "other uid" the zygote is still who it was.
         worker_ids: Users for the workers, where they can be others than the zygote's.
         readable: Files and folders of the host that a worker may read, where no root of its own hides the rest.
@@ -70,7 +69,7 @@ class ZygoteWalls:
         last_capability: The highest one of this kernel; 0 at "process".
     """
 
-    level: str
+    level: Level
     layers: tuple[str, ...] = ()
     worker_ids: WorkerIds | None = None
     readable: tuple[str, ...] = ()

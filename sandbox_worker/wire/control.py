@@ -10,6 +10,7 @@ import msgspec
 
 from sandbox_worker.loading.form import ContextForm
 from sandbox_worker.wire.errors import MessageInvalid
+from sandbox_worker.wire.level import LevelName
 from sandbox_worker.wire.messages import Stream
 
 MAX_PACKET_BYTES = 1 << 16
@@ -45,7 +46,7 @@ class Configure(Control, frozen=True):
         seed: What `random` and numpy's global generator begin with in every REPL.
     """
 
-    level: str
+    level: LevelName
     new_root: str
     readable: list[str]
     hidden: list[str]

@@ -37,7 +37,7 @@ def prepare(configure: Configure, fds: list[int], walls: ZygoteWalls, mapping_wo
             proc_self = namespaces.open_proc_self()
             be_the_first_to_go(proc_self)
             os.close(proc_self)
-        if walls.level == "strict":
+        if walls.level.confines_zygote:
             with layer("seccomp", []):
                 seccomp.install("template", allow_exec=True)
     if configure.form is not None:
@@ -52,7 +52,7 @@ def prepare(configure: Configure, fds: list[int], walls: ZygoteWalls, mapping_wo
     gc.collect()
     if configure.preload or configure.setup:
         _refuse_what_is_left(before)
-        if walls.level == "strict":
+        if walls.level.has_own_root:
             mounts.take_scratch_back()
     syscalls.collapse_own_memory()
     return preloaded
@@ -64,7 +64,7 @@ def _have_scratch(walls: ZygoteWalls, folder: str) -> None:
     Args:
         folder: One of the host's, which ends with this fork server; at "strict" it has one of its own.
     """
-    if walls.level == "strict":
+    if walls.level.has_own_root:
         with layer("scratch", []):
             mounts.lend_scratch()
         folder = mounts.SCRATCH
