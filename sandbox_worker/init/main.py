@@ -42,6 +42,7 @@ from sandbox_worker.wire.control import (
     Exceeded,
     Failed,
     Forked,
+    InitStep,
     Interrupt,
     Interrupted,
     Load,
@@ -56,12 +57,14 @@ from sandbox_worker.wire.control import (
     unpack_to_init,
 )
 from sandbox_worker.wire.descriptors import CONTROL_FD, DOOR_FD, GROUP_FD, RULESET_FD, STACK_FD
+from sandbox_worker.wire.layers import Layer
 
 STACK_SIGNAL = int(signal.SIGRTMAX)
 """Has the REPL print the stack of its threads to `STACK_FD`: one that model code hardly takes for itself."""
 EXPLAIN_QUICKLY_S = 0.02
 """The same for one that is past a limit, and goes on."""
-WATCH = "memory and CPU watch (approximate)"
+GROUP: Layer = "memory control group"
+WATCH: Layer = "memory and CPU watch (approximate)"
 WORTH_SAYING_S = 0.5
 """CPU time that the host is told of."""
 
@@ -148,7 +151,7 @@ class Init:
         self._proc = proc
         self._watch = _watch(proc, walls, spawn)
         self._ruleset = locked.ruleset
-        self._layers = (*locked.layers, *(("memory control group",) if has_group else ()), WATCH)
+        self._layers: list[Layer] = [*locked.layers, *([GROUP] if has_group else []), WATCH]
         self._has_started = False
         self._is_watched = False
         self._said_cpu_s = 0.0
@@ -191,7 +194,7 @@ class Init:
             case Load(form=form):
                 if form is not None:
                     self._load(fds[0], form)
-                self._control.say(Loaded(layers=list(self._layers)))
+                self._control.say(Loaded(layers=self._layers))
             case Start():
                 if self._has_started:  # else there is nobody: to look for them would go through the machine's processes
                     self._kill_all()
@@ -390,7 +393,7 @@ def _keep_only(fds: list[int]) -> None:
     os.closerange(CONTROL_FD + len(fds), os.sysconf("SC_OPEN_MAX"))
 
 
-def _fail(step: str, error: BaseException) -> NoReturn:
+def _fail(step: InitStep, error: BaseException) -> NoReturn:
     layer, code = (error.layer, error.code) if isinstance(error, LayerFailed) else (None, 0)
     with contextlib.suppress(OSError):
         os.write(CONTROL_FD, pack(Failed(step=step, reason=str(error) or repr(error), layer=layer, code=code)))

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from sandbox_worker.isolation.namespaces import WorkerIds
+from sandbox_worker.wire.layers import Layer
 from sandbox_worker.wire.level import Level
 
 
@@ -11,23 +12,16 @@ class LayerFailed(Exception):
     """A wall could not be raised, and nothing may run without it.
 
     Attributes:
-        layer: Its name.
+        layer: Its name, by which the host finds what would give it.
         reason: The call that failed, and the kernel's reason.
         code: The kernel's error number, or 0 if the kernel did not refuse anything.
     """
 
-    def __init__(self, layer: str, reason: str, code: int = 0) -> None:
+    def __init__(self, layer: Layer, reason: str, code: int = 0) -> None:
         super().__init__(f"isolation layer {layer!r} failed: {reason}")
         self.layer = layer
         self.reason = reason
         self.code = code
-
-
-class PreparationFailed(LayerFailed):
-    """The imports, the context or the setup of a template failed. Its walls stand."""
-
-    def __str__(self) -> str:
-        return f"its {self.layer} failed: {self.reason}"
 
 
 class WorkerBounds(NamedTuple):
@@ -70,7 +64,7 @@ class ZygoteWalls:
     """
 
     level: Level
-    layers: tuple[str, ...] = ()
+    layers: tuple[Layer, ...] = ()
     worker_ids: WorkerIds | None = None
     readable: tuple[str, ...] = ()
     proc_is_fresh: bool = True
@@ -86,7 +80,7 @@ class layer:
 
     __slots__ = ("_applied", "_name")
 
-    def __init__(self, name: str, applied: list[str]) -> None:
+    def __init__(self, name: Layer, applied: list[Layer]) -> None:
         self._name = name
         self._applied = applied
 

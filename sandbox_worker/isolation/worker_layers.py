@@ -26,7 +26,8 @@ from typing import NamedTuple
 from sandbox_worker.isolation import capabilities, landlock, mounts, namespaces, rlimits, seccomp, syscalls
 from sandbox_worker.isolation.landlock import Grant
 from sandbox_worker.isolation.walls import WorkerBounds, ZygoteWalls, layer
-from sandbox_worker.wire.level import PROCESS, STANDARD, STRICT
+from sandbox_worker.wire.layers import Layer
+from sandbox_worker.wire.level import PROCESS, STANDARD, STRICT, LevelName
 
 OOM_SCORE = 1000
 """The first to be killed when the machine runs out of memory: a worker, not its orchestrator."""
@@ -44,7 +45,7 @@ class LockedInit(NamedTuple):
         ruleset: Descriptor of the Landlock ruleset that the REPL is to be confined by, or None: it makes its own.
     """
 
-    layers: tuple[str, ...]
+    layers: tuple[Layer, ...]
     ruleset: int | None
 
 
@@ -57,7 +58,7 @@ def lock_down_init(walls: ZygoteWalls, bounds: WorkerBounds) -> LockedInit:
     Raises:
         LayerFailed: Naming the layer and the kernel's reason. End the process.
     """
-    applied: list[str] = []
+    applied: list[Layer] = []
     ruleset: int | None = None
     for name, apply in _INIT_LAYERS[walls.level.name]:
         if name != OWN_UID or walls.worker_ids is not None:
@@ -67,7 +68,9 @@ def lock_down_init(walls: ZygoteWalls, bounds: WorkerBounds) -> LockedInit:
     return LockedInit(tuple(applied), ruleset)
 
 
-def lock_down_repl(walls: ZygoteWalls, bounds: WorkerBounds, ruleset: int | None, mapped_bytes: int) -> tuple[str, ...]:
+def lock_down_repl(
+    walls: ZygoteWalls, bounds: WorkerBounds, ruleset: int | None, mapped_bytes: int
+) -> tuple[Layer, ...]:
     """Raise the REPL's walls in init's fork, before any model code.
 
     Args:
@@ -81,7 +84,7 @@ def lock_down_repl(walls: ZygoteWalls, bounds: WorkerBounds, ruleset: int | None
     Raises:
         LayerFailed: Naming the layer and the kernel's reason. End the process.
     """
-    applied: list[str] = []
+    applied: list[Layer] = []
     level = walls.level
     if not level.has_pid_namespace:  # where no pid namespace sees to it
         with layer("parent death signal", applied):
@@ -204,9 +207,9 @@ def _end_with_zygote(walls: ZygoteWalls, _bounds: WorkerBounds) -> None:
         os._exit(1)
 
 
-OWN_UID = "own uid"
+OWN_UID: Layer = "own uid"
 
-_INIT_LAYERS: dict[str, tuple[tuple[str, InitLayer], ...]] = {
+_INIT_LAYERS: dict[LevelName, tuple[tuple[Layer, InitLayer], ...]] = {
     STRICT.name: (
         ("session", _session),
         (OWN_UID, _own_uid),  # the scratch folder, which is mounted next, shall be its own

@@ -14,6 +14,7 @@ from pathlib import Path
 from sandbox_worker.isolation import capabilities, landlock, mounts, namespaces, rlimits, seccomp, syscalls
 from sandbox_worker.isolation.namespaces import IdMapper, WorkerIds
 from sandbox_worker.isolation.walls import ZygoteWalls, layer
+from sandbox_worker.wire.layers import Layer
 from sandbox_worker.wire.level import STANDARD, STRICT, Level
 
 HOSTNAME = "rlm"
@@ -92,7 +93,7 @@ def _others_can_read(path: str) -> bool:
 
 
 def _strict(new_root: str, readable: Sequence[str], hidden: Sequence[str]) -> ZygoteWalls:
-    applied: list[str] = []
+    applied: list[Layer] = []
     built, ids, mapper = False, None, None
     if os.getuid() == 0:
         built = _build_root_as_root(new_root, readable, hidden, applied)
@@ -141,7 +142,7 @@ def _find_landlock_and_seccomp() -> int:
     return landlock_abi
 
 
-def _build_root_as_root(new_root: str, readable: Sequence[str], hidden: Sequence[str], applied: list[str]) -> bool:
+def _build_root_as_root(new_root: str, readable: Sequence[str], hidden: Sequence[str], applied: list[Layer]) -> bool:
     """Build the root with real rights, since another uid may not be able to reach Python.
 
     Returns:
@@ -158,7 +159,7 @@ def _build_root_as_root(new_root: str, readable: Sequence[str], hidden: Sequence
 
 
 def _make_proc_and_root(
-    new_root: str | None, readable: Sequence[str], hidden: Sequence[str], applied: list[str]
+    new_root: str | None, readable: Sequence[str], hidden: Sequence[str], applied: list[Layer]
 ) -> bool:
     """Mount the /proc of the new pid namespace, and build the root around it where none is given.
 

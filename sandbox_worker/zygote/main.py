@@ -15,7 +15,7 @@ from sandbox_worker.init import main as init
 from sandbox_worker.init.procfs import Proc, Status
 from sandbox_worker.isolation import syscalls
 from sandbox_worker.isolation.mounts import SCRATCH
-from sandbox_worker.isolation.walls import LayerFailed, PreparationFailed, ZygoteWalls
+from sandbox_worker.isolation.walls import LayerFailed, ZygoteWalls
 from sandbox_worker.isolation.zygote_layers import enter_zygote, fork_worker
 from sandbox_worker.loading.preloaded import Preloaded
 from sandbox_worker.loading.self_test import mapping_works
@@ -24,6 +24,7 @@ from sandbox_worker.repl.adapted import adapt
 from sandbox_worker.wire.control import (
     MAX_PACKET_BYTES,
     Configure,
+    NotPrepared,
     Spawn,
     Spawned,
     SpawnFailed,
@@ -33,7 +34,7 @@ from sandbox_worker.wire.control import (
     unpack_to_zygote,
 )
 from sandbox_worker.wire.level import level_named
-from sandbox_worker.zygote.preload import other_threads, prepare
+from sandbox_worker.zygote.preload import PreparationFailed, other_threads, prepare
 from sandbox_worker.zygote.warm_up import rehearse
 
 
@@ -53,6 +54,9 @@ def main(control_fd: int) -> NoReturn:
         _require_one_thread()
     except LayerFailed as error:
         control.send(pack(ZygoteFailed(reason=str(error), layer=error.layer, code=error.code)))
+        os._exit(1)
+    except PreparationFailed as error:
+        control.send(pack(NotPrepared(step=error.step, reason=error.reason)))
         os._exit(1)
     if walls.level.is_security_boundary:  # where sysinfo is denied
         own_memory.answer()

@@ -12,18 +12,32 @@ import threading
 from typing import Any
 
 from sandbox_worker.isolation import mounts, namespaces, seccomp, syscalls
-from sandbox_worker.isolation.walls import PreparationFailed, ZygoteWalls, layer
+from sandbox_worker.isolation.walls import ZygoteWalls, layer
 from sandbox_worker.isolation.worker_layers import be_the_first_to_go
 from sandbox_worker.loading.context import ContextBroken, load
 from sandbox_worker.loading.preloaded import Preloaded
-from sandbox_worker.wire.control import Configure
+from sandbox_worker.wire.control import Configure, PreparationStep
+
+
+class PreparationFailed(Exception):
+    """The imports, the context or the setup of a template failed. Its walls stand.
+
+    Attributes:
+        step: Which of them.
+        reason: What went wrong in it.
+    """
+
+    def __init__(self, step: PreparationStep, reason: str) -> None:
+        super().__init__(f"its {step} failed: {reason}")
+        self.step = step
+        self.reason = reason
 
 
 def prepare(configure: Configure, fds: list[int], walls: ZygoteWalls, mapping_works: bool) -> Preloaded:
     """Get it all.
 
     Raises:
-        PreparationFailed: "imports", "context" or "setup" could not be done.
+        PreparationFailed: One of them could not be done.
         LayerFailed: What they run behind cannot be had.
     """
     preloaded = Preloaded(seed=configure.seed)

@@ -37,7 +37,7 @@ TIMES = 10
 """Bytecode is rewritten from the eighth time on."""
 ENOUGH = 1 << 16
 BLOCK = "x = 1; print(x)"
-SAID_BY_INIT: tuple[Control, ...] = (Loaded(layers=["a wall"]), Started(layers=["a wall"]))
+SAID_BY_INIT: tuple[Control, ...] = (Loaded(layers=["seccomp"]), Started(layers=["seccomp"]))
 SAID_TO_INIT: tuple[Control, ...] = (Start(), Begin(cpu_s=1.0), Stop())
 
 

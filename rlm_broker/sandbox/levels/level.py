@@ -4,6 +4,7 @@ import warnings
 
 from rlm_broker.errors import ConfigurationError, IsolationUnavailable
 from rlm_broker.sandbox.levels.remedies import remedy
+from sandbox_worker.wire.layers import Layer
 from sandbox_worker.wire.level import LEVELS, Level, level_named
 
 AUTO = "auto"
@@ -56,7 +57,7 @@ def warn_if_unprotected(level: Level) -> None:
         )
 
 
-def unavailable(level: Level, layer: str, reason: str, code: int = 0) -> IsolationUnavailable:
+def unavailable(level: Level, layer: Layer, reason: str, code: int = 0) -> IsolationUnavailable:
     """The error for a level that this machine cannot give, with what would give it.
 
     Args:

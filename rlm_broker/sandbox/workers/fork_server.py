@@ -26,6 +26,7 @@ from sandbox_worker.wire.control import (
     MAX_PACKET_BYTES,
     Configure,
     FromZygote,
+    NotPrepared,
     Spawn,
     Spawned,
     SpawnFailed,
@@ -42,8 +43,6 @@ END_TIMEOUT_S = 5.0
 GROUP_TRIES, GROUP_PAUSE_S = 100, 0.01
 TRIES = 3  # attempts where a fork server or a worker dies while a REPL starts; then the caller gets the error
 T = TypeVar("T")
-PREPARING = ("imports", "setup", "context")
-"""What the zygote names as failed when it is not the machine that lacks something."""
 
 
 @dataclass(frozen=True)
@@ -307,8 +306,8 @@ class _Zygote:
             if self._process.poll() == -signal.SIGKILL:  # not by a system call filter, which kills with SIGSYS
                 raise _ZygoteGone(str(why)) from None
             raise why from None
-        if isinstance(answer, ZygoteFailed) and answer.layer in PREPARING:
-            raise ConfigurationError(f"a template cannot be made: {answer.reason}")
+        if isinstance(answer, NotPrepared):
+            raise ConfigurationError(f"a template cannot be made: its {answer.step} failed: {answer.reason}")
         if isinstance(answer, ZygoteFailed):
             raise unavailable(self._level, answer.layer, answer.reason, answer.code)
         if not isinstance(answer, ZygoteReady):
