@@ -23,7 +23,7 @@ from rlm_broker.sandbox.workers.source import Starts
 from rlm_broker.sandbox.workers.worker import Worker
 from rlm_broker.transport.connection import Connection, QueryHandler
 from rlm_broker.transport.session import Provided, frames_of
-from sandbox_worker.wire.control import Exceeded, PostMortem
+from sandbox_worker.wire.control import SCRATCH_LIMITS, Exceeded, PostMortem
 from sandbox_worker.wire.errors import FrameTooLarge
 from sandbox_worker.wire.messages import Query, Result, Slot
 
@@ -249,7 +249,7 @@ class SandboxedRepl(Resident):
             with contextlib.suppress(SandboxFailed):  # then its init was killed, and the REPL with it
                 seen = await worker.stop(explain and seen is None) or seen
         # A scratch folder that is too full would end the next REPL, too: that one gets another worker.
-        if worker.gone.is_set() or (exceeded is not None and "scratch" in exceeded.limit):
+        if worker.gone.is_set() or (exceeded is not None and exceeded.limit in SCRATCH_LIMITS):
             self._worker = None
             await self._starts.end(worker)
         if connection is not None:

@@ -19,7 +19,7 @@ from typing import NoReturn
 from sandbox_worker.init.control_socket import ControlSocket
 from sandbox_worker.init.output_pipes import EXPLAIN_S, ReplOutput, WriteEnds
 from sandbox_worker.init.procfs import Proc, Status
-from sandbox_worker.init.usage_watch import Usage, Watch
+from sandbox_worker.init.usage_watch import GROUP, WATCH, Usage, Watch
 from sandbox_worker.isolation import syscalls
 from sandbox_worker.isolation.walls import LayerFailed, WorkerBounds, ZygoteWalls
 from sandbox_worker.isolation.worker_layers import LockedInit, lock_down_init, lock_down_repl
@@ -53,18 +53,16 @@ from sandbox_worker.wire.control import (
     Started,
     Stop,
     Stopped,
+    WatchedLimit,
     pack,
     unpack_to_init,
 )
 from sandbox_worker.wire.descriptors import CONTROL_FD, DOOR_FD, GROUP_FD, RULESET_FD, STACK_FD
-from sandbox_worker.wire.layers import Layer
 
 STACK_SIGNAL = int(signal.SIGRTMAX)
 """Has the REPL print the stack of its threads to `STACK_FD`: one that model code hardly takes for itself."""
 EXPLAIN_QUICKLY_S = 0.02
 """The same for one that is past a limit, and goes on."""
-GROUP: Layer = "memory control group"
-WATCH: Layer = "memory and CPU watch (approximate)"
 WORTH_SAYING_S = 0.5
 """CPU time that the host is told of."""
 
@@ -151,7 +149,7 @@ class Init:
         self._proc = proc
         self._watch = _watch(proc, walls, spawn)
         self._ruleset = locked.ruleset
-        self._layers: list[Layer] = [*locked.layers, *([GROUP] if has_group else []), WATCH]
+        self._layers = [*locked.layers, *([GROUP] if has_group else []), WATCH]
         self._has_started = False
         self._is_watched = False
         self._said_cpu_s = 0.0
@@ -344,14 +342,15 @@ class Init:
         if usage.cpu_s - self._said_cpu_s >= WORTH_SAYING_S:
             self._control.say(Burned(cpu_s=usage.cpu_s - self._said_cpu_s))
             self._said_cpu_s = usage.cpu_s
-        for limit, used, allowed in (
+        watched: tuple[tuple[WatchedLimit, float, float | None], ...] = (
             ("memory_bytes", usage.memory_bytes, self._spawn.memory_bytes),
             ("max_processes", usage.threads, self._spawn.max_processes),
             ("cpu_s", usage.cpu_s, self._spawn.cpu_s),
             ("block_timeout_s", usage.cpu_s, self._block_cpu_s),
             ("scratch_bytes", usage.scratch_bytes, self._spawn.scratch_bytes),
             ("max_scratch_files", usage.scratch_files, self._spawn.max_scratch_files),
-        ):
+        )
+        for limit, used, allowed in watched:
             if allowed is not None and used > allowed:
                 post_mortem = self._explained(usage)
                 self._end_repl()

@@ -22,6 +22,12 @@ OUT_OF_MEMORY, BROKEN = 250, 251
 
 PreparationStep = Literal["imports", "context", "setup"]
 """What a fork server gets ready for its workers."""
+WatchedLimit = Literal[
+    "memory_bytes", "max_processes", "cpu_s", "block_timeout_s", "scratch_bytes", "max_scratch_files"
+]
+"""Fields of `Limits` for which init ends a REPL."""
+SCRATCH_LIMITS: frozenset[WatchedLimit] = frozenset({"scratch_bytes", "max_scratch_files"})
+"""Those of what stays when a REPL has ended."""
 InitStep = Literal["lock down", "load", "start", "go on", "speak"]
 """What init can fail to do; "speak" is the host's word for an init whose packet is no message."""
 
@@ -248,11 +254,10 @@ class Exceeded(Control, frozen=True):
     """The REPL used more than it may, and nothing of it is left.
 
     Attributes:
-        limit: Name of the field of `Limits`.
         used, allowed: In the unit that the field's name gives.
     """
 
-    limit: str
+    limit: WatchedLimit
     used: float
     allowed: float
     post_mortem: PostMortem

@@ -1,4 +1,4 @@
-"""Names of layers, of what is prepared and of what init does: closed sets, and the wire refuses what is not in them."""
+"""Names of layers, steps and limits: closed sets, and the wire refuses what is not in them."""
 
 import ast
 from collections.abc import Iterator
@@ -7,6 +7,7 @@ from typing import Any, get_args
 import msgspec
 import pytest
 
+from rlm_broker.limits import Limits
 from sandbox_worker.isolation.worker_layers import _INIT_LAYERS
 from sandbox_worker.wire import control
 from sandbox_worker.wire.errors import MessageInvalid
@@ -45,6 +46,7 @@ def test_layer_that_the_sandbox_names_is_in_the_set_and_the_set_holds_no_other()
         (control.unpack_from_init, control.Failed(step="start", reason="why"), "step"),
         (control.unpack_from_init, control.Loaded(layers=[]), "layers"),
         (control.unpack_from_init, control.Started(layers=[]), "layers"),
+        (control.unpack_from_init, control.Exceeded("cpu_s", 2, 1, control.PostMortem()), "limit"),
     ],
 )
 @pytest.mark.parametrize("name", ["", "Seccomp", "level", "no such name"])
@@ -53,6 +55,11 @@ def test_name_outside_of_its_set_makes_a_message_invalid(unpack: Any, message: A
     packet = msgspec.msgpack.encode(msgspec.to_builtins(message) | {field: value})
     with pytest.raises(MessageInvalid, match=field):
         unpack(packet)
+
+
+def test_limits_that_init_watches_are_limits_of_a_user() -> None:
+    assert set(get_args(control.WatchedLimit)) <= Limits.model_fields.keys()
+    assert set(get_args(control.WatchedLimit)) > control.SCRATCH_LIMITS
 
 
 def test_what_is_prepared_is_no_layer() -> None:
