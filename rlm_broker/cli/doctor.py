@@ -3,11 +3,14 @@
 import dataclasses
 import json
 import sys
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from rlm_broker.cli.failing import failures
+
+if TYPE_CHECKING:
+    from sandbox_worker.wire.level import Level, LevelName
 
 TEXTS = {
     True: "shared by all REPLs",
@@ -22,11 +25,12 @@ TEXTS = {
 def command(as_json: bool) -> None:
     """Show what isolation this machine offers, tried out in a real worker of each level."""
     from rlm_broker.cli import machine  # what --help need not pay for
+    from sandbox_worker.wire.level import LEVELS
 
     with failures("doctor", as_json=as_json):
         facts = machine.offered()
         mapped = _maps_texts()
-        levels = {level: _tried_out(level) for level in ("strict", "standard")}
+        levels = {level.name: _tried_out(level) for level in LEVELS if level.is_security_boundary}
         groups = _memory_groups_version()
     auto = _auto(levels)
     report = {
@@ -47,7 +51,7 @@ def command(as_json: bool) -> None:
     sys.exit(0 if auto else 4)
 
 
-def _tried_out(level: str) -> dict[str, Any]:
+def _tried_out(level: "Level") -> dict[str, Any]:
     """What was found of a level.
 
     `layers` that were raised; `refused`, each attempt of the canary and whether it was; `problem`, or None, with its
@@ -58,11 +62,17 @@ def _tried_out(level: str) -> dict[str, Any]:
     from rlm_broker.sandbox.sandbox import Sandbox
 
     try:
-        with Sandbox(isolation=level) as sandbox, sandbox.repl() as repl:
+        with Sandbox(isolation=level.name) as sandbox, sandbox.repl() as repl:
             refused = canary.verdict(level, repl.execute(canary.PROGRAM).final_answer)
             return {**dataclasses.asdict(repl.isolation), "refused": refused, "problem": None}
     except RlmBrokerError as error:
-        found: dict[str, Any] = {"level": level, "layers": (), "refused": {}, "problem": str(error), "kind": error.kind}
+        found: dict[str, Any] = {
+            "level": level.name,
+            "layers": (),
+            "refused": {},
+            "problem": str(error),
+            "kind": error.kind,
+        }
         if isinstance(error, IsolationUnavailable) and error.layer:
             found |= {"failed_layer": error.layer, "reason": error.reason, "remedy": error.remedy}
         return found
@@ -78,7 +88,7 @@ def _maps_texts() -> bool | None:
         return None
 
 
-def _auto(levels: dict[str, dict[str, Any]]) -> str | None:
+def _auto(levels: "dict[LevelName, dict[str, Any]]") -> "LevelName | None":
     """The level that `auto` takes. It goes on to a weaker one only if the stronger one is not available here."""
     from rlm_broker.errors import IsolationUnavailable
 

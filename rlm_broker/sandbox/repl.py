@@ -3,40 +3,32 @@
 import asyncio
 import contextlib
 import math
-import os
 import time
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
-import msgspec
-
 from rlm_broker.concurrency.event_loop import Home, Resident
 from rlm_broker.context.store import StoredContext, refuse_a_name, store
-from rlm_broker.errors import ConfigurationError, ProtocolViolation, ReplClosed, SandboxFailed, WorkerDied
-from rlm_broker.limits import Limits
+from rlm_broker.errors import ConfigurationError, ReplClosed, SandboxFailed, WorkerDied
 from rlm_broker.plain import require_names, require_plain
 from rlm_broker.results import Block, Isolation
 from rlm_broker.sandbox import post_mortem
-from rlm_broker.sandbox.block_clock import BlockClock
+from rlm_broker.sandbox.block_run import BlockRun
 from rlm_broker.sandbox.output import BlockOutput, OnOutput
 from rlm_broker.sandbox.workers.source import Starts
 from rlm_broker.sandbox.workers.worker import Worker
 from rlm_broker.transport.connection import Connection, QueryHandler
 from rlm_broker.transport.provisions import Provisions
+from sandbox_worker.wire.bounds import SCRATCH_LIMITS
 from sandbox_worker.wire.control import Exceeded, PostMortem
 from sandbox_worker.wire.errors import FrameTooLarge
-from sandbox_worker.wire.messages import Query, Result, Slot
 
 INHERITED: Final = object()
 """In place of a context: the one that the fork server has."""
 SMALL_CHARS = 1 << 16
 """A text that is stored in less time than a thread takes to start."""
-LEFT_RUNNING_S = 2.0
-"""CPU time on top of what a block may use, before what it left running is ended: looking is approximate."""
 MAX_ERROR_CHARS = 2_000
 """Of the sentence on how a block ended. An honest REPL sends fewer."""
-DEATH_NEWS_S = 1.0
-"""A lost door is explained by init within this time, or not at all: then the REPL lives and hung up by itself."""
 
 
 class SandboxedRepl(Resident):
@@ -72,7 +64,7 @@ class SandboxedRepl(Resident):
     def isolation(self) -> Isolation:
         """What is enforced, as the worker reported it before any model code ran."""
         layers = self._worker.layers if self._worker else ()
-        return Isolation(self._starts.host.level, (*self._starts.host.layers, *layers))
+        return Isolation(self._starts.host.level.name, (*self._starts.host.layers, *layers))
 
     def execute(self, code: str, timeout_s: float | None = None, on_output: OnOutput | None = None) -> Block:
         """Run one block.
@@ -212,7 +204,7 @@ class SandboxedRepl(Resident):
             connection = await self._require_repl()
             started = time.monotonic()
             output = BlockOutput(self._bounds, on_output)
-            run = _BlockRun(self._worker_alive(), connection, output, self._limits, self._answer)
+            run = BlockRun(self._worker_alive(), connection, output, self._limits, self._answer)
             try:
                 result = await run.result(code, timeout_s)
             except FrameTooLarge as error:
@@ -256,7 +248,7 @@ class SandboxedRepl(Resident):
             with contextlib.suppress(SandboxFailed):  # then its init was killed, and the REPL with it
                 seen = await worker.stop(explain and seen is None) or seen
         # A scratch folder that is too full would end the next REPL, too: that one gets another worker.
-        if worker.gone.is_set() or (exceeded is not None and "scratch" in exceeded.limit):
+        if worker.gone.is_set() or (exceeded is not None and exceeded.limit in SCRATCH_LIMITS):
             self._worker = None
             await self._starts.end(worker)
         if connection is not None:
@@ -290,111 +282,3 @@ def made(
     except FrameTooLarge as error:
         raise ConfigurationError(f"a value is too large for a message to a REPL: {error}") from None
     return SandboxedRepl(home, starts, context, handler, provisions)
-
-
-class _BlockRun:
-    """One block, from its start to its result or to the reason why it has to be killed."""
-
-    def __init__(
-        self, worker: Worker, connection: Connection, output: BlockOutput, limits: Limits, answer: QueryHandler
-    ) -> None:
-        self.killed_because: str | None = None
-        self._worker = worker
-        self._connection = connection
-        self._output = output
-        self._limits = limits
-        self._answer = answer
-        self._clock: BlockClock
-        self._wake = asyncio.Event()
-
-    @property
-    def limit(self) -> str | None:
-        """Name of the limit that was reached, if one was."""
-        died = self._worker.died
-        return self._clock.limit or (died.limit if isinstance(died, Exceeded) else None)
-
-    async def result(self, code: str, timeout_s: float) -> Result | None:
-        """Run it. None when the REPL must be killed, or is dead already; `killed_because` then says why."""
-        cpus = min(len(os.sched_getaffinity(0)), self._limits.max_processes)
-        self._clock = BlockClock(
-            timeout_s, self._limits.block_wall_timeout_s, self._limits.interrupt_grace_s, time.monotonic(), cpus
-        )
-        self._worker.on_written = self._output.written
-        self._worker.on_burned, self._worker.on_change = self._burned, self._wake.set
-        try:
-            # What the clock sees in time it interrupts. This is for what a block leaves running when it has ended.
-            self._worker.begin((timeout_s + self._limits.interrupt_grace_s) * cpus + LEFT_RUNNING_S)
-            block = self._connection.execute(code, self._off_the_clock, self._output.printed)
-            block.add_done_callback(lambda _: self._wake.set())
-            if not await self._ends(block):
-                return None
-            if self._worker.is_past_its_groups_limit():
-                self.killed_because = self._death()
-                return None
-            result = block.result()
-            if result.descriptor_output:
-                await self._worker.drain()
-            if result.status == "interrupted":  # to the REPL a KeyboardInterrupt of the code's own looks the same
-                over = self._clock.over
-                result = msgspec.structs.replace(
-                    result, status="interrupted" if over else "error", error=f"it {over}" if over else result.error
-                )
-            return result
-        except ProtocolViolation as violation:
-            self.killed_because = f"it broke the protocol of its connection to the broker: {violation}"
-        except SandboxFailed as failure:
-            self.killed_because = await self._obituary() or str(failure)
-        finally:
-            await self._connection.settle()
-        return None
-
-    async def _ends(self, block: "asyncio.Future[Result]") -> bool:
-        """Wait for the block; interrupt it at its limit. False when it has to be killed."""
-        loop = asyncio.get_running_loop()
-        while not block.done():
-            if (why := self._death()) is not None:
-                # A result that was complete before the end counts, and may still be on its way.
-                await asyncio.wait({block}, timeout=DEATH_NEWS_S)
-                self.killed_because = why
-                return block.done() and block.exception() is None
-            match self._clock.verdict(time.monotonic()):
-                case "interrupt":
-                    await self._worker.interrupt()
-                    self._connection.let_go()
-                case "kill":
-                    self.killed_because = f"it {self._clock.over} and did not react to the interrupt"
-                    return False
-            timer = loop.call_later(self._clock.wait_s(time.monotonic()), self._wake.set)
-            await self._wake.wait()
-            self._wake.clear()
-            timer.cancel()
-        return True
-
-    async def _off_the_clock(self, query: Query) -> list[Slot]:
-        self._clock.query_opened(time.monotonic())
-        try:
-            return await self._answer(query)
-        finally:
-            self._clock.query_closed(time.monotonic())
-            self._wake.set()
-
-    def _burned(self, cpu_s: float) -> None:
-        self._clock.burned(cpu_s)
-        self._wake.set()
-
-    def _death(self) -> str | None:
-        if self._worker.gone.is_set():
-            return "the sandbox's processes were ended from outside"
-        died = self._worker.died
-        return None if died is None else post_mortem.reason(died)
-
-    async def _obituary(self) -> str | None:
-        """How the REPL died, if it did: its door is lost a moment before init tells."""
-        try:
-            async with asyncio.timeout(DEATH_NEWS_S):
-                while (why := self._death()) is None:
-                    self._wake.clear()
-                    await self._wake.wait()
-        except TimeoutError:
-            return None
-        return why

@@ -8,7 +8,7 @@ from rlm_broker.concurrency.event_loop import Home, Resident
 from rlm_broker.errors import ConfigurationError, IsolationUnavailable, SandboxFailed
 from rlm_broker.limits import Limits
 from rlm_broker.sandbox.levels import canary
-from rlm_broker.sandbox.levels.level import Level, candidates, warn_if_unprotected
+from rlm_broker.sandbox.levels.level import candidates, warn_if_unprotected
 from rlm_broker.sandbox.repl import SandboxedRepl, made
 from rlm_broker.sandbox.template import NO_CONTEXT, PREPARE_TIMEOUT_S, Template
 from rlm_broker.sandbox.workers import cgroups
@@ -19,6 +19,7 @@ from rlm_broker.sandbox.workers.warm_pool import Pool
 from rlm_broker.transport.connection import QueryHandler, refuse
 from rlm_broker.transport.listener import Listener
 from rlm_broker.transport.provisions import Provisions
+from sandbox_worker.wire.level import LevelName
 
 SEED_BITS = 32
 """Bits of a seed: what PYTHONHASHSEED and numpy take."""
@@ -81,9 +82,9 @@ class Sandbox(Resident):
         self._home = home
 
     @property
-    def level(self) -> Level:
+    def level(self) -> LevelName:
         """The level that is enforced; before it is open, the strongest that it is going to try."""
-        return self._pool.host.level if self._pool else self._candidates[0]
+        return (self._pool.host.level if self._pool else self._candidates[0]).name
 
     def repl(
         self,
@@ -168,10 +169,10 @@ class Sandbox(Resident):
         """A host at the first level that this machine can give, shown by a canary."""
         refusals = []
         for level in self._candidates:
-            host = Host(level, self._allow_exec and level != "standard", self._exact_memory, seed=self.seed)
+            host = Host(level, self._allow_exec and level.may_exec, self._exact_memory, seed=self.seed)
             try:
                 await host.start()
-                if level != "process":
+                if level.is_security_boundary:
                     await self._send_canary(host, listener)
                 return host
             except IsolationUnavailable as error:

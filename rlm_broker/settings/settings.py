@@ -12,6 +12,7 @@ from rlm_broker.errors import ConfigurationError
 from rlm_broker.handler.routing import Route
 from rlm_broker.limits import Limits
 from rlm_broker.models.model import FROM_ENVIRONMENT, Model
+from rlm_broker.sandbox.levels.level import CHOICES, no_such_level
 from rlm_broker.settings import trust
 from rlm_broker.validation import suggestion
 
@@ -269,8 +270,8 @@ def _require_value(name: str, value: Any, where: str) -> None:
     """Refuse a setting, one that is no limit, if it is not text or not one of its few values."""
     if name in DEFAULTS and not isinstance(value, str):
         raise ConfigurationError(f"{where}{name} = {value!r}: give text")
-    if name == "isolation" and value not in trust.LEVELS:
-        raise ConfigurationError(f"{where}no isolation level {value!r}; choose one of: {', '.join(trust.LEVELS)}")
+    if name == "isolation" and value not in CHOICES:
+        raise ConfigurationError(where + no_such_level(value))
 
 
 def _plain(value: Any) -> Any:

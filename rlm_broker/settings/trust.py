@@ -9,6 +9,8 @@ from typing import Any
 from rlm_broker.clients.litellm import is_hosted
 from rlm_broker.errors import ConfigurationError
 from rlm_broker.models.model import SAMPLING
+from rlm_broker.sandbox.levels.level import AUTO
+from sandbox_worker.wire.level import PROCESS, STANDARD, STRICT
 
 _HARMLESS = frozenset(
     {"name", "options", "usd_per_million_tokens", "max_concurrent", "requests_per_minute", "tokens_per_minute"}
@@ -16,7 +18,7 @@ _HARMLESS = frozenset(
 )
 """Of a model: what does not say where a request is sent, nor with which key."""
 _MEANS = ("max_budget_usd", "max_tokens", "max_llm_calls")
-LEVELS = {"auto": 1, "strict": 2, "standard": 0, "process": -1}
+_STRENGTH = {STRICT.name: 2, AUTO: 1, STANDARD.name: 0, PROCESS.name: -1}
 
 
 def risks(document: Mapping[str, Any], users: Mapping[str, Any]) -> Iterator[str]:
@@ -27,8 +29,9 @@ def risks(document: Mapping[str, Any], users: Mapping[str, Any]) -> Iterator[str
         users: The same of the user's own file, which holds without the project's.
     """
     yield from (name for name in ("base_url", "api_key", "cache") if document.get(name))
-    level = document.get("isolation", "auto")
-    if LEVELS.get(str(level), 0) < min(1, LEVELS.get(str(users.get("isolation", "auto")), 1)):
+    level = document.get("isolation", AUTO)
+    users_strength = _STRENGTH.get(str(users.get("isolation", AUTO)), _STRENGTH[AUTO])
+    if _STRENGTH.get(str(level), _STRENGTH[STANDARD.name]) < min(_STRENGTH[AUTO], users_strength):
         yield f"isolation = {level}"
     models = document.get("models")
     models = models if isinstance(models, dict) else {}

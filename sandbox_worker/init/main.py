@@ -19,7 +19,7 @@ from typing import NoReturn
 from sandbox_worker.init.control_socket import ControlSocket
 from sandbox_worker.init.output_pipes import EXPLAIN_S, ReplOutput, WriteEnds
 from sandbox_worker.init.procfs import Proc, Status
-from sandbox_worker.init.usage_watch import Usage, Watch
+from sandbox_worker.init.usage_watch import GROUP, WATCH, Usage, Watch
 from sandbox_worker.isolation import syscalls
 from sandbox_worker.isolation.walls import LayerFailed, WorkerBounds, ZygoteWalls
 from sandbox_worker.isolation.worker_layers import LockedInit, lock_down_init, lock_down_repl
@@ -32,7 +32,7 @@ from sandbox_worker.repl.channel import Channel
 from sandbox_worker.repl.interrupts import Interrupts
 from sandbox_worker.repl.memory_reserve import Reserve, reserved_bytes
 from sandbox_worker.repl.repl import Repl
-from sandbox_worker.wire.bounds import WATCHED
+from sandbox_worker.wire.bounds import WATCHED, WatchedLimit
 from sandbox_worker.wire.control import (
     BROKEN,
     Begin,
@@ -43,6 +43,7 @@ from sandbox_worker.wire.control import (
     Exceeded,
     Failed,
     Forked,
+    InitStep,
     Interrupt,
     Interrupted,
     Load,
@@ -62,7 +63,6 @@ STACK_SIGNAL = int(signal.SIGRTMAX)
 """Has the REPL print the stack of its threads to `STACK_FD`: one that model code hardly takes for itself."""
 EXPLAIN_QUICKLY_S = 0.02
 """The same for one that is past a limit, and goes on."""
-WATCH = "memory and CPU watch (approximate)"
 WORTH_SAYING_S = 0.5
 """CPU time that the host is told of."""
 
@@ -93,13 +93,13 @@ def main(fds: list[int], spawn: Spawn, walls: ZygoteWalls, mapping_works: bool, 
     bounds = _worker_bounds(spawn)
     try:
         proc = None if walls.proc_is_fresh else Proc()  # else it is going to be covered
-        if walls.level != "strict":
+        if not walls.level.has_own_root:
             os.chdir(spawn.scratch)
         locked = lock_down_init(walls, bounds)
         proc = proc or Proc()
     except (LayerFailed, OSError) as error:
         _fail("lock down", error)
-    if walls.level != "strict":
+    if not walls.level.has_own_root:
         live_in(spawn.scratch)
     init = Init(
         control, bell, children, spawn, walls, locked, bounds, proc, mapping_works, preloaded, has_group=len(fds) > 1
@@ -139,7 +139,7 @@ class Init:
         self._proc = proc
         self._watch = _watch(proc, walls, spawn)
         self._ruleset = locked.ruleset
-        self._layers = (*locked.layers, *(("memory control group",) if has_group else ()), WATCH)
+        self._layers = [*locked.layers, *([GROUP] if has_group else []), WATCH]
         self._has_started = False
         self._is_watched = False
         self._said_cpu_s = 0.0
@@ -182,7 +182,7 @@ class Init:
             case Load(form=form):
                 if form is not None:
                     self._load(fds[0], form)
-                self._control.say(Loaded(layers=list(self._layers)))
+                self._control.say(Loaded(layers=self._layers))
             case Start():
                 if self._has_started:  # else there is nobody: to look for them would go through the machine's processes
                     self._kill_all()
@@ -241,7 +241,7 @@ class Init:
         if pid == 0:
             self._become_repl(door_fd, write_ends)
         self._repl_pid = pid
-        if self._walls.level != "strict":
+        if not self._walls.level.has_pid_namespace:
             self._control.say(Forked(), os.pidfd_open(pid))
         for fd in (door_fd, *write_ends):
             os.close(fd)
@@ -306,7 +306,7 @@ class Init:
 
         They are killed with the REPL. Killed before it, they would be taken for ended by a block that waits for them.
         """
-        if self._walls.level == "strict" and self._walls.proc_is_fresh:
+        if self._walls.level.has_pid_namespace and self._walls.proc_is_fresh:
             for pid in self._proc.others():
                 if pid != self._repl_pid:
                     with contextlib.suppress(ProcessLookupError):
@@ -332,7 +332,7 @@ class Init:
         if usage.cpu_s - self._said_cpu_s >= WORTH_SAYING_S:
             self._control.say(Burned(cpu_s=usage.cpu_s - self._said_cpu_s))
             self._said_cpu_s = usage.cpu_s
-        watched = [
+        watched: list[tuple[WatchedLimit, float, float | None]] = [
             (limit, getattr(usage, each.usage), getattr(self._spawn.bounds, limit)) for limit, each in WATCHED.items()
         ]
         for limit, used, allowed in [*watched, ("block_timeout_s", usage.cpu_s, self._block_cpu_s)]:
@@ -367,7 +367,7 @@ def _worker_bounds(spawn: Spawn) -> WorkerBounds:
 
 
 def _watch(proc: Proc, walls: ZygoteWalls, spawn: Spawn) -> Watch:
-    if walls.level == "strict":
+    if walls.level.has_own_root:  # whose scratch folder bounds itself
         return Watch(proc, spawn.bounds.memory_bytes, proc.others if walls.proc_is_fresh else proc.below)
     return Watch(
         proc, spawn.bounds.memory_bytes, scratch=spawn.scratch, max_scratch_files=spawn.bounds.max_scratch_files
@@ -385,7 +385,7 @@ def _keep_only(fds: list[int]) -> None:
     os.closerange(CONTROL_FD + len(fds), os.sysconf("SC_OPEN_MAX"))
 
 
-def _fail(step: str, error: BaseException) -> NoReturn:
+def _fail(step: InitStep, error: BaseException) -> NoReturn:
     layer, code = (error.layer, error.code) if isinstance(error, LayerFailed) else (None, 0)
     with contextlib.suppress(OSError):
         os.write(CONTROL_FD, pack(Failed(step=step, reason=str(error) or repr(error), layer=layer, code=code)))

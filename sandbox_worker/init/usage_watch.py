@@ -15,7 +15,11 @@ from sandbox_worker.init.cpu_time import CpuTime
 from sandbox_worker.init.memory import Memory
 from sandbox_worker.init.procfs import Proc, Seen
 from sandbox_worker.init.scratch import Contents, contents
+from sandbox_worker.wire.layers import Layer
 
+WATCH: Layer = "memory and CPU watch (approximate)"
+GROUP: Layer = "memory control group"
+"""What holds memory exactly, beside the watch, where the host has made one."""
 FASTEST_S = 0.01
 """Seconds between two looks while something works."""
 LEAST_OF_INTERVAL = 0.25

@@ -1,37 +1,30 @@
-"""What the walls of zygote, init and REPL have in common: levels, bounds, how one fails."""
+"""What the walls of zygote, init and REPL have in common: bounds, what was applied, how one fails."""
 
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
 from sandbox_worker.isolation.namespaces import WorkerIds
+from sandbox_worker.wire.layers import Layer
+from sandbox_worker.wire.level import Level
 
-if TYPE_CHECKING:  # this folder needs nothing but the standard library, so that any Python can raise these walls
+if TYPE_CHECKING:  # msgspec is not needed to raise these walls, so that any Python can
     from sandbox_worker.wire.bounds import ReplBounds
-
-LEVELS = ("strict", "standard", "process")
 
 
 class LayerFailed(Exception):
     """A wall could not be raised, and nothing may run without it.
 
     Attributes:
-        layer: Its name.
+        layer: Its name, by which the host finds what would give it.
         reason: The call that failed, and the kernel's reason.
         code: The kernel's error number, or 0 if the kernel did not refuse anything.
     """
 
-    def __init__(self, layer: str, reason: str, code: int = 0) -> None:
+    def __init__(self, layer: Layer, reason: str, code: int = 0) -> None:
         super().__init__(f"isolation layer {layer!r} failed: {reason}")
         self.layer = layer
         self.reason = reason
         self.code = code
-
-
-class PreparationFailed(LayerFailed):
-    """The imports, the context or the setup of a template failed. Its walls stand."""
-
-    def __str__(self) -> str:
-        return f"its {self.layer} failed: {self.reason}"
 
 
 class WorkerBounds(NamedTuple):
@@ -57,7 +50,7 @@ class ZygoteWalls:
     """What `enter_zygote` did and found out, for the workers to be forked.
 
     Attributes:
-        level: One of `LEVELS`.
+        level: What was asked for, and holds.
         layers: Names of what was applied, in order; without "other uid" the zygote is still who it was.
         worker_ids: Users for the workers, where they can be others than the zygote's.
         readable: Files and folders of the host that a worker may read, where no root of its own hides the rest.
@@ -69,8 +62,8 @@ class ZygoteWalls:
         last_capability: The highest one of this kernel; 0 at "process".
     """
 
-    level: str
-    layers: tuple[str, ...] = ()
+    level: Level
+    layers: tuple[Layer, ...] = ()
     worker_ids: WorkerIds | None = None
     readable: tuple[str, ...] = ()
     proc_is_fresh: bool = True
@@ -86,7 +79,7 @@ class layer:
 
     __slots__ = ("_applied", "_name")
 
-    def __init__(self, name: str, applied: list[str]) -> None:
+    def __init__(self, name: Layer, applied: list[Layer]) -> None:
         self._name = name
         self._applied = applied
 

@@ -26,6 +26,8 @@ from typing import NamedTuple
 from sandbox_worker.isolation import capabilities, landlock, mounts, namespaces, rlimits, seccomp, syscalls
 from sandbox_worker.isolation.landlock import Grant
 from sandbox_worker.isolation.walls import WorkerBounds, ZygoteWalls, layer
+from sandbox_worker.wire.layers import Layer
+from sandbox_worker.wire.level import PROCESS, STANDARD, STRICT, LevelName
 
 OOM_SCORE = 1000
 """The first to be killed when the machine runs out of memory: a worker, not its orchestrator."""
@@ -43,7 +45,7 @@ class LockedInit(NamedTuple):
         ruleset: Descriptor of the Landlock ruleset that the REPL is to be confined by, or None: it makes its own.
     """
 
-    layers: tuple[str, ...]
+    layers: tuple[Layer, ...]
     ruleset: int | None
 
 
@@ -56,9 +58,9 @@ def lock_down_init(walls: ZygoteWalls, bounds: WorkerBounds) -> LockedInit:
     Raises:
         LayerFailed: Naming the layer and the kernel's reason. End the process.
     """
-    applied: list[str] = []
+    applied: list[Layer] = []
     ruleset: int | None = None
-    for name, apply in _INIT_LAYERS[walls.level]:
+    for name, apply in _INIT_LAYERS[walls.level.name]:
         if name != OWN_UID or walls.worker_ids is not None:
             with layer(name, applied):
                 made = apply(walls, bounds)
@@ -66,7 +68,9 @@ def lock_down_init(walls: ZygoteWalls, bounds: WorkerBounds) -> LockedInit:
     return LockedInit(tuple(applied), ruleset)
 
 
-def lock_down_repl(walls: ZygoteWalls, bounds: WorkerBounds, ruleset: int | None, mapped_bytes: int) -> tuple[str, ...]:
+def lock_down_repl(
+    walls: ZygoteWalls, bounds: WorkerBounds, ruleset: int | None, mapped_bytes: int
+) -> tuple[Layer, ...]:
     """Raise the REPL's walls in init's fork, before any model code.
 
     Args:
@@ -80,9 +84,9 @@ def lock_down_repl(walls: ZygoteWalls, bounds: WorkerBounds, ruleset: int | None
     Raises:
         LayerFailed: Naming the layer and the kernel's reason. End the process.
     """
-    applied: list[str] = []
-    strict = walls.level == "strict"
-    if not strict:  # where no pid namespace sees to it
+    applied: list[Layer] = []
+    level = walls.level
+    if not level.has_pid_namespace:  # where no pid namespace sees to it
         with layer("parent death signal", applied):
             syscalls.prctl(syscalls.PR_SET_PDEATHSIG, signal.SIGKILL)
     with layer("rlimits", applied):
@@ -90,9 +94,9 @@ def lock_down_repl(walls: ZygoteWalls, bounds: WorkerBounds, ruleset: int | None
         rlimits.set_hard(resource.RLIMIT_AS, mapped_bytes + bounds.address_space_bytes, bounds.reserved_bytes)
         rlimits.set_hard(resource.RLIMIT_NOFILE, bounds.repl.max_open_files)
         rlimits.set_hard(resource.RLIMIT_FSIZE, bounds.repl.scratch_bytes)
-        if strict or walls.worker_ids is not None:  # elsewhere it would count everything that the user runs
+        if level.has_user_namespace or walls.worker_ids is not None:  # else it would count all that the user runs
             rlimits.set_hard(resource.RLIMIT_NPROC, bounds.repl.max_processes)
-    if walls.level == "process":
+    if not level.is_security_boundary:
         return tuple(applied)
     with layer("landlock", applied):
         if ruleset is None:
@@ -106,7 +110,7 @@ def lock_down_repl(walls: ZygoteWalls, bounds: WorkerBounds, ruleset: int | None
             # siblings cannot trace it: nobody can from one Landlock domain into another.
             syscalls.prctl(syscalls.PR_SET_DUMPABLE, 1)
     with layer("seccomp", applied):
-        seccomp.install("repl" if strict else "threads", bounds.allow_exec)
+        seccomp.install("repl" if level.may_exec else "threads", bounds.allow_exec)
     return tuple(applied)
 
 
@@ -124,7 +128,7 @@ def _session(_walls: ZygoteWalls, _bounds: WorkerBounds) -> None:
 def _own_uid(walls: ZygoteWalls, _bounds: WorkerBounds) -> None:
     assert walls.worker_ids is not None
     uid = walls.worker_ids.of_newest()
-    if walls.level != "strict":
+    if not walls.level.has_own_root:
         os.chown(".", uid, uid)
     namespaces.become(uid)
 
@@ -203,10 +207,10 @@ def _end_with_zygote(walls: ZygoteWalls, _bounds: WorkerBounds) -> None:
         os._exit(1)
 
 
-OWN_UID = "own uid"
+OWN_UID: Layer = "own uid"
 
-_INIT_LAYERS: dict[str, tuple[tuple[str, InitLayer], ...]] = {
-    "strict": (
+_INIT_LAYERS: dict[LevelName, tuple[tuple[Layer, InitLayer], ...]] = {
+    STRICT.name: (
         ("session", _session),
         (OWN_UID, _own_uid),  # the scratch folder, which is mounted next, shall be its own
         ("mounts", _mounts),
@@ -217,7 +221,7 @@ _INIT_LAYERS: dict[str, tuple[tuple[str, InitLayer], ...]] = {
         ("landlock", _landlock),  # no mount is possible within a domain
         ("seccomp", _seccomp),
     ),
-    "standard": (
+    STANDARD.name: (
         ("session", _session),
         (OWN_UID, _own_uid),
         ("capabilities", _capabilities_if_any),
@@ -227,7 +231,7 @@ _INIT_LAYERS: dict[str, tuple[tuple[str, InitLayer], ...]] = {
         ("landlock", _landlock_without_root),
         ("seccomp", _seccomp),
     ),
-    "process": (
+    PROCESS.name: (
         ("parent death signal", _end_with_zygote),
         ("no_new_privs", _no_new_privs),
     ),

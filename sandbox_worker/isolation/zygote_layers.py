@@ -13,19 +13,21 @@ from pathlib import Path
 
 from sandbox_worker.isolation import capabilities, landlock, mounts, namespaces, rlimits, seccomp, syscalls
 from sandbox_worker.isolation.namespaces import IdMapper, WorkerIds
-from sandbox_worker.isolation.walls import LEVELS, LayerFailed, ZygoteWalls, layer
+from sandbox_worker.isolation.walls import ZygoteWalls, layer
+from sandbox_worker.wire.layers import Layer
+from sandbox_worker.wire.level import STANDARD, STRICT, Level
 
 HOSTNAME = "rlm"
 
 
-def enter_zygote(level: str, new_root: str, readable: Sequence[str], hidden: Sequence[str]) -> ZygoteWalls:
+def enter_zygote(level: Level, new_root: str, readable: Sequence[str], hidden: Sequence[str]) -> ZygoteWalls:
     """Raise the walls that all workers share. At "strict" the caller goes on as a forked child, pid 1 of a namespace.
 
     Call it in a freshly exec'd process with one thread, as real root or as an ordinary user. What else is imported
     later must lie in /usr or in `readable`.
 
     Args:
-        level: One of `LEVELS`. "process" does nothing, not even for root.
+        level: "process" does nothing, not even for root.
         new_root: At "strict", an existing empty private folder, where the root is built; nothing of it stays.
         readable: Absolute folders and files that workers may read, such as the Python installation. At "strict" they
             are shown read-only under their own names, and may lie below folders that the host keeps private.
@@ -34,16 +36,14 @@ def enter_zygote(level: str, new_root: str, readable: Sequence[str], hidden: Seq
     Raises:
         LayerFailed: Naming the layer and the kernel's reason. Nothing can be undone: end the process.
     """
-    if level not in LEVELS:
-        raise LayerFailed("level", f"there is no level {level!r}; there are: {', '.join(LEVELS)}")
-    if level == "process":
+    if not level.is_security_boundary:
         return ZygoteWalls(level, own_pid=os.getpid())
     with layer("one thread", []):
         namespaces.require_one_thread()
     rlimits.forbid_core_dumps()  # here, since real root can still raise a hard limit of 0
-    if level == "standard":
-        return _standard(readable)
-    return _strict(new_root, readable, hidden)
+    if level.confines_zygote:
+        return _strict(new_root, readable, hidden)
+    return _standard(readable)
 
 
 def fork_worker(walls: ZygoteWalls) -> int:
@@ -58,7 +58,7 @@ def fork_worker(walls: ZygoteWalls) -> int:
     if walls.worker_ids is not None:
         walls.worker_ids.forked += 1
     with layer("fork", []):
-        if walls.level != "strict":
+        if not walls.level.has_pid_namespace:
             return os.fork()
         return namespaces.fork_into_new_pid_namespace(walls.own_pidfd)
 
@@ -73,7 +73,7 @@ def _standard(readable: Sequence[str]) -> ZygoteWalls:
     may_change = os.getuid() == 0 and not capabilities.missing(capabilities.TO_OWN_WORKERS)
     ids = namespaces.unused_ids() if may_change and all(map(_others_can_read, readable)) else None
     return ZygoteWalls(
-        level="standard",
+        level=STANDARD,
         worker_ids=ids if ids is not None and namespaces.exist(ids) else None,
         readable=tuple(readable),
         own_pid=os.getpid(),
@@ -93,7 +93,7 @@ def _others_can_read(path: str) -> bool:
 
 
 def _strict(new_root: str, readable: Sequence[str], hidden: Sequence[str]) -> ZygoteWalls:
-    applied: list[str] = []
+    applied: list[Layer] = []
     built, ids, mapper = False, None, None
     if os.getuid() == 0:
         built = _build_root_as_root(new_root, readable, hidden, applied)
@@ -117,7 +117,7 @@ def _strict(new_root: str, readable: Sequence[str], hidden: Sequence[str]) -> Zy
         syscalls.sethostname(HOSTNAME)
         applied.append("host name")
     return ZygoteWalls(
-        level="strict",
+        level=STRICT,
         layers=tuple(applied),
         worker_ids=_those_of_each(ids),
         proc_is_fresh=proc_is_fresh,
@@ -142,7 +142,7 @@ def _find_landlock_and_seccomp() -> int:
     return landlock_abi
 
 
-def _build_root_as_root(new_root: str, readable: Sequence[str], hidden: Sequence[str], applied: list[str]) -> bool:
+def _build_root_as_root(new_root: str, readable: Sequence[str], hidden: Sequence[str], applied: list[Layer]) -> bool:
     """Build the root with real rights, since another uid may not be able to reach Python.
 
     Returns:
@@ -159,7 +159,7 @@ def _build_root_as_root(new_root: str, readable: Sequence[str], hidden: Sequence
 
 
 def _make_proc_and_root(
-    new_root: str | None, readable: Sequence[str], hidden: Sequence[str], applied: list[str]
+    new_root: str | None, readable: Sequence[str], hidden: Sequence[str], applied: list[Layer]
 ) -> bool:
     """Mount the /proc of the new pid namespace, and build the root around it where none is given.
 

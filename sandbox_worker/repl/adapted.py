@@ -19,14 +19,16 @@ from collections.abc import Callable, Sequence
 from types import ModuleType
 from typing import Any
 
+from sandbox_worker.wire.level import Level
+
 GENERATORS = ("random", "numpy.random")
 _Adapt = Callable[[ModuleType], object]
 
 
-def adapt(level: str, seed: int | None) -> None:
+def adapt(level: Level, seed: int | None) -> None:
     """To be called in the zygote, once, before modules of the user's are imported."""
     adapted: dict[str, _Adapt] = {}
-    if level == "strict":
+    if level.is_security_boundary and level.may_exec:  # behind a filter under which processes may be started
         os.setsid = _setsid
         adapted |= {"subprocess": _adapt_subprocess, "multiprocessing.context": _adapt_multiprocessing}
     if seed is not None:

@@ -1,6 +1,6 @@
 """The bounds of one REPL: the one definition that both sides use."""
 
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 from sandbox_worker.wire.headtail import OutputBounds
 from sandbox_worker.wire.messages import PositiveInt
@@ -39,7 +39,13 @@ class Watched(NamedTuple):
     unit: str
 
 
-WATCHED = {
+WatchedLimit = Literal[
+    "memory_bytes", "max_processes", "cpu_s", "block_timeout_s", "scratch_bytes", "max_scratch_files"
+]
+"""Fields of `Limits` for which init ends a REPL."""
+SCRATCH_LIMITS: frozenset[WatchedLimit] = frozenset({"scratch_bytes", "max_scratch_files"})
+"""Those of what stays when a REPL has ended."""
+WATCHED: dict[WatchedLimit, Watched] = {
     "memory_bytes": Watched("memory_bytes", 1 << 20, "MiB"),
     "max_processes": Watched("threads", 1, "threads and processes"),
     "cpu_s": Watched("cpu_s", 1, "s CPU time"),

@@ -4,13 +4,15 @@ These travel over AF_UNIX sockets of kind SOCK_SEQPACKET, one message a packet, 
 model code ever holds one of these sockets. They carry raw output, so they are MessagePack and not JSON.
 """
 
-from typing import Annotated, TypeVar
+from typing import Annotated, Literal, TypeVar
 
 import msgspec
 
 from sandbox_worker.loading.form import ContextForm
-from sandbox_worker.wire.bounds import ReplBounds
+from sandbox_worker.wire.bounds import ReplBounds, WatchedLimit
 from sandbox_worker.wire.errors import MessageInvalid
+from sandbox_worker.wire.layers import Layer
+from sandbox_worker.wire.level import LevelName
 from sandbox_worker.wire.messages import Stream
 
 MAX_PACKET_BYTES = 1 << 16
@@ -18,6 +20,11 @@ MAX_PACKET_BYTES = 1 << 16
 
 OUT_OF_MEMORY, BROKEN = 250, 251
 """Exit codes of a REPL whose own code could not go on: without memory, or because model code has broken it."""
+
+PreparationStep = Literal["imports", "context", "setup"]
+"""What a fork server gets ready for its workers."""
+InitStep = Literal["lock down", "load", "start", "go on", "speak"]
+"""What init can fail to do; "speak" is the host's word for an init whose packet is no message."""
 
 T = TypeVar("T")
 
@@ -44,7 +51,7 @@ class Configure(Control, frozen=True):
         seed: What `random` and numpy's global generator begin with in every REPL.
     """
 
-    level: str
+    level: LevelName
     new_root: str
     readable: list[str]
     hidden: list[str]
@@ -77,7 +84,7 @@ class ZygoteReady(Control, frozen=True):
         memory_bytes: What it takes.
     """
 
-    layers: list[str]
+    layers: list[Layer]
     memory_bytes: Annotated[int, msgspec.Meta(ge=0)]
 
 
@@ -89,8 +96,15 @@ class ZygoteFailed(Control, frozen=True):
     """
 
     reason: str
-    layer: str
+    layer: Layer
     code: int = 0
+
+
+class NotPrepared(Control, frozen=True):
+    """Its walls stand, but `step` of what it was to get ready failed, and it has ended."""
+
+    step: PreparationStep
+    reason: str
 
 
 class Spawned(Control, frozen=True):
@@ -165,7 +179,7 @@ class PostMortem(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class Loaded(Control, frozen=True):
     """The context is in memory and its descriptor closed. `layers` are the walls that init was behind before."""
 
-    layers: list[str]
+    layers: list[Layer]
 
 
 class Forked(Control, frozen=True):
@@ -175,20 +189,20 @@ class Forked(Control, frozen=True):
 class Started(Control, frozen=True):
     """The REPL is behind its own walls. Said by the REPL itself, as the last thing before it drops this socket."""
 
-    layers: list[str]
+    layers: list[Layer]
 
 
 class Failed(Control, frozen=True):
-    """`step` ("lock down", "load", "start") failed, and init ends.
+    """`step` failed, and init ends.
 
     Attributes:
         layer: Name of the isolation layer that failed, if one did.
         code: The kernel's error number, or 0.
     """
 
-    step: str
+    step: InitStep
     reason: str
-    layer: str | None = None
+    layer: Layer | None = None
     code: int = 0
 
 
@@ -223,11 +237,10 @@ class Exceeded(Control, frozen=True):
     """The REPL used more than it may, and nothing of it is left.
 
     Attributes:
-        limit: Name of the field of `Limits`.
         used, allowed: In the unit that the field's name gives.
     """
 
-    limit: str
+    limit: WatchedLimit
     used: float
     allowed: float
     post_mortem: PostMortem
@@ -241,7 +254,7 @@ class Died(Control, frozen=True):
 
 
 ToZygote = Configure | Spawn
-FromZygote = ZygoteReady | ZygoteFailed | Spawned | SpawnFailed
+FromZygote = ZygoteReady | ZygoteFailed | NotPrepared | Spawned | SpawnFailed
 ToInit = Load | Start | Begin | Interrupt | Drain | Stop
 FromInit = Loaded | Forked | Started | Failed | Written | Interrupted | Drained | Stopped | Burned | Exceeded | Died
 

@@ -15,7 +15,7 @@ from sandbox_worker.init import main as init
 from sandbox_worker.init.procfs import Proc, Status
 from sandbox_worker.isolation import syscalls
 from sandbox_worker.isolation.mounts import SCRATCH
-from sandbox_worker.isolation.walls import LayerFailed, PreparationFailed, ZygoteWalls
+from sandbox_worker.isolation.walls import LayerFailed, ZygoteWalls
 from sandbox_worker.isolation.zygote_layers import enter_zygote, fork_worker
 from sandbox_worker.loading.preloaded import Preloaded
 from sandbox_worker.loading.self_test import mapping_works
@@ -24,6 +24,7 @@ from sandbox_worker.repl.adapted import adapt
 from sandbox_worker.wire.control import (
     MAX_PACKET_BYTES,
     Configure,
+    NotPrepared,
     Spawn,
     Spawned,
     SpawnFailed,
@@ -32,7 +33,8 @@ from sandbox_worker.wire.control import (
     pack,
     unpack_to_zygote,
 )
-from sandbox_worker.zygote.preload import other_threads, prepare
+from sandbox_worker.wire.level import level_named
+from sandbox_worker.zygote.preload import PreparationFailed, other_threads, prepare
 from sandbox_worker.zygote.warm_up import rehearse
 
 
@@ -45,7 +47,7 @@ def main(control_fd: int) -> NoReturn:
     configure = unpack_to_zygote(packet)
     assert isinstance(configure, Configure)
     try:
-        walls = enter_zygote(configure.level, configure.new_root, configure.readable, configure.hidden)
+        walls = enter_zygote(level_named(configure.level), configure.new_root, configure.readable, configure.hidden)
         adapt(walls.level, configure.seed)
         mapped = mapping_works()
         preloaded = prepare(configure, fds, walls, mapped)
@@ -53,11 +55,14 @@ def main(control_fd: int) -> NoReturn:
     except LayerFailed as error:
         control.send(pack(ZygoteFailed(reason=str(error), layer=error.layer, code=error.code)))
         os._exit(1)
-    if walls.level != "process":  # where sysinfo is denied
+    except PreparationFailed as error:
+        control.send(pack(NotPrepared(step=error.step, reason=error.reason)))
+        os._exit(1)
+    if walls.level.is_security_boundary:  # where sysinfo is denied
         own_memory.answer()
     rehearse(walls.landlock_abi)
     init.handle_no_signals()
-    if walls.level == "strict":
+    if walls.level.has_own_root:
         init.live_in(SCRATCH)
     gc.freeze()  # a collection in a worker would otherwise write to every page that it shares with us
     gc.disable()

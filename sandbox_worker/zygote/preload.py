@@ -12,18 +12,32 @@ import threading
 from typing import Any
 
 from sandbox_worker.isolation import mounts, namespaces, seccomp, syscalls
-from sandbox_worker.isolation.walls import PreparationFailed, ZygoteWalls, layer
+from sandbox_worker.isolation.walls import ZygoteWalls, layer
 from sandbox_worker.isolation.worker_layers import be_the_first_to_go
 from sandbox_worker.loading.context import ContextBroken, load
 from sandbox_worker.loading.preloaded import Preloaded
-from sandbox_worker.wire.control import Configure
+from sandbox_worker.wire.control import Configure, PreparationStep
+
+
+class PreparationFailed(Exception):
+    """The imports, the context or the setup of a template failed. Its walls stand.
+
+    Attributes:
+        step: Which of them.
+        reason: What went wrong in it.
+    """
+
+    def __init__(self, step: PreparationStep, reason: str) -> None:
+        super().__init__(f"its {step} failed: {reason}")
+        self.step = step
+        self.reason = reason
 
 
 def prepare(configure: Configure, fds: list[int], walls: ZygoteWalls, mapping_works: bool) -> Preloaded:
     """Get it all.
 
     Raises:
-        PreparationFailed: "imports", "context" or "setup" could not be done.
+        PreparationFailed: One of them could not be done.
         LayerFailed: What they run behind cannot be had.
     """
     preloaded = Preloaded(seed=configure.seed)
@@ -37,7 +51,7 @@ def prepare(configure: Configure, fds: list[int], walls: ZygoteWalls, mapping_wo
             proc_self = namespaces.open_proc_self()
             be_the_first_to_go(proc_self)
             os.close(proc_self)
-        if walls.level == "strict":
+        if walls.level.confines_zygote:
             with layer("seccomp", []):
                 seccomp.install("template", allow_exec=True)
     if configure.form is not None:
@@ -52,7 +66,7 @@ def prepare(configure: Configure, fds: list[int], walls: ZygoteWalls, mapping_wo
     gc.collect()
     if configure.preload or configure.setup:
         _refuse_what_is_left(before)
-        if walls.level == "strict":
+        if walls.level.has_own_root:
             mounts.take_scratch_back()
     syscalls.collapse_own_memory()
     return preloaded
@@ -64,7 +78,7 @@ def _have_scratch(walls: ZygoteWalls, folder: str) -> None:
     Args:
         folder: One of the host's, which ends with this fork server; at "strict" it has one of its own.
     """
-    if walls.level == "strict":
+    if walls.level.has_own_root:
         with layer("scratch", []):
             mounts.lend_scratch()
         folder = mounts.SCRATCH

@@ -39,7 +39,7 @@ TIMES = 10
 ENOUGH = 1 << 16
 PRINTED = OutputBounds(max_output_bytes=ENOUGH)
 BLOCK = "x = 1; print(x)"
-SAID_BY_INIT: tuple[Control, ...] = (Loaded(layers=["a wall"]), Started(layers=["a wall"]))
+SAID_BY_INIT: tuple[Control, ...] = (Loaded(layers=["seccomp"]), Started(layers=["seccomp"]))
 SAID_TO_INIT: tuple[Control, ...] = (Start(), Begin(cpu_s=1.0), Stop())
 
 

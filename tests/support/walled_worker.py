@@ -27,6 +27,7 @@ def main(spec: dict[str, Any]) -> None:
     """Enter the walls of `spec`, and print a JSON object of layers and findings."""
     sys.path.insert(0, spec["project"])
     from sandbox_worker.isolation import syscalls, walls, worker_layers, zygote_layers
+    from sandbox_worker.wire.level import level_named
 
     if spec["masked_proc"]:  # as containers do; no own /proc can be mounted any more
         syscalls.unshare(syscalls.CLONE_NEWNS)
@@ -35,7 +36,10 @@ def main(spec: dict[str, Any]) -> None:
     readable = [path for path in (sys.prefix, sys.base_prefix) if path != "/usr"]
     try:
         entered = zygote_layers.enter_zygote(
-            spec["level"], spec["new_root"], [*readable, f"{spec['project']}/sandbox_worker"], spec["hidden"]
+            level_named(spec["level"]),
+            spec["new_root"],
+            [*readable, f"{spec['project']}/sandbox_worker"],
+            spec["hidden"],
         )
     except walls.LayerFailed as error:
         print(json.dumps({"failed": error.layer, "message": str(error)}))
@@ -57,7 +61,7 @@ def _be_a_worker(spec: dict[str, Any], entered: Any, bounds_of: Any, layers: Any
     bounds = bounds_of(spec["allow_exec"], SimpleNamespace(**spec["bounds"]), 1 << 30, 1 << 20)
     os.dup2(os.open("/dev/null", os.O_RDWR), 0)
     os.closerange(pipe + 1, 1 << 16)
-    if spec["level"] != "strict":
+    if not entered.level.has_own_root:
         os.chdir(spec["new_root"])
     raised, ruleset = layers.lock_down_init(entered, bounds)
     os.write(pipe, (json.dumps({"init": raised, "of init": evaluate(spec["init_probes"])}) + "\n").encode())

@@ -8,6 +8,7 @@ import msgspec
 
 from rlm_broker.errors import IsolationUnavailable
 from sandbox_worker.wire.descriptors import DOOR_FD
+from sandbox_worker.wire.level import Level
 
 ATTEMPTS = {
     "read the host's list of users": "open('/etc/passwd')",
@@ -51,7 +52,7 @@ FINAL(held)
 _decoder = msgspec.json.Decoder(dict[str, bool])
 
 
-def verdict(level: str, answer: str | None) -> dict[str, bool]:
+def verdict(level: Level, answer: str | None) -> dict[str, bool]:
     """What the canary said: each of `ATTEMPTS`, and whether the walls held it.
 
     Raises:
@@ -62,15 +63,17 @@ def verdict(level: str, answer: str | None) -> dict[str, bool]:
     except msgspec.MsgspecError:
         held = {}
     if held.keys() != ATTEMPTS.keys():
-        raise IsolationUnavailable(f"isolation level {level!r} cannot be checked here: its first worker did not report")
+        raise IsolationUnavailable(
+            f"isolation level {level.name!r} cannot be checked here: its first worker did not report"
+        )
     return held
 
 
-def require_held(level: str, held: dict[str, bool]) -> None:
+def require_held(level: Level, held: dict[str, bool]) -> None:
     """Raises: IsolationUnavailable, if anything got through."""
     through = [name for name, was_held in held.items() if not was_held]
     if through:
         raise IsolationUnavailable(
-            f"isolation level {level!r} does not hold here: a worker could {', '.join(through)}. Please report this; "
-            "`rlm-broker doctor` shows every layer"
+            f"isolation level {level.name!r} does not hold here: a worker could {', '.join(through)}. Please report "
+            "this; `rlm-broker doctor` shows every layer"
         )

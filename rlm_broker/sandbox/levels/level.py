@@ -1,13 +1,16 @@
-"""The levels of isolation: what each is called, what it promises, and what to do where it cannot be had."""
+"""From what users call a level of isolation to the levels to try, and what to do where one cannot be had."""
 
 import warnings
-from typing import Literal
 
 from rlm_broker.errors import ConfigurationError, IsolationUnavailable
 from rlm_broker.sandbox.levels.remedies import remedy
+from sandbox_worker.wire.layers import Layer
+from sandbox_worker.wire.level import LEVELS, Level, level_named
 
-Level = Literal["strict", "standard", "process"]
-LEVELS: tuple[Level, ...] = ("strict", "standard", "process")
+AUTO = "auto"
+"""The strongest security boundary that this machine can give."""
+CHOICES: tuple[str, ...] = (AUTO, *(level.name for level in LEVELS))
+"""All that a user may ask for."""
 
 
 class IsolationWarning(UserWarning):
@@ -15,39 +18,46 @@ class IsolationWarning(UserWarning):
 
 
 def candidates(isolation: str, allow_exec: bool | None) -> tuple[Level, ...]:
-    """The levels to try, the strongest first. `auto` never means `process`.
+    """The levels to try, the strongest first. `auto` never means one that is no security boundary.
 
     Args:
-        allow_exec: True is possible at `strict` and `process` only: at `standard` nothing would end what was started.
+        isolation: One of `CHOICES`.
+        allow_exec: True is possible only at levels with `Level.may_exec`; None is wherever it is possible.
 
     Raises:
         ConfigurationError: There is no such level, or it cannot allow that.
     """
-    if isolation == "auto":
-        return ("strict",) if allow_exec else ("strict", "standard")
-    if isolation == "standard" and allow_exec:
+    if isolation == AUTO:
+        return tuple(level for level in LEVELS if level.is_security_boundary and (level.may_exec or not allow_exec))
+    try:
+        level = level_named(isolation)
+    except LookupError:
+        raise ConfigurationError(no_such_level(isolation)) from None
+    if allow_exec and not level.may_exec:
         raise ConfigurationError(
-            "isolation level 'standard' cannot start programs, since nothing would end them: leave allow_exec out, or "
-            "use the level 'strict'"
+            f"isolation level {level.name!r} cannot start programs, since nothing would end them: leave allow_exec "
+            "out, or use the level 'strict'"
         )
-    for level in LEVELS:
-        if isolation == level:
-            return (level,)
-    raise ConfigurationError(f"no isolation level {isolation!r}; choose one of: auto, {', '.join(LEVELS)}")
+    return (level,)
+
+
+def no_such_level(name: object) -> str:
+    """Say that there is no such level, and which there are."""
+    return f"no isolation level {name!r}; choose one of: {', '.join(CHOICES)}"
 
 
 def warn_if_unprotected(level: Level) -> None:
     """Say what the level does not do, where that is everything."""
-    if level == "process":
+    if not level.is_security_boundary:
         warnings.warn(
-            "isolation level 'process' is no security boundary: code in it can read your files, your keys and other "
-            "processes' environments, and use the network",
+            f"isolation level {level.name!r} is no security boundary: code in it can read your files, your keys and "
+            "other processes' environments, and use the network",
             IsolationWarning,
             stacklevel=3,
         )
 
 
-def unavailable(level: str, layer: str, reason: str, code: int = 0) -> IsolationUnavailable:
+def unavailable(level: Level, layer: Layer, reason: str, code: int = 0) -> IsolationUnavailable:
     """The error for a level that this machine cannot give, with what would give it.
 
     Args:
@@ -55,7 +65,7 @@ def unavailable(level: str, layer: str, reason: str, code: int = 0) -> Isolation
     """
     what_would = remedy(layer, reason, code)
     return IsolationUnavailable(
-        f"isolation level {level!r} cannot be had here: {reason}. {what_would} "
+        f"isolation level {level.name!r} cannot be had here: {reason}. {what_would} "
         "`rlm-broker doctor` shows every layer; `--isolation process` runs without any protection",
         layer=layer,
         reason=reason,

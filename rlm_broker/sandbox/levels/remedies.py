@@ -10,6 +10,8 @@ import re
 from collections.abc import Mapping
 from pathlib import Path
 
+from sandbox_worker.wire.layers import Layer
+
 SWITCHES = (
     # file below /proc/sys, the value that forbids namespaces, and the one that allows them
     ("kernel/unprivileged_userns_clone", "0", "1"),  # Debian's and others'
@@ -20,8 +22,32 @@ FILTERED = "2"
 """`Seccomp:` in /proc/self/status of a process that a system call filter confines: a container's, or a unit's."""
 FIRST_LINUX = (5, 13)
 """First version with Landlock; mount_setattr(2) came with 5.12."""
-SYSTEM_CALLS = "system calls"
+SYSTEM_CALLS: Layer = "system calls"
 """Layer of a fork server that a system call filter killed."""
+NEED_RIGHTS: frozenset[Layer] = frozenset({"other uid", "own uid"})
+"""Layers that a root without capabilities lacks."""
+NEED_NAMESPACES: frozenset[Layer] = frozenset(
+    {"namespaces", "user namespace", "mounts", "private root", "own proc", "pid 1", "fork"}
+)
+"""Layers for which namespaces have to be allowed."""
+NEED_KERNEL: frozenset[Layer] = frozenset({"landlock", "seccomp"})
+"""Layers that not every kernel and machine has."""
+WITHOUT_REMEDY: Mapping[Layer, str] = {
+    "one thread": "the fork server is exec'd, and has a single thread",
+    "host name": "a level holds without it",
+    "scratch": "a file system within the private root, which stands",
+    "out of memory first": "a process may always ask to be killed earlier",
+    "session": "a process that was just forked leads no process group",
+    "capabilities": "a process may drop all that it has",
+    "no_new_privs": "prctl(2) refuses it to no process",
+    "not dumpable": "prctl(2) refuses it to no process",
+    "dumpable": "prctl(2) refuses it to no process",
+    "parent death signal": "prctl(2) refuses it to no process",
+    "rlimits": "limits are only lowered",
+    "memory control group": "without one nothing starts that needs it: `GROUP_REMEDY`",
+    "memory and CPU watch (approximate)": "it reads files of the worker's own /proc",
+}
+"""Layers without a remedy of their own -> why no command or setting would give them. A filter may still refuse them."""
 CONTAINER_FILES = (".dockerenv", "run/.containerenv")
 OUT_OF_RESOURCES = {
     errno.EMFILE: "Raise the limit of open files: `ulimit -n 4096`.",
@@ -32,7 +58,7 @@ OUT_OF_RESOURCES = {
 
 
 def remedy(
-    layer: str, reason: str = "", code: int = 0, root: Path = Path("/"), environment: Mapping[str, str] = os.environ
+    layer: Layer, reason: str = "", code: int = 0, root: Path = Path("/"), environment: Mapping[str, str] = os.environ
 ) -> str:
     """One sentence.
 
@@ -46,25 +72,25 @@ def remedy(
     if code == errno.ENOENT and (place := re.search(r"(?<!\S)/(proc|dev)\b", reason)):
         kind = "proc" if place[1] == "proc" else "devtmpfs"
         return f"It needs /{place[1]}: `mount -t {kind} {place[1]} /{place[1]}`."
-    if layer in ("other uid", "own uid"):
+    if layer in NEED_RIGHTS:
         return (
             "Start it as an ordinary user (`docker run --user 1000`, or User= of a unit), or give root the "
             "capabilities SETUID, SETGID, CHOWN, KILL and DAC_OVERRIDE."
         )
     if code == errno.ENOSYS and _version(root) < FIRST_LINUX:
         return f"It needs Linux 5.13 or later, and this is {_release(root)}."
-    if "namespace" in layer or "map" in layer or layer in ("mounts", "private root", "own proc", "pid 1", "fork"):
+    if layer in NEED_NAMESPACES:
         return _for_namespaces(layer, reason, code, root, environment)
-    if "landlock" in layer and code in (errno.ENOSYS, errno.EOPNOTSUPP) and not _is_filtered(root):
+    if layer == "landlock" and code in (errno.ENOSYS, errno.EOPNOTSUPP) and not _is_filtered(root):
         return "It needs a kernel with Landlock among its security modules: boot with `lsm=landlock,...`."
     if _is_filtered(root) or layer == SYSTEM_CALLS:
         return _for_filter(root, environment)
-    if "landlock" in layer or "seccomp" in layer:
+    if layer in NEED_KERNEL:
         return "It needs Linux 5.13 or later with Landlock and seccomp filters, on x86_64 or aarch64."
     return "Please report this with the output of `rlm-broker doctor --json`."
 
 
-def _for_namespaces(layer: str, reason: str, code: int, root: Path, environment: Mapping[str, str]) -> str:
+def _for_namespaces(layer: Layer, reason: str, code: int, root: Path, environment: Mapping[str, str]) -> str:
     for switch, forbids, allows in SWITCHES:
         if _read(root / "proc/sys" / switch) == forbids:
             return f"As root: `sysctl {switch.replace('/', '.')}={allows}`."

@@ -2,8 +2,8 @@
 
 Texts are shared as they are: every worker maps them. Other objects are made anew in each worker, which takes seconds
 and memory for large ones. So the second time that a REPL is wanted on the same context, a fork server decodes it, and
-only forks from there on. It has run no model code. This is for "strict" alone: elsewhere what may be hostile would be
-decoded outside of all walls.
+only forks from there on. It has run no model code. This is for "strict" alone, which confines the fork
+server: elsewhere what may be hostile would be decoded outside of all walls.
 """
 
 import asyncio
@@ -119,7 +119,7 @@ class SharedContexts:
 
     def _is_worth_it(self, context: StoredContext) -> bool:
         form = context.info.form
-        return self.host.level == "strict" and form.kind == "json" and form.size_bytes >= SHARED_FROM_BYTES
+        return self.host.level.confines_zygote and form.kind == "json" and form.size_bytes >= SHARED_FROM_BYTES
 
     async def _digest_if_used_before(self, context: StoredContext) -> bytes | None:
         """None for the first of its content. Only who meets another one of the same size waits for the digests."""

@@ -16,7 +16,7 @@ from rlm_broker.concurrency.deadline import to_its_end
 from rlm_broker.context.store import StoredContext
 from rlm_broker.errors import ConfigurationError, IsolationUnavailable, RlmBrokerError, SandboxFailed
 from rlm_broker.limits import Limits
-from rlm_broker.sandbox.levels.level import Level, unavailable
+from rlm_broker.sandbox.levels.level import unavailable
 from rlm_broker.sandbox.workers import refusals, zygote_process
 from rlm_broker.sandbox.workers.cgroups import GROUP_REMEDY, MemoryGroup, MemoryGroups
 from rlm_broker.sandbox.workers.private_folder import PrivateFolder, removed
@@ -26,6 +26,7 @@ from sandbox_worker.wire.control import (
     MAX_PACKET_BYTES,
     Configure,
     FromZygote,
+    NotPrepared,
     Spawn,
     Spawned,
     SpawnFailed,
@@ -34,6 +35,7 @@ from sandbox_worker.wire.control import (
     pack,
     unpack_from_zygote,
 )
+from sandbox_worker.wire.level import Level
 
 ZYGOTE_START_TIMEOUT_S = 60.0
 END_TIMEOUT_S = 5.0
@@ -41,8 +43,6 @@ END_TIMEOUT_S = 5.0
 GROUP_TRIES, GROUP_PAUSE_S = 100, 0.01
 TRIES = 3  # attempts where a fork server or a worker dies while a REPL starts; then the caller gets the error
 T = TypeVar("T")
-PREPARING = ("imports", "setup", "context")
-"""What the zygote names as failed when it is not the machine that lacks something."""
 
 
 @dataclass(frozen=True)
@@ -268,14 +268,13 @@ class _Zygote:
 
     async def start(self) -> ZygoteReady:
         """Start it; what it says of itself."""
-        root = self.folder.path / "root"
-        root.mkdir()
+        (root := self.folder.path / "root").mkdir()
         paths = python_paths()
         self._process, self._pidfd = zygote_process.start(self._theirs.fileno(), paths, self._seed)
         self._theirs.close()
         context = self._preparation.context
         configure = Configure(
-            level=self._level,
+            level=self._level.name,
             new_root=refusals.utf8(root),
             readable=[refusals.utf8(path) for path in readable(paths)],
             hidden=[refusals.utf8(Path(path) / "litellm") for path in paths],
@@ -296,13 +295,13 @@ class _Zygote:
             if self._process.poll() == -signal.SIGKILL:  # not by a system call filter, which kills with SIGSYS
                 raise _ZygoteGone(str(why)) from None
             raise why from None
-        if isinstance(answer, ZygoteFailed) and answer.layer in PREPARING:
-            raise ConfigurationError(f"a template cannot be made: {answer.reason}")
+        if isinstance(answer, NotPrepared):
+            raise ConfigurationError(f"a template cannot be made: its {answer.step} failed: {answer.reason}")
         if isinstance(answer, ZygoteFailed):
             raise unavailable(self._level, answer.layer, answer.reason, answer.code)
         if not isinstance(answer, ZygoteReady):
             raise SandboxFailed("the sandbox's fork server answered out of turn")
-        if self._level == "strict":
+        if self._level.has_own_root:
             self.folder.remove()  # the root is mounted in the zygote's own namespace only
         return answer
 
@@ -326,8 +325,8 @@ class _Zygote:
         return answer_fds[0]
 
     def make_scratch(self) -> str:
-        """A worker's scratch folder on the host, at a level without a mount namespace of its own; else nothing."""
-        if self._level == "strict":
+        """A worker's scratch folder on the host, at a level without a root of its own; else nothing."""
+        if self._level.has_own_root:
             return ""
         try:
             return tempfile.mkdtemp(prefix="scratch-", dir=self.folder.path)

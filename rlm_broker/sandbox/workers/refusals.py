@@ -10,6 +10,7 @@ from rlm_broker.errors import ConfigurationError, RlmBrokerError, SandboxFailed
 from rlm_broker.sandbox.levels.level import unavailable
 from rlm_broker.sandbox.levels.remedies import OUT_OF_RESOURCES, SYSTEM_CALLS
 from rlm_broker.sandbox.workers import zygote_process
+from sandbox_worker.wire.level import Level
 
 
 def cannot_start(error: OSError) -> SandboxFailed:
@@ -20,7 +21,7 @@ def cannot_start(error: OSError) -> SandboxFailed:
     )
 
 
-def ended(level: str, process: "subprocess.Popen[bytes]") -> RlmBrokerError:
+def ended(level: Level, process: "subprocess.Popen[bytes]") -> RlmBrokerError:
     """The error for a fork server that ended before it was ready."""
     if zygote_process.killed_by(process) == signal.SIGSYS:
         reason = "the fork server was killed by SIGSYS, as a system call filter does for a call that it forbids"

@@ -39,6 +39,7 @@ from sandbox_worker.wire.control import (
     unpack_from_init,
 )
 from sandbox_worker.wire.errors import MessageInvalid
+from sandbox_worker.wire.level import Level
 
 ANSWER_TIMEOUT_S = 10.0
 """Init does nothing but answer: one that takes longer is as good as dead. A fork bomb of 64 costs it 0.1 s."""
@@ -62,12 +63,12 @@ class Worker:
         on_written: Called with what was written to the REPL's descriptors.
         on_burned: Called with seconds of CPU time that the REPL used.
         on_change: Called when `died` or `gone` changes.
-        scratch: Its folder on the host, at a level without a mount namespace of its own; else nothing.
+        scratch: Its folder on the host, at a level without a root of its own; else nothing.
         group: The control group of its REPL, where there is one.
     """
 
     def __init__(
-        self, level: str, pidfd: int, control: socket.socket, scratch: str = "", group: MemoryGroup | None = None
+        self, level: Level, pidfd: int, control: socket.socket, scratch: str = "", group: MemoryGroup | None = None
     ) -> None:
         self.died: Died | Exceeded | None = None
         self.gone = asyncio.Event()

@@ -1,8 +1,10 @@
 import signal
+from typing import get_args
 
 import pytest
 
 from rlm_broker.sandbox import post_mortem
+from sandbox_worker.wire.bounds import WatchedLimit
 from sandbox_worker.wire.control import BROKEN, OUT_OF_MEMORY, Died, Exceeded, PostMortem
 
 STACK = """Current thread 0x00007f0005e7cb80 (most recent call first):
@@ -82,3 +84,8 @@ def test_line_in_digits_of_another_script_is_no_frame() -> None:
     """Code may write to the descriptor that the stack comes through."""
     seen = PostMortem(stack='  File "<block 1>", line \u0662 in <module>\n  File "<block 1>", line 5 in <module>\n')
     assert post_mortem.told(seen, 1).where == "It was at line 5 of the block"
+
+
+@pytest.mark.parametrize("limit", get_args(WatchedLimit))
+def test_limit_that_init_watches_has_a_sentence(limit: WatchedLimit) -> None:
+    assert " used " in post_mortem.reason(Exceeded(limit, 2 << 20, 1 << 20, PostMortem()))

@@ -26,8 +26,9 @@ TO_ZYGOTE = [
     control.Spawn(False, "", msgspec.structs.replace(BOUNDS, cpu_s=0.5)),
 ]
 FROM_ZYGOTE = [
-    control.ZygoteReady(layers=["a", "b"], memory_bytes=5),
+    control.ZygoteReady(layers=["pid 1", "namespaces"], memory_bytes=5),
     control.ZygoteFailed(reason="why", layer="mounts"),
+    control.NotPrepared(step="imports", reason="why"),
     control.Spawned(),
     control.SpawnFailed(reason="why"),
 ]
@@ -40,7 +41,7 @@ TO_INIT = [
     control.Stop(explain=True),
 ]
 FROM_INIT = [
-    control.Loaded(layers=["a"]),
+    control.Loaded(layers=["mounts"]),
     control.Forked(),
     control.Started(layers=[]),
     control.Failed(step="load", reason="why", layer=None),

@@ -7,13 +7,14 @@ import pytest
 from rlm_broker.errors import IsolationUnavailable
 from rlm_broker.sandbox.levels import canary
 from rlm_broker.sandbox.sandbox import Sandbox
+from sandbox_worker.wire.level import STANDARD, STRICT, Level
 
 HARMLESS_WITHOUT_WALLS = {"read the host's list of users", "list the machine's devices", "open a socket"}
 
 
-@pytest.mark.parametrize("level", ["strict", "standard"])
-def test_at_every_level_of_protection_all_attempts_are_held(level: str) -> None:
-    with Sandbox(isolation=level) as sandbox, sandbox.repl() as repl:
+@pytest.mark.parametrize("level", [STRICT, STANDARD], ids=["strict", "standard"])
+def test_at_every_level_of_protection_all_attempts_are_held(level: Level) -> None:
+    with Sandbox(isolation=level.name) as sandbox, sandbox.repl() as repl:
         block = repl.execute(canary.PROGRAM)
     held = canary.verdict(level, block.final_answer)
     assert held == dict.fromkeys(canary.ATTEMPTS, True)
@@ -30,10 +31,10 @@ def test_without_walls_the_attempts_succeed_so_that_the_canary_can_fail() -> Non
 def test_what_got_through_is_named() -> None:
     held = dict.fromkeys(canary.ATTEMPTS, True) | {"become root": False}
     with pytest.raises(IsolationUnavailable, match="'strict' does not hold here: a worker could become root"):
-        canary.require_held("strict", held)
+        canary.require_held(STRICT, held)
 
 
 @pytest.mark.parametrize("answer", [None, "", "{}", "[]", json.dumps({"become root": True})])
 def test_a_canary_that_does_not_report_is_no_proof(answer: str | None) -> None:
     with pytest.raises(IsolationUnavailable, match="its first worker did not report"):
-        canary.verdict("strict", answer)
+        canary.verdict(STRICT, answer)

@@ -2,6 +2,7 @@ import pytest
 
 from rlm_broker.errors import ConfigurationError
 from rlm_broker.sandbox.levels.level import IsolationWarning, candidates, unavailable, warn_if_unprotected
+from sandbox_worker.wire.level import PROCESS, STANDARD, STRICT
 
 
 @pytest.mark.parametrize(
@@ -19,7 +20,7 @@ from rlm_broker.sandbox.levels.level import IsolationWarning, candidates, unavai
 def test_a_name_stands_for_levels_to_try_and_auto_never_for_process(
     isolation: str, allow_exec: bool | None, levels: tuple[str, ...]
 ) -> None:
-    assert candidates(isolation, allow_exec) == levels
+    assert tuple(level.name for level in candidates(isolation, allow_exec)) == levels
 
 
 def test_an_unknown_level_is_refused_with_those_there_are() -> None:
@@ -29,13 +30,19 @@ def test_an_unknown_level_is_refused_with_those_there_are() -> None:
         candidates("vault", None)
 
 
+@pytest.mark.parametrize("isolation", ["Strict", "", None, 3, ["strict"], b"strict"])
+def test_what_is_no_name_of_a_level_is_refused_as_an_unknown_one(isolation: object) -> None:
+    with pytest.raises(ConfigurationError, match=r"no isolation level .*; choose one of: auto, strict"):
+        candidates(isolation, None)  # type: ignore[arg-type]
+
+
 def test_programs_at_standard_are_refused_because_nothing_would_end_them() -> None:
     with pytest.raises(ConfigurationError, match="'standard' cannot start programs"):
         candidates("standard", allow_exec=True)
 
 
 def test_a_level_that_cannot_be_had_names_the_reason_and_what_would_give_it() -> None:
-    error = unavailable("strict", "landlock", "landlock: Operation not supported")
+    error = unavailable(STRICT, "landlock", "landlock: Operation not supported")
     assert str(error).startswith("isolation level 'strict' cannot be had here: landlock: Operation not supported. ")
     assert error.remedy is not None
     assert error.remedy in str(error)
@@ -44,6 +51,6 @@ def test_a_level_that_cannot_be_had_names_the_reason_and_what_would_give_it() ->
 
 def test_only_process_is_warned_of() -> None:
     with pytest.warns(IsolationWarning, match="no security boundary"):
-        warn_if_unprotected("process")
-    warn_if_unprotected("strict")
-    warn_if_unprotected("standard")
+        warn_if_unprotected(PROCESS)
+    warn_if_unprotected(STRICT)
+    warn_if_unprotected(STANDARD)

@@ -1,10 +1,20 @@
 import errno
 import os
+from collections import Counter
 from pathlib import Path
+from typing import get_args
 
 import pytest
 
-from rlm_broker.sandbox.levels.remedies import SYSTEM_CALLS, remedy
+from rlm_broker.sandbox.levels.remedies import (
+    NEED_KERNEL,
+    NEED_NAMESPACES,
+    NEED_RIGHTS,
+    SYSTEM_CALLS,
+    WITHOUT_REMEDY,
+    remedy,
+)
+from sandbox_worker.wire.layers import Layer
 
 FILTER = {"proc__self__status": "Name:\tx\nSeccomp:\t2"}
 CONTAINER = {**FILTER, "run__.containerenv": ""}
@@ -99,6 +109,23 @@ def test_a_unit_is_known_by_its_invocation_too_but_not_within_a_container(tmp_pa
     ],
 )
 def test_each_refusal_has_a_remedy_of_its_own(
-    tmp_path: Path, layer: str, reason: str, code: int, files: dict[str, str], words: str
+    tmp_path: Path, layer: Layer, reason: str, code: int, files: dict[str, str], words: str
 ) -> None:
     assert words in remedy(layer, reason, code, machine(tmp_path, **files), {})
+
+
+def test_each_layer_has_one_kind_of_remedy_or_the_reason_why_it_has_none() -> None:
+    kinds = Counter([*NEED_RIGHTS, *NEED_NAMESPACES, *NEED_KERNEL, SYSTEM_CALLS, *WITHOUT_REMEDY])
+    assert kinds == dict.fromkeys(get_args(Layer), 1)
+
+
+@pytest.mark.parametrize("layer", get_args(Layer))
+def test_layer_without_a_remedy_of_its_own_asks_for_a_report_and_no_other_does(tmp_path: Path, layer: Layer) -> None:
+    sentence = remedy(layer, "call: Operation not permitted", errno.EPERM, machine(tmp_path, **LOGIN), {})
+    assert ("Please report" in sentence) == (layer in WITHOUT_REMEDY)
+
+
+@pytest.mark.parametrize("layer", sorted(set(get_args(Layer)) - NEED_RIGHTS))
+def test_layer_that_a_filter_refuses_names_the_filter(tmp_path: Path, layer: Layer) -> None:
+    sentence = remedy(layer, "call: Operation not permitted", errno.EPERM, machine(tmp_path, **CONTAINER), {})
+    assert "seccomp=seccomp.json" in sentence

@@ -16,12 +16,12 @@ import pytest
 from rlm_broker.context.store import store
 from rlm_broker.errors import SandboxFailed
 from rlm_broker.limits import Limits
-from rlm_broker.sandbox.levels.level import Level
 from rlm_broker.sandbox.sandbox import Sandbox
 from rlm_broker.sandbox.workers import fork_server as hosts
 from rlm_broker.sandbox.workers import python_paths
 from rlm_broker.sandbox.workers.fork_server import Host
 from rlm_broker.sandbox.workers.worker import Worker
+from sandbox_worker.wire.level import LEVELS, PROCESS, STRICT, Level
 from tests.support.places import PROJECT
 from tests.support.processes import kill_below, living_below
 from tests.support.waiting import WAIT_S, until, until_now
@@ -30,7 +30,7 @@ LIMITS = Limits()
 
 
 @asynccontextmanager
-async def opened(level: Level = "strict") -> AsyncIterator[Host]:
+async def opened(level: Level = STRICT) -> AsyncIterator[Host]:
     before = living_below()
     host = Host(level, allow_exec=True)
     await host.start()
@@ -61,7 +61,7 @@ async def test_a_worker_is_prepared_and_killed_with_its_init() -> None:
         await worker.kill()
 
 
-@pytest.mark.parametrize("level", ["strict", "standard", "process"])
+@pytest.mark.parametrize("level", LEVELS, ids=lambda level: level.name)
 async def test_many_workers_at_once_all_come_and_all_go(level: Level) -> None:
     async with opened(level) as host:
         workers = await asyncio.gather(*(prepared(host) for _ in range(30)))
@@ -94,7 +94,7 @@ async def test_a_lost_fork_server_takes_its_workers_and_is_replaced() -> None:
 
 
 async def test_one_that_is_closed_while_it_starts_leaves_no_fork_server() -> None:
-    host = Host("strict", allow_exec=True)
+    host = Host(STRICT, allow_exec=True)
     starting = asyncio.create_task(host.start())
     await until(living_below)
     await host.close()
@@ -108,7 +108,7 @@ async def test_what_keeps_the_fork_server_from_starting_is_told_in_its_own_words
 ) -> None:
     monkeypatch.setattr(hosts, "python_paths", lambda: ["/nowhere"])
     with pytest.raises(SandboxFailed, match=r"fork server cannot start: .*(Error|error)"):
-        await Host("strict", allow_exec=True).start()
+        await Host(STRICT, allow_exec=True).start()
     assert living_below() == set()
 
 
@@ -116,7 +116,7 @@ async def test_nothing_of_our_environment_and_no_folder_of_ours_is_in_the_fork_s
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv("CANARY_API_KEY", "sk-canary-0123456789")
-    async with opened("process"):
+    async with opened(PROCESS):
         (zygote,) = psutil.Process().children()
         assert zygote.environ() == python_paths.environment(None)
         assert str(Path.cwd()) not in zygote.cmdline()[-1].split("'")[1]

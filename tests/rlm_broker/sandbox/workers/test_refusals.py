@@ -7,6 +7,7 @@ import pytest
 
 from rlm_broker.errors import ConfigurationError, IsolationUnavailable, SandboxFailed
 from rlm_broker.sandbox.workers import refusals
+from sandbox_worker.wire.level import STANDARD, STRICT
 
 
 def fork_server(status: int, words: str = "") -> "subprocess.Popen[bytes]":
@@ -21,7 +22,7 @@ def fork_server(status: int, words: str = "") -> "subprocess.Popen[bytes]":
 @pytest.mark.parametrize("status", [-signal.SIGSYS, 128 + signal.SIGSYS])
 def test_fork_server_killed_by_a_filter_makes_the_level_unavailable(status: int) -> None:
     """At "strict" the fork server is a child of the process that the host started, which ends as shells do."""
-    error = refusals.ended("strict", fork_server(status))
+    error = refusals.ended(STRICT, fork_server(status))
     assert isinstance(error, IsolationUnavailable)
     assert error.layer == "system calls"
     assert "SIGSYS" in str(error)
@@ -44,7 +45,7 @@ def test_fork_server_killed_by_a_filter_makes_the_level_unavailable(status: int)
     ],
 )
 def test_end_of_a_fork_server_is_told_by_its_last_words_or_its_signal(status: int, words: str, said: str) -> None:
-    error = refusals.ended("standard", fork_server(status, words))
+    error = refusals.ended(STANDARD, fork_server(status, words))
     assert type(error) is SandboxFailed
     assert str(error) == f"the sandbox's fork server cannot start: {said}"
 

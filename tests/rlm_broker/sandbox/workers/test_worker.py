@@ -12,6 +12,7 @@ import pytest
 from rlm_broker.errors import IsolationUnavailable, WorkerDied
 from rlm_broker.sandbox.workers.worker import Worker
 from sandbox_worker.wire.control import MAX_PACKET_BYTES, Drain, Exceeded, Failed, PostMortem, pack, unpack_to_init
+from sandbox_worker.wire.level import STANDARD, STRICT
 from tests.support.clock import Clock
 
 WAIT_S = 60
@@ -32,7 +33,7 @@ async def test_whoever_waits_for_an_answer_is_told_when_the_worker_is_killed(
     del clock  # which stands still: an answer would be awaited for ever
     ours, theirs = sockets
     with subprocess.Popen(["sleep", "1000"]) as init:
-        worker = Worker("strict", os.pidfd_open(init.pid), ours)
+        worker = Worker(STRICT, os.pidfd_open(init.pid), ours)
         before = asyncio.all_tasks()
         waiting = asyncio.create_task(worker.drain())
         theirs.setblocking(False)
@@ -56,7 +57,7 @@ async def test_worker_that_may_not_be_signalled_ends_with_its_control_socket(
     with subprocess.Popen(["cat"], stdin=theirs.fileno(), stdout=subprocess.DEVNULL) as init:
         theirs.close()
         monkeypatch.setattr(signal, "pidfd_send_signal", refused)
-        worker = Worker("strict", os.pidfd_open(init.pid), ours)
+        worker = Worker(STRICT, os.pidfd_open(init.pid), ours)
         await asyncio.wait_for(worker.kill(), WAIT_S)
         assert worker.gone.is_set()
         assert ours.fileno() == -1
@@ -67,7 +68,7 @@ async def test_last_words_of_a_worker_can_be_read_while_it_is_killed(
 ) -> None:
     ours, theirs = sockets
     with subprocess.Popen(["sleep", "1000"]) as init:
-        worker = Worker("strict", os.pidfd_open(init.pid), ours)
+        worker = Worker(STRICT, os.pidfd_open(init.pid), ours)
         exceeded = Exceeded("cpu_s", 2, 1, PostMortem())
         theirs.send(pack(exceeded))
         await worker.kill()
@@ -83,7 +84,7 @@ async def test_reason_of_a_worker_that_fails_is_told_whenever_it_ends(
     loop = asyncio.get_running_loop()
     theirs.setblocking(False)
     with subprocess.Popen(["sleep", "1000"]) as init, open(os.devnull) as door:
-        worker = Worker("standard", os.pidfd_open(init.pid), ours)
+        worker = Worker(STANDARD, os.pidfd_open(init.pid), ours)
         if when == "before the host says anything":
             theirs.send(FAILED)
             theirs.close()

@@ -1,0 +1,66 @@
+"""Names of layers, steps and limits: closed sets, and the wire refuses what is not in them."""
+
+import ast
+from collections.abc import Iterator
+from typing import Any, get_args
+
+import msgspec
+import pytest
+
+from rlm_broker.limits import Limits
+from sandbox_worker.isolation.worker_layers import _INIT_LAYERS
+from sandbox_worker.wire import bounds, control
+from sandbox_worker.wire.errors import MessageInvalid
+from sandbox_worker.wire.layers import Layer
+from tests.support.places import PROJECT
+
+LAYERS = set(get_args(Layer))
+DECLARED = PROJECT / "sandbox_worker/wire/layers.py"
+
+
+def named_where_raised() -> Iterator[str]:
+    """What `layer(...)` and `applied.append(...)` are called with, and the constants of type `Layer`."""
+    for path in sorted((PROJECT / "sandbox_worker").rglob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text())):
+            match node:
+                case ast.Call(func=ast.Name(id="layer"), args=[ast.Constant(value=str(name)), _]):
+                    yield name
+                case ast.Call(func=ast.Attribute(value=ast.Name(id="applied")), args=[argument]):
+                    yield from (str(each.value) for each in ast.walk(argument) if isinstance(each, ast.Constant))
+                case ast.AnnAssign(annotation=ast.Name(id="Layer"), value=ast.Constant(value=str(name))):
+                    yield name
+
+
+def test_layer_that_the_sandbox_names_is_in_the_set_and_the_set_holds_no_other() -> None:
+    named = {*named_where_raised(), *(name for rows in _INIT_LAYERS.values() for name, _ in rows)}
+    assert named == LAYERS - {"system calls"}  # which the host says of one that was killed
+
+
+@pytest.mark.parametrize(
+    ("unpack", "message", "field"),
+    [
+        (control.unpack_from_zygote, control.ZygoteFailed(reason="why", layer="mounts"), "layer"),
+        (control.unpack_from_zygote, control.NotPrepared(step="imports", reason="why"), "step"),
+        (control.unpack_from_zygote, control.ZygoteReady(layers=[], memory_bytes=1), "layers"),
+        (control.unpack_from_init, control.Failed(step="start", reason="why", layer="seccomp"), "layer"),
+        (control.unpack_from_init, control.Failed(step="start", reason="why"), "step"),
+        (control.unpack_from_init, control.Loaded(layers=[]), "layers"),
+        (control.unpack_from_init, control.Started(layers=[]), "layers"),
+        (control.unpack_from_init, control.Exceeded("cpu_s", 2, 1, control.PostMortem()), "limit"),
+    ],
+)
+@pytest.mark.parametrize("name", ["", "Seccomp", "level", "no such name"])
+def test_name_outside_of_its_set_makes_a_message_invalid(unpack: Any, message: Any, field: str, name: str) -> None:
+    value = [name] if field == "layers" else name
+    packet = msgspec.msgpack.encode(msgspec.to_builtins(message) | {field: value})
+    with pytest.raises(MessageInvalid, match=field):
+        unpack(packet)
+
+
+def test_limits_that_init_watches_are_limits_of_a_user() -> None:
+    assert set(get_args(bounds.WatchedLimit)) <= Limits.model_fields.keys()
+    assert set(get_args(bounds.WatchedLimit)) > bounds.SCRATCH_LIMITS
+
+
+def test_what_is_prepared_is_no_layer() -> None:
+    assert not LAYERS & set(get_args(control.PreparationStep))

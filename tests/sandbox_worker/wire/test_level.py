@@ -1,0 +1,62 @@
+"""Isolation levels: their facts agree with each other, and nothing but these facts is asked for."""
+
+import ast
+from pathlib import Path
+from typing import get_args
+
+import msgspec
+import pytest
+
+from sandbox_worker.wire import control
+from sandbox_worker.wire.errors import MessageInvalid
+from sandbox_worker.wire.level import LEVELS, PROCESS, LevelName, level_named
+from tests.support.places import PROJECT
+
+NAMES = get_args(LevelName)
+SOURCES = [path for package in ("rlm_broker", "sandbox_worker") for path in sorted((PROJECT / package).rglob("*.py"))]
+
+
+def test_each_name_is_that_of_one_level() -> None:
+    assert tuple(level.name for level in LEVELS) == NAMES == ("strict", "standard", "process")
+    assert [level_named(name) for name in NAMES] == list(LEVELS)
+
+
+@pytest.mark.parametrize("name", ["auto", "Strict", "", None, 0, ["strict"]])
+def test_what_is_no_name_of_a_level_finds_none(name: object) -> None:
+    with pytest.raises(LookupError, match="there is no isolation level"):
+        level_named(name)
+
+
+def test_level_without_a_boundary_promises_no_wall() -> None:
+    (unprotected,) = [level for level in LEVELS if not level.is_security_boundary]
+    assert unprotected is PROCESS
+    assert not any(
+        (
+            unprotected.confines_zygote,
+            unprotected.has_own_root,
+            unprotected.has_pid_namespace,
+            unprotected.has_user_namespace,
+        )
+    )
+
+
+def test_boundary_lets_processes_start_only_where_the_end_of_init_ends_them() -> None:
+    for level in LEVELS:
+        if level.is_security_boundary:
+            assert level.may_exec == level.has_pid_namespace, level.name
+
+
+@pytest.mark.parametrize("name", ["paranoid", "auto", "Strict", "", 0, None])
+def test_fork_server_that_is_told_of_no_level_refuses_the_message(name: object) -> None:
+    configure = control.Configure(level="strict", new_root="/n", readable=[], hidden=[])
+    fields = msgspec.to_builtins(configure) | {"level": name}
+    with pytest.raises(MessageInvalid, match="level"):
+        control.unpack_to_zygote(msgspec.msgpack.encode(fields))
+
+
+@pytest.mark.parametrize("path", SOURCES, ids=lambda path: str(path.relative_to(PROJECT)))
+def test_code_asks_a_level_for_facts_and_compares_no_names(path: Path) -> None:
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Compare):
+            constants = {each.value for each in ast.walk(node) if isinstance(each, ast.Constant)}
+            assert not constants & set(NAMES), f"line {node.lineno}: {ast.unparse(node)}"
