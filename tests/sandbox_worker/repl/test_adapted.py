@@ -12,7 +12,8 @@ from tests.support.places import PROJECT
 
 def after(adapt: str, code: str) -> Any:
     """What `code` prints, as JSON, after a call of `adapt`."""
-    program = f"import json, os, sys\nfrom sandbox_worker.repl.adapted import adapt\nadapt({adapt})\n{code}"
+    imports = "from sandbox_worker.repl.adapted import adapt\nfrom sandbox_worker.wire.level import STANDARD, STRICT"
+    program = f"import json, os, sys\n{imports}\nadapt({adapt})\n{code}"
     command = [sys.executable, "-W", "error", "-c", program]
     return json.loads(subprocess.run(command, cwd=PROJECT, capture_output=True, text=True, check=True).stdout)
 
@@ -22,7 +23,7 @@ def test_multiprocessing_forks_and_may_be_told_otherwise() -> None:
         "import multiprocessing as m\nfirst = m.get_start_method()\n"
         "m.set_start_method('spawn', force=True)\nprint(json.dumps([first, m.get_start_method()]))"
     )
-    assert after("'strict', None", code) == ["fork", "spawn"]
+    assert after("STRICT, None", code) == ["fork", "spawn"]
 
 
 def test_popen_keeps_its_signature_its_source_and_a_group_that_was_asked_for() -> None:
@@ -33,10 +34,10 @@ def test_popen_keeps_its_signature_its_source_and_a_group_that_was_asked_for() -
         "print(json.dumps([same, 'args' in inspect.signature(subprocess.Popen).parameters, "
         "'class Popen' in inspect.getsource(subprocess)]))"
     )
-    assert after("'strict', None", code) == [True, True, True]
+    assert after("STRICT, None", code) == [True, True, True]
 
 
 @pytest.mark.parametrize("module", ["random", "numpy.random"])
 def test_generator_that_is_imported_later_begins_with_the_seed(module: str) -> None:
     code = f"import importlib\nprint(json.dumps(importlib.import_module('{module}').random()))"
-    assert after("'standard', 5", code) == after("'standard', 5", code) != after("'standard', 6", code)
+    assert after("STANDARD, 5", code) == after("STANDARD, 5", code) != after("STANDARD, 6", code)
