@@ -115,7 +115,7 @@ class Limits(BaseModel):
     max_observation_chars: PositiveInt = 20_000
     """Told to the model of what one block printed."""
     max_frame_bytes: Annotated[int, Field(ge=1 << 12, le=(1 << 32) - 1)] = 64 << 20
-    """Largest message either side of a door accepts."""
+    """Largest message that either side of a connection accepts."""
     max_queries_in_flight: PositiveInt = 256
     """Open queries of one REPL. At this number the handler takes no more from it. Each takes a thread of model code, so
     that `max_processes` is reached before, unless it was raised."""

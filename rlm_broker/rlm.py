@@ -15,7 +15,7 @@ from typing import Any, Literal
 from rlm_broker import __version__
 from rlm_broker.clients.recording import FORMAT, Recorder, Recording
 from rlm_broker.clients.recording import Models as RecordedModels
-from rlm_broker.concurrency.event_loop import Home, Resident
+from rlm_broker.concurrency.event_loop import AsyncResource, EventLoopRef
 from rlm_broker.context.store import StoredContext, refuse_a_name, store
 from rlm_broker.errors import ConfigurationError, ReplayDiverged, RunCancelled
 from rlm_broker.handler.cache import Cache
@@ -24,10 +24,10 @@ from rlm_broker.handler.routing import ModelPolicy, Route
 from rlm_broker.limits import Limits
 from rlm_broker.models.registry import Given, Models
 from rlm_broker.results import Completion
-from rlm_broker.run.calls import Caller, RunCalls
+from rlm_broker.run.calls import Caller, TreeCalls
 from rlm_broker.run.ledger import Ledger
 from rlm_broker.run.output_type import OutputType
-from rlm_broker.run.persistent_repl import Conversation
+from rlm_broker.run.persistent_repl import PersistentRepl
 from rlm_broker.run.prompts import Instructions, Profile
 from rlm_broker.run.queries import needs_repl, open_run
 from rlm_broker.run.runner import QueryHandlerFactory, Runner, Tree
@@ -42,7 +42,7 @@ LONG_QUESTION_CHARS = 10_000
 """Characters from which on a question beside a shorter context that ends with "?" is taken for the context."""
 
 
-class RLM(Resident):
+class RLM(AsyncResource):
     """A language model whose context is a variable in a sandboxed REPL.
 
     As a context manager it keeps its handler and its fork server between calls; otherwise each call starts its own and
@@ -138,7 +138,7 @@ class RLM(Resident):
         self._tools = Tools(tools, sub_tools)
         self._query_handler = query_handler
         self._persistent = persistent
-        self._conversation: Conversation | None = None
+        self._persistent_repl: PersistentRepl | None = None
         self._handler, self._sandbox = handler, sandbox
         lent = sandbox or handler
         self._home = lent.home if lent else None
@@ -164,7 +164,9 @@ class RLM(Resident):
         """
         attempt = _Attempt()
         try:
-            return (self._home or Home.background()).run(self._complete(prompt, root_prompt, attempt, output_type))
+            return (self._home or EventLoopRef.background()).run(
+                self._complete(prompt, root_prompt, attempt, output_type)
+            )
         except KeyboardInterrupt:
             stopped = RunCancelled()
             if attempt.runner is not None:
@@ -175,7 +177,9 @@ class RLM(Resident):
         self, prompt: object, root_prompt: str | None = None, *, output_type: Any = None
     ) -> Completion:
         """`completion`, awaited. Cancelling it ends the run and everything below it."""
-        return await (self._home or Home.here()).arun(self._complete(prompt, root_prompt, _Attempt(), output_type))
+        return await (self._home or EventLoopRef.here()).arun(
+            self._complete(prompt, root_prompt, _Attempt(), output_type)
+        )
 
     async def stream(
         self, prompt: object, root_prompt: str | None = None, *, output_type: Any = None
@@ -192,7 +196,7 @@ class RLM(Resident):
             loop.call_soon_threadsafe(happened.put_nowait, event)  # the run may live on another thread's loop
 
         work = self._complete(prompt, root_prompt, _Attempt(), output_type, emit)
-        run = loop.create_task((self._home or Home.here()).arun(work))
+        run = loop.create_task((self._home or EventLoopRef.here()).arun(work))
         run.add_done_callback(lambda _: happened.put_nowait(None))
         try:
             while (event := await happened.get()) is not None:
@@ -209,8 +213,8 @@ class RLM(Resident):
     async def _open(self) -> None:
         self._kept = await self._keeping.enter_async_context(self._machinery())
         if self._persistent:
-            self._conversation = Conversation(self._kept.sandbox)
-            self._keeping.push_async_callback(self._conversation.close)
+            self._persistent_repl = PersistentRepl(self._kept.sandbox)
+            self._keeping.push_async_callback(self._persistent_repl.close)
 
     async def _close(self) -> None:
         self._kept = None
@@ -219,7 +223,7 @@ class RLM(Resident):
     @contextlib.asynccontextmanager
     async def _machinery(self) -> AsyncIterator["_Machinery"]:
         """A handler, and a sandbox whose REPLs connect to it: lent ones, or our own until this is left."""
-        home = self._home or Home.here()
+        home = self._home or EventLoopRef.here()
         async with contextlib.AsyncExitStack() as own:
             handler, sandbox = self._handler, self._sandbox
             if handler is None:
@@ -241,7 +245,7 @@ class RLM(Resident):
                 )
             yield _Machinery(handler, sandbox, recorder)
 
-    async def _own_handler(self, own: contextlib.AsyncExitStack, home: Home) -> LMHandler:
+    async def _own_handler(self, own: contextlib.AsyncExitStack, home: EventLoopRef) -> LMHandler:
         assert self._models is not None
         cache = self._cache
         if isinstance(cache, str | Path):
@@ -278,14 +282,14 @@ class RLM(Resident):
     ) -> Completion:
         limits, emit = self.limits, attempt.emit
         ledger = Ledger(limits)
-        calls = RunCalls(machinery.handler, ledger, emit, machinery.recorder, tells_text=attempt.is_followed)
+        calls = TreeCalls(machinery.handler, ledger, emit, machinery.recorder, tells_text=attempt.is_followed)
         instructions, asks = self._instructions, self._query_handler
         tree = Tree(calls, ledger, machinery.sandbox, emit, instructions, asks, self._needs_repl)
         caller = Caller(ROOT_RUN, 0, question)
         metadata = self._metadata(machinery, context)
         emit(RunStarted(ROOT_RUN, 0, question, metadata["model"], metadata))
         ends_at = None if limits.run_timeout_s is None else time.monotonic() + limits.run_timeout_s
-        attempt.runner = open_run(tree, caller, ends_at, self._tools, attempt.output_type, self._conversation)
+        attempt.runner = open_run(tree, caller, ends_at, self._tools, attempt.output_type, self._persistent_repl)
         completion = await attempt.runner.run(context)
         if self._models and self._models.replay and (difference := self._models.replay.diverged):
             diverged = ReplayDiverged(difference)  # code may have taken the error for an answer

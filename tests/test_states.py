@@ -14,11 +14,11 @@ from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, initial
 
 from rlm_broker.clients.base import BaseClient, LMReply, LMRequest
 from rlm_broker.concurrency import deadline
-from rlm_broker.concurrency.fair_semaphore import FairSlots
-from rlm_broker.concurrency.rate_window import SPAN_S, Window
+from rlm_broker.concurrency.fair_semaphore import FairSemaphore
+from rlm_broker.concurrency.rate_window import SPAN_S, RateWindow
 from rlm_broker.errors import LimitReached, ModelFailed, ProtocolViolation
 from rlm_broker.handler import client_queue
-from rlm_broker.handler.client_queue import Errand, Lane, Serving
+from rlm_broker.handler.client_queue import ClientQueue, PendingCall, Serving
 from rlm_broker.limits import Limits
 from rlm_broker.results import ChatMessage, Usage
 from rlm_broker.run.ledger import Hold, Ledger
@@ -80,7 +80,7 @@ class FairTurns(OnLoop):
     @initialize(places=st.integers(1, 3))
     def begin(self, places: int) -> None:
         self.places = places
-        self.slots = FairSlots(places)
+        self.slots = FairSemaphore(places)
         self.held: list[str] = []
         self.waiting: list[tuple[str, asyncio.Task[None]]] = []
         self.overtaken: dict[str, Counter[str]] = {}
@@ -256,7 +256,7 @@ class Rates(RuleBasedStateMachine):
     @initialize(most=st.integers(1, 20))
     def begin(self, most: int) -> None:
         self.most = most
-        self.window = Window(most)
+        self.window = RateWindow(most)
         self.now = 0.0
         self.passed: list[list[float]] = []
 
@@ -345,12 +345,14 @@ class Queue(OnLoop):
     def begin(self, most: int, per_minute: int | None, retries: int) -> None:
         self.most, self.per_minute = most, per_minute
         self.client = Commanded()
-        self.lane = Lane(self.client, Serving(max_concurrent=most, requests_per_minute=per_minute, max_retries=retries))
+        self.lane = ClientQueue(
+            self.client, Serving(max_concurrent=most, requests_per_minute=per_minute, max_retries=retries)
+        )
 
     @rule(session=SESSIONS, limit_s=st.sampled_from([5, 1e6]))
     def call(self, session: str, limit_s: float) -> None:
         request = LMRequest((ChatMessage("user", "?"),))
-        self.start(self.lane.run(Errand(request, limit_s, session)))
+        self.start(self.lane.run(PendingCall(request, limit_s, session)))
         self.loop.settle()
 
     @precondition(lambda self: self.client.open)

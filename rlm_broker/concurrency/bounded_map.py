@@ -5,7 +5,7 @@ from collections import deque
 from collections.abc import Awaitable, Callable, Hashable, Sequence
 from typing import Any, Generic, TypeVar
 
-from rlm_broker.concurrency.fair_semaphore import FairSlots
+from rlm_broker.concurrency.fair_semaphore import FairSemaphore
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -14,13 +14,13 @@ IN_A_ROW = 64
 """Pieces of work that may be done, or tasks started, before the event loop gets its turn."""
 
 
-async def work_off(
+async def bounded_map(
     todo: Sequence[T],
     work: Callable[[T], Awaitable[R]],
     at_once: int,
     timeout_s: float | None = None,
     *,
-    places: FairSlots | None = None,
+    places: FairSemaphore | None = None,
     session: Hashable = None,
 ) -> list[R | None]:
     """Await `work` for each of `todo`, at most `at_once` at the same time, in the order of `todo`.
@@ -28,12 +28,12 @@ async def work_off(
     Args:
         timeout_s: Seconds for the whole batch. Work that is unfinished then is cancelled.
         places: Places that running pieces need, shared with other batches; None sets no bound beside `at_once`.
-        session: Whose turn a place is taken for, see `FairSlots`.
+        session: Whose turn a place is taken for, see `FairSemaphore`.
 
     Returns:
         The results in the order of `todo`; None for each piece that was not done within `timeout_s`.
     """
-    batch = _Batch(todo, work, at_once, places or FairSlots(None), session)
+    batch = _Batch(todo, work, at_once, places or FairSemaphore(None), session)
     deadline = asyncio.timeout(timeout_s)
     try:
         async with deadline:
@@ -56,7 +56,7 @@ class _Batch(Generic[T, R]):
         todo: Sequence[T],
         work: Callable[[T], Awaitable[R]],
         at_once: int,
-        places: FairSlots,
+        places: FairSemaphore,
         session: Hashable,
     ) -> None:
         self.results: list[R | None] = [None] * len(todo)

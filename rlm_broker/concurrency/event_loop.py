@@ -21,11 +21,11 @@ T = TypeVar("T")
 SPAN_S = 0.5
 """Of one wait of a thread: Python does not see a signal that comes in the moment before one begins until it ends."""
 
-_background: "Home | None" = None
+_background: "EventLoopRef | None" = None
 _starting = threading.Lock()
 
 
-class Home:
+class EventLoopRef:
     """One event loop, reached from any thread."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
@@ -34,12 +34,12 @@ class Home:
         self._thread: threading.Thread | None = None
 
     @staticmethod
-    def here() -> "Home":
+    def here() -> "EventLoopRef":
         """The loop that is running now."""
-        return Home(asyncio.get_running_loop())
+        return EventLoopRef(asyncio.get_running_loop())
 
     @staticmethod
-    def background() -> "Home":
+    def background() -> "EventLoopRef":
         """The process's own loop, in a daemon thread that is started when it is first wanted.
 
         Raises:
@@ -48,7 +48,7 @@ class Home:
         global _background
         with _starting:
             if _background is None or not _background.is_alive:
-                _background = Home(asyncio.new_event_loop())
+                _background = EventLoopRef(asyncio.new_event_loop())
                 keep = (_background._loop,)
                 _background._thread = threading.Thread(target=_keep_running, args=keep, name="rlm-broker", daemon=True)
                 try:
@@ -164,13 +164,13 @@ class _Job(Generic[T]):
             self.outcome.set_result(task.result())
 
 
-class Resident:
+class AsyncResource:
     """An object that lives on a loop: a context manager of both kinds, opened once and closed once.
 
     A class that is one says what opening and closing mean; it may be told where to live.
     """
 
-    _home: Home | None = None
+    _home: EventLoopRef | None = None
     _home_is_callers = False
 
     async def _open(self) -> None:
@@ -180,10 +180,10 @@ class Resident:
         raise NotImplementedError
 
     @property
-    def home(self) -> Home:
+    def home(self) -> EventLoopRef:
         """Where it lives. Asked for before it was opened, that is the background loop."""
         if self._home is None:
-            self._home = Home.background()
+            self._home = EventLoopRef.background()
         return self._home
 
     def __enter__(self) -> Self:
@@ -197,7 +197,7 @@ class Resident:
 
     async def __aenter__(self) -> Self:
         if self._home is None:
-            self._home, self._home_is_callers = Home.here(), True
+            self._home, self._home_is_callers = EventLoopRef.here(), True
         await self._home.arun(self._open())
         return self
 

@@ -7,7 +7,7 @@ from collections.abc import Hashable
 Turn = asyncio.Future[None]
 
 
-class FairSlots:
+class FairSemaphore:
     """At most `places` held at the same time. Among the sessions that wait, each gets one place in turn.
 
     Every operation takes constant time, however many wait: a hostile session that queues and cancels thousands of turns

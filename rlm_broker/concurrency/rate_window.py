@@ -16,7 +16,7 @@ class Entry:
     has_left: bool = False
 
 
-class Window:
+class RateWindow:
     """Keeps the sum of any `SPAN_S` seconds within a bound.
 
     Args:

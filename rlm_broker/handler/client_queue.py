@@ -12,8 +12,8 @@ import msgspec
 
 from rlm_broker.clients.base import BaseClient, Client, LMReply, LMRequest, estimate_tokens
 from rlm_broker.concurrency.deadline import Late, in_time
-from rlm_broker.concurrency.fair_semaphore import FairSlots
-from rlm_broker.concurrency.rate_window import Entry, Window
+from rlm_broker.concurrency.fair_semaphore import FairSemaphore
+from rlm_broker.concurrency.rate_window import Entry, RateWindow
 from rlm_broker.errors import ModelFailed, RlmBrokerError
 from rlm_broker.results import Usage
 
@@ -47,7 +47,7 @@ class Serving:
 
 
 @dataclass(slots=True)
-class Errand:
+class PendingCall:
     """One call on its way through the lanes.
 
     Attributes:
@@ -67,16 +67,16 @@ class Errand:
         return max(0.0, self.limit_s - self.spent_s)
 
 
-class Lane:
+class ClientQueue:
     """One client, and how it is doing. Lives on one event loop."""
 
     def __init__(self, client: BaseClient, serving: Serving) -> None:
         self.client = client
         self.serving = serving
-        self._places = FairSlots(serving.max_concurrent or client.max_concurrent)
-        self._gate = FairSlots(1)
-        self._requests = Window(serving.requests_per_minute)
-        self._tokens = Window(serving.tokens_per_minute)
+        self._places = FairSemaphore(serving.max_concurrent or client.max_concurrent)
+        self._gate = FairSemaphore(1)
+        self._requests = RateWindow(serving.requests_per_minute)
+        self._tokens = RateWindow(serving.tokens_per_minute)
         self._is_paced = not (serving.requests_per_minute is None and serving.tokens_per_minute is None)
         self._output_tokens = 0.0
         self._opens_at = 0.0
@@ -88,7 +88,7 @@ class Lane:
         """Whether its last calls failed, or it wants to be left alone, so that another may do better."""
         return time.monotonic() < max(self._cool_until, self._opens_at)
 
-    async def run(self, errand: Errand, others: int = 0) -> LMReply:
+    async def run(self, errand: PendingCall, others: int = 0) -> LMReply:
         """Make the call, as often as it takes and its time allows.
 
         Args:
@@ -125,7 +125,7 @@ class Lane:
         self._tokens.correct(entry, usage.total_input_tokens + usage.total_output_tokens or entry.amount)
         self._output_tokens += (usage.total_output_tokens - self._output_tokens) / 8
 
-    async def _left_alone(self, errand: Errand) -> None:
+    async def _left_alone(self, errand: PendingCall) -> None:
         """Wait until the provider wants to be asked again; that is the call's own time.
 
         Raises:
@@ -139,7 +139,7 @@ class Lane:
             errand.spent_s += wait_s
             await asyncio.sleep(wait_s)
 
-    async def _admitted(self, errand: Errand) -> Entry:
+    async def _admitted(self, errand: PendingCall) -> Entry:
         """Wait until its rates allow the call, one after the other, in turn. That is nobody's time.
 
         Returns:
@@ -159,7 +159,7 @@ class Lane:
         finally:
             self._gate.release()
 
-    async def _wait_or_raise(self, errand: Errand, attempt: int, failed: ModelFailed) -> None:
+    async def _wait_or_raise(self, errand: PendingCall, attempt: int, failed: ModelFailed) -> None:
         """Before the next attempt. If the provider says how long, nobody asks it before."""
         backoff_s = min(MOST_BACKOFF_S, BACKOFF_S * 2 ** (attempt - 1)) * random.uniform(0.5, 1)
         wait_s = max(backoff_s, failed.retry_after_s or 0.0)
@@ -180,7 +180,7 @@ class Lane:
             errand.spent_s += time.monotonic() - started
 
 
-async def ask(client: BaseClient, errand: Errand, attempt_timeout_s: float | None) -> LMReply:
+async def ask(client: BaseClient, errand: PendingCall, attempt_timeout_s: float | None) -> LMReply:
     """One attempt. Clients are anybody's code: whatever they do, it ends in time, in a reply or an error of ours.
 
     Raises:

@@ -9,11 +9,11 @@ import msgspec
 
 from rlm_broker.clients.base import BaseClient, Client, LMReply, LMRequest
 from rlm_broker.clients.brought import adapted, original
-from rlm_broker.concurrency.bounded_map import work_off
-from rlm_broker.concurrency.event_loop import Home, Resident
+from rlm_broker.concurrency.bounded_map import bounded_map
+from rlm_broker.concurrency.event_loop import AsyncResource, EventLoopRef
 from rlm_broker.errors import ModelFailed, RlmBrokerError, UnknownModel
 from rlm_broker.handler.cache import Cache
-from rlm_broker.handler.client_queue import Errand, Lane, OnRetry, Serving
+from rlm_broker.handler.client_queue import ClientQueue, OnRetry, PendingCall, Serving
 from rlm_broker.handler.routing import ModelPolicy, Routing
 from rlm_broker.results import Call, Tally, UsageSummary
 from rlm_broker.transport import one_shot
@@ -24,7 +24,7 @@ STRANGERS = "strangers"
 """The session of all one-shot requests: together they have the share of one run of each client's places."""
 
 
-class LMHandler(Resident):
+class LMHandler(AsyncResource):
     """Routes completions by model name and depth to clients, and holds the port that REPLs connect to.
 
     Use it as a context manager, or `start` and `stop` it. The clients stay their makers': stopping closes none of them.
@@ -61,7 +61,7 @@ class LMHandler(Resident):
         open_client: Callable[[str], Client] | None = None,
         call_timeout_s: float = CALL_TIMEOUT_S,
         cache: Cache | None = None,
-        home: Home | None = None,
+        home: EventLoopRef | None = None,
     ) -> None:
         self.routing = Routing(client, other_backend_client, model_policy=model_policy, open_client=open_client)
         self.listener = Listener(
@@ -70,7 +70,7 @@ class LMHandler(Resident):
         self._batch_max_concurrent = batch_max_concurrent
         self._call_timeout_s = call_timeout_s
         self._cache = cache
-        self.lanes: dict[int, Lane] = {}
+        self.lanes: dict[int, ClientQueue] = {}
         self._usage = defaultdict[str, Tally](Tally)
         self._home = home
 
@@ -83,7 +83,7 @@ class LMHandler(Resident):
     def serve(self, client: Client, serving: Serving) -> None:
         """Say how `client` is to be called, before its first call. Without this it is called as `Serving()` says."""
         served = adapted(client)
-        self.lanes[id(served)] = Lane(served, serving)
+        self.lanes[id(served)] = ClientQueue(served, serving)
 
     def get_client(self, model: str | None = None, depth: int = 0) -> Client:
         """The client that serves: a known name wins, then the depth decides.
@@ -157,7 +157,7 @@ class LMHandler(Resident):
         key = None if cache is None else cache.key(lane.client, request)
         reply = None if cache is None or key is None else await cache.get(key)
         if reply is None:
-            errand = Errand(request, timeout_s or self._call_timeout_s, session, on_retry)
+            errand = PendingCall(request, timeout_s or self._call_timeout_s, session, on_retry)
             reply = await (self._through_lanes(lane, errand) if lane.serving.fallbacks else lane.run(errand))
             if cache is not None and key is not None:
                 await cache.put(key, reply)
@@ -166,7 +166,7 @@ class LMHandler(Resident):
         requested = request.model if request.model and request.model != model else None
         return Call(model, reply.text, reply.usage, time.monotonic() - started, requested, reply.problem)
 
-    async def _through_lanes(self, lane: Lane, errand: Errand) -> LMReply:
+    async def _through_lanes(self, lane: ClientQueue, errand: PendingCall) -> LMReply:
         """The client, then its fallbacks; first of all those of them that are not known to fail just now."""
         lanes = sorted([lane, *map(self._lane, lane.serving.fallbacks)], key=lambda each: each.is_cooling)
         failures: list[ModelFailed] = []
@@ -183,11 +183,11 @@ class LMHandler(Resident):
                 return msgspec.structs.replace(reply, model=reply.model or each.client.model_name)
         raise ModelFailed("; ".join(map(str, failures)), failures[-1].cause)
 
-    def _lane(self, client: Client) -> Lane:
+    def _lane(self, client: Client) -> ClientQueue:
         lane = self.lanes.get(id(client))
         if lane is None:  # the first call, or an object of the user's, whose lane is that of its wrapper
             own = adapted(client)
-            lane = self.lanes.get(id(own)) or Lane(own, Serving())
+            lane = self.lanes.get(id(own)) or ClientQueue(own, Serving())
             self.lanes[id(own)] = lane
         return lane
 
@@ -218,7 +218,7 @@ class LMHandler(Resident):
             except RlmBrokerError as error:
                 return str(error)
 
-        outcomes = await work_off(request.prompts, outcome, self._batch_max_concurrent)
+        outcomes = await bounded_map(request.prompts, outcome, self._batch_max_concurrent)
         return [each for each in outcomes if each is not None]  # without a time limit, none is
 
     async def _one(self, client: BaseClient, request: one_shot.OneShotRequest, prompt: one_shot.Prompt) -> Call:

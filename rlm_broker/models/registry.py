@@ -14,10 +14,10 @@ from rlm_broker.clients.field import FieldLike
 from rlm_broker.clients.named import client_for
 from rlm_broker.clients.recorded import RecordedClient
 from rlm_broker.clients.recording import Recording
-from rlm_broker.concurrency.event_loop import Home
+from rlm_broker.concurrency.event_loop import EventLoopRef
 from rlm_broker.errors import ConfigurationError, ModelFailed, UnknownModel
 from rlm_broker.handler.cache import Cache
-from rlm_broker.handler.client_queue import Lane, Serving
+from rlm_broker.handler.client_queue import ClientQueue, Serving
 from rlm_broker.handler.handler import LMHandler
 from rlm_broker.handler.routing import ModelPolicy, Route
 from rlm_broker.limits import Limits
@@ -60,7 +60,7 @@ class Models:
         self._made: dict[int, tuple[BaseClient, Model]] = {}
         self._fallbacks: dict[int, tuple[BaseClient, ...]] = {}
         self._opened: dict[str, BaseClient] = {}
-        self._lanes: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, dict[int, Lane]]
+        self._lanes: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, dict[int, ClientQueue]]
         self._lanes = weakref.WeakKeyDictionary()
         self._users = Counter[int]()
         if replay is None:
@@ -81,7 +81,7 @@ class Models:
             self.sub = None if told.sub is None else self._open(told.sub)
         self.handler(Limits())  # what is wrong with the routes is said here
 
-    def handler(self, limits: Limits, cache: Cache | None = None, home: Home | None = None) -> LMHandler:
+    def handler(self, limits: Limits, cache: Cache | None = None, home: EventLoopRef | None = None) -> LMHandler:
         """What calls them."""
         handler = LMHandler(
             self.root,
@@ -99,7 +99,7 @@ class Models:
         return handler
 
     @contextlib.asynccontextmanager
-    async def opened(self, limits: Limits, cache: Cache | None, home: Home) -> AsyncIterator[LMHandler]:
+    async def opened(self, limits: Limits, cache: Cache | None, home: EventLoopRef) -> AsyncIterator[LMHandler]:
         """A handler that is listening, its clients looked at before. Bounds and rates hold for all that are open.
 
         Raises:

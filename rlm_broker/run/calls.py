@@ -17,8 +17,8 @@ from rlm_broker.clients.base import BaseClient, LMRequest
 from rlm_broker.clients.recorded import recorded_request
 from rlm_broker.clients.recording import CallId, Counted, Failure, Recorded, Recorder
 from rlm_broker.concurrency.allowance import Allowance
-from rlm_broker.concurrency.bounded_map import work_off
-from rlm_broker.concurrency.fair_semaphore import FairSlots
+from rlm_broker.concurrency.bounded_map import bounded_map
+from rlm_broker.concurrency.fair_semaphore import FairSemaphore
 from rlm_broker.errors import RlmBrokerError
 from rlm_broker.handler.handler import LMHandler
 from rlm_broker.results import Call, ChatMessage, Usage
@@ -59,7 +59,7 @@ class Caller:
     model: str | None = None
 
 
-class RunCalls:
+class TreeCalls:
     """Makes the calls of a tree; every run of the tree shares one, and they take turns. Made in the root run's task.
 
     Args:
@@ -83,7 +83,7 @@ class RunCalls:
         self._recorded = set[CallId]()
         self._root_task = asyncio.current_task()
         self._tells_text = tells_text
-        self._places = FairSlots(ledger.limits.max_concurrent_calls)
+        self._places = FairSemaphore(ledger.limits.max_concurrent_calls)
         self._decoded = Allowance(MOST_DECODED_BYTES)
         self._answer_bytes = Counter[str]()
         self._numbers: dict[tuple[str, int], int] = {}
@@ -137,7 +137,7 @@ class RunCalls:
         most = self._ledger.limits.max_concurrent_calls
         done: Sequence[Slot | None] = [None] * len(todo)
         try:
-            done = await work_off(
+            done = await bounded_map(
                 todo,
                 lambda piece: answers.kept(self._slot(caller, query, *piece)),
                 _smaller(query.max_concurrent, most) or len(todo),

@@ -26,7 +26,7 @@ def as_values(messages: Sequence[ChatMessage]) -> list[dict[str, Any]]:
     return values
 
 
-class Conversation:
+class PersistentRepl:
     """The REPL of a persistent RLM. `context` and `context_0` are the first run's, `context_1` the second's, and so on;
     `history_0` are the messages of the first run.
 

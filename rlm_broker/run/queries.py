@@ -11,13 +11,13 @@ import msgspec
 
 from rlm_broker.clients.base import estimate_tokens
 from rlm_broker.concurrency.allowance import Allowance
-from rlm_broker.concurrency.bounded_map import work_off
+from rlm_broker.concurrency.bounded_map import bounded_map
 from rlm_broker.context.store import store
 from rlm_broker.errors import LimitReached, RlmBrokerError
 from rlm_broker.results import ChildTrace
 from rlm_broker.run.calls import MOST_DECODED_BYTES, Caller, in_words
 from rlm_broker.run.output_type import OutputType
-from rlm_broker.run.persistent_repl import Conversation
+from rlm_broker.run.persistent_repl import PersistentRepl
 from rlm_broker.run.runner import Runner, Tree
 from rlm_broker.run.tools import Tools
 from rlm_broker.trace.events import PREVIEW_CHARS, Emitter, RunStarted
@@ -32,7 +32,7 @@ TOO_MANY_CHILDREN = Slot(error="max_children_total exceeded")
 _ASKS_FOR_CODE = re.compile(r"```|\b(code|python|compute|calculate|count|sum|sort|add up)\b", re.IGNORECASE)
 
 
-class Recursion:
+class QueryAnswers:
     """Answers the REPL of one run. The depth is ours: no frame can claim another.
 
     Args:
@@ -108,10 +108,10 @@ class Recursion:
         runs, completions = await self._divided(query, min(count, most))
         left = self._tree.ledger.left()["max_children_total"]
         allowed = len(runs) if left is None else int(left)
-        room = self._tree.child_rooms[self._below.depth]
+        room = self._tree.child_places[self._below.depth]
         async with asyncio.TaskGroup() as group:
             completing = group.create_task(self._completions(query, completions))
-            children = await work_off(
+            children = await bounded_map(
                 runs[:allowed],
                 lambda index: self._child(query, index, served_by, room.memory),
                 limits.max_concurrent_children,
@@ -206,7 +206,7 @@ def open_run(
     ends_at: float | None,
     tools: Tools,
     output_type: OutputType | None = None,
-    conversation: Conversation | None = None,
+    persistent_repl: PersistentRepl | None = None,
 ) -> Runner:
     """Compose one run: its loop, and what answers its REPL. The root is made of the same parts as each child.
 
@@ -218,8 +218,8 @@ def open_run(
         output_type: What its answer has to be; None is any text.
         conversation: Whose REPL it uses; None is one of its own.
     """
-    queries = Recursion(tree, caller, ends_at, tools)
-    return Runner(tree, caller, queries.handler(), queries.child_traces, tools, output_type, conversation)
+    queries = QueryAnswers(tree, caller, ends_at, tools)
+    return Runner(tree, caller, queries.handler(), queries.child_traces, tools, output_type, persistent_repl)
 
 
 def needs_repl(prompt: str, window_tokens: int) -> bool:

@@ -12,16 +12,16 @@ import rlm_broker.run.prompts as prompts
 from rlm_broker.clients.base import estimate_tokens
 from rlm_broker.concurrency.allowance import Allowance
 from rlm_broker.concurrency.deadline import Late, T, within
-from rlm_broker.concurrency.fair_semaphore import FairSlots
+from rlm_broker.concurrency.fair_semaphore import FairSemaphore
 from rlm_broker.context.store import StoredContext
 from rlm_broker.errors import LimitReached, ModelFailed, ReplClosed, RunFailed
 from rlm_broker.limits import Limits
 from rlm_broker.parsing import FinalVar, NotRun, ParsedReply, parse_reply
 from rlm_broker.results import Block, ChatMessage, ChildTrace, Completion, Isolation, Iteration
-from rlm_broker.run.calls import MOST_DECODED_BYTES, Caller, RunCalls, in_words
+from rlm_broker.run.calls import MOST_DECODED_BYTES, Caller, TreeCalls, in_words
 from rlm_broker.run.ledger import Ledger
 from rlm_broker.run.output_type import OutputType
-from rlm_broker.run.persistent_repl import Conversation, as_values
+from rlm_broker.run.persistent_repl import PersistentRepl, as_values
 from rlm_broker.run.tools import Tools
 from rlm_broker.sandbox.repl import SandboxedRepl
 from rlm_broker.sandbox.sandbox import Sandbox
@@ -47,7 +47,7 @@ Decide = Callable[[str, int], bool]
 
 
 @dataclass(frozen=True, slots=True)
-class ChildRoom:
+class ChildPlaces:
     """What the children at one depth of a tree share. Each depth has its own: parents that wait for their children hold
     nothing that these need.
 
@@ -56,7 +56,7 @@ class ChildRoom:
         memory: Bytes for the prompts of large queries, which live as long as their child.
     """
 
-    places: FairSlots
+    places: FairSemaphore
     memory: Allowance = field(default_factory=lambda: Allowance(MOST_DECODED_BYTES))
 
 
@@ -64,18 +64,18 @@ class ChildRoom:
 class Tree:
     """What all runs of one tree share."""
 
-    calls: RunCalls
+    calls: TreeCalls
     ledger: Ledger
     sandbox: Sandbox
     emit: Emit
     instructions: prompts.Instructions
     query_handler: QueryHandlerFactory | None = None
     needs_repl: Decide | None = None
-    child_rooms: defaultdict[int, ChildRoom] = field(init=False)
+    child_places: defaultdict[int, ChildPlaces] = field(init=False)
 
     def __post_init__(self) -> None:
         most = self.limits.max_concurrent_children
-        object.__setattr__(self, "child_rooms", defaultdict(lambda: ChildRoom(FairSlots(most))))
+        object.__setattr__(self, "child_places", defaultdict(lambda: ChildPlaces(FairSemaphore(most))))
 
     @property
     def limits(self) -> Limits:
@@ -114,7 +114,7 @@ class Runner:
         child_traces: list[ChildTrace],
         tools: Tools,
         output_type: OutputType | None = None,
-        conversation: Conversation | None = None,
+        persistent_repl: PersistentRepl | None = None,
     ) -> None:
         self._tree = tree
         self._caller = caller
@@ -123,7 +123,7 @@ class Runner:
         self._child_traces = child_traces
         self._tools = tools
         self._output_type = output_type
-        self._conversation = conversation
+        self._persistent_repl = persistent_repl
         self._question = output_type.task(caller.question) if output_type else caller.question
         self._isolation: Isolation | None = None
         self._parsed: Any = None
@@ -198,16 +198,16 @@ class Runner:
     @contextlib.asynccontextmanager
     async def _opened(self, context: StoredContext) -> AsyncIterator[tuple[SandboxedRepl, str]]:
         """The run's REPL, and the name of the context in it."""
-        if self._conversation is None:
+        if self._persistent_repl is None:
             tools, values = self._tools.names, self._tools.values
             async with self._tree.sandbox.repl(context, self._answer, tools=tools, values=values) as repl:
                 yield repl, CONTEXT
             return
-        async with self._conversation.repl(context, self._answer, self._tools) as opened:
+        async with self._persistent_repl.repl(context, self._answer, self._tools) as opened:
             try:
                 yield opened
             finally:
-                self._conversation.remember([*self._earlier, *self.progress.messages])
+                self._persistent_repl.remember([*self._earlier, *self.progress.messages])
 
     def _system(self) -> str:
         tools = self._tools.documentation()
@@ -307,7 +307,7 @@ class Runner:
         self.progress.messages.append(ChatMessage("user", f"{observed.content}\n\n{prompts.SUMMARISE}"))
         summary = await self._reply()
         self._earlier += self.progress.messages
-        name = HISTORY if self._conversation is None else numbered(HISTORY, self._conversation.runs - 1)
+        name = HISTORY if self._persistent_repl is None else numbered(HISTORY, self._persistent_repl.runs - 1)
         with contextlib.suppress(FrameTooLarge):  # then the notes have to do
             repl.provide_known({name: as_values(self._earlier)})
         started_again = prompts.after_summary(str(opening.content), summary, name, then)

@@ -119,7 +119,7 @@ class BlockRun:
         return None if died is None else post_mortem.reason(died)
 
     async def _obituary(self) -> str | None:
-        """How the REPL died, if it did: its door is lost a moment before init tells."""
+        """How the REPL died, if it did: its connection is lost a moment before init tells."""
         try:
             async with asyncio.timeout(DEATH_NEWS_S):
                 while (why := self._death()) is None:

@@ -1,4 +1,4 @@
-"""What a block printed, put together from two ways: Python's text from the door, descriptor output from init."""
+"""What a block printed, put together from two ways: Python's text from the connection, descriptor output from init."""
 
 import codecs
 import warnings

@@ -1,4 +1,4 @@
-"""A sandboxed REPL: a worker, its door, and the clock that ends a block in time."""
+"""A sandboxed REPL: a worker, its connection, and the clock that ends a block in time."""
 
 import asyncio
 import contextlib
@@ -7,7 +7,7 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
-from rlm_broker.concurrency.event_loop import Home, Resident
+from rlm_broker.concurrency.event_loop import AsyncResource, EventLoopRef
 from rlm_broker.context.store import StoredContext, refuse_a_name, store
 from rlm_broker.errors import ConfigurationError, ReplClosed, SandboxFailed, WorkerDied
 from rlm_broker.plain import require_names, require_plain
@@ -15,7 +15,7 @@ from rlm_broker.results import Block, Isolation
 from rlm_broker.sandbox import post_mortem
 from rlm_broker.sandbox.block_run import BlockRun
 from rlm_broker.sandbox.output import BlockOutput, OnOutput
-from rlm_broker.sandbox.workers.source import Starts
+from rlm_broker.sandbox.workers.source import WorkerSource
 from rlm_broker.sandbox.workers.worker import Worker
 from rlm_broker.transport.connection import Connection, QueryHandler
 from rlm_broker.transport.provisions import Provisions
@@ -31,7 +31,7 @@ MAX_ERROR_CHARS = 2_000
 """Of the sentence on how a block ended. An honest REPL sends fewer."""
 
 
-class SandboxedRepl(Resident):
+class SandboxedRepl(AsyncResource):
     """Runs blocks of untrusted code one after the other; variables persist from one to the next.
 
     Made by `Sandbox.repl`. Use it as a context manager: its processes are gone when it is left, however it is left.
@@ -39,19 +39,19 @@ class SandboxedRepl(Resident):
 
     def __init__(
         self,
-        home: Home,
-        starts: Starts,
+        home: EventLoopRef,
+        source: WorkerSource,
         context: object,
         answer: QueryHandler,
         provisions: Provisions,
     ) -> None:
         self._home = home
-        self._starts = starts
+        self._source = source
         self._context = context
         self._own_context: StoredContext | None = None
         self._answer = answer
-        self._limits = starts.limits
-        self._bounds = starts.limits.repl_bounds()
+        self._limits = source.limits
+        self._bounds = source.limits.repl_bounds()
         self._provisions = provisions
         self._worker: Worker | None = None
         self._connection: Connection | None = None
@@ -64,7 +64,7 @@ class SandboxedRepl(Resident):
     def isolation(self) -> Isolation:
         """What is enforced, as the worker reported it before any model code ran."""
         layers = self._worker.layers if self._worker else ()
-        return Isolation(self._starts.host.level.name, (*self._starts.host.layers, *layers))
+        return Isolation(self._source.fork_server.level.name, (*self._source.fork_server.layers, *layers))
 
     def execute(self, code: str, timeout_s: float | None = None, on_output: OnOutput | None = None) -> Block:
         """Run one block.
@@ -130,7 +130,7 @@ class SandboxedRepl(Resident):
 
     async def _start_worker(self) -> None:
         context = None if self._context is INHERITED else await self._stored()
-        self._worker, connection = await self._starts.start(context)
+        self._worker, connection = await self._source.start(context)
         self._connected(connection)
 
     def _connected(self, connection: Connection) -> None:
@@ -143,7 +143,7 @@ class SandboxedRepl(Resident):
         if self._connection is not None:
             await self._connection.close()
         if self._worker is not None:
-            await self._starts.end(self._worker)
+            await self._source.end(self._worker)
             self._worker = None
         if self._own_context is not None:
             self._own_context.close()
@@ -166,7 +166,7 @@ class SandboxedRepl(Resident):
             raise SandboxFailed("the REPL is not open: use it as `with sandbox.repl() as repl:`")
         if self._is_lost_unused():
             await self._end_repl()
-            await (self._starts.end(self._worker) if self._worker else asyncio.sleep(0))  # its REPL alone has died
+            await (self._source.end(self._worker) if self._worker else asyncio.sleep(0))  # its REPL alone has died
             await self._start_worker()
         if self._connection is None:
             if self._restarts >= self._limits.max_repl_restarts:
@@ -176,18 +176,20 @@ class SandboxedRepl(Resident):
                 await self._start_worker()
             else:
                 try:
-                    self._connected(await self._starts.restart(self._worker))
+                    self._connected(await self._source.restart(self._worker))
                 except WorkerDied:  # the same, since the last block
-                    await self._starts.end(self._worker_alive())
+                    await self._source.end(self._worker_alive())
                     await self._start_worker()
         assert self._connection is not None
         return self._connection
 
     def _is_lost_unused(self) -> bool:
         """Whether its processes died before any block ran: there are no variables that code could miss."""
-        worker, door = self._worker, self._connection
+        worker, connection = self._worker, self._connection
         lost = worker is not None and (worker.gone.is_set() or worker.died is not None)
-        return worker is not None and door is not None and not door.block and (lost or not door.is_open)
+        return (
+            worker is not None and connection is not None and not connection.block and (lost or not connection.is_open)
+        )
 
     # -- one block ---------------------------------------------------------------------------------------------------
 
@@ -250,7 +252,7 @@ class SandboxedRepl(Resident):
         # A scratch folder that is too full would end the next REPL, too: that one gets another worker.
         if worker.gone.is_set() or (exceeded is not None and exceeded.limit in SCRATCH_LIMITS):
             self._worker = None
-            await self._starts.end(worker)
+            await self._source.end(worker)
         if connection is not None:
             await connection.close()
         return seen
@@ -262,8 +264,8 @@ class SandboxedRepl(Resident):
 
 
 def made(
-    home: Home,
-    starts: Starts,
+    home: EventLoopRef,
+    source: WorkerSource,
     context: object,
     handler: QueryHandler,
     tools: Sequence[str],
@@ -278,7 +280,7 @@ def made(
     require_names(tools)
     require_plain(values or {})
     try:
-        provisions = Provisions.of(values or {}, starts.limits.max_frame_bytes, tools)
+        provisions = Provisions.of(values or {}, source.limits.max_frame_bytes, tools)
     except FrameTooLarge as error:
         raise ConfigurationError(f"a value is too large for a message to a REPL: {error}") from None
-    return SandboxedRepl(home, starts, context, handler, provisions)
+    return SandboxedRepl(home, source, context, handler, provisions)

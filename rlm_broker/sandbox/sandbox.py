@@ -1,10 +1,10 @@
-"""The public door of the sandbox: REPLs for untrusted code, with or without a model behind them."""
+"""The public sandbox: REPLs for untrusted code, with or without a model behind them."""
 
 import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from rlm_broker.concurrency.event_loop import Home, Resident
+from rlm_broker.concurrency.event_loop import AsyncResource, EventLoopRef
 from rlm_broker.errors import ConfigurationError, IsolationUnavailable, SandboxFailed
 from rlm_broker.limits import Limits
 from rlm_broker.sandbox.levels import canary
@@ -12,10 +12,10 @@ from rlm_broker.sandbox.levels.level import candidates, warn_if_unprotected
 from rlm_broker.sandbox.repl import SandboxedRepl, made
 from rlm_broker.sandbox.template import NO_CONTEXT, PREPARE_TIMEOUT_S, Template
 from rlm_broker.sandbox.workers import cgroups
-from rlm_broker.sandbox.workers.context_cache import OF_ALL_MEMORY, SharedContexts
-from rlm_broker.sandbox.workers.fork_server import Host, Preparation
-from rlm_broker.sandbox.workers.source import Starter
-from rlm_broker.sandbox.workers.warm_pool import Pool
+from rlm_broker.sandbox.workers.context_cache import OF_ALL_MEMORY, ContextCache
+from rlm_broker.sandbox.workers.fork_server import ForkServer, Preparation
+from rlm_broker.sandbox.workers.source import ColdStart
+from rlm_broker.sandbox.workers.warm_pool import WarmPool
 from rlm_broker.transport.connection import QueryHandler, refuse
 from rlm_broker.transport.listener import Listener
 from rlm_broker.transport.provisions import Provisions
@@ -27,7 +27,7 @@ MAX_SETUP_BYTES = 32 << 10
 """It goes in one packet with everything else that a fork server is told."""
 
 
-class Sandbox(Resident):
+class Sandbox(AsyncResource):
     """Starts REPLs in processes of their own, isolated from the machine and from each other.
 
     Use it as a context manager (`with` or `async with`): the fork server is started when it is entered, and nothing
@@ -62,7 +62,7 @@ class Sandbox(Resident):
         warm: int | None = None,
         seed: int | None = None,
         listener: Listener | None = None,
-        home: Home | None = None,
+        home: EventLoopRef | None = None,
     ) -> None:
         if limits is not None and not isinstance(limits, Limits):
             raise ConfigurationError(f"limits is a Limits, and not {type(limits).__name__}")
@@ -77,14 +77,15 @@ class Sandbox(Resident):
         self._warm = warm
         self._listener = listener
         self._own_listener: Listener | None = None
-        self._pool: Pool | None = None
-        self._shared: SharedContexts | None = None
+        self._fork_server: ForkServer | None = None
+        self._pool: WarmPool | None = None
+        self._shared: ContextCache | None = None
         self._home = home
 
     @property
     def level(self) -> LevelName:
         """The level that is enforced; before it is open, the strongest that it is going to try."""
-        return (self._pool.host.level if self._pool else self._candidates[0]).name
+        return (self._fork_server.level if self._fork_server else self._candidates[0]).name
 
     def repl(
         self,
@@ -136,7 +137,7 @@ class Sandbox(Resident):
                 template is entered.
             SandboxFailed: The sandbox is not open.
         """
-        if self._pool is None or (listener := self._listener or self._own_listener) is None:
+        if self._fork_server is None or (listener := self._listener or self._own_listener) is None:
             raise SandboxFailed("the sandbox is not open: use it as `with Sandbox() as sandbox:`")
         if not isinstance(setup, str) or isinstance(imports, str) or not all(isinstance(name, str) for name in imports):
             raise ConfigurationError("imports is a list of modules' names, and setup is code as text")
@@ -146,7 +147,7 @@ class Sandbox(Resident):
             raise ConfigurationError(f"timeout_s = {timeout_s!r}: give a positive number of seconds")
         _require_warm(warm)
         preparation = Preparation(tuple(imports), setup, timeout_s=timeout_s)
-        return Template(self.home, self._pool.host, listener, self.limits, preparation, context, warm)
+        return Template(self.home, self._fork_server, listener, self.limits, preparation, context, warm)
 
     async def _open(self) -> None:
         if self._pool is not None:
@@ -156,40 +157,39 @@ class Sandbox(Resident):
             if listener is None:
                 listener = self._own_listener = Listener()
                 await listener.start()
-            host = await self._strongest(listener)
-            starter = Starter(host, listener, self.limits)
-            self._pool = Pool(starter, self._warm)
+            self._fork_server = await self._strongest(listener)
+            self._pool = WarmPool(ColdStart(self._fork_server, listener, self.limits), self._warm)
             self._pool.fill()
-            self._shared = SharedContexts(self._pool, listener, int(cgroups.memory_bytes() * OF_ALL_MEMORY))
+            self._shared = ContextCache(self._pool, listener, int(cgroups.memory_bytes() * OF_ALL_MEMORY))
         except BaseException:
             await self._close()
             raise
 
-    async def _strongest(self, listener: Listener) -> Host:
-        """A host at the first level that this machine can give, shown by a canary."""
+    async def _strongest(self, listener: Listener) -> ForkServer:
+        """Start a fork server at the first level that this machine can give, shown by a canary."""
         refusals = []
         for level in self._candidates:
-            host = Host(level, self._allow_exec and level.may_exec, self._exact_memory, seed=self.seed)
+            fork_server = ForkServer(level, self._allow_exec and level.may_exec, self._exact_memory, seed=self.seed)
             try:
-                await host.start()
+                await fork_server.start()
                 if level.is_security_boundary:
-                    await self._send_canary(host, listener)
-                return host
+                    await self._send_canary(fork_server, listener)
+                return fork_server
             except IsolationUnavailable as error:
-                await host.close()
+                await fork_server.close()
                 refusals.append(error)
             except BaseException:
-                await host.close()
+                await fork_server.close()
                 raise
         if len(refusals) == 1:
             raise refusals[0]
         raise IsolationUnavailable(" Nor: ".join(dict.fromkeys(map(str, refusals))))
 
-    async def _send_canary(self, host: Host, listener: Listener) -> None:
-        starter = Starter(host, listener, Limits())
-        async with SandboxedRepl(self.home, starter, None, refuse, Provisions()) as repl:
+    async def _send_canary(self, fork_server: ForkServer, listener: Listener) -> None:
+        cold_start = ColdStart(fork_server, listener, Limits())
+        async with SandboxedRepl(self.home, cold_start, None, refuse, Provisions()) as repl:
             block = await repl.aexecute(canary.PROGRAM)
-        canary.require_held(host.level, canary.verdict(host.level, block.final_answer))
+        canary.require_held(fork_server.level, canary.verdict(fork_server.level, block.final_answer))
 
     async def _close(self) -> None:
         shared, self._shared = self._shared, None
@@ -198,7 +198,9 @@ class Sandbox(Resident):
         pool, self._pool = self._pool, None
         if pool is not None:
             await pool.close()
-            await pool.host.close()
+        fork_server, self._fork_server = self._fork_server, None
+        if fork_server is not None:
+            await fork_server.close()
         if self._own_listener is not None:
             await self._own_listener.stop()
             self._own_listener = None

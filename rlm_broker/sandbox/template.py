@@ -4,14 +4,14 @@ import asyncio
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
-from rlm_broker.concurrency.event_loop import Home, Resident
+from rlm_broker.concurrency.event_loop import AsyncResource, EventLoopRef
 from rlm_broker.context.store import StoredContext, store
 from rlm_broker.errors import ConfigurationError, SandboxFailed
 from rlm_broker.limits import Limits
 from rlm_broker.sandbox.repl import INHERITED, SandboxedRepl, made
-from rlm_broker.sandbox.workers.fork_server import Host, Preparation
-from rlm_broker.sandbox.workers.source import Starter
-from rlm_broker.sandbox.workers.warm_pool import Pool
+from rlm_broker.sandbox.workers.fork_server import ForkServer, Preparation
+from rlm_broker.sandbox.workers.source import ColdStart
+from rlm_broker.sandbox.workers.warm_pool import WarmPool
 from rlm_broker.transport.connection import QueryHandler, refuse
 from rlm_broker.transport.listener import Listener
 
@@ -19,7 +19,7 @@ NO_CONTEXT: Final = object()
 PREPARE_TIMEOUT_S = 300.0
 
 
-class Template(Resident):
+class Template(AsyncResource):
     """Makes REPLs that find a context, modules and variables in place. Made by `Sandbox.template`.
 
     Use it as a context manager, within its sandbox: when it is left, its REPLs end.
@@ -27,8 +27,8 @@ class Template(Resident):
 
     def __init__(
         self,
-        home: Home,
-        host: Host,
+        home: EventLoopRef,
+        fork_server: ForkServer,
         listener: Listener,
         limits: Limits,
         preparation: Preparation,
@@ -36,14 +36,14 @@ class Template(Resident):
         warm: int | None,
     ) -> None:
         self._home = home
-        self._sandboxes_host = host
+        self._sandboxes_fork_server = fork_server
         self._listener = listener
         self._limits = limits
         self._preparation = preparation
         self._context = context
         self._warm = warm
         self._stored: StoredContext | None = None
-        self._pool: Pool | None = None
+        self._pool: WarmPool | None = None
 
     def repl(
         self,
@@ -81,18 +81,18 @@ class Template(Resident):
                 stored = self._stored = await asyncio.to_thread(store, self._context)
             preparation = Preparation(preparation.imports, preparation.setup, stored, preparation.timeout_s)
         try:
-            host = await self._sandboxes_host.prepared(preparation)
+            fork_server = await self._sandboxes_fork_server.prepared(preparation)
         except BaseException:
             self._forget_context()
             raise
-        self._pool = Pool(Starter(host, self._listener, self._limits), self._warm)
+        self._pool = WarmPool(ColdStart(fork_server, self._listener, self._limits), self._warm)
         self._pool.fill()
 
     async def _close(self) -> None:
         pool, self._pool = self._pool, None
         if pool is not None:
             await pool.close()
-            await pool.host.close()
+            await pool.fork_server.close()
         self._forget_context()
 
     def _forget_context(self) -> None:

@@ -1,4 +1,4 @@
-"""The host's side of a door: connect, show the token, be welcomed. Only the descriptor goes on to the worker."""
+"""The orchestrator connects for a REPL: shows the token, is welcomed. The connected socket goes on to the worker."""
 
 import asyncio
 import os
@@ -22,24 +22,24 @@ async def dial(address: tuple[str, int], token: str, timeout_s: float) -> socket
     """
     loop = asyncio.get_running_loop()
     family = socket.AF_INET6 if ":" in address[0] else socket.AF_INET
-    door = socket.socket(family, socket.SOCK_STREAM)
+    connected = socket.socket(family, socket.SOCK_STREAM)
     try:
-        door.setblocking(False)
+        connected.setblocking(False)
         async with asyncio.timeout(timeout_s):
-            await loop.sock_connect(door, address)
-            door.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)  # frames are answered one by one
-            await loop.sock_sendall(door, encode_frame(encode(Hello(token=token)), MAX_WELCOME_BYTES))
-            await _welcome(door)
-        door.setblocking(True)
+            await loop.sock_connect(connected, address)
+            connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)  # frames are answered one by one
+            await loop.sock_sendall(connected, encode_frame(encode(Hello(token=token)), MAX_WELCOME_BYTES))
+            await _welcome(connected)
+        connected.setblocking(True)
     except BaseException as error:
-        door.close()
+        connected.close()
         if isinstance(error, OSError | WireError):
             why = _reason(error, timeout_s)
             raise SandboxFailed(
                 f"the handler at {address[0]}:{address[1]} did not take the connection: {why}"
             ) from None
         raise
-    return door
+    return connected
 
 
 def _reason(error: OSError | WireError, timeout_s: float) -> str:
@@ -49,11 +49,11 @@ def _reason(error: OSError | WireError, timeout_s: float) -> str:
     return os.strerror(number) if number is not None and number > 0 else str(error)  # below 0: the resolver's own
 
 
-async def _welcome(door: socket.socket) -> None:
+async def _welcome(connected: socket.socket) -> None:
     frames = FrameDecoder(MAX_WELCOME_BYTES)
     loop = asyncio.get_running_loop()
     while True:
-        data = await loop.sock_recv(door, MAX_WELCOME_BYTES)
+        data = await loop.sock_recv(connected, MAX_WELCOME_BYTES)
         if not data:
             raise ConnectionResetError("it hung up on the token")
         if payloads := frames.feed(data):

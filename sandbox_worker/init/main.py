@@ -57,7 +57,7 @@ from sandbox_worker.wire.control import (
     pack,
     unpack_to_init,
 )
-from sandbox_worker.wire.descriptors import CONTROL_FD, DOOR_FD, GROUP_FD, RULESET_FD, STACK_FD
+from sandbox_worker.wire.descriptors import CONNECTION_FD, CONTROL_FD, GROUP_FD, RULESET_FD, STACK_FD
 
 STACK_SIGNAL = int(signal.SIGRTMAX)
 """Has the REPL print the stack of its threads to `STACK_FD`: one that model code hardly takes for itself."""
@@ -235,26 +235,26 @@ class Init:
 
     # -- the REPL's life ---------------------------------------------------------------------------------------------
 
-    def _start(self, door_fd: int) -> None:
+    def _start(self, connection_fd: int) -> None:
         write_ends = self._output.open()
         pid = os.fork()
         if pid == 0:
-            self._become_repl(door_fd, write_ends)
+            self._become_repl(connection_fd, write_ends)
         self._repl_pid = pid
         if not self._walls.level.has_pid_namespace:
             self._control.say(Forked(), os.pidfd_open(pid))
-        for fd in (door_fd, *write_ends):
+        for fd in (connection_fd, *write_ends):
             os.close(fd)
         self._is_watched = False  # until its first block it runs no code but ours
 
-    def _become_repl(self, door_fd: int, write_ends: WriteEnds) -> NoReturn:
+    def _become_repl(self, connection_fd: int, write_ends: WriteEnds) -> NoReturn:
         """In the child: behind the second walls, without the control socket, into the loop."""
         if self._has_group:
             os.write(GROUP_FD, b"0")
         mapped_bytes, unwritten_bytes = self._proc.mapped_bytes()
         os.dup2(write_ends.stdout, 1)
         os.dup2(write_ends.stderr, 2)
-        wanted = [(door_fd, DOOR_FD), (write_ends.stack, STACK_FD)]
+        wanted = [(connection_fd, CONNECTION_FD), (write_ends.stack, STACK_FD)]
         if self._ruleset is not None:
             wanted.append((self._ruleset, RULESET_FD))
         # First above the numbers that are to be taken, so that none is overwritten before it is its turn.
@@ -275,7 +275,7 @@ class Init:
         os.write(CONTROL_FD, pack(Started(layers=list(layers))))
         self._control.close()
         reserve = Reserve()
-        channel = Channel(socket.socket(fileno=DOOR_FD), self._spawn.bounds.max_frame_bytes, interrupts, reserve)
+        channel = Channel(socket.socket(fileno=CONNECTION_FD), self._spawn.bounds.max_frame_bytes, interrupts, reserve)
         gc.enable()
         draw_apart(self._preloaded.seed)
         own_memory.be(self._spawn.bounds.memory_bytes)

@@ -15,7 +15,7 @@ allows, the ones before it must allow too. There are four:
     setsid, at times chmod          0, and nothing happens, see `seccomp_rules`
     everything else                 EPERM
 
-With a connected TCP socket as the only door no other layer will do: from an empty network namespace and a Landlock
+With a connected TCP socket as the only way out no other layer will do: from an empty network namespace and a Landlock
 domain without TCP it can still be made to listen, or be aimed at another peer. io_uring, which bypasses any filter, is
 denied as a whole.
 """

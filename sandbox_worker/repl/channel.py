@@ -1,4 +1,4 @@
-"""The worker's end of the door: a blocking socket that any thread of model code may send on and wait at.
+"""The worker's end of the connection: a blocking socket that any thread of model code may send on and wait at.
 
 There is no reader thread. Of the threads that wait, one reads for all of them; when it has what it wanted, the next one
 takes over. So the usual case, a single thread, costs no hand-over.
@@ -37,7 +37,7 @@ MOST_BYTES: dict[type[Message], int] = {Query: MAX_QUERY_BYTES, Result: MAX_RESU
 ONLY_HERE = "another process cannot use the REPL's connection: call llm_query_batched, or use threads"
 
 
-class DoorClosed(BaseException):
+class ConnectionClosed(BaseException):
     """The orchestrator hung up: there is nothing left to live for. No `except Exception` of model code stops it."""
 
 
@@ -48,15 +48,17 @@ class CannotAsk(RuntimeError):
 class Channel:
     """Sends messages to the orchestrator, and hands what it says to whoever waits for it."""
 
-    def __init__(self, door: socket.socket, max_frame_bytes: int, interrupts: Interrupts, reserve: Reserve) -> None:
-        self._door = door
+    def __init__(
+        self, connected: socket.socket, max_frame_bytes: int, interrupts: Interrupts, reserve: Reserve
+    ) -> None:
+        self._socket = connected
         self._max_frame_bytes = max_frame_bytes
         self._interrupts = interrupts
         self._reserve = reserve
         self._owner = os.getpid()
         self._frames = FrameDecoder(max_frame_bytes)
         self._poll = select.poll()
-        self._poll.register(door.fileno(), select.POLLIN)
+        self._poll.register(connected.fileno(), select.POLLIN)
         self._sending = threading.RLock()
         self._outbox: list[bytes] = []
         self._block: int | None = None
@@ -133,10 +135,10 @@ class Channel:
             return  # a finalizer or signal handler of model code printed in the middle of a frame: it goes out after it
         try:
             while self._outbox:
-                self._door.sendall(self._outbox[0])
+                self._socket.sendall(self._outbox[0])
                 del self._outbox[0]
         except OSError as error:
-            raise DoorClosed from error
+            raise ConnectionClosed from error
         finally:
             self._outbox.clear()
 
@@ -161,11 +163,11 @@ class Channel:
     def _read(self) -> None:
         self._reserve.open()  # what has been read has to be kept: after a part of a frame nothing could be understood
         try:
-            data = self._door.recv(READ_BYTES)
+            data = self._socket.recv(READ_BYTES)
         except OSError as error:
-            raise DoorClosed from error
+            raise ConnectionClosed from error
         if not data:
-            raise DoorClosed
+            raise ConnectionClosed
         for payload in self._frames.feed(data):
             message = decode_from_orchestrator(payload)
             if isinstance(message, Execute):

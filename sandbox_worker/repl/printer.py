@@ -1,4 +1,4 @@
-"""What Python code prints: sent over the door while the block still runs, head and tail of it."""
+"""What Python code prints: sent over the connection while the block still runs, head and tail of it."""
 
 import codecs
 import io

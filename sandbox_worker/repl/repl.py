@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from operator import itemgetter
 from typing import Any, NoReturn
 
-from sandbox_worker.repl.channel import Channel, DoorClosed
+from sandbox_worker.repl.channel import Channel, ConnectionClosed
 from sandbox_worker.repl.classes import class_name, is_a
 from sandbox_worker.repl.execution import Executor, Outcome
 from sandbox_worker.repl.interrupts import Interrupts
@@ -95,7 +95,7 @@ class Repl:
             self.say_ready()
             while True:
                 self.run_next()
-        except DoorClosed:
+        except ConnectionClosed:
             os._exit(0)
         except MemoryError:
             os._exit(OUT_OF_MEMORY)

@@ -30,7 +30,7 @@ T = TypeVar("T")
 
 
 class Control(msgspec.Struct, frozen=True, tag_field="type", tag=str.lower, forbid_unknown_fields=True):
-    """A message is a value, like those on the door."""
+    """A message is a value, like those on the connection."""
 
 
 # -- the host says to the zygote -------------------------------------------------------------------------------------
@@ -127,7 +127,7 @@ class Load(Control, frozen=True):
 
 
 class Start(Control, frozen=True):
-    """Fork a fresh REPL; beside it travels its door, a connected socket that has been welcomed."""
+    """Fork a fresh REPL; beside it travels its connection, a socket that has been welcomed."""
 
 
 class Begin(Control, frozen=True):

@@ -1,4 +1,4 @@
-"""What the two ends of a door say to each other: one frozen Struct each, as JSON.
+"""What the two ends of a connection say to each other: one frozen Struct each, as JSON.
 
 A field that the sender may not decide (depth, budget, deadline, the models it may use) is in no message at all: it
 belongs to the session on the orchestrator's side.

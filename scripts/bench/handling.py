@@ -11,7 +11,7 @@ from rlm_broker.clients.base import LMReply, LMRequest
 from rlm_broker.handler.handler import LMHandler
 from rlm_broker.limits import Limits
 from rlm_broker.results import Usage
-from rlm_broker.run.calls import Caller, RunCalls
+from rlm_broker.run.calls import Caller, TreeCalls
 from rlm_broker.run.ledger import Ledger
 from rlm_broker.transport.connection import Connection
 from rlm_broker.transport.session import Session
@@ -143,7 +143,7 @@ async def of_sessions(callers: int, seconds: float) -> Outcome:
     """`LMHandler`, each request counted and recorded as in a run."""
     limits = Limits(max_llm_calls=None, max_concurrent_calls=callers)
     async with LMHandler(NoOp()) as handler:
-        calls = RunCalls(handler, Ledger(limits), lambda _event: None)
+        calls = TreeCalls(handler, Ledger(limits), lambda _event: None)
         caller = Caller("1", 1, "?")
 
         async def answer(query: Query) -> list[Slot]:

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import psutil
 
-from rlm_broker.concurrency.event_loop import Home
+from rlm_broker.concurrency.event_loop import EventLoopRef
 
 WAIT_S = 10.0
 """Time in seconds that an end may take, such as that of a killed process; what is there later is left."""
@@ -76,7 +76,7 @@ def descriptors() -> Counter[str]:
 
 def tasks() -> list[str]:
     """Tasks on the background loop that have not ended."""
-    loop = Home.background()._loop
+    loop = EventLoopRef.background()._loop
     return [f"task: {task.get_coro()!r}"[:90] for task in asyncio.all_tasks(loop)]
 
 

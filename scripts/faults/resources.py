@@ -14,7 +14,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NoReturn
 
-from rlm_broker.concurrency.event_loop import Home
+from rlm_broker.concurrency.event_loop import EventLoopRef
 from scripts.faults import processes
 from scripts.faults.stage import Stage, Strike
 
@@ -235,7 +235,7 @@ def block_the_loop(stage: Stage) -> None:
         time.sleep(BLOCKED_S)
         done.set()
 
-    Home.background()._loop.call_soon_threadsafe(blocked)
+    EventLoopRef.background()._loop.call_soon_threadsafe(blocked)
     stage.released.set()
     done.wait()
 

@@ -11,7 +11,7 @@ import psutil
 
 from rlm_broker import RLM, Limits
 from rlm_broker.clients.base import LMReply, LMRequest
-from rlm_broker.concurrency.event_loop import Home
+from rlm_broker.concurrency.event_loop import EventLoopRef
 from rlm_broker.errors import ModelFailed, RlmBrokerError
 from rlm_broker.results import Block, Completion, Usage
 from rlm_broker.trace.events import BlockPrinted, Event, RunEnded
@@ -104,9 +104,9 @@ class Stage:
 
     def play(self, strike: Strike) -> Report:
         """Bring a run to the phase, inject the fault there, and look at what comes of it."""
-        Home.background().run(asyncio.sleep(0))  # its descriptors are nobody's leftovers
+        EventLoopRef.background().run(asyncio.sleep(0))  # its descriptors are nobody's leftovers
         with contextlib.suppress(OSError):
-            Home.background().run(asyncio.to_thread(int))
+            EventLoopRef.background().run(asyncio.to_thread(int))
         before = leftovers.descriptors()
         report = Report()
         striker = threading.Thread(target=self._strike, args=(strike,), daemon=True)

@@ -14,10 +14,10 @@ from rlm_broker.clients.base import LMReply, LMRequest
 from rlm_broker.handler.handler import LMHandler
 from rlm_broker.limits import Limits
 from rlm_broker.results import Usage, UsageSummary
-from rlm_broker.run.calls import Caller, RunCalls
+from rlm_broker.run.calls import Caller, TreeCalls
 from rlm_broker.run.ledger import Ledger
 from rlm_broker.run.prompts import Instructions
-from rlm_broker.run.queries import Recursion
+from rlm_broker.run.queries import QueryAnswers
 from rlm_broker.run.runner import Tree
 from rlm_broker.run.tools import Tools
 from rlm_broker.sandbox.sandbox import Sandbox
@@ -164,9 +164,9 @@ def _session(handler: LMHandler, sandbox: Sandbox, writer: TraceWriter) -> Any:
     """A REPL's connection, and what starts its block: all of an RLM's own parts, without its loop."""
     limits = Limits(max_depth=2)
     ledger = Ledger(limits)
-    calls = RunCalls(handler, ledger, writer)
+    calls = TreeCalls(handler, ledger, writer)
     tree = Tree(calls, ledger, sandbox, writer, Instructions())
-    recursion = Recursion(tree, Caller("1", 0, "?"), None, Tools({"tool": lambda *_: 1, "typed": _typed}))
+    recursion = QueryAnswers(tree, Caller("1", 0, "?"), None, Tools({"tool": lambda *_: 1, "typed": _typed}))
     connection = Connection(Session(limits.max_frame_bytes), limits.max_queries_in_flight)
 
     def block() -> "asyncio.Future[Result]":

@@ -4,7 +4,7 @@ import pytest
 
 from tests.attacks.arena import Arena, Attack, check, reached_a_listener, said_it_got_through
 
-DOOR = "import os, socket, struct\ndoor = socket.socket(fileno=os.dup(4))\n"
+CONNECTION = "import os, socket, struct\nconnection = socket.socket(fileno=os.dup(4))\n"
 
 REACHES = {
     "connects": "import socket; socket.create_connection(('127.0.0.1', <TCP>), timeout=2)",
@@ -37,30 +37,30 @@ BY_PROGRAMS = {
         "\"import socket; socket.create_connection(('127.0.0.1', <TCP>), 2)\"])"
     ),
 }
-BY_THE_DOOR = {
-    "aims_it_elsewhere": DOOR
+BY_THE_CONNECTION = {
+    "aims_it_elsewhere": CONNECTION
     + (
         "import ctypes; c = ctypes.CDLL(None)\n"
-        "c.connect(door.fileno(), struct.pack('=H14x', 0), 16)\n"
-        "c.connect(door.fileno(), struct.pack('=HHI8x', 2, socket.htons(<TCP>), 0x0100007F), 16)"
+        "c.connect(connection.fileno(), struct.pack('=H14x', 0), 16)\n"
+        "c.connect(connection.fileno(), struct.pack('=HHI8x', 2, socket.htons(<TCP>), 0x0100007F), 16)"
     ),
-    "sends_with_an_address_and_opens_fast": DOOR
+    "sends_with_an_address_and_opens_fast": CONNECTION
     + (
         "import ctypes; c = ctypes.CDLL(None)\n"
-        "c.connect(door.fileno(), struct.pack('=H14x', 0), 16)\n"
-        "door.sendto(b'x', 0x20000000, ('127.0.0.1', <TCP>))"
+        "c.connect(connection.fileno(), struct.pack('=H14x', 0), 16)\n"
+        "connection.sendto(b'x', 0x20000000, ('127.0.0.1', <TCP>))"
     ),
 }
 WANTS = {
-    "listens_on_the_door": DOOR + "door.listen(); print('<GOT>')",
-    "disconnects_the_door": DOOR
+    "listens_on_the_connection": CONNECTION + "connection.listen(); print('<GOT>')",
+    "disconnects_the_connection": CONNECTION
     + (
         "import ctypes; c = ctypes.CDLL(None)\n"
-        "assert c.connect(door.fileno(), struct.pack('=H14x', 0), 16) == 0; print('<GOT>')"
+        "assert c.connect(connection.fileno(), struct.pack('=H14x', 0), 16) == 0; print('<GOT>')"
     ),
-    "shuts_the_door_down": DOOR + "door.shutdown(socket.SHUT_RD); print('<GOT>')",
-    "sets_an_option_of_the_door": DOOR
-    + "door.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1 << 16); print('<GOT>')",
+    "shuts_the_connection_down": CONNECTION + "connection.shutdown(socket.SHUT_RD); print('<GOT>')",
+    "sets_an_option_of_the_connection": CONNECTION
+    + "connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1 << 16); print('<GOT>')",
     "passes_a_descriptor": (
         "import array, os, socket; a, b = socket.socketpair()\n"
         "a.sendmsg([b'x'], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array('i', [1]))]); print('<GOT>')"
@@ -75,13 +75,13 @@ WANTS = {
 }
 NEEDS_LUCK = {
     "makes_a_raw_socket", "makes_a_packet_socket", "makes_a_vsock", "makes_a_crypto_socket", "makes_a_bluetooth_socket",
-    "listens_on_the_door", "disconnects_the_door", "shuts_the_door_down",
+    "listens_on_the_connection", "disconnects_the_connection", "shuts_the_connection_down",
 }  # fmt: skip
 """Without protection these need a right or a module of the kernel, or end the victim's own connection."""
 
 ATTACKS = [
     *(Attack(name, code, reached_a_listener) for name, code in {**REACHES, **BY_PROGRAMS}.items()),
-    *(Attack(name, code, reached_a_listener, shown=False) for name, code in BY_THE_DOOR.items()),
+    *(Attack(name, code, reached_a_listener, shown=False) for name, code in BY_THE_CONNECTION.items()),
     *(Attack(name, code, said_it_got_through, shown=name not in NEEDS_LUCK) for name, code in WANTS.items()),
 ]
 

@@ -1,4 +1,4 @@
-"""Model code that writes its own frames on the door, and code that goes after its budget."""
+"""Model code that writes its own frames on the connection, and code that goes after its budget."""
 
 import asyncio
 import json
@@ -138,7 +138,7 @@ def test_a_flood_that_never_reads_its_replies_is_held_back(sandbox: Sandbox) -> 
     assert sum(map(len, answers.asked)) < 100 << 20
 
 
-def test_a_scribble_on_its_door_hurts_only_itself(sandbox: Sandbox) -> None:
+def test_a_scribble_on_its_connection_hurts_only_itself(sandbox: Sandbox) -> None:
     block, _ = run_beside_a_sibling(sandbox, "os.write(4, os.urandom(100_000))\ntime.sleep(1000)")
     assert block.status == "killed"
 

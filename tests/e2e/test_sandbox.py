@@ -166,7 +166,7 @@ def test_an_interrupt_never_hits_the_next_block(repl: SandboxedRepl) -> None:
         ("import os, time; os.write(4, b'garbage!' * 9); time.sleep(1000)", "protocol"),
         ("import os, signal; os.kill(os.getpid(), signal.SIGKILL)", "SIGKILL"),
     ],
-    ids=["exits", "crashes", "closes_its_door", "scribbles_on_its_door", "kills_itself"],
+    ids=["exits", "crashes", "closes_its_connection", "scribbles_on_its_connection", "kills_itself"],
 )
 def test_a_repl_that_ends_itself_is_reported_and_replaced(repl: SandboxedRepl, code: str, reason: str) -> None:
     block = repl.execute(code)
@@ -212,7 +212,7 @@ def test_nothing_of_the_host_and_no_other_descriptor_is_inside(repl: SandboxedRe
         "GLIBC_TUNABLES",
         "LC_CTYPE",
     }
-    assert int(descriptors) <= 7  # stdio, the door, where its stack goes, /dev/null as stdin's file, the listing itself
+    assert int(descriptors) <= 7  # stdio, the connection, where its stack goes, /dev/null as stdin's file, the listing itself
 
 
 @pytest.mark.skipif(not Path("/etc/fonts/fonts.conf").exists(), reason="fontconfig is not installed")

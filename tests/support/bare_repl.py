@@ -1,4 +1,4 @@
-"""A REPL without walls: a process of its own, spoken to over the door alone."""
+"""A REPL without walls: a process of its own, spoken to over the connection alone."""
 
 import json
 import os
@@ -52,12 +52,12 @@ class Ran:
 
 
 class BareRepl:
-    """The orchestrator's end of the door of a REPL."""
+    """The orchestrator's end of the connection of a REPL."""
 
-    def __init__(self, process: "subprocess.Popen[bytes]", door: socket.socket) -> None:
+    def __init__(self, process: "subprocess.Popen[bytes]", connection: socket.socket) -> None:
         self.process = process
-        self.door = door
-        door.settimeout(WAIT_S)
+        self.connection = connection
+        connection.settimeout(WAIT_S)
         self._frames = FrameDecoder(MAX_FRAME_BYTES)
         self._heard: list[FromWorker] = []
         self._block = 0
@@ -69,14 +69,14 @@ class BareRepl:
             EOFError: There will be none.
         """
         while not self._heard:
-            data = self.door.recv(1 << 16)
+            data = self.connection.recv(1 << 16)
             if not data:
-                raise EOFError("the REPL has closed its door")
+                raise EOFError("the REPL has closed its connection")
             self._heard += map(decode_from_worker, self._frames.feed(data))
         return self._heard.pop(0)
 
     def say(self, message: Execute | Reply) -> None:
-        self.door.sendall(encode_frame(encode(message), MAX_FRAME_BYTES))
+        self.connection.sendall(encode_frame(encode(message), MAX_FRAME_BYTES))
 
     def begin(self, code: str) -> None:
         """Send a block and do not wait for it."""
@@ -112,8 +112,8 @@ class BareRepl:
         self.process.send_signal(signal.SIGINT)
 
     def written_to_descriptors(self) -> bytes:
-        """Hang up, and return what descriptors 1 and 2 got, which is init's business and not the door's."""
-        self.door.close()
+        """Hang up, and return what descriptors 1 and 2 got, which is init's business and not the connection's."""
+        self.connection.close()
         return self.process.communicate(timeout=WAIT_S)[0]
 
 
@@ -143,10 +143,10 @@ def bare_repl(**contexts: Any) -> Iterator[BareRepl]:
             process.communicate(timeout=WAIT_S)
 
 
-def serve(door_fd: int, contexts: str) -> None:
+def serve(connection_fd: int, contexts: str) -> None:
     """In the process: become the REPL."""
     interrupts = Interrupts()
     interrupts.install()
     reserve = Reserve()
-    channel = Channel(socket.socket(fileno=door_fd), MAX_FRAME_BYTES, interrupts, reserve)
+    channel = Channel(socket.socket(fileno=connection_fd), MAX_FRAME_BYTES, interrupts, reserve)
     Repl(json.loads(contexts), channel, interrupts, reserve, OUTPUT, bytes(8)).serve()

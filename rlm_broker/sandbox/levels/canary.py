@@ -7,7 +7,7 @@ not to be had on this machine.
 import msgspec
 
 from rlm_broker.errors import IsolationUnavailable
-from sandbox_worker.wire.descriptors import DOOR_FD
+from sandbox_worker.wire.descriptors import CONNECTION_FD as FD
 from sandbox_worker.wire.level import Level
 
 ATTEMPTS = {
@@ -22,9 +22,9 @@ ATTEMPTS = {
     "make a namespace": "libc.unshare(0x10000000)",  # CLONE_NEWUSER
     "mount a file system": "libc.mount(b'none', b'.', b'tmpfs', 0, 0)",
     "open a socket": "socket.socket()",
-    "listen on its connection": f"socket.socket(fileno=os.dup({DOOR_FD})).listen()",
-    "aim its connection elsewhere": f"socket.socket(fileno=os.dup({DOOR_FD})).connect(('127.0.0.1', 9))",
-    "open a connection by sending": f"socket.socket(fileno=os.dup({DOOR_FD})).sendto(b'', 1 << 29, ('127.0.0.1', 9))",
+    "listen on its connection": f"socket.socket(fileno=os.dup({FD})).listen()",
+    "aim its connection elsewhere": f"socket.socket(fileno=os.dup({FD})).connect(('127.0.0.1', 9))",
+    "open a connection by sending": f"socket.socket(fileno=os.dup({FD})).sendto(b'', 1 << 29, ('127.0.0.1', 9))",
     "use io_uring": "libc.syscall(425, 1, bytes(120))",  # io_uring_setup, on every architecture
     "take memory that no limit sees": "os.memfd_create('unseen')",
 }

@@ -16,9 +16,9 @@ from typing import Final, TypeVar
 
 from rlm_broker.context.store import StoredContext
 from rlm_broker.errors import RlmBrokerError, SandboxFailed
-from rlm_broker.sandbox.workers.fork_server import Host, Preparation
-from rlm_broker.sandbox.workers.source import Started, Starter
-from rlm_broker.sandbox.workers.warm_pool import Pool
+from rlm_broker.sandbox.workers.fork_server import ForkServer, Preparation
+from rlm_broker.sandbox.workers.source import ColdStart, StartedWorker
+from rlm_broker.sandbox.workers.warm_pool import WarmPool
 from rlm_broker.sandbox.workers.worker import Worker
 from rlm_broker.transport.connection import Connection
 from rlm_broker.transport.listener import Listener
@@ -48,12 +48,12 @@ class _Shared:
 
     digest: bytes
     memory_bytes: int
-    making: "asyncio.Task[Host | None]"
+    making: "asyncio.Task[ForkServer | None]"
     users: int = 0
     is_listed: bool = True
 
 
-class SharedContexts:
+class ContextCache:
     """Starts REPLs as `pool` does, and those on a context that was used before from a fork server that has it.
 
     Lives on one event loop.
@@ -62,8 +62,8 @@ class SharedContexts:
         max_bytes: Memory of all these fork servers together. One whose REPLs live is not ended for another.
     """
 
-    def __init__(self, pool: Pool, listener: Listener, max_bytes: int) -> None:
-        self.host = pool.host
+    def __init__(self, pool: WarmPool, listener: Listener, max_bytes: int) -> None:
+        self.fork_server = pool.fork_server
         self.limits = pool.limits
         self._pool = pool
         self._listener = listener
@@ -81,8 +81,8 @@ class SharedContexts:
         self._ending: set[asyncio.Task[None]] = set()
         self._closed = False
 
-    async def start(self, context: StoredContext | None) -> Started:
-        """See `Starts`."""
+    async def start(self, context: StoredContext | None) -> StartedWorker:
+        """See `WorkerSource`."""
         if context is not None and not self._closed and self._is_worth_it(context):
             digest = await self._digest_if_used_before(context)
             if digest is not None and (started := await self._start_shared(digest, context)) is not None:
@@ -90,21 +90,21 @@ class SharedContexts:
         return await self._pool.start(context)
 
     async def restart(self, worker: Worker) -> Connection:
-        """See `Starts`."""
+        """See `WorkerSource`."""
         return await self._pool.restart(worker)
 
     async def end(self, worker: Worker) -> None:
-        """See `Starts`."""
+        """See `WorkerSource`."""
         shared = self._used_by.pop(worker, None)
-        host = None if shared is None else shared.making.result()
+        fork_server = None if shared is None else shared.making.result()
         try:
-            await (host or self._pool).end(worker)
+            await (fork_server or self._pool).end(worker)
         finally:
             if shared is not None:
                 self._leave(shared)
 
     async def close(self) -> None:
-        """End all that no REPL uses; the others end with the host of all. Harmless when repeated."""
+        """End all that no REPL uses; the others end with the fork server that made them. Harmless when repeated."""
         self._closed = True
         digests = {*self._seen, *self._digests.values()}
         for digest in digests:
@@ -119,7 +119,7 @@ class SharedContexts:
 
     def _is_worth_it(self, context: StoredContext) -> bool:
         form = context.info.form
-        return self.host.level.confines_zygote and form.kind == "json" and form.size_bytes >= SHARED_FROM_BYTES
+        return self.fork_server.level.confines_zygote and form.kind == "json" and form.size_bytes >= SHARED_FROM_BYTES
 
     async def _digest_if_used_before(self, context: StoredContext) -> bytes | None:
         """None for the first of its content. Only who meets another one of the same size waits for the digests."""
@@ -140,19 +140,19 @@ class SharedContexts:
 
     # -- the fork servers --------------------------------------------------------------------------------------------
 
-    async def _start_shared(self, digest: bytes, context: StoredContext) -> Started | None:
+    async def _start_shared(self, digest: bytes, context: StoredContext) -> StartedWorker | None:
         """None where there can be no fork server for it, or it can fork no more."""
         if self._closed:  # while we looked whether it was used before
             return None
         shared = self._listed.pop(digest, None) or self._to_be_made(digest, context)
         self._listed[digest] = shared  # at the end, as who was used last
         shared.users += 1
-        started: Started | None = None
+        started: StartedWorker | None = None
         try:
-            host = await _result(shared.making)
-            if host is not None:
-                self._weigh(shared, host.memory_bytes)
-                started = await Starter(host, self._listener, self.limits).start(None)
+            fork_server = await _result(shared.making)
+            if fork_server is not None:
+                self._weigh(shared, fork_server.memory_bytes)
+                started = await ColdStart(fork_server, self._listener, self.limits).start(None)
                 self._used_by[started[0]] = shared
         except RlmBrokerError:
             pass
@@ -170,12 +170,14 @@ class SharedContexts:
         self._alive.add(shared)
         return shared
 
-    async def _make(self, context: StoredContext, has_room: bool) -> Host | None:
+    async def _make(self, context: StoredContext, has_room: bool) -> ForkServer | None:
         with context:
             if not has_room:
                 return None
             try:
-                return await self.host.prepared(Preparation(context=context, timeout_s=self.limits.start_timeout_s))
+                return await self.fork_server.prepared(
+                    Preparation(context=context, timeout_s=self.limits.start_timeout_s)
+                )
             except (RlmBrokerError, OSError):  # each of its REPLs decodes it, and says what is wrong
                 return None
 
@@ -229,12 +231,12 @@ async def _result(task: "asyncio.Task[T]") -> T | None:
     return None if task.cancelled() else task.result()
 
 
-async def _ended(making: "asyncio.Task[Host | None]") -> None:
+async def _ended(making: "asyncio.Task[ForkServer | None]") -> None:
     await asyncio.wait({making})
-    host = None if making.cancelled() or making.exception() is not None else making.result()
-    if host is not None:
-        with contextlib.suppress(SandboxFailed):  # the host of all says what could not be removed
-            await host.close()
+    fork_server = None if making.cancelled() or making.exception() is not None else making.result()
+    if fork_server is not None:
+        with contextlib.suppress(SandboxFailed):  # the one that made it says what could not be removed
+            await fork_server.close()
 
 
 async def _digested(context: StoredContext) -> bytes | None:

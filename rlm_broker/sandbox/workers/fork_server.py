@@ -1,4 +1,4 @@
-"""The sandbox host: starts the zygote, asks it for workers, and ends it with all of them."""
+"""The fork server as the orchestrator has it: started, asked for workers, and ended with all of them."""
 
 import asyncio
 import contextlib
@@ -61,7 +61,7 @@ class Preparation:
     timeout_s: float = ZYGOTE_START_TIMEOUT_S
 
 
-class Host:
+class ForkServer:
     """One zygote and the workers that it forked.
 
     When the zygote dies, so do its workers; the next `spawn` starts a new one.
@@ -92,16 +92,16 @@ class Host:
         self._workers: set[Worker] = set()
         self._left_behind: list[str] = []
         self._closed = False
-        self._others: list[Host] = []
+        self._others: list[ForkServer] = []
 
-    async def prepared(self, preparation: Preparation) -> "Host":
+    async def prepared(self, preparation: Preparation) -> "ForkServer":
         """Another one of the same level, started, with its own zygote that has something ready; it ends with this one.
 
         Raises:
             ConfigurationError, IsolationUnavailable, SandboxFailed: It cannot be started. Nothing of it is left.
         """
         self._require_open()
-        other = Host(self.level, self._allow_exec, self._exact_memory, preparation, self._seed)
+        other = ForkServer(self.level, self._allow_exec, self._exact_memory, preparation, self._seed)
         self._others = [*(each for each in self._others if not each._closed), other]
         try:
             await other.start()

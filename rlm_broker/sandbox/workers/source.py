@@ -1,4 +1,4 @@
-"""How a worker comes to a REPL that is ready: forked, behind its walls, with its context, on a door of its own."""
+"""Where a REPL's worker comes from: forked, behind its layers, with its context, on a connection of its own."""
 
 import asyncio
 import contextlib
@@ -8,23 +8,23 @@ from typing import Protocol
 from rlm_broker.context.store import StoredContext
 from rlm_broker.errors import SandboxFailed, WorkerDied
 from rlm_broker.limits import Limits
-from rlm_broker.sandbox.workers.fork_server import TRIES, Host
+from rlm_broker.sandbox.workers.fork_server import TRIES, ForkServer
 from rlm_broker.sandbox.workers.worker import Worker
 from rlm_broker.transport.connection import Connection
 from rlm_broker.transport.dialing import dial
 from rlm_broker.transport.listener import Listener
 from rlm_broker.transport.session import Session
 
-Started = tuple[Worker, Connection]
+StartedWorker = tuple[Worker, Connection]
 
 
-class Starts(Protocol):
+class WorkerSource(Protocol):
     """Whoever has workers: made now, or ahead."""
 
-    host: Host
+    fork_server: ForkServer
     limits: Limits
 
-    async def start(self, context: StoredContext | None) -> Started:
+    async def start(self, context: StoredContext | None) -> StartedWorker:
         """A worker whose REPL is ready; whoever gets it ends it.
 
         Args:
@@ -41,16 +41,16 @@ class Starts(Protocol):
         ...
 
 
-class Starter:
+class ColdStart:
     """Makes each worker when it is asked for."""
 
-    def __init__(self, host: Host, listener: Listener, limits: Limits) -> None:
-        self.host = host
+    def __init__(self, fork_server: ForkServer, listener: Listener, limits: Limits) -> None:
+        self.fork_server = fork_server
         self.limits = limits
         self._listener = listener
 
-    async def start(self, context: StoredContext | None) -> Started:
-        """See `Starts`. A worker that dies before its REPL is ready has run no code: another takes its place."""
+    async def start(self, context: StoredContext | None) -> StartedWorker:
+        """See `WorkerSource`. A worker that dies before its REPL is ready has run no code: another takes its place."""
         tries = TRIES
         while True:
             try:
@@ -59,42 +59,42 @@ class Starter:
                 if not (tries := tries - 1):
                     raise
 
-    async def _start(self, context: StoredContext | None) -> Started:
-        """Nothing waits for what it does not need: a door is opened while init is forked."""
-        opening = asyncio.get_running_loop().create_task(self._open_door(after_others=True))
+    async def _start(self, context: StoredContext | None) -> StartedWorker:
+        """Nothing waits for what it does not need: a connection is opened while init is forked."""
+        opening = asyncio.get_running_loop().create_task(self._connect(after_others=True))
         worker: Worker | None = None
         try:
-            worker = await self.host.spawn(self.limits)
-            connection, door = await opening
-            with door:
+            worker = await self.fork_server.spawn(self.limits)
+            connection, connected = await opening
+            with connected:
                 timeout_s = self.limits.start_timeout_s
                 loads = None if context is None else (context.fd, context.info.form)
-                await worker.launch(loads, door.fileno(), timeout_s)
+                await worker.launch(loads, connected.fileno(), timeout_s)
             await self._ready(connection)
         except BaseException:
             opening.cancel()
             with contextlib.suppress(asyncio.CancelledError, SandboxFailed):
-                connection, door = await opening
-                door.close()
+                connection, connected = await opening
+                connected.close()
                 await connection.close()
             if worker is not None:
-                await self.host.end(worker)
+                await self.fork_server.end(worker)
             raise
         return worker, connection
 
     async def restart(self, worker: Worker) -> Connection:
-        """See `Starts`. On a fresh door: the last REPL may have stopped inside a frame."""
-        connection, door = await self._open_door()
-        with door:
-            await worker.start(door.fileno(), self.limits.start_timeout_s)
+        """See `WorkerSource`. On a fresh connection: the last REPL may have stopped inside a frame."""
+        connection, connected = await self._connect()
+        with connected:
+            await worker.start(connected.fileno(), self.limits.start_timeout_s)
         await self._ready(connection)
         return connection
 
     async def end(self, worker: Worker) -> None:
-        """See `Starts`."""
-        await self.host.end(worker)
+        """See `WorkerSource`."""
+        await self.fork_server.end(worker)
 
-    async def _open_door(self, after_others: bool = False) -> tuple[Connection, socket.socket]:
+    async def _connect(self, after_others: bool = False) -> tuple[Connection, socket.socket]:
         if after_others:  # such as the request to the fork server, which has the longer way to go
             await asyncio.sleep(0)
         timeout_s = self.limits.start_timeout_s

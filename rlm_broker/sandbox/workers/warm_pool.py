@@ -5,7 +5,7 @@ from collections import deque
 
 from rlm_broker.context.store import StoredContext
 from rlm_broker.errors import RlmBrokerError
-from rlm_broker.sandbox.workers.source import Started, Starter
+from rlm_broker.sandbox.workers.source import ColdStart, StartedWorker
 from rlm_broker.sandbox.workers.worker import Worker
 from rlm_broker.transport.connection import Connection
 from rlm_broker.transport.provisions import Provisions
@@ -14,10 +14,10 @@ from sandbox_worker.wire.errors import FrameTooLarge
 REFILL_AFTER_S = 0.002
 """Who has just got a worker is to have the loop first."""
 SMALL_BYTES = 1 << 16
-"""Of a context that is given to a ready REPL through its door, as a value, faster than a worker is forked."""
+"""Of a context that is given to a ready REPL through its connection, as a value, faster than a worker is forked."""
 
 
-class Pool:
+class WarmPool:
     """Keeps `size` workers ready, and makes each new one in the background when one is taken.
 
     A small context is given to a worker that is ready; for a large one, which is mapped and not sent, one is made.
@@ -26,42 +26,42 @@ class Pool:
         size: None: one, from the second REPL on that is asked for. Who wants a single REPL does not pay for two.
     """
 
-    def __init__(self, starter: Starter, size: int | None) -> None:
-        self.host = starter.host
-        self.limits = starter.limits
-        self._starter = starter
+    def __init__(self, cold_start: ColdStart, size: int | None) -> None:
+        self.fork_server = cold_start.fork_server
+        self.limits = cold_start.limits
+        self._cold_start = cold_start
         self._size = size
         self._asked = 0
-        self._ready: deque[Started] = deque()
+        self._ready: deque[StartedWorker] = deque()
         self._making: set[asyncio.Task[None]] = set()
         self._contexts: dict[Worker, Provisions] = {}
         """Of the workers that were given theirs as a value: a REPL that is started again has none in place."""
         self._closed = False
 
-    async def start(self, context: StoredContext | None) -> Started:
-        """See `Starts`."""
+    async def start(self, context: StoredContext | None) -> StartedWorker:
+        """See `WorkerSource`."""
         self._asked += 1
         value = self._as_value(context)
         taken = None if value is None else await self._take()
         asyncio.get_running_loop().call_later(REFILL_AFTER_S, self._refill)
         if taken is None or value is None:
-            return await self._starter.start(context)
+            return await self._cold_start.start(context)
         worker, connection = taken
         self._contexts[worker] = value
         connection.provide(value)
         return taken
 
     async def restart(self, worker: Worker) -> Connection:
-        """See `Starts`."""
-        connection = await self._starter.restart(worker)
+        """See `WorkerSource`."""
+        connection = await self._cold_start.restart(worker)
         if worker in self._contexts:
             connection.provide(self._contexts[worker])
         return connection
 
     async def end(self, worker: Worker) -> None:
-        """See `Starts`."""
+        """See `WorkerSource`."""
         self._contexts.pop(worker, None)
-        await self._starter.end(worker)
+        await self._cold_start.end(worker)
 
     def fill(self) -> None:
         """Begin to make what is missing."""
@@ -77,7 +77,7 @@ class Pool:
         while self._ready:
             await self._give_up(*self._ready.pop())
 
-    async def _take(self) -> Started | None:
+    async def _take(self) -> StartedWorker | None:
         while self._ready:
             worker, connection = self._ready.popleft()
             if connection.is_open and worker.died is None and not worker.gone.is_set():
@@ -94,7 +94,7 @@ class Pool:
         task = asyncio.current_task()
         assert task is not None
         try:
-            self._ready.append(await self._starter.start(None))
+            self._ready.append(await self._cold_start.start(None))
         except RlmBrokerError:
             pass  # whoever asks next finds none, makes one, and hears what is wrong
         finally:

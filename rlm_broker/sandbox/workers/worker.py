@@ -1,4 +1,4 @@
-"""One worker: a handle on its init. Start, interrupt, drain, stop, kill; knows nothing of what is said on the door."""
+"""One worker: a handle on its init. Start, interrupt, drain, stop, kill; not what the REPL says on its connection."""
 
 import asyncio
 import contextlib
@@ -57,7 +57,7 @@ class Worker:
     """A worker's init, held by a pidfd: it cannot be confused with a process that got the pid later.
 
     Attributes:
-        died: How the REPL ended by itself or at a limit, or None while it lives or was ended by the host.
+        died: How the REPL ended by itself or at a limit, or None while it lives or was ended by us.
         gone: The init is dead, and with it everything that the worker ever started.
         layers: Walls of init and of the REPL, as they reported them before any model code ran.
         on_written: Called with what was written to the REPL's descriptors.
@@ -89,8 +89,8 @@ class Worker:
         self._init = _Process(pidfd, self._on_gone)
         self._repl: _Process | None = None
 
-    async def launch(self, context: tuple[int, ContextForm] | None, door_fd: int, timeout_s: float) -> None:
-        """Wait until init is behind its walls, has loaded the context and forked a REPL that speaks on `door_fd`.
+    async def launch(self, context: tuple[int, ContextForm] | None, connection_fd: int, timeout_s: float) -> None:
+        """Wait until init is behind its walls, has loaded the context and forked a REPL that speaks on `connection_fd`.
 
         All that init needs for it is said at once.
 
@@ -103,16 +103,16 @@ class Worker:
             WorkerDied: Init ended instead.
         """
         fd, form = context or (None, None)
-        said = ((Load(form=form), fd), (Start(), door_fd))
+        said = ((Load(form=form), fd), (Start(), connection_fd))
         loaded, started = await self._exchange(said, Loaded, Started, timeout_s=timeout_s)
         assert isinstance(loaded, Loaded)
         assert isinstance(started, Started)
         self.layers = tuple(dict.fromkeys([*loaded.layers, *started.layers]))
 
-    async def start(self, door_fd: int, timeout_s: float) -> None:
-        """Fork a REPL that speaks on `door_fd`; what was left of an earlier one is killed first."""
+    async def start(self, connection_fd: int, timeout_s: float) -> None:
+        """Fork a REPL that speaks on `connection_fd`; what was left of an earlier one is killed first."""
         self.died = None
-        await self._exchange([(Start(), door_fd)], Started, timeout_s=timeout_s)
+        await self._exchange([(Start(), connection_fd)], Started, timeout_s=timeout_s)
 
     def begin(self, cpu_s: float) -> None:
         """A block starts: init looks closely at what it uses.

@@ -5,7 +5,7 @@ import itertools
 
 import pytest
 
-from rlm_broker.concurrency.bounded_map import IN_A_ROW, work_off
+from rlm_broker.concurrency.bounded_map import IN_A_ROW, bounded_map
 from tests.support.clock import Clock
 from tests.support.waiting import for_ever, turns
 
@@ -21,10 +21,10 @@ async def test_results_come_in_the_order_of_the_work_and_so_many_are_busy_at_onc
         busy -= 1
         return str(number)
 
-    assert await work_off(range(20), work, 3) == [str(number) for number in range(20)]
+    assert await bounded_map(range(20), work, 3) == [str(number) for number in range(20)]
     assert most == 3
-    assert await work_off([1], work, 99) == ["1"]
-    assert await work_off([], work, 3) == []
+    assert await bounded_map([1], work, 99) == ["1"]
+    assert await bounded_map([], work, 3) == []
 
 
 @pytest.mark.parametrize("at_once", [1, 3, 16, 1000])
@@ -35,7 +35,7 @@ async def test_work_that_never_waits_lets_others_in_between(at_once: int) -> Non
         nonlocal done
         done += 1
 
-    crew = asyncio.create_task(work_off(range(1000), work, at_once))
+    crew = asyncio.create_task(bounded_map(range(1000), work, at_once))
     seen = [0]
     while not crew.done():
         await asyncio.sleep(0)
@@ -62,7 +62,7 @@ async def test_what_is_late_is_cancelled_and_what_has_not_begun_never_does(leapi
             raise
         return "in time"
 
-    assert await work_off(range(9), work, 2, timeout_s=5) == ["in time", "all the same", *[None] * 7]
+    assert await bounded_map(range(9), work, 2, timeout_s=5) == ["in time", "all the same", *[None] * 7]
     assert begun == [0, 1, 2]
     assert sorted(heard) == [1, 2]
 
@@ -78,7 +78,7 @@ async def test_whoever_is_cancelled_cancels_once_and_nothing_begins_after_it() -
         except asyncio.CancelledError:
             cancelled += 1  # and it does not heed it
 
-    crew = asyncio.create_task(work_off(range(50), work, 4))
+    crew = asyncio.create_task(bounded_map(range(50), work, 4))
     await turns()
     crew.cancel()
     with pytest.raises(asyncio.CancelledError):

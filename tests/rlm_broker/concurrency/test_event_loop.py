@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from rlm_broker.concurrency.event_loop import Home, Resident
+from rlm_broker.concurrency.event_loop import AsyncResource, EventLoopRef
 from rlm_broker.errors import ModelFailed
 from tests.support.waiting import WAIT_S, turns
 
@@ -22,7 +22,9 @@ async def loop_of() -> asyncio.AbstractEventLoop:
 
 def test_work_of_any_thread_runs_on_the_one_background_loop() -> None:
     loops: list[asyncio.AbstractEventLoop] = []
-    threads = [threading.Thread(target=lambda: loops.append(Home.background().run(loop_of()))) for _ in range(4)]
+    threads = [
+        threading.Thread(target=lambda: loops.append(EventLoopRef.background().run(loop_of()))) for _ in range(4)
+    ]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -32,14 +34,14 @@ def test_work_of_any_thread_runs_on_the_one_background_loop() -> None:
 
 
 async def test_the_plain_form_works_while_another_loop_is_running() -> None:
-    assert Home.background().run(loop_of()) is not asyncio.get_running_loop()
-    assert await Home.background().arun(loop_of()) is not asyncio.get_running_loop()
-    assert await Home.here().arun(loop_of()) is asyncio.get_running_loop()
+    assert EventLoopRef.background().run(loop_of()) is not asyncio.get_running_loop()
+    assert await EventLoopRef.background().arun(loop_of()) is not asyncio.get_running_loop()
+    assert await EventLoopRef.here().arun(loop_of()) is asyncio.get_running_loop()
 
 
 async def test_waiting_for_oneself_is_refused_and_not_a_deadlock() -> None:
     with pytest.raises(RuntimeError, match="use the async form"):
-        Home.here().run(loop_of())
+        EventLoopRef.here().run(loop_of())
 
 
 def test_what_the_work_raises_is_raised_here_unchanged() -> None:
@@ -47,7 +49,7 @@ def test_what_the_work_raises_is_raised_here_unchanged() -> None:
         raise ModelFailed("why")
 
     with pytest.raises(ModelFailed, match="why"):
-        Home.background().run(fail())
+        EventLoopRef.background().run(fail())
 
 
 async def test_cancelling_waits_until_the_work_on_the_other_loop_has_ended() -> None:
@@ -61,7 +63,7 @@ async def test_cancelling_waits_until_the_work_on_the_other_loop_has_ended() -> 
             await turns()
             ended.set()
 
-    task = asyncio.create_task(Home.background().arun(work()))
+    task = asyncio.create_task(EventLoopRef.background().arun(work()))
     await asyncio.to_thread(started.wait, WAIT_S)
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
@@ -71,7 +73,7 @@ async def test_cancelling_waits_until_the_work_on_the_other_loop_has_ended() -> 
 
 async def test_a_cancellation_that_comes_before_the_work_began_is_not_lost() -> None:
     for _ in range(50):
-        task = asyncio.create_task(Home.background().arun(asyncio.Event().wait()))
+        task = asyncio.create_task(EventLoopRef.background().arun(asyncio.Event().wait()))
         await asyncio.sleep(0)
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
@@ -118,7 +120,7 @@ def test_ctrl_c_waits_for_the_end_and_a_second_one_does_not(signals: int, said: 
     assert heard == said
 
 
-class Thing(Resident):
+class Thing(AsyncResource):
     def __init__(self) -> None:
         self.story: list[str] = []
 
@@ -132,7 +134,7 @@ class Thing(Resident):
 async def test_a_resident_lives_where_it_was_opened() -> None:
     there, here = Thing(), Thing()
     with there:
-        assert there.home is Home.background()
+        assert there.home is EventLoopRef.background()
     async with here:
         assert await here.home.arun(loop_of()) is asyncio.get_running_loop()
     assert there.story == here.story == ["opened", "closed"]
@@ -166,7 +168,7 @@ async def test_a_cancelled_call_of_another_loop_reports_nothing_to_asyncio(fails
                 raise ModelFailed("on its way out") from None
             raise
 
-    task = asyncio.create_task(Home.background().arun(work()))
+    task = asyncio.create_task(EventLoopRef.background().arun(work()))
     await asyncio.to_thread(started.wait, WAIT_S)
     task.cancel()
     with pytest.raises(asyncio.CancelledError):

@@ -8,11 +8,11 @@ from collections import Counter
 
 import pytest
 
-from rlm_broker.concurrency.fair_semaphore import FairSlots
+from rlm_broker.concurrency.fair_semaphore import FairSemaphore
 from tests.support.waiting import WAIT_S
 
 
-async def hold(slots: FairSlots, session: str, served: list[str], until: asyncio.Event) -> None:
+async def hold(slots: FairSemaphore, session: str, served: list[str], until: asyncio.Event) -> None:
     await slots.acquire(session)
     try:
         served.append(session)
@@ -23,7 +23,7 @@ async def hold(slots: FairSlots, session: str, served: list[str], until: asyncio
 
 async def test_sessions_take_turns_however_many_each_of_them_wants() -> None:
     """One session queues 10,000 before the others come with 10 each: of the next 40 places, each has its share."""
-    slots = FairSlots(2)
+    slots = FairSemaphore(2)
     served: list[str] = []
     opened = asyncio.Event()
     opened.set()
@@ -43,7 +43,7 @@ async def test_sessions_take_turns_however_many_each_of_them_wants() -> None:
 
 
 async def test_never_more_than_the_places_hold_them_and_all_come_back() -> None:
-    slots, running, most = FairSlots(3), 0, 0
+    slots, running, most = FairSemaphore(3), 0, 0
 
     async def work(number: int) -> None:
         nonlocal running, most
@@ -61,7 +61,7 @@ async def test_never_more_than_the_places_hold_them_and_all_come_back() -> None:
 
 @pytest.mark.parametrize("when", ["while it waits", "in the moment of its turn"])
 async def test_whoever_is_cancelled_takes_no_place_with_it(when: str) -> None:
-    slots = FairSlots(1)
+    slots = FairSemaphore(1)
     await slots.acquire("holder")
     waiting = asyncio.create_task(slots.acquire("cancelled"))
     await asyncio.sleep(0)
@@ -76,7 +76,7 @@ async def test_whoever_is_cancelled_takes_no_place_with_it(when: str) -> None:
 
 
 async def test_a_holder_and_a_waiter_that_are_cancelled_together_lose_no_place() -> None:
-    slots = FairSlots(1)
+    slots = FairSemaphore(1)
     never = asyncio.Event()
     tasks = [asyncio.create_task(hold(slots, name, [], never)) for name in ("holder", "waiter", "waiter", "other")]
     await asyncio.sleep(0)
@@ -91,7 +91,7 @@ async def test_a_holder_and_a_waiter_that_are_cancelled_together_lose_no_place()
 async def test_whatever_is_cancelled_whenever_all_places_come_back() -> None:
     chance = random.Random(7)
     for _ in range(200):
-        slots, opened = FairSlots(2), asyncio.Event()
+        slots, opened = FairSemaphore(2), asyncio.Event()
         opened.set()
         tasks = [asyncio.create_task(hold(slots, str(chance.randrange(4)), [], opened)) for _ in range(12)]
         for _ in range(8):
@@ -106,7 +106,7 @@ async def test_whatever_is_cancelled_whenever_all_places_come_back() -> None:
 
 async def _cancelling_s(number: int) -> float:
     """CPU time of cancelling so many turns of one session, the last one first."""
-    slots = FairSlots(1)
+    slots = FairSemaphore(1)
     await slots.acquire("holder")
     waiting = [asyncio.create_task(slots.acquire("many")) for _ in range(number)]
     await asyncio.sleep(0)
@@ -131,12 +131,12 @@ async def test_cancelling_a_turn_takes_constant_time() -> None:
 
 
 async def test_without_a_bound_nobody_waits() -> None:
-    slots = FairSlots(None)
+    slots = FairSemaphore(None)
     await asyncio.wait_for(asyncio.gather(*(slots.acquire("s") for _ in range(1000))), WAIT_S)
 
 
 async def test_a_place_is_taken_at_once_only_where_nobody_waits_for_it() -> None:
-    places = FairSlots(1)
+    places = FairSemaphore(1)
     assert places.take()
     assert not places.take()
     waiting = asyncio.create_task(places.acquire("a"))
@@ -146,4 +146,4 @@ async def test_a_place_is_taken_at_once_only_where_nobody_waits_for_it() -> None
     await waiting
     places.release()
     assert places.take()
-    assert all(FairSlots(None).take() for _ in range(3))
+    assert all(FairSemaphore(None).take() for _ in range(3))

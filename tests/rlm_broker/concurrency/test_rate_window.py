@@ -2,11 +2,11 @@
 
 import random
 
-from rlm_broker.concurrency.rate_window import SPAN_S, Window
+from rlm_broker.concurrency.rate_window import SPAN_S, RateWindow
 
 
 def test_there_is_room_until_the_bound_and_again_when_the_first_has_left() -> None:
-    window = Window(3)
+    window = RateWindow(3)
     for now in (0.0, 10.0, 20.0):
         assert window.wait_s(1, now) == 0
         window.use(1, now)
@@ -16,7 +16,7 @@ def test_there_is_room_until_the_bound_and_again_when_the_first_has_left() -> No
 
 
 def test_what_is_more_than_the_bound_passes_alone() -> None:
-    window = Window(100)
+    window = RateWindow(100)
     assert window.wait_s(500, 0) == 0
     window.use(500, 0)
     assert window.wait_s(1, 1) == SPAN_S - 1
@@ -24,7 +24,7 @@ def test_what_is_more_than_the_bound_passes_alone() -> None:
 
 
 def test_an_estimate_is_corrected_while_it_counts_and_not_afterwards() -> None:
-    window = Window(100)
+    window = RateWindow(100)
     entry = window.use(90, 0)
     window.correct(entry, 10)
     assert window.wait_s(90, 1) == 0
@@ -37,7 +37,7 @@ def test_an_estimate_is_corrected_while_it_counts_and_not_afterwards() -> None:
 
 def test_no_minute_ever_holds_more_than_the_bound() -> None:
     rng = random.Random(7)
-    window, now, passed = Window(50), 0.0, list[tuple[float, float]]()
+    window, now, passed = RateWindow(50), 0.0, list[tuple[float, float]]()
     for _ in range(2_000):
         amount = rng.choice([1, 3, 10])
         now += window.wait_s(amount, now)
@@ -50,7 +50,7 @@ def test_no_minute_ever_holds_more_than_the_bound() -> None:
 
 
 def test_without_a_bound_there_is_always_room() -> None:
-    window = Window(None)
+    window = RateWindow(None)
     for _ in range(100):
         window.use(1e9, 0)
     assert window.wait_s(1e9, 0) == 0

@@ -1,4 +1,4 @@
-"""A REPL's start, given up at any moment: its fork and its door are on their way at the same time."""
+"""A REPL's start, given up at any moment: its fork and its connection are on their way at the same time."""
 
 import asyncio
 import gc
@@ -10,7 +10,7 @@ import pytest
 from rlm_broker.errors import ReplClosed, RlmBrokerError, SandboxFailed
 from rlm_broker.limits import Limits
 from rlm_broker.sandbox.sandbox import Sandbox
-from rlm_broker.sandbox.workers.fork_server import Host
+from rlm_broker.sandbox.workers.fork_server import ForkServer
 from tests.support.processes import living_below
 from tests.support.waiting import turns, until
 
@@ -21,7 +21,7 @@ def left() -> tuple[int, int]:
 
 
 async def until_left(expected: tuple[int, int]) -> None:
-    await until(lambda: left() == expected)  # the listener hears a moment later that a door was closed
+    await until(lambda: left() == expected)  # the listener hears a moment later that a connection was closed
 
 
 async def test_a_start_cancelled_at_any_moment_leaves_no_process_and_no_descriptor() -> None:
@@ -43,14 +43,14 @@ async def test_a_start_cancelled_at_any_moment_leaves_no_process_and_no_descript
 
 
 async def test_a_fork_that_fails_leaves_no_door(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def no_spawn(_host: Host, _limits: Limits) -> None:
-        await turns(50)  # the door is there by then
+    async def no_spawn(_host: ForkServer, _limits: Limits) -> None:
+        await turns(50)  # the connection is there by then
         raise SandboxFailed("no process can be had")
 
     async with Sandbox(warm=0) as sandbox:
         before = left()
         with monkeypatch.context() as patched:
-            patched.setattr(Host, "spawn", no_spawn)
+            patched.setattr(ForkServer, "spawn", no_spawn)
             for _ in range(5):
                 with pytest.raises(RlmBrokerError, match="no process"):
                     await sandbox.repl("context").__aenter__()

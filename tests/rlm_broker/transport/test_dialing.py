@@ -1,4 +1,4 @@
-"""The host's side of a door."""
+"""The host's side of a connection."""
 
 import asyncio
 from collections.abc import Awaitable, Callable
@@ -21,9 +21,9 @@ async def test_a_door_is_connected_welcomed_and_blocking() -> None:
     listener = Listener()
     address = await listener.start()
     connection = Connection(Session(MAX_FRAME_BYTES), 8)
-    with await dial(address, listener.expect(connection, WAIT_S), WAIT_S) as door:
-        assert door.getblocking()
-        door.sendall(encode_frame(encode(Ready()), MAX_FRAME_BYTES))
+    with await dial(address, listener.expect(connection, WAIT_S), WAIT_S) as connected:
+        assert connected.getblocking()
+        connected.sendall(encode_frame(encode(Ready()), MAX_FRAME_BYTES))
         await asyncio.wait_for(connection.ready(), WAIT_S)
     await listener.stop()
 

@@ -1,4 +1,4 @@
-"""The filter, tried on a real door and in real processes."""
+"""The filter, tried on a real connection and in real processes."""
 
 import ctypes
 import errno
@@ -51,34 +51,34 @@ def test_a_connected_tcp_door_cannot_be_aimed_anew() -> None:
     with (
         socket.create_server(("127.0.0.1", 0)) as host,
         socket.create_server(("127.0.0.1", 0)) as other,
-        socket.create_connection(host.getsockname()) as door,
+        socket.create_connection(host.getsockname()) as connection,
         host.accept()[0] as peer,
     ):
-        fd = door.fileno()
+        fd = connection.fileno()
         address = struct.pack("=H14x", socket.AF_UNSPEC)
         port = other.getsockname()[1]
         target = struct.pack("=H", socket.AF_INET) + struct.pack(">H4s8x", port, socket.inet_aton("127.0.0.1"))
         attacks = {
             "disconnects": raw("connect", fd, address, len(address)),
             "connects_elsewhere": raw("connect", fd, target, len(target)),
-            "listens": lambda: door.listen(),
-            "accepts": lambda: door.accept(),
-            "binds": lambda: door.bind(("127.0.0.1", 0)),
+            "listens": lambda: connection.listen(),
+            "accepts": lambda: connection.accept(),
+            "binds": lambda: connection.bind(("127.0.0.1", 0)),
             "sends_to_another": raw("sendto", fd, b"x", 1, 0, target, len(target)),
             "opens_fast": raw("sendto", fd, b"x", 1, 0x20000000, 0, 0),
             "opens_fast_to_another": raw("sendto", fd, b"x", 1, 0x20000000, target, len(target)),
-            "sends_a_message": lambda: door.sendmsg([b"x"]),
-            "receives_a_message": lambda: door.recvmsg(1),
-            "sets_an_option": lambda: door.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1),
-            "shuts_it_down": lambda: door.shutdown(socket.SHUT_RDWR),
+            "sends_a_message": lambda: connection.sendmsg([b"x"]),
+            "receives_a_message": lambda: connection.recvmsg(1),
+            "sets_an_option": lambda: connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1),
+            "shuts_it_down": lambda: connection.shutdown(socket.SHUT_RDWR),
             "makes_another_socket": lambda: socket.socket(),
         }
         refusals = behind_the_filter(lambda: {name: code_of(attack) for name, attack in attacks.items()})
         assert refusals == dict.fromkeys(attacks, "EPERM")
 
         def talks() -> str:
-            door.sendall(b"hello")
-            return door.recv(5).decode() + os.read(fd, 5).decode()
+            connection.sendall(b"hello")
+            return connection.recv(5).decode() + os.read(fd, 5).decode()
 
         peer.sendall(b"welcomehal")
         assert behind_the_filter(talks) == "welcomehal"

@@ -1,4 +1,4 @@
-"""The worker's end of the door, against a peer that the test plays on the other end of a socketpair."""
+"""The worker's end of the connection, against a peer that the test plays on the other end of a socketpair."""
 
 import os
 import socket
@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from sandbox_worker.repl.channel import CannotAsk, Channel, DoorClosed
+from sandbox_worker.repl.channel import CannotAsk, Channel, ConnectionClosed
 from sandbox_worker.repl.interrupts import Interrupts
 from sandbox_worker.repl.memory_reserve import Reserve
 from sandbox_worker.wire.errors import FrameTooLarge
@@ -132,7 +132,7 @@ def test_when_the_orchestrator_hangs_up_nothing_waits_on(pair: tuple[Channel, Or
     def ask() -> None:
         try:
             pair[0].ask(question())
-        except DoorClosed:
+        except ConnectionClosed:
             ended.append("closed")
 
     threads = [threading.Thread(target=ask) for _ in range(3)]
@@ -147,7 +147,7 @@ def test_when_the_orchestrator_hangs_up_nothing_waits_on(pair: tuple[Channel, Or
 
 
 def test_door_closed_is_stopped_by_no_except_exception() -> None:
-    assert not issubclass(DoorClosed, Exception)
+    assert not issubclass(ConnectionClosed, Exception)
 
 
 def test_result_beyond_its_limit_is_refused_and_a_query_of_that_size_is_not() -> None:

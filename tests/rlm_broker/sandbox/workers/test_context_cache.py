@@ -16,7 +16,7 @@ from rlm_broker.limits import Limits
 from rlm_broker.rlm import RLM
 from rlm_broker.sandbox.sandbox import Sandbox
 from rlm_broker.sandbox.workers import cgroups, context_cache
-from rlm_broker.sandbox.workers.fork_server import Host
+from rlm_broker.sandbox.workers.fork_server import ForkServer
 from tests.support.processes import living_below
 from tests.support.waiting import WAIT_S, for_ever
 
@@ -35,7 +35,7 @@ def room_for_one(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """There is no room for a second fork server beside the first, which shows when it is there."""
     with Sandbox(warm=0) as sandbox:
         assert sandbox._pool is not None
-        one_bytes = sandbox._pool.host.memory_bytes
+        one_bytes = sandbox._pool.fork_server.memory_bytes
     with monkeypatch.context() as patched:
         patched.setattr(cgroups, "memory_bytes", lambda: 1.5 * one_bytes / context_cache.OF_ALL_MEMORY)
         yield
@@ -239,10 +239,10 @@ async def test_what_is_asked_for_while_the_sandbox_is_closed_leaves_no_fork_serv
 
 
 async def test_one_that_nobody_waits_for_any_more_is_not_waited_for_either(monkeypatch: pytest.MonkeyPatch) -> None:
-    starts = asyncio.Event()
+    source = asyncio.Event()
 
-    async def that_takes_its_time(_host: Host) -> None:
-        starts.set()
+    async def that_takes_its_time(_fork_server: ForkServer) -> None:
+        source.set()
         await for_ever()
 
     async with asyncio.timeout(WAIT_S), Sandbox(warm=0) as sandbox:
@@ -250,9 +250,9 @@ async def test_one_that_nobody_waits_for_any_more_is_not_waited_for_either(monke
             async with sandbox.repl(stored):
                 pass
             assert sandbox._shared is not None
-            patched.setattr(Host, "start", that_takes_its_time)
+            patched.setattr(ForkServer, "start", that_takes_its_time)
             opening = asyncio.create_task(sandbox.repl(stored).__aenter__())
-            await starts.wait()
+            await source.wait()
             opening.cancel()
             await asyncio.wait({opening})
             (shared,) = sandbox._shared._listed.values()

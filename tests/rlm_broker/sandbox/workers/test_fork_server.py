@@ -17,9 +17,9 @@ from rlm_broker.context.store import store
 from rlm_broker.errors import SandboxFailed
 from rlm_broker.limits import Limits
 from rlm_broker.sandbox.sandbox import Sandbox
-from rlm_broker.sandbox.workers import fork_server as hosts
+from rlm_broker.sandbox.workers import fork_server as fork_servers
 from rlm_broker.sandbox.workers import python_paths
-from rlm_broker.sandbox.workers.fork_server import Host
+from rlm_broker.sandbox.workers.fork_server import ForkServer
 from rlm_broker.sandbox.workers.worker import Worker
 from sandbox_worker.wire.level import LEVELS, PROCESS, STRICT, Level
 from tests.support.places import PROJECT
@@ -30,14 +30,14 @@ LIMITS = Limits()
 
 
 @asynccontextmanager
-async def opened(level: Level = STRICT) -> AsyncIterator[Host]:
+async def opened(level: Level = STRICT) -> AsyncIterator[ForkServer]:
     before = living_below()
-    host = Host(level, allow_exec=True)
-    await host.start()
+    fork_server = ForkServer(level, allow_exec=True)
+    await fork_server.start()
     try:
-        yield host
+        yield fork_server
     finally:
-        await host.close()
+        await fork_server.close()
         assert not living_below() - before
 
 
@@ -48,13 +48,13 @@ async def launched(worker: Worker) -> Worker:
     return worker
 
 
-async def prepared(host: Host) -> Worker:
-    return await launched(await host.spawn(LIMITS))
+async def prepared(fork_server: ForkServer) -> Worker:
+    return await launched(await fork_server.spawn(LIMITS))
 
 
 async def test_a_worker_is_prepared_and_killed_with_its_init() -> None:
-    async with opened() as host:
-        worker = await prepared(host)
+    async with opened() as fork_server:
+        worker = await prepared(fork_server)
         assert "seccomp" in worker.layers
         await worker.kill()
         assert worker.gone.is_set()
@@ -63,41 +63,41 @@ async def test_a_worker_is_prepared_and_killed_with_its_init() -> None:
 
 @pytest.mark.parametrize("level", LEVELS, ids=lambda level: level.name)
 async def test_many_workers_at_once_all_come_and_all_go(level: Level) -> None:
-    async with opened(level) as host:
-        workers = await asyncio.gather(*(prepared(host) for _ in range(30)))
+    async with opened(level) as fork_server:
+        workers = await asyncio.gather(*(prepared(fork_server) for _ in range(30)))
         assert len({id(worker) for worker in workers}) == 30
         assert not any(worker.gone.is_set() for worker in workers)
 
 
 async def test_a_cancelled_spawn_leaves_no_worker_and_takes_nobody_elses() -> None:
     chance = random.Random(7)
-    async with opened() as host:
+    async with opened() as fork_server:
         idle = len(living_below())
         for _ in range(15):
-            spawning = [asyncio.create_task(host.spawn(LIMITS)) for _ in range(3)]
+            spawning = [asyncio.create_task(fork_server.spawn(LIMITS)) for _ in range(3)]
             await asyncio.sleep(chance.random() / 200)
             spawning[1].cancel()
             results = await asyncio.wait_for(asyncio.gather(*spawning, return_exceptions=True), WAIT_S)
             for worker in results:
                 if isinstance(worker, Worker):
                     await launched(worker)  # an answer to another's request would be another's control socket
-                    await host.end(worker)
+                    await fork_server.end(worker)
         assert len(living_below()) == idle
 
 
 async def test_a_lost_fork_server_takes_its_workers_and_is_replaced() -> None:
-    async with opened() as host:
-        worker = await prepared(host)
+    async with opened() as fork_server:
+        worker = await prepared(fork_server)
         kill_below()
         await asyncio.wait_for(worker.gone.wait(), WAIT_S)
-        assert (await prepared(host)).layers == worker.layers
+        assert (await prepared(fork_server)).layers == worker.layers
 
 
 async def test_one_that_is_closed_while_it_starts_leaves_no_fork_server() -> None:
-    host = Host(STRICT, allow_exec=True)
-    starting = asyncio.create_task(host.start())
+    fork_server = ForkServer(STRICT, allow_exec=True)
+    starting = asyncio.create_task(fork_server.start())
     await until(living_below)
-    await host.close()
+    await fork_server.close()
     with pytest.raises(SandboxFailed, match="was closed"):
         await starting
     assert not living_below()
@@ -106,9 +106,9 @@ async def test_one_that_is_closed_while_it_starts_leaves_no_fork_server() -> Non
 async def test_what_keeps_the_fork_server_from_starting_is_told_in_its_own_words(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(hosts, "python_paths", lambda: ["/nowhere"])
+    monkeypatch.setattr(fork_servers, "python_paths", lambda: ["/nowhere"])
     with pytest.raises(SandboxFailed, match=r"fork server cannot start: .*(Error|error)"):
-        await Host(STRICT, allow_exec=True).start()
+        await ForkServer(STRICT, allow_exec=True).start()
     assert living_below() == set()
 
 

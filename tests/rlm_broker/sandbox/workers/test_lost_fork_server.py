@@ -19,7 +19,7 @@ from rlm_broker.errors import SandboxFailed
 from rlm_broker.limits import Limits
 from rlm_broker.sandbox.repl import SandboxedRepl
 from rlm_broker.sandbox.sandbox import Sandbox
-from rlm_broker.sandbox.workers.fork_server import TRIES, Host, _Zygote
+from rlm_broker.sandbox.workers.fork_server import TRIES, ForkServer, _Zygote
 from rlm_broker.sandbox.workers.worker import Worker
 from tests.support.processes import living_below
 
@@ -58,7 +58,7 @@ def wrap(monkeypatch: pytest.MonkeyPatch, of: type, name: str, before: Callable[
 
 
 @pytest.mark.parametrize("level", ["strict", "standard"])
-@pytest.mark.parametrize("point", [(Host, "_fork"), (Worker, "launch")])
+@pytest.mark.parametrize("point", [(ForkServer, "_fork"), (Worker, "launch")])
 async def test_fork_server_killed_during_a_start_is_replaced_unseen(
     point: tuple[type, str], level: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -12,7 +12,7 @@ from rlm_broker.context.store import store
 from rlm_broker.errors import ConfigurationError, SandboxFailed
 from rlm_broker.limits import Limits
 from rlm_broker.sandbox.sandbox import Sandbox
-from rlm_broker.sandbox.workers.warm_pool import REFILL_AFTER_S, SMALL_BYTES, Pool
+from rlm_broker.sandbox.workers.warm_pool import REFILL_AFTER_S, SMALL_BYTES, WarmPool
 from sandbox_worker.wire.messages import Query, Slot
 from tests.support.processes import living_below, living_parents_below
 from tests.support.waiting import turns, until
@@ -20,7 +20,7 @@ from tests.support.waiting import turns, until
 
 def ready(sandbox: Sandbox) -> int:
     pool = sandbox._pool
-    assert isinstance(pool, Pool)
+    assert isinstance(pool, WarmPool)
     return len(pool._ready)
 
 
@@ -223,7 +223,7 @@ async def test_a_value_that_is_provided_while_the_repl_starts_is_there_in_its_fi
 async def test_a_context_that_was_given_as_a_value_is_forgotten_with_its_worker() -> None:
     async with Sandbox(warm=1) as sandbox:
         await until(lambda: ready(sandbox) == 1)
-        assert isinstance(sandbox._pool, Pool)
+        assert isinstance(sandbox._pool, WarmPool)
         async with sandbox.repl("text") as repl:
             assert len(sandbox._pool._contexts) == 1
             assert (await repl.aexecute("context")).stdout == "'text'\n"

@@ -83,12 +83,12 @@ async def test_reason_of_a_worker_that_fails_is_told_whenever_it_ends(
     ours, theirs = sockets
     loop = asyncio.get_running_loop()
     theirs.setblocking(False)
-    with subprocess.Popen(["sleep", "1000"]) as init, open(os.devnull) as door:
+    with subprocess.Popen(["sleep", "1000"]) as init, open(os.devnull) as connection:
         worker = Worker(STANDARD, os.pidfd_open(init.pid), ours)
         if when == "before the host says anything":
             theirs.send(FAILED)
             theirs.close()
-        launching = asyncio.create_task(worker.launch(None, door.fileno(), WAIT_S))
+        launching = asyncio.create_task(worker.launch(None, connection.fileno(), WAIT_S))
         if when == "before it reads what the host says":
             await loop.sock_recv(theirs, MAX_PACKET_BYTES)  # Load; Start is left unread
             theirs.send(FAILED)
