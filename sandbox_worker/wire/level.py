@@ -1,4 +1,7 @@
-"""Isolation levels, as facts that both sides ask for. A name stands for a level where users or the wire give one."""
+"""Isolation levels, as facts that both sides ask for. A name stands for a level where users or the wire give one.
+
+Code that raises walls imports this, so it needs the standard library alone; `layers` likewise.
+"""
 
 from typing import Literal, NamedTuple
 

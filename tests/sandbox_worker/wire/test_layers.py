@@ -1,6 +1,8 @@
 """Names of layers, steps and limits: closed sets, and the wire refuses what is not in them."""
 
 import ast
+import subprocess
+import sys
 from collections.abc import Iterator
 from typing import Any, get_args
 
@@ -64,3 +66,12 @@ def test_limits_that_init_watches_are_limits_of_a_user() -> None:
 
 def test_what_is_prepared_is_no_layer() -> None:
     assert not LAYERS & set(get_args(control.PreparationStep))
+
+
+@pytest.mark.parametrize("module", ["zygote_layers", "worker_layers"])
+def test_code_that_raises_walls_needs_the_standard_library_alone(module: str) -> None:
+    program = f"import sys; sys.path.append(sys.argv[1]); import sandbox_worker.isolation.{module}; print(*sys.modules)"
+    command = [sys.executable, "-I", "-S", "-c", program, str(PROJECT)]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    loaded = {name.split(".")[0] for name in done.stdout.split()}
+    assert loaded - sys.stdlib_module_names == {"sandbox_worker", "__main__"}
