@@ -1,5 +1,19 @@
-"""`python -m rlm_broker`."""
+"""`python -m rlm_broker`, and the console script."""
 
-from rlm_broker.cli.main import main
+import signal
 
-main()
+
+def main() -> None:
+    """Run the command. While it is being imported, Ctrl+C ends it like any program: without a traceback."""
+    before = signal.getsignal(signal.SIGINT)
+    if before is signal.default_int_handler:
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+    from rlm_broker.cli.main import main as command
+
+    if before is signal.default_int_handler:
+        signal.signal(signal.SIGINT, before)
+    command()
+
+
+if __name__ == "__main__":
+    main()

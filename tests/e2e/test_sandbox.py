@@ -212,7 +212,9 @@ def test_nothing_of_the_host_and_no_other_descriptor_is_inside(repl: SandboxedRe
         "GLIBC_TUNABLES",
         "LC_CTYPE",
     }
-    assert int(descriptors) <= 7  # stdio, the connection, where its stack goes, /dev/null as stdin's file, the listing itself
+    assert (
+        int(descriptors) <= 7
+    )  # stdio, the connection, where its stack goes, /dev/null as stdin's file, the listing itself
 
 
 @pytest.mark.skipif(not Path("/etc/fonts/fonts.conf").exists(), reason="fontconfig is not installed")

@@ -1,4 +1,5 @@
 import json
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -6,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.command import COMMAND, ENVIRONMENT, WAIT_S, run, sentence
+from tests.support.places import PROJECT
 
 HEAVY = ("pydantic", "litellm", "rich", "psutil", "msgspec")
 
@@ -93,3 +95,22 @@ def test_a_broken_pipe_raises_once_in_the_thread_that_writes() -> None:
     )
     assert done.stderr == b""
     assert json.loads(done.stdout)["stdout"] == "written"
+
+
+INTERRUPTED = """
+import os, signal, sys
+
+class Finder:
+    def find_spec(self, name, path=None, target=None):
+        if name == "click":
+            os.kill(os.getpid(), signal.SIGINT)
+
+sys.meta_path.insert(0, Finder())
+from rlm_broker.__main__ import main
+main()
+"""
+
+
+def test_ctrl_c_while_the_command_is_imported_is_no_traceback() -> None:
+    done = subprocess.run([sys.executable, "-c", INTERRUPTED], capture_output=True, cwd=PROJECT, check=False)
+    assert (done.returncode, done.stderr) == (-signal.SIGINT, b"")
