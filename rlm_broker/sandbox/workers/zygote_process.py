@@ -6,8 +6,14 @@ import resource
 import signal
 import subprocess
 import sys
+import threading
 
 from rlm_broker.sandbox.workers.python_paths import environment, isolated
+
+_FORKING = threading.RLock()
+"""Held by each fork of this process, and while the fork server is started. A process that is forked in between inherits
+the pipe on which `Popen` waits for the start of its program: `Popen` would wait for as long as that process lives."""
+os.register_at_fork(before=_FORKING.acquire, after_in_parent=_FORKING.release, after_in_child=_FORKING.release)
 
 EXIT_OF_SIGNAL = 128
 """Added to a signal's number in the exit status of the fork server's parent, where there is one (as shells do)."""
@@ -24,16 +30,17 @@ def start(control_fd: int, paths: list[str], seed: int | None) -> tuple["subproc
         OSError: No process or no descriptor could be had. Nothing is left.
     """
     program = f"import sys; sys.path[:] = {paths!r}; from sandbox_worker.zygote.main import main; main({control_fd})"
-    process = subprocess.Popen(
-        [sys.executable, *isolated(seed), "-S", "-c", program],
-        pass_fds=[control_fd],
-        env=environment(seed),
-        cwd="/",
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.PIPE,
-        start_new_session=True,  # a Ctrl+C at the terminal is ours to pass on
-    )
+    with _FORKING:
+        process = subprocess.Popen(
+            [sys.executable, *isolated(seed), "-S", "-c", program],
+            pass_fds=[control_fd],
+            env=environment(seed),
+            cwd="/",
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            start_new_session=True,  # a Ctrl+C at the terminal is ours to pass on
+        )
     try:
         return process, os.pidfd_open(process.pid)
     except OSError:  # no descriptor is free; or it has ended already where SIGCHLD is ignored

@@ -1,0 +1,69 @@
+"""The start of the fork server's process."""
+
+import os
+import subprocess
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rlm_broker.sandbox.workers import zygote_process
+from tests.support.waiting import WAIT_S, until_now
+
+
+@pytest.fixture
+def forker() -> Iterator["Forker"]:
+    made = Forker()
+    yield made
+    made.end()
+
+
+class Forker(threading.Thread):
+    """Forks a process that lives until `end`."""
+
+    def __init__(self) -> None:
+        super().__init__(daemon=True)
+        self.forked = threading.Event()
+        self._pid = 0
+        self._read_end, self._write_end = os.pipe()
+
+    def run(self) -> None:
+        pid = os.fork()
+        if not pid:
+            os.close(self._write_end)
+            os.read(self._read_end, 1)
+            os._exit(0)
+        self._pid = pid
+        self.forked.set()
+
+    def has_come_to_its_fork(self) -> bool:
+        """Whether it has forked, or waits to."""
+        stat = Path(f"/proc/self/task/{self.native_id}/stat")
+        return self.forked.is_set() or (
+            self.native_id is not None and stat.read_text().rpartition(")")[2].split()[0] == "S"
+        )
+
+    def end(self) -> None:
+        os.close(self._write_end)
+        if self.forked.wait(WAIT_S):
+            os.waitpid(self._pid, 0)
+        os.close(self._read_end)
+
+
+def test_fork_in_another_thread_does_not_delay_the_start(forker: Forker, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`Popen` returns although a process was to be forked in the moment before its own, and lives on."""
+    real = subprocess._fork_exec  # type: ignore[attr-defined]
+
+    def fork_exec(*arguments: Any) -> Any:
+        forker.start()
+        until_now(forker.has_come_to_its_fork)
+        return real(*arguments)
+
+    monkeypatch.setattr(subprocess, "_fork_exec", fork_exec)
+    process, pidfd = zygote_process.start(0, [], None)
+    assert forker.forked.wait(WAIT_S)
+    os.close(pidfd)
+    process.kill()
+    process.communicate()
