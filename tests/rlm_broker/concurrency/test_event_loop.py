@@ -82,7 +82,7 @@ async def test_a_cancellation_that_comes_before_the_work_began_is_not_lost() -> 
 
 CTRL_C = """
 import asyncio, sys
-from rlm_broker.concurrency.event_loop import Home
+from rlm_broker.concurrency.event_loop import EventLoopRef
 async def work():
     print("running", flush=True)
     try:
@@ -92,7 +92,7 @@ async def work():
         await (asyncio.sleep(0) if sys.argv[1] == "ends" else asyncio.Event().wait())
         print("ended", flush=True)
 try:
-    Home.background().run(work())
+    EventLoopRef.background().run(work())
 except KeyboardInterrupt:
     print("interrupted", flush=True)
 """

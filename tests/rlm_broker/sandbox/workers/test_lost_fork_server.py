@@ -6,7 +6,6 @@ import itertools
 import os
 import signal
 import tempfile
-import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -22,6 +21,7 @@ from rlm_broker.sandbox.sandbox import Sandbox
 from rlm_broker.sandbox.workers.fork_server import TRIES, ForkServer, _Zygote
 from rlm_broker.sandbox.workers.worker import Worker
 from tests.support.processes import living_below
+from tests.support.waiting import until_now
 
 WAIT_S = 60
 
@@ -35,12 +35,12 @@ async def opened(level: str = "strict") -> AsyncIterator[Sandbox]:
 
 
 def kill_fork_servers() -> None:
-    """SIGKILL to all, and wait for their end: at "strict" that is the end of their workers, too."""
+    """SIGKILL to all, and wait for the end of what they started: at "strict" that is also their workers."""
+    below = set(psutil.Process().children(recursive=True))
     for process in psutil.Process().children():
         with contextlib.suppress(psutil.NoSuchProcess):
             process.kill()
-        while process in living_below():
-            time.sleep(0.001)
+    until_now(lambda: not below & living_below())
 
 
 def wrap(monkeypatch: pytest.MonkeyPatch, of: type, name: str, before: Callable[[int, Any], None]) -> list[int]:
