@@ -335,7 +335,7 @@ class Queue(OnLoop):
             self.within_its_bounds()
         try:
             assert all(task.done() for task in calls)
-            assert self.lane._places.take()
+            assert self.queue._places.take()
         finally:
             super().teardown()
             for each in self.patched:
@@ -345,14 +345,14 @@ class Queue(OnLoop):
     def begin(self, most: int, per_minute: int | None, retries: int) -> None:
         self.most, self.per_minute = most, per_minute
         self.client = Commanded()
-        self.lane = ClientQueue(
+        self.queue = ClientQueue(
             self.client, Serving(max_concurrent=most, requests_per_minute=per_minute, max_retries=retries)
         )
 
     @rule(session=SESSIONS, limit_s=st.sampled_from([5, 1e6]))
     def call(self, session: str, limit_s: float) -> None:
         request = LMRequest((ChatMessage("user", "?"),))
-        self.start(self.lane.run(PendingCall(request, limit_s, session)))
+        self.start(self.queue.run(PendingCall(request, limit_s, session)))
         self.loop.settle()
 
     @precondition(lambda self: self.client.open)

@@ -48,7 +48,7 @@ class Serving:
 
 @dataclass(slots=True)
 class PendingCall:
-    """One call on its way through the lanes.
+    """One call on its way to its client.
 
     Attributes:
         limit_s: Its time. Only what providers take counts, and not the waiting for a turn.
@@ -88,7 +88,7 @@ class ClientQueue:
         """Whether its last calls failed, or it wants to be left alone, so that another may do better."""
         return time.monotonic() < max(self._cool_until, self._opens_at)
 
-    async def run(self, errand: PendingCall, others: int = 0) -> LMReply:
+    async def run(self, pending: PendingCall, others: int = 0) -> LMReply:
         """Make the call, as often as it takes and its time allows.
 
         Args:
@@ -98,19 +98,19 @@ class ClientQueue:
             ModelFailed: The last attempt failed.
         """
         if not self._places.take():
-            await self._places.acquire(errand.session)
+            await self._places.acquire(pending.session)
         attempt_s = self.serving.attempt_timeout_s
         if attempt_s is None and others:
-            attempt_s = errand.left_s / (others + 1)
+            attempt_s = pending.left_s / (others + 1)
         try:
             for attempt in itertools.count(1):
-                entry = await self._admitted(errand) if self._is_paced else None
+                entry = await self._admitted(pending) if self._is_paced else None
                 if self._opens_at:
-                    await self._left_alone(errand)
+                    await self._left_alone(pending)
                 try:
-                    reply = await ask(self.client, errand, attempt_s)
+                    reply = await ask(self.client, pending, attempt_s)
                 except ModelFailed as failed:
-                    await self._wait_or_raise(errand, attempt, failed)
+                    await self._wait_or_raise(pending, attempt, failed)
                 else:
                     self._failures, self._cool_until = 0, 0.0
                     if entry is not None:
@@ -125,29 +125,29 @@ class ClientQueue:
         self._tokens.correct(entry, usage.total_input_tokens + usage.total_output_tokens or entry.amount)
         self._output_tokens += (usage.total_output_tokens - self._output_tokens) / 8
 
-    async def _left_alone(self, errand: PendingCall) -> None:
+    async def _left_alone(self, pending: PendingCall) -> None:
         """Wait until the provider wants to be asked again; that is the call's own time.
 
         Raises:
             ModelFailed: It wants to be left alone for longer than the call may take.
         """
         while (alone_s := self._opens_at - time.monotonic()) > 0:
-            if alone_s > errand.left_s:
+            if alone_s > pending.left_s:
                 name = self.client.model_name
                 raise ModelFailed(f"{name}: the provider wants to be left alone for {alone_s:.1f} s", "transient")
             wait_s = alone_s * random.uniform(1, 1.1)  # not all who wait at the same moment
-            errand.spent_s += wait_s
+            pending.spent_s += wait_s
             await asyncio.sleep(wait_s)
 
-    async def _admitted(self, errand: PendingCall) -> Entry:
+    async def _admitted(self, pending: PendingCall) -> Entry:
         """Wait until its rates allow the call, one after the other, in turn. That is nobody's time.
 
         Returns:
             The tokens that the call is thought to take.
         """
-        request = errand.request
+        request = pending.request
         tokens = estimate_tokens(request.chars) + (request.max_completion_tokens or self._output_tokens)
-        await self._gate.acquire(errand.session)
+        await self._gate.acquire(pending.session)
         try:
             while True:
                 now = time.monotonic()
@@ -159,37 +159,37 @@ class ClientQueue:
         finally:
             self._gate.release()
 
-    async def _wait_or_raise(self, errand: PendingCall, attempt: int, failed: ModelFailed) -> None:
+    async def _wait_or_raise(self, pending: PendingCall, attempt: int, failed: ModelFailed) -> None:
         """Before the next attempt. If the provider says how long, nobody asks it before."""
         backoff_s = min(MOST_BACKOFF_S, BACKOFF_S * 2 ** (attempt - 1)) * random.uniform(0.5, 1)
         wait_s = max(backoff_s, failed.retry_after_s or 0.0)
         if failed.retry_after_s:
-            self._opens_at = max(self._opens_at, time.monotonic() + min(failed.retry_after_s, errand.limit_s))
-        if failed.cause != "transient" or attempt > self.serving.max_retries or wait_s >= errand.left_s:
+            self._opens_at = max(self._opens_at, time.monotonic() + min(failed.retry_after_s, pending.limit_s))
+        if failed.cause != "transient" or attempt > self.serving.max_retries or wait_s >= pending.left_s:
             if failed.cause != "request":
                 self._failures += 1
                 if self._failures >= FAILURES_TO_COOL:
                     self._cool_until = time.monotonic() + self.serving.cooldown_s
             raise failed
-        if errand.on_retry is not None:
-            errand.on_retry(attempt + 1, wait_s, str(failed))
+        if pending.on_retry is not None:
+            pending.on_retry(attempt + 1, wait_s, str(failed))
         started = time.monotonic()
         try:
             await asyncio.sleep(wait_s)
         finally:
-            errand.spent_s += time.monotonic() - started
+            pending.spent_s += time.monotonic() - started
 
 
-async def ask(client: BaseClient, errand: PendingCall, attempt_timeout_s: float | None) -> LMReply:
+async def ask(client: BaseClient, pending: PendingCall, attempt_timeout_s: float | None) -> LMReply:
     """One attempt. Clients are anybody's code: whatever they do, it ends in time, in a reply or an error of ours.
 
     Raises:
         ModelFailed: It failed, or took too long.
     """
-    limit_s = errand.left_s if attempt_timeout_s is None else min(errand.left_s, attempt_timeout_s)
+    limit_s = pending.left_s if attempt_timeout_s is None else min(pending.left_s, attempt_timeout_s)
     started = time.monotonic()
     try:
-        reply = await in_time(limit_s, client.complete(errand.request))
+        reply = await in_time(limit_s, client.complete(pending.request))
     except RlmBrokerError:
         raise
     except asyncio.CancelledError:
@@ -199,11 +199,11 @@ async def ask(client: BaseClient, errand: PendingCall, attempt_timeout_s: float 
     except Late:
         if limit_s == attempt_timeout_s:
             raise ModelFailed(f"{client.model_name}: no answer within {limit_s:g} s", "transient") from None
-        raise ModelFailed(f"llm_query timed out after {errand.limit_s:g}s", "transient") from None
+        raise ModelFailed(f"llm_query timed out after {pending.limit_s:g}s", "transient") from None
     except (Exception, SystemExit, KeyboardInterrupt, GeneratorExit) as error:  # the last three would end the loop
         raise ModelFailed(f"{client.model_name}: {type(error).__name__}: {error}") from error
     finally:
-        errand.spent_s += time.monotonic() - started
+        pending.spent_s += time.monotonic() - started
     return _checked(reply, client.model_name)
 
 

@@ -43,8 +43,8 @@ class LMHandler(AsyncResource):
         home: Where it lives; None is decided by how it is opened.
 
     Attributes:
-        lanes: The way to each client, by its identity. Handlers on one loop may share them: bounds and rates are then
-            those of all.
+        queues: The queue before each client, by its identity. Handlers on one loop may share them: then their bounds
+            and rates hold for all.
     """
 
     def __init__(
@@ -70,7 +70,7 @@ class LMHandler(AsyncResource):
         self._batch_max_concurrent = batch_max_concurrent
         self._call_timeout_s = call_timeout_s
         self._cache = cache
-        self.lanes: dict[int, ClientQueue] = {}
+        self.queues: dict[int, ClientQueue] = {}
         self._usage = defaultdict[str, Tally](Tally)
         self._home = home
 
@@ -83,7 +83,7 @@ class LMHandler(AsyncResource):
     def serve(self, client: Client, serving: Serving) -> None:
         """Say how `client` is to be called, before its first call. Without this it is called as `Serving()` says."""
         served = adapted(client)
-        self.lanes[id(served)] = ClientQueue(served, serving)
+        self.queues[id(served)] = ClientQueue(served, serving)
 
     def get_client(self, model: str | None = None, depth: int = 0) -> Client:
         """The client that serves: a known name wins, then the depth decides.
@@ -152,44 +152,44 @@ class LMHandler(AsyncResource):
             ModelFailed: It failed, or took longer, and so did its fallbacks.
         """
         started = time.monotonic()
-        lane = self._lane(client)
+        queue = self._queue_of(client)
         cache = self._cache
-        key = None if cache is None else cache.key(lane.client, request)
+        key = None if cache is None else cache.key(queue.client, request)
         reply = None if cache is None or key is None else await cache.get(key)
         if reply is None:
-            errand = PendingCall(request, timeout_s or self._call_timeout_s, session, on_retry)
-            reply = await (self._through_lanes(lane, errand) if lane.serving.fallbacks else lane.run(errand))
+            pending = PendingCall(request, timeout_s or self._call_timeout_s, session, on_retry)
+            reply = await (self._through_queues(queue, pending) if queue.serving.fallbacks else queue.run(pending))
             if cache is not None and key is not None:
                 await cache.put(key, reply)
-        model = reply.model or lane.client.model_name
+        model = reply.model or queue.client.model_name
         self._usage[model].add(reply.usage)
         requested = request.model if request.model and request.model != model else None
         return Call(model, reply.text, reply.usage, time.monotonic() - started, requested, reply.problem)
 
-    async def _through_lanes(self, lane: ClientQueue, errand: PendingCall) -> LMReply:
+    async def _through_queues(self, queue: ClientQueue, pending: PendingCall) -> LMReply:
         """The client, then its fallbacks; first of all those of them that are not known to fail just now."""
-        lanes = sorted([lane, *map(self._lane, lane.serving.fallbacks)], key=lambda each: each.is_cooling)
+        queues = sorted([queue, *map(self._queue_of, queue.serving.fallbacks)], key=lambda each: each.is_cooling)
         failures: list[ModelFailed] = []
-        for number, each in enumerate(lanes, 1):
+        for number, each in enumerate(queues, 1):
             try:
-                reply = await each.run(errand, others=len(lanes) - number)
+                reply = await each.run(pending, others=len(queues) - number)
             except ModelFailed as failed:
                 if failed.cause == "request":
                     raise
                 failures.append(failed)
             else:
-                if each is lane:
+                if each is queue:
                     return reply
                 return msgspec.structs.replace(reply, model=reply.model or each.client.model_name)
         raise ModelFailed("; ".join(map(str, failures)), failures[-1].cause)
 
-    def _lane(self, client: Client) -> ClientQueue:
-        lane = self.lanes.get(id(client))
-        if lane is None:  # the first call, or an object of the user's, whose lane is that of its wrapper
+    def _queue_of(self, client: Client) -> ClientQueue:
+        queue = self.queues.get(id(client))
+        if queue is None:  # the first call, or an object of the user's, whose queue is that of its wrapper
             own = adapted(client)
-            lane = self.lanes.get(id(own)) or ClientQueue(own, Serving())
-            self.lanes[id(own)] = lane
-        return lane
+            queue = self.queues.get(id(own)) or ClientQueue(own, Serving())
+            self.queues[id(own)] = queue
+        return queue
 
     # -- the one-shot protocol ---------------------------------------------------------------------------------------
 

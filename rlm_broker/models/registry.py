@@ -60,8 +60,8 @@ class Models:
         self._made: dict[int, tuple[BaseClient, Model]] = {}
         self._fallbacks: dict[int, tuple[BaseClient, ...]] = {}
         self._opened: dict[str, BaseClient] = {}
-        self._lanes: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, dict[int, ClientQueue]]
-        self._lanes = weakref.WeakKeyDictionary()
+        self._queues: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, dict[int, ClientQueue]]
+        self._queues = weakref.WeakKeyDictionary()
         self._users = Counter[int]()
         if replay is None:
             self._routes = tuple(routes)
@@ -111,9 +111,9 @@ class Models:
         try:
             await self._preflight(limits)
             handler = self.handler(limits, cache, home)
-            handler.lanes = self._lanes.setdefault(loop, {})
+            handler.queues = self._queues.setdefault(loop, {})
             for identity, (client, described) in self._made.items():
-                if identity not in handler.lanes:
+                if identity not in handler.queues:
                     handler.serve(client, _serving(described, self._fallbacks.get(identity, ())))
             async with handler:
                 yield handler
