@@ -23,6 +23,13 @@ def pytest_collection_finish() -> None:
     gc.freeze()
 
 
+@pytest.fixture(autouse=True, scope="module")
+def _exempt_what_was_imported() -> None:
+    """Do the same with what earlier modules have imported: litellm alone is some hundred thousand objects."""
+    gc.collect()
+    gc.freeze()
+
+
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     """Print why tests were skipped: one line for each reason, with the number of tests."""
     reasons = Counter(

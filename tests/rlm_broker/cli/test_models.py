@@ -129,7 +129,6 @@ def test_who_would_serve_a_call_and_why_is_told(config: Path) -> None:
         ),
         ("[[routes]]\nto = 'x'", "leads nowhere: there are only offline"),
         ("[[routes]]\nto = 'offline'\nmatch = '*'\n[[routes]]\nto = 'offline'\nmatch = 'a'", "is never taken: route *"),
-        ("model = 'm'\n[models.m]\nname = 'nowhere/model'", "no provider is known for model 'nowhere/model'"),
         ("model = 'm'\n[models.m]\nbase_url = 'localhost'", "'localhost' is no address of a server"),
     ],
 )

@@ -327,7 +327,7 @@ def test_an_answer_without_parentheses_and_quotes_comes_back_exactly(answer: str
     assert parse_reply(f"Done.\nFINAL({answer})\n").final == FinalText(answer)
 
 
-SIZE = 400_000
+SIZE = 200_000
 TIMES = 16
 CHARACTERS = ["`", "~", "<", "(", ")", "'", '"', "\\", "\n", " ", "\r\n", "{", "> ", "- ", "\0", "\ud800", " 'a"]
 OPENINGS = [
@@ -370,7 +370,6 @@ PATHOLOGICAL: dict[str, Callable[[int], str]] = {
 @pytest.mark.parametrize("reply", PATHOLOGICAL.values(), ids=PATHOLOGICAL.keys())
 def test_anything_is_parsed_in_time_that_grows_with_its_length(reply: Callable[[int], str]) -> None:
     def cpu_s(text: str) -> float:
-        gc.collect()
         gc.disable()  # its cost grows with what all other tests of this process have left
         started = time.process_time()
         try:
