@@ -50,7 +50,10 @@ def adapted(client: Client) -> BaseClient:
     """Return `client` itself if it is a `BaseClient`, else the wrapper of it: always the same while that is in use."""
     if isinstance(client, BaseClient):
         return client
-    return _wrapped.setdefault(id(client), BroughtClient(client))
+    found = _wrapped.get(id(client))
+    if found is None:
+        found = _wrapped[id(client)] = BroughtClient(client)
+    return found
 
 
 def original(client: BaseClient) -> Client:

@@ -184,11 +184,10 @@ class LMHandler(AsyncResource):
         raise ModelFailed("; ".join(map(str, failures)), failures[-1].cause)
 
     def _queue_of(self, client: Client) -> ClientQueue:
-        queue = self.queues.get(id(client))
-        if queue is None:  # the first call, or an object of the user's, whose queue is that of its wrapper
-            own = adapted(client)
-            queue = self.queues.get(id(own)) or ClientQueue(own, Serving())
-            self.queues[id(own)] = queue
+        own = adapted(client)
+        queue = self.queues.get(id(own))
+        if queue is None:
+            queue = self.queues[id(own)] = ClientQueue(own, Serving())
         return queue
 
     # -- the one-shot protocol ---------------------------------------------------------------------------------------

@@ -25,8 +25,8 @@ from rlm_broker.models.model import Model
 from rlm_broker.validation import did_you_mean
 
 Given = str | Client | FieldLike | Callable[..., Any] | Model
-"""How a model may be given: its name, its description, a client, somebody else's client, or a function of `(messages)`
-or of `(messages, model)`."""
+"""How a model may be given: its name, its description, a client, a client of another runtime, or a function of
+`(messages)` or of `(messages, model)`."""
 
 
 class Models:
@@ -104,7 +104,7 @@ class Models:
 
         Raises:
             ModelFailed, UnknownModel: What every call would raise.
-            ConfigurationError: There is a budget in dollars, and nobody knows what a model costs.
+            ConfigurationError: There is a budget in dollars, and the price of a model is not known.
         """
         loop = asyncio.get_running_loop()
         self._users[id(loop)] += 1
@@ -144,7 +144,7 @@ class Models:
         return self._opened[name]
 
     def _client_or_why_not(self, given: Given, name: str) -> BaseClient:
-        """Of a named model, which perhaps nobody asks for: what is wrong with it is then nobody's concern."""
+        """Make the client of a named model. An unusable one raises at its first call, since a run need not use it."""
         try:
             return self._client(given, name)
         except ConfigurationError as error:

@@ -14,7 +14,7 @@ CHOICES: tuple[str, ...] = (AUTO, *(level.name for level in LEVELS))
 
 
 class IsolationWarning(UserWarning):
-    """Code runs with less than a security boundary, because somebody asked for that by name."""
+    """Code runs without a security boundary, since the caller asked for such a level by name."""
 
 
 def candidates(isolation: str, allow_exec: bool | None) -> tuple[Level, ...]:

@@ -20,7 +20,7 @@ class PrivateFolder:
     """A new folder below the system's temporary one. Its lock says that its owner lives: the kernel ends both together.
 
     Attributes:
-        path: Others may go through it, but not list it: workers may run as somebody else.
+        path: Other users may go through it, and not list it: workers may run as another user.
 
     Raises:
         SandboxFailed: No temporary folder can be written to.

@@ -1,7 +1,6 @@
 """Files, folders and globs become their texts; whatever is none is refused or counted, and never waited for."""
 
 import contextlib
-import gc
 import os
 import shutil
 import socket
@@ -14,34 +13,11 @@ from typing import Any
 import pytest
 
 from rlm_broker.context import files
-from rlm_broker.context.store import MAX_NAME_CHARS, Paths, StoredContext, store
+from rlm_broker.context.store import MAX_NAME_CHARS, Paths, store
 from rlm_broker.errors import ContextRefused
-from sandbox_worker.loading.context import load
+from tests.support.contexts import loaded, written
 
 MB = 1 << 20
-
-
-def loaded(stored: StoredContext) -> Any:
-    return load(stored.fd, stored.info.form, mapping_works=True)
-
-
-def written(path: Path, content: str | bytes = "text") -> Path:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_bytes(content.encode() if isinstance(content, str) else content)
-    return path
-
-
-def descriptors() -> set[str]:
-    return {path.name for path in Path("/proc/self/fd").iterdir()}
-
-
-@pytest.fixture(autouse=True)
-def _no_descriptor_is_left() -> Iterator[None]:
-    before = descriptors()
-    yield
-    if descriptors() - before:
-        gc.collect()  # a generator that is left half-way holds its file until it is collected
-    assert not descriptors() - before
 
 
 @contextlib.contextmanager

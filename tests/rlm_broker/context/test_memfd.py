@@ -1,46 +1,28 @@
 """Every text comes back equal, at its narrowest width; nobody can change what is stored; nobody's memory holds it."""
 
 import fcntl
-import gc
 import os
 import random
 import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from rlm_broker.context import files
 from rlm_broker.context import memfd as context_memfd
 from rlm_broker.context.memfd import Memfd
-from rlm_broker.context.store import StoredContext, store
+from rlm_broker.context.store import store
 from rlm_broker.errors import ContextRefused
 from sandbox_worker.loading.context import load
 from sandbox_worker.loading.form import SEALS, ContextForm, span_bytes
+from tests.support.contexts import loaded
 from tests.support.places import PROJECT
 
 REPOSITORY = str(PROJECT)
 PAGE = os.sysconf("SC_PAGESIZE")
 MB = 1 << 20
-
-
-def loaded(stored: StoredContext, maps: bool = True) -> Any:
-    return load(stored.fd, stored.info.form, maps)
-
-
-def descriptors() -> set[str]:
-    return {path.name for path in Path("/proc/self/fd").iterdir()}
-
-
-@pytest.fixture(autouse=True)
-def _no_descriptor_is_left() -> Iterator[None]:
-    before = descriptors()
-    yield
-    if descriptors() - before:
-        gc.collect()  # a generator that is left half-way holds its file until it is collected
-    assert not descriptors() - before
 
 
 @pytest.mark.parametrize(

@@ -5,41 +5,17 @@ import dataclasses
 import enum
 import gc
 import os
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from rlm_broker.context import memfd
-from rlm_broker.context.store import Paths, StoredContext, store
+from rlm_broker.context.store import Paths, store
 from rlm_broker.errors import ContextRefused
 from rlm_broker.plain import MAX_NESTING
-from sandbox_worker.loading.context import load
 from sandbox_worker.loading.form import ContextForm
-
-
-def loaded(stored: StoredContext) -> Any:
-    return load(stored.fd, stored.info.form, mapping_works=True)
-
-
-def written(path: Path, content: str | bytes = "text") -> Path:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_bytes(content.encode() if isinstance(content, str) else content)
-    return path
-
-
-def descriptors() -> set[str]:
-    return {path.name for path in Path("/proc/self/fd").iterdir()}
-
-
-@pytest.fixture(autouse=True)
-def _no_descriptor_is_left() -> Iterator[None]:
-    before = descriptors()
-    yield
-    if descriptors() - before:
-        gc.collect()  # a generator that is left half-way holds its file until it is collected
-    assert not descriptors() - before
+from tests.support.contexts import loaded, written
 
 
 def test_closing_is_idempotent_and_never_closes_a_descriptor_that_was_given_to_somebody_else() -> None:
