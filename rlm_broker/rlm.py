@@ -141,7 +141,7 @@ class RLM(AsyncResource):
         self._persistent_repl: PersistentRepl | None = None
         self._handler, self._sandbox = handler, sandbox
         lent = sandbox or handler
-        self._home = lent.home if lent else None
+        self._event_loop = lent._event_loop if lent else None
         self._kept: _Machinery | None = None
         self._keeping = contextlib.AsyncExitStack()
 
@@ -164,7 +164,7 @@ class RLM(AsyncResource):
         """
         attempt = _Attempt()
         try:
-            return (self._home or EventLoopRef.background()).run(
+            return (self._event_loop or EventLoopRef.background()).run(
                 self._complete(prompt, root_prompt, attempt, output_type)
             )
         except KeyboardInterrupt:
@@ -177,7 +177,7 @@ class RLM(AsyncResource):
         self, prompt: object, root_prompt: str | None = None, *, output_type: Any = None
     ) -> Completion:
         """`completion`, awaited. Cancelling it ends the run and everything below it."""
-        return await (self._home or EventLoopRef.here()).arun(
+        return await (self._event_loop or EventLoopRef.here()).arun(
             self._complete(prompt, root_prompt, _Attempt(), output_type)
         )
 
@@ -196,7 +196,7 @@ class RLM(AsyncResource):
             loop.call_soon_threadsafe(happened.put_nowait, event)  # the run may live on another thread's loop
 
         work = self._complete(prompt, root_prompt, _Attempt(), output_type, emit)
-        run = loop.create_task((self._home or EventLoopRef.here()).arun(work))
+        run = loop.create_task((self._event_loop or EventLoopRef.here()).arun(work))
         run.add_done_callback(lambda _: happened.put_nowait(None))
         try:
             while (event := await happened.get()) is not None:
@@ -223,11 +223,11 @@ class RLM(AsyncResource):
     @contextlib.asynccontextmanager
     async def _machinery(self) -> AsyncIterator["_Machinery"]:
         """A handler, and a sandbox whose REPLs connect to it: lent ones, or our own until this is left."""
-        home = self._home or EventLoopRef.here()
+        event_loop = self._event_loop or EventLoopRef.here()
         async with contextlib.AsyncExitStack() as own:
             handler, sandbox = self._handler, self._sandbox
             if handler is None:
-                handler = await self._own_handler(own, home)
+                handler = await self._own_handler(own, event_loop)
             recorder = None
             if self._record is not None:
                 recorder = own.enter_context(contextlib.closing(Recorder(self._record, _told(handler, self._seed))))
@@ -240,17 +240,17 @@ class RLM(AsyncResource):
                         allow_exec=self._allow_exec,
                         seed=self._seed,
                         listener=port,
-                        home=home,
+                        event_loop=event_loop,
                     )
                 )
             yield _Machinery(handler, sandbox, recorder)
 
-    async def _own_handler(self, own: contextlib.AsyncExitStack, home: EventLoopRef) -> LMHandler:
+    async def _own_handler(self, own: contextlib.AsyncExitStack, event_loop: EventLoopRef) -> LMHandler:
         assert self._models is not None
         cache = self._cache
         if isinstance(cache, str | Path):
             cache = own.enter_context(contextlib.closing(Cache(cache)))
-        return await own.enter_async_context(self._models.opened(self.limits, cache, home))
+        return await own.enter_async_context(self._models.opened(self.limits, cache, event_loop))
 
     # -- one run -----------------------------------------------------------------------------------------------------
 

@@ -1,1 +1,1 @@
-"""What runs inside a sandbox: the fork server, a worker's init, its REPL, and the walls around them."""
+"""What runs inside a sandbox: the fork server, a worker's init, its REPL, and how they are isolated."""

@@ -217,7 +217,7 @@ class OpenAICompatibleClient(BaseClient):
                     on_text(text)
         if not ended and finish_reason is None:
             raise self._failed("the server broke off in the middle of its answer", "transient")
-        return self._told("".join(texts) if texts else None, finish_reason, usage)
+        return self._lm_reply("".join(texts) if texts else None, finish_reason, usage)
 
     # -- what it says ------------------------------------------------------------------------------------------------
 
@@ -229,7 +229,7 @@ class OpenAICompatibleClient(BaseClient):
         message = choice.message or _Message()
         content = _text_of(message.content)
         refusal = _text(message.refusal)
-        return self._told(refusal if not content and refusal else content, _text(choice.finish_reason), body.usage)
+        return self._lm_reply(refusal if not content and refusal else content, _text(choice.finish_reason), body.usage)
 
     def _decoded(self, answer: bytes) -> "_Body":
         try:
@@ -242,7 +242,7 @@ class OpenAICompatibleClient(BaseClient):
             raise self._failed(_error_in(answer) or str(body.error), cause)
         return body
 
-    def _told(self, text: str | None, finish_reason: str | None, usage: Any) -> LMReply:
+    def _lm_reply(self, text: str | None, finish_reason: str | None, usage: Any) -> LMReply:
         counted = usage if isinstance(usage, dict) else {}
         inputs, outputs = (_count(counted.get(name)) for name in ("prompt_tokens", "completion_tokens"))
         cost = None

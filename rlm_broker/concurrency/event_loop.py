@@ -170,8 +170,8 @@ class AsyncResource:
     A class that is one says what opening and closing mean; it may be told where to live.
     """
 
-    _home: EventLoopRef | None = None
-    _home_is_callers = False
+    _event_loop: EventLoopRef | None = None
+    _loop_is_callers = False
 
     async def _open(self) -> None:
         raise NotImplementedError
@@ -179,15 +179,14 @@ class AsyncResource:
     async def _close(self) -> None:
         raise NotImplementedError
 
-    @property
-    def home(self) -> EventLoopRef:
-        """Where it lives. Asked for before it was opened, that is the background loop."""
-        if self._home is None:
-            self._home = EventLoopRef.background()
-        return self._home
+    def bind_loop(self) -> EventLoopRef:
+        """Return the loop that it lives on. One that was never opened is bound to the background loop for good."""
+        if self._event_loop is None:
+            self._event_loop = EventLoopRef.background()
+        return self._event_loop
 
     def __enter__(self) -> Self:
-        self.home.run(self._open())
+        self.bind_loop().run(self._open())
         return self
 
     def __exit__(
@@ -196,27 +195,27 @@ class AsyncResource:
         self.close()
 
     async def __aenter__(self) -> Self:
-        if self._home is None:
-            self._home, self._home_is_callers = EventLoopRef.here(), True
-        await self._home.arun(self._open())
+        if self._event_loop is None:
+            self._event_loop, self._loop_is_callers = EventLoopRef.here(), True
+        await self._event_loop.arun(self._open())
         return self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         await self.aclose()
-        if self._home_is_callers:  # it may be opened again, on another loop
-            self._home, self._home_is_callers = None, False
+        if self._loop_is_callers:  # it may be opened again, on another loop
+            self._event_loop, self._loop_is_callers = None, False
 
     def close(self) -> None:
         """End it and everything below it. Harmless when repeated, and when its event loop has ended."""
-        if self.home.is_alive:
-            self.home.run(to_its_end(self._close))
+        if self._event_loop is not None and self._event_loop.is_alive:
+            self._event_loop.run(to_its_end(self._close))
 
     async def aclose(self) -> None:
         """`close`, awaited."""
-        if self.home.is_alive:
-            await self.home.arun(to_its_end(self._close))
+        if self._event_loop is not None and self._event_loop.is_alive:
+            await self._event_loop.arun(to_its_end(self._close))
 
 
 def _keep_running(loop: asyncio.AbstractEventLoop) -> None:

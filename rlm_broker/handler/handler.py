@@ -40,7 +40,7 @@ class LMHandler(AsyncResource):
         open_client: Makes the client of an unlisted name, for the policy `open`.
         call_timeout_s: Seconds until a call that does not say otherwise has failed; waiting for its turn not counted.
         cache: Keeps replies; None keeps none.
-        home: Where it lives; None is decided by how it is opened.
+        event_loop: Where it lives; None is decided by how it is opened.
 
     Attributes:
         queues: The queue before each client, by its identity. Handlers on one loop may share them: then their bounds
@@ -61,7 +61,7 @@ class LMHandler(AsyncResource):
         open_client: Callable[[str], Client] | None = None,
         call_timeout_s: float = CALL_TIMEOUT_S,
         cache: Cache | None = None,
-        home: EventLoopRef | None = None,
+        event_loop: EventLoopRef | None = None,
     ) -> None:
         self.routing = Routing(client, other_backend_client, model_policy=model_policy, open_client=open_client)
         self.listener = Listener(
@@ -72,7 +72,7 @@ class LMHandler(AsyncResource):
         self._cache = cache
         self.queues: dict[int, ClientQueue] = {}
         self._usage = defaultdict[str, Tally](Tally)
-        self._home = home
+        self._event_loop = event_loop
 
     # -- the field's names -------------------------------------------------------------------------------------------
 
@@ -95,7 +95,7 @@ class LMHandler(AsyncResource):
 
     def start(self) -> tuple[str, int]:
         """Listen in the background; return host and port. Called twice it returns the same."""
-        self.home.run(self._open())
+        self.bind_loop().run(self._open())
         address = self.listener.address
         assert address is not None
         return address
@@ -122,7 +122,7 @@ class LMHandler(AsyncResource):
             UnknownModel: There is no such model.
         """
         request = LMRequest(messages=one_shot.to_messages(prompt), model=model)
-        return self.home.run(self.complete(self.get_client(model), request)).response
+        return self.bind_loop().run(self.complete(self.get_client(model), request)).response
 
     def get_usage_summary(self) -> UsageSummary:
         """What was used so far, by the model that served."""
@@ -130,7 +130,7 @@ class LMHandler(AsyncResource):
 
     def attach(self, connected: socket.socket) -> None:
         """Serve a connected stream socket like one that was accepted on the port."""
-        self.home.run(self.listener.attach(connected))
+        self.bind_loop().run(self.listener.attach(connected))
 
     # -- calls -------------------------------------------------------------------------------------------------------
 

@@ -81,7 +81,7 @@ class Models:
             self.sub = None if told.sub is None else self._open(told.sub)
         self.handler(Limits())  # what is wrong with the routes is said here
 
-    def handler(self, limits: Limits, cache: Cache | None = None, home: EventLoopRef | None = None) -> LMHandler:
+    def handler(self, limits: Limits, cache: Cache | None = None, event_loop: EventLoopRef | None = None) -> LMHandler:
         """What calls them."""
         handler = LMHandler(
             self.root,
@@ -90,7 +90,7 @@ class Models:
             open_client=self._open_once,
             call_timeout_s=limits.call_timeout_s,
             cache=cache,
-            home=home,
+            event_loop=event_loop,
         )
         for name, client in self.named.items():
             handler.register_client(name, client)
@@ -99,7 +99,7 @@ class Models:
         return handler
 
     @contextlib.asynccontextmanager
-    async def opened(self, limits: Limits, cache: Cache | None, home: EventLoopRef) -> AsyncIterator[LMHandler]:
+    async def opened(self, limits: Limits, cache: Cache | None, event_loop: EventLoopRef) -> AsyncIterator[LMHandler]:
         """A handler that is listening, its clients looked at before. Bounds and rates hold for all that are open.
 
         Raises:
@@ -110,7 +110,7 @@ class Models:
         self._users[id(loop)] += 1
         try:
             await self._preflight(limits)
-            handler = self.handler(limits, cache, home)
+            handler = self.handler(limits, cache, event_loop)
             handler.queues = self._queues.setdefault(loop, {})
             for identity, (client, described) in self._made.items():
                 if identity not in handler.queues:

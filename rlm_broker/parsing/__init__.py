@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from rlm_broker.parsing.fences import Fence, split_fences
 from rlm_broker.parsing.finals import FinalText, FinalVar, find_final
-from rlm_broker.parsing.notes import CODE_IN_THOUGHTS, Note, NotRun, fence_notes, markup_notes, told
+from rlm_broker.parsing.notes import CODE_IN_THOUGHTS, Note, NotRun, fence_notes, markup_notes, shown_to_model
 from rlm_broker.parsing.source import Inspector
 
 __all__ = ["FinalText", "FinalVar", "NotRun", "ParsedReply", "parse_reply"]
@@ -52,7 +52,8 @@ def parse_reply(reply: str | None) -> ParsedReply:
         *_thought_notes(split_fences(thoughts, inspector)),
     ]
     said = _without(text, [(fence.start, fence.end) for fence in fences if fence.is_runnable])
-    return ParsedReply(code, finals.final, told(notes, nothing_else=not code and finals.final is None), said.strip())
+    not_run = shown_to_model(notes, nothing_else=not code and finals.final is None)
+    return ParsedReply(code, finals.final, not_run, said.strip())
 
 
 def _split_thoughts(text: str) -> tuple[str, str]:

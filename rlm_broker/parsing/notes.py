@@ -135,7 +135,7 @@ def _tool_call(match: re.Match[str]) -> NotRun:
     return NotRun(f"{shown.get(kind or '', f'<{name}>')} markup", _TOOL_CALL_REASON)
 
 
-def told(notes: Sequence[Note], *, nothing_else: bool) -> tuple[NotRun, ...]:
+def shown_to_model(notes: Sequence[Note], *, nothing_else: bool) -> tuple[NotRun, ...]:
     """What the model is told, in the reply's order, each thing once.
 
     Args:

@@ -104,7 +104,7 @@ class Tools:
         except _NotPlain as error:
             return Slot(error=f"{name}() returned {error}")
         except Exception as error:  # noqa: BLE001 - the tool is the user's own code: the model reads what it raised
-            return Slot(error=_told(name, error))
+            return Slot(error=_traceback_text(name, error))
 
     def _add(self, name: str, what: Any) -> None:
         require_name(name, "a tool")
@@ -230,7 +230,7 @@ def _first_paragraph(function: Callable[..., Any]) -> str:
     return " ".join((inspect.getdoc(function) or "no description").partition("\n\n")[0].split())
 
 
-def _told(name: str, error: BaseException) -> str:
+def _traceback_text(name: str, error: BaseException) -> str:
     """A traceback of the user's own lines: names of files, and nothing of where they lie."""
     ours = str(Path(__file__).parents[1])
     lines = []

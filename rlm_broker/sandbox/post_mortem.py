@@ -37,7 +37,7 @@ def reason(died: Died | Exceeded) -> str:
     return _BY_EXIT_CODE.get(died.exit_code, f"its process ended by itself with exit code {died.exit_code} (os._exit)")
 
 
-def told(seen: Seen | None, block: int) -> PostMortem:
+def located(seen: Seen | None, block: int) -> PostMortem:
     """What init saw, with the line that the model's code was on. The stack is the REPL's word.
 
     Args:

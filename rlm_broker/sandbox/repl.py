@@ -39,13 +39,13 @@ class SandboxedRepl(AsyncResource):
 
     def __init__(
         self,
-        home: EventLoopRef,
+        event_loop: EventLoopRef,
         source: WorkerSource,
         context: object,
         answer: QueryHandler,
         provisions: Provisions,
     ) -> None:
-        self._home = home
+        self._event_loop = event_loop
         self._source = source
         self._context = context
         self._own_context: StoredContext | None = None
@@ -82,11 +82,11 @@ class SandboxedRepl(AsyncResource):
             ReplClosed: The REPL was closed before, or has been restarted too often.
             SandboxFailed: The REPL is not open, or the sandbox itself broke.
         """
-        return self.home.run(self._execute(code, timeout_s, on_output))
+        return self.bind_loop().run(self._execute(code, timeout_s, on_output))
 
     async def aexecute(self, code: str, timeout_s: float | None = None, on_output: OnOutput | None = None) -> Block:
         """`execute`, awaited."""
-        return await self.home.arun(self._execute(code, timeout_s, on_output))
+        return await self.bind_loop().arun(self._execute(code, timeout_s, on_output))
 
     @property
     def is_closed(self) -> bool:
@@ -218,7 +218,7 @@ class SandboxedRepl(AsyncResource):
                 raise
             if result is None:
                 limit = run.limit  # known only as long as the worker is there
-                seen = post_mortem.told(await self._end_repl(explain=True), connection.block)
+                seen = post_mortem.located(await self._end_repl(explain=True), connection.block)
                 stdout, stderr = output.finish()
                 why = post_mortem.sentence(run.killed_because or "its processes are gone", seen)
                 taken_s = time.monotonic() - started
@@ -264,7 +264,7 @@ class SandboxedRepl(AsyncResource):
 
 
 def made(
-    home: EventLoopRef,
+    event_loop: EventLoopRef,
     source: WorkerSource,
     context: object,
     handler: QueryHandler,
@@ -283,4 +283,4 @@ def made(
         provisions = Provisions.of(values or {}, source.limits.max_frame_bytes, tools)
     except FrameTooLarge as error:
         raise ConfigurationError(f"a value is too large for a message to a REPL: {error}") from None
-    return SandboxedRepl(home, source, context, handler, provisions)
+    return SandboxedRepl(event_loop, source, context, handler, provisions)

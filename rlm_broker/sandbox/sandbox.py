@@ -37,8 +37,8 @@ class Sandbox(AsyncResource):
         limits: Bounds of each REPL; None takes the defaults of `Limits`.
         isolation: "auto" (the stronger of the first two that there is, or an error), "strict", "standard", or
             "process", which protects nothing and is never chosen by itself.
-        allow_exec: Whether code may start other programs, behind the same walls. None: wherever that is possible, which
-            at "standard" it is not.
+        allow_exec: Whether code may start other programs, within the same isolation. None: wherever that is possible,
+            which at "standard" it is not.
         exact_memory: Hold each REPL's memory by a control group, exactly and with the kernel's own for it. It takes up
             to 30 ms more for each REPL; without it memory is watched, every 10 ms while a block runs.
         warm: REPLs that are kept ready, made ahead and each used once: who asks for one has it in less than a
@@ -46,7 +46,7 @@ class Sandbox(AsyncResource):
         seed: From 0 to 2**32 - 1: code draws the same numbers from `random` and numpy's global generator in each REPL,
             also after a kill, and sets of text have the same order. None: every REPL draws others.
         listener: The port that REPLs connect to; None opens one of its own on loopback.
-        home: Where it lives; None is decided by how it is opened.
+        event_loop: Where it lives; None is decided by how it is opened.
 
     Raises:
         ConfigurationError: There is no such level, or it cannot allow what is wanted.
@@ -62,7 +62,7 @@ class Sandbox(AsyncResource):
         warm: int | None = None,
         seed: int | None = None,
         listener: Listener | None = None,
-        home: EventLoopRef | None = None,
+        event_loop: EventLoopRef | None = None,
     ) -> None:
         if limits is not None and not isinstance(limits, Limits):
             raise ConfigurationError(f"limits is a Limits, and not {type(limits).__name__}")
@@ -80,7 +80,7 @@ class Sandbox(AsyncResource):
         self._fork_server: ForkServer | None = None
         self._pool: WarmPool | None = None
         self._shared: ContextCache | None = None
-        self._home = home
+        self._event_loop = event_loop
 
     @property
     def level(self) -> LevelName:
@@ -110,7 +110,7 @@ class Sandbox(AsyncResource):
         """
         if self._shared is None:
             raise SandboxFailed("the sandbox is not open: use it as `with Sandbox() as sandbox:`")
-        return made(self.home, self._shared, context, handler, tools, values)
+        return made(self.bind_loop(), self._shared, context, handler, tools, values)
 
     def template(
         self,
@@ -147,7 +147,7 @@ class Sandbox(AsyncResource):
             raise ConfigurationError(f"timeout_s = {timeout_s!r}: give a positive number of seconds")
         _require_warm(warm)
         preparation = Preparation(tuple(imports), setup, timeout_s=timeout_s)
-        return Template(self.home, self._fork_server, listener, self.limits, preparation, context, warm)
+        return Template(self.bind_loop(), self._fork_server, listener, self.limits, preparation, context, warm)
 
     async def _open(self) -> None:
         if self._pool is not None:
@@ -187,7 +187,7 @@ class Sandbox(AsyncResource):
 
     async def _send_canary(self, fork_server: ForkServer, listener: Listener) -> None:
         cold_start = ColdStart(fork_server, listener, Limits())
-        async with SandboxedRepl(self.home, cold_start, None, refuse, Provisions()) as repl:
+        async with SandboxedRepl(self.bind_loop(), cold_start, None, refuse, Provisions()) as repl:
             block = await repl.aexecute(canary.PROGRAM)
         canary.require_held(fork_server.level, canary.verdict(fork_server.level, block.final_answer))
 

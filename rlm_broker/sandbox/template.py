@@ -27,7 +27,7 @@ class Template(AsyncResource):
 
     def __init__(
         self,
-        home: EventLoopRef,
+        event_loop: EventLoopRef,
         fork_server: ForkServer,
         listener: Listener,
         limits: Limits,
@@ -35,7 +35,7 @@ class Template(AsyncResource):
         context: object,
         warm: int | None,
     ) -> None:
-        self._home = home
+        self._event_loop = event_loop
         self._sandboxes_fork_server = fork_server
         self._listener = listener
         self._limits = limits
@@ -69,7 +69,7 @@ class Template(AsyncResource):
                 raise ConfigurationError("the template has a context already: make another for another one")
             context = INHERITED
         given = None if context is NO_CONTEXT else context
-        return made(self.home, self._pool, given, handler, tools, values)
+        return made(self.bind_loop(), self._pool, given, handler, tools, values)
 
     async def _open(self) -> None:
         if self._pool is not None:

@@ -32,7 +32,7 @@ class RunStarted(Event, frozen=True):
 
 
 class ReplReady(Event, frozen=True):
-    """The run's REPL is behind its walls, with the context in place."""
+    """The run's REPL is isolated, with the context in place."""
 
     isolation: Isolation
     duration_s: float

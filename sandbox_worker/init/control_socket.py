@@ -11,7 +11,7 @@ from sandbox_worker.wire.control import MAX_PACKET_BYTES, Control, pack
 
 
 class ControlSocket:
-    """Packets out, as far as the host takes them and then from a queue; packets in.
+    """Packets out, as far as the orchestrator takes them and then from a queue; packets in.
 
     The queue is bounded by who fills it: while it is not empty, a REPL's output stays in its pipes.
     """
@@ -37,7 +37,7 @@ class ControlSocket:
             self.flush()
 
     def flush(self) -> None:
-        """Send what the host takes without making us wait."""
+        """Send what the orchestrator takes without making us wait."""
         while self._queue:
             packet, fds = self._queue[0]
             try:
@@ -46,7 +46,7 @@ class ControlSocket:
                 self._socket.sendmsg([packet], beside, socket.MSG_DONTWAIT)
             except BlockingIOError:
                 break
-            except OSError:  # the host is gone, and we are going to read that
+            except OSError:  # the orchestrator is gone, and we are going to read that
                 pass
             self._queue.popleft()
             for fd in fds:
@@ -56,7 +56,7 @@ class ControlSocket:
             self._poll.modify(self._socket.fileno(), events)
 
     def hear(self) -> tuple[bytes, list[int]]:
-        """The next packet and its descriptors; an empty packet when the host has hung up."""
+        """The next packet and its descriptors; an empty packet when the orchestrator has hung up."""
         packet, fds, _, _ = socket.recv_fds(self._socket, MAX_PACKET_BYTES, 1, socket.MSG_CMSG_CLOEXEC)
         return packet, list(fds)
 

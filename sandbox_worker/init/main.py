@@ -21,7 +21,7 @@ from sandbox_worker.init.output_pipes import EXPLAIN_S, ReplOutput, WriteEnds
 from sandbox_worker.init.procfs import Proc, Status
 from sandbox_worker.init.usage_watch import GROUP, WATCH, Usage, Watch
 from sandbox_worker.isolation import syscalls
-from sandbox_worker.isolation.walls import LayerFailed, WorkerBounds, ZygoteWalls
+from sandbox_worker.isolation.layer import LayerFailed, WorkerBounds, ZygoteLayers
 from sandbox_worker.isolation.worker_layers import LockedInit, lock_down_init, lock_down_repl
 from sandbox_worker.loading.context import ContextBroken, load
 from sandbox_worker.loading.form import ContextForm
@@ -64,7 +64,7 @@ STACK_SIGNAL = int(signal.SIGRTMAX)
 EXPLAIN_QUICKLY_S = 0.02
 """The same for one that is past a limit, and goes on."""
 WORTH_SAYING_S = 0.5
-"""CPU time that the host is told of."""
+"""CPU time that the orchestrator is told of."""
 
 
 def handle_no_signals() -> None:
@@ -79,7 +79,7 @@ def live_in(folder: str) -> None:
     os.environ["HOME"] = os.environ["TMPDIR"] = folder
 
 
-def main(fds: list[int], spawn: Spawn, walls: ZygoteWalls, mapping_works: bool, preloaded: Preloaded) -> NoReturn:
+def main(fds: list[int], spawn: Spawn, shared: ZygoteLayers, mapping_works: bool, preloaded: Preloaded) -> NoReturn:
     """Be a worker: from the zygote's fork to the end.
 
     Args:
@@ -92,21 +92,21 @@ def main(fds: list[int], spawn: Spawn, walls: ZygoteWalls, mapping_works: bool, 
     children = syscalls.ended_children()
     bounds = _worker_bounds(spawn)
     try:
-        proc = None if walls.proc_is_fresh else Proc()  # else it is going to be covered
-        if not walls.level.has_own_root:
+        proc = None if shared.proc_is_fresh else Proc()  # else it is going to be covered
+        if not shared.level.has_own_root:
             os.chdir(spawn.scratch)
-        locked = lock_down_init(walls, bounds)
+        locked = lock_down_init(shared, bounds)
         proc = proc or Proc()
     except (LayerFailed, OSError) as error:
         _fail("lock down", error)
-    if not walls.level.has_own_root:
+    if not shared.level.has_own_root:
         live_in(spawn.scratch)
     init = Init(
-        control, bell, children, spawn, walls, locked, bounds, proc, mapping_works, preloaded, has_group=len(fds) > 1
+        control, bell, children, spawn, shared, locked, bounds, proc, mapping_works, preloaded, has_group=len(fds) > 1
     )
     try:
         init.serve()
-    except BaseException as error:  # noqa: BLE001 - whatever it is, the host learns it: nobody else could
+    except BaseException as error:  # noqa: BLE001 - whatever it is, the orchestrator learns it: nobody else could
         _fail("go on", error)
 
 
@@ -119,7 +119,7 @@ class Init:
         bell: mmap.mmap,
         children: int,
         spawn: Spawn,
-        walls: ZygoteWalls,
+        shared: ZygoteLayers,
         locked: LockedInit,
         bounds: WorkerBounds,
         proc: Proc,
@@ -130,14 +130,14 @@ class Init:
         self._bell = bell
         self._children = children
         self._spawn = spawn
-        self._walls = walls
+        self._shared = shared
         self._bounds = bounds
         self._mapping_works = mapping_works
         self._has_group = has_group
         self._preloaded = preloaded
         self._repl_pid: int | None = None
         self._proc = proc
-        self._watch = _watch(proc, walls, spawn)
+        self._watch = _watch(proc, shared, spawn)
         self._ruleset = locked.ruleset
         self._layers = [*locked.layers, *([GROUP] if has_group else []), WATCH]
         self._has_started = False
@@ -150,7 +150,7 @@ class Init:
         self._output = ReplOutput(self._poll, spawn.bounds, self._control.say, bell)
 
     def serve(self) -> NoReturn:
-        """Do what the host says. Its end of the control socket closing is our end, and everybody's below us."""
+        """Do what the orchestrator says. Its end of the control socket closing is our end, and everybody's below us."""
         while True:
             paused_s = self._output.regulate(self._control.is_clear)
             for fd, events in self._poll.poll(self._wait_ms(paused_s)):
@@ -241,14 +241,14 @@ class Init:
         if pid == 0:
             self._become_repl(connection_fd, write_ends)
         self._repl_pid = pid
-        if not self._walls.level.has_pid_namespace:
+        if not self._shared.level.has_pid_namespace:
             self._control.say(Forked(), os.pidfd_open(pid))
         for fd in (connection_fd, *write_ends):
             os.close(fd)
         self._is_watched = False  # until its first block it runs no code but ours
 
     def _become_repl(self, connection_fd: int, write_ends: WriteEnds) -> NoReturn:
-        """In the child: behind the second walls, without the control socket, into the loop."""
+        """In the child: behind the REPL's layers, without the control socket, into the loop."""
         if self._has_group:
             os.write(GROUP_FD, b"0")
         mapped_bytes, unwritten_bytes = self._proc.mapped_bytes()
@@ -269,7 +269,7 @@ class Init:
         interrupts.install()
         try:
             ruleset = None if self._ruleset is None else RULESET_FD
-            layers = lock_down_repl(self._walls, self._bounds, ruleset, mapped_bytes - unwritten_bytes)
+            layers = lock_down_repl(self._shared, self._bounds, ruleset, mapped_bytes - unwritten_bytes)
         except (LayerFailed, OSError) as error:
             _fail("start", error)
         os.write(CONTROL_FD, pack(Started(layers=list(layers))))
@@ -306,7 +306,7 @@ class Init:
 
         They are killed with the REPL. Killed before it, they would be taken for ended by a block that waits for them.
         """
-        if self._walls.level.has_pid_namespace and self._walls.proc_is_fresh:
+        if self._shared.level.has_pid_namespace and self._shared.proc_is_fresh:
             for pid in self._proc.others():
                 if pid != self._repl_pid:
                     with contextlib.suppress(ProcessLookupError):
@@ -366,9 +366,9 @@ def _worker_bounds(spawn: Spawn) -> WorkerBounds:
     return WorkerBounds(spawn.allow_exec, spawn.bounds, address_space_bytes, reserved_bytes(address_space_bytes))
 
 
-def _watch(proc: Proc, walls: ZygoteWalls, spawn: Spawn) -> Watch:
-    if walls.level.has_own_root:  # whose scratch folder bounds itself
-        return Watch(proc, spawn.bounds.memory_bytes, proc.others if walls.proc_is_fresh else proc.below)
+def _watch(proc: Proc, shared: ZygoteLayers, spawn: Spawn) -> Watch:
+    if shared.level.has_own_root:  # whose scratch folder bounds itself
+        return Watch(proc, spawn.bounds.memory_bytes, proc.others if shared.proc_is_fresh else proc.below)
     return Watch(
         proc, spawn.bounds.memory_bytes, scratch=spawn.scratch, max_scratch_files=spawn.bounds.max_scratch_files
     )

@@ -82,7 +82,7 @@ class ReplOutput:
             self._stack_fd = -1
 
     def regulate(self, host_listens: bool) -> float | None:
-        """Choose the pipes to wait for: none while the host does not listen, none that flooded us just now.
+        """Choose the pipes to wait for: none while the orchestrator does not listen, none that flooded us just now.
 
         Returns:
             Seconds until this is to be called again, or None.

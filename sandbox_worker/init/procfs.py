@@ -114,17 +114,17 @@ class Proc:
         """None if it has ended."""
         status = self._status(str(pid))
         if status is not None and status.threads > 1 and not status.table_bytes:  # the first thread has ended
-            return self._told_by_another_thread(pid, status)
+            return self._status_from_another_thread(pid, status)
         return None if status is None else replace(status, speaker=pid)
 
-    def _told_by_another_thread(self, pid: int, status: Status) -> Status:
+    def _status_from_another_thread(self, pid: int, status: Status) -> Status:
         known: set[str] = set()
         for _ in range(_LISTINGS):
             threads = set(self._names(f"{pid}/task"))
             for thread in threads:
-                told = self._status(f"{pid}/task/{thread}")
-                if told is not None and told.table_bytes:
-                    return replace(told, speaker=int(thread))
+                other = self._status(f"{pid}/task/{thread}")
+                if other is not None and other.table_bytes:
+                    return replace(other, speaker=int(thread))
             if threads <= known:  # no new ones: the process is ending, and has let go of its memory
                 return replace(status, speaker=pid)
             known = threads

@@ -19,7 +19,7 @@ from sandbox_worker.wire.layers import Layer
 
 WATCH: Layer = "memory and CPU watch (approximate)"
 GROUP: Layer = "memory control group"
-"""What holds memory exactly, beside the watch, where the host has made one."""
+"""What holds memory exactly, beside the watch, where the orchestrator has made one."""
 FASTEST_S = 0.01
 """Seconds between two looks while something works."""
 LEAST_OF_INTERVAL = 0.25

@@ -1,1 +1,1 @@
-"""The walls around a worker, one kernel mechanism per module. `layers` has the order in which they are raised."""
+"""The isolation of a worker, one kernel mechanism per module. `zygote_layers` and `worker_layers` have their order."""

@@ -1,4 +1,4 @@
-"""Resource limits of one process: the coarse walls. What a worker may use as a whole is for cgroups and watchdogs."""
+"""Resource limits of one process: the coarse bounds. What a worker may use as a whole is for cgroups and watchdogs."""
 
 import resource
 

@@ -3,8 +3,8 @@
 An allow-list by name (`seccomp_rules`), turned into a BPF program by a pure function. Filters add up: what a later one
 allows, the ones before it must allow too. There are four:
 
-    template                        what init may, and what raises init's walls: for fork servers that load things
-    init                            what the REPL may, and what raises the REPL's walls
+    template                        what init may, and what applies init's layers: for fork servers that load things
+    init                            what the REPL may, and what applies the REPL's layers
     repl                            ordinary Python, in a pid namespace and a root of its own
     threads                         the same where it has neither: no process but its own to start or to signal
 
@@ -83,7 +83,7 @@ def program(kind: Kind, allow_exec: bool, arch: str) -> bytes:
     """The BPF program for one process of a worker, as an array of `struct sock_filter`.
 
     Args:
-        kind: "template" may make namespaces and mounts. "init" may pass descriptors, and raise the REPL's walls after
+        kind: "template" may make namespaces and mounts. "init" may pass descriptors, and apply the REPL's layers after
             its fork. In "threads" `OWN_PID` stands for the process's own pid.
         allow_exec: Whether it may start programs. Init's must allow it if the REPL's is going to; "threads" never may.
         arch: As `uname -m` says it.

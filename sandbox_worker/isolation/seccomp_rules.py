@@ -54,7 +54,7 @@ ALLOWED_TO_TEMPLATE = ALLOWED_TO_INIT | _names(
     "unshare setns mount umount2 pivot_root sethostname capset capget setresuid setresgid setgroups setpriority "
     "fcntl mmap prctl prlimit64 socketpair sysinfo"
 )
-"""With any arguments, for a fork server that raises the walls of workers."""
+"""With any arguments, for a fork server that applies the layers of workers."""
 NOT_WITHOUT_NAMESPACES = _names("fork vfork tkill pidfd_open pidfd_send_signal setpgid truncate execve execveat")
 """Not for `threads`: processes that would outlive a kill, signals to strangers, and what Landlock governs only by
 name or in part (truncate by path, before its ABI 3)."""

@@ -1,4 +1,4 @@
-"""The walls of one worker, in their order. Each layer needs what the ones after it take away.
+"""The layers of one worker, in their order. Each layer needs what the ones after it take away.
 
               init                                                                            REPL
     strict    session → own uid → mounts → user namespace → capabilities → no_new_privs →     limits → narrower Landlock
@@ -7,7 +7,7 @@
               not dumpable → Landlock → seccomp
     process   parent's death → no_new_privs                                                   limits
 
-A worker is two processes with two sets of walls, because one cannot be had: a filter under which init may fork would
+A worker is two processes with two sets of layers, because one cannot be had: a filter under which init may fork would
 let model code do it, and a limit of init's own would let model code end it by using it up.
 
 Covered at "strict": files, network, other processes, privileges, devices, kernel interfaces, and the bytes of the
@@ -25,7 +25,7 @@ from typing import NamedTuple
 
 from sandbox_worker.isolation import capabilities, landlock, mounts, namespaces, rlimits, seccomp, syscalls
 from sandbox_worker.isolation.landlock import Grant
-from sandbox_worker.isolation.walls import WorkerBounds, ZygoteWalls, layer
+from sandbox_worker.isolation.layer import WorkerBounds, ZygoteLayers, layer
 from sandbox_worker.wire.layers import Layer
 from sandbox_worker.wire.level import PROCESS, STANDARD, STRICT, LevelName
 
@@ -33,7 +33,7 @@ OOM_SCORE = 1000
 """The first to be killed when the machine runs out of memory: a worker, not its orchestrator."""
 NICENESS = 5
 
-InitLayer = Callable[[ZygoteWalls, WorkerBounds], int | None]
+InitLayer = Callable[[ZygoteLayers, WorkerBounds], int | None]
 """Returns the descriptor of what its REPL is to be confined by as well, if there is such a thing."""
 
 
@@ -49,8 +49,8 @@ class LockedInit(NamedTuple):
     ruleset: int | None
 
 
-def lock_down_init(walls: ZygoteWalls, bounds: WorkerBounds) -> LockedInit:
-    """Raise init's walls in a freshly forked worker.
+def lock_down_init(shared: ZygoteLayers, bounds: WorkerBounds) -> LockedInit:
+    """Apply init's layers in a freshly forked worker.
 
     Call it with every descriptor closed that the worker must not keep. At "strict" the current folder is the empty
     scratch folder afterwards; elsewhere it has to be that before.
@@ -60,18 +60,18 @@ def lock_down_init(walls: ZygoteWalls, bounds: WorkerBounds) -> LockedInit:
     """
     applied: list[Layer] = []
     ruleset: int | None = None
-    for name, apply in _INIT_LAYERS[walls.level.name]:
-        if name != OWN_UID or walls.worker_ids is not None:
+    for name, apply in _INIT_LAYERS[shared.level.name]:
+        if name != OWN_UID or shared.worker_ids is not None:
             with layer(name, applied):
-                made = apply(walls, bounds)
+                made = apply(shared, bounds)
             ruleset = ruleset if made is None else made
     return LockedInit(tuple(applied), ruleset)
 
 
 def lock_down_repl(
-    walls: ZygoteWalls, bounds: WorkerBounds, ruleset: int | None, mapped_bytes: int
+    shared: ZygoteLayers, bounds: WorkerBounds, ruleset: int | None, mapped_bytes: int
 ) -> tuple[Layer, ...]:
-    """Raise the REPL's walls in init's fork, before any model code.
+    """Apply the REPL's layers in init's fork, before any model code.
 
     Args:
         ruleset: What `lock_down_init` returned; it is closed.
@@ -85,7 +85,7 @@ def lock_down_repl(
         LayerFailed: Naming the layer and the kernel's reason. End the process.
     """
     applied: list[Layer] = []
-    level = walls.level
+    level = shared.level
     if not level.has_pid_namespace:  # where no pid namespace sees to it
         with layer("parent death signal", applied):
             syscalls.prctl(syscalls.PR_SET_PDEATHSIG, signal.SIGKILL)
@@ -94,15 +94,15 @@ def lock_down_repl(
         rlimits.set_hard(resource.RLIMIT_AS, mapped_bytes + bounds.address_space_bytes, bounds.reserved_bytes)
         rlimits.set_hard(resource.RLIMIT_NOFILE, bounds.repl.max_open_files)
         rlimits.set_hard(resource.RLIMIT_FSIZE, bounds.repl.scratch_bytes)
-        if level.has_user_namespace or walls.worker_ids is not None:  # else it would count all that the user runs
+        if level.has_user_namespace or shared.worker_ids is not None:  # else it would count all that the user runs
             rlimits.set_hard(resource.RLIMIT_NPROC, bounds.repl.max_processes)
     if not level.is_security_boundary:
         return tuple(applied)
     with layer("landlock", applied):
         if ruleset is None:
-            ruleset = landlock.make_ruleset(_standard_grants(walls), walls.landlock_abi)
+            ruleset = landlock.make_ruleset(_standard_grants(shared), shared.landlock_abi)
         # At "strict" the same as init's: what counts is a domain within it, from which nobody can reach out to init.
-        landlock.restrict(ruleset, walls.landlock_abi)
+        landlock.restrict(ruleset, shared.landlock_abi)
         os.close(ruleset)
     if no_core:  # else staying undumpable is what keeps a core_pattern's handler away
         with layer("dumpable", []):
@@ -117,33 +117,33 @@ def lock_down_repl(
 # -- init's layers ---------------------------------------------------------------------------------------------------
 
 
-def _session(_walls: ZygoteWalls, _bounds: WorkerBounds) -> None:
+def _session(_shared: ZygoteLayers, _bounds: WorkerBounds) -> None:
     # A process group does not end at a pid namespace: kill(0) would reach the zygote and every sibling.
     if os.getsid(0) != os.getpid():
         os.setsid()
-    with contextlib.suppress(PermissionError):  # a favour to the machine, and no wall
+    with contextlib.suppress(PermissionError):  # a favour to the machine; isolation holds without it
         os.nice(NICENESS)
 
 
-def _own_uid(walls: ZygoteWalls, _bounds: WorkerBounds) -> None:
-    assert walls.worker_ids is not None
-    uid = walls.worker_ids.of_newest()
-    if not walls.level.has_own_root:
+def _own_uid(shared: ZygoteLayers, _bounds: WorkerBounds) -> None:
+    assert shared.worker_ids is not None
+    uid = shared.worker_ids.of_newest()
+    if not shared.level.has_own_root:
         os.chown(".", uid, uid)
     namespaces.become(uid)
 
 
-def _mounts(walls: ZygoteWalls, bounds: WorkerBounds) -> None:
+def _mounts(shared: ZygoteLayers, bounds: WorkerBounds) -> None:
     syscalls.unshare(syscalls.CLONE_NEWNS | syscalls.CLONE_NEWIPC | syscalls.CLONE_NEWUTS)
-    mounts.mount_scratch(bounds.repl.scratch_bytes, bounds.repl.max_scratch_files, walls.temporary_is_free)
+    mounts.mount_scratch(bounds.repl.scratch_bytes, bounds.repl.max_scratch_files, shared.temporary_is_free)
 
 
-def _user_namespace(walls: ZygoteWalls, _bounds: WorkerBounds) -> None:
+def _user_namespace(shared: ZygoteLayers, _bounds: WorkerBounds) -> None:
     # RLIMIT_NPROC counts per user namespace. The mounts belong to the outer one, and cannot be changed from this.
     proc_self = namespaces.open_proc_self()
     try:
         be_the_first_to_go(proc_self)
-        if walls.proc_is_fresh:
+        if shared.proc_is_fresh:
             mounts.mount_own_proc("/proc", only_processes=True)
         else:
             mounts.cover_proc()
@@ -158,52 +158,52 @@ def be_the_first_to_go(proc_self: int) -> None:
     Args:
         proc_self: An open /proc/self.
     """
-    with contextlib.suppress(PermissionError):  # a favour to the machine, and no wall
+    with contextlib.suppress(PermissionError):  # a favour to the machine; isolation holds without it
         namespaces.write_below(proc_self, "oom_score_adj", str(OOM_SCORE))
 
 
-def _capabilities(walls: ZygoteWalls, _bounds: WorkerBounds) -> None:
-    capabilities.drop_all(walls.last_capability)
+def _capabilities(shared: ZygoteLayers, _bounds: WorkerBounds) -> None:
+    capabilities.drop_all(shared.last_capability)
 
 
-def _capabilities_if_any(walls: ZygoteWalls, _bounds: WorkerBounds) -> None:
+def _capabilities_if_any(shared: ZygoteLayers, _bounds: WorkerBounds) -> None:
     proc_self = namespaces.open_proc_self()
     be_the_first_to_go(proc_self)
     os.close(proc_self)
     # An ordinary user has none, and may not touch the bounding set; no_new_privs keeps them from coming.
     with contextlib.suppress(PermissionError):
-        capabilities.drop_all(walls.last_capability)
+        capabilities.drop_all(shared.last_capability)
     capabilities.drop_own()
 
 
-def _no_new_privs(_walls: ZygoteWalls, _bounds: WorkerBounds) -> None:
+def _no_new_privs(_shared: ZygoteLayers, _bounds: WorkerBounds) -> None:
     syscalls.prctl(syscalls.PR_SET_NO_NEW_PRIVS, 1)  # what Landlock and seccomp demand of the unprivileged
 
 
-def _not_dumpable(_walls: ZygoteWalls, _bounds: WorkerBounds) -> None:
+def _not_dumpable(_shared: ZygoteLayers, _bounds: WorkerBounds) -> None:
     syscalls.prctl(syscalls.PR_SET_DUMPABLE, 0)  # memory, environment and descriptors are closed to the REPL
 
 
-def _landlock(walls: ZygoteWalls, bounds: WorkerBounds) -> int:
-    ruleset = landlock.make_ruleset(_strict_grants(bounds.allow_exec), walls.landlock_abi)
-    landlock.restrict(ruleset, walls.landlock_abi)
+def _landlock(shared: ZygoteLayers, bounds: WorkerBounds) -> int:
+    ruleset = landlock.make_ruleset(_strict_grants(bounds.allow_exec), shared.landlock_abi)
+    landlock.restrict(ruleset, shared.landlock_abi)
     return ruleset
 
 
-def _landlock_without_root(walls: ZygoteWalls, _bounds: WorkerBounds) -> None:
+def _landlock_without_root(shared: ZygoteLayers, _bounds: WorkerBounds) -> None:
     proc = Grant("/proc", landlock.READ)  # to see how much memory its REPL has
-    ruleset = landlock.make_ruleset([*_standard_grants(walls), proc], walls.landlock_abi)
-    landlock.restrict(ruleset, walls.landlock_abi)
+    ruleset = landlock.make_ruleset([*_standard_grants(shared), proc], shared.landlock_abi)
+    landlock.restrict(ruleset, shared.landlock_abi)
     os.close(ruleset)
 
 
-def _seccomp(_walls: ZygoteWalls, _bounds: WorkerBounds) -> None:
+def _seccomp(_shared: ZygoteLayers, _bounds: WorkerBounds) -> None:
     seccomp.install("init", allow_exec=True)
 
 
-def _end_with_zygote(walls: ZygoteWalls, _bounds: WorkerBounds) -> None:
+def _end_with_zygote(shared: ZygoteLayers, _bounds: WorkerBounds) -> None:
     syscalls.prctl(syscalls.PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != walls.own_pid:  # it ended before that
+    if os.getppid() != shared.own_pid:  # it ended before that
         os._exit(1)
 
 
@@ -255,10 +255,10 @@ def _strict_grants(allow_exec: bool) -> list[Grant]:
     ]
 
 
-def _standard_grants(walls: ZygoteWalls) -> list[Grant]:
+def _standard_grants(shared: ZygoteLayers) -> list[Grant]:
     """The same files as in a private root, as far as names can say it; no program may be started."""
     devices = [f"/dev/{name}" for name in mounts.DEVICES]
-    system = [*mounts.SYSTEM, *map(str, Path("/").glob("lib*")), *walls.readable, *devices]
+    system = [*mounts.SYSTEM, *map(str, Path("/").glob("lib*")), *shared.readable, *devices]
     readable = [Grant(path, landlock.READ) for path in _existing(system)]
     return [*readable, Grant("/dev/null", _READ_WRITE), Grant(str(Path.cwd()), landlock.READ | landlock.CHANGE)]
 

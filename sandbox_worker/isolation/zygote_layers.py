@@ -1,8 +1,8 @@
-"""The walls that all workers of a zygote share, raised once; and the fork of a worker.
+"""The layers that all workers of a zygote share, applied once; and the fork of a worker.
 
 strict    (real root: private root, another uid) → user, mount, pid, net, ipc, uts and cgroup namespaces → pid 1 →
           /proc (and, for an ordinary user, the private root around it) → host name, where it may be set
-standard  nothing that would need namespaces: its workers carry all of their walls themselves
+standard  nothing that would need namespaces: its workers apply all of their layers themselves
 process   nothing
 """
 
@@ -12,16 +12,16 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from sandbox_worker.isolation import capabilities, landlock, mounts, namespaces, rlimits, seccomp, syscalls
+from sandbox_worker.isolation.layer import ZygoteLayers, layer
 from sandbox_worker.isolation.namespaces import IdMapper, WorkerIds
-from sandbox_worker.isolation.walls import ZygoteWalls, layer
 from sandbox_worker.wire.layers import Layer
 from sandbox_worker.wire.level import STANDARD, STRICT, Level
 
 HOSTNAME = "rlm"
 
 
-def enter_zygote(level: Level, new_root: str, readable: Sequence[str], hidden: Sequence[str]) -> ZygoteWalls:
-    """Raise the walls that all workers share. At "strict" the caller goes on as a forked child, pid 1 of a namespace.
+def enter_zygote(level: Level, new_root: str, readable: Sequence[str], hidden: Sequence[str]) -> ZygoteLayers:
+    """Apply the layers that all workers share. At "strict" the caller goes on as a forked child, pid 1 of a namespace.
 
     Call it in a freshly exec'd process with one thread, as real root or as an ordinary user. What else is imported
     later must lie in /usr or in `readable`.
@@ -37,7 +37,7 @@ def enter_zygote(level: Level, new_root: str, readable: Sequence[str], hidden: S
         LayerFailed: Naming the layer and the kernel's reason. Nothing can be undone: end the process.
     """
     if not level.is_security_boundary:
-        return ZygoteWalls(level, own_pid=os.getpid())
+        return ZygoteLayers(level, own_pid=os.getpid())
     with layer("one thread", []):
         namespaces.require_one_thread()
     rlimits.forbid_core_dumps()  # here, since real root can still raise a hard limit of 0
@@ -46,7 +46,7 @@ def enter_zygote(level: Level, new_root: str, readable: Sequence[str], hidden: S
     return _standard(readable)
 
 
-def fork_worker(walls: ZygoteWalls) -> int:
+def fork_worker(shared: ZygoteLayers) -> int:
     """os.fork, at "strict" with the child as pid 1 of a pid namespace of its own.
 
     Returns:
@@ -55,24 +55,24 @@ def fork_worker(walls: ZygoteWalls) -> int:
     Raises:
         LayerFailed: No namespace or no process could be had; the next call may succeed.
     """
-    if walls.worker_ids is not None:
-        walls.worker_ids.forked += 1
+    if shared.worker_ids is not None:
+        shared.worker_ids.forked += 1
     with layer("fork", []):
-        if not walls.level.has_pid_namespace:
+        if not shared.level.has_pid_namespace:
             return os.fork()
-        return namespaces.fork_into_new_pid_namespace(walls.own_pidfd)
+        return namespaces.fork_into_new_pid_namespace(shared.own_pidfd)
 
 
 # -- standard --------------------------------------------------------------------------------------------------------
 
 
-def _standard(readable: Sequence[str]) -> ZygoteWalls:
+def _standard(readable: Sequence[str]) -> ZygoteLayers:
     landlock_abi = _find_landlock_and_seccomp()
     # Without a root of our own Python must be in reach of another user: a worker imports lazily. Without these
     # capabilities its workers could not be made, ended or cleaned up after: they stay uid 0, which has no rights left.
     may_change = os.getuid() == 0 and not capabilities.missing(capabilities.TO_OWN_WORKERS)
     ids = namespaces.unused_ids() if may_change and all(map(_others_can_read, readable)) else None
-    return ZygoteWalls(
+    return ZygoteLayers(
         level=STANDARD,
         worker_ids=ids if ids is not None and namespaces.exist(ids) else None,
         readable=tuple(readable),
@@ -92,7 +92,7 @@ def _others_can_read(path: str) -> bool:
 # -- strict ----------------------------------------------------------------------------------------------------------
 
 
-def _strict(new_root: str, readable: Sequence[str], hidden: Sequence[str]) -> ZygoteWalls:
+def _strict(new_root: str, readable: Sequence[str], hidden: Sequence[str]) -> ZygoteLayers:
     applied: list[Layer] = []
     built, ids, mapper = False, None, None
     if os.getuid() == 0:
@@ -112,11 +112,11 @@ def _strict(new_root: str, readable: Sequence[str], hidden: Sequence[str]) -> Zy
     with layer("pid 1", applied):
         namespaces.continue_as_pid_1()
     proc_is_fresh = _make_proc_and_root(None if built else new_root, readable, hidden, applied)
-    # Rootless podman's default profile denies it. The UTS namespace is ours in any case; a name is not a wall.
+    # Rootless podman's default profile denies it. The UTS namespace is ours in any case; a name isolates nothing.
     with contextlib.suppress(OSError):
         syscalls.sethostname(HOSTNAME)
         applied.append("host name")
-    return ZygoteWalls(
+    return ZygoteLayers(
         level=STRICT,
         layers=tuple(applied),
         worker_ids=_those_of_each(ids),

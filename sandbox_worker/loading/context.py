@@ -1,4 +1,4 @@
-"""A context, from the sealed memfd that the host wrote to the Python value that model code sees.
+"""A context, from the sealed memfd that the orchestrator wrote to the Python value that model code sees.
 
 Text is no heap object: its characters stay in the memfd, and only headers that point to them are made (`strings`). So a
 gigabyte costs a worker neither time nor memory, and ten thousand texts cost it what their headers do. Where that does

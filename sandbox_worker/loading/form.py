@@ -1,4 +1,4 @@
-"""How a context lies in its memfd: what the host writes, and what a worker goes by.
+"""How a context lies in its memfd: what the orchestrator writes, and what a worker goes by.
 
     text     characters │ zeros
     texts    characters │ zeros │ characters │ zeros │ ... │ lengths │ kinds │ names

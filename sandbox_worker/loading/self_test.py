@@ -21,7 +21,7 @@ _LENGTHS = (0, 1, 7, 8, 100, 5000)
 def mapping_works() -> bool:
     """Whether texts can be mapped here. Found out in a forked child, which keeps the test's mappings, and a crash.
 
-    Needs `memfd_create`, and a SIGCHLD that is not ignored. Call it in a process with one thread, before any walls.
+    Needs `memfd_create`, and a SIGCHLD that is not ignored. Call it in a process with one thread, before isolation.
     """
     child = os.fork()
     if not child:

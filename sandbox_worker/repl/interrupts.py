@@ -68,6 +68,6 @@ class Interrupts:
 
     def _on_signal(self, _number: int, _frame: FrameType | None) -> None:
         if not self._armed:
-            return  # it came when its block had ended: the host waits for its acknowledgement before the next one
+            return  # its block has ended: the orchestrator waits for the acknowledgement before the next
         self._pending = True
         self._raise_if_due()

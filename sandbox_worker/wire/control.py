@@ -1,4 +1,4 @@
-"""What the host says to the zygote and to each worker's init, and what they answer.
+"""What the orchestrator says to the zygote and to each worker's init, and what they answer.
 
 These travel over AF_UNIX sockets of kind SOCK_SEQPACKET, one message a packet, often with descriptors beside it. No
 model code ever holds one of these sockets. They carry raw output, so they are MessagePack and not JSON.
@@ -24,7 +24,7 @@ OUT_OF_MEMORY, BROKEN = 250, 251
 PreparationStep = Literal["imports", "context", "setup"]
 """What a fork server gets ready for its workers."""
 InitStep = Literal["lock down", "load", "start", "go on", "speak"]
-"""What init can fail to do; "speak" is the host's word for an init whose packet is no message."""
+"""What init can fail to do; "speak" is the orchestrator's word for an init whose packet is no message."""
 
 T = TypeVar("T")
 
@@ -33,11 +33,11 @@ class Control(msgspec.Struct, frozen=True, tag_field="type", tag=str.lower, forb
     """A message is a value, like those on the connection."""
 
 
-# -- the host says to the zygote -------------------------------------------------------------------------------------
+# -- the orchestrator says to the zygote -------------------------------------------------------------------------------
 
 
 class Configure(Control, frozen=True):
-    """First message: what kind of walls, what is visible behind them, and what every worker is to find.
+    """First message: which level, what is visible in it, and what every worker is to find.
 
     Beside it travels the sealed memfd of a context, if there is one.
 
@@ -80,7 +80,7 @@ class ZygoteReady(Control, frozen=True):
     """It is locked in and can fork.
 
     Attributes:
-        layers: The walls that all its workers share.
+        layers: The layers that all its workers share.
         memory_bytes: What it takes.
     """
 
@@ -101,7 +101,7 @@ class ZygoteFailed(Control, frozen=True):
 
 
 class NotPrepared(Control, frozen=True):
-    """Its walls stand, but `step` of what it was to get ready failed, and it has ended."""
+    """Its layers are in place, but `step` of what it was to get ready failed, and it has ended."""
 
     step: PreparationStep
     reason: str
@@ -117,7 +117,7 @@ class SpawnFailed(Control, frozen=True):
     reason: str
 
 
-# -- the host says to init -------------------------------------------------------------------------------------------
+# -- the orchestrator says to init -------------------------------------------------------------------------------------
 
 
 class Load(Control, frozen=True):
@@ -177,7 +177,7 @@ class PostMortem(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Loaded(Control, frozen=True):
-    """The context is in memory and its descriptor closed. `layers` are the walls that init was behind before."""
+    """The context is in memory and its descriptor closed. `layers` are those that init had applied before."""
 
     layers: list[Layer]
 
@@ -187,7 +187,7 @@ class Forked(Control, frozen=True):
 
 
 class Started(Control, frozen=True):
-    """The REPL is behind its own walls. Said by the REPL itself, as the last thing before it drops this socket."""
+    """The REPL has applied its own layers. Said by the REPL itself, as the last thing before it drops this socket."""
 
     layers: list[Layer]
 

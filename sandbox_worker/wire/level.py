@@ -1,6 +1,6 @@
 """Isolation levels, as facts that both sides ask for. A name stands for a level where users or the wire give one.
 
-Code that raises walls imports this, so it needs the standard library alone; `layers` likewise.
+Code that applies layers imports this, so it needs the standard library alone; `layers` likewise.
 """
 
 from typing import Literal, NamedTuple
@@ -13,13 +13,13 @@ class Level(NamedTuple):
 
     Attributes:
         name: What users give and see, and what the wire carries.
-        is_security_boundary: Whether walls are raised at all, for code that means harm.
-        confines_zygote: Whether the fork server is behind walls, too: what it decodes or runs has no network and none
+        is_security_boundary: Whether layers are applied at all, for code that means harm.
+        confines_zygote: Whether the fork server is isolated, too: what it decodes or runs has no network and none
             of the host's files.
         has_own_root: Whether workers have a root of their own; their scratch folder is then a file system in it.
             Elsewhere they see the host's names, and the scratch folder is one of the host's.
         has_pid_namespace: Whether the end of init is the end of all processes of its worker. Elsewhere init ends with
-            the fork server and the REPL with init, by a signal, and the host holds the REPL by a pidfd of its own.
+            the fork server and the REPL with init, by a signal, and the orchestrator holds a pidfd of the REPL.
         has_user_namespace: Whether the kernel counts a worker's processes apart from all others of its user.
         may_exec: Whether code may start processes, and programs where `allow_exec` is set. Elsewhere it has threads
             alone, since nothing would end its processes.

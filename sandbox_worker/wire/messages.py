@@ -43,7 +43,7 @@ class Message(msgspec.Struct, frozen=True, tag_field="type", tag=str.lower, forb
 
 
 class Hello(Message, frozen=True):
-    """First frame of a connection: the one-time token of a session. The host says it, never a worker."""
+    """First frame of a connection: the one-time token of a session. The orchestrator says it, never a worker."""
 
     token: str
 

@@ -14,8 +14,8 @@ from typing import NoReturn
 from sandbox_worker.init import main as init
 from sandbox_worker.init.procfs import Proc, Status
 from sandbox_worker.isolation import syscalls
+from sandbox_worker.isolation.layer import LayerFailed, ZygoteLayers
 from sandbox_worker.isolation.mounts import SCRATCH
-from sandbox_worker.isolation.walls import LayerFailed, ZygoteWalls
 from sandbox_worker.isolation.zygote_layers import enter_zygote, fork_worker
 from sandbox_worker.loading.preloaded import Preloaded
 from sandbox_worker.loading.self_test import mapping_works
@@ -39,7 +39,7 @@ from sandbox_worker.zygote.warm_up import rehearse
 
 
 def main(control_fd: int) -> NoReturn:
-    """Serve the host at the other end of `control_fd` until it hangs up."""
+    """Serve the orchestrator at the other end of `control_fd` until it hangs up."""
     # A supervisor may have left SIGCHLD ignored. The kernel would then reap children itself: waitpid fails with ECHILD.
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     control = socket.socket(fileno=control_fd)
@@ -47,10 +47,10 @@ def main(control_fd: int) -> NoReturn:
     configure = unpack_to_zygote(packet)
     assert isinstance(configure, Configure)
     try:
-        walls = enter_zygote(level_named(configure.level), configure.new_root, configure.readable, configure.hidden)
-        adapt(walls.level, configure.seed)
+        shared = enter_zygote(level_named(configure.level), configure.new_root, configure.readable, configure.hidden)
+        adapt(shared.level, configure.seed)
         mapped = mapping_works()
-        preloaded = prepare(configure, fds, walls, mapped)
+        preloaded = prepare(configure, fds, shared, mapped)
         _require_one_thread()
     except LayerFailed as error:
         control.send(pack(ZygoteFailed(reason=str(error), layer=error.layer, code=error.code)))
@@ -58,22 +58,22 @@ def main(control_fd: int) -> NoReturn:
     except PreparationFailed as error:
         control.send(pack(NotPrepared(step=error.step, reason=error.reason)))
         os._exit(1)
-    if walls.level.is_security_boundary:  # where sysinfo is denied
+    if shared.level.is_security_boundary:  # where sysinfo is denied
         own_memory.answer()
-    rehearse(walls.landlock_abi)
+    rehearse(shared.landlock_abi)
     init.handle_no_signals()
-    if walls.level.has_own_root:
+    if shared.level.has_own_root:
         init.live_in(SCRATCH)
     gc.freeze()  # a collection in a worker would otherwise write to every page that it shares with us
     gc.disable()
     proc = Proc()
     own = proc.status(proc.own_pid) or Status()
     proc.close()
-    control.send(pack(ZygoteReady(layers=list(walls.layers), memory_bytes=own.memory_bytes)))
-    _serve(control, walls, mapped, preloaded)
+    control.send(pack(ZygoteReady(layers=list(shared.layers), memory_bytes=own.memory_bytes)))
+    _serve(control, shared, mapped, preloaded)
 
 
-def _serve(control: socket.socket, walls: ZygoteWalls, mapped: bool, preloaded: Preloaded) -> NoReturn:
+def _serve(control: socket.socket, shared: ZygoteLayers, mapped: bool, preloaded: Preloaded) -> NoReturn:
     ended = syscalls.ended_children()  # not a pidfd of each: whatever is open here is copied by every fork
     poll = select.poll()
     poll.register(ended, select.POLLIN)
@@ -89,9 +89,9 @@ def _serve(control: socket.socket, walls: ZygoteWalls, mapped: bool, preloaded: 
             spawn = unpack_to_zygote(packet)
             assert isinstance(spawn, Spawn)
             try:
-                pid = fork_worker(walls)
+                pid = fork_worker(shared)
                 if pid == 0:
-                    init.main(fds, spawn, walls, mapped, preloaded)
+                    init.main(fds, spawn, shared, mapped, preloaded)
                 pidfd = os.pidfd_open(pid)
                 fds.append(pidfd)
                 socket.send_fds(control, [pack(Spawned())], [pidfd])

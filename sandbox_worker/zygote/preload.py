@@ -12,7 +12,7 @@ import threading
 from typing import Any
 
 from sandbox_worker.isolation import mounts, namespaces, seccomp, syscalls
-from sandbox_worker.isolation.walls import ZygoteWalls, layer
+from sandbox_worker.isolation.layer import ZygoteLayers, layer
 from sandbox_worker.isolation.worker_layers import be_the_first_to_go
 from sandbox_worker.loading.context import ContextBroken, load
 from sandbox_worker.loading.preloaded import Preloaded
@@ -20,7 +20,7 @@ from sandbox_worker.wire.control import Configure, PreparationStep
 
 
 class PreparationFailed(Exception):
-    """The imports, the context or the setup of a template failed. Its walls stand.
+    """The imports, the context or the setup of a template failed. Its layers are in place.
 
     Attributes:
         step: Which of them.
@@ -33,7 +33,7 @@ class PreparationFailed(Exception):
         self.reason = reason
 
 
-def prepare(configure: Configure, fds: list[int], walls: ZygoteWalls, mapping_works: bool) -> Preloaded:
+def prepare(configure: Configure, fds: list[int], shared: ZygoteLayers, mapping_works: bool) -> Preloaded:
     """Get it all.
 
     Raises:
@@ -43,7 +43,7 @@ def prepare(configure: Configure, fds: list[int], walls: ZygoteWalls, mapping_wo
     preloaded = Preloaded(seed=configure.seed)
     before = _open_files()
     if configure.preload or configure.setup:
-        _have_scratch(walls, configure.new_root)
+        _have_scratch(shared, configure.new_root)
     for module in configure.preload:
         _import(module)
     if configure.form is not None or configure.setup:
@@ -51,7 +51,7 @@ def prepare(configure: Configure, fds: list[int], walls: ZygoteWalls, mapping_wo
             proc_self = namespaces.open_proc_self()
             be_the_first_to_go(proc_self)
             os.close(proc_self)
-        if walls.level.confines_zygote:
+        if shared.level.confines_zygote:
             with layer("seccomp", []):
                 seccomp.install("template", allow_exec=True)
     if configure.form is not None:
@@ -66,19 +66,19 @@ def prepare(configure: Configure, fds: list[int], walls: ZygoteWalls, mapping_wo
     gc.collect()
     if configure.preload or configure.setup:
         _refuse_what_is_left(before)
-        if walls.level.has_own_root:
+        if shared.level.has_own_root:
             mounts.take_scratch_back()
     syscalls.collapse_own_memory()
     return preloaded
 
 
-def _have_scratch(walls: ZygoteWalls, folder: str) -> None:
+def _have_scratch(shared: ZygoteLayers, folder: str) -> None:
     """Some modules refuse to be imported where they find no folder to write to, such as matplotlib.
 
     Args:
         folder: One of the host's, which ends with this fork server; at "strict" it has one of its own.
     """
-    if walls.level.has_own_root:
+    if shared.level.has_own_root:
         with layer("scratch", []):
             mounts.lend_scratch()
         folder = mounts.SCRATCH

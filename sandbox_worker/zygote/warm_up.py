@@ -1,4 +1,4 @@
-"""A worker's life, gone through in the zygote before the first fork, as far as it can be without walls and processes.
+"""A worker's life, gone through in the zygote before the first fork, as far as it can be without layers and processes.
 
 CPython makes much of its state on first use: where it found the attributes of a type, bytecode rewritten for the types
 that it met. In a forked process each of these is a page to be copied; here they are made once, for all workers. Without

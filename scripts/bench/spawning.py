@@ -19,7 +19,7 @@ BLOCK = "x = 1; print(x)"
 
 
 def spawn(effort: Effort) -> list[Row]:
-    """From the call to a REPL that is behind its walls and says ready. Its end is not counted."""
+    """From the call to a REPL that is isolated and says ready. Its end is not counted."""
     with (
         Sandbox(warm=0) as sandbox,
         Peer("Jupyter", "jupyter_repl.py", "jupyter") as jupyter,

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from sandbox_worker.isolation import zygote_layers
-from sandbox_worker.isolation.walls import LayerFailed
+from sandbox_worker.isolation.layer import LayerFailed
 from sandbox_worker.wire.level import STRICT
 from scripts.hosts import seccomp_profile
 from scripts.hosts.surroundings import PROFILES, follow_profile
@@ -39,8 +39,8 @@ def test_strict_fails_without_each_call_that_the_profile_adds_for_it(name: str, 
     def enter() -> str:
         follow_profile(without=[name])
         try:
-            walls = zygote_layers.enter_zygote(STRICT, str(tmp_path), [], [])
-            if zygote_layers.fork_worker(walls) == 0:
+            shared = zygote_layers.enter_zygote(STRICT, str(tmp_path), [], [])
+            if zygote_layers.fork_worker(shared) == 0:
                 os._exit(0)
         except LayerFailed as error:
             return error.reason

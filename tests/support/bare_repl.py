@@ -1,4 +1,4 @@
-"""A REPL without walls: a process of its own, spoken to over the connection alone."""
+"""A REPL without isolation: a process of its own, spoken to over the connection alone."""
 
 import json
 import os

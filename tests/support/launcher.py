@@ -1,4 +1,4 @@
-"""Runs a worker behind its walls as some user; what `walled_worker.py` is for."""
+"""Runs a worker in its isolation as some user; what `isolated_worker.py` is for."""
 
 import json
 import os
@@ -13,11 +13,11 @@ from typing import Any
 
 import pytest
 
-from sandbox_worker.isolation import landlock, syscalls, walls
+from sandbox_worker.isolation import landlock, layer, syscalls
 from tests.support.forked_child import in_child
 from tests.support.skips import NEEDS_ROOT
 
-PROJECT = Path(walls.__file__).parents[2]
+PROJECT = Path(layer.__file__).parents[2]
 NOBODY = 65534
 ROOT, ORDINARY_USER = "root", "ordinary user"
 ROOT_WITH_PUBLIC_PYTHON = "root with a Python that everybody can reach"
@@ -47,7 +47,7 @@ needs_strict = pytest.mark.skipif(bool(WHY_NOT_STRICT), reason=f"strict cannot b
 
 
 class Launcher:
-    """Runs `walled_worker.py` as some user.
+    """Runs `isolated_worker.py` as some user.
 
     Args:
         uid: Whose process it is; None for our own.
@@ -61,7 +61,7 @@ class Launcher:
         self._folder = folder
 
     def run(self, **spec: Any) -> dict[str, Any]:
-        """Evaluate `probes` in a REPL and `init_probes` in its init, behind the walls."""
+        """Evaluate `probes` in a REPL and `init_probes` in its init, inside the isolation."""
         new_root = Path(tempfile.mkdtemp(dir=self._folder))
         if self.uid is not None:
             os.chown(new_root, self.uid, self.uid)
@@ -76,7 +76,7 @@ class Launcher:
             "init_probes": {},
             "masked_proc": False,
         }
-        command = [self._python, "-I", str(self._folder / "walled_worker.py"), json.dumps(defaults | spec)]
+        command = [self._python, "-I", str(self._folder / "isolated_worker.py"), json.dumps(defaults | spec)]
         groups: list[int] | None = None if self.uid is None else []
         done = subprocess.run(
             command, user=self.uid, group=self.uid, extra_groups=groups, capture_output=True, text=True, check=False
@@ -110,11 +110,11 @@ def launcher_of(user: str) -> Iterator[Launcher]:
         if found is None:
             pytest.skip("no Python of 3.11 or later can be reached by an ordinary user")
         uid, python = None if user == ROOT_WITH_PUBLIC_PYTHON else NOBODY, found
-    with tempfile.TemporaryDirectory(prefix="walls-") as name:
+    with tempfile.TemporaryDirectory(prefix="layers-") as name:
         folder = Path(name)
         folder.chmod(0o755)
         shutil.copytree(
             PROJECT / "sandbox_worker", folder / "sandbox_worker", ignore=shutil.ignore_patterns("__pycache__")
         )
-        shutil.copy(Path(__file__).with_name("walled_worker.py"), folder)
+        shutil.copy(Path(__file__).with_name("isolated_worker.py"), folder)
         yield Launcher(uid, python, folder)

@@ -1,6 +1,6 @@
-"""A real worker that tries what must be impossible, before any model code may run behind the same walls.
+"""A real worker that tries what must be impossible, before any model code may run within the same isolation.
 
-Each wall reports that it was raised; whether it holds is another question. A level that lets one of these through is
+Each layer reports that it was applied; whether it holds is another question. A level that lets one of these through is
 not to be had on this machine.
 """
 
@@ -53,7 +53,7 @@ _decoder = msgspec.json.Decoder(dict[str, bool])
 
 
 def verdict(level: Level, answer: str | None) -> dict[str, bool]:
-    """What the canary said: each of `ATTEMPTS`, and whether the walls held it.
+    """What the canary said: each of `ATTEMPTS`, and whether it was prevented.
 
     Raises:
         IsolationUnavailable: It could not do its work, so nothing is known.

@@ -3,7 +3,7 @@
 Texts are shared as they are: every worker maps them. Other objects are made anew in each worker, which takes seconds
 and memory for large ones. So the second time that a REPL is wanted on the same context, a fork server decodes it, and
 only forks from there on. It has run no model code. This is for "strict" alone, which confines the fork
-server: elsewhere what may be hostile would be decoded outside of all walls.
+server: elsewhere what may be hostile would be decoded without any isolation.
 """
 
 import asyncio

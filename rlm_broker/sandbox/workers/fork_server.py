@@ -67,7 +67,7 @@ class ForkServer:
     When the zygote dies, so do its workers; the next `spawn` starts a new one.
 
     Attributes:
-        layers: The walls that all workers share, once started.
+        layers: The layers that all workers share, once started.
         memory_bytes: What the zygote had when it was ready.
     """
 
@@ -147,7 +147,7 @@ class ForkServer:
         return zygote, ready
 
     async def spawn(self, limits: Limits) -> Worker:
-        """A new worker, which is not behind its walls yet: `Worker.launch` waits for that."""
+        """A new worker, which is not isolated yet: `Worker.launch` waits for that."""
         spawning = asyncio.get_running_loop().create_task(self._spawn(limits))
         try:
             return await asyncio.shield(spawning)

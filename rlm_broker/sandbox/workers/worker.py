@@ -59,7 +59,7 @@ class Worker:
     Attributes:
         died: How the REPL ended by itself or at a limit, or None while it lives or was ended by us.
         gone: The init is dead, and with it everything that the worker ever started.
-        layers: Walls of init and of the REPL, as they reported them before any model code ran.
+        layers: Those of init and of the REPL, as they reported them before any model code ran.
         on_written: Called with what was written to the REPL's descriptors.
         on_burned: Called with seconds of CPU time that the REPL used.
         on_change: Called when `died` or `gone` changes.
@@ -90,7 +90,7 @@ class Worker:
         self._repl: _Process | None = None
 
     async def launch(self, context: tuple[int, ContextForm] | None, connection_fd: int, timeout_s: float) -> None:
-        """Wait until init is behind its walls, has loaded the context and forked a REPL that speaks on `connection_fd`.
+        """Wait until init is isolated, has loaded the context and forked a REPL that speaks on `connection_fd`.
 
         All that init needs for it is said at once.
 
@@ -98,7 +98,7 @@ class Worker:
             context: Its descriptor and form; None is what init was forked with.
 
         Raises:
-            IsolationUnavailable: A wall could not be built.
+            IsolationUnavailable: A layer could not be applied.
             ContextRefused: The context cannot be loaded.
             WorkerDied: Init ended instead.
         """

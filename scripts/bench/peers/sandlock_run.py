@@ -20,7 +20,7 @@ def spawn() -> list[float]:
 
 
 def clone() -> list[float]:
-    """A copy of a process that is behind the same walls already; there is none between the copies."""
+    """A copy of a process that is within the same isolation already; there is none between the copies."""
     started = time.perf_counter()
     parent.fork(1)
     return [time.perf_counter() - started]

@@ -134,9 +134,9 @@ class Thing(AsyncResource):
 async def test_a_resident_lives_where_it_was_opened() -> None:
     there, here = Thing(), Thing()
     with there:
-        assert there.home is EventLoopRef.background()
+        assert there.bind_loop() is EventLoopRef.background()
     async with here:
-        assert await here.home.arun(loop_of()) is asyncio.get_running_loop()
+        assert await here.bind_loop().arun(loop_of()) is asyncio.get_running_loop()
     assert there.story == here.story == ["opened", "closed"]
 
 
@@ -145,7 +145,7 @@ def test_a_resident_may_be_opened_again_on_another_loop() -> None:
 
     async def open_it() -> None:
         async with thing:
-            assert await thing.home.arun(loop_of()) is asyncio.get_running_loop()
+            assert await thing.bind_loop().arun(loop_of()) is asyncio.get_running_loop()
 
     asyncio.run(open_it())
     asyncio.run(open_it())

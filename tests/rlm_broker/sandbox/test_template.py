@@ -49,7 +49,7 @@ async def test_template_leaves_a_stored_context_to_its_owner() -> None:
                     assert (await run(template.repl(), "print(context['a'])")).stdout == "1\n"
 
 
-async def test_walls_and_limits_are_those_of_any_other_repl() -> None:
+async def test_layers_and_limits_are_those_of_any_other_repl() -> None:
     limits = Limits(memory_bytes=256 << 20)
     async with Sandbox(limits, warm=0) as sandbox, sandbox.template(setup="x = bytearray(150 << 20)") as template:
         async with sandbox.repl() as usual, template.repl() as prepared:
@@ -171,7 +171,7 @@ async def test_set_up_code_that_never_ends_is_ended_at_its_time(monkeypatch: pyt
         assert living_below() == before
 
 
-async def test_set_up_code_is_behind_walls_too(tmp_path: Path) -> None:
+async def test_set_up_code_is_isolated_too(tmp_path: Path) -> None:
     (tmp_path / "secret").write_text("mine")
     setup = (
         f"import os, socket\nfound = os.path.exists('{tmp_path}/secret'), os.path.exists('/etc/shadow')\n"

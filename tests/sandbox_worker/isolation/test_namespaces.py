@@ -155,7 +155,7 @@ def start_monitored(pipe: int) -> int:
     """Fork a monitor whose child writes to `pipe` and stays; return the monitor's pid."""
     monitor = os.fork()
     if monitor == 0:
-        signal.alarm(2 * WAIT_S)  # where the walls under test fail, nobody else would end them
+        signal.alarm(2 * WAIT_S)  # where the layers under test fail, nobody else would end them
         namespaces.continue_as_pid_1()
         signal.alarm(2 * WAIT_S)
         os.write(pipe, b"up")

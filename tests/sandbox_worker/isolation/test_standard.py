@@ -114,10 +114,10 @@ def test_ordinary_python_works_at_standard(standard: dict[str, Any], name: str) 
     assert standard["of repl"][name] == ORDINARY[name][1]
 
 
-def test_the_walls_of_standard_are_reported(standard: dict[str, Any]) -> None:
+def test_the_layers_of_standard_are_reported(standard: dict[str, Any]) -> None:
     assert standard["zygote"] == []
-    walls = ["capabilities", "parent death signal", "no_new_privs", "not dumpable", "landlock", "seccomp"]
-    assert [name for name in standard["init"] if name != "own uid"] == ["session", *walls]
+    layers = ["capabilities", "parent death signal", "no_new_privs", "not dumpable", "landlock", "seccomp"]
+    assert [name for name in standard["init"] if name != "own uid"] == ["session", *layers]
     assert standard["repl"] == ["parent death signal", "rlimits", "landlock", "seccomp"]
     assert standard["stderr"] == ""
 

@@ -1,4 +1,4 @@
-"""The walls in their order, around a real worker: as root and as an ordinary user."""
+"""The layers in their order, around a real worker: as root and as an ordinary user."""
 
 import os
 from collections.abc import Iterator
@@ -130,14 +130,14 @@ def test_an_attack_is_refused(strict: dict[str, Any], name: str) -> None:
 
 @needs_strict
 @pytest.mark.parametrize("name", FACTS)
-def test_a_repl_behind_the_walls_is_as_it_must_be(strict: dict[str, Any], name: str) -> None:
+def test_a_repl_in_isolation_is_as_it_must_be(strict: dict[str, Any], name: str) -> None:
     found, expected = strict["of repl"][name], FACTS[name][1]
     assert holds(found, expected), found
 
 
 @needs_strict
 @pytest.mark.parametrize("name", ORDINARY)
-def test_ordinary_python_works_behind_the_walls(strict: dict[str, Any], name: str) -> None:
+def test_ordinary_python_works_in_isolation(strict: dict[str, Any], name: str) -> None:
     if name == "time_zones":
         require_time_zones()
     assert strict["of repl"][name] == ORDINARY[name][1]
@@ -156,8 +156,8 @@ def test_the_layers_are_reported_in_the_order_they_were_applied(launcher: Launch
     root = os.getuid() == 0 and launcher.uid is None
     assert strict["zygote"] == (as_root if root else as_user)
     own_uid = ["own uid"] if root else []
-    walls_of_init = ["session", *own_uid, "mounts", "user namespace", "capabilities", "no_new_privs", "not dumpable"]
-    assert strict["init"] == [*walls_of_init, "landlock", "seccomp"]
+    layers_of_init = ["session", *own_uid, "mounts", "user namespace", "capabilities", "no_new_privs", "not dumpable"]
+    assert strict["init"] == [*layers_of_init, "landlock", "seccomp"]
     assert strict["repl"] == ["rlimits", "landlock", "seccomp"]
 
 
@@ -168,7 +168,7 @@ def test_init_outlives_all_of_it_and_the_monitor_ends_as_the_zygote_does(strict:
     assert strict["stderr"] == ""
 
 
-# -- other walls -----------------------------------------------------------------------------------------------------
+# -- other layers ----------------------------------------------------------------------------------------------------
 
 
 FORK_UNTIL_REFUSED = """

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from sandbox_worker.isolation import zygote_layers
-from sandbox_worker.isolation.walls import LayerFailed, ZygoteWalls
+from sandbox_worker.isolation.layer import LayerFailed, ZygoteLayers
 from sandbox_worker.wire.level import STRICT
 from tests.support.forked_child import in_child
 from tests.support.launcher import needs_strict
@@ -61,12 +61,12 @@ def _leave_if_child(pid: int) -> None:
         os._exit(0)
 
 
-def test_a_worker_whose_walls_fail_says_which() -> None:
-    walls = ZygoteWalls(STRICT)
+def test_a_worker_whose_layers_fail_says_which() -> None:
+    shared = ZygoteLayers(STRICT)
 
     def fork() -> list[str]:
         with pytest.raises(LayerFailed) as caught:
-            _leave_if_child(zygote_layers.fork_worker(walls))  # -1 is no way back
+            _leave_if_child(zygote_layers.fork_worker(shared))  # -1 is no way back
         return [caught.value.layer, caught.value.reason]
 
     layer, reason = in_child(fork)

@@ -35,7 +35,7 @@ def named_where_raised() -> Iterator[str]:
 
 def test_layer_that_the_sandbox_names_is_in_the_set_and_the_set_holds_no_other() -> None:
     named = {*named_where_raised(), *(name for rows in _INIT_LAYERS.values() for name, _ in rows)}
-    assert named == LAYERS - {"system calls"}  # which the host says of one that was killed
+    assert named == LAYERS - {"system calls"}  # which the orchestrator says of one that was killed
 
 
 @pytest.mark.parametrize(
@@ -69,7 +69,7 @@ def test_what_is_prepared_is_no_layer() -> None:
 
 
 @pytest.mark.parametrize("module", ["zygote_layers", "worker_layers"])
-def test_code_that_raises_walls_needs_the_standard_library_alone(module: str) -> None:
+def test_code_that_applies_layers_needs_the_standard_library_alone(module: str) -> None:
     program = f"import sys; sys.path.append(sys.argv[1]); import sandbox_worker.isolation.{module}; print(*sys.modules)"
     command = [sys.executable, "-I", "-S", "-c", program, str(PROJECT)]
     done = subprocess.run(command, capture_output=True, text=True, check=True)

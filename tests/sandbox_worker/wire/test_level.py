@@ -27,7 +27,7 @@ def test_what_is_no_name_of_a_level_finds_none(name: object) -> None:
         level_named(name)
 
 
-def test_level_without_a_boundary_promises_no_wall() -> None:
+def test_level_without_a_boundary_promises_no_layer() -> None:
     (unprotected,) = [level for level in LEVELS if not level.is_security_boundary]
     assert unprotected is PROCESS
     assert not any(

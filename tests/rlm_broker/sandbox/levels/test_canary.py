@@ -1,4 +1,4 @@
-"""The canary: what it tries fails behind the walls, and would not fail without them."""
+"""The canary: what it tries fails inside the isolation, and would not fail without them."""
 
 import json
 
@@ -22,7 +22,7 @@ def test_at_every_level_of_protection_all_attempts_are_held(level: Level) -> Non
 
 
 @pytest.mark.filterwarnings("ignore::rlm_broker.sandbox.levels.level.IsolationWarning")
-def test_without_walls_the_attempts_succeed_so_that_the_canary_can_fail() -> None:
+def test_without_isolation_the_attempts_succeed_so_that_the_canary_can_fail() -> None:
     with Sandbox(isolation="process") as sandbox, sandbox.repl() as repl:
         for name in HARMLESS_WITHOUT_WALLS:
             assert repl.execute(f"import os, socket\n{canary.ATTEMPTS[name]}").status == "ok", name

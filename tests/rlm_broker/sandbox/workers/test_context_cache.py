@@ -262,7 +262,7 @@ async def test_one_that_nobody_waits_for_any_more_is_not_waited_for_either(monke
 
 @pytest.mark.parametrize("level", ["standard", "process"])
 @pytest.mark.filterwarnings("ignore:.*no security boundary")
-def test_outside_of_walls_nothing_is_decoded(level: str) -> None:
+def test_outside_of_isolation_nothing_is_decoded(level: str) -> None:
     with Sandbox(isolation=level, warm=0) as sandbox:
         before = fork_servers()
         places(sandbox, OBJECTS)

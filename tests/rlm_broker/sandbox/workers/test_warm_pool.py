@@ -131,7 +131,7 @@ async def test_a_sandbox_that_is_left_while_workers_are_made_leaves_nothing() ->
         assert living_below() == set()
 
 
-async def test_walls_and_limits_are_those_of_any_other() -> None:
+async def test_layers_and_limits_are_those_of_any_other() -> None:
     layers = []
     for warm in (0, 1):
         async with Sandbox(Limits(memory_bytes=128 << 20), warm=warm) as sandbox:

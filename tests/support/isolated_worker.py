@@ -1,6 +1,6 @@
-"""A zygote with one worker and one REPL and nothing else: raises the walls, evaluates, prints what it found.
+"""A zygote with one worker and one REPL and nothing else: applies the layers, evaluates, prints what it found.
 
-    python -I walled_worker.py JSON
+    python -I isolated_worker.py JSON
 
 It is run as a program because only a fresh process, root or not, can become a zygote.
 """
@@ -24,9 +24,9 @@ def evaluate(probes: dict[str, str]) -> dict[str, Any]:
 
 
 def main(spec: dict[str, Any]) -> None:
-    """Enter the walls of `spec`, and print a JSON object of layers and findings."""
+    """Apply the layers of `spec`, and print a JSON object of layers and findings."""
     sys.path.insert(0, spec["project"])
-    from sandbox_worker.isolation import syscalls, walls, worker_layers, zygote_layers
+    from sandbox_worker.isolation import layer, syscalls, worker_layers, zygote_layers
     from sandbox_worker.wire.level import level_named
 
     if spec["masked_proc"]:  # as containers do; no own /proc can be mounted any more
@@ -41,14 +41,14 @@ def main(spec: dict[str, Any]) -> None:
             [*readable, f"{spec['project']}/sandbox_worker"],
             spec["hidden"],
         )
-    except walls.LayerFailed as error:
+    except layer.LayerFailed as error:
         print(json.dumps({"failed": error.layer, "message": str(error)}))
         return
     report: dict[str, Any] = {"zygote": entered.layers, "proc_is_fresh": entered.proc_is_fresh}
     read_end, write_end = os.pipe()
     pid = zygote_layers.fork_worker(entered)
     if pid == 0:
-        _be_a_worker(spec, entered, walls.WorkerBounds, worker_layers, write_end)
+        _be_a_worker(spec, entered, layer.WorkerBounds, worker_layers, write_end)
     os.close(write_end)
     with open(read_end) as pipe:
         for line in pipe:

@@ -1,4 +1,4 @@
-"""What the walls of zygote, init and REPL have in common: bounds, what was applied, how one fails."""
+"""What the layers of zygote, init and REPL have in common: bounds, what was applied, how one fails."""
 
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
@@ -7,15 +7,15 @@ from sandbox_worker.isolation.namespaces import WorkerIds
 from sandbox_worker.wire.layers import Layer
 from sandbox_worker.wire.level import Level
 
-if TYPE_CHECKING:  # msgspec is not needed to raise these walls, so that any Python can
+if TYPE_CHECKING:  # msgspec is not needed to apply these layers, so that any Python can
     from sandbox_worker.wire.bounds import ReplBounds
 
 
 class LayerFailed(Exception):
-    """A wall could not be raised, and nothing may run without it.
+    """A layer could not be applied, and nothing may run without it.
 
     Attributes:
-        layer: Its name, by which the host finds what would give it.
+        layer: Its name, by which the orchestrator finds what would give it.
         reason: The call that failed, and the kernel's reason.
         code: The kernel's error number, or 0 if the kernel did not refuse anything.
     """
@@ -46,7 +46,7 @@ class WorkerBounds(NamedTuple):
 
 
 @dataclass(frozen=True)
-class ZygoteWalls:
+class ZygoteLayers:
     """What `enter_zygote` did and found out, for the workers to be forked.
 
     Attributes:
@@ -75,7 +75,7 @@ class ZygoteWalls:
 
 
 class layer:
-    """Raise the wall `name` in here: an OSError becomes `LayerFailed`, success adds the name to `applied`."""
+    """Apply the layer `name` in this block: an OSError becomes `LayerFailed`, success adds the name to `applied`."""
 
     __slots__ = ("_applied", "_name")
 
