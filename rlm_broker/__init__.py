@@ -1,45 +1,118 @@
 """Recursive Language Models on untrusted code.
 
-Public names are loaded when they are first used: pydantic alone takes 0.1 s, which `--help` need not pay.
+The names in `__all__` are public, and so is what their documentation names; everything else may change. Public names
+are loaded when they are first used: pydantic alone takes 0.1 s, which `--help` need not pay.
 """
 
 import importlib
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-_PUBLIC = {
-    "RLM": "rlm_broker.rlm",
-    "Model": "rlm_broker.models.model",
-    "Route": "rlm_broker.handler.routing",
-    "Cache": "rlm_broker.handler.cache",
-    "OpenAICompatibleClient": "rlm_broker.clients.openai_compatible",
-    "LiteLLMClient": "rlm_broker.clients.litellm",
-    "LMHandler": "rlm_broker.handler.handler",
-    "Sandbox": "rlm_broker.sandbox.sandbox",
-    "Template": "rlm_broker.sandbox.template",
-    "SandboxedRepl": "rlm_broker.sandbox.repl",
-    "Limits": "rlm_broker.limits",
-    "Callbacks": "rlm_broker.trace.callbacks",
-    "TraceWriter": "rlm_broker.trace.writer",
-    "FunctionClient": "rlm_broker.clients.function",
-    "ScriptedClient": "rlm_broker.clients.scripted",
-    "Paths": "rlm_broker.context.store",
-    "Block": "rlm_broker.results",
-    "Completion": "rlm_broker.results",
-    "Usage": "rlm_broker.results",
-    "UsageSummary": "rlm_broker.results",
-    "RlmBrokerError": "rlm_broker.errors",
-    "LimitReached": "rlm_broker.errors",
-    "IsolationUnavailable": "rlm_broker.errors",
-    "ReplayDiverged": "rlm_broker.errors",
-    "ModelFailed": "rlm_broker.errors",
-    "ConfigurationError": "rlm_broker.errors",
-    "ContextRefused": "rlm_broker.errors",
-    "OutputInvalid": "rlm_broker.errors",
-    "RunCancelled": "rlm_broker.errors",
-    "RunFailed": "rlm_broker.errors",
-    "SandboxFailed": "rlm_broker.errors",
-    "UnknownModel": "rlm_broker.errors",
+if TYPE_CHECKING:
+    from rlm_broker.clients.base import Client as Client
+    from rlm_broker.clients.base import LMReply as LMReply
+    from rlm_broker.clients.base import LMRequest as LMRequest
+    from rlm_broker.clients.function import FunctionClient as FunctionClient
+    from rlm_broker.clients.litellm import LiteLLMClient as LiteLLMClient
+    from rlm_broker.clients.openai_compatible import OpenAICompatibleClient as OpenAICompatibleClient
+    from rlm_broker.clients.scripted import ScriptedClient as ScriptedClient
+    from rlm_broker.context.store import Paths as Paths
+    from rlm_broker.context.store import StoredContext as StoredContext
+    from rlm_broker.context.store import store as store
+    from rlm_broker.errors import ConfigurationError as ConfigurationError
+    from rlm_broker.errors import ContextRefused as ContextRefused
+    from rlm_broker.errors import IsolationUnavailable as IsolationUnavailable
+    from rlm_broker.errors import LimitReached as LimitReached
+    from rlm_broker.errors import ModelFailed as ModelFailed
+    from rlm_broker.errors import OutputInvalid as OutputInvalid
+    from rlm_broker.errors import ProtocolViolation as ProtocolViolation
+    from rlm_broker.errors import ReplayDiverged as ReplayDiverged
+    from rlm_broker.errors import ReplClosed as ReplClosed
+    from rlm_broker.errors import RlmBrokerError as RlmBrokerError
+    from rlm_broker.errors import RunCancelled as RunCancelled
+    from rlm_broker.errors import RunFailed as RunFailed
+    from rlm_broker.errors import SandboxFailed as SandboxFailed
+    from rlm_broker.errors import UnknownModel as UnknownModel
+    from rlm_broker.errors import WorkerDied as WorkerDied
+    from rlm_broker.handler.cache import Cache as Cache
+    from rlm_broker.handler.handler import LMHandler as LMHandler
+    from rlm_broker.handler.routing import ModelPolicy as ModelPolicy
+    from rlm_broker.handler.routing import Route as Route
+    from rlm_broker.limits import Limits as Limits
+    from rlm_broker.limits import ReplLimits as ReplLimits
+    from rlm_broker.limits import RunLimits as RunLimits
+    from rlm_broker.models.model import Model as Model
+    from rlm_broker.models.models import Models as Models
+    from rlm_broker.results import Block as Block
+    from rlm_broker.results import Call as Call
+    from rlm_broker.results import ChatMessage as ChatMessage
+    from rlm_broker.results import ChildTrace as ChildTrace
+    from rlm_broker.results import Completion as Completion
+    from rlm_broker.results import Isolation as Isolation
+    from rlm_broker.results import Iteration as Iteration
+    from rlm_broker.results import PostMortem as PostMortem
+    from rlm_broker.results import Usage as Usage
+    from rlm_broker.results import UsageSummary as UsageSummary
+    from rlm_broker.rlm import RLM as RLM
+    from rlm_broker.run.prompts import Instructions as Instructions
+    from rlm_broker.run.run import Run as Run
+    from rlm_broker.run.tools import Tools as Tools
+    from rlm_broker.sandbox.levels.level import IsolationWarning as IsolationWarning
+    from rlm_broker.sandbox.repl import SandboxedRepl as SandboxedRepl
+    from rlm_broker.sandbox.sandbox import Sandbox as Sandbox
+    from rlm_broker.sandbox.template import Template as Template
+    from rlm_broker.trace.callbacks import Callbacks as Callbacks
+    from rlm_broker.trace.events import BlockEnded as BlockEnded
+    from rlm_broker.trace.events import BlockPrinted as BlockPrinted
+    from rlm_broker.trace.events import BlockStarted as BlockStarted
+    from rlm_broker.trace.events import CallEnded as CallEnded
+    from rlm_broker.trace.events import CallRetried as CallRetried
+    from rlm_broker.trace.events import CallStarted as CallStarted
+    from rlm_broker.trace.events import CallText as CallText
+    from rlm_broker.trace.events import Event as Event
+    from rlm_broker.trace.events import EventsMissed as EventsMissed
+    from rlm_broker.trace.events import IterationStarted as IterationStarted
+    from rlm_broker.trace.events import Replied as Replied
+    from rlm_broker.trace.events import ReplReady as ReplReady
+    from rlm_broker.trace.events import RunEnded as RunEnded
+    from rlm_broker.trace.events import RunStarted as RunStarted
+    from rlm_broker.trace.events import ToolEnded as ToolEnded
+    from rlm_broker.trace.events import ToolStarted as ToolStarted
+    from rlm_broker.trace.writer import TraceWriter as TraceWriter
+    from sandbox_worker.wire.messages import Query as Query
+    from sandbox_worker.wire.messages import Slot as Slot
+
+_MODULES = {
+    "clients.base": "Client LMReply LMRequest",
+    "clients.function": "FunctionClient",
+    "clients.litellm": "LiteLLMClient",
+    "clients.openai_compatible": "OpenAICompatibleClient",
+    "clients.scripted": "ScriptedClient",
+    "context.store": "Paths StoredContext store",
+    "errors": "ConfigurationError ContextRefused IsolationUnavailable LimitReached ModelFailed OutputInvalid "
+    "ProtocolViolation ReplClosed ReplayDiverged RlmBrokerError RunCancelled RunFailed SandboxFailed UnknownModel "
+    "WorkerDied",
+    "handler.cache": "Cache",
+    "handler.handler": "LMHandler",
+    "handler.routing": "ModelPolicy Route",
+    "limits": "Limits ReplLimits RunLimits",
+    "models.model": "Model",
+    "models.models": "Models",
+    "results": "Block Call ChatMessage ChildTrace Completion Isolation Iteration PostMortem Usage UsageSummary",
+    "rlm": "RLM",
+    "run.prompts": "Instructions",
+    "run.run": "Run",
+    "run.tools": "Tools",
+    "sandbox.levels.level": "IsolationWarning",
+    "sandbox.repl": "SandboxedRepl",
+    "sandbox.sandbox": "Sandbox",
+    "sandbox.template": "Template",
+    "trace.callbacks": "Callbacks",
+    "trace.events": "BlockEnded BlockPrinted BlockStarted CallEnded CallRetried CallStarted CallText Event "
+    "EventsMissed IterationStarted Replied ReplReady RunEnded RunStarted ToolEnded ToolStarted",
+    "trace.writer": "TraceWriter",
 }
+_PUBLIC = {name: f"rlm_broker.{module}" for module, names in _MODULES.items() for name in names.split()}
+_PUBLIC |= {"Query": "sandbox_worker.wire.messages", "Slot": "sandbox_worker.wire.messages"}
 
 __all__ = sorted(_PUBLIC)
 __version__ = "0.1.0"

@@ -26,16 +26,38 @@ MOST = 1 << 50
 FEWEST_TURNS = 3
 
 
-class Limits(BaseModel):
+class _Bounds(BaseModel):
+    """Bounds of something, checked when they are made."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, use_attribute_docstrings=True)
+
+    @model_validator(mode="wrap")
+    @classmethod
+    def _refuse_in_words(cls, given: Any, validate: ModelWrapValidatorHandler[Self], info: ValidationInfo) -> Self:
+        """Raise this package's error. The context of the validation may say of a name where its value came from."""
+        sources = info.context or {}
+        for name, value in given.items() if isinstance(given, dict) else ():
+            if name not in cls.model_fields:
+                raise ConfigurationError(f"there is no limit {name!r}{suggestion(str(name), cls.model_fields)}")
+            if isinstance(value, bool):
+                raise ConfigurationError(f"limit {name} = {value}{sources.get(name, '')}: give a number")
+        try:
+            return validate(given)
+        except ValidationError as error:
+            first = error.errors()[0]
+            name = str(first["loc"][0]) if first["loc"] else "(all)"
+            raise ConfigurationError(
+                f"limit {name} = {first['input']}{sources.get(name, '')}: {first['msg'].lower()}"
+            ) from None
+
+
+class RunLimits(_Bounds):
     """Bounds of one run and of everything below it. None means no bound.
 
     Raises:
         ConfigurationError: There is no limit of a name, or it cannot have the value.
     """
 
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, use_attribute_docstrings=True)
-
-    # -- the run tree
     max_depth: NonNegativeInt = 1
     """Levels that have a REPL: 0 is a plain completion, 1 only the root. A child query below them is a completion."""
     max_iterations: PositiveInt | Annotated[tuple[PositiveInt, ...], Field(min_length=1)] = 30
@@ -81,16 +103,37 @@ class Limits(BaseModel):
     """One call of a tool."""
     call_timeout_s: PositiveFloat = 120.0
     """One language model call."""
-    block_timeout_s: PositiveFloat = 60.0
-    """Compute time of one code block, then SIGINT. The clock stops while the REPL waits for a reply."""
-    block_wall_timeout_s: PositiveFloat = 3_600.0
-    """One code block, waiting for replies included, then SIGINT."""
-    interrupt_grace_s: PositiveFloat = 1.0
-    """After SIGINT, how long until SIGKILL."""
-    start_timeout_s: PositiveFloat = 30.0
-    """A worker's start, its context loaded and its REPL ready."""
 
-    # -- one REPL
+    # -- what the model is shown
+    max_observation_chars: PositiveInt = 20_000
+    """Told to the model of what one block printed."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _default_blocks(cls, given: Any) -> Any:
+        if isinstance(given, dict) and "max_blocks" not in given:
+            turns = given.get("max_iterations", cls.model_fields["max_iterations"].default)
+            first = turns[0] if isinstance(turns, list | tuple) and turns else turns
+            if isinstance(first, int | str) and str(first).isdecimal():
+                return {**given, "max_blocks": max(1, BLOCKS_EACH_TURN * int(first))}
+        return given
+
+    def iterations(self, depth: int) -> int:
+        """Turns of a run at `depth`: fewer the deeper it is, but at least three, and never more than the root's."""
+        if isinstance(self.max_iterations, tuple):
+            return self.max_iterations[min(depth, len(self.max_iterations) - 1)]
+        if depth == 0:
+            return self.max_iterations
+        return min(self.max_iterations, max(FEWEST_TURNS, self.max_iterations // (depth + 1)))
+
+
+class ReplLimits(_Bounds):
+    """Bounds of one REPL. None means no bound.
+
+    Raises:
+        ConfigurationError: There is no limit of a name, or it cannot have the value.
+    """
+
     memory_bytes: Annotated[int, Field(ge=1 << 20, le=MOST)] = 2 << 30
     """Memory of all processes of a REPL together, beyond the shared context; also the address space of each."""
     cpu_s: PositiveFloat | None = None
@@ -106,57 +149,36 @@ class Limits(BaseModel):
     max_repl_restarts: NonNegativeInt = 5
     """Fresh REPLs after a kill, in one run."""
 
-    # -- what is said
+    # -- time
+    block_timeout_s: PositiveFloat = 60.0
+    """Compute time of one code block, then SIGINT. The clock stops while the REPL waits for a reply."""
+    block_wall_timeout_s: PositiveFloat = 3_600.0
+    """One code block, waiting for replies included, then SIGINT."""
+    interrupt_grace_s: PositiveFloat = 1.0
+    """After SIGINT, how long until SIGKILL."""
+    start_timeout_s: PositiveFloat = 30.0
+    """A worker's start, its context loaded and its REPL ready."""
+
+    # -- output and messages
     max_output_bytes: Annotated[int, Field(ge=100, le=MOST)] = 1 << 20
     """Kept of what one block prints to one stream: its head and its tail."""
     max_output_lines: Annotated[int, Field(ge=1, le=MOST)] | None = None
     """Lines, each ended by a newline, kept of what one block prints to one stream, and as many of what it writes to
     descriptor 1 or 2: head and tail, as far as `max_output_bytes` leaves them; a cut is named."""
-    max_observation_chars: PositiveInt = 20_000
-    """Told to the model of what one block printed."""
     max_frame_bytes: Annotated[int, Field(ge=1 << 12, le=(1 << 32) - 1)] = 64 << 20
     """Largest message that either side of a connection accepts."""
     max_queries_in_flight: PositiveInt = 256
     """Open queries of one REPL. At this number the handler takes no more from it. Each takes a thread of model code, so
     that `max_processes` is reached before, unless it was raised."""
 
-    @model_validator(mode="wrap")
-    @classmethod
-    def _refuse_in_words(cls, given: Any, validate: ModelWrapValidatorHandler[Self], info: ValidationInfo) -> Self:
-        """Raise this package's error. The context of the validation may say of a name where its value came from."""
-        sources = info.context or {}
-        for name, value in given.items() if isinstance(given, dict) else ():
-            if name not in cls.model_fields:
-                raise ConfigurationError(f"there is no limit {name!r}{suggestion(str(name), cls.model_fields)}")
-            if isinstance(value, bool):
-                raise ConfigurationError(f"limit {name} = {value}{sources.get(name, '')}: give a number")
-        try:
-            return validate(given)
-        except ValidationError as error:
-            first = error.errors()[0]
-            name = str(first["loc"][0]) if first["loc"] else "(all)"
-            raise ConfigurationError(
-                f"limit {name} = {first['input']}{sources.get(name, '')}: {first['msg'].lower()}"
-            ) from None
-
-    @model_validator(mode="before")
-    @classmethod
-    def _default_blocks(cls, given: Any) -> Any:
-        if isinstance(given, dict) and "max_blocks" not in given:
-            turns = given.get("max_iterations", cls.model_fields["max_iterations"].default)
-            first = turns[0] if isinstance(turns, list | tuple) and turns else turns
-            if isinstance(first, int | str) and str(first).isdecimal():
-                return {**given, "max_blocks": max(1, BLOCKS_EACH_TURN * int(first))}
-        return given
-
     def repl_bounds(self) -> ReplBounds:
         """Return the limits of one REPL, as its worker is told them: those whose names are fields of `ReplBounds`."""
         return ReplBounds(**{name: getattr(self, name) for name in ReplBounds.__struct_fields__})
 
-    def iterations(self, depth: int) -> int:
-        """Turns of a run at `depth`: fewer the deeper it is, but at least three, and never more than the root's."""
-        if isinstance(self.max_iterations, tuple):
-            return self.max_iterations[min(depth, len(self.max_iterations) - 1)]
-        if depth == 0:
-            return self.max_iterations
-        return min(self.max_iterations, max(FEWEST_TURNS, self.max_iterations // (depth + 1)))
+
+class Limits(ReplLimits, RunLimits):
+    """Bounds of one run tree, and of each REPL in it: `RunLimits` and `ReplLimits` in one. None means no bound.
+
+    Raises:
+        ConfigurationError: There is no limit of a name, or it cannot have the value.
+    """

@@ -211,6 +211,7 @@ class Completion:
         usage_summary, usage_by_depth: Of this run and all below it; depth 0 is the root's own loop.
         limit: Name of the limit at which the model was asked for its best answer so far, which `response` then is; None
             if it answered by itself.
+        is_stopped: Whether `Run.stop` ended the run; `response` is the best answer that it had by then.
         parsed: The answer as a value of the `output_type` that was asked for.
         trajectory: The turns of this run.
         child_traces: Its child runs.
@@ -226,6 +227,7 @@ class Completion:
     usage_by_depth: Mapping[int, Usage] = field(default_factory=dict)
     parsed: Any = None
     limit: str | None = None
+    is_stopped: bool = False
     isolation: Isolation | None = None
     messages: tuple[ChatMessage, ...] = ()
     trajectory: tuple[Iteration, ...] = ()

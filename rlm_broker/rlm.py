@@ -3,43 +3,66 @@
 import asyncio
 import contextlib
 import inspect
-import secrets
+import logging
 import time
 import warnings
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping
 from dataclasses import dataclass
 from os import PathLike
-from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, Unpack
 
 from rlm_broker import __version__
-from rlm_broker.clients.recording import FORMAT, Recorder, Recording
-from rlm_broker.clients.recording import Models as RecordedModels
+from rlm_broker.clients.base import BaseClient
 from rlm_broker.concurrency.event_loop import AsyncResource, EventLoopRef
 from rlm_broker.context.store import StoredContext, refuse_a_name, store
-from rlm_broker.errors import ConfigurationError, ReplayDiverged, RunCancelled
-from rlm_broker.handler.cache import Cache
+from rlm_broker.engine import Engine, EngineParts
+from rlm_broker.errors import ConfigurationError, ReplayDiverged, SandboxFailed
 from rlm_broker.handler.handler import LMHandler
-from rlm_broker.handler.routing import ModelPolicy, Route
+from rlm_broker.handler.routing import Routing
+from rlm_broker.keywords import Keywords, instructions_with, models_with, require_known, sandbox_with, tools_with
 from rlm_broker.limits import Limits
-from rlm_broker.models.registry import Given, Models
+from rlm_broker.models.model import Given
+from rlm_broker.models.models import Models
+from rlm_broker.models.registry import Registry
 from rlm_broker.results import Completion
 from rlm_broker.run.calls import Caller, TreeCalls
 from rlm_broker.run.ledger import Ledger
 from rlm_broker.run.output_type import OutputType
 from rlm_broker.run.persistent_repl import PersistentRepl
-from rlm_broker.run.prompts import Instructions, Profile
+from rlm_broker.run.prompts import Instructions
 from rlm_broker.run.queries import needs_repl, open_run
-from rlm_broker.run.runner import QueryHandlerFactory, Runner, Tree
+from rlm_broker.run.run import Run
+from rlm_broker.run.runner import Runner
 from rlm_broker.run.tools import Tools
-from rlm_broker.sandbox.levels.level import candidates
-from rlm_broker.sandbox.sandbox import SEED_BITS, Sandbox, require_seed
-from rlm_broker.trace.events import Emit, Event, RunStarted
+from rlm_broker.run.tree import QueryHandlerFactory, Tree
+from rlm_broker.sandbox.sandbox import Sandbox
+from rlm_broker.trace.events import Emit, Event, RunStarted, TreeEvents
 
 ROOT_RUN = "1"
 ORDER = "the context comes first, then the question"
 LONG_QUESTION_CHARS = 10_000
 """Characters from which on a question beside a shorter context that ends with "?" is taken for the context."""
+_log = logging.getLogger("rlm_broker")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Asked:
+    """What one run is to do.
+
+    Attributes:
+        tells_text: Whether replies are followed as they come.
+    """
+
+    context: object
+    question: str | None
+    model: Given | None = None
+    sub_model: Given | None = None
+    instructions: Instructions
+    limits: Limits
+    output_type: OutputType | None
+    tools: Tools
+    on_event: Emit | None
+    tells_text: bool
 
 
 class RLM(AsyncResource):
@@ -50,100 +73,95 @@ class RLM(AsyncResource):
 
     Args:
         model: The root model: a name ("offline", "openai/gpt-5-mini", or one of `models`), a `Model`, a client object
-            (one with the field's `completion`, too), or a function, see `FunctionClient`. None is "offline".
-        sub_model: Answers what the REPL asks; None is the root model.
-        models: Further models that code may name.
-        routes: Which names and depths go to which of the models; see `Route`.
+            (one with the reference runtime's `completion`, too), or a function, see `FunctionClient`. None is
+            "offline".
+        sub_model: Answers what the REPL asks. None is the root model.
+        models: Further models by name, which code may name, or a `Models`, which also has routes, the policy, the
+            cache, and the file to record to or to replay.
         limits: Bounds of each run tree; None takes those of `sandbox`, or the defaults.
-        isolation: See `Sandbox`.
-        allow_exec: See `Sandbox`.
-        model_policy: What a model is worth that code names; see `ModelPolicy`.
+        tools: Name → a function that code may call, a plain value, or `{"tool": either, "description": text}`; or a
+            `Tools`, which also has those of child runs. Functions run here, sync ones in threads, with their arguments
+            validated by their annotations.
+        instructions: A system prompt in place of our own, or `Instructions`.
         recursion: "always" gives each child that may have one a REPL; "auto" only where its prompt is too long for its
             model, or asks for code.
-        system_prompt: In place of our own: for every run of the tree, or a function from the depth to it.
-        prompt_profile: Which way to end a run our own prompt tells; see `prompts.Profile`.
-        user_prologue: Put before the first user message.
-        on_event: Called with everything that happens (`Callbacks` makes the field's callbacks of it); what it raises is
-            dropped. It must not block.
-        tools: Name → a function of yours that code may call, a plain value, or `{"tool": either, "description": text}`.
-            Functions run here, sync ones in threads, with their arguments validated by their annotations.
-        sub_tools: The same for child runs; None is `tools`, `{}` is none.
+        on_event: Called with everything that happens. It must not block. What it raises is logged once.
         persistent: Keep the REPL between calls, within `with`: variables live on, each call adds its context as
             `context_1` and so on, and its messages as `history_0` and so on.
         query_handler: Replaces the recursion: from a run's name, its depth and the handler that it would have, makes
             what answers its REPL.
-        cache: A file, or a `Cache`, that keeps replies of providers; None keeps none.
-        record: A new file for all model calls; see `recording`.
-        replay: Such a file: its replies, and no model. Its seed, if it has one, is the sandbox's.
-        seed: See `Sandbox`. None: another one for each recording, and none without a recording.
+        sandbox: The isolation level ("auto", "strict", "standard", "process"), or a `Sandbox`, which several RLMs may
+            share. One that is open stays its owner's to close; one that is not is opened for as long as it is used.
         handler: To be shared by several RLMs: its models serve, in place of `model` and its like. It stays its
             owner's to open and close, as client objects do.
-        sandbox: To be shared by several RLMs: its limits of one REPL, isolation and `allow_exec` hold.
+        keywords: Short forms for single arguments of `Models`, `Tools`, `Instructions` and `Sandbox`: see `Keywords`.
+
+    Attributes:
+        limits: The bounds that hold.
 
     Raises:
-        ConfigurationError: A model, key or level that there is not, or models beside a handler.
+        ConfigurationError: A model, key, level or keyword that there is not, or arguments of which one decides what the
+            other says.
     """
 
-    def __init__(  # noqa: PLR0913 - a front door names what can be brought in
+    def __init__(
         self,
         model: Given | None = None,
         sub_model: Given | None = None,
         *,
-        models: Mapping[str, Given] | None = None,
-        routes: Sequence[Route] = (),
+        models: Models | Mapping[str, Given] | None = None,
         limits: Limits | None = None,
-        isolation: str = "auto",
-        allow_exec: bool | None = None,
-        model_policy: ModelPolicy = "allow",
+        tools: Tools | Mapping[str, Any] | None = None,
+        instructions: Instructions | str | Callable[[int], str] | None = None,
         recursion: Literal["always", "auto"] = "always",
-        system_prompt: str | Callable[[int], str] | None = None,
-        prompt_profile: Profile = "both",
-        user_prologue: str | None = None,
         on_event: Emit | None = None,
-        tools: Mapping[str, Any] | None = None,
-        sub_tools: Mapping[str, Any] | None = None,
         persistent: bool = False,
         query_handler: QueryHandlerFactory | None = None,
-        cache: str | Path | Cache | None = None,
-        record: str | Path | None = None,
-        replay: str | Path | None = None,
-        seed: int | None = None,
+        sandbox: Sandbox | str | None = None,
         handler: LMHandler | None = None,
-        sandbox: Sandbox | None = None,
+        **keywords: Unpack[Keywords],
     ) -> None:
-        brings_models = not (model is None and sub_model is None and not models)
-        if handler is not None and (brings_models or routes or cache or replay):
+        require_known(keywords, RLM)
+        _require_types(limits=limits, handler=handler, on_event=on_event)
+        said = models_with(models, keywords)
+        has_models = model is not None or sub_model is not None
+        if handler is not None and (has_models or said.needs_own_handler):
             raise ConfigurationError("give either models or a handler: a handler brings its own models")
-        if replay is not None and (brings_models or routes):
+        if said.replay is not None and has_models:
             raise ConfigurationError("give either models or a recording to replay: it brings its own models")
-        _require_types(limits=limits, handler=handler, sandbox=sandbox, models=models, on_event=on_event)
-        candidates(isolation, allow_exec)  # an unknown level is refused here and not in the first call
-        self.limits = limits or (sandbox.limits if sandbox else Limits())
-        self._models: Models | None = None
-        if handler is None:
-            replayed = None if replay is None else Recording(replay)
-            self._models = Models(model, sub_model, models or {}, routes, model_policy, replayed)
-        self._cache, self._record = cache, record
-        recording = self._models.replay if self._models else None
-        self._seed = _seed(seed, recording, sandbox, is_recorded=record is not None)
-        self._isolation = isolation
-        self._allow_exec = allow_exec
         if recursion not in ("always", "auto"):
-            raise ConfigurationError(f"there is no recursion {recursion!r}; choose always or auto")
-        if prompt_profile not in ("both", "final", "answer"):
-            raise ConfigurationError(f"there is no prompt profile {prompt_profile!r}; choose both, final or answer")
+            raise ConfigurationError(f"recursion must be 'always' or 'auto', not {recursion!r}")
+        brought = sandbox_with(sandbox, keywords)
+        registry = None if handler is not None else Registry(model, sub_model, said)
+        self._parts = EngineParts(registry, handler, said, brought, limits)
+        self.limits = self._parts.limits
         self._needs_repl = needs_repl if recursion == "auto" else None
-        self._instructions = Instructions(system_prompt, prompt_profile, user_prologue)
+        self._instructions = instructions_with(instructions, keywords)
+        self._tools = tools_with(tools, keywords)
         self._on_event = on_event
-        self._tools = Tools(tools, sub_tools)
         self._query_handler = query_handler
         self._persistent = persistent
         self._persistent_repl: PersistentRepl | None = None
-        self._handler, self._sandbox = handler, sandbox
-        lent = sandbox or handler
-        self._event_loop = lent._event_loop if lent else None
-        self._kept: _Machinery | None = None
+        self._engine: Engine | None = None
         self._keeping = contextlib.AsyncExitStack()
+
+    @property
+    def handler(self) -> LMHandler:
+        """The handler that its runs share, within `with`.
+
+        Raises:
+            SandboxFailed: The RLM is not open.
+        """
+        return self._opened().handler
+
+    @property
+    def sandbox(self) -> Sandbox:
+        """The sandbox that its runs share, within `with`.
+
+        Raises:
+            SandboxFailed: The RLM is not open.
+        """
+        return self._opened().sandbox
 
     def completion(self, prompt: object, root_prompt: str | None = None, *, output_type: Any = None) -> Completion:
         """Answer a question about a context.
@@ -162,175 +180,195 @@ class RLM(AsyncResource):
                 trajectory, usage and partial answer.
             ContextRefused, IsolationUnavailable: The run did not begin.
         """
-        attempt = _Attempt()
-        try:
-            return (self._event_loop or EventLoopRef.background()).run(
-                self._complete(prompt, root_prompt, attempt, output_type)
-            )
-        except KeyboardInterrupt:
-            stopped = RunCancelled()
-            if attempt.runner is not None:
-                attempt.runner.hand_to(stopped)
-            raise stopped from None
+        asked = self._asked(prompt, root_prompt, output_type)
+        return self._run(asked, self._loop or EventLoopRef.background()).run()
 
     async def acompletion(
         self, prompt: object, root_prompt: str | None = None, *, output_type: Any = None
     ) -> Completion:
         """`completion`, awaited. Cancelling it ends the run and everything below it."""
-        return await (self._event_loop or EventLoopRef.here()).arun(
-            self._complete(prompt, root_prompt, _Attempt(), output_type)
-        )
+        asked = self._asked(prompt, root_prompt, output_type)
+        return await self._run(asked, self._loop or EventLoopRef.here()).start()
 
     async def stream(
         self, prompt: object, root_prompt: str | None = None, *, output_type: Any = None
     ) -> AsyncGenerator[Event | Completion, None]:
         """`acompletion` as it happens: each event of the run, then the completion.
 
-        Leaving the loop (use `contextlib.aclosing`) ends the run and everything below it.
+        Leaving the loop (use `contextlib.aclosing`) ends the run and everything below it. `start` gives a handle on the
+        run, from which its partial answer is to be had then.
         """
-        loop = asyncio.get_running_loop()
-        happened: asyncio.Queue[Event | None] = asyncio.Queue()
-
-        def emit(event: Event) -> None:
-            self._emit(event)
-            loop.call_soon_threadsafe(happened.put_nowait, event)  # the run may live on another thread's loop
-
-        work = self._complete(prompt, root_prompt, _Attempt(), output_type, emit)
-        run = loop.create_task((self._event_loop or EventLoopRef.here()).arun(work))
-        run.add_done_callback(lambda _: happened.put_nowait(None))
-        try:
-            while (event := await happened.get()) is not None:
+        async with self.start(prompt, root_prompt, output_type=output_type) as run:
+            async for event in run.events():
                 yield event
             yield await run
-        finally:
-            run.cancel()
-            await asyncio.wait({run})
-            if not run.cancelled():
-                run.exception()  # who left the loop does not wait for it: else asyncio prints that it is not retrieved
 
-    # -- what a run needs --------------------------------------------------------------------------------------------
+    def start(
+        self,
+        context: object,
+        question: str | None = None,
+        *,
+        model: Given | None = None,
+        sub_model: Given | None = None,
+        instructions: Instructions | str | None = None,
+        limits: Limits | None = None,
+        output_type: Any = None,
+        tools: Tools | Mapping[str, Any] | None = None,
+        on_event: Emit | None = None,
+    ) -> Run:
+        """Begin to answer a question about a context, and return a handle on that.
+
+        In a coroutine it runs on the caller's event loop, elsewhere on a background loop of this process. Each argument
+        that is given holds for this run in the place of that of the `RLM`.
+
+        Args:
+            context: Text, a dict or list of plain values, or a path; see `context.store`.
+            question: None: the task is in the context.
+            model, sub_model, instructions, limits, tools: As for `RLM`. With a handler that is lent, `model` is a name
+                that it knows. Bounds of REPLs are those of the sandbox.
+            output_type: As for `completion`.
+            on_event: Called with the events of this run, beside that of the `RLM`.
+
+        Raises:
+            ConfigurationError: An argument cannot be used. What is wrong with the context is raised by the run.
+        """
+        asked = self._asked(
+            context,
+            question,
+            output_type,
+            tells_text=True,
+            model=model,
+            sub_model=sub_model,
+            on_event=on_event,
+            **({} if instructions is None else {"instructions": instructions_with(instructions, {})}),
+            **({} if limits is None else {"limits": self._limits_of_a_run(limits)}),
+            **({} if tools is None else {"tools": tools_with(tools, {})}),
+        )
+        if tools is not None and self._persistent:
+            raise ConfigurationError("a persistent RLM has the tools that it was made with: give them to RLM")
+        is_in_loop = asyncio._get_running_loop() is not None
+        here = EventLoopRef.here if is_in_loop else EventLoopRef.background
+        return self._run(asked, self._loop or here(), is_followed=True).start()
+
+    # -- what runs share ---------------------------------------------------------------------------------------------
+
+    @property
+    def _loop(self) -> EventLoopRef | None:
+        return self._event_loop or self._parts.event_loop
 
     async def _open(self) -> None:
-        self._kept = await self._keeping.enter_async_context(self._machinery())
+        self._engine = await self._keeping.enter_async_context(self._parts.running(EventLoopRef.here()))
         if self._persistent:
-            self._persistent_repl = PersistentRepl(self._kept.sandbox)
+            self._persistent_repl = PersistentRepl(self._engine.sandbox)
             self._keeping.push_async_callback(self._persistent_repl.close)
 
     async def _close(self) -> None:
-        self._kept = None
+        self._engine = None
         await self._keeping.aclose()
 
-    @contextlib.asynccontextmanager
-    async def _machinery(self) -> AsyncIterator["_Machinery"]:
-        """A handler, and a sandbox whose REPLs connect to it: lent ones, or our own until this is left."""
-        event_loop = self._event_loop or EventLoopRef.here()
-        async with contextlib.AsyncExitStack() as own:
-            handler, sandbox = self._handler, self._sandbox
-            if handler is None:
-                handler = await self._own_handler(own, event_loop)
-            recorder = None
-            if self._record is not None:
-                recorder = own.enter_context(contextlib.closing(Recorder(self._record, _told(handler, self._seed))))
-            if sandbox is None:
-                port = handler.listener
-                sandbox = await own.enter_async_context(
-                    Sandbox(
-                        self.limits,
-                        self._isolation,
-                        allow_exec=self._allow_exec,
-                        seed=self._seed,
-                        listener=port,
-                        event_loop=event_loop,
-                    )
-                )
-            yield _Machinery(handler, sandbox, recorder)
-
-    async def _own_handler(self, own: contextlib.AsyncExitStack, event_loop: EventLoopRef) -> LMHandler:
-        assert self._models is not None
-        cache = self._cache
-        if isinstance(cache, str | Path):
-            cache = own.enter_context(contextlib.closing(Cache(cache)))
-        return await own.enter_async_context(self._models.opened(self.limits, cache, event_loop))
+    def _opened(self) -> Engine:
+        if self._engine is None:
+            raise SandboxFailed("the RLM is not open: use it as `with RLM(...) as rlm:`")
+        return self._engine
 
     # -- one run -----------------------------------------------------------------------------------------------------
 
-    async def _complete(
-        self, prompt: object, question: str | None, attempt: "_Attempt", output_type: Any, emit: Emit | None = None
-    ) -> Completion:
-        if question is not None and not isinstance(question, str):
-            order = f": {ORDER}" if isinstance(question, PathLike | dict | list) else ""
-            raise ConfigurationError(f"the question is text or None, and not {type(question).__name__}{order}")
-        if question is not None and not question.strip():
-            raise ConfigurationError("the question is empty: say what you want to know")
-        attempt.output_type = None if output_type is None else OutputType(output_type)
-        attempt.emit, attempt.is_followed = emit or self._emit, emit is not None
-        if isinstance(prompt, StoredContext):
-            return await self._run(prompt, question, attempt)
-        with await asyncio.to_thread(_stored, prompt, question) as context:
-            return await self._run(context, question, attempt)
+    def _asked(self, context: object, question: str | None, output_type: Any, **more: Any) -> _Asked:
+        _require_question(question)
+        wanted = None if output_type is None else OutputType(output_type)
+        of_this = {"instructions": self._instructions, "limits": self.limits, "tools": self._tools, "on_event": None}
+        fields: dict[str, Any] = {**of_this, "tells_text": False, **more}
+        return _Asked(context=context, question=question, output_type=wanted, **fields)
 
-    async def _run(self, context: StoredContext, question: str | None, attempt: "_Attempt") -> Completion:
-        if self._persistent and self._kept is None:
+    def _limits_of_a_run(self, limits: Limits) -> Limits:
+        _require_types(limits=limits)
+        return limits
+
+    def _run(self, asked: _Asked, event_loop: EventLoopRef, *, is_followed: bool = False) -> Run:
+        return Run(event_loop, lambda run: self._answered(asked, run), is_followed=is_followed)
+
+    async def _answered(self, asked: _Asked, run: Run) -> Completion:
+        """Answer the question: read the context, and have an engine for as long as that takes."""
+        if self._persistent and self._engine is None:
             raise ConfigurationError("a persistent RLM keeps its REPL within `with RLM(...) as rlm:`: use it so")
-        if self._kept is not None:
-            return await self._started(self._kept, context, question, attempt)
-        async with self._machinery() as machinery:
-            return await self._started(machinery, context, question, attempt)
-
-    async def _started(
-        self, machinery: "_Machinery", context: StoredContext, question: str | None, attempt: "_Attempt"
-    ) -> Completion:
-        limits, emit = self.limits, attempt.emit
-        ledger = Ledger(limits)
-        calls = TreeCalls(machinery.handler, ledger, emit, machinery.recorder, tells_text=attempt.is_followed)
-        instructions, asks = self._instructions, self._query_handler
-        tree = Tree(calls, ledger, machinery.sandbox, emit, instructions, asks, self._needs_repl)
-        caller = Caller(ROOT_RUN, 0, question)
-        metadata = self._metadata(machinery, context)
-        emit(RunStarted(ROOT_RUN, 0, question, metadata["model"], metadata))
-        ends_at = None if limits.run_timeout_s is None else time.monotonic() + limits.run_timeout_s
-        attempt.runner = open_run(tree, caller, ends_at, self._tools, attempt.output_type, self._persistent_repl)
-        completion = await attempt.runner.run(context)
-        if self._models and self._models.replay and (difference := self._models.replay.diverged):
-            diverged = ReplayDiverged(difference)  # code may have taken the error for an answer
-            attempt.runner.hand_to(diverged)
+        async with contextlib.AsyncExitStack() as own:
+            context = asked.context
+            if not isinstance(context, StoredContext):
+                context = own.enter_context(await asyncio.to_thread(_stored, context, asked.question))
+            engine = self._engine
+            if engine is None:
+                engine = await own.enter_async_context(self._parts.running(EventLoopRef.here()))
+            completion = await (await self._composed(asked, run, context, engine)).run(context)
+        replay = self._parts.registry.replay if self._parts.registry else None
+        if replay is not None and replay.diverged:
+            diverged = ReplayDiverged(replay.diverged)  # code may have taken the error for an answer
+            run.hand_to(diverged)
             raise diverged
         return completion
 
-    def _metadata(self, machinery: "_Machinery", context: StoredContext) -> dict[str, Any]:
-        info = context.info
-        return {
-            "version": __version__,
-            "model": machinery.handler.get_client(depth=0).model_name,
-            "sub_model": machinery.handler.get_client(depth=1).model_name,
-            "isolation": machinery.sandbox.level,
-            "limits": self.limits.model_dump(),
-            "context": {"type": info.type_name, "chars": info.total_chars, "parts": info.parts_total},
-        }
+    async def _composed(self, asked: _Asked, run: Run, context: StoredContext, engine: Engine) -> Runner:
+        """Make the loop of the root run, with all that its tree shares."""
+        limits, routing = asked.limits, await self._routing(asked, engine)
+        receivers = [_Callback(each) for each in (self._on_event, asked.on_event) if each is not None]
+        events = TreeEvents(run.id, [*receivers, *([run.log.add] if run.log else [])])
+        ledger = Ledger(limits)
+        calls = TreeCalls(engine.handler, ledger, events, engine.recorder, routing=routing, tells_text=asked.tells_text)
+        tree = Tree(calls, ledger, engine.sandbox, events, asked.instructions, self._query_handler, self._needs_repl)
+        if events.is_wanted:
+            metadata = _metadata(engine, routing, limits, context)
+            events.of(ROOT_RUN, 0)(RunStarted, asked.question, metadata["model"], metadata)
+        ends_at = None if limits.run_timeout_s is None else time.monotonic() + limits.run_timeout_s
+        caller = Caller(ROOT_RUN, 0, asked.question)
+        return run.begin(open_run(tree, caller, ends_at, asked.tools, asked.output_type, self._persistent_repl))
 
-    def _emit(self, event: Event) -> None:
-        if self._on_event is not None:
-            with contextlib.suppress(BaseException):  # a callback is the user's: not even its sys.exit breaks the run
-                self._on_event(event)
+    async def _routing(self, asked: _Asked, engine: Engine) -> Routing:
+        if asked.model is None and asked.sub_model is None:
+            return engine.handler.routing
+        if self._parts.registry is not None:
+            return await self._parts.registry.routing_for(engine.handler, asked.model, asked.sub_model, asked.limits)
+        routing = engine.handler.routing
+        clients: list[BaseClient | None] = []
+        for name in (asked.model, asked.sub_model):
+            if not isinstance(name, str | None):
+                raise ConfigurationError("a handler that is lent has its own models: give the name of one of them")
+            clients.append(None if name is None else routing.pick(name, 0))
+        return routing.instead(*clients)
 
 
-@dataclass(frozen=True, slots=True)
-class _Machinery:
-    """What any number of runs share."""
+class _Callback:
+    """A callback of the user's: what it raises is logged once, and does not reach the run."""
 
-    handler: LMHandler
-    sandbox: Sandbox
-    recorder: Recorder | None
+    def __init__(self, call: Emit) -> None:
+        self._call = call
+        self._has_failed = False
+
+    def __call__(self, event: Event) -> None:
+        try:
+            self._call(event)
+        except BaseException:  # noqa: BLE001 - not even its sys.exit breaks the run
+            if not self._has_failed:
+                self._has_failed = True
+                _log.warning("on_event raised; further errors of it are not logged", exc_info=True)
 
 
-class _Attempt:
-    """What is known of a run from outside while it runs."""
+def _metadata(engine: Engine, routing: Routing, limits: Limits, context: StoredContext) -> dict[str, Any]:
+    info = context.info
+    return {
+        "version": __version__,
+        "model": routing.pick(None, 0).model_name,
+        "sub_model": routing.pick(None, 1).model_name,
+        "isolation": engine.sandbox.level,
+        "limits": limits.model_dump(),
+        "context": {"type": info.type_name, "chars": info.total_chars, "parts": info.parts_total},
+    }
 
-    def __init__(self) -> None:
-        self.runner: Runner | None = None
-        self.output_type: OutputType | None = None
-        self.emit: Emit
-        self.is_followed = False
+
+def _require_question(question: object) -> None:
+    if question is not None and not isinstance(question, str):
+        order = f": {ORDER}" if isinstance(question, PathLike | dict | list) else ""
+        raise ConfigurationError(f"the question is text or None, and not {type(question).__name__}{order}")
+    if question is not None and not question.strip():
+        raise ConfigurationError("the question is empty: say what you want to know")
 
 
 def _stored(prompt: object, question: str | None) -> StoredContext:
@@ -346,43 +384,9 @@ def _stored(prompt: object, question: str | None) -> StoredContext:
     return store(prompt)
 
 
-def _require_types(limits: object, handler: object, sandbox: object, models: object, on_event: object) -> None:
-    for name, value, kind in (
-        ("limits", limits, Limits),
-        ("handler", handler, LMHandler),
-        ("sandbox", sandbox, Sandbox),
-        ("models", models, Mapping),
-    ):
+def _require_types(*, limits: object = None, handler: object = None, on_event: object = None) -> None:
+    for name, value, kind in (("limits", limits, Limits), ("handler", handler, LMHandler)):
         if value is not None and not isinstance(value, kind):
             raise ConfigurationError(f"{name} is a {kind.__name__}, and not {type(value).__name__}")
     if on_event is not None and (not callable(on_event) or inspect.iscoroutinefunction(on_event)):
         raise ConfigurationError("on_event is a plain function of one event: it is called, and never awaited")
-
-
-def _seed(seed: int | None, replayed: Recording | None, sandbox: Sandbox | None, is_recorded: bool) -> int | None:
-    """The seed of the sandbox that runs will be in.
-
-    Raises:
-        ConfigurationError: It is no seed, or a recording or a sandbox has another one.
-    """
-    require_seed(seed)
-    if seed is not None and (replayed is not None or sandbox is not None):
-        whose = "the recording" if replayed else "the sandbox"
-        raise ConfigurationError(f"seed must be None here: the seed of {whose} holds")
-    if replayed is not None:
-        seed = replayed.models.seed
-        if sandbox is not None and sandbox.seed != seed:
-            raise ConfigurationError(f"the recording was made with seed={seed}, and the sandbox has {sandbox.seed}")
-        return seed
-    if sandbox is not None:
-        return sandbox.seed
-    return secrets.randbits(SEED_BITS) if seed is None and is_recorded else seed
-
-
-def _told(handler: LMHandler, seed: int | None) -> RecordedModels:
-    """What a recording says of the models, the names that a replay has to have, and of the sandbox."""
-    root, sub = handler.get_client(depth=0), handler.get_client(depth=1)
-    routing = handler.routing
-    routes = [(route.to, route.match, route.depths) for route in routing.routes]
-    own_sub = None if sub is root else sub.model_name
-    return RecordedModels(FORMAT, root.model_name, own_sub, list(routing.names), routes, routing.policy, seed)

@@ -12,6 +12,7 @@ from rlm_broker.cli.progress import Progress, spent
 from rlm_broker.cli.terminal import say, say_if_typed
 from rlm_broker.context.store import Paths, store
 from rlm_broker.errors import ConfigurationError, RunFailed
+from rlm_broker.models.models import Models
 from rlm_broker.results import Completion
 from rlm_broker.rlm import RLM
 from rlm_broker.settings.settings import Settings, assigned
@@ -49,14 +50,16 @@ def ask(
             rlm = RLM(
                 None if replay else settings.model("model"),
                 None if replay else settings.model("sub_model"),
-                models=None if replay else settings.models,
-                routes=() if replay else settings.routes,
-                cache=None if cache is None else Path(cache).expanduser(),
-                record=record,
-                replay=replay,
+                models=Models(
+                    {} if replay else settings.models,
+                    () if replay else settings.routes,
+                    cache=None if cache is None else Path(cache).expanduser(),
+                    record=record,
+                    replay=replay,
+                ),
                 limits=settings.limits,
-                isolation=settings["isolation"],
-                system_prompt=system,
+                instructions=system,
+                sandbox=settings["isolation"],
                 on_event=_all_of(watchers),
             )
             given = _context(paths)

@@ -23,12 +23,16 @@ if TYPE_CHECKING:
 def command(name: str | None, depth: int, as_json: bool, **flags: Any) -> None:
     """Show the models and routes that hold here. With a NAME, which model would serve code that asks for it."""
     with failures("models", as_json=as_json):
-        from rlm_broker.models.registry import Models
+        from rlm_broker.models.models import Models
+        from rlm_broker.models.registry import Registry
         from rlm_broker.settings.settings import Settings, assigned  # what --help need not pay for
 
         settings = Settings(assigned((), **flags))
-        models = Models(
-            settings.model("model"), settings.model("sub_model"), settings.models, settings.routes, lists=True
+        models = Registry(
+            settings.model("model"),
+            settings.model("sub_model"),
+            Models(settings.models, settings.routes),
+            lists=True,
         )
         routing = models.handler(settings.limits).routing
         if name is not None:

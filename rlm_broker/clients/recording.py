@@ -75,7 +75,7 @@ class Recorded(msgspec.Struct, frozen=True, omit_defaults=True):
     run_stopped: bool = False
 
 
-class Models(msgspec.Struct, frozen=True, omit_defaults=True):
+class RecordedModels(msgspec.Struct, frozen=True, omit_defaults=True):
     """The first line: what the run's models were called, and by which routes and policy they were found.
 
     Attributes:
@@ -98,7 +98,7 @@ class Recorder:
         ConfigurationError: The file exists, or cannot be written.
     """
 
-    def __init__(self, path: str | Path, models: Models) -> None:
+    def __init__(self, path: str | os.PathLike[str], models: RecordedModels) -> None:
         self.path = Path(path)
         self._lost: str | None = None
         try:
@@ -141,14 +141,14 @@ class Recording:
         ConfigurationError: It cannot be read, or is no recording.
     """
 
-    def __init__(self, path: str | Path) -> None:
+    def __init__(self, path: str | os.PathLike[str]) -> None:
         self.path = Path(path)
         self.diverged: str | None = None
         try:
             first, *lines = self.path.read_bytes().splitlines(keepends=True) or [b""]
             if lines and not lines[-1].endswith(b"\n"):
                 lines.pop()  # of a run that was killed while it wrote
-            self.models = msgspec.json.decode(first, type=Models)
+            self.models = msgspec.json.decode(first, type=RecordedModels)
             self._calls = [decode_escaped(line, Recorded) for line in lines]
         except OSError as error:
             raise ConfigurationError(f"cannot read the recording {self.path}: {error.strerror}") from None

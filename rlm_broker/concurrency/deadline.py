@@ -17,27 +17,33 @@ class Late(TimeoutError):
     """The limit of `within` or `in_time` was reached. (What the work itself raises may be a TimeoutError, too.)"""
 
 
-async def within(limit_s: float | None, work: Coroutine[Any, Any, T]) -> T:
-    """Await `work`. At the limit, or when we are cancelled, it is cancelled once, and its end is awaited.
+class Stopped(Exception):
+    """The future `stop` of `within` was resolved."""
+
+
+async def within(limit_s: float | None, work: Coroutine[Any, Any, T], stop: "asyncio.Future[None] | None" = None) -> T:
+    """Await `work`. At the limit, at `stop`, or when we are cancelled, it is cancelled once, and its end is awaited.
 
     Not `asyncio.timeout`: its cancellation may come while another is being heeded, or be followed by one, and a second
     one would hit what is ending the processes.
 
     Raises:
         Late: It was cancelled at the limit.
+        Stopped: It was cancelled since `stop` was resolved.
     """
     task = asyncio.get_running_loop().create_task(work)
+    waits_for: set[asyncio.Future[Any]] = {task} if stop is None else {task, stop}
     cancelled: asyncio.CancelledError | None = None
     try:
-        await asyncio.wait({task}, timeout=limit_s)
+        await asyncio.wait(waits_for, timeout=limit_s, return_when=asyncio.FIRST_COMPLETED)
     except asyncio.CancelledError as ours:
         cancelled = ours
-    is_late = not task.done()
-    if is_late:
+    is_cut = not task.done()
+    if is_cut:
         task.cancel()
     await _ended(task, cancelled)
-    if is_late and task.cancelled():
-        raise Late
+    if is_cut and task.cancelled():
+        raise Stopped if stop is not None and stop.done() else Late
     return task.result()
 
 

@@ -7,9 +7,11 @@ already running (a notebook), and objects may be used from several threads.
 
 import asyncio
 import concurrent.futures
+import contextlib
 import os
 import threading
-from collections.abc import Coroutine
+import time
+from collections.abc import AsyncIterator, Callable, Coroutine
 from types import TracebackType
 from typing import Any, Generic, Self, TypeVar
 
@@ -19,7 +21,8 @@ from rlm_broker.errors import ConfigurationError, SandboxFailed
 T = TypeVar("T")
 
 SPAN_S = 0.5
-"""Of one wait of a thread: Python does not see a signal that comes in the moment before one begins until it ends."""
+"""Longest single wait of a thread, in seconds. A signal that comes just before a wait is handled only at its end."""
+WAITS_FOR_ITSELF = "this would wait for itself: use the async form (`await`, `async with`) in here"
 
 _background: "EventLoopRef | None" = None
 _starting = threading.Lock()
@@ -62,6 +65,11 @@ class EventLoopRef:
             return _background
 
     @property
+    def is_here(self) -> bool:
+        """Whether the caller runs on this loop, and so may not block until something there has ended."""
+        return _running_loop() is self._loop
+
+    @property
     def is_alive(self) -> bool:
         """Whether anything can still be run there."""
         has_thread = self._thread is None or self._thread.is_alive()
@@ -73,34 +81,29 @@ class EventLoopRef:
         Ctrl+C cancels it and waits until it has ended; a second one gives up waiting.
         """
         self._require_alive(work)
-        if _running_loop() is self._loop:
+        if self.is_here:
             work.close()
-            raise RuntimeError("this would wait for itself: use the async form (`await`, `async with`) in here")
-        job = _Job(self._loop, work)
-        try:  # around the start, too: the interrupt may come as soon as the work runs
-            job.start()
-            return job.result()
-        except BaseException:  # whatever a signal handler raises: Ctrl+C, mostly
-            job.cancel()
-            while not job.outcome.done():
-                concurrent.futures.wait([job.outcome], SPAN_S)
-            raise
+            raise RuntimeError(WAITS_FOR_ITSELF)
+        return Job(self._loop, work).run()
 
     async def arun(self, work: Coroutine[Any, Any, T]) -> T:
         """Run `work` there and await it, from whatever loop is running."""
         self._require_alive(work)
         if asyncio.get_running_loop() is self._loop:
             return await work
-        job = _Job(self._loop, work)
+        job = Job(self._loop, work)
         job.start()
-        outcome = asyncio.wrap_future(job.outcome)
-        outcome.add_done_callback(_retrieve)
-        try:
-            return await asyncio.shield(outcome)
-        except asyncio.CancelledError:
-            job.cancel()
-            await asyncio.wait({outcome})
-            raise
+        return await job.ended()
+
+    def call_soon(self, call: Callable[[], object]) -> None:
+        """Have the loop make this call; nothing happens where the loop has ended."""
+        if self.is_alive:
+            self._loop.call_soon_threadsafe(call)
+
+    def job(self, work: Coroutine[Any, Any, T]) -> "Job[T]":
+        """Return a handle on `work`, which runs there once the handle is started."""
+        self._require_alive(work)
+        return Job(self._loop, work)
 
     def _require_alive(self, work: Coroutine[Any, Any, Any]) -> None:
         """Raises: ConfigurationError, where nobody would ever run `work`."""
@@ -114,11 +117,11 @@ class EventLoopRef:
         raise ConfigurationError(why)
 
 
-class _Job(Generic[T]):
-    """Work for another thread's loop, which somebody waits for and may want to cancel.
+class Job(Generic[T]):
+    """Work on one loop, started, awaited and cancelled from any thread.
 
     Attributes:
-        outcome: What became of it; CancelledError only when it has really ended.
+        outcome: What became of the work; CancelledError only when it has really ended.
     """
 
     def __init__(self, loop: asyncio.AbstractEventLoop, work: Coroutine[Any, Any, T]) -> None:
@@ -128,20 +131,56 @@ class _Job(Generic[T]):
         self._task: asyncio.Task[T] | None = None
 
     def start(self) -> None:
+        """Have the loop begin the work."""
         self._loop.call_soon_threadsafe(self._start)
 
-    def result(self) -> T:
-        """Wait for it, from another thread."""
+    def run(self) -> T:
+        """Start the work and wait for it, from another thread. What interrupts the wait, as Ctrl+C does, cancels it."""
+        try:  # around the start, too: the interrupt may come as soon as the work runs
+            self.start()
+            return self.result()
+        except BaseException:  # whatever a signal handler raises: Ctrl+C, mostly
+            self.cancel()
+            while not self.outcome.done():
+                concurrent.futures.wait([self.outcome], SPAN_S)
+            raise
+
+    def result(self, timeout_s: float | None = None) -> T:
+        """Wait for the work, from another thread.
+
+        Raises:
+            TimeoutError: It takes longer than `timeout_s` seconds, and goes on.
+        """
+        until = None if timeout_s is None else time.monotonic() + timeout_s
         while True:
+            left_s = SPAN_S if until is None else min(SPAN_S, until - time.monotonic())
             try:
-                return self.outcome.result(SPAN_S)
+                return self.outcome.result(max(0.0, left_s))
             except TimeoutError:  # ours, or what came of the work
                 if self.outcome.done():
                     return self.outcome.result()
+                if until is not None and time.monotonic() >= until:
+                    raise
+
+    async def ended(self) -> T:
+        """Await the work, on any loop. Cancelling the caller cancels the work, whose end is awaited first."""
+        outcome = asyncio.wrap_future(self.outcome)
+        outcome.add_done_callback(_retrieve)
+        try:
+            return await asyncio.shield(outcome)
+        except asyncio.CancelledError:
+            self.cancel()
+            await asyncio.wait({outcome})
+            raise
+
+    def close(self) -> None:
+        """Give up work that was never started."""
+        self._work.close()
 
     def cancel(self) -> None:
-        """Harmless when it has ended."""
-        self._loop.call_soon_threadsafe(self._cancel)
+        """Cancel the work. Harmless when it has ended."""
+        if not self.outcome.done():
+            self._loop.call_soon_threadsafe(self._cancel)
 
     def _start(self) -> None:
         self._task = self._loop.create_task(self._work)
@@ -172,12 +211,20 @@ class AsyncResource:
 
     _event_loop: EventLoopRef | None = None
     _loop_is_callers = False
+    _is_open = False
+    _borrowers = 0
+    _borrowing: asyncio.Lock | None = None
 
     async def _open(self) -> None:
         raise NotImplementedError
 
     async def _close(self) -> None:
         raise NotImplementedError
+
+    @property
+    def event_loop(self) -> EventLoopRef | None:
+        """The loop that it lives on; None where that is not decided yet."""
+        return self._event_loop
 
     def bind_loop(self) -> EventLoopRef:
         """Return the loop that it lives on. One that was never opened is bound to the background loop for good."""
@@ -186,7 +233,7 @@ class AsyncResource:
         return self._event_loop
 
     def __enter__(self) -> Self:
-        self.bind_loop().run(self._open())
+        self.bind_loop().run(self._enter())
         return self
 
     def __exit__(
@@ -197,7 +244,7 @@ class AsyncResource:
     async def __aenter__(self) -> Self:
         if self._event_loop is None:
             self._event_loop, self._loop_is_callers = EventLoopRef.here(), True
-        await self._event_loop.arun(self._open())
+        await self._event_loop.arun(self._enter())
         return self
 
     async def __aexit__(
@@ -210,12 +257,58 @@ class AsyncResource:
     def close(self) -> None:
         """End it and everything below it. Harmless when repeated, and when its event loop has ended."""
         if self._event_loop is not None and self._event_loop.is_alive:
-            self._event_loop.run(to_its_end(self._close))
+            self._event_loop.run(to_its_end(self._leave))
 
     async def aclose(self) -> None:
         """`close`, awaited."""
         if self._event_loop is not None and self._event_loop.is_alive:
-            await self._event_loop.arun(to_its_end(self._close))
+            await self._event_loop.arun(to_its_end(self._leave))
+
+    @contextlib.asynccontextmanager
+    async def borrowed(self) -> AsyncIterator[None]:
+        """Use it in here: as its owner has opened it, else open until its last borrower ends."""
+        if self._event_loop is None:
+            self._event_loop, self._loop_is_callers = EventLoopRef.here(), True
+        loop = self._event_loop
+        is_counted = await loop.arun(self._borrow())
+        try:
+            yield
+        finally:
+            if is_counted and loop.is_alive:
+                await loop.arun(to_its_end(self._give_back))
+
+    async def _enter(self) -> None:
+        await self._open()
+        self._is_open = True
+
+    async def _leave(self) -> None:
+        self._is_open = False
+        await self._close()
+
+    async def _borrow(self) -> bool:
+        """Return whether it is open for borrowers alone, so that their last one closes it."""
+        if self._is_open and not self._borrowers:
+            return False
+        self._borrowing = self._borrowing or asyncio.Lock()
+        self._borrowers += 1
+        try:
+            async with self._borrowing:
+                if not self._is_open:
+                    await self._enter()
+        except BaseException:
+            self._borrowers -= 1
+            raise
+        return True
+
+    async def _give_back(self) -> None:
+        assert self._borrowing is not None
+        self._borrowers -= 1
+        async with self._borrowing:
+            if self._borrowers or not self._is_open:
+                return
+            await self._leave()
+            if self._loop_is_callers and not self._borrowers:  # it may be opened again, on another loop
+                self._event_loop, self._loop_is_callers, self._borrowing = None, False, None
 
 
 def _keep_running(loop: asyncio.AbstractEventLoop) -> None:

@@ -95,7 +95,7 @@ class LMHandler(AsyncResource):
 
     def start(self) -> tuple[str, int]:
         """Listen in the background; return host and port. Called twice it returns the same."""
-        self.bind_loop().run(self._open())
+        self.bind_loop().run(self._enter())
         address = self.listener.address
         assert address is not None
         return address

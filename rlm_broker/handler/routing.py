@@ -124,6 +124,19 @@ class Routing:
         """What is registered."""
         return tuple(self._registered)
 
+    def instead(self, default: Client | None, sub: Client | None) -> "Routing":
+        """Return the same routing with another root or sub client. None keeps the one that there is.
+
+        Raises:
+            ConfigurationError: A route leads to a client that is then no more there.
+        """
+        changed = Routing(default or self._default, sub or self._sub, model_policy=self.policy)
+        changed._open_client, changed._opened = self._open_client, self._opened
+        changed._registered = self._registered
+        for route in self.routes:
+            changed.add(route)
+        return changed
+
     def register(self, name: str, client: Client) -> None:
         """Make `client` available under `name`, to model-written code too.
 

@@ -1,7 +1,7 @@
 """What a user says of one model: where it is, what it is sent, and how often."""
 
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Annotated, Any, Self
 
 from pydantic import (
@@ -17,7 +17,8 @@ from pydantic import (
     model_validator,
 )
 
-from rlm_broker.clients.base import BaseClient
+from rlm_broker.clients.base import BaseClient, Client
+from rlm_broker.clients.field import FieldLike
 from rlm_broker.clients.named import client_for
 from rlm_broker.errors import ConfigurationError
 from rlm_broker.redaction import is_secret_name
@@ -118,6 +119,11 @@ class Model(BaseModel):
         options |= {} if api_key is None else {"api_key": api_key}
         options |= {"extra_headers": headers} if headers else {}
         return client_for(self.name, usd_per_million_tokens=self.usd_per_million_tokens, **options)
+
+
+Given = str | Client | FieldLike | Callable[..., Any] | Model
+"""How a model may be given: its name, its description, a client, a client of another runtime, or a function of
+`(messages)` or of `(messages, model)`."""
 
 
 def _secret(text: str, what: str, model: str) -> str:

@@ -1,16 +1,14 @@
-"""The models of one `RLM`: the clients made of their settings, and the handlers that call them."""
+"""Makes the clients of one `RLM` from its settings, and the handlers that call them."""
 
 import asyncio
 import contextlib
 import functools
 import weakref
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from typing import Any
+from collections.abc import AsyncIterator, Callable
 
-from rlm_broker.clients.base import BaseClient, Client, LMReply, LMRequest
+from rlm_broker.clients.base import BaseClient, LMReply, LMRequest
 from rlm_broker.clients.brought import client_of
-from rlm_broker.clients.field import FieldLike
 from rlm_broker.clients.named import client_for
 from rlm_broker.clients.recorded import RecordedClient
 from rlm_broker.clients.recording import Recording
@@ -19,25 +17,24 @@ from rlm_broker.errors import ConfigurationError, ModelFailed, UnknownModel
 from rlm_broker.handler.cache import Cache
 from rlm_broker.handler.client_queue import ClientQueue, Serving
 from rlm_broker.handler.handler import LMHandler
-from rlm_broker.handler.routing import ModelPolicy, Route
+from rlm_broker.handler.routing import ModelPolicy, Route, Routing
 from rlm_broker.limits import Limits
-from rlm_broker.models.model import Model
+from rlm_broker.models.model import Given, Model
+from rlm_broker.models.models import Models
 from rlm_broker.validation import did_you_mean
 
-Given = str | Client | FieldLike | Callable[..., Any] | Model
-"""How a model may be given: its name, its description, a client, a client of another runtime, or a function of
-`(messages)` or of `(messages, model)`."""
 
-
-class Models:
-    """The models of one `RLM`: who they are, and the handlers that call them.
+class Registry:
+    """The clients of one `RLM`, and the handlers that call them.
 
     Args:
-        replay: Its calls are answered from there, by its own models and routes, and none of the others is made.
-        lists: They are only looked at: one that lacks its key is there all the same.
+        model: The root model. None is "offline".
+        sub_model: Answers what REPLs ask. None is the root model.
+        models: All else that is said of models. A recording to replay brings its own models and routes.
+        lists: The models are only listed: one that lacks its key is listed, too.
 
     Attributes:
-        replay: The same.
+        replay: The recording whose replies are used, or None.
 
     Raises:
         ConfigurationError: A model, key, route or policy that cannot be used.
@@ -47,38 +44,35 @@ class Models:
         self,
         model: Given | None,
         sub_model: Given | None,
-        models: Mapping[str, Given],
-        routes: Sequence[Route],
-        policy: ModelPolicy = "allow",
-        replay: Recording | None = None,
+        models: Models,
         *,
         lists: bool = False,
     ) -> None:
-        self.replay = replay
+        self.replay = None if models.replay is None else Recording(models.replay)
         self._lists = lists
-        self._policy: ModelPolicy = policy
+        self._policy: ModelPolicy = models.policy
         self._made: dict[int, tuple[BaseClient, Model]] = {}
         self._fallbacks: dict[int, tuple[BaseClient, ...]] = {}
         self._opened: dict[str, BaseClient] = {}
         self._queues: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, dict[int, ClientQueue]]
         self._queues = weakref.WeakKeyDictionary()
         self._users = Counter[int]()
-        if replay is None:
-            self._routes = tuple(routes)
+        if self.replay is None:
+            self._routes = tuple(models.routes)
             self._open: Callable[[str], BaseClient] = client_for
-            self.named = {name: self._client_or_why_not(given, name) for name, given in models.items()}
+            self.named = {name: self._client_or_why_not(given, name) for name, given in models.named.items()}
             self.root = self._known("offline" if model is None else model)
             self.sub = None if sub_model is None else self._known(sub_model)
             for client, described in list(self._made.values()):
                 self._fallbacks[id(client)] = tuple(map(self._known, described.fallbacks))
         else:
-            told = replay.models
-            self._policy = told.policy
-            self._routes = tuple(Route(*route) for route in told.routes)
-            self._open = functools.partial(RecordedClient, replay)
-            self.named = {name: self._open(name) for name in told.others}
-            self.root = self._open(told.root)
-            self.sub = None if told.sub is None else self._open(told.sub)
+            recorded = self.replay.models
+            self._policy = recorded.policy
+            self._routes = tuple(Route(*route) for route in recorded.routes)
+            self._open = functools.partial(RecordedClient, self.replay)
+            self.named = {name: self._open(name) for name in recorded.others}
+            self.root = self._open(recorded.root)
+            self.sub = None if recorded.sub is None else self._open(recorded.sub)
         self.handler(Limits())  # what is wrong with the routes is said here
 
     def handler(self, limits: Limits, cache: Cache | None = None, event_loop: EventLoopRef | None = None) -> LMHandler:
@@ -109,12 +103,10 @@ class Models:
         loop = asyncio.get_running_loop()
         self._users[id(loop)] += 1
         try:
-            await self._preflight(limits)
+            await self._preflight(limits, self.root, self.sub)
             handler = self.handler(limits, cache, event_loop)
             handler.queues = self._queues.setdefault(loop, {})
-            for identity, (client, described) in self._made.items():
-                if identity not in handler.queues:
-                    handler.serve(client, _serving(described, self._fallbacks.get(identity, ())))
+            self._serve_with(handler)
             async with handler:
                 yield handler
         finally:
@@ -123,8 +115,30 @@ class Models:
                 for client in [*(made for made, _ in self._made.values()), *self._opened.values()]:
                     await client.aclose()
 
-    async def _preflight(self, limits: Limits) -> None:
-        own = [client for client in (self.root, self.sub) if client is not None]  # the others may never be asked
+    async def routing_for(
+        self, handler: LMHandler, model: Given | None, sub_model: Given | None, limits: Limits
+    ) -> Routing:
+        """Return the routing of one run that has models of its own in the place of the root and the sub-model.
+
+        Raises:
+            ConfigurationError, ModelFailed, UnknownModel: As for the models of the `RLM`.
+        """
+        if self.replay is not None:
+            raise ConfigurationError("give either models or a recording to replay: it brings its own models")
+        root, sub = (None if given is None else self._of_a_run(given) for given in (model, sub_model))
+        await self._preflight(limits, root, sub)
+        self._serve_with(handler)
+        return handler.routing.instead(root, sub)
+
+    def _serve_with(self, handler: LMHandler) -> None:
+        for identity, (client, described) in self._made.items():
+            if identity not in handler.queues:
+                if identity not in self._fallbacks:
+                    self._fallbacks[identity] = tuple(map(self._known, described.fallbacks))
+                handler.serve(client, _serving(described, self._fallbacks[identity]))
+
+    async def _preflight(self, limits: Limits, *models: BaseClient | None) -> None:
+        own = [client for client in models if client is not None]  # the others may never be asked
         every = [*own, *(fallback for client in own for fallback in self._fallbacks.get(id(client), ()))]
         clients = {id(client): client for client in every}.values()
         await asyncio.gather(*(client.preflight() for client in clients))
@@ -156,6 +170,15 @@ class Models:
         if client.why_unusable is not None and not self._lists:
             raise client.why_unusable
         return client
+
+    def _of_a_run(self, given: Given) -> BaseClient:
+        """Return the client of a run's own model: of equal descriptions always the same, so that its rates hold."""
+        if isinstance(given, str) and given and given not in self.named:
+            given = Model(name=given)
+        for client, described in self._made.values():
+            if isinstance(given, Model) and described == given:
+                return client
+        return self._known(given)
 
     def _unnamed(self, given: Given) -> BaseClient:
         name = given.name if isinstance(given, Model) else str(given)

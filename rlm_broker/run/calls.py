@@ -21,9 +21,10 @@ from rlm_broker.concurrency.bounded_map import bounded_map
 from rlm_broker.concurrency.fair_semaphore import FairSemaphore
 from rlm_broker.errors import RlmBrokerError
 from rlm_broker.handler.handler import LMHandler
+from rlm_broker.handler.routing import Routing
 from rlm_broker.results import Call, ChatMessage, Usage
 from rlm_broker.run.ledger import NOTHING, Hold, Ledger
-from rlm_broker.trace.events import PREVIEW_CHARS, CallEnded, CallRetried, CallStarted, CallText, Emit, Emitter
+from rlm_broker.trace.events import CallEnded, CallRetried, CallStarted, CallText, TreeEvents
 from sandbox_worker.wire.errors import MessageInvalid
 from sandbox_worker.wire.messages import Query, Slot
 from sandbox_worker.wire.prompts import ImagePart, Prompt, Prompts
@@ -51,12 +52,14 @@ class Caller:
         depth: 0 for a root's own loop; what its REPL asks is 1.
         question: Of that run, out of band.
         model: That code wants for the run's own loop; the policy judges it.
+        block: Number of the block that asks, from 1; 0 for the run's own loop.
     """
 
     run: str
     depth: int
     question: str | None
     model: str | None = None
+    block: int = 0
 
 
 class TreeCalls:
@@ -64,6 +67,7 @@ class TreeCalls:
 
     Args:
         recorder: Writes down each call; None writes none.
+        routing: Which client answers; None is that of the handler.
         tells_text: Whether the text of a reply is told as it comes.
     """
 
@@ -71,14 +75,16 @@ class TreeCalls:
         self,
         handler: LMHandler,
         ledger: Ledger,
-        emit: Emit,
+        events: TreeEvents,
         recorder: Recorder | None = None,
         *,
+        routing: Routing | None = None,
         tells_text: bool = False,
     ) -> None:
         self._handler = handler
+        self._routing = routing or handler.routing
         self._ledger = ledger
-        self._emit = emit
+        self._events = events
         self._recorder = recorder
         self._recorded = set[CallId]()
         self._root_task = asyncio.current_task()
@@ -94,11 +100,11 @@ class TreeCalls:
         Raises:
             UnknownModel: Code may not have the one that it wants.
         """
-        return self._handler.routing.pick_for_code(wanted, depth).model_name
+        return self._routing.pick_for_code(wanted, depth).model_name
 
     def window_tokens(self, caller: Caller) -> int:
         """How much the model of a run's loop can read: what its client says, else an estimate."""
-        client = self._handler.routing.pick_for_code(caller.model, caller.depth)
+        client = self._routing.pick_for_code(caller.model, caller.depth)
         return client.context_tokens or WINDOW_TOKENS
 
     async def turn(
@@ -235,7 +241,7 @@ class TreeCalls:
         return CallId(caller.run, block, number)
 
     async def _call(self, caller: Caller, request: LMRequest) -> Call:
-        client = self._handler.routing.pick_for_code(request.model, caller.depth)
+        client = self._routing.pick_for_code(request.model, caller.depth)
         hold = NOTHING
         try:
             if self._ledger.has_bounded_means:
@@ -249,8 +255,8 @@ class TreeCalls:
             self._ledger.release(hold)
 
     async def _sent(self, caller: Caller, client: BaseClient, request: LMRequest, number: int, hold: Hold) -> Call:
-        emit = Emitter(self._emit, caller.run, caller.depth)
-        emit(CallStarted, number, request.model, _preview(request))
+        emit = self._events.of(caller.run, caller.depth)
+        emit(CallStarted, number, request.model, request.messages[-1].content, _new_system(request), caller.block)
         if self._tells_text:
             request = msgspec.structs.replace(request, on_text=lambda text: emit(CallText, number, text))
         started = time.monotonic()
@@ -332,9 +338,11 @@ def in_words(error: BaseException) -> str:
     return str(error) or type(error).__name__
 
 
-def _preview(request: LMRequest) -> str:
-    content = request.messages[-1].content
-    return content[:PREVIEW_CHARS] if isinstance(content, str) else f"{len(content)} content parts"
+def _new_system(request: LMRequest) -> str | None:
+    """Return the system prompt of a call that is the first to have it: all but the later turns of a loop."""
+    first = request.messages[0]
+    is_new = first.role == "system" and len(request.messages) == 2
+    return str(first.content) if is_new else None
 
 
 def _smaller(one: int | None, other: int | None) -> int | None:

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from rlm_broker.context.store import ContextInfo
+from rlm_broker.errors import ConfigurationError
 from rlm_broker.limits import Limits
 from rlm_broker.parsing import NotRun
 from rlm_broker.results import Block, ChatMessage
@@ -40,6 +41,12 @@ class Instructions:
     system: str | Callable[[int], str] | None = None
     profile: Profile = "both"
     prologue: str | None = None
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.system, str | None) and not callable(self.system):
+            raise ConfigurationError(f"a system prompt is text or a function, not {type(self.system).__name__}")
+        if self.profile not in _ENDINGS:
+            raise ConfigurationError(f"the prompt profile must be one of {', '.join(_ENDINGS)}, not {self.profile!r}")
 
     def system_prompt(self, limits: Limits, depth: int, tools: Sequence[str]) -> str:
         """For a run at `depth`."""

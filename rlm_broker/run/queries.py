@@ -18,9 +18,10 @@ from rlm_broker.results import ChildTrace
 from rlm_broker.run.calls import MOST_DECODED_BYTES, Caller, in_words
 from rlm_broker.run.output_type import OutputType
 from rlm_broker.run.persistent_repl import PersistentRepl
-from rlm_broker.run.runner import Runner, Tree
+from rlm_broker.run.runner import Runner
 from rlm_broker.run.tools import Tools
-from rlm_broker.trace.events import PREVIEW_CHARS, Emitter, RunStarted
+from rlm_broker.run.tree import Progress, Tree
+from rlm_broker.trace.events import PREVIEW_CHARS, RunStarted, ToolEnded, ToolStarted
 from rlm_broker.transport.connection import QueryHandler
 from sandbox_worker.wire.errors import MessageInvalid
 from sandbox_worker.wire.messages import Query, Slot
@@ -38,20 +39,28 @@ class QueryAnswers:
     Args:
         ends_at: When the run's time is up, as `time.monotonic` says it; None is never.
         tools: What code of this run may call.
+        progress: How far the run has come: which block asks.
 
     Attributes:
         child_traces: What became of the children, in the order of their ends.
     """
 
-    def __init__(self, tree: Tree, caller: Caller, ends_at: float | None, tools: Tools) -> None:
+    def __init__(self, tree: Tree, caller: Caller, ends_at: float | None, tools: Tools, progress: Progress) -> None:
         self.child_traces: list[ChildTrace] = []
         self._tree = tree
         self._caller = caller
         self._ends_at = ends_at
         self._tools = tools
-        self._below = Caller(caller.run, caller.depth + 1, caller.question)  # what its REPL asks
+        self._progress = progress
+        self._emit = tree.events.of(caller.run, caller.depth)
         self._started = 0
+        self._tool_calls = 0
         self._arguments = Allowance(MOST_DECODED_BYTES)
+
+    @property
+    def _below(self) -> Caller:
+        """On whose behalf the REPL asks just now."""
+        return Caller(self._caller.run, self._caller.depth + 1, self._caller.question, block=self._progress.blocks)
 
     def handler(self) -> QueryHandler:
         """What answers the REPL: this, or what the user puts in its place."""
@@ -85,7 +94,18 @@ class QueryAnswers:
         encoded = prompts.encoded(index) if isinstance(prompts, Prompts) else str(prompts[index]).encode()
         values = encoded.count(b",") + encoded.count(b"[") + encoded.count(b"{")
         async with self._arguments.held(4 * len(encoded) + VALUE_WEIGHT * values):
-            return await self._tools.call(name, str(prompts[index]), self._tree.limits.tool_timeout_s)
+            return await self._called(name, str(prompts[index]))
+
+    async def _called(self, name: str, arguments: str) -> Slot:
+        self._tool_calls += 1
+        number, started = self._tool_calls, time.monotonic()
+        self._emit(ToolStarted, number, self._progress.blocks, name, arguments)
+        slot = Slot(error="cancelled")
+        try:
+            slot = await self._tools.call(name, arguments, self._tree.limits.tool_timeout_s)
+        finally:
+            self._emit(ToolEnded, number, name, time.monotonic() - started, slot.text, slot.error)
+        return slot
 
     def _left(self) -> dict[str, float | None]:
         seconds = None if self._ends_at is None else round(max(0.0, self._ends_at - time.monotonic()), 3)
@@ -191,7 +211,8 @@ class QueryAnswers:
         runner = open_run(self._tree, caller, ends_at, self._tools.for_children)
         try:
             with store(prompt) as context:
-                Emitter(self._tree.emit, caller.run, caller.depth)(RunStarted, caller.question, served_by, {})
+                emit = self._tree.events.of(caller.run, caller.depth)
+                emit(RunStarted, caller.question, served_by, {}, self._progress.blocks)
                 completion = await runner.run(context)
         except RlmBrokerError as error:
             is_late = isinstance(error, LimitReached) and error.limit == "child_timeout_s"
@@ -216,10 +237,11 @@ def open_run(
         ends_at: When its time is up, as `time.monotonic` says it; None is never.
         tools: What its code may call.
         output_type: What its answer has to be; None is any text.
-        conversation: Whose REPL it uses; None is one of its own.
+        persistent_repl: The REPL of several runs; None is one of its own.
     """
-    queries = QueryAnswers(tree, caller, ends_at, tools)
-    return Runner(tree, caller, queries.handler(), queries.child_traces, tools, output_type, persistent_repl)
+    progress = Progress()
+    queries = QueryAnswers(tree, caller, ends_at, tools, progress)
+    return Runner(tree, caller, queries.handler(), queries.child_traces, progress, tools, output_type, persistent_repl)
 
 
 def needs_repl(prompt: str, window_tokens: int) -> bool:

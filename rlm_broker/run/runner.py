@@ -3,34 +3,26 @@
 import asyncio
 import contextlib
 import time
-from collections import defaultdict
-from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
-from dataclasses import dataclass, field
+from collections.abc import AsyncIterator, Coroutine, Sequence
 from typing import Any
 
 import rlm_broker.run.prompts as prompts
 from rlm_broker.clients.base import estimate_tokens
-from rlm_broker.concurrency.allowance import Allowance
-from rlm_broker.concurrency.deadline import Late, T, within
-from rlm_broker.concurrency.fair_semaphore import FairSemaphore
+from rlm_broker.concurrency.deadline import Late, Stopped, T, within
 from rlm_broker.context.store import StoredContext
 from rlm_broker.errors import LimitReached, ModelFailed, ReplClosed, RunFailed
-from rlm_broker.limits import Limits
 from rlm_broker.parsing import FinalVar, NotRun, ParsedReply, parse_reply
 from rlm_broker.results import Block, ChatMessage, ChildTrace, Completion, Isolation, Iteration
-from rlm_broker.run.calls import MOST_DECODED_BYTES, Caller, TreeCalls, in_words
-from rlm_broker.run.ledger import Ledger
+from rlm_broker.run.calls import Caller, in_words
 from rlm_broker.run.output_type import OutputType
 from rlm_broker.run.persistent_repl import PersistentRepl, as_values
 from rlm_broker.run.tools import Tools
+from rlm_broker.run.tree import Progress, Tree
 from rlm_broker.sandbox.repl import SandboxedRepl
-from rlm_broker.sandbox.sandbox import Sandbox
 from rlm_broker.trace.events import (
     BlockEnded,
     BlockPrinted,
     BlockStarted,
-    Emit,
-    Emitter,
     IterationStarted,
     Replied,
     ReplReady,
@@ -40,59 +32,6 @@ from rlm_broker.transport.connection import QueryHandler
 from sandbox_worker.wire.errors import FrameTooLarge
 from sandbox_worker.wire.names import CONTEXT, HISTORY, numbered
 
-QueryHandlerFactory = Callable[[str, int, QueryHandler], QueryHandler]
-"""From a run's name, its depth and the handler that it would have, what answers its REPL."""
-Decide = Callable[[str, int], bool]
-"""Whether a child with this prompt gets a REPL; the number is how many tokens its model can read."""
-
-
-@dataclass(frozen=True, slots=True)
-class ChildPlaces:
-    """What the children at one depth of a tree share. Each depth has its own: parents that wait for their children hold
-    nothing that these need.
-
-    Attributes:
-        places: One for each child that runs.
-        memory: Bytes for the prompts of large queries, which live as long as their child.
-    """
-
-    places: FairSemaphore
-    memory: Allowance = field(default_factory=lambda: Allowance(MOST_DECODED_BYTES))
-
-
-@dataclass(frozen=True, slots=True)
-class Tree:
-    """What all runs of one tree share."""
-
-    calls: TreeCalls
-    ledger: Ledger
-    sandbox: Sandbox
-    emit: Emit
-    instructions: prompts.Instructions
-    query_handler: QueryHandlerFactory | None = None
-    needs_repl: Decide | None = None
-    child_places: defaultdict[int, ChildPlaces] = field(init=False)
-
-    def __post_init__(self) -> None:
-        most = self.limits.max_concurrent_children
-        object.__setattr__(self, "child_places", defaultdict(lambda: ChildPlaces(FairSemaphore(most))))
-
-    @property
-    def limits(self) -> Limits:
-        """The bounds of the tree."""
-        return self.ledger.limits
-
-
-@dataclass(slots=True)
-class Progress:
-    """How far a run has come; what is left of it when it is ended from outside."""
-
-    messages: list[ChatMessage]
-    trajectory: list[Iteration] = field(default_factory=list)
-    partial_answer: str | None = None
-    blocks: int = 0
-    errors_in_a_row: int = 0
-
 
 class Runner:
     """Asks the model, runs its code, shows it the outcome, until it answers or its turns are used up.
@@ -100,10 +39,11 @@ class Runner:
     Args:
         caller: Which run this is, at which depth, about which question.
         answer: Answers what its REPL asks.
-        child_traces: Filled by whoever answers.
+        child_traces: Filled by what answers.
+        progress: How far the run has come; shared with what answers.
         tools: What its code may call.
         output_type: What its answer has to be; None is any text.
-        conversation: Whose REPL it uses; None is one of its own.
+        persistent_repl: The REPL of several runs; None is one of its own.
     """
 
     def __init__(
@@ -112,13 +52,14 @@ class Runner:
         caller: Caller,
         answer: QueryHandler,
         child_traces: list[ChildTrace],
+        progress: Progress,
         tools: Tools,
         output_type: OutputType | None = None,
         persistent_repl: PersistentRepl | None = None,
     ) -> None:
         self._tree = tree
         self._caller = caller
-        self._emit = Emitter(tree.emit, caller.run, caller.depth)
+        self._emit = tree.events.of(caller.run, caller.depth)
         self._answer = answer
         self._child_traces = child_traces
         self._tools = tools
@@ -128,10 +69,12 @@ class Runner:
         self._isolation: Isolation | None = None
         self._parsed: Any = None
         self._limit: str | None = None
+        self._kind = "answered"
+        self._stop: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._tokens: float = 0
         self._started = time.monotonic()
         self._earlier: list[ChatMessage] = []
-        self.progress = Progress([])
+        self.progress = progress
 
     async def run(self, context: StoredContext) -> Completion:
         """Answer the question about `context`, within `run_timeout_s`, or for a child `child_timeout_s`.
@@ -143,30 +86,35 @@ class Runner:
             SandboxFailed: The sandbox itself broke.
         """
         self._started = time.monotonic()
-        response: str | None = None
-        error: str | None = None
-        limits = self._tree.limits
         name = "child_timeout_s" if self._caller.depth else "run_timeout_s"
+        has_repl = self._caller.depth < self._tree.limits.max_depth
+        work = self._with_repl(context) if has_repl else self._without_repl(context)
         try:
-            has_repl = self._caller.depth < limits.max_depth
-            response = await self._in_time(name, self._with_repl(context) if has_repl else self._without_repl(context))
-            return self._completion(response)
-        except BaseException as failure:  # told, and raised again
-            error = in_words(failure)
+            response = await self._in_time(name, work, self._stop)
+        except Stopped:
+            self._kind, response = "stopped", self.progress.partial_answer
+        except BaseException as failure:
+            self._emit_failed(failure)
             if isinstance(failure, RunFailed):
                 self.hand_to(failure)
             raise
-        finally:
-            self._emit_ended(response, error)
+        completion = self._completion(response)
+        self._emit_ended(response)
+        return completion
+
+    def stop(self) -> None:
+        """End the run with the best answer that it has so far. Harmless when it has ended."""
+        if not self._stop.done():
+            self._stop.set_result(None)
 
     def hand_to(self, failure: RunFailed) -> None:
         """Put what the run has into the error that ends it."""
         failure.take(self._completion(None), self.progress.partial_answer)
 
-    async def _in_time(self, limit: str, work: Coroutine[Any, Any, T]) -> T:
+    async def _in_time(self, limit: str, work: Coroutine[Any, Any, T], stop: "asyncio.Future[None] | None" = None) -> T:
         allowed_s: float | None = getattr(self._tree.limits, limit)
         try:
-            return await within(allowed_s, work)
+            return await within(allowed_s, work, stop)
         except Late:
             assert allowed_s is not None
             raise LimitReached(limit, allowed_s, allowed_s) from None
@@ -369,17 +317,32 @@ class Runner:
             usage_by_depth=self._tree.ledger.by_depth(self._caller.run),
             parsed=self._parsed,
             limit=self._limit,
+            is_stopped=self._kind == "stopped",
             isolation=self._isolation,
             messages=(*self._earlier, *self.progress.messages),
             trajectory=tuple(self.progress.trajectory),
             child_traces=tuple(self._child_traces),
         )
 
-    def _emit_ended(self, response: str | None, error: str | None) -> None:
-        duration_s = time.monotonic() - self._started
+    def _emit_ended(self, response: str | None, error: str | None = None, limit: str | None = None) -> None:
         usage = self._tree.ledger.summary(self._caller.run)
-        iterations = len(self.progress.trajectory)
-        self._emit(RunEnded, response, error, iterations, duration_s, usage)
+        self._emit(
+            RunEnded,
+            response,
+            error,
+            len(self.progress.trajectory),
+            time.monotonic() - self._started,
+            usage,
+            self._kind,
+            limit or self._limit,
+            self.progress.partial_answer,
+            usage.total.total_cost,
+        )
+
+    def _emit_failed(self, failure: BaseException) -> None:
+        is_cancelled = isinstance(failure, asyncio.CancelledError)
+        self._kind = "cancelled" if is_cancelled else getattr(failure, "kind", "failed")
+        self._emit_ended(None, in_words(failure), getattr(failure, "limit", None))
 
 
 def _lookup(final: FinalVar) -> str:

@@ -1,34 +1,62 @@
 """What happens during a run, one frozen value each, in the order in which it happens.
 
-`run` names a run of the tree: "1" is the root, "1.2" the second child that it started. `depth` is 0 for the root.
+The events of a run tree are enough to rebuild it: who asked what (`CallStarted.prompt`, and `system` where it is new),
+what came back, which code ran, what it printed, and which block a call, a tool or a child belongs to. What looks like a
+secret is replaced when an event is made, so that all who get it get the same.
 """
 
-from collections.abc import Callable, Mapping
+import time
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Concatenate, Literal, ParamSpec
 
 import msgspec
 
+from rlm_broker.redaction import redacted
 from rlm_broker.results import Block, Isolation, Usage, UsageSummary
 
 P = ParamSpec("P")
 
 PREVIEW_CHARS = 80
-"""Of a prompt or a result, where a whole one would be too much."""
+"""Characters of a prompt or a result where only its beginning is shown."""
 
 
-class Event(msgspec.Struct, frozen=True):
-    """Something that happened in one run of the tree."""
-
+class _OfARun(msgspec.Struct, frozen=True):
     run: str
     depth: int
 
+    def __post_init__(self) -> None:
+        for name in self.__struct_fields__:
+            value = getattr(self, name)
+            if (shown := redacted(value)) is not value:
+                msgspec.structs.force_setattr(self, name, shown)
+
+
+class Event(_OfARun, frozen=True, kw_only=True):
+    """Something that happened in one run of a tree.
+
+    Attributes:
+        run: Name of the run in its tree: "1" is the root, "1.2" the second child that it started.
+        depth: 0 for the root.
+        tree: Id of the run tree, `Run.id`.
+        n: Counts all events of the tree, from 1 and without a gap.
+        time: Seconds since 1970, as `time.time` says it.
+    """
+
+    tree: str = ""
+    n: int = 0
+    time: float = 0.0
+
 
 class RunStarted(Event, frozen=True):
-    """A run began. `metadata` is given for the root: models, limits, versions, the context; no secret."""
+    """A run began. `metadata` is given for the root: models, limits, versions, the context; no secret.
+
+    `question` is a child's whole prompt. `block` is the block of its parent that started a child; 0 for the root.
+    """
 
     question: str | None
     model: str
     metadata: Mapping[str, Any]
+    block: int = 0
 
 
 class ReplReady(Event, frozen=True):
@@ -76,11 +104,18 @@ class BlockEnded(Event, frozen=True):
 
 
 class CallStarted(Event, frozen=True):
-    """A language model is being asked. `call` counts over the whole tree, from 1."""
+    """A language model is being asked. `call` counts over the whole tree, from 1.
+
+    `prompt` is the last message: what the model is shown in this turn, or what code asks. Earlier turns are in earlier
+    events. `system` is the system prompt, in the first call that has it. `block` is the block that asks, or 0 where the
+    run's own loop does.
+    """
 
     call: int
     requested_model: str | None
-    prompt_preview: str
+    prompt: str | list[Any]
+    system: str | None = None
+    block: int = 0
 
 
 class CallText(Event, frozen=True):
@@ -110,28 +145,95 @@ class CallEnded(Event, frozen=True):
     error: str | None = None
 
 
+class ToolStarted(Event, frozen=True):
+    """Code in block `block` calls a tool. `call` counts the calls of tools in the run, from 1."""
+
+    call: int
+    block: int
+    tool: str
+    arguments: str
+
+
+class ToolEnded(Event, frozen=True):
+    """The tool returned `result`, as it is sent to the code, or failed with `error`."""
+
+    call: int
+    tool: str
+    duration_s: float
+    result: str
+    error: str | None = None
+
+
 class RunEnded(Event, frozen=True):
-    """A run ended: with a response, or with `error`. The usage is that of the run and of all below it."""
+    """A run ended: with a response, or with `error`. The usage is that of the run and of all below it.
+
+    `kind` is "answered", "stopped" for a run that `Run.stop` ended, or the `kind` of the error. `limit` names the limit
+    that ended it, if one did. `cost_usd` is None where a price is not known.
+    """
 
     response: str | None
     error: str | None
     iterations: int
     duration_s: float
     usage: UsageSummary
+    kind: str = "answered"
+    limit: str | None = None
+    partial_answer: str | None = None
+    cost_usd: float | None = None
+
+
+class EventsMissed(Event, frozen=True):
+    """`count` events are not there any more: their follower was too slow. `n` is that of the last one of them."""
+
+    count: int
 
 
 Emit = Callable[[Event], None]
 """Called with each event, on the run's own loop: it must not block, and what it raises is its own problem."""
 
 
-class Emitter:
-    """Emits the events of one run, so that no place has to name the run."""
+class TreeEvents:
+    """Numbers the events of one run tree, and hands each to all who want it.
 
-    def __init__(self, emit: Emit, run: str, depth: int) -> None:
-        self._emit = emit
+    Args:
+        tree: Id of the tree.
+        receivers: Called with each event, in this order. Without any, no event is made.
+    """
+
+    def __init__(self, tree: str, receivers: Sequence[Emit]) -> None:
+        self.is_wanted = bool(receivers)
+        self._tree = tree
+        self._receivers = tuple(receivers)
+        self._number = 0
+
+    def of(self, run: str, depth: int) -> "Emitter":
+        """Return what emits the events of one run, so that no place has to name the run."""
+        return Emitter(self, run, depth)
+
+    def emit(self, kind: Callable[..., Event], *fields: Any, **named: Any) -> None:
+        """Make an event of this `kind` and hand it on."""
+        if self.is_wanted:
+            self._number += 1
+            event = kind(*fields, **named, tree=self._tree, n=self._number, time=round(time.time(), 6))
+            for receive in self._receivers:
+                receive(event)
+
+
+class Emitter:
+    """Emits the events of one run."""
+
+    __slots__ = ("_depth", "_events", "_run")
+
+    def __init__(self, events: TreeEvents, run: str, depth: int) -> None:
+        self._events = events
         self._run = run
         self._depth = depth
 
+    @property
+    def is_wanted(self) -> bool:
+        """Whether an event reaches anything. What is costly to say need not be found out if not."""
+        return self._events.is_wanted
+
     def __call__(self, kind: Callable[Concatenate[str, int, P], Event], *args: P.args, **kwargs: P.kwargs) -> None:
         """Emit an event of this `kind`, made of its further fields."""
-        self._emit(kind(self._run, self._depth, *args, **kwargs))
+        self._events.emit(kind, self._run, self._depth, *args, **kwargs)

@@ -12,7 +12,6 @@ from typing import Any, Self
 import msgspec
 
 from rlm_broker.errors import ConfigurationError
-from rlm_broker.redaction import redact
 from rlm_broker.trace.events import Event
 from sandbox_worker.wire.text_json import encode_escaped
 
@@ -51,11 +50,11 @@ class TraceWriter:
 
     def __call__(self, event: Event) -> None:
         """Write one event. It is in the file when this returns, unless it or one before it is long."""
-        line: dict[str, Any] = {"event": _name(event), **msgspec.to_builtins(event)}
+        line: dict[str, Any] = {"n": 0, "time": 0, "event": _name(event), **msgspec.to_builtins(event)}
         chars = _chars(line)
         with self._lock:
             self._number += 1
-            line = {"n": self._number, "time": round(time.time(), 6), **line}
+            line = {**line, "n": event.n or self._number, "time": event.time or round(time.time(), 6)}
             if chars <= INLINE_CHARS and not self._waiting_chars:
                 self._write(line)
             else:
@@ -88,7 +87,7 @@ class TraceWriter:
 
     def _write(self, line: dict[str, Any]) -> None:
         try:
-            self._file.write(redact(encode_escaped(line).decode()).encode() + b"\n")
+            self._file.write(encode_escaped(line) + b"\n")
         except (OSError, ValueError) as error:  # a run is not to end because its trace cannot be written, or was closed
             self.lost = self.lost or getattr(error, "strerror", None) or str(error)
 

@@ -13,6 +13,7 @@ from rlm_broker.limits import Limits
 from rlm_broker.results import Usage
 from rlm_broker.run.calls import Caller, TreeCalls
 from rlm_broker.run.ledger import Ledger
+from rlm_broker.trace.events import TreeEvents
 from rlm_broker.transport.connection import Connection
 from rlm_broker.transport.session import Session
 from sandbox_worker.wire.frames import FrameDecoder
@@ -143,7 +144,7 @@ async def of_sessions(callers: int, seconds: float) -> Outcome:
     """`LMHandler`, each request counted and recorded as in a run."""
     limits = Limits(max_llm_calls=None, max_concurrent_calls=callers)
     async with LMHandler(NoOp()) as handler:
-        calls = TreeCalls(handler, Ledger(limits), lambda _event: None)
+        calls = TreeCalls(handler, Ledger(limits), TreeEvents("t", []))
         caller = Caller("1", 1, "?")
 
         async def answer(query: Query) -> list[Slot]:

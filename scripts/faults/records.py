@@ -8,7 +8,7 @@ from pathlib import Path
 
 from rlm_broker import RLM, ScriptedClient
 from rlm_broker.clients.base import BaseClient, LMReply, LMRequest
-from rlm_broker.clients.recording import FORMAT, CallId, Models, Recorded, Recorder, Recording, Request
+from rlm_broker.clients.recording import FORMAT, CallId, Recorded, RecordedModels, Recorder, Recording, Request
 from rlm_broker.errors import ConfigurationError, RlmBrokerError
 from rlm_broker.handler.cache import Cache
 from rlm_broker.results import ChatMessage, Usage
@@ -158,7 +158,7 @@ def look_at_trace(path: Path, _told: Sequence[str]) -> list[str]:
 
 def write_recording(path: Path, number: int) -> str:
     """Record to a file that another records to."""
-    with contextlib.closing(Recorder(path, Models(FORMAT, "m"))) as recorder:
+    with contextlib.closing(Recorder(path, RecordedModels(FORMAT, "m"))) as recorder:
         for call in range(ROWS):
             recorder.add(
                 Recorded(CallId("1", 0, call), Request([{"role": "user", "content": f"{call}"}]), "m", "y" * 99)

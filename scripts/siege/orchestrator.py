@@ -18,10 +18,10 @@ from rlm_broker.run.calls import Caller, TreeCalls
 from rlm_broker.run.ledger import Ledger
 from rlm_broker.run.prompts import Instructions
 from rlm_broker.run.queries import QueryAnswers
-from rlm_broker.run.runner import Tree
 from rlm_broker.run.tools import Tools
+from rlm_broker.run.tree import Progress, Tree
 from rlm_broker.sandbox.sandbox import Sandbox
-from rlm_broker.trace.events import BlockPrinted, RunEnded
+from rlm_broker.trace.events import BlockPrinted, RunEnded, TreeEvents
 from rlm_broker.trace.writer import TraceWriter
 from rlm_broker.transport.connection import Connection
 from rlm_broker.transport.session import Session
@@ -164,9 +164,12 @@ def _session(handler: LMHandler, sandbox: Sandbox, writer: TraceWriter) -> Any:
     """A REPL's connection, and what starts its block: all of an RLM's own parts, without its loop."""
     limits = Limits(max_depth=2)
     ledger = Ledger(limits)
-    calls = TreeCalls(handler, ledger, writer)
-    tree = Tree(calls, ledger, sandbox, writer, Instructions())
-    recursion = QueryAnswers(tree, Caller("1", 0, "?"), None, Tools({"tool": lambda *_: 1, "typed": _typed}))
+    events = TreeEvents("tree", [writer])
+    calls = TreeCalls(handler, ledger, events)
+    tree = Tree(calls, ledger, sandbox, events, Instructions())
+    recursion = QueryAnswers(
+        tree, Caller("1", 0, "?"), None, Tools({"tool": lambda *_: 1, "typed": _typed}), Progress()
+    )
     connection = Connection(Session(limits.max_frame_bytes), limits.max_queries_in_flight)
 
     def block() -> "asyncio.Future[Result]":

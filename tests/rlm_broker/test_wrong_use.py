@@ -24,8 +24,8 @@ ANSWERS = "```repl\nFINAL(context)\n```"
         ({"on_event": 5}, "on_event is a plain function"),
         ({"on_event": asyncio.sleep}, "never awaited"),
         ({"handler": "x"}, "handler is a LMHandler, and not str"),
-        ({"sandbox": "x"}, "sandbox is a Sandbox, and not str"),
-        ({"models": ["offline"]}, "models is a Mapping, and not list"),
+        ({"sandbox": "x"}, "no isolation level 'x'"),
+        ({"models": ["offline"]}, "models is a dict from name to model, or a Models, not ['offline']"),
         ({"tools": [asyncio.sleep]}, "tools are a dict from name to function, and not list: {'sleep': sleep}"),
         ({"sub_tools": "search"}, "tools are a dict from name to function, and not str: {'name': function}"),
     ],
@@ -103,7 +103,7 @@ def test_a_question_is_text() -> None:
 
 def test_limits_of_a_sandbox_are_limits() -> None:
     with pytest.raises(ConfigurationError, match="limits is a Limits, and not int"):
-        Sandbox(5)
+        Sandbox(5)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("timeout_s", [float("nan"), float("inf"), 0, -1, "5", True])

@@ -174,5 +174,5 @@ async def test_a_run_looks_at_clients_of_the_users_own_before_it_starts() -> Non
 
 
 async def test_a_run_needs_of_a_client_only_a_name_and_complete() -> None:
-    done = await RLM(OnlyToCall(), limits=Limits(max_depth=0)).acompletion("x", "?")
+    done = await RLM(OnlyToCall(), limits=Limits(max_depth=0)).acompletion("x", "?")  # type: ignore[arg-type]
     assert done.response == "called"

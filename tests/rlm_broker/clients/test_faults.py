@@ -18,6 +18,7 @@ from rlm_broker.limits import Limits
 from rlm_broker.results import ChatMessage
 from rlm_broker.run.calls import Caller, TreeCalls
 from rlm_broker.run.ledger import Ledger
+from rlm_broker.trace.events import TreeEvents
 from sandbox_worker.wire.messages import Query
 from tests.support.fake_openai import Answer, FakeOpenAI, completion, failure, streamed, without_choices
 from tests.support.waiting import LONGER_AND_LONGER, WAIT_S
@@ -134,7 +135,7 @@ async def test_each_fault_of_a_batch_is_in_its_own_slot(make: Make) -> None:
         handler.serve(client, Serving(max_retries=0))
         query = Query(id="1:1", want="llm", prompts=list(faults))
         for timeout_s in LONGER_AND_LONGER:
-            calls = TreeCalls(handler, Ledger(Limits(call_timeout_s=timeout_s)), lambda _: None)
+            calls = TreeCalls(handler, Ledger(Limits(call_timeout_s=timeout_s)), TreeEvents("t", []))
             slots = dict(zip(faults, await calls.slots(Caller("1", 1, None), query), strict=True))
             if sum("timed out" in (slot.error or "") for slot in slots.values()) == 1:
                 break

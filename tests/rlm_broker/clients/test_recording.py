@@ -6,11 +6,20 @@ import pytest
 
 from rlm_broker.clients.base import LMRequest
 from rlm_broker.clients.recorded import RecordedClient
-from rlm_broker.clients.recording import CallId, Counted, Failure, Models, Recorded, Recorder, Recording, Request
+from rlm_broker.clients.recording import (
+    CallId,
+    Counted,
+    Failure,
+    Recorded,
+    RecordedModels,
+    Recorder,
+    Recording,
+    Request,
+)
 from rlm_broker.errors import ConfigurationError, ModelFailed, ReplayDiverged
 from rlm_broker.results import ChatMessage, Usage
 
-MODELS = Models(1, "root", "sub", ["other"])
+MODELS = RecordedModels(1, "root", "sub", ["other"])
 
 
 def asked(text: str, depth: int = 0) -> Request:

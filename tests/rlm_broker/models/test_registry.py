@@ -9,7 +9,8 @@ from rlm_broker.errors import ConfigurationError, ModelFailed, UnknownModel
 from rlm_broker.handler.routing import Route
 from rlm_broker.limits import Limits
 from rlm_broker.models.model import Model
-from rlm_broker.models.registry import Models
+from rlm_broker.models.models import Models
+from rlm_broker.models.registry import Registry
 from rlm_broker.rlm import RLM
 from tests.support.fake_openai import FakeOpenAI, completion, failure
 
@@ -23,11 +24,10 @@ def _no_keys(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_what_a_model_is_called_by_follows_from_its_description(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SOME_KEY", "sk-of-the-test")
-    models = Models(
+    models = Registry(
         "fast",
         Model(name="openai/gpt-5-mini", api_key="env:SOME_KEY", options={"temperature": 0}),
-        {"fast": Model(base_url="http://localhost:1/v1", name="qwen"), "plain": "offline"},
-        [],
+        Models({"fast": Model(base_url="http://localhost:1/v1", name="qwen"), "plain": "offline"}),
     )
     assert isinstance(models.root, OpenAICompatibleClient)
     assert models.root is models.named["fast"]
@@ -55,7 +55,7 @@ def test_routes_are_checked_when_the_models_are_known() -> None:
     one, other = ScriptedClient(["x"], "one"), ScriptedClient(["x"], "other")
     with pytest.raises(ConfigurationError, match="leads nowhere: there are only named, one"):
         RLM(one, models={"named": other}, routes=[Route(to="missing", match="a")])
-    handler = Models(one, None, {"named": other}, [Route(to="named", match="gpt-*")]).handler(LIMITS)
+    handler = Registry(one, None, Models({"named": other}, [Route(to="named", match="gpt-*")])).handler(LIMITS)
     assert handler.routing.pick_for_code("gpt-5", 1) is other
 
 

@@ -15,7 +15,7 @@ from rlm_broker.limits import Limits
 from rlm_broker.results import ChatMessage, Usage
 from rlm_broker.run.calls import MOST_ANSWER_BYTES, Caller, TreeCalls
 from rlm_broker.run.ledger import Ledger
-from rlm_broker.trace.events import CallEnded, CallStarted, Event
+from rlm_broker.trace.events import CallEnded, CallStarted, Event, TreeEvents
 from sandbox_worker.wire.messages import FEW_BYTES, Query, Slot, decode_from_worker, encode
 from tests.support.clock import Clock
 from tests.support.stand_ins import Hanging
@@ -57,7 +57,9 @@ class Counting:
 
 def calls_with(client: Counting, limits: Limits, events: list[Event] | None = None) -> tuple[TreeCalls, Ledger]:
     ledger = Ledger(limits)
-    return TreeCalls(LMHandler(client), ledger, (events if events is not None else []).append), ledger
+    return TreeCalls(
+        LMHandler(client), ledger, TreeEvents("t", [(events if events is not None else []).append])
+    ), ledger
 
 
 async def test_slots_come_in_the_order_of_the_prompts_and_a_failure_stays_in_its_own() -> None:
@@ -112,7 +114,7 @@ async def test_each_call_is_told_when_it_starts_and_when_it_ends() -> None:
     started, ended = events
     assert isinstance(started, CallStarted)
     assert isinstance(ended, CallEnded)
-    assert (started.call, started.prompt_preview, ended.error) == (1, "boom", "the provider is down")
+    assert (started.call, started.prompt, ended.error) == (1, "boom", "the provider is down")
     assert ended.duration_s > 0
 
 
@@ -127,7 +129,7 @@ async def test_a_cancelled_call_is_told_as_ended_and_frees_its_place() -> None:
         return "ok"
 
     ledger = Ledger(Limits(max_concurrent_calls=1))
-    calls = TreeCalls(LMHandler(FunctionClient(reply)), ledger, events.append)
+    calls = TreeCalls(LMHandler(FunctionClient(reply)), ledger, TreeEvents("t", [events.append]))
     task = asyncio.create_task(calls.slots(CALLER, query("x")))
     while not events:
         await asyncio.sleep(0)
@@ -162,7 +164,7 @@ async def test_what_is_not_there_in_time_is_an_error_in_its_slot_and_the_rest_is
                 raise
         return "quick"
 
-    calls = TreeCalls(LMHandler(FunctionClient(reply)), Ledger(Limits()), lambda _: None)
+    calls = TreeCalls(LMHandler(FunctionClient(reply)), Ledger(Limits()), TreeEvents("t", []))
     slots = await calls.slots(CALLER, query("slow", "fast", timeout_s=20))
     assert slots == [Slot(error="not done within timeout_s = 20"), Slot(text="quick")]
     assert cancelled == 1
@@ -175,7 +177,7 @@ async def test_usage_is_exact_to_the_token_under_64_threads() -> None:
 
     ledger = Ledger(Limits(max_concurrent_calls=64))
     events: list[Event] = []
-    calls = TreeCalls(LMHandler(FunctionClient(reply)), ledger, events.append)
+    calls = TreeCalls(LMHandler(FunctionClient(reply)), ledger, TreeEvents("t", [events.append]))
     slots = await calls.slots(CALLER, query(*map(str, range(1, 501))))
     assert [slot.text for slot in slots] == [str(number) for number in range(1, 501)]
     for event in events:
@@ -211,7 +213,7 @@ class AtOnce:
 
 async def test_a_batch_that_is_answered_at_once_is_counted_exactly_and_lets_others_in_between() -> None:
     client, ledger = AtOnce(), Ledger(Limits(max_llm_calls=900))
-    calls = TreeCalls(LMHandler(client), ledger, lambda _: None)
+    calls = TreeCalls(LMHandler(client), ledger, TreeEvents("t", []))
     batch = asyncio.create_task(calls.slots(CALLER, query(*map(str, range(1000)))))
     seen: list[int] = []
     while not batch.done():
@@ -224,7 +226,7 @@ async def test_a_batch_that_is_answered_at_once_is_counted_exactly_and_lets_othe
 
 async def test_a_batch_that_is_answered_at_once_ends_at_its_time_and_when_it_is_cancelled(clock: Clock) -> None:
     client = AtOnce(after_each=lambda: clock.forward(0.1))
-    calls = TreeCalls(LMHandler(client), Ledger(Limits(max_llm_calls=None)), lambda _: None)
+    calls = TreeCalls(LMHandler(client), Ledger(Limits(max_llm_calls=None)), TreeEvents("t", []))
     many = query(*map(str, range(5000)), timeout_s=50)
     slots = await calls.slots(CALLER, many)
     assert slots[0] == Slot(text="0")
@@ -252,7 +254,7 @@ async def test_a_client_that_does_not_heed_the_end_of_a_batch_is_asked_no_more(l
         except asyncio.CancelledError:
             return "all the same"
 
-    calls = TreeCalls(LMHandler(FunctionClient(stubborn)), Ledger(Limits(max_concurrent_calls=2)), lambda _: None)
+    calls = TreeCalls(LMHandler(FunctionClient(stubborn)), Ledger(Limits(max_concurrent_calls=2)), TreeEvents("t", []))
     slots = await calls.slots(CALLER, query(*"abcdef", timeout_s=1))
     assert asked == 2
     assert [slot.text for slot in slots] == ["all the same"] * 2 + [""] * 4
@@ -331,7 +333,9 @@ async def test_batches_of_several_runs_take_turns_for_the_places_of_their_tree()
 
 async def test_thousands_of_waiting_batches_are_data_and_leave_at_once() -> None:
     client = Hanging()
-    calls = TreeCalls(LMHandler(client), Ledger(Limits(max_concurrent_calls=4)), list[Event]().append)
+    calls = TreeCalls(
+        LMHandler(client), Ledger(Limits(max_concurrent_calls=4)), TreeEvents("t", [list[Event]().append])
+    )
     before = len(asyncio.all_tasks())
     batches = [asyncio.create_task(calls.slots(CALLER, query(*map(str, range(100))))) for _ in range(500)]
     await client.asked.wait()

@@ -1,0 +1,123 @@
+"""Keyword arguments of `RLM` that stand for an argument of one of its objects, and what other systems call them."""
+
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any, TypedDict, TypeVar
+
+from rlm_broker.engine import OwnSandbox
+from rlm_broker.errors import ConfigurationError
+from rlm_broker.handler.cache import Cache
+from rlm_broker.handler.routing import ModelPolicy, Route
+from rlm_broker.limits import Limits
+from rlm_broker.models.models import FilePath, Models, models_of
+from rlm_broker.run.prompts import Instructions, Profile
+from rlm_broker.run.tools import Tools
+from rlm_broker.sandbox.sandbox import Sandbox
+from rlm_broker.validation import suggestion
+
+T = TypeVar("T")
+
+
+class Keywords(TypedDict, total=False):
+    """What `RLM` takes besides its parameters: each is short for an argument of the object that is named here."""
+
+    routes: Sequence[Route]
+    """`Models(routes=...)`, and so are the next four."""
+    model_policy: ModelPolicy
+    cache: FilePath | Cache | None
+    record: FilePath | None
+    replay: FilePath | None
+    sub_tools: Mapping[str, Any] | None
+    """`Tools(tools, for_children=...)`"""
+    system_prompt: str | Callable[[int], str] | None
+    """`Instructions(system=...)`, and so are the next two."""
+    prompt_profile: Profile
+    user_prologue: str | None
+    isolation: str
+    """`Sandbox(isolation=...)`, and so are the next two."""
+    allow_exec: bool | None
+    seed: int | None
+
+
+_MODELS = {"routes": "routes", "model_policy": "policy", "cache": "cache", "record": "record", "replay": "replay"}
+_INSTRUCTIONS = {"system_prompt": "system", "prompt_profile": "profile", "user_prologue": "prologue"}
+_SANDBOX = {"isolation": "isolation", "allow_exec": "allow_exec", "seed": "seed"}
+_ELSEWHERE = {
+    "backend": 'the model is the first argument: RLM("openai/gpt-5-mini")',
+    "backend_kwargs": 'a model with options is a Model: RLM(Model(name="openai/gpt-5-mini", options={...}))',
+    "other_backends": 'the model that REPLs ask is the second argument: RLM("openai/gpt-5", "openai/gpt-5-mini")',
+    "other_backend_kwargs": 'a model with options is a Model: RLM("openai/gpt-5", Model(name=..., options={...}))',
+    "environment": 'the isolation level is given as sandbox: RLM(model, sandbox="strict")',
+    "environment_kwargs": "options of the sandbox are given there: RLM(model, sandbox=Sandbox(...))",
+    "custom_tools": 'tools are given as tools: RLM(model, tools={"name": function})',
+    "custom_sub_tools": 'tools of children are given there: RLM(model, tools=Tools({"name": function}, {...}))',
+    "custom_system_prompt": 'instructions are given as instructions: RLM(model, instructions="...")',
+    "logger": 'what happens goes to on_event: RLM(model, on_event=TraceWriter("run.jsonl"))',
+    "verbose": "what happens goes to on_event: RLM(model, on_event=print)",
+}
+"""How it is said here what the reference runtime has these names for."""
+
+
+def models_with(given: Any, keywords: Mapping[str, Any]) -> Models:
+    """Return the models that the parameter `models` and keywords stand for."""
+    return _with("models", models_of(given), isinstance(given, Models), _MODELS, keywords)
+
+
+def instructions_with(given: Any, keywords: Mapping[str, Any]) -> Instructions:
+    """Return the instructions that the parameter `instructions` and keywords stand for."""
+    if given is not None and not isinstance(given, Instructions):
+        given = Instructions(given)
+    is_whole = given is not None
+    return _with("instructions", given or Instructions(), is_whole, _INSTRUCTIONS, keywords)
+
+
+def sandbox_with(given: Any, keywords: Mapping[str, Any]) -> Sandbox | OwnSandbox:
+    """Return the sandbox that the parameter `sandbox` and keywords stand for."""
+    if not isinstance(given, str | Sandbox | None):
+        raise ConfigurationError(f"sandbox is a Sandbox, or the name of a level, and not {type(given).__name__}")
+    made = given if isinstance(given, Sandbox) else OwnSandbox() if given is None else OwnSandbox(given)
+    if isinstance(given, str) and "isolation" in keywords:
+        raise ConfigurationError("give the isolation level once: sandbox or isolation")
+    return _with("sandbox", made, isinstance(given, Sandbox), _SANDBOX, keywords)
+
+
+def tools_with(given: Any, keywords: Mapping[str, Any]) -> Tools:
+    """Return the tools that the parameter `tools` and keywords stand for."""
+    if not isinstance(given, Tools):
+        return Tools(given, keywords.get("sub_tools"))
+    if "sub_tools" in keywords:
+        raise ConfigurationError("tools is a Tools, so give sub_tools there: Tools(..., for_children={...})")
+    return given
+
+
+def require_known(keywords: Mapping[str, Any], front_door: Callable[..., Any]) -> None:
+    """Refuse keywords that there are not, and say how it is said here.
+
+    Args:
+        front_door: Has the parameters beside which the keywords were given.
+
+    Raises:
+        ConfigurationError: There is one.
+    """
+    for name in keywords:
+        if name in Keywords.__annotations__:
+            continue
+        if name in _ELSEWHERE:
+            raise ConfigurationError(f"RLM takes no {name}: {_ELSEWHERE[name]}")
+        if name in Limits.model_fields:
+            raise ConfigurationError(f"RLM takes no {name}: it is a limit: RLM(model, limits=Limits({name}=...))")
+        known = [*inspect.signature(front_door).parameters, *Keywords.__annotations__]
+        raise ConfigurationError(f"RLM takes no {name}{suggestion(name, known)}")
+
+
+def _with(parameter: str, made: T, is_whole: bool, names: Mapping[str, str], keywords: Mapping[str, Any]) -> T:
+    """Return `made` with what the keywords say, unless the caller made it as a whole and could say it there."""
+    said = {name: keywords[name] for name in names if name in keywords}
+    if said and is_whole:
+        kind, first = type(made).__name__, next(iter(said))
+        raise ConfigurationError(f"{parameter} is a {kind}, so give {first} there: {kind}({names[first]}=...)")
+    changes: Any = {names[name]: value for name, value in said.items()}
+    of_dataclass: Any = made
+    changed: T = replace(of_dataclass, **changes) if said else made
+    return changed

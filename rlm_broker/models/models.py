@@ -1,0 +1,60 @@
+"""Which models an `RLM` may use, and where their calls are kept."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from os import PathLike
+from typing import Any
+
+from rlm_broker.errors import ConfigurationError
+from rlm_broker.handler.cache import Cache
+from rlm_broker.handler.routing import ModelPolicy, Route
+from rlm_broker.models.model import Given
+
+FilePath = str | PathLike[str]
+
+
+@dataclass(frozen=True, slots=True)
+class Models:
+    """The models besides the root model and the sub-model, who may call them, and where replies are kept.
+
+    Args:
+        named: Name → model. Model code may ask for these by name, and routes lead to them.
+        routes: Which names and depths go to which model; see `Route`. The first that takes a call has it.
+        policy: Which models code in the REPL may choose by name; see `ModelPolicy`.
+        cache: A file, or a `Cache`, that keeps replies of providers. None keeps none.
+        record: Path of a new file that gets every model call. None records nothing.
+        replay: Path of such a file. Its replies are used, and no model is called.
+
+    Raises:
+        ConfigurationError: `named` is no mapping, or models are given beside a recording that brings its own.
+    """
+
+    named: Mapping[str, Given] = field(default_factory=dict)
+    routes: Sequence[Route] = ()
+    policy: ModelPolicy = "allow"
+    cache: FilePath | Cache | None = None
+    record: FilePath | None = None
+    replay: FilePath | None = None
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.named, Mapping):
+            raise ConfigurationError(f"models is a dict from name to model, or a Models, not {self.named!r:.80}")
+        for name, value in (("record", self.record), ("replay", self.replay)):
+            if not isinstance(value, str | PathLike | None):
+                raise ConfigurationError(f"{name} must be the path of a file, not {type(value).__name__}")
+        if not isinstance(self.cache, str | PathLike | Cache | None):
+            raise ConfigurationError(f"cache must be a path or a Cache, not {type(self.cache).__name__}")
+        if self.replay is not None and (self.named or self.routes):
+            raise ConfigurationError("give either models or a recording to replay: it brings its own models")
+
+    @property
+    def needs_own_handler(self) -> bool:
+        """Whether any of this decides what a handler does, so that it cannot go with a handler that is lent."""
+        return bool(self.named or self.routes or self.cache or self.replay) or self.policy != "allow"
+
+
+def models_of(given: Any) -> Models:
+    """Return the `Models` that a parameter `models` stands for: one as it is, or one with these names."""
+    if isinstance(given, Models):
+        return given
+    return Models() if given is None else Models(given)

@@ -1,0 +1,69 @@
+"""What all runs of one tree share, and how far each of them has come."""
+
+from collections import defaultdict
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from rlm_broker.concurrency.allowance import Allowance
+from rlm_broker.concurrency.fair_semaphore import FairSemaphore
+from rlm_broker.limits import Limits
+from rlm_broker.results import ChatMessage, Iteration
+from rlm_broker.run.calls import MOST_DECODED_BYTES, TreeCalls
+from rlm_broker.run.ledger import Ledger
+from rlm_broker.run.prompts import Instructions
+from rlm_broker.sandbox.sandbox import Sandbox
+from rlm_broker.trace.events import TreeEvents
+from rlm_broker.transport.connection import QueryHandler
+
+QueryHandlerFactory = Callable[[str, int, QueryHandler], QueryHandler]
+"""From a run's name, its depth and the handler that it would have, what answers its REPL."""
+Decide = Callable[[str, int], bool]
+"""Whether a child with this prompt gets a REPL; the number is how many tokens its model can read."""
+
+
+@dataclass(frozen=True, slots=True)
+class ChildPlaces:
+    """What the children at one depth of a tree share. Each depth has its own: parents that wait for their children hold
+    nothing that these need.
+
+    Attributes:
+        places: One for each child that runs.
+        memory: Bytes for the prompts of large queries, which live as long as their child.
+    """
+
+    places: FairSemaphore
+    memory: Allowance = field(default_factory=lambda: Allowance(MOST_DECODED_BYTES))
+
+
+@dataclass(frozen=True, slots=True)
+class Tree:
+    """What all runs of one tree share."""
+
+    calls: TreeCalls
+    ledger: Ledger
+    sandbox: Sandbox
+    events: TreeEvents
+    instructions: Instructions
+    query_handler: QueryHandlerFactory | None = None
+    needs_repl: Decide | None = None
+    child_places: defaultdict[int, ChildPlaces] = field(init=False)
+
+    def __post_init__(self) -> None:
+        most = self.limits.max_concurrent_children
+        object.__setattr__(self, "child_places", defaultdict(lambda: ChildPlaces(FairSemaphore(most))))
+
+    @property
+    def limits(self) -> Limits:
+        """The bounds of the tree."""
+        return self.ledger.limits
+
+
+@dataclass(slots=True)
+class Progress:
+    """How far a run has come; what is left of it when it is ended from outside."""
+
+    messages: list[ChatMessage] = field(default_factory=list)
+    trajectory: list[Iteration] = field(default_factory=list)
+    partial_answer: str | None = None
+    blocks: int = 0
+    errors_in_a_row: int = 0

@@ -1,0 +1,224 @@
+"""A run as its caller holds it: followed, stopped, cancelled, awaited."""
+
+import asyncio
+import threading
+
+import pytest
+
+from rlm_broker import RLM, ConfigurationError, Limits, RunCancelled, ScriptedClient
+from rlm_broker.clients.base import LMReply, LMRequest
+from rlm_broker.clients.function import FunctionClient
+from rlm_broker.run.run import Run
+from rlm_broker.trace.events import BlockStarted, CallStarted, Event, RunEnded, RunStarted, ToolEnded, ToolStarted
+
+BLOCK = "I look at it.\n```repl\nprint(context)\n```"
+HANGS = "A first guess: 7.\n```repl\nwhile True: pass\n```"
+
+
+async def until(run: Run, kind: type[Event]) -> Event:
+    async for event in run.events():
+        if isinstance(event, kind):
+            return event
+    raise AssertionError(f"there is no {kind.__name__}")
+
+
+def answers(*replies: str) -> RLM:
+    return RLM(ScriptedClient(list(replies)))
+
+
+async def test_run_awaited_is_its_completion() -> None:
+    run = answers(BLOCK, "FINAL(yes)").start("text", "Is it?")
+    assert (await run).response == "yes"
+    assert run.is_done
+    assert (await run).response == "yes"  # as often as one likes
+
+
+def test_run_in_plain_code_has_a_result() -> None:
+    run = answers("FINAL(yes)").start("text", "Is it?")
+    assert run.result().response == "yes"
+
+
+async def test_every_follower_gets_every_event_in_order() -> None:
+    run = answers(BLOCK, "FINAL(yes)").start("text", "Is it?")
+
+    async def followed(after: int = 0) -> list[Event]:
+        return [event async for event in run.events(after)]
+
+    first, second = await asyncio.gather(followed(), followed())
+    await run
+    late = await followed()
+    assert first == second == late
+    assert [event.n for event in first] == [*range(1, len(first) + 1)]
+    assert {event.tree for event in first} == {run.id}
+    assert isinstance(first[0], RunStarted)
+    assert isinstance(first[-1], RunEnded)
+    assert await followed(first[3].n) == first[4:]
+
+
+async def test_events_rebuild_what_model_and_code_said() -> None:
+    code = "```repl\nprint(tool(3)); print(llm_query('What is it? ' * 20))\n```"
+
+    def tool(number: int) -> int:
+        return number + 1
+
+    rlm = RLM(ScriptedClient([code, "FINAL(yes)"]), ScriptedClient(["a thing"]), tools={"tool": tool})
+    run = rlm.start("text", "Is it?")
+    events = [event async for event in run.events()]
+    calls = [event for event in events if isinstance(event, CallStarted)]
+    assert calls[0].system is not None
+    assert "Is it?" in str(calls[0].prompt)
+    assert (calls[1].prompt, calls[1].block) == ("What is it? " * 20, 1)
+    assert (calls[2].system, calls[2].block) == (None, 0)
+    assert "a thing" in str(calls[2].prompt)
+    started = next(event for event in events if isinstance(event, ToolStarted))
+    ended = next(event for event in events if isinstance(event, ToolEnded))
+    assert (started.tool, started.block, ended.result, ended.error) == ("tool", 1, "4", None)
+    last = events[-1]
+    assert isinstance(last, RunEnded)
+    assert (last.kind, last.response, last.limit) == ("answered", "yes", None)
+
+
+async def test_child_events_name_the_block_that_started_the_child() -> None:
+    def reply(messages: list[dict[str, str]]) -> str:
+        is_child = "the part" in messages[1]["content"] and len(messages) == 2
+        return "FINAL(1)" if is_child else "```repl\nFINAL(rlm_query('the part'))\n```"
+
+    run = RLM(FunctionClient(reply), limits=Limits(max_depth=2)).start("text", "?")
+    starts = [event async for event in run.events() if isinstance(event, RunStarted)]
+    assert [(event.run, event.block) for event in starts] == [("1", 0), ("1.1", 1)]
+
+
+async def test_stopped_run_has_the_best_answer_so_far() -> None:
+    run = answers(HANGS).start("text", "?")
+    await until(run, BlockStarted)
+    run.stop()
+    completion = await run
+    assert (completion.response, completion.is_stopped) == ("A first guess: 7.", True)
+    ended = await until(run, RunEnded)
+    assert isinstance(ended, RunEnded)
+    assert ended.kind == "stopped"
+
+
+async def test_cancelled_run_raises_with_what_it_had() -> None:
+    run = answers(HANGS).start("text", "?")
+    await until(run, BlockStarted)
+    run.cancel()
+    with pytest.raises(RunCancelled) as raised:
+        await run
+    assert raised.value.partial_answer == "A first guess: 7."
+    assert len(raised.value.messages) == 3
+
+
+async def test_run_left_as_a_context_manager_has_ended() -> None:
+    async with answers(HANGS).start("text", "?") as run:
+        await until(run, BlockStarted)
+    assert run.is_done
+
+
+async def test_cancelling_the_awaiter_cancels_the_run_unless_shielded() -> None:
+    async with answers(HANGS).start("text", "?") as run:
+        await until(run, BlockStarted)
+        shielded = asyncio.ensure_future(asyncio.shield(run))
+        await asyncio.sleep(0)
+        shielded.cancel()
+        await asyncio.wait({shielded})
+        assert not run.is_done
+        awaiter = asyncio.ensure_future(_result(run))
+        await asyncio.sleep(0)
+        awaiter.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await awaiter
+        assert run.is_done
+
+
+async def _result(run: Run) -> object:
+    return await run
+
+
+async def test_run_is_followed_from_another_thread_and_loop() -> None:
+    with answers(BLOCK, "FINAL(yes)") as rlm:  # lives on the background loop
+        run = rlm.start("text", "?")
+        seen: list[str] = []
+
+        def follow() -> None:
+            async def read() -> None:
+                seen.extend([type(event).__name__ async for event in run.events()])
+
+            asyncio.run(read())
+
+        thread = threading.Thread(target=follow)
+        thread.start()
+        assert (await run).response == "yes"
+        await asyncio.to_thread(thread.join)
+    assert seen[-1] == "RunEnded"
+
+
+async def test_waiting_for_a_run_on_its_own_loop_is_refused() -> None:
+    run = answers("FINAL(yes)").start("text", "?")
+    with pytest.raises(RuntimeError, match="use the async form"):
+        run.result()
+    await run
+
+
+def test_result_in_time_or_timeout_error() -> None:
+    run = answers(HANGS).start("text", "?")
+    with pytest.raises(TimeoutError):
+        run.result(timeout_s=0.01)
+    run.cancel()
+    with pytest.raises(RunCancelled):
+        run.result()
+
+
+async def test_arguments_of_a_run_hold_for_it_alone() -> None:
+    said: list[LMRequest] = []
+
+    class Client(ScriptedClient):
+        async def complete(self, request: LMRequest) -> LMReply:
+            said.append(request)
+            return await super().complete(request)
+
+    seen: list[Event] = []
+    async with RLM(ScriptedClient(["FINAL(of the RLM)"] * 2)) as rlm:
+        own = await rlm.start(
+            "text",
+            "?",
+            model=Client(["```repl\nFINAL(double(4))\n```"], "own-model"),
+            instructions="Be short.",
+            limits=Limits(max_iterations=2),
+            tools={"double": lambda number: 2 * number},
+            on_event=seen.append,
+        )
+        other = await rlm.acompletion("text", "?")
+    assert (own.response, own.root_model, other.response) == ("8", "own-model", "of the RLM")
+    assert str(said[0].messages[0].content) == "Be short."
+    started = seen[0]
+    assert isinstance(started, RunStarted)
+    assert (started.model, started.metadata["limits"]["max_iterations"]) == ("own-model", 2)
+    assert {event.tree for event in seen} == {started.tree}
+
+
+async def test_two_runs_at_once_are_told_apart_by_their_events() -> None:
+    seen: list[Event] = []
+    async with RLM(ScriptedClient(["FINAL(1)"] * 2), on_event=seen.append) as rlm:
+        runs = [rlm.start("text", "?") for _ in range(2)]
+        await asyncio.gather(*map(_result, runs))
+    for run in runs:
+        assert [event.n for event in seen if event.tree == run.id] == [*range(1, len(seen) // 2 + 1)]
+
+
+async def test_bad_argument_of_a_run_is_refused_at_once() -> None:
+    async with answers("FINAL(1)") as rlm:
+        with pytest.raises(ConfigurationError, match="the question is empty"):
+            rlm.start("text", " ")
+        with pytest.raises(ConfigurationError, match="limits is a Limits"):
+            rlm.start("text", "?", limits={"max_depth": 1})  # type: ignore[arg-type]
+        with pytest.raises(ConfigurationError, match="a model is a name, a Model"):
+            await rlm.start("text", "?", model=42)  # type: ignore[arg-type]
+
+
+async def test_stream_that_is_left_has_ended() -> None:
+    stream = answers(HANGS).stream("text", "?")
+    async for event in stream:
+        if isinstance(event, BlockStarted):
+            break
+    await stream.aclose()
