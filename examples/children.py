@@ -3,8 +3,7 @@
 The model here is a script; the prompt of each child says what it is to do.
 """
 
-from rlm_broker import RLM, Limits, ScriptedClient
-from rlm_broker.clients.base import LMRequest
+from rlm_broker import RLM, Limits, LMRequest, ScriptedClient
 
 ORDERS = {"north": [120, 80, 45], "south": [300, 20], "west": [75, 75, 75, 75]}
 

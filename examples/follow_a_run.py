@@ -2,14 +2,14 @@
 
 import asyncio
 
-from rlm_broker import RLM, Completion, ScriptedClient
-from rlm_broker.trace.events import BlockPrinted, CallEnded, IterationStarted
+from rlm_broker import RLM, BlockPrinted, CallEnded, IterationStarted, ScriptedClient
 
 REPLIES = ["```repl\nprint(len(context))\nprint(llm_query('Say hello.'))\n```", "hello", "FINAL(that was all)"]
 
 
 async def main() -> None:
-    async for event in RLM(ScriptedClient(REPLIES)).stream("some text", "What is there?"):
+    run = RLM(ScriptedClient(REPLIES)).start("some text", "What is there?")
+    async for event in run.events():
         match event:
             case IterationStarted(number=number):
                 print(f"turn {number}")
@@ -17,8 +17,7 @@ async def main() -> None:
                 print(f"  printed: {text.strip()}")
             case CallEnded(call=call, usage=usage):
                 print(f"  call {call}: {usage.total_output_tokens} tokens out")
-            case Completion(response=response):
-                print(f"answer: {response}")
+    print(f"answer: {(await run).response}")
 
 
 asyncio.run(main())

@@ -28,27 +28,27 @@ class _Run:
 
 
 def tree(path: Path) -> list[str]:
-    """The runs of a trace, a line each, children below their parents; several traces in one file one after the other.
+    """The runs of a trace, a line each, children below their parents; several trees in one file one after the other.
 
     Raises:
-        ConfigurationError: The file cannot be read, or is no trace.
+        ConfigurationError: The file cannot be read, or is not a trace.
     """
-    lines: list[str] = []
-    runs: dict[str, _Run] = {}
+    trees: dict[str, dict[str, _Run]] = {}
+    named = ""
     for event in _events(path):
-        if event["event"] == "run_started" and event["depth"] == 0 and runs:
-            lines += _drawn(runs)
-            runs = {}
+        if "tree" not in event and event["event"] == "run_started" and event["depth"] == 0:  # an older trace
+            named = f"{len(trees)}"
+        runs = trees.setdefault(str(event.get("tree", named)), {})
         try:
             _take(runs.setdefault(str(event["run"]), _Run(str(event["run"]))), event)
         except (TypeError, ValueError, AttributeError):
-            raise ConfigurationError(f"{path} is no trace: a {event['event']!s:.40} that no run tells") from None
-    if not runs:
-        raise ConfigurationError(f"{path} is no trace: it is empty")
+            raise ConfigurationError(f"{path} is not a trace: malformed {event['event']!s:.40} event") from None
+    if not trees:
+        raise ConfigurationError(f"{path} is not a trace: it is empty")
     try:
-        return lines + _drawn(runs)
+        return [line for runs in trees.values() for line in _drawn(runs)]
     except ValueError:
-        raise ConfigurationError(f"{path} is no trace: its runs have names that no run has") from None
+        raise ConfigurationError(f"{path} is not a trace: its runs have names that no run has") from None
 
 
 def _events(path: Path) -> Iterable[dict[str, Any]]:
@@ -59,12 +59,12 @@ def _events(path: Path) -> Iterable[dict[str, Any]]:
                     break
                 event = json.loads(line)  # it also reads lone surrogates
                 if not isinstance(event, dict) or not {"event", "run", "depth"} <= event.keys():
-                    raise ConfigurationError(f"{path} is no trace: line {number} is no event of a run")
+                    raise ConfigurationError(f"{path} is not a trace: line {number} is not an event of a run")
                 yield event
     except OSError as error:
         raise ConfigurationError(f"cannot read {path}: {error.strerror}") from None
     except (ValueError, RecursionError) as error:
-        raise ConfigurationError(f"{path} is no trace: line {number}: {error}") from None
+        raise ConfigurationError(f"{path} is not a trace: line {number}: {error}") from None
 
 
 def _take(run: _Run, event: dict[str, Any]) -> None:

@@ -32,10 +32,10 @@ def test_what_is_no_trace_is_refused_with_its_line(tmp_path: Path) -> None:
     (tmp_path / "x").write_text('{"event": "run_started", "run": "1", "depth": 0}\nnot JSON\n')
     done = run("trace", "show", tmp_path / "x")
     assert done.returncode == 2
-    assert "is no trace: line 2" in sentence(done)
+    assert "is not a trace: line 2" in sentence(done)
     (tmp_path / "empty").touch()
     done = run("trace", "show", tmp_path / "empty")
-    assert (done.returncode, sentence(done)) == (2, f"rlm-broker trace: {tmp_path}/empty is no trace: it is empty")
+    assert (done.returncode, sentence(done)) == (2, f"rlm-broker trace: {tmp_path}/empty is not a trace: it is empty")
     assert "cannot read" in sentence(run("trace", "show", tmp_path / "missing"))
 
 
@@ -48,7 +48,7 @@ def test_trace_cut_anywhere_shows_what_its_whole_lines_say(tmp_path: Path) -> No
         path.write_bytes(whole[:size])
         assert tree(path)[0] == "1 [scripted] the question"
     path.write_bytes(whole[:50])
-    with pytest.raises(ConfigurationError, match="is no trace: line 1"):
+    with pytest.raises(ConfigurationError, match="is not a trace: line 1"):
         tree(path)
 
 
