@@ -1,8 +1,8 @@
 """Two recorded runs of several turns, run again without any model: their code is executed, their replies are read.
 
 The replies in `recorded/` were written by hand (`recorded/make.py`). A run of your own is recorded with
-`RLM(..., models=Models(record="run.jsonl"))`, or `rlm-broker ask ... --record run.jsonl`. Change the question or the data here, and
-the replay ends with the difference to what was recorded.
+`RLM(..., models=Models(record="run.jsonl"))`, or `rlm-broker ask ... --record run.jsonl`. Change the question or the
+data here, and the replay ends with the difference to what was recorded.
 """
 
 from pathlib import Path

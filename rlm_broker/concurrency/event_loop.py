@@ -244,7 +244,11 @@ class AsyncResource:
     async def __aenter__(self) -> Self:
         if self._event_loop is None:
             self._event_loop, self._loop_is_callers = EventLoopRef.here(), True
-        await self._event_loop.arun(self._enter())
+        if self._event_loop.is_here:
+            await self._open()
+            self._is_open = True
+        else:
+            await self._event_loop.arun(self._enter())
         return self
 
     async def __aexit__(

@@ -45,7 +45,9 @@ class Run:
         self._event_loop = event_loop
         self._runner: Runner | None = None
         self._wants_stop = False
-        self._job = event_loop.job(self._worked(answer))
+        self._job = event_loop.job(answer(self))
+        if (log := self.log) is not None:
+            self._job.outcome.add_done_callback(lambda _: log.close())
 
     # -- what callers do with it -------------------------------------------------------------------------------------
 
@@ -145,13 +147,6 @@ class Run:
         await asyncio.wait({outcome})
         if not outcome.cancelled():
             outcome.exception()  # read, so that asyncio does not report it as never retrieved
-
-    async def _worked(self, answer: Callable[["Run"], Coroutine[Any, Any, Completion]]) -> Completion:
-        try:
-            return await answer(self)
-        finally:
-            if self.log is not None:
-                self.log.close()
 
     async def _awaited(self) -> Completion:
         try:

@@ -86,13 +86,19 @@ class Runner:
             SandboxFailed: The sandbox itself broke.
         """
         self._started = time.monotonic()
-        name = "child_timeout_s" if self._caller.depth else "run_timeout_s"
-        has_repl = self._caller.depth < self._tree.limits.max_depth
-        work = self._with_repl(context) if has_repl else self._without_repl(context)
+        limits, depth = self._tree.limits, self._caller.depth
+        limit_s = limits.child_timeout_s if depth else limits.run_timeout_s
+        work = self._with_repl(context) if depth < limits.max_depth else self._without_repl(context)
         try:
-            response = await self._in_time(name, work, self._stop)
+            response = await within(limit_s, work, self._stop)
         except Stopped:
             self._kind, response = "stopped", self.progress.partial_answer
+        except Late:
+            assert limit_s is not None
+            late = LimitReached("child_timeout_s" if depth else "run_timeout_s", limit_s, limit_s)
+            self._emit_failed(late)
+            self.hand_to(late)
+            raise late from None
         except BaseException as failure:
             self._emit_failed(failure)
             if isinstance(failure, RunFailed):
@@ -111,13 +117,13 @@ class Runner:
         """Put what the run has into the error that ends it."""
         failure.take(self._completion(None), self.progress.partial_answer)
 
-    async def _in_time(self, limit: str, work: Coroutine[Any, Any, T], stop: "asyncio.Future[None] | None" = None) -> T:
-        allowed_s: float | None = getattr(self._tree.limits, limit)
+    async def _in_turn_time(self, work: Coroutine[Any, Any, T]) -> T:
+        limit_s = self._tree.limits.iteration_timeout_s
         try:
-            return await within(allowed_s, work, stop)
+            return await within(limit_s, work)
         except Late:
-            assert allowed_s is not None
-            raise LimitReached(limit, allowed_s, allowed_s) from None
+            assert limit_s is not None
+            raise LimitReached("iteration_timeout_s", limit_s, limit_s) from None
 
     # -- a plain completion ------------------------------------------------------------------------------------------
 
@@ -165,7 +171,7 @@ class Runner:
         limits, question = self._tree.limits, self._question
         turns = limits.iterations(self._caller.depth)
         for number in range(1, turns + 1):
-            answer, blocks, not_run = await self._in_time("iteration_timeout_s", self._turn(repl, number))
+            answer, blocks, not_run = await self._in_turn_time(self._turn(repl, number))
             problem = None if answer is None else self._problem_with(answer)
             if answer is not None and problem is None:
                 return answer
@@ -265,7 +271,7 @@ class Runner:
         """The turns are used up: one more call, or some for an answer of a type. Their code is not run."""
         while True:
             try:
-                reply = await self._in_time("iteration_timeout_s", self._reply())
+                reply = await self._in_turn_time(self._reply())
                 parsed = parse_reply(reply)
                 if isinstance(parsed.final, FinalVar):
                     block = await self._execute(repl, len(self.progress.trajectory), _lookup(parsed.final))
