@@ -13,9 +13,10 @@ from rlm_broker.sandbox.repl import SandboxedRepl, made
 from rlm_broker.sandbox.template import NO_CONTEXT, PREPARE_TIMEOUT_S, Template
 from rlm_broker.sandbox.workers import cgroups
 from rlm_broker.sandbox.workers.context_cache import OF_ALL_MEMORY, ContextCache
-from rlm_broker.sandbox.workers.fork_server import ForkServer, Preparation
+from rlm_broker.sandbox.workers.fork_server import ForkServer
 from rlm_broker.sandbox.workers.source import ColdStart
 from rlm_broker.sandbox.workers.warm_pool import WarmPool
+from rlm_broker.sandbox.workers.zygote_process import Preparation
 from rlm_broker.transport.connection import QueryHandler, refuse
 from rlm_broker.transport.listener import Listener
 from rlm_broker.transport.provisions import Provisions

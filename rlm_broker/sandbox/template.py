@@ -9,9 +9,10 @@ from rlm_broker.context.store import StoredContext, store
 from rlm_broker.errors import ConfigurationError, SandboxFailed
 from rlm_broker.limits import Limits
 from rlm_broker.sandbox.repl import INHERITED, SandboxedRepl, made
-from rlm_broker.sandbox.workers.fork_server import ForkServer, Preparation
+from rlm_broker.sandbox.workers.fork_server import ForkServer
 from rlm_broker.sandbox.workers.source import ColdStart
 from rlm_broker.sandbox.workers.warm_pool import WarmPool
+from rlm_broker.sandbox.workers.zygote_process import Preparation
 from rlm_broker.transport.connection import QueryHandler, refuse
 from rlm_broker.transport.listener import Listener
 

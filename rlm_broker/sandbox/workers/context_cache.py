@@ -16,10 +16,11 @@ from typing import Final, TypeVar
 
 from rlm_broker.context.store import StoredContext
 from rlm_broker.errors import RlmBrokerError, SandboxFailed
-from rlm_broker.sandbox.workers.fork_server import ForkServer, Preparation
+from rlm_broker.sandbox.workers.fork_server import ForkServer
 from rlm_broker.sandbox.workers.source import ColdStart, StartedWorker
 from rlm_broker.sandbox.workers.warm_pool import WarmPool
 from rlm_broker.sandbox.workers.worker import Worker
+from rlm_broker.sandbox.workers.zygote_process import Preparation
 from rlm_broker.transport.connection import Connection
 from rlm_broker.transport.listener import Listener
 
