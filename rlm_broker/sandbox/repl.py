@@ -15,9 +15,9 @@ from rlm_broker.results import Block, Isolation
 from rlm_broker.sandbox import post_mortem
 from rlm_broker.sandbox.block_run import BlockRun
 from rlm_broker.sandbox.output import BlockOutput, OnOutput
-from rlm_broker.sandbox.workers.source import WorkerSource
+from rlm_broker.sandbox.workers.source import StartedWorker, Workers
 from rlm_broker.sandbox.workers.worker import Worker
-from rlm_broker.transport.connection import Connection, QueryHandler
+from rlm_broker.transport.connection import Connection, QueryHandler, refuse
 from rlm_broker.transport.provisions import Provisions
 from sandbox_worker.wire.bounds import SCRATCH_LIMITS
 from sandbox_worker.wire.control import Exceeded, PostMortem
@@ -34,26 +34,44 @@ MAX_ERROR_CHARS = 2_000
 class SandboxedRepl(AsyncResource):
     """Runs blocks of untrusted code one after the other; variables persist from one to the next.
 
-    Made by `Sandbox.repl`. Use it as a context manager: its processes are gone when it is left, however it is left.
+    Made by `Sandbox.repl` and `Template.repl`. Use it as a context manager: its processes are gone when it is left,
+    however it is left.
+
+    Args:
+        event_loop: Where it lives.
+        workers: Give it a worker, and another one if that is lost.
+        context: See `Sandbox.repl`, as for those below. `INHERITED`: the one that the fork server has.
+
+    Raises:
+        ConfigurationError: One of them cannot be used.
     """
 
     def __init__(
         self,
         event_loop: EventLoopRef,
-        source: WorkerSource,
-        context: object,
-        answer: QueryHandler,
-        provisions: Provisions,
+        workers: Workers,
+        context: object = None,
+        answer: QueryHandler = refuse,
+        *,
+        tools: Sequence[str] = (),
+        values: Mapping[str, Any] | None = None,
     ) -> None:
+        refuse_a_name(context)
+        _require_answer(answer)
+        require_names(tools)
+        require_plain(values or {})
+        try:
+            self._provisions = Provisions.of(values or {}, workers.limits.max_frame_bytes, tools)
+        except FrameTooLarge as error:
+            raise ConfigurationError(f"a value is too large for a message to a REPL: {error}") from None
         self._event_loop = event_loop
-        self._source = source
+        self._workers = workers
         self._context = context
         self._own_context: StoredContext | None = None
         self._answer = answer
-        self._limits = source.limits
-        self._bounds = source.limits.repl_bounds()
-        self._provisions = provisions
-        self._worker: Worker | None = None
+        self._limits = workers.limits
+        self._bounds = workers.limits.repl_bounds()
+        self._started: StartedWorker | None = None
         self._connection: Connection | None = None
         self._restarts = 0
         self._opened = False
@@ -63,8 +81,9 @@ class SandboxedRepl(AsyncResource):
     @property
     def isolation(self) -> Isolation:
         """What is enforced, as the worker reported it before any model code ran."""
-        layers = self._worker.layers if self._worker else ()
-        return Isolation(self._source.fork_server.level.name, (*self._source.fork_server.layers, *layers))
+        fork_server = self._workers.fork_server
+        layers = self._started.worker.layers if self._started else ()
+        return Isolation(fork_server.level.name, (*fork_server.layers, *layers))
 
     def execute(self, code: str, timeout_s: float | None = None, on_output: OnOutput | None = None) -> Block:
         """Run one block.
@@ -123,15 +142,14 @@ class SandboxedRepl(AsyncResource):
             return
         self._opened = True
         try:
-            await self._start_worker()
+            self._use(await self._workers.start(await self._stored()))
         except BaseException:
             await self._close()
             raise
 
-    async def _start_worker(self) -> None:
-        context = None if self._context is INHERITED else await self._stored()
-        self._worker, connection = await self._source.start(context)
-        self._connected(connection)
+    def _use(self, started: StartedWorker) -> None:
+        self._started = started
+        self._connected(started.connection)
 
     def _connected(self, connection: Connection) -> None:
         """Go on with a fresh REPL, which gets all that was provided so far with its first block."""
@@ -142,13 +160,20 @@ class SandboxedRepl(AsyncResource):
         self._closed = True
         if self._connection is not None:
             await self._connection.close()
-        if self._worker is not None:
-            await self._source.end(self._worker)
-            self._worker = None
+        await self._end_worker()
         if self._own_context is not None:
             self._own_context.close()
 
-    async def _stored(self) -> StoredContext:
+    async def _end_worker(self) -> None:
+        """End the worker, if there is one. When this is cancelled, the next call goes on with it."""
+        if self._started is not None:
+            await self._started.end()
+            self._started = None
+
+    async def _stored(self) -> StoredContext | None:
+        """Return the context as a worker loads it; None where the fork server has it."""
+        if self._context is INHERITED:
+            return None
         if isinstance(self._context, StoredContext):  # its owner closes it; several REPLs may share it
             return self._context
         if self._own_context is not None:
@@ -166,30 +191,27 @@ class SandboxedRepl(AsyncResource):
             raise SandboxFailed("the REPL is not open: use it as `with sandbox.repl() as repl:`")
         if self._is_lost_unused():
             await self._end_repl()
-            await (self._source.end(self._worker) if self._worker else asyncio.sleep(0))  # its REPL alone has died
-            await self._start_worker()
-        if self._connection is None:
+            await self._end_worker()  # it may be its REPL alone that died
+        elif self._connection is None:
             if self._restarts >= self._limits.max_repl_restarts:
                 raise ReplClosed(f"this REPL was killed more often than max_repl_restarts = {self._restarts} allows")
             self._restarts += 1
-            if self._worker is None:  # its init was ended from outside, or with the zygote
-                await self._start_worker()
-            else:
+            if self._started is not None:
                 try:
-                    self._connected(await self._source.restart(self._worker))
-                except WorkerDied:  # the same, since the last block
-                    await self._source.end(self._worker_alive())
-                    await self._start_worker()
+                    self._connected(await self._started.restart())
+                except WorkerDied:  # its init was ended from outside since the last block, or with the zygote
+                    await self._end_worker()
+        if self._started is None:
+            self._use(await self._workers.start(await self._stored()))
         assert self._connection is not None
         return self._connection
 
     def _is_lost_unused(self) -> bool:
-        """Whether its processes died before any block ran: there are no variables that code could miss."""
-        worker, connection = self._worker, self._connection
-        lost = worker is not None and (worker.gone.is_set() or worker.died is not None)
-        return (
-            worker is not None and connection is not None and not connection.block and (lost or not connection.is_open)
-        )
+        """Return whether its processes died before any block ran: there are no variables that code could miss."""
+        if self._started is None or self._connection is None or self._connection.block:
+            return False
+        worker = self._started.worker
+        return worker.gone.is_set() or worker.died is not None or not self._connection.is_open
 
     # -- one block ---------------------------------------------------------------------------------------------------
 
@@ -251,36 +273,21 @@ class SandboxedRepl(AsyncResource):
                 seen = await worker.stop(explain and seen is None) or seen
         # A scratch folder that is too full would end the next REPL, too: that one gets another worker.
         if worker.gone.is_set() or (exceeded is not None and exceeded.limit in SCRATCH_LIMITS):
-            self._worker = None
-            await self._source.end(worker)
+            await self._end_worker()
         if connection is not None:
             await connection.close()
         return seen
 
     def _worker_alive(self) -> Worker:
-        if self._worker is None:
+        if self._started is None:
             raise ReplClosed("this REPL was closed")
-        return self._worker
+        return self._started.worker
 
 
-def made(
-    event_loop: EventLoopRef,
-    source: WorkerSource,
-    context: object,
-    handler: QueryHandler,
-    tools: Sequence[str],
-    values: Mapping[str, Any] | None,
-) -> SandboxedRepl:
-    """A REPL of a sandbox or a template.
-
-    Raises:
-        ConfigurationError: A value is not plain, or larger than a message to a REPL may be; or a tool is no name.
-    """
-    refuse_a_name(context)
-    require_names(tools)
-    require_plain(values or {})
-    try:
-        provisions = Provisions.of(values or {}, source.limits.max_frame_bytes, tools)
-    except FrameTooLarge as error:
-        raise ConfigurationError(f"a value is too large for a message to a REPL: {error}") from None
-    return SandboxedRepl(event_loop, source, context, handler, provisions)
+def _require_answer(answer: object) -> None:
+    """Raises: ConfigurationError."""
+    if not callable(answer):
+        raise ConfigurationError(
+            f"answer is an async function of one query, and not {type(answer).__name__}: "
+            "with an LMHandler give answer=handler.answers(...)"
+        )

@@ -9,17 +9,16 @@ from rlm_broker.errors import ConfigurationError, IsolationUnavailable, SandboxF
 from rlm_broker.limits import Limits
 from rlm_broker.sandbox.levels import canary
 from rlm_broker.sandbox.levels.level import candidates, warn_if_unprotected
-from rlm_broker.sandbox.repl import SandboxedRepl, made
+from rlm_broker.sandbox.repl import SandboxedRepl
 from rlm_broker.sandbox.template import NO_CONTEXT, PREPARE_TIMEOUT_S, Template
 from rlm_broker.sandbox.workers import cgroups
 from rlm_broker.sandbox.workers.context_cache import OF_ALL_MEMORY, ContextCache
 from rlm_broker.sandbox.workers.fork_server import ForkServer
-from rlm_broker.sandbox.workers.source import ColdStart
+from rlm_broker.sandbox.workers.source import ColdStart, Workers
 from rlm_broker.sandbox.workers.warm_pool import WarmPool
 from rlm_broker.sandbox.workers.zygote_process import Preparation
 from rlm_broker.transport.connection import QueryHandler, refuse
 from rlm_broker.transport.listener import Listener
-from rlm_broker.transport.provisions import Provisions
 from sandbox_worker.wire.level import LevelName
 
 SEED_BITS = 32
@@ -79,8 +78,7 @@ class Sandbox(AsyncResource):
         self._listener = listener
         self._own_listener: Listener | None = None
         self._fork_server: ForkServer | None = None
-        self._pool: WarmPool | None = None
-        self._shared: ContextCache | None = None
+        self._workers: Workers | None = None
         self._event_loop = event_loop
 
     @property
@@ -91,27 +89,29 @@ class Sandbox(AsyncResource):
     def repl(
         self,
         context: object = None,
-        handler: QueryHandler = refuse,
+        answer: QueryHandler = refuse,
         *,
         tools: Sequence[str] = (),
         values: Mapping[str, Any] | None = None,
     ) -> SandboxedRepl:
-        """A new REPL, to be used as a context manager.
+        """Return a new REPL, to be used as a context manager.
 
         Args:
             context: What its variable `context` holds: text, a dict or list of plain values, or a path; see `store`.
                 A `StoredContext` is shared: it stays the caller's to close.
-            handler: Answers `llm_query` and its like. Without one they say that no model is connected.
-            tools: Names of functions that code may call; the handler answers them, as queries that want a "tool".
+            answer: Async function of one query, which answers `llm_query` and its like; of an `LMHandler`,
+                `handler.answers(...)`. Without one they say that no model is connected.
+            tools: Names of functions that code may call; `answer` is asked, by queries that want a "tool".
             values: Name → plain value that code finds.
 
         Raises:
-            ConfigurationError: A value is larger than a message to a REPL may be.
+            ConfigurationError: `answer` cannot be called, a tool is no name, or a value is not plain, or larger than a
+                message to a REPL may be.
             SandboxFailed: The sandbox is not open. (A context that cannot be read is refused when it is entered.)
         """
-        if self._shared is None:
+        if self._workers is None:
             raise SandboxFailed("the sandbox is not open: use it as `with Sandbox() as sandbox:`")
-        return made(self.bind_loop(), self._shared, context, handler, tools, values)
+        return SandboxedRepl(self.bind_loop(), self._workers, context, answer, tools=tools, values=values)
 
     def template(
         self,
@@ -151,7 +151,7 @@ class Sandbox(AsyncResource):
         return Template(self.bind_loop(), self._fork_server, listener, self.limits, preparation, context, warm)
 
     async def _open(self) -> None:
-        if self._pool is not None:
+        if self._workers is not None:
             return
         try:
             listener = self._listener
@@ -159,9 +159,12 @@ class Sandbox(AsyncResource):
                 listener = self._own_listener = Listener()
                 await listener.start()
             self._fork_server = await self._strongest(listener)
-            self._pool = WarmPool(ColdStart(self._fork_server, listener, self.limits), self._warm)
-            self._pool.fill()
-            self._shared = ContextCache(self._pool, listener, int(cgroups.memory_bytes() * OF_ALL_MEMORY))
+            cold_start = ColdStart(self._fork_server, listener, self.limits)
+            cache_bytes = int(cgroups.memory_bytes() * OF_ALL_MEMORY)
+            cache = ContextCache(self._fork_server, listener, self.limits, cache_bytes)
+            pool = WarmPool(cold_start, self._warm)
+            pool.fill()
+            self._workers = Workers(cold_start, (cache, pool))
         except BaseException:
             await self._close()
             raise
@@ -187,18 +190,15 @@ class Sandbox(AsyncResource):
         raise IsolationUnavailable(" Nor: ".join(dict.fromkeys(map(str, refusals))))
 
     async def _send_canary(self, fork_server: ForkServer, listener: Listener) -> None:
-        cold_start = ColdStart(fork_server, listener, Limits())
-        async with SandboxedRepl(self.bind_loop(), cold_start, None, refuse, Provisions()) as repl:
+        workers = Workers(ColdStart(fork_server, listener, Limits()))
+        async with SandboxedRepl(self.bind_loop(), workers) as repl:
             block = await repl.aexecute(canary.PROGRAM)
         canary.require_held(fork_server.level, canary.verdict(fork_server.level, block.final_answer))
 
     async def _close(self) -> None:
-        shared, self._shared = self._shared, None
-        if shared is not None:
-            await shared.close()
-        pool, self._pool = self._pool, None
-        if pool is not None:
-            await pool.close()
+        workers, self._workers = self._workers, None
+        if workers is not None:
+            await workers.close()
         fork_server, self._fork_server = self._fork_server, None
         if fork_server is not None:
             await fork_server.close()

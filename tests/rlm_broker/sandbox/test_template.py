@@ -15,6 +15,7 @@ from rlm_broker.sandbox.workers import zygote_process
 from rlm_broker.sandbox.workers.python_paths import python_paths
 from tests.support.needs import require_cpp_library
 from tests.support.processes import living_below
+from tests.support.sources import pool_of
 from tests.support.waiting import until
 
 
@@ -81,13 +82,12 @@ async def test_a_killed_repl_has_it_all_again() -> None:
 
 async def test_warm_repls_of_a_template_are_its_own() -> None:
     async with Sandbox(warm=1) as sandbox, sandbox.template(["data"], warm=2) as template:
-        pool = template._pool
-        assert pool is not None
-        await until(lambda: len(pool._ready) == 2)
-        ready = {worker for worker, _ in pool._ready}
+        pool = pool_of(template)
+        await until(lambda: len(pool.ready) == 2)
+        ready = set(pool.ready)
         async with template.repl() as repl:
             assert (await repl.aexecute("print(context)")).stdout == "['data']\n"
-            assert len(ready - {worker for worker, _ in pool._ready}) == 1  # it was one of those
+            assert len(ready - set(pool.ready)) == 1  # it was one of those
         assert (await run(sandbox.repl("text"), "print(context)")).stdout == "text\n"
 
 

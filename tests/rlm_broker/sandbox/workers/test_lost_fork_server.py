@@ -151,9 +151,9 @@ async def test_many_repls_started_while_fork_servers_are_killed_all_come() -> No
 
 async def lost(repl: SandboxedRepl, kill: Callable[[], None]) -> None:
     """Kill, and wait until its end has been noticed."""
-    assert repl._worker is not None
+    assert repl._started is not None
     kill()
-    await asyncio.wait_for(repl._worker.gone.wait(), WAIT_S)
+    await asyncio.wait_for(repl._started.worker.gone.wait(), WAIT_S)
 
 
 async def test_fork_server_that_is_stopped_is_replaced_within_the_start_timeout() -> None:
