@@ -7,6 +7,7 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
+from rlm_broker.concurrency.deadline import to_its_end
 from rlm_broker.concurrency.event_loop import AsyncResource, EventLoopRef
 from rlm_broker.context.store import StoredContext, refuse_a_name, store
 from rlm_broker.errors import ConfigurationError, ReplClosed, SandboxFailed, WorkerDied
@@ -24,11 +25,11 @@ from sandbox_worker.wire.control import Exceeded, PostMortem
 from sandbox_worker.wire.errors import FrameTooLarge
 
 INHERITED: Final = object()
-"""In place of a context: the one that the fork server has."""
+"""Given in place of a context: the REPL has the one that its fork server has."""
 SMALL_CHARS = 1 << 16
-"""A text that is stored in less time than a thread takes to start."""
+"""Longest text that is stored on the event loop, in less time than a thread takes to start. Beyond it a thread does."""
 MAX_ERROR_CHARS = 2_000
-"""Of the sentence on how a block ended. An honest REPL sends fewer."""
+"""Characters of the sentence on how a block ended; beyond it is cut. An honest REPL sends fewer."""
 
 
 class SandboxedRepl(AsyncResource):
@@ -109,7 +110,7 @@ class SandboxedRepl(AsyncResource):
 
     @property
     def is_closed(self) -> bool:
-        """Whether it was closed; no block runs any more."""
+        """Whether the REPL was closed. Then no block runs any more."""
         return self._closed
 
     def provide(self, values: Mapping[str, Any]) -> None:
@@ -123,14 +124,14 @@ class SandboxedRepl(AsyncResource):
         self.provide_known(values)
 
     def provide_known(self, values: Mapping[str, Any]) -> None:
-        """Do the same with values that came out of JSON: looking through large ones would take seconds."""
+        """Do as `provide` with values that came out of JSON. Checking large ones would take seconds."""
         more = Provisions.of(values, self._limits.max_frame_bytes)
         self._provisions.add(more)
         if self._connection is not None:
             self._connection.provide(more)
 
     def renew(self) -> None:
-        """Another run begins: it may have as many fresh REPLs as the one before."""
+        """Count restarts from 0 again: another run begins, with as many fresh REPLs as the one before."""
         self._restarts = 0
 
     # -- its life ----------------------------------------------------------------------------------------------------
@@ -142,12 +143,21 @@ class SandboxedRepl(AsyncResource):
             return
         self._opened = True
         try:
-            self._use(await self._workers.start(await self._stored()))
+            await self._use(await self._workers.start(await self._stored()))
         except BaseException:
             await self._close()
             raise
 
-    def _use(self, started: StartedWorker) -> None:
+    async def _use(self, started: StartedWorker) -> None:
+        """Go on with a worker. If the REPL was closed while the worker was started, end the worker.
+
+        Raises:
+            ReplClosed: It was closed.
+        """
+        if self._closed:
+            await started.connection.close()
+            await to_its_end(started.end)
+            raise ReplClosed("this REPL was closed")
         self._started = started
         self._connected(started.connection)
 
@@ -165,13 +175,17 @@ class SandboxedRepl(AsyncResource):
             self._own_context.close()
 
     async def _end_worker(self) -> None:
-        """End the worker, if there is one. When this is cancelled, the next call goes on with it."""
-        if self._started is not None:
-            await self._started.end()
-            self._started = None
+        """End the worker, if there is one. It is kept until it has ended, since this may be cancelled."""
+        started = self._started
+        if started is not None:
+            await started.end()
+            if self._started is started:
+                self._started = None
 
     async def _stored(self) -> StoredContext | None:
         """Return the context as a worker loads it; None where the fork server has it."""
+        if self._closed:  # while a worker was restarted
+            raise ReplClosed("this REPL was closed")
         if self._context is INHERITED:
             return None
         if isinstance(self._context, StoredContext):  # its owner closes it; several REPLs may share it
@@ -202,7 +216,7 @@ class SandboxedRepl(AsyncResource):
                 except WorkerDied:  # its init was ended from outside since the last block, or with the zygote
                     await self._end_worker()
         if self._started is None:
-            self._use(await self._workers.start(await self._stored()))
+            await self._use(await self._workers.start(await self._stored()))
         assert self._connection is not None
         return self._connection
 
@@ -259,10 +273,10 @@ class SandboxedRepl(AsyncResource):
             )
 
     async def _end_repl(self, explain: bool = False) -> PostMortem | None:
-        """Kill the REPL, and everything that was being done for it. Its worker stays, with the context in place.
+        """Kill the REPL, and end the queries that it has open. Its worker stays, with the context in place.
 
         Returns:
-            What it was doing, if that is asked for and could be seen.
+            What the REPL was doing, if `explain` asks for it and it could be seen.
         """
         connection, self._connection = self._connection, None
         worker = self._worker_alive()

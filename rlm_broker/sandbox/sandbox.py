@@ -24,7 +24,7 @@ from sandbox_worker.wire.level import LevelName
 SEED_BITS = 32
 """Bits of a seed: what PYTHONHASHSEED and numpy take."""
 MAX_SETUP_BYTES = 32 << 10
-"""It goes in one packet with everything else that a fork server is told."""
+"""Largest set-up code: it goes in one packet with the rest of `Configure`. Beyond it the code is refused."""
 
 
 class Sandbox(AsyncResource):
@@ -41,8 +41,8 @@ class Sandbox(AsyncResource):
             which at "standard" it is not.
         exact_memory: Hold each REPL's memory by a control group, exactly and with the kernel's own for it. It takes up
             to 30 ms more for each REPL; without it memory is watched, every 10 ms while a block runs.
-        warm: REPLs that are kept ready, made ahead and each used once: who asks for one has it in less than a
-            millisecond. None: one, from the second on that is asked for.
+        warm: Number of REPLs that are kept ready, made ahead and each used once. A ready REPL is there in less than a
+            millisecond. None: one, from the second REPL on that is asked for.
         seed: From 0 to 2**32 - 1: code draws the same numbers from `random` and numpy's global generator in each REPL,
             also after a kill, and sets of text have the same order. None: every REPL draws others.
         listener: The port that REPLs connect to; None opens one of its own on loopback.
@@ -122,7 +122,7 @@ class Sandbox(AsyncResource):
         warm: int = 0,
         timeout_s: float = PREPARE_TIMEOUT_S,
     ) -> Template:
-        """Something ready for many REPLs: they are forked from a process that has it all. Use it as a context manager.
+        """Return a template, to be used as a context manager: its REPLs are forked from a process that has it all.
 
         Args:
             context: What the variable `context` of each holds, as for `repl`. (Texts need none: they are mapped.)
@@ -134,7 +134,7 @@ class Sandbox(AsyncResource):
             timeout_s: Seconds for all of that.
 
         Raises:
-            ConfigurationError: `setup` or a module's name is no text. What goes wrong with them is said when the
+            ConfigurationError: `setup` or a module's name is no text. Errors of the code itself are raised when the
                 template is entered.
             SandboxFailed: The sandbox is not open.
         """
@@ -170,7 +170,7 @@ class Sandbox(AsyncResource):
             raise
 
     async def _strongest(self, listener: Listener) -> ForkServer:
-        """Start a fork server at the first level that this machine can give, shown by a canary."""
+        """Start a fork server at the strongest level for which a canary shows that it holds on this machine."""
         refusals = []
         for level in self._candidates:
             fork_server = ForkServer(level, self._allow_exec and level.may_exec, self._exact_memory, seed=self.seed)
@@ -190,6 +190,7 @@ class Sandbox(AsyncResource):
         raise IsolationUnavailable(" Nor: ".join(dict.fromkeys(map(str, refusals))))
 
     async def _send_canary(self, fork_server: ForkServer, listener: Listener) -> None:
+        """Run the canary in a REPL of its own. Raises: IsolationUnavailable."""
         workers = Workers(ColdStart(fork_server, listener, Limits()))
         async with SandboxedRepl(self.bind_loop(), workers) as repl:
             block = await repl.aexecute(canary.PROGRAM)

@@ -1,4 +1,4 @@
-"""Fork servers that have something ready for their REPLs, so that none of them has to get it again."""
+"""A fork server that has a context, modules and variables ready for many REPLs."""
 
 import asyncio
 from collections.abc import Mapping, Sequence
@@ -23,7 +23,10 @@ PREPARE_TIMEOUT_S = 300.0
 class Template(AsyncResource):
     """Makes REPLs that find a context, modules and variables in place. Made by `Sandbox.template`.
 
-    Use it as a context manager, within its sandbox: when it is left, its REPLs end.
+    It owns a fork server of its own. Use it as a context manager, within its sandbox: when it is left, its REPLs end.
+
+    Args:
+        sandboxes_fork_server: Makes the template's own, and ends it with the sandbox at the latest.
     """
 
     def __init__(

@@ -1,9 +1,9 @@
 """Contexts of objects that are used again: decoded once, in a fork server of their own, and shared by their REPLs.
 
 Texts are shared as they are: every worker maps them. Other objects are made anew in each worker, which takes seconds
-and memory for large ones. So the second time that a REPL is wanted on the same context, a fork server decodes it, and
-only forks from there on. It has run no model code. This is for "strict" alone, which confines the fork
-server: elsewhere what may be hostile would be decoded without any isolation.
+and memory for large ones. When a second REPL has the same context, a fork server decodes it. From there on that fork
+server only forks, and it runs no model code. This is for "strict" alone, which confines the fork server: elsewhere a
+hostile context would be decoded without any isolation.
 """
 
 import asyncio
@@ -28,7 +28,7 @@ SHARED_FROM_BYTES: Final = 4 << 20
 OF_ALL_MEMORY: Final = 0.25
 """Share of the machine's memory for all these fork servers. Beyond it the least recently used one is ended."""
 HEAP_PER_BYTE: Final = 6
-"""Memory of objects for each byte of their JSON, as long as it is not known: a guess. Records have 4, numbers 10."""
+"""Bytes of objects for each byte of their JSON: a guess until they are decoded. Records have 4, numbers 10."""
 MAX_SEEN: Final = 256
 """Contexts whose use and memory are remembered. Beyond it the first of them is forgotten."""
 
@@ -40,10 +40,10 @@ class _Shared:
     """One context's fork server.
 
     Attributes:
-        memory_bytes: What it takes, or is thought to take as long as it is being made.
-        making: Ends in the fork server, or in None where there could be none.
+        memory_bytes: Memory that it takes; a guess while it is being made.
+        making: Returns the fork server, or None where there could be none.
         users: REPLs that have it or wait for it. While there are any, it is not ended.
-        is_listed: Whether further ones may have it.
+        is_listed: Whether further REPLs may have it.
     """
 
     digest: bytes
@@ -71,12 +71,12 @@ class ContextCache:
         self._seen: dict[asyncio.Task[bytes | None], int] = {}
         """Digests of the contexts that were used so far, and their sizes."""
         self._digests = weakref.WeakKeyDictionary[StoredContext, asyncio.Task[bytes | None]]()
-        """Of those that may be given again as they are."""
+        """The same digests by the object that was given, which may be given again."""
         self._listed: dict[bytes, _Shared] = {}
         """By digest; the one that was used last comes last."""
         self._alive: set[_Shared] = set()
         self._heaps: dict[bytes, int] = {}
-        """What each took in memory when it was decoded."""
+        """By digest: memory in bytes that a context took when it was decoded."""
         self._ending: set[asyncio.Task[None]] = set()
         self._closed = False
 
