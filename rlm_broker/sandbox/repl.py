@@ -7,6 +7,7 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
+from rlm_broker.concurrency.deadline import to_its_end
 from rlm_broker.concurrency.event_loop import AsyncResource, EventLoopRef
 from rlm_broker.context.store import StoredContext, refuse_a_name, store
 from rlm_broker.errors import ConfigurationError, ReplClosed, SandboxFailed, WorkerDied
@@ -15,45 +16,63 @@ from rlm_broker.results import Block, Isolation
 from rlm_broker.sandbox import post_mortem
 from rlm_broker.sandbox.block_run import BlockRun
 from rlm_broker.sandbox.output import BlockOutput, OnOutput
-from rlm_broker.sandbox.workers.source import WorkerSource
+from rlm_broker.sandbox.workers.source import StartedWorker, Workers
 from rlm_broker.sandbox.workers.worker import Worker
-from rlm_broker.transport.connection import Connection, QueryHandler
+from rlm_broker.transport.connection import Connection, QueryHandler, refuse
 from rlm_broker.transport.provisions import Provisions
 from sandbox_worker.wire.bounds import SCRATCH_LIMITS
 from sandbox_worker.wire.control import Exceeded, PostMortem
 from sandbox_worker.wire.errors import FrameTooLarge
 
 INHERITED: Final = object()
-"""In place of a context: the one that the fork server has."""
+"""Given in place of a context: the REPL has the one that its fork server has."""
 SMALL_CHARS = 1 << 16
-"""A text that is stored in less time than a thread takes to start."""
+"""Longest text that is stored on the event loop, in less time than a thread takes to start. Beyond it a thread does."""
 MAX_ERROR_CHARS = 2_000
-"""Of the sentence on how a block ended. An honest REPL sends fewer."""
+"""Characters of the sentence on how a block ended; beyond it is cut. An honest REPL sends fewer."""
 
 
 class SandboxedRepl(AsyncResource):
     """Runs blocks of untrusted code one after the other; variables persist from one to the next.
 
-    Made by `Sandbox.repl`. Use it as a context manager: its processes are gone when it is left, however it is left.
+    Made by `Sandbox.repl` and `Template.repl`. Use it as a context manager: its processes are gone when it is left,
+    however it is left.
+
+    Args:
+        event_loop: Where it lives.
+        workers: Give it a worker, and another one if that is lost.
+        context: See `Sandbox.repl`, as for those below. `INHERITED`: the one that the fork server has.
+
+    Raises:
+        ConfigurationError: One of them cannot be used.
     """
 
     def __init__(
         self,
         event_loop: EventLoopRef,
-        source: WorkerSource,
-        context: object,
-        answer: QueryHandler,
-        provisions: Provisions,
+        workers: Workers,
+        context: object = None,
+        answer: QueryHandler = refuse,
+        *,
+        tools: Sequence[str] = (),
+        values: Mapping[str, Any] | None = None,
     ) -> None:
+        refuse_a_name(context)
+        _require_answer(answer)
+        require_names(tools)
+        require_plain(values or {})
+        try:
+            self._provisions = Provisions.of(values or {}, workers.limits.max_frame_bytes, tools)
+        except FrameTooLarge as error:
+            raise ConfigurationError(f"a value is too large for a message to a REPL: {error}") from None
         self._event_loop = event_loop
-        self._source = source
+        self._workers = workers
         self._context = context
         self._own_context: StoredContext | None = None
         self._answer = answer
-        self._limits = source.limits
-        self._bounds = source.limits.repl_bounds()
-        self._provisions = provisions
-        self._worker: Worker | None = None
+        self._limits = workers.limits
+        self._bounds = workers.limits.repl_bounds()
+        self._started: StartedWorker | None = None
         self._connection: Connection | None = None
         self._restarts = 0
         self._opened = False
@@ -63,8 +82,9 @@ class SandboxedRepl(AsyncResource):
     @property
     def isolation(self) -> Isolation:
         """What is enforced, as the worker reported it before any model code ran."""
-        layers = self._worker.layers if self._worker else ()
-        return Isolation(self._source.fork_server.level.name, (*self._source.fork_server.layers, *layers))
+        fork_server = self._workers.fork_server
+        layers = self._started.worker.layers if self._started else ()
+        return Isolation(fork_server.level.name, (*fork_server.layers, *layers))
 
     def execute(self, code: str, timeout_s: float | None = None, on_output: OnOutput | None = None) -> Block:
         """Run one block.
@@ -90,7 +110,7 @@ class SandboxedRepl(AsyncResource):
 
     @property
     def is_closed(self) -> bool:
-        """Whether it was closed; no block runs any more."""
+        """Whether the REPL was closed. Then no block runs any more."""
         return self._closed
 
     def provide(self, values: Mapping[str, Any]) -> None:
@@ -104,14 +124,14 @@ class SandboxedRepl(AsyncResource):
         self.provide_known(values)
 
     def provide_known(self, values: Mapping[str, Any]) -> None:
-        """Do the same with values that came out of JSON: looking through large ones would take seconds."""
+        """Do as `provide` with values that came out of JSON. Checking large ones would take seconds."""
         more = Provisions.of(values, self._limits.max_frame_bytes)
         self._provisions.add(more)
         if self._connection is not None:
             self._connection.provide(more)
 
     def renew(self) -> None:
-        """Another run begins: it may have as many fresh REPLs as the one before."""
+        """Count restarts from 0 again: another run begins, with as many fresh REPLs as the one before."""
         self._restarts = 0
 
     # -- its life ----------------------------------------------------------------------------------------------------
@@ -123,15 +143,23 @@ class SandboxedRepl(AsyncResource):
             return
         self._opened = True
         try:
-            await self._start_worker()
+            await self._use(await self._workers.start(await self._stored()))
         except BaseException:
             await self._close()
             raise
 
-    async def _start_worker(self) -> None:
-        context = None if self._context is INHERITED else await self._stored()
-        self._worker, connection = await self._source.start(context)
-        self._connected(connection)
+    async def _use(self, started: StartedWorker) -> None:
+        """Go on with a worker. If the REPL was closed while the worker was started, end the worker.
+
+        Raises:
+            ReplClosed: It was closed.
+        """
+        if self._closed:
+            await started.connection.close()
+            await to_its_end(started.end)
+            raise ReplClosed("this REPL was closed")
+        self._started = started
+        self._connected(started.connection)
 
     def _connected(self, connection: Connection) -> None:
         """Go on with a fresh REPL, which gets all that was provided so far with its first block."""
@@ -142,13 +170,24 @@ class SandboxedRepl(AsyncResource):
         self._closed = True
         if self._connection is not None:
             await self._connection.close()
-        if self._worker is not None:
-            await self._source.end(self._worker)
-            self._worker = None
+        await self._end_worker()
         if self._own_context is not None:
             self._own_context.close()
 
-    async def _stored(self) -> StoredContext:
+    async def _end_worker(self) -> None:
+        """End the worker, if there is one. It is kept until it has ended, since this may be cancelled."""
+        started = self._started
+        if started is not None:
+            await started.end()
+            if self._started is started:
+                self._started = None
+
+    async def _stored(self) -> StoredContext | None:
+        """Return the context as a worker loads it; None where the fork server has it."""
+        if self._closed:  # while a worker was restarted
+            raise ReplClosed("this REPL was closed")
+        if self._context is INHERITED:
+            return None
         if isinstance(self._context, StoredContext):  # its owner closes it; several REPLs may share it
             return self._context
         if self._own_context is not None:
@@ -166,30 +205,27 @@ class SandboxedRepl(AsyncResource):
             raise SandboxFailed("the REPL is not open: use it as `with sandbox.repl() as repl:`")
         if self._is_lost_unused():
             await self._end_repl()
-            await (self._source.end(self._worker) if self._worker else asyncio.sleep(0))  # its REPL alone has died
-            await self._start_worker()
-        if self._connection is None:
+            await self._end_worker()  # it may be its REPL alone that died
+        elif self._connection is None:
             if self._restarts >= self._limits.max_repl_restarts:
                 raise ReplClosed(f"this REPL was killed more often than max_repl_restarts = {self._restarts} allows")
             self._restarts += 1
-            if self._worker is None:  # its init was ended from outside, or with the zygote
-                await self._start_worker()
-            else:
+            if self._started is not None:
                 try:
-                    self._connected(await self._source.restart(self._worker))
-                except WorkerDied:  # the same, since the last block
-                    await self._source.end(self._worker_alive())
-                    await self._start_worker()
+                    self._connected(await self._started.restart())
+                except WorkerDied:  # its init was ended from outside since the last block, or with the zygote
+                    await self._end_worker()
+        if self._started is None:
+            await self._use(await self._workers.start(await self._stored()))
         assert self._connection is not None
         return self._connection
 
     def _is_lost_unused(self) -> bool:
-        """Whether its processes died before any block ran: there are no variables that code could miss."""
-        worker, connection = self._worker, self._connection
-        lost = worker is not None and (worker.gone.is_set() or worker.died is not None)
-        return (
-            worker is not None and connection is not None and not connection.block and (lost or not connection.is_open)
-        )
+        """Return whether its processes died before any block ran: there are no variables that code could miss."""
+        if self._started is None or self._connection is None or self._connection.block:
+            return False
+        worker = self._started.worker
+        return worker.gone.is_set() or worker.died is not None or not self._connection.is_open
 
     # -- one block ---------------------------------------------------------------------------------------------------
 
@@ -237,10 +273,10 @@ class SandboxedRepl(AsyncResource):
             )
 
     async def _end_repl(self, explain: bool = False) -> PostMortem | None:
-        """Kill the REPL, and everything that was being done for it. Its worker stays, with the context in place.
+        """Kill the REPL, and end the queries that it has open. Its worker stays, with the context in place.
 
         Returns:
-            What it was doing, if that is asked for and could be seen.
+            What the REPL was doing, if `explain` asks for it and it could be seen.
         """
         connection, self._connection = self._connection, None
         worker = self._worker_alive()
@@ -251,36 +287,21 @@ class SandboxedRepl(AsyncResource):
                 seen = await worker.stop(explain and seen is None) or seen
         # A scratch folder that is too full would end the next REPL, too: that one gets another worker.
         if worker.gone.is_set() or (exceeded is not None and exceeded.limit in SCRATCH_LIMITS):
-            self._worker = None
-            await self._source.end(worker)
+            await self._end_worker()
         if connection is not None:
             await connection.close()
         return seen
 
     def _worker_alive(self) -> Worker:
-        if self._worker is None:
+        if self._started is None:
             raise ReplClosed("this REPL was closed")
-        return self._worker
+        return self._started.worker
 
 
-def made(
-    event_loop: EventLoopRef,
-    source: WorkerSource,
-    context: object,
-    handler: QueryHandler,
-    tools: Sequence[str],
-    values: Mapping[str, Any] | None,
-) -> SandboxedRepl:
-    """A REPL of a sandbox or a template.
-
-    Raises:
-        ConfigurationError: A value is not plain, or larger than a message to a REPL may be; or a tool is no name.
-    """
-    refuse_a_name(context)
-    require_names(tools)
-    require_plain(values or {})
-    try:
-        provisions = Provisions.of(values or {}, source.limits.max_frame_bytes, tools)
-    except FrameTooLarge as error:
-        raise ConfigurationError(f"a value is too large for a message to a REPL: {error}") from None
-    return SandboxedRepl(event_loop, source, context, handler, provisions)
+def _require_answer(answer: object) -> None:
+    """Raises: ConfigurationError."""
+    if not callable(answer):
+        raise ConfigurationError(
+            f"answer is an async function of one query, and not {type(answer).__name__}: "
+            "with an LMHandler give answer=handler.answers(...)"
+        )

@@ -9,22 +9,22 @@ from rlm_broker.errors import ConfigurationError, IsolationUnavailable, SandboxF
 from rlm_broker.limits import Limits
 from rlm_broker.sandbox.levels import canary
 from rlm_broker.sandbox.levels.level import candidates, warn_if_unprotected
-from rlm_broker.sandbox.repl import SandboxedRepl, made
+from rlm_broker.sandbox.repl import SandboxedRepl
 from rlm_broker.sandbox.template import NO_CONTEXT, PREPARE_TIMEOUT_S, Template
 from rlm_broker.sandbox.workers import cgroups
 from rlm_broker.sandbox.workers.context_cache import OF_ALL_MEMORY, ContextCache
-from rlm_broker.sandbox.workers.fork_server import ForkServer, Preparation
-from rlm_broker.sandbox.workers.source import ColdStart
+from rlm_broker.sandbox.workers.fork_server import ForkServer
+from rlm_broker.sandbox.workers.source import ColdStart, Workers
 from rlm_broker.sandbox.workers.warm_pool import WarmPool
+from rlm_broker.sandbox.workers.zygote_process import Preparation
 from rlm_broker.transport.connection import QueryHandler, refuse
 from rlm_broker.transport.listener import Listener
-from rlm_broker.transport.provisions import Provisions
 from sandbox_worker.wire.level import LevelName
 
 SEED_BITS = 32
 """Bits of a seed: what PYTHONHASHSEED and numpy take."""
 MAX_SETUP_BYTES = 32 << 10
-"""It goes in one packet with everything else that a fork server is told."""
+"""Largest set-up code: it goes in one packet with the rest of `Configure`. Beyond it the code is refused."""
 
 
 class Sandbox(AsyncResource):
@@ -41,8 +41,8 @@ class Sandbox(AsyncResource):
             which at "standard" it is not.
         exact_memory: Hold each REPL's memory by a control group, exactly and with the kernel's own for it. It takes up
             to 30 ms more for each REPL; without it memory is watched, every 10 ms while a block runs.
-        warm: REPLs that are kept ready, made ahead and each used once: who asks for one has it in less than a
-            millisecond. None: one, from the second on that is asked for.
+        warm: Number of REPLs that are kept ready, made ahead and each used once. A ready REPL is there in less than a
+            millisecond. None: one, from the second REPL on that is asked for.
         seed: From 0 to 2**32 - 1: code draws the same numbers from `random` and numpy's global generator in each REPL,
             also after a kill, and sets of text have the same order. None: every REPL draws others.
         listener: The port that REPLs connect to; None opens one of its own on loopback.
@@ -78,8 +78,7 @@ class Sandbox(AsyncResource):
         self._listener = listener
         self._own_listener: Listener | None = None
         self._fork_server: ForkServer | None = None
-        self._pool: WarmPool | None = None
-        self._shared: ContextCache | None = None
+        self._workers: Workers | None = None
         self._event_loop = event_loop
 
     @property
@@ -90,27 +89,29 @@ class Sandbox(AsyncResource):
     def repl(
         self,
         context: object = None,
-        handler: QueryHandler = refuse,
+        answer: QueryHandler = refuse,
         *,
         tools: Sequence[str] = (),
         values: Mapping[str, Any] | None = None,
     ) -> SandboxedRepl:
-        """A new REPL, to be used as a context manager.
+        """Return a new REPL, to be used as a context manager.
 
         Args:
             context: What its variable `context` holds: text, a dict or list of plain values, or a path; see `store`.
                 A `StoredContext` is shared: it stays the caller's to close.
-            handler: Answers `llm_query` and its like. Without one they say that no model is connected.
-            tools: Names of functions that code may call; the handler answers them, as queries that want a "tool".
+            answer: Async function of one query, which answers `llm_query` and its like; of an `LMHandler`,
+                `handler.answers(...)`. Without one they say that no model is connected.
+            tools: Names of functions that code may call; `answer` is asked, by queries that want a "tool".
             values: Name → plain value that code finds.
 
         Raises:
-            ConfigurationError: A value is larger than a message to a REPL may be.
+            ConfigurationError: `answer` cannot be called, a tool is no name, or a value is not plain, or larger than a
+                message to a REPL may be.
             SandboxFailed: The sandbox is not open. (A context that cannot be read is refused when it is entered.)
         """
-        if self._shared is None:
+        if self._workers is None:
             raise SandboxFailed("the sandbox is not open: use it as `with Sandbox() as sandbox:`")
-        return made(self.bind_loop(), self._shared, context, handler, tools, values)
+        return SandboxedRepl(self.bind_loop(), self._workers, context, answer, tools=tools, values=values)
 
     def template(
         self,
@@ -121,7 +122,7 @@ class Sandbox(AsyncResource):
         warm: int = 0,
         timeout_s: float = PREPARE_TIMEOUT_S,
     ) -> Template:
-        """Something ready for many REPLs: they are forked from a process that has it all. Use it as a context manager.
+        """Return a template, to be used as a context manager: its REPLs are forked from a process that has it all.
 
         Args:
             context: What the variable `context` of each holds, as for `repl`. (Texts need none: they are mapped.)
@@ -133,7 +134,7 @@ class Sandbox(AsyncResource):
             timeout_s: Seconds for all of that.
 
         Raises:
-            ConfigurationError: `setup` or a module's name is no text. What goes wrong with them is said when the
+            ConfigurationError: `setup` or a module's name is no text. Errors of the code itself are raised when the
                 template is entered.
             SandboxFailed: The sandbox is not open.
         """
@@ -150,7 +151,7 @@ class Sandbox(AsyncResource):
         return Template(self.bind_loop(), self._fork_server, listener, self.limits, preparation, context, warm)
 
     async def _open(self) -> None:
-        if self._pool is not None:
+        if self._workers is not None:
             return
         try:
             listener = self._listener
@@ -158,15 +159,18 @@ class Sandbox(AsyncResource):
                 listener = self._own_listener = Listener()
                 await listener.start()
             self._fork_server = await self._strongest(listener)
-            self._pool = WarmPool(ColdStart(self._fork_server, listener, self.limits), self._warm)
-            self._pool.fill()
-            self._shared = ContextCache(self._pool, listener, int(cgroups.memory_bytes() * OF_ALL_MEMORY))
+            cold_start = ColdStart(self._fork_server, listener, self.limits)
+            cache_bytes = int(cgroups.memory_bytes() * OF_ALL_MEMORY)
+            cache = ContextCache(self._fork_server, listener, self.limits, cache_bytes)
+            pool = WarmPool(cold_start, self._warm)
+            pool.fill()
+            self._workers = Workers(cold_start, (cache, pool))
         except BaseException:
             await self._close()
             raise
 
     async def _strongest(self, listener: Listener) -> ForkServer:
-        """Start a fork server at the first level that this machine can give, shown by a canary."""
+        """Start a fork server at the strongest level for which a canary shows that it holds on this machine."""
         refusals = []
         for level in self._candidates:
             fork_server = ForkServer(level, self._allow_exec and level.may_exec, self._exact_memory, seed=self.seed)
@@ -186,18 +190,16 @@ class Sandbox(AsyncResource):
         raise IsolationUnavailable(" Nor: ".join(dict.fromkeys(map(str, refusals))))
 
     async def _send_canary(self, fork_server: ForkServer, listener: Listener) -> None:
-        cold_start = ColdStart(fork_server, listener, Limits())
-        async with SandboxedRepl(self.bind_loop(), cold_start, None, refuse, Provisions()) as repl:
+        """Run the canary in a REPL of its own. Raises: IsolationUnavailable."""
+        workers = Workers(ColdStart(fork_server, listener, Limits()))
+        async with SandboxedRepl(self.bind_loop(), workers) as repl:
             block = await repl.aexecute(canary.PROGRAM)
         canary.require_held(fork_server.level, canary.verdict(fork_server.level, block.final_answer))
 
     async def _close(self) -> None:
-        shared, self._shared = self._shared, None
-        if shared is not None:
-            await shared.close()
-        pool, self._pool = self._pool, None
-        if pool is not None:
-            await pool.close()
+        workers, self._workers = self._workers, None
+        if workers is not None:
+            await workers.close()
         fork_server, self._fork_server = self._fork_server, None
         if fork_server is not None:
             await fork_server.close()

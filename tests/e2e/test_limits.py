@@ -132,7 +132,7 @@ def test_a_block_that_waits_for_replies_for_ever_is_ended_at_its_wall_limit() ->
         return [Slot(text=prompt) for prompt in query.texts]
 
     limits = Limits(block_wall_timeout_s=1.0, interrupt_grace_s=PATIENT_S)
-    with Sandbox(limits) as sandbox, sandbox.repl(handler=slow) as repl:
+    with Sandbox(limits) as sandbox, sandbox.repl(answer=slow) as repl:
         block = repl.execute("x = 1\nwhile True: llm_query('?')")
         assert block.status == "interrupted"
         assert block.error == "it took longer than block_wall_timeout_s = 1 s, waiting for replies included"

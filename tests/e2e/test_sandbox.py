@@ -362,7 +362,7 @@ def test_answers_and_prompts_are_as_large_as_their_limits_and_no_larger(sandbox:
         seen.extend(len(text) for text in query.texts)
         return [Slot(text="ok")]
 
-    with sandbox.repl(handler=answer) as repl:
+    with sandbox.repl(answer=answer) as repl:
         block = repl.execute("FINAL('\U0001f600' * 4_000_000)")
         assert block.final_answer == "\U0001f600" * 4_000_000
         refused = repl.execute("FINAL('x' * 17_000_000)")

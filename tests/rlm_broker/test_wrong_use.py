@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from rlm_broker import ConfigurationError, ContextRefused, FunctionClient, Limits, Sandbox, ScriptedClient
+from rlm_broker import ConfigurationError, ContextRefused, FunctionClient, Limits, LMHandler, Sandbox, ScriptedClient
 from rlm_broker.rlm import RLM
 
 ANSWERS = "```repl\nFINAL(context)\n```"
@@ -57,6 +57,15 @@ def test_a_text_that_names_a_path_is_refused_with_what_to_write(folder: Path, te
         sandbox.repl(text)
     with pytest.raises(ContextRefused, match="the context comes first, then the question"):
         RLM(ScriptedClient([])).completion("When did it fail?", text)
+
+
+@pytest.mark.parametrize("answer", ["yes", None, 5, LMHandler(FunctionClient(lambda _: ""))])
+def test_answer_that_cannot_be_called_is_refused_with_what_to_give(answer: Any) -> None:
+    said = re.escape(f"and not {type(answer).__name__}: with an LMHandler give answer=handler.answers(...)")
+    with Sandbox(warm=0) as sandbox, sandbox.template() as template:
+        for make in (sandbox.repl, template.repl):
+            with pytest.raises(ConfigurationError, match=said):
+                make(answer=answer)
 
 
 def test_an_address_is_refused_as_a_context() -> None:

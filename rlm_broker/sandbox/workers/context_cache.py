@@ -1,9 +1,9 @@
 """Contexts of objects that are used again: decoded once, in a fork server of their own, and shared by their REPLs.
 
 Texts are shared as they are: every worker maps them. Other objects are made anew in each worker, which takes seconds
-and memory for large ones. So the second time that a REPL is wanted on the same context, a fork server decodes it, and
-only forks from there on. It has run no model code. This is for "strict" alone, which confines the fork
-server: elsewhere what may be hostile would be decoded without any isolation.
+and memory for large ones. When a second REPL has the same context, a fork server decodes it. From there on that fork
+server only forks, and it runs no model code. This is for "strict" alone, which confines the fork server: elsewhere a
+hostile context would be decoded without any isolation.
 """
 
 import asyncio
@@ -12,25 +12,25 @@ import hashlib
 import mmap
 import weakref
 from dataclasses import dataclass
+from functools import partial
 from typing import Final, TypeVar
 
 from rlm_broker.context.store import StoredContext
 from rlm_broker.errors import RlmBrokerError, SandboxFailed
-from rlm_broker.sandbox.workers.fork_server import ForkServer, Preparation
+from rlm_broker.limits import Limits
+from rlm_broker.sandbox.workers.fork_server import ForkServer
 from rlm_broker.sandbox.workers.source import ColdStart, StartedWorker
-from rlm_broker.sandbox.workers.warm_pool import WarmPool
-from rlm_broker.sandbox.workers.worker import Worker
-from rlm_broker.transport.connection import Connection
+from rlm_broker.sandbox.workers.zygote_process import Preparation
 from rlm_broker.transport.listener import Listener
 
 SHARED_FROM_BYTES: Final = 4 << 20
-"""Of JSON: less is decoded in the time that a fork server takes to start."""
+"""Smallest JSON that is shared: less is decoded in the time that a fork server takes to start."""
 OF_ALL_MEMORY: Final = 0.25
-"""What all these fork servers may take of the machine's memory; who was used least recently goes first."""
+"""Share of the machine's memory for all these fork servers. Beyond it the least recently used one is ended."""
 HEAP_PER_BYTE: Final = 6
-"""Memory of objects for each byte of their JSON, as long as it is not known: a guess. Records have 4, numbers 10."""
+"""Bytes of objects for each byte of their JSON: a guess until they are decoded. Records have 4, numbers 10."""
 MAX_SEEN: Final = 256
-"""Contexts of which it is remembered that they were used, and what they took."""
+"""Contexts whose use and memory are remembered. Beyond it the first of them is forgotten."""
 
 T = TypeVar("T")
 
@@ -40,10 +40,10 @@ class _Shared:
     """One context's fork server.
 
     Attributes:
-        memory_bytes: What it takes, or is thought to take as long as it is being made.
-        making: Ends in the fork server, or in None where there could be none.
+        memory_bytes: Memory that it takes; a guess while it is being made.
+        making: Returns the fork server, or None where there could be none.
         users: REPLs that have it or wait for it. While there are any, it is not ended.
-        is_listed: Whether further ones may have it.
+        is_listed: Whether further REPLs may have it.
     """
 
     digest: bytes
@@ -54,54 +54,38 @@ class _Shared:
 
 
 class ContextCache:
-    """Starts REPLs as `pool` does, and those on a context that was used before from a fork server that has it.
+    """Has workers for contexts that were used before, each forked from a fork server that has decoded the context.
 
     Lives on one event loop.
 
     Args:
+        fork_server: Of the same level; its `prepared` makes the others.
         max_bytes: Memory of all these fork servers together. One whose REPLs live is not ended for another.
     """
 
-    def __init__(self, pool: WarmPool, listener: Listener, max_bytes: int) -> None:
-        self.fork_server = pool.fork_server
-        self.limits = pool.limits
-        self._pool = pool
+    def __init__(self, fork_server: ForkServer, listener: Listener, limits: Limits, max_bytes: int) -> None:
+        self._fork_server = fork_server
         self._listener = listener
+        self._limits = limits
         self._max_bytes = max_bytes
         self._seen: dict[asyncio.Task[bytes | None], int] = {}
         """Digests of the contexts that were used so far, and their sizes."""
         self._digests = weakref.WeakKeyDictionary[StoredContext, asyncio.Task[bytes | None]]()
-        """Of those that may be given again as they are."""
+        """The same digests by the object that was given, which may be given again."""
         self._listed: dict[bytes, _Shared] = {}
-        """By digest; who was used last comes last."""
+        """By digest; the one that was used last comes last."""
         self._alive: set[_Shared] = set()
         self._heaps: dict[bytes, int] = {}
-        """What each took in memory when it was decoded."""
-        self._used_by: dict[Worker, _Shared] = {}
+        """By digest: memory in bytes that a context took when it was decoded."""
         self._ending: set[asyncio.Task[None]] = set()
         self._closed = False
 
-    async def start(self, context: StoredContext | None) -> StartedWorker:
+    async def take(self, context: StoredContext | None) -> StartedWorker | None:
         """See `WorkerSource`."""
-        if context is not None and not self._closed and self._is_worth_it(context):
-            digest = await self._digest_if_used_before(context)
-            if digest is not None and (started := await self._start_shared(digest, context)) is not None:
-                return started
-        return await self._pool.start(context)
-
-    async def restart(self, worker: Worker) -> Connection:
-        """See `WorkerSource`."""
-        return await self._pool.restart(worker)
-
-    async def end(self, worker: Worker) -> None:
-        """See `WorkerSource`."""
-        shared = self._used_by.pop(worker, None)
-        fork_server = None if shared is None else shared.making.result()
-        try:
-            await (fork_server or self._pool).end(worker)
-        finally:
-            if shared is not None:
-                self._leave(shared)
+        if context is None or self._closed or not self._is_worth_it(context):
+            return None
+        digest = await self._digest_if_used_before(context)
+        return None if digest is None else await self._take_shared(digest, context)
 
     async def close(self) -> None:
         """End all that no REPL uses; the others end with the fork server that made them. Harmless when repeated."""
@@ -119,10 +103,13 @@ class ContextCache:
 
     def _is_worth_it(self, context: StoredContext) -> bool:
         form = context.info.form
-        return self.fork_server.level.confines_zygote and form.kind == "json" and form.size_bytes >= SHARED_FROM_BYTES
+        return self._fork_server.level.confines_zygote and form.kind == "json" and form.size_bytes >= SHARED_FROM_BYTES
 
     async def _digest_if_used_before(self, context: StoredContext) -> bytes | None:
-        """None for the first of its content. Only who meets another one of the same size waits for the digests."""
+        """Return the digest of a context that was used before, else None.
+
+        Digests are compared only if a context of the same size is known.
+        """
         if (of_its_own := self._digests.get(context)) is not None:
             return await _result(of_its_own)
         size = context.info.form.size_bytes
@@ -140,20 +127,20 @@ class ContextCache:
 
     # -- the fork servers --------------------------------------------------------------------------------------------
 
-    async def _start_shared(self, digest: bytes, context: StoredContext) -> StartedWorker | None:
-        """None where there can be no fork server for it, or it can fork no more."""
-        if self._closed:  # while we looked whether it was used before
+    async def _take_shared(self, digest: bytes, context: StoredContext) -> StartedWorker | None:
+        """Return None where there can be no fork server for the context, or it can fork no more."""
+        if self._closed:  # while the digests were compared
             return None
         shared = self._listed.pop(digest, None) or self._to_be_made(digest, context)
-        self._listed[digest] = shared  # at the end, as who was used last
+        self._listed[digest] = shared  # at the end: it was used last
         shared.users += 1
         started: StartedWorker | None = None
         try:
             fork_server = await _result(shared.making)
             if fork_server is not None:
                 self._weigh(shared, fork_server.memory_bytes)
-                started = await ColdStart(fork_server, self._listener, self.limits).start(None)
-                self._used_by[started[0]] = shared
+                started = await ColdStart(fork_server, self._listener, self._limits).take(None)
+                started.on_end = partial(self._leave, shared)
         except RlmBrokerError:
             pass
         finally:
@@ -175,14 +162,13 @@ class ContextCache:
             if not has_room:
                 return None
             try:
-                return await self.fork_server.prepared(
-                    Preparation(context=context, timeout_s=self.limits.start_timeout_s)
-                )
+                preparation = Preparation(context=context, timeout_s=self._limits.start_timeout_s)
+                return await self._fork_server.prepared(preparation)
             except (RlmBrokerError, OSError):  # each of its REPLs decodes it, and says what is wrong
                 return None
 
     def _weigh(self, shared: _Shared, memory_bytes: int) -> None:
-        """It is made: what was a guess is known. Where that is too much, it ends with those who have it by now."""
+        """Replace the guess by what it takes, now that it is made. Too large a one ends with its present users."""
         if shared.memory_bytes != memory_bytes:
             shared.memory_bytes = memory_bytes
             self._remember_heap(shared.digest, memory_bytes)
@@ -195,7 +181,7 @@ class ContextCache:
             del self._heaps[next(iter(self._heaps))]
 
     def _make_room(self, needed_bytes: int) -> bool:
-        """End fork servers that nobody uses until there is room; none, where that would not be enough."""
+        """End unused fork servers until there is room, and return whether there is; end none if that is not enough."""
         in_use_bytes = sum(shared.memory_bytes for shared in self._alive if shared.users)
         if in_use_bytes + needed_bytes > self._max_bytes:
             return False
@@ -205,7 +191,7 @@ class ContextCache:
         return True
 
     def _unlist(self, shared: _Shared) -> None:
-        """No further REPL gets it; it ends with its last."""
+        """Give it to no further REPL: it ends with its last user."""
         if shared.is_listed:
             shared.is_listed = False
             del self._listed[shared.digest]
@@ -219,14 +205,14 @@ class ContextCache:
         if shared.is_listed or shared.users:
             return
         self._alive.discard(shared)
-        shared.making.cancel()  # nobody waits for it any more
+        shared.making.cancel()  # it has no user any more
         ending = asyncio.get_running_loop().create_task(_ended(shared.making))
         self._ending.add(ending)
         ending.add_done_callback(self._ending.discard)
 
 
 async def _result(task: "asyncio.Task[T]") -> T | None:
-    """What it comes to; None where it was cancelled, which the end of the sandbox does, and not whoever waits here."""
+    """Return the task's result; None where it was cancelled, which the end of the sandbox does, not the caller's."""
     await asyncio.wait({task})
     return None if task.cancelled() else task.result()
 
@@ -240,7 +226,7 @@ async def _ended(making: "asyncio.Task[ForkServer | None]") -> None:
 
 
 async def _digested(context: StoredContext) -> bytes | None:
-    """None where there is no memory or no thread to look at it: then it is like no other."""
+    """Return the digest; None without memory or a thread to compute it: then the context is like no other."""
     try:
         return await asyncio.to_thread(_digest, context)
     except (OSError, RuntimeError):

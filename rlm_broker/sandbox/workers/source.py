@@ -1,10 +1,13 @@
-"""Where a REPL's worker comes from: forked, behind its layers, with its context, on a connection of its own."""
+"""Where a REPL's worker comes from: sources that are asked in order, and the one that makes a worker at once."""
 
 import asyncio
 import contextlib
 import socket
+from collections.abc import Callable
+from functools import partial
 from typing import Protocol
 
+from rlm_broker.concurrency.deadline import to_its_end
 from rlm_broker.context.store import StoredContext
 from rlm_broker.errors import SandboxFailed, WorkerDied
 from rlm_broker.limits import Limits
@@ -13,86 +16,101 @@ from rlm_broker.sandbox.workers.worker import Worker
 from rlm_broker.transport.connection import Connection
 from rlm_broker.transport.dialing import dial
 from rlm_broker.transport.listener import Listener
+from rlm_broker.transport.provisions import Provisions
 from rlm_broker.transport.session import Session
-
-StartedWorker = tuple[Worker, Connection]
 
 
 class WorkerSource(Protocol):
-    """Whoever has workers: made now, or ahead."""
+    """Has workers for some contexts."""
 
-    fork_server: ForkServer
-    limits: Limits
-
-    async def start(self, context: StoredContext | None) -> StartedWorker:
-        """A worker whose REPL is ready; whoever gets it ends it.
+    async def take(self, context: StoredContext | None) -> "StartedWorker | None":
+        """Return a worker for the caller to end, or None: then the next source is asked.
 
         Args:
-            context: None is what its fork server has.
+            context: What the REPL's variable holds; None is what the fork server has.
         """
         ...
 
-    async def restart(self, worker: Worker) -> Connection:
-        """A fresh REPL in a worker whose last one has ended, with the same context."""
+    async def close(self) -> None:
+        """End all that it keeps. Workers that were taken are ended by their takers."""
         ...
 
-    async def end(self, worker: Worker) -> None:
-        """Kill a worker; return when it is gone."""
-        ...
+
+class StartedWorker:
+    """A worker whose REPL is ready, and how to restart and end it.
+
+    Attributes:
+        connection: Of its first REPL.
+        on_end: Called once, when the worker has been ended; set by the source that wants to know.
+    """
+
+    def __init__(self, worker: Worker, connection: Connection, cold_start: "ColdStart") -> None:
+        self.worker = worker
+        self.connection = connection
+        self.on_end: Callable[[], None] | None = None
+        self._cold_start = cold_start
+        self._context: Provisions | None = None
+
+    def provide_context(self, context: Provisions) -> None:
+        """Give the REPL its context as a value. A REPL that is started again gets it again: it has none in place."""
+        self._context = context
+        self.connection.provide(context)
+
+    async def restart(self) -> Connection:
+        """Start a fresh REPL, with the same context, in place of one that has ended; return its connection."""
+        connection = await self._cold_start.restart(self.worker)
+        if self._context is not None:
+            connection.provide(self._context)
+        return connection
+
+    async def end(self) -> None:
+        """Kill the worker; return when it is gone. Harmless when repeated."""
+        try:
+            await self._cold_start.fork_server.end(self.worker)
+        finally:
+            on_end, self.on_end = self.on_end, None
+            if on_end is not None:
+                on_end()
 
 
 class ColdStart:
-    """Makes each worker when it is asked for."""
+    """Makes each worker when it is asked for: forked, behind its layers, with its context, on its own connection."""
 
     def __init__(self, fork_server: ForkServer, listener: Listener, limits: Limits) -> None:
         self.fork_server = fork_server
         self.limits = limits
         self._listener = listener
 
-    async def start(self, context: StoredContext | None) -> StartedWorker:
-        """See `WorkerSource`. A worker that dies before its REPL is ready has run no code: another takes its place."""
+    async def take(self, context: StoredContext | None) -> StartedWorker:
+        """See `WorkerSource`; there always is one. A worker that dies before its REPL is ready is replaced unseen.
+
+        The worker has run no code by then. The connection is opened while init is forked: neither needs the other.
+        """
         tries = TRIES
         while True:
+            opening = asyncio.get_running_loop().create_task(self._connect(after_others=True))
+            worker: Worker | None = None
             try:
-                return await self._start(context)
-            except WorkerDied:
-                if not (tries := tries - 1):
+                worker = await self.fork_server.spawn(self.limits)
+                connection, connected = await opening
+                with connected:
+                    loads = None if context is None else (context.fd, context.info.form)
+                    await worker.launch(loads, connected.fileno(), self.limits.start_timeout_s)
+                await self._ready(connection)
+                return StartedWorker(worker, connection, self)
+            except BaseException as error:
+                await to_its_end(partial(self._undo, opening, worker))
+                tries -= 1
+                if not isinstance(error, WorkerDied) or not tries:
                     raise
 
-    async def _start(self, context: StoredContext | None) -> StartedWorker:
-        """Nothing waits for what it does not need: a connection is opened while init is forked."""
-        opening = asyncio.get_running_loop().create_task(self._connect(after_others=True))
-        worker: Worker | None = None
-        try:
-            worker = await self.fork_server.spawn(self.limits)
-            connection, connected = await opening
-            with connected:
-                timeout_s = self.limits.start_timeout_s
-                loads = None if context is None else (context.fd, context.info.form)
-                await worker.launch(loads, connected.fileno(), timeout_s)
-            await self._ready(connection)
-        except BaseException:
-            opening.cancel()
-            with contextlib.suppress(asyncio.CancelledError, SandboxFailed):
-                connection, connected = await opening
-                connected.close()
-                await connection.close()
-            if worker is not None:
-                await self.fork_server.end(worker)
-            raise
-        return worker, connection
-
     async def restart(self, worker: Worker) -> Connection:
-        """See `WorkerSource`. On a fresh connection: the last REPL may have stopped inside a frame."""
+        """Start a fresh REPL in a worker, on a fresh connection: the last REPL may have stopped inside a frame."""
         connection, connected = await self._connect()
         with connected:
             await worker.start(connected.fileno(), self.limits.start_timeout_s)
         await self._ready(connection)
         return connection
-
-    async def end(self, worker: Worker) -> None:
-        """See `WorkerSource`."""
-        await self.fork_server.end(worker)
 
     async def _connect(self, after_others: bool = False) -> tuple[Connection, socket.socket]:
         if after_others:  # such as the request to the fork server, which has the longer way to go
@@ -112,3 +130,44 @@ class ColdStart:
                 await connection.ready()
         except TimeoutError:
             raise SandboxFailed(f"a REPL was not ready within start_timeout_s = {timeout_s:g} s") from None
+
+    async def _undo(self, opening: "asyncio.Task[tuple[Connection, socket.socket]]", worker: Worker | None) -> None:
+        """End what there is of a worker that could not be started."""
+        opening.cancel()
+        with contextlib.suppress(asyncio.CancelledError, SandboxFailed):
+            connection, connected = await opening
+            connected.close()
+            await connection.close()
+        if worker is not None:
+            await self.fork_server.end(worker)
+
+
+class Workers:
+    """Starts workers: asks each source in turn, and makes one where none has one.
+
+    Attributes:
+        fork_server: The one that new workers are forked from. Others have the same level and layers.
+        sources: In the order in which they are asked.
+    """
+
+    def __init__(self, cold_start: ColdStart, sources: tuple[WorkerSource, ...] = ()) -> None:
+        self.fork_server = cold_start.fork_server
+        self.limits = cold_start.limits
+        self.sources = sources
+        self._cold_start = cold_start
+
+    async def start(self, context: StoredContext | None) -> StartedWorker:
+        """Return a worker for the caller to end.
+
+        Args:
+            context: What the REPL's variable holds; None is what the fork server has.
+        """
+        for source in self.sources:
+            if (taken := await source.take(context)) is not None:
+                return taken
+        return await self._cold_start.take(context)
+
+    async def close(self) -> None:
+        """Close the sources. Harmless when repeated."""
+        for source in self.sources:
+            await source.close()

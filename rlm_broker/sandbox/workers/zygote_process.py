@@ -1,26 +1,235 @@
-"""The fork server as a process: how it is started, and why it ended."""
+"""The fork server's process: how it is started, asked for workers over its control socket, and ended."""
 
+import asyncio
 import contextlib
 import os
 import resource
 import signal
+import socket
 import subprocess
 import sys
+import tempfile
 import threading
+from dataclasses import dataclass
+from pathlib import Path
 
-from rlm_broker.sandbox.workers.python_paths import environment, isolated
+from rlm_broker.context.store import StoredContext
+from rlm_broker.errors import ConfigurationError, SandboxFailed
+from rlm_broker.limits import Limits
+from rlm_broker.sandbox.levels.level import unavailable
+from rlm_broker.sandbox.workers import refusals
+from rlm_broker.sandbox.workers.cgroups import MemoryGroup
+from rlm_broker.sandbox.workers.private_folder import PrivateFolder
+from rlm_broker.sandbox.workers.python_paths import environment, isolated, python_paths, readable
+from rlm_broker.sandbox.workers.worker import Worker
+from sandbox_worker.wire.control import (
+    MAX_PACKET_BYTES,
+    Configure,
+    FromZygote,
+    NotPrepared,
+    Spawn,
+    Spawned,
+    SpawnFailed,
+    ZygoteFailed,
+    ZygoteReady,
+    pack,
+    unpack_from_zygote,
+)
+from sandbox_worker.wire.level import Level
+
+START_TIMEOUT_S = 60.0
+END_TIMEOUT_S = 5.0
+"""Longest wait for a fork server to end by itself after its socket has closed. Beyond it the fork server is killed."""
 
 _FORKING = threading.RLock()
 """Held by each fork of this process, and while the fork server is started. A process that is forked in between inherits
 the pipe on which `Popen` waits for the start of its program: `Popen` would wait for as long as that process lives."""
 os.register_at_fork(before=_FORKING.acquire, after_in_parent=_FORKING.release, after_in_child=_FORKING.release)
 
-EXIT_OF_SIGNAL = 128
-"""Added to a signal's number in the exit status of the fork server's parent, where there is one (as shells do)."""
+
+@dataclass(frozen=True)
+class Preparation:
+    """What a zygote gets ready for all of its workers, once.
+
+    Attributes:
+        imports: Names of modules to import.
+        setup: Code of the user's; every REPL finds its variables.
+        context: Every REPL finds it; it has to stay open, since a zygote that dies is replaced.
+        timeout_s: Seconds for all of it.
+    """
+
+    imports: tuple[str, ...] = ()
+    setup: str = ""
+    context: StoredContext | None = None
+    timeout_s: float = START_TIMEOUT_S
+
+
+class ZygoteGone(SandboxFailed):
+    """The zygote was killed or stopped before it answered."""
+
+
+class Zygote:
+    """One zygote: the process, its control socket, and its folder on the host.
+
+    Requests are made one at a time, and each answer is awaited: one that is left over would be taken for the next.
+    """
+
+    def __init__(self, level: Level, allow_exec: bool, preparation: Preparation, seed: int | None) -> None:
+        self._level = level
+        self._allow_exec = allow_exec
+        self._preparation = preparation
+        self._seed = seed
+        self._process: subprocess.Popen[bytes] | None = None
+        self._pidfd = -1
+        self._usable = True
+        self._control, self._theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._control.setblocking(False)
+        try:
+            self.folder = PrivateFolder()
+        except BaseException:
+            self._control.close()
+            self._theirs.close()
+            raise
+
+    async def start(self) -> ZygoteReady:
+        """Start the process; return what it says of itself."""
+        (root := self.folder.path / "root").mkdir()
+        paths = python_paths()
+        self._process, self._pidfd = start(self._theirs.fileno(), paths, self._seed)
+        self._theirs.close()
+        context = self._preparation.context
+        configure = Configure(
+            level=self._level.name,
+            new_root=refusals.utf8(root),
+            readable=[refusals.utf8(path) for path in readable(paths)],
+            hidden=[refusals.utf8(Path(path) / "litellm") for path in paths],
+            preload=list(self._preparation.imports),
+            setup=self._preparation.setup,
+            form=None if context is None else context.info.form,
+            seed=self._seed,
+        )
+        try:
+            socket.send_fds(self._control, [pack(configure)], [] if context is None else [context.fd])
+            answer, _ = await self._answer(self._preparation.timeout_s)
+        except ZygoteGone as error:
+            raise SandboxFailed(str(error)) from None  # its time is over: it is not tried again
+        except (OSError, EOFError):
+            with contextlib.suppress(TimeoutError):  # its socket closes before it has an exit status
+                await asyncio.wait_for(self._gone(), END_TIMEOUT_S)
+            why = refusals.ended(self._level, self._process)
+            if self._process.poll() == -signal.SIGKILL:  # not by a system call filter, which kills with SIGSYS
+                raise ZygoteGone(str(why)) from None
+            raise why from None
+        if isinstance(answer, NotPrepared):
+            raise ConfigurationError(f"a template cannot be made: its {answer.step} failed: {answer.reason}")
+        if isinstance(answer, ZygoteFailed):
+            raise unavailable(self._level, answer.layer, answer.reason, answer.code)
+        if not isinstance(answer, ZygoteReady):
+            raise SandboxFailed("the sandbox's fork server answered out of turn")
+        if self._level.has_own_root:
+            self.folder.remove()  # the root is mounted in the zygote's own namespace only
+        return answer
+
+    async def spawn(self, limits: Limits, group: MemoryGroup | None = None) -> Worker:
+        """Have the zygote fork a worker.
+
+        Args:
+            group: The worker's control group. It is removed if there is no worker.
+
+        Raises:
+            ZygoteGone: The zygote does not answer.
+            SandboxFailed: The zygote could not fork.
+        """
+        with contextlib.ExitStack() as undo:
+            if group is not None:
+                undo.callback(group.remove)
+            scratch = self._make_scratch()
+            ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+            undo.callback(ours.close)
+            request = Spawn(allow_exec=self._allow_exec, scratch=refusals.utf8(scratch), bounds=limits.repl_bounds())
+            with theirs:
+                try:
+                    fds = [theirs.fileno(), *([group.join_fd] if group else [])]
+                    socket.send_fds(self._control, [pack(request)], fds)
+                    answer, answer_fds = await self._answer(limits.start_timeout_s)
+                except (OSError, EOFError):
+                    self._usable = False
+                    assert self._process is not None
+                    why = refusals.why_ended(self._process)
+                    raise ZygoteGone(f"the sandbox's fork server is gone: {why}") from None
+            if isinstance(answer, SpawnFailed):
+                raise SandboxFailed(f"no worker could be forked: {answer.reason}")
+            if not isinstance(answer, Spawned) or len(answer_fds) != 1:
+                raise SandboxFailed("the sandbox's fork server answered out of turn")
+            undo.pop_all()
+        return Worker(self._level, answer_fds[0], ours, scratch, group)
+
+    def is_usable(self) -> bool:
+        """Return whether it lives, as far as is known, and has answered every request."""
+        return self._usable and self._process is not None and self._process.poll() is None
+
+    async def end(self) -> bool:
+        """Close its socket, which ends it and all its workers; return when its processes are gone.
+
+        Returns:
+            Whether its folder is gone, too.
+        """
+        self._control.close()
+        self._theirs.close()
+        if self._process is not None:
+            try:
+                await asyncio.wait_for(self._gone(), END_TIMEOUT_S if self._usable else 0)
+            except TimeoutError:
+                # PermissionError: it is another user's, and root lacks CAP_KILL.
+                with contextlib.suppress(ProcessLookupError, PermissionError):
+                    signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
+                await self._gone()
+            self._process.wait()
+            if self._process.stderr is not None:
+                self._process.stderr.close()
+            os.close(self._pidfd)
+            self._process = None
+        return self.folder.remove()
+
+    def _make_scratch(self) -> str:
+        """Make a worker's scratch folder on the host, at a level without a root of its own; else return ""."""
+        if self._level.has_own_root:
+            return ""
+        try:
+            return tempfile.mkdtemp(prefix="scratch-", dir=self.folder.path)
+        except OSError as error:
+            raise SandboxFailed(f"no scratch folder can be made: {error.strerror}: {self.folder.path}") from None
+
+    async def _gone(self) -> None:
+        """Wait until its first process has ended."""
+        gone = asyncio.Event()
+        asyncio.get_running_loop().add_reader(self._pidfd, gone.set)
+        try:
+            await gone.wait()
+        finally:
+            asyncio.get_running_loop().remove_reader(self._pidfd)
+
+    async def _answer(self, timeout_s: float) -> tuple[FromZygote, list[int]]:
+        loop = asyncio.get_running_loop()
+        has_answered = asyncio.Event()
+        control_fd = self._control.fileno()
+        loop.add_reader(control_fd, has_answered.set)
+        try:
+            async with asyncio.timeout(timeout_s):
+                await has_answered.wait()
+        except TimeoutError:
+            self._usable = False  # its answer may still come, and would be taken for the next one's
+            raise ZygoteGone(f"the sandbox's fork server did not answer within {timeout_s:g} s") from None
+        finally:
+            loop.remove_reader(control_fd)
+        packet, fds, _, _ = socket.recv_fds(self._control, MAX_PACKET_BYTES, 1)
+        if not packet:
+            raise EOFError
+        return unpack_from_zygote(packet), list(fds)
 
 
 def start(control_fd: int, paths: list[str], seed: int | None) -> tuple["subprocess.Popen[bytes]", int]:
-    """The process, which serves the other end of `control_fd`, and a pidfd of it.
+    """Start the process, which serves the other end of `control_fd`; return it and a pidfd of it.
 
     Args:
         paths: Its `sys.path`.
@@ -47,27 +256,6 @@ def start(control_fd: int, paths: list[str], seed: int | None) -> tuple["subproc
         process.kill()
         process.communicate()
         raise
-
-
-def killed_by(process: "subprocess.Popen[bytes]") -> int:
-    """Number of the signal that ended it, or 0."""
-    status = process.poll()
-    number = -status if status is not None and status < 0 else (status or 0) - EXIT_OF_SIGNAL
-    return number if number in set(signal.Signals) else 0
-
-
-def why_ended(process: "subprocess.Popen[bytes]") -> str:
-    """The last line that it wrote to stderr, or the signal that killed it, or its exit status."""
-    with contextlib.suppress(subprocess.TimeoutExpired):
-        process.wait(timeout=1)
-    words = ""
-    if process.stderr is not None:
-        os.set_blocking(process.stderr.fileno(), False)
-        words = (process.stderr.read() or b"").decode("utf-8", "replace").strip()
-    if words:
-        return words.splitlines()[-1]
-    number = killed_by(process)
-    return f"it was killed by {signal.Signals(number).name}" if number else f"it ended with status {process.poll()}"
 
 
 def raise_descriptor_limit() -> None:

@@ -7,10 +7,12 @@ from pathlib import Path
 
 import pytest
 
+from rlm_broker.context.store import StoredContext
 from rlm_broker.errors import ReplClosed, RlmBrokerError, SandboxFailed
 from rlm_broker.limits import Limits
 from rlm_broker.sandbox.sandbox import Sandbox
 from rlm_broker.sandbox.workers.fork_server import ForkServer
+from rlm_broker.sandbox.workers.source import ColdStart, StartedWorker
 from tests.support.processes import living_below
 from tests.support.waiting import turns, until
 
@@ -64,6 +66,37 @@ async def test_a_repl_that_is_not_entered_runs_nothing_and_leaves_nothing() -> N
             with pytest.raises(SandboxFailed, match="the REPL is not open: use it as `with sandbox"):
                 await repl.aexecute("1")
         assert left() == before
+
+
+async def test_repl_closed_at_any_moment_of_its_start_leaves_nothing() -> None:
+    chance = random.Random(7)
+    async with Sandbox(warm=0) as sandbox:
+        async with sandbox.repl("context") as repl:
+            await repl.aexecute("1")
+        before = left()
+        for _ in range(20):
+            repl = sandbox.repl("context")
+            opening = asyncio.create_task(repl.__aenter__())
+            await asyncio.sleep(chance.random() * 0.015)
+            await repl.aclose()
+            await asyncio.gather(opening, return_exceptions=True)
+        await until_left(before)
+
+
+async def test_repl_closed_as_soon_as_its_worker_is_there_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with Sandbox(warm=0) as sandbox:
+        before = left()
+        repl, take = sandbox.repl("context"), ColdStart.take
+
+        async def closed_after(self: ColdStart, context: StoredContext | None) -> StartedWorker:
+            started = await take(self, context)
+            await repl.aclose()
+            return started
+
+        monkeypatch.setattr(ColdStart, "take", closed_after)
+        with pytest.raises(ReplClosed, match="this REPL was closed"):
+            await repl.__aenter__()
+        await until_left(before)
 
 
 async def test_a_repl_that_is_entered_twice_has_one_worker_and_is_not_entered_again() -> None:

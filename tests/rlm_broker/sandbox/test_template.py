@@ -11,10 +11,11 @@ from rlm_broker.errors import ConfigurationError, ContextRefused, SandboxFailed
 from rlm_broker.limits import Limits
 from rlm_broker.results import Block
 from rlm_broker.sandbox.sandbox import Sandbox
-from rlm_broker.sandbox.workers import fork_server
+from rlm_broker.sandbox.workers import zygote_process
 from rlm_broker.sandbox.workers.python_paths import python_paths
 from tests.support.needs import require_cpp_library
 from tests.support.processes import living_below
+from tests.support.sources import pool_of
 from tests.support.waiting import until
 
 
@@ -81,13 +82,12 @@ async def test_a_killed_repl_has_it_all_again() -> None:
 
 async def test_warm_repls_of_a_template_are_its_own() -> None:
     async with Sandbox(warm=1) as sandbox, sandbox.template(["data"], warm=2) as template:
-        pool = template._pool
-        assert pool is not None
-        await until(lambda: len(pool._ready) == 2)
-        ready = {worker for worker, _ in pool._ready}
+        pool = pool_of(template)
+        await until(lambda: len(pool.ready) == 2)
+        ready = set(pool.ready)
         async with template.repl() as repl:
             assert (await repl.aexecute("print(context)")).stdout == "['data']\n"
-            assert len(ready - {worker for worker, _ in pool._ready}) == 1  # it was one of those
+            assert len(ready - set(pool.ready)) == 1  # it was one of those
         assert (await run(sandbox.repl("text"), "print(context)")).stdout == "text\n"
 
 
@@ -162,7 +162,7 @@ async def test_files_mapped_for_reading_are_shared_only_if_they_cannot_be_writte
 
 
 async def test_set_up_code_that_never_ends_is_ended_at_its_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fork_server, "END_TIMEOUT_S", 0.1)
+    monkeypatch.setattr(zygote_process, "END_TIMEOUT_S", 0.1)
     async with Sandbox(warm=0) as sandbox:
         before = living_below()
         with pytest.raises(SandboxFailed, match=r"did not answer within 0.5 s"):
@@ -251,7 +251,7 @@ def stand_ins(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     tmp_path.chmod(0o755)
     for name, code in STAND_INS.items():
         (tmp_path / f"{name}.py").write_text(code)
-    monkeypatch.setattr(fork_server, "python_paths", lambda: [*python_paths(), str(tmp_path)])
+    monkeypatch.setattr(zygote_process, "python_paths", lambda: [*python_paths(), str(tmp_path)])
 
 
 @pytest.mark.usefixtures("stand_ins")

@@ -17,7 +17,9 @@ from rlm_broker.rlm import RLM
 from rlm_broker.sandbox.sandbox import Sandbox
 from rlm_broker.sandbox.workers import cgroups, context_cache
 from rlm_broker.sandbox.workers.fork_server import ForkServer
+from rlm_broker.sandbox.workers.zygote_process import Preparation
 from tests.support.processes import living_below
+from tests.support.sources import cache_of
 from tests.support.waiting import WAIT_S, for_ever
 
 OBJECTS = {"a": [1, 2, {"b": None}], "c": 0.5}
@@ -34,8 +36,8 @@ def _small_ones_are_shared(monkeypatch: pytest.MonkeyPatch) -> None:
 def room_for_one(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """There is no room for a second fork server beside the first, which shows when it is there."""
     with Sandbox(warm=0) as sandbox:
-        assert sandbox._pool is not None
-        one_bytes = sandbox._pool.fork_server.memory_bytes
+        assert sandbox._fork_server is not None
+        one_bytes = sandbox._fork_server.memory_bytes
     with monkeypatch.context() as patched:
         patched.setattr(cgroups, "memory_bytes", lambda: 1.5 * one_bytes / context_cache.OF_ALL_MEMORY)
         yield
@@ -43,6 +45,19 @@ def room_for_one(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 def fork_servers() -> set[psutil.Process]:
     return set(psutil.Process().children()) & living_below()
+
+
+def prepared(monkeypatch: pytest.MonkeyPatch) -> list[ForkServer]:
+    """Return a list that gets each fork server that is prepared from now on."""
+    made: list[ForkServer] = []
+    real = ForkServer.prepared
+
+    async def prepare(self: ForkServer, preparation: Preparation) -> ForkServer:
+        made.append(await real(self, preparation))
+        return made[-1]
+
+    monkeypatch.setattr(ForkServer, "prepared", prepare)
+    return made
 
 
 def places(sandbox: Sandbox, context: object, times: int = 3) -> list[str]:
@@ -110,6 +125,7 @@ async def test_many_that_begin_at_once_share_one_fork_server() -> None:
 
 async def test_starts_that_are_cancelled_leave_nothing_and_do_not_spoil_it_for_others() -> None:
     async with Sandbox(warm=0) as sandbox:
+        before = fork_servers()
         with store(OBJECTS) as stored:
             async with sandbox.repl(stored):
                 pass
@@ -124,8 +140,9 @@ async def test_starts_that_are_cancelled_leave_nothing_and_do_not_spoil_it_for_o
                 for each in opening:
                     if not each.cancelled():
                         await (await each).aclose()
-            assert sandbox._shared is not None
-            assert [shared.users for shared in sandbox._shared._listed.values()] == [0]
+            assert len(fork_servers() - before) == 1
+            await cache_of(sandbox).close()  # ends what has no users
+            assert fork_servers() == before
     assert not living_below()
 
 
@@ -142,14 +159,14 @@ def test_who_was_used_least_recently_goes_when_memory_is_short(monkeypatch: pyte
 def test_one_whose_repls_live_is_not_ended_for_another(monkeypatch: pytest.MonkeyPatch) -> None:
     with room_for_one(monkeypatch), Sandbox(warm=0) as sandbox:
         before = fork_servers()
+        made = prepared(monkeypatch)
         places(sandbox, OBJECTS)
         with sandbox.repl(OBJECTS) as repl:
             (server,) = fork_servers() - before
             assert [place.split()[1] for place in places(sandbox, OF_THE_SAME_SIZE)] == ["3"] * 3
             _, alive = psutil.wait_procs(fork_servers() - before - {server}, timeout=WAIT_S)
             assert not alive  # the second ended with the first REPL that had it, and there was not another
-            assert sandbox._shared is not None
-            assert len(sandbox._shared._heaps) == 2
+            assert len(made) == 2
             assert repl.execute("print(context['c'])").stdout == "0.5\n"
 
 
@@ -231,8 +248,7 @@ async def test_what_is_asked_for_while_the_sandbox_is_closed_leaves_no_fork_serv
             async with sandbox.repl(stored):
                 pass
             late = sandbox.repl(stored)
-            assert sandbox._shared is not None
-            await sandbox._shared.close()
+            await cache_of(sandbox).close()
             before = fork_servers()
             async with late:
                 assert fork_servers() == before
@@ -249,15 +265,15 @@ async def test_one_that_nobody_waits_for_any_more_is_not_waited_for_either(monke
         with store(OBJECTS) as stored, monkeypatch.context() as patched:
             async with sandbox.repl(stored):
                 pass
-            assert sandbox._shared is not None
+            cache = cache_of(sandbox)
             patched.setattr(ForkServer, "start", that_takes_its_time)
             opening = asyncio.create_task(sandbox.repl(stored).__aenter__())
             await source.wait()
             opening.cancel()
             await asyncio.wait({opening})
-            (shared,) = sandbox._shared._listed.values()
-            sandbox._shared._unlist(shared)  # as for another one that needs the room
-            await asyncio.gather(*sandbox._shared._ending)
+            (shared,) = cache._listed.values()
+            cache._unlist(shared)  # as for another one that needs the room
+            await asyncio.gather(*cache._ending)
 
 
 @pytest.mark.parametrize("level", ["standard", "process"])

@@ -17,8 +17,7 @@ from rlm_broker.context.store import store
 from rlm_broker.errors import SandboxFailed
 from rlm_broker.limits import Limits
 from rlm_broker.sandbox.sandbox import Sandbox
-from rlm_broker.sandbox.workers import fork_server as fork_servers
-from rlm_broker.sandbox.workers import python_paths
+from rlm_broker.sandbox.workers import python_paths, zygote_process
 from rlm_broker.sandbox.workers.fork_server import ForkServer
 from rlm_broker.sandbox.workers.worker import Worker
 from sandbox_worker.wire.level import LEVELS, PROCESS, STRICT, Level
@@ -106,7 +105,7 @@ async def test_one_that_is_closed_while_it_starts_leaves_no_fork_server() -> Non
 async def test_what_keeps_the_fork_server_from_starting_is_told_in_its_own_words(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(fork_servers, "python_paths", lambda: ["/nowhere"])
+    monkeypatch.setattr(zygote_process, "python_paths", lambda: ["/nowhere"])
     with pytest.raises(SandboxFailed, match=r"fork server cannot start: .*(Error|error)"):
         await ForkServer(STRICT, allow_exec=True).start()
     assert living_below() == set()

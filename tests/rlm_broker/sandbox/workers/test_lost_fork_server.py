@@ -18,8 +18,9 @@ from rlm_broker.errors import SandboxFailed
 from rlm_broker.limits import Limits
 from rlm_broker.sandbox.repl import SandboxedRepl
 from rlm_broker.sandbox.sandbox import Sandbox
-from rlm_broker.sandbox.workers.fork_server import TRIES, ForkServer, _Zygote
+from rlm_broker.sandbox.workers.fork_server import TRIES
 from rlm_broker.sandbox.workers.worker import Worker
+from rlm_broker.sandbox.workers.zygote_process import Zygote
 from tests.support.processes import living_below
 from tests.support.waiting import until_now
 
@@ -58,7 +59,7 @@ def wrap(monkeypatch: pytest.MonkeyPatch, of: type, name: str, before: Callable[
 
 
 @pytest.mark.parametrize("level", ["strict", "standard"])
-@pytest.mark.parametrize("point", [(ForkServer, "_fork"), (Worker, "launch")])
+@pytest.mark.parametrize("point", [(Zygote, "spawn"), (Worker, "launch")])
 async def test_fork_server_killed_during_a_start_is_replaced_unseen(
     point: tuple[type, str], level: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -92,16 +93,16 @@ async def test_fork_server_killed_at_every_try_is_told_and_leaves_nothing(monkey
 
 
 async def test_fork_server_killed_while_it_starts_is_started_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    answer, killed = _Zygote._answer, list[int]()
+    answer, killed = Zygote._answer, list[int]()
 
-    async def killed_before(self: _Zygote, timeout_s: float) -> Any:
+    async def killed_before(self: Zygote, timeout_s: float) -> Any:
         if not killed:
             assert self._process is not None
             self._process.kill()
             killed.append(self._process.pid)
         return await answer(self, timeout_s)
 
-    monkeypatch.setattr(_Zygote, "_answer", killed_before)
+    monkeypatch.setattr(Zygote, "_answer", killed_before)
     async with opened() as sandbox, sandbox.repl() as repl:
         assert (await repl.aexecute("1")).status == "ok"
     assert killed
@@ -150,9 +151,9 @@ async def test_many_repls_started_while_fork_servers_are_killed_all_come() -> No
 
 async def lost(repl: SandboxedRepl, kill: Callable[[], None]) -> None:
     """Kill, and wait until its end has been noticed."""
-    assert repl._worker is not None
+    assert repl._started is not None
     kill()
-    await asyncio.wait_for(repl._worker.gone.wait(), WAIT_S)
+    await asyncio.wait_for(repl._started.worker.gone.wait(), WAIT_S)
 
 
 async def test_fork_server_that_is_stopped_is_replaced_within_the_start_timeout() -> None:
@@ -168,9 +169,9 @@ async def test_fork_server_that_is_stopped_is_replaced_within_the_start_timeout(
 async def test_start_cancelled_while_its_lost_fork_server_is_ended_leaves_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    end, ending, may_end = _Zygote.end, asyncio.Event(), asyncio.Event()
+    end, ending, may_end = Zygote.end, asyncio.Event(), asyncio.Event()
 
-    async def ended_late(self: _Zygote) -> bool:
+    async def ended_late(self: Zygote) -> bool:
         ending.set()
         await may_end.wait()
         return await end(self)
@@ -178,7 +179,7 @@ async def test_start_cancelled_while_its_lost_fork_server_is_ended_leaves_nothin
     async with opened() as sandbox:
         monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
         tmp_path.chmod(0o711)
-        monkeypatch.setattr(_Zygote, "end", ended_late)
+        monkeypatch.setattr(Zygote, "end", ended_late)
         template = sandbox.template(setup="raise KeyError")
         opening = asyncio.create_task(template.__aenter__())
         await asyncio.wait_for(ending.wait(), WAIT_S)

@@ -2,26 +2,28 @@
 
 import asyncio
 import contextlib
+import gc
 import os
 import signal
 from typing import Any
 
 import pytest
 
-from rlm_broker.context.store import store
+from rlm_broker.context.store import StoredContext, store
 from rlm_broker.errors import ConfigurationError, SandboxFailed
 from rlm_broker.limits import Limits
 from rlm_broker.sandbox.sandbox import Sandbox
-from rlm_broker.sandbox.workers.warm_pool import REFILL_AFTER_S, SMALL_BYTES, WarmPool
+from rlm_broker.sandbox.workers.source import StartedWorker, Workers
+from rlm_broker.sandbox.workers.warm_pool import REFILL_AFTER_S, SMALL_BYTES
+from rlm_broker.transport.provisions import Provisions
 from sandbox_worker.wire.messages import Query, Slot
 from tests.support.processes import living_below, living_parents_below
+from tests.support.sources import pool_of
 from tests.support.waiting import turns, until
 
 
 def ready(sandbox: Sandbox) -> int:
-    pool = sandbox._pool
-    assert isinstance(pool, WarmPool)
-    return len(pool._ready)
+    return len(pool_of(sandbox).ready)
 
 
 CONTEXTS: list[Any] = [
@@ -103,9 +105,8 @@ async def test_a_worker_that_died_while_it_waited_is_not_given_out() -> None:
         parents = living_parents_below()
         (repl_pid,) = [process.pid for process in living_below() if process.pid not in parents]
         os.kill(repl_pid, signal.SIGKILL)
-        assert sandbox._pool is not None
-        worker, connection = sandbox._pool._ready[0]
-        await until(lambda: worker.died is not None or not connection.is_open)
+        (waiting,) = pool_of(sandbox).ready
+        await until(lambda: waiting.worker.died is not None or not waiting.connection.is_open)
         async with sandbox.repl("context") as repl:
             assert (await repl.aexecute("print(context)")).stdout == "context\n"
 
@@ -116,9 +117,8 @@ async def test_when_the_fork_server_dies_repls_come_from_the_next_one() -> None:
         for process in living_below():
             if process.ppid() == os.getpid():
                 process.kill()
-        assert sandbox._pool is not None
-        waiting = list(sandbox._pool._ready)
-        await until(lambda: all(worker.gone.is_set() for worker, _ in waiting))
+        waiting = list(pool_of(sandbox).ready)
+        await until(lambda: all(each.worker.gone.is_set() for each in waiting))
         async with sandbox.repl("context") as repl:
             assert (await repl.aexecute("print(context)")).stdout == "context\n"
         await until(lambda: ready(sandbox) == 2)
@@ -220,11 +220,51 @@ async def test_a_value_that_is_provided_while_the_repl_starts_is_there_in_its_fi
             assert (await repl.aexecute("early, late, context")).stdout == "(1, 2, 'text')\n"
 
 
-async def test_a_context_that_was_given_as_a_value_is_forgotten_with_its_worker() -> None:
+async def test_context_given_as_a_value_is_freed_with_its_repl() -> None:
+    def values() -> int:
+        return sum("context" in each._frames for each in gc.get_objects() if isinstance(each, Provisions))
+
     async with Sandbox(warm=1) as sandbox:
         await until(lambda: ready(sandbox) == 1)
-        assert isinstance(sandbox._pool, WarmPool)
+        before = values()
         async with sandbox.repl("text") as repl:
-            assert len(sandbox._pool._contexts) == 1
             assert (await repl.aexecute("context")).stdout == "'text'\n"
-        assert not sandbox._pool._contexts
+            assert values() == before + 1
+        del repl
+        gc.collect()
+        assert values() == before
+
+
+async def test_sources_are_asked_in_order_until_one_gives() -> None:
+    async with Sandbox(warm=0) as sandbox:
+        assert sandbox._workers is not None
+        cold_start = sandbox._workers._cold_start
+        asked: list[str] = []
+
+        class Source:
+            def __init__(self, name: str, has_one: bool) -> None:
+                self._name, self._has_one = name, has_one
+
+            async def take(self, context: StoredContext | None) -> StartedWorker | None:
+                asked.append(self._name)
+                return await cold_start.take(context) if self._has_one else None
+
+            async def close(self) -> None:
+                asked.append(f"close {self._name}")
+
+        workers = Workers(cold_start, (Source("empty", False), Source("full", True), Source("last", True)))
+        await (await workers.start(None)).end()
+        await workers.close()
+        assert asked == ["empty", "full", "close empty", "close full", "close last"]
+        await (await Workers(cold_start).start(None)).end()
+
+
+async def test_started_worker_that_is_ended_twice_tells_its_source_once() -> None:
+    async with Sandbox(warm=0) as sandbox:
+        assert sandbox._workers is not None
+        started = await sandbox._workers.start(None)
+        told: list[bool] = []
+        started.on_end = lambda: told.append(started.worker.gone.is_set())
+        await started.end()
+        await started.end()
+        assert told == [True]
