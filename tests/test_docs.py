@@ -1,10 +1,20 @@
 """What the documents name exists."""
 
 import ast
+import asyncio
+import inspect
 import re
+import sys
+import threading
+from types import CodeType, FrameType
+from typing import Any
+
+import pytest
 
 import rlm_broker
+from rlm_broker import RLM, ScriptedClient
 from rlm_broker.limits import Limits
+from rlm_broker.sandbox.workers.zygote_process import Zygote
 from tests.support.places import PROJECT
 
 
@@ -37,6 +47,42 @@ def test_each_function_of_the_walkthrough_exists() -> None:
     assert len(steps) > 30
     missing = [f"{file}:{name}" for file, name in steps if name not in _defined_in(file)]
     assert missing == []
+
+
+def test_way_to_the_first_fork_is_as_the_walkthrough_says(monkeypatch: pytest.MonkeyPatch) -> None:
+    text = (PROJECT / "docs/walkthrough.md").read_text().partition("## From a question to the first fork")[2]
+    steps = re.findall(r"`[\w/]+\.py:([\w.]+)`", text.partition("\n## ")[0])
+    ways: list[set[str]] = []
+    spawn = Zygote.spawn
+
+    def recorded(self: Zygote, *arguments: Any) -> Any:
+        ways.append(_on_the_way())
+        return spawn(self, *arguments)
+
+    with RLM(ScriptedClient(["FINAL(1)"])) as rlm:
+        monkeypatch.setattr(Zygote, "spawn", recorded)
+        rlm.completion("text", "?")
+    others = {"_keep_running", "Job.result", "ColdStart._connect"}  # what waits or goes on beside the way
+    assert ways[0] - others == set(steps) - {"Zygote.spawn"}
+    assert len(steps) == 14
+
+
+def _on_the_way() -> set[str]:
+    """Names of our functions that run or wait: in this thread, in the main thread, and in the tasks of this loop."""
+    here = str(PROJECT / "rlm_broker")
+    codes: list[CodeType] = []
+    frame: FrameType | None
+    for thread in (threading.get_ident(), threading.main_thread().ident or 0):
+        frame = sys._current_frames()[thread]
+        while frame is not None:
+            codes.append(frame.f_code)
+            frame = frame.f_back
+    for task in asyncio.all_tasks():
+        waits: Any = task.get_coro()
+        while inspect.iscoroutine(waits):
+            codes.append(waits.cr_code)
+            waits = waits.cr_await
+    return {code.co_qualname for code in codes if code.co_filename.startswith(here)}
 
 
 def _defined_in(file: str) -> set[str]:

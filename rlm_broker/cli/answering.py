@@ -8,7 +8,7 @@ from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 from typing import Any
 
-from rlm_broker.cli.progress import Progress, spent
+from rlm_broker.cli.progress import ProgressLine, spent
 from rlm_broker.cli.terminal import say, say_if_typed
 from rlm_broker.context.store import Paths, store
 from rlm_broker.errors import ConfigurationError, RunFailed
@@ -64,7 +64,7 @@ def ask(
             )
             given = _context(paths)
             if not quiet:
-                watchers.append(stack.enter_context(closing(Progress(sys.stderr))))
+                watchers.append(stack.enter_context(closing(ProgressLine(sys.stderr))))
             context = stack.enter_context(store(given))
             for reason, count in context.info.skipped.items():
                 say(f"warning: left out: {count:,} ({reason})", err=True)

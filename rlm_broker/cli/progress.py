@@ -32,7 +32,7 @@ MAX_ERROR_CHARS = 300
 """Characters of an error of untrusted code that a note shows."""
 
 
-class Progress:
+class ProgressLine:
     """Follows a run's events. On a terminal it keeps one line up to date, with notes of what fails above it; elsewhere
     it prints a note of everything that matters."""
 
@@ -168,7 +168,7 @@ def _cost(usage: Usage) -> str:
     return "cost unknown" if usage.total_cost is None else f"${usage.total_cost:.4f}"
 
 
-def _live_line(progress: Progress, stream: TextIO) -> "Live":
+def _live_line(progress: ProgressLine, stream: TextIO) -> "Live":
     from rich.console import Console  # 0.1 s, which only a terminal pays
     from rich.live import Live
 

@@ -9,12 +9,12 @@ SIGNALS = (signal.SIGTERM, signal.SIGHUP)
 _received = signal.SIGINT
 
 
-class Stopped(KeyboardInterrupt):
+class EndedBySignal(KeyboardInterrupt):
     """One of `SIGNALS` came. The library handles it where it handles Ctrl+C."""
 
 
 def listen() -> None:
-    """Raise `Stopped` in the main thread for each of `SIGNALS` that is not ignored, as `nohup` ignores SIGHUP."""
+    """Raise `EndedBySignal` in the main thread for each of `SIGNALS` that is not ignored, as `nohup` ignores SIGHUP."""
     for number in SIGNALS:
         if signal.getsignal(number) is signal.SIG_DFL:
             signal.signal(number, _stop)
@@ -33,4 +33,4 @@ def exit_code() -> int:
 def _stop(number: int, _frame: object) -> NoReturn:
     global _received
     _received = signal.Signals(number)
-    raise Stopped
+    raise EndedBySignal

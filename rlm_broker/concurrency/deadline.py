@@ -17,7 +17,7 @@ class Late(TimeoutError):
     """The limit of `within` or `in_time` was reached. (What the work itself raises may be a TimeoutError, too.)"""
 
 
-class Stopped(Exception):
+class StopRequested(Exception):
     """The future `stop` of `within` was resolved."""
 
 
@@ -29,7 +29,7 @@ async def within(limit_s: float | None, work: Coroutine[Any, Any, T], stop: "asy
 
     Raises:
         Late: It was cancelled at the limit.
-        Stopped: It was cancelled since `stop` was resolved.
+        StopRequested: It was cancelled since `stop` was resolved.
     """
     task = asyncio.get_running_loop().create_task(work)
     waits_for: set[asyncio.Future[Any]] = {task} if stop is None else {task, stop}
@@ -43,7 +43,7 @@ async def within(limit_s: float | None, work: Coroutine[Any, Any, T], stop: "asy
         task.cancel()
     await _ended(task, cancelled)
     if is_cut and task.cancelled():
-        raise Stopped if stop is not None and stop.done() else Late
+        raise StopRequested if stop is not None and stop.done() else Late
     return task.result()
 
 

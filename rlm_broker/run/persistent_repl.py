@@ -32,6 +32,10 @@ class PersistentRepl:
 
     Args:
         sandbox: Where the REPL is, when the first run needs it.
+
+    Attributes:
+        runs: How many runs have had it.
+        context_name: Of the variable that holds the context of the last run.
     """
 
     def __init__(self, sandbox: Sandbox) -> None:
@@ -41,12 +45,11 @@ class PersistentRepl:
         self._answer: QueryHandler = refuse
         self._busy = False
         self.runs = 0
+        self.context_name = CONTEXT
 
     @contextlib.asynccontextmanager
-    async def repl(
-        self, context: StoredContext, answer: QueryHandler, tools: Tools
-    ) -> AsyncIterator[tuple[SandboxedRepl, str]]:
-        """The REPL for one run, with `context` in it, and the name under which that is there.
+    async def repl(self, context: StoredContext, answer: QueryHandler, tools: Tools) -> AsyncIterator[SandboxedRepl]:
+        """The REPL for one run, with `context` in it under `context_name`.
 
         Raises:
             ConfigurationError: It serves another run just now.
@@ -56,9 +59,9 @@ class PersistentRepl:
             raise ConfigurationError("a persistent RLM answers one question at a time: await the one before")
         self._busy, self._answer = True, answer
         try:
-            name = await self._add(context, tools)
+            self.context_name = await self._add(context, tools)
             assert self._repl is not None
-            yield self._repl, name
+            yield self._repl
         finally:
             self._busy, self._answer = False, refuse
 

@@ -3,12 +3,12 @@
 import asyncio
 import contextlib
 import time
-from collections.abc import AsyncIterator, Coroutine, Sequence
+from collections.abc import Coroutine, Sequence
 from typing import Any
 
 import rlm_broker.run.prompts as prompts
 from rlm_broker.clients.base import estimate_tokens
-from rlm_broker.concurrency.deadline import Late, Stopped, T, within
+from rlm_broker.concurrency.deadline import Late, StopRequested, T, within
 from rlm_broker.context.store import StoredContext
 from rlm_broker.errors import LimitReached, ModelFailed, ReplClosed, RunFailed
 from rlm_broker.parsing import FinalVar, NotRun, ParsedReply, parse_reply
@@ -91,7 +91,7 @@ class Runner:
         work = self._with_repl(context) if depth < limits.max_depth else self._without_repl(context)
         try:
             response = await within(limit_s, work, self._stop)
-        except Stopped:
+        except StopRequested:
             self._kind, response = "stopped", self.progress.partial_answer
         except Late:
             assert limit_s is not None
@@ -139,29 +139,25 @@ class Runner:
     # -- the loop ----------------------------------------------------------------------------------------------------
 
     async def _with_repl(self, context: StoredContext) -> str | None:
-        started = time.monotonic()
-        async with self._opened(context) as (repl, name):
+        started, persistent = time.monotonic(), self._persistent_repl
+        if persistent is None:
+            tools, values = self._tools.names, self._tools.values
+            opened: Any = self._tree.sandbox.repl(context, self._answer, tools=tools, values=values)
+        else:
+            opened = persistent.repl(context, self._answer, self._tools)
+        async with opened as repl:
+            name = CONTEXT if persistent is None else persistent.context_name
             opening = prompts.opening(self._question, context.info, name)
             if self._tree.instructions.prologue and not self._caller.depth:
                 opening = f"{self._tree.instructions.prologue}\n\n{opening}"
             self.progress.messages += [ChatMessage("system", self._system()), ChatMessage("user", opening)]
             self._isolation = repl.isolation
             self._emit(ReplReady, repl.isolation, time.monotonic() - started)
-            return await self._converse(repl)
-
-    @contextlib.asynccontextmanager
-    async def _opened(self, context: StoredContext) -> AsyncIterator[tuple[SandboxedRepl, str]]:
-        """The run's REPL, and the name of the context in it."""
-        if self._persistent_repl is None:
-            tools, values = self._tools.names, self._tools.values
-            async with self._tree.sandbox.repl(context, self._answer, tools=tools, values=values) as repl:
-                yield repl, CONTEXT
-            return
-        async with self._persistent_repl.repl(context, self._answer, self._tools) as opened:
             try:
-                yield opened
+                return await self._converse(repl)
             finally:
-                self._persistent_repl.remember([*self._earlier, *self.progress.messages])
+                if persistent is not None:
+                    persistent.remember([*self._earlier, *self.progress.messages])
 
     def _system(self) -> str:
         tools = self._tools.documentation()

@@ -5,8 +5,7 @@ import signal
 
 from rlm_broker.results import PostMortem
 from sandbox_worker.wire.bounds import WATCHED
-from sandbox_worker.wire.control import BROKEN, OUT_OF_MEMORY, Died, Exceeded
-from sandbox_worker.wire.control import PostMortem as Seen
+from sandbox_worker.wire.control import BROKEN, OUT_OF_MEMORY, Died, Exceeded, LastSeen
 
 _FRAME = re.compile(r'^  File "<block (\d+)>", line (\d+) in (\S{1,100})$', re.MULTILINE | re.ASCII)
 _BY_SIGNAL: dict[int, str] = {
@@ -37,13 +36,13 @@ def reason(died: Died | Exceeded) -> str:
     return _BY_EXIT_CODE.get(died.exit_code, f"its process ended by itself with exit code {died.exit_code} (os._exit)")
 
 
-def located(seen: Seen | None, block: int) -> PostMortem:
+def located(seen: LastSeen | None, block: int) -> PostMortem:
     """What init saw, with the line that the model's code was on. The stack is the REPL's word.
 
     Args:
         block: Number of the block that was running, within its REPL.
     """
-    seen = seen or Seen()
+    seen = seen or LastSeen()
     lines = [line for line in seen.stack.splitlines() if "/sandbox_worker/" not in line]  # frames of ours tell nothing
     stack = "\n".join(line[:200] for line in lines)
     frame = _FRAME.search(stack)

@@ -21,7 +21,7 @@ from rlm_broker.sandbox.workers.worker import Worker
 from rlm_broker.transport.connection import Connection, QueryHandler, refuse
 from rlm_broker.transport.provisions import Provisions
 from sandbox_worker.wire.bounds import SCRATCH_LIMITS
-from sandbox_worker.wire.control import Exceeded, PostMortem
+from sandbox_worker.wire.control import Exceeded, LastSeen
 from sandbox_worker.wire.errors import FrameTooLarge
 
 INHERITED: Final = object()
@@ -272,7 +272,7 @@ class SandboxedRepl(AsyncResource):
                 execution_time=time.monotonic() - started,
             )
 
-    async def _end_repl(self, explain: bool = False) -> PostMortem | None:
+    async def _end_repl(self, explain: bool = False) -> LastSeen | None:
         """Kill the REPL, and end the queries that it has open. Its worker stays, with the context in place.
 
         Returns:

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Protocol, cast
 
 from rlm_broker.errors import ProtocolViolation, RlmBrokerError, WorkerDied
-from rlm_broker.transport.load import Load
+from rlm_broker.transport.load import QueryLoad
 from rlm_broker.transport.provisions import Provisions
 from rlm_broker.transport.session import Session
 from sandbox_worker.wire.errors import FrameTooLarge
@@ -80,10 +80,10 @@ class Connection(asyncio.BufferedProtocol):
         self._held_back: Query | None = None
         self._takes_more_soon = False
         self._lets_go = False
-        self._load = Load()
+        self._load = QueryLoad()
         self._load_share = 0
 
-    def share(self, load: Load) -> None:
+    def share(self, load: QueryLoad) -> None:
         """Count the open queries in `load`, together with those of other connections."""
         self._load = load
 

@@ -9,7 +9,7 @@ from rlm_broker.errors import ConfigurationError
 from rlm_broker.transport.acceptor import Acceptor, bind
 from rlm_broker.transport.arrival import Arrival, OneShotServer
 from rlm_broker.transport.connection import Connection
-from rlm_broker.transport.load import Load
+from rlm_broker.transport.load import QueryLoad
 from rlm_broker.transport.strangers import Strangers
 
 LAST_PORT = 65_535
@@ -52,7 +52,7 @@ class Listener:
         self._expected: dict[str, tuple[Connection, asyncio.TimerHandle]] = {}
         self._strangers = Strangers(first_frame_timeout_s)
         self._arriving: set[asyncio.Task[None]] = set()
-        self._load = Load()
+        self._load = QueryLoad()
         self._stopped = False
         self._changing = asyncio.Lock()
 

@@ -8,7 +8,7 @@ MOST_WEIGHT = 1 << 30
 not read until others were answered; one without is read, so that every REPL gets on."""
 
 
-class Load:
+class QueryLoad:
     """A sum of weights, and the connections that stopped reading because of it, in the order in which they stopped.
 
     Attributes:

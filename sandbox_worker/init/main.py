@@ -19,7 +19,7 @@ from typing import NoReturn
 from sandbox_worker.init.control_socket import ControlSocket
 from sandbox_worker.init.output_pipes import EXPLAIN_S, ReplOutput, WriteEnds
 from sandbox_worker.init.procfs import Proc, Status
-from sandbox_worker.init.usage_watch import GROUP, WATCH, Usage, Watch
+from sandbox_worker.init.usage_watch import GROUP, WATCH, Watch, WorkerUsage
 from sandbox_worker.isolation import syscalls
 from sandbox_worker.isolation.layer import LayerFailed, WorkerBounds, ZygoteLayers
 from sandbox_worker.isolation.worker_layers import LockedInit, lock_down_init, lock_down_repl
@@ -46,9 +46,9 @@ from sandbox_worker.wire.control import (
     InitStep,
     Interrupt,
     Interrupted,
+    LastSeen,
     Load,
     Loaded,
-    PostMortem,
     Spawn,
     Start,
     Started,
@@ -342,7 +342,7 @@ class Init:
                 self._control.say(Exceeded(limit=limit, used=used, allowed=allowed, post_mortem=post_mortem))
                 return
 
-    def _explained(self, usage: Usage | None = None) -> PostMortem:
+    def _explained(self, usage: WorkerUsage | None = None) -> LastSeen:
         """Where the REPL is, and what it uses."""
         stack = b""
         wait_s = EXPLAIN_S if usage is None else EXPLAIN_QUICKLY_S
@@ -351,7 +351,7 @@ class Init:
             self._stop_all_but_repl()
             self._signal(STACK_SIGNAL)
             stack = self._output.read_stack(wait_s)
-        return PostMortem(
+        return LastSeen(
             stack=stack.decode("utf-8", "replace"),
             memory_bytes=usage.memory_bytes,
             cpu_s=usage.cpu_s,

@@ -40,7 +40,7 @@ same after a look that had to measure, which is the REPL's time."""
 
 
 @dataclass(frozen=True, slots=True)
-class Usage:
+class WorkerUsage:
     """Of all processes together. `cpu_s` counts from the start of the block; `scratch_*` only where it is watched."""
 
     memory_bytes: int = 0
@@ -51,7 +51,7 @@ class Usage:
     scratch_files: int = 0
 
 
-NOTHING = Usage()
+NOTHING = WorkerUsage()
 EMPTY = Contents(0, 0)
 
 
@@ -113,7 +113,7 @@ class Watch:
         """Seconds until the next look."""
         return max(0.0, self._due - time.monotonic())
 
-    def look(self) -> Usage:
+    def look(self) -> WorkerUsage:
         """What is used now."""
         worked_s = time.process_time()
         seen = [each for pid in self._pids() if (each := self._seen(pid)) is not None]
@@ -125,7 +125,7 @@ class Watch:
         had_to_measure = self._memory.measuring_s > measured_s
         if self._scratch is not None and time.monotonic() >= self._scratch_due:
             self._look_through(self._scratch, seen)
-        usage = Usage(
+        usage = WorkerUsage(
             memory_bytes,
             self._cpu_time.block_s + self._memory.measuring_s - self._measuring_s,
             len(seen),

@@ -158,7 +158,7 @@ class Stop(Control, frozen=True):
     explain: bool = False
 
 
-class PostMortem(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class LastSeen(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """What a REPL was doing when it was killed, as far as could be seen from outside.
 
     Attributes:
@@ -224,7 +224,7 @@ class Drained(Control, frozen=True):
 class Stopped(Control, frozen=True):
     """Nothing of the REPL is left."""
 
-    post_mortem: PostMortem | None = None
+    post_mortem: LastSeen | None = None
 
 
 class Burned(Control, frozen=True):
@@ -243,7 +243,7 @@ class Exceeded(Control, frozen=True):
     limit: WatchedLimit
     used: float
     allowed: float
-    post_mortem: PostMortem
+    post_mortem: LastSeen
 
 
 class Died(Control, frozen=True):

@@ -150,7 +150,7 @@ class Attempt:
 
 
 @dataclass(frozen=True, slots=True)
-class Tally:
+class Ranking:
     """Rank what occurs most often: the first attempt that finds anything counts."""
 
     top: int
@@ -162,7 +162,7 @@ class Find:
     """Find the sentence or line that says it."""
 
 
-def shape(question: str) -> Count | Tally | Find:
+def shape(question: str) -> Count | Ranking | Find:
     """What the question asks for, by its form."""
     question = _readable(question)
     return _count(question) or _tally(question) or Find()
@@ -230,7 +230,7 @@ _RANKED = re.compile(
 _WHICH = re.compile(r"\b(?:which|what)\s+(.{2,40}?)\s.*\bmost (?:often|frequently|common)\b", re.IGNORECASE)
 
 
-def _tally(question: str) -> Tally | None:
+def _tally(question: str) -> Ranking | None:
     rest = _QUOTED.sub("", question)
     if ranked := _RANKED.search(rest):
         number, nouns = ranked.group(1) or ranked.group(3), ranked.group(2) or ranked.group(4)
@@ -247,4 +247,4 @@ def _tally(question: str) -> Tally | None:
         key = noun.removesuffix("s")
         needles = (f"{key}=", f"{key}:", f"{key}s=", f"{key}s:")
         attempts.append(Attempt(needles, rf"\b{key}s?[=:] ?[\"']?([^\s\"',;&)\]]+)"))
-    return Tally(max(1, top), tuple(attempts)) if attempts else None
+    return Ranking(max(1, top), tuple(attempts)) if attempts else None

@@ -6,7 +6,7 @@ from typing import Any
 
 from rlm_broker.clients.offline import question as asked
 from rlm_broker.clients.offline import repl_code
-from rlm_broker.clients.offline.question import Count, Find, Tally
+from rlm_broker.clients.offline.question import Count, Find, Ranking
 from rlm_broker.errors import ModelFailed
 from rlm_broker.results import ChatMessage
 
@@ -89,7 +89,7 @@ def _plan(question: str) -> tuple[str, tuple[Callable[..., Any], ...], str]:
     match asked.shape(question):
         case Count(texts, unit):
             return "plan: count exactly", _COUNT, f"result = count(context, {_literal(list(texts))}, {unit!r}, NOTE)\n"
-        case Tally(top, attempts):
+        case Ranking(top, attempts):
             patterns = [(list(attempt.needles), attempt.pattern) for attempt in attempts]
             call = (
                 f"result = tally(context, {_literal(patterns)}, {top}, NOTE)\nif result is None:\n    result = {find}\n"

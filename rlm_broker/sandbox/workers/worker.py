@@ -27,9 +27,9 @@ from sandbox_worker.wire.control import (
     FromInit,
     Interrupt,
     Interrupted,
+    LastSeen,
     Load,
     Loaded,
-    PostMortem,
     Start,
     Started,
     Stop,
@@ -132,7 +132,7 @@ class Worker:
         """Wait until all that was written to descriptors 1 and 2 so far has been handed to `on_written`."""
         await self._exchange([(Drain(), None)], Drained)
 
-    async def stop(self, explain: bool = False) -> PostMortem | None:
+    async def stop(self, explain: bool = False) -> LastSeen | None:
         """SIGKILL to the REPL and all that it started; return when they are gone, their last output handed over.
 
         Args:
@@ -259,7 +259,7 @@ class Worker:
             return None
         before, self._group_kills = self._group_kills, self.group.kills()
         limit = self.group.limit_bytes
-        return Exceeded("memory_bytes", limit, limit, PostMortem()) if self._group_kills > before else None
+        return Exceeded("memory_bytes", limit, limit, LastSeen()) if self._group_kills > before else None
 
     def _on_gone(self) -> None:
         self.gone.set()

@@ -11,7 +11,7 @@ import pytest
 from rlm_broker.errors import ConfigurationError, WorkerDied
 from rlm_broker.transport.connection import Connection
 from rlm_broker.transport.listener import Listener
-from rlm_broker.transport.load import Load
+from rlm_broker.transport.load import QueryLoad
 from rlm_broker.transport.session import Session
 from sandbox_worker.wire.frames import encode_frame
 from sandbox_worker.wire.messages import Hello, Query, Ready, Slot, decode_welcome, encode
@@ -104,7 +104,7 @@ async def test_a_socket_that_is_connected_already_shows_its_token_like_any_other
 async def test_connections_of_one_port_share_the_weight_of_their_queries(
     listener: Listener, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(listener, "_load", Load(most=1))
+    monkeypatch.setattr(listener, "_load", QueryLoad(most=1))
     asked: list[str] = []
     answered = asyncio.Event()
 

@@ -1,10 +1,10 @@
 """What the queries of all connections weigh together."""
 
-from rlm_broker.transport.load import Load
+from rlm_broker.transport.load import QueryLoad
 
 
 def test_connections_go_on_in_order_as_far_as_the_weight_allows() -> None:
-    load, resumed = Load(most=100), list[str]()
+    load, resumed = QueryLoad(most=100), list[str]()
 
     def resume(name: str) -> None:
         resumed.append(name)

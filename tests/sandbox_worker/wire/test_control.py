@@ -48,9 +48,9 @@ FROM_INIT = [
     control.Written(stream="stdout", data=b"\xff\x00raw"),
     control.Interrupted(),
     control.Drained(),
-    control.Stopped(post_mortem=control.PostMortem("stack", 1, 0.5, 2, 3)),
+    control.Stopped(post_mortem=control.LastSeen("stack", 1, 0.5, 2, 3)),
     control.Burned(cpu_s=0.5),
-    control.Exceeded("memory_bytes", 2, 1, control.PostMortem()),
+    control.Exceeded("memory_bytes", 2, 1, control.LastSeen()),
     control.Died(signal=9),
 ]
 

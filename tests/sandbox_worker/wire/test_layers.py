@@ -48,7 +48,7 @@ def test_layer_that_the_sandbox_names_is_in_the_set_and_the_set_holds_no_other()
         (control.unpack_from_init, control.Failed(step="start", reason="why"), "step"),
         (control.unpack_from_init, control.Loaded(layers=[]), "layers"),
         (control.unpack_from_init, control.Started(layers=[]), "layers"),
-        (control.unpack_from_init, control.Exceeded("cpu_s", 2, 1, control.PostMortem()), "limit"),
+        (control.unpack_from_init, control.Exceeded("cpu_s", 2, 1, control.LastSeen()), "limit"),
     ],
 )
 @pytest.mark.parametrize("name", ["", "Seccomp", "level", "no such name"])

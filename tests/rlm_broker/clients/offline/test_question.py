@@ -1,6 +1,6 @@
 import pytest
 
-from rlm_broker.clients.offline.question import MAX_CHARS, MAX_TERMS, Count, Find, Tally, quoted, shape, terms
+from rlm_broker.clients.offline.question import MAX_CHARS, MAX_TERMS, Count, Find, Ranking, quoted, shape, terms
 
 
 @pytest.mark.parametrize(
@@ -112,5 +112,5 @@ def test_what_is_to_be_counted_is_told_by_the_form_of_the_question(question: str
 )
 def test_what_is_to_be_ranked_is_told_by_the_form_of_the_question(question: str, top: int) -> None:
     found = shape(question)
-    assert isinstance(found, Tally)
+    assert isinstance(found, Ranking)
     assert found.top == top

@@ -11,7 +11,7 @@ import pytest
 
 from rlm_broker.errors import IsolationUnavailable, WorkerDied
 from rlm_broker.sandbox.workers.worker import Worker
-from sandbox_worker.wire.control import MAX_PACKET_BYTES, Drain, Exceeded, Failed, PostMortem, pack, unpack_to_init
+from sandbox_worker.wire.control import MAX_PACKET_BYTES, Drain, Exceeded, Failed, LastSeen, pack, unpack_to_init
 from sandbox_worker.wire.level import STANDARD, STRICT
 from tests.support.clock import Clock
 
@@ -69,7 +69,7 @@ async def test_last_words_of_a_worker_can_be_read_while_it_is_killed(
     ours, theirs = sockets
     with subprocess.Popen(["sleep", "1000"]) as init:
         worker = Worker(STRICT, os.pidfd_open(init.pid), ours)
-        exceeded = Exceeded("cpu_s", 2, 1, PostMortem())
+        exceeded = Exceeded("cpu_s", 2, 1, LastSeen())
         theirs.send(pack(exceeded))
         await worker.kill()
         assert worker.died == exceeded
