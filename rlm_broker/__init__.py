@@ -34,12 +34,12 @@ if TYPE_CHECKING:
     from rlm_broker.errors import UnknownModel as UnknownModel
     from rlm_broker.errors import WorkerDied as WorkerDied
     from rlm_broker.handler.cache import Cache as Cache
-    from rlm_broker.handler.handler import LMHandler as LMHandler
     from rlm_broker.handler.routing import ModelPolicy as ModelPolicy
     from rlm_broker.handler.routing import Route as Route
     from rlm_broker.limits import Limits as Limits
     from rlm_broker.limits import ReplLimits as ReplLimits
     from rlm_broker.limits import RunLimits as RunLimits
+    from rlm_broker.lm_handler import LMHandler as LMHandler
     from rlm_broker.models.model import Model as Model
     from rlm_broker.models.models import Models as Models
     from rlm_broker.results import Block as Block
@@ -53,6 +53,8 @@ if TYPE_CHECKING:
     from rlm_broker.results import Usage as Usage
     from rlm_broker.results import UsageSummary as UsageSummary
     from rlm_broker.rlm import RLM as RLM
+    from rlm_broker.run.answers import Budget as Budget
+    from rlm_broker.run.answers import ReplAnswers as ReplAnswers
     from rlm_broker.run.prompts import Instructions as Instructions
     from rlm_broker.run.run import Run as Run
     from rlm_broker.run.tools import Tools as Tools
@@ -92,13 +94,14 @@ _MODULES = {
     "ProtocolViolation ReplClosed ReplayDiverged RlmBrokerError RunCancelled RunFailed SandboxFailed UnknownModel "
     "WorkerDied",
     "handler.cache": "Cache",
-    "handler.handler": "LMHandler",
     "handler.routing": "ModelPolicy Route",
     "limits": "Limits ReplLimits RunLimits",
+    "lm_handler": "LMHandler",
     "models.model": "Model",
     "models.models": "Models",
     "results": "Block Call ChatMessage ChildTrace Completion Isolation Iteration PostMortem Usage UsageSummary",
     "rlm": "RLM",
+    "run.answers": "Budget ReplAnswers",
     "run.prompts": "Instructions",
     "run.run": "Run",
     "run.tools": "Tools",

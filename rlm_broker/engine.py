@@ -10,8 +10,8 @@ from rlm_broker.clients.recording import FORMAT, RecordedModels, Recorder
 from rlm_broker.concurrency.event_loop import EventLoopRef
 from rlm_broker.errors import ConfigurationError
 from rlm_broker.handler.cache import Cache
-from rlm_broker.handler.handler import LMHandler
 from rlm_broker.limits import Limits, ReplLimits
+from rlm_broker.lm_handler import LMHandler
 from rlm_broker.models.models import Models
 from rlm_broker.models.registry import Registry
 from rlm_broker.sandbox.levels.level import AUTO, candidates

@@ -96,6 +96,26 @@ class UsageSummary:
             tally.add(usage)
         return tally.usage
 
+    @property
+    def total_calls(self) -> int:
+        """Calls of all models."""
+        return self.total.total_calls
+
+    @property
+    def total_input_tokens(self) -> int:
+        """Input tokens of all models."""
+        return self.total.total_input_tokens
+
+    @property
+    def total_output_tokens(self) -> int:
+        """Output tokens of all models."""
+        return self.total.total_output_tokens
+
+    @property
+    def total_cost(self) -> float | None:
+        """US dollars of all models, or None where a price is not known."""
+        return self.total.total_cost
+
     def to_dict(self) -> dict[str, Any]:
         """The field's shape: `{"model_usage_summaries": {model: {...}}, "total_cost"?}`."""
         summary: dict[str, Any] = {

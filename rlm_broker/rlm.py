@@ -3,7 +3,6 @@
 import asyncio
 import contextlib
 import inspect
-import logging
 import time
 import warnings
 from collections.abc import AsyncGenerator, Callable, Mapping
@@ -17,10 +16,10 @@ from rlm_broker.concurrency.event_loop import AsyncResource, EventLoopRef
 from rlm_broker.context.store import StoredContext, refuse_a_name, store
 from rlm_broker.engine import Engine, EngineParts
 from rlm_broker.errors import ConfigurationError, ReplayDiverged, SandboxFailed
-from rlm_broker.handler.handler import LMHandler
 from rlm_broker.handler.routing import Routing
 from rlm_broker.keywords import Keywords, instructions_with, models_with, require_known, sandbox_with, tools_with
 from rlm_broker.limits import Limits
+from rlm_broker.lm_handler import LMHandler
 from rlm_broker.models.model import Given
 from rlm_broker.models.models import Models
 from rlm_broker.models.registry import Registry
@@ -36,13 +35,13 @@ from rlm_broker.run.runner import Runner
 from rlm_broker.run.tools import Tools
 from rlm_broker.run.tree import QueryHandlerFactory, Tree
 from rlm_broker.sandbox.sandbox import Sandbox
+from rlm_broker.trace.callback import Callback
 from rlm_broker.trace.events import Emit, Event, RunStarted, TreeEvents
 
 ROOT_RUN = "1"
 ORDER = "the context comes first, then the question"
 LONG_QUESTION_CHARS = 10_000
 """Characters from which on a question beside a shorter context that ends with "?" is taken for the context."""
-_log = logging.getLogger("rlm_broker")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -309,7 +308,7 @@ class RLM(AsyncResource):
     async def _composed(self, asked: _Asked, run: Run, context: StoredContext, engine: Engine) -> Runner:
         """Make the loop of the root run, with all that its tree shares."""
         limits, routing = asked.limits, await self._routing(asked, engine)
-        receivers = [_Callback(each) for each in (self._on_event, asked.on_event) if each is not None]
+        receivers = [Callback(each, "on_event") for each in (self._on_event, asked.on_event) if each is not None]
         events = TreeEvents(run.id, [*receivers, *([run.log.add] if run.log else [])])
         ledger = Ledger(limits)
         calls = TreeCalls(engine.handler, ledger, events, engine.recorder, routing=routing, tells_text=asked.tells_text)
@@ -333,22 +332,6 @@ class RLM(AsyncResource):
                 raise ConfigurationError("a handler that is lent has its own models: give the name of one of them")
             clients.append(None if name is None else routing.pick(name, 0))
         return routing.instead(*clients)
-
-
-class _Callback:
-    """A callback of the user's: what it raises is logged once, and does not reach the run."""
-
-    def __init__(self, call: Emit) -> None:
-        self._call = call
-        self._has_failed = False
-
-    def __call__(self, event: Event) -> None:
-        try:
-            self._call(event)
-        except BaseException:  # noqa: BLE001 - not even its sys.exit breaks the run
-            if not self._has_failed:
-                self._has_failed = True
-                _log.warning("on_event raised; further errors of it are not logged", exc_info=True)
 
 
 def _metadata(engine: Engine, routing: Routing, limits: Limits, context: StoredContext) -> dict[str, Any]:

@@ -5,7 +5,7 @@ from collections.abc import Callable, Coroutine
 from typing import Any, cast
 
 from rlm_broker.clients.base import BaseClient, Client, LMReply, LMRequest
-from rlm_broker.clients.field import FieldLike, field_client, is_field_client
+from rlm_broker.clients.field import FieldClient, FieldLike, field_client, is_field_client
 from rlm_broker.clients.function import FunctionClient
 from rlm_broker.errors import ConfigurationError
 
@@ -46,10 +46,22 @@ class BroughtClient(BaseClient):
             await preflight()
 
 
-def adapted(client: Client) -> BaseClient:
-    """Return `client` itself if it is a `BaseClient`, else the wrapper of it: always the same while that is in use."""
+def adapted(client: Client | FieldLike) -> BaseClient:
+    """Return `client` itself if it is a `BaseClient`, else the wrapper of it: always the same while that is in use.
+
+    Raises:
+        ConfigurationError: It is no client.
+    """
     if isinstance(client, BaseClient):
         return client
+    if not hasattr(client, "complete"):
+        if is_field_client(client):
+            return field_client(client)
+        raise ConfigurationError(
+            f"a client is an object with `complete` or `completion`, and not {type(client).__name__}; for a function "
+            "give FunctionClient(function), for a name use RLM"
+        )
+    client = cast("Client", client)
     found = _wrapped.get(id(client))
     if found is None:
         found = _wrapped[id(client)] = BroughtClient(client)
@@ -58,7 +70,7 @@ def adapted(client: Client) -> BaseClient:
 
 def original(client: BaseClient) -> Client:
     """Return the object that the user handed in for `client`."""
-    return client.original if isinstance(client, BroughtClient) else client
+    return client.original if isinstance(client, BroughtClient | FieldClient) else client
 
 
 def client_of(given: Client | FieldLike | Callable[..., Any]) -> BaseClient:

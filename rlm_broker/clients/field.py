@@ -22,23 +22,28 @@ class FieldLike(Protocol):
 class FieldClient(BaseClient):
     """Calls an object with `completion(prompt)` or `acompletion(prompt)`, where a prompt is a list of chat messages.
 
-    If it has `get_last_usage()`, what that tells after a call is what the call used; and since two calls at the same
-    time could not be told apart by it, they are made one after the other. Without it they run at the same time, and
-    their tokens and their cost are unknown.
+    A request of nothing but one text reaches the object as text. If it has `get_last_usage()`, what that says after a
+    call is what the call used. An `acompletion` notes its usage in the step in which it returns, so reading it right
+    after the await is exact. Calls of a `completion` in threads could not be told apart, and are made one after the
+    other. Without `get_last_usage` tokens and cost are unknown.
 
     Args:
         client: `model_name` is the name it is reported under.
+
+    Attributes:
+        original: The same.
     """
 
     def __init__(self, client: Any) -> None:
         self.model_name = str(getattr(client, "model_name", None) or type(client).__name__)
-        self._client = client
+        self.original = client
         self._tells_usage = callable(getattr(client, "get_last_usage", None))
-        if self._tells_usage:
+        self._is_async = inspect.iscoroutinefunction(getattr(client, "acompletion", None))
+        self._is_alone = self._tells_usage and not self._is_async
+        if self._is_alone:
             self.max_concurrent = 1
         self._turn = asyncio.Lock()  # for those who use it without a handler
         self._calls: set[asyncio.Task[LMReply]] = set()
-        self._is_async = inspect.iscoroutinefunction(getattr(client, "acompletion", None))
         self._function = FunctionClient(self._aask if self._is_async else self._ask, self.model_name)
 
     async def complete(self, request: LMRequest) -> LMReply:
@@ -47,18 +52,13 @@ class FieldClient(BaseClient):
         Raises:
             ModelFailed: The object raised, or returned something else than text.
         """
-        if not self._tells_usage:
+        if not self._is_alone:
             return await self._function.complete(request)
         # A call in a thread goes on when it is cancelled, and until its end the last usage is not the next one's.
         call = asyncio.get_running_loop().create_task(self._alone(request))
         self._calls.add(call)
         call.add_done_callback(self._ended)
-        try:
-            return await asyncio.shield(call)
-        except asyncio.CancelledError:
-            if self._is_async:
-                call.cancel()
-            raise
+        return await asyncio.shield(call)
 
     async def _alone(self, request: LMRequest) -> LMReply:
         async with self._turn:
@@ -75,19 +75,28 @@ class FieldClient(BaseClient):
         await self._function.aclose()
 
     def _ask(self, messages: list[Any]) -> Any:
-        return self._client.completion(messages)
+        return self.original.completion(_prompt_of(messages))
 
     async def _aask(self, messages: list[Any]) -> Any:
-        return await self._client.acompletion(messages)
+        reply = await self.original.acompletion(_prompt_of(messages))
+        # In the same step in which the call returned, before any other call can note its own usage.
+        return LMReply(reply, self._last_usage()) if self._tells_usage and isinstance(reply, str) else reply
 
     def _last_usage(self) -> Usage:
         try:
-            told = self._client.get_last_usage()
+            told = self.original.get_last_usage()
             inputs, outputs = told.total_input_tokens or 0, told.total_output_tokens or 0
             cost = getattr(told, "total_cost", None)
             return Usage(1, int(inputs), int(outputs), None if cost is None else float(cost))
         except Exception as error:  # noqa: BLE001 - the object is anybody's
             raise ModelFailed(f"{self.model_name}: get_last_usage: {type(error).__name__}: {error}") from None
+
+
+def _prompt_of(messages: list[Any]) -> str | list[Any]:
+    """Return a single text as text, and any other conversation as messages."""
+    if len(messages) == 1 and messages[0]["role"] == "user" and isinstance(messages[0]["content"], str):
+        return str(messages[0]["content"])
+    return messages
 
 
 def is_field_client(value: Any) -> bool:

@@ -226,6 +226,11 @@ class AsyncResource:
         """The loop that it lives on; None where that is not decided yet."""
         return self._event_loop
 
+    @property
+    def is_open(self) -> bool:
+        """Whether it was opened, and not closed since."""
+        return self._is_open
+
     def bind_loop(self) -> EventLoopRef:
         """Return the loop that it lives on. One that was never opened is bound to the background loop for good."""
         if self._event_loop is None:

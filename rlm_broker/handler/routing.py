@@ -8,6 +8,7 @@ from typing import Literal
 
 from rlm_broker.clients.base import BaseClient, Client
 from rlm_broker.clients.brought import adapted
+from rlm_broker.clients.field import FieldLike
 from rlm_broker.errors import ConfigurationError, UnknownModel
 from rlm_broker.validation import did_you_mean
 
@@ -95,8 +96,8 @@ class Routing:
 
     def __init__(
         self,
-        default: Client,
-        sub: Client | None = None,
+        default: Client | FieldLike,
+        sub: Client | FieldLike | None = None,
         *,
         model_policy: ModelPolicy = "allow",
         open_client: Callable[[str], Client] | None = None,
@@ -124,7 +125,7 @@ class Routing:
         """What is registered."""
         return tuple(self._registered)
 
-    def instead(self, default: Client | None, sub: Client | None) -> "Routing":
+    def instead(self, default: BaseClient | None, sub: BaseClient | None) -> "Routing":
         """Return the same routing with another root or sub client. None keeps the one that there is.
 
         Raises:
@@ -137,7 +138,7 @@ class Routing:
             changed.add(route)
         return changed
 
-    def register(self, name: str, client: Client) -> None:
+    def register(self, name: str, client: Client | FieldLike) -> None:
         """Make `client` available under `name`, to model-written code too.
 
         The root or the sub client under its own name is known already, and stays bound to its policy.

@@ -16,9 +16,9 @@ from rlm_broker.concurrency.event_loop import EventLoopRef
 from rlm_broker.errors import ConfigurationError, ModelFailed, UnknownModel
 from rlm_broker.handler.cache import Cache
 from rlm_broker.handler.client_queue import ClientQueue, Serving
-from rlm_broker.handler.handler import LMHandler
 from rlm_broker.handler.routing import ModelPolicy, Route, Routing
 from rlm_broker.limits import Limits
+from rlm_broker.lm_handler import LMHandler
 from rlm_broker.models.model import Given, Model
 from rlm_broker.models.models import Models
 from rlm_broker.validation import did_you_mean

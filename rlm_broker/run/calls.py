@@ -20,7 +20,7 @@ from rlm_broker.concurrency.allowance import Allowance
 from rlm_broker.concurrency.bounded_map import bounded_map
 from rlm_broker.concurrency.fair_semaphore import FairSemaphore
 from rlm_broker.errors import RlmBrokerError
-from rlm_broker.handler.handler import LMHandler
+from rlm_broker.handler.broker import Broker
 from rlm_broker.handler.routing import Routing
 from rlm_broker.results import Call, ChatMessage, Usage
 from rlm_broker.run.ledger import NOTHING, Hold, Ledger
@@ -73,7 +73,7 @@ class TreeCalls:
 
     def __init__(
         self,
-        handler: LMHandler,
+        handler: Broker,
         ledger: Ledger,
         events: TreeEvents,
         recorder: Recorder | None = None,
@@ -87,7 +87,7 @@ class TreeCalls:
         self._events = events
         self._recorder = recorder
         self._recorded = set[CallId]()
-        self._root_task = asyncio.current_task()
+        self._root_task = None if recorder is None else asyncio.current_task()
         self._tells_text = tells_text
         self._places = FairSemaphore(ledger.limits.max_concurrent_calls)
         self._decoded = Allowance(MOST_DECODED_BYTES)
@@ -133,7 +133,7 @@ class TreeCalls:
         A failure fills its own slot and leaves the others alone; the same prompt twice is sent once, unless samples are
         wanted; what is not there at `timeout_s` is cancelled, and its slot says so.
         """
-        block = _block_of(query)
+        block = block_of(query)
         if len(query.prompts) == 1 and query.timeout_s is None:
             piece = (0, 0, self._id(caller, block))
             request = partial(self._request_for, caller, query, piece)
@@ -351,7 +351,7 @@ def _smaller(one: int | None, other: int | None) -> int | None:
     return min(one, other)
 
 
-def _block_of(query: Query) -> int:
+def block_of(query: Query) -> int:
     """The number before the colon of a query's id, which the REPL counts: it labels, and nothing depends on it."""
     number = query.id.partition(":")[0]
     return int(number) if number.isdecimal() and len(number) < 10 else 0

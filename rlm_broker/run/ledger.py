@@ -22,11 +22,13 @@ class Hold:
 
     Attributes:
         input_tokens: The part of `tokens` that is sent, estimated.
+        above: What is set aside for the same call in the ledger above.
     """
 
     tokens: float
     cost_usd: float
     input_tokens: float = 0
+    above: "Hold | None" = None
 
 
 NOTHING = Hold(0, 0)
@@ -36,15 +38,20 @@ NOTHING = Hold(0, 0)
 class Ledger:
     """Shared by every run of a tree; lives on the event loop, so that check and count are one step.
 
+    Args:
+        above: A ledger that several trees share: what is counted here is counted there, too.
+
     Attributes:
         calls: Language model calls so far, the open ones included.
         children: Child runs so far.
         has_bounded_means: Whether there is a limit of tokens or money, for which calls have to `hold`.
     """
 
-    def __init__(self, limits: Limits) -> None:
+    def __init__(self, limits: Limits, above: "Ledger | None" = None) -> None:
         self.limits = limits
-        self.has_bounded_means = not (limits.max_tokens is None and limits.max_budget_usd is None)
+        self._above = above
+        self._is_bounded = not (limits.max_tokens is None and limits.max_budget_usd is None)
+        self.has_bounded_means: bool = self._is_bounded or (above is not None and above.has_bounded_means)
         self.calls = 0
         self.children = 0
         self._usage = defaultdict[tuple[str, str, int], Tally](Tally)
@@ -68,6 +75,8 @@ class Ledger:
         allowed = self.limits.max_llm_calls
         if allowed is not None and self.calls >= allowed:
             raise LimitReached("max_llm_calls", self.calls, allowed)
+        if self._above is not None:
+            self._above.charge_call()
         self.calls += 1
         return self.calls
 
@@ -80,6 +89,8 @@ class Ledger:
         allowed = self.limits.max_children_total
         if allowed is not None and self.children >= allowed:
             raise LimitReached("max_children_total", self.children, allowed)
+        if self._above is not None:
+            self._above.charge_child()
         self.children += 1
 
     async def hold(self, input_chars: int, max_completion_tokens: int | None) -> Hold:
@@ -95,11 +106,20 @@ class Ledger:
         """
         if not self.has_bounded_means:
             return NOTHING
+        above = None if self._above is None else await self._above.hold(input_chars, max_completion_tokens)
+        try:
+            return await self._held(input_chars, max_completion_tokens, above)
+        except BaseException:
+            if self._above is not None and above is not None:
+                self._above.release(above)
+            raise
+
+    async def _held(self, input_chars: int, max_completion_tokens: int | None, above: Hold | None) -> Hold:
         while True:
             self._require_means()
             output = self._largest_output if max_completion_tokens is None else max_completion_tokens
             sent = estimate_tokens(input_chars, CAUTIOUS_CHARS_PER_TOKEN)
-            hold = Hold(sent + output, self._largest_cost, sent)
+            hold = Hold(sent + output, self._largest_cost, sent, above)
             if not self._open or self._fits(hold):
                 self._open.add(hold)
                 return hold
@@ -112,6 +132,8 @@ class Ledger:
 
         Where the client counted no tokens, `max_tokens` counts an estimate. No usage has that in it.
         """
+        if self._above is not None:
+            self._above.settle(hold.above or hold, run, model, depth, usage, output_chars)
         self._usage[run, model, depth].add(usage)
         output: float = usage.total_output_tokens
         tokens: float = usage.total_input_tokens + output
@@ -129,6 +151,8 @@ class Ledger:
 
     def release(self, hold: Hold) -> None:
         """A call has ended without a reply: nothing is known to have been used. Harmless when repeated."""
+        if self._above is not None and hold.above is not None:
+            self._above.release(hold.above)
         if hold in self._open:
             self._open.remove(hold)
             self._changed.set()
@@ -155,15 +179,18 @@ class Ledger:
     def left(self) -> dict[str, float | None]:
         """What may still be used, by the name of its limit; None is without a bound."""
         limits = self.limits
-        return {
+        own = {
             "max_llm_calls": _left(limits.max_llm_calls, self.calls),
             "max_children_total": _left(limits.max_children_total, self.children),
             "max_tokens": _left(limits.max_tokens, self._tokens),
             "max_budget_usd": _left(limits.max_budget_usd, self._cost_usd),
         }
+        if self._above is None:
+            return own
+        return {name: _smaller(left, own[name]) for name, left in self._above.left().items()}
 
     def _require_means(self) -> None:
-        if not self.has_bounded_means:
+        if not self._is_bounded:
             return
         tokens, budget_usd = self.limits.max_tokens, self.limits.max_budget_usd
         if tokens is not None and self._tokens >= tokens:
@@ -186,6 +213,10 @@ class Ledger:
 
 def _larger(known: float, seen: float) -> float:
     return seen if known == math.inf or seen > known else known
+
+
+def _smaller(one: float | None, other: float | None) -> float | None:
+    return min((each for each in (one, other) if each is not None), default=None)
 
 
 def _left(allowed: float | None, used: float) -> float | None:

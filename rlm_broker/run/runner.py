@@ -140,9 +140,11 @@ class Runner:
 
     async def _with_repl(self, context: StoredContext) -> str | None:
         started, persistent = time.monotonic(), self._persistent_repl
+        sandbox = self._tree.sandbox
         if persistent is None:
+            assert sandbox is not None
             tools, values = self._tools.names, self._tools.values
-            opened: Any = self._tree.sandbox.repl(context, self._answer, tools=tools, values=values)
+            opened: Any = sandbox.repl(context, self._answer, tools=tools, values=values)
         else:
             opened = persistent.repl(context, self._answer, self._tools)
         async with opened as repl:
@@ -242,6 +244,7 @@ class Runner:
         except ReplClosed as closed:
             if repl.is_closed:
                 raise
+            assert self._tree.sandbox is not None
             allowed = self._tree.sandbox.limits.max_repl_restarts
             raise LimitReached("max_repl_restarts", allowed, allowed) from closed
         self._emit(BlockEnded, number, block)

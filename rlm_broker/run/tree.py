@@ -37,11 +37,11 @@ class ChildPlaces:
 
 @dataclass(frozen=True, slots=True)
 class Tree:
-    """What all runs of one tree share."""
+    """What all runs of one tree share. Without a sandbox, none of them has a REPL that is made here."""
 
     calls: TreeCalls
     ledger: Ledger
-    sandbox: Sandbox
+    sandbox: Sandbox | None
     events: TreeEvents
     instructions: Instructions
     query_handler: QueryHandlerFactory | None = None

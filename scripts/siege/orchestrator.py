@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from rlm_broker.clients.base import LMReply, LMRequest
-from rlm_broker.handler.handler import LMHandler
 from rlm_broker.limits import Limits
+from rlm_broker.lm_handler import LMHandler
 from rlm_broker.results import Usage, UsageSummary
 from rlm_broker.run.calls import Caller, TreeCalls
 from rlm_broker.run.ledger import Ledger

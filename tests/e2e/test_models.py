@@ -22,9 +22,9 @@ from rlm_broker.clients.recording import Recording
 from rlm_broker.clients.scripted import ScriptedClient
 from rlm_broker.errors import ConfigurationError, LimitReached, ModelFailed, ReplayDiverged
 from rlm_broker.handler.client_queue import Serving
-from rlm_broker.handler.handler import LMHandler
 from rlm_broker.handler.routing import Route
 from rlm_broker.limits import Limits
+from rlm_broker.lm_handler import LMHandler
 from rlm_broker.models.model import Model
 from rlm_broker.results import Completion, Usage
 from rlm_broker.rlm import RLM

@@ -13,8 +13,8 @@ from rlm_broker.clients.openai_compatible import OpenAICompatibleClient
 from rlm_broker.errors import FailureCause, ModelFailed
 from rlm_broker.handler import client_queue
 from rlm_broker.handler.client_queue import Serving
-from rlm_broker.handler.handler import LMHandler
 from rlm_broker.limits import Limits
+from rlm_broker.lm_handler import LMHandler
 from rlm_broker.results import ChatMessage
 from rlm_broker.run.calls import Caller, TreeCalls
 from rlm_broker.run.ledger import Ledger

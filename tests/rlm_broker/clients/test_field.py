@@ -4,14 +4,15 @@ import asyncio
 import threading
 import time
 from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from rlm_broker.clients.base import LMRequest
 from rlm_broker.clients.field import FieldClient, field_client, is_field_client
-from rlm_broker.errors import ModelFailed
-from rlm_broker.handler.handler import LMHandler
+from rlm_broker.errors import ConfigurationError, ModelFailed
+from rlm_broker.lm_handler import LMHandler
 from rlm_broker.results import ChatMessage, Usage
 from rlm_broker.rlm import RLM
 
@@ -141,3 +142,45 @@ def test_what_is_one_is_told_by_its_methods() -> None:
     assert is_field_client(Theirs())
     assert not is_field_client(Theirs)
     assert not is_field_client(str.upper)
+
+
+class Counting:
+    """A client of the reference runtime: its usage is that of the last call that returned."""
+
+    model_name = "counting"
+
+    def __init__(self) -> None:
+        self.at_once = self.most = 0
+        self.prompts: list[Any] = []
+        self._last = 0
+        self._all = asyncio.Event()
+
+    async def acompletion(self, prompt: Any) -> str:
+        self.prompts.append(prompt)
+        self.at_once += 1
+        self.most = max(self.most, self.at_once)
+        if self.at_once == 8:
+            self._all.set()
+        await self._all.wait()
+        self._last = int(prompt)
+        return f"answer {prompt}"
+
+    def get_last_usage(self) -> Any:
+        return SimpleNamespace(total_input_tokens=self._last, total_output_tokens=0)
+
+
+async def test_async_client_with_usage_is_called_at_once_and_counted_exactly() -> None:
+    client = Counting()
+    async with LMHandler(client) as handler:  # as a model everywhere, without a wrapper
+        requests = [LMRequest((ChatMessage("user", str(number)),)) for number in range(8)]
+        calls = await asyncio.gather(*(handler.complete(handler.get_client(), request) for request in requests))
+    assert client.most == 8
+    assert client.prompts == [*map(str, range(8))]  # a text reaches it as text
+    assert [call.usage.total_input_tokens for call in calls] == [*range(8)]
+    assert handler.get_client() is client
+
+
+def test_what_is_no_client_is_refused_by_a_handler() -> None:
+    for given in ("openai/gpt-5", len, 5):
+        with pytest.raises(ConfigurationError, match="a client is an object with `complete` or `completion`"):
+            LMHandler(given)  # type: ignore[arg-type]

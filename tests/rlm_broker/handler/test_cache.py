@@ -14,7 +14,7 @@ from rlm_broker.clients.scripted import ScriptedClient
 from rlm_broker.errors import ConfigurationError
 from rlm_broker.handler.cache import AFTER_FAILURE_S, Cache
 from rlm_broker.handler.client_queue import Serving
-from rlm_broker.handler.handler import LMHandler
+from rlm_broker.lm_handler import LMHandler
 from rlm_broker.results import ChatMessage, Usage
 from tests.support.fake_openai import FakeOpenAI, completion
 from tests.support.places import PROJECT

@@ -11,7 +11,7 @@ import pytest
 
 from rlm_broker.clients.base import LMReply, LMRequest
 from rlm_broker.clients.function import FunctionClient
-from rlm_broker.handler.handler import LMHandler
+from rlm_broker.lm_handler import LMHandler
 from rlm_broker.results import ChatMessage, Usage
 from tests.support.socket_peer import WAIT_S, Peer
 from tests.support.stand_ins import Echo, Hanging

@@ -10,8 +10,8 @@ import pytest
 from rlm_broker.clients.base import PICTURE_CHARS, LMReply, LMRequest
 from rlm_broker.clients.function import FunctionClient
 from rlm_broker.errors import LimitReached, ModelFailed
-from rlm_broker.handler.handler import LMHandler
 from rlm_broker.limits import Limits
+from rlm_broker.lm_handler import LMHandler
 from rlm_broker.results import ChatMessage, Usage
 from rlm_broker.run.calls import MOST_ANSWER_BYTES, Caller, TreeCalls
 from rlm_broker.run.ledger import Ledger

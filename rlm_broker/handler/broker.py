@@ -9,13 +9,14 @@ import msgspec
 
 from rlm_broker.clients.base import BaseClient, Client, LMReply, LMRequest
 from rlm_broker.clients.brought import adapted, original
+from rlm_broker.clients.field import FieldLike
 from rlm_broker.concurrency.bounded_map import bounded_map
 from rlm_broker.concurrency.event_loop import AsyncResource, EventLoopRef
 from rlm_broker.errors import ModelFailed, RlmBrokerError, UnknownModel
 from rlm_broker.handler.cache import Cache
 from rlm_broker.handler.client_queue import ClientQueue, OnRetry, PendingCall, Serving
 from rlm_broker.handler.routing import ModelPolicy, Routing
-from rlm_broker.results import Call, Tally, UsageSummary
+from rlm_broker.results import Call, Tally, Usage, UsageSummary
 from rlm_broker.transport import one_shot
 from rlm_broker.transport.listener import Listener
 
@@ -24,7 +25,7 @@ STRANGERS = "strangers"
 """The session of all one-shot requests: together they have the share of one run of each client's places."""
 
 
-class LMHandler(AsyncResource):
+class Broker(AsyncResource):
     """Routes completions by model name and depth to clients, and holds the port that REPLs connect to.
 
     Use it as a context manager, or `start` and `stop` it. The clients stay their makers': stopping closes none of them.
@@ -49,10 +50,10 @@ class LMHandler(AsyncResource):
 
     def __init__(
         self,
-        client: Client,
+        client: Client | FieldLike,
         host: str = "127.0.0.1",
         port: int = 0,
-        other_backend_client: Client | None = None,
+        other_backend_client: Client | FieldLike | None = None,
         batch_max_concurrent: int = 16,
         *,
         one_shot: bool = False,
@@ -67,16 +68,17 @@ class LMHandler(AsyncResource):
         self.listener = Listener(
             host, port, one_shot=self._answer_one_shot if one_shot else None, insecure_bind=insecure_bind
         )
+        self._host = host
         self._batch_max_concurrent = batch_max_concurrent
         self._call_timeout_s = call_timeout_s
         self._cache = cache
         self.queues: dict[int, ClientQueue] = {}
-        self._usage = defaultdict[str, Tally](Tally)
+        self._usage = defaultdict[tuple[str, int], Tally](Tally)
         self._event_loop = event_loop
 
     # -- the field's names -------------------------------------------------------------------------------------------
 
-    def register_client(self, model_name: str, client: Client) -> None:
+    def register_client(self, model_name: str, client: Client | FieldLike) -> None:
         """Make `client` available under `model_name`."""
         self.routing.register(model_name, client)
 
@@ -110,6 +112,11 @@ class LMHandler(AsyncResource):
         return self.listener.address
 
     @property
+    def host(self) -> str:
+        """Host in use, or the one that was asked for while it does not listen."""
+        return self.listener.address[0] if self.listener.address else self._host
+
+    @property
     def port(self) -> int:
         """Port in use; 0 while it does not listen."""
         return self.listener.address[1] if self.listener.address else 0
@@ -121,16 +128,37 @@ class LMHandler(AsyncResource):
             ModelFailed: The call failed.
             UnknownModel: There is no such model.
         """
+        return self.bind_loop().run(self._completion(prompt, model))
+
+    async def acompletion(self, prompt: one_shot.Prompt, model: str | None = None) -> str:
+        """`completion`, awaited."""
+        return await self.bind_loop().arun(self._completion(prompt, model))
+
+    async def _completion(self, prompt: one_shot.Prompt, model: str | None) -> str:
         request = LMRequest(messages=one_shot.to_messages(prompt), model=model)
-        return self.bind_loop().run(self.complete(self.get_client(model), request)).response
+        return (await self.complete(self.get_client(model), request)).response
 
     def get_usage_summary(self) -> UsageSummary:
         """What was used so far, by the model that served."""
-        return UsageSummary({model: tally.usage for model, tally in self._usage.items()})
+        totals = defaultdict[str, Tally](Tally)
+        for (model, _), tally in self._usage.items():
+            totals[model].add(tally.usage)
+        return UsageSummary({model: tally.usage for model, tally in totals.items()})
+
+    def usage_by_depth(self) -> dict[int, Usage]:
+        """What was used so far, by the depth of the calls: 0 is a root's own loop, 1 what its REPL asks."""
+        totals = defaultdict[int, Tally](Tally)
+        for (_, depth), tally in self._usage.items():
+            totals[depth].add(tally.usage)
+        return {depth: totals[depth].usage for depth in sorted(totals)}
 
     def attach(self, connected: socket.socket) -> None:
         """Serve a connected stream socket like one that was accepted on the port."""
         self.bind_loop().run(self.listener.attach(connected))
+
+    async def aattach(self, connected: socket.socket) -> None:
+        """`attach`, awaited."""
+        await self.bind_loop().arun(self.listener.attach(connected))
 
     # -- calls -------------------------------------------------------------------------------------------------------
 
@@ -162,7 +190,7 @@ class LMHandler(AsyncResource):
             if cache is not None and key is not None:
                 await cache.put(key, reply)
         model = reply.model or queue.client.model_name
-        self._usage[model].add(reply.usage)
+        self._usage[model, request.depth].add(reply.usage)
         requested = request.model if request.model and request.model != model else None
         return Call(model, reply.text, reply.usage, time.monotonic() - started, requested, reply.problem)
 

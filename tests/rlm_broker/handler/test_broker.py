@@ -9,7 +9,7 @@ import pytest
 
 from rlm_broker.clients.base import LMRequest
 from rlm_broker.errors import ConfigurationError, ModelFailed, UnknownModel
-from rlm_broker.handler.handler import LMHandler
+from rlm_broker.lm_handler import LMHandler
 from rlm_broker.results import ChatMessage
 from sandbox_worker.wire.frames import PREFIX, encode_frame
 from tests.support.socket_peer import MAX_FRAME_BYTES, WAIT_S, Peer

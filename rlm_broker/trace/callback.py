@@ -1,0 +1,29 @@
+"""A function of the user's that is called with what happens."""
+
+import logging
+from collections.abc import Callable
+from typing import Any
+
+_log = logging.getLogger("rlm_broker")
+
+
+class Callback:
+    """Calls a function of the user's. What it raises is logged once, and reaches nothing else.
+
+    Args:
+        name: Of the argument that the function was given as.
+    """
+
+    def __init__(self, call: Callable[..., object], name: str) -> None:
+        self._call = call
+        self._name = name
+        self._has_failed = False
+
+    def __call__(self, *given: Any) -> None:
+        """Call the function."""
+        try:
+            self._call(*given)
+        except BaseException:  # noqa: BLE001 - not even its sys.exit breaks a run
+            if not self._has_failed:
+                self._has_failed = True
+                _log.warning("%s raised; what else it raises is not logged", self._name, exc_info=True)

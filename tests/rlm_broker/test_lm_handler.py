@@ -1,0 +1,171 @@
+"""A handler that answers the REPLs of anybody's loop."""
+
+import asyncio
+import logging
+from typing import Any
+
+import pytest
+
+from rlm_broker import (
+    Budget,
+    CallEnded,
+    ConfigurationError,
+    Event,
+    FunctionClient,
+    Limits,
+    LMHandler,
+    ModelFailed,
+    RunStarted,
+    Sandbox,
+    SandboxFailed,
+    ScriptedClient,
+    ToolEnded,
+    Usage,
+)
+from rlm_broker.clients.base import LMReply, LMRequest
+
+
+def counted(reply: str = "yes", model: str = "m") -> FunctionClient:
+    """A client whose calls use 3 tokens in and 2 out."""
+    return FunctionClient(lambda _: LMReply(reply, Usage(1, 3, 2, 0.001)), model)
+
+
+async def test_bare_repl_is_answered_by_a_handler() -> None:
+    async with LMHandler(counted()) as handler, Sandbox() as sandbox:
+        answers = handler.answers()
+        async with sandbox.repl("text", answer=answers) as repl:
+            block = await repl.aexecute("FINAL(llm_query('Is it?'))")
+        assert block.final_answer == "yes"
+        assert answers.usage.total_calls == 1
+        assert answers.usage_by_depth == {1: Usage(1, 3, 2, 0.001)}
+        assert handler.get_usage_summary().total_input_tokens == 3
+        assert handler.usage_by_depth() == {1: Usage(1, 3, 2, 0.001)}
+
+
+def test_plain_code_has_the_same() -> None:
+    with LMHandler(counted()) as handler, Sandbox() as sandbox:
+        answers = handler.answers()
+        with sandbox.repl("text", answer=answers) as repl:
+            assert repl.execute("FINAL(llm_query('Is it?'))").final_answer == "yes"
+        assert answers.usage.total_calls == 1
+
+
+async def test_handler_on_another_loop_answers() -> None:
+    with LMHandler(counted()) as handler:  # on the background loop
+        async with Sandbox() as sandbox, sandbox.repl("text", answer=handler.answers()) as repl:
+            assert (await repl.aexecute("FINAL(llm_query('Is it?'))")).final_answer == "yes"
+
+
+async def test_each_repl_has_a_budget_and_all_have_one() -> None:
+    code = "FINAL([llm_query(str(number)) for number in range(3)])"
+    async with LMHandler(counted()) as handler, Sandbox() as sandbox:
+        shared = Budget(Limits(max_llm_calls=5))
+        several = [handler.answers(Limits(max_llm_calls=2), budget=shared) for _ in range(3)]
+        finals: list[Any] = []
+        for answers in several:
+            async with sandbox.repl("text", answer=answers) as repl:
+                finals.append((await repl.aexecute(code)).final_answer)
+        assert [each.usage.total_calls for each in several] == [2, 2, 1]
+        assert "the limit max_llm_calls = 2 was reached" in finals[0]
+        assert "the limit max_llm_calls = 5 was reached" in finals[2]
+        assert (shared.usage.total_calls, shared.left()["max_llm_calls"]) == (5, 0)
+        assert several[2].left()["max_llm_calls"] == 0
+
+
+async def test_shared_tokens_are_not_overspent_by_calls_at_once() -> None:
+    async with LMHandler(counted()) as handler, Sandbox() as sandbox:
+        shared = Budget(Limits(max_tokens=12))
+        several = [handler.answers(budget=shared) for _ in range(4)]
+
+        async def rollout(answer: Any) -> str | None:
+            async with sandbox.repl("text", answer=answer) as repl:
+                return (await repl.aexecute("FINAL(llm_query_batched(['a', 'b']))")).final_answer
+
+        await asyncio.gather(*map(rollout, several))
+        total = shared.usage.total
+        assert 12 <= total.total_input_tokens + total.total_output_tokens <= 15
+
+
+async def test_rlm_query_needs_the_means() -> None:
+    def reply(request: LMRequest) -> str:
+        return "```repl\nFINAL(len(context))\n```" if request.is_loop else "as a completion"
+
+    code = "FINAL(rlm_query('four'))"
+    async with LMHandler(ScriptedClient(reply)) as handler, Sandbox() as sandbox:
+        finals: list[str | None] = []
+        for means in (None, sandbox):
+            answers = handler.answers(Limits(max_depth=2), sandbox=means)
+            async with sandbox.repl("text", answer=answers) as repl:
+                finals.append((await repl.aexecute(code)).final_answer)
+        assert finals == ["as a completion", "4"]
+
+
+async def test_tools_and_events_of_a_repl() -> None:
+    seen: list[Event] = []
+    async with LMHandler(counted()) as handler, Sandbox() as sandbox:
+        answers = handler.answers(tools={"double": lambda number: 2 * number, "PRICE": 3}, on_event=seen.append)
+        async with sandbox.repl("text", answer=answers, tools=answers.tools, values=answers.values) as repl:
+            block = await repl.aexecute("llm_query('x'); FINAL(double(PRICE))")
+    assert block.final_answer == "6"
+    assert [type(event) for event in seen if isinstance(event, CallEnded | ToolEnded)] == [CallEnded, ToolEnded]
+    assert {event.tree for event in seen} == {answers.id}
+    assert not any(isinstance(event, RunStarted) for event in seen)
+
+
+async def test_depth_decides_which_model_answers() -> None:
+    root, sub = counted(model="root"), counted(model="sub")
+    async with LMHandler(root, other_backend_client=sub) as handler, Sandbox() as sandbox:
+        for depth in (1, 3):
+            answers = handler.answers(depth=depth)
+            async with sandbox.repl("text", answer=answers) as repl:
+                await repl.aexecute("llm_query('x')")
+            assert list(answers.usage.model_usage_summaries) == ["sub"]
+            assert list(answers.usage_by_depth) == [depth]
+
+
+@pytest.mark.parametrize(
+    ("given", "why"),
+    [
+        ({"limits": 5}, "limits is a Limits, and not int"),
+        ({"depth": 0}, "depth is that of what the REPL asks, 1 or more, and not 0"),
+        ({"depth": True}, "and not True"),
+        ({"tools": 5}, "tools are a dict"),
+    ],
+)
+async def test_bad_argument_of_answers_is_refused(given: dict[str, Any], why: str) -> None:
+    async with LMHandler(counted()) as handler:
+        with pytest.raises(ConfigurationError, match=why):
+            handler.answers(**given)
+
+
+def test_closed_handler_answers_nothing() -> None:
+    with pytest.raises(SandboxFailed, match="the handler is not open: use it as"):
+        LMHandler(counted()).answers()
+
+
+def test_budget_is_made_of_limits() -> None:
+    with pytest.raises(ConfigurationError, match="limits is a Limits, and not int"):
+        Budget(5)  # type: ignore[arg-type]
+
+
+async def test_failed_callback_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:
+    def fails(_: Event) -> None:
+        raise NameError("no such name")
+
+    with caplog.at_level(logging.WARNING, "rlm_broker"):
+        async with (
+            LMHandler(counted()) as handler,
+            Sandbox() as sandbox,
+            sandbox.repl("text", answer=handler.answers(on_event=fails)) as repl,
+        ):
+            assert (await repl.aexecute("FINAL(llm_query('x'))")).final_answer == "yes"
+    assert [record.getMessage() for record in caplog.records] == ["on_event raised; what else it raises is not logged"]
+
+
+async def test_async_twins_of_the_handler() -> None:
+    async with LMHandler(counted()) as handler:
+        assert await handler.acompletion("x") == "yes"
+        assert handler.host == "127.0.0.1"
+    async with LMHandler(ScriptedClient([ModelFailed("down")])) as handler:
+        with pytest.raises(ModelFailed, match="down"):
+            await handler.acompletion("x")
