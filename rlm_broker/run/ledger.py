@@ -113,6 +113,8 @@ class Ledger:
         Where the client counted no tokens, `max_tokens` counts an estimate. No usage has that in it.
         """
         self._usage[run, model, depth].add(usage)
+        if not self.has_bounded_means:  # nothing was set aside, and nothing asks what is left
+            return
         output: float = usage.total_output_tokens
         tokens: float = usage.total_input_tokens + output
         if not tokens and not usage.stored_calls:  # a stored reply takes none
