@@ -227,7 +227,7 @@ class TreeCalls:
         return self._request(caller, query, query.prompts[index], sample, id)
 
     def _request(self, caller: Caller, query: Query, prompt: Prompt, sample: int, id: CallId) -> LMRequest:
-        asked = ChatMessage("user", _content(prompt))
+        asked = ChatMessage("user", prompt if isinstance(prompt, str) else msgspec.to_builtins(prompt))
         return LMRequest(
             (ChatMessage("system", query.system), asked) if query.system else (asked,),
             query.model,
@@ -369,10 +369,6 @@ def _key(prompts: Sequence[Prompt], index: int) -> tuple[str | bytes, int]:
     prompt = prompts[index]
     key = prompt if isinstance(prompt, str) else repr(prompt)
     return key, len(key)
-
-
-def _content(prompt: Prompt) -> str | list[Any]:
-    return prompt if isinstance(prompt, str) else msgspec.to_builtins(prompt)
 
 
 def _problem_with(parts: list[Part]) -> str | None:

@@ -64,7 +64,8 @@ class Ledger:
         Raises:
             LimitReached: `max_llm_calls` calls were made already, or the tokens or the budget are spent.
         """
-        self._require_means()
+        if self.has_bounded_means:
+            self._require_means()
         allowed = self.limits.max_llm_calls
         if allowed is not None and self.calls >= allowed:
             raise LimitReached("max_llm_calls", self.calls, allowed)
@@ -165,8 +166,6 @@ class Ledger:
         }
 
     def _require_means(self) -> None:
-        if not self.has_bounded_means:
-            return
         tokens, budget_usd = self.limits.max_tokens, self.limits.max_budget_usd
         if tokens is not None and self._tokens >= tokens:
             raise LimitReached("max_tokens", self._tokens, tokens)
