@@ -240,7 +240,7 @@ class Connection(asyncio.BufferedProtocol):
         if self._lets_go:
             self._send(query, [Slot(error=CANCELLED)] * len(query.prompts))
             return
-        self._answering[query.id] = asyncio.get_running_loop().create_task(self._reply(query))
+        self._answering[query.id] = asyncio.get_running_loop().create_task(self._reply(query), name=query.id)
 
     @property
     def _has_room(self) -> bool:

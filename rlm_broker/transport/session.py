@@ -10,7 +10,6 @@ from sandbox_worker.wire.frames import FrameDecoder, Payload, encode_frame
 from sandbox_worker.wire.messages import (
     MAX_QUERY_BYTES,
     Execute,
-    FromOrchestrator,
     FromWorker,
     Message,
     Output,
@@ -120,7 +119,9 @@ class Session:
             FrameTooLarge: The code is longer than a frame may be. Nothing has changed.
         """
         unsent = self._unsent
-        frame = self._frame(Execute(block=self.block + 1, code=code, tools=unsent.tools()))
+        message = Execute(block=self.block + 1, code=code, tools=unsent.tools())
+        frame = encode_frame(encode(message), self.max_frame_bytes)
+        self._step(message)
         self._unsent = Provisions()
         self.block += 1
         self._id_prefix = f"{self.block}:"
@@ -139,7 +140,8 @@ class Session:
         """
         if reply.id not in self.open_queries:
             raise ProtocolViolation(f"a reply to query {reply.id}, which is not open")
-        frame = self._frame(reply)
+        frame = encode_frame(encode(reply), self.max_frame_bytes)
+        self._step(reply)
         self.open_weight -= self.open_queries.pop(reply.id)
         return frame
 
@@ -149,11 +151,6 @@ class Session:
         self._payloads.clear()
         self.open_queries.clear()
         self.open_weight = 0
-
-    def _frame(self, message: FromOrchestrator) -> bytes:
-        frame = encode_frame(encode(message), self.max_frame_bytes)
-        self._step(message)
-        return frame
 
     def _check(self, message: FromWorker, payload_bytes: int) -> None:
         self._step(message)
