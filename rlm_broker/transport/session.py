@@ -2,6 +2,7 @@
 
 from collections import deque
 from enum import IntEnum, auto
+from typing import NoReturn
 
 from rlm_broker.errors import ProtocolViolation
 from rlm_broker.transport.provisions import Provisions
@@ -106,9 +107,13 @@ class Session:
         payload = self._payloads.popleft()
         try:
             message = decode_from_worker(payload)
-            self._check(message, len(payload))
         except WireError as error:
             self._violated(str(error))
+        self._step(message)
+        if isinstance(message, Query):
+            self._open(message, len(payload))
+        elif isinstance(message, Output | Result) and message.block != self.block:
+            self._violated(f"{type(message).__name__} of block {message.block} while block {self.block} runs")
         return message
 
     def execute(self, code: str) -> bytes:
@@ -152,19 +157,14 @@ class Session:
         self.open_queries.clear()
         self.open_weight = 0
 
-    def _check(self, message: FromWorker, payload_bytes: int) -> None:
-        self._step(message)
-        match message:
-            case Query():
-                if not message.id.startswith(self._id_prefix) or len(message.id) > LONGEST_QUERY_ID:
-                    self._violated(f"query id {message.id[:40]!r} while block {self.block} runs")
-                if message.id in self.open_queries:
-                    self._violated(f"query id {message.id!r} is open already")
-                self.open_queries[message.id] = weight = weight_of(message, payload_bytes)
-                self.open_weight += weight
-            case Output() | Result():
-                if message.block != self.block:
-                    self._violated(f"{type(message).__name__} of block {message.block} while block {self.block} runs")
+    def _open(self, query: Query, payload_bytes: int) -> None:
+        id = query.id
+        if not id.startswith(self._id_prefix) or len(id) > LONGEST_QUERY_ID:
+            self._violated(f"query id {id[:40]!r} while block {self.block} runs")
+        if id in self.open_queries:
+            self._violated(f"query id {id!r} is open already")
+        self.open_queries[id] = weight = weight_of(query, payload_bytes)
+        self.open_weight += weight
 
     def _step(self, message: Message) -> None:
         try:
@@ -172,6 +172,6 @@ class Session:
         except KeyError:
             self._violated(f"{type(message).__name__} while {self.state.name}")
 
-    def _violated(self, why: str) -> None:
+    def _violated(self, why: str) -> NoReturn:
         self.close()
         raise ProtocolViolation(why) from None
