@@ -196,7 +196,7 @@ class TreeCalls:
     def _slot(self, caller: Caller, query: Query, index: int, sample: int, id: CallId) -> Coroutine[Any, Any, Slot]:
         """Answer one prompt, with a place taken."""
         prompts = query.prompts
-        if type(prompts) is Prompts:  # not `isinstance`: of an abstract class it takes 0.3 us more
+        if type(prompts) is Prompts:  # not `isinstance`: of an abstract class it takes 0.2 us more
             return self._decoded_slot(caller, query, prompts, index, sample, id)
         return self._answered(caller, query, prompts[index], sample, id)
 

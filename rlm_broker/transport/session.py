@@ -51,7 +51,7 @@ TRANSITIONS: dict[State, dict[type[Message], State]] = {
 
 def weight_of(query: Query, payload_bytes: int) -> int:
     """Memory in bytes that an open query may take, at most."""
-    is_decoded = type(query.prompts) is not Prompts  # not `isinstance`: of an abstract class it takes 0.3 us more
+    is_decoded = type(query.prompts) is not Prompts  # not `isinstance`: of an abstract class it takes 0.2 us more
     return payload_bytes * (DECODED_WEIGHT if is_decoded else 1) + PROMPT_WEIGHT * len(query.prompts)
 
 
