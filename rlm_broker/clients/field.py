@@ -11,12 +11,23 @@ from rlm_broker.errors import ModelFailed
 from rlm_broker.results import Usage
 
 
-class FieldLike(Protocol):
-    """Such an object; `acompletion`, `get_last_usage` and `model_name` are used where it has them."""
+class SyncFieldLike(Protocol):
+    """An object that is called in a thread. `get_last_usage` and `model_name` are used where it has them."""
 
     def completion(self, prompt: Any, /) -> str:
-        """The reply to a list of chat messages, each a dict with `role` and `content`."""
+        """Return the reply to a text, or to a list of chat messages, each a dict with `role` and `content`."""
         ...
+
+
+class AsyncFieldLike(Protocol):
+    """An object that is awaited. `get_last_usage` and `model_name` are used where it has them."""
+
+    async def acompletion(self, prompt: Any, /) -> str:
+        """Return the reply, as `SyncFieldLike.completion`."""
+        ...
+
+
+FieldLike = SyncFieldLike | AsyncFieldLike
 
 
 class FieldClient(BaseClient):

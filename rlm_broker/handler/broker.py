@@ -180,7 +180,7 @@ class Broker(AsyncResource):
             ModelFailed: It failed, or took longer, and so did its fallbacks.
         """
         started = time.monotonic()
-        queue = self._queue_of(client)
+        queue = self.queues.get(id(client)) or self._queue_of(client)
         cache = self._cache
         key = None if cache is None else cache.key(queue.client, request)
         reply = None if cache is None or key is None else await cache.get(key)

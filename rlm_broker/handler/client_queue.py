@@ -46,8 +46,7 @@ class Serving:
     cooldown_s: float = 30.0
 
 
-@dataclass(slots=True)
-class PendingCall:
+class PendingCall(msgspec.Struct):
     """One call on its way to its client.
 
     Attributes:
@@ -204,7 +203,7 @@ async def ask(client: BaseClient, pending: PendingCall, attempt_timeout_s: float
         raise ModelFailed(f"{client.model_name}: {type(error).__name__}: {error}") from error
     finally:
         pending.spent_s += time.monotonic() - started
-    return _checked(reply, client.model_name)
+    return _checked(reply, client)
 
 
 def _is_being_cancelled() -> bool:
@@ -213,19 +212,23 @@ def _is_being_cancelled() -> bool:
     return task is not None and task.cancelling() > 0
 
 
-def _checked(reply: object, model_name: str) -> LMReply:
+def _checked(reply: object, client: BaseClient) -> LMReply:
     """What is no reply, or counts what cannot be, is found here, and not where it is added up or written."""
     if not isinstance(reply, LMReply):
-        raise ModelFailed(f"{model_name}: the client returned {type(reply).__name__}, not LMReply")
-    for name, value, kind in (("text", reply.text, str), ("usage", reply.usage, Usage)):
-        if not isinstance(value, kind):
-            raise ModelFailed(
-                f"{model_name}: the {name} of the client's reply is {type(value).__name__}, not {kind.__name__}"
-            )
+        raise ModelFailed(f"{client.model_name}: the client returned {type(reply).__name__}, not LMReply")
     usage = reply.usage
-    tokens = usage.total_input_tokens, usage.total_output_tokens
-    cost = usage.total_cost
-    if all(type(each) is int and each >= 0 for each in tokens) and (cost is None or 0 <= cost < math.inf):
+    if not isinstance(reply.text, str):
+        raise _wrong_type(client, "text", reply.text, str)
+    if not isinstance(usage, Usage):
+        raise _wrong_type(client, "usage", usage, Usage)
+    inputs, outputs, cost = usage.total_input_tokens, usage.total_output_tokens, usage.total_cost
+    are_counts = type(inputs) is int and inputs >= 0 and type(outputs) is int and outputs >= 0
+    if are_counts and (cost is None or 0 <= cost < math.inf):
         return reply
-    inputs, outputs = (each if type(each) is int and each > 0 else 0 for each in tokens)
+    inputs, outputs = (each if type(each) is int and each > 0 else 0 for each in (inputs, outputs))
     return msgspec.structs.replace(reply, usage=Usage(1, inputs, outputs, None))
+
+
+def _wrong_type(client: BaseClient, name: str, value: object, wanted: type) -> ModelFailed:
+    found = type(value).__name__
+    return ModelFailed(f"{client.model_name}: the {name} of the client's reply is {found}, not {wanted.__name__}")

@@ -184,6 +184,8 @@ class Routing:
         Raises:
             UnknownModel: `model` is none of the names that code may use; it lists them.
         """
+        if not model and not self.routes:  # nearly every call: the reason is not put into words
+            return self._of_depth(depth)
         return self.explain(model, depth)[0]
 
     def explain(self, model: str | None, depth: int, *, is_code: bool = True) -> tuple[BaseClient, str]:
@@ -230,9 +232,11 @@ class Routing:
         for route in self.routes:
             if route.takes(None, depth):
                 return self._client_of(route), str(route)
-        if depth >= 1 and self._sub is not None:
-            return self._sub, f"depth {depth} goes to the sub model"
-        return self._default, f"depth {depth} goes to the root model"
+        is_sub = depth >= 1 and self._sub is not None
+        return self._of_depth(depth), f"depth {depth} goes to the {'sub' if is_sub else 'root'} model"
+
+    def _of_depth(self, depth: int) -> BaseClient:
+        return self._sub if depth >= 1 and self._sub is not None else self._default
 
     def _client_of(self, route: Route) -> BaseClient:
         if route.to in self._registered:

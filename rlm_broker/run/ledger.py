@@ -71,7 +71,8 @@ class Ledger:
         Raises:
             LimitReached: `max_llm_calls` calls were made already, or the tokens or the budget are spent.
         """
-        self._require_means()
+        if self.has_bounded_means:
+            self._require_means()
         allowed = self.limits.max_llm_calls
         if allowed is not None and self.calls >= allowed:
             raise LimitReached("max_llm_calls", self.calls, allowed)
@@ -135,6 +136,8 @@ class Ledger:
         if self._above is not None:
             self._above.settle(hold.above or hold, run, model, depth, usage, output_chars)
         self._usage[run, model, depth].add(usage)
+        if not self.has_bounded_means:  # nothing was set aside, and nothing asks what is left
+            return
         output: float = usage.total_output_tokens
         tokens: float = usage.total_input_tokens + output
         if not tokens and not usage.stored_calls:  # a stored reply takes none

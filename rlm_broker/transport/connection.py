@@ -236,11 +236,11 @@ class Connection(asyncio.BufferedProtocol):
     def _begin(self, query: Query) -> None:
         weight = self._session.open_queries[query.id]
         self._load_share += weight
-        self._load.change(weight)
+        self._load.weight += weight
         if self._lets_go:
             self._send(query, [Slot(error=CANCELLED)] * len(query.prompts))
             return
-        self._answering[query.id] = asyncio.get_running_loop().create_task(self._reply(query))
+        self._answering[query.id] = asyncio.get_running_loop().create_task(self._reply(query), name=query.id)
 
     @property
     def _has_room(self) -> bool:
@@ -297,38 +297,34 @@ class Connection(asyncio.BufferedProtocol):
             why = f"dropped: more than {MOST_UNREAD_BYTES:,} bytes of earlier replies are still unread"
             slots = [Slot(error=why)] * len(slots)
         try:
-            frame = self._frame(query, slots)
+            frame = self._session.reply(Reply(query.id, slots))
         except FrameTooLarge as error:
-            self._lose(ProtocolViolation(f"not even the errors of {len(slots):,} prompts fit into a reply: {error}"))
-            return
+            too_large = [Slot(error=f"the reply is too large: {error}")] * len(slots)
+            try:
+                frame = self._session.reply(Reply(query.id, too_large))
+            except FrameTooLarge as error:
+                why = f"not even the errors of {len(slots):,} prompts fit into a reply: {error}"
+                self._lose(ProtocolViolation(why))
+                return
         self._write(frame)
         self._load_share -= weight
-        self._load.change(-weight)
-        self._go_on()
-
-    def _frame(self, query: Query, slots: list[Slot]) -> bytes:
-        try:
-            return self._session.reply(Reply(id=query.id, slots=slots))
-        except FrameTooLarge as error:
-            errors = [Slot(error=f"the reply is too large: {error}")] * len(slots)
-            return self._session.reply(Reply(id=query.id, slots=errors))
+        self._load.lighten(weight)
+        if not self._is_reading or self._held_back is not None:  # else a reply changes nothing: there is only more room
+            self._go_on()
 
     def _regulate(self) -> None:
         """Read on, or leave what comes in the kernel's buffers."""
         if self._transport is None:
             return
-        reads = self._writable and self._held_back is None and not self._takes_more_soon and self._fits_what_comes()
+        reads = self._writable and self._held_back is None and not self._takes_more_soon
+        if reads and self._session.open_queries:  # the frame that has begun to arrive is collected beside them
+            reads = self._session.open_weight + self._session.announced_bytes <= MOST_OPEN_WEIGHT
         if self._is_reading != reads:
             self._is_reading = reads
             if reads:
                 self._transport.resume_reading()
             else:
                 self._transport.pause_reading()
-
-    def _fits_what_comes(self) -> bool:
-        """Whether the frame that has begun to arrive may be collected beside the queries that are open."""
-        session = self._session
-        return not session.open_queries or session.open_weight + session.announced_bytes <= MOST_OPEN_WEIGHT
 
     def _write(self, frame: bytes) -> None:
         if self._transport is not None and not self._transport.is_closing():
@@ -339,7 +335,7 @@ class Connection(asyncio.BufferedProtocol):
         self._held_back = None
         self._load.forget(self)
         share, self._load_share = self._load_share, 0
-        self._load.change(-share)
+        self._load.lighten(share)
         self._lost = self._lost or reason
         self._ready.set()
         if self._result is not None and not self._result.done():  # one that was complete before the end counts

@@ -12,7 +12,7 @@ class QueryLoad:
     """A sum of weights, and the connections that stopped reading because of it, in the order in which they stopped.
 
     Attributes:
-        weight: Bytes that the open queries weigh, see `Session.open_weight`.
+        weight: Bytes that the open queries weigh, see `Session.open_weight`. Add to it; `lighten` takes off.
     """
 
     def __init__(self, most: int = MOST_WEIGHT) -> None:
@@ -25,10 +25,10 @@ class QueryLoad:
         """Whether the weight has reached its bound."""
         return self.weight >= self._most
 
-    def change(self, by: int) -> None:
-        """Add weight, or take it off and let connections read on."""
-        self.weight += by
-        while by < 0 and self._paused and not self.is_high:
+    def lighten(self, by: int) -> None:
+        """Take weight off, and let connections read on."""
+        self.weight -= by
+        while by and self._paused and not self.is_high:
             _, resume = self._paused.popitem(last=False)
             resume()
 

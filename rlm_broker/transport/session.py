@@ -2,6 +2,7 @@
 
 from collections import deque
 from enum import IntEnum, auto
+from typing import NoReturn
 
 from rlm_broker.errors import ProtocolViolation
 from rlm_broker.transport.provisions import Provisions
@@ -10,7 +11,6 @@ from sandbox_worker.wire.frames import FrameDecoder, Payload, encode_frame
 from sandbox_worker.wire.messages import (
     MAX_QUERY_BYTES,
     Execute,
-    FromOrchestrator,
     FromWorker,
     Message,
     Output,
@@ -51,7 +51,7 @@ TRANSITIONS: dict[State, dict[type[Message], State]] = {
 
 def weight_of(query: Query, payload_bytes: int) -> int:
     """Memory in bytes that an open query may take, at most."""
-    is_decoded = not isinstance(query.prompts, Prompts)
+    is_decoded = type(query.prompts) is not Prompts  # not `isinstance`: of an abstract class it takes 0.2 us more
     return payload_bytes * (DECODED_WEIGHT if is_decoded else 1) + PROMPT_WEIGHT * len(query.prompts)
 
 
@@ -70,6 +70,7 @@ class Session:
         self._unsent = Provisions()
         self.state = State.STARTING
         self.block = 0
+        self._id_prefix = "0:"
         self.open_queries: dict[str, int] = {}
         self.open_weight = 0
         self.max_frame_bytes = max_frame_bytes
@@ -106,9 +107,13 @@ class Session:
         payload = self._payloads.popleft()
         try:
             message = decode_from_worker(payload)
-            self._check(message, len(payload))
         except WireError as error:
             self._violated(str(error))
+        self._step(message)
+        if isinstance(message, Query):
+            self._open(message, len(payload))
+        elif isinstance(message, Output | Result) and message.block != self.block:
+            self._violated(f"{type(message).__name__} of block {message.block} while block {self.block} runs")
         return message
 
     def execute(self, code: str) -> bytes:
@@ -119,9 +124,12 @@ class Session:
             FrameTooLarge: The code is longer than a frame may be. Nothing has changed.
         """
         unsent = self._unsent
-        frame = self._frame(Execute(block=self.block + 1, code=code, tools=unsent.tools()))
+        message = Execute(block=self.block + 1, code=code, tools=unsent.tools())
+        frame = encode_frame(encode(message), self.max_frame_bytes)
+        self._step(message)
         self._unsent = Provisions()
         self.block += 1
+        self._id_prefix = f"{self.block}:"
         return b"".join([*unsent.frames(), frame])
 
     def provide(self, provisions: Provisions) -> None:
@@ -137,7 +145,8 @@ class Session:
         """
         if reply.id not in self.open_queries:
             raise ProtocolViolation(f"a reply to query {reply.id}, which is not open")
-        frame = self._frame(reply)
+        frame = encode_frame(encode(reply), self.max_frame_bytes)
+        self._step(reply)
         self.open_weight -= self.open_queries.pop(reply.id)
         return frame
 
@@ -148,24 +157,14 @@ class Session:
         self.open_queries.clear()
         self.open_weight = 0
 
-    def _frame(self, message: FromOrchestrator) -> bytes:
-        frame = encode_frame(encode(message), self.max_frame_bytes)
-        self._step(message)
-        return frame
-
-    def _check(self, message: FromWorker, payload_bytes: int) -> None:
-        self._step(message)
-        match message:
-            case Query():
-                if not message.id.startswith(f"{self.block}:") or len(message.id) > LONGEST_QUERY_ID:
-                    self._violated(f"query id {message.id[:40]!r} while block {self.block} runs")
-                if message.id in self.open_queries:
-                    self._violated(f"query id {message.id!r} is open already")
-                self.open_queries[message.id] = weight = weight_of(message, payload_bytes)
-                self.open_weight += weight
-            case Output() | Result():
-                if message.block != self.block:
-                    self._violated(f"{type(message).__name__} of block {message.block} while block {self.block} runs")
+    def _open(self, query: Query, payload_bytes: int) -> None:
+        id = query.id
+        if not id.startswith(self._id_prefix) or len(id) > LONGEST_QUERY_ID:
+            self._violated(f"query id {id[:40]!r} while block {self.block} runs")
+        if id in self.open_queries:
+            self._violated(f"query id {id!r} is open already")
+        self.open_queries[id] = weight = weight_of(query, payload_bytes)
+        self.open_weight += weight
 
     def _step(self, message: Message) -> None:
         try:
@@ -173,6 +172,6 @@ class Session:
         except KeyError:
             self._violated(f"{type(message).__name__} while {self.state.name}")
 
-    def _violated(self, why: str) -> None:
+    def _violated(self, why: str) -> NoReturn:
         self.close()
         raise ProtocolViolation(why) from None

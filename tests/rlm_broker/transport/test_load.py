@@ -8,15 +8,15 @@ def test_connections_go_on_in_order_as_far_as_the_weight_allows() -> None:
 
     def resume(name: str) -> None:
         resumed.append(name)
-        load.change(+60)
+        load.weight += 60
 
-    load.change(+150)
+    load.weight += 150
     for name in ("a", "b", "c"):
         load.wait(name, lambda name=name: resume(name))  # type: ignore[misc]
-    load.change(-40)
+    load.lighten(40)
     assert (load.is_high, resumed) == (True, [])
-    load.change(-20)
+    load.lighten(20)
     assert (load.weight, resumed) == (150, ["a"])
     load.forget("b")
-    load.change(-150)
+    load.lighten(150)
     assert resumed == ["a", "c"]

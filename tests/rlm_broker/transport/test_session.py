@@ -43,8 +43,8 @@ def running() -> Session:
 
 @pytest.mark.parametrize(("state", "kind"), list(itertools.product(State, SAMPLES)))
 def test_a_worker_may_say_just_what_its_state_allows(state: State, kind: type[Message]) -> None:
-    session = Session(max_frame_bytes=1000)
-    session.state, session.block = state, 1
+    session = running()
+    session.state = state
     if (state, kind) in LEGAL:
         session.feed(frame(SAMPLES[kind]))
         assert session.next_message() == SAMPLES[kind]
