@@ -1,12 +1,14 @@
-"""Answers of a type: any that pydantic can validate."""
+"""Answers of a type: any that pydantic can validate, or that a JSON Schema describes."""
 
 import json
-from typing import Any
+from collections.abc import Callable, Mapping
+from typing import Annotated, Any
 
 import pydantic
 
 import rlm_broker.run.prompts as prompts
 from rlm_broker.errors import ConfigurationError, OutputInvalid
+from rlm_broker.run.json_schema import JsonSchema
 from rlm_broker.validation import complaints
 from sandbox_worker.wire.counting import MAX_VALUES, has_more_values_than
 
@@ -15,19 +17,26 @@ class OutputType:
     """What a run's answer has to be. For one run: it counts how often the model was told.
 
     Args:
-        wanted: A pydantic model, or whatever else `pydantic.TypeAdapter` takes.
+        wanted: A pydantic model, or whatever else `pydantic.TypeAdapter` takes; or a JSON Schema, as a dict.
 
     Raises:
         ConfigurationError: pydantic cannot validate it, or no JSON can describe it.
     """
 
     def __init__(self, wanted: Any) -> None:
+        self._told = 0
+        if isinstance(wanted, Mapping):
+            schema = JsonSchema(wanted, "output_type")
+            self._schema = schema.text
+            self._adapter: pydantic.TypeAdapter[Any] = pydantic.TypeAdapter(
+                Annotated[Any, pydantic.AfterValidator(_fitting(schema))]
+            )
+            return
         try:
-            self._adapter: pydantic.TypeAdapter[Any] = pydantic.TypeAdapter(wanted)
+            self._adapter = pydantic.TypeAdapter(wanted)
             self._schema = json.dumps(self._adapter.json_schema(), ensure_ascii=False)
         except Exception as error:  # noqa: BLE001 - it is the user\'s: pydantic may call anything of it
             raise ConfigurationError(f"output_type {wanted!r} cannot be asked for as JSON: {error}") from None
-        self._told = 0
 
     def task(self, question: str | None) -> str:
         """The question, and what its answer has to be."""
@@ -55,6 +64,14 @@ class OutputType:
             raise OutputInvalid(problem, answer)
         self._told += 1
         return prompts.wrong_type(answer, problem, self._schema), None
+
+
+def _fitting(schema: JsonSchema) -> Callable[[Any], Any]:
+    def fitting(value: Any) -> Any:
+        schema.require(value, "the answer")
+        return value
+
+    return fitting
 
 
 def _problem(error: Exception) -> str:

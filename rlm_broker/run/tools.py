@@ -20,6 +20,7 @@ from rlm_broker.concurrency.deadline import Late, closed_if_deaf, within
 from rlm_broker.concurrency.threads import DaemonThreads
 from rlm_broker.errors import ConfigurationError
 from rlm_broker.plain import problem_with, require_name
+from rlm_broker.run.json_schema import Unfit, with_schema
 from rlm_broker.validation import complaints
 from sandbox_worker.wire.counting import MAX_VALUES, has_more_values_than
 from sandbox_worker.wire.messages import Slot
@@ -40,7 +41,8 @@ class Tools:
     """What code may call, and the plain values that it finds.
 
     Args:
-        given: Name → a callable (sync or async), a plain value, or `{"tool": either, "description": text}`.
+        given: Name → a callable (sync or async), a plain value, or `{"tool": either, "description": text}`; for a
+            callable also `"schema"`: a JSON Schema of an object, whose properties are its arguments.
         for_children: The same for child runs; None is those of their parent, `{}` is none.
 
     Attributes:
@@ -101,6 +103,8 @@ class Tools:
         except pydantic.ValidationError as error:
             traceback.clear_frames(error.__traceback__)  # their arguments would live until the collector finds them
             return Slot(error=f"{name}(): {complaints(error, 'arguments')}")
+        except Unfit as error:
+            return Slot(error=f"{name}(): {error}")
         except _NotPlain as error:
             return Slot(error=f"{name}() returned {error}")
         except Exception as error:  # noqa: BLE001 - the tool is the user's own code: the model reads what it raised
@@ -110,9 +114,16 @@ class Tools:
         require_name(name, "a tool")
         description = None
         if isinstance(what, dict) and "tool" in what:
-            if what.keys() - {"tool", "description"}:
-                raise ConfigurationError(f"tool {name!r}: give {{'tool': ..., 'description': ...}} and nothing else")
+            if what.keys() - {"tool", "description", "schema"}:
+                raise ConfigurationError(
+                    f"tool {name!r}: give {{'tool': ..., 'description': ..., 'schema': ...}} and nothing else"
+                )
+            schema = what.get("schema")
             what, description = what["tool"], what.get("description")
+            if schema is not None:
+                if not callable(what):
+                    raise ConfigurationError(f"tool {name!r}: a schema is of a function's arguments")
+                what = with_schema(what, schema, f"the schema of tool {name!r}")
         if callable(what):
             self._tools[name] = _Tool(name, what, self._threads)
             self._described[name] = description or _first_paragraph(what)

@@ -1,0 +1,90 @@
+"""JSON Schemas of the user's: for answers, and for arguments of tools."""
+
+from typing import Any
+
+import pytest
+
+from rlm_broker import RLM, ConfigurationError, OutputInvalid, ScriptedClient
+from rlm_broker.run.json_schema import JsonSchema, Unfit, with_schema
+from rlm_broker.run.output_type import OutputType
+
+PERSON = {
+    "type": "object",
+    "properties": {"name": {"type": "string"}, "age": {"type": "integer"}},
+    "required": ["name"],
+}
+
+
+def test_answer_of_a_schema_is_its_value() -> None:
+    done = RLM(ScriptedClient(['FINAL({"age": 36})', 'FINAL({"name": "Ada"})'])).completion(
+        "x", "?", output_type=PERSON
+    )
+    assert done.parsed == {"name": "Ada"}
+
+
+def test_answer_that_does_not_fit_is_named_with_its_place() -> None:
+    problem, value = OutputType(PERSON).judge('{"name": "Ada", "age": "old"}', 1)
+    assert value is None
+    assert problem is not None
+    assert "age: 'old' is not of type 'integer'" in problem
+    with pytest.raises(OutputInvalid, match="is not of type"):
+        OutputType(PERSON).judge("[]", 0)
+
+
+@pytest.mark.parametrize("schema", [{"type": "nonsense"}, {"properties": 5}, {"const": {1, 2}}])
+def test_what_is_no_schema_is_refused(schema: dict[str, Any]) -> None:
+    with pytest.raises(ConfigurationError, match="output_type is not a JSON Schema"):
+        OutputType(schema)
+
+
+def test_only_the_first_mistakes_are_named() -> None:
+    schema = JsonSchema({"type": "array", "items": {"type": "string"}}, "it")
+    with pytest.raises(Unfit) as raised:
+        schema.require([1] * 1000, "it")
+    assert str(raised.value).count("is not of type") == 10
+
+
+def tool(**given: Any) -> dict[str, Any]:
+    """Say what was given."""
+    return given
+
+
+async def atool(**given: Any) -> dict[str, Any]:
+    return given
+
+
+@pytest.mark.parametrize("function", [tool, atool])
+def test_tool_is_called_by_the_properties_of_its_schema(function: Any) -> None:
+    code = (
+        "```repl\n"
+        "print(say('Ada', age=36), say(name='Eve'))\n"
+        "try:\n    say(36)\nexcept Exception as error:\n    print(error)\n"
+        "try:\n    say()\nexcept Exception as error:\n    print(error)\n"
+        "FINAL('done')\n```"
+    )
+    rlm = RLM(ScriptedClient([code]), tools={"say": {"tool": function, "description": "Says.", "schema": PERSON}})
+    done = rlm.completion("x", "?")
+    printed = done.trajectory[0].blocks[0].stdout
+    assert "{'name': 'Ada', 'age': 36} {'name': 'Eve'}" in printed
+    assert "say(): name: 36 is not of type 'string'" in printed
+    assert "say(): name: Missing required argument" in printed
+    assert "`say(name, age=...)`: Says." in str(done.messages[0].content)
+
+
+@pytest.mark.parametrize(
+    ("schema", "why"),
+    [
+        ({"type": "string"}, 'must be a JSON Schema with "type": "object"'),
+        ({"type": "object", "properties": {"not a name": {}}}, "cannot be parameters"),
+        ({"type": "object", "properties": {"x": {"type": "nonsense"}}}, "is not a JSON Schema"),
+        ([], 'must be a JSON Schema with "type": "object"'),
+    ],
+)
+def test_bad_schema_of_a_tool_is_refused(schema: Any, why: str) -> None:
+    with pytest.raises(ConfigurationError, match=why):
+        with_schema(tool, schema, "the schema")
+
+
+def test_schema_of_a_value_is_refused() -> None:
+    with pytest.raises(ConfigurationError, match="a schema is of a function's arguments"):
+        RLM(tools={"x": {"tool": 5, "schema": PERSON}})
