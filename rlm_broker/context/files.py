@@ -316,7 +316,7 @@ def text_of(file: FoundFile) -> Iterator[str | bytes]:
     """
     fd, size_bytes = _open_regular(file)
     try:
-        yield from _decoded(_bytes_of(file, fd, size_bytes), file.given)
+        yield from decoded(_bytes_of(file, fd, size_bytes), file.given)
     finally:
         os.close(fd)
 
@@ -363,7 +363,15 @@ def _unreadable(file: FoundFile, error: OSError) -> FileUnfit:
     return FileUnfit("unreadable", f"{file.given} cannot be read: {error.strerror}")
 
 
-def _decoded(pieces: Iterable[bytes], name: str) -> Iterator[str | bytes]:
+def decoded(pieces: Iterable[bytes], name: str) -> Iterator[str | bytes]:
+    """Yield UTF-8 as text, piece by piece; a piece of bytes is ASCII. A byte order mark is not text.
+
+    Args:
+        name: What the bytes are of, for the error.
+
+    Raises:
+        FileUnfit: They are binary, or not UTF-8.
+    """
     decoder = codecs.getincrementaldecoder("utf-8")()
     start = 0  # of the piece, in the file
     begun = False

@@ -10,13 +10,14 @@ import os
 import re
 import warnings
 import weakref
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from itertools import chain
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Final, Self
+from typing import Any, Final, Self, cast
 
-from rlm_broker.context.files import FileUnfit, FoundFile, find_files, printable, text_of
+from rlm_broker.context.files import FileUnfit, FoundFile, decoded, find_files, printable, text_of
 from rlm_broker.context.memfd import JsonMemfd, TextMemfd, pieces_of
 from rlm_broker.errors import ContextRefused
 from rlm_broker.plain import problem_with
@@ -32,6 +33,9 @@ MAX_NAME_CHARS: Final = 200
 MAPPED_CHARS: Final = 1_000
 """Texts of a dict or list that are so long on average are mapped; of shorter ones JSON is decoded sooner."""
 
+
+STREAM_BYTES: Final = 1 << 20
+"""Bytes or characters of a stream that are read at a time."""
 
 MAX_PATH_CHARS: Final = 4_096
 """Characters of the longest path that Linux has."""
@@ -145,7 +149,9 @@ def store(value: object) -> StoredContext:
 
     Args:
         value: A text; a dict, list or other value that JSON can hold (a tuple becomes a list); a path object of a file
-            (its text), or of a folder or a glob (a dict from relative path to text, see `find_files`); or `Paths`.
+            (its text), or of a folder or a glob (a dict from relative path to text, see `find_files`); `Paths`; or a
+            stream, such as a response or a pipe, whose `read(size)` gives UTF-8 or text. It is read to its end, piece
+            by piece, and stays the caller's to close.
 
     Raises:
         ContextRefused: It is none of these, it cannot be read, it is empty, or there is no memory for it.
@@ -158,6 +164,8 @@ def store(value: object) -> StoredContext:
                 return _store_paths(value)
             case os.PathLike():
                 return _store_paths(Paths([value]))
+        if callable(getattr(value, "read", None)):
+            return _store_stream(value)
         if problem := problem_with(value, "context"):
             raise ContextRefused(problem)
         return _store_value(value)
@@ -173,6 +181,33 @@ def _store_text(pieces: Iterable[str | bytes], file: FoundFile | None = None) ->
         parts = ((file.name, length),) if file else ()
         info = ContextInfo("str", length, memfd.form, parts, len(parts))
         return StoredContext(memfd.seal(), info)
+
+
+def _store_stream(stream: Any) -> StoredContext:
+    """Store what a stream gives, without ever having it as a whole."""
+    pieces = _read(stream)
+    first = next(pieces, b"")
+    if isinstance(first, str):
+        return _store_text(piece for text in chain([first], pieces) for piece in pieces_of(cast("str", text)))
+    try:
+        return _store_text(decoded(cast("Iterator[bytes]", chain([first], pieces)), "the stream"))
+    except FileUnfit as error:
+        raise ContextRefused(str(error)) from None
+
+
+def _read(stream: Any) -> Iterator[str | bytes]:
+    kind: type[str] | type[bytes] | None = None
+    while True:
+        try:
+            piece = stream.read(STREAM_BYTES)
+        except Exception as error:
+            raise ContextRefused(f"the stream cannot be read: {type(error).__name__}: {error}") from error
+        if not piece:
+            return
+        kind = kind or (str if isinstance(piece, str) else bytes)
+        if not isinstance(piece, kind):
+            raise ContextRefused(f"a stream gives bytes or text, and its `read` gave {type(piece).__name__}")
+        yield piece
 
 
 def _store_paths(paths: Paths) -> StoredContext:
