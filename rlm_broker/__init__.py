@@ -46,10 +46,13 @@ if TYPE_CHECKING:
     from rlm_broker.results import Call as Call
     from rlm_broker.results import ChatMessage as ChatMessage
     from rlm_broker.results import ChildTrace as ChildTrace
+    from rlm_broker.results import ClientStats as ClientStats
     from rlm_broker.results import Completion as Completion
+    from rlm_broker.results import HandlerStats as HandlerStats
     from rlm_broker.results import Isolation as Isolation
     from rlm_broker.results import Iteration as Iteration
     from rlm_broker.results import PostMortem as PostMortem
+    from rlm_broker.results import SandboxStats as SandboxStats
     from rlm_broker.results import Usage as Usage
     from rlm_broker.results import UsageSummary as UsageSummary
     from rlm_broker.rlm import RLM as RLM
@@ -99,7 +102,8 @@ _MODULES = {
     "lm_handler": "LMHandler",
     "models.model": "Model",
     "models.models": "Models",
-    "results": "Block Call ChatMessage ChildTrace Completion Isolation Iteration PostMortem Usage UsageSummary",
+    "results": "Block Call ChatMessage ChildTrace ClientStats Completion HandlerStats Isolation Iteration PostMortem "
+    "SandboxStats Usage UsageSummary",
     "rlm": "RLM",
     "run.answers": "Budget ReplAnswers",
     "run.prompts": "Instructions",

@@ -21,20 +21,21 @@ class FairSemaphore:
         places: Places in all; None sets no bound.
 
     Attributes:
+        taken: Number of places that are held.
         waiting: Number of turns that wait.
     """
 
     def __init__(self, places: int | None) -> None:
         self._places = places
-        self._taken = 0
+        self.taken = 0
         self.waiting = 0
         self._queues: OrderedDict[Hashable, OrderedDict[Turn, None]] = OrderedDict()
         """Sessions in the order of their turns, each with its own turns in order of arrival."""
 
     def take(self) -> bool:
         """Take a place if one is free and no turn waits for it. `release` it afterwards."""
-        if self._places is None or (self._taken < self._places and not self.waiting):
-            self._taken += 1
+        if self._places is None or (self.taken < self._places and not self.waiting):
+            self.taken += 1
             return True
         return False
 
@@ -65,7 +66,7 @@ class FairSemaphore:
             if not turn.done():  # a cancelled turn is still queued until its task runs
                 turn.set_result(None)
                 return
-        self._taken -= 1
+        self.taken -= 1
 
     def _leave(self, session: Hashable, turn: Turn) -> None:
         queue = self._queues.get(session)

@@ -16,7 +16,7 @@ from rlm_broker.errors import ModelFailed, RlmBrokerError, UnknownModel
 from rlm_broker.handler.cache import Cache
 from rlm_broker.handler.client_queue import ClientQueue, OnRetry, PendingCall, Serving
 from rlm_broker.handler.routing import ModelPolicy, Routing
-from rlm_broker.results import Call, Tally, Usage, UsageSummary
+from rlm_broker.results import Call, HandlerStats, Tally, Usage, UsageSummary
 from rlm_broker.transport import one_shot
 from rlm_broker.transport.listener import Listener
 
@@ -151,6 +151,11 @@ class Broker(AsyncResource):
         for (_, depth), tally in self._usage.items():
             totals[depth].add(tally.usage)
         return {depth: totals[depth].usage for depth in sorted(totals)}
+
+    def stats(self) -> HandlerStats:
+        """What it is doing now, and what was used so far."""
+        clients = tuple(queue.stats() for queue in self.queues.values())
+        return HandlerStats(self.listener.connections, clients, self.get_usage_summary())
 
     def attach(self, connected: socket.socket) -> None:
         """Serve a connected stream socket like one that was accepted on the port."""

@@ -15,7 +15,7 @@ from rlm_broker.concurrency.deadline import Late, in_time
 from rlm_broker.concurrency.fair_semaphore import FairSemaphore
 from rlm_broker.concurrency.rate_window import Entry, RateWindow
 from rlm_broker.errors import ModelFailed, RlmBrokerError
-from rlm_broker.results import Usage
+from rlm_broker.results import ClientStats, Usage
 
 BACKOFF_S, MOST_BACKOFF_S = 0.5, 30.0
 FAILURES_TO_COOL = 3
@@ -86,6 +86,11 @@ class ClientQueue:
     def is_cooling(self) -> bool:
         """Whether its last calls failed, or it wants to be left alone, so that another may do better."""
         return time.monotonic() < max(self._cool_until, self._opens_at)
+
+    def stats(self) -> ClientStats:
+        """How the client is doing now."""
+        places = self._places
+        return ClientStats(self.client.model_name, places.taken, places.waiting, self.is_cooling)
 
     async def run(self, pending: PendingCall, others: int = 0) -> LMReply:
         """Make the call, as often as it takes and its time allows.

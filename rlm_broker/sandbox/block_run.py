@@ -7,7 +7,7 @@ import time
 import msgspec
 
 from rlm_broker.errors import ProtocolViolation, SandboxFailed
-from rlm_broker.limits import Limits
+from rlm_broker.limits import ReplLimits
 from rlm_broker.sandbox import post_mortem
 from rlm_broker.sandbox.block_clock import BlockClock
 from rlm_broker.sandbox.output import BlockOutput
@@ -26,7 +26,7 @@ class BlockRun:
     """One block, from its start to its result or to the reason why it has to be killed."""
 
     def __init__(
-        self, worker: Worker, connection: Connection, output: BlockOutput, limits: Limits, answer: QueryHandler
+        self, worker: Worker, connection: Connection, output: BlockOutput, limits: ReplLimits, answer: QueryHandler
     ) -> None:
         self.killed_because: str | None = None
         self._worker = worker

@@ -6,10 +6,12 @@ from typing import Any
 
 from rlm_broker.concurrency.event_loop import AsyncResource, EventLoopRef
 from rlm_broker.errors import ConfigurationError, IsolationUnavailable, SandboxFailed
-from rlm_broker.limits import Limits
+from rlm_broker.limits import ReplLimits
+from rlm_broker.results import SandboxStats
 from rlm_broker.sandbox.levels import canary
 from rlm_broker.sandbox.levels.level import candidates, warn_if_unprotected
 from rlm_broker.sandbox.repl import SandboxedRepl
+from rlm_broker.sandbox.shared import shared
 from rlm_broker.sandbox.template import NO_CONTEXT, PREPARE_TIMEOUT_S, Template
 from rlm_broker.sandbox.workers import cgroups
 from rlm_broker.sandbox.workers.context_cache import OF_ALL_MEMORY, ContextCache
@@ -34,7 +36,7 @@ class Sandbox(AsyncResource):
     that was started in it is left when it is left.
 
     Args:
-        limits: Bounds of each REPL; None takes the defaults of `Limits`.
+        limits: Bounds of each REPL; None takes the defaults. (`Limits` are such bounds, too.)
         isolation: "auto" (the stronger of the first two that there is, or an error), "strict", "standard", or
             "process", which protects nothing and is never chosen by itself.
         allow_exec: Whether code may start other programs, within the same isolation. None: wherever that is possible,
@@ -54,7 +56,7 @@ class Sandbox(AsyncResource):
 
     def __init__(
         self,
-        limits: Limits | None = None,
+        limits: ReplLimits | None = None,
         isolation: str = "auto",
         *,
         allow_exec: bool | None = None,
@@ -64,9 +66,9 @@ class Sandbox(AsyncResource):
         listener: Listener | None = None,
         event_loop: EventLoopRef | None = None,
     ) -> None:
-        if limits is not None and not isinstance(limits, Limits):
-            raise ConfigurationError(f"limits is a Limits, and not {type(limits).__name__}")
-        self.limits = limits or Limits()
+        if limits is not None and not isinstance(limits, ReplLimits):
+            raise ConfigurationError(f"limits is a Limits or a ReplLimits, and not {type(limits).__name__}")
+        self.limits = ReplLimits() if limits is None else limits
         self._candidates = candidates(isolation, allow_exec)
         warn_if_unprotected(self._candidates[0])
         self._allow_exec = allow_exec is not False
@@ -79,7 +81,35 @@ class Sandbox(AsyncResource):
         self._own_listener: Listener | None = None
         self._fork_server: ForkServer | None = None
         self._workers: Workers | None = None
+        self._pool: WarmPool | None = None
         self._event_loop = event_loop
+
+    @classmethod
+    def shared(
+        cls,
+        limits: ReplLimits | None = None,
+        isolation: str = "auto",
+        *,
+        allow_exec: bool | None = None,
+        warm: int | None = None,
+    ) -> "Sandbox":
+        """Return the sandbox of this process that has these settings, open: the same for all who ask for it.
+
+        For frameworks that make and drop objects by the thousand, from any thread. It lives on the background loop, is
+        opened anew in a forked process, and is closed at exit with all below it. Leave it open: it is everybody's.
+
+        Raises:
+            ConfigurationError, IsolationUnavailable, SandboxFailed: As for a `Sandbox` and its opening.
+        """
+        key = (None if limits is None else limits.model_dump_json(), isolation, allow_exec, warm)
+        return shared(key, lambda: cls(limits, isolation, allow_exec=allow_exec, warm=warm))
+
+    def stats(self) -> SandboxStats:
+        """What lives in the sandbox now, and how much it has started."""
+        if self._fork_server is None or self._pool is None:
+            return SandboxStats(self.level)
+        alive, started = self._fork_server.counts()
+        return SandboxStats(self.level, alive, len(self._pool.ready), started)
 
     @property
     def level(self) -> LevelName:
@@ -162,9 +192,9 @@ class Sandbox(AsyncResource):
             cold_start = ColdStart(self._fork_server, listener, self.limits)
             cache_bytes = int(cgroups.memory_bytes() * OF_ALL_MEMORY)
             cache = ContextCache(self._fork_server, listener, self.limits, cache_bytes)
-            pool = WarmPool(cold_start, self._warm)
-            pool.fill()
-            self._workers = Workers(cold_start, (cache, pool))
+            self._pool = WarmPool(cold_start, self._warm)
+            self._pool.fill()
+            self._workers = Workers(cold_start, (cache, self._pool))
         except BaseException:
             await self._close()
             raise
@@ -191,13 +221,13 @@ class Sandbox(AsyncResource):
 
     async def _send_canary(self, fork_server: ForkServer, listener: Listener) -> None:
         """Run the canary in a REPL of its own. Raises: IsolationUnavailable."""
-        workers = Workers(ColdStart(fork_server, listener, Limits()))
+        workers = Workers(ColdStart(fork_server, listener, ReplLimits()))
         async with SandboxedRepl(self.bind_loop(), workers) as repl:
             block = await repl.aexecute(canary.PROGRAM)
         canary.require_held(fork_server.level, canary.verdict(fork_server.level, block.final_answer))
 
     async def _close(self) -> None:
-        workers, self._workers = self._workers, None
+        workers, self._workers, self._pool = self._workers, None, None
         if workers is not None:
             await workers.close()
         fork_server, self._fork_server = self._fork_server, None

@@ -7,7 +7,7 @@ from typing import Any, Final
 from rlm_broker.concurrency.event_loop import AsyncResource, EventLoopRef
 from rlm_broker.context.store import StoredContext, store
 from rlm_broker.errors import ConfigurationError, SandboxFailed
-from rlm_broker.limits import Limits
+from rlm_broker.limits import ReplLimits
 from rlm_broker.sandbox.repl import INHERITED, SandboxedRepl
 from rlm_broker.sandbox.workers.fork_server import ForkServer
 from rlm_broker.sandbox.workers.source import ColdStart, Workers
@@ -34,7 +34,7 @@ class Template(AsyncResource):
         event_loop: EventLoopRef,
         sandboxes_fork_server: ForkServer,
         listener: Listener,
-        limits: Limits,
+        limits: ReplLimits,
         preparation: Preparation,
         context: object,
         warm: int | None,

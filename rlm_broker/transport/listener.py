@@ -3,6 +3,7 @@
 import asyncio
 import secrets
 import socket
+import weakref
 from ipaddress import ip_address
 
 from rlm_broker.errors import ConfigurationError
@@ -50,6 +51,7 @@ class Listener:
         self._one_shot = one_shot
         self._acceptor: Acceptor | None = None
         self._expected: dict[str, tuple[Connection, asyncio.TimerHandle]] = {}
+        self._claimed = weakref.WeakSet[Connection]()
         self._strangers = Strangers(first_frame_timeout_s)
         self._arriving: set[asyncio.Task[None]] = set()
         self._load = QueryLoad()
@@ -89,6 +91,11 @@ class Listener:
         self._strangers.close()
         await asyncio.gather(*(arrival.end() for arrival in list(self._strangers.present)))
 
+    @property
+    def connections(self) -> int:
+        """REPLs that are connected."""
+        return sum(connection.is_open for connection in self._claimed)
+
     def expect(self, connection: Connection, timeout_s: float) -> str:
         """A token that works once, within `timeout_s` seconds: whoever shows it gets `connection`."""
         token = secrets.token_urlsafe(TOKEN_BYTES)
@@ -125,6 +132,8 @@ class Listener:
     def claim(self, token: str) -> Connection | None:
         """The connection that `token` was made for, once."""
         connection, expiry = self._expected.pop(token, (None, None))
+        if connection is not None:
+            self._claimed.add(connection)
         if expiry is not None:
             expiry.cancel()
         return connection

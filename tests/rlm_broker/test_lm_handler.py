@@ -79,7 +79,7 @@ async def test_shared_tokens_are_not_overspent_by_calls_at_once() -> None:
 
         async def rollout(answer: Any) -> str | None:
             async with sandbox.repl("text", answer=answer) as repl:
-                return (await repl.aexecute("FINAL(llm_query_batched(['a', 'b']))")).final_answer
+                return (await repl.aexecute("FINAL(llm_query_batched(['a' * 12, 'b' * 12]))")).final_answer
 
         await asyncio.gather(*map(rollout, several))
         total = shared.usage.total
@@ -169,3 +169,28 @@ async def test_async_twins_of_the_handler() -> None:
     async with LMHandler(ScriptedClient([ModelFailed("down")])) as handler:
         with pytest.raises(ModelFailed, match="down"):
             await handler.acompletion("x")
+
+
+async def test_stats_say_what_is_under_way() -> None:
+    asked, go_on = asyncio.Event(), asyncio.Event()
+
+    async def reply(_: object) -> str:
+        asked.set()
+        await go_on.wait()
+        return "yes"
+
+    async with (
+        LMHandler(FunctionClient(reply, "slow")) as handler,
+        Sandbox(listener=handler.listener) as sandbox,
+        sandbox.repl("text", answer=handler.answers()) as repl,
+    ):
+        block = asyncio.create_task(repl.aexecute("FINAL(llm_query('x'))"))
+        await asked.wait()
+        during = handler.stats()
+        go_on.set()
+        await block
+        after = handler.stats()
+    assert during.connections == 1
+    assert [(each.model, each.calls, each.waiting) for each in during.clients] == [("slow", 1, 0)]
+    assert [(each.calls, each.is_cooling) for each in after.clients] == [(0, False)]
+    assert after.usage.total_calls == 1

@@ -17,7 +17,7 @@ from typing import Final, TypeVar
 
 from rlm_broker.context.store import StoredContext
 from rlm_broker.errors import RlmBrokerError, SandboxFailed
-from rlm_broker.limits import Limits
+from rlm_broker.limits import ReplLimits
 from rlm_broker.sandbox.workers.fork_server import ForkServer
 from rlm_broker.sandbox.workers.source import ColdStart, StartedWorker
 from rlm_broker.sandbox.workers.zygote_process import Preparation
@@ -63,7 +63,7 @@ class ContextCache:
         max_bytes: Memory of all these fork servers together. One whose REPLs live is not ended for another.
     """
 
-    def __init__(self, fork_server: ForkServer, listener: Listener, limits: Limits, max_bytes: int) -> None:
+    def __init__(self, fork_server: ForkServer, listener: Listener, limits: ReplLimits, max_bytes: int) -> None:
         self._fork_server = fork_server
         self._listener = listener
         self._limits = limits

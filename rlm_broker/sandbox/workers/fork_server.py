@@ -7,7 +7,7 @@ from pathlib import Path
 
 from rlm_broker.concurrency.deadline import to_its_end
 from rlm_broker.errors import IsolationUnavailable, RlmBrokerError, SandboxFailed
-from rlm_broker.limits import Limits
+from rlm_broker.limits import ReplLimits
 from rlm_broker.sandbox.workers import refusals
 from rlm_broker.sandbox.workers.cgroups import GROUP_REMEDY, MemoryGroup, MemoryGroups
 from rlm_broker.sandbox.workers.private_folder import removed
@@ -53,9 +53,16 @@ class ForkServer:
         self._groups: MemoryGroups | None = None
         self._one_at_a_time = asyncio.Lock()
         self._workers: set[Worker] = set()
+        self._forked = 0
         self._left_behind: list[str] = []
         self._closed = False
         self._others: list[ForkServer] = []
+
+    def counts(self) -> tuple[int, int]:
+        """Return how many workers of this fork server and of those that it prepared live, and how many were forked."""
+        others = [other.counts() for other in self._others]
+        alive = len(self._workers) + sum(count for count, _ in others)
+        return alive, self._forked + sum(count for _, count in others)
 
     async def prepared(self, preparation: Preparation) -> "ForkServer":
         """Start another one of the same level, whose zygote has something ready. It ends with this one at the latest.
@@ -98,7 +105,7 @@ class ForkServer:
                         f"{GROUP_REMEDY}; without it memory is watched instead"
                     )
 
-    async def spawn(self, limits: Limits) -> Worker:
+    async def spawn(self, limits: ReplLimits) -> Worker:
         """Fork a worker, which is not isolated yet: `Worker.launch` waits for that. `end` ends it."""
         forking = asyncio.get_running_loop().create_task(self._fork(limits))
         try:
@@ -160,7 +167,7 @@ class ForkServer:
         if not await zygote.end():
             self._left_behind.append(str(zygote.folder.path))
 
-    async def _fork(self, limits: Limits) -> Worker:
+    async def _fork(self, limits: ReplLimits) -> Worker:
         """Fork a worker. Where the zygote dies meanwhile, the next zygote is asked, `TRIES` times in all."""
         tries = TRIES
         async with self._one_at_a_time:
@@ -175,9 +182,10 @@ class ForkServer:
                         raise
                 else:
                     self._workers.add(worker)
+                    self._forked += 1
                     return worker
 
-    def _new_group(self, limits: Limits) -> MemoryGroup | None:
+    def _new_group(self, limits: ReplLimits) -> MemoryGroup | None:
         """Make a worker's control group, where memory is exact.
 
         The watch of init stops what grows slowly, with a post-mortem; the group what is faster than that. To the kernel

@@ -10,7 +10,7 @@ from typing import Protocol
 from rlm_broker.concurrency.deadline import to_its_end
 from rlm_broker.context.store import StoredContext
 from rlm_broker.errors import SandboxFailed, WorkerDied
-from rlm_broker.limits import Limits
+from rlm_broker.limits import ReplLimits
 from rlm_broker.sandbox.workers.fork_server import TRIES, ForkServer
 from rlm_broker.sandbox.workers.worker import Worker
 from rlm_broker.transport.connection import Connection
@@ -76,7 +76,7 @@ class StartedWorker:
 class ColdStart:
     """Makes each worker when it is asked for: forked, behind its layers, with its context, on its own connection."""
 
-    def __init__(self, fork_server: ForkServer, listener: Listener, limits: Limits) -> None:
+    def __init__(self, fork_server: ForkServer, listener: Listener, limits: ReplLimits) -> None:
         self.fork_server = fork_server
         self.limits = limits
         self._listener = listener

@@ -101,7 +101,7 @@ async def test_whatever_is_cancelled_whenever_all_places_come_back() -> None:
             await asyncio.sleep(0)
         await asyncio.wait(tasks, timeout=WAIT_S)
         assert all(task.done() for task in tasks)
-        assert (slots._taken, slots.waiting, len(slots._queues)) == (0, 0, 0)
+        assert (slots.taken, slots.waiting, len(slots._queues)) == (0, 0, 0)
 
 
 async def _cancelling_s(number: int) -> float:

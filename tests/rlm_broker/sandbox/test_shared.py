@@ -1,0 +1,71 @@
+"""Sandboxes of the process: the same for all, anew after a fork, gone at exit."""
+
+import os
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+
+from rlm_broker import ConfigurationError, ReplLimits, Sandbox
+from rlm_broker.sandbox.shared import close_all
+from tests.support.places import PROJECT
+
+
+def test_equal_settings_share_a_sandbox_from_any_thread() -> None:
+    found: list[Sandbox] = []
+    threads = [threading.Thread(target=lambda: found.append(Sandbox.shared(ReplLimits(cpu_s=5)))) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len({id(sandbox) for sandbox in found}) == 1
+    assert Sandbox.shared(ReplLimits(cpu_s=6)) is not found[0]
+    with found[0].repl("text") as repl:
+        assert repl.execute("len(context)").stdout == "4\n"
+    close_all()
+    assert Sandbox.shared(ReplLimits(cpu_s=5)) is not found[0]  # closed ones are not given out
+    close_all()
+
+
+def test_bad_settings_of_a_shared_sandbox_are_refused() -> None:
+    with pytest.raises(ConfigurationError, match="no isolation level 'x'"):
+        Sandbox.shared(isolation="x")
+
+
+@pytest.mark.parametrize("isolation", ["auto", "standard", "process"])
+def test_shared_sandbox_leaves_nothing_at_exit_or_in_a_fork(isolation: str, tmp_path: Path) -> None:
+    program = (
+        "import os, warnings\n"
+        "warnings.simplefilter('ignore')\n"
+        "from rlm_broker import Sandbox\n"
+        "def use():\n"
+        f"    with Sandbox.shared(isolation={isolation!r}).repl('text') as repl:\n"
+        "        assert repl.execute('len(context)').stdout == '4\\n'\n"
+        "use()\n"
+        "pid = os.fork()\n"
+        "use()\n"
+        "if pid:\n"
+        "    assert os.waitpid(pid, 0)[1] == 0\n"
+        "    print('both')\n"
+    )
+    environment = {"PATH": os.environ["PATH"], "TMPDIR": str(tmp_path), "PYTHONPATH": str(PROJECT)}
+    done = subprocess.run(
+        [sys.executable, "-c", program], env=environment, capture_output=True, text=True, check=False, timeout=100
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (0, "both\n", "")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_stats_say_what_lives_and_what_was_started() -> None:
+    with Sandbox(warm=0) as sandbox:
+        before = sandbox.stats()
+        with sandbox.repl() as repl, sandbox.repl():
+            during = sandbox.stats()
+            repl.execute("1")
+        after = sandbox.stats()
+    assert (before.workers, during.workers, after.workers) == (0, 2, 0)
+    assert during.started - before.started == 2
+    assert after.started == during.started
+    assert sandbox.stats().workers == 0
