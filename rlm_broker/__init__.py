@@ -39,6 +39,7 @@ _PUBLIC = {
     "RunFailed": "rlm_broker.errors",
     "SandboxFailed": "rlm_broker.errors",
     "UnknownModel": "rlm_broker.errors",
+    "ValueUnavailable": "rlm_broker.errors",
 }
 
 __all__ = sorted(_PUBLIC)

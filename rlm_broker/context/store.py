@@ -158,7 +158,7 @@ def store(value: object) -> StoredContext:
                 return _store_paths(value)
             case os.PathLike():
                 return _store_paths(Paths([value]))
-        if problem := problem_with(value, "context"):
+        if problem := problem_with(value):
             raise ContextRefused(problem)
         return _store_value(value)
     except OSError as error:

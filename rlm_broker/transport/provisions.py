@@ -1,14 +1,19 @@
-"""What a REPL is given beside its context: names of tools, and plain values."""
+"""What a REPL is given beside its context: names of tools, and values."""
 
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+import msgspec
+
+from rlm_broker.errors import ConfigurationError
+from sandbox_worker.wire.errors import ValueRefused
 from sandbox_worker.wire.frames import encode_frame
 from sandbox_worker.wire.messages import Provide, encode
+from sandbox_worker.wire.values import encode as encode_value
 
 
 class Provisions:
-    """Names of tools, and plain values by name, each as the frame that gives it to a REPL.
+    """Names of tools, and values by name, each as the frame that gives it to a REPL.
 
     Each holder has one of its own: `add` copies, and what is added to one later changes no other.
     """
@@ -27,13 +32,17 @@ class Provisions:
             max_frame_bytes: Largest payload of the frame of one value.
 
         Raises:
+            ConfigurationError: A value does not cross.
             FrameTooLarge: A value is more than a message may hold.
-            UnicodeEncodeError: A value has lone surrogates.
         """
         made = cls()
         made._tools.extend(tools)
         for name, value in values.items():
-            made._frames[name] = encode_frame(encode(Provide(name, value)), max_frame_bytes)
+            try:
+                encoded = encode_value(value, f"the value {name}")
+            except ValueRefused as refused:
+                raise ConfigurationError(str(refused)) from None
+            made._frames[name] = encode_frame(encode(Provide(name, msgspec.Raw(encoded))), max_frame_bytes)
         return made
 
     def add(self, more: "Provisions") -> None:

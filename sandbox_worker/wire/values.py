@@ -31,6 +31,9 @@ from sandbox_worker.wire.errors import MessageInvalid, ValueInvalid, ValueProble
 
 MAX_ENCODED_VALUES: Final = 1 << 25
 """Values inside one that is encoded; more are refused. As many do not fit into a frame of the default size."""
+MAX_DECODED_VALUES: Final = 1 << 20
+"""Values inside one that comes out of a worker because the user asked for it; more are refused. Decoding as many empty
+lists takes 60 MB and a tenth of a second, of the thread that looks at the value."""
 MAX_BINARY_BYTES: Final = 1 << 30
 """Bytes of arrays and bytes inside one value; more are refused before they are copied."""
 
@@ -90,5 +93,5 @@ def decode(data: bytes | bytearray | memoryview, most_values: int | None = None)
         raise ValueInvalid(str(problem)) from None
     except RecursionError:
         raise ValueInvalid("it is nested too deeply") from None
-    except (msgspec.MsgspecError, ValueError, TypeError, ArithmeticError, LookupError) as error:
+    except (msgspec.MsgspecError, ValueError, TypeError, ArithmeticError, LookupError, AttributeError) as error:
         raise ValueInvalid(f"it is no value: {error}") from None

@@ -113,5 +113,5 @@ class WarmPool:
         value = context.value()
         try:
             return Provisions.of({"context": value}, self.limits.max_frame_bytes)
-        except (UnicodeEncodeError, FrameTooLarge):  # lone surrogates, which no message can hold
+        except FrameTooLarge:
             return None
