@@ -65,7 +65,7 @@ class RLM(AsyncResource):
         user_prologue: Put before the first user message.
         on_event: Called with everything that happens (`Callbacks` makes the field's callbacks of it); what it raises is
             dropped. It must not block.
-        tools: Name → a function of yours that code may call, a plain value, or `{"tool": either, "description": text}`.
+        tools: Name → a function of yours that code may call, a value, or `{"tool": either, "description": text}`.
             Functions run here, sync ones in threads, with their arguments validated by their annotations.
         sub_tools: The same for child runs; None is `tools`, `{}` is none.
         persistent: Keep the REPL between calls, within `with`: variables live on, each call adds its context as

@@ -21,6 +21,7 @@ from rlm_broker.errors import ConfigurationError
 from rlm_broker.plain import require_name
 from rlm_broker.validation import complaints
 from sandbox_worker.wire.counting import MAX_VALUES, has_more_values_than
+from sandbox_worker.wire.encoding import with_article
 from sandbox_worker.wire.errors import ValueInvalid, ValueProblem, ValueRefused
 from sandbox_worker.wire.messages import Slot
 from sandbox_worker.wire.values import decode, encode
@@ -204,7 +205,7 @@ def _fields(value: Any) -> dict[str, Any]:
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         return {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
     made = ": return a list" if isinstance(value, Iterator) else ""
-    raise ValueProblem(f"is of type {type(value).__name__}, which does not cross{made}")
+    raise ValueProblem(f"is {with_article(type(value))}, which does not cross{made}")
 
 
 def _require_mapping(tools: object) -> None:

@@ -102,7 +102,7 @@ class Sandbox(AsyncResource):
                 A `StoredContext` is shared: it stays the caller's to close.
             handler: Answers `llm_query` and its like. Without one they say that no model is connected.
             tools: Names of functions that code may call; the handler answers them, as queries that want a "tool".
-            values: Name → plain value that code finds.
+            values: Name → value that code finds.
 
         Raises:
             ConfigurationError: A value is larger than a message to a REPL may be.

@@ -252,7 +252,7 @@ class Encoding:
             if issubclass(kind, base):
                 return self._list(value) if base is list else _ENCODE[base](self, value)
         if self._others is None:
-            self.refuse(f"is {_a(kind)}, which does not cross")
+            self.refuse(f"is {with_article(kind)}, which does not cross")
         try:
             instead = self._others(value)
         except ValueProblem as problem:
@@ -299,6 +299,7 @@ def is_too_long(value: decimal.Decimal) -> bool:
     )
 
 
-def _a(kind: type) -> str:
+def with_article(kind: type) -> str:
+    """Return the name of a class as a sentence has it."""
     name = str.__str__(_name_of(kind))
     return f"an {name}" if name[:1] in "aeiouAEIOU" else f"a {name}"

@@ -128,9 +128,7 @@ def test_an_array_may_be_an_annotated_argument_of_a_tool() -> None:
 @pytest.mark.parametrize(("code", "why"), REFUSED)
 def test_a_result_that_does_not_cross_is_an_error_with_its_place(code: str, why: str) -> None:
     told = run_with_tools("try: bad()\nexcept RuntimeError as error: FINAL(error)", bad=lambda: {"a": [eval(code)]})
-    kind = type(eval(code)).__name__
-    assert told.startswith(f"bad(): its result['a'][0] is of type {kind}, which does not cross")
-    assert why.endswith("which does not cross")
+    assert told.startswith(f"bad(): its result['a'][0] {why}")
 
 
 @pytest.mark.parametrize(("code", "why"), REFUSED)
@@ -153,7 +151,7 @@ def test_models_and_dataclasses_become_dicts_and_what_is_in_them_is_looked_at() 
     )
     code = "try: one()\nexcept Exception as error: FINAL(error)"
     told = run_with_tools(code, one=lambda: Person(name="Ada", born=threading.Lock()))
-    assert told == "one(): its result['born'] is of type lock, which does not cross"
+    assert told == "one(): its result['born'] is a lock, which does not cross"
 
 
 def test_a_result_of_a_subclass_is_of_the_built_in_class() -> None:

@@ -73,7 +73,7 @@ def test_names_of_tools_come_back_in_the_next_block_and_in_a_fresh_repl() -> Non
         ("add(1, 2, 3)", "Unexpected positional argument"),
         ("fails('x')", "fails() raised LookupError: nothing of that kind\\n  test_tools.py, line"),
         ("exits()", "exits() raised RuntimeError: SystemExit: 3"),
-        ("returns_a_lock()", "returns_a_lock(): its result is of type lock, which does not cross"),
+        ("returns_a_lock()", "returns_a_lock(): its result is a lock, which does not cross"),
         ("add(object())", "add(): args[0] is an object, which does not cross"),
     ],
 )
