@@ -13,7 +13,7 @@ from collections.abc import Callable
 from pathlib import Path, PurePosixPath
 from typing import Any, Final, TypeVar
 
-from sandbox_worker.wire import arrays, zones
+from sandbox_worker.wire import arrays, tables, zones
 from sandbox_worker.wire.encoding import MAX_DECIMAL_DIGITS, MAX_NESTING, is_too_long
 from sandbox_worker.wire.errors import ValueProblem
 
@@ -155,4 +155,8 @@ _DECODE: Final[dict[str, Callable[[Decoding, Any, int], Any]]] = {
     "$purepath": lambda decoding, content, depth: decoding._path(PurePosixPath, content, depth),
     "$array": lambda _, content, __: arrays.array(content, _bytes),
     "$scalar": lambda _, content, __: arrays.scalar(content, _bytes),
+    "$series": lambda decoding, content, depth: tables.series(content, decoding, depth),
+    "$frame": lambda decoding, content, depth: tables.frame(content, decoding, depth),
+    "$polars": lambda decoding, content, depth: tables.polars_frame(content, decoding, depth),
+    "$arrow": lambda decoding, content, depth: tables.arrow_table(content, decoding, depth),
 }

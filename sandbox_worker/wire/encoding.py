@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path, PurePosixPath
 from typing import Any, Final, NoReturn
 
-from sandbox_worker.wire import arrays, zones
+from sandbox_worker.wire import arrays, tables, zones
 from sandbox_worker.wire.errors import ValueProblem, ValueRefused
 
 MAX_NESTING: Final = 200
@@ -241,11 +241,15 @@ class Encoding:
         return {"$decimal": str(value)}
 
     def _foreign(self, value: Any, kind: type) -> Any:
-        """Encode an object of numpy's, one of a subclass, or what `others` makes of it."""
+        """Encode an object of numpy's, a table, one of a subclass, or what `others` makes of it."""
         try:
-            encoded = arrays.encoded(value, self)
+            encoded = arrays.encoded(value, self) or tables.encoded(value, self)
         except ValueProblem as problem:
             self.refuse(str(problem))
+        except (ValueRefused, MemoryError, RecursionError):
+            raise
+        except Exception as error:  # noqa: BLE001 - of a table's package, which raises whatever it likes
+            self.refuse(f"cannot be read: {type(error).__name__}: {error!s:.200}")
         if encoded is not None:
             return encoded
         for base in _BASES:

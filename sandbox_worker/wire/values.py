@@ -15,6 +15,7 @@ What JSON holds is itself. All else is an object of one key that begins with `$`
 | `$datetime`, `$time` | ISO text without a zone, fold, and the zone: null, microseconds from UTC, or a name |
 | `$decimal`, `$path`, `$purepath` | text |
 | `$array`, `$scalar` | of numpy, see `arrays` |
+| `$series`, `$frame`, `$polars`, `$arrow` | of tables, see `tables` |
 
 Of a subclass, such as a Counter, the built-in class arrives, which is equal. Nothing is pickled, and no name in a text
 is looked up but in tables of our own.

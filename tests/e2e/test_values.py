@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy
+import pandas
 import pydantic
 import pytest
 
@@ -318,3 +319,12 @@ def test_nan_comes_out_of_a_run_in_a_trajectory() -> None:
     assert type(value) is tuple
     assert math.isnan(value[0])
     assert value[1] == {1}
+
+
+def test_a_table_crosses_both_ways_and_as_an_argument(sandbox: Sandbox) -> None:
+    table = pandas.DataFrame({"name": ["Ada", "Alan"], "born": [1815, 1912]}, index=["a", "b"])
+    with sandbox.repl(values={"table": table}) as repl:
+        repl.execute("old = table[table.born < 1900]")
+        pandas.testing.assert_frame_equal(repl.get("old"), table[table.born < 1900])
+    told = run_with_tools("FINAL(count(TABLE))", count=lambda given: len(given) + given.born.sum(), TABLE=table)
+    assert told == str(2 + 1815 + 1912)
