@@ -123,11 +123,13 @@ class SandboxedRepl(AsyncResource):
             FrameTooLarge: One of them is more than a message may hold. Then none is given.
         """
         require_value_names(values)
-        self.provide_known(values)
+        self._provide(Provisions.of(values, self._limits.max_frame_bytes))
 
     def provide_known(self, values: Mapping[str, Any]) -> None:
-        """Do the same with names of our own, such as `context_1`."""
-        more = Provisions.of(values, self._limits.max_frame_bytes)
+        """Do the same with names of our own, and values that came out of JSON: looking through them would take long."""
+        self._provide(Provisions.of(values, self._limits.max_frame_bytes, are_json=True))
+
+    def _provide(self, more: Provisions) -> None:
         self._provisions.add(more)
         if self._connection is not None:
             self._connection.provide(more)

@@ -10,6 +10,7 @@ from sandbox_worker.wire.errors import ValueRefused
 from sandbox_worker.wire.frames import encode_frame
 from sandbox_worker.wire.messages import Provide, encode
 from sandbox_worker.wire.values import encode as encode_value
+from sandbox_worker.wire.values import encode_json
 
 
 class Provisions:
@@ -25,11 +26,14 @@ class Provisions:
         self._frames: dict[str, bytes] = {}
 
     @classmethod
-    def of(cls, values: Mapping[str, Any], max_frame_bytes: int, tools: Iterable[str] = ()) -> "Provisions":
+    def of(
+        cls, values: Mapping[str, Any], max_frame_bytes: int, tools: Iterable[str] = (), *, are_json: bool = False
+    ) -> "Provisions":
         """Return those of `tools` and `values`.
 
         Args:
             max_frame_bytes: Largest payload of the frame of one value.
+            are_json: Whether the values came out of JSON, and hold nothing else.
 
         Raises:
             ConfigurationError: A value does not cross.
@@ -39,7 +43,7 @@ class Provisions:
         made._tools.extend(tools)
         for name, value in values.items():
             try:
-                encoded = encode_value(value, f"the value {name}")
+                encoded = (encode_json if are_json else encode_value)(value, f"the value {name}")
             except ValueRefused as refused:
                 raise ConfigurationError(str(refused)) from None
             made._frames[name] = encode_frame(encode(Provide(name, msgspec.Raw(encoded))), max_frame_bytes)

@@ -71,6 +71,21 @@ def encode(
         raise ValueRefused(f"{whole} cannot be read: {error}") from None
 
 
+def encode_json(value: object, whole: str) -> bytes:
+    """Do the same with a value that came out of JSON, or of a context: large ones need not be looked through.
+
+    Raises:
+        ValueRefused: It is nested too deeply.
+    """
+    try:
+        data = msgspec.json.encode(value)
+        if b'{"$' not in data:
+            return data
+    except (UnicodeEncodeError, ValueError, TypeError, RecursionError):
+        pass  # lone surrogates, or of a subclass
+    return encode(value, whole)
+
+
 def decode(data: bytes | bytearray | memoryview, most_values: int | None = None) -> Any:
     """Decode what `encode` returned.
 

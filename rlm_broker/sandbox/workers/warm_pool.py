@@ -112,6 +112,6 @@ class WarmPool:
             return None
         value = context.value()
         try:
-            return Provisions.of({"context": value}, self.limits.max_frame_bytes)
+            return Provisions.of({"context": value}, self.limits.max_frame_bytes, are_json=True)
         except FrameTooLarge:
             return None

@@ -23,7 +23,7 @@ from hypothesis import strategies as st
 from sandbox_worker.wire.decoding import _DECODE
 from sandbox_worker.wire.encoding import MAX_NESTING
 from sandbox_worker.wire.errors import MessageInvalid, ValueInvalid, ValueRefused
-from sandbox_worker.wire.values import decode, encode
+from sandbox_worker.wire.values import decode, encode, encode_json
 from tests.support.places import PROJECT
 
 MOST = 1 << 16
@@ -106,6 +106,11 @@ def test_every_value_comes_out_as_it_went_in(value: Any) -> None:
 def test_plain_json_is_itself_on_the_wire(value: Any) -> None:
     assert json.loads(encode(value, "it")) == value
     assert b'{"$' not in encode(value, "it")
+
+
+@given(PLAIN | st.dictionaries(st.sampled_from(["$tuple", "a"]), PLAIN) | st.lists(st.text(st.characters())))
+def test_what_came_out_of_json_comes_out_as_it_went_in(value: Any) -> None:
+    assert shown(decode(encode_json(value, "it"))) == shown(value)
 
 
 @given(st.binary() | st.text().map(str.encode) | VALUES.map(lambda value: encode(value, "it")[:-1]))
