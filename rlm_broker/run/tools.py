@@ -24,7 +24,7 @@ from sandbox_worker.wire.counting import MAX_VALUES, has_more_values_than
 from sandbox_worker.wire.encoding import with_article
 from sandbox_worker.wire.errors import ValueInvalid, ValueProblem, ValueRefused
 from sandbox_worker.wire.messages import Slot
-from sandbox_worker.wire.values import decode, encode
+from sandbox_worker.wire.values import decode, encode, has_tags
 
 _PATH = re.compile(r"(?<![\w.])/(?:[\w.+@-]+/)+")
 MAX_ARGUMENT_CHARS = 4 << 20
@@ -140,7 +140,7 @@ async def _decoded(arguments: str) -> _Arguments | str:
     if has_more_values_than(MAX_VALUES, encoded):
         return f"was given more than {MAX_VALUES:,} values: give a text, or fewer at a time"
     try:
-        if b'{"$' in encoded:  # a tag may need a package, whose import would hold the event loop
+        if has_tags(encoded):  # a tag may need a package, whose import would hold the event loop
             return msgspec.convert(await asyncio.to_thread(decode, encoded, MAX_VALUES), _Arguments)
         return msgspec.convert(decode(encoded, MAX_VALUES), _Arguments)
     except ValueInvalid as invalid:

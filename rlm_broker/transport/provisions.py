@@ -6,11 +6,14 @@ from typing import Any
 import msgspec
 
 from rlm_broker.errors import ConfigurationError
-from sandbox_worker.wire.errors import ValueRefused
-from sandbox_worker.wire.frames import encode_frame
+from sandbox_worker.wire.errors import FrameTooLarge, ValueRefused
+from sandbox_worker.wire.frames import PREFIX
 from sandbox_worker.wire.messages import Provide, encode
 from sandbox_worker.wire.values import encode as encode_value
 from sandbox_worker.wire.values import encode_json
+
+_PLACE = b"0.0"
+"""A number, which no name of a variable holds: the place of a value in its message."""
 
 
 class Provisions:
@@ -46,7 +49,7 @@ class Provisions:
                 encoded = (encode_json if are_json else encode_value)(value, f"the value {name}")
             except ValueRefused as refused:
                 raise ConfigurationError(str(refused)) from None
-            made._frames[name] = encode_frame(encode(Provide(name, msgspec.Raw(encoded))), max_frame_bytes)
+            made._frames[name] = _frame(name, encoded, max_frame_bytes)
         return made
 
     def add(self, more: "Provisions") -> None:
@@ -61,3 +64,12 @@ class Provisions:
     def frames(self) -> list[bytes]:
         """Return the frames of the values, each of which gives the REPL one value with its next block."""
         return [*self._frames.values()]
+
+
+def _frame(name: str, encoded: bytes, max_frame_bytes: int) -> bytes:
+    """Return the frame that gives a REPL one value: put together at once, since a large one would be copied thrice."""
+    begin, end = encode(Provide(name, msgspec.Raw(_PLACE))).split(_PLACE)
+    payload_bytes = len(begin) + len(encoded) + len(end)
+    if payload_bytes > max_frame_bytes:
+        raise FrameTooLarge(payload_bytes, max_frame_bytes)
+    return b"".join([PREFIX.pack(payload_bytes), begin, encoded, end])

@@ -79,7 +79,7 @@ def encode_json(value: object, whole: str) -> bytes:
     """
     try:
         data = msgspec.json.encode(value)
-        if b'{"$' not in data:
+        if not has_tags(data):
             return data
     except (UnicodeEncodeError, ValueError, TypeError, RecursionError):
         pass  # lone surrogates, or of a subclass
@@ -100,7 +100,7 @@ def decode(data: bytes | bytearray | memoryview, most_values: int | None = None)
         if most_values is not None and has_more_values_than(most_values, data):
             raise ValueInvalid(f"it holds more than {most_values:,} values")
         tree = msgspec.json.decode(data)
-        if b'{"$' in data or (most_values is not None and data.count(b"[") + data.count(b"{") > MAX_NESTING):
+        if has_tags(data) or (most_values is not None and data.count(b"[") + data.count(b"{") > MAX_NESTING):
             return Decoding().value(tree, 0)
         return tree
     except MessageInvalid:
@@ -111,3 +111,8 @@ def decode(data: bytes | bytearray | memoryview, most_values: int | None = None)
         raise ValueInvalid("it is nested too deeply") from None
     except (msgspec.MsgspecError, ValueError, TypeError, ArithmeticError, LookupError, AttributeError) as error:
         raise ValueInvalid(f"it is no value: {error}") from None
+
+
+def has_tags(data: bytes) -> bool:
+    """Whether some part of an encoded value is no plain JSON."""
+    return b"$" in data and b'{"$' in data  # one character is found ten times as fast as three
