@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from rlm_broker.errors import RunFailed as RunFailed
     from rlm_broker.errors import SandboxFailed as SandboxFailed
     from rlm_broker.errors import UnknownModel as UnknownModel
+    from rlm_broker.errors import ValueUnavailable as ValueUnavailable
     from rlm_broker.errors import WorkerDied as WorkerDied
     from rlm_broker.handler.cache import Cache as Cache
     from rlm_broker.handler.routing import ModelPolicy as ModelPolicy
@@ -95,7 +96,7 @@ _MODULES = {
     "context.store": "Paths StoredContext store",
     "errors": "ConfigurationError ContextRefused IsolationUnavailable LimitReached ModelFailed OutputInvalid "
     "ProtocolViolation ReplClosed ReplayDiverged RlmBrokerError RunCancelled RunFailed SandboxFailed UnknownModel "
-    "WorkerDied",
+    "ValueUnavailable WorkerDied",
     "handler.cache": "Cache",
     "handler.routing": "ModelPolicy Route",
     "limits": "Limits ReplLimits RunLimits",

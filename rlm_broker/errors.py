@@ -5,6 +5,7 @@ RlmBrokerError
 │   ├── ContextRefused       a context cannot be read, or is not text, a dict or a list
 │   └── UnknownModel         no client is registered under that name
 ├── IsolationUnavailable     this machine cannot give the isolation that was asked for
+├── ValueUnavailable         a variable of a REPL is not there, or its value does not cross
 ├── ProtocolViolation        a peer said what it may not say now; its connection is closed
 │   └── OneShotRefused       a request of the one-shot protocol cannot be served (in `transport.one_shot`)
 └── RunFailed                a run may end by it; then it carries what the run had: messages, usage, partial answer
@@ -81,6 +82,12 @@ class IsolationUnavailable(RlmBrokerError):
         self.layer = layer
         self.reason = reason
         self.remedy = remedy
+
+
+class ValueUnavailable(RlmBrokerError):
+    """A variable of a REPL is not there, or its value does not cross; the text says which and why."""
+
+    kind = "value"
 
 
 class ProtocolViolation(RlmBrokerError):

@@ -19,6 +19,9 @@ _MIN_SECRET_CHARS = 6
 SLICE_CHARS = 1 << 16
 """Characters searched in one call, which takes 3 ms. The search keeps the interpreter's lock: one call for 16 million
 characters would stop all other threads, and so the event loop, for 0.7 s."""
+LONGEST_CHARS = 1 << 19
+"""Characters of the longest text in an event. Model code can print texts of which each megabyte takes 70 ms to search,
+on the event loop: beyond, the middle is left out."""
 LONGEST_START_CHARS = 1 << 12
 """Characters beyond a slice in which a secret that began in the slice must be recognisable."""
 
@@ -60,9 +63,12 @@ def redact(text: str, secrets: Iterable[str] = ()) -> str:
 
 
 def redacted(value: Any) -> Any:
-    """Return a value without what looks like a secret: the same object where there is nothing to replace."""
+    """Return a value of an event without what looks like a secret: the same object where there is nothing to replace.
+
+    The middle of a text of more than `LONGEST_CHARS` is left out.
+    """
     if isinstance(value, str):
-        return redact(value)
+        return redact(value if len(value) <= LONGEST_CHARS else _without_middle(value))
     if isinstance(value, Mapping):
         return _changed(value, {key: redacted(each) for key, each in value.items()})
     if isinstance(value, list | tuple):
@@ -74,6 +80,11 @@ def redacted(value: Any) -> Any:
         changes = {name: new for name, old in known.items() if (new := redacted(old)) is not old}
         return replace(value, **changes) if changes else value
     return value
+
+
+def _without_middle(text: str) -> str:
+    half = LONGEST_CHARS // 2
+    return f"{text[:half]}... [{len(text) - 2 * half:,} characters left out] ...{text[-half:]}"
 
 
 def _changed(value: Mapping[Any, Any], shown: dict[Any, Any]) -> Mapping[Any, Any]:

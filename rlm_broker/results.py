@@ -1,8 +1,9 @@
 """What comes out of a run, a block or a call: frozen values that every room may hold."""
 
+import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, Protocol
 
 Role = Literal["system", "user", "assistant"]
 BlockStatus = Literal["ok", "error", "exited", "interrupted", "killed"]
@@ -164,8 +165,30 @@ class PostMortem:
     threads: int
 
 
+class Sent(Protocol):
+    """A value that code in a REPL has sent, which is decoded when it is first looked at."""
+
+    @property
+    def value(self) -> Any:
+        """The value; None if there is a problem."""
+        ...
+
+    @property
+    def problem(self) -> str | None:
+        """Why there is no value: it does not cross, is too large, or is no value."""
+        ...
+
+
+class _WithValues:
+    """What a block has beside its fields: values of any class, which no JSON form of a block could hold."""
+
+    __slots__ = ("_final_value", "_value")
+    _value: Sent | None
+    _final_value: Sent | None
+
+
 @dataclass(frozen=True, slots=True)
-class Block:
+class Block(_WithValues):
     """One executed code block and what came of it.
 
     Attributes:
@@ -190,6 +213,44 @@ class Block:
     execution_time: float = 0.0
     limit: str | None = None
     post_mortem: PostMortem | None = None
+
+    def __post_init__(self) -> None:
+        self.with_values(None, None)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        fields = tuple(getattr(self, each.name) for each in dataclasses.fields(self))
+        return _block, (fields, self._value, self._final_value)
+
+    def with_values(self, value: Sent | None, final_value: Sent | None) -> "Block":
+        """Give the block what its REPL has sent; for who makes it. `dataclasses.replace` leaves them out."""
+        object.__setattr__(self, "_value", value)
+        object.__setattr__(self, "_final_value", final_value)
+        return self
+
+    @property
+    def value(self) -> Any:
+        """Value of the last statement, if it was asked for and that is an expression; else None."""
+        return None if self._value is None else self._value.value
+
+    @property
+    def value_problem(self) -> str | None:
+        """Why `value` is None although there is one, with the place in it."""
+        return None if self._value is None else self._value.problem
+
+    @property
+    def final_value(self) -> Any:
+        """What the code submitted, with its type, where `final_answer` is its text; None if it does not cross."""
+        return self.final_answer if self._final_value is None else self._final_value.value
+
+    @property
+    def final_value_problem(self) -> str | None:
+        """Why `final_value` is None although there is a `final_answer`, with the place in it."""
+        return None if self._final_value is None else self._final_value.problem
+
+
+def _block(fields: tuple[Any, ...], value: Sent | None, final_value: Sent | None) -> Block:
+    """Return a block that was pickled."""
+    return Block(*fields).with_values(value, final_value)
 
 
 @dataclass(frozen=True, slots=True)

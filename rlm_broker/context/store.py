@@ -166,7 +166,7 @@ def store(value: object) -> StoredContext:
                 return _store_paths(Paths([value]))
         if callable(getattr(value, "read", None)):
             return _store_stream(value)
-        if problem := problem_with(value, "context"):
+        if problem := problem_with(value):
             raise ContextRefused(problem)
         return _store_value(value)
     except OSError as error:

@@ -95,11 +95,6 @@ class PersistentRepl:
                 f"a later context of a persistent RLM goes in one message, and this one is too large ({error}): raise "
                 "max_frame_bytes, or open another RLM for it"
             ) from None
-        except UnicodeEncodeError as error:
-            raise ContextRefused(
-                f"a later context of a persistent RLM goes in a message, and lone surrogates cannot ({error}): open "
-                "another RLM for it"
-            ) from None
         self.runs += 1
         return name
 

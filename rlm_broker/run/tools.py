@@ -3,7 +3,6 @@
 import asyncio
 import dataclasses
 import inspect
-import json
 import linecache
 import re
 import traceback
@@ -19,11 +18,14 @@ import pydantic
 from rlm_broker.concurrency.deadline import Late, closed_if_deaf, within
 from rlm_broker.concurrency.threads import DaemonThreads
 from rlm_broker.errors import ConfigurationError
-from rlm_broker.plain import problem_with, require_name
+from rlm_broker.plain import require_name
 from rlm_broker.run.json_schema import Unfit, with_schema
 from rlm_broker.validation import complaints
 from sandbox_worker.wire.counting import MAX_VALUES, has_more_values_than
+from sandbox_worker.wire.encoding import with_article
+from sandbox_worker.wire.errors import ValueInvalid, ValueProblem, ValueRefused
 from sandbox_worker.wire.messages import Slot
+from sandbox_worker.wire.values import decode, encode, has_tags
 
 _PATH = re.compile(r"(?<![\w.])/(?:[\w.+@-]+/)+")
 MAX_ARGUMENT_CHARS = 4 << 20
@@ -32,26 +34,31 @@ MAX_THREADS = 64
 """Calls of blocking tools of one RLM at the same time; further ones wait, within their time limit."""
 
 
+_ANY_CLASS = pydantic.ConfigDict(arbitrary_types_allowed=True)
+"""So that an array may be an argument: of a class that pydantic does not know, it has to be an instance."""
+
+
 class _Arguments(msgspec.Struct):
     args: list[Any]
     kwargs: dict[str, Any]
 
 
 class Tools:
-    """What code may call, and the plain values that it finds.
+    """What code may call, and the values that it finds.
 
     Args:
-        given: Name → a callable (sync or async), a plain value, or `{"tool": either, "description": text}`; for a
-            callable also `"schema"`: a JSON Schema of an object, whose properties are its arguments.
+        given: Name → a callable (sync or async), a value that crosses, or `{"tool": either, "description": text}`; for
+            a callable also `"schema"`: a JSON Schema of an object, whose properties are its arguments.
         for_children: The same for child runs; None is those of their parent, `{}` is none.
 
     Attributes:
         names: Of the callables.
-        values: Name → plain value.
+        values: Name → value.
         for_children: What children get.
 
     Raises:
-        ConfigurationError: A name cannot be used, a callable's arguments cannot be validated, or a value is not plain.
+        ConfigurationError: A name cannot be used, a callable's arguments cannot be validated, or a value does not
+            cross.
     """
 
     def __init__(self, given: Mapping[str, Any] | None = None, for_children: Mapping[str, Any] | None = None) -> None:
@@ -80,15 +87,15 @@ class Tools:
         return Slot(error=f"there is no tool {name[:80]!r}; there are: {', '.join(self._tools) or 'none'}")
 
     async def call(self, name: str, arguments: str, timeout_s: float) -> Slot:
-        """Call a tool with arguments that code gave, as a JSON object of `args` and `kwargs`.
+        """Call a tool with arguments that code gave, as an encoded dict of `args` and `kwargs`.
 
         Returns:
-            Its result as JSON; or an error with the traceback of its own lines, without paths of this machine.
+            Its result, encoded; or an error with the traceback of its own lines, without paths of this machine.
         """
         tool = self._tools.get(name)
         if tool is None:
             return self.unknown(name)
-        given = _decoded(arguments)
+        given = await _decoded(arguments)
         if isinstance(given, str):
             return Slot(error=f"{name}() {given}")
         try:
@@ -103,10 +110,8 @@ class Tools:
         except pydantic.ValidationError as error:
             traceback.clear_frames(error.__traceback__)  # their arguments would live until the collector finds them
             return Slot(error=f"{name}(): {complaints(error, 'arguments')}")
-        except Unfit as error:
-            return Slot(error=f"{name}(): {error}")
-        except _NotPlain as error:
-            return Slot(error=f"{name}() returned {error}")
+        except (Unfit, ValueRefused) as refused:
+            return Slot(error=f"{name}(): {refused}")
         except Exception as error:  # noqa: BLE001 - the tool is the user's own code: the model reads what it raised
             return Slot(error=_traceback_text(name, error))
 
@@ -129,26 +134,28 @@ class Tools:
             self._described[name] = description or _first_paragraph(what)
             return
         try:
-            self.values[name] = _plain(what, "it")
-        except _NotPlain as error:
-            raise ConfigurationError(f"tool {name!r}: neither a callable nor a plain value: {error}") from None
+            encoded = encode(what, "it", others=_fields)
+        except ValueRefused as refused:
+            raise ConfigurationError(f"tool {name!r}: neither a callable nor a value that crosses: {refused}") from None
+        self.values[name] = decode(encoded)
         self._described[name] = description or f"a {type(what).__name__}"
 
 
-def _decoded(arguments: str) -> _Arguments | str:
+async def _decoded(arguments: str) -> _Arguments | str:
     """The arguments of a call, or why it is not made."""
     if len(arguments) > MAX_ARGUMENT_CHARS:
         return f"was given {len(arguments):,} characters, more than {MAX_ARGUMENT_CHARS:,}: give less at a time"
-    if has_more_values_than(MAX_VALUES, arguments.encode()):
+    encoded = arguments.encode()
+    if has_more_values_than(MAX_VALUES, encoded):
         return f"was given more than {MAX_VALUES:,} values: give a text, or fewer at a time"
     try:
-        return msgspec.json.decode(arguments, type=_Arguments)
-    except (msgspec.MsgspecError, RecursionError):
+        if has_tags(encoded):  # a tag may need a package, whose import would hold the event loop
+            return msgspec.convert(await asyncio.to_thread(decode, encoded, MAX_VALUES), _Arguments)
+        return msgspec.convert(decode(encoded, MAX_VALUES), _Arguments)
+    except ValueInvalid as invalid:
+        return f"was given what is no value: {invalid}"
+    except msgspec.ValidationError:
         return "was called in a way that no REPL does"
-
-
-class _NotPlain(Exception):
-    """A tool returned something that is no plain value."""
 
 
 class _Tool:
@@ -158,7 +165,7 @@ class _Tool:
         called: Any = function if inspect.isroutine(function) else getattr(function, "__call__", function)  # noqa: B004
         try:
             self.signature = str(inspect.signature(function))
-            self._validated = pydantic.validate_call(called)
+            self._validated = pydantic.validate_call(config=_ANY_CLASS)(called)
         except Exception as error:  # noqa: BLE001 - it is the user's: pydantic may call anything of it
             why = str(error).splitlines()[0]
             raise ConfigurationError(
@@ -168,7 +175,7 @@ class _Tool:
         self._threads = threads
 
     async def call(self, args: list[Any], kwargs: dict[str, Any]) -> str:
-        """Its result as JSON."""
+        """Its result, encoded."""
         if self._is_async:
             return await self._awaited(partial(self._validated, *args, **kwargs))
         invoke = partial(_called, partial(self._validated, *args, **kwargs))
@@ -183,7 +190,7 @@ class _Tool:
 
 
 def _called(invoke: Callable[[], Any]) -> Any:
-    """In a thread: a result as JSON, or what is to be awaited."""
+    """In a thread: an encoded result, or what is to be awaited."""
     try:
         result = invoke()
         return result if isinstance(result, Awaitable) else _encoded(result)
@@ -193,40 +200,21 @@ def _called(invoke: Callable[[], Any]) -> Any:
 
 
 def _encoded(result: Any) -> str:
-    if isinstance(result, Iterator):
-        raise _NotPlain(f"a {type(result).__name__}: return a list")
-    try:
-        return json.dumps(_plain(result, "its result"), ensure_ascii=False)
-    except _NotPlain as error:
-        raise _NotPlain(f"no plain value: {error}") from None
+    return encode(result, "its result", others=_fields).decode()
 
 
-def _plain(value: Any, whole: str) -> Any:
-    """Return what code gets for `value`: it is plain, or has pydantic models and dataclasses in it, which become dicts.
+def _fields(value: Any) -> dict[str, Any]:
+    """Return the fields of a pydantic model or a dataclass, which cross as a dict.
 
     Raises:
-        _NotPlain: With the place of what would not arrive as it is.
+        ValueProblem: It is neither.
     """
-    if problem_with(value, whole) is None:
-        return value
-    try:
-        value = _fields(value)
-    except RecursionError:
-        raise _NotPlain(f"{whole} contains itself") from None
-    if problem := problem_with(value, whole):
-        raise _NotPlain(problem)
-    return value
-
-
-def _fields(value: Any) -> Any:
-    """Put dicts in the place of pydantic models and dataclasses, at any depth."""
     if isinstance(value, pydantic.BaseModel):
-        value = dict(value)
-    elif dataclasses.is_dataclass(value) and not isinstance(value, type):
-        value = {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
-    if isinstance(value, dict):
-        return {key: _fields(each) for key, each in value.items()}
-    return [_fields(each) for each in value] if isinstance(value, list | tuple) else value
+        return dict(value)
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
+    made = ": return a list" if isinstance(value, Iterator) else ""
+    raise ValueProblem(f"is {with_article(type(value))}, which does not cross{made}")
 
 
 def _require_mapping(tools: object) -> None:

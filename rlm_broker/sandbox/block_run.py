@@ -13,6 +13,7 @@ from rlm_broker.sandbox.block_clock import BlockClock
 from rlm_broker.sandbox.output import BlockOutput
 from rlm_broker.sandbox.workers.worker import Worker
 from rlm_broker.transport.connection import Connection, QueryHandler
+from rlm_broker.transport.session import NOTHING, Wanted
 from sandbox_worker.wire.control import Exceeded
 from sandbox_worker.wire.messages import Query, Result, Slot
 
@@ -43,7 +44,7 @@ class BlockRun:
         died = self._worker.died
         return self._clock.limit or (died.limit if isinstance(died, Exceeded) else None)
 
-    async def result(self, code: str, timeout_s: float) -> Result | None:
+    async def result(self, code: str, timeout_s: float, wanted: Wanted = NOTHING) -> Result | None:
         """Run it. None when the REPL must be killed, or is dead already; `killed_because` then says why."""
         cpus = min(len(os.sched_getaffinity(0)), self._limits.max_processes)
         self._clock = BlockClock(
@@ -54,7 +55,7 @@ class BlockRun:
         try:
             # What the clock sees in time it interrupts. This is for what a block leaves running when it has ended.
             self._worker.begin((timeout_s + self._limits.interrupt_grace_s) * cpus + LEFT_RUNNING_S)
-            block = self._connection.execute(code, self._off_the_clock, self._output.printed)
+            block = self._connection.execute(code, self._off_the_clock, self._output.printed, wanted)
             block.add_done_callback(lambda _: self._wake.set())
             if not await self._ends(block):
                 return None

@@ -11,15 +11,17 @@ from rlm_broker.concurrency.deadline import to_its_end
 from rlm_broker.concurrency.event_loop import AsyncResource, EventLoopRef
 from rlm_broker.context.store import StoredContext, refuse_a_name, store
 from rlm_broker.errors import ConfigurationError, ReplClosed, SandboxFailed, WorkerDied
-from rlm_broker.plain import require_names, require_plain
+from rlm_broker.plain import require_names, require_value_names, require_variables
 from rlm_broker.results import Block, Isolation
 from rlm_broker.sandbox import post_mortem
 from rlm_broker.sandbox.block_run import BlockRun
 from rlm_broker.sandbox.output import BlockOutput, OnOutput
+from rlm_broker.sandbox.sent import sent, values_of
 from rlm_broker.sandbox.workers.source import StartedWorker, Workers
 from rlm_broker.sandbox.workers.worker import Worker
 from rlm_broker.transport.connection import Connection, QueryHandler, refuse
 from rlm_broker.transport.provisions import Provisions
+from rlm_broker.transport.session import NOTHING, Wanted
 from sandbox_worker.wire.bounds import SCRATCH_LIMITS
 from sandbox_worker.wire.control import Exceeded, LastSeen
 from sandbox_worker.wire.errors import FrameTooLarge
@@ -60,7 +62,7 @@ class SandboxedRepl(AsyncResource):
         refuse_a_name(context)
         _require_answer(answer)
         require_names(tools)
-        require_plain(values or {})
+        require_value_names(values or {})
         try:
             self._provisions = Provisions.of(values or {}, workers.limits.max_frame_bytes, tools)
         except FrameTooLarge as error:
@@ -86,13 +88,16 @@ class SandboxedRepl(AsyncResource):
         layers = self._started.worker.layers if self._started else ()
         return Isolation(fork_server.level.name, (*fork_server.layers, *layers))
 
-    def execute(self, code: str, timeout_s: float | None = None, on_output: OnOutput | None = None) -> Block:
+    def execute(
+        self, code: str, timeout_s: float | None = None, on_output: OnOutput | None = None, *, value: bool = False
+    ) -> Block:
         """Run one block.
 
         Args:
             code: Python source, up to `Limits.max_frame_bytes`.
             timeout_s: Compute time in seconds; None takes `Limits.block_timeout_s`.
             on_output: Called with each piece of output as it comes.
+            value: Whether `Block.value` is to be the value of the last statement, if that is an expression.
 
         Returns:
             The outcome. A block that raises, times out or is killed is a result with that `status`, not an exception.
@@ -102,11 +107,28 @@ class SandboxedRepl(AsyncResource):
             ReplClosed: The REPL was closed before, or has been restarted too often.
             SandboxFailed: The REPL is not open, or the sandbox itself broke.
         """
-        return self.bind_loop().run(self._execute(code, timeout_s, on_output))
+        return self.bind_loop().run(self._execute(code, timeout_s, on_output, Wanted(value)))
 
-    async def aexecute(self, code: str, timeout_s: float | None = None, on_output: OnOutput | None = None) -> Block:
+    async def aexecute(
+        self, code: str, timeout_s: float | None = None, on_output: OnOutput | None = None, *, value: bool = False
+    ) -> Block:
         """`execute`, awaited."""
-        return await self.bind_loop().arun(self._execute(code, timeout_s, on_output))
+        return await self.bind_loop().arun(self._execute(code, timeout_s, on_output, Wanted(value)))
+
+    def get(self, *names: str) -> Any:
+        """Return values of variables: of one its value, of several a tuple. They are the code's own word.
+
+        Raises:
+            ConfigurationError: One is no name, or there is none.
+            ValueUnavailable: There is no such variable, or its value does not cross.
+            ReplClosed, SandboxFailed: As for `execute`.
+        """
+        return values_of(names, self.bind_loop().run(self._get(names)))
+
+    async def aget(self, *names: str) -> Any:
+        """`get`, awaited."""
+        block = await self.bind_loop().arun(self._get(names))
+        return await asyncio.to_thread(values_of, names, block)  # decoding may take long, or import a package
 
     @property
     def is_closed(self) -> bool:
@@ -114,18 +136,20 @@ class SandboxedRepl(AsyncResource):
         return self._closed
 
     def provide(self, values: Mapping[str, Any]) -> None:
-        """Give code more plain values by name. They are there from the next block on, also after a kill.
+        """Give code more values by name. They are there from the next block on, also after a kill.
 
         Raises:
-            ConfigurationError: One of them is not plain: it would not arrive as it is. Then none is given.
+            ConfigurationError: One of them does not cross: it would not arrive as it is. Then none is given.
             FrameTooLarge: One of them is more than a message may hold. Then none is given.
         """
-        require_plain(values)
-        self.provide_known(values)
+        require_value_names(values)
+        self._provide(Provisions.of(values, self._limits.max_frame_bytes))
 
     def provide_known(self, values: Mapping[str, Any]) -> None:
-        """Do as `provide` with values that came out of JSON. Checking large ones would take seconds."""
-        more = Provisions.of(values, self._limits.max_frame_bytes)
+        """Do as `provide` with names of our own and values that came out of JSON: checking large ones takes seconds."""
+        self._provide(Provisions.of(values, self._limits.max_frame_bytes, are_json=True))
+
+    def _provide(self, more: Provisions) -> None:
         self._provisions.add(more)
         if self._connection is not None:
             self._connection.provide(more)
@@ -229,7 +253,13 @@ class SandboxedRepl(AsyncResource):
 
     # -- one block ---------------------------------------------------------------------------------------------------
 
-    async def _execute(self, code: str, timeout_s: float | None, on_output: OnOutput | None) -> Block:
+    async def _get(self, names: tuple[str, ...]) -> Block:
+        require_variables(names)
+        return await self._execute("", None, None, Wanted(names=names))
+
+    async def _execute(
+        self, code: str, timeout_s: float | None, on_output: OnOutput | None, wanted: Wanted = NOTHING
+    ) -> Block:
         if not isinstance(code, str):
             raise ConfigurationError(f"code is text, and not {type(code).__name__}")
         if timeout_s is None:
@@ -244,7 +274,7 @@ class SandboxedRepl(AsyncResource):
             output = BlockOutput(self._bounds, on_output)
             run = BlockRun(self._worker_alive(), connection, output, self._limits, self._answer)
             try:
-                result = await run.result(code, timeout_s)
+                result = await run.result(code, timeout_s, wanted)
             except FrameTooLarge as error:
                 return Block(code, "error", error=f"the block is too long: {error}")
             except UnicodeEncodeError as error:  # as the compiler would say
@@ -260,16 +290,21 @@ class SandboxedRepl(AsyncResource):
                 taken_s = time.monotonic() - started
                 return Block(code, "killed", stdout, stderr, why, execution_time=taken_s, limit=limit, post_mortem=seen)
             stdout, stderr = output.finish()
-            return Block(
+            final = result.final_answer
+            ended = Block(
                 code=code,
                 status=result.status,
                 stdout=stdout,
                 stderr=stderr,
                 error=result.error and result.error[:MAX_ERROR_CHARS],
                 exit_code=result.exit_code,
-                final_answer=result.final_answer,
+                final_answer=final,
                 limit=run.limit if result.status == "interrupted" else None,
                 execution_time=time.monotonic() - started,
+            )
+            return ended.with_values(
+                None if wanted == NOTHING else sent(result.value, result.value_problem),
+                None if final is None else sent(result.final_value, result.final_value_problem),
             )
 
     async def _end_repl(self, explain: bool = False) -> LastSeen | None:

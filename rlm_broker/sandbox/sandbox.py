@@ -132,11 +132,11 @@ class Sandbox(AsyncResource):
             answer: Async function of one query, which answers `llm_query` and its like; of an `LMHandler`,
                 `handler.answers(...)`. Without one they say that no model is connected.
             tools: Names of functions that code may call; `answer` is asked, by queries that want a "tool".
-            values: Name → plain value that code finds.
+            values: Name → value that code finds.
 
         Raises:
-            ConfigurationError: `answer` cannot be called, a tool is no name, or a value is not plain, or larger than a
-                message to a REPL may be.
+            ConfigurationError: `answer` cannot be called, a tool is no name, or a value does not cross, or is larger
+                than a message to a REPL may be.
             SandboxFailed: The sandbox is not open. (A context that cannot be read is refused when it is entered.)
         """
         if self._workers is None:

@@ -87,7 +87,9 @@ class TraceWriter:
 
     def _write(self, line: dict[str, Any]) -> None:
         try:
-            self._file.write(encode_escaped(line) + b"\n")
+            left = memoryview(encode_escaped(line) + b"\n")
+            while left:  # a disk that is nearly full takes a part of it, and says so with the rest
+                left = left[self._file.write(left) :]
         except (OSError, ValueError) as error:  # a run is not to end because its trace cannot be written, or was closed
             self.lost = self.lost or getattr(error, "strerror", None) or str(error)
 

@@ -8,7 +8,7 @@ from typing import Protocol, cast
 from rlm_broker.errors import ProtocolViolation, RlmBrokerError, WorkerDied
 from rlm_broker.transport.load import QueryLoad
 from rlm_broker.transport.provisions import Provisions
-from rlm_broker.transport.session import Session
+from rlm_broker.transport.session import NOTHING, Session, Wanted
 from sandbox_worker.wire.errors import FrameTooLarge
 from sandbox_worker.wire.messages import FromWorker, Output, Query, Ready, Reply, Result, Slot
 
@@ -103,12 +103,15 @@ class Connection(asyncio.BufferedProtocol):
         if self._lost:
             raise self._lost
 
-    def execute(self, code: str, answer: QueryHandler, on_output: Callable[[Output], None]) -> asyncio.Future[Result]:
+    def execute(
+        self, code: str, answer: QueryHandler, on_output: Callable[[Output], None], wanted: Wanted = NOTHING
+    ) -> asyncio.Future[Result]:
         """Start one block, and answer its queries from now on. `settle` when the future is done.
 
         Args:
             answer: Called for each query, several at the same time.
             on_output: Called for each piece of output as it comes.
+            wanted: Values that the result is to have.
 
         Returns:
             The block's result; `WorkerDied` or `ProtocolViolation` if the connection ends before.
@@ -120,7 +123,7 @@ class Connection(asyncio.BufferedProtocol):
         if self._lost:
             raise self._lost
         self._answer, self._on_output, self._lets_go = answer, on_output, False
-        self._write(self._session.execute(code))
+        self._write(self._session.execute(code, wanted))
         self._result = asyncio.get_running_loop().create_future()
         return self._result
 

@@ -1,14 +1,23 @@
-"""What a REPL is given beside its context: names of tools, and plain values."""
+"""What a REPL is given beside its context: names of tools, and values."""
 
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from sandbox_worker.wire.frames import encode_frame
+import msgspec
+
+from rlm_broker.errors import ConfigurationError
+from sandbox_worker.wire.errors import FrameTooLarge, ValueRefused
+from sandbox_worker.wire.frames import PREFIX
 from sandbox_worker.wire.messages import Provide, encode
+from sandbox_worker.wire.values import encode as encode_value
+from sandbox_worker.wire.values import encode_json
+
+_PLACE = b"0.0"
+"""A number, which no name of a variable holds: the place of a value in its message."""
 
 
 class Provisions:
-    """Names of tools, and plain values by name, each as the frame that gives it to a REPL.
+    """Names of tools, and values by name, each as the frame that gives it to a REPL.
 
     Each holder has one of its own: `add` copies, and what is added to one later changes no other.
     """
@@ -20,20 +29,27 @@ class Provisions:
         self._frames: dict[str, bytes] = {}
 
     @classmethod
-    def of(cls, values: Mapping[str, Any], max_frame_bytes: int, tools: Iterable[str] = ()) -> "Provisions":
+    def of(
+        cls, values: Mapping[str, Any], max_frame_bytes: int, tools: Iterable[str] = (), *, are_json: bool = False
+    ) -> "Provisions":
         """Return those of `tools` and `values`.
 
         Args:
             max_frame_bytes: Largest payload of the frame of one value.
+            are_json: Whether the values came out of JSON, and hold nothing else.
 
         Raises:
+            ConfigurationError: A value does not cross.
             FrameTooLarge: A value is more than a message may hold.
-            UnicodeEncodeError: A value has lone surrogates.
         """
         made = cls()
         made._tools.extend(tools)
         for name, value in values.items():
-            made._frames[name] = encode_frame(encode(Provide(name, value)), max_frame_bytes)
+            try:
+                encoded = (encode_json if are_json else encode_value)(value, f"the value {name}")
+            except ValueRefused as refused:
+                raise ConfigurationError(str(refused)) from None
+            made._frames[name] = _frame(name, encoded, max_frame_bytes)
         return made
 
     def add(self, more: "Provisions") -> None:
@@ -48,3 +64,12 @@ class Provisions:
     def frames(self) -> list[bytes]:
         """Return the frames of the values, each of which gives the REPL one value with its next block."""
         return [*self._frames.values()]
+
+
+def _frame(name: str, encoded: bytes, max_frame_bytes: int) -> bytes:
+    """Return the frame that gives a REPL one value: put together at once, since a large one would be copied thrice."""
+    begin, end = encode(Provide(name, msgspec.Raw(_PLACE))).split(_PLACE)
+    payload_bytes = len(begin) + len(encoded) + len(end)
+    if payload_bytes > max_frame_bytes:
+        raise FrameTooLarge(payload_bytes, max_frame_bytes)
+    return b"".join([PREFIX.pack(payload_bytes), begin, encoded, end])

@@ -2,7 +2,7 @@
 
 from collections import deque
 from enum import IntEnum, auto
-from typing import NoReturn
+from typing import Final, NamedTuple, NoReturn
 
 from rlm_broker.errors import ProtocolViolation
 from rlm_broker.transport.provisions import Provisions
@@ -29,6 +29,21 @@ PROMPT_WEIGHT = 1024
 """Bytes of memory that a prompt costs while its query is open, beside its text: its place, its id, its reply."""
 DECODED_WEIGHT = 8
 """Bytes of memory for each byte of a query that was decoded whole: wide characters take four, small parts more."""
+
+
+class Wanted(NamedTuple):
+    """Values that the result of a block is to have.
+
+    Attributes:
+        value: That of the last statement, if it is an expression.
+        names: Those of variables. Then there is no code.
+    """
+
+    value: bool = False
+    names: tuple[str, ...] = ()
+
+
+NOTHING: Final = Wanted()
 
 
 class State(IntEnum):
@@ -116,7 +131,7 @@ class Session:
             self._violated(f"{type(message).__name__} of block {message.block} while block {self.block} runs")
         return message
 
-    def execute(self, code: str) -> bytes:
+    def execute(self, code: str, wanted: Wanted = NOTHING) -> bytes:
         """The frame that starts the next block.
 
         Raises:
@@ -124,7 +139,7 @@ class Session:
             FrameTooLarge: The code is longer than a frame may be. Nothing has changed.
         """
         unsent = self._unsent
-        message = Execute(block=self.block + 1, code=code, tools=unsent.tools())
+        message = Execute(self.block + 1, code, unsent.tools(), wanted.value, [*wanted.names])
         frame = encode_frame(encode(message), self.max_frame_bytes)
         self._step(message)
         self._unsent = Provisions()

@@ -36,12 +36,16 @@ class Outcome:
     Attributes:
         error: One line; for `exited` what `sys.exit` was given.
         exit_code: For `exited`.
+        value: Of the last statement, if the block ran through, that is an expression, and its value was asked for.
     """
 
-    def __init__(self, status: Status, error: str | None = None, exit_code: int | None = None) -> None:
+    def __init__(
+        self, status: Status, error: str | None = None, exit_code: int | None = None, value: object = None
+    ) -> None:
         self.status: Status = status
         self.error = error
         self.exit_code = exit_code
+        self.value = value
 
 
 class Executor:
@@ -59,8 +63,12 @@ class Executor:
         self._flags = ast.PyCF_ALLOW_TOP_LEVEL_AWAIT
         self._loop: asyncio.AbstractEventLoop | None = None
 
-    def run(self, number: int, code: str) -> Outcome:
-        """Run one block. Whatever it raises is printed as a traceback of its own lines and returned as an outcome."""
+    def run(self, number: int, code: str, wants_value: bool = False) -> Outcome:
+        """Run one block. Whatever it raises is printed as a traceback of its own lines and returned as an outcome.
+
+        Args:
+            wants_value: Whether the outcome has the value of the last expression.
+        """
         file = f"{BLOCK}{number}>"
         # Tracebacks of functions that outlive their block still show their lines. Each ends in a newline, as those of
         # a file do: `traceback` counts on it when it places its carets.
@@ -69,7 +77,7 @@ class Executor:
             statements, last = self._compiled(code, file)
             self._reserve.close()
             try:
-                self._evaluate(statements, last)
+                value = self._evaluate(statements, last)
             finally:
                 self._reserve.end_block()
         except SystemExit as request:
@@ -80,7 +88,7 @@ class Executor:
         except BaseException as error:  # noqa: BLE001 - whatever model code raises ends its block, never the REPL
             self._complain(_traceback_of(error))
             return Outcome("error", _one_line(error))
-        return Outcome("ok")
+        return Outcome("ok", value=value if wants_value else None)
 
     def _compiled(self, code: str, file: str) -> tuple[CodeType, CodeType | None]:
         """The statements, and the last one apart if it is an expression whose value is to be shown."""
@@ -98,23 +106,22 @@ class Executor:
                 error.text = linecache.getline(file, error.lineno)
             raise
 
-    def _evaluate(self, statements: CodeType, last: CodeType | None) -> None:
+    def _evaluate(self, statements: CodeType, last: CodeType | None) -> Any:
         if any(part is not None and part.co_flags & inspect.CO_COROUTINE for part in (statements, last)):
-            self._await(statements, last)
-            return
+            return self._await(statements, last)
         eval(statements, self._namespace)  # running model code is what this process is for
-        if last is not None:
-            self._show(eval(last, self._namespace))
+        return None if last is None else self._shown(eval(last, self._namespace))
 
-    async def _awaiting(self, statements: CodeType, last: CodeType | None) -> None:
+    async def _awaiting(self, statements: CodeType, last: CodeType | None) -> Any:
         ran = eval(statements, self._namespace)
         if statements.co_flags & inspect.CO_COROUTINE:
             await ran
-        if last is not None:
-            value = eval(last, self._namespace)
-            self._show(await value if last.co_flags & inspect.CO_COROUTINE else value)
+        if last is None:
+            return None
+        value = eval(last, self._namespace)
+        return self._shown(await value if last.co_flags & inspect.CO_COROUTINE else value)
 
-    def _await(self, statements: CodeType, last: CodeType | None) -> None:
+    def _await(self, statements: CodeType, last: CodeType | None) -> Any:
         """In one go, so that tasks live from line to line."""
         if "asyncio" not in sys.modules:  # an import that was interrupted leaves parts that no later one puts together
             for name in [name for name in sys.modules if name.startswith("asyncio.")]:
@@ -126,7 +133,7 @@ class Executor:
             asyncio.set_event_loop(self._loop)
         task = self._loop.create_task(self._awaiting(statements, last))
         try:
-            self._loop.run_until_complete(task)
+            return self._loop.run_until_complete(task)
         except (KeyboardInterrupt, SystemExit) as request:
             if not task.done():  # it was raised beside the coroutine, not in it
                 task.cancel()
@@ -139,10 +146,11 @@ class Executor:
                 pass
             raise
 
-    def _show(self, value: Any) -> None:
+    def _shown(self, value: Any) -> Any:
         if value is not None:
             self._namespace[LAST_VALUE] = value
             print(repr(value))
+        return value
 
     def _exited(self, request: SystemExit) -> Outcome:
         code = 0 if request.code is None else request.code

@@ -1,7 +1,6 @@
 """What model code may call: each call becomes a `Query` and waits for its `Reply`."""
 
 import json
-import math
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NoReturn
@@ -10,9 +9,10 @@ import msgspec
 
 from sandbox_worker.repl.channel import ONLY_HERE, CannotAsk, Channel
 from sandbox_worker.repl.classes import class_name, is_a
-from sandbox_worker.wire.errors import FrameTooLarge
+from sandbox_worker.wire.errors import FrameTooLarge, ValueInvalid, ValueRefused
 from sandbox_worker.wire.messages import MAX_PROMPTS, Query, Slot, Want
 from sandbox_worker.wire.prompts import Prompt
+from sandbox_worker.wire.values import decode, encode
 
 TYPED_ATTEMPTS = 3
 SHOWN_CHARS = 500
@@ -112,25 +112,24 @@ class Queries:
         return left
 
     def tool(self, name: str) -> Callable[..., Any]:
-        """A function that calls the orchestrator's tool of that name, with plain values in and out.
+        """A function that calls the orchestrator's tool of that name, with values in and out.
 
-        It raises TypeError for arguments that are no plain values, and ToolError for whatever the tool raised.
+        It raises TypeError for arguments that do not cross, and ToolError for whatever the tool raised.
         """
 
         def call(*args: Any, **kwargs: Any) -> Any:
             try:
-                _require_plain(args, "args")
-                _require_plain(kwargs, "kwargs")
-                arguments = json.dumps({"args": args, "kwargs": kwargs}, ensure_ascii=False)
-            except RecursionError:
-                raise TypeError(f"{name}() takes plain values: an argument contains itself, or is too deep") from None
-            except (TypeError, ValueError) as error:
-                raise TypeError(f"{name}() takes plain values (text, numbers, lists, dicts): {error}") from None
+                arguments = b'{"args":%s,"kwargs":%s}' % (encode(list(args), "args"), encode(kwargs, "kwargs"))
+            except ValueRefused as refused:
+                raise TypeError(f"{name}(): {refused}") from None
             self._flush_output()
-            slot = self._channel.ask(Query(id="", want="tool", prompts=[arguments], tool=name)).slots[0]
+            slot = self._channel.ask(Query(id="", want="tool", prompts=[arguments.decode()], tool=name)).slots[0]
             if slot.error is not None:
                 raise ToolError(slot.error)
-            return json.loads(slot.text)
+            try:
+                return decode(slot.text.encode())
+            except ValueInvalid as invalid:
+                raise ToolError(f"{name}(): its result cannot be had here: {invalid}") from None
 
         call.__name__ = call.__qualname__ = name
         return call
@@ -200,45 +199,6 @@ class Queries:
         left_s = None if query.timeout_s is None else max(0.001, query.timeout_s - (time.monotonic() - started))
         second = msgspec.structs.replace(query, prompts=query.prompts[half:], timeout_s=left_s)
         return [*first, *self._slots(second)]
-
-
-_Place = tuple["_Place", object] | str
-"""The keys that lead to a value, from the last to the first, and at last what it is in."""
-
-
-def _require_plain(value: Any, place: _Place) -> None:
-    """Raise TypeError, with the place, for what JSON does not have or would change."""
-    if is_a(value, dict):
-        for key, each in value.items():
-            if not is_a(key, str):
-                raise TypeError(f"{_shown(place)} has the key {key!r:.60}, which is no text")
-            _require_plain(key, (place, key))
-            _require_plain(each, (place, key))
-    elif is_a(value, list, tuple):
-        for index, each in enumerate(value):
-            _require_plain(each, (place, index))
-    elif problem := _problem_of_leaf(value):
-        raise TypeError(f"{_shown(place)} {problem}")
-
-
-def _problem_of_leaf(value: Any) -> str | None:
-    if is_a(value, str):
-        try:
-            str.encode(value)
-        except UnicodeEncodeError as error:
-            return f"has a lone surrogate, {error.object[error.start]!r}"
-        return None
-    if is_a(value, float):
-        return None if math.isfinite(value) else f"is {value!r}, which JSON does not have"
-    return None if value is None or is_a(value, int) else f"is a {class_name(value)}"
-
-
-def _shown(place: _Place) -> str:
-    keys: list[str] = []
-    while not isinstance(place, str):
-        place, key = place
-        keys.append(f"[{key!r:.60}]")
-    return place + "".join(reversed(keys))
 
 
 def _rendered(slot: Slot) -> str:

@@ -12,8 +12,11 @@ from collections.abc import Mapping
 from operator import itemgetter
 from typing import Any, NoReturn
 
+import msgspec
+
 from sandbox_worker.repl.channel import Channel, ConnectionClosed
 from sandbox_worker.repl.classes import class_name, is_a
+from sandbox_worker.repl.crossing import Crossing, crossing, crossing_of, written_out
 from sandbox_worker.repl.execution import Executor, Outcome
 from sandbox_worker.repl.interrupts import Interrupts
 from sandbox_worker.repl.memory_reserve import Reserve
@@ -22,9 +25,10 @@ from sandbox_worker.repl.queries import Queries
 from sandbox_worker.wire import names
 from sandbox_worker.wire.bell import BELL, pending_bytes
 from sandbox_worker.wire.control import OUT_OF_MEMORY
-from sandbox_worker.wire.errors import FrameTooLarge
+from sandbox_worker.wire.errors import FrameTooLarge, ValueInvalid
 from sandbox_worker.wire.headtail import OutputBounds
 from sandbox_worker.wire.messages import Execute, Output, Provide, Ready, Result, Stream
+from sandbox_worker.wire.values import decode
 
 TIMERS = (signal.ITIMER_REAL, signal.ITIMER_VIRTUAL, signal.ITIMER_PROF)
 _FIRST_CONTEXT = names.numbered(names.CONTEXT, 0)
@@ -58,6 +62,7 @@ class Repl:
         self._bell = bell
         self._block = 0
         self._final: str | None = None
+        self._final_value = Crossing()
         self._queries = queries = Queries(channel, self._flush)
         self._printers = [
             Printer("stdout", bounds, self._print, interrupts.held),
@@ -111,20 +116,19 @@ class Repl:
         """Run one block and return the frame of its result."""
         self._block = execute.block
         self._final = None
+        self._final_value = value = Crossing()
         self._interrupts.install()
         self._restore_streams()
         for printer in self._printers:
             printer.begin_block()
         self._provided |= {name: self._queries.tool(name) for name in execute.tools}
-        self._provided |= {each.name: each.value for each in given}
-        if any(each.name == names.CONTEXT for each in given):
-            self._provided[_FIRST_CONTEXT] = self._provided[names.CONTEXT]
+        refused = self._take_values(given)
         self._restore_names()
         (rung,) = BELL.unpack_from(self._bell)
         try:
             with self._interrupts.armed():
-                outcome = self._executor.run(execute.block, execute.code)
-                outcome = self._take_answer_dict() or outcome
+                outcome = refused or self._executed(execute)
+                value = self._asked_for(execute, outcome)
                 self._flush_replaced()
         except KeyboardInterrupt:  # it hit between the model's code and ours
             outcome = Outcome("interrupted", "KeyboardInterrupt")
@@ -136,28 +140,51 @@ class Repl:
             signal.setitimer(timer, 0)  # one that went off in a later block would hit it, or between two end the REPL
         for printer in self._printers:
             printer.end_block()
-        return self._frame_of(outcome, self._was_written(rung))
-
-    def _frame_of(self, outcome: Outcome, descriptor_output: bool) -> bytes:
-        """The result as a frame. If the final answer cannot be part of it, this is the block's error."""
-        try:
-            return self._channel.encode(
-                Result(
-                    block=self._block,
-                    status=outcome.status,
-                    error=outcome.error,
-                    exit_code=outcome.exit_code,
-                    final_answer=self._final,
-                    descriptor_output=descriptor_output,
-                )
-            )
-        except FrameTooLarge as error:
-            problem = f"the final answer is too large: {error}"
-        except MemoryError:
-            problem = "MemoryError: there is no memory left for sending the final answer"
-        return self._channel.encode(
-            Result(block=self._block, status="error", error=problem, descriptor_output=descriptor_output)
+        result = Result(
+            block=self._block,
+            status=outcome.status,
+            error=None if outcome.error is None else written_out(outcome.error),
+            exit_code=outcome.exit_code,
+            final_answer=self._final,
+            descriptor_output=self._was_written(rung),
+            value=value.encoded,
+            value_problem=value.problem,
+            final_value=self._final_value.encoded,
+            final_value_problem=self._final_value.problem,
         )
+        return self._frame_of(result)
+
+    def _executed(self, execute: Execute) -> Outcome:
+        if execute.names:
+            return Outcome("ok")
+        outcome = self._executor.run(execute.block, execute.code, execute.wants_value)
+        return self._take_answer_dict() or outcome
+
+    def _asked_for(self, execute: Execute, outcome: Outcome) -> Crossing:
+        """The values that the orchestrator wants of this block."""
+        if outcome.status != "ok" or not (execute.names or (execute.wants_value and outcome.value is not None)):
+            return Crossing()
+        self._reserve.shut()  # a value that needs all memory leaves what the result needs
+        if execute.names:
+            return crossing_of(execute.names, self._namespace)
+        return crossing(outcome.value, "the value")
+
+    def _frame_of(self, result: Result) -> bytes:
+        """The result as a frame. What cannot be part of it is left out: a value, or with an error the final answer."""
+        try:
+            return self._channel.encode(result)
+        except (FrameTooLarge, MemoryError) as reason:
+            why = _too_large(reason)
+        for name in ("final_value", "value"):
+            if getattr(result, name) is not msgspec.UNSET:
+                problem = {f"{name}_problem": f"the {name.replace('_', ' ')} is {why}"}
+                result = msgspec.structs.replace(result, **{name: msgspec.UNSET}, **problem)
+                try:
+                    return self._channel.encode(result)
+                except (FrameTooLarge, MemoryError) as reason:
+                    why = _too_large(reason)
+        error = f"the final answer is {why}"
+        return self._channel.encode(msgspec.structs.replace(result, status="error", error=error, final_answer=None))
 
     def _was_written(self, rung: int) -> bool:
         """Whether something was written to descriptor 1 or 2: it is still there, or init has read since it rang."""
@@ -191,6 +218,19 @@ class Repl:
         sys.__stdout__, sys.__stderr__ = self._printers  # type: ignore[misc, assignment]
 
     # -- the names that we provide -----------------------------------------------------------------------------------
+
+    def _take_values(self, given: list[Provide]) -> Outcome | None:
+        """Decode what code is to find. A value that cannot be had here is the block's error: it is not run."""
+        refused = None
+        for each in given:
+            try:
+                self._provided[each.name] = decode(bytes(each.value))
+            except ValueInvalid as invalid:
+                refused = Outcome("error", f"the value {each.name} cannot be had here: {invalid}")
+            else:
+                if each.name == names.CONTEXT:
+                    self._provided[_FIRST_CONTEXT] = self._provided[names.CONTEXT]
+        return refused
 
     def _restore_names(self) -> None:
         """Put back what a block may have overwritten: `context = "oops"` must not break the run."""
@@ -242,6 +282,7 @@ class Repl:
             value = value["content"]  # FINAL(answer) means what is in it
         answer = value if is_a(value, str) else _text(value)
         str.encode(answer)  # a lone surrogate is an error where the answer is submitted
+        self._final_value = Crossing() if answer is value else crossing(value, "the final answer")
         self._final = answer
 
     def _submit_variable(self, name: str) -> None:
@@ -272,6 +313,12 @@ class Repl:
             for name, value in sorted(found, key=itemgetter(0))
             if name not in own and not name.startswith("__")
         }
+
+
+def _too_large(error: Exception) -> str:
+    if isinstance(error, FrameTooLarge):
+        return f"too large: {error}"
+    return "too large: there is no memory left for sending it"
 
 
 def _fresh_answer() -> dict[str, Any]:

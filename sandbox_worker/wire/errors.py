@@ -4,6 +4,9 @@ WireError
 ├── FrameTooLarge     a length prefix announces more than the limit
 ├── FrameTruncated    the stream ended inside a frame
 └── MessageInvalid    a whole frame is not one of our messages
+    └── ValueInvalid  what came as a value is none
+
+ValueRefused is raised before anything is sent: a value does not cross.
 """
 
 
@@ -31,3 +34,15 @@ class FrameTruncated(WireError):
 
 class MessageInvalid(WireError):
     """A frame is not JSON, or not one of the messages that may come here."""
+
+
+class ValueInvalid(MessageInvalid):
+    """What came as a value is none, or cannot be made here."""
+
+
+class ValueRefused(Exception):
+    """A value does not cross; the text says where in it, and why."""
+
+
+class ValueProblem(Exception):
+    """What is wrong with one part of a value, without its place. It leaves no function that encodes or decodes."""

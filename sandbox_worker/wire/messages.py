@@ -5,7 +5,7 @@ belongs to the session on the orchestrator's side.
 """
 
 from collections.abc import Sequence
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Literal, TypeVar
 
 import msgspec
 
@@ -31,6 +31,8 @@ MAX_QUERY_BYTES = 16 << 20
 """Bytes of a `Query` as JSON. A larger batch is asked in parts; reading one of this size takes up to 100 ms."""
 MAX_RESULT_BYTES = 16 << 20
 """Bytes of a `Result` as JSON, which is to say of a final answer; the REPL reports a larger one as an error."""
+EncodedValue = msgspec.Raw | msgspec.UnsetType
+"""A value as `values` encodes it, or none."""
 PositiveInt = Annotated[int, msgspec.Meta(ge=1)]
 PositiveFloat = Annotated[float, msgspec.Meta(gt=0)]
 
@@ -66,7 +68,7 @@ class Query(Message, frozen=True):
         id: `block:n`, counted up by the REPL.
         prompts: One or many; the reply has one slot for each, in order. Only for "llm" may they be content parts. For
             "budget" one, which says nothing; its slot's text is a JSON object. For "tool" a JSON object of `args` and
-            `kwargs`; its slot's text is JSON, too.
+            `kwargs`, and its slot's text is a value: both as `values` encodes them.
         model: The model's wish. The session's policy decides.
         max_concurrent: How many of the prompts at once, at most; the orchestrator's own limit binds as well.
         timeout_s: For all prompts together; those that have no answer by then get an error.
@@ -107,7 +109,7 @@ class Output(Message, frozen=True):
     text: str
 
 
-class Result(Message, frozen=True):
+class Result(Message, frozen=True, omit_defaults=True):
     """A block has ended.
 
     Attributes:
@@ -116,6 +118,10 @@ class Result(Message, frozen=True):
         exit_code: For `exited`: what the process would have returned.
         final_answer: Text that code submitted by one of the agreed ways, or None.
         descriptor_output: Something may have been written to descriptors 1 and 2, so that init must be asked for it.
+        value: What the `Execute` asked for, as `values` encodes it, if it asked for something and there is one.
+        value_problem: Why there is none.
+        final_value: What was submitted, where that is no text.
+        final_value_problem: Why it is not there although it is no text.
     """
 
     block: int
@@ -124,6 +130,10 @@ class Result(Message, frozen=True):
     exit_code: int | None = None
     final_answer: str | None = None
     descriptor_output: bool = False
+    value: EncodedValue = msgspec.UNSET
+    value_problem: str | None = None
+    final_value: EncodedValue = msgspec.UNSET
+    final_value_problem: str | None = None
 
 
 # -- the orchestrator says -------------------------------------------------------------------------------------------
@@ -134,18 +144,26 @@ class Execute(Message, frozen=True, omit_defaults=True):
 
     Attributes:
         tools: Names of functions of the orchestrator's that code may call. Said with the first block of a connection.
+        wants_value: Whether the result is to have the value of the last statement, if that is an expression.
+        names: Variables whose values the result is to have, as a list. Then there is no code.
     """
 
     block: int
     code: str
     tools: list[str] = []
+    wants_value: bool = False
+    names: list[str] = []
 
 
 class Provide(Message, frozen=True):
-    """From the next block on, code finds `value` under `name`. Said between two blocks."""
+    """From the next block on, code finds `value` under `name`. Said between two blocks.
+
+    Attributes:
+        value: As `values` encodes it.
+    """
 
     name: str
-    value: Any
+    value: msgspec.Raw
 
 
 class Slot(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):

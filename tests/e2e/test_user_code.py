@@ -62,7 +62,7 @@ def test_a_generator_is_no_result_and_is_not_run() -> None:
         raise AssertionError("it is run")
 
     done = RLM(ScriptedClient([block(CATCHES)]), tools={"t": t}).completion("c", "q")
-    assert done.response == "t() returned a generator: return a list"
+    assert done.response == "t(): its result is a generator, which does not cross: return a list"
 
 
 def test_a_timeout_of_the_tools_own_is_told_as_its_own() -> None:

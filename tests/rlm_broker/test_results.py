@@ -1,9 +1,13 @@
 """Usage, and the sum of many."""
 
+import dataclasses
+import pickle
+
+import msgspec
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rlm_broker.results import Tally, Usage
+from rlm_broker.results import Block, Tally, Usage
 
 USAGES = st.builds(
     Usage,
@@ -21,3 +25,18 @@ def test_a_tally_is_the_sum_of_its_usages(usages: list[Usage]) -> None:
     for usage in usages:
         tally.add(usage)
     assert tally.usage == sum(usages, Usage())
+
+
+class Said:
+    value = (1, {2})
+    problem = None
+
+
+def test_a_block_has_values_beside_its_fields_and_keeps_them_when_pickled() -> None:
+    block = Block("1", "ok", final_answer="text").with_values(Said(), None)
+    assert (block.value, block.value_problem) == ((1, {2}), None)
+    assert (block.final_value, block.final_value_problem) == ("text", None)
+    assert pickle.loads(pickle.dumps(block)).value == (1, {2})
+    assert block == Block("1", "ok", final_answer="text")
+    assert msgspec.to_builtins(block) == dataclasses.asdict(block)
+    assert "value" not in dataclasses.asdict(block)

@@ -91,8 +91,8 @@ class WarmPool:
             return None
         value = context.value()
         try:
-            return Provisions.of({"context": value}, self._cold_start.limits.max_frame_bytes)
-        except (UnicodeEncodeError, FrameTooLarge):  # lone surrogates, which no message can hold
+            return Provisions.of({"context": value}, self._cold_start.limits.max_frame_bytes, are_json=True)
+        except FrameTooLarge:
             return None
 
 

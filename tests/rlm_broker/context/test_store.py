@@ -13,8 +13,8 @@ import pytest
 from rlm_broker.context import memfd
 from rlm_broker.context.store import Paths, store
 from rlm_broker.errors import ContextRefused
-from rlm_broker.plain import MAX_NESTING
 from sandbox_worker.loading.form import ContextForm
+from sandbox_worker.wire.encoding import MAX_NESTING
 from tests.support.contexts import loaded, written
 
 

@@ -73,8 +73,8 @@ def test_names_of_tools_come_back_in_the_next_block_and_in_a_fresh_repl() -> Non
         ("add(1, 2, 3)", "Unexpected positional argument"),
         ("fails('x')", "fails() raised LookupError: nothing of that kind\\n  test_tools.py, line"),
         ("exits()", "exits() raised RuntimeError: SystemExit: 3"),
-        ("returns_a_lock()", "returned no plain value: its result is a lock; plain values are str, dict"),
-        ("add(object())", "plain values"),
+        ("returns_a_lock()", "returns_a_lock(): its result is a lock, which does not cross"),
+        ("add(object())", "add(): args[0] is an object, which does not cross"),
     ],
 )
 def test_a_failure_is_an_exception_that_the_model_can_read(call: str, told: str) -> None:
@@ -139,7 +139,7 @@ def test_the_model_is_told_of_tools_by_signature_and_description() -> None:
         ({"__name__": add}, "that name is taken"),
         ({"two words": add}, "no name in Python"),
         ({"class": add}, "no name in Python"),
-        ({"x": threading.Lock()}, "neither a callable nor a plain value"),
+        ({"x": threading.Lock()}, "neither a callable nor a value that crosses"),
         ({"x": {"tool": add, "docs": "?"}}, "and nothing else"),
     ],
 )

@@ -11,8 +11,9 @@ import pytest
 from rlm_broker import TraceWriter as RlmTraceWriter
 from rlm_broker.errors import ConfigurationError
 from rlm_broker.results import Block
+from rlm_broker.trace import writer
 from rlm_broker.trace.events import BlockEnded, BlockPrinted, IterationStarted, Replied
-from rlm_broker.trace.writer import MOST_WAITING_CHARS, TraceWriter
+from rlm_broker.trace.writer import TraceWriter
 
 
 def lines(path: Path) -> list[dict[str, object]]:
@@ -112,15 +113,16 @@ def test_texts_that_the_thread_cannot_keep_up_with_are_cut_and_say_so(
     go_on = threading.Event()
     original = TraceWriter._write
 
-    def held(writer: TraceWriter, line: dict[str, object]) -> None:
+    def held(self: TraceWriter, line: dict[str, object]) -> None:
         assert go_on.wait(60)
-        original(writer, line)
+        original(self, line)
 
     monkeypatch.setattr(TraceWriter, "_write", held)
+    monkeypatch.setattr(writer, "MOST_WAITING_CHARS", 300_000)
     with TraceWriter(path) as write:
         for number in range(3):
-            write(Replied("1", 0, number, "x" * (MOST_WAITING_CHARS // 2 + 10)))
+            write(Replied("1", 0, number, "x" * 160_000))
         go_on.set()
     texts = [str(line["text"]) for line in lines(path)]
-    assert len(texts[0]) == MOST_WAITING_CHARS // 2 + 10
+    assert len(texts[0]) == 160_000
     assert "characters left out" in texts[1]

@@ -1,5 +1,7 @@
+import msgspec
 import pytest
 
+from rlm_broker.errors import ConfigurationError
 from rlm_broker.transport.provisions import Provisions
 from rlm_broker.transport.session import Session
 from sandbox_worker.wire.errors import FrameTooLarge
@@ -20,7 +22,11 @@ def test_tools_and_values_go_out_once_with_the_next_block() -> None:
     session.provide(Provisions.of({"a": 1, "b": [2]}, MAX_FRAME_BYTES, ["search"]))
     session.provide(Provisions.of({"a": 3}, MAX_FRAME_BYTES, ["read"]))
     block = Execute(block=1, code="1", tools=["search", "read"])
-    assert said_with_the_next_block(session) == [Provide("a", 3), Provide("b", [2]), block]
+    assert said_with_the_next_block(session) == [
+        Provide("a", msgspec.Raw(b"3")),
+        Provide("b", msgspec.Raw(b"[2]")),
+        block,
+    ]
     assert not session._unsent.tools()
     assert not session._unsent.frames()
 
@@ -33,8 +39,8 @@ def test_what_one_holder_adds_changes_no_other() -> None:
     own.add(Provisions.of({"late": 2}, MAX_FRAME_BYTES, ["late"]))
     one.provide(Provisions.of({"mine": 3}, MAX_FRAME_BYTES))
     given = Execute(block=1, code="1", tools=["search"])
-    assert said_with_the_next_block(one) == [Provide("a", 1), Provide("mine", 3), given]
-    assert said_with_the_next_block(other) == [Provide("a", 1), given]
+    assert said_with_the_next_block(one) == [Provide("a", msgspec.Raw(b"1")), Provide("mine", msgspec.Raw(b"3")), given]
+    assert said_with_the_next_block(other) == [Provide("a", msgspec.Raw(b"1")), given]
     assert (len(own.frames()), own.tools()) == (2, ["search", "late"])
     own.tools().append("not added")
     assert own.tools() == ["search", "late"]
@@ -43,5 +49,5 @@ def test_what_one_holder_adds_changes_no_other() -> None:
 def test_a_value_that_no_message_can_hold_is_refused() -> None:
     with pytest.raises(FrameTooLarge):
         Provisions.of({"a": "x" * MAX_FRAME_BYTES}, MAX_FRAME_BYTES)
-    with pytest.raises(UnicodeEncodeError):
-        Provisions.of({"a": "\ud800"}, MAX_FRAME_BYTES)
+    with pytest.raises(ConfigurationError, match=r"the value a\['b'\] is an object, which does not cross"):
+        Provisions.of({"a": {"b": object()}}, MAX_FRAME_BYTES)

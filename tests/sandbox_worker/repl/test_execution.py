@@ -171,7 +171,7 @@ def test_frames_of_libraries_are_shown_and_ours_are_not(prompt: Prompt) -> None:
 
 
 def test_ours_are_left_out_of_causes_and_groups_too(prompt: Prompt) -> None:
-    prompt.namespace["ours"] = Prompt().executor._show  # prints a value: what its `__repr__` raises comes through us
+    prompt.namespace["ours"] = Prompt().executor._shown  # prints a value: what its `__repr__` raises comes through us
     prompt.run("class Bites:\n    def __repr__(self): raise ValueError('inner')")
     for code in (
         "try:\n    ours(Bites())\nexcept ValueError as error:\n    raise KeyError('outer') from error",

@@ -5,6 +5,7 @@ import enum
 import json
 from typing import Any, get_args
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -38,11 +39,14 @@ FROM_WORKER: list[FromWorker] = [
     Query(id="3:1", want="llm", prompts=[]),
     Output(block=3, stream="stderr", text="\x00\x1b \u2028 \N{GRINNING FACE}"),
     Result(block=3, status="ok"),
+    Result(block=3, status="ok", value=msgspec.Raw(b'{"$set":[1]}'), final_value=msgspec.Raw(b"1")),
+    Result(block=3, status="ok", value_problem="why", final_value_problem="why"),
     Result(block=3, status="exited", error="bye", exit_code=-1, final_answer="", descriptor_output=True),
 ]
 FROM_ORCHESTRATOR: list[FromOrchestrator] = [
     Execute(block=3, code="x = 1\n"),
-    messages.Provide(name="x", value={"a": [1, None, "b"]}),
+    Execute(block=3, code="", wants_value=True, names=["a"]),
+    messages.Provide(name="x", value=msgspec.Raw(b'{"a":[1,null,"b"]}')),
     Reply(id="3:1", slots=[Slot(), Slot(text="t"), Slot(text="partial", error="e")]),
 ]
 
@@ -144,7 +148,7 @@ def test_what_code_works_with_arrives_as_it_is_or_is_not_sent(text: str) -> None
     for message in (
         Query(id="1:1", want="llm", prompts=["whole", text]),
         Query(id="1:1", want="llm", prompts=["whole"], system=text),
-        Provide(name="x", value=[text]),
+        Provide(name=text, value=msgspec.Raw(b"1")),
         Execute(block=1, code=text),
     ):
         if is_whole:
