@@ -103,24 +103,27 @@ class Connection(asyncio.BufferedProtocol):
         if self._lost:
             raise self._lost
 
-    def execute(self, code: str, answer: QueryHandler, on_output: Callable[[Output], None]) -> asyncio.Future[Result]:
+    def execute(
+        self, code: str, answer: QueryHandler, on_output: Callable[[Output], None], stdin: str | None = None
+    ) -> asyncio.Future[Result]:
         """Start one block, and answer its queries from now on. `settle` when the future is done.
 
         Args:
             answer: Called for each query, several at the same time.
             on_output: Called for each piece of output as it comes.
+            stdin: What the block's code may read; None is nothing.
 
         Returns:
             The block's result; `WorkerDied` or `ProtocolViolation` if the connection ends before.
 
         Raises:
             WorkerDied, ProtocolViolation: It has ended already.
-            FrameTooLarge: The code is longer than a frame may be.
+            FrameTooLarge: The code and `stdin` are longer than a frame may be.
         """
         if self._lost:
             raise self._lost
         self._answer, self._on_output, self._lets_go = answer, on_output, False
-        self._write(self._session.execute(code))
+        self._write(self._session.execute(code, stdin))
         self._result = asyncio.get_running_loop().create_future()
         return self._result
 

@@ -9,6 +9,7 @@ from sandbox_worker.wire.errors import WireError
 from sandbox_worker.wire.frames import FrameDecoder, Payload, encode_frame
 from sandbox_worker.wire.messages import (
     MAX_QUERY_BYTES,
+    Environment,
     Execute,
     FromOrchestrator,
     FromWorker,
@@ -43,7 +44,7 @@ class State(IntEnum):
 TRANSITIONS: dict[State, dict[type[Message], State]] = {
     State.STARTING: {Ready: State.IDLE},
     # A block may end while its threads still wait: their replies come late, and the REPL drops them.
-    State.IDLE: {Execute: State.RUNNING, Provide: State.IDLE, Reply: State.IDLE},
+    State.IDLE: {Execute: State.RUNNING, Environment: State.IDLE, Provide: State.IDLE, Reply: State.IDLE},
     State.RUNNING: {Query: State.RUNNING, Reply: State.RUNNING, Output: State.RUNNING, Result: State.IDLE},
     State.CLOSED: {},
 }
@@ -111,15 +112,18 @@ class Session:
             self._violated(str(error))
         return message
 
-    def execute(self, code: str) -> bytes:
+    def execute(self, code: str, stdin: str | None = None) -> bytes:
         """The frame that starts the next block.
+
+        Args:
+            stdin: What its code may read; None is nothing.
 
         Raises:
             ProtocolViolation: The REPL is not idle.
-            FrameTooLarge: The code is longer than a frame may be. Nothing has changed.
+            FrameTooLarge: The code and `stdin` are longer than a frame may be. Nothing has changed.
         """
         unsent = self._unsent
-        frame = self._frame(Execute(block=self.block + 1, code=code, tools=unsent.tools()))
+        frame = self._frame(Execute(block=self.block + 1, code=code, tools=unsent.tools(), stdin=stdin))
         self._unsent = Provisions()
         self.block += 1
         return b"".join([*unsent.frames(), frame])

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from rlm_broker.concurrency.deadline import to_its_end
 from rlm_broker.errors import IsolationUnavailable, RlmBrokerError, SandboxFailed
-from rlm_broker.limits import Limits
+from rlm_broker.limits import ReplLimits
 from rlm_broker.sandbox.workers import refusals
 from rlm_broker.sandbox.workers.cgroups import GROUP_REMEDY, MemoryGroup, MemoryGroups
 from rlm_broker.sandbox.workers.private_folder import removed
@@ -98,7 +98,7 @@ class ForkServer:
                         f"{GROUP_REMEDY}; without it memory is watched instead"
                     )
 
-    async def spawn(self, limits: Limits) -> Worker:
+    async def spawn(self, limits: ReplLimits) -> Worker:
         """Fork a worker, which is not isolated yet: `Worker.launch` waits for that. `end` ends it."""
         forking = asyncio.get_running_loop().create_task(self._fork(limits))
         try:
@@ -160,7 +160,7 @@ class ForkServer:
         if not await zygote.end():
             self._left_behind.append(str(zygote.folder.path))
 
-    async def _fork(self, limits: Limits) -> Worker:
+    async def _fork(self, limits: ReplLimits) -> Worker:
         """Fork a worker. Where the zygote dies meanwhile, the next zygote is asked, `TRIES` times in all."""
         tries = TRIES
         async with self._one_at_a_time:
@@ -177,7 +177,7 @@ class ForkServer:
                     self._workers.add(worker)
                     return worker
 
-    def _new_group(self, limits: Limits) -> MemoryGroup | None:
+    def _new_group(self, limits: ReplLimits) -> MemoryGroup | None:
         """Make a worker's control group, where memory is exact.
 
         The watch of init stops what grows slowly, with a post-mortem; the group what is faster than that. To the kernel

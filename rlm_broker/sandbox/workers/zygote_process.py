@@ -15,7 +15,7 @@ from pathlib import Path
 
 from rlm_broker.context.store import StoredContext
 from rlm_broker.errors import ConfigurationError, SandboxFailed
-from rlm_broker.limits import Limits
+from rlm_broker.limits import ReplLimits
 from rlm_broker.sandbox.levels.level import unavailable
 from rlm_broker.sandbox.workers import refusals
 from rlm_broker.sandbox.workers.cgroups import MemoryGroup
@@ -130,7 +130,7 @@ class Zygote:
             self.folder.remove()  # the root is mounted in the zygote's own namespace only
         return answer
 
-    async def spawn(self, limits: Limits, group: MemoryGroup | None = None) -> Worker:
+    async def spawn(self, limits: ReplLimits, group: MemoryGroup | None = None) -> Worker:
         """Have the zygote fork a worker.
 
         Args:

@@ -42,6 +42,7 @@ FROM_WORKER: list[FromWorker] = [
 ]
 FROM_ORCHESTRATOR: list[FromOrchestrator] = [
     Execute(block=3, code="x = 1\n"),
+    messages.Environment(variables={"HOME": "/w"}, seed=7),
     messages.Provide(name="x", value={"a": [1, None, "b"]}),
     Reply(id="3:1", slots=[Slot(), Slot(text="t"), Slot(text="partial", error="e")]),
 ]
