@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from rlm_broker.errors import OutputInvalid as OutputInvalid
     from rlm_broker.errors import ProtocolViolation as ProtocolViolation
     from rlm_broker.errors import ReplayDiverged as ReplayDiverged
+    from rlm_broker.errors import ReplBusy as ReplBusy
     from rlm_broker.errors import ReplClosed as ReplClosed
     from rlm_broker.errors import RlmBrokerError as RlmBrokerError
     from rlm_broker.errors import RunCancelled as RunCancelled
@@ -95,8 +96,8 @@ _MODULES = {
     "clients.scripted": "ScriptedClient",
     "context.store": "Paths StoredContext store",
     "errors": "ConfigurationError ContextRefused IsolationUnavailable LimitReached ModelFailed OutputInvalid "
-    "ProtocolViolation ReplClosed ReplayDiverged RlmBrokerError RunCancelled RunFailed SandboxFailed UnknownModel "
-    "ValueUnavailable WorkerDied",
+    "ProtocolViolation ReplBusy ReplClosed ReplayDiverged RlmBrokerError RunCancelled RunFailed SandboxFailed "
+    "UnknownModel ValueUnavailable WorkerDied",
     "handler.cache": "Cache",
     "handler.routing": "ModelPolicy Route",
     "limits": "Limits ReplLimits RunLimits",

@@ -2,6 +2,7 @@
 
 RlmBrokerError
 ├── ConfigurationError       what the caller gave cannot be used; nothing was started
+│   ├── ReplBusy             a REPL runs a block already
 │   ├── ContextRefused       a context cannot be read, or is not text, a dict or a list
 │   └── UnknownModel         no client is registered under that name
 ├── IsolationUnavailable     this machine cannot give the isolation that was asked for
@@ -51,6 +52,12 @@ class ConfigurationError(RlmBrokerError):
 
     kind = "configuration"
     exit_code = 2
+
+
+class ReplBusy(ConfigurationError):
+    """A REPL runs a block already. It runs one at a time."""
+
+    kind = "busy"
 
 
 class ContextRefused(ConfigurationError):

@@ -148,6 +148,7 @@ class Runner:
         else:
             opened = persistent.repl(context, self._answer, self._tools)
         async with opened as repl:
+            repl.kills_when_cancelled = persistent is None
             name = CONTEXT if persistent is None else persistent.context_name
             opening = prompts.opening(self._question, context.info, name)
             if self._tree.instructions.prologue and not self._caller.depth:

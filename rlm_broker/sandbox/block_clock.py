@@ -36,6 +36,7 @@ class BlockClock:
         self._running_since = now
         self._open_queries = 0
         self._interrupted_at: float | None = None
+        self._wish: str | None = None
 
     def query_opened(self, now: float) -> None:
         """The REPL asked something."""
@@ -53,11 +54,17 @@ class BlockClock:
         """The REPL used so much CPU time, waiting or not."""
         self._left_cpu_s -= cpu_s
 
+    def wish(self, over: str) -> None:
+        """Somebody wants the block interrupted, as at a limit. `over` says so, as the rest of a sentence about it."""
+        self._wish = over
+
     def verdict(self, now: float) -> Verdict:
         """What to do now. "interrupt" is said once."""
         if self._interrupted_at is not None:
             return "kill" if now - self._interrupted_at >= self._grace_s else "run"
-        if now >= self._ends:
+        if self._wish is not None:
+            self.over = self._wish
+        elif now >= self._ends:
             self.limit = "block_wall_timeout_s"
             self.over = f"took longer than block_wall_timeout_s = {self._wall_s:g} s, waiting for replies included"
         elif self._left(now) <= 0:
@@ -75,7 +82,7 @@ class BlockClock:
         """Seconds until the verdict can change by itself."""
         if self._interrupted_at is not None:
             return max(0.0, self._interrupted_at + self._grace_s - now)
-        if self._left_cpu_s <= 0:
+        if self._left_cpu_s <= 0 or self._wish is not None:
             return 0.0
         until_wall_s = max(0.0, self._ends - now)
         return until_wall_s if self._open_queries else min(until_wall_s, max(0.0, self._left(now)))

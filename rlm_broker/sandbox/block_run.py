@@ -6,6 +6,7 @@ import time
 
 import msgspec
 
+from rlm_broker.concurrency.deadline import to_its_end
 from rlm_broker.errors import ProtocolViolation, SandboxFailed
 from rlm_broker.limits import ReplLimits
 from rlm_broker.sandbox import post_mortem
@@ -24,19 +25,33 @@ DEATH_NEWS_S = 1.0
 
 
 class BlockRun:
-    """One block, from its start to its result or to the reason why it has to be killed."""
+    """One block, from its start to its result or to the reason why it has to be killed.
+
+    Args:
+        timeout_s: Compute time in seconds until it is interrupted.
+        wall_timeout_s: The same with waiting for replies.
+    """
 
     def __init__(
-        self, worker: Worker, connection: Connection, output: BlockOutput, limits: ReplLimits, answer: QueryHandler
+        self,
+        worker: Worker,
+        connection: Connection,
+        output: BlockOutput,
+        limits: ReplLimits,
+        answer: QueryHandler,
+        timeout_s: float,
+        wall_timeout_s: float,
     ) -> None:
         self.killed_because: str | None = None
         self._worker = worker
         self._connection = connection
         self._output = output
-        self._limits = limits
         self._answer = answer
-        self._clock: BlockClock
+        cpus = min(len(os.sched_getaffinity(0)), limits.max_processes)
+        self._cpu_s = (timeout_s + limits.interrupt_grace_s) * cpus + LEFT_RUNNING_S
+        self._clock = BlockClock(timeout_s, wall_timeout_s, limits.interrupt_grace_s, time.monotonic(), cpus)
         self._wake = asyncio.Event()
+        self._block: asyncio.Future[Result] | None = None
 
     @property
     def limit(self) -> str | None:
@@ -44,19 +59,44 @@ class BlockRun:
         died = self._worker.died
         return self._clock.limit or (died.limit if isinstance(died, Exceeded) else None)
 
-    async def result(self, code: str, timeout_s: float, wanted: Wanted = NOTHING) -> Result | None:
-        """Run it. None when the REPL must be killed, or is dead already; `killed_because` then says why."""
-        cpus = min(len(os.sched_getaffinity(0)), self._limits.max_processes)
-        self._clock = BlockClock(
-            timeout_s, self._limits.block_wall_timeout_s, self._limits.interrupt_grace_s, time.monotonic(), cpus
-        )
+    def interrupt(self, over: str) -> None:
+        """Interrupt the block, as at a limit. `over` says so, as the rest of a sentence about it."""
+        self._clock.wish(over)
+        self._wake.set()
+
+    async def result(self, code: str, wanted: Wanted = NOTHING) -> Result | None:
+        """Run it. None when the REPL must be killed, or is dead already; `killed_because` then says why.
+
+        When this is cancelled, the block goes on: `end` ends it.
+        """
         self._worker.on_written = self._output.written
         self._worker.on_burned, self._worker.on_change = self._burned, self._wake.set
         try:
             # What the clock sees in time it interrupts. This is for what a block leaves running when it has ended.
-            self._worker.begin((timeout_s + self._limits.interrupt_grace_s) * cpus + LEFT_RUNNING_S)
-            block = self._connection.execute(code, self._off_the_clock, self._output.printed, wanted)
-            block.add_done_callback(lambda _: self._wake.set())
+            self._worker.begin(self._cpu_s)
+            self._block = self._connection.execute(code, self._off_the_clock, self._output.printed, wanted)
+        except ProtocolViolation as violation:
+            self.killed_because = _broken(violation)
+            return None
+        except SandboxFailed as failure:
+            self.killed_because = await self._obituary() or str(failure)
+            return None
+        self._block.add_done_callback(lambda _: self._wake.set())
+        return await self._rest(self._block)
+
+    async def end(self, over: str) -> bool:
+        """Interrupt a block whose `result` was cancelled; return whether its REPL can go on."""
+        self.interrupt(over)
+        return self._block is not None and await self._rest(self._block) is not None
+
+    async def _rest(self, block: "asyncio.Future[Result]") -> Result | None:
+        """Wait for the end of the block, and of what was done for it."""
+        result = await self._outcome(block)
+        await self._connection.settle()
+        return result
+
+    async def _outcome(self, block: "asyncio.Future[Result]") -> Result | None:
+        try:
             if not await self._ends(block):
                 return None
             if self._worker.is_past_its_groups_limit():
@@ -72,11 +112,9 @@ class BlockRun:
                 )
             return result
         except ProtocolViolation as violation:
-            self.killed_because = f"it broke the protocol of its connection to the broker: {violation}"
+            self.killed_because = _broken(violation)
         except SandboxFailed as failure:
             self.killed_because = await self._obituary() or str(failure)
-        finally:
-            await self._connection.settle()
         return None
 
     async def _ends(self, block: "asyncio.Future[Result]") -> bool:
@@ -90,16 +128,21 @@ class BlockRun:
                 return block.done() and block.exception() is None
             match self._clock.verdict(time.monotonic()):
                 case "interrupt":
-                    await self._worker.interrupt()
-                    self._connection.let_go()
+                    await to_its_end(self._interrupted)
                 case "kill":
                     self.killed_because = f"it {self._clock.over} and did not react to the interrupt"
                     return False
             timer = loop.call_later(self._clock.wait_s(time.monotonic()), self._wake.set)
-            await self._wake.wait()
+            try:
+                await self._wake.wait()
+            finally:
+                timer.cancel()
             self._wake.clear()
-            timer.cancel()
         return True
+
+    async def _interrupted(self) -> None:
+        await self._worker.interrupt(self._connection.block)
+        self._connection.let_go()
 
     async def _off_the_clock(self, query: Query) -> list[Slot]:
         self._clock.query_opened(time.monotonic())
@@ -129,3 +172,7 @@ class BlockRun:
         except TimeoutError:
             return None
         return why
+
+
+def _broken(violation: ProtocolViolation) -> str:
+    return f"it broke the protocol of its connection to the broker: {violation}"

@@ -2,21 +2,24 @@
 
 import asyncio
 import contextlib
-import math
 import time
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any, Final
 
 from rlm_broker.concurrency.deadline import to_its_end
 from rlm_broker.concurrency.event_loop import AsyncResource, EventLoopRef
 from rlm_broker.context.store import StoredContext, refuse_a_name, store
-from rlm_broker.errors import ConfigurationError, ReplClosed, SandboxFailed, WorkerDied
+from rlm_broker.errors import ConfigurationError, ReplBusy, ReplClosed, SandboxFailed, WorkerDied
+from rlm_broker.limits import ReplLimits
 from rlm_broker.plain import require_names, require_value_names, require_variables
 from rlm_broker.results import Block, Isolation
-from rlm_broker.sandbox import post_mortem
+from rlm_broker.sandbox import outcome, post_mortem
+from rlm_broker.sandbox.arguments import require_answer, require_block, require_limits, seconds_or
 from rlm_broker.sandbox.block_run import BlockRun
+from rlm_broker.sandbox.environment import environment_of
 from rlm_broker.sandbox.output import BlockOutput, OnOutput
-from rlm_broker.sandbox.sent import sent, values_of
+from rlm_broker.sandbox.sent import values_of
 from rlm_broker.sandbox.workers.source import StartedWorker, Workers
 from rlm_broker.sandbox.workers.worker import Worker
 from rlm_broker.transport.connection import Connection, QueryHandler, refuse
@@ -30,8 +33,7 @@ INHERITED: Final = object()
 """Given in place of a context: the REPL has the one that its fork server has."""
 SMALL_CHARS = 1 << 16
 """Longest text that is stored on the event loop, in less time than a thread takes to start. Beyond it a thread does."""
-MAX_ERROR_CHARS = 2_000
-"""Characters of the sentence on how a block ended; beyond it is cut. An honest REPL sends fewer."""
+BY_CALLER: Final = "was interrupted by its caller"
 
 
 class SandboxedRepl(AsyncResource):
@@ -45,9 +47,15 @@ class SandboxedRepl(AsyncResource):
         workers: Give it a worker, and another one if that is lost.
         context: See `Sandbox.repl`, as for those below. `INHERITED`: the one that the fork server has.
 
+    Attributes:
+        kills_when_cancelled: A block whose caller is cancelled is killed with its REPL, and not interrupted: set by an
+            owner that then closes the REPL, and so need not wait for the block.
+
     Raises:
         ConfigurationError: One of them cannot be used.
     """
+
+    kills_when_cancelled = False
 
     def __init__(
         self,
@@ -58,28 +66,35 @@ class SandboxedRepl(AsyncResource):
         *,
         tools: Sequence[str] = (),
         values: Mapping[str, Any] | None = None,
+        limits: ReplLimits | None = None,
+        env: Mapping[str, str] | None = None,
+        seed: int | None = None,
     ) -> None:
         refuse_a_name(context)
-        _require_answer(answer)
+        require_answer(answer)
         require_names(tools)
         require_value_names(values or {})
+        require_limits(limits)
+        self._limits = limits or workers.limits
+        self._bounds = self._limits.repl_bounds()
+        environment = environment_of(env, seed)
         try:
-            self._provisions = Provisions.of(values or {}, workers.limits.max_frame_bytes, tools)
+            self._provisions = Provisions.of(values or {}, self._limits.max_frame_bytes, tools, environment)
         except FrameTooLarge as error:
-            raise ConfigurationError(f"a value is too large for a message to a REPL: {error}") from None
+            raise ConfigurationError(f"a value, or env, is too large for a message to a REPL: {error}") from None
         self._event_loop = event_loop
         self._workers = workers
         self._context = context
         self._own_context: StoredContext | None = None
         self._answer = answer
-        self._limits = workers.limits
-        self._bounds = workers.limits.repl_bounds()
         self._started: StartedWorker | None = None
         self._connection: Connection | None = None
         self._restarts = 0
         self._opened = False
         self._closed = False
         self._busy = asyncio.Lock()
+        self._run: BlockRun | None = None
+        self._is_interrupted = False
 
     @property
     def isolation(self) -> Isolation:
@@ -89,31 +104,50 @@ class SandboxedRepl(AsyncResource):
         return Isolation(fork_server.level.name, (*fork_server.layers, *layers))
 
     def execute(
-        self, code: str, timeout_s: float | None = None, on_output: OnOutput | None = None, *, value: bool = False
+        self,
+        code: str,
+        timeout_s: float | None = None,
+        on_output: OnOutput | None = None,
+        *,
+        value: bool = False,
+        wall_timeout_s: float | None = None,
+        stdin: str | None = None,
     ) -> Block:
-        """Run one block.
+        """Run one block. When the caller is interrupted (Ctrl+C) or cancelled, so is the block, and variables stay.
 
         Args:
             code: Python source, up to `Limits.max_frame_bytes`.
             timeout_s: Compute time in seconds; None takes `Limits.block_timeout_s`.
             on_output: Called with each piece of output as it comes.
             value: Whether `Block.value` is to be the value of the last statement, if that is an expression.
+            wall_timeout_s: Seconds, waiting for replies included; None takes `Limits.block_wall_timeout_s`.
+            stdin: What `input()` and `sys.stdin` give to the block; None, or at its end: `input()` raises EOFError.
 
         Returns:
             The outcome. A block that raises, times out or is killed is a result with that `status`, not an exception.
 
         Raises:
-            ConfigurationError: The code is no text, or the time no positive number.
+            ConfigurationError: The code or `stdin` is no text, or a time no positive number.
+            ReplBusy: The REPL runs another block.
             ReplClosed: The REPL was closed before, or has been restarted too often.
             SandboxFailed: The REPL is not open, or the sandbox itself broke.
         """
-        return self.bind_loop().run(self._execute(code, timeout_s, on_output, Wanted(value)))
+        wanted = Wanted(value, stdin=stdin)
+        return self.bind_loop().run(self._execute(code, timeout_s, on_output, wall_timeout_s, wanted))
 
     async def aexecute(
-        self, code: str, timeout_s: float | None = None, on_output: OnOutput | None = None, *, value: bool = False
+        self,
+        code: str,
+        timeout_s: float | None = None,
+        on_output: OnOutput | None = None,
+        *,
+        value: bool = False,
+        wall_timeout_s: float | None = None,
+        stdin: str | None = None,
     ) -> Block:
         """`execute`, awaited."""
-        return await self.bind_loop().arun(self._execute(code, timeout_s, on_output, Wanted(value)))
+        wanted = Wanted(value, stdin=stdin)
+        return await self.bind_loop().arun(self._execute(code, timeout_s, on_output, wall_timeout_s, wanted))
 
     def get(self, *names: str) -> Any:
         """Return values of variables: of one its value, of several a tuple. They are the code's own word.
@@ -129,6 +163,17 @@ class SandboxedRepl(AsyncResource):
         """`get`, awaited."""
         block = await self.bind_loop().arun(self._get(names))
         return await asyncio.to_thread(values_of, names, block)  # decoding may take long, or import a package
+
+    def interrupt(self) -> None:
+        """Interrupt the block that runs, from any thread, as a limit of time does: variables stay if it reacts.
+
+        It does not wait for the end of the block, whose status is then "interrupted". Harmless when none runs.
+        """
+        self.bind_loop().call_soon(self._interrupt)
+
+    async def ainterrupt(self) -> None:
+        """`interrupt`, awaited."""
+        await self.bind_loop().arun(self._interrupt_soon())
 
     @property
     def is_closed(self) -> bool:
@@ -167,7 +212,7 @@ class SandboxedRepl(AsyncResource):
             return
         self._opened = True
         try:
-            await self._use(await self._workers.start(await self._stored()))
+            await self._use(await self._workers.start(await self._stored(), self._limits))
         except BaseException:
             await self._close()
             raise
@@ -240,7 +285,7 @@ class SandboxedRepl(AsyncResource):
                 except WorkerDied:  # its init was ended from outside since the last block, or with the zygote
                     await self._end_worker()
         if self._started is None:
-            await self._use(await self._workers.start(await self._stored()))
+            await self._use(await self._workers.start(await self._stored(), self._limits))
         assert self._connection is not None
         return self._connection
 
@@ -255,57 +300,65 @@ class SandboxedRepl(AsyncResource):
 
     async def _get(self, names: tuple[str, ...]) -> Block:
         require_variables(names)
-        return await self._execute("", None, None, Wanted(names=names))
+        return await self._execute("", wanted=Wanted(names=names))
 
     async def _execute(
-        self, code: str, timeout_s: float | None, on_output: OnOutput | None, wanted: Wanted = NOTHING
+        self,
+        code: str,
+        timeout_s: float | None = None,
+        on_output: OnOutput | None = None,
+        wall_timeout_s: float | None = None,
+        wanted: Wanted = NOTHING,
     ) -> Block:
-        if not isinstance(code, str):
-            raise ConfigurationError(f"code is text, and not {type(code).__name__}")
-        if timeout_s is None:
-            timeout_s = self._limits.block_timeout_s
-        elif isinstance(timeout_s, bool) or not isinstance(timeout_s, int | float) or not 0 < timeout_s < math.inf:
-            raise ConfigurationError(f"timeout_s = {timeout_s!r}: give a positive number of seconds, or None")
+        require_block(code, wanted.stdin)
+        timeout_s = seconds_or("timeout_s", timeout_s, self._limits.block_timeout_s)
+        wall_timeout_s = seconds_or("wall_timeout_s", wall_timeout_s, self._limits.block_wall_timeout_s)
         if self._busy.locked():
-            raise ConfigurationError("this REPL runs a block already: one at a time")
+            raise ReplBusy("this REPL runs a block already: one at a time")
         async with self._busy:
+            self._is_interrupted = False
             connection = await self._require_repl()
+            if self._is_interrupted:
+                return Block(code, "interrupted", error=f"it {BY_CALLER}")
             started = time.monotonic()
             output = BlockOutput(self._bounds, on_output)
-            run = BlockRun(self._worker_alive(), connection, output, self._limits, self._answer)
+            run = self._run = BlockRun(
+                self._worker_alive(), connection, output, self._limits, self._answer, timeout_s, wall_timeout_s
+            )
             try:
-                result = await run.result(code, timeout_s, wanted)
+                result = await run.result(code, wanted)
             except FrameTooLarge as error:
                 return Block(code, "error", error=f"the block is too long: {error}")
             except UnicodeEncodeError as error:  # as the compiler would say
                 return Block(code, "error", error=f"UnicodeEncodeError: {error}")
-            except BaseException:  # cancelled: nobody waits for this block any more
+            except asyncio.CancelledError:
+                await to_its_end(partial(self._end_block, run))
+                raise
+            except BaseException:  # nobody waits for this block any more
                 await self._end_repl()
                 raise
+            finally:
+                self._run = None
             if result is None:
                 limit = run.limit  # known only as long as the worker is there
                 seen = post_mortem.located(await self._end_repl(explain=True), connection.block)
-                stdout, stderr = output.finish()
-                why = post_mortem.sentence(run.killed_because or "its processes are gone", seen)
-                taken_s = time.monotonic() - started
-                return Block(code, "killed", stdout, stderr, why, execution_time=taken_s, limit=limit, post_mortem=seen)
-            stdout, stderr = output.finish()
-            final = result.final_answer
-            ended = Block(
-                code=code,
-                status=result.status,
-                stdout=stdout,
-                stderr=stderr,
-                error=result.error and result.error[:MAX_ERROR_CHARS],
-                exit_code=result.exit_code,
-                final_answer=final,
-                limit=run.limit if result.status == "interrupted" else None,
-                execution_time=time.monotonic() - started,
-            )
-            return ended.with_values(
-                None if wanted == NOTHING else sent(result.value, result.value_problem),
-                None if final is None else sent(result.final_value, result.final_value_problem),
-            )
+                why = run.killed_because or "its processes are gone"
+                return outcome.killed(code, output, why, seen, limit, time.monotonic() - started)
+            return outcome.ended(code, output, result, run.limit, wanted, time.monotonic() - started)
+
+    async def _interrupt_soon(self) -> None:
+        self._interrupt()
+
+    def _interrupt(self) -> None:
+        self._is_interrupted = True
+        if self._run is not None:
+            self._run.interrupt(BY_CALLER)
+
+    async def _end_block(self, run: BlockRun) -> None:
+        """End a block that nobody waits for any more. The REPL goes on with its variables, if the block reacts."""
+        goes_on = not self.kills_when_cancelled and await run.end(BY_CALLER)
+        if not goes_on and not self._closed:
+            await self._end_repl()
 
     async def _end_repl(self, explain: bool = False) -> LastSeen | None:
         """Kill the REPL, and end the queries that it has open. Its worker stays, with the context in place.
@@ -331,12 +384,3 @@ class SandboxedRepl(AsyncResource):
         if self._started is None:
             raise ReplClosed("this REPL was closed")
         return self._started.worker
-
-
-def _require_answer(answer: object) -> None:
-    """Raises: ConfigurationError."""
-    if not callable(answer):
-        raise ConfigurationError(
-            f"answer is an async function of one query, and not {type(answer).__name__}: "
-            "with an LMHandler give answer=handler.answers(...)"
-        )

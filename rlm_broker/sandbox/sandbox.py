@@ -8,6 +8,9 @@ from rlm_broker.concurrency.event_loop import AsyncResource, EventLoopRef
 from rlm_broker.errors import ConfigurationError, IsolationUnavailable, SandboxFailed
 from rlm_broker.limits import ReplLimits
 from rlm_broker.results import SandboxStats
+from rlm_broker.sandbox.arguments import require_limits
+from rlm_broker.sandbox.environment import SEED_BITS as SEED_BITS
+from rlm_broker.sandbox.environment import require_seed as require_seed
 from rlm_broker.sandbox.levels import canary
 from rlm_broker.sandbox.levels.level import candidates, warn_if_unprotected
 from rlm_broker.sandbox.repl import SandboxedRepl
@@ -23,8 +26,6 @@ from rlm_broker.transport.connection import QueryHandler, refuse
 from rlm_broker.transport.listener import Listener
 from sandbox_worker.wire.level import LevelName
 
-SEED_BITS = 32
-"""Bits of a seed: what PYTHONHASHSEED and numpy take."""
 MAX_SETUP_BYTES = 32 << 10
 """Largest set-up code: it goes in one packet with the rest of `Configure`. Beyond it the code is refused."""
 
@@ -36,7 +37,7 @@ class Sandbox(AsyncResource):
     that was started in it is left when it is left.
 
     Args:
-        limits: Bounds of each REPL; None takes the defaults. (`Limits` are such bounds, too.)
+        limits: Bounds of each REPL that is given none of its own; None takes the defaults. A `Limits` is one, too.
         isolation: "auto" (the stronger of the first two that there is, or an error), "strict", "standard", or
             "process", which protects nothing and is never chosen by itself.
         allow_exec: Whether code may start other programs, within the same isolation. None: wherever that is possible,
@@ -66,9 +67,8 @@ class Sandbox(AsyncResource):
         listener: Listener | None = None,
         event_loop: EventLoopRef | None = None,
     ) -> None:
-        if limits is not None and not isinstance(limits, ReplLimits):
-            raise ConfigurationError(f"limits is a Limits or a ReplLimits, and not {type(limits).__name__}")
-        self.limits = ReplLimits() if limits is None else limits
+        require_limits(limits)
+        self.limits = limits or ReplLimits()
         self._candidates = candidates(isolation, allow_exec)
         warn_if_unprotected(self._candidates[0])
         self._allow_exec = allow_exec is not False
@@ -123,6 +123,9 @@ class Sandbox(AsyncResource):
         *,
         tools: Sequence[str] = (),
         values: Mapping[str, Any] | None = None,
+        limits: ReplLimits | None = None,
+        env: Mapping[str, str] | None = None,
+        seed: int | None = None,
     ) -> SandboxedRepl:
         """Return a new REPL, to be used as a context manager.
 
@@ -133,15 +136,21 @@ class Sandbox(AsyncResource):
                 `handler.answers(...)`. Without one they say that no model is connected.
             tools: Names of functions that code may call; `answer` is asked, by queries that want a "tool".
             values: Name → value that code finds.
+            limits: Bounds of this REPL; None takes those of the sandbox. With others than those no REPL is ready: a
+                worker is made.
+            env: Name → text that code finds in `os.environ`, also after a kill. Up to 64 KiB together.
+            seed: As that of a sandbox, and in its place, for `random` and numpy's global generator. The order of sets
+                is the sandbox's: its fork server has one for all of its REPLs, which only `Sandbox(seed=)` fixes.
 
         Raises:
-            ConfigurationError: `answer` cannot be called, a tool is no name, or a value does not cross, or is larger
-                than a message to a REPL may be.
+            ConfigurationError: `answer` cannot be called, a tool is no name, a value does not cross, or one of the
+                others cannot be used or is larger than a message to a REPL may be.
             SandboxFailed: The sandbox is not open. (A context that cannot be read is refused when it is entered.)
         """
         if self._workers is None:
             raise SandboxFailed("the sandbox is not open: use it as `with Sandbox() as sandbox:`")
-        return SandboxedRepl(self.bind_loop(), self._workers, context, answer, tools=tools, values=values)
+        given: dict[str, Any] = {"tools": tools, "values": values, "limits": limits, "env": env, "seed": seed}
+        return SandboxedRepl(self.bind_loop(), self._workers, context, answer, **given)
 
     def template(
         self,
@@ -189,12 +198,12 @@ class Sandbox(AsyncResource):
                 listener = self._own_listener = Listener()
                 await listener.start()
             self._fork_server = await self._strongest(listener)
-            cold_start = ColdStart(self._fork_server, listener, self.limits)
+            cold_start = ColdStart(self._fork_server, listener)
             cache_bytes = int(cgroups.memory_bytes() * OF_ALL_MEMORY)
             cache = ContextCache(self._fork_server, listener, self.limits, cache_bytes)
-            self._pool = WarmPool(cold_start, self._warm)
+            self._pool = WarmPool(cold_start, self.limits, self._warm)
             self._pool.fill()
-            self._workers = Workers(cold_start, (cache, self._pool))
+            self._workers = Workers(cold_start, self.limits, (cache, self._pool))
         except BaseException:
             await self._close()
             raise
@@ -221,7 +230,7 @@ class Sandbox(AsyncResource):
 
     async def _send_canary(self, fork_server: ForkServer, listener: Listener) -> None:
         """Run the canary in a REPL of its own. Raises: IsolationUnavailable."""
-        workers = Workers(ColdStart(fork_server, listener, ReplLimits()))
+        workers = Workers(ColdStart(fork_server, listener), ReplLimits())
         async with SandboxedRepl(self.bind_loop(), workers) as repl:
             block = await repl.aexecute(canary.PROGRAM)
         canary.require_held(fork_server.level, canary.verdict(fork_server.level, block.final_answer))
@@ -236,12 +245,6 @@ class Sandbox(AsyncResource):
         if self._own_listener is not None:
             await self._own_listener.stop()
             self._own_listener = None
-
-
-def require_seed(seed: object) -> None:
-    """Raises: ConfigurationError."""
-    if seed is not None and (isinstance(seed, bool) or not isinstance(seed, int) or not 0 <= seed < 1 << SEED_BITS):
-        raise ConfigurationError(f"seed must be an integer from 0 to 2**{SEED_BITS} - 1, or None, got {seed!r}")
 
 
 def _require_warm(warm: object) -> None:

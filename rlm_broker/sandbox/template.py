@@ -57,6 +57,9 @@ class Template(AsyncResource):
         context: object = NO_CONTEXT,
         tools: Sequence[str] = (),
         values: Mapping[str, Any] | None = None,
+        limits: ReplLimits | None = None,
+        env: Mapping[str, str] | None = None,
+        seed: int | None = None,
     ) -> SandboxedRepl:
         """Return a new REPL, see `Sandbox.repl`.
 
@@ -74,7 +77,8 @@ class Template(AsyncResource):
                 raise ConfigurationError("the template has a context already: make another for another one")
             context = INHERITED
         given = None if context is NO_CONTEXT else context
-        return SandboxedRepl(self.bind_loop(), self._workers, given, answer, tools=tools, values=values)
+        more: dict[str, Any] = {"tools": tools, "values": values, "limits": limits, "env": env, "seed": seed}
+        return SandboxedRepl(self.bind_loop(), self._workers, given, answer, **more)
 
     async def _open(self) -> None:
         if self._workers is not None:
@@ -90,10 +94,10 @@ class Template(AsyncResource):
         except BaseException:
             self._forget_context()
             raise
-        cold_start = ColdStart(self._fork_server, self._listener, self._limits)
-        pool = WarmPool(cold_start, self._warm)
+        cold_start = ColdStart(self._fork_server, self._listener)
+        pool = WarmPool(cold_start, self._limits, self._warm)
         pool.fill()
-        self._workers = Workers(cold_start, (pool,))
+        self._workers = Workers(cold_start, self._limits, (pool,))
 
     async def _close(self) -> None:
         workers, self._workers = self._workers, None

@@ -111,14 +111,14 @@ class Connection(asyncio.BufferedProtocol):
         Args:
             answer: Called for each query, several at the same time.
             on_output: Called for each piece of output as it comes.
-            wanted: Values that the result is to have.
+            wanted: What the block is given beside its code, and values that the result is to have.
 
         Returns:
             The block's result; `WorkerDied` or `ProtocolViolation` if the connection ends before.
 
         Raises:
             WorkerDied, ProtocolViolation: It has ended already.
-            FrameTooLarge: The code is longer than a frame may be.
+            FrameTooLarge: The code and `stdin` are longer than a frame may be.
         """
         if self._lost:
             raise self._lost

@@ -1,4 +1,4 @@
-"""What a REPL is given beside its context: names of tools, and values."""
+"""What a REPL is given beside its context: names of tools, values, and what its process begins with."""
 
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -7,8 +7,8 @@ import msgspec
 
 from rlm_broker.errors import ConfigurationError
 from sandbox_worker.wire.errors import FrameTooLarge, ValueRefused
-from sandbox_worker.wire.frames import PREFIX
-from sandbox_worker.wire.messages import Provide, encode
+from sandbox_worker.wire.frames import PREFIX, encode_frame
+from sandbox_worker.wire.messages import Environment, Provide, encode
 from sandbox_worker.wire.values import encode as encode_value
 from sandbox_worker.wire.values import encode_json
 
@@ -17,22 +17,29 @@ _PLACE = b"0.0"
 
 
 class Provisions:
-    """Names of tools, and values by name, each as the frame that gives it to a REPL.
+    """Names of tools, values by name, each as the frame that gives it to a REPL, and an environment.
 
     Each holder has one of its own: `add` copies, and what is added to one later changes no other.
     """
 
-    __slots__ = ("_frames", "_tools")
+    __slots__ = ("_environment", "_frames", "_tools")
 
     def __init__(self) -> None:
         self._tools: list[str] = []
         self._frames: dict[str, bytes] = {}
+        self._environment: list[bytes] = []
 
     @classmethod
     def of(
-        cls, values: Mapping[str, Any], max_frame_bytes: int, tools: Iterable[str] = (), *, are_json: bool = False
+        cls,
+        values: Mapping[str, Any],
+        max_frame_bytes: int,
+        tools: Iterable[str] = (),
+        environment: Environment | None = None,
+        *,
+        are_json: bool = False,
     ) -> "Provisions":
-        """Return those of `tools` and `values`.
+        """Return those of `tools`, `values` and `environment`.
 
         Args:
             max_frame_bytes: Largest payload of the frame of one value.
@@ -50,20 +57,23 @@ class Provisions:
             except ValueRefused as refused:
                 raise ConfigurationError(str(refused)) from None
             made._frames[name] = _frame(name, encoded, max_frame_bytes)
+        if environment is not None:
+            made._environment.append(encode_frame(encode(environment), max_frame_bytes))
         return made
 
     def add(self, more: "Provisions") -> None:
         """Take what another one has, too. A value takes the place of one of the same name."""
         self._tools.extend(more._tools)
         self._frames.update(more._frames)
+        self._environment.extend(more._environment)
 
     def tools(self) -> list[str]:
         """Return the names of the tools, in the order they were added."""
         return [*self._tools]
 
     def frames(self) -> list[bytes]:
-        """Return the frames of the values, each of which gives the REPL one value with its next block."""
-        return [*self._frames.values()]
+        """Return the frames that give the REPL an environment and the values, each of them one, with its next block."""
+        return [*self._environment, *self._frames.values()]
 
 
 def _frame(name: str, encoded: bytes, max_frame_bytes: int) -> bytes:

@@ -10,6 +10,7 @@ from sandbox_worker.wire.errors import WireError
 from sandbox_worker.wire.frames import FrameDecoder, Payload, encode_frame
 from sandbox_worker.wire.messages import (
     MAX_QUERY_BYTES,
+    Environment,
     Execute,
     FromWorker,
     Message,
@@ -32,15 +33,17 @@ DECODED_WEIGHT = 8
 
 
 class Wanted(NamedTuple):
-    """Values that the result of a block is to have.
+    """What a block is given beside its code, and the values that its result is to have.
 
     Attributes:
-        value: That of the last statement, if it is an expression.
-        names: Those of variables. Then there is no code.
+        value: Whether that of the last statement, if it is an expression.
+        names: Variables whose values are wanted. Then there is no code.
+        stdin: What the code may read; None is nothing.
     """
 
     value: bool = False
     names: tuple[str, ...] = ()
+    stdin: str | None = None
 
 
 NOTHING: Final = Wanted()
@@ -58,7 +61,7 @@ class State(IntEnum):
 TRANSITIONS: dict[State, dict[type[Message], State]] = {
     State.STARTING: {Ready: State.IDLE},
     # A block may end while its threads still wait: their replies come late, and the REPL drops them.
-    State.IDLE: {Execute: State.RUNNING, Provide: State.IDLE, Reply: State.IDLE},
+    State.IDLE: {Execute: State.RUNNING, Environment: State.IDLE, Provide: State.IDLE, Reply: State.IDLE},
     State.RUNNING: {Query: State.RUNNING, Reply: State.RUNNING, Output: State.RUNNING, Result: State.IDLE},
     State.CLOSED: {},
 }
@@ -134,12 +137,15 @@ class Session:
     def execute(self, code: str, wanted: Wanted = NOTHING) -> bytes:
         """The frame that starts the next block.
 
+        Args:
+            stdin: What its code may read; None is nothing.
+
         Raises:
             ProtocolViolation: The REPL is not idle.
-            FrameTooLarge: The code is longer than a frame may be. Nothing has changed.
+            FrameTooLarge: The code and `stdin` are longer than a frame may be. Nothing has changed.
         """
         unsent = self._unsent
-        message = Execute(self.block + 1, code, unsent.tools(), wanted.value, [*wanted.names])
+        message = Execute(self.block + 1, code, unsent.tools(), wanted.value, [*wanted.names], wanted.stdin)
         frame = encode_frame(encode(message), self.max_frame_bytes)
         self._step(message)
         self._unsent = Provisions()

@@ -32,6 +32,7 @@ from sandbox_worker.repl.channel import Channel
 from sandbox_worker.repl.interrupts import Interrupts
 from sandbox_worker.repl.memory_reserve import Reserve, reserved_bytes
 from sandbox_worker.repl.repl import Repl
+from sandbox_worker.wire.bell import BELL, INTERRUPTED_AT
 from sandbox_worker.wire.bounds import WATCHED, WatchedLimit
 from sandbox_worker.wire.control import (
     BROKEN,
@@ -191,7 +192,8 @@ class Init:
                 self._start(fds[0])
             case Begin(cpu_s=cpu_s):
                 self._begin(cpu_s)
-            case Interrupt():
+            case Interrupt(block=block):
+                BELL.pack_into(self._bell, INTERRUPTED_AT, block)
                 self._signal(signal.SIGINT)
                 self._control.say(Interrupted())
             case Drain():
@@ -237,6 +239,7 @@ class Init:
 
     def _start(self, connection_fd: int) -> None:
         write_ends = self._output.open()
+        BELL.pack_into(self._bell, INTERRUPTED_AT, 0)  # a fresh REPL counts its blocks anew
         pid = os.fork()
         if pid == 0:
             self._become_repl(connection_fd, write_ends)

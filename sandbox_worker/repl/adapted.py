@@ -44,6 +44,13 @@ def seed_generators(seed: int | Sequence[int], names: Sequence[str]) -> None:
             module.seed(seed)
 
 
+def begin_with(seed: int) -> None:
+    """To be called in a REPL that has a seed of its own: its generators begin with it, also those imported later."""
+    seed_generators(seed, GENERATORS)
+    to_come = [name for name in GENERATORS if name not in sys.modules]
+    sys.meta_path.insert(0, _Finder(dict.fromkeys(to_come, lambda module: module.seed(seed))))
+
+
 def draw_apart(seed: int | None) -> None:
     """To be called in each REPL: forks of one process would else draw the same random numbers.
 

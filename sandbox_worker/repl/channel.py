@@ -20,6 +20,7 @@ from sandbox_worker.wire.messages import (
     FEW_BYTES,
     MAX_QUERY_BYTES,
     MAX_RESULT_BYTES,
+    Environment,
     Execute,
     FromWorker,
     Message,
@@ -68,7 +69,7 @@ class Channel:
         self._wanted: set[str] = set()
         self._replies: dict[str, Reply] = {}
         self._next: Execute | None = None
-        self._provided: list[Provide] = []
+        self._provided: list[Environment | Provide] = []
 
     def encode(self, message: FromWorker) -> bytes:
         """The message as a frame.
@@ -117,7 +118,7 @@ class Channel:
                     self._wanted.discard(query_id)
                     self._replies.pop(query_id, None)
 
-    def next_block(self) -> tuple[Execute, list[Provide]]:
+    def next_block(self) -> tuple[Execute, list[Environment | Provide]]:
         """Wait for the next block, and what is provided with it. The reserve is open when it is there."""
         self._reserve.shut()
         self._wait(lambda: self._next is not None)
@@ -172,7 +173,7 @@ class Channel:
             message = decode_from_orchestrator(payload)
             if isinstance(message, Execute):
                 self._next = message
-            elif isinstance(message, Provide):
+            elif isinstance(message, Environment | Provide):
                 self._provided.append(message)
             elif message.id in self._wanted:
                 self._replies[message.id] = message

@@ -2,11 +2,13 @@
 
 import builtins
 import contextlib
+import io
 import json
 import mmap
 import os
 import signal
 import sys
+import time
 import types
 from collections.abc import Mapping
 from operator import itemgetter
@@ -14,6 +16,7 @@ from typing import Any, NoReturn
 
 import msgspec
 
+from sandbox_worker.repl.adapted import begin_with
 from sandbox_worker.repl.channel import Channel, ConnectionClosed
 from sandbox_worker.repl.classes import class_name, is_a
 from sandbox_worker.repl.crossing import Crossing, crossing, crossing_of, written_out
@@ -23,11 +26,11 @@ from sandbox_worker.repl.memory_reserve import Reserve
 from sandbox_worker.repl.printer import Printer
 from sandbox_worker.repl.queries import Queries
 from sandbox_worker.wire import names
-from sandbox_worker.wire.bell import BELL, pending_bytes
+from sandbox_worker.wire.bell import BELL, INTERRUPTED_AT, pending_bytes
 from sandbox_worker.wire.control import OUT_OF_MEMORY
 from sandbox_worker.wire.errors import FrameTooLarge, ValueInvalid
 from sandbox_worker.wire.headtail import OutputBounds
-from sandbox_worker.wire.messages import Execute, Output, Provide, Ready, Result, Stream
+from sandbox_worker.wire.messages import Environment, Execute, Output, Provide, Ready, Result, Stream
 from sandbox_worker.wire.values import decode
 
 TIMERS = (signal.ITIMER_REAL, signal.ITIMER_VIRTUAL, signal.ITIMER_PROF)
@@ -42,7 +45,8 @@ class Repl:
         reserve: Closed while model code runs.
         bounds: Of what is sent of what one block prints to one stream.
         variables: What code finds, and may overwrite for good.
-        bell: Memory in which init shows that it has read what was written to the descriptors, see `ReplOutput`.
+        bell: Memory in which init shows that it has read what was written to the descriptors, and which block it has
+            interrupted, see `wire.bell`.
     """
 
     def __init__(
@@ -112,21 +116,23 @@ class Repl:
         """Wait for a block, run it and send its result."""
         self._channel.send_result(self._run(*self._channel.next_block()))
 
-    def _run(self, execute: Execute, given: list[Provide]) -> bytes:
+    def _run(self, execute: Execute, given: list[Environment | Provide]) -> bytes:
         """Run one block and return the frame of its result."""
         self._block = execute.block
         self._final = None
         self._final_value = value = Crossing()
         self._interrupts.install()
-        self._restore_streams()
+        self._restore_streams(execute.stdin)
         for printer in self._printers:
             printer.begin_block()
         self._provided |= {name: self._queries.tool(name) for name in execute.tools}
-        refused = self._take_values(given)
+        refused = self._take_given(given)
         self._restore_names()
         (rung,) = BELL.unpack_from(self._bell)
         try:
             with self._interrupts.armed():
+                if BELL.unpack_from(self._bell, INTERRUPTED_AT) == (execute.block,):
+                    raise KeyboardInterrupt  # the signal came before its block
                 outcome = refused or self._executed(execute)
                 value = self._asked_for(execute, outcome)
                 self._flush_replaced()
@@ -209,20 +215,23 @@ class Repl:
                 with contextlib.suppress(Exception):  # it may be anything, and need not have a `flush`
                     stream.flush()
 
-    def _restore_streams(self) -> None:
+    def _restore_streams(self, stdin: str | None) -> None:
         if self._stdin.closed:
             self._stdin = open(os.devnull)  # noqa: SIM115 - as above
-        sys.stdin = self._stdin
+        sys.stdin = self._stdin if stdin is None else io.TextIOWrapper(io.BytesIO(stdin.encode()), "utf-8")
         sys.stdout, sys.stderr = self._printers
         # Model code that has redirected stdout often ends it with `sys.stdout = sys.__stdout__`.
         sys.__stdout__, sys.__stderr__ = self._printers  # type: ignore[misc, assignment]
 
     # -- the names that we provide -----------------------------------------------------------------------------------
 
-    def _take_values(self, given: list[Provide]) -> Outcome | None:
-        """Decode what code is to find. A value that cannot be had here is the block's error: it is not run."""
+    def _take_given(self, given: "list[Provide | Environment]") -> Outcome | None:
+        """Take what code is to find. A value that cannot be had here is the block's error: it is not run."""
         refused = None
         for each in given:
+            if isinstance(each, Environment):
+                _enter(each)
+                continue
             try:
                 self._provided[each.name] = decode(bytes(each.value))
             except ValueInvalid as invalid:
@@ -319,6 +328,15 @@ def _too_large(error: Exception) -> str:
     if isinstance(error, FrameTooLarge):
         return f"too large: {error}"
     return "too large: there is no memory left for sending it"
+
+
+def _enter(environment: Environment) -> None:
+    """Begin with variables and a seed that were given to this REPL alone."""
+    os.environ.update(environment.variables)
+    if "TZ" in environment.variables:
+        time.tzset()
+    if environment.seed is not None:
+        begin_with(environment.seed)
 
 
 def _fresh_answer() -> dict[str, Any]:

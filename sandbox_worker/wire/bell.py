@@ -1,7 +1,10 @@
-"""How a REPL learns that its descriptors 1 and 2 were written to: by what is in the pipes, and by a counter of init's.
+"""What init tells a REPL in shared memory: that its descriptors 1 and 2 were written to, and which block to interrupt.
 
-Init counts in shared memory before it reads a pipe, since after that the pipe is as empty as one that was not written
-to. A pipe's time of change does not move on newer kernels, and asking init would cost a round trip.
+Init counts before it reads a pipe, since after that the pipe is as empty as one that was not written to. A pipe's time
+of change does not move on newer kernels, and asking init would cost a round trip.
+
+A signal alone cannot say which block it is for: one that comes before the block's code runs looks like one that came
+too late for the block before.
 """
 
 import fcntl
@@ -10,6 +13,9 @@ import termios
 
 BELL = struct.Struct("=Q")
 """The counter, in the first bytes of the shared memory."""
+INTERRUPTED_AT = BELL.size
+"""Where the number of the block that was interrupted last begins. It has the form of the counter."""
+BELL_BYTES = 2 * BELL.size
 _INT = struct.Struct("=i")
 
 

@@ -141,7 +141,9 @@ class Begin(Control, frozen=True):
 
 
 class Interrupt(Control, frozen=True):
-    """SIGINT to the REPL."""
+    """SIGINT to the REPL, for the block of that number."""
+
+    block: int
 
 
 class Drain(Control, frozen=True):

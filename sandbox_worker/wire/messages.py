@@ -146,6 +146,7 @@ class Execute(Message, frozen=True, omit_defaults=True):
         tools: Names of functions of the orchestrator's that code may call. Said with the first block of a connection.
         wants_value: Whether the result is to have the value of the last statement, if that is an expression.
         names: Variables whose values the result is to have, as a list. Then there is no code.
+        stdin: What code reads from `sys.stdin`; None is nothing.
     """
 
     block: int
@@ -153,6 +154,19 @@ class Execute(Message, frozen=True, omit_defaults=True):
     tools: list[str] = []
     wants_value: bool = False
     names: list[str] = []
+    stdin: str | None = None
+
+
+class Environment(Message, frozen=True):
+    """What the process begins with. Said before the first block of a connection.
+
+    Attributes:
+        variables: Of `os.environ`.
+        seed: What `random` and numpy's global generator begin with; None leaves them as they are.
+    """
+
+    variables: dict[str, str] = {}
+    seed: int | None = None
 
 
 class Provide(Message, frozen=True):
@@ -196,7 +210,7 @@ class _RawQuery(msgspec.Struct, frozen=True, tag_field="type", tag="query", forb
 
 
 FromWorker = Ready | Query | Output | Result
-FromOrchestrator = Execute | Provide | Reply
+FromOrchestrator = Execute | Environment | Provide | Reply
 
 
 def _plain(value: object) -> str | int | float:
@@ -229,7 +243,7 @@ def encode(message: Message) -> bytes:
     try:
         return _encoder.encode(message)
     except UnicodeEncodeError:
-        if isinstance(message, Execute | Provide | Query):
+        if isinstance(message, Execute | Environment | Provide | Query):
             raise
         return encode_written_out(message, _plain)
 

@@ -111,7 +111,7 @@ def test_a_question_is_text() -> None:
 
 
 def test_limits_of_a_sandbox_are_limits() -> None:
-    with pytest.raises(ConfigurationError, match="limits is a Limits, and not int"):
+    with pytest.raises(ConfigurationError, match="limits is a ReplLimits or a Limits, and not int"):
         Sandbox(5)  # type: ignore[arg-type]
 
 

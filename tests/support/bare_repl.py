@@ -15,6 +15,7 @@ from sandbox_worker.repl.channel import Channel
 from sandbox_worker.repl.interrupts import Interrupts
 from sandbox_worker.repl.memory_reserve import Reserve
 from sandbox_worker.repl.repl import Repl
+from sandbox_worker.wire.bell import BELL_BYTES
 from sandbox_worker.wire.frames import FrameDecoder, encode_frame
 from sandbox_worker.wire.headtail import OutputBounds
 from sandbox_worker.wire.messages import (
@@ -149,4 +150,4 @@ def serve(connection_fd: int, contexts: str) -> None:
     interrupts.install()
     reserve = Reserve()
     channel = Channel(socket.socket(fileno=connection_fd), MAX_FRAME_BYTES, interrupts, reserve)
-    Repl(json.loads(contexts), channel, interrupts, reserve, OUTPUT, bytes(8)).serve()
+    Repl(json.loads(contexts), channel, interrupts, reserve, OUTPUT, bytes(BELL_BYTES)).serve()

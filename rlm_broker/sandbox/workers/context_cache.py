@@ -60,6 +60,7 @@ class ContextCache:
 
     Args:
         fork_server: Of the same level; its `prepared` makes the others.
+        limits: Say how long a fork server may take to decode a context.
         max_bytes: Memory of all these fork servers together. One whose REPLs live is not ended for another.
     """
 
@@ -80,12 +81,12 @@ class ContextCache:
         self._ending: set[asyncio.Task[None]] = set()
         self._closed = False
 
-    async def take(self, context: StoredContext | None) -> StartedWorker | None:
+    async def take(self, context: StoredContext | None, limits: ReplLimits) -> StartedWorker | None:
         """See `WorkerSource`."""
         if context is None or self._closed or not self._is_worth_it(context):
             return None
         digest = await self._digest_if_used_before(context)
-        return None if digest is None else await self._take_shared(digest, context)
+        return None if digest is None else await self._take_shared(digest, context, limits)
 
     async def close(self) -> None:
         """End all that no REPL uses; the others end with the fork server that made them. Harmless when repeated."""
@@ -127,7 +128,7 @@ class ContextCache:
 
     # -- the fork servers --------------------------------------------------------------------------------------------
 
-    async def _take_shared(self, digest: bytes, context: StoredContext) -> StartedWorker | None:
+    async def _take_shared(self, digest: bytes, context: StoredContext, limits: ReplLimits) -> StartedWorker | None:
         """Return None where there can be no fork server for the context, or it can fork no more."""
         if self._closed:  # while the digests were compared
             return None
@@ -139,7 +140,7 @@ class ContextCache:
             fork_server = await _result(shared.making)
             if fork_server is not None:
                 self._weigh(shared, fork_server.memory_bytes)
-                started = await ColdStart(fork_server, self._listener, self._limits).take(None)
+                started = await ColdStart(fork_server, self._listener).take(None, limits)
                 started.on_end = partial(self._leave, shared)
         except RlmBrokerError:
             pass

@@ -23,11 +23,12 @@ from rlm_broker.transport.session import Session
 class WorkerSource(Protocol):
     """Has workers for some contexts."""
 
-    async def take(self, context: StoredContext | None) -> "StartedWorker | None":
+    async def take(self, context: StoredContext | None, limits: ReplLimits) -> "StartedWorker | None":
         """Return a worker for the caller to end, or None: then the next source is asked.
 
         Args:
             context: What the REPL's variable holds; None is what the fork server has.
+            limits: Of the REPL.
         """
         ...
 
@@ -41,12 +42,14 @@ class StartedWorker:
 
     Attributes:
         connection: Of its first REPL.
+        limits: Of each of its REPLs. The taker may change those that the worker itself is not bounded by.
         on_end: Called once, when the worker has been ended; set by the source that wants to know.
     """
 
-    def __init__(self, worker: Worker, connection: Connection, cold_start: "ColdStart") -> None:
+    def __init__(self, worker: Worker, connection: Connection, limits: ReplLimits, cold_start: "ColdStart") -> None:
         self.worker = worker
         self.connection = connection
+        self.limits = limits
         self.on_end: Callable[[], None] | None = None
         self._cold_start = cold_start
         self._context: Provisions | None = None
@@ -58,7 +61,7 @@ class StartedWorker:
 
     async def restart(self) -> Connection:
         """Start a fresh REPL, with the same context, in place of one that has ended; return its connection."""
-        connection = await self._cold_start.restart(self.worker)
+        connection = await self._cold_start.restart(self.worker, self.limits)
         if self._context is not None:
             connection.provide(self._context)
         return connection
@@ -76,55 +79,54 @@ class StartedWorker:
 class ColdStart:
     """Makes each worker when it is asked for: forked, behind its layers, with its context, on its own connection."""
 
-    def __init__(self, fork_server: ForkServer, listener: Listener, limits: ReplLimits) -> None:
+    def __init__(self, fork_server: ForkServer, listener: Listener) -> None:
         self.fork_server = fork_server
-        self.limits = limits
         self._listener = listener
 
-    async def take(self, context: StoredContext | None) -> StartedWorker:
+    async def take(self, context: StoredContext | None, limits: ReplLimits) -> StartedWorker:
         """See `WorkerSource`; there always is one. A worker that dies before its REPL is ready is replaced unseen.
 
         The worker has run no code by then. The connection is opened while init is forked: neither needs the other.
         """
         tries = TRIES
         while True:
-            opening = asyncio.get_running_loop().create_task(self._connect(after_others=True))
+            opening = asyncio.get_running_loop().create_task(self._connect(limits, after_others=True))
             worker: Worker | None = None
             try:
-                worker = await self.fork_server.spawn(self.limits)
+                worker = await self.fork_server.spawn(limits)
                 connection, connected = await opening
                 with connected:
                     loads = None if context is None else (context.fd, context.info.form)
-                    await worker.launch(loads, connected.fileno(), self.limits.start_timeout_s)
-                await self._ready(connection)
-                return StartedWorker(worker, connection, self)
+                    await worker.launch(loads, connected.fileno(), limits.start_timeout_s)
+                await self._ready(connection, limits)
+                return StartedWorker(worker, connection, limits, self)
             except BaseException as error:
                 await to_its_end(partial(self._undo, opening, worker))
                 tries -= 1
                 if not isinstance(error, WorkerDied) or not tries:
                     raise
 
-    async def restart(self, worker: Worker) -> Connection:
+    async def restart(self, worker: Worker, limits: ReplLimits) -> Connection:
         """Start a fresh REPL in a worker, on a fresh connection: the last REPL may have stopped inside a frame."""
-        connection, connected = await self._connect()
+        connection, connected = await self._connect(limits)
         with connected:
-            await worker.start(connected.fileno(), self.limits.start_timeout_s)
-        await self._ready(connection)
+            await worker.start(connected.fileno(), limits.start_timeout_s)
+        await self._ready(connection, limits)
         return connection
 
-    async def _connect(self, after_others: bool = False) -> tuple[Connection, socket.socket]:
+    async def _connect(self, limits: ReplLimits, after_others: bool = False) -> tuple[Connection, socket.socket]:
         if after_others:  # such as the request to the fork server, which has the longer way to go
             await asyncio.sleep(0)
-        timeout_s = self.limits.start_timeout_s
-        session = Session(self.limits.max_frame_bytes)
-        connection = Connection(session, self.limits.max_queries_in_flight)
+        timeout_s = limits.start_timeout_s
+        session = Session(limits.max_frame_bytes)
+        connection = Connection(session, limits.max_queries_in_flight)
         address = self._listener.address
         if address is None:
             raise SandboxFailed("the port that REPLs connect to is closed")
         return connection, await dial(address, self._listener.expect(connection, timeout_s), timeout_s)
 
-    async def _ready(self, connection: Connection) -> None:
-        timeout_s = self.limits.start_timeout_s
+    async def _ready(self, connection: Connection, limits: ReplLimits) -> None:
+        timeout_s = limits.start_timeout_s
         try:
             async with asyncio.timeout(timeout_s):
                 await connection.ready()
@@ -147,25 +149,27 @@ class Workers:
 
     Attributes:
         fork_server: The one that new workers are forked from. Others have the same level and layers.
+        limits: Of each REPL that is given none of its own.
         sources: In the order in which they are asked.
     """
 
-    def __init__(self, cold_start: ColdStart, sources: tuple[WorkerSource, ...] = ()) -> None:
+    def __init__(self, cold_start: ColdStart, limits: ReplLimits, sources: tuple[WorkerSource, ...] = ()) -> None:
         self.fork_server = cold_start.fork_server
-        self.limits = cold_start.limits
+        self.limits = limits
         self.sources = sources
         self._cold_start = cold_start
 
-    async def start(self, context: StoredContext | None) -> StartedWorker:
+    async def start(self, context: StoredContext | None, limits: ReplLimits) -> StartedWorker:
         """Return a worker for the caller to end.
 
         Args:
             context: What the REPL's variable holds; None is what the fork server has.
+            limits: Of the REPL.
         """
         for source in self.sources:
-            if (taken := await source.take(context)) is not None:
+            if (taken := await source.take(context, limits)) is not None:
                 return taken
-        return await self._cold_start.take(context)
+        return await self._cold_start.take(context, limits)
 
     async def close(self) -> None:
         """Close the sources. Harmless when repeated."""

@@ -5,6 +5,7 @@ from collections import deque
 
 from rlm_broker.context.store import StoredContext
 from rlm_broker.errors import RlmBrokerError
+from rlm_broker.limits import ReplLimits
 from rlm_broker.sandbox.workers.source import ColdStart, StartedWorker
 from rlm_broker.transport.provisions import Provisions
 from sandbox_worker.wire.errors import FrameTooLarge
@@ -21,27 +22,33 @@ class WarmPool:
     A small context is given to a worker that is ready. For a large one, which is mapped and not sent, there is none.
 
     Args:
+        limits: Those that its workers are made with. A REPL with other bounds gets none of them.
         size: None: one, from the second REPL on that is asked for. A caller that wants one REPL does not pay for two.
 
     Attributes:
         ready: Workers that wait to be taken.
     """
 
-    def __init__(self, cold_start: ColdStart, size: int | None) -> None:
+    def __init__(self, cold_start: ColdStart, limits: ReplLimits, size: int | None) -> None:
         self.ready: deque[StartedWorker] = deque()
         self._cold_start = cold_start
+        self._limits = limits
+        self._bounds = limits.repl_bounds()
         self._size = size
         self._asked = 0
         self._making: set[asyncio.Task[None]] = set()
         self._closed = False
 
-    async def take(self, context: StoredContext | None) -> StartedWorker | None:
+    async def take(self, context: StoredContext | None, limits: ReplLimits) -> StartedWorker | None:
         """See `WorkerSource`."""
+        if limits is not self._limits and not self._suits(limits):
+            return None
         self._asked += 1
         value = self._as_value(context)
         taken = None if value is None else await self._take_ready()
         asyncio.get_running_loop().call_later(REFILL_AFTER_S, self._refill)
         if taken is not None and value is not None:
+            taken.limits = limits
             taken.provide_context(value)
         return taken
 
@@ -58,6 +65,12 @@ class WarmPool:
         await asyncio.gather(*self._making, return_exceptions=True)
         while self.ready:
             await _give_up(self.ready.pop())
+
+    def _suits(self, limits: ReplLimits) -> bool:
+        """Return whether a worker that was made ahead has what these limits say of it and of its connection."""
+        return (
+            limits.repl_bounds() == self._bounds and limits.max_queries_in_flight == self._limits.max_queries_in_flight
+        )
 
     async def _take_ready(self) -> StartedWorker | None:
         while self.ready:
@@ -77,7 +90,7 @@ class WarmPool:
         task = asyncio.current_task()
         assert task is not None
         try:
-            self.ready.append(await self._cold_start.take(None))
+            self.ready.append(await self._cold_start.take(None, self._limits))
         except RlmBrokerError:
             pass  # the next caller finds none, makes one, and hears what is wrong
         finally:
@@ -91,7 +104,7 @@ class WarmPool:
             return None
         value = context.value()
         try:
-            return Provisions.of({"context": value}, self._cold_start.limits.max_frame_bytes, are_json=True)
+            return Provisions.of({"context": value}, self._limits.max_frame_bytes, are_json=True)
         except FrameTooLarge:
             return None
 

@@ -124,9 +124,12 @@ class Worker:
             self._group_kills = self.group.kills()
         self._say(Begin(cpu_s=cpu_s))
 
-    async def interrupt(self) -> None:
-        """SIGINT to the REPL. When this returns the signal is queued: what is sent afterwards comes after it."""
-        await self._exchange([(Interrupt(), None)], Interrupted)
+    async def interrupt(self, block: int) -> None:
+        """SIGINT to the REPL, for the block of that number; harmless when it has ended.
+
+        When this returns the signal is queued: what is sent afterwards comes after it.
+        """
+        await self._exchange([(Interrupt(block=block), None)], Interrupted)
 
     async def drain(self) -> None:
         """Wait until all that was written to descriptors 1 and 2 so far has been handed to `on_written`."""

@@ -74,3 +74,20 @@ def test_it_names_the_limit_that_was_reached() -> None:
     burned.burned(20.0)
     burned.verdict(1.0)
     assert burned.over == "used more CPU time than all CPUs have within block_timeout_s = 10 s"
+
+
+def test_wish_to_interrupt_is_heeded_once_then_the_grace_runs() -> None:
+    block = clock()
+    assert block.verdict(1.0) == "run"
+    block.wish("was interrupted")
+    assert block.wait_s(2.0) == 0.0
+    assert [block.verdict(now) for now in (2.0, 2.1, 3.0)] == ["interrupt", "run", "kill"]
+    assert (block.limit, block.over) == (None, "was interrupted")
+
+
+def test_wish_after_a_limit_was_reached_changes_nothing() -> None:
+    block = clock()
+    assert block.verdict(10.0) == "interrupt"
+    block.wish("was interrupted")
+    assert block.verdict(10.5) == "run"
+    assert block.limit == "block_timeout_s"

@@ -9,7 +9,7 @@ import pytest
 
 from rlm_broker.context.store import StoredContext
 from rlm_broker.errors import ReplClosed, RlmBrokerError, SandboxFailed
-from rlm_broker.limits import Limits
+from rlm_broker.limits import ReplLimits
 from rlm_broker.sandbox.sandbox import Sandbox
 from rlm_broker.sandbox.workers.fork_server import ForkServer
 from rlm_broker.sandbox.workers.source import ColdStart, StartedWorker
@@ -45,7 +45,7 @@ async def test_a_start_cancelled_at_any_moment_leaves_no_process_and_no_descript
 
 
 async def test_a_fork_that_fails_leaves_no_door(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def no_spawn(_host: ForkServer, _limits: Limits) -> None:
+    async def no_spawn(_host: ForkServer, _limits: ReplLimits) -> None:
         await turns(50)  # the connection is there by then
         raise SandboxFailed("no process can be had")
 
@@ -88,8 +88,8 @@ async def test_repl_closed_as_soon_as_its_worker_is_there_is_refused(monkeypatch
         before = left()
         repl, take = sandbox.repl("context"), ColdStart.take
 
-        async def closed_after(self: ColdStart, context: StoredContext | None) -> StartedWorker:
-            started = await take(self, context)
+        async def closed_after(self: ColdStart, context: StoredContext | None, limits: ReplLimits) -> StartedWorker:
+            started = await take(self, context, limits)
             await repl.aclose()
             return started
 

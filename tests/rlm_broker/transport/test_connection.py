@@ -24,7 +24,6 @@ from sandbox_worker.wire.messages import (
     Execute,
     FromWorker,
     Output,
-    Provide,
     Query,
     Ready,
     Reply,
@@ -48,7 +47,7 @@ class Worker(Peer):
 
     async def hear(self) -> Execute | Reply:
         message = decode_from_orchestrator(await self.receive())
-        assert not isinstance(message, Provide)
+        assert isinstance(message, Execute | Reply)
         return message
 
 

@@ -6,7 +6,15 @@ from rlm_broker.transport.provisions import Provisions
 from rlm_broker.transport.session import Session
 from sandbox_worker.wire.errors import FrameTooLarge
 from sandbox_worker.wire.frames import FrameDecoder, encode_frame
-from sandbox_worker.wire.messages import Execute, FromOrchestrator, Provide, Ready, decode_from_orchestrator, encode
+from sandbox_worker.wire.messages import (
+    Environment,
+    Execute,
+    FromOrchestrator,
+    Provide,
+    Ready,
+    decode_from_orchestrator,
+    encode,
+)
 
 MAX_FRAME_BYTES = 1000
 
@@ -51,3 +59,15 @@ def test_a_value_that_no_message_can_hold_is_refused() -> None:
         Provisions.of({"a": "x" * MAX_FRAME_BYTES}, MAX_FRAME_BYTES)
     with pytest.raises(ConfigurationError, match=r"the value a\['b'\] is an object, which does not cross"):
         Provisions.of({"a": {"b": object()}}, MAX_FRAME_BYTES)
+
+
+def test_environment_goes_out_before_the_values() -> None:
+    session, environment = Session(MAX_FRAME_BYTES), Environment({"HOME": "/here"}, seed=7)
+    session.provide(Provisions.of({"a": 1}, MAX_FRAME_BYTES, environment=environment))
+    provided = Provide("a", msgspec.Raw(b"1"))
+    assert said_with_the_next_block(session) == [environment, provided, Execute(block=1, code="1")]
+
+
+def test_environment_larger_than_a_frame_is_refused() -> None:
+    with pytest.raises(FrameTooLarge):
+        Provisions.of({}, MAX_FRAME_BYTES, environment=Environment({"LONG": "x" * MAX_FRAME_BYTES}))

@@ -41,3 +41,14 @@ def test_popen_keeps_its_signature_its_source_and_a_group_that_was_asked_for() -
 def test_generator_that_is_imported_later_begins_with_the_seed(module: str) -> None:
     code = f"import importlib\nprint(json.dumps(importlib.import_module('{module}').random()))"
     assert after("STANDARD, 5", code) == after("STANDARD, 5", code) != after("STANDARD, 6", code)
+
+
+@pytest.mark.parametrize("module", ["random", "numpy.random"])
+def test_seed_of_one_repl_takes_the_place_of_the_sandboxes(module: str) -> None:
+    begin = "from sandbox_worker.repl.adapted import begin_with\nimport importlib\n"
+    draw = f"print(json.dumps(importlib.import_module('{module}').random()))"
+    early = f"{begin}importlib.import_module('{module}')\nbegin_with(5)\n{draw}"
+    late = f"{begin}begin_with(5)\n{draw}"
+    assert (
+        after("STANDARD, 6", early) == after("STANDARD, 6", late) == after("STANDARD, 5", f"import importlib\n{draw}")
+    )

@@ -36,7 +36,7 @@ TO_INIT = [
     control.Load(form=ContextForm("text", 3, 1, True)),
     control.Start(),
     control.Begin(cpu_s=120.5),
-    control.Interrupt(),
+    control.Interrupt(block=1),
     control.Drain(),
     control.Stop(explain=True),
 ]

@@ -46,6 +46,7 @@ FROM_WORKER: list[FromWorker] = [
 FROM_ORCHESTRATOR: list[FromOrchestrator] = [
     Execute(block=3, code="x = 1\n"),
     Execute(block=3, code="", wants_value=True, names=["a"]),
+    messages.Environment(variables={"HOME": "/w"}, seed=7),
     messages.Provide(name="x", value=msgspec.Raw(b'{"a":[1,null,"b"]}')),
     Reply(id="3:1", slots=[Slot(), Slot(text="t"), Slot(text="partial", error="e")]),
 ]

@@ -11,7 +11,7 @@ import pytest
 
 from rlm_broker.context.store import StoredContext, store
 from rlm_broker.errors import ConfigurationError, SandboxFailed
-from rlm_broker.limits import Limits
+from rlm_broker.limits import Limits, ReplLimits
 from rlm_broker.sandbox.sandbox import Sandbox
 from rlm_broker.sandbox.workers.source import StartedWorker, Workers
 from rlm_broker.sandbox.workers.warm_pool import REFILL_AFTER_S, SMALL_BYTES
@@ -20,6 +20,8 @@ from sandbox_worker.wire.messages import Query, Slot
 from tests.support.processes import living_below, living_parents_below
 from tests.support.sources import pool_of
 from tests.support.waiting import turns, until
+
+LIMITS = ReplLimits()
 
 
 def ready(sandbox: Sandbox) -> int:
@@ -245,24 +247,24 @@ async def test_sources_are_asked_in_order_until_one_gives() -> None:
             def __init__(self, name: str, has_one: bool) -> None:
                 self._name, self._has_one = name, has_one
 
-            async def take(self, context: StoredContext | None) -> StartedWorker | None:
+            async def take(self, context: StoredContext | None, limits: ReplLimits) -> StartedWorker | None:
                 asked.append(self._name)
-                return await cold_start.take(context) if self._has_one else None
+                return await cold_start.take(context, limits) if self._has_one else None
 
             async def close(self) -> None:
                 asked.append(f"close {self._name}")
 
-        workers = Workers(cold_start, (Source("empty", False), Source("full", True), Source("last", True)))
-        await (await workers.start(None)).end()
+        workers = Workers(cold_start, LIMITS, (Source("empty", False), Source("full", True), Source("last", True)))
+        await (await workers.start(None, LIMITS)).end()
         await workers.close()
         assert asked == ["empty", "full", "close empty", "close full", "close last"]
-        await (await Workers(cold_start).start(None)).end()
+        await (await Workers(cold_start, LIMITS).start(None, LIMITS)).end()
 
 
 async def test_started_worker_that_is_ended_twice_tells_its_source_once() -> None:
     async with Sandbox(warm=0) as sandbox:
         assert sandbox._workers is not None
-        started = await sandbox._workers.start(None)
+        started = await sandbox._workers.start(None, LIMITS)
         told: list[bool] = []
         started.on_end = lambda: told.append(started.worker.gone.is_set())
         await started.end()

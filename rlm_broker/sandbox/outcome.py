@@ -1,0 +1,51 @@
+"""What came of one block, as its caller gets it."""
+
+from rlm_broker.results import Block, PostMortem
+from rlm_broker.sandbox import post_mortem
+from rlm_broker.sandbox.output import BlockOutput
+from rlm_broker.sandbox.sent import sent
+from rlm_broker.transport.session import Wanted
+from sandbox_worker.wire.messages import Result
+
+MAX_ERROR_CHARS = 2_000
+"""Characters of the sentence on how a block ended; beyond it is cut. An honest REPL sends fewer."""
+
+
+def ended(
+    code: str, output: BlockOutput, result: Result, limit: str | None, wanted: Wanted, execution_time: float
+) -> Block:
+    """Return a block whose REPL said how it ended. Its values are decoded when they are first looked at.
+
+    Args:
+        limit: Name of the limit that interrupted it, if one did.
+    """
+    stdout, stderr = output.finish()
+    block = Block(
+        code=code,
+        status=result.status,
+        stdout=stdout,
+        stderr=stderr,
+        error=result.error and result.error[:MAX_ERROR_CHARS],
+        exit_code=result.exit_code,
+        final_answer=result.final_answer,
+        limit=limit if result.status == "interrupted" else None,
+        execution_time=execution_time,
+    )
+    return block.with_values(
+        sent(result.value, result.value_problem) if wanted.value or wanted.names else None,
+        None if result.final_answer is None else sent(result.final_value, result.final_value_problem),
+    )
+
+
+def killed(
+    code: str, output: BlockOutput, why: str, seen: PostMortem, limit: str | None, execution_time: float
+) -> Block:
+    """Return a block whose REPL was killed.
+
+    Args:
+        why: The reason, as one clause.
+        seen: What it was doing.
+    """
+    stdout, stderr = output.finish()
+    sentence = post_mortem.sentence(why, seen)
+    return Block(code, "killed", stdout, stderr, sentence, execution_time=execution_time, limit=limit, post_mortem=seen)

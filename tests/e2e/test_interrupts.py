@@ -1,0 +1,254 @@
+"""Blocks that are interrupted, cancelled, bounded in wall time or given something to read; and one at a time."""
+
+import asyncio
+import contextlib
+import threading
+import time
+
+import pytest
+
+from rlm_broker import ConfigurationError, ReplBusy, ReplLimits, Sandbox, SandboxedRepl
+from rlm_broker.results import Block
+from sandbox_worker.wire.messages import Query, Slot
+from tests.support.processes import living_below
+from tests.support.waiting import WAIT_S, for_ever
+
+LEVELS = pytest.mark.parametrize("level", ["strict", "standard", "process"])
+PATIENT = ReplLimits(interrupt_grace_s=WAIT_S)
+QUICK = ReplLimits(interrupt_grace_s=0.1)
+LOOPS = "print('begun')\nwhile True: pass"
+DEAF = "import signal; signal.signal(signal.SIGINT, signal.SIG_IGN)\n" + LOOPS
+pytestmark = pytest.mark.filterwarnings("ignore::rlm_broker.IsolationWarning")
+
+
+async def begun(repl: SandboxedRepl, code: str) -> "asyncio.Task[Block]":
+    """A task that runs a block which has printed something."""
+    printed = asyncio.Event()
+    task = asyncio.create_task(repl.aexecute(code, on_output=lambda *_: printed.set()))
+    await asyncio.wait_for(printed.wait(), WAIT_S)
+    return task
+
+
+async def cancelled(task: "asyncio.Task[Block]") -> None:
+    task.cancel()
+    await asyncio.wait({task}, timeout=WAIT_S)
+    assert task.cancelled()
+
+
+@LEVELS
+async def test_second_block_at_once_is_refused_as_busy(level: str) -> None:
+    async with Sandbox(PATIENT, level) as sandbox, sandbox.repl() as repl:
+        task = await begun(repl, LOOPS)
+        with pytest.raises(ReplBusy, match="runs a block already: one at a time") as refused:
+            await repl.aexecute("1")
+        assert isinstance(refused.value, ConfigurationError)
+        assert not task.done()
+        await repl.ainterrupt()
+        assert (await task).status == "interrupted"
+
+
+@LEVELS
+async def test_interrupted_block_says_so_and_variables_stay(level: str) -> None:
+    async with Sandbox(PATIENT, level) as sandbox, sandbox.repl() as repl:
+        await repl.aexecute("x = 41")
+        task = await begun(repl, LOOPS)
+        await repl.ainterrupt()
+        block = await task
+        assert (block.status, block.limit, block.error) == ("interrupted", None, "it was interrupted by its caller")
+        assert block.stdout == "begun\n"
+        assert (await repl.aexecute("x + 1")).stdout == "42\n"
+
+
+async def test_block_that_ignores_the_interrupt_is_killed_with_the_reason() -> None:
+    async with Sandbox(QUICK) as sandbox, sandbox.repl() as repl:
+        task = await begun(repl, DEAF)
+        await repl.ainterrupt()
+        block = await task
+        assert (block.status, block.limit) == ("killed", None)
+        assert "it was interrupted by its caller and did not react to the interrupt" in (block.error or "")
+        assert (await repl.aexecute("1")).stdout == "1\n"
+
+
+async def test_interrupt_of_no_block_is_harmless() -> None:
+    async with Sandbox() as sandbox:
+        repl = sandbox.repl()
+        await repl.ainterrupt()
+        async with repl:
+            await repl.ainterrupt()
+            assert (await repl.aexecute("1")).stdout == "1\n"
+            for _ in range(20):
+                await repl.ainterrupt()
+                assert (await repl.aexecute("2")).stdout == "2\n"
+                await repl.ainterrupt()
+        await repl.ainterrupt()
+
+
+async def test_interrupt_while_the_repl_is_replaced_runs_no_block() -> None:
+    async with Sandbox(warm=0) as sandbox, sandbox.repl() as repl:
+        await repl.aexecute("import os; os._exit(1)")
+        task = asyncio.create_task(repl.aexecute("open('ran', 'w')"))
+        await asyncio.sleep(0)
+        await repl.ainterrupt()
+        block = await task
+        assert (block.status, block.error) == ("interrupted", "it was interrupted by its caller")
+        assert (await repl.aexecute("import os; os.path.exists('ran')")).stdout == "False\n"
+
+
+async def test_interrupt_ends_a_block_that_waits_for_an_answer() -> None:
+    asked = asyncio.Event()
+
+    async def never(_query: Query) -> list[Slot]:
+        asked.set()
+        await for_ever()
+
+    async with Sandbox(PATIENT) as sandbox, sandbox.repl(answer=never) as repl:
+        task = asyncio.create_task(repl.aexecute("x = 1\nllm_query('?')"))
+        await asyncio.wait_for(asked.wait(), WAIT_S)
+        await repl.ainterrupt()
+        assert (await task).status == "interrupted"
+        assert (await repl.aexecute("x")).stdout == "1\n"
+
+
+def test_interrupt_from_another_thread_ends_a_block() -> None:
+    with Sandbox(PATIENT) as sandbox, sandbox.repl() as repl:
+        printed = threading.Event()
+
+        def interrupt() -> None:
+            printed.wait(WAIT_S)
+            repl.interrupt()
+
+        thread = threading.Thread(target=interrupt)
+        thread.start()
+        block = repl.execute(LOOPS, on_output=lambda *_: printed.set())
+        thread.join()
+        assert block.status == "interrupted"
+
+
+@LEVELS
+async def test_cancelled_block_is_interrupted_and_variables_stay(level: str) -> None:
+    async with Sandbox(PATIENT, level, warm=0) as sandbox, sandbox.repl() as repl:
+        await repl.aexecute("x = 41")
+        processes = living_below()
+        await cancelled(await begun(repl, LOOPS))
+        assert (await repl.aexecute("x + 1")).stdout == "42\n"
+        assert living_below() == processes
+
+
+async def test_block_cancelled_at_any_moment_keeps_variables() -> None:
+    async with Sandbox(PATIENT, warm=0) as sandbox, sandbox.repl() as repl:
+        await repl.aexecute("x = 41\nimport time")
+        for wait_ms in range(40):
+            code = "time.sleep(0.01)\nwhile True: pass" if wait_ms % 2 else "import os; os.write(1, b'.'); 1"
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(repl.aexecute(code), (wait_ms + 1) / 4000)
+            assert (await repl.aexecute("x")).stdout == "41\n"
+
+
+async def test_cancelled_block_that_is_deaf_is_killed_and_replaced() -> None:
+    async with Sandbox(QUICK) as sandbox, sandbox.repl("the context") as repl:
+        await repl.aexecute("x = 1")
+        await cancelled(await begun(repl, DEAF))
+        assert (await repl.aexecute("print(context, 'x' in globals())")).stdout == "the context False\n"
+
+
+async def test_close_during_the_interrupt_does_not_wait_for_the_grace() -> None:
+    async with Sandbox(PATIENT, warm=0) as sandbox:
+        repl = await sandbox.repl().__aenter__()
+        idle = living_below()
+        task = await begun(repl, DEAF)
+        task.cancel()
+        await asyncio.sleep(0)
+        began = time.monotonic()
+        await repl.aclose()
+        await asyncio.wait({task}, timeout=WAIT_S)
+        assert time.monotonic() - began < WAIT_S / 2  # the grace is WAIT_S
+        assert task.cancelled()
+        assert living_below() < idle
+
+
+async def test_owner_that_closes_the_repl_does_not_wait_for_the_grace() -> None:
+    async with Sandbox(PATIENT, warm=0) as sandbox, sandbox.repl() as repl:
+        repl.kills_when_cancelled = True
+        began = time.monotonic()
+        await cancelled(await begun(repl, DEAF))
+        assert time.monotonic() - began < WAIT_S / 2
+
+
+async def test_cancelled_block_ends_what_it_asked() -> None:
+    ended: list[str] = []
+    asked = asyncio.Event()
+
+    async def answer(_query: Query) -> list[Slot]:
+        asked.set()
+        try:
+            await for_ever()
+        finally:
+            ended.append("query")
+
+    async with Sandbox(PATIENT) as sandbox, sandbox.repl(answer=answer) as repl:
+        task = asyncio.create_task(repl.aexecute("x = 1; llm_query('?')"))
+        await asyncio.wait_for(asked.wait(), WAIT_S)
+        await cancelled(task)
+        assert ended == ["query"]
+        assert (await repl.aexecute("x")).stdout == "1\n"
+
+
+@pytest.mark.parametrize("name", ["timeout_s", "wall_timeout_s"])
+@pytest.mark.parametrize("given", [0, -1, True, "1", float("nan"), float("inf")])
+async def test_time_that_is_no_positive_number_is_refused(name: str, given: object) -> None:
+    async with Sandbox() as sandbox, sandbox.repl() as repl:
+        with pytest.raises(ConfigurationError, match=f"{name} = .*: give a positive number of seconds, or None"):
+            await repl.aexecute("1", **{name: given})  # type: ignore[arg-type]
+
+
+async def test_wall_time_of_one_block_holds_while_it_waits() -> None:
+    async def never(_query: Query) -> list[Slot]:
+        await for_ever()
+
+    async with Sandbox(PATIENT) as sandbox, sandbox.repl(answer=never) as repl:
+        block = await repl.aexecute("llm_query('?')", wall_timeout_s=0.2)
+        assert (block.status, block.limit) == ("interrupted", "block_wall_timeout_s")
+        assert "block_wall_timeout_s = 0.2 s" in (block.error or "")
+
+
+@LEVELS
+async def test_stdin_of_a_block_is_read_to_its_end(level: str) -> None:
+    async with Sandbox(isolation=level) as sandbox, sandbox.repl() as repl:
+        code = "first = input('? ')\nimport sys\nrest = sys.stdin.read()\nprint([first, rest])"
+        block = await repl.aexecute(code, stdin="one\ntwo \N{SNOWMAN}\nthree")
+        assert block.stdout == "? ['one', 'two \N{SNOWMAN}\\nthree']\n"
+        assert (await repl.aexecute("input(); input()", stdin="one\n")).error == "EOFError: EOF when reading a line"
+        assert (await repl.aexecute("input()")).error == "EOFError: EOF when reading a line"
+        assert (await repl.aexecute("sys.stdin.buffer.read()", stdin="\xe9")).stdout == "b'\\xc3\\xa9'\n"
+        assert (await repl.aexecute("input()", stdin="")).error == "EOFError: EOF when reading a line"
+
+
+async def test_stdin_that_cannot_be_given_is_refused_or_said() -> None:
+    async with Sandbox(ReplLimits(max_frame_bytes=1 << 12)) as sandbox, sandbox.repl() as repl:
+        with pytest.raises(ConfigurationError, match="stdin is text or None, and not bytes"):
+            await repl.aexecute("1", stdin=b"x")  # type: ignore[arg-type]
+        assert "too long" in ((await repl.aexecute("1", stdin="x" * (1 << 13))).error or "")
+        assert "UnicodeEncodeError" in ((await repl.aexecute("1", stdin="\ud800")).error or "")
+        assert (await repl.aexecute("1")).stdout == "1\n"
+
+
+SCRIBBLES = """
+import ctypes, os
+for line in open('/proc/self/maps'):
+    fields = line.split()
+    if fields[1] == 'rw-s' and 'zero' in line:
+        start, end = (int(part, 16) for part in fields[0].split('-'))
+        if end - start == 4096:
+            ctypes.c_uint64.from_address(start + 8).value = 2
+            print('written')
+"""
+
+
+async def test_code_that_writes_the_interrupted_block_ends_only_its_own() -> None:
+    async with Sandbox(isolation="strict") as sandbox, sandbox.repl() as repl, sandbox.repl() as other:
+        assert "written" in (await repl.aexecute(SCRIBBLES)).stdout
+        block = await repl.aexecute("1")
+        assert (block.status, block.error, block.limit) == ("error", "KeyboardInterrupt", None)
+        assert (await repl.aexecute("1")).stdout == "1\n"
+        assert (await other.aexecute("1")).stdout == "1\n"
+        assert (await other.aexecute("1")).stdout == "1\n"

@@ -1,0 +1,101 @@
+"""Bounds of each REPL: REPLs with different ones share a sandbox, and each keeps to its own."""
+
+import pytest
+
+from rlm_broker.limits import Limits, ReplLimits
+from rlm_broker.sandbox.sandbox import Sandbox
+from tests.support.processes import living_below
+from tests.support.sources import pool_of
+from tests.support.waiting import until
+
+LEVELS = pytest.mark.parametrize("level", ["strict", "standard"])
+TAKES_100_MB = "x = bytearray(100 << 20); print(len(x) >> 20)"
+
+
+@LEVELS
+async def test_two_repls_of_a_sandbox_have_bounds_of_their_own(level: str) -> None:
+    small = ReplLimits(memory_bytes=64 << 20, max_output_bytes=100, max_open_files=20, scratch_bytes=1 << 20)
+    async with (
+        Sandbox(isolation=level) as sandbox,
+        sandbox.repl(limits=small) as narrow,
+        sandbox.repl(limits=Limits()) as wide,
+    ):
+        assert "MemoryError" in ((await narrow.aexecute(TAKES_100_MB)).error or "")
+        assert (await wide.aexecute(TAKES_100_MB)).stdout == "100\n"
+        prints = "print('x' * 5000)"
+        assert "more cut" in (await narrow.aexecute(prints)).stdout
+        assert len((await wide.aexecute(prints)).stdout) == 5001
+        opens = "files = [open('/dev/null') for _ in range(50)]"
+        assert "Too many open files" in ((await narrow.aexecute(opens)).error or "")
+        assert (await wide.aexecute(opens)).status == "ok"
+        writes = "f = open('f', 'wb', 0); f.write(bytes(1 << 20)); f.write(bytes(1 << 20)) or 1/0"
+        assert (await narrow.aexecute(writes)).status != "ok"
+        assert (await wide.aexecute(writes)).status == "ok"
+
+
+async def test_template_gives_bounds_to_each_of_its_repls() -> None:
+    small = ReplLimits(memory_bytes=64 << 20)
+    async with (
+        Sandbox(warm=0) as sandbox,
+        sandbox.template(setup="y = 1") as template,
+        template.repl(limits=small) as narrow,
+        template.repl() as wide,
+    ):
+        assert "MemoryError" in ((await narrow.aexecute(TAKES_100_MB)).error or "")
+        assert (await wide.aexecute(f"y; {TAKES_100_MB}")).stdout == "100\n"
+
+
+async def test_limits_of_time_and_restarts_are_the_repls_own() -> None:
+    own = ReplLimits(block_timeout_s=0.2, interrupt_grace_s=0.2, max_repl_restarts=0)
+    async with Sandbox() as sandbox, sandbox.repl(limits=own) as repl:
+        block = await repl.aexecute("while True: pass")
+        assert (block.status, block.limit) == ("interrupted", "block_timeout_s")
+        assert "0.2 s" in (block.error or "")
+        assert (await repl.aexecute("import os; os._exit(1)")).status == "killed"
+        with pytest.raises(Exception, match="max_repl_restarts = 0"):
+            await repl.aexecute("1")
+
+
+async def test_ready_worker_is_taken_only_by_a_repl_of_equal_bounds() -> None:
+    async with Sandbox(warm=1) as sandbox:
+        pool = pool_of(sandbox)
+        await until(lambda: pool.ready)
+        (ready,) = pool.ready
+        others = [
+            ReplLimits(memory_bytes=64 << 20),
+            ReplLimits(max_output_bytes=100),
+            ReplLimits(max_queries_in_flight=1),
+            ReplLimits(cpu_s=9.0),
+        ]
+        for other in others:
+            async with sandbox.repl(limits=other) as repl:
+                assert (await repl.aexecute("1")).stdout == "1\n"
+            assert list(pool.ready) == [ready]
+        async with sandbox.repl(limits=ReplLimits(block_timeout_s=0.2, interrupt_grace_s=5)) as repl:
+            assert ready not in pool.ready
+            assert (await repl.aexecute("while True: pass")).limit == "block_timeout_s"
+    assert living_below() == set()
+
+
+async def test_repls_with_other_bounds_do_not_make_the_pool_grow() -> None:
+    async with Sandbox() as sandbox:
+        for _ in range(3):
+            async with sandbox.repl(limits=ReplLimits(memory_bytes=64 << 20)) as repl:
+                await repl.aexecute("1")
+        assert not pool_of(sandbox).ready
+        assert not pool_of(sandbox)._making
+
+
+async def test_restart_keeps_the_bounds_of_the_repl() -> None:
+    async with Sandbox(warm=0) as sandbox, sandbox.repl(limits=ReplLimits(memory_bytes=64 << 20)) as repl:
+        assert (await repl.aexecute("import os; os._exit(1)")).status == "killed"
+        assert "MemoryError" in ((await repl.aexecute(TAKES_100_MB)).error or "")
+
+
+async def test_shared_context_is_forked_with_the_bounds_of_each_repl() -> None:
+    records = [{"number": number, "text": "x" * 200} for number in range(30_000)]
+    async with Sandbox(isolation="strict") as sandbox:
+        for _ in range(3):
+            async with sandbox.repl(records, limits=ReplLimits(memory_bytes=80 << 20)) as repl:
+                assert "MemoryError" in ((await repl.aexecute(TAKES_100_MB)).error or "")
+                assert (await repl.aexecute("len(context)")).stdout == "30000\n"
