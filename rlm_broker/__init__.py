@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from rlm_broker.context.store import store as store
     from rlm_broker.errors import ConfigurationError as ConfigurationError
     from rlm_broker.errors import ContextRefused as ContextRefused
+    from rlm_broker.errors import FileRefused as FileRefused
     from rlm_broker.errors import IsolationUnavailable as IsolationUnavailable
     from rlm_broker.errors import LimitReached as LimitReached
     from rlm_broker.errors import ModelFailed as ModelFailed
@@ -48,6 +49,7 @@ if TYPE_CHECKING:
     from rlm_broker.results import ChatMessage as ChatMessage
     from rlm_broker.results import ChildTrace as ChildTrace
     from rlm_broker.results import Completion as Completion
+    from rlm_broker.results import FileEntry as FileEntry
     from rlm_broker.results import Isolation as Isolation
     from rlm_broker.results import Iteration as Iteration
     from rlm_broker.results import PostMortem as PostMortem
@@ -57,6 +59,7 @@ if TYPE_CHECKING:
     from rlm_broker.run.prompts import Instructions as Instructions
     from rlm_broker.run.run import Run as Run
     from rlm_broker.run.tools import Tools as Tools
+    from rlm_broker.sandbox.files import ReplFiles as ReplFiles
     from rlm_broker.sandbox.levels.level import IsolationWarning as IsolationWarning
     from rlm_broker.sandbox.repl import SandboxedRepl as SandboxedRepl
     from rlm_broker.sandbox.sandbox import Sandbox as Sandbox
@@ -89,20 +92,22 @@ _MODULES = {
     "clients.openai_compatible": "OpenAICompatibleClient",
     "clients.scripted": "ScriptedClient",
     "context.store": "Paths StoredContext store",
-    "errors": "ConfigurationError ContextRefused IsolationUnavailable LimitReached ModelFailed OutputInvalid "
-    "ProtocolViolation ReplBusy ReplClosed ReplayDiverged RlmBrokerError RunCancelled RunFailed SandboxFailed "
-    "UnknownModel WorkerDied",
+    "errors": "ConfigurationError ContextRefused FileRefused IsolationUnavailable LimitReached ModelFailed "
+    "OutputInvalid ProtocolViolation ReplBusy ReplClosed ReplayDiverged RlmBrokerError RunCancelled RunFailed "
+    "SandboxFailed UnknownModel WorkerDied",
     "handler.cache": "Cache",
     "handler.handler": "LMHandler",
     "handler.routing": "ModelPolicy Route",
     "limits": "Limits ReplLimits RunLimits",
     "models.model": "Model",
     "models.models": "Models",
-    "results": "Block Call ChatMessage ChildTrace Completion Isolation Iteration PostMortem Usage UsageSummary",
+    "results": "Block Call ChatMessage ChildTrace Completion FileEntry Isolation Iteration PostMortem Usage "
+    "UsageSummary",
     "rlm": "RLM",
     "run.prompts": "Instructions",
     "run.run": "Run",
     "run.tools": "Tools",
+    "sandbox.files": "ReplFiles",
     "sandbox.levels.level": "IsolationWarning",
     "sandbox.repl": "SandboxedRepl",
     "sandbox.sandbox": "Sandbox",

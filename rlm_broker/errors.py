@@ -5,6 +5,7 @@ RlmBrokerError
 │   ├── ReplBusy             a REPL runs a block already
 │   ├── ContextRefused       a context cannot be read, or is not text, a dict or a list
 │   └── UnknownModel         no client is registered under that name
+├── FileRefused              a file of a REPL cannot be read, written or listed
 ├── IsolationUnavailable     this machine cannot give the isolation that was asked for
 ├── ProtocolViolation        a peer said what it may not say now; its connection is closed
 │   └── OneShotRefused       a request of the one-shot protocol cannot be served (in `transport.one_shot`)
@@ -69,6 +70,12 @@ class UnknownModel(ConfigurationError):
     """No client is registered under that name."""
 
     kind = "unknown_model"
+
+
+class FileRefused(RlmBrokerError):
+    """A file of a REPL's scratch folder cannot be read, written or listed, as it is there."""
+
+    kind = "file"
 
 
 class IsolationUnavailable(RlmBrokerError):
