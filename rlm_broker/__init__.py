@@ -20,14 +20,15 @@ if TYPE_CHECKING:
     from rlm_broker.context.store import store as store
     from rlm_broker.errors import ConfigurationError as ConfigurationError
     from rlm_broker.errors import ContextRefused as ContextRefused
+    from rlm_broker.errors import FileRefused as FileRefused
     from rlm_broker.errors import IsolationUnavailable as IsolationUnavailable
     from rlm_broker.errors import LimitReached as LimitReached
     from rlm_broker.errors import ModelFailed as ModelFailed
     from rlm_broker.errors import OutputInvalid as OutputInvalid
     from rlm_broker.errors import ProtocolViolation as ProtocolViolation
-    from rlm_broker.errors import ReplayDiverged as ReplayDiverged
     from rlm_broker.errors import ReplBusy as ReplBusy
     from rlm_broker.errors import ReplClosed as ReplClosed
+    from rlm_broker.errors import ReplayDiverged as ReplayDiverged
     from rlm_broker.errors import RlmBrokerError as RlmBrokerError
     from rlm_broker.errors import RunCancelled as RunCancelled
     from rlm_broker.errors import RunFailed as RunFailed
@@ -50,6 +51,7 @@ if TYPE_CHECKING:
     from rlm_broker.results import ChildTrace as ChildTrace
     from rlm_broker.results import ClientStats as ClientStats
     from rlm_broker.results import Completion as Completion
+    from rlm_broker.results import FileEntry as FileEntry
     from rlm_broker.results import HandlerStats as HandlerStats
     from rlm_broker.results import Isolation as Isolation
     from rlm_broker.results import Iteration as Iteration
@@ -63,6 +65,7 @@ if TYPE_CHECKING:
     from rlm_broker.run.prompts import Instructions as Instructions
     from rlm_broker.run.run import Run as Run
     from rlm_broker.run.tools import Tools as Tools
+    from rlm_broker.sandbox.files import ReplFiles as ReplFiles
     from rlm_broker.sandbox.levels.level import IsolationWarning as IsolationWarning
     from rlm_broker.sandbox.repl import SandboxedRepl as SandboxedRepl
     from rlm_broker.sandbox.sandbox import Sandbox as Sandbox
@@ -78,8 +81,8 @@ if TYPE_CHECKING:
     from rlm_broker.trace.events import Event as Event
     from rlm_broker.trace.events import EventsMissed as EventsMissed
     from rlm_broker.trace.events import IterationStarted as IterationStarted
-    from rlm_broker.trace.events import Replied as Replied
     from rlm_broker.trace.events import ReplReady as ReplReady
+    from rlm_broker.trace.events import Replied as Replied
     from rlm_broker.trace.events import RunEnded as RunEnded
     from rlm_broker.trace.events import RunStarted as RunStarted
     from rlm_broker.trace.events import ToolEnded as ToolEnded
@@ -95,29 +98,30 @@ _MODULES = {
     "clients.openai_compatible": "OpenAICompatibleClient",
     "clients.scripted": "ScriptedClient",
     "context.store": "Paths StoredContext store",
-    "errors": "ConfigurationError ContextRefused IsolationUnavailable LimitReached ModelFailed OutputInvalid "
-    "ProtocolViolation ReplBusy ReplClosed ReplayDiverged RlmBrokerError RunCancelled RunFailed SandboxFailed "
-    "UnknownModel ValueUnavailable WorkerDied",
+    "errors": "ConfigurationError ContextRefused FileRefused IsolationUnavailable LimitReached ModelFailed "
+    "OutputInvalid ProtocolViolation ReplBusy ReplClosed ReplayDiverged RlmBrokerError RunCancelled "
+    "RunFailed SandboxFailed UnknownModel ValueUnavailable WorkerDied",
     "handler.cache": "Cache",
     "handler.routing": "ModelPolicy Route",
     "limits": "Limits ReplLimits RunLimits",
     "lm_handler": "LMHandler",
     "models.model": "Model",
     "models.models": "Models",
-    "results": "Block Call ChatMessage ChildTrace ClientStats Completion HandlerStats Isolation Iteration PostMortem "
-    "SandboxStats Usage UsageSummary",
+    "results": "Block Call ChatMessage ChildTrace ClientStats Completion FileEntry HandlerStats Isolation "
+    "Iteration PostMortem SandboxStats Usage UsageSummary",
     "rlm": "RLM",
     "run.answers": "Budget ReplAnswers",
     "run.prompts": "Instructions",
     "run.run": "Run",
     "run.tools": "Tools",
+    "sandbox.files": "ReplFiles",
     "sandbox.levels.level": "IsolationWarning",
     "sandbox.repl": "SandboxedRepl",
     "sandbox.sandbox": "Sandbox",
     "sandbox.template": "Template",
     "trace.callbacks": "Callbacks",
     "trace.events": "BlockEnded BlockPrinted BlockStarted CallEnded CallRetried CallStarted CallText Event "
-    "EventsMissed IterationStarted Replied ReplReady RunEnded RunStarted ToolEnded ToolStarted",
+    "EventsMissed IterationStarted ReplReady Replied RunEnded RunStarted ToolEnded ToolStarted",
     "trace.writer": "TraceWriter",
 }
 _PUBLIC = {name: f"rlm_broker.{module}" for module, names in _MODULES.items() for name in names.split()}

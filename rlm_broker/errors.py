@@ -5,6 +5,7 @@ RlmBrokerError
 │   ├── ReplBusy             a REPL runs a block already
 │   ├── ContextRefused       a context cannot be read, or is not text, a dict or a list
 │   └── UnknownModel         no client is registered under that name
+├── FileRefused              a file of a REPL cannot be read, written or listed
 ├── IsolationUnavailable     this machine cannot give the isolation that was asked for
 ├── ValueUnavailable         a variable of a REPL is not there, or its value does not cross
 ├── ProtocolViolation        a peer said what it may not say now; its connection is closed
@@ -70,6 +71,12 @@ class UnknownModel(ConfigurationError):
     """No client is registered under that name."""
 
     kind = "unknown_model"
+
+
+class FileRefused(RlmBrokerError):
+    """A file of a REPL's scratch folder cannot be read, written or listed, as it is there."""
+
+    kind = "file"
 
 
 class IsolationUnavailable(RlmBrokerError):

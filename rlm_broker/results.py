@@ -147,6 +147,15 @@ class Call:
 
 
 @dataclass(frozen=True, slots=True)
+class FileEntry:
+    """One entry of a folder in a REPL. A link is told of itself, and never of what it leads to."""
+
+    name: str
+    kind: Literal["file", "folder", "link", "other"]
+    size_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
 class PostMortem:
     """What a killed REPL was doing and using, seen from outside as far as that was possible.
 

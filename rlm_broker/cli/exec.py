@@ -61,6 +61,7 @@ def command(
         code = _read(file)
         settings = Settings(assigned(assignments, block_timeout_s=timeout, isolation=isolation))
         with Sandbox(settings.limits, settings["isolation"]) as sandbox, sandbox.repl() as repl:
+            repl.kills_when_cancelled = True
             block = _at_its_limit(_run(repl, code, None if as_json else _Echo()))
             if as_json:
                 shown = dataclasses.asdict(block) | {"isolation": dataclasses.asdict(repl.isolation)}

@@ -18,6 +18,7 @@ from rlm_broker.sandbox import outcome, post_mortem
 from rlm_broker.sandbox.arguments import require_answer, require_block, require_limits, seconds_or
 from rlm_broker.sandbox.block_run import BlockRun
 from rlm_broker.sandbox.environment import environment_of
+from rlm_broker.sandbox.files import ReplFiles
 from rlm_broker.sandbox.output import BlockOutput, OnOutput
 from rlm_broker.sandbox.sent import values_of
 from rlm_broker.sandbox.workers.source import StartedWorker, Workers
@@ -87,6 +88,7 @@ class SandboxedRepl(AsyncResource):
         self._context = context
         self._own_context: StoredContext | None = None
         self._answer = answer
+        self._files = ReplFiles(self.bind_loop, self._worker_of_files, self._limits.scratch_bytes)
         self._started: StartedWorker | None = None
         self._connection: Connection | None = None
         self._restarts = 0
@@ -102,6 +104,11 @@ class SandboxedRepl(AsyncResource):
         fork_server = self._workers.fork_server
         layers = self._started.worker.layers if self._started else ()
         return Isolation(fork_server.level.name, (*fork_server.layers, *layers))
+
+    @property
+    def files(self) -> ReplFiles:
+        """The files in its scratch folder, which is the current folder of its code."""
+        return self._files
 
     def execute(
         self,
@@ -288,6 +295,15 @@ class SandboxedRepl(AsyncResource):
             await self._use(await self._workers.start(await self._stored(), self._limits))
         assert self._connection is not None
         return self._connection
+
+    async def _worker_of_files(self) -> Worker:
+        """Return the worker, which has the files also while its REPL is dead or runs a block."""
+        if self._closed or not self._opened or (self._started is None and not self._busy.locked()):
+            async with self._busy:
+                await self._require_repl()
+        if self._started is None:
+            raise SandboxFailed("the REPL is being replaced: try again when its block has begun")
+        return self._started.worker
 
     def _is_lost_unused(self) -> bool:
         """Return whether its processes died before any block ran: there are no variables that code could miss."""

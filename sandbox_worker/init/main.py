@@ -16,6 +16,7 @@ import signal
 import socket
 from typing import NoReturn
 
+from sandbox_worker.init import files
 from sandbox_worker.init.control_socket import ControlSocket
 from sandbox_worker.init.output_pipes import EXPLAIN_S, ReplOutput, WriteEnds
 from sandbox_worker.init.procfs import Proc, Status
@@ -185,10 +186,6 @@ class Init:
                     self._load(fds[0], form)
                 self._control.say(Loaded(layers=self._layers))
             case Start():
-                if self._has_started:  # else there is nobody: to look for them would go through the machine's processes
-                    self._kill_all()
-                    self._output.close()
-                self._has_started = True
                 self._start(fds[0])
             case Begin(cpu_s=cpu_s):
                 self._begin(cpu_s)
@@ -203,6 +200,10 @@ class Init:
                 post_mortem = self._explained() if explain else None
                 self._end_repl()
                 self._control.say(Stopped(post_mortem=post_mortem))
+            case request:
+                bounds = None if self._shared.level.has_own_root else self._spawn.bounds
+                said, opened = files.answer(request, bounds)
+                self._control.say(said, *opened)
 
     def _load(self, fd: int, form: ContextForm) -> None:
         try:
@@ -238,6 +239,10 @@ class Init:
     # -- the REPL's life ---------------------------------------------------------------------------------------------
 
     def _start(self, connection_fd: int) -> None:
+        if self._has_started:  # else there is nobody: to look for them would go through the machine's processes
+            self._kill_all()
+            self._output.close()
+        self._has_started = True
         write_ends = self._output.open()
         BELL.pack_into(self._bell, INTERRUPTED_AT, 0)  # a fresh REPL counts its blocks anew
         pid = os.fork()

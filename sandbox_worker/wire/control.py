@@ -23,8 +23,11 @@ OUT_OF_MEMORY, BROKEN = 250, 251
 
 PreparationStep = Literal["imports", "context", "setup"]
 """What a fork server gets ready for its workers."""
+EntryKind = Literal["file", "folder", "link", "other"]
 InitStep = Literal["lock down", "load", "start", "go on", "speak"]
 """What init can fail to do; "speak" is the orchestrator's word for an init whose packet is no message."""
+
+Path = Annotated[list[bytes], msgspec.Meta(min_length=1)]
 
 T = TypeVar("T")
 
@@ -160,6 +163,26 @@ class Stop(Control, frozen=True):
     explain: bool = False
 
 
+class OpenToRead(Control, frozen=True):
+    """Open a regular file of the scratch folder. `path` is its folders' names and its own; no name is ".."."""
+
+    path: Path
+
+
+class OpenToWrite(Control, frozen=True):
+    """The same to write `size_bytes` to it, in the place of what is there. Missing folders are made."""
+
+    path: Path
+    size_bytes: int
+
+
+class ListFolder(Control, frozen=True):
+    """Say what is in a folder of the scratch folder, by name, from behind `after` on."""
+
+    path: list[bytes]
+    after: bytes = b""
+
+
 class LastSeen(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """What a REPL was doing when it was killed, as far as could be seen from outside.
 
@@ -229,6 +252,37 @@ class Stopped(Control, frozen=True):
     post_mortem: LastSeen | None = None
 
 
+class Opened(Control, frozen=True):
+    """A file was opened. Beside it travels its descriptor.
+
+    Attributes:
+        fd: Filled in where the descriptor has arrived.
+    """
+
+    fd: int = -1
+
+
+class Entry(msgspec.Struct, frozen=True, array_like=True):
+    """One entry of a folder, as `lstat` tells of it. A name may be any bytes."""
+
+    name: bytes
+    kind: EntryKind
+    size_bytes: int
+
+
+class Listed(Control, frozen=True):
+    """Entries of a folder. `is_all` says whether these are the last."""
+
+    entries: list[Entry]
+    is_all: bool
+
+
+class Refused(Control, frozen=True):
+    """A file or folder cannot be had: `reason` is the rest of a sentence about it."""
+
+    reason: str
+
+
 class Burned(Control, frozen=True):
     """The REPL's processes used so much CPU time since this was said last."""
 
@@ -257,8 +311,24 @@ class Died(Control, frozen=True):
 
 ToZygote = Configure | Spawn
 FromZygote = ZygoteReady | ZygoteFailed | NotPrepared | Spawned | SpawnFailed
-ToInit = Load | Start | Begin | Interrupt | Drain | Stop
-FromInit = Loaded | Forked | Started | Failed | Written | Interrupted | Drained | Stopped | Burned | Exceeded | Died
+FileRequest = OpenToRead | OpenToWrite | ListFolder
+ToInit = Load | Start | Begin | Interrupt | Drain | Stop | FileRequest
+FromInit = (
+    Loaded
+    | Forked
+    | Started
+    | Failed
+    | Written
+    | Interrupted
+    | Drained
+    | Stopped
+    | Opened
+    | Listed
+    | Refused
+    | Burned
+    | Exceeded
+    | Died
+)
 
 _encoder = msgspec.msgpack.Encoder()
 _to_zygote: msgspec.msgpack.Decoder[ToZygote] = msgspec.msgpack.Decoder(ToZygote)

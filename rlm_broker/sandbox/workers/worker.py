@@ -9,7 +9,7 @@ import socket
 from collections.abc import Callable, Sequence
 from typing import TypeVar
 
-from rlm_broker.errors import ContextRefused, SandboxFailed, WorkerDied
+from rlm_broker.errors import ContextRefused, FileRefused, SandboxFailed, WorkerDied
 from rlm_broker.sandbox.levels.level import unavailable
 from rlm_broker.sandbox.workers.cgroups import MemoryGroup
 from sandbox_worker.loading.form import ContextForm
@@ -28,8 +28,14 @@ from sandbox_worker.wire.control import (
     Interrupt,
     Interrupted,
     LastSeen,
+    Listed,
+    ListFolder,
     Load,
     Loaded,
+    Opened,
+    OpenToRead,
+    OpenToWrite,
+    Refused,
     Start,
     Started,
     Stop,
@@ -146,6 +152,33 @@ class Worker:
         self.died = None
         return stopped.post_mortem
 
+    async def open_file(self, request: OpenToRead | OpenToWrite) -> int:
+        """Have init open a regular file of the scratch folder; return a descriptor for the caller to close.
+
+        Raises:
+            FileRefused: It cannot be opened. The message is the rest of a sentence about it.
+        """
+        exchange = self._loop.create_task(self._exchange([(request, None)], Opened))
+        try:
+            (opened,) = await asyncio.shield(exchange)
+        except asyncio.CancelledError:
+            exchange.add_done_callback(_close_opened)
+            raise
+        assert isinstance(opened, Opened)
+        if opened.fd < 0:
+            raise SandboxFailed("the worker's init sent no descriptor of a file")
+        return opened.fd
+
+    async def list_folder(self, path: list[bytes], after: bytes) -> Listed:
+        """Return what is in a folder of the scratch folder, see `ListFolder`.
+
+        Raises:
+            FileRefused: As above.
+        """
+        (listed,) = await self._exchange([(ListFolder(path, after), None)], Listed)
+        assert isinstance(listed, Listed)
+        return listed
+
     async def kill(self) -> None:
         """SIGKILL to init, and return when the whole worker is gone. Harmless when it already is.
 
@@ -208,6 +241,8 @@ class Worker:
             raise SandboxFailed(f"the worker's init did not answer within {timeout_s:g} s, and was killed") from None
         if isinstance(message, kind):
             return message
+        if isinstance(message, Refused):
+            raise FileRefused(message.reason)
         if isinstance(message, Failed):
             if message.layer is not None:
                 raise unavailable(self._level, message.layer, message.reason, message.code)
@@ -240,6 +275,8 @@ class Worker:
             case Forked() if fds:
                 self._forget_repl()
                 self._repl = _Process(fds[0], _nothing)
+            case Opened() if fds:
+                self._answers.put_nowait(Opened(fd=fds[0]))
             case Written():
                 self.on_written(message)
             case Burned():
@@ -320,6 +357,15 @@ def _exchanged(exchange: "asyncio.Task[list[FromInit]]", fds: list[int]) -> None
         os.close(fd)
     if not exchange.cancelled():
         exchange.exception()  # whoever waits gets it; if nobody does any more, that is no news
+
+
+def _close_opened(exchange: "asyncio.Task[list[FromInit]]") -> None:
+    """Close the descriptor that nobody waits for any more."""
+    if exchange.cancelled() or exchange.exception() is not None:
+        return
+    for answer in exchange.result():
+        if isinstance(answer, Opened) and answer.fd >= 0:
+            os.close(answer.fd)
 
 
 def _ignore(_news: object) -> None:

@@ -7,9 +7,10 @@ import pytest
 
 from rlm_broker.clients.function import FunctionClient
 from rlm_broker.clients.scripted import ScriptedClient
-from rlm_broker.errors import ConfigurationError, ContextRefused
+from rlm_broker.errors import ConfigurationError, ContextRefused, RunCancelled
 from rlm_broker.limits import Limits
 from rlm_broker.rlm import RLM
+from rlm_broker.trace.events import BlockPrinted
 from tests.support.waiting import WAIT_S
 
 
@@ -53,6 +54,18 @@ def test_queries_go_to_the_run_that_is_going_on() -> None:
         first, second = rlm.completion("a", "1"), rlm.completion("b", "2")
     assert [first.response, second.response] == ["0", "1"]
     assert [len(first.child_traces), len(second.child_traces)] == [1, 1]
+
+
+async def test_cancelled_run_leaves_the_variables_to_the_next() -> None:
+    client = ScriptedClient([block("x = 41; print('set')\nwhile True: pass"), block("FINAL(str(x + 1) + context)")])
+    async with RLM(client, persistent=True, limits=Limits(interrupt_grace_s=WAIT_S)) as rlm:
+        run = rlm.start("a", "?")
+        async for event in run.events():
+            if isinstance(event, BlockPrinted):
+                run.cancel()
+        with pytest.raises(RunCancelled):
+            await run
+        assert (await rlm.acompletion("b", "?")).response == "42a"
 
 
 async def test_two_questions_at_once_and_no_with_are_refused() -> None:

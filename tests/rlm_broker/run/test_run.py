@@ -2,6 +2,7 @@
 
 import asyncio
 import threading
+import time
 
 import pytest
 
@@ -9,9 +10,20 @@ from rlm_broker import RLM, ConfigurationError, Limits, RunCancelled, ScriptedCl
 from rlm_broker.clients.base import LMReply, LMRequest
 from rlm_broker.clients.function import FunctionClient
 from rlm_broker.run.run import Run
-from rlm_broker.trace.events import BlockStarted, CallStarted, Event, RunEnded, RunStarted, ToolEnded, ToolStarted
+from rlm_broker.trace.events import (
+    BlockPrinted,
+    BlockStarted,
+    CallStarted,
+    Event,
+    RunEnded,
+    RunStarted,
+    ToolEnded,
+    ToolStarted,
+)
+from tests.support.waiting import WAIT_S
 
 BLOCK = "I look at it.\n```repl\nprint(context)\n```"
+DEAF = "```repl\nimport signal; signal.signal(signal.SIGINT, signal.SIG_IGN); print('deaf')\nwhile True: pass\n```"
 HANGS = "A first guess: 7.\n```repl\nwhile True: pass\n```"
 
 
@@ -107,6 +119,17 @@ async def test_cancelled_run_raises_with_what_it_had() -> None:
         await run
     assert raised.value.partial_answer == "A first guess: 7."
     assert len(raised.value.messages) == 3
+
+
+async def test_cancelled_run_does_not_wait_for_a_deaf_block() -> None:
+    limits = Limits(interrupt_grace_s=WAIT_S)
+    run = RLM(ScriptedClient([DEAF]), limits=limits).start("text", "?")
+    await until(run, BlockPrinted)
+    began = time.monotonic()
+    run.cancel()
+    with pytest.raises(RunCancelled):
+        await run
+    assert time.monotonic() - began < WAIT_S / 2
 
 
 async def test_run_left_as_a_context_manager_has_ended() -> None:

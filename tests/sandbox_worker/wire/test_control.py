@@ -39,6 +39,9 @@ TO_INIT = [
     control.Interrupt(block=1),
     control.Drain(),
     control.Stop(explain=True),
+    control.OpenToRead(path=[b"a", b"\xff"]),
+    control.OpenToWrite(path=[b"a"], size_bytes=5),
+    control.ListFolder(path=[], after=b"x"),
 ]
 FROM_INIT = [
     control.Loaded(layers=["mounts"]),
@@ -49,6 +52,9 @@ FROM_INIT = [
     control.Interrupted(),
     control.Drained(),
     control.Stopped(post_mortem=control.LastSeen("stack", 1, 0.5, 2, 3)),
+    control.Opened(),
+    control.Listed(entries=[control.Entry(b"\xff", "file", 5)], is_all=True),
+    control.Refused(reason="is a folder"),
     control.Burned(cpu_s=0.5),
     control.Exceeded("memory_bytes", 2, 1, control.LastSeen()),
     control.Died(signal=9),

@@ -1,0 +1,297 @@
+"""Files of a REPL, from outside: written, read, saved and listed, beside a running block."""
+
+import asyncio
+import contextlib
+import os
+import secrets
+import stat
+import threading
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path, PurePath
+from typing import Any, Final, TypeVar
+
+from rlm_broker.concurrency.deadline import to_its_end
+from rlm_broker.concurrency.event_loop import EventLoopRef
+from rlm_broker.errors import ConfigurationError, FileRefused
+from rlm_broker.results import FileEntry
+from rlm_broker.sandbox.workers.worker import Worker
+from sandbox_worker.wire.control import OpenToRead, OpenToWrite
+
+PIECE_BYTES: Final = 1 << 18
+"""Bytes that are copied at once. Between two pieces a copy can be stopped."""
+MAX_READ_BYTES: Final = 64 << 20
+"""Bytes of a file that `read` returns unless it is told otherwise. A larger one is refused: `save` streams it."""
+MAX_PATH_BYTES: Final = 4096
+"""Longest path in a REPL. A longer one is refused, as the kernel would."""
+
+T = TypeVar("T")
+Data = bytes | bytearray | memoryview | Path
+Entries = list[FileEntry]
+
+
+class ReplFiles:
+    """The files in a REPL's scratch folder, which is the current folder of its code. It is `repl.files`.
+
+    The shape is that of E2B's `sandbox.files` (`write`, `read`, `list`), so that code for it needs few changes; `save`
+    is for files that shall not pass through memory. Each has an awaited twin: `awrite`, `aread`, `asave`, `alist`.
+
+    A path is relative to that folder. No link is followed anywhere in it, and only regular files are opened. It works
+    while a block runs, and does not ask the REPL: its init opens each file, and the file is copied in a thread. A block
+    that reads while a file is written sees what there is so far. Files stay when a REPL is killed, unless its worker
+    had to be replaced, as it is where the scratch folder was too full.
+
+    Args:
+        event_loop: Returns the one that the REPL lives on.
+        worker: Returns the worker that has the files.
+        max_bytes: What the scratch folder may hold.
+    """
+
+    def __init__(
+        self, event_loop: Callable[[], EventLoopRef], worker: Callable[[], Awaitable[Worker]], max_bytes: int
+    ) -> None:
+        self._event_loop = event_loop
+        self._worker = worker
+        self._max_bytes = max_bytes
+
+    def write(self, path: str | PurePath, data: Data) -> None:
+        """Write a file, in the place of one that is there. Folders on the way are made.
+
+        Args:
+            data: Its bytes; or a `Path` of the host, which is copied in pieces.
+
+        Raises:
+            ConfigurationError: The path leads out of the folder, or the data cannot be read.
+            FileRefused: There is no room (`scratch_bytes`, `max_scratch_files`), or something else has that name.
+            ReplClosed, SandboxFailed: As for `SandboxedRepl.execute`.
+        """
+        self._event_loop().run(self._write(path, data))
+
+    async def awrite(self, path: str | PurePath, data: Data) -> None:
+        """`write`, awaited."""
+        await self._event_loop().arun(self._write(path, data))
+
+    def read(self, path: str | PurePath, max_bytes: int = MAX_READ_BYTES) -> bytes:
+        """Return what is in a file.
+
+        Raises:
+            ConfigurationError: The path leads out of the folder.
+            FileRefused: There is no such file, or it has more than `max_bytes`.
+            ReplClosed, SandboxFailed: As for `SandboxedRepl.execute`.
+        """
+        return self._event_loop().run(self._read(path, max_bytes))
+
+    async def aread(self, path: str | PurePath, max_bytes: int = MAX_READ_BYTES) -> bytes:
+        """`read`, awaited."""
+        return await self._event_loop().arun(self._read(path, max_bytes))
+
+    def save(self, path: str | PurePath, to: str | Path) -> None:
+        """Copy a file to the host, in pieces. `to` appears when it is whole, in the place of one that is there.
+
+        Raises:
+            ConfigurationError: The path leads out of the folder, or `to` cannot be written.
+            FileRefused: There is no such file, or it has more than `scratch_bytes`.
+            ReplClosed, SandboxFailed: As for `SandboxedRepl.execute`.
+        """
+        self._event_loop().run(self._save(path, to))
+
+    async def asave(self, path: str | PurePath, to: str | Path) -> None:
+        """`save`, awaited."""
+        await self._event_loop().arun(self._save(path, to))
+
+    def list(self, path: str | PurePath = ".") -> Entries:
+        """Return what is in a folder, by name; up to 10,000 entries. What is in its folders is not part of it.
+
+        Raises:
+            ConfigurationError: The path leads out of the scratch folder.
+            FileRefused: There is no such folder, or it has more entries.
+            ReplClosed, SandboxFailed: As for `SandboxedRepl.execute`.
+        """
+        return self._event_loop().run(self._list(path))
+
+    async def alist(self, path: str | PurePath = ".") -> Entries:
+        """`list`, awaited."""
+        return await self._event_loop().arun(self._list(path))
+
+    # -- on the loop -------------------------------------------------------------------------------------------------
+
+    async def _write(self, path: object, data: object) -> None:
+        names = _names(path)
+        if isinstance(data, Path):
+            source: memoryview | int = _open_host_file(data)
+        elif isinstance(data, bytes | bytearray | memoryview):
+            source = memoryview(data.tobytes() if isinstance(data, memoryview) else data)
+        else:
+            raise ConfigurationError(
+                f"data is bytes, or a Path of the host, and not {type(data).__name__}: text is `data.encode()`"
+            )
+        with source if isinstance(source, memoryview) else _closing(source):
+            size_bytes = len(source) if isinstance(source, memoryview) else os.fstat(source).st_size
+            fd = await self._opened(OpenToWrite(names, size_bytes), path)
+            with _closing(fd), _told(path):
+                await _in_thread(lambda stop: _fill(fd, source, size_bytes, stop))
+
+    async def _read(self, path: object, max_bytes: object) -> bytes:
+        if isinstance(max_bytes, bool) or not isinstance(max_bytes, int) or max_bytes < 0:
+            raise ConfigurationError(f"max_bytes = {max_bytes!r}: give a number of bytes")
+        whole = bytearray()
+        fd = await self._opened(OpenToRead(_names(path)), path)
+        with _closing(fd), _told(path):
+            beyond = f"more than max_bytes = {max_bytes:,}: raise it, or use `save`"
+            await _in_thread(lambda stop: _copy(fd, whole.extend, max_bytes, beyond, stop))
+        return bytes(whole)
+
+    async def _save(self, path: object, to: object) -> None:
+        if not isinstance(to, str | Path) or not str(to):
+            raise ConfigurationError(f"to is a path of the host, and not {to!r}")
+        target, names = Path(to), _names(path)
+        fd = await self._opened(OpenToRead(names), path)
+        with _closing(fd), _told(path):
+            beyond = f"more than scratch_bytes = {self._max_bytes:,}"
+            await _in_thread(lambda stop: _save_as(target, fd, self._max_bytes, beyond, stop))
+
+    async def _list(self, path: object) -> Entries:
+        names = _names(path, may_be_empty=True)
+        worker = await self._worker()
+        found: Entries = []
+        after = b""
+        while True:
+            with _told(path):
+                listed = await worker.list_folder(names, after)
+            found += [FileEntry(os.fsdecode(each.name), each.kind, each.size_bytes) for each in listed.entries]
+            if listed.is_all or not listed.entries:
+                return found
+            after = listed.entries[-1].name
+
+    async def _opened(self, request: OpenToRead | OpenToWrite, path: object) -> int:
+        """Return a descriptor of a regular file, for the caller to close."""
+        worker = await self._worker()
+        with _told(path):
+            fd = await worker.open_file(request)
+        if not stat.S_ISREG(os.fstat(fd).st_mode):  # init has looked; what comes out of a worker is looked at again
+            os.close(fd)
+            raise FileRefused(f"{str(path)!r} is no regular file")
+        return fd
+
+
+def _names(path: object, may_be_empty: bool = False) -> list[bytes]:
+    """Return the names of a path below the scratch folder.
+
+    Raises:
+        ConfigurationError: It is none.
+    """
+    if not isinstance(path, str | PurePath):
+        raise ConfigurationError(f"a path in a REPL is text, and not {type(path).__name__}")
+    try:
+        whole = os.fsencode(path)
+    except UnicodeEncodeError:
+        raise ConfigurationError(f"the path {str(path)!r} has lone surrogates that are no name of a file") from None
+    names = [name for name in whole.split(b"/") if name not in (b"", b".")]
+    if b"\0" in whole or len(whole) > MAX_PATH_BYTES:
+        raise ConfigurationError(f"the path {str(path)[:80]!r} has a NUL character or over {MAX_PATH_BYTES:,} bytes")
+    if whole.startswith(b"/") or b".." in names:
+        raise ConfigurationError(f"the path {str(path)!r} is to be relative to the REPL's scratch folder, without '..'")
+    if not names and not may_be_empty:
+        raise ConfigurationError(f"the path {str(path)!r} names no file")
+    return names
+
+
+def _open_host_file(path: Path) -> int:
+    """Return a descriptor of a regular file of the host. Raises: ConfigurationError."""
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    except (OSError, ValueError) as error:
+        raise ConfigurationError(f"{path} cannot be read: {getattr(error, 'strerror', None) or error}") from None
+    if not stat.S_ISREG(os.fstat(fd).st_mode):
+        os.close(fd)
+        raise ConfigurationError(f"{path} is no regular file")
+    return fd
+
+
+def _fill(fd: int, source: "memoryview | int", size_bytes: int, stop: threading.Event) -> None:
+    """Write so many bytes of the source, or fewer if it has become shorter."""
+    done = 0
+    while done < size_bytes and not stop.is_set():
+        length = min(PIECE_BYTES, size_bytes - done)
+        piece = os.pread(source, length, done) if isinstance(source, int) else source[done : done + length]
+        if not piece:
+            return
+        done += os.write(fd, piece)
+
+
+def _copy(fd: int, take: Callable[[bytes], Any], max_bytes: int, beyond: str, stop: threading.Event) -> None:
+    """Hand on what is in a file, which may grow meanwhile.
+
+    Raises:
+        FileRefused: It has more than `max_bytes`. The message is the rest of a sentence about it.
+    """
+    size_bytes = os.fstat(fd).st_size
+    if size_bytes > max_bytes:
+        raise FileRefused(f"has {size_bytes:,} bytes, {beyond}")
+    done = 0
+    while not stop.is_set() and (piece := os.read(fd, PIECE_BYTES)):
+        done += len(piece)
+        if done > max_bytes:
+            raise FileRefused(f"has grown to {beyond}")
+        take(piece)
+
+
+def _save_as(target: Path, fd: int, max_bytes: int, beyond: str, stop: threading.Event) -> None:
+    """Copy to a file beside the target, which takes its place when it is whole."""
+    part = target.with_name(f".{target.name[:100]}.{secrets.token_hex(8)}") if target.name else target
+    try:
+        if target.is_dir():
+            raise ConfigurationError(f"{target} is a folder: name the file")
+        out = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
+    except (OSError, ValueError) as error:
+        raise ConfigurationError(f"{target} cannot be written: {getattr(error, 'strerror', None) or error}") from None
+    try:
+        with open(out, "wb", buffering=0) as file:
+            _copy(fd, lambda piece: _write_all(file.fileno(), piece), max_bytes, beyond, stop)
+        if not stop.is_set():
+            part.replace(target)
+    finally:
+        part.unlink(missing_ok=True)
+
+
+def _write_all(fd: int, piece: bytes) -> None:
+    with memoryview(piece) as rest:
+        done = 0
+        while done < len(rest):
+            done += os.write(fd, rest[done:])
+
+
+async def _in_thread(work: Callable[[threading.Event], T]) -> T:
+    """Run blocking work in a thread. When we are cancelled it is told to stop, and its end is awaited."""
+    stop = threading.Event()
+    running = asyncio.ensure_future(asyncio.to_thread(work, stop))
+    try:
+        return await asyncio.shield(running)
+    except asyncio.CancelledError:
+        stop.set()
+        with contextlib.suppress(Exception):
+            await to_its_end(lambda: _result(running))
+        raise
+
+
+async def _result(running: "asyncio.Future[T]") -> T:
+    return await running
+
+
+@contextmanager
+def _closing(fd: int) -> Iterator[None]:
+    try:
+        yield
+    finally:
+        os.close(fd)
+
+
+@contextmanager
+def _told(path: object) -> Iterator[None]:
+    """Name the path in what is refused in here, and refuse what the kernel does not do."""
+    try:
+        yield
+    except FileRefused as error:
+        raise FileRefused(f"{str(path)!r} {error}") from None
+    except OSError as error:
+        raise FileRefused(f"{str(path)!r} cannot be copied: {error.strerror}") from None

@@ -1,0 +1,98 @@
+"""Model code that changes names while the orchestrator reads and writes files: nothing of the host is read or changed."""
+
+import contextlib
+import os
+import threading
+from collections.abc import Iterator
+
+import pytest
+
+from rlm_broker.errors import ConfigurationError, FileRefused
+from tests.attacks.arena import LIMITS, PROTECTED, Arena, arena_of
+from tests.support.waiting import WAIT_S
+
+SWAPS = """
+import ctypes, os
+os.makedirs('d', exist_ok=True)
+open('d/secret.py', 'w').write('own'); open('f', 'w').write('own')
+os.symlink('<FOLDER>', 'l'); os.symlink('<FILE>', 'm')
+try: os.mkfifo('p')
+except OSError: os.symlink('/dev/zero', 'p')
+open('ready', 'w').close()
+libc = ctypes.CDLL(None)
+while not os.path.exists('stop'):
+    for one, other in ((b'd', b'l'), (b'f', b'm'), (b'f', b'p')):
+        assert libc.renameat2(-100, one, -100, other, 2) == 0  # they are exchanged at once
+print('swapped')
+"""
+
+
+@pytest.fixture(scope="module", params=PROTECTED)
+def protected(request: pytest.FixtureRequest) -> Iterator[Arena]:
+    with arena_of(request.param) as opened:
+        yield opened
+
+
+def test_swapped_names_lead_to_nothing_of_the_host(protected: Arena) -> None:
+    with protected.sandbox.repl() as repl:
+        ended: list[str] = []
+        code = protected.fill_in(SWAPS)
+        thread = threading.Thread(target=lambda: ended.append(repl.execute(code, timeout_s=WAIT_S).stdout))
+        thread.start()
+        while not any(entry.name == "ready" for entry in repl.files.list()):
+            assert thread.is_alive()
+        read = 0
+        for _ in range(150):
+            for path in ("d/secret.py", "f"):
+                with contextlib.suppress(FileRefused):
+                    assert protected.secret.encode() not in repl.files.read(path, 1 << 16)
+                    read += 1
+                with contextlib.suppress(FileRefused):
+                    repl.files.write(path, b"overwritten")
+        assert read
+        repl.files.write("stop", b"")
+        thread.join(WAIT_S)
+        assert ended == ["swapped\n"]
+    assert protected.file.read_text() == f"SECRET = '{protected.secret}'\n"
+    protected.goes_on()
+
+
+def test_links_planted_by_code_are_not_followed(protected: Arena) -> None:
+    with protected.sandbox.repl() as repl:
+        repl.execute(protected.fill_in("import os; os.symlink('<FOLDER>', 'out'); os.symlink('<FILE>', 'file')"))
+        for path in ("out/secret.py", "file"):
+            with pytest.raises(FileRefused, match="links are not followed"):
+                repl.files.read(path)
+            with pytest.raises(FileRefused, match="links are not followed"):
+                repl.files.write(path, b"overwritten")
+        with pytest.raises(FileRefused, match="links are not followed"):
+            repl.files.list("out")
+        with pytest.raises(ConfigurationError, match="relative"):
+            repl.files.read(str(protected.file))
+        assert {(entry.name, entry.kind) for entry in repl.files.list()} == {("out", "link"), ("file", "link")}
+    assert protected.file.read_text() == f"SECRET = '{protected.secret}'\n"
+
+
+def test_hard_link_to_a_file_of_the_host_is_not_to_be_had(protected: Arena) -> None:
+    with protected.sandbox.repl() as repl:
+        repl.execute(protected.fill_in("import os; os.link('<FILE>', 'hard')"))
+        repl.execute("import os, sys; os.link(os.__file__, 'library')")
+        assert repl.files.list() == []
+
+
+def test_folder_made_unreadable_or_endless_costs_only_its_repl(protected: Arena) -> None:
+    with protected.sandbox.repl() as repl:
+        repl.execute(
+            "import os\nos.makedirs('shut/in'); os.chmod('shut', 0)\n"
+            "for _ in range(3000):\n    os.mkdir('d'); os.chdir('d')"
+        )
+        for call in (
+            lambda: repl.files.list("shut/in"),
+            lambda: repl.files.write("d/" * 1500 + "x", b""),
+            lambda: repl.files.write("y", bytes(LIMITS.scratch_bytes + 1)),
+        ):
+            with contextlib.suppress(FileRefused):
+                call()
+        assert repl.files.list() != []
+    protected.goes_on()
+    assert os.path.exists(protected.file)  # noqa: PTH110

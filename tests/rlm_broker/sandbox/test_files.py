@@ -1,0 +1,193 @@
+"""Files of real REPLs, at each level: written, read, saved and listed from outside, also beside a running block."""
+
+import asyncio
+import os
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rlm_broker import ConfigurationError, FileEntry, FileRefused, ReplClosed, ReplLimits, Sandbox, SandboxFailed
+from rlm_broker.sandbox import files
+from tests.support.waiting import WAIT_S
+
+LEVELS = pytest.mark.parametrize("level", ["strict", "standard", "process"])
+pytestmark = pytest.mark.filterwarnings("ignore::rlm_broker.IsolationWarning")
+SMALL = ReplLimits(scratch_bytes=1 << 20, max_scratch_files=20)
+
+
+def open_files() -> list[str]:
+    return sorted(os.listdir("/proc/self/fd"))  # noqa: PTH208 - names
+
+
+@LEVELS
+def test_files_go_in_and_come_out_as_they_are(level: str, tmp_path: Path) -> None:
+    data = bytes(range(256)) * 4000
+    (tmp_path / "from").write_bytes(data)
+    with Sandbox(isolation=level) as sandbox, sandbox.repl() as repl:
+        repl.files.write("a.bin", data)
+        repl.files.write("deep/er/b.bin", tmp_path / "from")
+        repl.files.write("empty", b"")
+        code = "import os; [os.path.getsize(name) for name in ('a.bin', 'deep/er/b.bin', 'empty')]"
+        assert repl.execute(code).stdout == f"[{len(data)}, {len(data)}, 0]\n"
+        repl.execute("open('out', 'wb').write(open('a.bin', 'rb').read()[::-1])")
+        before = open_files()
+        assert repl.files.read("out") == data[::-1]
+        repl.files.save("out", tmp_path / "saved")
+        assert (tmp_path / "saved").read_bytes() == data[::-1]
+        assert {path.name for path in tmp_path.iterdir()} == {"from", "saved"}
+        repl.files.write("out", b"short")
+        assert repl.files.read(Path("out")) == b"short"
+        assert [each.name for each in repl.files.list()] == ["a.bin", "deep", "empty", "out"]
+        assert repl.files.list("deep/er") == [FileEntry("b.bin", "file", len(data))]
+        assert open_files() == before
+
+
+@LEVELS
+async def test_files_are_copied_beside_a_running_block(level: str) -> None:
+    async with Sandbox(isolation=level) as sandbox, sandbox.repl() as repl:
+        code = "import os, time\nwhile not os.path.exists('go'): time.sleep(0.01)\nopen('done', 'w').write('yes')"
+        block = asyncio.create_task(repl.aexecute(code))
+        assert await repl.files.alist() == []
+        await asyncio.gather(*(repl.files.awrite(f"f{number}", bytes(9)) for number in range(20)))
+        assert len(await repl.files.alist()) == 20
+        assert not block.done()
+        await repl.files.awrite("go", b"")
+        assert (await asyncio.wait_for(block, WAIT_S)).status == "ok"
+        assert await repl.files.aread("done") == b"yes"
+
+
+@pytest.mark.parametrize(
+    ("path", "why"),
+    [
+        ("/etc/passwd", "relative to the REPL's scratch folder"),
+        ("../x", "without '..'"),
+        ("a/../../x", "without '..'"),
+        ("", "names no file"),
+        ("./.", "names no file"),
+        ("a\0b", "NUL character"),
+        ("x" * 5000, "over 4,096 bytes"),
+        ("\ud800", "lone surrogates"),
+        (7, "a path in a REPL is text, and not int"),
+        (b"x", "a path in a REPL is text, and not bytes"),
+    ],
+)
+def test_path_that_is_none_is_refused_at_each_door(path: Any, why: str, tmp_path: Path) -> None:
+    with Sandbox() as sandbox, sandbox.repl() as repl:
+        for call in (
+            lambda: repl.files.read(path),
+            lambda: repl.files.write(path, b""),
+            lambda: repl.files.save(path, tmp_path / "x"),
+        ):
+            with pytest.raises(ConfigurationError, match=re.escape(why)):
+                call()
+
+
+def test_what_cannot_be_given_is_refused_in_words(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "fifo")
+    with Sandbox() as sandbox, sandbox.repl() as repl:
+        write: Any = repl.files.write
+        with pytest.raises(ConfigurationError, match=r"data is bytes, or a Path .* not str: text is `data.encode\(\)`"):
+            write("x", "text")
+        with pytest.raises(ConfigurationError, match="cannot be read: No such file"):
+            write("x", tmp_path / "none")
+        for what in ("fifo", "."):
+            with pytest.raises(ConfigurationError, match="is no regular file"):
+                write("x", tmp_path / what)
+        read: Any = repl.files.read
+        for bound in (-1, True, "9"):
+            with pytest.raises(ConfigurationError, match="give a number of bytes"):
+                read("x", bound)
+        assert repl.files.list() == []
+        repl.files.write("x", b"x")
+        with pytest.raises(ConfigurationError, match="is a folder: name the file"):
+            repl.files.save("x", tmp_path)
+        with pytest.raises(ConfigurationError, match="cannot be written: No such file"):
+            repl.files.save("x", tmp_path / "none" / "x")
+        with pytest.raises(ConfigurationError, match="to is a path of the host"):
+            repl.files.save("x", "")
+        with pytest.raises(FileRefused, match="'none' cannot be opened: No such file or directory"):
+            repl.files.save("none", tmp_path / "never")
+        assert [path.name for path in tmp_path.iterdir()] == ["fifo"]
+
+
+@LEVELS
+def test_bounds_of_the_scratch_folder_hold_for_what_is_written(level: str) -> None:
+    with Sandbox(SMALL, level) as sandbox, sandbox.repl() as repl:
+        repl.execute("x = 1")
+        repl.files.write("kept", b"kept")
+        with pytest.raises(FileRefused, match=r"'kept' needs 2,097,152 bytes, and scratch_bytes leaves room for"):
+            repl.files.write("kept", bytes(2 << 20))
+        assert repl.files.read("kept") == b"kept"
+        for number in range(19):
+            repl.files.write(f"f{number}", b"")
+        with pytest.raises(FileRefused, match=r"max_scratch_files|No space left"):
+            repl.files.write("one-too-many", b"")
+        assert repl.execute("x").stdout == "1\n"
+
+
+@LEVELS
+def test_file_larger_than_asked_for_is_refused_also_a_sparse_one(level: str, tmp_path: Path) -> None:
+    with Sandbox(isolation=level) as sandbox, sandbox.repl(limits=SMALL) as repl:
+        repl.execute("f = open('sparse', 'wb'); f.truncate(1 << 20); f.close()")
+        with pytest.raises(
+            FileRefused, match=r"'sparse' has 1,048,576 bytes, more than max_bytes = 1,000: raise it, or"
+        ):
+            repl.files.read("sparse", 1000)
+        repl.files.save("sparse", tmp_path / "whole")
+        assert (tmp_path / "whole").stat().st_size == 1 << 20
+
+
+def test_file_that_grows_while_it_is_read_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(files, "PIECE_BYTES", 1)
+    with Sandbox() as sandbox, sandbox.repl() as repl:
+        repl.execute(
+            "import threading\nf = open('grows', 'wb', 0); f.write(b'x')\n"
+            "def grow():\n    while f.tell() < 1 << 20: f.write(bytes(100))\nthreading.Thread(target=grow).start()"
+        )
+        with pytest.raises(FileRefused, match=r"has (grown to|.* bytes,) more than max_bytes = 5,000"):
+            repl.files.read("grows", 5000)
+
+
+@LEVELS
+def test_files_stay_when_the_repl_is_killed(level: str) -> None:
+    with Sandbox(isolation=level) as sandbox, sandbox.repl() as repl:
+        repl.files.write("kept", b"kept")
+        assert repl.execute("import os; os._exit(1)").status == "killed"
+        assert repl.files.read("kept") == b"kept"
+        assert repl.execute("open('kept').read()").stdout == "'kept'\n"
+
+
+def test_repl_that_is_not_open_has_no_files() -> None:
+    with Sandbox() as sandbox:
+        repl = sandbox.repl()
+        with pytest.raises(SandboxFailed, match="the REPL is not open"):
+            repl.files.list()
+        with repl:
+            repl.files.write("x", b"")
+        with pytest.raises(ReplClosed):
+            repl.files.read("x")
+
+
+async def test_copy_that_is_cancelled_leaves_nothing_open(tmp_path: Path) -> None:
+    large = tmp_path / "large"
+    with open(large, "wb") as file:
+        file.truncate(64 << 20)
+    async with Sandbox() as sandbox, sandbox.repl() as repl:
+        await repl.files.awrite("x", bytes(32 << 20))
+        before = open_files()
+        for wait in range(12):
+            copies = [
+                asyncio.create_task(repl.files.awrite("y", large)),
+                asyncio.create_task(repl.files.asave("x", tmp_path / "saved")),
+                asyncio.create_task(repl.files.aread("x")),
+            ]
+            for _ in range(wait * 3):
+                await asyncio.sleep(0)
+            for copy in copies:
+                copy.cancel()
+            await asyncio.wait(copies)
+        await repl.files.alist()
+        assert open_files() == before
+        assert {path.name for path in tmp_path.iterdir()} <= {"large", "saved"}
