@@ -8,18 +8,25 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from rlm_broker.clients.base import BaseClient as BaseClient
     from rlm_broker.clients.base import Client as Client
     from rlm_broker.clients.base import LMReply as LMReply
     from rlm_broker.clients.base import LMRequest as LMRequest
+    from rlm_broker.clients.field import AsyncFieldLike as AsyncFieldLike
+    from rlm_broker.clients.field import FieldLike as FieldLike
+    from rlm_broker.clients.field import SyncFieldLike as SyncFieldLike
     from rlm_broker.clients.function import FunctionClient as FunctionClient
     from rlm_broker.clients.litellm import LiteLLMClient as LiteLLMClient
     from rlm_broker.clients.openai_compatible import OpenAICompatibleClient as OpenAICompatibleClient
+    from rlm_broker.clients.recording import CallId as CallId
     from rlm_broker.clients.scripted import ScriptedClient as ScriptedClient
+    from rlm_broker.context.store import ContextInfo as ContextInfo
     from rlm_broker.context.store import Paths as Paths
     from rlm_broker.context.store import StoredContext as StoredContext
     from rlm_broker.context.store import store as store
     from rlm_broker.errors import ConfigurationError as ConfigurationError
     from rlm_broker.errors import ContextRefused as ContextRefused
+    from rlm_broker.errors import FailureCause as FailureCause
     from rlm_broker.errors import IsolationUnavailable as IsolationUnavailable
     from rlm_broker.errors import LimitReached as LimitReached
     from rlm_broker.errors import ModelFailed as ModelFailed
@@ -34,15 +41,21 @@ if TYPE_CHECKING:
     from rlm_broker.errors import UnknownModel as UnknownModel
     from rlm_broker.errors import WorkerDied as WorkerDied
     from rlm_broker.handler.cache import Cache as Cache
+    from rlm_broker.handler.client_queue import OnRetry as OnRetry
+    from rlm_broker.handler.client_queue import Serving as Serving
     from rlm_broker.handler.routing import ModelPolicy as ModelPolicy
     from rlm_broker.handler.routing import Route as Route
+    from rlm_broker.keywords import Keywords as Keywords
     from rlm_broker.limits import Limits as Limits
     from rlm_broker.limits import ReplLimits as ReplLimits
     from rlm_broker.limits import RunLimits as RunLimits
     from rlm_broker.lm_handler import LMHandler as LMHandler
+    from rlm_broker.models.model import Given as Given
     from rlm_broker.models.model import Model as Model
+    from rlm_broker.models.models import FilePath as FilePath
     from rlm_broker.models.models import Models as Models
     from rlm_broker.results import Block as Block
+    from rlm_broker.results import BlockStatus as BlockStatus
     from rlm_broker.results import Call as Call
     from rlm_broker.results import ChatMessage as ChatMessage
     from rlm_broker.results import ChildTrace as ChildTrace
@@ -50,15 +63,19 @@ if TYPE_CHECKING:
     from rlm_broker.results import Isolation as Isolation
     from rlm_broker.results import Iteration as Iteration
     from rlm_broker.results import PostMortem as PostMortem
+    from rlm_broker.results import Role as Role
     from rlm_broker.results import Usage as Usage
     from rlm_broker.results import UsageSummary as UsageSummary
     from rlm_broker.rlm import RLM as RLM
     from rlm_broker.run.answers import Budget as Budget
     from rlm_broker.run.answers import ReplAnswers as ReplAnswers
     from rlm_broker.run.prompts import Instructions as Instructions
+    from rlm_broker.run.prompts import Profile as Profile
     from rlm_broker.run.run import Run as Run
     from rlm_broker.run.tools import Tools as Tools
+    from rlm_broker.run.tree import QueryHandlerFactory as QueryHandlerFactory
     from rlm_broker.sandbox.levels.level import IsolationWarning as IsolationWarning
+    from rlm_broker.sandbox.output import OnOutput as OnOutput
     from rlm_broker.sandbox.repl import SandboxedRepl as SandboxedRepl
     from rlm_broker.sandbox.sandbox import Sandbox as Sandbox
     from rlm_broker.sandbox.template import Template as Template
@@ -70,6 +87,7 @@ if TYPE_CHECKING:
     from rlm_broker.trace.events import CallRetried as CallRetried
     from rlm_broker.trace.events import CallStarted as CallStarted
     from rlm_broker.trace.events import CallText as CallText
+    from rlm_broker.trace.events import Emit as Emit
     from rlm_broker.trace.events import Event as Event
     from rlm_broker.trace.events import EventsMissed as EventsMissed
     from rlm_broker.trace.events import IterationStarted as IterationStarted
@@ -80,42 +98,62 @@ if TYPE_CHECKING:
     from rlm_broker.trace.events import ToolEnded as ToolEnded
     from rlm_broker.trace.events import ToolStarted as ToolStarted
     from rlm_broker.trace.writer import TraceWriter as TraceWriter
+    from rlm_broker.transport.connection import QueryHandler as QueryHandler
+    from sandbox_worker.wire.level import LevelName as LevelName
     from sandbox_worker.wire.messages import Query as Query
     from sandbox_worker.wire.messages import Slot as Slot
+    from sandbox_worker.wire.messages import Stream as Stream
+    from sandbox_worker.wire.messages import Want as Want
+    from sandbox_worker.wire.prompts import Audio as Audio
+    from sandbox_worker.wire.prompts import AudioPart as AudioPart
+    from sandbox_worker.wire.prompts import ImagePart as ImagePart
+    from sandbox_worker.wire.prompts import ImageUrl as ImageUrl
+    from sandbox_worker.wire.prompts import Prompt as Prompt
+    from sandbox_worker.wire.prompts import TextPart as TextPart
 
 _MODULES = {
-    "clients.base": "Client LMReply LMRequest",
-    "clients.function": "FunctionClient",
-    "clients.litellm": "LiteLLMClient",
-    "clients.openai_compatible": "OpenAICompatibleClient",
-    "clients.scripted": "ScriptedClient",
-    "context.store": "Paths StoredContext store",
-    "errors": "ConfigurationError ContextRefused IsolationUnavailable LimitReached ModelFailed OutputInvalid "
-    "ProtocolViolation ReplClosed ReplayDiverged RlmBrokerError RunCancelled RunFailed SandboxFailed UnknownModel "
-    "WorkerDied",
-    "handler.cache": "Cache",
-    "handler.routing": "ModelPolicy Route",
-    "limits": "Limits ReplLimits RunLimits",
-    "lm_handler": "LMHandler",
-    "models.model": "Model",
-    "models.models": "Models",
-    "results": "Block Call ChatMessage ChildTrace Completion Isolation Iteration PostMortem Usage UsageSummary",
-    "rlm": "RLM",
-    "run.answers": "Budget ReplAnswers",
-    "run.prompts": "Instructions",
-    "run.run": "Run",
-    "run.tools": "Tools",
-    "sandbox.levels.level": "IsolationWarning",
-    "sandbox.repl": "SandboxedRepl",
-    "sandbox.sandbox": "Sandbox",
-    "sandbox.template": "Template",
-    "trace.callbacks": "Callbacks",
-    "trace.events": "BlockEnded BlockPrinted BlockStarted CallEnded CallRetried CallStarted CallText Event "
-    "EventsMissed IterationStarted Replied ReplReady RunEnded RunStarted ToolEnded ToolStarted",
-    "trace.writer": "TraceWriter",
+    "rlm_broker.clients.base": "BaseClient Client LMReply LMRequest",
+    "rlm_broker.clients.field": "AsyncFieldLike FieldLike SyncFieldLike",
+    "rlm_broker.clients.function": "FunctionClient",
+    "rlm_broker.clients.litellm": "LiteLLMClient",
+    "rlm_broker.clients.openai_compatible": "OpenAICompatibleClient",
+    "rlm_broker.clients.recording": "CallId",
+    "rlm_broker.clients.scripted": "ScriptedClient",
+    "rlm_broker.context.store": "ContextInfo Paths StoredContext store",
+    "rlm_broker.errors": "ConfigurationError ContextRefused FailureCause IsolationUnavailable LimitReached "
+    "ModelFailed OutputInvalid ProtocolViolation ReplClosed ReplayDiverged RlmBrokerError RunCancelled RunFailed "
+    "SandboxFailed UnknownModel WorkerDied",
+    "rlm_broker.handler.cache": "Cache",
+    "rlm_broker.handler.client_queue": "OnRetry Serving",
+    "rlm_broker.handler.routing": "ModelPolicy Route",
+    "rlm_broker.keywords": "Keywords",
+    "rlm_broker.limits": "Limits ReplLimits RunLimits",
+    "rlm_broker.lm_handler": "LMHandler",
+    "rlm_broker.models.model": "Given Model",
+    "rlm_broker.models.models": "FilePath Models",
+    "rlm_broker.results": "Block BlockStatus Call ChatMessage ChildTrace Completion Isolation Iteration PostMortem "
+    "Role Usage UsageSummary",
+    "rlm_broker.rlm": "RLM",
+    "rlm_broker.run.answers": "Budget ReplAnswers",
+    "rlm_broker.run.prompts": "Instructions Profile",
+    "rlm_broker.run.run": "Run",
+    "rlm_broker.run.tools": "Tools",
+    "rlm_broker.run.tree": "QueryHandlerFactory",
+    "rlm_broker.sandbox.levels.level": "IsolationWarning",
+    "rlm_broker.sandbox.output": "OnOutput",
+    "rlm_broker.sandbox.repl": "SandboxedRepl",
+    "rlm_broker.sandbox.sandbox": "Sandbox",
+    "rlm_broker.sandbox.template": "Template",
+    "rlm_broker.trace.callbacks": "Callbacks",
+    "rlm_broker.trace.events": "BlockEnded BlockPrinted BlockStarted CallEnded CallRetried CallStarted CallText Emit "
+    "Event EventsMissed IterationStarted ReplReady Replied RunEnded RunStarted ToolEnded ToolStarted",
+    "rlm_broker.trace.writer": "TraceWriter",
+    "rlm_broker.transport.connection": "QueryHandler",
+    "sandbox_worker.wire.level": "LevelName",
+    "sandbox_worker.wire.messages": "Query Slot Stream Want",
+    "sandbox_worker.wire.prompts": "Audio AudioPart ImagePart ImageUrl Prompt TextPart",
 }
-_PUBLIC = {name: f"rlm_broker.{module}" for module, names in _MODULES.items() for name in names.split()}
-_PUBLIC |= {"Query": "sandbox_worker.wire.messages", "Slot": "sandbox_worker.wire.messages"}
+_PUBLIC = {name: module for module, names in _MODULES.items() for name in names.split()}
 
 __all__ = sorted(_PUBLIC)
 __version__ = "0.1.0"

@@ -5,7 +5,9 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 Role = Literal["system", "user", "assistant"]
+"""Who says a message of a conversation."""
 BlockStatus = Literal["ok", "error", "exited", "interrupted", "killed"]
+"""How a block ended, see `Block`."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,6 +4,7 @@ import socket
 import time
 from collections import defaultdict
 from collections.abc import Callable, Hashable, Sequence
+from typing import Any
 
 import msgspec
 
@@ -121,8 +122,12 @@ class Broker(AsyncResource):
         """Port in use; 0 while it does not listen."""
         return self.listener.address[1] if self.listener.address else 0
 
-    def completion(self, prompt: one_shot.Prompt, model: str | None = None) -> str:
+    def completion(self, prompt: str | dict[str, Any] | list[Any], model: str | None = None) -> str:
         """Ask a model for the orchestrator's own use.
+
+        Args:
+            prompt: Text, a message as a dict, or a list of messages.
+            model: As for `get_client`.
 
         Raises:
             ModelFailed: The call failed.
@@ -130,7 +135,7 @@ class Broker(AsyncResource):
         """
         return self.bind_loop().run(self._completion(prompt, model))
 
-    async def acompletion(self, prompt: one_shot.Prompt, model: str | None = None) -> str:
+    async def acompletion(self, prompt: str | dict[str, Any] | list[Any], model: str | None = None) -> str:
         """`completion`, awaited."""
         return await self.bind_loop().arun(self._completion(prompt, model))
 

@@ -11,6 +11,7 @@ from rlm_broker.handler.routing import ModelPolicy, Route
 from rlm_broker.models.model import Given
 
 FilePath = str | PathLike[str]
+"""Path of a file, as `open` takes it."""
 
 
 @dataclass(frozen=True, slots=True)
