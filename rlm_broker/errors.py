@@ -22,7 +22,17 @@ from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import Any, ClassVar, Literal
 
-from rlm_broker.results import ChatMessage, ChildTrace, Completion, Iteration, Usage, UsageSummary
+from rlm_broker.results import (
+    ChatMessage,
+    ChildTrace,
+    Completion,
+    Isolation,
+    Iteration,
+    Usage,
+    UsageSummary,
+    described,
+    had,
+)
 
 FailureCause = Literal["transient", "request", "provider"]
 """Why a call failed: `transient`, the same call may succeed later; `request`, no model would take it (too long, refused
@@ -98,6 +108,8 @@ class RunFailed(RlmBrokerError):
 
     Attributes:
         partial_answer: Text of the model's last reply outside of its code, or None.
+        root_model: The model of the run.
+        isolation: What was enforced; None if it had no REPL.
         messages: The conversation with the root model.
         trajectory: The turns of the run. The last one may lack the block that was running.
         child_traces: Its child runs.
@@ -106,6 +118,8 @@ class RunFailed(RlmBrokerError):
     """
 
     partial_answer: str | None = None
+    root_model: str | None = None
+    isolation: Isolation | None = None
     messages: tuple[ChatMessage, ...] = ()
     trajectory: tuple[Iteration, ...] = ()
     child_traces: tuple[ChildTrace, ...] = ()
@@ -119,6 +133,11 @@ class RunFailed(RlmBrokerError):
         self.messages, self.trajectory, self.child_traces = run.messages, run.trajectory, run.child_traces
         self.usage_summary, self.usage_by_depth = run.usage_summary, run.usage_by_depth
         self.execution_time = run.execution_time
+        self.root_model, self.isolation = run.root_model, run.isolation
+
+    def __repr__(self) -> str:
+        said = {"partial_answer": self.partial_answer, "root_model": self.root_model, **had(self)}
+        return f"{type(self).__name__}({str(self)!r}{', ' + described(**said) if self.execution_time else ''})"
 
 
 class SandboxFailed(RunFailed):
