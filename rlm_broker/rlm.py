@@ -10,6 +10,7 @@ from typing import Any, Literal, Unpack
 
 from rlm_broker import __version__
 from rlm_broker.asked import NOT_GIVEN, require_question, stored, told
+from rlm_broker.callback import Callback
 from rlm_broker.clients.base import BaseClient
 from rlm_broker.concurrency.event_loop import AsyncResource, EventLoopRef
 from rlm_broker.context.store import StoredContext
@@ -34,7 +35,6 @@ from rlm_broker.run.runner import Runner
 from rlm_broker.run.tools import Tools
 from rlm_broker.run.tree import QueryHandlerFactory, Tree
 from rlm_broker.sandbox.sandbox import Sandbox
-from rlm_broker.trace.callback import Callback
 from rlm_broker.trace.events import Emit, Event, RunStarted, TreeEvents
 
 ROOT_RUN = "1"

@@ -1,5 +1,6 @@
 """The broker: one TCP port for every REPL and caller, and the models behind it."""
 
+import logging
 import socket
 import time
 from collections import defaultdict
@@ -20,6 +21,8 @@ from rlm_broker.handler.routing import ModelPolicy, Routing
 from rlm_broker.results import Call, Tally, Usage, UsageSummary
 from rlm_broker.transport import one_shot
 from rlm_broker.transport.listener import Listener
+
+_log = logging.getLogger("rlm_broker")
 
 CALL_TIMEOUT_S = 120.0
 STRANGERS = "strangers"
@@ -76,6 +79,8 @@ class Broker(AsyncResource):
         self.queues: dict[int, ClientQueue] = {}
         self._usage = defaultdict[tuple[str, int], Tally](Tally)
         self._event_loop = event_loop
+        self._replaced: set[int] = set()
+        """Identities of the clients whose fallbacks answer just now, which was logged."""
 
     # -- the field's names -------------------------------------------------------------------------------------------
 
@@ -211,10 +216,23 @@ class Broker(AsyncResource):
                     raise
                 failures.append(failed)
             else:
+                self._note_who_answers(queue, each, failures)
                 if each is queue:
                     return reply
                 return msgspec.structs.replace(reply, model=reply.model or each.client.model_name)
         raise ModelFailed("; ".join(map(str, failures)), failures[-1].cause)
+
+    def _note_who_answers(self, queue: ClientQueue, answers: ClientQueue, failures: Sequence[ModelFailed]) -> None:
+        """Log that a fallback took over, once until the client itself answers again."""
+        if answers is queue:
+            self._replaced.discard(id(queue.client))
+        elif id(queue.client) not in self._replaced:
+            self._replaced.add(id(queue.client))
+            name, other = queue.client.model_name, answers.client.model_name
+            why = failures[0] if failures else "its last calls failed"
+            _log.warning(
+                "%s answers in the place of %s; until that answers, this is not logged again: %s", other, name, why
+            )
 
     def _queue_of(self, client: Client) -> ClientQueue:
         own = adapted(client)

@@ -1,6 +1,7 @@
 """Workers made and locked down ahead of time, each used once."""
 
 import asyncio
+import logging
 from collections import deque
 
 from rlm_broker.context.store import StoredContext
@@ -13,6 +14,9 @@ REFILL_AFTER_S = 0.002
 """Delay before refilling, so that the caller that just took a worker runs first."""
 SMALL_BYTES = 1 << 16
 """Largest context that is given to a ready REPL as a value, which is faster than a fork. Beyond it none is taken."""
+
+
+_log = logging.getLogger("rlm_broker")
 
 
 class WarmPool:
@@ -34,6 +38,7 @@ class WarmPool:
         self._asked = 0
         self._making: set[asyncio.Task[None]] = set()
         self._closed = False
+        self._has_failed = False
 
     async def take(self, context: StoredContext | None) -> StartedWorker | None:
         """See `WorkerSource`."""
@@ -78,8 +83,11 @@ class WarmPool:
         assert task is not None
         try:
             self.ready.append(await self._cold_start.take(None))
-        except RlmBrokerError:
-            pass  # the next caller finds none, makes one, and hears what is wrong
+            self._has_failed = False
+        except RlmBrokerError as error:  # the next caller finds none, makes one, and hears what is wrong
+            if not self._has_failed and not self._closed:
+                self._has_failed = True
+                _log.warning("no REPL can be made ready ahead; until one can, this is not logged again: %s", error)
         finally:
             self._making.discard(task)  # in the same step, or it would be counted twice
 
