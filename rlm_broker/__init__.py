@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from rlm_broker.errors import RunFailed as RunFailed
     from rlm_broker.errors import SandboxFailed as SandboxFailed
     from rlm_broker.errors import UnknownModel as UnknownModel
+    from rlm_broker.errors import ValueTooLarge as ValueTooLarge
     from rlm_broker.errors import WorkerDied as WorkerDied
     from rlm_broker.handler.cache import Cache as Cache
     from rlm_broker.handler.client_queue import OnRetry as OnRetry
@@ -122,7 +123,7 @@ _MODULES = {
     "rlm_broker.context.store": "ContextInfo Paths StoredContext store",
     "rlm_broker.errors": "ConfigurationError ContextRefused FailureCause IsolationUnavailable LimitReached "
     "ModelFailed OutputInvalid ProtocolViolation ReplClosed ReplayDiverged RlmBrokerError RunCancelled RunFailed "
-    "SandboxFailed UnknownModel WorkerDied",
+    "SandboxFailed UnknownModel ValueTooLarge WorkerDied",
     "rlm_broker.handler.cache": "Cache",
     "rlm_broker.handler.client_queue": "OnRetry Serving",
     "rlm_broker.handler.routing": "ModelPolicy Route",

@@ -3,6 +3,7 @@
 RlmBrokerError
 ├── ConfigurationError       what the caller gave cannot be used; nothing was started
 │   ├── ContextRefused       a context cannot be read, or is not text, a dict or a list
+│   ├── ValueTooLarge        a value is more than a message to a REPL may hold
 │   └── UnknownModel         no client is registered under that name
 ├── IsolationUnavailable     this machine cannot give the isolation that was asked for
 ├── ProtocolViolation        a peer said what it may not say now; its connection is closed
@@ -66,6 +67,12 @@ class ContextRefused(ConfigurationError):
     """A context cannot be read, or is not text, a dict or a list."""
 
     kind = "context"
+
+
+class ValueTooLarge(ConfigurationError):
+    """A value is more than a message to a REPL may hold, see `Limits.max_frame_bytes`."""
+
+    kind = "value"
 
 
 class UnknownModel(ConfigurationError):
@@ -223,6 +230,18 @@ class RunCancelled(RunFailed):
     def __init__(self, partial_answer: str | None = None) -> None:
         super().__init__("the run was stopped before it had an answer")
         self.partial_answer = partial_answer
+
+
+def require_kind(what: str, value: object, *kinds: type) -> None:
+    """Refuse a value of another kind. A bool is no number here.
+
+    Raises:
+        ConfigurationError: It is of none of `kinds`.
+    """
+    if not isinstance(value, kinds) or (isinstance(value, bool) and bool not in kinds):
+        names = [kind.__name__ for kind in kinds if kind is not type(None)]
+        article = "an" if names[0][0] in "aeiou" else "a"
+        raise ConfigurationError(f"{what} is {article} {' or '.join(names)}, and not {type(value).__name__}")
 
 
 def _unpickled(kind: type[RlmBrokerError], *args: Any) -> RlmBrokerError:

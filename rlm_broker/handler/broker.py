@@ -14,7 +14,7 @@ from rlm_broker.clients.brought import adapted, original
 from rlm_broker.clients.field import FieldLike
 from rlm_broker.concurrency.bounded_map import bounded_map
 from rlm_broker.concurrency.event_loop import AsyncResource, EventLoopRef
-from rlm_broker.errors import ModelFailed, RlmBrokerError, UnknownModel
+from rlm_broker.errors import ModelFailed, RlmBrokerError, UnknownModel, require_kind
 from rlm_broker.handler.cache import Cache
 from rlm_broker.handler.client_queue import ClientQueue, OnRetry, PendingCall, Serving
 from rlm_broker.handler.routing import ModelPolicy, Routing
@@ -99,6 +99,7 @@ class Broker(AsyncResource):
         Raises:
             UnknownModel: `model` is none of the names that there are.
         """
+        require_kind("model", model, str, type(None))
         return original(self.routing.pick(model, depth))
 
     def start(self) -> tuple[str, int]:

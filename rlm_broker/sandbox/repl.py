@@ -61,10 +61,7 @@ class SandboxedRepl(AsyncResource):
         _require_answer(answer)
         require_names(tools)
         require_plain(values or {})
-        try:
-            self._provisions = Provisions.of(values or {}, workers.limits.max_frame_bytes, tools)
-        except FrameTooLarge as error:
-            raise ConfigurationError(f"a value is too large for a message to a REPL: {error}") from None
+        self._provisions = Provisions.of(values or {}, workers.limits.max_frame_bytes, tools)
         self._event_loop = event_loop
         self._workers = workers
         self._context = context
@@ -118,7 +115,7 @@ class SandboxedRepl(AsyncResource):
 
         Raises:
             ConfigurationError: One of them is not plain: it would not arrive as it is. Then none is given.
-            FrameTooLarge: One of them is more than a message may hold. Then none is given.
+            ValueTooLarge: One of them is more than a message may hold. Then none is given.
         """
         require_plain(values)
         self.provide_known(values)

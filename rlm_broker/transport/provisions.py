@@ -3,6 +3,8 @@
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from rlm_broker.errors import ValueTooLarge
+from sandbox_worker.wire.errors import FrameTooLarge
 from sandbox_worker.wire.frames import encode_frame
 from sandbox_worker.wire.messages import Provide, encode
 
@@ -27,13 +29,18 @@ class Provisions:
             max_frame_bytes: Largest payload of the frame of one value.
 
         Raises:
-            FrameTooLarge: A value is more than a message may hold.
+            ValueTooLarge: A value is more than a message may hold.
             UnicodeEncodeError: A value has lone surrogates.
         """
         made = cls()
         made._tools.extend(tools)
         for name, value in values.items():
-            made._frames[name] = encode_frame(encode(Provide(name, value)), max_frame_bytes)
+            try:
+                made._frames[name] = encode_frame(encode(Provide(name, value)), max_frame_bytes)
+            except FrameTooLarge as error:
+                raise ValueTooLarge(
+                    f"the value {name} is too large for a message to a REPL: {error}; raise max_frame_bytes"
+                ) from None
         return made
 
     def add(self, more: "Provisions") -> None:

@@ -5,10 +5,9 @@ import logging
 from collections import deque
 
 from rlm_broker.context.store import StoredContext
-from rlm_broker.errors import RlmBrokerError
+from rlm_broker.errors import RlmBrokerError, ValueTooLarge
 from rlm_broker.sandbox.workers.source import ColdStart, StartedWorker
 from rlm_broker.transport.provisions import Provisions
-from sandbox_worker.wire.errors import FrameTooLarge
 
 REFILL_AFTER_S = 0.002
 """Delay before refilling, so that the caller that just took a worker runs first."""
@@ -100,7 +99,7 @@ class WarmPool:
         value = context.value()
         try:
             return Provisions.of({"context": value}, self._cold_start.limits.max_frame_bytes)
-        except (UnicodeEncodeError, FrameTooLarge):  # lone surrogates, which no message can hold
+        except (UnicodeEncodeError, ValueTooLarge):  # lone surrogates, which no message can hold
             return None
 
 

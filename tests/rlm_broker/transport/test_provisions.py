@@ -1,8 +1,8 @@
 import pytest
 
+from rlm_broker.errors import ValueTooLarge
 from rlm_broker.transport.provisions import Provisions
 from rlm_broker.transport.session import Session
-from sandbox_worker.wire.errors import FrameTooLarge
 from sandbox_worker.wire.frames import FrameDecoder, encode_frame
 from sandbox_worker.wire.messages import Execute, FromOrchestrator, Provide, Ready, decode_from_orchestrator, encode
 
@@ -41,7 +41,7 @@ def test_what_one_holder_adds_changes_no_other() -> None:
 
 
 def test_a_value_that_no_message_can_hold_is_refused() -> None:
-    with pytest.raises(FrameTooLarge):
+    with pytest.raises(ValueTooLarge, match="the value a is too large for a message to a REPL: frame of 1,040"):
         Provisions.of({"a": "x" * MAX_FRAME_BYTES}, MAX_FRAME_BYTES)
     with pytest.raises(UnicodeEncodeError):
         Provisions.of({"a": "\ud800"}, MAX_FRAME_BYTES)
