@@ -7,7 +7,7 @@ data here, and the replay ends with the difference to what was recorded.
 
 from pathlib import Path
 
-from recorded import make  # type: ignore[import-not-found]  # beside this file
+from recorded import make  # type: ignore[import-not-found, unused-ignore]  # beside this file
 
 from rlm_broker import RLM, Limits, Models, ReplayDiverged
 

@@ -8,44 +8,58 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from rlm_broker.clients.base import BaseClient as BaseClient
     from rlm_broker.clients.base import Client as Client
     from rlm_broker.clients.base import LMReply as LMReply
     from rlm_broker.clients.base import LMRequest as LMRequest
+    from rlm_broker.clients.field import AsyncFieldLike as AsyncFieldLike
+    from rlm_broker.clients.field import FieldLike as FieldLike
+    from rlm_broker.clients.field import SyncFieldLike as SyncFieldLike
     from rlm_broker.clients.function import FunctionClient as FunctionClient
     from rlm_broker.clients.litellm import LiteLLMClient as LiteLLMClient
     from rlm_broker.clients.openai_compatible import OpenAICompatibleClient as OpenAICompatibleClient
+    from rlm_broker.clients.recording import CallId as CallId
     from rlm_broker.clients.scripted import ScriptedClient as ScriptedClient
+    from rlm_broker.context.store import ContextInfo as ContextInfo
     from rlm_broker.context.store import Paths as Paths
     from rlm_broker.context.store import StoredContext as StoredContext
     from rlm_broker.context.store import store as store
     from rlm_broker.errors import ConfigurationError as ConfigurationError
     from rlm_broker.errors import ContextRefused as ContextRefused
+    from rlm_broker.errors import FailureCause as FailureCause
     from rlm_broker.errors import FileRefused as FileRefused
     from rlm_broker.errors import IsolationUnavailable as IsolationUnavailable
     from rlm_broker.errors import LimitReached as LimitReached
     from rlm_broker.errors import ModelFailed as ModelFailed
     from rlm_broker.errors import OutputInvalid as OutputInvalid
     from rlm_broker.errors import ProtocolViolation as ProtocolViolation
+    from rlm_broker.errors import ReplayDiverged as ReplayDiverged
     from rlm_broker.errors import ReplBusy as ReplBusy
     from rlm_broker.errors import ReplClosed as ReplClosed
-    from rlm_broker.errors import ReplayDiverged as ReplayDiverged
     from rlm_broker.errors import RlmBrokerError as RlmBrokerError
     from rlm_broker.errors import RunCancelled as RunCancelled
     from rlm_broker.errors import RunFailed as RunFailed
     from rlm_broker.errors import SandboxFailed as SandboxFailed
     from rlm_broker.errors import UnknownModel as UnknownModel
+    from rlm_broker.errors import ValueTooLarge as ValueTooLarge
     from rlm_broker.errors import ValueUnavailable as ValueUnavailable
     from rlm_broker.errors import WorkerDied as WorkerDied
     from rlm_broker.handler.cache import Cache as Cache
+    from rlm_broker.handler.client_queue import OnRetry as OnRetry
+    from rlm_broker.handler.client_queue import Serving as Serving
     from rlm_broker.handler.routing import ModelPolicy as ModelPolicy
     from rlm_broker.handler.routing import Route as Route
+    from rlm_broker.keywords import Keywords as Keywords
     from rlm_broker.limits import Limits as Limits
     from rlm_broker.limits import ReplLimits as ReplLimits
     from rlm_broker.limits import RunLimits as RunLimits
     from rlm_broker.lm_handler import LMHandler as LMHandler
+    from rlm_broker.models.model import Given as Given
     from rlm_broker.models.model import Model as Model
+    from rlm_broker.models.models import FilePath as FilePath
     from rlm_broker.models.models import Models as Models
     from rlm_broker.results import Block as Block
+    from rlm_broker.results import BlockStatus as BlockStatus
     from rlm_broker.results import Call as Call
     from rlm_broker.results import ChatMessage as ChatMessage
     from rlm_broker.results import ChildTrace as ChildTrace
@@ -56,6 +70,7 @@ if TYPE_CHECKING:
     from rlm_broker.results import Isolation as Isolation
     from rlm_broker.results import Iteration as Iteration
     from rlm_broker.results import PostMortem as PostMortem
+    from rlm_broker.results import Role as Role
     from rlm_broker.results import SandboxStats as SandboxStats
     from rlm_broker.results import Usage as Usage
     from rlm_broker.results import UsageSummary as UsageSummary
@@ -63,10 +78,13 @@ if TYPE_CHECKING:
     from rlm_broker.run.answers import Budget as Budget
     from rlm_broker.run.answers import ReplAnswers as ReplAnswers
     from rlm_broker.run.prompts import Instructions as Instructions
+    from rlm_broker.run.prompts import Profile as Profile
     from rlm_broker.run.run import Run as Run
     from rlm_broker.run.tools import Tools as Tools
+    from rlm_broker.run.tree import QueryHandlerFactory as QueryHandlerFactory
     from rlm_broker.sandbox.files import ReplFiles as ReplFiles
     from rlm_broker.sandbox.levels.level import IsolationWarning as IsolationWarning
+    from rlm_broker.sandbox.output import OnOutput as OnOutput
     from rlm_broker.sandbox.repl import SandboxedRepl as SandboxedRepl
     from rlm_broker.sandbox.sandbox import Sandbox as Sandbox
     from rlm_broker.sandbox.template import Template as Template
@@ -78,54 +96,84 @@ if TYPE_CHECKING:
     from rlm_broker.trace.events import CallRetried as CallRetried
     from rlm_broker.trace.events import CallStarted as CallStarted
     from rlm_broker.trace.events import CallText as CallText
+    from rlm_broker.trace.events import Emit as Emit
     from rlm_broker.trace.events import Event as Event
     from rlm_broker.trace.events import EventsMissed as EventsMissed
     from rlm_broker.trace.events import IterationStarted as IterationStarted
-    from rlm_broker.trace.events import ReplReady as ReplReady
     from rlm_broker.trace.events import Replied as Replied
+    from rlm_broker.trace.events import ReplReady as ReplReady
     from rlm_broker.trace.events import RunEnded as RunEnded
     from rlm_broker.trace.events import RunStarted as RunStarted
     from rlm_broker.trace.events import ToolEnded as ToolEnded
     from rlm_broker.trace.events import ToolStarted as ToolStarted
     from rlm_broker.trace.writer import TraceWriter as TraceWriter
+    from rlm_broker.transport.connection import QueryHandler as QueryHandler
+    from sandbox_worker.wire.level import LevelName as LevelName
     from sandbox_worker.wire.messages import Query as Query
     from sandbox_worker.wire.messages import Slot as Slot
+    from sandbox_worker.wire.messages import Stream as Stream
+    from sandbox_worker.wire.messages import Want as Want
+    from sandbox_worker.wire.prompts import Audio as Audio
+    from sandbox_worker.wire.prompts import AudioPart as AudioPart
+    from sandbox_worker.wire.prompts import ImagePart as ImagePart
+    from sandbox_worker.wire.prompts import ImageUrl as ImageUrl
+    from sandbox_worker.wire.prompts import Prompt as Prompt
+    from sandbox_worker.wire.prompts import TextPart as TextPart
 
 _MODULES = {
-    "clients.base": "Client LMReply LMRequest",
+    "clients.base": "BaseClient Client LMReply LMRequest",
+    "clients.field": "AsyncFieldLike FieldLike SyncFieldLike",
     "clients.function": "FunctionClient",
     "clients.litellm": "LiteLLMClient",
     "clients.openai_compatible": "OpenAICompatibleClient",
+    "clients.recording": "CallId",
     "clients.scripted": "ScriptedClient",
-    "context.store": "Paths StoredContext store",
-    "errors": "ConfigurationError ContextRefused FileRefused IsolationUnavailable LimitReached ModelFailed "
-    "OutputInvalid ProtocolViolation ReplBusy ReplClosed ReplayDiverged RlmBrokerError RunCancelled "
-    "RunFailed SandboxFailed UnknownModel ValueUnavailable WorkerDied",
+    "context.store": "ContextInfo Paths StoredContext store",
+    "errors": "ConfigurationError ContextRefused FailureCause FileRefused IsolationUnavailable LimitReached "
+    "ModelFailed OutputInvalid ProtocolViolation ReplBusy ReplClosed ReplayDiverged RlmBrokerError "
+    "RunCancelled RunFailed SandboxFailed UnknownModel ValueTooLarge ValueUnavailable WorkerDied",
     "handler.cache": "Cache",
+    "handler.client_queue": "OnRetry Serving",
     "handler.routing": "ModelPolicy Route",
+    "keywords": "Keywords",
     "limits": "Limits ReplLimits RunLimits",
     "lm_handler": "LMHandler",
-    "models.model": "Model",
-    "models.models": "Models",
-    "results": "Block Call ChatMessage ChildTrace ClientStats Completion FileEntry HandlerStats Isolation "
-    "Iteration PostMortem SandboxStats Usage UsageSummary",
+    "models.model": "Given Model",
+    "models.models": "FilePath Models",
+    "results": "Block BlockStatus Call ChatMessage ChildTrace ClientStats Completion FileEntry HandlerStats "
+    "Isolation Iteration PostMortem Role SandboxStats Usage UsageSummary",
     "rlm": "RLM",
     "run.answers": "Budget ReplAnswers",
-    "run.prompts": "Instructions",
+    "run.prompts": "Instructions Profile",
     "run.run": "Run",
     "run.tools": "Tools",
+    "run.tree": "QueryHandlerFactory",
     "sandbox.files": "ReplFiles",
     "sandbox.levels.level": "IsolationWarning",
+    "sandbox.output": "OnOutput",
     "sandbox.repl": "SandboxedRepl",
     "sandbox.sandbox": "Sandbox",
     "sandbox.template": "Template",
     "trace.callbacks": "Callbacks",
-    "trace.events": "BlockEnded BlockPrinted BlockStarted CallEnded CallRetried CallStarted CallText Event "
+    "trace.events": "BlockEnded BlockPrinted BlockStarted CallEnded CallRetried CallStarted CallText Emit Event "
     "EventsMissed IterationStarted ReplReady Replied RunEnded RunStarted ToolEnded ToolStarted",
     "trace.writer": "TraceWriter",
+    "transport.connection": "QueryHandler",
 }
 _PUBLIC = {name: f"rlm_broker.{module}" for module, names in _MODULES.items() for name in names.split()}
-_PUBLIC |= {"Query": "sandbox_worker.wire.messages", "Slot": "sandbox_worker.wire.messages"}
+_PUBLIC |= {
+    "LevelName": "sandbox_worker.wire.level",
+    "Query": "sandbox_worker.wire.messages",
+    "Slot": "sandbox_worker.wire.messages",
+    "Stream": "sandbox_worker.wire.messages",
+    "Want": "sandbox_worker.wire.messages",
+    "Audio": "sandbox_worker.wire.prompts",
+    "AudioPart": "sandbox_worker.wire.prompts",
+    "ImagePart": "sandbox_worker.wire.prompts",
+    "ImageUrl": "sandbox_worker.wire.prompts",
+    "Prompt": "sandbox_worker.wire.prompts",
+    "TextPart": "sandbox_worker.wire.prompts",
+}
 
 __all__ = sorted(_PUBLIC)
 __version__ = "0.1.0"

@@ -4,6 +4,7 @@ RlmBrokerError
 ├── ConfigurationError       what the caller gave cannot be used; nothing was started
 │   ├── ReplBusy             a REPL runs a block already
 │   ├── ContextRefused       a context cannot be read, or is not text, a dict or a list
+│   ├── ValueTooLarge        a value is more than a message to a REPL may hold
 │   └── UnknownModel         no client is registered under that name
 ├── FileRefused              a file of a REPL cannot be read, written or listed
 ├── IsolationUnavailable     this machine cannot give the isolation that was asked for
@@ -25,7 +26,17 @@ from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import Any, ClassVar, Literal
 
-from rlm_broker.results import ChatMessage, ChildTrace, Completion, Iteration, Usage, UsageSummary
+from rlm_broker.results import (
+    ChatMessage,
+    ChildTrace,
+    Completion,
+    Isolation,
+    Iteration,
+    Usage,
+    UsageSummary,
+    described,
+    had,
+)
 
 FailureCause = Literal["transient", "request", "provider"]
 """Why a call failed: `transient`, the same call may succeed later; `request`, no model would take it (too long, refused
@@ -65,6 +76,12 @@ class ContextRefused(ConfigurationError):
     """A context cannot be read, or is not text, a dict or a list."""
 
     kind = "context"
+
+
+class ValueTooLarge(ConfigurationError):
+    """A value is more than a message to a REPL may hold, see `Limits.max_frame_bytes`."""
+
+    kind = "value"
 
 
 class UnknownModel(ConfigurationError):
@@ -119,6 +136,8 @@ class RunFailed(RlmBrokerError):
 
     Attributes:
         partial_answer: Text of the model's last reply outside of its code, or None.
+        root_model: The model of the run.
+        isolation: What was enforced; None if it had no REPL.
         messages: The conversation with the root model.
         trajectory: The turns of the run. The last one may lack the block that was running.
         child_traces: Its child runs.
@@ -127,6 +146,8 @@ class RunFailed(RlmBrokerError):
     """
 
     partial_answer: str | None = None
+    root_model: str | None = None
+    isolation: Isolation | None = None
     messages: tuple[ChatMessage, ...] = ()
     trajectory: tuple[Iteration, ...] = ()
     child_traces: tuple[ChildTrace, ...] = ()
@@ -140,6 +161,11 @@ class RunFailed(RlmBrokerError):
         self.messages, self.trajectory, self.child_traces = run.messages, run.trajectory, run.child_traces
         self.usage_summary, self.usage_by_depth = run.usage_summary, run.usage_by_depth
         self.execution_time = run.execution_time
+        self.root_model, self.isolation = run.root_model, run.isolation
+
+    def __repr__(self) -> str:
+        said = {"partial_answer": self.partial_answer, "root_model": self.root_model, **had(self)}
+        return f"{type(self).__name__}({str(self)!r}{', ' + described(**said) if self.execution_time else ''})"
 
 
 class SandboxFailed(RunFailed):
@@ -225,6 +251,18 @@ class RunCancelled(RunFailed):
     def __init__(self, partial_answer: str | None = None) -> None:
         super().__init__("the run was stopped before it had an answer")
         self.partial_answer = partial_answer
+
+
+def require_kind(what: str, value: object, *kinds: type) -> None:
+    """Refuse a value of another kind. A bool is no number here.
+
+    Raises:
+        ConfigurationError: It is of none of `kinds`.
+    """
+    if not isinstance(value, kinds) or (isinstance(value, bool) and bool not in kinds):
+        names = [kind.__name__ for kind in kinds if kind is not type(None)]
+        article = "an" if names[0][0] in "aeiou" else "a"
+        raise ConfigurationError(f"{what} is {article} {' or '.join(names)}, and not {type(value).__name__}")
 
 
 def _unpickled(kind: type[RlmBrokerError], *args: Any) -> RlmBrokerError:

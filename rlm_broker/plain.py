@@ -49,8 +49,8 @@ def require_names(tools: Iterable[object]) -> None:
     Raises:
         ConfigurationError: It is something else, or has a name that no tool can have.
     """
-    names = list(tools)
-    if isinstance(tools, str) or not all(isinstance(name, str) for name in names):
+    names = list(tools) if isinstance(tools, Iterable) else []
+    if isinstance(tools, str) or not isinstance(tools, Iterable) or not all(isinstance(name, str) for name in names):
         raise ConfigurationError("tools are names of functions, as a list: the handler answers their calls")
     for name in names:
         require_name(name, "a tool")

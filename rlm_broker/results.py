@@ -1,12 +1,19 @@
 """What comes out of a run, a block or a call: frozen values that every room may hold."""
 
 import dataclasses
+import json
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 
+SHOWN_CHARS = 200
+"""Characters of an answer that the `repr` of a run's outcome shows. Beyond them it says how many there are."""
+
 Role = Literal["system", "user", "assistant"]
+"""Who says a message of a conversation."""
 BlockStatus = Literal["ok", "error", "exited", "interrupted", "killed"]
+"""How a block ended, see `Block`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -339,9 +346,9 @@ class Isolation:
     layers: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class Completion:
-    """What a run returns.
+    """What a run returns. Its `repr` is one line; `to_dict` has all of it.
 
     Attributes:
         response: The answer; None if the run ended without any.
@@ -371,3 +378,78 @@ class Completion:
     messages: tuple[ChatMessage, ...] = ()
     trajectory: tuple[Iteration, ...] = ()
     child_traces: tuple[ChildTrace, ...] = ()
+
+    def __repr__(self) -> str:
+        limit = {"limit": self.limit} if self.limit else {"is_stopped": True} if self.is_stopped else {}
+        return f"Completion({described(response=self.response, root_model=self.root_model, **had(self), **limit)})"
+
+    def to_dict(self) -> dict[str, Any]:
+        """All of it as values that JSON has, under the names of the fields.
+
+        Usage has the field's shape, see `Usage.to_dict`. Of `parsed`, pydantic models, dataclasses and Structs become
+        dicts, and what JSON has no form for becomes text. Numbers that JSON has not are None.
+        """
+        shown = {each.name: jsonable(getattr(self, each.name)) for each in dataclasses.fields(self)}
+        shown["usage_summary"] = self.usage_summary.to_dict()
+        shown["usage_by_depth"] = {str(depth): usage.to_dict() for depth, usage in self.usage_by_depth.items()}
+        return shown
+
+    def to_json(self) -> str:
+        """`to_dict` as JSON text."""
+        return as_json(self.to_dict())
+
+
+def had(run: Any) -> dict[str, Any]:
+    """Return what the `repr` of a run's outcome says beside its answer: turns, cost, level."""
+    cost = run.usage_summary.total.total_cost
+    level = None if run.isolation is None else run.isolation.level
+    return {"iterations": len(run.trajectory), "cost_usd": None if cost is None else round(cost, 6), "level": level}
+
+
+def described(**fields: Any) -> str:
+    """Return fields as the `repr` of an object lists them, with long texts cut."""
+    return ", ".join(f"{name}={_cut(value)}" for name, value in fields.items())
+
+
+def as_json(value: Any) -> str:
+    """Return plain values as JSON text. Lone surrogates, which UTF-8 has not, are written out."""
+    text = json.dumps(value, ensure_ascii=False)
+    return text if text.isascii() or not any("\ud800" <= char <= "\udfff" for char in text) else json.dumps(value)
+
+
+def jsonable(value: Any) -> Any:
+    """Return `value` as JSON has it: what is not plain by pydantic, and as text where that knows no way."""
+    if value is None or isinstance(value, str | bool | int):
+        return value
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, Mapping):
+        return {key if isinstance(key, str) else _key(key): jsonable(each) for key, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [jsonable(each) for each in value]
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return {each.name: jsonable(getattr(value, each.name)) for each in dataclasses.fields(value)}
+    from pydantic_core import to_jsonable_python  # a tenth of a second, which few need
+
+    try:
+        made = to_jsonable_python(value, bytes_mode="base64", fallback=_by_msgspec)
+    except Exception:  # noqa: BLE001 - the value is of a class of the user's, whose serializer may raise anything
+        return repr(value)
+    return repr(value) if made is value else jsonable(made)
+
+
+def _key(key: Any) -> str:
+    shown = jsonable(key)
+    return shown if isinstance(shown, str) else json.dumps(shown)
+
+
+def _by_msgspec(value: Any) -> Any:
+    import msgspec
+
+    return msgspec.to_builtins(value) if isinstance(value, msgspec.Struct) else repr(value)
+
+
+def _cut(value: Any) -> str:
+    if isinstance(value, str) and len(value) > SHOWN_CHARS:
+        return f"{value[:SHOWN_CHARS]!r}... [{len(value):,} characters]"
+    return repr(value)

@@ -4,16 +4,16 @@ import asyncio
 import contextlib
 import inspect
 import time
-import warnings
 from collections.abc import AsyncGenerator, Callable, Mapping
 from dataclasses import dataclass
-from os import PathLike
 from typing import Any, Literal, Unpack
 
 from rlm_broker import __version__
+from rlm_broker.asked import NOT_GIVEN, require_question, stored, told
+from rlm_broker.callback import Callback
 from rlm_broker.clients.base import BaseClient
 from rlm_broker.concurrency.event_loop import AsyncResource, EventLoopRef
-from rlm_broker.context.store import StoredContext, refuse_a_name, store
+from rlm_broker.context.store import StoredContext
 from rlm_broker.engine import Engine, EngineParts
 from rlm_broker.errors import ConfigurationError, ReplayDiverged, SandboxFailed
 from rlm_broker.handler.routing import Routing
@@ -35,13 +35,9 @@ from rlm_broker.run.runner import Runner
 from rlm_broker.run.tools import Tools
 from rlm_broker.run.tree import QueryHandlerFactory, Tree
 from rlm_broker.sandbox.sandbox import Sandbox
-from rlm_broker.trace.callback import Callback
 from rlm_broker.trace.events import Emit, Event, RunStarted, TreeEvents
 
 ROOT_RUN = "1"
-ORDER = "the context comes first, then the question"
-LONG_QUESTION_CHARS = 10_000
-"""Characters from which on a question beside a shorter context that ends with "?" is taken for the context."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -162,12 +158,21 @@ class RLM(AsyncResource):
         """
         return self._opened().sandbox
 
-    def completion(self, prompt: object, root_prompt: str | None = None, *, output_type: Any = None) -> Completion:
+    def completion(
+        self,
+        prompt: object = NOT_GIVEN,
+        root_prompt: str | None = None,
+        *,
+        context: object = NOT_GIVEN,
+        question: str | None = None,
+        output_type: Any = None,
+    ) -> Completion:
         """Answer a question about a context.
 
         Args:
-            prompt: The context: text, a dict or list of plain values, or a path; see `context.store`.
-            root_prompt: The question. None: the task is in the context.
+            prompt, context: The context, under one of its names: text, a dict or list of plain values, or a path; see
+                `store`.
+            root_prompt, question: The question, under one of its names. None: the task is in the context.
             output_type: What the answer has to be: a pydantic model, or whatever else pydantic validates. The value is
                 the completion's `parsed`.
 
@@ -179,25 +184,37 @@ class RLM(AsyncResource):
                 trajectory, usage and partial answer.
             ContextRefused, IsolationUnavailable: The run did not begin.
         """
-        asked = self._asked(prompt, root_prompt, output_type)
+        asked = self._asked(*told(prompt, root_prompt, context, question), output_type)
         return self._run(asked, self._loop or EventLoopRef.background()).run()
 
     async def acompletion(
-        self, prompt: object, root_prompt: str | None = None, *, output_type: Any = None
+        self,
+        prompt: object = NOT_GIVEN,
+        root_prompt: str | None = None,
+        *,
+        context: object = NOT_GIVEN,
+        question: str | None = None,
+        output_type: Any = None,
     ) -> Completion:
         """`completion`, awaited. Cancelling it ends the run and everything below it."""
-        asked = self._asked(prompt, root_prompt, output_type)
+        asked = self._asked(*told(prompt, root_prompt, context, question), output_type)
         return await self._run(asked, self._loop or EventLoopRef.here()).start()
 
     async def stream(
-        self, prompt: object, root_prompt: str | None = None, *, output_type: Any = None
+        self,
+        prompt: object = NOT_GIVEN,
+        root_prompt: str | None = None,
+        *,
+        context: object = NOT_GIVEN,
+        question: str | None = None,
+        output_type: Any = None,
     ) -> AsyncGenerator[Event | Completion, None]:
         """`acompletion` as it happens: each event of the run, then the completion.
 
         Leaving the loop (use `contextlib.aclosing`) ends the run and everything below it. `start` gives a handle on the
         run, from which its partial answer is to be had then.
         """
-        async with self.start(prompt, root_prompt, output_type=output_type) as run:
+        async with self.start(*told(prompt, root_prompt, context, question), output_type=output_type) as run:
             async for event in run.events():
                 yield event
             yield await run
@@ -273,7 +290,7 @@ class RLM(AsyncResource):
     # -- one run -----------------------------------------------------------------------------------------------------
 
     def _asked(self, context: object, question: str | None, output_type: Any, **more: Any) -> _Asked:
-        _require_question(question)
+        require_question(question)
         wanted = None if output_type is None else OutputType(output_type)
         of_this = {"instructions": self._instructions, "limits": self.limits, "tools": self._tools, "on_event": None}
         fields: dict[str, Any] = {**of_this, "tells_text": False, **more}
@@ -293,7 +310,7 @@ class RLM(AsyncResource):
         async with contextlib.AsyncExitStack() as own:
             context = asked.context
             if not isinstance(context, StoredContext):
-                context = own.enter_context(await asyncio.to_thread(_stored, context, asked.question))
+                context = own.enter_context(await asyncio.to_thread(stored, context, asked.question))
             engine = self._engine
             if engine is None:
                 engine = await own.enter_async_context(self._parts.running(EventLoopRef.here()))
@@ -344,27 +361,6 @@ def _metadata(engine: Engine, routing: Routing, limits: Limits, context: StoredC
         "limits": limits.model_dump(),
         "context": {"type": info.type_name, "chars": info.total_chars, "parts": info.parts_total},
     }
-
-
-def _require_question(question: object) -> None:
-    if question is not None and not isinstance(question, str):
-        order = f": {ORDER}" if isinstance(question, PathLike | dict | list) else ""
-        raise ConfigurationError(f"the question is text or None, and not {type(question).__name__}{order}")
-    if question is not None and not question.strip():
-        raise ConfigurationError("the question is empty: say what you want to know")
-
-
-def _stored(prompt: object, question: str | None) -> StoredContext:
-    """Store what the user hands in; in a thread, since it reads files. Refuse a name that stands for what it names."""
-    if isinstance(prompt, str):
-        refuse_a_name(prompt)
-        if question and len(question) > LONG_QUESTION_CHARS > len(prompt) and prompt.rstrip().endswith("?"):
-            warnings.warn(
-                f"the context is a question, and the question {len(question):,} characters: {ORDER}", stacklevel=2
-            )
-    if question is not None:
-        refuse_a_name(question, "the question", ORDER)
-    return store(prompt)
 
 
 def _require_types(*, limits: object = None, handler: object = None, on_event: object = None) -> None:

@@ -1,7 +1,5 @@
 """What `rlm-broker ask` does."""
 
-import dataclasses
-import json
 import sys
 from collections.abc import Iterator
 from contextlib import ExitStack, closing, contextmanager
@@ -13,7 +11,7 @@ from rlm_broker.cli.terminal import say, say_if_typed
 from rlm_broker.context.store import Paths, store
 from rlm_broker.errors import ConfigurationError, RunFailed
 from rlm_broker.models.models import Models
-from rlm_broker.results import Completion
+from rlm_broker.results import Completion, as_json
 from rlm_broker.rlm import RLM
 from rlm_broker.settings.settings import Settings, assigned
 from rlm_broker.trace.events import Emit, Event
@@ -149,9 +147,8 @@ def _context(paths: tuple[str, ...]) -> object:
     return text
 
 
-def as_json(completion: Completion) -> str:
+def in_json(completion: Completion) -> str:
     """One object: everything but the conversation, which a trace holds."""
-    shown = dataclasses.asdict(dataclasses.replace(completion, messages=(), trajectory=()))
+    shown = completion.to_dict()
     del shown["messages"], shown["trajectory"]
-    shown["usage_summary"] = completion.usage_summary.to_dict()
-    return json.dumps(shown, ensure_ascii=False)
+    return as_json(shown)

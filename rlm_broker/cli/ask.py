@@ -45,7 +45,7 @@ def command(question: str, paths: tuple[str, ...], *, as_json: bool, debug: bool
             raise
         if completion.response is None:
             fail("ask", "no_answer", "the model gave no answer", 1, as_json=as_json)
-        say(answering.as_json(completion) if as_json else completion.response)
+        say(answering.in_json(completion) if as_json else completion.response)
         if completion.limit is not None:
             if not as_json:
                 say(f"rlm-broker ask: {completion.limit} was reached: that is the best answer so far", err=True)

@@ -1,6 +1,5 @@
 """How a command fails: one sentence on stderr, or one JSON object on stdout, and the right exit code."""
 
-import dataclasses
 import json
 import sys
 import warnings
@@ -53,7 +52,7 @@ def _had(run: RunFailed) -> dict[str, Any]:
         "iterations": len(run.trajectory),
         "execution_time": run.execution_time,
         "usage_summary": run.usage_summary.to_dict(),
-        "usage_by_depth": {depth: dataclasses.asdict(usage) for depth, usage in run.usage_by_depth.items()},
+        "usage_by_depth": {depth: usage.to_dict() for depth, usage in run.usage_by_depth.items()},
     }
 
 

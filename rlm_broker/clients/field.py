@@ -28,6 +28,7 @@ class AsyncFieldLike(Protocol):
 
 
 FieldLike = SyncFieldLike | AsyncFieldLike
+"""A client object of another runtime: whatever has `completion(messages)` or `acompletion(messages)`."""
 
 
 class FieldClient(BaseClient):

@@ -13,7 +13,7 @@ from typing import Any
 
 from rlm_broker.clients import failures
 from rlm_broker.clients.base import BaseClient, LMReply, LMRequest
-from rlm_broker.errors import ConfigurationError, ModelFailed, UnknownModel
+from rlm_broker.errors import ConfigurationError, ModelFailed, UnknownModel, require_kind
 from rlm_broker.redaction import is_secret_name, secrets_in
 from rlm_broker.results import Usage
 
@@ -115,11 +115,15 @@ class LiteLLMClient(BaseClient):
         usd_per_million_tokens: tuple[float, float] | None = None,
         **options: Any,
     ) -> None:
+        require_kind("the model's name", model_name, str)
         if "stream" in options:
             raise ConfigurationError(
                 f"{model_name}: stream is no option: a reply is streamed to whoever follows the run"
             )
         if usd_per_million_tokens is not None:
+            require_kind("usd_per_million_tokens", usd_per_million_tokens, tuple, list)
+            if len(usd_per_million_tokens) != 2:
+                raise ConfigurationError("usd_per_million_tokens are two prices: of input and of output")
             names = ("input_cost_per_token", "output_cost_per_token")
             options |= {name: usd / 1e6 for name, usd in zip(names, usd_per_million_tokens, strict=True)}
         self.model_name = model_name

@@ -14,7 +14,7 @@ from yarl import URL
 
 from rlm_broker.clients import failures
 from rlm_broker.clients.base import BaseClient, LMReply, LMRequest
-from rlm_broker.errors import ConfigurationError, FailureCause, ModelFailed, UnknownModel
+from rlm_broker.errors import ConfigurationError, FailureCause, ModelFailed, UnknownModel, require_kind
 from rlm_broker.redaction import secrets_in
 from rlm_broker.results import Usage
 from sandbox_worker.wire.text_json import encode_written_out
@@ -61,6 +61,12 @@ class OpenAICompatibleClient(BaseClient):
         usd_per_million_tokens: tuple[float, float] | None = None,
         model_name: str | None = None,
     ) -> None:
+        require_kind("base_url", base_url, str)
+        require_kind("model", model, str)
+        for name, value in (("headers", headers), ("options", options)):
+            require_kind(name, value, Mapping, type(None))
+        for text in (each for pair in (headers or {}).items() for each in pair):
+            require_kind("the name or value of a header", text, str)
         if not model:
             raise ConfigurationError(f"name the model that {base_url} is to use")
         if "stream" in (options or {}):

@@ -31,7 +31,7 @@ class ScriptedClient(BaseClient):
         delay_s: float = 0,
         cost_per_call: float | None = None,
     ) -> None:
-        if isinstance(replies, str):
+        if isinstance(replies, str) or not (callable(replies) or isinstance(replies, Sequence)):
             raise ConfigurationError("a script is a list of replies; put a single one into a list")
         self.model_name = model_name
         self.requests: list[LMRequest] = []

@@ -115,7 +115,10 @@ class Paths(tuple[Path, ...]):
     __slots__ = ()
 
     def __new__(cls, paths: Iterable[str | os.PathLike[str]]) -> Self:
-        return super().__new__(cls, map(Path, paths))
+        try:
+            return super().__new__(cls, map(Path, paths))
+        except TypeError as error:
+            raise ContextRefused(f"Paths takes a list of paths: {error}") from None
 
 
 def refuse_a_name(text: object, what: str = "the context", remedy: str = "give Path({0!r})") -> None:

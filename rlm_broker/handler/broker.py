@@ -1,9 +1,11 @@
 """The broker: one TCP port for every REPL and caller, and the models behind it."""
 
+import logging
 import socket
 import time
 from collections import defaultdict
 from collections.abc import Callable, Hashable, Sequence
+from typing import Any
 
 import msgspec
 
@@ -12,13 +14,15 @@ from rlm_broker.clients.brought import adapted, original
 from rlm_broker.clients.field import FieldLike
 from rlm_broker.concurrency.bounded_map import bounded_map
 from rlm_broker.concurrency.event_loop import AsyncResource, EventLoopRef
-from rlm_broker.errors import ModelFailed, RlmBrokerError, UnknownModel
+from rlm_broker.errors import ModelFailed, RlmBrokerError, UnknownModel, require_kind
 from rlm_broker.handler.cache import Cache
 from rlm_broker.handler.client_queue import ClientQueue, OnRetry, PendingCall, Serving
 from rlm_broker.handler.routing import ModelPolicy, Routing
 from rlm_broker.results import Call, HandlerStats, Tally, Usage, UsageSummary
 from rlm_broker.transport import one_shot
 from rlm_broker.transport.listener import Listener
+
+_log = logging.getLogger("rlm_broker")
 
 CALL_TIMEOUT_S = 120.0
 STRANGERS = "strangers"
@@ -75,6 +79,8 @@ class Broker(AsyncResource):
         self.queues: dict[int, ClientQueue] = {}
         self._usage = defaultdict[tuple[str, int], Tally](Tally)
         self._event_loop = event_loop
+        self._replaced: set[int] = set()
+        """Identities of the clients whose fallbacks answer just now, which was logged."""
 
     # -- the field's names -------------------------------------------------------------------------------------------
 
@@ -93,6 +99,7 @@ class Broker(AsyncResource):
         Raises:
             UnknownModel: `model` is none of the names that there are.
         """
+        require_kind("model", model, str, type(None))
         return original(self.routing.pick(model, depth))
 
     def start(self) -> tuple[str, int]:
@@ -121,8 +128,12 @@ class Broker(AsyncResource):
         """Port in use; 0 while it does not listen."""
         return self.listener.address[1] if self.listener.address else 0
 
-    def completion(self, prompt: one_shot.Prompt, model: str | None = None) -> str:
+    def completion(self, prompt: str | dict[str, Any] | list[Any], model: str | None = None) -> str:
         """Ask a model for the orchestrator's own use.
+
+        Args:
+            prompt: Text, a message as a dict, or a list of messages.
+            model: As for `get_client`.
 
         Raises:
             ModelFailed: The call failed.
@@ -130,7 +141,7 @@ class Broker(AsyncResource):
         """
         return self.bind_loop().run(self._completion(prompt, model))
 
-    async def acompletion(self, prompt: one_shot.Prompt, model: str | None = None) -> str:
+    async def acompletion(self, prompt: str | dict[str, Any] | list[Any], model: str | None = None) -> str:
         """`completion`, awaited."""
         return await self.bind_loop().arun(self._completion(prompt, model))
 
@@ -211,10 +222,23 @@ class Broker(AsyncResource):
                     raise
                 failures.append(failed)
             else:
+                self._note_who_answers(queue, each, failures)
                 if each is queue:
                     return reply
                 return msgspec.structs.replace(reply, model=reply.model or each.client.model_name)
         raise ModelFailed("; ".join(map(str, failures)), failures[-1].cause)
+
+    def _note_who_answers(self, queue: ClientQueue, answers: ClientQueue, failures: Sequence[ModelFailed]) -> None:
+        """Log that a fallback took over, once until the client itself answers again."""
+        if answers is queue:
+            self._replaced.discard(id(queue.client))
+        elif id(queue.client) not in self._replaced:
+            self._replaced.add(id(queue.client))
+            name, other = queue.client.model_name, answers.client.model_name
+            why = failures[0] if failures else "its last calls failed"
+            _log.warning(
+                "%s answers in the place of %s; until that answers, this is not logged again: %s", other, name, why
+            )
 
     def _queue_of(self, client: Client) -> ClientQueue:
         own = adapted(client)

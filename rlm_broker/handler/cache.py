@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from rlm_broker.clients.base import BaseClient, LMReply, LMRequest
-from rlm_broker.errors import ConfigurationError
+from rlm_broker.errors import ConfigurationError, require_kind
 from rlm_broker.results import Usage
 
 MAX_BYTES = 1 << 30
@@ -45,6 +45,7 @@ class Cache:
     """
 
     def __init__(self, path: str | Path, max_bytes: int = MAX_BYTES) -> None:
+        require_kind("path", path, str, Path)
         self.path = Path(path)
         self._max_bytes = max_bytes
         self._lock = threading.Lock()
@@ -53,8 +54,8 @@ class Cache:
             is_new = _require_own(self.path)
             self._database = sqlite3.connect(self.path, 10.0, isolation_level=None, check_same_thread=False)
             self._prepare(is_new)
-        except (OSError, sqlite3.Error) as error:
-            raise ConfigurationError(f"cannot use {self.path} as a cache: {error}") from None
+        except (OSError, ValueError, sqlite3.Error) as error:  # ValueError: no file can have that name
+            raise ConfigurationError(f"cannot use {str(self.path)!r} as a cache: {error}") from None
 
     def key(self, client: BaseClient, request: LMRequest) -> bytes | None:
         """What a reply is found by; None for a client that does not say what shapes its replies: they are not kept."""

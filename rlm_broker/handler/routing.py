@@ -9,7 +9,7 @@ from typing import Literal
 from rlm_broker.clients.base import BaseClient, Client
 from rlm_broker.clients.brought import adapted
 from rlm_broker.clients.field import FieldLike
-from rlm_broker.errors import ConfigurationError, UnknownModel
+from rlm_broker.errors import ConfigurationError, UnknownModel, require_kind
 from rlm_broker.validation import did_you_mean
 
 ModelPolicy = Literal["allow", "pinned", "open"]
@@ -45,6 +45,9 @@ class Route:
     depths: str = "0-"
 
     def __post_init__(self) -> None:
+        require_kind("a route's to", self.to, str)
+        require_kind("a route's match", self.match, str, type(None))
+        require_kind("a route's depths", self.depths, str)
         first, last = self.range
         if self.match == "":
             raise ConfigurationError(

@@ -5,12 +5,13 @@ from dataclasses import dataclass, field
 from os import PathLike
 from typing import Any
 
-from rlm_broker.errors import ConfigurationError
+from rlm_broker.errors import ConfigurationError, require_kind
 from rlm_broker.handler.cache import Cache
 from rlm_broker.handler.routing import ModelPolicy, Route
 from rlm_broker.models.model import Given
 
 FilePath = str | PathLike[str]
+"""Path of a file, as `open` takes it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +40,10 @@ class Models:
     def __post_init__(self) -> None:
         if not isinstance(self.named, Mapping):
             raise ConfigurationError(f"models is a dict from name to model, or a Models, not {self.named!r:.80}")
+        if isinstance(self.routes, str) or not isinstance(self.routes, Sequence):
+            raise ConfigurationError(f"routes are a list of Route, and not {type(self.routes).__name__}")
+        for route in self.routes:
+            require_kind("each of the routes", route, Route)
         for name, value in (("record", self.record), ("replay", self.replay)):
             if not isinstance(value, str | PathLike | None):
                 raise ConfigurationError(f"{name} must be the path of a file, not {type(value).__name__}")

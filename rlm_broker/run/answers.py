@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rlm_broker.concurrency.event_loop import EventLoopRef
-from rlm_broker.errors import ConfigurationError
+from rlm_broker.errors import ConfigurationError, require_kind
 from rlm_broker.handler.broker import Broker
 from rlm_broker.limits import Limits
 from rlm_broker.results import Usage, UsageSummary
@@ -32,8 +32,7 @@ class Budget:
     """
 
     def __init__(self, limits: Limits) -> None:
-        if not isinstance(limits, Limits):
-            raise ConfigurationError(f"limits is a Limits, and not {type(limits).__name__}")
+        require_kind("limits", limits, Limits)
         self.ledger = Ledger(limits)
 
     @property
@@ -69,8 +68,10 @@ class ReplAnswers:
         sandbox: Sandbox | None,
         budget: Budget | None,
     ) -> None:
-        if limits is not None and not isinstance(limits, Limits):
-            raise ConfigurationError(f"limits is a Limits, and not {type(limits).__name__}")
+        require_kind("limits", limits, Limits, type(None))
+        require_kind("budget", budget, Budget, type(None))
+        require_kind("sandbox", sandbox, Sandbox, type(None))
+        require_kind("question", question, str, type(None))
         if isinstance(depth, bool) or not isinstance(depth, int) or depth < 1:
             raise ConfigurationError(f"depth is that of what the REPL asks, 1 or more, and not {depth!r}")
         limits = limits or Limits()

@@ -7,13 +7,12 @@ from collections.abc import AsyncIterator, Sequence
 from typing import Any
 
 from rlm_broker.context.store import StoredContext
-from rlm_broker.errors import ConfigurationError, ContextRefused
+from rlm_broker.errors import ConfigurationError, ContextRefused, ValueTooLarge
 from rlm_broker.results import ChatMessage
 from rlm_broker.run.tools import Tools
 from rlm_broker.sandbox.repl import SandboxedRepl
 from rlm_broker.sandbox.sandbox import Sandbox
 from rlm_broker.transport.connection import QueryHandler, refuse
-from sandbox_worker.wire.errors import FrameTooLarge
 from sandbox_worker.wire.messages import Query, Slot
 from sandbox_worker.wire.names import CONTEXT, HISTORY, numbered
 from sandbox_worker.wire.text_json import written_out
@@ -70,7 +69,7 @@ class PersistentRepl:
         if self._repl is not None:
             said = as_values(messages)
             number = self.runs - 1
-            with contextlib.suppress(FrameTooLarge):  # then it is not there: the next question is not to fail for it
+            with contextlib.suppress(ValueTooLarge):  # then it is not there: the next question is not to fail for it
                 self._repl.provide_known({numbered(HISTORY, number): said, **({HISTORY: said} if number == 0 else {})})
 
     async def close(self) -> None:
@@ -90,10 +89,12 @@ class PersistentRepl:
         name = numbered(CONTEXT, self.runs)
         try:
             self._repl.provide_known({name: context.value()})
-        except FrameTooLarge as error:
+        except ValueTooLarge as error:
+            raise ContextRefused(f"{error}, or open another RLM for it") from None
+        except ConfigurationError as error:
             raise ContextRefused(
-                f"a later context of a persistent RLM goes in one message, and this one is too large ({error}): raise "
-                "max_frame_bytes, or open another RLM for it"
+                f"a later context of a persistent RLM goes in a message, and this one cannot ({error}): open another "
+                "RLM for it"
             ) from None
         self.runs += 1
         return name

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from rlm_broker.context.store import ContextInfo
-from rlm_broker.errors import ConfigurationError
+from rlm_broker.errors import ConfigurationError, require_kind
 from rlm_broker.limits import Limits
 from rlm_broker.parsing import NotRun
 from rlm_broker.results import Block, ChatMessage
@@ -45,7 +45,8 @@ class Instructions:
     def __post_init__(self) -> None:
         if not isinstance(self.system, str | None) and not callable(self.system):
             raise ConfigurationError(f"a system prompt is text or a function, not {type(self.system).__name__}")
-        if self.profile not in _ENDINGS:
+        require_kind("the prologue", self.prologue, str, type(None))
+        if self.profile not in tuple(_ENDINGS):
             raise ConfigurationError(f"the prompt profile must be one of {', '.join(_ENDINGS)}, not {self.profile!r}")
 
     def system_prompt(self, limits: Limits, depth: int, tools: Sequence[str]) -> str:

@@ -8,7 +8,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from rlm_broker.concurrency.event_loop import WAITS_FOR_ITSELF, EventLoopRef
-from rlm_broker.errors import RunCancelled, RunFailed
+from rlm_broker.errors import RunCancelled, RunFailed, require_kind
 from rlm_broker.results import Completion
 from rlm_broker.run.runner import Runner
 from rlm_broker.trace.event_log import EventLog
@@ -61,6 +61,7 @@ class Run:
             after: Number of the last event that is known already; 0 begins with the first.
         """
         assert self.log is not None
+        require_kind("after", after, int)
         return self.log.follow(after)
 
     def stop(self) -> None:
@@ -89,6 +90,7 @@ class Run:
             TimeoutError: The run has not ended within `timeout_s` seconds.
             RunCancelled: It was cancelled.
         """
+        require_kind("timeout_s", timeout_s, int, float, type(None))
         if self._event_loop.is_here and not self.is_done:
             raise RuntimeError(WAITS_FOR_ITSELF)
         try:

@@ -10,7 +10,7 @@ import rlm_broker.run.prompts as prompts
 from rlm_broker.clients.base import estimate_tokens
 from rlm_broker.concurrency.deadline import Late, StopRequested, T, within
 from rlm_broker.context.store import StoredContext
-from rlm_broker.errors import LimitReached, ModelFailed, ReplClosed, RunFailed
+from rlm_broker.errors import LimitReached, ModelFailed, ReplClosed, RunFailed, ValueTooLarge
 from rlm_broker.parsing import FinalVar, NotRun, ParsedReply, parse_reply
 from rlm_broker.results import Block, ChatMessage, ChildTrace, Completion, Isolation, Iteration
 from rlm_broker.run.calls import Caller, in_words
@@ -29,7 +29,6 @@ from rlm_broker.trace.events import (
     RunEnded,
 )
 from rlm_broker.transport.connection import QueryHandler
-from sandbox_worker.wire.errors import FrameTooLarge
 from sandbox_worker.wire.names import CONTEXT, HISTORY, numbered
 
 
@@ -262,7 +261,7 @@ class Runner:
         summary = await self._reply()
         self._earlier += self.progress.messages
         name = HISTORY if self._persistent_repl is None else numbered(HISTORY, self._persistent_repl.runs - 1)
-        with contextlib.suppress(FrameTooLarge):  # then the notes have to do
+        with contextlib.suppress(ValueTooLarge):  # then the notes have to do
             repl.provide_known({name: as_values(self._earlier)})
         started_again = prompts.after_summary(str(opening.content), summary, name, then)
         self.progress.messages = [system, ChatMessage("user", started_again)]

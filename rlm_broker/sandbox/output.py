@@ -1,15 +1,15 @@
 """What a block printed, put together from two ways: Python's text from the connection, descriptor output from init."""
 
 import codecs
-import warnings
 from collections.abc import Callable
 
+from rlm_broker.callback import Callback
 from sandbox_worker.wire.control import Written
 from sandbox_worker.wire.headtail import HeadTail, OutputBounds
 from sandbox_worker.wire.messages import Output, Stream
 
 OnOutput = Callable[[Stream, str], None]
-"""Called with each piece of output as it comes. If it raises, it gets no more of that block, with a warning."""
+"""Called with each piece of output as it comes. What it raises is logged once for each block."""
 
 
 class BlockOutput:
@@ -20,7 +20,7 @@ class BlockOutput:
     """
 
     def __init__(self, bounds: OutputBounds, on_output: OnOutput | None) -> None:
-        self._on_output = on_output
+        self._on_output = Callback.of(on_output, "on_output")
         # An honest REPL keeps to the bounds either way: only a forged flood is cut here.
         bounds = bounds.both_ways()
         self._kept = {"stdout": HeadTail(bounds, ""), "stderr": HeadTail(bounds, "")}
@@ -42,21 +42,10 @@ class BlockOutput:
         for stream in streams:
             if tail := self._kept[stream].finish():
                 self._text[stream].append(tail)
-                self._pass_on(stream, tail)
+                self._on_output(stream, tail)
         return "".join(self._text["stdout"]), "".join(self._text["stderr"])
 
     def _add(self, stream: Stream, text: str) -> None:
         if head := self._kept[stream].add(text):
             self._text[stream].append(head)
-            self._pass_on(stream, head)
-
-    def _pass_on(self, stream: Stream, text: str) -> None:
-        if self._on_output is None:
-            return
-        try:
-            self._on_output(stream, text)
-        except Exception as error:  # noqa: BLE001 - the caller's own code: it may not break the block, nor go unnoticed
-            self._on_output = None
-            warnings.warn(
-                f"on_output raised {type(error).__name__}: {error}; it gets no more of this block", stacklevel=2
-            )
+            self._on_output(stream, head)

@@ -10,7 +10,7 @@ from typing import Any, Final
 from rlm_broker.concurrency.deadline import to_its_end
 from rlm_broker.concurrency.event_loop import AsyncResource, EventLoopRef
 from rlm_broker.context.store import StoredContext, refuse_a_name, store
-from rlm_broker.errors import ConfigurationError, ReplBusy, ReplClosed, SandboxFailed, WorkerDied
+from rlm_broker.errors import ReplBusy, ReplClosed, SandboxFailed, WorkerDied
 from rlm_broker.limits import ReplLimits
 from rlm_broker.plain import require_names, require_value_names, require_variables
 from rlm_broker.results import Block, Isolation
@@ -79,10 +79,7 @@ class SandboxedRepl(AsyncResource):
         self._limits = limits or workers.limits
         self._bounds = self._limits.repl_bounds()
         environment = environment_of(env, seed)
-        try:
-            self._provisions = Provisions.of(values or {}, self._limits.max_frame_bytes, tools, environment)
-        except FrameTooLarge as error:
-            raise ConfigurationError(f"a value, or env, is too large for a message to a REPL: {error}") from None
+        self._provisions = Provisions.of(values or {}, self._limits.max_frame_bytes, tools, environment)
         self._event_loop = event_loop
         self._workers = workers
         self._context = context
@@ -192,7 +189,7 @@ class SandboxedRepl(AsyncResource):
 
         Raises:
             ConfigurationError: One of them does not cross: it would not arrive as it is. Then none is given.
-            FrameTooLarge: One of them is more than a message may hold. Then none is given.
+            ValueTooLarge: One of them is more than a message may hold. Then none is given.
         """
         require_value_names(values)
         self._provide(Provisions.of(values, self._limits.max_frame_bytes))

@@ -179,9 +179,13 @@ class Sandbox(AsyncResource):
         """
         if self._fork_server is None or (listener := self._listener or self._own_listener) is None:
             raise SandboxFailed("the sandbox is not open: use it as `with Sandbox() as sandbox:`")
-        if not isinstance(setup, str) or isinstance(imports, str) or not all(isinstance(name, str) for name in imports):
+        is_list = isinstance(imports, Sequence) and not isinstance(imports, str)
+        if not isinstance(setup, str) or not is_list or not all(isinstance(name, str) for name in imports):
             raise ConfigurationError("imports is a list of modules' names, and setup is code as text")
-        if len(setup.encode("utf-8", "replace")) > MAX_SETUP_BYTES:
+        for code in (setup, *imports):
+            if code.encode("utf-8", "replace").decode() != code:
+                raise ConfigurationError("setup or the name of a module has a lone surrogate, which no source has")
+        if len(setup.encode()) > MAX_SETUP_BYTES:
             raise ConfigurationError(f"setup is longer than {MAX_SETUP_BYTES:,} bytes: put it into a module")
         if isinstance(timeout_s, bool) or not isinstance(timeout_s, int | float) or not 0 < timeout_s < math.inf:
             raise ConfigurationError(f"timeout_s = {timeout_s!r}: give a positive number of seconds")

@@ -11,7 +11,7 @@ from typing import Any, Self
 
 import msgspec
 
-from rlm_broker.errors import ConfigurationError
+from rlm_broker.errors import ConfigurationError, require_kind
 from rlm_broker.trace.events import Event
 from sandbox_worker.wire.text_json import encode_escaped
 
@@ -34,6 +34,7 @@ class TraceWriter:
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
+        require_kind("path", path, str, os.PathLike)
         path = Path(path)
         try:
             if path.is_file() and path.stat().st_size:  # two traces in one file would be taken for one
@@ -41,6 +42,8 @@ class TraceWriter:
             self._file = path.open("ab", buffering=0)
         except OSError as error:
             raise ConfigurationError(f"cannot write the trace {path}: {error.strerror}") from None
+        except ValueError as error:  # no file can have that name
+            raise ConfigurationError(f"cannot write the trace {str(path)!r}: {error}") from None
         self._number = 0
         self._lock = threading.Lock()
         self._waiting: SimpleQueue[tuple[dict[str, Any], int] | None] = SimpleQueue()

@@ -6,7 +6,7 @@ import socket
 import weakref
 from ipaddress import ip_address
 
-from rlm_broker.errors import ConfigurationError
+from rlm_broker.errors import ConfigurationError, require_kind
 from rlm_broker.transport.acceptor import Acceptor, bind
 from rlm_broker.transport.arrival import Arrival, OneShotServer
 from rlm_broker.transport.connection import Connection
@@ -40,6 +40,8 @@ class Listener:
         one_shot: OneShotServer | None = None,
         insecure_bind: bool = False,
     ) -> None:
+        require_kind("host", host, str)
+        require_kind("port", port, int)
         if not insecure_bind and not _is_loopback(host):
             raise ConfigurationError(
                 f"refusing to listen on {host}: tokens and contexts would cross the network unencrypted; "

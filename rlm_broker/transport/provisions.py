@@ -1,11 +1,12 @@
 """What a REPL is given beside its context: names of tools, values, and what its process begins with."""
 
-from collections.abc import Iterable, Mapping
+import contextlib
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import msgspec
 
-from rlm_broker.errors import ConfigurationError
+from rlm_broker.errors import ConfigurationError, ValueTooLarge
 from sandbox_worker.wire.errors import FrameTooLarge, ValueRefused
 from sandbox_worker.wire.frames import PREFIX, encode_frame
 from sandbox_worker.wire.messages import Environment, Provide, encode
@@ -47,7 +48,7 @@ class Provisions:
 
         Raises:
             ConfigurationError: A value does not cross.
-            FrameTooLarge: A value is more than a message may hold.
+            ValueTooLarge: A value, or the environment, is more than a message may hold.
         """
         made = cls()
         made._tools.extend(tools)
@@ -56,9 +57,11 @@ class Provisions:
                 encoded = (encode_json if are_json else encode_value)(value, f"the value {name}")
             except ValueRefused as refused:
                 raise ConfigurationError(str(refused)) from None
-            made._frames[name] = _frame(name, encoded, max_frame_bytes)
+            with _in_a_frame(f"the value {name}"):
+                made._frames[name] = _frame(name, encoded, max_frame_bytes)
         if environment is not None:
-            made._environment.append(encode_frame(encode(environment), max_frame_bytes))
+            with _in_a_frame("env"):
+                made._environment.append(encode_frame(encode(environment), max_frame_bytes))
         return made
 
     def add(self, more: "Provisions") -> None:
@@ -74,6 +77,14 @@ class Provisions:
     def frames(self) -> list[bytes]:
         """Return the frames that give the REPL an environment and the values, each of them one, with its next block."""
         return [*self._environment, *self._frames.values()]
+
+
+@contextlib.contextmanager
+def _in_a_frame(what: str) -> Iterator[None]:
+    try:
+        yield
+    except FrameTooLarge as error:
+        raise ValueTooLarge(f"{what} is too large for a message to a REPL: {error}; raise max_frame_bytes") from None
 
 
 def _frame(name: str, encoded: bytes, max_frame_bytes: int) -> bytes:

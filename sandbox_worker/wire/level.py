@@ -6,6 +6,7 @@ Code that applies layers imports this, so it needs the standard library alone; `
 from typing import Literal, NamedTuple
 
 LevelName = Literal["strict", "standard", "process"]
+"""An isolation level, the strongest first; see `LEVELS`."""
 
 
 class Level(NamedTuple):

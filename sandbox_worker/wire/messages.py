@@ -21,7 +21,9 @@ Status = Literal["ok", "error", "exited", "interrupted"]
 """How a block ended, as far as the REPL itself can tell: it ran through, raised, called `sys.exit`, got SIGINT."""
 
 Stream = Literal["stdout", "stderr"]
+"""Where a piece of output was printed."""
 Want = Literal["llm", "rlm", "budget", "tool"]
+"""What a query asks for: a completion, a child run, what may still be used, a call of a tool."""
 MAX_PROMPTS = 1 << 16
 """Of one query. Far above the default `max_batch_prompts`, which refuses in words: a slot for each of the 20 million
 empty prompts that fit into a frame would be gigabytes."""

@@ -18,29 +18,40 @@ MAX_PROMPT_BYTES = 8 << 20
 
 
 class TextPart(msgspec.Struct, frozen=True, tag_field="type", tag="text", forbid_unknown_fields=True):
+    """A content part that is text."""
+
     text: str
 
 
 class ImageUrl(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """A picture as a `data:` address. How much of its detail is looked at, the provider decides."""
+
     url: str
     detail: str | None = None
 
 
 class ImagePart(msgspec.Struct, frozen=True, tag_field="type", tag="image_url", forbid_unknown_fields=True):
+    """A content part that is a picture."""
+
     image_url: ImageUrl
 
 
 class Audio(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Sound as base64 text, and its format, such as `wav`."""
+
     data: str
     format: str
 
 
 class AudioPart(msgspec.Struct, frozen=True, tag_field="type", tag="input_audio", forbid_unknown_fields=True):
+    """A content part that is sound."""
+
     input_audio: Audio
 
 
 Part = TextPart | ImagePart | AudioPart
 Prompt = str | Annotated[list[Part], msgspec.Meta(min_length=1, max_length=MAX_PARTS)]
+"""What code asks a model: a text, or content parts."""
 
 _prompt: msgspec.json.Decoder[Prompt] = msgspec.json.Decoder(Prompt)
 

@@ -181,7 +181,7 @@ def test_many_contexts_and_long_histories_spoil_no_later_question() -> None:
 
 def test_a_value_too_large_for_a_message_is_refused_with_the_reason() -> None:
     rlm = RLM(ScriptedClient([]), limits=Limits(max_frame_bytes=1 << 16), tools={"BIG": "x" * (1 << 17)})
-    with pytest.raises(ConfigurationError, match="is too large for a message to a REPL"):
+    with pytest.raises(ConfigurationError, match="the value BIG is too large for a message to a REPL"):
         rlm.completion("c", "q")
 
 

@@ -1,13 +1,19 @@
-"""Usage, and the sum of many."""
+"""Usage, and the sum of many; what a run returns, as one line and as JSON."""
 
 import dataclasses
+import datetime
+import json
 import pickle
+from typing import Any
 
 import msgspec
+import pydantic
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rlm_broker.results import Block, Tally, Usage
+from rlm_broker import RLM, Limits, RunFailed, ScriptedClient
+from rlm_broker.results import SHOWN_CHARS, Block, Completion, Isolation, Tally, Usage, UsageSummary
 
 USAGES = st.builds(
     Usage,
@@ -40,3 +46,99 @@ def test_a_block_has_values_beside_its_fields_and_keeps_them_when_pickled() -> N
     assert block == Block("1", "ok", final_answer="text")
     assert msgspec.to_builtins(block) == dataclasses.asdict(block)
     assert "value" not in dataclasses.asdict(block)
+
+
+class Point(pydantic.BaseModel):
+    x: float
+    seen: datetime.date
+
+
+class Row(msgspec.Struct):
+    cells: tuple[int, ...]
+
+
+@dataclasses.dataclass
+class Odd:
+    what: object
+
+
+class Stubborn(pydantic.BaseModel):
+    @pydantic.model_serializer
+    def _refuse(self) -> str:
+        raise RuntimeError("no")
+
+
+def completion(**fields: Any) -> Completion:
+    usage = UsageSummary({"m": Usage(2, 30, 4, 0.25)})
+    return Completion(
+        **{
+            "response": "yes",
+            "root_model": "m",
+            "depth": 0,
+            "iterations": 0,
+            "execution_time": 1.5,
+            "usage_summary": usage,
+            **fields,
+        }
+    )
+
+
+@pytest.mark.parametrize(
+    ("parsed", "shown"),
+    [
+        (None, None),
+        ({"a": (1, 2.5, True)}, {"a": [1, 2.5, True]}),
+        (float("nan"), None),
+        (Point(x=float("inf"), seen=datetime.date(2026, 1, 2)), {"x": None, "seen": "2026-01-02"}),
+        (Row((1, 2)), {"cells": [1, 2]}),
+        (Odd(Odd({"rows": [Row((3,))], 4: b"\xff"})), {"what": {"what": {"rows": [{"cells": [3]}], "4": "_w=="}}}),
+        (Stubborn(), "Stubborn()"),
+        (Odd, repr(Odd)),
+    ],
+)
+def test_parsed_value_becomes_json(parsed: Any, shown: Any) -> None:
+    done = completion(parsed=parsed)
+    assert done.to_dict()["parsed"] == shown
+    assert json.loads(done.to_json()) == done.to_dict()
+
+
+def test_a_run_is_whole_in_its_json() -> None:
+    code = "```repl\nprint('\\ud800 ä', llm_query('part'))\nFINAL(rlm_query('child'))\n```"
+    replies = [code, "of the part", "FINAL(of the child)"]
+    done = RLM(ScriptedClient(replies), limits=Limits(max_depth=2)).completion("text", "?")
+    shown = json.loads(done.to_json())
+    assert shown == done.to_dict()
+    assert shown.keys() == {field.name for field in dataclasses.fields(Completion)}
+    assert shown["usage_summary"] == done.usage_summary.to_dict()
+    assert shown["usage_by_depth"]["1"] == done.usage_by_depth[1].to_dict()
+    assert [message["role"] for message in shown["messages"]] == [message.role for message in done.messages]
+    assert shown["trajectory"][0]["blocks"][0]["stdout"] == done.trajectory[0].blocks[0].stdout
+    assert shown["child_traces"][0]["result_preview"] == "of the child"
+    assert done.isolation is not None
+    assert shown["isolation"]["level"] == done.isolation.level
+
+
+def test_lone_surrogate_is_written_out_in_json() -> None:
+    done = completion(response="\ud800 ä")
+    assert json.loads(done.to_json().encode())["response"] == "\ud800 ä"
+
+
+def test_repr_is_one_short_line() -> None:
+    done = completion(response="long\n" * 1000, isolation=Isolation("strict"), parsed=["x" * 9999], limit="max_blocks")
+    assert repr(done) == (
+        f"Completion(response={('long' + chr(10)) * (SHOWN_CHARS // 5)!r}... [5,000 characters], root_model='m', "
+        "iterations=0, cost_usd=0.25, level='strict', limit='max_blocks')"
+    )
+    assert "\n" not in repr(done)
+
+
+def test_failed_run_has_the_same_short_repr() -> None:
+    replies = ["x" * 1000 + "\n```repl\nprint(1)\n```"] * 2
+    with pytest.raises(RunFailed) as caught:
+        RLM(ScriptedClient(replies), limits=Limits(max_llm_calls=1)).completion("text", "?")
+    shown = repr(caught.value)
+    assert shown.startswith("LimitReached('the limit max_llm_calls = 1 was reached, 1 used', partial_answer='xxx")
+    assert caught.value.isolation is not None
+    level = caught.value.isolation.level
+    assert shown.endswith(f"[1,000 characters], root_model='scripted', iterations=1, cost_usd=None, level='{level}')")
+    assert repr(RunFailed("before it began")) == "RunFailed('before it began')"

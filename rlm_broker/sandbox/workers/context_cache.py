@@ -9,6 +9,7 @@ hostile context would be decoded without any isolation.
 import asyncio
 import contextlib
 import hashlib
+import logging
 import mmap
 import weakref
 from dataclasses import dataclass
@@ -33,6 +34,8 @@ MAX_SEEN: Final = 256
 """Contexts whose use and memory are remembered. Beyond it the first of them is forgotten."""
 
 T = TypeVar("T")
+
+_log = logging.getLogger("rlm_broker")
 
 
 @dataclass(eq=False)
@@ -80,6 +83,7 @@ class ContextCache:
         """By digest: memory in bytes that a context took when it was decoded."""
         self._ending: set[asyncio.Task[None]] = set()
         self._closed = False
+        self._has_failed = False
 
     async def take(self, context: StoredContext | None, limits: ReplLimits) -> StartedWorker | None:
         """See `WorkerSource`."""
@@ -165,7 +169,10 @@ class ContextCache:
             try:
                 preparation = Preparation(context=context, timeout_s=self._limits.start_timeout_s)
                 return await self._fork_server.prepared(preparation)
-            except (RlmBrokerError, OSError):  # each of its REPLs decodes it, and says what is wrong
+            except (RlmBrokerError, OSError) as error:  # each of its REPLs decodes it, and says what is wrong
+                if not self._has_failed and not self._closed:
+                    self._has_failed = True
+                    _log.warning("a context is decoded by each REPL, since no process for all could be had: %s", error)
                 return None
 
     def _weigh(self, shared: _Shared, memory_bytes: int) -> None:

@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import fcntl
+import logging
 import os
 import shutil
 import stat
@@ -14,6 +15,8 @@ from rlm_broker.errors import SandboxFailed
 
 PREFIX = "rlm-broker-"
 LOCK = "lock"
+
+_log = logging.getLogger("rlm_broker")
 
 
 class PrivateFolder:
@@ -88,19 +91,23 @@ async def removed(path: Path) -> bool:
 
 def _sweep() -> None:
     """Remove the folders of owners that do not live any more."""
+    removed = 0
     with contextlib.suppress(OSError):  # no temporary folder is usable: making one says so
         for folder in Path(tempfile.gettempdir()).glob(f"{PREFIX}*"):
             with contextlib.suppress(OSError):  # of another user, still in use, or swept by another just now
-                _sweep_one(folder)
+                removed += _sweep_one(folder)
+    if removed:
+        _log.info("folders of processes that were killed were removed from %s: %d", tempfile.gettempdir(), removed)
 
 
-def _sweep_one(folder: Path) -> None:
+def _sweep_one(folder: Path) -> bool:
+    """Return whether it was one that was left, and is gone."""
     found = folder.lstat()
     if found.st_uid != os.geteuid() or not stat.S_ISDIR(found.st_mode):
-        return  # root could take any user's lock, and would remove what a link leads to
+        return False  # root could take any user's lock, and would remove what a link leads to
     lock = os.open(folder / LOCK, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        remove_tree(folder)
+        return remove_tree(folder)
     finally:
         os.close(lock)

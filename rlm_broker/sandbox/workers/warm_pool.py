@@ -1,19 +1,22 @@
 """Workers made and locked down ahead of time, each used once."""
 
 import asyncio
+import logging
 from collections import deque
 
 from rlm_broker.context.store import StoredContext
-from rlm_broker.errors import RlmBrokerError
+from rlm_broker.errors import RlmBrokerError, ValueTooLarge
 from rlm_broker.limits import ReplLimits
 from rlm_broker.sandbox.workers.source import ColdStart, StartedWorker
 from rlm_broker.transport.provisions import Provisions
-from sandbox_worker.wire.errors import FrameTooLarge
 
 REFILL_AFTER_S = 0.002
 """Delay before refilling, so that the caller that just took a worker runs first."""
 SMALL_BYTES = 1 << 16
 """Largest context that is given to a ready REPL as a value, which is faster than a fork. Beyond it none is taken."""
+
+
+_log = logging.getLogger("rlm_broker")
 
 
 class WarmPool:
@@ -38,6 +41,7 @@ class WarmPool:
         self._asked = 0
         self._making: set[asyncio.Task[None]] = set()
         self._closed = False
+        self._has_failed = False
 
     async def take(self, context: StoredContext | None, limits: ReplLimits) -> StartedWorker | None:
         """See `WorkerSource`."""
@@ -91,8 +95,11 @@ class WarmPool:
         assert task is not None
         try:
             self.ready.append(await self._cold_start.take(None, self._limits))
-        except RlmBrokerError:
-            pass  # the next caller finds none, makes one, and hears what is wrong
+            self._has_failed = False
+        except RlmBrokerError as error:  # the next caller finds none, makes one, and hears what is wrong
+            if not self._has_failed and not self._closed:
+                self._has_failed = True
+                _log.warning("no REPL can be made ready ahead; until one can, this is not logged again: %s", error)
         finally:
             self._making.discard(task)  # in the same step, or it would be counted twice
 
@@ -105,7 +112,7 @@ class WarmPool:
         value = context.value()
         try:
             return Provisions.of({"context": value}, self._limits.max_frame_bytes, are_json=True)
-        except FrameTooLarge:
+        except ValueTooLarge:
             return None
 
 

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import logging
 import os
 import resource
 import signal
@@ -36,6 +37,8 @@ from sandbox_worker.wire.control import (
     unpack_from_zygote,
 )
 from sandbox_worker.wire.level import Level
+
+_log = logging.getLogger("rlm_broker")
 
 START_TIMEOUT_S = 60.0
 END_TIMEOUT_S = 5.0
@@ -263,3 +266,4 @@ def raise_descriptor_limit() -> None:
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft < hard:
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+        _log.info("this process's soft limit of open files was raised from %d to %d, its hard one", soft, hard)

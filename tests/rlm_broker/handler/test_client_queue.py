@@ -249,3 +249,14 @@ async def test_no_wait_that_a_provider_names_is_shorter_than_the_backoff() -> No
     client = Failing(ModelFailed("now", "transient", retry_after_s=0))
     await LMHandler(client).complete(client, REQUEST, on_retry=lambda _, wait_s, __: waits.append(wait_s))
     assert waits[0] >= 0.5 * BACKOFF_S
+
+
+async def test_fallback_that_takes_over_is_logged_once_an_outage(caplog: pytest.LogCaptureFixture) -> None:
+    broken, spare = Failing("provider", "provider", name="broken"), Failing(name="spare")
+    handler = handler_of(broken, Serving(fallbacks=(spare,), cooldown_s=1))
+    for _ in range(3):
+        await handler.complete(broken, REQUEST)
+    broken._failures.append(ModelFailed("broken: again", "provider"))
+    await handler.complete(broken, REQUEST)
+    said = "spare answers in the place of broken; until that answers, this is not logged again: broken: "
+    assert [record.getMessage() for record in caplog.records] == [f"{said}no", f"{said}again"]

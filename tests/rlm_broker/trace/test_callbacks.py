@@ -1,3 +1,5 @@
+import pytest
+
 from rlm_broker.clients.scripted import ScriptedClient
 from rlm_broker.limits import Limits
 from rlm_broker.rlm import RLM
@@ -29,7 +31,7 @@ def test_turns_and_children_are_told_when_they_start_and_when_they_end() -> None
     ]
 
 
-def test_what_a_callback_raises_stops_neither_the_run_nor_the_others() -> None:
+def test_what_a_callback_raises_is_logged_and_stops_nothing(caplog: pytest.LogCaptureFixture) -> None:
     seen: list[int] = []
 
     def bites(*_news: object) -> None:
@@ -39,3 +41,5 @@ def test_what_a_callback_raises_stops_neither_the_run_nor_the_others() -> None:
     done = RLM(ScriptedClient(REPLIES), limits=Limits(max_depth=2), on_event=callbacks).completion("c", "q")
     assert done.response == "of the root"
     assert seen == [1, 1, 2]
+    names = [record.getMessage().partition(" ")[0] for record in caplog.records]
+    assert sorted(names) == ["on_iteration_start", "on_subcall_complete", "on_subcall_start"]

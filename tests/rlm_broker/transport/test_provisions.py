@@ -1,10 +1,9 @@
 import msgspec
 import pytest
 
-from rlm_broker.errors import ConfigurationError
+from rlm_broker.errors import ConfigurationError, ValueTooLarge
 from rlm_broker.transport.provisions import Provisions
 from rlm_broker.transport.session import Session
-from sandbox_worker.wire.errors import FrameTooLarge
 from sandbox_worker.wire.frames import FrameDecoder, encode_frame
 from sandbox_worker.wire.messages import (
     Environment,
@@ -55,7 +54,7 @@ def test_what_one_holder_adds_changes_no_other() -> None:
 
 
 def test_a_value_that_no_message_can_hold_is_refused() -> None:
-    with pytest.raises(FrameTooLarge):
+    with pytest.raises(ValueTooLarge, match="the value a is too large for a message to a REPL: frame of 1,040"):
         Provisions.of({"a": "x" * MAX_FRAME_BYTES}, MAX_FRAME_BYTES)
     with pytest.raises(ConfigurationError, match=r"the value a\['b'\] is an object, which does not cross"):
         Provisions.of({"a": {"b": object()}}, MAX_FRAME_BYTES)
@@ -69,5 +68,5 @@ def test_environment_goes_out_before_the_values() -> None:
 
 
 def test_environment_larger_than_a_frame_is_refused() -> None:
-    with pytest.raises(FrameTooLarge):
+    with pytest.raises(ValueTooLarge):
         Provisions.of({}, MAX_FRAME_BYTES, environment=Environment({"LONG": "x" * MAX_FRAME_BYTES}))

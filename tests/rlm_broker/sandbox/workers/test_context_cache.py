@@ -209,7 +209,9 @@ def _no_memory(context: StoredContext) -> NoReturn:
         raise OSError(errno.ENOMEM, "Cannot allocate memory")
 
 
-def test_a_fork_server_that_the_machine_does_not_give_is_asked_for_again_later(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_fork_server_that_the_machine_does_not_give_is_asked_for_again_later(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     with Sandbox(warm=0) as sandbox:
         before = fork_servers()
         with monkeypatch.context() as patched:
@@ -218,6 +220,8 @@ def test_a_fork_server_that_the_machine_does_not_give_is_asked_for_again_later(m
             assert [place.split()[1] for place in places(sandbox, OBJECTS)] == ["1"] * 3
         assert len(set(places(sandbox, OBJECTS))) == 1
         assert len(fork_servers() - before) == 1
+    (logged,) = caplog.messages
+    assert logged.startswith("a context is decoded by each REPL, since no process for all could be had: ")
 
 
 def test_a_context_that_could_not_be_looked_at_is_no_harm_to_others(monkeypatch: pytest.MonkeyPatch) -> None:

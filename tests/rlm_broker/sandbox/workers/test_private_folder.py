@@ -114,3 +114,14 @@ def test_without_a_temporary_folder_one_sentence_says_what_to_set(monkeypatch: p
     monkeypatch.setattr(tempfile, "tempdir", "/no/such/folder")
     with pytest.raises(SandboxFailed, match=r"no temporary folder can be written to: .*set TMPDIR"):
         PrivateFolder()
+
+
+def test_swept_folders_are_logged_with_their_number(temporary: Path, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO", "rlm_broker")
+    PrivateFolder().remove()
+    assert caplog.messages == []
+    for name in "ab":
+        (temporary / f"{PREFIX}{name}").mkdir()
+        (temporary / f"{PREFIX}{name}" / LOCK).touch()
+    PrivateFolder().remove()
+    assert caplog.messages == [f"folders of processes that were killed were removed from {temporary}: 2"]

@@ -5,7 +5,7 @@ import contextlib
 import gc
 import os
 import signal
-from typing import Any
+from typing import Any, NoReturn
 
 import pytest
 
@@ -270,3 +270,28 @@ async def test_started_worker_that_is_ended_twice_tells_its_source_once() -> Non
         await started.end()
         await started.end()
         assert told == [True]
+
+
+async def test_pool_that_cannot_be_filled_is_logged_once(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    tries: list[object] = []
+
+    async def refused(*_given: object) -> NoReturn:
+        tries.append(None)
+        raise SandboxFailed("no more processes")
+
+    async with Sandbox(warm=1) as sandbox:
+        pool = pool_of(sandbox)
+        await until(lambda: ready(sandbox) == 1)
+        with monkeypatch.context() as patched:
+            patched.setattr(pool._cold_start, "take", refused)
+            async with sandbox.repl():
+                await until(lambda: len(tries) == 1)
+            pool._refill()
+            await until(lambda: len(tries) == 2)
+        pool._refill()
+        await until(lambda: ready(sandbox) == 1)
+    assert caplog.messages == [
+        "no REPL can be made ready ahead; until one can, this is not logged again: no more processes"
+    ]

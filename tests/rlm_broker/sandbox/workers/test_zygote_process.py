@@ -1,6 +1,7 @@
 """The start of the fork server's process."""
 
 import os
+import resource
 import subprocess
 import threading
 from collections.abc import Iterator
@@ -10,6 +11,7 @@ from typing import Any
 import pytest
 
 from rlm_broker.sandbox.workers import zygote_process
+from rlm_broker.sandbox.workers.zygote_process import raise_descriptor_limit
 from tests.support.waiting import WAIT_S, until_now
 
 
@@ -67,3 +69,17 @@ def test_fork_in_another_thread_does_not_delay_the_start(forker: Forker, monkeyp
     os.close(pidfd)
     process.kill()
     process.communicate()
+
+
+def test_raised_limit_of_open_files_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO", "rlm_broker")
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    try:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard - 1, hard))
+        raise_descriptor_limit()
+        raise_descriptor_limit()
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    assert caplog.messages == [
+        f"this process's soft limit of open files was raised from {hard - 1} to {hard}, its hard one"
+    ]

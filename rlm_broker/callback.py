@@ -2,7 +2,7 @@
 
 import logging
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Self
 
 _log = logging.getLogger("rlm_broker")
 
@@ -19,6 +19,11 @@ class Callback:
         self._name = name
         self._has_failed = False
 
+    @classmethod
+    def of(cls, call: Callable[..., object] | None, name: str) -> Self:
+        """Return the one of `call`; of None one that does nothing."""
+        return cls(_nothing if call is None else call, name)
+
     def __call__(self, *given: Any) -> None:
         """Call the function."""
         try:
@@ -27,3 +32,7 @@ class Callback:
             if not self._has_failed:
                 self._has_failed = True
                 _log.warning("%s raised; what else it raises is not logged", self._name, exc_info=True)
+
+
+def _nothing(*_given: object) -> None:
+    pass

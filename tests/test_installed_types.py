@@ -1,0 +1,83 @@
+"""What type checkers say of programs that use an installed `rlm_broker`."""
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import sysconfig
+import venv
+import zipfile
+from pathlib import Path
+
+import pytest
+from hatchling.build import build_sdist, build_wheel
+
+from tests.support.places import PROJECT
+
+REJECTED = """\
+from rlm_broker import RLM, Limits, Sandbox
+
+RLM("offline", nonsense=3)
+Limits(memory_bytez=1)
+Sandbox().repl(answer=5)
+"""
+REJECTED_LINES = [3, 4, 5]
+NO_LITELLM = "[mypy-litellm.*]\nfollow_imports = skip\n"  # analysing it takes longer than everything else together
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("wheel")
+    with pytest.MonkeyPatch.context() as patched:
+        patched.chdir(PROJECT)
+        return folder / build_wheel(str(folder))
+
+
+@pytest.fixture(scope="module")
+def programs(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder of programs, beside an environment that has the wheel and what it needs, and not this checkout."""
+    folder = tmp_path_factory.mktemp("programs")
+    venv.create(folder / "env")
+    (site,) = folder.glob("env/lib/python*/site-packages")
+    zipfile.ZipFile(wheel).extractall(site)
+    (site / "needed.pth").write_text(sysconfig.get_path("purelib"))
+    shutil.copytree(PROJECT / "examples", folder / "examples")
+    (folder / "rejected.py").write_text(REJECTED)
+    return folder
+
+
+def test_wheel_and_sdist_say_that_they_are_typed(wheel: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(PROJECT)
+    unpacked = tmp_path / "unpacked"
+    shutil.unpack_archive(tmp_path / build_sdist(str(tmp_path)), unpacked, filter="data")
+    (sdist,) = unpacked.iterdir()
+    for package in ("rlm_broker", "sandbox_worker"):
+        assert f"{package}/py.typed" in zipfile.ZipFile(wheel).namelist()
+        assert (sdist / package / "py.typed").exists()
+
+
+def test_mypy_accepts_examples_and_rejects_what_there_is_not(programs: Path) -> None:
+    (programs / "mypy.ini").write_text(NO_LITELLM)
+    files = sorted(map(str, programs.glob("examples/*.py")))
+    flags = ["--strict", "--config-file=mypy.ini", "--cache-dir=cache", "--no-error-summary"]
+    python = ["--python-executable", str(programs / "env/bin/python")]
+    told = _output([sys.executable, "-m", "mypy", *flags, *python, *files, "rejected.py"], programs)
+    found = re.findall(r"^(.*):(\d+): error:", told, re.MULTILINE)
+    assert found == [("rejected.py", str(line)) for line in REJECTED_LINES], told
+
+
+def test_pyright_accepts_examples_and_rejects_what_there_is_not(programs: Path) -> None:
+    settings = {"include": ["examples/*.py", "rejected.py"], "venvPath": ".", "venv": "env"}
+    (programs / "pyrightconfig.json").write_text(json.dumps({**settings, "typeCheckingMode": "standard"}))
+    told = json.loads(_output([sys.executable, "-m", "basedpyright", "--outputjson", "--level", "error"], programs))
+    found = [(Path(each["file"]).name, each["range"]["start"]["line"] + 1) for each in told["generalDiagnostics"]]
+    assert found == [("rejected.py", line) for line in REJECTED_LINES], told
+
+
+def _output(command: list[str], folder: Path) -> str:
+    environment = {**os.environ, "MYPYPATH": ""}
+    done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 1, done.stdout + done.stderr
+    return done.stdout
