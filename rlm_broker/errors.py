@@ -26,17 +26,8 @@ from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import Any, ClassVar, Literal
 
-from rlm_broker.results import (
-    ChatMessage,
-    ChildTrace,
-    Completion,
-    Isolation,
-    Iteration,
-    Usage,
-    UsageSummary,
-    described,
-    had,
-)
+from rlm_broker.results import ChatMessage, ChildTrace, Completion, Isolation, Iteration, Usage, UsageSummary
+from rlm_broker.shown import described, had
 
 FailureCause = Literal["transient", "request", "provider"]
 """Why a call failed: `transient`, the same call may succeed later; `request`, no model would take it (too long, refused

@@ -1,14 +1,11 @@
 """What comes out of a run, a block or a call: frozen values that every room may hold."""
 
 import dataclasses
-import json
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 
-SHOWN_CHARS = 200
-"""Characters of an answer that the `repr` of a run's outcome shows. Beyond them it says how many there are."""
+from rlm_broker.shown import as_json, described, had, jsonable
 
 Role = Literal["system", "user", "assistant"]
 """Who says a message of a conversation."""
@@ -231,17 +228,11 @@ class Block(_WithValues):
     post_mortem: PostMortem | None = None
 
     def __post_init__(self) -> None:
-        self.with_values(None, None)
+        with_values(self, None, None)
 
     def __reduce__(self) -> tuple[Any, ...]:
         fields = tuple(getattr(self, each.name) for each in dataclasses.fields(self))
         return _block, (fields, self._value, self._final_value)
-
-    def with_values(self, value: Sent | None, final_value: Sent | None) -> "Block":
-        """Give the block what its REPL has sent; for who makes it. `dataclasses.replace` leaves them out."""
-        object.__setattr__(self, "_value", value)
-        object.__setattr__(self, "_final_value", final_value)
-        return self
 
     @property
     def value(self) -> Any:
@@ -266,7 +257,14 @@ class Block(_WithValues):
 
 def _block(fields: tuple[Any, ...], value: Sent | None, final_value: Sent | None) -> Block:
     """Return a block that was pickled."""
-    return Block(*fields).with_values(value, final_value)
+    return with_values(Block(*fields), value, final_value)
+
+
+def with_values(block: Block, value: Sent | None, final_value: Sent | None) -> Block:
+    """Give a block the values that its REPL has sent. `dataclasses.replace` leaves them out."""
+    object.__setattr__(block, "_value", value)
+    object.__setattr__(block, "_final_value", final_value)
+    return block
 
 
 @dataclass(frozen=True, slots=True)
@@ -397,59 +395,3 @@ class Completion:
     def to_json(self) -> str:
         """`to_dict` as JSON text."""
         return as_json(self.to_dict())
-
-
-def had(run: Any) -> dict[str, Any]:
-    """Return what the `repr` of a run's outcome says beside its answer: turns, cost, level."""
-    cost = run.usage_summary.total.total_cost
-    level = None if run.isolation is None else run.isolation.level
-    return {"iterations": len(run.trajectory), "cost_usd": None if cost is None else round(cost, 6), "level": level}
-
-
-def described(**fields: Any) -> str:
-    """Return fields as the `repr` of an object lists them, with long texts cut."""
-    return ", ".join(f"{name}={_cut(value)}" for name, value in fields.items())
-
-
-def as_json(value: Any) -> str:
-    """Return plain values as JSON text. Lone surrogates, which UTF-8 has not, are written out."""
-    text = json.dumps(value, ensure_ascii=False)
-    return text if text.isascii() or not any("\ud800" <= char <= "\udfff" for char in text) else json.dumps(value)
-
-
-def jsonable(value: Any) -> Any:
-    """Return `value` as JSON has it: what is not plain by pydantic, and as text where that knows no way."""
-    if value is None or isinstance(value, str | bool | int):
-        return value
-    if isinstance(value, float):
-        return value if math.isfinite(value) else None
-    if isinstance(value, Mapping):
-        return {key if isinstance(key, str) else _key(key): jsonable(each) for key, each in value.items()}
-    if isinstance(value, list | tuple):
-        return [jsonable(each) for each in value]
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return {each.name: jsonable(getattr(value, each.name)) for each in dataclasses.fields(value)}
-    from pydantic_core import to_jsonable_python  # a tenth of a second, which few need
-
-    try:
-        made = to_jsonable_python(value, bytes_mode="base64", fallback=_by_msgspec)
-    except Exception:  # noqa: BLE001 - the value is of a class of the user's, whose serializer may raise anything
-        return repr(value)
-    return repr(value) if made is value else jsonable(made)
-
-
-def _key(key: Any) -> str:
-    shown = jsonable(key)
-    return shown if isinstance(shown, str) else json.dumps(shown)
-
-
-def _by_msgspec(value: Any) -> Any:
-    import msgspec
-
-    return msgspec.to_builtins(value) if isinstance(value, msgspec.Struct) else repr(value)
-
-
-def _cut(value: Any) -> str:
-    if isinstance(value, str) and len(value) > SHOWN_CHARS:
-        return f"{value[:SHOWN_CHARS]!r}... [{len(value):,} characters]"
-    return repr(value)

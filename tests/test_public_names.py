@@ -21,6 +21,8 @@ INTERNAL = {
     "Broker.__init__(event_loop)",
     "Sandbox.__init__(event_loop)",
     "Sandbox.__init__(listener)",
+    "ReplFiles.__init__(event_loop)",
+    "ReplFiles.__init__(worker)",
     "Run.begin(runner)",
     "Run.begin ->",
     "ReplLimits.repl_bounds ->",

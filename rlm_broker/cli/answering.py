@@ -11,9 +11,10 @@ from rlm_broker.cli.terminal import say, say_if_typed
 from rlm_broker.context.store import Paths, store
 from rlm_broker.errors import ConfigurationError, RunFailed
 from rlm_broker.models.models import Models
-from rlm_broker.results import Completion, as_json
+from rlm_broker.results import Completion
 from rlm_broker.rlm import RLM
 from rlm_broker.settings.settings import Settings, assigned
+from rlm_broker.shown import as_json
 from rlm_broker.trace.events import Emit, Event
 from rlm_broker.trace.writer import TraceWriter
 

@@ -1,6 +1,6 @@
 """What came of one block, as its caller gets it."""
 
-from rlm_broker.results import Block, PostMortem
+from rlm_broker.results import Block, PostMortem, with_values
 from rlm_broker.sandbox import post_mortem
 from rlm_broker.sandbox.output import BlockOutput
 from rlm_broker.sandbox.sent import sent
@@ -31,7 +31,8 @@ def ended(
         limit=limit if result.status == "interrupted" else None,
         execution_time=execution_time,
     )
-    return block.with_values(
+    return with_values(
+        block,
         sent(result.value, result.value_problem) if wanted.value or wanted.names else None,
         None if result.final_answer is None else sent(result.final_value, result.final_value_problem),
     )

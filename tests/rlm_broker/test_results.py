@@ -13,7 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rlm_broker import RLM, Limits, RunFailed, ScriptedClient
-from rlm_broker.results import SHOWN_CHARS, Block, Completion, Isolation, Tally, Usage, UsageSummary
+from rlm_broker.results import Block, Completion, Isolation, Tally, Usage, UsageSummary, with_values
+from rlm_broker.shown import SHOWN_CHARS
 
 USAGES = st.builds(
     Usage,
@@ -39,7 +40,7 @@ class Said:
 
 
 def test_a_block_has_values_beside_its_fields_and_keeps_them_when_pickled() -> None:
-    block = Block("1", "ok", final_answer="text").with_values(Said(), None)
+    block = with_values(Block("1", "ok", final_answer="text"), Said(), None)
     assert (block.value, block.value_problem) == ((1, {2}), None)
     assert (block.final_value, block.final_value_problem) == ("text", None)
     assert pickle.loads(pickle.dumps(block)).value == (1, {2})
