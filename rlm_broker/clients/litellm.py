@@ -3,9 +3,11 @@
 import asyncio
 import difflib
 import functools
+import importlib.util
 import json
 import os
 import re
+import sys
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future
@@ -104,7 +106,7 @@ class LiteLLMClient(BaseClient):
         options: Passed to litellm as they are (`temperature`, `api_base`, `api_key`, `extra_headers`, `timeout`, ...).
 
     Raises:
-        ConfigurationError: `stream` is no option.
+        ConfigurationError: litellm is not installed, or `stream` is no option.
     """
 
     def __init__(
@@ -120,6 +122,7 @@ class LiteLLMClient(BaseClient):
             raise ConfigurationError(
                 f"{model_name}: stream is no option: a reply is streamed to whoever follows the run"
             )
+        _require_installed(model_name)
         if usd_per_million_tokens is not None:
             require_kind("usd_per_million_tokens", usd_per_million_tokens, tuple, list)
             if len(usd_per_million_tokens) != 2:
@@ -270,6 +273,20 @@ class LiteLLMClient(BaseClient):
         headers = getattr(error, "litellm_response_headers", None) or {}  # its `response` is made up, without any
         said = failures.one_line(text, secrets_in(self._options))
         return ModelFailed(f"{self.model_name}: {kind}: {said}", cause, failures.retry_after_s(headers))
+
+
+def _require_installed(model_name: str) -> None:
+    """Raises: ConfigurationError."""
+    if "litellm" in sys.modules:
+        return
+    try:
+        is_there = importlib.util.find_spec("litellm") is not None
+    except ImportError:
+        is_there = False
+    if not is_there:
+        raise ConfigurationError(
+            f"model {model_name!r} is called through litellm, which is not installed: pip install 'rlm-broker[litellm]'"
+        )
 
 
 def _refuse_misspelt(model_name: str, provider: str) -> None:

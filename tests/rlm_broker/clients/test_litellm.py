@@ -152,7 +152,7 @@ socket.gethostbyname = socket.gethostbyname_ex = getaddrinfo
 
 class Watch:
     def find_spec(self, name, path=None, target=None):
-        if name == "litellm":
+        if name == "litellm" and sys._getframe(2).f_code.co_name != "find_spec":  # which only looks whether it is there
             importers.add(threading.current_thread() is threading.main_thread())
 
 sys.meta_path.insert(0, Watch())
