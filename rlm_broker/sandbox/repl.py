@@ -82,7 +82,8 @@ class SandboxedRepl(AsyncResource):
         try:
             self._provisions = Provisions.of(values or {}, self._limits.max_frame_bytes, tools, environment)
         except FrameTooLarge as error:
-            raise ConfigurationError(f"a value, or env, is too large for a message to a REPL: {error}") from None
+            what = "env or a value" if env else "a value"
+            raise ConfigurationError(f"{what} is too large for a message to a REPL: {error}") from None
         self._event_loop = event_loop
         self._workers = workers
         self._context = context

@@ -56,7 +56,7 @@ def test_bad_values_are_refused_where_they_are_given() -> None:
                 make(seed=-1)
             with pytest.raises(ConfigurationError, match="limits is a ReplLimits or a Limits, and not dict"):
                 make(limits={"memory_bytes": 1})
-            with pytest.raises(ConfigurationError, match="a value, or env, is too large for a message"):
+            with pytest.raises(ConfigurationError, match="env or a value is too large for a message"):
                 make(env={"A": "x" * (1 << 13)})
 
 
