@@ -29,7 +29,7 @@ os.execv(sys.executable, [sys.executable, "-m", "pytest", *sys.argv[1:]])
 # The owner of init's entry in /proc is the kernel's root, who he is: names of descriptors are his to list, and no more.
 LISTS_NAMES = "tests/attacks/test_machinery.py::test_init_goes_on_whatever_its_repl_does[strict-lists_its_descriptors]"
 
-SAME_USER = ("controls", "host_files", "machinery", "protocol")
+SAME_USER = ("controls", "files", "host_files", "machinery", "protocol")
 """Attacks that another user would not stop: at `standard`, what keeps the rest out is the same for every user."""
 
 

@@ -25,6 +25,16 @@ while not os.path.exists('stop'):
         assert libc.renameat2(-100, one, -100, other, 2) == 0  # they are exchanged at once
 print('swapped')
 """
+SHUTS = """
+import ctypes, os, time
+os.mkdir('shut', 0)
+os.symlink('<FOLDER>', 'link')
+libc = ctypes.CDLL(None)
+ends = time.monotonic() + 1.5
+while time.monotonic() < ends:
+    assert libc.renameat2(-100, b'shut', -100, b'link', 2) == 0
+print('swapped')
+"""
 
 
 @pytest.fixture(scope="module", params=PROTECTED)
@@ -55,6 +65,16 @@ def test_swapped_names_lead_to_nothing_of_the_host(protected: Arena) -> None:
         assert ended == ["swapped\n"]
     assert protected.file.read_text() == f"SECRET = '{protected.secret}'\n"
     protected.goes_on()
+
+
+def test_folder_exchanged_for_a_link_while_it_is_counted_changes_no_mode(protected: Arena) -> None:
+    """Init opens what nobody may list, to count it: that has to be the scratch folder's own."""
+    before = protected.folder.stat()
+    with protected.sandbox.repl() as repl:
+        block = repl.execute(protected.fill_in(SHUTS))
+    after = protected.folder.stat()
+    assert (after.st_mode, after.st_ctime_ns) == (before.st_mode, before.st_ctime_ns)
+    assert block.stdout == "swapped\n"
 
 
 def test_links_planted_by_code_are_not_followed(protected: Arena) -> None:

@@ -1,8 +1,13 @@
+import ctypes
+import os
+import threading
 from pathlib import Path
 
 from sandbox_worker.init.scratch import Contents, contents
+from tests.support.waiting import WAIT_S
 
 KIB = 1 << 10
+AT_FDCWD, RENAME_EXCHANGE = -100, 2
 
 
 def test_bytes_and_files_of_the_whole_tree_are_counted(tmp_path: Path) -> None:
@@ -33,9 +38,36 @@ def test_a_folder_that_was_closed_is_looked_into(tmp_path: Path) -> None:
     assert contents(str(tmp_path), 100).files == 2
 
 
-def test_a_tree_too_deep_to_look_at_is_too_many_files(tmp_path: Path) -> None:
-    import os
+def test_folder_that_becomes_a_link_meanwhile_leads_nowhere(tmp_path: Path) -> None:
+    """At another time it is looked at than it is entered: in between it may be exchanged."""
+    outside, scratch = tmp_path / "outside", tmp_path / "scratch"
+    (scratch / "folder").mkdir(parents=True)
+    outside.mkdir()
+    (scratch / "folder" / "x").touch()
+    (scratch / "folder").chmod(0)
+    for number in range(50):
+        (outside / str(number)).touch()
+    outside.chmod(0o555)
+    (scratch / "link").symlink_to(outside)
+    libc, done = ctypes.CDLL(None), threading.Event()
 
+    def swap() -> None:
+        one, other = bytes(scratch / "folder"), bytes(scratch / "link")
+        while not done.is_set():
+            assert libc.renameat2(AT_FDCWD, one, AT_FDCWD, other, RENAME_EXCHANGE) == 0
+
+    thread = threading.Thread(target=swap)
+    thread.start()
+    try:
+        counts = {contents(str(scratch), 1000).files for _ in range(3000)}
+    finally:
+        done.set()
+        thread.join(WAIT_S)
+    assert counts <= {1, 2, 3}
+    assert outside.stat().st_mode & 0o777 == 0o555
+
+
+def test_a_tree_too_deep_to_look_at_is_too_many_files(tmp_path: Path) -> None:
     before = os.open(".", os.O_RDONLY)
     try:
         os.chdir(tmp_path)
