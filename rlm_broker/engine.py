@@ -10,7 +10,7 @@ from rlm_broker.clients.recording import FORMAT, RecordedModels, Recorder
 from rlm_broker.concurrency.event_loop import EventLoopRef
 from rlm_broker.errors import ConfigurationError
 from rlm_broker.handler.cache import Cache
-from rlm_broker.limits import Limits, ReplLimits
+from rlm_broker.limits import Limits, with_set
 from rlm_broker.lm_handler import LMHandler
 from rlm_broker.models.models import Models
 from rlm_broker.models.registry import Registry
@@ -53,13 +53,13 @@ class EngineParts:
         models: What is cached and recorded.
         sandbox: A sandbox that is lent, or what is said of one to be made. One that is lent closed is opened for as
             long as it is used.
-        limits: Bounds of calls and REPLs; None takes those of a sandbox that is lent, or the defaults.
+        limits: Bounds of calls and REPLs. What is not set is that of a sandbox that is lent, or the default.
 
     Attributes:
         limits: The bounds that hold.
 
     Raises:
-        ConfigurationError: A recording, a seed or limits do not go with a sandbox that is lent.
+        ConfigurationError: A recording or a seed does not go with a sandbox that is lent.
     """
 
     def __init__(
@@ -75,9 +75,8 @@ class EngineParts:
         self._models = models
         self._sandbox = sandbox
         lent = sandbox if isinstance(sandbox, Sandbox) else None
-        if limits is not None and lent is not None:
-            _require_same_repl_limits(limits, lent.limits)
-        self.limits = limits or (Limits(**lent.limits.model_dump()) if lent else Limits())
+        given = Limits() if limits is None else limits
+        self.limits = given if lent is None else with_set(lent.limits, given)
         self._seed = self._required_seed()
 
     @property
@@ -148,13 +147,3 @@ def recorded_models(handler: LMHandler, seed: int | None) -> RecordedModels:
     routes = [(route.to, route.match, route.depths) for route in routing.routes]
     own_sub = None if sub is root else sub.model_name
     return RecordedModels(FORMAT, root.model_name, own_sub, list(routing.names), routes, routing.policy, seed)
-
-
-def _require_same_repl_limits(limits: Limits, of_sandbox: ReplLimits) -> None:
-    """Refuse limits of REPLs that a sandbox that is lent does not have: they would be without effect."""
-    for name in ReplLimits.model_fields:
-        wanted, there = getattr(limits, name), getattr(of_sandbox, name)
-        if name in limits.model_fields_set and wanted != there:
-            raise ConfigurationError(
-                f"limit {name} = {wanted} has no effect: the sandbox that is given has {name} = {there}; give it there"
-            )

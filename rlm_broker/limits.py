@@ -182,3 +182,8 @@ class Limits(ReplLimits, RunLimits):
     Raises:
         ConfigurationError: There is no limit of a name, or it cannot have the value.
     """
+
+
+def with_set(base: RunLimits | ReplLimits, limits: RunLimits | ReplLimits) -> Limits:
+    """Return the fields of `base` with those in their place that were set when `limits` was made."""
+    return Limits(**{**base.model_dump(), **limits.model_dump(include=limits.model_fields_set)})

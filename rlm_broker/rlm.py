@@ -18,7 +18,7 @@ from rlm_broker.engine import Engine, EngineParts
 from rlm_broker.errors import ConfigurationError, ReplayDiverged, SandboxFailed
 from rlm_broker.handler.routing import Routing
 from rlm_broker.keywords import Keywords, instructions_with, models_with, require_known, sandbox_with, tools_with
-from rlm_broker.limits import Limits
+from rlm_broker.limits import Limits, ReplLimits, RunLimits, with_set
 from rlm_broker.lm_handler import LMHandler
 from rlm_broker.models.model import Given
 from rlm_broker.models.models import Models
@@ -73,7 +73,7 @@ class RLM(AsyncResource):
         sub_model: Answers what the REPL asks. None is the root model.
         models: Further models by name, which code may name, or a `Models`, which also has routes, the policy, the
             cache, and the file to record to or to replay.
-        limits: Bounds of each run tree; None takes those of `sandbox`, or the defaults.
+        limits: Bounds of each run tree and of its REPLs. What is not set is that of `sandbox`, or the default.
         tools: Name → a function that code may call, a plain value, or `{"tool": either, "description": text}`; or a
             `Tools`, which also has those of child runs. Functions run here, sync ones in threads, with their arguments
             validated by their annotations.
@@ -227,7 +227,7 @@ class RLM(AsyncResource):
         model: Given | None = None,
         sub_model: Given | None = None,
         instructions: Instructions | str | None = None,
-        limits: Limits | None = None,
+        limits: RunLimits | ReplLimits | None = None,
         output_type: Any = None,
         tools: Tools | Mapping[str, Any] | None = None,
         on_event: Emit | None = None,
@@ -240,8 +240,9 @@ class RLM(AsyncResource):
         Args:
             context: Text, a dict or list of plain values, or a path; see `context.store`.
             question: None: the task is in the context.
-            model, sub_model, instructions, limits, tools: As for `RLM`. With a handler that is lent, `model` is a name
-                that it knows. Bounds of REPLs are those of the sandbox.
+            model, sub_model, instructions, tools: As for `RLM`. With a handler that is lent, `model` is a name that it
+                knows.
+            limits: What is set of them holds for this run; the rest is that of the `RLM`.
             output_type: As for `completion`.
             on_event: Called with the events of this run, beside that of the `RLM`.
 
@@ -275,7 +276,7 @@ class RLM(AsyncResource):
     async def _open(self) -> None:
         self._engine = await self._keeping.enter_async_context(self._parts.running(EventLoopRef.here()))
         if self._persistent:
-            self._persistent_repl = PersistentRepl(self._engine.sandbox)
+            self._persistent_repl = PersistentRepl(self._engine.sandbox, self.limits)
             self._keeping.push_async_callback(self._persistent_repl.close)
 
     async def _close(self) -> None:
@@ -296,9 +297,12 @@ class RLM(AsyncResource):
         fields: dict[str, Any] = {**of_this, "tells_text": False, **more}
         return _Asked(context=context, question=question, output_type=wanted, **fields)
 
-    def _limits_of_a_run(self, limits: Limits) -> Limits:
-        _require_types(limits=limits)
-        return limits
+    def _limits_of_a_run(self, limits: RunLimits | ReplLimits) -> Limits:
+        if not isinstance(limits, RunLimits | ReplLimits):
+            raise ConfigurationError(f"limits is a Limits, and not {type(limits).__name__}")
+        if self._persistent and (of_repl := sorted(limits.model_fields_set & ReplLimits.model_fields.keys())):
+            raise ConfigurationError(f"a persistent RLM has one REPL: give {', '.join(of_repl)} to RLM, for all runs")
+        return with_set(self.limits, limits)
 
     def _run(self, asked: _Asked, event_loop: EventLoopRef, *, is_followed: bool = False) -> Run:
         return Run(event_loop, lambda run: self._answered(asked, run), is_followed=is_followed)

@@ -8,6 +8,7 @@ from typing import Any
 
 from rlm_broker.context.store import StoredContext
 from rlm_broker.errors import ConfigurationError, ContextRefused, ValueTooLarge
+from rlm_broker.limits import ReplLimits
 from rlm_broker.results import ChatMessage
 from rlm_broker.run.tools import Tools
 from rlm_broker.sandbox.repl import SandboxedRepl
@@ -31,14 +32,16 @@ class PersistentRepl:
 
     Args:
         sandbox: Where the REPL is, when the first run needs it.
+        limits: Its bounds; None takes those of the sandbox.
 
     Attributes:
         runs: How many runs have had it.
         context_name: Of the variable that holds the context of the last run.
     """
 
-    def __init__(self, sandbox: Sandbox) -> None:
+    def __init__(self, sandbox: Sandbox, limits: ReplLimits | None = None) -> None:
         self._sandbox = sandbox
+        self._limits = limits
         self._opened = contextlib.AsyncExitStack()
         self._repl: SandboxedRepl | None = None
         self._answer: QueryHandler = refuse
@@ -81,7 +84,7 @@ class PersistentRepl:
         if self._repl is None:
             # Of its own: the REPL may be forked anew from it when the run that brought it is long over.
             kept = self._opened.enter_context(StoredContext(os.dup(context.fd), context.info))
-            made = self._sandbox.repl(kept, self._forward, tools=tools.names, values=tools.values)
+            made = self._sandbox.repl(kept, self._forward, tools=tools.names, values=tools.values, limits=self._limits)
             self._repl = await self._opened.enter_async_context(made)
             self.runs = 1
             return CONTEXT

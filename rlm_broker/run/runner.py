@@ -143,7 +143,7 @@ class Runner:
         if persistent is None:
             assert sandbox is not None
             tools, values = self._tools.names, self._tools.values
-            opened: Any = sandbox.repl(context, self._answer, tools=tools, values=values)
+            opened: Any = sandbox.repl(context, self._answer, tools=tools, values=values, limits=self._tree.limits)
         else:
             opened = persistent.repl(context, self._answer, self._tools)
         async with opened as repl:
@@ -244,8 +244,7 @@ class Runner:
         except ReplClosed as closed:
             if repl.is_closed:
                 raise
-            assert self._tree.sandbox is not None
-            allowed = self._tree.sandbox.limits.max_repl_restarts
+            allowed = self._tree.limits.max_repl_restarts
             raise LimitReached("max_repl_restarts", allowed, allowed) from closed
         self._emit(BlockEnded, number, block)
         return block

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from rlm_broker import RLM, ConfigurationError, Limits, LMHandler, Sandbox, ScriptedClient
+from rlm_broker import RLM, ConfigurationError, Limits, LMHandler, ReplLimits, Sandbox, ScriptedClient
 from rlm_broker.handler.routing import Route
 from rlm_broker.keywords import Keywords, instructions_with, models_with, sandbox_with, tools_with
 from rlm_broker.models.models import Models
@@ -112,12 +112,15 @@ def test_lent_handler_may_be_recorded(tmp_path: Path) -> None:
     assert len((tmp_path / "run.jsonl").read_text().splitlines()) == 2
 
 
-def test_limits_of_repls_beside_a_sandbox_that_has_others_are_refused() -> None:
-    sandbox = Sandbox(Limits(memory_bytes=1 << 28))
-    RLM(sandbox=sandbox, limits=Limits(max_depth=2))
-    RLM(sandbox=sandbox, limits=Limits(memory_bytes=1 << 28))
-    with pytest.raises(ConfigurationError, match="limit memory_bytes = 1073741824 has no effect: the sandbox"):
-        RLM(sandbox=sandbox, limits=Limits(memory_bytes=1 << 30))
+async def test_limits_of_repls_beside_a_sandbox_are_effective() -> None:
+    sandbox = Sandbox(Limits(memory_bytes=1 << 28, max_open_files=64))
+    limits = RLM(sandbox=sandbox, limits=Limits(max_depth=2, max_open_files=99)).limits
+    assert (limits.memory_bytes, limits.max_depth, limits.max_open_files) == (1 << 28, 2, 99)
+    code = "```repl\nimport resource\nFINAL(resource.getrlimit(resource.RLIMIT_NOFILE)[0])\n```"
+    async with RLM(ScriptedClient([code] * 2), sandbox=sandbox, limits=Limits(max_open_files=99)) as rlm:
+        assert (await rlm.acompletion("text", "?")).response == "99"
+        run = rlm.start("text", "?", limits=ReplLimits(max_open_files=77))
+        assert (await run).response == "77"
 
 
 def test_closed_sandbox_is_opened_for_as_long_as_it_is_used() -> None:
