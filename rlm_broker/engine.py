@@ -76,7 +76,7 @@ class EngineParts:
         self._sandbox = sandbox
         lent = sandbox if isinstance(sandbox, Sandbox) else None
         if limits is not None and lent is not None:
-            _require_same_repl_limits(limits, lent.limits)
+            require_same_repl_limits(limits, lent.limits)
         self.limits = limits or (Limits(**lent.limits.model_dump()) if lent else Limits())
         self._seed = self._required_seed()
 
@@ -150,11 +150,15 @@ def recorded_models(handler: LMHandler, seed: int | None) -> RecordedModels:
     return RecordedModels(FORMAT, root.model_name, own_sub, list(routing.names), routes, routing.policy, seed)
 
 
-def _require_same_repl_limits(limits: Limits, of_sandbox: ReplLimits) -> None:
-    """Refuse limits of REPLs that a sandbox that is lent does not have: they would be without effect."""
+def require_same_repl_limits(limits: Limits, of_sandbox: ReplLimits) -> None:
+    """Refuse limits of REPLs that the sandbox does not have: they would be without effect.
+
+    Raises:
+        ConfigurationError: There is one.
+    """
     for name in ReplLimits.model_fields:
         wanted, there = getattr(limits, name), getattr(of_sandbox, name)
         if name in limits.model_fields_set and wanted != there:
             raise ConfigurationError(
-                f"limit {name} = {wanted} has no effect: the sandbox that is given has {name} = {there}; give it there"
+                f"limit {name} = {wanted} has no effect: the sandbox has {name} = {there}; give it there"
             )

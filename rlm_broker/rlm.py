@@ -14,8 +14,8 @@ from rlm_broker.callback import Callback
 from rlm_broker.clients.base import BaseClient
 from rlm_broker.concurrency.event_loop import AsyncResource, EventLoopRef
 from rlm_broker.context.store import StoredContext
-from rlm_broker.engine import Engine, EngineParts
-from rlm_broker.errors import ConfigurationError, ReplayDiverged, SandboxFailed
+from rlm_broker.engine import Engine, EngineParts, require_same_repl_limits
+from rlm_broker.errors import ConfigurationError, ReplayDiverged, SandboxFailed, require_kind
 from rlm_broker.handler.routing import Routing
 from rlm_broker.keywords import Keywords, instructions_with, models_with, require_known, sandbox_with, tools_with
 from rlm_broker.limits import Limits
@@ -120,12 +120,13 @@ class RLM(AsyncResource):
         _require_types(limits=limits, handler=handler, on_event=on_event)
         said = models_with(models, keywords)
         has_models = model is not None or sub_model is not None
-        if handler is not None and (has_models or said.needs_own_handler):
+        if handler is not None and (has_models or said.needs_own_handler or "model_policy" in keywords):
             raise ConfigurationError("give either models or a handler: a handler brings its own models")
         if said.replay is not None and has_models:
             raise ConfigurationError("give either models or a recording to replay: it brings its own models")
         if recursion not in ("always", "auto"):
             raise ConfigurationError(f"recursion must be 'always' or 'auto', not {recursion!r}")
+        require_kind("persistent", persistent, bool)
         brought = sandbox_with(sandbox, keywords)
         registry = None if handler is not None else Registry(model, sub_model, said)
         self._parts = EngineParts(registry, handler, said, brought, limits)
@@ -241,7 +242,7 @@ class RLM(AsyncResource):
             context: Text, a dict or list of plain values, or a path; see `context.store`.
             question: None: the task is in the context.
             model, sub_model, instructions, limits, tools: As for `RLM`. With a handler that is lent, `model` is a name
-                that it knows. Bounds of REPLs are those of the sandbox.
+                that it knows. Bounds of REPLs are those of the sandbox: other ones are refused.
             output_type: As for `completion`.
             on_event: Called with the events of this run, beside that of the `RLM`.
 
@@ -298,6 +299,7 @@ class RLM(AsyncResource):
 
     def _limits_of_a_run(self, limits: Limits) -> Limits:
         _require_types(limits=limits)
+        require_same_repl_limits(limits, self.limits)
         return limits
 
     def _run(self, asked: _Asked, event_loop: EventLoopRef, *, is_followed: bool = False) -> Run:

@@ -57,8 +57,8 @@ _READ_BY_IMPORT = {
 }
 """Variables that litellm reads when it is imported. Those that a user has set are left as they are."""
 _FILTERED = ("Accessing the.*attribute on the instance", "conflict with protected namespace")
-"""Parts of the messages that its import has Python ignore, wherever they come from. A third, "`ReadOnly` qualifier", stays
-ignored: its calls cause it."""
+"""Parts of the messages that its import has Python ignore, wherever they come from. A third, "`ReadOnly` qualifier",
+stays ignored: its calls cause it."""
 
 LIKENESS = 0.8
 """Ratio of `difflib` from which on a provider's name is taken for a misspelt one."""

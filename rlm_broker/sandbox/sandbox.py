@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rlm_broker.concurrency.event_loop import AsyncResource, EventLoopRef
-from rlm_broker.errors import ConfigurationError, IsolationUnavailable, SandboxFailed
+from rlm_broker.errors import ConfigurationError, IsolationUnavailable, SandboxFailed, require_kind
 from rlm_broker.limits import Limits
 from rlm_broker.sandbox.levels import canary
 from rlm_broker.sandbox.levels.level import candidates, warn_if_unprotected
@@ -66,6 +66,8 @@ class Sandbox(AsyncResource):
     ) -> None:
         if limits is not None and not isinstance(limits, Limits):
             raise ConfigurationError(f"limits is a Limits, and not {type(limits).__name__}")
+        require_kind("exact_memory", exact_memory, bool)
+        require_kind("allow_exec", allow_exec, bool, type(None))
         self.limits = limits or Limits()
         self._candidates = candidates(isolation, allow_exec)
         warn_if_unprotected(self._candidates[0])
