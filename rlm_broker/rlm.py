@@ -15,7 +15,7 @@ from rlm_broker.clients.base import BaseClient
 from rlm_broker.concurrency.event_loop import AsyncResource, EventLoopRef
 from rlm_broker.context.store import StoredContext
 from rlm_broker.engine import Engine, EngineParts
-from rlm_broker.errors import ConfigurationError, ReplayDiverged, SandboxFailed
+from rlm_broker.errors import ConfigurationError, ReplayDiverged, SandboxFailed, require_kind
 from rlm_broker.handler.routing import Routing
 from rlm_broker.keywords import Keywords, instructions_with, models_with, require_known, sandbox_with, tools_with
 from rlm_broker.limits import Limits, ReplLimits, RunLimits, with_set
@@ -120,12 +120,13 @@ class RLM(AsyncResource):
         _require_types(limits=limits, handler=handler, on_event=on_event)
         said = models_with(models, keywords)
         has_models = model is not None or sub_model is not None
-        if handler is not None and (has_models or said.needs_own_handler):
+        if handler is not None and (has_models or said.needs_own_handler or "model_policy" in keywords):
             raise ConfigurationError("give either models or a handler: a handler brings its own models")
         if said.replay is not None and has_models:
             raise ConfigurationError("give either models or a recording to replay: it brings its own models")
         if recursion not in ("always", "auto"):
             raise ConfigurationError(f"recursion must be 'always' or 'auto', not {recursion!r}")
+        require_kind("persistent", persistent, bool)
         brought = sandbox_with(sandbox, keywords)
         registry = None if handler is not None else Registry(model, sub_model, said)
         self._parts = EngineParts(registry, handler, said, brought, limits)

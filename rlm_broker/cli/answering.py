@@ -45,7 +45,7 @@ def ask(
             watchers: list[Emit] = []
             if trace is not None:
                 watchers.append(stack.enter_context(_writer(trace)))
-            cache = settings["cache"]
+            cache = None if replay else settings["cache"]
             rlm = RLM(
                 None if replay else settings.model("model"),
                 None if replay else settings.model("sub_model"),

@@ -9,6 +9,7 @@ import os
 import re
 import sys
 import threading
+import warnings
 from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Any
@@ -47,6 +48,17 @@ _BARE_NAMES: tuple[tuple[re.Pattern[str], str], ...] = (
     (re.compile(r"deepseek-"), "deepseek"),
     (re.compile(r"grok-"), "xai"),
 )
+
+_READ_BY_IMPORT = {
+    "LITELLM_LOCAL_MODEL_COST_MAP": "True",  # else it fetches a price list
+    "LITELLM_LOCAL_ANTHROPIC_BETA_HEADERS": "True",  # else it fetches a table of headers
+    "LITELLM_LOG": "ERROR",
+    "LITELLM_MODE": "PRODUCTION",  # else it reads a file .env, of whatever folder this is
+}
+"""Variables that litellm reads when it is imported. Those that a user has set are left as they are."""
+_FILTERED = ("Accessing the.*attribute on the instance", "conflict with protected namespace")
+"""Parts of the messages that its import has Python ignore, wherever they come from. A third, "`ReadOnly` qualifier",
+stays ignored: its calls cause it."""
 
 LIKENESS = 0.8
 """Ratio of `difflib` from which on a provider's name is taken for a misspelt one."""
@@ -301,19 +313,43 @@ def _refuse_misspelt(model_name: str, provider: str) -> None:
 
 
 def _import_litellm() -> Any:
-    # Read by litellm during its import. Without the first two it fetches a price list and a table of headers, without
-    # the third it asks a model hub for tokenizers. As defaults, so that a user can have it otherwise.
-    os.environ.setdefault("LITELLM_LOCAL_MODEL_COST_MAP", "True")
-    os.environ.setdefault("LITELLM_LOCAL_ANTHROPIC_BETA_HEADERS", "True")
-    os.environ.setdefault("HF_HUB_OFFLINE", "1")
-    os.environ.setdefault("LITELLM_LOG", "ERROR")
-    os.environ.setdefault("LITELLM_MODE", "PRODUCTION")  # else it reads a file .env, of whatever folder this is
-    import litellm
+    """Import it with `_READ_BY_IMPORT` set, and leave environment and warnings as they were."""
+    ours = {name: value for name, value in _READ_BY_IMPORT.items() if name not in os.environ}
+    os.environ.update(ours)
+    try:
+        import litellm
 
-    litellm.suppress_debug_info = True  # else it prints advertisements to stdout
-    litellm.telemetry = False
-    litellm.drop_params = True
+        litellm.suppress_debug_info = True  # else it prints advertisements to stdout
+        litellm.telemetry = False
+        litellm.drop_params = True
+        litellm.disable_hf_tokenizer_download = True  # else it asks a model hub for tokenizers
+        if not _beta_headers_are_read():
+            ours.pop("LITELLM_LOCAL_ANTHROPIC_BETA_HEADERS", None)  # then it has to stay
+    finally:
+        for name, value in ours.items():
+            if os.environ.get(name) == value:
+                del os.environ[name]
+        _forget_filters()
     return litellm
+
+
+def _beta_headers_are_read() -> bool:
+    """Have it read the table of headers that it comes with. By itself it reads one at the first call that needs it."""
+    try:
+        from litellm import anthropic_beta_headers_manager as manager
+
+        manager._load_beta_headers_config()
+    except Exception:  # noqa: BLE001 - this is no promise of litellm's: another release may have it elsewhere
+        return False
+    return True
+
+
+def _forget_filters() -> None:
+    """Remove the filters that its import adds for all warnings of the process, the user's own included."""
+    for each in list(warnings.filters):
+        pattern = getattr(each[1], "pattern", None) or each[1]
+        if isinstance(pattern, str) and any(part in pattern for part in _FILTERED) and each[2] is Warning:
+            warnings.filters.remove(each)  # type: ignore[attr-defined]  # a list, as the interpreter itself has it
 
 
 async def _streamed(litellm: Any, call: dict[str, Any], on_text: Callable[[str], None]) -> Any:

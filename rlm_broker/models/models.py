@@ -27,7 +27,8 @@ class Models:
         replay: Path of such a file. Its replies are used, and no model is called.
 
     Raises:
-        ConfigurationError: `named` is no mapping, or models are given beside a recording that brings its own.
+        ConfigurationError: `named` is no mapping, or models, a policy or a cache are given
+            beside a recording that brings its own.
     """
 
     named: Mapping[str, Given] = field(default_factory=dict)
@@ -51,6 +52,10 @@ class Models:
             raise ConfigurationError(f"cache must be a path or a Cache, not {type(self.cache).__name__}")
         if self.replay is not None and (self.named or self.routes):
             raise ConfigurationError("give either models or a recording to replay: it brings its own models")
+        if self.replay is not None and self.policy != "allow":
+            raise ConfigurationError("give either a policy or a recording to replay: it brings its own policy")
+        if self.replay is not None and self.cache is not None:
+            raise ConfigurationError("give either a cache or a recording to replay: no provider is called then")
 
     @property
     def needs_own_handler(self) -> bool:

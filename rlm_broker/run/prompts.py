@@ -34,7 +34,7 @@ class Instructions:
 
     Attributes:
         system: In place of our own system prompt: for every run of a tree, or by depth.
-        profile: See `Profile`.
+        profile: Of our own system prompt, see `Profile`.
         prologue: Before the first user message of the root.
     """
 
@@ -48,6 +48,8 @@ class Instructions:
         require_kind("the prologue", self.prologue, str, type(None))
         if self.profile not in tuple(_ENDINGS):
             raise ConfigurationError(f"the prompt profile must be one of {', '.join(_ENDINGS)}, not {self.profile!r}")
+        if self.system is not None and self.profile != "both":
+            raise ConfigurationError("give either a system prompt or a prompt profile, which is part of our own prompt")
 
     def system_prompt(self, limits: Limits, depth: int, tools: Sequence[str]) -> str:
         """For a run at `depth`."""

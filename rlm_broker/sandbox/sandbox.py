@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rlm_broker.concurrency.event_loop import AsyncResource, EventLoopRef
-from rlm_broker.errors import ConfigurationError, IsolationUnavailable, SandboxFailed
+from rlm_broker.errors import ConfigurationError, IsolationUnavailable, SandboxFailed, require_kind
 from rlm_broker.limits import ReplLimits
 from rlm_broker.results import SandboxStats
 from rlm_broker.sandbox.arguments import require_limits
@@ -26,6 +26,8 @@ from rlm_broker.transport.connection import QueryHandler, refuse
 from rlm_broker.transport.listener import Listener
 from sandbox_worker.wire.level import LevelName
 
+MOST_WARM = 10_000
+"""REPLs that can be kept ready. They take 3.5 MB each."""
 MAX_SETUP_BYTES = 32 << 10
 """Largest set-up code: it goes in one packet with the rest of `Configure`. Beyond it the code is refused."""
 
@@ -68,6 +70,8 @@ class Sandbox(AsyncResource):
         event_loop: EventLoopRef | None = None,
     ) -> None:
         require_limits(limits)
+        require_kind("exact_memory", exact_memory, bool)
+        require_kind("allow_exec", allow_exec, bool, type(None))
         self.limits = limits or ReplLimits()
         self._candidates = candidates(isolation, allow_exec)
         warn_if_unprotected(self._candidates[0])
@@ -252,5 +256,5 @@ class Sandbox(AsyncResource):
 
 
 def _require_warm(warm: object) -> None:
-    if warm is not None and (isinstance(warm, bool) or not isinstance(warm, int) or warm < 0):
-        raise ConfigurationError(f"warm is a number of REPLs, and not {warm!r}")
+    if warm is not None and (isinstance(warm, bool) or not isinstance(warm, int) or not 0 <= warm <= MOST_WARM):
+        raise ConfigurationError(f"warm must be a number of REPLs from 0 to {MOST_WARM:,}, or None, not {warm!r}")

@@ -31,7 +31,7 @@ def test_importing_the_package_imports_nothing_heavy() -> None:
 
 
 def test_every_public_name_can_be_had() -> None:
-    code = "import rlm_broker; print([name for name in rlm_broker.__all__ if getattr(rlm_broker, name) is not None])"
+    code = "import rlm_broker as public; print([name for name in public.__all__ if getattr(public, name) is not None])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=ENVIRONMENT, check=True)
     assert "'RLM'" in done.stdout
     assert "'Sandbox'" in done.stdout
