@@ -112,11 +112,11 @@ def test_model_of_one_run_beside_a_replay_is_refused(folder: Path) -> None:
             RLM(replay=folder / "recorded.jsonl").start("text", "?", **given).result()
 
 
-def test_limits_of_repls_for_one_run_are_refused_unless_they_hold() -> None:
-    rlm = RLM(reply, limits=Limits(memory_bytes=1 << 28))
-    assert rlm.start("text", "?", limits=Limits(memory_bytes=1 << 28, max_depth=2)).result().response == "1"
-    with pytest.raises(ConfigurationError, match="limit memory_bytes = 536870912 has no effect: the sandbox"):
-        rlm.start("text", "?", limits=Limits(memory_bytes=1 << 29))
+def test_limits_of_repls_for_one_run_are_refused_where_the_repl_is_kept() -> None:
+    with RLM(reply, persistent=True) as rlm:
+        assert rlm.start("text", "?", limits=Limits(max_depth=2)).result().response == "1"
+        with pytest.raises(ConfigurationError, match="a persistent RLM has one REPL: give memory_bytes to RLM"):
+            rlm.start("text", "?", limits=Limits(memory_bytes=1 << 29))
 
 
 def test_persistent_without_with_is_refused() -> None:

@@ -192,7 +192,7 @@ async def test_set_up_code_is_isolated_too(tmp_path: Path) -> None:
         ({"setup": "#" * 40_000}, "setup is longer than"),
         ({"timeout_s": -1}, "give a positive number"),
         ({"timeout_s": "5"}, "give a positive number"),
-        ({"warm": -3}, "warm is a number"),
+        ({"warm": -3}, "warm must be a number"),
     ],
 )
 async def test_what_is_no_template_is_refused(given: dict[str, Any], said: str) -> None:

@@ -149,7 +149,7 @@ async def test_layers_and_limits_are_those_of_any_other() -> None:
 
 @pytest.mark.parametrize("warm", [-1, True, "2", 1.5])
 def test_a_number_that_is_none_is_refused(warm: Any) -> None:
-    with pytest.raises(ConfigurationError, match="warm is a number of REPLs"):
+    with pytest.raises(ConfigurationError, match="warm must be a number of REPLs"):
         Sandbox(warm=warm)
 
 
