@@ -13,7 +13,9 @@ LONG_QUESTION_CHARS = 10_000
 """Characters from which on a question beside a shorter context that ends with "?" is taken for the context."""
 
 
-def told(prompt: object, root_prompt: str | None, context: object, question: str | None) -> tuple[object, str | None]:
+def given_once(
+    prompt: object, root_prompt: str | None, context: object, question: str | None
+) -> tuple[object, str | None]:
     """Return the context and the question, each given under one of its two names.
 
     Raises:

@@ -1,8 +1,11 @@
 """A function of the user's that is called with what happens."""
 
+import inspect
 import logging
 from collections.abc import Callable
 from typing import Any, Self
+
+from rlm_broker.errors import ConfigurationError
 
 _log = logging.getLogger("rlm_broker")
 
@@ -12,9 +15,14 @@ class Callback:
 
     Args:
         name: Of the argument that the function was given as.
+
+    Raises:
+        ConfigurationError: It is no function, or one that would have to be awaited.
     """
 
     def __init__(self, call: Callable[..., object], name: str) -> None:
+        if not callable(call) or inspect.iscoroutinefunction(call):
+            raise ConfigurationError(f"{name} is a plain function: it is called, and never awaited")
         self._call = call
         self._name = name
         self._has_failed = False

@@ -43,6 +43,19 @@ def require_value_names(values: object) -> None:
         require_name(name, "a value")
 
 
+def require_given(tools: Iterable[object], values: object) -> None:
+    """Refuse names of tools, and values by name, that a REPL cannot be given.
+
+    Raises:
+        ConfigurationError: One cannot be a name, or is the name of two things.
+    """
+    require_names(tools)
+    require_value_names(values)
+    assert isinstance(values, Mapping)
+    if both := sorted(map(str, set(tools) & set(values))):
+        raise ConfigurationError(f"{', '.join(both)}: a name is that of a tool or of a value, not of both")
+
+
 def require_names(tools: Iterable[object]) -> None:
     """Refuse what is no list of names, such as the functions themselves.
 
@@ -50,10 +63,13 @@ def require_names(tools: Iterable[object]) -> None:
         ConfigurationError: It is something else, or has a name that no tool can have.
     """
     names = list(tools) if isinstance(tools, Iterable) else []
-    if isinstance(tools, str) or not isinstance(tools, Iterable) or not all(isinstance(name, str) for name in names):
-        raise ConfigurationError("tools are names of functions, as a list: the handler answers their calls")
+    is_list = isinstance(tools, Iterable) and not isinstance(tools, str | Mapping)
+    if not is_list or not all(isinstance(name, str) for name in names):
+        raise ConfigurationError("tools are names of functions, as a list: `answer` answers their calls")
     for name in names:
         require_name(name, "a tool")
+    if len(set(names)) < len(names):
+        raise ConfigurationError("tools has a name twice: give each once")
 
 
 def require_name(name: object, what: str) -> None:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, Unpack
 
 from rlm_broker import __version__
-from rlm_broker.asked import NOT_GIVEN, require_question, stored, told
+from rlm_broker.asked import NOT_GIVEN, given_once, require_question, stored
 from rlm_broker.callback import Callback
 from rlm_broker.clients.base import BaseClient
 from rlm_broker.concurrency.event_loop import AsyncResource, EventLoopRef
@@ -124,6 +124,9 @@ class RLM(AsyncResource):
             raise ConfigurationError("give either models or a handler: a handler brings its own models")
         if said.replay is not None and has_models:
             raise ConfigurationError("give either models or a recording to replay: it brings its own models")
+        if query_handler is not None and not callable(query_handler):
+            raise ConfigurationError(f"query_handler is a function, and not {type(query_handler).__name__}")
+        require_kind("persistent", persistent, bool)
         if recursion not in ("always", "auto"):
             raise ConfigurationError(f"recursion must be 'always' or 'auto', not {recursion!r}")
         require_kind("persistent", persistent, bool)
@@ -185,7 +188,7 @@ class RLM(AsyncResource):
                 trajectory, usage and partial answer.
             ContextRefused, IsolationUnavailable: The run did not begin.
         """
-        asked = self._asked(*told(prompt, root_prompt, context, question), output_type)
+        asked = self._asked(*given_once(prompt, root_prompt, context, question), output_type)
         return self._run(asked, self._loop or EventLoopRef.background()).run()
 
     async def acompletion(
@@ -198,7 +201,7 @@ class RLM(AsyncResource):
         output_type: Any = None,
     ) -> Completion:
         """`completion`, awaited. Cancelling it ends the run and everything below it."""
-        asked = self._asked(*told(prompt, root_prompt, context, question), output_type)
+        asked = self._asked(*given_once(prompt, root_prompt, context, question), output_type)
         return await self._run(asked, self._loop or EventLoopRef.here()).start()
 
     async def stream(
@@ -215,7 +218,7 @@ class RLM(AsyncResource):
         Leaving the loop (use `contextlib.aclosing`) ends the run and everything below it. `start` gives a handle on the
         run, from which its partial answer is to be had then.
         """
-        async with self.start(*told(prompt, root_prompt, context, question), output_type=output_type) as run:
+        async with self.start(*given_once(prompt, root_prompt, context, question), output_type=output_type) as run:
             async for event in run.events():
                 yield event
             yield await run
@@ -248,7 +251,7 @@ class RLM(AsyncResource):
             on_event: Called with the events of this run, beside that of the `RLM`.
 
         Raises:
-            ConfigurationError: An argument cannot be used. What is wrong with the context is raised by the run.
+            ConfigurationError: An argument cannot be used. What is wrong with the context or a model, the run raises.
         """
         asked = self._asked(
             context,

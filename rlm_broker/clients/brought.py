@@ -79,6 +79,8 @@ def client_of(given: Client | FieldLike | Callable[..., Any]) -> BaseClient:
     Raises:
         ConfigurationError: It is neither a client nor a function.
     """
+    if isinstance(given, type):
+        raise ConfigurationError(f"a model is an object, and not the class {given.__name__}: make one of it")
     if hasattr(given, "complete") and hasattr(given, "model_name"):
         return adapted(cast("Client", given))
     if is_field_client(given):

@@ -205,6 +205,8 @@ def _read(stream: Any) -> Iterator[str | bytes]:
             piece = stream.read(STREAM_BYTES)
         except Exception as error:
             raise ContextRefused(f"the stream cannot be read: {type(error).__name__}: {error}") from error
+        if piece is None:
+            raise ContextRefused("the stream has nothing to read just now, and does not wait: give one that blocks")
         if not piece:
             return
         kind = kind or (str if isinstance(piece, str) else bytes)

@@ -5,10 +5,11 @@ from dataclasses import dataclass, field
 from os import PathLike
 from typing import Any
 
+from rlm_broker.clients.field import is_field_client
 from rlm_broker.errors import ConfigurationError, require_kind
 from rlm_broker.handler.cache import Cache
 from rlm_broker.handler.routing import ModelPolicy, Route
-from rlm_broker.models.model import Given
+from rlm_broker.models.model import Given, Model
 
 FilePath = str | PathLike[str]
 """Path of a file, as `open` takes it."""
@@ -39,8 +40,7 @@ class Models:
     replay: FilePath | None = None
 
     def __post_init__(self) -> None:
-        if not isinstance(self.named, Mapping):
-            raise ConfigurationError(f"models is a dict from name to model, or a Models, not {self.named!r:.80}")
+        _require_named(self.named)
         if isinstance(self.routes, str) or not isinstance(self.routes, Sequence):
             raise ConfigurationError(f"routes are a list of Route, and not {type(self.routes).__name__}")
         for route in self.routes:
@@ -68,3 +68,17 @@ def models_of(given: Any) -> Models:
     if isinstance(given, Models):
         return given
     return Models() if given is None else Models(given)
+
+
+def _require_named(named: object) -> None:
+    if not isinstance(named, Mapping):
+        raise ConfigurationError(f"models is a dict from name to model, or a Models, not {named!r:.80}")
+    for name, model in named.items():
+        require_kind("the name of a model", name, str)
+        is_class = isinstance(model, type)
+        is_model = isinstance(model, str | Model) or callable(model) or hasattr(model, "complete")
+        if is_class or not (is_model or is_field_client(model)):
+            what = f"the class {model.__name__}" if is_class else type(model).__name__
+            raise ConfigurationError(
+                f"model {name!r}: a model is a name, a Model, a client or a function, and not {what}"
+            )

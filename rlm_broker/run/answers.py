@@ -75,6 +75,10 @@ class ReplAnswers:
         if isinstance(depth, bool) or not isinstance(depth, int) or depth < 1:
             raise ConfigurationError(f"depth is that of what the REPL asks, 1 or more, and not {depth!r}")
         limits = limits or Limits()
+        if "run_timeout_s" in limits.model_fields_set:
+            raise ConfigurationError("run_timeout_s has no effect here: the loop is yours, and so is its time")
+        if sandbox is None and "max_depth" in limits.model_fields_set and limits.max_depth > depth:
+            raise ConfigurationError(f"max_depth = {limits.max_depth} needs sandbox=, where children have their REPLs")
         if sandbox is None:  # then no child can have a REPL
             limits = limits.model_copy(update={"max_depth": min(limits.max_depth, depth)})
         self.id = secrets.token_hex(ID_BYTES)

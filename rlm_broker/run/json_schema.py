@@ -2,7 +2,7 @@
 
 import inspect
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from functools import wraps
 from typing import Any
 
@@ -44,6 +44,7 @@ class JsonSchema:
         except jsonschema.SchemaError as error:
             raise ConfigurationError(f"{what} is not a JSON Schema: {error.message}") from None
         self._validator = kind(dict(schema))
+        _require_references(schema, what)
 
     def require(self, value: Any, whole: str) -> None:
         """Raise `Unfit` unless a value is what the schema asks for; `whole` stands for the value itself."""
@@ -54,6 +55,33 @@ class JsonSchema:
                 break
         if problems:
             raise Unfit("; ".join(problems))
+
+
+def _require_references(schema: Mapping[str, Any], what: str) -> None:
+    """Refuse references that lead out of the schema, or nowhere: nothing is fetched, and a run is not to end by it."""
+    import referencing
+    import referencing.jsonschema
+
+    default = referencing.jsonschema.DRAFT202012
+    resource = referencing.Resource.from_contents(dict(schema), default_specification=default)
+    resolver = referencing.Registry().with_resource(resource.id() or "", resource).resolver(resource.id() or "")
+    for reference in _references(schema):
+        try:
+            resolver.lookup(reference)
+        except referencing.exceptions.Unresolvable:
+            raise ConfigurationError(f"{what} refers to {reference!r}, which is not in it") from None
+
+
+def _references(schema: Any) -> Iterator[str]:
+    if isinstance(schema, Mapping):
+        for name, value in schema.items():
+            if name in ("$ref", "$dynamicRef") and isinstance(value, str):
+                yield value
+            else:
+                yield from _references(value)
+    elif isinstance(schema, list | tuple):
+        for value in schema:
+            yield from _references(value)
 
 
 class _LeftOut:

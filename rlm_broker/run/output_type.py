@@ -24,7 +24,7 @@ class OutputType:
     """
 
     def __init__(self, wanted: Any) -> None:
-        self._told = 0
+        self._retries = 0
         if isinstance(wanted, Mapping):
             schema = JsonSchema(wanted, "output_type")
             self._schema = schema.text
@@ -60,9 +60,9 @@ class OutputType:
             return None, self._adapter.validate_python(answer)  # text that is no JSON, where text is wanted
         except (TypeError, ValueError):
             pass
-        if self._told >= max_retries:
+        if self._retries >= max_retries:
             raise OutputInvalid(problem, answer)
-        self._told += 1
+        self._retries += 1
         return prompts.wrong_type(answer, problem, self._schema), None
 
 

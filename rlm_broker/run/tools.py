@@ -17,7 +17,7 @@ import pydantic
 
 from rlm_broker.concurrency.deadline import Late, closed_if_deaf, within
 from rlm_broker.concurrency.threads import DaemonThreads
-from rlm_broker.errors import ConfigurationError
+from rlm_broker.errors import ConfigurationError, require_kind
 from rlm_broker.plain import require_name
 from rlm_broker.run.json_schema import Unfit, with_schema
 from rlm_broker.validation import complaints
@@ -118,12 +118,17 @@ class Tools:
     def _add(self, name: str, what: Any) -> None:
         require_name(name, "a tool")
         description = None
+        if isinstance(what, dict) and what.get("type") == "function" and "function" in what:
+            raise ConfigurationError(
+                f"tool {name!r}: that describes a function: give {{'tool': function, 'schema': its parameters}}"
+            )
         if isinstance(what, dict) and "tool" in what:
             if what.keys() - {"tool", "description", "schema"}:
                 raise ConfigurationError(
                     f"tool {name!r}: give {{'tool': ..., 'description': ..., 'schema': ...}} and nothing else"
                 )
             schema = what.get("schema")
+            require_kind(f"the description of tool {name!r}", what.get("description"), str, type(None))
             what, description = what["tool"], what.get("description")
             if schema is not None:
                 if not callable(what):

@@ -79,7 +79,7 @@ class BlockRun:
             self.killed_because = _broken(violation)
             return None
         except SandboxFailed as failure:
-            self.killed_because = await self._obituary() or str(failure)
+            self.killed_because = await self._reason_of_its_end() or str(failure)
             return None
         self._block.add_done_callback(lambda _: self._wake.set())
         return await self._rest(self._block)
@@ -114,7 +114,7 @@ class BlockRun:
         except ProtocolViolation as violation:
             self.killed_because = _broken(violation)
         except SandboxFailed as failure:
-            self.killed_because = await self._obituary() or str(failure)
+            self.killed_because = await self._reason_of_its_end() or str(failure)
         return None
 
     async def _ends(self, block: "asyncio.Future[Result]") -> bool:
@@ -162,7 +162,7 @@ class BlockRun:
         died = self._worker.died
         return None if died is None else post_mortem.reason(died)
 
-    async def _obituary(self) -> str | None:
+    async def _reason_of_its_end(self) -> str | None:
         """How the REPL died, if it did: its connection is lost a moment before init tells."""
         try:
             async with asyncio.timeout(DEATH_NEWS_S):

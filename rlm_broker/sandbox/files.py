@@ -128,7 +128,7 @@ class ReplFiles:
         with source if isinstance(source, memoryview) else _closing(source):
             size_bytes = len(source) if isinstance(source, memoryview) else os.fstat(source).st_size
             fd = await self._opened(OpenToWrite(names, size_bytes), path)
-            with _closing(fd), _told(path):
+            with _closing(fd), _naming(path):
                 await _in_thread(lambda stop: _fill(fd, source, size_bytes, stop))
 
     async def _read(self, path: object, max_bytes: object) -> bytes:
@@ -136,7 +136,7 @@ class ReplFiles:
             raise ConfigurationError(f"max_bytes = {max_bytes!r}: give a number of bytes")
         whole = bytearray()
         fd = await self._opened(OpenToRead(_names(path)), path)
-        with _closing(fd), _told(path):
+        with _closing(fd), _naming(path):
             beyond = f"more than max_bytes = {max_bytes:,}: raise it, or use `save`"
             await _in_thread(lambda stop: _copy(fd, whole.extend, max_bytes, beyond, stop))
         return bytes(whole)
@@ -146,7 +146,7 @@ class ReplFiles:
             raise ConfigurationError(f"to is a path of the host, and not {to!r}")
         target, names = Path(to), _names(path)
         fd = await self._opened(OpenToRead(names), path)
-        with _closing(fd), _told(path):
+        with _closing(fd), _naming(path):
             beyond = f"more than scratch_bytes = {self._max_bytes:,}"
             await _in_thread(lambda stop: _save_as(target, fd, self._max_bytes, beyond, stop))
 
@@ -156,7 +156,7 @@ class ReplFiles:
         found: Entries = []
         after = b""
         while True:
-            with _told(path):
+            with _naming(path):
                 listed = await worker.list_folder(names, after)
             found += [FileEntry(os.fsdecode(each.name), each.kind, each.size_bytes) for each in listed.entries]
             if listed.is_all or not listed.entries:
@@ -166,7 +166,7 @@ class ReplFiles:
     async def _opened(self, request: OpenToRead | OpenToWrite, path: object) -> int:
         """Return a descriptor of a regular file, for the caller to close."""
         worker = await self._worker()
-        with _told(path):
+        with _naming(path):
             fd = await worker.open_file(request)
         if not stat.S_ISREG(os.fstat(fd).st_mode):  # init has looked; what comes out of a worker is looked at again
             os.close(fd)
@@ -287,7 +287,7 @@ def _closing(fd: int) -> Iterator[None]:
 
 
 @contextmanager
-def _told(path: object) -> Iterator[None]:
+def _naming(path: object) -> Iterator[None]:
     """Name the path in what is refused in here, and refuse what the kernel does not do."""
     try:
         yield

@@ -12,7 +12,7 @@ from rlm_broker.concurrency.event_loop import AsyncResource, EventLoopRef
 from rlm_broker.context.store import StoredContext, refuse_a_name, store
 from rlm_broker.errors import ReplBusy, ReplClosed, SandboxFailed, WorkerDied
 from rlm_broker.limits import ReplLimits
-from rlm_broker.plain import require_names, require_value_names, require_variables
+from rlm_broker.plain import require_given, require_value_names, require_variables
 from rlm_broker.results import Block, Isolation
 from rlm_broker.sandbox import outcome, post_mortem
 from rlm_broker.sandbox.arguments import require_answer, require_block, require_limits, seconds_or
@@ -73,8 +73,7 @@ class SandboxedRepl(AsyncResource):
     ) -> None:
         refuse_a_name(context)
         require_answer(answer)
-        require_names(tools)
-        require_value_names(values or {})
+        require_given(tools, values or {})
         require_limits(limits)
         self._limits = limits or workers.limits
         self._bounds = self._limits.repl_bounds()
@@ -177,7 +176,7 @@ class SandboxedRepl(AsyncResource):
 
     async def ainterrupt(self) -> None:
         """`interrupt`, awaited."""
-        await self.bind_loop().arun(self._interrupt_soon())
+        self.interrupt()
 
     @property
     def is_closed(self) -> bool:
@@ -190,6 +189,7 @@ class SandboxedRepl(AsyncResource):
         Raises:
             ConfigurationError: One of them does not cross: it would not arrive as it is. Then none is given.
             ValueTooLarge: One of them is more than a message may hold. Then none is given.
+            ReplClosed: The REPL was closed.
         """
         require_value_names(values)
         self._provide(Provisions.of(values, self._limits.max_frame_bytes))
@@ -199,6 +199,8 @@ class SandboxedRepl(AsyncResource):
         self._provide(Provisions.of(values, self._limits.max_frame_bytes, are_json=True))
 
     def _provide(self, more: Provisions) -> None:
+        if self._closed:
+            raise ReplClosed("this REPL was closed")
         self._provisions.add(more)
         if self._connection is not None:
             self._connection.provide(more)
@@ -358,9 +360,6 @@ class SandboxedRepl(AsyncResource):
                 why = run.killed_because or "its processes are gone"
                 return outcome.killed(code, output, why, seen, limit, time.monotonic() - started)
             return outcome.ended(code, output, result, run.limit, wanted, time.monotonic() - started)
-
-    async def _interrupt_soon(self) -> None:
-        self._interrupt()
 
     def _interrupt(self) -> None:
         self._is_interrupted = True

@@ -71,7 +71,6 @@ class Sandbox(AsyncResource):
     ) -> None:
         require_limits(limits)
         require_kind("exact_memory", exact_memory, bool)
-        require_kind("allow_exec", allow_exec, bool, type(None))
         self.limits = limits or ReplLimits()
         self._candidates = candidates(isolation, allow_exec)
         warn_if_unprotected(self._candidates[0])
@@ -105,7 +104,11 @@ class Sandbox(AsyncResource):
         Raises:
             ConfigurationError, IsolationUnavailable, SandboxFailed: As for a `Sandbox` and its opening.
         """
-        key = (None if limits is None else limits.model_dump_json(), isolation, allow_exec, warm)
+        require_limits(limits)
+        candidates(isolation, allow_exec)
+        _require_warm(warm)
+        bounds = (limits or ReplLimits()).model_dump_json(include=set(ReplLimits.model_fields))
+        key = (bounds, isolation, allow_exec, warm)
         return shared(key, lambda: cls(limits, isolation, allow_exec=allow_exec, warm=warm))
 
     def stats(self) -> SandboxStats:

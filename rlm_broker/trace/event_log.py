@@ -47,6 +47,7 @@ class EventLog:
 
     async def follow(self, after: int = 0) -> AsyncIterator[Event]:
         """Yield every event with a number above `after`, those that were kept before included, to the last."""
+        after = max(0, after)
         here = (asyncio.get_running_loop(), asyncio.Event())
         self._waiting.add(here)
         try:

@@ -46,9 +46,14 @@ class QueryHandler(Protocol):
         ...
 
 
+_CALLED = {"llm": "llm_query", "rlm": "rlm_query", "budget": "budget()"}
+"""What model code calls for each kind of query."""
+
+
 async def refuse(query: Query) -> list[Slot]:
     """The answer of a REPL without models."""
-    reason = f"no model is connected to this sandbox, {query.want}_query is not available"
+    what = f"the tool {query.tool}()" if query.want == "tool" else _CALLED[query.want]
+    reason = f"no model is connected to this sandbox, {what} is not available"
     return [Slot(error=reason)] * len(query.prompts)
 
 
@@ -279,7 +284,9 @@ class Connection(asyncio.BufferedProtocol):
         failed = CANCELLED
         try:
             slots = await self._answer(query)
-            if len(slots) == len(query.prompts):
+            if not isinstance(slots, list) or not all(type(slot) is Slot for slot in slots):
+                failed = "what answers this REPL returned something else than a list of slots"
+            elif len(slots) == len(query.prompts):
                 self._send(query, slots)
             else:
                 failed = f"{len(slots)} answers to {len(query.prompts)} prompts"

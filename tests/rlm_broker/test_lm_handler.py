@@ -93,8 +93,8 @@ async def test_rlm_query_needs_the_means() -> None:
     code = "FINAL(rlm_query('four'))"
     async with LMHandler(ScriptedClient(reply)) as handler, Sandbox() as sandbox:
         finals: list[str | None] = []
-        for means in (None, sandbox):
-            answers = handler.answers(Limits(max_depth=2), sandbox=means)
+        for means, limits in ((None, None), (sandbox, Limits(max_depth=2))):
+            answers = handler.answers(limits, sandbox=means)
             async with sandbox.repl("text", answer=answers) as repl:
                 finals.append((await repl.aexecute(code)).final_answer)
         assert finals == ["as a completion", "4"]
@@ -130,6 +130,10 @@ async def test_depth_decides_which_model_answers() -> None:
         ({"depth": 0}, "depth is that of what the REPL asks, 1 or more, and not 0"),
         ({"depth": True}, "and not True"),
         ({"tools": 5}, "tools are a dict"),
+        ({"on_event": 3}, "on_event is a plain function"),
+        ({"on_event": asyncio.sleep}, "on_event is a plain function"),
+        ({"limits": Limits(run_timeout_s=1)}, "run_timeout_s has no effect here"),
+        ({"limits": Limits(max_depth=3)}, "max_depth = 3 needs sandbox="),
     ],
 )
 async def test_bad_argument_of_answers_is_refused(given: dict[str, Any], why: str) -> None:

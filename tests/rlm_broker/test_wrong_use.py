@@ -159,3 +159,71 @@ def test_an_answer_that_was_asked_for_at_a_limit_says_so() -> None:
     done = RLM(ScriptedClient([looks, looks]), limits=Limits(max_iterations=1)).completion("text", "?")
     assert (done.response, done.limit) == ("I am looking.", "max_iterations")
     assert RLM(ScriptedClient([ANSWERS])).completion("text", "?").limit is None
+
+
+@pytest.mark.parametrize(
+    ("given", "why"),
+    [
+        ({"tools": {"f": print}}, "tools are names of functions, as a list"),
+        ({"tools": ["f", "f"]}, "tools has a name twice"),
+        ({"tools": ["f"], "values": {"f": 1}}, "f: a name is that of a tool or of a value, not of both"),
+        ({"answer": 3}, "answer is an async function of one query"),
+    ],
+)
+def test_what_a_repl_cannot_be_given_is_refused(given: dict[str, Any], why: str) -> None:
+    with Sandbox() as sandbox, pytest.raises(ConfigurationError, match=re.escape(why)):
+        sandbox.repl(**given)
+
+
+@pytest.mark.parametrize(
+    ("given", "why"),
+    [
+        ({"limits": 3}, "limits is a ReplLimits or a Limits"),
+        ({"isolation": []}, "no isolation level []"),
+        ({"warm": []}, "warm must be a number of REPLs"),
+        ({"allow_exec": 0}, "allow_exec is a bool, and not int"),
+        ({"allow_exec": "no"}, "allow_exec is a bool, and not str"),
+    ],
+)
+def test_settings_of_a_sandbox_are_refused_before_it_is_shared(given: dict[str, Any], why: str) -> None:
+    for make in (Sandbox, Sandbox.shared):
+        with pytest.raises(ConfigurationError, match=re.escape(why)):
+            make(**given)
+
+
+def test_equal_bounds_share_a_sandbox() -> None:
+    assert Sandbox.shared() is Sandbox.shared(Limits()) is Sandbox.shared(Limits(max_depth=3))
+
+
+async def test_answer_of_another_kind_is_an_error_of_its_query() -> None:
+    async def answers(_query: object) -> Any:
+        return "x"
+
+    async with Sandbox() as sandbox, sandbox.repl("text", answer=answers) as repl:
+        block = await repl.aexecute("llm_query('x')")
+    assert "what answers this REPL returned something else than a list of slots" in block.stdout
+
+
+def test_value_for_a_closed_repl_is_refused() -> None:
+    with Sandbox() as sandbox:
+        with sandbox.repl() as repl:
+            pass
+        with pytest.raises(ReplClosed, match="this REPL was closed"):
+            repl.provide({"a": 1})
+
+
+@pytest.mark.parametrize(
+    ("given", "why"),
+    [
+        ({"query_handler": 3}, "query_handler is a function, and not int"),
+        ({"persistent": "no"}, "persistent is a bool, and not str"),
+        ({"models": {"a": 1}}, "model 'a': a model is a name, a Model, a client or a function, and not int"),
+        ({"models": {1: "offline"}}, "the name of a model is a str, and not int"),
+        ({"model": ScriptedClient}, "a model is an object, and not the class ScriptedClient"),
+        ({"tools": {"get": {"type": "function", "function": {}}}}, "tool 'get': that describes a function"),
+        ({"tools": {"get": {"tool": print, "description": 3}}}, "the description of tool 'get' is a str"),
+    ],
+)
+def test_what_would_fail_later_is_refused_by_the_constructor(given: dict[str, Any], why: str) -> None:
+    with pytest.raises(ConfigurationError, match=re.escape(why)):
+        RLM(**given)

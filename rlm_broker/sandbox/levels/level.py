@@ -2,7 +2,7 @@
 
 import warnings
 
-from rlm_broker.errors import ConfigurationError, IsolationUnavailable
+from rlm_broker.errors import ConfigurationError, IsolationUnavailable, require_kind
 from rlm_broker.sandbox.levels.remedies import remedy
 from sandbox_worker.wire.layers import Layer
 from sandbox_worker.wire.level import LEVELS, Level, level_named
@@ -27,6 +27,7 @@ def candidates(isolation: str, allow_exec: bool | None) -> tuple[Level, ...]:
     Raises:
         ConfigurationError: There is no such level, or it cannot allow that.
     """
+    require_kind("allow_exec", allow_exec, bool, type(None))
     if isolation == AUTO:
         return tuple(level for level in LEVELS if level.is_security_boundary and (level.may_exec or not allow_exec))
     try:

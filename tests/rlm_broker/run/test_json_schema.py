@@ -37,6 +37,18 @@ def test_what_is_no_schema_is_refused(schema: dict[str, Any]) -> None:
         OutputType(schema)
 
 
+@pytest.mark.parametrize("reference", ["#/nix", "http://127.0.0.1:9/schema", "#nix"])
+def test_reference_that_leads_nowhere_is_refused(reference: str) -> None:
+    with pytest.raises(ConfigurationError, match=f"output_type refers to '{reference}', which is not in it"):
+        OutputType({"properties": {"x": {"$ref": reference}}})
+
+
+def test_references_within_a_schema_and_to_itself_hold() -> None:
+    schema = {"$defs": {"node": {"type": "object", "properties": {"next": {"$ref": "#/$defs/node"}}}}}
+    JsonSchema({**schema, "$ref": "#/$defs/node"}, "it").require({"next": {"next": {}}}, "it")
+    JsonSchema({"properties": {"all": {"$ref": "#"}}}, "it").require({"all": {}}, "it")
+
+
 def test_only_the_first_mistakes_are_named() -> None:
     schema = JsonSchema({"type": "array", "items": {"type": "string"}}, "it")
     with pytest.raises(Unfit) as raised:
