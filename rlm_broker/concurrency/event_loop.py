@@ -100,6 +100,14 @@ class EventLoopRef:
         if self.is_alive:
             self._loop.call_soon_threadsafe(call)
 
+    async def acall(self, call: Callable[[], T]) -> T:
+        """Make this call there, and return what it returns."""
+
+        async def called() -> T:
+            return call()
+
+        return await self.arun(called())
+
     def job(self, work: Coroutine[Any, Any, T]) -> "Job[T]":
         """Return a handle on `work`, which runs there once the handle is started."""
         self._require_alive(work)

@@ -176,7 +176,7 @@ class SandboxedRepl(AsyncResource):
 
     async def ainterrupt(self) -> None:
         """`interrupt`, awaited."""
-        self.interrupt()
+        await self.bind_loop().acall(self._interrupt)
 
     @property
     def is_closed(self) -> bool:

@@ -9,7 +9,16 @@ from typing import Any
 
 import pytest
 
-from rlm_broker import ConfigurationError, ContextRefused, FunctionClient, Limits, LMHandler, Sandbox, ScriptedClient
+from rlm_broker import (
+    ConfigurationError,
+    ContextRefused,
+    FunctionClient,
+    Limits,
+    LMHandler,
+    ReplClosed,
+    Sandbox,
+    ScriptedClient,
+)
 from rlm_broker.rlm import RLM
 
 ANSWERS = "```repl\nFINAL(context)\n```"
