@@ -200,10 +200,6 @@ def test_settings_of_a_sandbox_are_refused_before_it_is_shared(given: dict[str, 
             make(**given)
 
 
-def test_equal_bounds_share_a_sandbox() -> None:
-    assert Sandbox.shared() is Sandbox.shared(Limits()) is Sandbox.shared(Limits(max_depth=3))
-
-
 async def test_answer_of_another_kind_is_an_error_of_its_query() -> None:
     async def answers(_query: object) -> Any:
         return "x"

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from rlm_broker import ConfigurationError, ReplLimits, Sandbox
+from rlm_broker import ConfigurationError, Limits, ReplLimits, Sandbox
 from rlm_broker.sandbox.shared import close_all
 from tests.support.places import PROJECT
 
@@ -27,6 +27,13 @@ def test_equal_settings_share_a_sandbox_from_any_thread() -> None:
     close_all()
     assert Sandbox.shared(ReplLimits(cpu_s=5)) is not found[0]  # closed ones are not given out
     close_all()
+
+
+def test_equal_bounds_share_a_sandbox_whatever_else_is_said() -> None:
+    try:
+        assert Sandbox.shared() is Sandbox.shared(ReplLimits()) is Sandbox.shared(Limits(max_depth=3))
+    finally:
+        close_all()
 
 
 def test_bad_settings_of_a_shared_sandbox_are_refused() -> None:
