@@ -13,7 +13,7 @@ from typing import Any, Final, TypeVar
 
 from rlm_broker.concurrency.deadline import to_its_end
 from rlm_broker.concurrency.event_loop import EventLoopRef
-from rlm_broker.errors import ConfigurationError, FileRefused
+from rlm_broker.errors import ConfigurationError, FileRefused, SandboxFailed
 from rlm_broker.results import FileEntry
 from rlm_broker.sandbox.workers.worker import Worker
 from sandbox_worker.wire.control import OpenToRead, OpenToWrite
@@ -22,6 +22,8 @@ PIECE_BYTES: Final = 1 << 18
 """Bytes that are copied at once. Between two pieces a copy can be stopped."""
 MAX_READ_BYTES: Final = 64 << 20
 """Bytes of a file that `read` returns unless it is told otherwise. A larger one is refused: `save` streams it."""
+MAX_ENTRIES: Final = 10_000
+"""Entries of a folder that `list` returns. Init refuses a folder with more."""
 MAX_PATH_BYTES: Final = 4096
 """Longest path in a REPL. A longer one is refused, as the kernel would."""
 
@@ -159,9 +161,12 @@ class ReplFiles:
             with _naming(path):
                 listed = await worker.list_folder(names, after)
             found += [FileEntry(os.fsdecode(each.name), each.kind, each.size_bytes) for each in listed.entries]
+            last = listed.entries[-1].name if listed.entries else after
+            if len(found) > MAX_ENTRIES or (listed.entries and last <= after):  # no init of ours says that
+                raise SandboxFailed(f"the list of {str(path)!r} that came out of the sandbox does not end")
             if listed.is_all or not listed.entries:
                 return found
-            after = listed.entries[-1].name
+            after = last
 
     async def _opened(self, request: OpenToRead | OpenToWrite, path: object) -> int:
         """Return a descriptor of a regular file, for the caller to close."""

@@ -9,7 +9,10 @@ from typing import Any
 import pytest
 
 from rlm_broker import ConfigurationError, FileEntry, FileRefused, ReplClosed, ReplLimits, Sandbox, SandboxFailed
+from rlm_broker.concurrency.event_loop import EventLoopRef
 from rlm_broker.sandbox import files
+from rlm_broker.sandbox.files import ReplFiles
+from sandbox_worker.wire.control import Entry, Listed
 from tests.support.waiting import WAIT_S
 
 LEVELS = pytest.mark.parametrize("level", ["strict", "standard", "process"])
@@ -191,3 +194,25 @@ async def test_copy_that_is_cancelled_leaves_nothing_open(tmp_path: Path) -> Non
         await repl.files.alist()
         assert open_files() == before
         assert {path.name for path in tmp_path.iterdir()} <= {"large", "saved"}
+
+
+async def test_list_that_never_ends_is_refused() -> None:
+    class Init:
+        """Says the same page again and again, or a new one each time."""
+
+        def __init__(self, *, goes_on: bool) -> None:
+            self.goes_on, self.pages = goes_on, 0
+
+        async def list_folder(self, _path: list[bytes], _after: bytes) -> Listed:
+            self.pages += self.goes_on
+            names = [b"%06d" % (self.pages * 100 + each) for each in range(100)]
+            return Listed(entries=[Entry(name, "file", 1) for name in names], is_all=False)
+
+    for goes_on in (False, True):
+        init: Any = Init(goes_on=goes_on)
+
+        async def worker(init: Any = init) -> Any:
+            return init
+
+        with pytest.raises(SandboxFailed, match="does not end"):
+            await ReplFiles(EventLoopRef.here, worker, 1 << 20).alist()
