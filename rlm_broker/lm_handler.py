@@ -1,4 +1,4 @@
-"""The public handler: the broker, and what answers the REPLs of anybody's loop."""
+"""The public handler: the broker, and what answers the REPLs of a loop of the user's own."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -30,7 +30,7 @@ class LMHandler(Broker):
         """Return what answers one REPL: `Sandbox.repl(answer=...)` takes it.
 
         Each has a session, limits, a usage and a fair share of the clients' places of its own. It runs on the event
-        loop of the handler, whatever loop the sandbox is on.
+        loop of the handler, also where the sandbox is on another.
 
         Args:
             limits: Bounds of what the REPL asks, and of all below it. None takes the defaults.

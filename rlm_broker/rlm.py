@@ -2,7 +2,6 @@
 
 import asyncio
 import contextlib
-import inspect
 import time
 from collections.abc import AsyncGenerator, Callable, Mapping
 from dataclasses import dataclass
@@ -56,7 +55,7 @@ class _Asked:
     limits: Limits
     output_type: OutputType | None
     tools: Tools
-    on_event: Emit | None
+    on_event: Callback | None
     tells_text: bool
 
 
@@ -117,7 +116,8 @@ class RLM(AsyncResource):
         **keywords: Unpack[Keywords],
     ) -> None:
         require_known(keywords, RLM)
-        _require_types(limits=limits, handler=handler, on_event=on_event)
+        require_kind("limits", limits, Limits, type(None))
+        require_kind("handler", handler, LMHandler, type(None))
         said = models_with(models, keywords)
         has_models = model is not None or sub_model is not None
         if handler is not None and (has_models or said.needs_own_handler or "model_policy" in keywords):
@@ -129,7 +129,6 @@ class RLM(AsyncResource):
         require_kind("persistent", persistent, bool)
         if recursion not in ("always", "auto"):
             raise ConfigurationError(f"recursion must be 'always' or 'auto', not {recursion!r}")
-        require_kind("persistent", persistent, bool)
         brought = sandbox_with(sandbox, keywords)
         registry = None if handler is not None else Registry(model, sub_model, said)
         self._parts = EngineParts(registry, handler, said, brought, limits)
@@ -137,7 +136,7 @@ class RLM(AsyncResource):
         self._needs_repl = needs_repl if recursion == "auto" else None
         self._instructions = instructions_with(instructions, keywords)
         self._tools = tools_with(tools, keywords)
-        self._on_event = on_event
+        self._on_event = _callback(on_event)
         self._query_handler = query_handler
         self._persistent = persistent
         self._persistent_repl: PersistentRepl | None = None
@@ -260,7 +259,7 @@ class RLM(AsyncResource):
             tells_text=True,
             model=model,
             sub_model=sub_model,
-            on_event=on_event,
+            on_event=_callback(on_event),
             **({} if instructions is None else {"instructions": instructions_with(instructions, {})}),
             **({} if limits is None else {"limits": self._limits_of_a_run(limits)}),
             **({} if tools is None else {"tools": tools_with(tools, {})}),
@@ -333,7 +332,7 @@ class RLM(AsyncResource):
     async def _composed(self, asked: _Asked, run: Run, context: StoredContext, engine: Engine) -> Runner:
         """Make the loop of the root run, with all that its tree shares."""
         limits, routing = asked.limits, await self._routing(asked, engine)
-        receivers = [Callback(each, "on_event") for each in (self._on_event, asked.on_event) if each is not None]
+        receivers: list[Emit] = [each for each in (self._on_event, asked.on_event) if each is not None]
         events = TreeEvents(run.id, [*receivers, *([run.log.add] if run.log else [])])
         ledger = Ledger(limits)
         calls = TreeCalls(engine.handler, ledger, events, engine.recorder, routing=routing, tells_text=asked.tells_text)
@@ -371,9 +370,5 @@ def _metadata(engine: Engine, routing: Routing, limits: Limits, context: StoredC
     }
 
 
-def _require_types(*, limits: object = None, handler: object = None, on_event: object = None) -> None:
-    for name, value, kind in (("limits", limits, Limits), ("handler", handler, LMHandler)):
-        if value is not None and not isinstance(value, kind):
-            raise ConfigurationError(f"{name} is a {kind.__name__}, and not {type(value).__name__}")
-    if on_event is not None and (not callable(on_event) or inspect.iscoroutinefunction(on_event)):
-        raise ConfigurationError("on_event is a plain function of one event: it is called, and never awaited")
+def _callback(on_event: Emit | None) -> Callback | None:
+    return None if on_event is None else Callback(on_event, "on_event")

@@ -12,6 +12,7 @@ from typing import Any, Self
 import msgspec
 
 from rlm_broker.errors import ConfigurationError, require_kind
+from rlm_broker.trace.event_log import text_chars
 from rlm_broker.trace.events import Event
 from sandbox_worker.wire.text_json import encode_escaped
 
@@ -54,7 +55,7 @@ class TraceWriter:
     def __call__(self, event: Event) -> None:
         """Write one event. It is in the file when this returns, unless it or one before it is long."""
         line: dict[str, Any] = {"n": 0, "time": 0, "event": _name(event), **msgspec.to_builtins(event)}
-        chars = _chars(line)
+        chars = text_chars(line)
         with self._lock:
             self._number += 1
             line = {**line, "n": event.n or self._number, "time": event.time or round(time.time(), 6)}
@@ -74,7 +75,7 @@ class TraceWriter:
     def _write_later(self, line: dict[str, Any], chars: int) -> None:
         if self._waiting_chars + chars > MOST_WAITING_CHARS:
             line = _cut(line)
-            chars = _chars(line)
+            chars = text_chars(line)
         if self._thread is None:
             self._thread = threading.Thread(target=self._write_what_waits, name="rlm-broker-trace", daemon=True)
             self._thread.start()
@@ -108,15 +109,6 @@ class TraceWriter:
 def _name(event: Event) -> str:
     """`BlockEnded` → `block_ended`."""
     return re.sub(r"(?<!^)(?=[A-Z])", "_", type(event).__name__).lower()
-
-
-def _chars(value: Any) -> int:
-    """Characters of all texts in plain values."""
-    if isinstance(value, str):
-        return len(value)
-    if isinstance(value, dict):
-        return sum(map(_chars, value.values()))
-    return sum(map(_chars, value)) if isinstance(value, list) else 0
 
 
 def _cut(value: Any) -> Any:

@@ -25,6 +25,7 @@ _HEXADECIMAL: Final = re.compile("-?[0-9a-f]+")
 _CONTAINERS: Final = (list, dict)
 
 T = TypeVar("T")
+M = TypeVar("M", datetime.datetime, datetime.time)
 
 
 class Decoding:
@@ -114,19 +115,11 @@ def _decimal(content: Any) -> decimal.Decimal:
     return made
 
 
-def _datetime(content: Any) -> datetime.datetime:
+def _moment(kind: type[M], content: Any) -> M:
     text, fold, zone = content
-    made = datetime.datetime.fromisoformat(_typed(text, str))
+    made = kind.fromisoformat(_typed(text, str))
     if made.tzinfo is not None:
-        raise ValueProblem("a datetime has two time zones")
-    return made.replace(fold=_typed(fold, int), tzinfo=zones.decoded(zone))
-
-
-def _time(content: Any) -> datetime.time:
-    text, fold, zone = content
-    made = datetime.time.fromisoformat(_typed(text, str))
-    if made.tzinfo is not None:
-        raise ValueProblem("a time has two time zones")
+        raise ValueProblem(f"a {kind.__name__} has two time zones")
     return made.replace(fold=_typed(fold, int), tzinfo=zones.decoded(zone))
 
 
@@ -146,9 +139,9 @@ _DECODE: Final[dict[str, Callable[[Decoding, Any, int], Any]]] = {
     "$bytes": lambda _, content, __: _bytes(content),
     "$bytearray": lambda _, content, __: bytearray(_bytes(content)),
     "$complex": Decoding._complex,
-    "$datetime": lambda _, content, __: _datetime(content),
+    "$datetime": lambda _, content, __: _moment(datetime.datetime, content),
     "$date": lambda _, content, __: datetime.date.fromisoformat(_typed(content, str)),
-    "$time": lambda _, content, __: _time(content),
+    "$time": lambda _, content, __: _moment(datetime.time, content),
     "$timedelta": lambda _, content, __: _timedelta(content),
     "$decimal": lambda _, content, __: _decimal(content),
     "$path": lambda decoding, content, depth: decoding._path(Path, content, depth),
