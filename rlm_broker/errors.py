@@ -126,7 +126,8 @@ class RunFailed(RlmBrokerError):
     of the same names.
 
     Attributes:
-        partial_answer: Text of the model's last reply outside of its code, or None.
+        partial_answer: The best answer so far: what code has put into `answer["content"]`, else the text of the model's
+            last reply outside of its code; or None.
         root_model: The model of the run.
         isolation: What was enforced; None if it had no REPL.
         messages: The conversation with the root model.

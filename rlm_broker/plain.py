@@ -100,6 +100,17 @@ def require_variables(names: tuple[object, ...]) -> None:
             raise ConfigurationError(f"there can be no variable {name!r:.60}: that is no name in Python")
 
 
+def require_field_names(names: Iterable[object]) -> None:
+    """Refuse what can be the name of no argument of `SUBMIT`.
+
+    Raises:
+        ConfigurationError: One is no name in Python.
+    """
+    for name in names:
+        if not isinstance(name, str) or not name.isidentifier() or keyword.iskeyword(name):
+            raise ConfigurationError(f"a field cannot be called {name!r:.60}: that is no name in Python")
+
+
 class _Problem(Exception):
     """The sentence."""
 

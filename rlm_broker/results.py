@@ -211,6 +211,8 @@ class Block(_WithValues):
         error: One line that says why, unless `ok`.
         exit_code: For `exited`: what `sys.exit` was given, as a process would return it.
         final_answer: What the code submitted, or None.
+        draft: Text in `answer["content"]` that the code has not submitted: its best answer so far. At most 65,536
+            characters.
         execution_time: Seconds, waiting included.
         limit: Name of the limit that interrupted or killed it; None if it was none.
         post_mortem: For `killed`.
@@ -226,6 +228,7 @@ class Block(_WithValues):
     execution_time: float = 0.0
     limit: str | None = None
     post_mortem: PostMortem | None = None
+    draft: str | None = None
 
     def __post_init__(self) -> None:
         with_values(self, None, None)

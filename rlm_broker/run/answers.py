@@ -93,6 +93,18 @@ class ReplAnswers:
         self._progress = Progress()
         self._answers = QueryAnswers(tree, Caller(REPL_RUN, depth - 1, question), None, given, self._progress)
 
+    def set_tools(self, tools: Tools | Mapping[str, Any] | None) -> None:
+        """Answer calls of these tools from now on, and of no others.
+
+        Tell the REPL: `repl.set_tools(answers.tools)`, and of values `repl.provide(answers.values)`.
+
+        Raises:
+            ConfigurationError: As for `LMHandler.answers`. Then nothing changes.
+        """
+        given = tools if isinstance(tools, Tools) else Tools(tools)
+        self.tools, self.values = given.names, given.values
+        self._answers.tools = given
+
     async def __call__(self, query: Query) -> list[Slot]:
         """Answer a query, on the event loop of the handler."""
         if self._event_loop.is_here:

@@ -43,6 +43,7 @@ class QueryAnswers:
 
     Attributes:
         child_traces: What became of the children, in the order of their ends.
+        tools: What code may call from now on.
     """
 
     def __init__(self, tree: Tree, caller: Caller, ends_at: float | None, tools: Tools, progress: Progress) -> None:
@@ -50,7 +51,7 @@ class QueryAnswers:
         self._tree = tree
         self._caller = caller
         self._ends_at = ends_at
-        self._tools = tools
+        self.tools = tools
         self._progress = progress
         self._emit = tree.events.of(caller.run, caller.depth)
         self._started = 0
@@ -89,8 +90,8 @@ class QueryAnswers:
         """Call a tool. What its arguments may take in memory, as text and as values, is part of an allowance."""
         if index:
             await asyncio.sleep(0)  # many that are refused at once would hold the event loop
-        if name not in self._tools.names:
-            return self._tools.unknown(name)
+        if name not in self.tools.names:
+            return self.tools.unknown(name)
         encoded = prompts.encoded(index) if isinstance(prompts, Prompts) else str(prompts[index]).encode()
         values = encoded.count(b",") + encoded.count(b"[") + encoded.count(b"{")
         async with self._arguments.held(4 * len(encoded) + VALUE_WEIGHT * values):
@@ -102,7 +103,7 @@ class QueryAnswers:
         self._emit(ToolStarted, number, self._progress.blocks, name, arguments)
         slot = Slot(error="cancelled")
         try:
-            slot = await self._tools.call(name, arguments, self._tree.limits.tool_timeout_s)
+            slot = await self.tools.call(name, arguments, self._tree.limits.tool_timeout_s)
         finally:
             self._emit(ToolEnded, number, name, time.monotonic() - started, slot.text, slot.error)
         return slot
@@ -208,7 +209,7 @@ class QueryAnswers:
         started = time.monotonic()
         ends = [self._ends_at, _after(started, self._tree.limits.child_timeout_s)]
         ends_at = min((end for end in ends if end is not None), default=None)
-        runner = open_run(self._tree, caller, ends_at, self._tools.for_children)
+        runner = open_run(self._tree, caller, ends_at, self.tools.for_children)
         try:
             with store(prompt) as context:
                 emit = self._tree.events.of(caller.run, caller.depth)

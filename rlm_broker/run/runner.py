@@ -214,7 +214,7 @@ class Runner:
         parsed = parse_reply(reply)
         not_run = tuple(f"{item.what}: {item.reason}" for item in parsed.not_run)
         self._emit(Replied, number, reply, not_run)
-        self.progress.partial_answer = parsed.prose or self.progress.partial_answer
+        self.progress.said = parsed.prose or self.progress.said
         for code in parsed.code[: self._blocks_left()]:
             blocks.append(await self._execute(repl, number, code))
             if blocks[-1].final_answer is not None:
@@ -247,6 +247,8 @@ class Runner:
             allowed = self._tree.limits.max_repl_restarts
             raise LimitReached("max_repl_restarts", allowed, allowed) from closed
         self._emit(BlockEnded, number, block)
+        if block.draft is not None or block.status in ("ok", "error", "exited"):
+            self.progress.draft = block.draft
         return block
 
     async def _compact(self, repl: SandboxedRepl, then: str) -> None:

@@ -60,10 +60,21 @@ class Tree:
 
 @dataclass(slots=True)
 class Progress:
-    """How far a run has come; what is left of it when it is ended from outside."""
+    """How far a run has come; what is left of it when it is ended from outside.
+
+    Attributes:
+        said: Text of the model's last reply that had any outside of its code.
+        draft: What code had in `answer["content"]` at the end of the last block that ended by itself.
+    """
 
     messages: list[ChatMessage] = field(default_factory=list)
     trajectory: list[Iteration] = field(default_factory=list)
-    partial_answer: str | None = None
+    said: str | None = None
+    draft: str | None = None
     blocks: int = 0
     errors_in_a_row: int = 0
+
+    @property
+    def partial_answer(self) -> str | None:
+        """The best answer so far: what code has put down as such, else what the model said last."""
+        return self.said if self.draft is None else self.draft

@@ -12,6 +12,7 @@ from rlm_broker.limits import ReplLimits
 from rlm_broker.sandbox import post_mortem
 from rlm_broker.sandbox.block_clock import BlockClock
 from rlm_broker.sandbox.output import BlockOutput
+from rlm_broker.sandbox.submit_fields import SubmitFields
 from rlm_broker.sandbox.workers.worker import Worker
 from rlm_broker.transport.connection import Connection, QueryHandler
 from rlm_broker.transport.session import NOTHING, Wanted
@@ -30,6 +31,7 @@ class BlockRun:
     Args:
         timeout_s: Compute time in seconds until it is interrupted.
         wall_timeout_s: The same with waiting for replies.
+        fields: What the block has to submit; None is nothing in particular.
     """
 
     def __init__(
@@ -41,12 +43,14 @@ class BlockRun:
         answer: QueryHandler,
         timeout_s: float,
         wall_timeout_s: float,
+        fields: SubmitFields | None = None,
     ) -> None:
         self.killed_because: str | None = None
         self._worker = worker
         self._connection = connection
         self._output = output
         self._answer = answer
+        self._fields = fields
         cpus = min(len(os.sched_getaffinity(0)), limits.max_processes)
         self._cpu_s = (timeout_s + limits.interrupt_grace_s) * cpus + LEFT_RUNNING_S
         self._clock = BlockClock(timeout_s, wall_timeout_s, limits.interrupt_grace_s, time.monotonic(), cpus)
@@ -147,10 +151,15 @@ class BlockRun:
     async def _off_the_clock(self, query: Query) -> list[Slot]:
         self._clock.query_opened(time.monotonic())
         try:
-            return await self._answer(query)
+            return await (self._checked(query) if query.want == "submit" else self._answer(query))
         finally:
             self._clock.query_closed(time.monotonic())
             self._wake.set()
+
+    async def _checked(self, query: Query) -> list[Slot]:
+        if self._fields is None:
+            return [Slot(error="this block has no fields to submit")] * len(query.prompts)
+        return await self._fields.answer(query)
 
     def _burned(self, cpu_s: float) -> None:
         self._clock.burned(cpu_s)

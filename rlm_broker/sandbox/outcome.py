@@ -1,25 +1,38 @@
 """What came of one block, as its caller gets it."""
 
-from rlm_broker.results import Block, PostMortem, with_values
+from rlm_broker.results import Block, PostMortem, Sent, with_values
 from rlm_broker.sandbox import post_mortem
 from rlm_broker.sandbox.output import BlockOutput
-from rlm_broker.sandbox.sent import sent
+from rlm_broker.sandbox.sent import Held, sent
+from rlm_broker.sandbox.submit_fields import SubmitFields
 from rlm_broker.transport.session import Wanted
-from sandbox_worker.wire.messages import Result
+from sandbox_worker.wire.messages import MAX_DRAFT_CHARS, Result
 
 MAX_ERROR_CHARS = 2_000
 """Characters of the sentence on how a block ended; beyond it is cut. An honest REPL sends fewer."""
 
 
 def ended(
-    code: str, output: BlockOutput, result: Result, limit: str | None, wanted: Wanted, execution_time: float
+    code: str,
+    output: BlockOutput,
+    result: Result,
+    limit: str | None,
+    wanted: Wanted,
+    fields: SubmitFields | None,
+    execution_time: float,
 ) -> Block:
     """Return a block whose REPL said how it ended. Its values are decoded when they are first looked at.
 
     Args:
         limit: Name of the limit that interrupted it, if one did.
+        fields: What it had to submit. Nothing else counts as submitted.
     """
     stdout, stderr = output.finish()
+    final_answer = result.final_answer
+    final_value: Sent | None = sent(result.final_value, result.final_value_problem)
+    if fields is not None and fields.names:
+        final_answer = None if fields.values is None else final_answer
+        final_value = Held(fields.values)
     block = Block(
         code=code,
         status=result.status,
@@ -27,14 +40,15 @@ def ended(
         stderr=stderr,
         error=result.error and result.error[:MAX_ERROR_CHARS],
         exit_code=result.exit_code,
-        final_answer=result.final_answer,
+        final_answer=final_answer,
+        draft=result.draft and result.draft[:MAX_DRAFT_CHARS],
         limit=limit if result.status == "interrupted" else None,
         execution_time=execution_time,
     )
     return with_values(
         block,
         sent(result.value, result.value_problem) if wanted.value or wanted.names else None,
-        None if result.final_answer is None else sent(result.final_value, result.final_value_problem),
+        None if final_answer is None else final_value,
     )
 
 

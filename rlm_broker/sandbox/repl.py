@@ -9,10 +9,9 @@ from typing import Any, Final
 
 from rlm_broker.concurrency.deadline import to_its_end
 from rlm_broker.concurrency.event_loop import AsyncResource, EventLoopRef
-from rlm_broker.context.store import StoredContext, refuse_a_name, store
-from rlm_broker.errors import ReplBusy, ReplClosed, SandboxFailed, WorkerDied
+from rlm_broker.errors import ReplBusy, ReplClosed, SandboxFailed, WorkerDied, require_kind
 from rlm_broker.limits import ReplLimits
-from rlm_broker.plain import require_given, require_value_names, require_variables
+from rlm_broker.plain import require_given, require_variables
 from rlm_broker.results import Block, Isolation
 from rlm_broker.sandbox import outcome, post_mortem
 from rlm_broker.sandbox.arguments import require_answer, require_block, require_limits, seconds_or
@@ -20,7 +19,9 @@ from rlm_broker.sandbox.block_run import BlockRun
 from rlm_broker.sandbox.environment import environment_of
 from rlm_broker.sandbox.files import ReplFiles
 from rlm_broker.sandbox.output import BlockOutput, OnOutput
+from rlm_broker.sandbox.repl_context import ReplContext
 from rlm_broker.sandbox.sent import values_of
+from rlm_broker.sandbox.submit_fields import SubmitFields
 from rlm_broker.sandbox.workers.source import StartedWorker, Workers
 from rlm_broker.sandbox.workers.worker import Worker
 from rlm_broker.transport.connection import Connection, QueryHandler, refuse
@@ -30,10 +31,6 @@ from sandbox_worker.wire.bounds import SCRATCH_LIMITS
 from sandbox_worker.wire.control import Exceeded, LastSeen
 from sandbox_worker.wire.errors import FrameTooLarge
 
-INHERITED: Final = object()
-"""Given in place of a context: the REPL has the one that its fork server has."""
-SMALL_CHARS = 1 << 16
-"""Longest text that is stored on the event loop, in less time than a thread takes to start. Beyond it a thread does."""
 BY_CALLER: Final = "was interrupted by its caller"
 
 
@@ -71,18 +68,16 @@ class SandboxedRepl(AsyncResource):
         env: Mapping[str, str] | None = None,
         seed: int | None = None,
     ) -> None:
-        refuse_a_name(context)
         require_answer(answer)
         require_given(tools, values or {})
         require_limits(limits)
         self._limits = limits or workers.limits
         self._bounds = self._limits.repl_bounds()
         environment = environment_of(env, seed)
-        self._provisions = Provisions.of(values or {}, self._limits.max_frame_bytes, tools, environment)
+        self._provisions = Provisions.of(values or {}, self._limits.max_frame_bytes, tools or None, environment)
         self._event_loop = event_loop
         self._workers = workers
-        self._context = context
-        self._own_context: StoredContext | None = None
+        self._context = ReplContext(context)
         self._answer = answer
         self._files = ReplFiles(self.bind_loop, self._worker_of_files, self._limits.scratch_bytes)
         self._started: StartedWorker | None = None
@@ -115,6 +110,7 @@ class SandboxedRepl(AsyncResource):
         value: bool = False,
         wall_timeout_s: float | None = None,
         stdin: str | None = None,
+        submit: bool | Mapping[str, Any] | None = None,
     ) -> Block:
         """Run one block. When the caller is interrupted (Ctrl+C) or cancelled, so is the block, and variables stay.
 
@@ -125,18 +121,22 @@ class SandboxedRepl(AsyncResource):
             value: Whether `Block.value` is to be the value of the last statement, if that is an expression.
             wall_timeout_s: Seconds, waiting for replies included; None takes `Limits.block_wall_timeout_s`.
             stdin: What `input()` and `sys.stdin` give to the block; None, or at its end: `input()` raises EOFError.
+            submit: True has the block end where it submits: by `SUBMIT`, `FINAL` or `FINAL_VAR`, past any `except
+                Exception`. A dict from field to type (what pydantic can validate, or a JSON Schema) has it submit all
+                of these fields, by `SUBMIT(field=value)`; code that gives others gets a TypeError there. They are
+                `Block.final_value`. None lets it go on.
 
         Returns:
             The outcome. A block that raises, times out or is killed is a result with that `status`, not an exception.
 
         Raises:
-            ConfigurationError: The code or `stdin` is no text, or a time no positive number.
+            ConfigurationError: The code or `stdin` is no text, a time no positive number, or `submit` cannot be used.
             ReplBusy: The REPL runs another block.
             ReplClosed: The REPL was closed before, or has been restarted too often.
             SandboxFailed: The REPL is not open, or the sandbox itself broke.
         """
         wanted = Wanted(value, stdin=stdin)
-        return self.bind_loop().run(self._execute(code, timeout_s, on_output, wall_timeout_s, wanted))
+        return self.bind_loop().run(self._execute(code, timeout_s, on_output, wall_timeout_s, wanted, submit))
 
     async def aexecute(
         self,
@@ -147,10 +147,11 @@ class SandboxedRepl(AsyncResource):
         value: bool = False,
         wall_timeout_s: float | None = None,
         stdin: str | None = None,
+        submit: bool | Mapping[str, Any] | None = None,
     ) -> Block:
         """`execute`, awaited."""
         wanted = Wanted(value, stdin=stdin)
-        return await self.bind_loop().arun(self._execute(code, timeout_s, on_output, wall_timeout_s, wanted))
+        return await self.bind_loop().arun(self._execute(code, timeout_s, on_output, wall_timeout_s, wanted, submit))
 
     def get(self, *names: str) -> Any:
         """Return values of variables: of one its value, of several a tuple. They are the code's own word.
@@ -183,16 +184,31 @@ class SandboxedRepl(AsyncResource):
         """Whether the REPL was closed. Then no block runs any more."""
         return self._closed
 
-    def provide(self, values: Mapping[str, Any]) -> None:
+    def provide(self, values: Mapping[str, Any], *, restore: bool = True) -> None:
         """Give code more values by name. They are there from the next block on, also after a kill.
 
+        Args:
+            restore: Whether each later block finds them again as they were given; else they are code's own variables.
+
         Raises:
-            ConfigurationError: One of them does not cross: it would not arrive as it is. Then none is given.
+            ConfigurationError: One of them does not cross: it would not arrive as it is. Or its name is that of a tool.
+                Then none is given.
             ValueTooLarge: One of them is more than a message may hold. Then none is given.
             ReplClosed: The REPL was closed.
         """
-        require_value_names(values)
-        self._provide(Provisions.of(values, self._limits.max_frame_bytes))
+        require_kind("restore", restore, bool)
+        require_given(self._provisions.tools() or (), values)
+        self._provide(Provisions.of(values, self._limits.max_frame_bytes, are_restored=restore))
+
+    def set_tools(self, tools: Sequence[str]) -> None:
+        """Have code find the functions of these names, and no others, from the next block on, as with `Sandbox.repl`.
+
+        Raises:
+            ConfigurationError: One cannot be a name, or is that of a value. Then nothing changes.
+            ReplClosed: The REPL was closed.
+        """
+        require_given(tools, dict.fromkeys(self._provisions.names()))
+        self._provide(Provisions.of({}, self._limits.max_frame_bytes, tools))
 
     def provide_known(self, values: Mapping[str, Any]) -> None:
         """Do as `provide` with names of our own and values that came out of JSON: checking large ones takes seconds."""
@@ -218,7 +234,7 @@ class SandboxedRepl(AsyncResource):
             return
         self._opened = True
         try:
-            await self._use(await self._workers.start(await self._stored(), self._limits))
+            await self._use(await self._workers.start(await self._context.stored(), self._limits))
         except BaseException:
             await self._close()
             raise
@@ -246,8 +262,7 @@ class SandboxedRepl(AsyncResource):
         if self._connection is not None:
             await self._connection.close()
         await self._end_worker()
-        if self._own_context is not None:
-            self._own_context.close()
+        self._context.close()
 
     async def _end_worker(self) -> None:
         """End the worker, if there is one. It is kept until it has ended, since this may be cancelled."""
@@ -256,22 +271,6 @@ class SandboxedRepl(AsyncResource):
             await started.end()
             if self._started is started:
                 self._started = None
-
-    async def _stored(self) -> StoredContext | None:
-        """Return the context as a worker loads it; None where the fork server has it."""
-        if self._closed:  # while a worker was restarted
-            raise ReplClosed("this REPL was closed")
-        if self._context is INHERITED:
-            return None
-        if isinstance(self._context, StoredContext):  # its owner closes it; several REPLs may share it
-            return self._context
-        if self._own_context is not None:
-            return self._own_context
-        if self._context is None or (isinstance(self._context, str) and len(self._context) < SMALL_CHARS):
-            self._own_context = store(self._context)
-        else:
-            self._own_context = await asyncio.to_thread(store, self._context)
-        return self._own_context
 
     async def _require_repl(self) -> Connection:
         if self._closed:
@@ -291,7 +290,7 @@ class SandboxedRepl(AsyncResource):
                 except WorkerDied:  # its init was ended from outside since the last block, or with the zygote
                     await self._end_worker()
         if self._started is None:
-            await self._use(await self._workers.start(await self._stored(), self._limits))
+            await self._use(await self._workers.start(await self._context.stored(), self._limits))
         assert self._connection is not None
         return self._connection
 
@@ -324,8 +323,11 @@ class SandboxedRepl(AsyncResource):
         on_output: OnOutput | None = None,
         wall_timeout_s: float | None = None,
         wanted: Wanted = NOTHING,
+        submit: object = None,
     ) -> Block:
         require_block(code, wanted.stdin)
+        fields = SubmitFields.of(submit)
+        wanted = wanted if fields is None else wanted._replace(submit=fields.names)
         timeout_s = seconds_or("timeout_s", timeout_s, self._limits.block_timeout_s)
         wall_timeout_s = seconds_or("wall_timeout_s", wall_timeout_s, self._limits.block_wall_timeout_s)
         if self._busy.locked():
@@ -338,7 +340,7 @@ class SandboxedRepl(AsyncResource):
             started = time.monotonic()
             output = BlockOutput(self._bounds, on_output)
             run = self._run = BlockRun(
-                self._worker_alive(), connection, output, self._limits, self._answer, timeout_s, wall_timeout_s
+                self._worker_alive(), connection, output, self._limits, self._answer, timeout_s, wall_timeout_s, fields
             )
             try:
                 result = await run.result(code, wanted)
@@ -359,7 +361,7 @@ class SandboxedRepl(AsyncResource):
                 seen = post_mortem.located(await self._end_repl(explain=True), connection.block)
                 why = run.killed_because or "its processes are gone"
                 return outcome.killed(code, output, why, seen, limit, time.monotonic() - started)
-            return outcome.ended(code, output, result, run.limit, wanted, time.monotonic() - started)
+            return outcome.ended(code, output, result, run.limit, wanted, fields, time.monotonic() - started)
 
     def _interrupt(self) -> None:
         self._is_interrupted = True

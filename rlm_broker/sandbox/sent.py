@@ -47,6 +47,19 @@ class SentValue:
             return None, f"what the REPL sent is no value: {invalid}"
 
 
+class Held:
+    """A value that was checked already.
+
+    Attributes:
+        problem: None, always.
+    """
+
+    problem: None = None
+
+    def __init__(self, value: Any) -> None:
+        self.value = value
+
+
 def sent(encoded: EncodedValue, problem: str | None) -> SentValue | None:
     """Return what a result holds; None if it holds nothing."""
     if isinstance(encoded, msgspec.UnsetType):

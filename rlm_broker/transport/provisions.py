@@ -26,7 +26,7 @@ class Provisions:
     __slots__ = ("_environment", "_frames", "_tools")
 
     def __init__(self) -> None:
-        self._tools: list[str] = []
+        self._tools: list[str] | None = None
         self._frames: dict[str, bytes] = {}
         self._environment: list[bytes] = []
 
@@ -35,15 +35,18 @@ class Provisions:
         cls,
         values: Mapping[str, Any],
         max_frame_bytes: int,
-        tools: Iterable[str] = (),
+        tools: Iterable[str] | None = None,
         environment: Environment | None = None,
         *,
+        are_restored: bool = True,
         are_json: bool = False,
     ) -> "Provisions":
         """Return those of `tools`, `values` and `environment`.
 
         Args:
             max_frame_bytes: Largest payload of the frame of one value.
+            tools: All that code may call from then on; None changes nothing.
+            are_restored: Whether each block finds the values again, whatever the block before made of the names.
             are_json: Whether the values came out of JSON, and hold nothing else.
 
         Raises:
@@ -51,28 +54,33 @@ class Provisions:
             ValueTooLarge: A value, or the environment, is more than a message may hold.
         """
         made = cls()
-        made._tools.extend(tools)
+        made._tools = None if tools is None else [*tools]
         for name, value in values.items():
             try:
                 encoded = (encode_json if are_json else encode_value)(value, f"the value {name}")
             except ValueRefused as refused:
                 raise ConfigurationError(str(refused)) from None
             with _in_a_frame(f"the value {name}"):
-                made._frames[name] = _frame(name, encoded, max_frame_bytes)
+                made._frames[name] = _frame(name, encoded, are_restored, max_frame_bytes)
         if environment is not None:
             with _in_a_frame("env"):
                 made._environment.append(encode_frame(encode(environment), max_frame_bytes))
         return made
 
     def add(self, more: "Provisions") -> None:
-        """Take what another one has, too. A value takes the place of one of the same name."""
-        self._tools.extend(more._tools)
+        """Take what another one has, too. Its values come in the place of ours of the same names, its tools of all."""
+        if more._tools is not None:
+            self._tools = more._tools
         self._frames.update(more._frames)
         self._environment.extend(more._environment)
 
-    def tools(self) -> list[str]:
-        """Return the names of the tools, in the order they were added."""
-        return [*self._tools]
+    def tools(self) -> list[str] | None:
+        """Return the names of all tools, in their order; None leaves them as they are."""
+        return None if self._tools is None else [*self._tools]
+
+    def names(self) -> set[str]:
+        """Return the names of the values."""
+        return {*self._frames}
 
     def frames(self) -> list[bytes]:
         """Return the frames that give the REPL an environment and the values, each of them one, with its next block."""
@@ -87,9 +95,9 @@ def _in_a_frame(what: str) -> Iterator[None]:
         raise ValueTooLarge(f"{what} is too large for a message to a REPL: {error}; raise max_frame_bytes") from None
 
 
-def _frame(name: str, encoded: bytes, max_frame_bytes: int) -> bytes:
+def _frame(name: str, encoded: bytes, is_restored: bool, max_frame_bytes: int) -> bytes:
     """Return the frame that gives a REPL one value: put together at once, since a large one would be copied thrice."""
-    begin, end = encode(Provide(name, msgspec.Raw(_PLACE))).split(_PLACE)
+    begin, end = encode(Provide(name, msgspec.Raw(_PLACE), is_restored)).split(_PLACE)
     payload_bytes = len(begin) + len(encoded) + len(end)
     if payload_bytes > max_frame_bytes:
         raise FrameTooLarge(payload_bytes, max_frame_bytes)

@@ -39,11 +39,13 @@ class Wanted(NamedTuple):
         value: Whether that of the last statement, if it is an expression.
         names: Variables whose values are wanted. Then there is no code.
         stdin: What the code may read; None is nothing.
+        submit: The block ends where it submits; these are its fields, none for any value. None lets it go on.
     """
 
     value: bool = False
     names: tuple[str, ...] = ()
     stdin: str | None = None
+    submit: tuple[str, ...] | None = None
 
 
 NOTHING: Final = Wanted()
@@ -145,7 +147,8 @@ class Session:
             FrameTooLarge: The code and `stdin` are longer than a frame may be. Nothing has changed.
         """
         unsent = self._unsent
-        message = Execute(self.block + 1, code, unsent.tools(), wanted.value, [*wanted.names], wanted.stdin)
+        submit = None if wanted.submit is None else [*wanted.submit]
+        message = Execute(self.block + 1, code, unsent.tools(), wanted.value, [*wanted.names], wanted.stdin, submit)
         frame = encode_frame(encode(message), self.max_frame_bytes)
         self._step(message)
         self._unsent = Provisions()

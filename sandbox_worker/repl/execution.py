@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from sandbox_worker.repl.classes import class_name
 from sandbox_worker.repl.memory_reserve import Reserve
+from sandbox_worker.repl.submission import SUBMITTED
 from sandbox_worker.wire.messages import Status
 from sandbox_worker.wire.names import LAST_VALUE
 
@@ -81,7 +82,7 @@ class Executor:
             finally:
                 self._reserve.end_block()
         except SystemExit as request:
-            return self._exited(request)
+            return Outcome("ok") if request.code is SUBMITTED else self._exited(request)
         except KeyboardInterrupt as interrupt:
             self._complain(_traceback_of(interrupt))
             return Outcome("interrupted", "KeyboardInterrupt")

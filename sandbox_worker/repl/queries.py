@@ -134,6 +134,17 @@ class Queries:
         call.__name__ = call.__qualname__ = name
         return call
 
+    def check_fields(self, fields: dict[str, Any]) -> None:
+        """Have the orchestrator check what a block submits. Raises: TypeError, with what is wrong."""
+        try:
+            encoded = encode(fields, "SUBMIT()").decode()
+        except ValueRefused as refused:
+            raise TypeError(str(refused)) from None
+        self._flush_output()
+        slot = self._channel.ask(Query(id="", want="submit", prompts=[encoded])).slots[0]
+        if slot.error is not None:
+            raise TypeError(f"SUBMIT(): {slot.error}")
+
     def rlm_query(self, prompt: str, model: str | None = None) -> str:
         """A child run with a REPL of its own: `prompt` is both its context and its task."""
         return self._ask("rlm", "rlm_query", [prompt], model)[0]

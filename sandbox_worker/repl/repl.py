@@ -3,14 +3,13 @@
 import builtins
 import contextlib
 import io
-import json
 import mmap
 import os
 import signal
 import sys
 import time
 import types
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from operator import itemgetter
 from typing import Any, NoReturn
 
@@ -18,13 +17,14 @@ import msgspec
 
 from sandbox_worker.repl.adapted import begin_with
 from sandbox_worker.repl.channel import Channel, ConnectionClosed
-from sandbox_worker.repl.classes import class_name, is_a
+from sandbox_worker.repl.classes import class_name
 from sandbox_worker.repl.crossing import Crossing, crossing, crossing_of, written_out
 from sandbox_worker.repl.execution import Executor, Outcome
 from sandbox_worker.repl.interrupts import Interrupts
 from sandbox_worker.repl.memory_reserve import Reserve
 from sandbox_worker.repl.printer import Printer
 from sandbox_worker.repl.queries import Queries
+from sandbox_worker.repl.submission import Submission
 from sandbox_worker.wire import names
 from sandbox_worker.wire.bell import BELL, INTERRUPTED_AT, pending_bytes
 from sandbox_worker.wire.control import OUT_OF_MEMORY
@@ -65,15 +65,19 @@ class Repl:
         self._pid = os.getpid()
         self._bell = bell
         self._block = 0
-        self._final: str | None = None
-        self._final_value = Crossing()
         self._queries = queries = Queries(channel, self._flush)
         self._printers = [
             Printer("stdout", bounds, self._print, interrupts.held),
             Printer("stderr", bounds, self._print, interrupts.held),
         ]
         self._stdin = open(os.devnull)  # noqa: SIM115 - it lives as long as the process
-        self._answer: dict[str, Any] = _fresh_answer()
+        # A real module: pickle and multiprocessing look up what a block defined in `sys.modules["__main__"]`.
+        main = sys.modules["__main__"] = types.ModuleType("__main__")
+        self._namespace: dict[str, Any] = main.__dict__
+        self._submission = submission = Submission(
+            self._namespace, self._printers[1].write, self._show_vars, queries.check_fields
+        )
+        self._tools: dict[str, Callable[..., Any]] = {}
         self._provided: dict[str, Any] = {
             "__name__": "__main__",
             "__builtins__": builtins,
@@ -85,14 +89,11 @@ class Repl:
             names.RLM_QUERY: queries.rlm_query,
             names.RLM_QUERY_BATCHED: queries.rlm_query_batched,
             names.BUDGET: queries.budget,
-            names.FINAL: self._submit,
-            names.FINAL_VAR: self._submit_variable,
-            names.SUBMIT: self._submit_fields,
+            names.FINAL: submission.final,
+            names.FINAL_VAR: submission.final_var,
+            names.SUBMIT: submission.submit,
             names.SHOW_VARS: self._show_vars,
         }
-        # A real module: pickle and multiprocessing look up what a block defined in `sys.modules["__main__"]`.
-        main = sys.modules["__main__"] = types.ModuleType("__main__")
-        self._namespace: dict[str, Any] = main.__dict__
         self._namespace.update(variables)
         self._executor = Executor(self._namespace, self._printers[1].write, reserve)
         # What the module `site` gives to other prompts. Its own `exit` closes stdin, for good.
@@ -119,15 +120,16 @@ class Repl:
     def _run(self, execute: Execute, given: list[Environment | Provide]) -> bytes:
         """Run one block and return the frame of its result."""
         self._block = execute.block
-        self._final = None
-        self._final_value = value = Crossing()
+        value = Crossing()
         self._interrupts.install()
         self._restore_streams(execute.stdin)
         for printer in self._printers:
             printer.begin_block()
-        self._provided |= {name: self._queries.tool(name) for name in execute.tools}
+        if execute.tools is not None:
+            self._offer(execute.tools)
         refused = self._take_given(given)
-        self._restore_names()
+        self._namespace.update(self._provided)  # `context = "oops"` must not break the run
+        self._submission.begin(execute.submit)
         (rung,) = BELL.unpack_from(self._bell)
         try:
             with self._interrupts.armed():
@@ -151,12 +153,13 @@ class Repl:
             status=outcome.status,
             error=None if outcome.error is None else written_out(outcome.error),
             exit_code=outcome.exit_code,
-            final_answer=self._final,
+            final_answer=self._submission.text,
             descriptor_output=self._was_written(rung),
             value=value.encoded,
             value_problem=value.problem,
-            final_value=self._final_value.encoded,
-            final_value_problem=self._final_value.problem,
+            final_value=self._submission.value.encoded,
+            final_value_problem=self._submission.value.problem,
+            draft=self._submission.draft and written_out(self._submission.draft),
         )
         return self._frame_of(result)
 
@@ -164,7 +167,8 @@ class Repl:
         if execute.names:
             return Outcome("ok")
         outcome = self._executor.run(execute.block, execute.code, execute.wants_value)
-        return self._take_answer_dict() or outcome
+        problem = self._submission.take_answer()
+        return outcome if problem is None else Outcome("error", problem)
 
     def _asked_for(self, execute: Execute, outcome: Outcome) -> Crossing:
         """The values that the orchestrator wants of this block."""
@@ -233,84 +237,28 @@ class Repl:
                 _enter(each)
                 continue
             try:
-                self._provided[each.name] = decode(bytes(each.value))
+                value = decode(bytes(each.value))
             except ValueInvalid as invalid:
                 refused = Outcome("error", f"the value {each.name} cannot be had here: {invalid}")
+                continue
+            if each.is_restored:
+                self._provided[each.name] = value
             else:
-                if each.name == names.CONTEXT:
-                    self._provided[_FIRST_CONTEXT] = self._provided[names.CONTEXT]
+                self._provided.pop(each.name, None)
+                self._namespace[each.name] = value
+            if each.name == names.CONTEXT:
+                self._provided[_FIRST_CONTEXT] = value
         return refused
 
-    def _restore_names(self) -> None:
-        """Put back what a block may have overwritten: `context = "oops"` must not break the run."""
-        self._namespace.update(self._provided)
-        self._restore_answer()
-
-    def _restore_answer(self) -> None:
-        """Make `answer` a dict again. What a block assigned to that name becomes its content: nothing is lost."""
-        value = self._namespace.get(names.ANSWER)
-        if type(value) is dict:
-            return
-        self._namespace[names.ANSWER] = _fresh_answer()
-        if value is None:
-            return
-        if is_a(value, dict):  # of a class of the model's, whose methods may do anything: they are called once
-            self._namespace[names.ANSWER] = dict(value)
-            return
-        self._namespace[names.ANSWER]["content"] = value
-        if self._final is None:
-            self._printers[1].write('`answer` is the dict that submits: your value is now in answer["content"]\n')
-
-    def _take_answer_dict(self) -> Outcome | None:
-        """`answer["ready"] = True` submits `answer["content"]`, in whatever order and way the two were filled."""
-        try:
-            self._submit_answer_dict()
-        except KeyboardInterrupt:
-            raise
-        except BaseException as error:  # noqa: BLE001 - what stands in `answer` is the model's, its `__str__` may raise
-            self._namespace[names.ANSWER] = _fresh_answer()  # or each later block would end like this one
-            return Outcome("error", f"the answer cannot be read: {class_name(error)}")
-        return None
-
-    def _submit_answer_dict(self) -> None:
-        self._restore_answer()
-        answer = self._namespace[names.ANSWER]
-        if self._final is None and answer.get("ready"):
-            content = answer.get("content")
-            if content is not None and content != "":
-                self._submit(content)
-                answer["ready"] = False
-            else:
-                self._printers[1].write(
-                    'answer["ready"] is set, but answer["content"] is empty: nothing was submitted\n'
-                )
-
-    def _submit(self, value: Any = None) -> None:
-        """End the run: `value` is the answer."""
-        if type(value) is dict and value.keys() == _fresh_answer().keys():
-            value = value["content"]  # FINAL(answer) means what is in it
-        answer = value if is_a(value, str) else _text(value)
-        str.encode(answer)  # a lone surrogate is an error where the answer is submitted
-        self._final_value = Crossing() if answer is value else crossing(value, "the final answer")
-        self._final = answer
-
-    def _submit_variable(self, name: str) -> None:
-        """End the run: the value of the variable called `name` is the answer."""
-        if not is_a(name, str):  # FINAL_VAR(result) for FINAL_VAR("result"): what is meant is clear
-            self._submit(name)
-            return
-        key = name.strip().strip("\"'`")
-        if key not in self._namespace:
-            known = ", ".join(self._show_vars()) or "none yet"
-            raise NameError(f"FINAL_VAR: there is no variable {key!r}; variables: {known}")
-        self._submit(self._namespace[key])
-
-    def _submit_fields(self, *values: Any, **fields: Any) -> None:
-        """End the run: one value, or named fields as a JSON object."""
-        if fields:
-            self._submit(dict(zip((f"field_{i}" for i in range(len(values))), values, strict=False)) | fields)
-        else:
-            self._submit(values[0] if len(values) == 1 else list(values))
+    def _offer(self, tools: list[str]) -> None:
+        """Have code find these tools and no others. A name to which code has given a value of its own keeps it."""
+        for name in self._tools.keys() - tools:
+            tool = self._tools.pop(name)
+            self._provided.pop(name, None)
+            if self._namespace.get(name) is tool:
+                del self._namespace[name]
+        self._tools |= {name: self._queries.tool(name) for name in tools if name not in self._tools}
+        self._provided |= self._tools
 
     def _show_vars(self) -> dict[str, str]:
         """Name → type of the variables that exist."""
@@ -339,21 +287,8 @@ def _enter(environment: Environment) -> None:
         begin_with(environment.seed)
 
 
-def _fresh_answer() -> dict[str, Any]:
-    return {"content": "", "ready": False}
-
-
 def _help(*request: object) -> None:
     """Show the documentation of an object."""
     import pydoc  # most REPLs never need it
 
     pydoc.help(*request)
-
-
-def _text(value: Any) -> str:
-    if is_a(value, dict, list):
-        try:
-            return json.dumps(value, ensure_ascii=False)
-        except (TypeError, ValueError, RecursionError):
-            pass  # not JSON: shown as Python shows it
-    return str(value)

@@ -22,8 +22,9 @@ Status = Literal["ok", "error", "exited", "interrupted"]
 
 Stream = Literal["stdout", "stderr"]
 """Where a piece of output was printed."""
-Want = Literal["llm", "rlm", "budget", "tool"]
-"""What a query asks for: a completion, a child run, what may still be used, a call of a tool."""
+Want = Literal["llm", "rlm", "budget", "tool", "submit"]
+"""What a query asks for: a completion, a child run, what may still be used, a call of a tool, a check of what code
+submits."""
 MAX_PROMPTS = 1 << 16
 """Of one query. Far above the default `max_batch_prompts`, which refuses in words: a slot for each of the 20 million
 empty prompts that fit into a frame would be gigabytes."""
@@ -35,6 +36,8 @@ MAX_RESULT_BYTES = 16 << 20
 """Bytes of a `Result` as JSON, which is to say of a final answer; the REPL reports a larger one as an error."""
 EncodedValue = msgspec.Raw | msgspec.UnsetType
 """A value as `values` encodes it, or none."""
+MAX_DRAFT_CHARS = 1 << 16
+"""Characters of the draft of an answer; the rest of a longer one is cut."""
 PositiveInt = Annotated[int, msgspec.Meta(ge=1)]
 PositiveFloat = Annotated[float, msgspec.Meta(gt=0)]
 
@@ -70,7 +73,8 @@ class Query(Message, frozen=True):
         id: `block:n`, counted up by the REPL.
         prompts: One or many; the reply has one slot for each, in order. Only for "llm" may they be content parts. For
             "budget" one, which says nothing; its slot's text is a JSON object. For "tool" a JSON object of `args` and
-            `kwargs`, and its slot's text is a value: both as `values` encodes them.
+            `kwargs`, and its slot's text is a value: both as `values` encodes them. For "submit" a JSON object of the
+            fields, encoded in the same way; its slot has no text.
         model: The model's wish. The session's policy decides.
         max_concurrent: How many of the prompts at once, at most; the orchestrator's own limit binds as well.
         timeout_s: For all prompts together; those that have no answer by then get an error.
@@ -124,6 +128,7 @@ class Result(Message, frozen=True, omit_defaults=True):
         value_problem: Why there is none.
         final_value: What was submitted, where that is no text.
         final_value_problem: Why it is not there although it is no text.
+        draft: Text in `answer["content"]` that is not submitted: the best answer so far. At most `MAX_DRAFT_CHARS`.
     """
 
     block: int
@@ -136,6 +141,7 @@ class Result(Message, frozen=True, omit_defaults=True):
     value_problem: str | None = None
     final_value: EncodedValue = msgspec.UNSET
     final_value_problem: str | None = None
+    draft: str | None = None
 
 
 # -- the orchestrator says -------------------------------------------------------------------------------------------
@@ -145,18 +151,22 @@ class Execute(Message, frozen=True, omit_defaults=True):
     """Run one block. Its `Result` comes before the next `Execute` is sent.
 
     Attributes:
-        tools: Names of functions of the orchestrator's that code may call. Said with the first block of a connection.
+        tools: Names of all functions of the orchestrator's that code may call from now on; None leaves them as they
+            are.
         wants_value: Whether the result is to have the value of the last statement, if that is an expression.
         names: Variables whose values the result is to have, as a list. Then there is no code.
         stdin: What code reads from `sys.stdin`; None is nothing.
+        submit: The block ends where it submits, and these are the names of the fields that it has to submit; none for
+            any value. None lets it go on.
     """
 
     block: int
     code: str
-    tools: list[str] = []
+    tools: list[str] | None = None
     wants_value: bool = False
     names: list[str] = []
     stdin: str | None = None
+    submit: list[str] | None = None
 
 
 class Environment(Message, frozen=True):
@@ -171,15 +181,17 @@ class Environment(Message, frozen=True):
     seed: int | None = None
 
 
-class Provide(Message, frozen=True):
+class Provide(Message, frozen=True, omit_defaults=True):
     """From the next block on, code finds `value` under `name`. Said between two blocks.
 
     Attributes:
         value: As `values` encodes it.
+        is_restored: Whether each later block finds it again, whatever code has made of the name.
     """
 
     name: str
     value: msgspec.Raw
+    is_restored: bool = True
 
 
 class Slot(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):

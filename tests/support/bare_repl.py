@@ -22,6 +22,7 @@ from sandbox_worker.wire.messages import (
     Execute,
     FromWorker,
     Output,
+    Provide,
     Query,
     Ready,
     Reply,
@@ -76,13 +77,13 @@ class BareRepl:
             self._heard += map(decode_from_worker, self._frames.feed(data))
         return self._heard.pop(0)
 
-    def say(self, message: Execute | Reply) -> None:
+    def say(self, message: Execute | Provide | Reply) -> None:
         self.connection.sendall(encode_frame(encode(message), MAX_FRAME_BYTES))
 
-    def begin(self, code: str) -> None:
-        """Send a block and do not wait for it."""
+    def begin(self, code: str, **more: Any) -> None:
+        """Send a block, with `more` fields of its message, and do not wait for it."""
         self._block += 1
-        self.say(Execute(block=self._block, code=code))
+        self.say(Execute(block=self._block, code=code, **more))
 
     def finish(self, answer: Answer = shout) -> Ran:
         """Answer what the block asks until it ends."""
@@ -97,9 +98,9 @@ class BareRepl:
                 assert message.block == self._block
                 return Ran(message, text["stdout"], text["stderr"])
 
-    def run(self, code: str, answer: Answer = shout) -> Ran:
-        """Run one block."""
-        self.begin(code)
+    def run(self, code: str, answer: Answer = shout, **more: Any) -> Ran:
+        """Run one block, with `more` fields of its message."""
+        self.begin(code, **more)
         return self.finish(answer)
 
     def until_printed(self, text: str) -> None:

@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from rlm_broker import RLM, ConfigurationError, Limits, RunCancelled, ScriptedClient
+from rlm_broker import RLM, ConfigurationError, Limits, ModelFailed, RunCancelled, ScriptedClient
 from rlm_broker.clients.base import LMReply, LMRequest
 from rlm_broker.clients.function import FunctionClient
 from rlm_broker.run.run import Run
@@ -109,6 +109,28 @@ async def test_stopped_run_has_the_best_answer_so_far() -> None:
     ended = await until(run, RunEnded)
     assert isinstance(ended, RunEnded)
     assert ended.kind == "stopped"
+
+
+DRAFTS = "So far: 6.\n```repl\nanswer['content'] = 'A draft: 8.'\n```"
+
+
+async def test_stopped_run_has_the_draft_that_code_wrote() -> None:
+    run = answers(DRAFTS, HANGS).start("text", "?")
+    started = 0
+    async for event in run.events():
+        started += isinstance(event, BlockStarted)
+        if started == 2:
+            run.stop()
+            break
+    assert (await run).response == "A draft: 8."
+
+
+@pytest.mark.parametrize("then", ["raise SystemExit", "1 / 0", "import os; os.kill(os.getpid(), 9)", "answer = {}"])
+async def test_error_that_ends_a_run_has_the_draft(then: str) -> None:
+    run = answers(DRAFTS, f"Thinking.\n```repl\n{then}\n```").start("text", "?")
+    with pytest.raises(ModelFailed) as raised:  # the script is over
+        await run
+    assert raised.value.partial_answer == ("Thinking." if then == "answer = {}" else "A draft: 8.")
 
 
 async def test_cancelled_run_raises_with_what_it_had() -> None:

@@ -28,7 +28,7 @@ def test_tools_and_values_go_out_once_with_the_next_block() -> None:
     session = Session(MAX_FRAME_BYTES)
     session.provide(Provisions.of({"a": 1, "b": [2]}, MAX_FRAME_BYTES, ["search"]))
     session.provide(Provisions.of({"a": 3}, MAX_FRAME_BYTES, ["read"]))
-    block = Execute(block=1, code="1", tools=["search", "read"])
+    block = Execute(block=1, code="1", tools=["read"])
     assert said_with_the_next_block(session) == [
         Provide("a", msgspec.Raw(b"3")),
         Provide("b", msgspec.Raw(b"[2]")),
@@ -48,9 +48,17 @@ def test_what_one_holder_adds_changes_no_other() -> None:
     given = Execute(block=1, code="1", tools=["search"])
     assert said_with_the_next_block(one) == [Provide("a", msgspec.Raw(b"1")), Provide("mine", msgspec.Raw(b"3")), given]
     assert said_with_the_next_block(other) == [Provide("a", msgspec.Raw(b"1")), given]
-    assert (len(own.frames()), own.tools()) == (2, ["search", "late"])
-    own.tools().append("not added")
-    assert own.tools() == ["search", "late"]
+    assert (len(own.frames()), own.tools()) == (2, ["late"])
+    (own.tools() or []).append("not added")
+    assert own.tools() == ["late"]
+    own.add(Provisions.of({}, MAX_FRAME_BYTES))
+    assert own.tools() == ["late"]
+
+
+def test_a_value_may_be_given_once() -> None:
+    given = Session(MAX_FRAME_BYTES)
+    given.provide(Provisions.of({"a": 1}, MAX_FRAME_BYTES, are_restored=False))
+    assert said_with_the_next_block(given)[0] == Provide("a", msgspec.Raw(b"1"), is_restored=False)
 
 
 def test_a_value_that_no_message_can_hold_is_refused() -> None:

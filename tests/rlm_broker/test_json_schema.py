@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from rlm_broker import RLM, ConfigurationError, OutputInvalid, ScriptedClient
-from rlm_broker.run.json_schema import JsonSchema, Unfit, with_schema
+from rlm_broker.json_schema import JsonSchema, Unfit, with_schema
 from rlm_broker.run.output_type import OutputType
 
 PERSON = {

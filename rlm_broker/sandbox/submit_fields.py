@@ -1,0 +1,84 @@
+"""The fields that a block has to submit. The orchestrator checks them while the block runs and can still mend them."""
+
+import asyncio
+from collections.abc import Mapping
+from typing import Any
+
+from rlm_broker.errors import ConfigurationError
+from rlm_broker.json_schema import Unfit
+from rlm_broker.plain import require_field_names
+from rlm_broker.wanted_type import WantedType
+from sandbox_worker.wire.counting import MAX_VALUES
+from sandbox_worker.wire.errors import ValueInvalid
+from sandbox_worker.wire.messages import Query, Slot
+from sandbox_worker.wire.values import decode
+
+MAX_SUBMIT_CHARS = 4 << 20
+"""Characters of all fields together, encoded; a submission with more is refused."""
+
+
+class SubmitFields:
+    """What one block has to submit.
+
+    Args:
+        types: Field → its type, as `WantedType` takes it; none is any value.
+
+    Attributes:
+        names: Of the fields, in their order.
+        values: Field → value, once the code has submitted them.
+
+    Raises:
+        ConfigurationError: A field is no name, or its type cannot be validated.
+    """
+
+    def __init__(self, types: Mapping[str, Any]) -> None:
+        require_field_names(types)
+        self._types = {name: WantedType(wanted, f"the field {name}", name) for name, wanted in types.items()}
+        self.names = tuple(self._types)
+        self.values: dict[str, Any] | None = None
+
+    @classmethod
+    def of(cls, submit: object) -> "SubmitFields | None":
+        """Return those of the argument `submit`: True is any value, None and False are a block that goes on.
+
+        Raises:
+            ConfigurationError: It is something else, or a field cannot be used.
+        """
+        if submit is None or submit is False:
+            return None
+        if submit is not True and not isinstance(submit, Mapping):
+            raise ConfigurationError(
+                f"submit is True or a dict from field to type, and not {type(submit).__name__}: {{'answer': str}}"
+            )
+        return cls({} if submit is True else submit)
+
+    async def answer(self, query: Query) -> list[Slot]:
+        """Check the fields that code wants to submit: one slot without a text, or with what is wrong."""
+        encoded = query.texts
+        if len(encoded) != 1 or len(query.prompts) != 1:
+            return [Slot(error="one submission at a time")] * len(query.prompts)
+        if len(encoded[0]) > MAX_SUBMIT_CHARS:
+            problem: str | None = f"the fields are {len(encoded[0]):,} characters, more than {MAX_SUBMIT_CHARS:,}"
+        else:
+            problem = await asyncio.to_thread(self._take, encoded[0])  # a value may have a package imported
+        return [Slot(error=problem)]
+
+    def _take(self, encoded: str) -> str | None:
+        """Keep the values of the fields, or return what is wrong with them."""
+        try:
+            given = decode(encoded.encode(), MAX_VALUES)
+        except ValueInvalid as invalid:
+            return f"this is no value: {invalid}"
+        if type(given) is not dict or given.keys() != self._types.keys():
+            return f"give the fields {', '.join(self.names)}, each once; {_told(given)}"
+        try:
+            self.values = {name: wanted.of(given[name]) for name, wanted in self._types.items()}
+        except Unfit as unfit:
+            return str(unfit)
+        return None
+
+
+def _told(given: object) -> str:
+    if type(given) is not dict:
+        return "this is something else"
+    return f"given were {', '.join(map(str, given)) or 'none'}"[:200]

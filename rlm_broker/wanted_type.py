@@ -1,0 +1,70 @@
+"""A type that a value has to have: any that pydantic can validate, or that a JSON Schema describes."""
+
+import json
+from collections.abc import Callable, Mapping
+from typing import Annotated, Any
+
+import pydantic
+
+from rlm_broker.errors import ConfigurationError
+from rlm_broker.json_schema import JsonSchema, Unfit
+from rlm_broker.validation import complaints
+
+
+class WantedType:
+    """Makes values of one type, or says why it cannot.
+
+    Args:
+        wanted: A pydantic model, or whatever else `pydantic.TypeAdapter` takes; or a JSON Schema, as a dict.
+        what: Whose type it is, for the error.
+        whole: Stands for the value in sentences on what is wrong with it.
+
+    Raises:
+        ConfigurationError: It is no JSON Schema, or pydantic cannot validate it.
+    """
+
+    def __init__(self, wanted: Any, what: str, whole: str) -> None:
+        self._wanted = wanted
+        self._what = what
+        self._whole = whole
+        if isinstance(wanted, Mapping):
+            schema = JsonSchema(wanted, what)
+            wanted = Annotated[Any, pydantic.AfterValidator(_fitting(schema, whole))]
+        try:
+            self._adapter: pydantic.TypeAdapter[Any] = pydantic.TypeAdapter(wanted)
+        except Exception as error:  # noqa: BLE001 - it is the user's: pydantic may call anything of it
+            raise ConfigurationError(f"{what}: pydantic cannot validate {self._wanted!r:.80}: {error}") from None
+
+    def json_schema(self) -> str:
+        """Return the JSON Schema of the type as text. Raises: ConfigurationError, if no JSON can describe it."""
+        if isinstance(self._wanted, Mapping):
+            return json.dumps(self._wanted, ensure_ascii=False)
+        try:
+            return json.dumps(self._adapter.json_schema(), ensure_ascii=False)
+        except Exception as error:  # noqa: BLE001 - as above
+            why = f"{self._what} {self._wanted!r} cannot be asked for as JSON: {error}"
+            raise ConfigurationError(why) from None
+
+    def of(self, value: Any) -> Any:
+        """Return a value of the type, made of one that is like it. Raises: Unfit, with each place that is wrong."""
+        return self._made(self._adapter.validate_python, value)
+
+    def of_json(self, text: str) -> Any:
+        """Return the value of the type that JSON text describes. Raises: Unfit, with each place that is wrong."""
+        return self._made(self._adapter.validate_json, text)
+
+    def _made(self, validate: Callable[[Any], Any], value: Any) -> Any:
+        try:
+            return validate(value)
+        except pydantic.ValidationError as error:
+            raise Unfit(complaints(error, self._whole)) from None
+        except (TypeError, ValueError) as error:  # of a validator of the user's own
+            raise Unfit(f"{type(error).__name__}: {error}") from None
+
+
+def _fitting(schema: JsonSchema, whole: str) -> Callable[[Any], Any]:
+    def fitting(value: Any) -> Any:
+        schema.require(value, whole)
+        return value
+
+    return fitting

@@ -1,0 +1,174 @@
+"""Blocks that end where they submit, tools that come and go, and values that are given once: as a caller has them."""
+
+import datetime
+import json
+from collections.abc import Iterator
+from typing import Annotated, Any, Literal
+
+import pydantic
+import pytest
+
+from rlm_broker import ConfigurationError, FunctionClient, LMHandler, ReplClosed, Sandbox
+from rlm_broker.sandbox.repl import SandboxedRepl
+from rlm_broker.sandbox.submit_fields import MAX_SUBMIT_CHARS
+
+
+class Person(pydantic.BaseModel):
+    name: str
+    born: datetime.date
+
+
+def even(number: int) -> int:
+    if number % 2:
+        raise ValueError(f"{number} is odd")
+    return number
+
+
+@pytest.fixture(scope="module")
+def sandbox() -> Iterator[Sandbox]:
+    with Sandbox(warm=0) as opened:
+        yield opened
+
+
+@pytest.fixture
+def repl(sandbox: Sandbox) -> Iterator[SandboxedRepl]:
+    with sandbox.repl("text") as opened:
+        yield opened
+
+
+def test_block_ends_where_it_submits(repl: SandboxedRepl) -> None:
+    block = repl.execute("try: SUBMIT([1, 2])\nexcept Exception: pass\nprint('after')", submit=True)
+    assert (block.status, block.stdout, block.final_answer, block.final_value) == ("ok", "", "[1, 2]", [1, 2])
+    block = repl.execute("SUBMIT(1)\nprint('after')")
+    assert (block.stdout, block.final_answer) == ("after\n", "1")
+
+
+@pytest.mark.parametrize(
+    ("submit", "code", "value"),
+    [
+        ({"n": int, "why": str}, "SUBMIT(n=1, why='x')", {"n": 1, "why": "x"}),
+        ({"n": int}, "SUBMIT('7')", {"n": 7}),
+        (
+            {"who": Person},
+            "SUBMIT(who={'name': 'Ada', 'born': '1815-12-10'})",
+            {"who": Person(name="Ada", born=datetime.date(1815, 12, 10))},
+        ),
+        (
+            {"day": datetime.date},
+            "import datetime\nSUBMIT(datetime.date(2026, 1, 2))",
+            {"day": datetime.date(2026, 1, 2)},
+        ),
+        ({"pair": tuple[int, str]}, "SUBMIT((1, 'a'))", {"pair": (1, "a")}),
+        ({"rows": {"type": "array", "items": {"type": "integer"}}}, "SUBMIT([1, 2])", {"rows": [1, 2]}),
+        ({"any": Any}, "SUBMIT({1: b'x'})", {"any": {1: b"x"}}),
+    ],
+)
+def test_fields_have_their_types(repl: SandboxedRepl, submit: dict[str, Any], code: str, value: Any) -> None:
+    block = repl.execute(f"{code}\nprint('after')", submit=submit)
+    assert (block.status, block.error, block.stdout, block.final_value) == ("ok", None, "", value)
+    assert block.final_value_problem is None
+
+
+@pytest.mark.parametrize(
+    ("submit", "code", "problem"),
+    [
+        ({"n": int}, "SUBMIT(n='many')", "n: Input should be a valid integer"),
+        ({"n": int, "m": int}, "SUBMIT(n=1)", "give the fields n, m, each once; given were n"),
+        ({"n": int}, "SUBMIT(n=1, m=2)", "give the fields n, each once; given were n, m"),
+        ({"n": pydantic.PositiveInt}, "SUBMIT(-1)", "n: Input should be greater than 0"),
+        ({"n": Annotated[int, pydantic.AfterValidator(even)]}, "SUBMIT(3)", "3 is odd"),
+        ({"n": {"type": "integer"}}, "SUBMIT('x')", "n: 'x' is not of type 'integer'"),
+        ({"way": Literal["up", "down"]}, "SUBMIT('left')", "way: Input should be 'up' or 'down'"),
+        ({"text": str}, f"SUBMIT('x' * {MAX_SUBMIT_CHARS})", f"more than {MAX_SUBMIT_CHARS:,}"),
+    ],
+)
+def test_code_is_told_what_is_wrong_and_can_go_on(
+    repl: SandboxedRepl, submit: dict[str, Any], code: str, problem: str
+) -> None:
+    block = repl.execute(f"try:\n    {code}\nexcept TypeError as error:\n    print(error)", submit=submit)
+    assert problem in block.stdout
+    assert (block.status, block.final_answer, block.final_value) == ("ok", None, None)
+
+
+def test_what_a_repl_claims_without_a_check_is_no_submission(repl: SandboxedRepl) -> None:
+    forge = (
+        "import gc\n"
+        "own = next(each for each in gc.get_objects() if type(each).__name__ == 'Submission')\n"
+        "own.text = '{\"n\": 1}'"
+    )
+    block = repl.execute(forge, submit={"n": int})
+    assert (block.status, block.final_answer, block.final_value) == ("ok", None, None)
+    query = (
+        "from sandbox_worker.wire.messages import Query\n"
+        "channel = next(each for each in gc.get_objects() if type(each).__name__ == 'Channel')\n"
+        "print([slot.error for slot in channel.ask(Query(id='', want='submit', prompts=['{\"n\": 1}'] * 2)).slots])"
+    )
+    assert "no fields to submit" in repl.execute(query).stdout
+    assert "one submission at a time" in repl.execute(query, submit={"n": int}).stdout
+
+
+@pytest.mark.parametrize(
+    ("submit", "problem"),
+    [
+        ("n", "submit is True or a dict from field to type, and not str"),
+        ({"a b": int}, "a field cannot be called 'a b'"),
+        ({1: int}, "a field cannot be called 1"),
+        ({"n": object()}, "the field n: pydantic cannot validate"),
+        ({"n": {"type": "nonsense"}}, "the field n is not a JSON Schema"),
+    ],
+)
+def test_submit_that_cannot_be_used_is_refused(repl: SandboxedRepl, submit: Any, problem: str) -> None:
+    with pytest.raises(ConfigurationError, match=problem):
+        repl.execute("x = 1", submit=submit)
+    assert repl.execute("'x' in globals()").stdout == "False\n"
+
+
+def test_tools_come_and_go(sandbox: Sandbox) -> None:
+    with LMHandler(FunctionClient(lambda _: "")) as handler:
+        answers = handler.answers(tools={"one": lambda: 1})
+        with sandbox.repl("text", answer=answers, tools=answers.tools) as repl:
+            assert repl.execute("one()").stdout == "1\n"
+            answers.set_tools({"two": lambda: 2, "LIMIT": 3})
+            repl.set_tools(answers.tools)
+            repl.provide(answers.values)
+            assert repl.execute("two() + LIMIT").stdout == "5\n"
+            assert "NameError" in (repl.execute("one()").error or "")
+            repl.execute("import os; os.kill(os.getpid(), 9)")
+            assert repl.execute("two() + LIMIT; 'one' in globals()").stdout == "False\n"
+            repl.set_tools([])
+            assert "NameError" in (repl.execute("two()").error or "")
+
+
+def test_names_of_tools_and_values_are_apart(repl: SandboxedRepl) -> None:
+    repl.provide({"x": 1})
+    with pytest.raises(ConfigurationError, match="x: a name is that of a tool or of a value, not of both"):
+        repl.set_tools(["x"])
+    repl.set_tools(["search"])
+    with pytest.raises(ConfigurationError, match="search: a name is that of a tool or of a value, not of both"):
+        repl.provide({"search": 1})
+    with pytest.raises(ConfigurationError, match="a tool cannot be called 'a b'"):
+        repl.set_tools(["a b"])
+    with pytest.raises(ConfigurationError, match="restore is a bool, and not int"):
+        repl.provide({"y": 1}, restore=1)  # type: ignore[arg-type]
+    assert repl.execute("x, 'y' in globals(), callable(search)").stdout == "(1, False, True)\n"
+
+
+def test_value_given_once_is_the_codes_own(repl: SandboxedRepl) -> None:
+    repl.provide({"rows": [1]}, restore=False)
+    repl.provide({"fixed": [1]})
+    assert json.loads(repl.execute("rows.append(2); fixed = None; FINAL(rows)").final_answer or "") == [1, 2]
+    assert repl.execute("rows, fixed").stdout == "([1, 2], [1])\n"
+    repl.execute("import os; os.kill(os.getpid(), 9)")
+    assert repl.execute("rows, fixed").stdout == "([1], [1])\n"
+
+
+def test_closed_repl_takes_nothing(sandbox: Sandbox) -> None:
+    with sandbox.repl() as repl:
+        pass
+    with pytest.raises(ReplClosed):
+        repl.set_tools(["search"])
+
+
+def test_draft_is_on_the_block(repl: SandboxedRepl) -> None:
+    assert repl.execute("answer['content'] = 'so far'").draft == "so far"
+    assert repl.execute("FINAL(answer)").draft is None

@@ -1,0 +1,142 @@
+"""What code submits, in a REPL of its own process; the ways to do it are in `test_repl.py`."""
+
+from collections.abc import Iterator
+
+import pytest
+from msgspec import Raw
+
+from sandbox_worker.wire.messages import MAX_DRAFT_CHARS, Provide, Query, Slot
+from sandbox_worker.wire.values import decode, encode
+from tests.support.bare_repl import BareRepl, bare_repl
+
+
+@pytest.fixture
+def repl() -> Iterator[BareRepl]:
+    with bare_repl(context="the text") as running:
+        yield running
+
+
+ENDS = [
+    "try:\n    SUBMIT('done')\nexcept Exception:\n    print('caught')\nprint('after')",
+    "FINAL('done')\nprint('after')",
+    "x = 'done'\ndef deep(n):\n    return deep(n - 1) if n else FINAL_VAR('x')\ndeep(50)\nprint('after')",
+    "import asyncio\nasync def f():\n    await asyncio.sleep(0)\n    SUBMIT('done')\nawait f()\nprint('after')",
+    "async with asyncio.TaskGroup() as group:\n    group.create_task(f())\nprint('after')",
+    "await asyncio.gather(f(), asyncio.sleep(1000))\nprint('after')",
+    "from concurrent.futures import ThreadPoolExecutor\n"
+    "with ThreadPoolExecutor() as pool: list(pool.map(SUBMIT, ['done']))\nprint('after')",
+]
+
+
+def test_block_ends_where_it_submits(repl: BareRepl) -> None:
+    for code in ENDS:
+        ran = repl.run(code, submit=[])
+        assert (ran.result.status, ran.result.final_answer, ran.stdout, ran.stderr) == ("ok", "done", "", ""), code
+
+
+@pytest.mark.parametrize("code", ENDS[:3])
+def test_block_goes_on_by_default(repl: BareRepl, code: str) -> None:
+    ran = repl.run(code)
+    assert (ran.result.status, ran.result.final_answer, ran.stdout) == ("ok", "done", "after\n")
+
+
+def test_what_a_block_leaves_behind_is_tidied_up(repl: BareRepl) -> None:
+    assert repl.run("try:\n    SUBMIT(1)\nfinally:\n    print('tidy')", submit=[]).stdout == "tidy\n"
+
+
+def test_submitting_in_a_thread_ends_the_thread_without_a_word(repl: BareRepl) -> None:
+    code = "import threading\nt = threading.Thread(target=SUBMIT, args=(1,)); t.start(); t.join()\nprint('after')"
+    ran = repl.run(code, submit=[])
+    assert (ran.result.final_answer, ran.stdout, ran.stderr) == ("1", "after\n", "")
+
+
+def test_block_that_submits_nothing_runs_through(repl: BareRepl) -> None:
+    ran = repl.run("print('after')", submit=[])
+    assert (ran.result.status, ran.result.final_answer, ran.stdout) == ("ok", None, "after\n")
+
+
+def takes_numbers(query: Query) -> list[Slot]:
+    assert query.want == "submit"
+    return [Slot() if type(decode(query.texts[0].encode()).get("n")) is int else Slot(error="n: not a number")]
+
+
+@pytest.mark.parametrize(
+    ("code", "submitted"),
+    [
+        ("SUBMIT(n=1, why='x')", '{"n": 1, "why": "x"}'),
+        ("SUBMIT(1, why='x')", '{"n": 1, "why": "x"}'),
+        ("SUBMIT(1, 'x')", '{"n": 1, "why": "x"}'),
+        ("FINAL({'n': 1, 'why': 'x'})", '{"n": 1, "why": "x"}'),
+        ("v = {'n': 1, 'why': 'x'}\nFINAL_VAR('v')", '{"n": 1, "why": "x"}'),
+        ("answer['content'] = {'n': 1, 'why': 'x'}; answer['ready'] = True", '{"n": 1, "why": "x"}'),
+        ("try: SUBMIT(n='one', why='x')\nexcept TypeError: SUBMIT(n=1, why='x')", '{"n": 1, "why": "x"}'),
+    ],
+)
+def test_fields_are_submitted(repl: BareRepl, code: str, submitted: str) -> None:
+    ran = repl.run(code, takes_numbers, submit=["n", "why"])
+    assert (ran.result.status, ran.result.final_answer) == ("ok", submitted)
+
+
+@pytest.mark.parametrize(
+    ("code", "error"),
+    [
+        ("SUBMIT(n='one', why='x')", "TypeError: SUBMIT(): n: not a number"),
+        ("SUBMIT(1, 'x', 2)", "TypeError: SUBMIT() takes the fields n, why, and was given 3 values"),
+        ("SUBMIT(1, n=2)", "TypeError: SUBMIT() was given n twice"),
+        ("SUBMIT(n=object())", "TypeError: SUBMIT()['n'] is an object, which does not cross"),
+        (
+            "answer['content'] = {'n': 'one', 'why': 'x'}; answer['ready'] = True",
+            "the answer cannot be read: TypeError: SUBMIT(): n: not a number",
+        ),
+    ],
+)
+def test_wrong_fields_are_an_error_of_the_code(repl: BareRepl, code: str, error: str) -> None:
+    ran = repl.run(code, takes_numbers, submit=["n", "why"])
+    assert (ran.result.status, ran.result.error, ran.result.final_answer) == ("error", error, None)
+
+
+def test_one_field_that_is_a_dict_is_given_by_place_or_by_name(repl: BareRepl) -> None:
+    def takes_all(query: Query) -> list[Slot]:
+        assert query.want == "submit"
+        return [Slot()]
+
+    for code in ("SUBMIT({'a': 1})", "SUBMIT(rows={'a': 1})", "SUBMIT({'rows': {'a': 1}})"):
+        assert repl.run(code, takes_all, submit=["rows"]).result.final_answer == '{"rows": {"a": 1}}'
+
+
+def test_draft_is_what_stands_in_the_answer(repl: BareRepl) -> None:
+    assert repl.run("1").result.draft is None
+    assert repl.run("answer['content'] = 'so far'").result.draft == "so far"
+    assert repl.run("1").result.draft == "so far"
+    assert repl.run("answer['content'] = {'n': 1}").result.draft == '{"n": 1}'
+    assert repl.run("answer['content'] = 'x' * 100_000").result.draft == "x" * MAX_DRAFT_CHARS
+    assert repl.run("answer['ready'] = True").result.draft is None
+    assert repl.run("answer['content'] = '\\ud800'").result.draft == "\\ud800"
+
+
+def test_draft_that_cannot_be_read_is_an_error_of_the_block(repl: BareRepl) -> None:
+    code = "class Bad:\n    def __str__(self): raise ValueError\nanswer['content'] = Bad()"
+    assert repl.run(code).result.error == "the answer cannot be read: ValueError"
+    assert repl.run("1").result.status == "ok"
+
+
+def test_tools_come_and_go_between_blocks(repl: BareRepl) -> None:
+    def called(query: Query) -> list[Slot]:
+        return [Slot(text=encode(query.tool, "it").decode())]
+
+    assert repl.run("print(one(), two())", called, tools=["one", "two"]).stdout == "one two\n"
+    assert repl.run("print(one(), two())", called).stdout == "one two\n"
+    assert repl.run("two = 2\nprint('one' in globals(), two)", called, tools=["two"]).stdout == "False 2\n"
+    assert repl.run("print(two())", called).stdout == "two\n"
+    assert repl.run("two = 2", called).result.status == "ok"
+    assert repl.run("print(two)", called, tools=[]).stdout == "2\n"  # the code's own by then
+
+
+def test_value_is_given_once_or_restored(repl: BareRepl) -> None:
+    repl.say(Provide("once", Raw(b"1"), is_restored=False))
+    repl.say(Provide("always", Raw(b"1")))
+    assert repl.run("once += 1; always += 1; print(once, always)").stdout == "2 2\n"
+    assert repl.run("print(once, always)").stdout == "2 1\n"
+    repl.say(Provide("always", Raw(b"5"), is_restored=False))
+    assert repl.run("always += 1; print(always)").stdout == "6\n"
+    assert repl.run("print(always)").stdout == "6\n"
