@@ -26,7 +26,6 @@ INTERNAL = {
     "Run.begin(runner)",
     "Run.begin ->",
     "ReplLimits.repl_bounds ->",
-    "ContextInfo.form",
 }
 """How the objects of this package are put together: for its own modules, and not for users."""
 

@@ -21,8 +21,9 @@ from rlm_broker.context.files import FileUnfit, FoundFile, decoded, find_files, 
 from rlm_broker.context.memfd import JsonMemfd, TextMemfd, pieces_of
 from rlm_broker.errors import ContextRefused
 from rlm_broker.plain import problem_with
-from sandbox_worker.loading.context import load
-from sandbox_worker.loading.form import ContextForm
+from sandbox_worker.loading.context import load_into
+from sandbox_worker.loading.form import MAX_PIECES, ContextForm, ContextPiece
+from sandbox_worker.wire.names import CONTEXT
 
 MAX_PARTS_TOLD: Final = 100
 """Parts that a `ContextInfo` names."""
@@ -59,45 +60,53 @@ class ContextInfo:
 
     type_name: str
     total_chars: int
-    form: ContextForm
     parts: tuple[tuple[str, int], ...] = ()
     parts_total: int = 0
     skipped: Mapping[str, int] = field(default_factory=dict)
 
 
 class StoredContext:
-    """A context in a sealed memfd. It owns the descriptor, which every worker may be given.
+    """A context in sealed memfds: one, or one for each value of a dict. It owns the descriptors, which every worker may
+    be given.
 
     Attributes:
-        fd: With all four seals and close-on-exec.
+        info: What may be told of it.
     """
 
-    def __init__(self, fd: int, info: ContextInfo) -> None:
+    def __init__(self, pieces: Iterable[tuple[int, ContextPiece]], info: ContextInfo) -> None:
         self.info: Final = info
-        self._fd = fd
-        self._close = weakref.finalize(self, os.close, fd)  # once, whoever comes first: `close` or the collector
+        self._pieces = tuple(pieces)
+        fds = [fd for fd, _ in self._pieces]
+        self._close = weakref.finalize(self, _close_all, fds)  # once, whoever comes first: `close` or the collector
 
-    @property
-    def fd(self) -> int:
-        """The descriptor.
+    def pieces(self) -> tuple[tuple[int, ContextPiece], ...]:
+        """Return the descriptors, each with all four seals and close-on-exec, and what they hold.
 
         Raises:
-            ContextRefused: It was closed: the number may be another file's by now.
+            ContextRefused: It was closed: the numbers may be other files' by now.
         """
         if not self._close.alive:
             raise ContextRefused("this context was closed: store it again")
-        return self._fd
+        return self._pieces
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes that it takes as it is stored."""
+        return sum(piece.form.size_bytes for _, piece in self._pieces)
 
     def value(self) -> Any:
         """The context itself, as a worker gets it."""
-        return load(self.fd, self.info.form, mapping_works=False)
+        loaded: dict[str, Any] = {}
+        for fd, piece in self.pieces():
+            load_into(loaded, CONTEXT, fd, piece, mapping_works=False)
+        return loaded[CONTEXT]
 
     def another(self) -> "StoredContext":
-        """The same context, with a descriptor of its own."""
-        return StoredContext(os.dup(self.fd), self.info)
+        """The same context, with descriptors of its own."""
+        return StoredContext(_duplicates(self.pieces()), self.info)
 
     def close(self) -> None:
-        """Give the descriptor back. What workers have loaded stays theirs. Closing twice is harmless."""
+        """Give the descriptors back. What workers have loaded stays theirs. Closing twice is harmless."""
         self._close()
 
     def __enter__(self) -> Self:
@@ -107,6 +116,22 @@ class StoredContext:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+
+def _close_all(fds: Iterable[int]) -> None:
+    for fd in fds:
+        os.close(fd)
+
+
+def _duplicates(pieces: Iterable[tuple[int, ContextPiece]]) -> list[tuple[int, ContextPiece]]:
+    made: list[tuple[int, ContextPiece]] = []
+    try:
+        for fd, piece in pieces:
+            made.append((os.dup(fd), piece))
+    except OSError:
+        _close_all(fd for fd, _ in made)
+        raise
+    return made
 
 
 class Paths(tuple[Path, ...]):
@@ -154,7 +179,8 @@ def store(value: object) -> StoredContext:
         value: A text; a dict, list or other value that JSON can hold (a tuple becomes a list); a path object of a file
             (its text), or of a folder or a glob (a dict from relative path to text, see `find_files`); `Paths`; or a
             stream, such as a response or a pipe, whose `read(size)` gives UTF-8 or text. It is read to its end, piece
-            by piece, and stays the caller's to close.
+            by piece, and stays the caller's to close. A dict of up to 64 values may have a `StoredContext` among them
+            that is not a dict of stored ones itself: it is shared and not copied, and stays the caller's to close.
 
     Raises:
         ContextRefused: It is none of these, it cannot be read, it is empty, or there is no memory for it.
@@ -169,6 +195,8 @@ def store(value: object) -> StoredContext:
                 return _store_paths(Paths([value]))
         if callable(getattr(value, "read", None)):
             return _store_stream(value)
+        if isinstance(value, dict) and any(isinstance(each, StoredContext) for each in value.values()):
+            return _store_several(value)
         if problem := problem_with(value):
             raise ContextRefused(problem)
         return _store_value(value)
@@ -182,8 +210,8 @@ def _store_text(pieces: Iterable[str | bytes], file: FoundFile | None = None) ->
         if file and not length:
             raise ContextRefused(f"{file.given} is empty: there is nothing in it to ask about")
         parts = ((file.name, length),) if file else ()
-        info = ContextInfo("str", length, memfd.form, parts, len(parts))
-        return StoredContext(memfd.seal(), info)
+        form = memfd.form
+        return _sealed(memfd, form, ContextInfo("str", length, parts, len(parts)))
 
 
 def _store_stream(stream: Any) -> StoredContext:
@@ -238,8 +266,8 @@ def _store_paths(paths: Paths) -> StoredContext:
         if not names:
             left_out = ", ".join(f"{times:,} {reason}" for reason, times in sorted(skipped.items())) or "nothing"
             raise ContextRefused(f"there is no text in {', '.join(map(printable, paths))}; left out: {left_out}")
-        info = parts.info("dict", memfd.add_names(names), skipped)
-        return StoredContext(memfd.seal(), info)
+        form = memfd.add_names(names)
+        return _sealed(memfd, form, parts.info("dict", form.length, skipped))
 
 
 def _store_value(value: object) -> StoredContext:
@@ -263,8 +291,8 @@ def _store_value(value: object) -> StoredContext:
             memfd.write(b"]")
         else:
             memfd.add(value)
-        info = parts.info(_loaded_type(value).__name__, memfd.form)
-        return StoredContext(memfd.seal(), info)
+        form = memfd.form
+        return _sealed(memfd, form, parts.info(_loaded_type(value).__name__, form.length))
 
 
 def _are_worth_mapping(values: Collection[object]) -> bool:
@@ -283,8 +311,36 @@ def _store_texts(names: list[str] | None, texts: Iterable[str]) -> StoredContext
         for number, text in enumerate(texts):
             length = memfd.add_text(pieces_of(text))
             parts.add(str(number) if names is None else names[number], length, is_text=True)
-        info = parts.info("list" if names is None else "dict", memfd.add_names(names))
-        return StoredContext(memfd.seal(), info)
+        form = memfd.add_names(names)
+        return _sealed(memfd, form, parts.info("list" if names is None else "dict", form.length))
+
+
+def _sealed(memfd: TextMemfd | JsonMemfd, form: ContextForm, info: ContextInfo) -> StoredContext:
+    return StoredContext([(memfd.seal(), ContextPiece(form))], info)
+
+
+def _store_several(values: Mapping[str, object]) -> StoredContext:
+    """Store a dict of which some values are stored already: those are not copied."""
+    if len(values) > MAX_PIECES:
+        raise ContextRefused(f"a dict with a StoredContext in it has {len(values):,} keys, more than {MAX_PIECES}")
+    pieces: list[tuple[int, ContextPiece]] = []
+    parts = _Parts()
+    try:
+        for name, value in values.items():
+            if not isinstance(name, str) or len(name) > MAX_NAME_CHARS or not name.isprintable():
+                raise ContextRefused(
+                    f"{name!r:.50}: beside a StoredContext a key is printable text of up to {MAX_NAME_CHARS} characters"
+                )
+            with value.another() if isinstance(value, StoredContext) else store(value) as stored:
+                (fd, piece), *more = stored.pieces()
+                if more or piece.name is not None:
+                    raise ContextRefused(f"{name!r} is a dict of stored contexts itself: put them into one dict")
+                pieces.append((os.dup(fd), ContextPiece(piece.form, name)))
+            parts.add(name, stored.info.total_chars, stored.info.type_name == "str")
+    except BaseException:
+        _close_all(fd for fd, _ in pieces)
+        raise
+    return StoredContext(pieces, parts.info("dict", sum(piece.form.length for _, piece in pieces)))
 
 
 def _loaded_type(value: object) -> type:
@@ -311,6 +367,7 @@ class _Parts:
         self.total += 1
         self._chars = None if self._chars is None or not is_text else self._chars + length
 
-    def info(self, type_name: str, form: ContextForm, skipped: Mapping[str, int] | None = None) -> ContextInfo:
-        chars = self._chars if self.total and self._chars is not None else form.length
-        return ContextInfo(type_name, chars, form, tuple(self._first), self.total, dict(skipped or {}))
+    def info(self, type_name: str, length: int, skipped: Mapping[str, int] | None = None) -> ContextInfo:
+        """Return it. `length` counts where not all parts are texts."""
+        chars = self._chars if self.total and self._chars is not None else length
+        return ContextInfo(type_name, chars, tuple(self._first), self.total, dict(skipped or {}))

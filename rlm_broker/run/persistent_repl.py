@@ -2,7 +2,6 @@
 
 import contextlib
 import json
-import os
 from collections.abc import AsyncIterator, Sequence
 from typing import Any
 
@@ -83,7 +82,7 @@ class PersistentRepl:
     async def _add(self, context: StoredContext, tools: Tools) -> str:
         if self._repl is None:
             # Of its own: the REPL may be forked anew from it when the run that brought it is long over.
-            kept = self._opened.enter_context(StoredContext(os.dup(context.fd), context.info))
+            kept = self._opened.enter_context(context.another())
             made = self._sandbox.repl(kept, self._forward, tools=tools.names, values=tools.values, limits=self._limits)
             self._repl = await self._opened.enter_async_context(made)
             self.runs = 1

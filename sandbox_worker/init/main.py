@@ -24,8 +24,8 @@ from sandbox_worker.init.usage_watch import GROUP, WATCH, Watch, WorkerUsage
 from sandbox_worker.isolation import syscalls
 from sandbox_worker.isolation.layer import LayerFailed, WorkerBounds, ZygoteLayers
 from sandbox_worker.isolation.worker_layers import LockedInit, lock_down_init, lock_down_repl
-from sandbox_worker.loading.context import ContextBroken, load
-from sandbox_worker.loading.form import ContextForm
+from sandbox_worker.loading.context import ContextBroken, load_into
+from sandbox_worker.loading.form import ContextPiece
 from sandbox_worker.loading.preloaded import Preloaded
 from sandbox_worker.repl import own_memory
 from sandbox_worker.repl.adapted import draw_apart
@@ -60,6 +60,7 @@ from sandbox_worker.wire.control import (
     unpack_to_init,
 )
 from sandbox_worker.wire.descriptors import CONNECTION_FD, CONTROL_FD, GROUP_FD, RULESET_FD, STACK_FD
+from sandbox_worker.wire.names import CONTEXT
 
 STACK_SIGNAL = int(signal.SIGRTMAX)
 """Has the REPL print the stack of its threads to `STACK_FD`: one that model code hardly takes for itself."""
@@ -181,9 +182,9 @@ class Init:
             self._kill_all()
             os._exit(0)
         match unpack_to_init(packet):
-            case Load(form=form):
-                if form is not None:
-                    self._load(fds[0], form)
+            case Load(piece=piece):
+                if piece is not None:
+                    self._load(fds[0], piece)
                 self._control.say(Loaded(layers=self._layers))
             case Start():
                 self._start(fds[0])
@@ -205,13 +206,13 @@ class Init:
                 said, opened = files.answer(request, bounds)
                 self._control.say(said, *opened)
 
-    def _load(self, fd: int, form: ContextForm) -> None:
+    def _load(self, fd: int, piece: ContextPiece) -> None:
         try:
-            self._preloaded.contexts["context"] = load(fd, form, self._mapping_works)
+            load_into(self._preloaded.contexts, CONTEXT, fd, piece, self._mapping_works)
         except ContextBroken as error:
             _fail("load", error)
         os.close(fd)
-        if form.kind != "text":
+        if piece.form.kind != "text":
             gc.collect()
             gc.freeze()  # a collection in the REPL would otherwise write to every page of a loaded object
 

@@ -20,7 +20,7 @@ from typing import Any
 
 import msgspec
 
-from sandbox_worker.loading.form import ENTRY_BYTES, KINDS, SEALS, ContextForm, span_bytes
+from sandbox_worker.loading.form import ENTRY_BYTES, KINDS, SEALS, ContextForm, ContextPiece, span_bytes
 from sandbox_worker.loading.strings import mapped_strings
 
 _from_characters = ctypes.pythonapi.PyUnicode_FromKindAndData
@@ -68,6 +68,19 @@ def load(fd: int, form: ContextForm, mapping_works: bool) -> Any:
         raise ContextBroken(
             f"a context of {form.size_bytes:,} bytes cannot be brought into memory: {reason}"
         ) from error
+
+
+def load_into(contexts: dict[str, Any], name: str, fd: int, piece: ContextPiece, mapping_works: bool) -> None:
+    """Load one piece of the context called `name`: all of it, or one value of the dict that it is.
+
+    Raises:
+        ContextBroken: As for `load`.
+    """
+    value = load(fd, piece.form, mapping_works)
+    if piece.name is None:
+        contexts[name] = value
+    else:
+        contexts.setdefault(name, {})[piece.name] = value
 
 
 def _refuse_all_but(fd: int, form: ContextForm) -> None:

@@ -57,6 +57,24 @@ class ContextForm(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return self.length + self.texts * ENTRY_BYTES + self.names_bytes
 
 
+class ContextPiece(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What one descriptor of a context holds.
+
+    Attributes:
+        form: How it lies there.
+        name: None where it is the whole context; else the context is a dict, and this is the key of the value.
+    """
+
+    form: ContextForm
+    name: str | None = None
+
+
+MAX_PIECES = 64
+"""Descriptors of one context, at most: a message of a Unix socket takes 253."""
+MAX_NAME_CHARS = 200
+"""Of the name of a piece."""
+
+
 def span_bytes(length: int, kind: int) -> int:
     """From the start of a text of `length` characters to the start of the next one."""
     return -(-(length + 1) * (kind or 1) // ALIGNMENT) * ALIGNMENT

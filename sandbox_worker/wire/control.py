@@ -8,7 +8,7 @@ from typing import Annotated, Literal, TypeVar
 
 import msgspec
 
-from sandbox_worker.loading.form import ContextForm
+from sandbox_worker.loading.form import MAX_PIECES, ContextPiece
 from sandbox_worker.wire.bounds import ReplBounds, WatchedLimit
 from sandbox_worker.wire.errors import MessageInvalid
 from sandbox_worker.wire.layers import Layer
@@ -42,7 +42,7 @@ class Control(msgspec.Struct, frozen=True, tag_field="type", tag=str.lower, forb
 class Configure(Control, frozen=True):
     """First message: which level, what is visible in it, and what every worker is to find.
 
-    Beside it travels the sealed memfd of a context, if there is one.
+    Beside it travel the sealed memfds of a context, if there is one.
 
     Attributes:
         new_root: An empty private folder of the host where the worker's root is built.
@@ -50,7 +50,7 @@ class Configure(Control, frozen=True):
         hidden: Folders below them that no worker shall see.
         preload: Modules that every REPL finds imported already.
         setup: Code whose variables every REPL finds.
-        form: Of the context that every REPL finds.
+        context: The pieces of the context that every REPL finds.
         seed: What `random` and numpy's global generator begin with in every REPL.
     """
 
@@ -60,7 +60,7 @@ class Configure(Control, frozen=True):
     hidden: list[str]
     preload: list[str] = []
     setup: str = ""
-    form: ContextForm | None = None
+    context: Annotated[list[ContextPiece], msgspec.Meta(max_length=MAX_PIECES)] = []
     seed: int | None = None
 
 
@@ -124,9 +124,9 @@ class SpawnFailed(Control, frozen=True):
 
 
 class Load(Control, frozen=True):
-    """Load the context; beside it travels the sealed memfd that holds it. None: there is one already, or none."""
+    """Load one piece of the context; beside it travels the memfd that holds it. None: there is one already, or none."""
 
-    form: ContextForm | None
+    piece: ContextPiece | None
 
 
 class Start(Control, frozen=True):

@@ -17,6 +17,7 @@ from sandbox_worker.isolation import syscalls
 from sandbox_worker.isolation.layer import LayerFailed, ZygoteLayers
 from sandbox_worker.isolation.mounts import SCRATCH
 from sandbox_worker.isolation.zygote_layers import enter_zygote, fork_worker
+from sandbox_worker.loading.form import MAX_PIECES
 from sandbox_worker.loading.preloaded import Preloaded
 from sandbox_worker.loading.self_test import mapping_works
 from sandbox_worker.repl import own_memory
@@ -43,7 +44,7 @@ def main(control_fd: int) -> NoReturn:
     # A supervisor may have left SIGCHLD ignored. The kernel would then reap children itself: waitpid fails with ECHILD.
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     control = socket.socket(fileno=control_fd)
-    packet, fds, _, _ = socket.recv_fds(control, MAX_PACKET_BYTES, 1, socket.MSG_CMSG_CLOEXEC)
+    packet, fds, _, _ = socket.recv_fds(control, MAX_PACKET_BYTES, MAX_PIECES, socket.MSG_CMSG_CLOEXEC)
     configure = unpack_to_zygote(packet)
     assert isinstance(configure, Configure)
     try:

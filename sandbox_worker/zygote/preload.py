@@ -14,9 +14,10 @@ from typing import Any
 from sandbox_worker.isolation import mounts, namespaces, seccomp, syscalls
 from sandbox_worker.isolation.layer import ZygoteLayers, layer
 from sandbox_worker.isolation.worker_layers import be_the_first_to_go
-from sandbox_worker.loading.context import ContextBroken, load
+from sandbox_worker.loading.context import ContextBroken, load_into
 from sandbox_worker.loading.preloaded import Preloaded
 from sandbox_worker.wire.control import Configure, PreparationStep
+from sandbox_worker.wire.names import CONTEXT
 
 
 class PreparationFailed(Exception):
@@ -46,7 +47,7 @@ def prepare(configure: Configure, fds: list[int], shared: ZygoteLayers, mapping_
         _have_scratch(shared, configure.new_root)
     for module in configure.preload:
         _import(module)
-    if configure.form is not None or configure.setup:
+    if configure.context or configure.setup:
         with layer("out of memory first", []):
             proc_self = namespaces.open_proc_self()
             be_the_first_to_go(proc_self)
@@ -54,13 +55,12 @@ def prepare(configure: Configure, fds: list[int], shared: ZygoteLayers, mapping_
         if shared.level.confines_zygote:
             with layer("seccomp", []):
                 seccomp.install("template", allow_exec=True)
-    if configure.form is not None:
+    for fd, piece in zip(fds, configure.context, strict=True):
         try:
-            preloaded.contexts["context"] = load(fds[0], configure.form, mapping_works)
+            load_into(preloaded.contexts, CONTEXT, fd, piece, mapping_works)
         except ContextBroken as error:
             raise PreparationFailed("context", str(error)) from None
-        finally:
-            os.close(fds[0])
+        os.close(fd)
     if configure.setup:
         preloaded.variables = _variables_of(configure.setup, preloaded.contexts)
     gc.collect()

@@ -9,6 +9,7 @@ import pytest
 from rlm_broker.context.store import StoredContext, store
 from rlm_broker.limits import Limits
 from rlm_broker.sandbox.sandbox import Sandbox
+from tests.support.contexts import form_of
 from tests.support.processes import living_below
 
 MIB = 1 << 20
@@ -50,8 +51,8 @@ def tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def large(tree: Path) -> Iterator[StoredContext]:
     with store(tree) as stored:
-        assert stored.info.form.kind == "texts"
-        assert stored.info.form.size_bytes > 200_000_000
+        assert form_of(stored).kind == "texts"
+        assert form_of(stored).size_bytes > 200_000_000
         yield stored
 
 
@@ -186,3 +187,21 @@ def test_a_small_folder_reaches_a_repl_that_is_ready(tmp_path: Path, level: str)
         for _ in range(3):
             with sandbox.repl(tmp_path) as repl:
                 assert repl.execute("print(context)").stdout == "{'a': 'file a \u20ac', 'b': 'file b \u20ac'}\n"
+
+
+@pytest.mark.parametrize("level", ["strict", "standard"])
+@pytest.mark.parametrize("warm", [0, 1])
+async def test_stored_contexts_are_one_dict_for_any_number_of_repls(level: str, warm: int) -> None:
+    with store("x" * 1_000_000) as log, store([{"n": 1}]) as rows:
+        both = {"log": log, "rows": rows, "note": "plain"}
+        async with Sandbox(LIMITS, level, warm=warm) as sandbox:
+            for _ in range(2):
+                async with sandbox.repl(both) as repl:
+                    code = "[*context], len(context['log']), context['rows'], context['note'], context_0 is context"
+                    expected = "(['log', 'rows', 'note'], 1000000, [{'n': 1}], 'plain', True)\n"
+                    assert (await repl.aexecute(code)).stdout == expected
+                    await repl.aexecute("import os; os.kill(os.getpid(), 9)")
+                    assert (await repl.aexecute(code)).stdout == expected
+            async with sandbox.template(both) as template, template.repl() as repl:
+                assert (await repl.aexecute(code)).stdout == expected
+        assert log.value().startswith("xx")  # it stays the caller's

@@ -4,12 +4,29 @@ from pathlib import Path
 from typing import Any
 
 from rlm_broker.context.store import StoredContext
-from sandbox_worker.loading.context import load
+from sandbox_worker.loading.context import load_into
+from sandbox_worker.loading.form import ContextForm
+from sandbox_worker.wire.names import CONTEXT
 
 
 def loaded(stored: StoredContext, maps: bool = True) -> Any:
     """Return the value that a worker would have; `maps` says whether it can map texts."""
-    return load(stored.fd, stored.info.form, maps)
+    into: dict[str, Any] = {}
+    for fd, piece in stored.pieces():
+        load_into(into, CONTEXT, fd, piece, maps)
+    return into[CONTEXT]
+
+
+def fd_of(stored: StoredContext) -> int:
+    """Return the descriptor of a context of one piece."""
+    ((fd, _),) = stored.pieces()
+    return fd
+
+
+def form_of(stored: StoredContext) -> ContextForm:
+    """Return how a context of one piece lies in its memfd."""
+    ((_, piece),) = stored.pieces()
+    return piece.form
 
 
 def written(path: Path, content: str | bytes = "text") -> Path:

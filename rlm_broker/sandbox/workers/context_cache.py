@@ -16,6 +16,8 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Final, TypeVar
 
+import msgspec
+
 from rlm_broker.context.store import StoredContext
 from rlm_broker.errors import RlmBrokerError, SandboxFailed
 from rlm_broker.limits import ReplLimits
@@ -107,8 +109,10 @@ class ContextCache:
     # -- whether it was used before ----------------------------------------------------------------------------------
 
     def _is_worth_it(self, context: StoredContext) -> bool:
-        form = context.info.form
-        return self._fork_server.level.confines_zygote and form.kind == "json" and form.size_bytes >= SHARED_FROM_BYTES
+        if not self._fork_server.level.confines_zygote:
+            return False
+        json_bytes = sum(piece.form.size_bytes for _, piece in context.pieces() if piece.form.kind == "json")
+        return json_bytes >= SHARED_FROM_BYTES
 
     async def _digest_if_used_before(self, context: StoredContext) -> bytes | None:
         """Return the digest of a context that was used before, else None.
@@ -117,7 +121,7 @@ class ContextCache:
         """
         if (of_its_own := self._digests.get(context)) is not None:
             return await _result(of_its_own)
-        size = context.info.form.size_bytes
+        size = context.size_bytes
         others = [task for task, other_size in self._seen.items() if other_size == size]
         own = asyncio.get_running_loop().create_task(_digested(context.another()))
         self._digests[context] = own
@@ -156,7 +160,7 @@ class ContextCache:
         return started
 
     def _to_be_made(self, digest: bytes, context: StoredContext) -> _Shared:
-        needed_bytes = self._heaps.get(digest, context.info.form.size_bytes * HEAP_PER_BYTE)
+        needed_bytes = self._heaps.get(digest, context.size_bytes * HEAP_PER_BYTE)
         making = self._make(context.another(), self._make_room(needed_bytes))
         shared = _Shared(digest, needed_bytes, asyncio.get_running_loop().create_task(making))
         self._alive.add(shared)
@@ -242,5 +246,10 @@ async def _digested(context: StoredContext) -> bytes | None:
 
 
 def _digest(context: StoredContext) -> bytes:
-    with context, mmap.mmap(context.fd, context.info.form.size_bytes, access=mmap.ACCESS_READ) as mapped:
-        return hashlib.sha256(mapped).digest()
+    digest = hashlib.sha256()
+    with context:
+        for fd, piece in context.pieces():
+            digest.update(msgspec.json.encode(piece))  # two forms may have the same bytes
+            with mmap.mmap(fd, piece.form.size_bytes, access=mmap.ACCESS_READ) as mapped:
+                digest.update(mapped)
+    return digest.digest()

@@ -96,8 +96,8 @@ class ColdStart:
                 worker = await self.fork_server.spawn(limits)
                 connection, connected = await opening
                 with connected:
-                    loads = None if context is None else (context.fd, context.info.form)
-                    await worker.launch(loads, connected.fileno(), limits.start_timeout_s)
+                    pieces = None if context is None else context.pieces()
+                    await worker.launch(pieces, connected.fileno(), limits.start_timeout_s)
                 await self._ready(connection, limits)
                 return StartedWorker(worker, connection, limits, self)
             except BaseException as error:

@@ -107,7 +107,7 @@ class WarmPool:
         """Return what gives a small context to a REPL that is ready; None for a context that has to be loaded."""
         if context is None:
             return Provisions()
-        if not self.ready or context.info.form.size_bytes > SMALL_BYTES:
+        if not self.ready or context.size_bytes > SMALL_BYTES:
             return None
         value = context.value()
         try:

@@ -12,7 +12,7 @@ from typing import TypeVar
 from rlm_broker.errors import ContextRefused, FileRefused, SandboxFailed, WorkerDied
 from rlm_broker.sandbox.levels.level import unavailable
 from rlm_broker.sandbox.workers.cgroups import MemoryGroup
-from sandbox_worker.loading.form import ContextForm
+from sandbox_worker.loading.form import ContextPiece
 from sandbox_worker.wire.control import (
     MAX_PACKET_BYTES,
     Begin,
@@ -57,6 +57,7 @@ HUNG_UP = (errno.EPIPE, errno.ECONNRESET, errno.EBADF)
 
 A = TypeVar("A", bound=FromInit)
 _Said = tuple[Control, int | None]
+_Piece = tuple[int, ContextPiece]
 
 
 class Worker:
@@ -95,22 +96,22 @@ class Worker:
         self._init = _Process(pidfd, self._on_gone)
         self._repl: _Process | None = None
 
-    async def launch(self, context: tuple[int, ContextForm] | None, connection_fd: int, timeout_s: float) -> None:
+    async def launch(self, context: Sequence[_Piece] | None, connection_fd: int, timeout_s: float) -> None:
         """Wait until init is isolated, has loaded the context and forked a REPL that speaks on `connection_fd`.
 
         All that init needs for it is said at once.
 
         Args:
-            context: Its descriptor and form; None is what init was forked with.
+            context: Its pieces, each with its descriptor; None is what init was forked with.
 
         Raises:
             IsolationUnavailable: A layer could not be applied.
             ContextRefused: The context cannot be loaded.
             WorkerDied: Init ended instead.
         """
-        fd, form = context or (None, None)
-        said = ((Load(form=form), fd), (Start(), connection_fd))
-        loaded, started = await self._exchange(said, Loaded, Started, timeout_s=timeout_s)
+        loads: list[_Said] = [(Load(piece=piece), fd) for fd, piece in context or ()] or [(Load(piece=None), None)]
+        answers: list[type[FromInit]] = [*[Loaded] * len(loads), Started]
+        loaded, *_, started = await self._exchange([*loads, (Start(), connection_fd)], *answers, timeout_s=timeout_s)
         assert isinstance(loaded, Loaded)
         assert isinstance(started, Started)
         self.layers = tuple(dict.fromkeys([*loaded.layers, *started.layers]))

@@ -100,7 +100,7 @@ class Zygote:
         paths = python_paths()
         self._process, self._pidfd = start(self._theirs.fileno(), paths, self._seed)
         self._theirs.close()
-        context = self._preparation.context
+        pieces = () if self._preparation.context is None else self._preparation.context.pieces()
         configure = Configure(
             level=self._level.name,
             new_root=refusals.utf8(root),
@@ -108,11 +108,11 @@ class Zygote:
             hidden=[refusals.utf8(Path(path) / "litellm") for path in paths],
             preload=list(self._preparation.imports),
             setup=self._preparation.setup,
-            form=None if context is None else context.info.form,
+            context=[piece for _, piece in pieces],
             seed=self._seed,
         )
         try:
-            socket.send_fds(self._control, [pack(configure)], [] if context is None else [context.fd])
+            socket.send_fds(self._control, [pack(configure)], [fd for fd, _ in pieces])
             answer, _ = await self._answer(self._preparation.timeout_s)
         except ZygoteGone as error:
             raise SandboxFailed(str(error)) from None  # its time is over: it is not tried again

@@ -15,7 +15,7 @@ import pytest
 from rlm_broker.context import files
 from rlm_broker.context.store import MAX_NAME_CHARS, Paths, store
 from rlm_broker.errors import ContextRefused
-from tests.support.contexts import loaded, written
+from tests.support.contexts import fd_of, form_of, loaded, written
 
 MB = 1 << 20
 
@@ -425,8 +425,8 @@ def test_files_that_turn_out_unfit_half_way_leave_nothing_in_those_around_them(t
         assert stored.info.skipped == {"binary": 5, "not UTF-8": 10}
         assert stored.info.parts == tuple((name, len(text)) for name, text in expected.items())
         assert (stored.info.type_name, stored.info.total_chars) == ("dict", sum(map(len, expected.values())))
-        assert stored.info.form.kind == "texts"
-        assert os.fstat(stored.fd).st_size < 4 * MB + 3 * MB
+        assert form_of(stored).kind == "texts"
+        assert os.fstat(fd_of(stored)).st_size < 4 * MB + 3 * MB
 
 
 def test_a_file_is_read_no_further_than_it_reached_when_it_was_opened(tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ from rlm_broker.context.store import store
 from rlm_broker.errors import ContextRefused
 from sandbox_worker.loading.context import load
 from sandbox_worker.loading.form import SEALS, ContextForm, span_bytes
-from tests.support.contexts import loaded
+from tests.support.contexts import fd_of, form_of, loaded
 from tests.support.places import PROJECT
 
 REPOSITORY = str(PROJECT)
@@ -48,8 +48,8 @@ MB = 1 << 20
 )
 def test_a_text_is_kept_at_its_narrowest_width_and_comes_out_equal(text: str, width: int) -> None:
     with store(text) as stored:
-        assert stored.info.form == ContextForm("text", len(text), width, text.isascii())  # type: ignore[arg-type]
-        assert os.fstat(stored.fd).st_size == span_bytes(len(text), width)
+        assert form_of(stored) == ContextForm("text", len(text), width, text.isascii())  # type: ignore[arg-type]
+        assert os.fstat(fd_of(stored)).st_size == span_bytes(len(text), width)
         assert (stored.info.type_name, stored.info.total_chars, stored.info.parts_total) == ("str", len(text), 0)
         for maps in (True, False):
             assert loaded(stored, maps) == text
@@ -72,7 +72,7 @@ def test_an_emoji_at_the_very_end_of_a_large_file_widens_all_of_it(tmp_path: Pat
         path = tmp_path / "file"
         path.write_bytes(text.encode())
         with store(path) as stored:
-            assert stored.info.form.width == 4
+            assert form_of(stored).width == 4
             assert loaded(stored) == text
 
 
@@ -95,7 +95,7 @@ def test_storing_and_loading_a_large_file_takes_no_memory_of_any_process(tmp_pat
 import os, sys
 from pathlib import Path
 from rlm_broker.context.store import store
-from sandbox_worker.loading.context import load
+from tests.support.contexts import loaded
 
 def status_kb(name):
     with open("/proc/self/status") as status:
@@ -107,7 +107,7 @@ print(status_kb("VmHWM") - before, flush=True)
 child = os.fork()
 if not child:
     before = status_kb("RssAnon")
-    text = load(stored.fd, stored.info.form, True)
+    text = loaded(stored)
     stored.close()
     assert len(text) == stored.info.total_chars
     assert text.count(chr(10)) == int(sys.argv[2])
@@ -134,9 +134,9 @@ assert "pydantic" not in sys.modules
 @pytest.mark.parametrize("value", ["text", {"a": "x" * 5000}, {"a": 1}], ids=["text", "texts", "json"])
 def test_what_is_stored_cannot_be_changed_by_anybody_who_gets_the_descriptor(value: object) -> None:
     with store(value) as stored:
-        assert fcntl.fcntl(stored.fd, fcntl.F_GET_SEALS) & SEALS == SEALS
-        assert not os.get_inheritable(stored.fd)
-        again = os.open(f"/proc/self/fd/{stored.fd}", os.O_RDWR)
+        assert fcntl.fcntl(fd_of(stored), fcntl.F_GET_SEALS) & SEALS == SEALS
+        assert not os.get_inheritable(fd_of(stored))
+        again = os.open(f"/proc/self/fd/{fd_of(stored)}", os.O_RDWR)
         try:
             for change in (
                 lambda: os.write(again, b"x"),
@@ -170,7 +170,7 @@ def test_a_kernel_that_does_not_know_the_newest_flag_serves_as_well(monkeypatch:
 
     monkeypatch.setattr(os, "memfd_create", old_kernel)
     with store("text") as stored:
-        assert fcntl.fcntl(stored.fd, fcntl.F_GET_SEALS) == SEALS
+        assert fcntl.fcntl(fd_of(stored), fcntl.F_GET_SEALS) == SEALS
         assert loaded(stored) == "text"
 
 
@@ -260,8 +260,8 @@ def test_storing_and_loading_many_files_takes_no_memory_of_any_process(tmp_path:
 import os, sys
 from pathlib import Path
 from rlm_broker.context.store import store
-from sandbox_worker.loading.context import load
 from sandbox_worker.loading.self_test import mapping_works
+from tests.support.contexts import loaded
 
 def status_kb(name):
     with open("/proc/self/status") as status:
@@ -275,7 +275,7 @@ for _ in range(2):
     child = os.fork()
     if not child:
         before = status_kb("RssAnon")
-        texts = load(stored.fd, stored.info.form, True)
+        texts = loaded(stored)
         assert len(texts) == 400
         assert sum(map(len, texts.values())) == stored.info.total_chars
         assert sum(text.count("f") for text in texts.values()) == 400 * 32_768

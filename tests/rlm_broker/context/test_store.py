@@ -15,12 +15,12 @@ from rlm_broker.context.store import Paths, store
 from rlm_broker.errors import ContextRefused
 from sandbox_worker.loading.form import ContextForm
 from sandbox_worker.wire.encoding import MAX_NESTING
-from tests.support.contexts import loaded, written
+from tests.support.contexts import fd_of, form_of, loaded, written
 
 
 def test_closing_is_idempotent_and_never_closes_a_descriptor_that_was_given_to_somebody_else() -> None:
     stored = store("text")
-    number = stored.fd
+    number = fd_of(stored)
     stored.close()
     reused = os.open("/dev/null", os.O_RDONLY | os.O_CLOEXEC)
     assert reused == number
@@ -32,7 +32,7 @@ def test_closing_is_idempotent_and_never_closes_a_descriptor_that_was_given_to_s
 
 
 def test_a_forgotten_context_gives_its_descriptor_back() -> None:
-    fd = store("text").fd
+    fd = fd_of(store("text"))
     gc.collect()
     with pytest.raises(OSError, match="Bad file descriptor"):
         os.fstat(fd)
@@ -163,7 +163,7 @@ def test_a_plain_value_comes_out_equal(value: object, expected: object, type_nam
         assert result == (value if expected is None else expected)
         assert type(result).__name__ == stored.info.type_name == type_name
         assert stored.info.total_chars == total_chars
-        assert stored.info.form == ContextForm("json", os.fstat(stored.fd).st_size)
+        assert form_of(stored) == ContextForm("json", os.fstat(fd_of(stored)).st_size)
 
 
 MANY_TEXTS: list[Any] = [
@@ -184,8 +184,8 @@ def test_long_texts_are_mapped_and_nothing_else_is_different(value: Any, monkeyp
     with store(value) as mapped:
         monkeypatch.setattr("rlm_broker.context.store.MAPPED_CHARS", 1 << 60)
         with store(value) as decoded:
-            assert (mapped.info.form.kind, decoded.info.form.kind) == ("texts", "json")
-            assert dataclasses.replace(mapped.info, form=decoded.info.form) == decoded.info
+            assert (form_of(mapped).kind, form_of(decoded).kind) == ("texts", "json")
+            assert mapped.info == decoded.info
             found = loaded(mapped)
             assert found == loaded(decoded) == decoded.value() == mapped.value()
             assert type(found) is type(loaded(decoded))
@@ -209,7 +209,7 @@ def test_long_texts_are_mapped_and_nothing_else_is_different(value: Any, monkeyp
 )
 def test_what_is_short_or_no_text_stays_json(value: object, kind: str) -> None:
     with store(value) as stored:
-        assert stored.info.form.kind == kind
+        assert form_of(stored).kind == kind
         assert loaded(stored) == value
 
 
@@ -296,9 +296,58 @@ def test_the_deepest_value_that_is_taken_can_be_loaded_and_the_same_list_may_sta
 
 def test_a_context_that_was_closed_is_not_taken_for_what_has_its_number_now() -> None:
     closed = store("mine")
-    number = closed.fd
+    number = fd_of(closed)
     closed.close()
     with store("another") as other:
-        assert other.fd == number
+        assert fd_of(other) == number
         with pytest.raises(ContextRefused, match="this context was closed"):
             closed.value()
+
+
+# -- several stored ones as one dict ---------------------------------------------------------------------------------
+
+
+def test_several_stored_contexts_are_one_dict_without_another_copy() -> None:
+    with store("x" * 100_000) as one, store({"n": [1, 2]}) as other:
+        joined = store({"log": one, "table": other, "note": "plain", "empty": None})
+        inodes = [os.fstat(fd).st_ino for fd, _ in joined.pieces()]
+        assert inodes[:2] == [os.fstat(fd_of(each)).st_ino for each in (one, other)]
+    expected = {"log": "x" * 100_000, "table": {"n": [1, 2]}, "note": "plain", "empty": None}
+    with joined:  # those that it was made of are closed
+        assert joined.value() == loaded(joined) == expected
+        assert (joined.info.type_name, [name for name, _ in joined.info.parts]) == ("dict", [*expected])
+        assert joined.info.parts[0] == ("log", 100_000)
+        with joined.another() as again:
+            assert again.value() == expected
+
+
+def test_dict_of_stored_texts_counts_their_characters() -> None:
+    with store("one") as one, store({"a": one, "b": "three"}) as joined:
+        assert joined.info.total_chars == 8
+
+
+@pytest.mark.parametrize(
+    ("made", "problem"),
+    [
+        (lambda one: {"a": one, "b": object()}, "an object"),
+        (lambda one: {1: one}, "1: beside a StoredContext a key is printable text"),
+        (lambda one: {"a" * 201: one}, "a key is printable text of up to 200 characters"),
+        (lambda one: {"a": store({"b": one})}, "'a' is a dict of stored contexts itself: put them into one dict"),
+        (lambda one: {str(number): one for number in range(65)}, "has 65 keys, more than 64"),
+        (lambda one: [one], "a StoredContext"),
+    ],
+)
+def test_what_cannot_be_joined_is_refused_and_nothing_is_left_open(made: Any, problem: str) -> None:
+    with store("text") as one:
+        given = made(one)
+        before = set(Path("/proc/self/fd").iterdir())
+        with pytest.raises(ContextRefused, match=problem):
+            store(given)
+        assert set(Path("/proc/self/fd").iterdir()) == before
+
+
+def test_closed_context_is_not_joined() -> None:
+    one = store("text")
+    one.close()
+    with pytest.raises(ContextRefused, match="was closed: store it again"):
+        store({"a": one})

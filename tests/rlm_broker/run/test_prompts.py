@@ -7,11 +7,10 @@ from rlm_broker.limits import Limits
 from rlm_broker.parsing import NotRun
 from rlm_broker.results import Block
 from rlm_broker.run import prompts
-from sandbox_worker.loading.form import ContextForm
 from sandbox_worker.wire.names import ANSWER, CONTEXT, FUNCTIONS, LLM_BATCH, SUBMIT
 
 HOSTILE = "{limits} {0} %s %(x)s $y {{"
-TEXT = ContextInfo("str", 1234567, ContextForm("text", 1234567))
+TEXT = ContextInfo("str", 1234567)
 
 
 def test_every_number_is_the_one_that_is_enforced() -> None:
@@ -47,7 +46,7 @@ def test_the_opening_tells_kind_and_size_and_asks_to_look_first() -> None:
 
 def test_the_parts_of_a_folder_are_listed_up_to_a_number_and_what_was_left_out_is_counted() -> None:
     parts = tuple((f"file{number}", number) for number in range(40))
-    info = ContextInfo("dict", 10, ContextForm("json", 10), parts, 500, {"binary": 3})
+    info = ContextInfo("dict", 10, parts, 500, {"binary": 3})
     told = prompts.opening("?", info)
     assert f"file{prompts.PARTS_SHOWN - 1}: {prompts.PARTS_SHOWN - 1}" in told
     assert f"file{prompts.PARTS_SHOWN}:" not in told

@@ -5,7 +5,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from sandbox_worker.loading.form import ContextForm
+from sandbox_worker.loading.form import ContextForm, ContextPiece
 from sandbox_worker.wire import control
 from sandbox_worker.wire.bounds import ReplBounds
 from sandbox_worker.wire.errors import MessageInvalid
@@ -33,7 +33,7 @@ FROM_ZYGOTE = [
     control.SpawnFailed(reason="why"),
 ]
 TO_INIT = [
-    control.Load(form=ContextForm("text", 3, 1, True)),
+    control.Load(piece=ContextPiece(ContextForm("text", 3, 1, True))),
     control.Start(),
     control.Begin(cpu_s=120.5),
     control.Interrupt(block=1),

@@ -43,7 +43,7 @@ async def opened(level: Level = STRICT) -> AsyncIterator[ForkServer]:
 async def launched(worker: Worker) -> Worker:
     ours, theirs = socket.socketpair()  # hung up at once: its REPL ends, and init stays
     with ours, theirs, store("context") as context:
-        await worker.launch((context.fd, context.info.form), theirs.fileno(), WAIT_S)
+        await worker.launch(context.pieces(), theirs.fileno(), WAIT_S)
     return worker
 
 
