@@ -8,7 +8,8 @@ from rlm_broker.concurrency.event_loop import AsyncResource, EventLoopRef
 from rlm_broker.context.store import StoredContext, store
 from rlm_broker.errors import ConfigurationError, SandboxFailed
 from rlm_broker.limits import ReplLimits
-from rlm_broker.sandbox.repl import INHERITED, SandboxedRepl
+from rlm_broker.sandbox.repl import SandboxedRepl
+from rlm_broker.sandbox.repl_worker import INHERITED
 from rlm_broker.sandbox.workers.fork_server import ForkServer
 from rlm_broker.sandbox.workers.source import ColdStart, Workers
 from rlm_broker.sandbox.workers.warm_pool import WarmPool

@@ -71,11 +71,13 @@ class Proc:
 
     Attributes:
         own_pid: This process, as the folder names it: where it is a container's, not what os.getpid says.
+        is_own: Whether it names processes as they are named here, and shows no others.
     """
 
     def __init__(self) -> None:
         self._fd = os.open("/proc", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         self.own_pid = int(os.readlink("self", dir_fd=self._fd))
+        self.is_own = self.own_pid == os.getpid() == 1
         self._below: set[int] = set()
         self._strangers: set[int] = set()
 
