@@ -20,6 +20,7 @@ from sandbox_worker.init.control_socket import ControlSocket
 from sandbox_worker.init.failing import fail
 from sandbox_worker.init.output_pipes import EXPLAIN_S, ReplOutput
 from sandbox_worker.init.procfs import Proc, Status
+from sandbox_worker.init.programs import Programs
 from sandbox_worker.init.repl_process import STACK_SIGNAL, ReplProcess
 from sandbox_worker.init.usage_watch import GROUP, WATCH, Watch, WorkerUsage
 from sandbox_worker.isolation import syscalls
@@ -36,12 +37,14 @@ from sandbox_worker.wire.control import (
     Died,
     Drain,
     Drained,
+    EndProgram,
     Exceeded,
     Interrupt,
     Interrupted,
     LastSeen,
     Load,
     Loaded,
+    RunProgram,
     Spawn,
     Start,
     Stop,
@@ -131,6 +134,7 @@ class Init:
         self._control = ControlSocket(control, self._poll)
         self._poll.register(children, select.POLLIN)
         self._output = ReplOutput(self._poll, spawn.bounds, self._control.say, bell)
+        self._programs = Programs(confinement, self._watch.pids, self._control.say)
         self._repl = ReplProcess(confinement, self._control, self._output, bell, spawn.bounds, preloaded)
 
     def serve(self) -> NoReturn:
@@ -147,12 +151,16 @@ class Init:
                     self._reap()
                 else:
                     self._output.forward(fd)
-            if self._repl.pid is not None and self._is_watched and self._watch.wait_s() == 0:
+            if self._has_to_watch and self._watch.wait_s() == 0:
                 self._look()
+
+    @property
+    def _has_to_watch(self) -> bool:
+        return self._is_watched and (self._repl.pid is not None or bool(self._programs))
 
     def _wait_ms(self, paused_s: float | None) -> int | None:
         waits = [] if paused_s is None else [paused_s]
-        if self._repl.pid is not None and self._is_watched:
+        if self._has_to_watch:
             waits.append(self._watch.wait_s())
         wait_s = min(waits, default=math.inf)
         return math.ceil(wait_s * 1000) if wait_s < math.inf else None
@@ -181,6 +189,8 @@ class Init:
                 post_mortem = self._explained() if explain else None
                 self._end_repl()
                 self._control.say(Stopped(post_mortem=post_mortem))
+            case RunProgram() | EndProgram() as request:
+                self._run_or_end_program(request, fds)
             case request:
                 bounds = None if self._level.has_own_root else self._spawn.bounds
                 said, opened = files.answer(request, bounds)
@@ -200,23 +210,41 @@ class Init:
         self._said_cpu_s = 0.0
         self._block_cpu_s = cpu_s
         self._output.begin_block()
-        if not self._is_watched and self._repl.pid is not None:
-            own = self._proc.status(self._proc.own_pid) or Status()
-            self._watch.repl_started(self._repl.pid, own.memory_bytes)
-            self._is_watched = True
+        self._begin_to_watch()
         self._watch.block_started()
+
+    def _run_or_end_program(self, request: RunProgram | EndProgram, fds: list[int]) -> None:
+        if isinstance(request, EndProgram):
+            self._programs.end(request.number)
+            self._sweep()
+            return
+        self._begin_to_watch()
+        if (session := self._programs.start(request, fds)) is not None:
+            self._watch.program_started(session)
+
+    def _begin_to_watch(self) -> None:
+        if not self._is_watched:
+            own = self._proc.status(self._proc.own_pid) or Status()
+            self._watch.repl_started(self._repl.pid or 0, own.memory_bytes)
+            self._is_watched = True
 
     def _start(self, connection_fd: int) -> None:
         if self._has_started:  # else there is nobody: to look for them would go through the machine's processes
-            self._repl.kill_all()
+            self._kill_all()
             self._output.close()
         self._has_started = True
         self._repl.start(connection_fd)
         self._is_watched = False  # until its first block it runs no code but ours
 
-    def _end_repl(self) -> None:
-        """Kill it, and hand over its last output."""
+    def _kill_all(self, limit: WatchedLimit | None = None) -> None:
+        """Kill the REPL, and the programs beside it."""
         self._repl.kill_all()
+        self._programs.all_were_killed(limit)
+        self._watch.cpu_times.only(())
+
+    def _end_repl(self, limit: WatchedLimit | None = None) -> None:
+        """Kill it, and hand over its last output."""
+        self._kill_all(limit)
         self._output.drain()
         self._output.close()
 
@@ -224,14 +252,24 @@ class Init:
         """Take leave of children that ended: the REPL, and orphans, which would else count against its limit."""
         os.read(self._children, 4096)
         with contextlib.suppress(ChildProcessError):
-            while True:
-                pid, status = os.waitpid(-1, os.WNOHANG)
-                if pid == 0:
-                    return
+            while (found := os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)) is not None:
+                pid = found.si_pid
+                session = os.getsid(pid)  # which it has until we take leave of it
+                _, status, used = os.wait4(pid, 0)
+                self._watch.cpu_times.process_ended(session, used.ru_utime + used.ru_stime)
+                self._programs.ended(pid, status)
                 if pid == self._repl.pid:
                     self._repl.pid = None
                     code = os.waitstatus_to_exitcode(status)
                     self._control.say(Died(signal=-code) if code < 0 else Died(exit_code=code))
+        self._sweep()
+
+    def _sweep(self) -> None:
+        """Go on with the end of programs. What cannot be ended alone is ended with everything else."""
+        if not self._programs.sweep():
+            self._end_repl()
+            self._control.say(Died(signal=signal.SIGKILL))
+        self._watch.cpu_times.only(self._programs.sessions())
 
     # -- what it uses, and what it was doing -------------------------------------------------------------------------
 
@@ -246,9 +284,22 @@ class Init:
         for limit, used, allowed in [*watched, ("block_timeout_s", usage.cpu_s, self._block_cpu_s)]:
             if allowed is not None and used > allowed:
                 post_mortem = self._explained(usage)
-                self._end_repl()
+                self._end_repl(limit)
                 self._control.say(Exceeded(limit=limit, used=used, allowed=allowed, post_mortem=post_mortem))
                 return
+        self._look_at_programs()
+
+    def _look_at_programs(self) -> None:
+        most_s = self._spawn.bounds.cpu_s
+        over = [
+            session
+            for session in self._programs.sessions()
+            if most_s is not None and self._watch.cpu_times.of_program(session) > most_s
+        ]
+        for session in over:
+            self._programs.end_at("cpu_s", session)
+        if over:
+            self._sweep()
 
     def _explained(self, usage: WorkerUsage | None = None) -> LastSeen:
         """Where the REPL is, and what it uses."""

@@ -187,6 +187,23 @@ class Proc:
         except OSError:
             return False
 
+    def number_here(self, pid: int) -> int:
+        """The number by which this process knows another; 0 if that has ended."""
+        if self.is_own:
+            return pid
+        for line in self._read(f"{pid}/status").splitlines():
+            if line.startswith(b"NSpid:"):
+                return int(line.split()[-1])
+        return 0
+
+    def session(self, pid: int) -> int:
+        """The session of a process, by the number that this process knows it by; 0 if it has ended."""
+        number = self.number_here(pid)
+        try:
+            return os.getsid(number) if number else 0
+        except ProcessLookupError:
+            return 0
+
     def mappings(self, speaker: int) -> int:
         """How many it has; 0 if it has ended."""
         return self._read(f"{speaker}/maps").count(b"\n")
