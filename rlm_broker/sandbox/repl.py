@@ -4,6 +4,7 @@ import asyncio
 import time
 from collections.abc import Mapping, Sequence
 from functools import partial
+from pathlib import PurePath
 from typing import Any, Final
 
 from rlm_broker.concurrency.deadline import to_its_end
@@ -19,6 +20,7 @@ from rlm_broker.sandbox.block_run import BlockRun
 from rlm_broker.sandbox.environment import environment_of
 from rlm_broker.sandbox.files import ReplFiles
 from rlm_broker.sandbox.output import BlockOutput, OnOutput
+from rlm_broker.sandbox.programs import ProgramResult, Programs
 from rlm_broker.sandbox.repl_worker import ReplWorker
 from rlm_broker.sandbox.sent import values_of
 from rlm_broker.sandbox.workers.source import Workers
@@ -78,6 +80,10 @@ class SandboxedRepl(AsyncResource):
         self._worker = ReplWorker(workers, context, self._limits, self._provisions)
         self._answer = answer
         self._files = ReplFiles(self.bind_loop, self._worker_beside_blocks, self._limits.scratch_bytes)
+        worker = self._worker
+        self._programs = Programs(
+            self._fork_server, self._worker_beside_blocks, lambda: worker.is_closed, self._limits, env
+        )
         self._busy = asyncio.Lock()
         self._run: BlockRun | None = None
         self._is_interrupted = False
@@ -153,6 +159,55 @@ class SandboxedRepl(AsyncResource):
         """`get`, awaited."""
         block = await self.bind_loop().arun(self._get(names))
         return await asyncio.to_thread(values_of, names, block)  # decoding may take long, or import a package
+
+    def run(
+        self,
+        argv: Sequence[str],
+        *,
+        input: bytes | str | None = None,
+        cwd: str | PurePath = ".",
+        env: Mapping[str, str] | None = None,
+        timeout_s: float | None = None,
+        max_output_bytes: int | None = None,
+    ) -> ProgramResult:
+        """Run a program in the sandbox, beside a block and up to `Limits.max_programs` others; no shell is between.
+
+        It has the isolation and the limits of the REPL's code. What it leaves running ends with it. When its time is
+        over, or the caller is interrupted (Ctrl+C) or cancelled, it and all that it started are killed; the REPL goes
+        on. A limit that all processes of the REPL share, such as `memory_bytes`, ends the REPL, too.
+
+        Args:
+            argv: Its name and its arguments, up to 128 KiB each. A name without "/" is looked for in PATH.
+            input: What it reads from descriptor 0; None is nothing.
+            cwd: Its current folder, relative to the scratch folder. No link is followed.
+            env: Name → text of variables, beside those that the REPL was given.
+            timeout_s: Seconds; None takes `Limits.block_timeout_s`.
+            max_output_bytes: Kept of stdout, and of stderr; None takes `Limits.max_output_bytes`.
+
+        Returns:
+            The outcome. A program that fails, or is killed, is a result, and not an exception.
+
+        Raises:
+            ConfigurationError: An argument cannot be used, or the sandbox runs no programs (isolation, `allow_exec`).
+            FileRefused: There is no folder `cwd`.
+            ProgramNotStarted: There is no such program, or it cannot be executed.
+            ReplBusy: The REPL runs `max_programs` already.
+            ReplClosed, SandboxFailed: As for `execute`.
+        """
+        return self.bind_loop().run(self._programs.run(argv, input, cwd, env, timeout_s, max_output_bytes))
+
+    async def arun(
+        self,
+        argv: Sequence[str],
+        *,
+        input: bytes | str | None = None,
+        cwd: str | PurePath = ".",
+        env: Mapping[str, str] | None = None,
+        timeout_s: float | None = None,
+        max_output_bytes: int | None = None,
+    ) -> ProgramResult:
+        """`run`, awaited."""
+        return await self.bind_loop().arun(self._programs.run(argv, input, cwd, env, timeout_s, max_output_bytes))
 
     def interrupt(self) -> None:
         """Interrupt the block that runs, from any thread, as a limit of time does: variables stay if it reacts.

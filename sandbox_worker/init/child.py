@@ -52,7 +52,7 @@ class Confinement:
             os.dup2(copy, number, inheritable=number <= LAST_OF_STDIO)
         os.closerange(wanted[-1][1] + 1, os.sysconf("SC_OPEN_MAX"))
         syscalls.unblock_child_signals()
-        os.setsid()
+        syscalls.begin_session()
 
     def lock_down(self) -> tuple[Layer, ...]:
         """In the child that has settled: apply the layers; return their names.

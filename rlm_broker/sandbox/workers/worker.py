@@ -298,6 +298,9 @@ class Worker:
             message = unpack_from_init(packet)
         except MessageInvalid:
             message = Failed(step="speak", reason="its init sent something that is no message")
+        self._heard(message, fds)
+
+    def _heard(self, message: FromInit, fds: list[int]) -> None:
         match message:
             case Forked() if fds:
                 self._forget_repl()
@@ -311,13 +314,18 @@ class Worker:
             case Died() | Exceeded():
                 self.died = self._at_the_groups_limit() or message
                 self.on_change()
-            case ProgramEnded(number=number) if number in self._programs:
-                self._programs.pop(number).set_result(message)
             case ProgramEnded():
-                self._answers.put_nowait(Failed(step="speak", reason="its init ended a program that does not run"))
-                self._init.send_kill()
+                self._program_ended(message)
             case _:
                 self._answers.put_nowait(message)
+
+    def _program_ended(self, said: ProgramEnded) -> None:
+        ended = self._programs.pop(said.number, None)
+        if ended is not None:
+            ended.set_result(said)
+            return
+        self._answers.put_nowait(Failed(step="speak", reason="its init told of a program that does not run"))
+        self._init.send_kill()
 
     def is_past_its_groups_limit(self) -> bool:
         """Whether the kernel has killed in the REPL's group during this block: perhaps others than the REPL itself."""
