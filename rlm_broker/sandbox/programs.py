@@ -19,6 +19,7 @@ from rlm_broker.sandbox.arguments import seconds_or
 from rlm_broker.sandbox.environment import variables_of
 from rlm_broker.sandbox.files import names_of
 from rlm_broker.sandbox.program_pipes import ProgramPipes
+from rlm_broker.sandbox.repl_worker import ReplWorker
 from rlm_broker.sandbox.workers.fork_server import ForkServer
 from rlm_broker.sandbox.workers.worker import Worker
 from sandbox_worker.wire.control import ProgramEnded
@@ -26,7 +27,7 @@ from sandbox_worker.wire.headtail import OutputBounds
 from sandbox_worker.wire.program import MAX_ARGUMENT_BYTES, MAX_PROGRAM_BYTES, Program, pack_program
 
 ProgramStatus = Literal["ended", "timeout", "killed"]
-"""How a program ended: by itself (or a signal of the sandbox's own), at `timeout_s`, or by us, with its REPL or alone."""
+"""How a program ended, see `ProgramResult`."""
 FEWEST_OUTPUT_BYTES: Final = 100
 """As of `Limits.max_output_bytes`."""
 MAX_REASON_CHARS: Final = 1_000
@@ -84,8 +85,8 @@ class Programs:
 
     Args:
         fork_server: Of the REPL's workers.
-        worker: Returns the worker that programs run in.
-        is_closed: Whether the REPL was closed.
+        repl: Whose they are.
+        worker: Returns the worker that programs run in, also where it has to be started first.
         limits: Of the REPL.
         env: Variables of the REPL.
     """
@@ -93,14 +94,14 @@ class Programs:
     def __init__(
         self,
         fork_server: ForkServer,
+        repl: ReplWorker,
         worker: Callable[[], Awaitable[Worker]],
-        is_closed: Callable[[], bool],
         limits: ReplLimits,
         env: Mapping[str, str] | None,
     ) -> None:
         self._fork_server = fork_server
+        self._repl = repl
         self._worker = worker
-        self._is_closed = is_closed
         self._limits = limits
         self._env = variables_of(env)
         self._running = 0
@@ -130,8 +131,8 @@ class Programs:
         level = self._fork_server.level
         if not level.runs_programs:
             raise ConfigurationError(
-                f"no program can be run at isolation level {level.name!r}, since nothing would find and end all that it "
-                "starts: that takes 'strict'"
+                f"no program can be run at isolation level {level.name!r}, since not all that it starts would be found "
+                "and ended: that takes 'strict'"
             )
         if not self._fork_server.allow_exec:
             raise ConfigurationError("no program can be run in a sandbox that was made with allow_exec=False")
@@ -147,9 +148,8 @@ class Programs:
         variables = {name.encode(): text.encode() for name, text in {**self._env, **variables_of(env)}.items()}
         packed = pack_program(Program(encoded, variables))
         if len(packed) > MAX_PROGRAM_BYTES:
-            raise ConfigurationError(
-                f"argv and env have {len(packed):,} bytes, more than {MAX_PROGRAM_BYTES:,}: {_ELSEWHERE}"
-            )
+            size = f"{len(packed):,} bytes, more than {MAX_PROGRAM_BYTES:,}"
+            raise ConfigurationError(f"argv and env have {size}: {_ELSEWHERE}")
         bounds = OutputBounds(max_output_bytes=most, max_output_lines=self._limits.max_output_lines)
         names = names_of(cwd, may_be_empty=True)
         return Command(texts, packed, _input(given), str(cwd), names, timeout_s, bounds)
@@ -173,7 +173,7 @@ class Programs:
             said = program.ended.result()
             stdout, stderr = pipes.finish()
         if said is None:
-            why = "the REPL was closed" if self._is_closed() else "the sandbox's processes were ended from outside"
+            why = "the REPL was closed" if self._repl.is_closed else "the sandbox's processes were ended from outside"
             outcome: dict[str, Any] = {"status": "killed", "error": why}
         else:
             _require_started(command, said)

@@ -80,10 +80,7 @@ class SandboxedRepl(AsyncResource):
         self._worker = ReplWorker(workers, context, self._limits, self._provisions)
         self._answer = answer
         self._files = ReplFiles(self.bind_loop, self._worker_beside_blocks, self._limits.scratch_bytes)
-        worker = self._worker
-        self._programs = Programs(
-            self._fork_server, self._worker_beside_blocks, lambda: worker.is_closed, self._limits, env
-        )
+        self._programs = Programs(self._fork_server, self._worker, self._worker_beside_blocks, self._limits, env)
         self._busy = asyncio.Lock()
         self._run: BlockRun | None = None
         self._is_interrupted = False
