@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from rlm_broker.errors import LimitReached as LimitReached
     from rlm_broker.errors import ModelFailed as ModelFailed
     from rlm_broker.errors import OutputInvalid as OutputInvalid
+    from rlm_broker.errors import ProgramNotStarted as ProgramNotStarted
     from rlm_broker.errors import ProtocolViolation as ProtocolViolation
     from rlm_broker.errors import ReplayDiverged as ReplayDiverged
     from rlm_broker.errors import ReplBusy as ReplBusy
@@ -85,6 +86,8 @@ if TYPE_CHECKING:
     from rlm_broker.sandbox.files import ReplFiles as ReplFiles
     from rlm_broker.sandbox.levels.level import IsolationWarning as IsolationWarning
     from rlm_broker.sandbox.output import OnOutput as OnOutput
+    from rlm_broker.sandbox.programs import ProgramResult as ProgramResult
+    from rlm_broker.sandbox.programs import ProgramStatus as ProgramStatus
     from rlm_broker.sandbox.repl import SandboxedRepl as SandboxedRepl
     from rlm_broker.sandbox.sandbox import Sandbox as Sandbox
     from rlm_broker.sandbox.template import Template as Template
@@ -130,7 +133,7 @@ _MODULES = {
     "clients.scripted": "ScriptedClient",
     "context.store": "ContextInfo Paths StoredContext store",
     "errors": "ConfigurationError ContextRefused FailureCause FileRefused IsolationUnavailable LimitReached "
-    "ModelFailed OutputInvalid ProtocolViolation ReplBusy ReplClosed ReplayDiverged RlmBrokerError "
+    "ModelFailed OutputInvalid ProgramNotStarted ProtocolViolation ReplBusy ReplClosed ReplayDiverged RlmBrokerError "
     "RunCancelled RunFailed SandboxFailed UnknownModel ValueTooLarge ValueUnavailable WorkerDied",
     "handler.cache": "Cache",
     "handler.client_queue": "OnRetry Serving",
@@ -151,6 +154,7 @@ _MODULES = {
     "sandbox.files": "ReplFiles",
     "sandbox.levels.level": "IsolationWarning",
     "sandbox.output": "OnOutput",
+    "sandbox.programs": "ProgramResult ProgramStatus",
     "sandbox.repl": "SandboxedRepl",
     "sandbox.sandbox": "Sandbox",
     "sandbox.template": "Template",

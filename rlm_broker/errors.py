@@ -7,6 +7,7 @@ RlmBrokerError
 │   ├── ValueTooLarge        a value is more than a message to a REPL may hold
 │   └── UnknownModel         no client is registered under that name
 ├── FileRefused              a file of a REPL cannot be read, written or listed
+├── ProgramNotStarted        a program cannot be started in a sandbox
 ├── IsolationUnavailable     this machine cannot give the isolation that was asked for
 ├── ValueUnavailable         a variable of a REPL is not there, or its value does not cross
 ├── ProtocolViolation        a peer said what it may not say now; its connection is closed
@@ -85,6 +86,12 @@ class FileRefused(RlmBrokerError):
     """A file of a REPL's scratch folder cannot be read, written or listed, as it is there."""
 
     kind = "file"
+
+
+class ProgramNotStarted(RlmBrokerError):
+    """A program cannot be started in a sandbox: it is not there, cannot be executed, or is one process too many."""
+
+    kind = "program"
 
 
 class IsolationUnavailable(RlmBrokerError):

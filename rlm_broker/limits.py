@@ -146,6 +146,8 @@ class ReplLimits(_Bounds):
     """Files and folders in the scratch folder: each costs about a kilobyte of the kernel's memory."""
     max_open_files: Annotated[int, Field(ge=16, le=1 << 20)] = 256
     """Descriptors of one process."""
+    max_programs: PositiveInt = 16
+    """Programs of `repl.run` at the same time; one more is refused."""
     max_repl_restarts: NonNegativeInt = 5
     """Fresh REPLs after a kill, in one run."""
 

@@ -64,7 +64,7 @@ def test_way_to_the_first_fork_is_as_the_walkthrough_says(monkeypatch: pytest.Mo
         rlm.completion("text", "?")
     others = {"_keep_running", "Job.result", "ColdStart._connect"}  # what waits or goes on beside the way
     assert ways[0] - others == set(steps) - {"Zygote.spawn"}
-    assert len(steps) == 14
+    assert len(steps) == 15
 
 
 def _on_the_way() -> set[str]:

@@ -18,6 +18,15 @@ _PIECE_CHARS: Final = 1 << 20
 _MFD_NOEXEC_SEAL: Final = 0x0008  # include/uapi/linux/memfd.h, since Linux 6.3; `os` does not name it
 
 
+def new_memfd(name: str) -> int:
+    """Return the descriptor of a memfd that can be sealed, for the caller to close."""
+    try:
+        # Where the administrator has set vm.memfd_noexec=2 there is no other kind.
+        return os.memfd_create(name, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING | _MFD_NOEXEC_SEAL)
+    except OSError:  # EINVAL before Linux 6.3; any other reason comes again
+        return os.memfd_create(name, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+
+
 class Memfd:
     """A memfd that is written from start to end. Leaving the `with` closes it, unless it was sealed.
 
@@ -26,11 +35,7 @@ class Memfd:
     """
 
     def __init__(self) -> None:
-        try:
-            # Where the administrator has set vm.memfd_noexec=2 there is no other kind.
-            self._fd = os.memfd_create("context", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING | _MFD_NOEXEC_SEAL)
-        except OSError:  # EINVAL before Linux 6.3; any other reason comes again
-            self._fd = os.memfd_create("context", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+        self._fd = new_memfd("context")
         self._pending = bytearray()
         self.size_bytes = 0
 

@@ -19,7 +19,7 @@ def environment_of(env: Mapping[str, str] | None, seed: int | None) -> Environme
         ConfigurationError: A variable or the seed cannot be used.
     """
     require_seed(seed)
-    variables = {} if env is None else _variables(env)
+    variables = variables_of(env)
     return Environment(variables, seed) if variables or seed is not None else None
 
 
@@ -29,11 +29,13 @@ def require_seed(seed: object) -> None:
         raise ConfigurationError(f"seed must be an integer from 0 to 2**{SEED_BITS} - 1, or None, got {seed!r}")
 
 
-def _variables(env: object) -> dict[str, str]:
-    """Return a copy of variables that the kernel takes as they are."""
+def variables_of(env: Mapping[str, str] | None) -> dict[str, str]:
+    """Return a copy of variables that the kernel takes as they are. Raises: ConfigurationError."""
+    if env is None:
+        return {}
     if not isinstance(env, Mapping):
         raise ConfigurationError(f"env is a dict from name to text, and not {type(env).__name__}")
-    variables = {}
+    variables: dict[str, str] = {}
     size = 0
     for name, value in env.items():
         if not isinstance(name, str) or not name or "=" in name:

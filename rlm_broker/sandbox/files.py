@@ -118,7 +118,7 @@ class ReplFiles:
     # -- on the loop -------------------------------------------------------------------------------------------------
 
     async def _write(self, path: object, data: object) -> None:
-        names = _names(path)
+        names = names_of(path)
         if isinstance(data, Path):
             source: memoryview | int = _open_host_file(data)
         elif isinstance(data, bytes | bytearray | memoryview):
@@ -137,7 +137,7 @@ class ReplFiles:
         if isinstance(max_bytes, bool) or not isinstance(max_bytes, int) or max_bytes < 0:
             raise ConfigurationError(f"max_bytes = {max_bytes!r}: give a number of bytes")
         whole = bytearray()
-        fd = await self._opened(OpenToRead(_names(path)), path)
+        fd = await self._opened(OpenToRead(names_of(path)), path)
         with _closing(fd), _naming(path):
             beyond = f"more than max_bytes = {max_bytes:,}: raise it, or use `save`"
             await _in_thread(lambda stop: _copy(fd, whole.extend, max_bytes, beyond, stop))
@@ -146,14 +146,14 @@ class ReplFiles:
     async def _save(self, path: object, to: object) -> None:
         if not isinstance(to, str | Path) or not str(to):
             raise ConfigurationError(f"to is a path of the host, and not {to!r}")
-        target, names = Path(to), _names(path)
+        target, names = Path(to), names_of(path)
         fd = await self._opened(OpenToRead(names), path)
         with _closing(fd), _naming(path):
             beyond = f"more than scratch_bytes = {self._max_bytes:,}"
             await _in_thread(lambda stop: _save_as(target, fd, self._max_bytes, beyond, stop))
 
     async def _list(self, path: object) -> Entries:
-        names = _names(path, may_be_empty=True)
+        names = names_of(path, may_be_empty=True)
         worker = await self._worker()
         found: Entries = []
         after = b""
@@ -179,7 +179,7 @@ class ReplFiles:
         return fd
 
 
-def _names(path: object, may_be_empty: bool = False) -> list[bytes]:
+def names_of(path: object, may_be_empty: bool = False) -> list[bytes]:
     """Return the names of a path below the scratch folder.
 
     Raises:

@@ -1,15 +1,15 @@
 """A sandboxed REPL: a worker, its connection, and the clock that ends a block in time."""
 
 import asyncio
-import contextlib
 import time
 from collections.abc import Mapping, Sequence
 from functools import partial
+from pathlib import PurePath
 from typing import Any, Final
 
 from rlm_broker.concurrency.deadline import to_its_end
 from rlm_broker.concurrency.event_loop import AsyncResource, EventLoopRef
-from rlm_broker.errors import ReplBusy, ReplClosed, SandboxFailed, WorkerDied, require_kind
+from rlm_broker.errors import ReplBusy, ReplClosed, SandboxFailed, require_kind
 from rlm_broker.limits import ReplLimits
 from rlm_broker.plain import require_given, require_variables
 from rlm_broker.results import Block, Isolation
@@ -19,16 +19,15 @@ from rlm_broker.sandbox.block_run import BlockRun
 from rlm_broker.sandbox.environment import environment_of
 from rlm_broker.sandbox.files import ReplFiles
 from rlm_broker.sandbox.output import BlockOutput, OnOutput
-from rlm_broker.sandbox.repl_context import ReplContext
+from rlm_broker.sandbox.programs import ProgramResult, Programs
+from rlm_broker.sandbox.repl_worker import ReplWorker
 from rlm_broker.sandbox.sent import values_of
 from rlm_broker.sandbox.submit_fields import SubmitFields
-from rlm_broker.sandbox.workers.source import StartedWorker, Workers
+from rlm_broker.sandbox.workers.source import Workers
 from rlm_broker.sandbox.workers.worker import Worker
-from rlm_broker.transport.connection import Connection, QueryHandler, refuse
+from rlm_broker.transport.connection import QueryHandler, refuse
 from rlm_broker.transport.provisions import Provisions
 from rlm_broker.transport.session import NOTHING, Wanted
-from sandbox_worker.wire.bounds import SCRATCH_LIMITS
-from sandbox_worker.wire.control import Exceeded, LastSeen
 from sandbox_worker.wire.errors import FrameTooLarge
 
 BY_CALLER: Final = "was interrupted by its caller"
@@ -76,15 +75,11 @@ class SandboxedRepl(AsyncResource):
         environment = environment_of(env, seed)
         self._provisions = Provisions.of(values or {}, self._limits.max_frame_bytes, tools or None, environment)
         self._event_loop = event_loop
-        self._workers = workers
-        self._context = ReplContext(context)
+        self._fork_server = workers.fork_server
+        self._worker = ReplWorker(workers, context, self._limits, self._provisions)
         self._answer = answer
-        self._files = ReplFiles(self.bind_loop, self._worker_of_files, self._limits.scratch_bytes)
-        self._started: StartedWorker | None = None
-        self._connection: Connection | None = None
-        self._restarts = 0
-        self._opened = False
-        self._closed = False
+        self._files = ReplFiles(self.bind_loop, self._worker_beside_blocks, self._limits.scratch_bytes)
+        self._programs = Programs(self._fork_server, self._worker, self._worker_beside_blocks, self._limits, env)
         self._busy = asyncio.Lock()
         self._run: BlockRun | None = None
         self._is_interrupted = False
@@ -92,9 +87,8 @@ class SandboxedRepl(AsyncResource):
     @property
     def isolation(self) -> Isolation:
         """What is enforced, as the worker reported it before any model code ran."""
-        fork_server = self._workers.fork_server
-        layers = self._started.worker.layers if self._started else ()
-        return Isolation(fork_server.level.name, (*fork_server.layers, *layers))
+        layers = self._worker.worker.layers if self._worker.started else ()
+        return Isolation(self._fork_server.level.name, (*self._fork_server.layers, *layers))
 
     @property
     def files(self) -> ReplFiles:
@@ -168,6 +162,55 @@ class SandboxedRepl(AsyncResource):
         block = await self.bind_loop().arun(self._get(names))
         return await asyncio.to_thread(values_of, names, block)  # decoding may take long, or import a package
 
+    def run(
+        self,
+        argv: Sequence[str],
+        *,
+        input: bytes | str | None = None,
+        cwd: str | PurePath = ".",
+        env: Mapping[str, str] | None = None,
+        timeout_s: float | None = None,
+        max_output_bytes: int | None = None,
+    ) -> ProgramResult:
+        """Run a program in the sandbox, beside a block and up to `Limits.max_programs` others; no shell is between.
+
+        It has the isolation and the limits of the REPL's code. What it leaves running ends with it. When its time is
+        over, or the caller is interrupted (Ctrl+C) or cancelled, it and all that it started are killed; the REPL goes
+        on. A limit that all processes of the REPL share, such as `memory_bytes`, ends the REPL, too.
+
+        Args:
+            argv: Its name and its arguments, up to 128 KiB each. A name without "/" is looked for in PATH.
+            input: What it reads from descriptor 0; None is nothing.
+            cwd: Its current folder, relative to the scratch folder. No link is followed.
+            env: Name → text of variables, beside those that the REPL was given.
+            timeout_s: Seconds; None takes `Limits.block_timeout_s`.
+            max_output_bytes: Kept of stdout, and of stderr; None takes `Limits.max_output_bytes`.
+
+        Returns:
+            The outcome. A program that fails, or is killed, is a result, and not an exception.
+
+        Raises:
+            ConfigurationError: An argument cannot be used, or the sandbox runs no programs (isolation, `allow_exec`).
+            FileRefused: There is no folder `cwd`.
+            ProgramNotStarted: There is no such program, or it cannot be executed.
+            ReplBusy: The REPL runs `max_programs` already.
+            ReplClosed, SandboxFailed: As for `execute`.
+        """
+        return self.bind_loop().run(self._programs.run(argv, input, cwd, env, timeout_s, max_output_bytes))
+
+    async def arun(
+        self,
+        argv: Sequence[str],
+        *,
+        input: bytes | str | None = None,
+        cwd: str | PurePath = ".",
+        env: Mapping[str, str] | None = None,
+        timeout_s: float | None = None,
+        max_output_bytes: int | None = None,
+    ) -> ProgramResult:
+        """`run`, awaited."""
+        return await self.bind_loop().arun(self._programs.run(argv, input, cwd, env, timeout_s, max_output_bytes))
+
     def interrupt(self) -> None:
         """Interrupt the block that runs, from any thread, as a limit of time does: variables stay if it reacts.
 
@@ -182,7 +225,7 @@ class SandboxedRepl(AsyncResource):
     @property
     def is_closed(self) -> bool:
         """Whether the REPL was closed. Then no block runs any more."""
-        return self._closed
+        return self._worker.is_closed
 
     def provide(self, values: Mapping[str, Any], *, restore: bool = True) -> None:
         """Give code more values by name. They are there from the next block on, also after a kill.
@@ -215,100 +258,33 @@ class SandboxedRepl(AsyncResource):
         self._provide(Provisions.of(values, self._limits.max_frame_bytes, are_json=True))
 
     def _provide(self, more: Provisions) -> None:
-        if self._closed:
+        if self._worker.is_closed:
             raise ReplClosed("this REPL was closed")
         self._provisions.add(more)
-        if self._connection is not None:
-            self._connection.provide(more)
+        if self._worker.connection is not None:
+            self._worker.connection.provide(more)
 
     def renew(self) -> None:
         """Count restarts from 0 again: another run begins, with as many fresh REPLs as the one before."""
-        self._restarts = 0
+        self._worker.renew()
 
     # -- its life ----------------------------------------------------------------------------------------------------
 
     async def _open(self) -> None:
-        if self._closed:
-            raise ReplClosed("this REPL was closed: make another")
-        if self._opened:
-            return
-        self._opened = True
-        try:
-            await self._use(await self._workers.start(await self._context.stored(), self._limits))
-        except BaseException:
-            await self._close()
-            raise
-
-    async def _use(self, started: StartedWorker) -> None:
-        """Go on with a worker. If the REPL was closed while the worker was started, end the worker.
-
-        Raises:
-            ReplClosed: It was closed.
-        """
-        if self._closed:
-            await started.connection.close()
-            await to_its_end(started.end)
-            raise ReplClosed("this REPL was closed")
-        self._started = started
-        self._connected(started.connection)
-
-    def _connected(self, connection: Connection) -> None:
-        """Go on with a fresh REPL, which gets all that was provided so far with its first block."""
-        self._connection = connection
-        connection.provide(self._provisions)
+        await self._worker.open()
 
     async def _close(self) -> None:
-        self._closed = True
-        if self._connection is not None:
-            await self._connection.close()
-        await self._end_worker()
-        self._context.close()
+        await self._worker.close()
 
-    async def _end_worker(self) -> None:
-        """End the worker, if there is one. It is kept until it has ended, since this may be cancelled."""
-        started = self._started
-        if started is not None:
-            await started.end()
-            if self._started is started:
-                self._started = None
-
-    async def _require_repl(self) -> Connection:
-        if self._closed:
-            raise ReplClosed("this REPL was closed")
-        if not self._opened:  # what ends its processes is the end of `with`
-            raise SandboxFailed("the REPL is not open: use it as `with sandbox.repl() as repl:`")
-        if self._is_lost_unused():
-            await self._end_repl()
-            await self._end_worker()  # it may be its REPL alone that died
-        elif self._connection is None:
-            if self._restarts >= self._limits.max_repl_restarts:
-                raise ReplClosed(f"this REPL was killed more often than max_repl_restarts = {self._restarts} allows")
-            self._restarts += 1
-            if self._started is not None:
-                try:
-                    self._connected(await self._started.restart())
-                except WorkerDied:  # its init was ended from outside since the last block, or with the zygote
-                    await self._end_worker()
-        if self._started is None:
-            await self._use(await self._workers.start(await self._context.stored(), self._limits))
-        assert self._connection is not None
-        return self._connection
-
-    async def _worker_of_files(self) -> Worker:
-        """Return the worker, which has the files also while its REPL is dead or runs a block."""
-        if self._closed or not self._opened or (self._started is None and not self._busy.locked()):
+    async def _worker_beside_blocks(self) -> Worker:
+        """Return the worker, which has the files and runs programs also while its REPL is dead or runs a block."""
+        self._worker.require_open()
+        if self._worker.started is None and not self._busy.locked():
             async with self._busy:
-                await self._require_repl()
-        if self._started is None:
+                await self._worker.require_repl()
+        if self._worker.started is None:
             raise SandboxFailed("the REPL is being replaced: try again when its block has begun")
-        return self._started.worker
-
-    def _is_lost_unused(self) -> bool:
-        """Return whether its processes died before any block ran: there are no variables that code could miss."""
-        if self._started is None or self._connection is None or self._connection.block:
-            return False
-        worker = self._started.worker
-        return worker.gone.is_set() or worker.died is not None or not self._connection.is_open
+        return self._worker.worker
 
     # -- one block ---------------------------------------------------------------------------------------------------
 
@@ -334,13 +310,13 @@ class SandboxedRepl(AsyncResource):
             raise ReplBusy("this REPL runs a block already: one at a time")
         async with self._busy:
             self._is_interrupted = False
-            connection = await self._require_repl()
+            connection = await self._worker.require_repl()
             if self._is_interrupted:
                 return Block(code, "interrupted", error=f"it {BY_CALLER}")
             started = time.monotonic()
             output = BlockOutput(self._bounds, on_output)
             run = self._run = BlockRun(
-                self._worker_alive(), connection, output, self._limits, self._answer, timeout_s, wall_timeout_s, fields
+                self._worker.worker, connection, output, self._limits, self._answer, timeout_s, wall_timeout_s, fields
             )
             try:
                 result = await run.result(code, wanted)
@@ -352,13 +328,13 @@ class SandboxedRepl(AsyncResource):
                 await to_its_end(partial(self._end_block, run))
                 raise
             except BaseException:  # nobody waits for this block any more
-                await self._end_repl()
+                await self._worker.end_repl()
                 raise
             finally:
                 self._run = None
             if result is None:
                 limit = run.limit  # known only as long as the worker is there
-                seen = post_mortem.located(await self._end_repl(explain=True), connection.block)
+                seen = post_mortem.located(await self._worker.end_repl(explain=True), connection.block)
                 why = run.killed_because or "its processes are gone"
                 return outcome.killed(code, output, why, seen, limit, time.monotonic() - started)
             return outcome.ended(code, output, result, run.limit, wanted, fields, time.monotonic() - started)
@@ -371,30 +347,5 @@ class SandboxedRepl(AsyncResource):
     async def _end_block(self, run: BlockRun) -> None:
         """End a block that nobody waits for any more. The REPL goes on with its variables, if the block reacts."""
         goes_on = not self.kills_when_cancelled and await run.end(BY_CALLER)
-        if not goes_on and not self._closed:
-            await self._end_repl()
-
-    async def _end_repl(self, explain: bool = False) -> LastSeen | None:
-        """Kill the REPL, and end the queries that it has open. Its worker stays, with the context in place.
-
-        Returns:
-            What the REPL was doing, if `explain` asks for it and it could be seen.
-        """
-        connection, self._connection = self._connection, None
-        worker = self._worker_alive()
-        exceeded = worker.died if isinstance(worker.died, Exceeded) else None
-        seen = exceeded.post_mortem if exceeded else None
-        if not worker.gone.is_set():
-            with contextlib.suppress(SandboxFailed):  # then its init was killed, and the REPL with it
-                seen = await worker.stop(explain and seen is None) or seen
-        # A scratch folder that is too full would end the next REPL, too: that one gets another worker.
-        if worker.gone.is_set() or (exceeded is not None and exceeded.limit in SCRATCH_LIMITS):
-            await self._end_worker()
-        if connection is not None:
-            await connection.close()
-        return seen
-
-    def _worker_alive(self) -> Worker:
-        if self._started is None:
-            raise ReplClosed("this REPL was closed")
-        return self._started.worker
+        if not goes_on and not self._worker.is_closed:
+            await self._worker.end_repl()

@@ -9,6 +9,9 @@ from collections import deque
 
 from sandbox_worker.wire.control import MAX_PACKET_BYTES, Control, pack
 
+MOST_FDS = 4
+"""Descriptors beside one packet: those of `RunProgram`."""
+
 
 class ControlSocket:
     """Packets out, as far as the orchestrator takes them and then from a queue; packets in.
@@ -57,7 +60,7 @@ class ControlSocket:
 
     def hear(self) -> tuple[bytes, list[int]]:
         """The next packet and its descriptors; an empty packet when the orchestrator has hung up."""
-        packet, fds, _, _ = socket.recv_fds(self._socket, MAX_PACKET_BYTES, 1, socket.MSG_CMSG_CLOEXEC)
+        packet, fds, _, _ = socket.recv_fds(self._socket, MAX_PACKET_BYTES, MOST_FDS, socket.MSG_CMSG_CLOEXEC)
         return packet, list(fds)
 
     def close(self) -> None:

@@ -1,4 +1,4 @@
-"""CPU time of a REPL's processes: those that live, those that were waited for, and those that are never waited for.
+"""CPU time of processes: those that live, those that were waited for, and those that are never waited for.
 
 The kernel adds the time of a process that ended to its parent's, when the parent waits for it. Below a parent that
 ignores SIGCHLD it is added nowhere. Such a process is seen as long as it lives; what it used is estimated from how
@@ -7,7 +7,7 @@ often it was seen running, as a sampling profiler does.
 
 import os
 import resource
-from collections.abc import Sequence
+from collections.abc import Callable, Collection, Sequence
 
 from sandbox_worker.init.procfs import Seen
 
@@ -21,14 +21,18 @@ the machine is busy, a process is seen running while it waits for a CPU."""
 
 
 class CpuTime:
-    """Of one REPL.
+    """Of one process and all that it starts.
+
+    Args:
+        dead_s: Returns the CPU seconds of those of them that init took leave of, and of theirs.
 
     Attributes:
         block_s: Used since the block started.
         runs_unheard: Processes that may end without being counted were running at the last look.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, dead_s: Callable[[], float]) -> None:
+        self._of_the_dead_s = dead_s
         self._each: dict[int, float] = {}
         self._all_s = 0.0
         self._cpus = len(os.sched_getaffinity(0))
@@ -36,11 +40,11 @@ class CpuTime:
         self._living_s = self._dead_s = self._unheard_s = 0.0
         self.runs_unheard = False
 
-    def repl_started(self, pid: int) -> None:
-        """A fresh REPL is to be looked at. It has run no code but ours."""
+    def started(self, pid: int) -> None:
+        """A fresh process is to be looked at. It has run no code but ours."""
         self._each = {pid: 0.0}
         self._young.clear()
-        self._all_s = _of_the_dead_s()
+        self._all_s = self._of_the_dead_s()
         self.block_started()
 
     def block_started(self) -> None:
@@ -62,7 +66,7 @@ class CpuTime:
             CPU seconds that the living and the dead that were waited for have used since the last look.
         """
         each = {one.pid: one.times.cpu_s for one in seen}
-        all_s = _of_the_dead_s() + sum(one.times.cpu_s + one.times.childrens_cpu_s for one in seen)
+        all_s = self._of_the_dead_s() + sum(one.times.cpu_s + one.times.childrens_cpu_s for one in seen)
         living_s = sum(max(0.0, now_s - self._each.get(pid, 0.0)) for pid, now_s in each.items())
         dead_s = max(0.0, all_s - self._all_s - living_s)
         self._sample(seen, since_s)
@@ -85,6 +89,58 @@ class CpuTime:
             self._unheard_s += max(0.0, sampled_s - self._each.get(pid, 0.0))
         self._young = counted
         self.runs_unheard = bool(running)
+
+
+class CpuTimes:
+    """Of a worker, counted apart: of the REPL and its block, and of each program beside it.
+
+    Args:
+        session_of: Returns the session of a process.
+    """
+
+    def __init__(self, session_of: Callable[[int], int]) -> None:
+        self.block = CpuTime(lambda: _of_the_dead_s() - self._dead_programs_s)
+        self._session_of = session_of
+        self._programs: dict[int, CpuTime] = {}
+        self._dead_s: dict[int, float] = {}
+        self._dead_programs_s = 0.0
+
+    def program_started(self, session: int) -> None:
+        """Count the processes of a session apart."""
+        self._dead_s[session] = 0.0
+        self._programs[session] = CpuTime(lambda: self._dead_s[session])
+        self._programs[session].started(session)
+
+    def process_ended(self, session: int, used_s: float) -> None:
+        """Init took leave of a process that has used so much, with those that it had waited for."""
+        if session in self._programs:
+            self._dead_s[session] += used_s
+            self._dead_programs_s += used_s
+
+    def only(self, sessions: Collection[int]) -> None:
+        """Forget programs of other sessions."""
+        for session in self._programs.keys() - set(sessions):
+            del self._programs[session], self._dead_s[session]
+
+    def of_program(self, session: int) -> float:
+        """CPU seconds of a program, from its start to the last look."""
+        return self._programs[session].block_s
+
+    @property
+    def runs_unheard(self) -> bool:
+        """Whether processes that may end without being counted were running at the last look."""
+        return self.block.runs_unheard or any(each.runs_unheard for each in self._programs.values())
+
+    def look(self, seen: Sequence[Seen], since_s: float) -> float:
+        """Count all that live, see `CpuTime.look`."""
+        if not self._programs:
+            return self.block.look(seen, since_s)
+        of_block: list[Seen] = []
+        of_programs: dict[int, list[Seen]] = {session: [] for session in self._programs}
+        for one in seen:
+            of_programs.get(self._session_of(one.pid), of_block).append(one)
+        burned_s = sum(self._programs[session].look(those, since_s) for session, those in of_programs.items())
+        return burned_s + self.block.look(of_block, since_s)
 
 
 def _of_the_dead_s() -> float:

@@ -53,10 +53,13 @@ def answer(request: FileRequest, bounds: ReplBounds | None) -> tuple[Opened | Li
                 return Opened(), [open_to_write(path, size_bytes, bounds)]
             case ListFolder(path=path, after=after):
                 return listed(path, after), []
-    except FileNotOpened as error:
-        return Refused(str(error)), []
-    except OSError as error:
-        return Refused(f"cannot be opened: {error.strerror}"), []
+    except (FileNotOpened, OSError) as error:
+        return Refused(reason(error)), []
+
+
+def reason(error: FileNotOpened | OSError) -> str:
+    """Why a file or folder cannot be had, as the rest of a sentence about its path."""
+    return f"cannot be opened: {error.strerror}" if isinstance(error, OSError) else str(error)
 
 
 def open_to_read(path: Sequence[bytes]) -> int:
@@ -65,7 +68,7 @@ def open_to_read(path: Sequence[bytes]) -> int:
     Raises:
         FileNotOpened, OSError: There is none.
     """
-    folder = _walk(path[:-1])
+    folder = open_folder(path[:-1])
     try:
         _require_file(os.stat(path[-1], dir_fd=folder, follow_symlinks=False))
         return _regular(os.open(path[-1], os.O_RDONLY | _FILE, dir_fd=folder))
@@ -117,7 +120,7 @@ def listed(path: Sequence[bytes], after: bytes) -> Listed:
     Raises:
         FileNotOpened, OSError: There is no such folder, or it has more than `MAX_ENTRIES`.
     """
-    inner = _walk(path)
+    inner = open_folder(path)
     try:
         folder = os.open(".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=inner)
     finally:
@@ -143,8 +146,12 @@ def listed(path: Sequence[bytes], after: bytes) -> Listed:
         os.close(folder)
 
 
-def _walk(path: Sequence[bytes]) -> int:
-    """Return a descriptor of a folder, reached without following a link."""
+def open_folder(path: Sequence[bytes]) -> int:
+    """Return a descriptor of a folder below the current one, reached without following a link.
+
+    Raises:
+        FileNotOpened, OSError: There is none.
+    """
     folder = os.open(".", _FOLDER)
     for name in path:
         folder = _step(folder, name)
@@ -152,7 +159,7 @@ def _walk(path: Sequence[bytes]) -> int:
 
 
 def _walk_and_make(path: Sequence[bytes], room_files: int) -> tuple[int, int]:
-    """Do as `_walk`, and make the folders that are not there; return how many were made, too."""
+    """Do as `open_folder`, and make the folders that are not there; return how many were made, too."""
     folder = os.open(".", _FOLDER)
     made = 0
     for name in path:

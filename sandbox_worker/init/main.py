@@ -5,8 +5,6 @@ read, and all it takes from the REPL's side are bytes in two pipes.
 """
 
 import contextlib
-import faulthandler
-import fcntl
 import gc
 import math
 import mmap
@@ -17,55 +15,49 @@ import socket
 from typing import NoReturn
 
 from sandbox_worker.init import files
+from sandbox_worker.init.child import Confinement
 from sandbox_worker.init.control_socket import ControlSocket
-from sandbox_worker.init.output_pipes import EXPLAIN_S, ReplOutput, WriteEnds
+from sandbox_worker.init.failing import fail
+from sandbox_worker.init.output_pipes import EXPLAIN_S, ReplOutput
 from sandbox_worker.init.procfs import Proc, Status
+from sandbox_worker.init.programs import Programs
+from sandbox_worker.init.repl_process import STACK_SIGNAL, ReplProcess
 from sandbox_worker.init.usage_watch import GROUP, WATCH, Watch, WorkerUsage
 from sandbox_worker.isolation import syscalls
 from sandbox_worker.isolation.layer import LayerFailed, WorkerBounds, ZygoteLayers
-from sandbox_worker.isolation.worker_layers import LockedInit, lock_down_init, lock_down_repl
+from sandbox_worker.isolation.worker_layers import lock_down_init
 from sandbox_worker.loading.context import ContextBroken, load_into
 from sandbox_worker.loading.form import ContextPiece
 from sandbox_worker.loading.preloaded import Preloaded
-from sandbox_worker.repl import own_memory
-from sandbox_worker.repl.adapted import draw_apart
-from sandbox_worker.repl.channel import Channel
-from sandbox_worker.repl.interrupts import Interrupts
-from sandbox_worker.repl.memory_reserve import Reserve, reserved_bytes
-from sandbox_worker.repl.repl import Repl
-from sandbox_worker.wire.bell import BELL, INTERRUPTED_AT
+from sandbox_worker.repl.memory_reserve import reserved_bytes
 from sandbox_worker.wire.bounds import WATCHED, WatchedLimit
 from sandbox_worker.wire.control import (
-    BROKEN,
     Begin,
     Burned,
     Died,
     Drain,
     Drained,
+    EndProgram,
     Exceeded,
-    Failed,
-    Forked,
-    InitStep,
     Interrupt,
     Interrupted,
     LastSeen,
     Load,
     Loaded,
+    RunProgram,
     Spawn,
     Start,
-    Started,
     Stop,
     Stopped,
-    pack,
     unpack_to_init,
 )
-from sandbox_worker.wire.descriptors import CONNECTION_FD, CONTROL_FD, GROUP_FD, RULESET_FD, STACK_FD
+from sandbox_worker.wire.descriptors import CONTROL_FD
+from sandbox_worker.wire.layers import Layer
+from sandbox_worker.wire.level import Level
 from sandbox_worker.wire.names import CONTEXT
 
-STACK_SIGNAL = int(signal.SIGRTMAX)
-"""Has the REPL print the stack of its threads to `STACK_FD`: one that model code hardly takes for itself."""
 EXPLAIN_QUICKLY_S = 0.02
-"""The same for one that is past a limit, and goes on."""
+"""`EXPLAIN_S` for one that is past a limit, and goes on."""
 WORTH_SAYING_S = 0.5
 """CPU time that the orchestrator is told of."""
 
@@ -101,16 +93,16 @@ def main(fds: list[int], spawn: Spawn, shared: ZygoteLayers, mapping_works: bool
         locked = lock_down_init(shared, bounds)
         proc = proc or Proc()
     except (LayerFailed, OSError) as error:
-        _fail("lock down", error)
+        fail("lock down", error)
     if not shared.level.has_own_root:
         live_in(spawn.scratch)
-    init = Init(
-        control, bell, children, spawn, shared, locked, bounds, proc, mapping_works, preloaded, has_group=len(fds) > 1
-    )
+    confinement = Confinement(shared, bounds, locked.ruleset, proc, has_group=len(fds) > 1)
+    layers = [*locked.layers, *([GROUP] if len(fds) > 1 else []), WATCH]
+    init = Init(control, bell, children, spawn, confinement, layers, mapping_works, preloaded)
     try:
         init.serve()
     except BaseException as error:  # noqa: BLE001 - whatever it is, the orchestrator learns it: nobody else could
-        _fail("go on", error)
+        fail("go on", error)
 
 
 class Init:
@@ -122,27 +114,19 @@ class Init:
         bell: mmap.mmap,
         children: int,
         spawn: Spawn,
-        shared: ZygoteLayers,
-        locked: LockedInit,
-        bounds: WorkerBounds,
-        proc: Proc,
+        confinement: Confinement,
+        layers: list[Layer],
         mapping_works: bool,
         preloaded: Preloaded,
-        has_group: bool,
     ) -> None:
-        self._bell = bell
         self._children = children
         self._spawn = spawn
-        self._shared = shared
-        self._bounds = bounds
+        self._level = confinement.level
         self._mapping_works = mapping_works
-        self._has_group = has_group
         self._preloaded = preloaded
-        self._repl_pid: int | None = None
-        self._proc = proc
-        self._watch = _watch(proc, shared, spawn)
-        self._ruleset = locked.ruleset
-        self._layers = [*locked.layers, *([GROUP] if has_group else []), WATCH]
+        self._proc = confinement.proc
+        self._watch = _watch(confinement.proc, confinement.level, spawn)
+        self._layers = layers
         self._has_started = False
         self._is_watched = False
         self._said_cpu_s = 0.0
@@ -151,6 +135,8 @@ class Init:
         self._control = ControlSocket(control, self._poll)
         self._poll.register(children, select.POLLIN)
         self._output = ReplOutput(self._poll, spawn.bounds, self._control.say, bell)
+        self._programs = Programs(confinement, self._watch.pids, self._control.say)
+        self._repl = ReplProcess(confinement, self._control, self._output, bell, spawn.bounds, preloaded)
 
     def serve(self) -> NoReturn:
         """Do what the orchestrator says. Its end of the control socket closing is our end, and everybody's below us."""
@@ -166,12 +152,16 @@ class Init:
                     self._reap()
                 else:
                     self._output.forward(fd)
-            if self._repl_pid is not None and self._is_watched and self._watch.wait_s() == 0:
+            if self._has_to_watch and self._watch.wait_s() == 0:
                 self._look()
+
+    @property
+    def _has_to_watch(self) -> bool:
+        return self._is_watched and (self._repl.pid is not None or bool(self._programs))
 
     def _wait_ms(self, paused_s: float | None) -> int | None:
         waits = [] if paused_s is None else [paused_s]
-        if self._repl_pid is not None and self._is_watched:
+        if self._has_to_watch:
             waits.append(self._watch.wait_s())
         wait_s = min(waits, default=math.inf)
         return math.ceil(wait_s * 1000) if wait_s < math.inf else None
@@ -179,7 +169,7 @@ class Init:
     def _obey(self) -> None:
         packet, fds = self._control.hear()
         if not packet:
-            self._kill_all()
+            self._repl.kill_all()
             os._exit(0)
         match unpack_to_init(packet):
             case Load(piece=piece):
@@ -191,8 +181,7 @@ class Init:
             case Begin(cpu_s=cpu_s):
                 self._begin(cpu_s)
             case Interrupt(block=block):
-                BELL.pack_into(self._bell, INTERRUPTED_AT, block)
-                self._signal(signal.SIGINT)
+                self._repl.interrupt(block)
                 self._control.say(Interrupted())
             case Drain():
                 self._output.drain()
@@ -201,8 +190,10 @@ class Init:
                 post_mortem = self._explained() if explain else None
                 self._end_repl()
                 self._control.say(Stopped(post_mortem=post_mortem))
+            case RunProgram() | EndProgram() as request:
+                self._run_or_end_program(request, fds)
             case request:
-                bounds = None if self._shared.level.has_own_root else self._spawn.bounds
+                bounds = None if self._level.has_own_root else self._spawn.bounds
                 said, opened = files.answer(request, bounds)
                 self._control.say(said, *opened)
 
@@ -210,7 +201,7 @@ class Init:
         try:
             load_into(self._preloaded.contexts, CONTEXT, fd, piece, self._mapping_works)
         except ContextBroken as error:
-            _fail("load", error)
+            fail("load", error)
         os.close(fd)
         if piece.form.kind != "text":
             gc.collect()
@@ -220,119 +211,66 @@ class Init:
         self._said_cpu_s = 0.0
         self._block_cpu_s = cpu_s
         self._output.begin_block()
-        if not self._is_watched and self._repl_pid is not None:
-            own = self._proc.status(self._proc.own_pid) or Status()
-            self._watch.repl_started(self._repl_pid, own.memory_bytes)
-            self._is_watched = True
+        self._begin_to_watch()
         self._watch.block_started()
 
-    def _end_repl(self) -> None:
-        """Kill it, and hand over its last output."""
-        self._kill_all()
-        self._output.drain()
-        self._output.close()
+    def _run_or_end_program(self, request: RunProgram | EndProgram, fds: list[int]) -> None:
+        if isinstance(request, EndProgram):
+            self._programs.end(request.number)
+            self._sweep()
+            return
+        self._begin_to_watch()
+        if (session := self._programs.start(request, fds)) is not None:
+            self._watch.program_started(session)
 
-    def _signal(self, number: int) -> None:
-        if self._repl_pid is not None:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(self._repl_pid, number)
-
-    # -- the REPL's life ---------------------------------------------------------------------------------------------
+    def _begin_to_watch(self) -> None:
+        if not self._is_watched:
+            own = self._proc.status(self._proc.own_pid) or Status()
+            self._watch.repl_started(self._repl.pid or 0, own.memory_bytes)
+            self._is_watched = True
 
     def _start(self, connection_fd: int) -> None:
         if self._has_started:  # else there is nobody: to look for them would go through the machine's processes
             self._kill_all()
             self._output.close()
         self._has_started = True
-        write_ends = self._output.open()
-        BELL.pack_into(self._bell, INTERRUPTED_AT, 0)  # a fresh REPL counts its blocks anew
-        pid = os.fork()
-        if pid == 0:
-            self._become_repl(connection_fd, write_ends)
-        self._repl_pid = pid
-        if not self._shared.level.has_pid_namespace:
-            self._control.say(Forked(), os.pidfd_open(pid))
-        for fd in (connection_fd, *write_ends):
-            os.close(fd)
+        self._repl.start(connection_fd)
         self._is_watched = False  # until its first block it runs no code but ours
 
-    def _become_repl(self, connection_fd: int, write_ends: WriteEnds) -> NoReturn:
-        """In the child: behind the REPL's layers, without the control socket, into the loop."""
-        if self._has_group:
-            os.write(GROUP_FD, b"0")
-        mapped_bytes, unwritten_bytes = self._proc.mapped_bytes()
-        os.dup2(write_ends.stdout, 1)
-        os.dup2(write_ends.stderr, 2)
-        wanted = [(connection_fd, CONNECTION_FD), (write_ends.stack, STACK_FD)]
-        if self._ruleset is not None:
-            wanted.append((self._ruleset, RULESET_FD))
-        # First above the numbers that are to be taken, so that none is overwritten before it is its turn.
-        copies = [(fcntl.fcntl(fd, fcntl.F_DUPFD, RULESET_FD + 1), number) for fd, number in wanted]
-        for copy, number in copies:
-            os.dup2(copy, number, inheritable=False)
-        os.closerange(wanted[-1][1] + 1, os.sysconf("SC_OPEN_MAX"))
-        faulthandler.register(STACK_SIGNAL, file=STACK_FD)  # in C: it also works for code that holds the GIL
-        syscalls.unblock_child_signals()
-        os.setsid()
-        interrupts = Interrupts()
-        interrupts.install()
-        try:
-            ruleset = None if self._ruleset is None else RULESET_FD
-            layers = lock_down_repl(self._shared, self._bounds, ruleset, mapped_bytes - unwritten_bytes)
-        except (LayerFailed, OSError) as error:
-            _fail("start", error)
-        os.write(CONTROL_FD, pack(Started(layers=list(layers))))
-        self._control.close()
-        reserve = Reserve()
-        channel = Channel(socket.socket(fileno=CONNECTION_FD), self._spawn.bounds.max_frame_bytes, interrupts, reserve)
-        gc.enable()
-        draw_apart(self._preloaded.seed)
-        own_memory.be(self._spawn.bounds.memory_bytes)
-        preloaded, bounds = self._preloaded, self._spawn.bounds
-        try:
-            Repl(preloaded.contexts, channel, interrupts, reserve, bounds, self._bell, preloaded.variables).serve()
-        except BaseException:  # noqa: BLE001 - nothing is left that could tell more than an exit code
-            os._exit(BROKEN)
+    def _kill_all(self, limit: WatchedLimit | None = None) -> None:
+        """Kill the REPL, and the programs beside it."""
+        self._repl.kill_all()
+        self._programs.all_were_killed(limit)
+        self._watch.cpu_times.only(())
 
-    def _kill_all(self) -> None:
-        """SIGKILL to the REPL and all that it started; return when they are gone."""
-        if self._repl_pid is not None or os.getpid() == 1:
-            while True:
-                with contextlib.suppress(ProcessLookupError):
-                    if os.getpid() == 1:
-                        os.kill(-1, signal.SIGKILL)  # everything in the namespace but ourselves
-                    elif self._repl_pid is not None:
-                        os.kill(self._repl_pid, signal.SIGKILL)  # which may not have a process group of its own yet
-                        os.killpg(self._repl_pid, signal.SIGKILL)
-                try:
-                    os.waitpid(-1, 0)
-                except ChildProcessError:
-                    break
-        self._repl_pid = None
-
-    def _stop_all_but_repl(self) -> None:
-        """SIGSTOP to what the REPL started, which could go on growing while we listen to it: alone it is bounded.
-
-        They are killed with the REPL. Killed before it, they would be taken for ended by a block that waits for them.
-        """
-        if self._shared.level.has_pid_namespace and self._shared.proc_is_fresh:
-            for pid in self._proc.others():
-                if pid != self._repl_pid:
-                    with contextlib.suppress(ProcessLookupError):
-                        os.kill(pid, signal.SIGSTOP)
+    def _end_repl(self, limit: WatchedLimit | None = None) -> None:
+        """Kill it, and hand over its last output."""
+        self._kill_all(limit)
+        self._output.drain()
+        self._output.close()
 
     def _reap(self) -> None:
         """Take leave of children that ended: the REPL, and orphans, which would else count against its limit."""
         os.read(self._children, 4096)
         with contextlib.suppress(ChildProcessError):
-            while True:
-                pid, status = os.waitpid(-1, os.WNOHANG)
-                if pid == 0:
-                    return
-                if pid == self._repl_pid:
-                    self._repl_pid = None
+            while (found := os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)) is not None:
+                pid = found.si_pid
+                session = os.getsid(pid)  # which it has until we take leave of it
+                _, status, used = os.wait4(pid, 0)
+                self._watch.cpu_times.process_ended(session, used.ru_utime + used.ru_stime)
+                self._programs.ended(pid, status)
+                if pid == self._repl.pid:
+                    self._repl.pid = None
                     code = os.waitstatus_to_exitcode(status)
                     self._control.say(Died(signal=-code) if code < 0 else Died(exit_code=code))
+        self._sweep()
+
+    def _sweep(self) -> None:
+        """Go on with the end of programs. What cannot be ended alone is ended with everything else."""
+        if not self._programs.sweep():
+            self._end_repl()
+            self._control.say(Died(signal=signal.SIGKILL))
+        self._watch.cpu_times.only(self._programs.sessions())
 
     # -- what it uses, and what it was doing -------------------------------------------------------------------------
 
@@ -347,18 +285,31 @@ class Init:
         for limit, used, allowed in [*watched, ("block_timeout_s", usage.cpu_s, self._block_cpu_s)]:
             if allowed is not None and used > allowed:
                 post_mortem = self._explained(usage)
-                self._end_repl()
+                self._end_repl(limit)
                 self._control.say(Exceeded(limit=limit, used=used, allowed=allowed, post_mortem=post_mortem))
                 return
+        self._look_at_programs()
+
+    def _look_at_programs(self) -> None:
+        most_s = self._spawn.bounds.cpu_s
+        over = [
+            session
+            for session in self._programs.sessions()
+            if most_s is not None and self._watch.cpu_times.of_program(session) > most_s
+        ]
+        for session in over:
+            self._programs.end_at("cpu_s", session)
+        if over:
+            self._sweep()
 
     def _explained(self, usage: WorkerUsage | None = None) -> LastSeen:
         """Where the REPL is, and what it uses."""
         stack = b""
         wait_s = EXPLAIN_S if usage is None else EXPLAIN_QUICKLY_S
         usage = usage or self._watch.look()
-        if self._repl_pid is not None:
-            self._stop_all_but_repl()
-            self._signal(STACK_SIGNAL)
+        if self._repl.pid is not None:
+            self._repl.stop_all_but_repl()
+            self._repl.signal(STACK_SIGNAL)
             stack = self._output.read_stack(wait_s)
         return LastSeen(
             stack=stack.decode("utf-8", "replace"),
@@ -375,9 +326,9 @@ def _worker_bounds(spawn: Spawn) -> WorkerBounds:
     return WorkerBounds(spawn.allow_exec, spawn.bounds, address_space_bytes, reserved_bytes(address_space_bytes))
 
 
-def _watch(proc: Proc, shared: ZygoteLayers, spawn: Spawn) -> Watch:
-    if shared.level.has_own_root:  # whose scratch folder bounds itself
-        return Watch(proc, spawn.bounds.memory_bytes, proc.others if shared.proc_is_fresh else proc.below)
+def _watch(proc: Proc, level: Level, spawn: Spawn) -> Watch:
+    if level.has_own_root:  # whose scratch folder bounds itself
+        return Watch(proc, spawn.bounds.memory_bytes, proc.others if proc.is_own else proc.below)
     return Watch(
         proc, spawn.bounds.memory_bytes, scratch=spawn.scratch, max_scratch_files=spawn.bounds.max_scratch_files
     )
@@ -392,10 +343,3 @@ def _keep_only(fds: list[int]) -> None:
     for number, copy in enumerate(copies, CONTROL_FD):
         os.dup2(copy, number, inheritable=False)
     os.closerange(CONTROL_FD + len(fds), os.sysconf("SC_OPEN_MAX"))
-
-
-def _fail(step: InitStep, error: BaseException) -> NoReturn:
-    layer, code = (error.layer, error.code) if isinstance(error, LayerFailed) else (None, 0)
-    with contextlib.suppress(OSError):
-        os.write(CONTROL_FD, pack(Failed(step=step, reason=str(error) or repr(error), layer=layer, code=code)))
-    os._exit(1)

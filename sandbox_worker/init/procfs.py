@@ -71,11 +71,13 @@ class Proc:
 
     Attributes:
         own_pid: This process, as the folder names it: where it is a container's, not what os.getpid says.
+        is_own: Whether it names processes as they are named here, and shows no others.
     """
 
     def __init__(self) -> None:
         self._fd = os.open("/proc", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         self.own_pid = int(os.readlink("self", dir_fd=self._fd))
+        self.is_own = self.own_pid == os.getpid() == 1
         self._below: set[int] = set()
         self._strangers: set[int] = set()
 
@@ -184,6 +186,23 @@ class Proc:
             return syscalls.call("kcmp", pid, other, _KCMP_VM, 0, 0) == 0
         except OSError:
             return False
+
+    def number_here(self, pid: int) -> int:
+        """The number by which this process knows another; 0 if that has ended."""
+        if self.is_own:
+            return pid
+        for line in self._read(f"{pid}/status").splitlines():
+            if line.startswith(b"NSpid:"):
+                return int(line.split()[-1])
+        return 0
+
+    def session(self, pid: int) -> int:
+        """The session of a process, by the number that this process knows it by; 0 if it has ended."""
+        number = self.number_here(pid)
+        try:
+            return os.getsid(number) if number else 0
+        except ProcessLookupError:
+            return 0
 
     def mappings(self, speaker: int) -> int:
         """How many it has; 0 if it has ended."""

@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from sandbox_worker.init.cpu_time import CpuTime
+from sandbox_worker.init.cpu_time import CpuTimes
 from sandbox_worker.init.memory import Memory
 from sandbox_worker.init.procfs import Proc, Seen
 from sandbox_worker.init.scratch import Contents, contents
@@ -64,6 +64,10 @@ class Watch:
         memory_bytes: The limit, near which it looks more closely.
         scratch: The folder to look through, or None.
         max_scratch_files: It is not looked through beyond this number.
+
+    Attributes:
+        pids: Lists those that it looks at.
+        cpu_times: What they used.
     """
 
     def __init__(
@@ -75,12 +79,12 @@ class Watch:
         max_scratch_files: int = 0,
     ) -> None:
         self._proc = proc
-        self._pids = pids or (lambda: [self._repl_pid])
+        self.pids = pids or (lambda: [self._repl_pid])
         self._scratch = None if scratch is None else os.path.realpath(scratch)
         self._max_scratch_files = max_scratch_files
         self._repl_pid = 0
         self._memory = Memory(proc, memory_bytes)
-        self._cpu_time = CpuTime()
+        self.cpu_times = CpuTimes(proc.session)
         self._measuring_s = 0.0
         self._most_bytes = 0
         self._looked = time.monotonic()
@@ -98,12 +102,20 @@ class Watch:
         """
         self._repl_pid = pid
         self._memory.repl_started(inherited_bytes)
-        self._cpu_time.repl_started(pid)
+        self.cpu_times.block.started(pid)
 
     def block_started(self) -> None:
         """Count CPU time from here, and look closely."""
-        self._cpu_time.block_started()
+        self.cpu_times.block.block_started()
         self._measuring_s = self._memory.measuring_s
+        self._look_closely()
+
+    def program_started(self, session: int) -> None:
+        """Count the CPU time of a session apart, and look closely."""
+        self.cpu_times.program_started(session)
+        self._look_closely()
+
+    def _look_closely(self) -> None:
         self._most_bytes = 0
         self._looked = time.monotonic()
         self._interval_s = FASTEST_S
@@ -116,9 +128,9 @@ class Watch:
     def look(self) -> WorkerUsage:
         """What is used now."""
         worked_s = time.process_time()
-        seen = [each for pid in self._pids() if (each := self._seen(pid)) is not None]
+        seen = [each for pid in self.pids() if (each := self._seen(pid)) is not None]
         now = time.monotonic()
-        burned_s = self._cpu_time.look(seen, now - self._looked)
+        burned_s = self.cpu_times.look(seen, now - self._looked)
         self._looked = now
         measured_s = self._memory.measuring_s
         memory_bytes = self._memory.used_bytes(seen)
@@ -127,13 +139,13 @@ class Watch:
             self._look_through(self._scratch, seen)
         usage = WorkerUsage(
             memory_bytes,
-            self._cpu_time.block_s + self._memory.measuring_s - self._measuring_s,
+            self.cpu_times.block.block_s + self._memory.measuring_s - self._measuring_s,
             len(seen),
             sum(each.status.threads for each in seen),
             self._in_scratch.size_bytes,
             self._in_scratch.files,
         )
-        works = burned_s >= LITTLE_CPU_S or self._cpu_time.runs_unheard or memory_bytes > self._last.memory_bytes
+        works = burned_s >= LITTLE_CPU_S or self.cpu_times.runs_unheard or memory_bytes > self._last.memory_bytes
         slowest_s = SLOWEST_S if len(seen) <= 1 else SLOWEST_OF_SEVERAL_S
         cost_s = time.process_time() - worked_s  # not the clock's: processes that keep us waiting are looked at sooner
         share = MOST_WHILE_GROWING if had_to_measure or memory_bytes > self._most_bytes else MOST_OF_A_CPU

@@ -176,6 +176,11 @@ def unblock_child_signals() -> None:
         raise _error("pthread_sigmask")
 
 
+def begin_session() -> None:
+    """setsid(2). Not `os.setsid`, which is adapted for model code where its processes may not leave their session."""
+    call("setsid")
+
+
 def sethostname(name: str) -> None:
     """Name the machine within this UTS namespace."""
     call("sethostname", name.encode(), len(name.encode()))

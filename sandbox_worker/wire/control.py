@@ -183,6 +183,22 @@ class ListFolder(Control, frozen=True):
     after: bytes = b""
 
 
+class RunProgram(Control, frozen=True):
+    """Start a program beside the REPL. Beside it travel a memfd of a `Program`, and its descriptors 0, 1 and 2.
+
+    No other program has the number. `cwd` is the path of its current folder below the scratch folder.
+    """
+
+    number: int
+    cwd: list[bytes]
+
+
+class EndProgram(Control, frozen=True):
+    """SIGKILL to a program and everything that it started; it may have ended."""
+
+    number: int
+
+
 class LastSeen(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """What a REPL was doing when it was killed, as far as could be seen from outside.
 
@@ -290,11 +306,7 @@ class Burned(Control, frozen=True):
 
 
 class Exceeded(Control, frozen=True):
-    """The REPL used more than it may, and nothing of it is left.
-
-    Attributes:
-        used, allowed: In the unit that the field's name gives.
-    """
+    """The REPL used more than it may, in the unit that the field's name gives, and nothing of it is left."""
 
     limit: WatchedLimit
     used: float
@@ -309,10 +321,27 @@ class Died(Control, frozen=True):
     signal: int | None = None
 
 
+class ProgramEnded(Control, frozen=True):
+    """Nothing of a program is left. Its first process ended by `signal`, or with `exit_code`.
+
+    Attributes:
+        limit: At which it was ended, if it was one; `with_repl`: since the REPL was.
+        not_started, no_folder: Why it or its current folder cannot be had, as the rest of a sentence.
+    """
+
+    number: int
+    exit_code: int | None = None
+    signal: int | None = None
+    limit: WatchedLimit | None = None
+    with_repl: bool = False
+    not_started: str | None = None
+    no_folder: str | None = None
+
+
 ToZygote = Configure | Spawn
 FromZygote = ZygoteReady | ZygoteFailed | NotPrepared | Spawned | SpawnFailed
 FileRequest = OpenToRead | OpenToWrite | ListFolder
-ToInit = Load | Start | Begin | Interrupt | Drain | Stop | FileRequest
+ToInit = Load | Start | Begin | Interrupt | Drain | Stop | RunProgram | EndProgram | FileRequest
 FromInit = (
     Loaded
     | Forked
@@ -328,6 +357,7 @@ FromInit = (
     | Burned
     | Exceeded
     | Died
+    | ProgramEnded
 )
 
 _encoder = msgspec.msgpack.Encoder()

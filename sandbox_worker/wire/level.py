@@ -24,6 +24,8 @@ class Level(NamedTuple):
         has_user_namespace: Whether the kernel counts a worker's processes apart from all others of its user.
         may_exec: Whether code may start processes, and programs where `allow_exec` is set. Elsewhere it has threads
             alone, since nothing would end its processes.
+        runs_programs: Whether the host may run programs beside code, where code may: each has a session that its
+            processes cannot leave, by which all of them are found and ended.
     """
 
     name: LevelName
@@ -33,6 +35,7 @@ class Level(NamedTuple):
     has_pid_namespace: bool
     has_user_namespace: bool
     may_exec: bool
+    runs_programs: bool
 
 
 STRICT = Level(
@@ -43,6 +46,7 @@ STRICT = Level(
     has_pid_namespace=True,
     has_user_namespace=True,
     may_exec=True,
+    runs_programs=True,
 )
 STANDARD = Level(
     "standard",
@@ -52,6 +56,7 @@ STANDARD = Level(
     has_pid_namespace=False,
     has_user_namespace=False,
     may_exec=False,
+    runs_programs=False,
 )
 PROCESS = Level(
     "process",
@@ -61,6 +66,7 @@ PROCESS = Level(
     has_pid_namespace=False,
     has_user_namespace=False,
     may_exec=True,
+    runs_programs=False,
 )
 LEVELS = (STRICT, STANDARD, PROCESS)
 """All levels, the strongest first."""

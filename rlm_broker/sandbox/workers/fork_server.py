@@ -31,6 +31,7 @@ class ForkServer:
 
     Attributes:
         layers: The layers that all workers share, once started.
+        allow_exec: Whether code may start programs.
         memory_bytes: What the zygote had when it was ready.
     """
 
@@ -46,7 +47,7 @@ class ForkServer:
         self.layers: tuple[str, ...] = ()
         self.memory_bytes = 0
         self._preparation = preparation or Preparation()
-        self._allow_exec = allow_exec
+        self.allow_exec = allow_exec
         self._exact_memory = exact_memory
         self._seed = seed
         self._zygote: Zygote | None = None
@@ -71,7 +72,7 @@ class ForkServer:
             ConfigurationError, IsolationUnavailable, SandboxFailed: It cannot be started. Nothing of it is left.
         """
         self._require_open()
-        other = ForkServer(self.level, self._allow_exec, self._exact_memory, preparation, self._seed)
+        other = ForkServer(self.level, self.allow_exec, self._exact_memory, preparation, self._seed)
         self._others = [*(each for each in self._others if not each._closed), other]
         try:
             await other.start()
@@ -151,7 +152,7 @@ class ForkServer:
         """Start a zygote. Another one takes the place of one that is killed meanwhile."""
         tries = TRIES if self._preparation == Preparation() else PREPARED_TRIES
         while True:
-            zygote = Zygote(self.level, self._allow_exec, self._preparation, self._seed)
+            zygote = Zygote(self.level, self.allow_exec, self._preparation, self._seed)
             try:
                 ready = await zygote.start()
                 self._require_open()  # still: `close` did not know of it

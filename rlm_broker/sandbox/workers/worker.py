@@ -4,14 +4,14 @@ import asyncio
 import contextlib
 import errno
 import os
-import signal
 import socket
 from collections.abc import Callable, Sequence
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 from rlm_broker.errors import ContextRefused, FileRefused, SandboxFailed, WorkerDied
 from rlm_broker.sandbox.levels.level import unavailable
 from rlm_broker.sandbox.workers.cgroups import MemoryGroup
+from rlm_broker.sandbox.workers.held_process import HeldProcess
 from sandbox_worker.loading.form import ContextPiece
 from sandbox_worker.wire.control import (
     MAX_PACKET_BYTES,
@@ -21,6 +21,7 @@ from sandbox_worker.wire.control import (
     Died,
     Drain,
     Drained,
+    EndProgram,
     Exceeded,
     Failed,
     Forked,
@@ -35,7 +36,9 @@ from sandbox_worker.wire.control import (
     Opened,
     OpenToRead,
     OpenToWrite,
+    ProgramEnded,
     Refused,
+    RunProgram,
     Start,
     Started,
     Stop,
@@ -49,9 +52,6 @@ from sandbox_worker.wire.level import Level
 
 ANSWER_TIMEOUT_S = 10.0
 """Init does nothing but answer: one that takes longer is as good as dead. A fork bomb of 64 costs it 0.1 s."""
-
-KILL_TIMEOUT_S = 60.0
-"""Longest wait for the end of a killed process. Beyond it the worker counts as not killed, which is an error."""
 HUNG_UP = (errno.EPIPE, errno.ECONNRESET, errno.EBADF)
 """Error numbers of a send to an init that has ended, or after `Worker.kill`."""
 
@@ -93,8 +93,10 @@ class Worker:
         self._loop = asyncio.get_running_loop()
         control.setblocking(False)
         self._loop.add_reader(control.fileno(), self._on_control)  # the socket itself would be described each time
-        self._init = _Process(pidfd, self._on_gone)
-        self._repl: _Process | None = None
+        self._init = HeldProcess(pidfd, self._on_gone)
+        self._repl: HeldProcess | None = None
+        self._programs: dict[int, asyncio.Future[ProgramEnded | None]] = {}
+        self._programs_started = 0
 
     async def launch(self, context: Sequence[_Piece] | None, connection_fd: int, timeout_s: float) -> None:
         """Wait until init is isolated, has loaded the context and forked a REPL that speaks on `connection_fd`.
@@ -180,11 +182,36 @@ class Worker:
         assert isinstance(listed, Listed)
         return listed
 
+    def run_program(self, cwd: list[bytes], *fds: int) -> "Program":
+        """Have init start a program, see `RunProgram`. The descriptors beside it stay the caller's."""
+        self._programs_started += 1
+        number = self._programs_started
+        ended: asyncio.Future[ProgramEnded | None] = self._loop.create_future()
+        if self.gone.is_set():
+            ended.set_result(None)
+        else:
+            self._programs[number] = ended
+            self._say(RunProgram(number, cwd), *fds)
+        return Program(number, ended)
+
+    async def end_program(self, program: "Program") -> None:
+        """SIGKILL to a program and all that it started; return when they are gone. Harmless when it has ended.
+
+        Raises:
+            SandboxFailed: Init did not answer. The whole worker was killed.
+        """
+        if not program.ended.done():
+            self._say(EndProgram(program.number))
+            await asyncio.wait({program.ended}, timeout=ANSWER_TIMEOUT_S)
+        if not program.ended.done():
+            await self.kill()
+            raise SandboxFailed(f"a program did not end within {ANSWER_TIMEOUT_S:g} s, and its worker was killed")
+
     async def kill(self) -> None:
         """SIGKILL to init, and return when the whole worker is gone. Harmless when it already is.
 
         Raises:
-            SandboxFailed: A process is there after `KILL_TIMEOUT_S`.
+            SandboxFailed: A process is there after `held_process.KILL_TIMEOUT_S`.
         """
         with contextlib.suppress(OSError):  # closed, or init has ended
             # The end of the control socket is the end of init, also where the kernel or AppArmor forbids the signal.
@@ -272,10 +299,13 @@ class Worker:
             message = unpack_from_init(packet)
         except MessageInvalid:
             message = Failed(step="speak", reason="its init sent something that is no message")
+        self._heard(message, fds)
+
+    def _heard(self, message: FromInit, fds: list[int]) -> None:
         match message:
             case Forked() if fds:
                 self._forget_repl()
-                self._repl = _Process(fds[0], _nothing)
+                self._repl = HeldProcess(fds[0], _nothing)
             case Opened() if fds:
                 self._answers.put_nowait(Opened(fd=fds[0]))
             case Written():
@@ -285,8 +315,18 @@ class Worker:
             case Died() | Exceeded():
                 self.died = self._at_the_groups_limit() or message
                 self.on_change()
+            case ProgramEnded():
+                self._program_ended(message)
             case _:
                 self._answers.put_nowait(message)
+
+    def _program_ended(self, said: ProgramEnded) -> None:
+        ended = self._programs.pop(said.number, None)
+        if ended is not None:
+            ended.set_result(said)
+            return
+        self._answers.put_nowait(Failed(step="speak", reason="its init told of a program that does not run"))
+        self._init.send_kill()
 
     def is_past_its_groups_limit(self) -> bool:
         """Whether the kernel has killed in the REPL's group during this block: perhaps others than the REPL itself."""
@@ -304,6 +344,9 @@ class Worker:
 
     def _on_gone(self) -> None:
         self.gone.set()
+        for ended in self._programs.values():
+            ended.set_result(None)
+        self._programs.clear()
         self.on_change()
 
     def _forget_repl(self) -> None:
@@ -312,45 +355,15 @@ class Worker:
             self._repl.forget()
 
 
-class _Process:
-    """A process held by its pidfd."""
+class Program(NamedTuple):
+    """One that runs beside a REPL.
 
-    def __init__(self, pidfd: int, on_gone: Callable[[], None]) -> None:
-        self._pidfd = pidfd
-        self._gone = asyncio.Event()
-        self._on_gone = on_gone
-        self._loop = asyncio.get_running_loop()
-        self._loop.add_reader(pidfd, self._ended)
+    Attributes:
+        ended: What init says of its end; None: the whole worker is gone. To be waited for, and not cancelled.
+    """
 
-    async def kill(self) -> None:
-        """SIGKILL; return when it is gone.
-
-        Raises:
-            SandboxFailed: It is there after `KILL_TIMEOUT_S`.
-        """
-        if self._pidfd >= 0 and not self._gone.is_set():
-            # ProcessLookupError: it ended by itself. PermissionError: root without CAP_KILL, or AppArmor; then the end
-            # of init's control socket, or of init, has to end it.
-            with contextlib.suppress(ProcessLookupError, PermissionError):
-                signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
-            try:
-                async with asyncio.timeout(KILL_TIMEOUT_S):
-                    await self._gone.wait()
-            except TimeoutError:
-                raise SandboxFailed(f"a worker's process did not end within {KILL_TIMEOUT_S:g} s") from None
-        self.forget()
-
-    def forget(self) -> None:
-        """Give the descriptor back. Harmless when repeated."""
-        if self._pidfd >= 0:
-            self._loop.remove_reader(self._pidfd)
-            os.close(self._pidfd)
-            self._pidfd = -1
-
-    def _ended(self) -> None:
-        self._loop.remove_reader(self._pidfd)
-        self._gone.set()
-        self._on_gone()
+    number: int
+    ended: "asyncio.Future[ProgramEnded | None]"
 
 
 def _exchanged(exchange: "asyncio.Task[list[FromInit]]", fds: list[int]) -> None:

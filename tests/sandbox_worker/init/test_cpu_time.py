@@ -11,9 +11,9 @@ LOOK_S = 0.01
 
 @pytest.fixture
 def counted() -> CpuTime:
-    made = CpuTime()
+    made = CpuTime(lambda: 0.0)
     made._cpus = 2
-    made.repl_started(REPL)
+    made.started(REPL)
     return made
 
 

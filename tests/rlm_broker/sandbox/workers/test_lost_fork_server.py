@@ -125,8 +125,8 @@ async def test_repl_that_died_alone_before_its_first_block_is_replaced_unseen() 
     async with opened() as sandbox, sandbox.repl("the context") as repl:
         (pid,) = [each.pid for each in living_below() if not each.children()]
         os.kill(pid, signal.SIGKILL)
-        assert repl._connection is not None
-        while repl._connection.is_open:
+        assert repl._worker.connection is not None
+        while repl._worker.connection.is_open:
             await asyncio.sleep(0.001)
         assert (await repl.aexecute("print(context)")).stdout == "the context\n"
 
@@ -158,9 +158,9 @@ async def test_many_repls_started_while_fork_servers_are_killed_all_come() -> No
 
 async def lost(repl: SandboxedRepl, kill: Callable[[], None]) -> None:
     """Kill, and wait until its end has been noticed."""
-    assert repl._started is not None
+    assert repl._worker.started is not None
     kill()
-    await asyncio.wait_for(repl._started.worker.gone.wait(), WAIT_S)
+    await asyncio.wait_for(repl._worker.started.worker.gone.wait(), WAIT_S)
 
 
 async def test_fork_server_that_is_stopped_is_replaced_within_the_start_timeout() -> None:
