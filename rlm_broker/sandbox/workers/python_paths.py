@@ -70,8 +70,7 @@ def python_paths() -> list[str]:
     scheme = sysconfig.get_paths()
     folders = [*_standard_library(), scheme["purelib"], scheme["platlib"]]
     folders += [str(_package_folder(package).parent) for package in (msgspec, sandbox_worker)]
-    dynload = [entry for entry in sys.path if entry.endswith("lib-dynload")]
-    return [folder for folder in dict.fromkeys([*folders, *dynload]) if Path(folder).is_dir()]
+    return [folder for folder in dict.fromkeys(folders) if Path(folder).is_dir()]
 
 
 def readable(paths: list[str]) -> list[str]:
@@ -93,7 +92,7 @@ def shown(paths: list[str], venv: Venv | None) -> Shown:
     if venv is None:
         return Shown(readable(paths), [str(Path(path) / "litellm") for path in paths])
     own = {name: str(place) for name in OWN_PACKAGES if (place := _place_of(name)) is not None}
-    libraries = [path for path in _standard_library() if Path(path).is_dir()]
+    libraries = _standard_library()
     needed = [str(_package_folder(package)) for package in (msgspec, sandbox_worker)]
     folders = [sys.base_prefix, sys.base_exec_prefix, *libraries, *needed, *own.values()]
     folders += map(str, (*venv.site_packages, *_programs_of(venv)))
@@ -110,7 +109,9 @@ def maps_texts() -> bool:
 
 def _standard_library() -> list[str]:
     scheme = sysconfig.get_paths()
-    return [scheme["stdlib"], str(Path(scheme["platstdlib"]) / "lib-dynload")]
+    dynload = [entry for entry in sys.path if entry.endswith("lib-dynload")]
+    folders = [scheme["stdlib"], str(Path(scheme["platstdlib"]) / "lib-dynload"), *dynload]
+    return [folder for folder in dict.fromkeys(folders) if Path(folder).is_dir()]
 
 
 def _programs_of(venv: Venv) -> list[Path]:

@@ -10,6 +10,8 @@ from rlm_broker.errors import ConfigurationError
 MAX_PTH_BYTES = 1 << 16
 """Largest .pth file that is read. Beyond it the file is left out, and named."""
 VERSION = f"{sys.version_info.major}.{sys.version_info.minor}"
+_LIBRARY = f"python{VERSION}{'t' if 't' in sys.abiflags else ''}"
+"""Folder of an environment's packages: one without the interpreter's lock has other C extensions."""
 MAKE_ONE = f"make one by `uv venv --python {VERSION} FOLDER` or `python{VERSION} -m venv FOLDER`"
 
 
@@ -51,7 +53,7 @@ def read_venv(given: object) -> Venv:
             raise ConfigurationError(f"python: {folder} is a file: give the folder of a virtual environment")
         config = _configuration(folder)
         _require_suitable(folder, config)
-        found = [folder / lib / f"python{VERSION}" / "site-packages" for lib in ("lib", "lib64")]
+        found = [folder / lib / _LIBRARY / "site-packages" for lib in ("lib", "lib64")]
         site_packages = tuple(dict.fromkeys(path.resolve() for path in found if path.is_dir()))
         if not site_packages:
             _refuse_other_version(folder)

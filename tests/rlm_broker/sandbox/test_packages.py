@@ -1,0 +1,313 @@
+"""What code finds of an environment: its packages and no others, to be read and never written."""
+
+import json
+import logging
+import os
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rlm_broker import RLM, ConfigurationError, Sandbox, ScriptedClient
+from rlm_broker.sandbox.shared import close_all
+from rlm_broker.sandbox.workers import context_cache
+from rlm_broker.sandbox.workers.python_paths import shown
+from rlm_broker.sandbox.workers.venv import read_venv
+from tests.support.needs import require_cpp_library
+from tests.support.places import PROJECT
+
+LEVELS = ["strict", "standard"]
+LISTED = ["lenses"]
+
+
+@pytest.fixture(scope="module")
+def venv(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """One of the user's, with a module."""
+    folder = tmp_path_factory.mktemp("venv") / "own"
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", folder], check=True)
+    (read_venv(folder).site_packages[0] / "lenses.py").write_text("COUNT = 40\n")
+    return folder
+
+
+OF_THE_ORCHESTRATOR = ["numpy", "pydantic", "aiohttp", "click", "pytest", "rlm_broker", "tests", "pip"]
+"""What this process could import, and what is no need of a worker."""
+IMPORTS = f"""
+found = []
+for name in {OF_THE_ORCHESTRATOR}:
+    try:
+        __import__(name)
+        found.append(name)
+    except ModuleNotFoundError:
+        pass
+FINAL(found)
+"""
+WRITES = """
+import lenses, os
+folder = os.path.dirname(lenses.__file__)
+tries = {
+    "append": lambda: open(lenses.__file__, "a"),
+    "replace": lambda: os.replace("mine.py", lenses.__file__),
+    "remove": lambda: os.remove(lenses.__file__),
+    "new module": lambda: open(folder + "/new.py", "w"),
+    "cache of bytecode": lambda: open(folder + "/__pycache__/lenses.cpython-399.pyc", "w"),
+    "pth": lambda: open(folder + "/new.pth", "w"),
+    "new folder": lambda: os.mkdir(folder + "/new"),
+    "beside": lambda: open(os.path.dirname(folder) + "/new", "w"),
+    "above": lambda: open(folder + "/../../../new", "w"),
+    "link": lambda: os.symlink("mine.py", folder + "/new.py"),
+    "hard link": lambda: os.link("mine.py", folder + "/new.py"),
+    "mode": lambda: os.chmod(lenses.__file__, 0o777),
+}
+open("mine.py", "w").close()
+written = []
+for name, attempt in tries.items():
+    try:
+        attempt()
+        written.append(name)
+    except OSError:
+        pass
+FINAL(written)
+"""
+
+
+@pytest.mark.parametrize("level", [*LEVELS, "process"])
+@pytest.mark.filterwarnings("ignore::rlm_broker.IsolationWarning")
+async def test_code_imports_the_packages_of_a_list(level: str, installer: str) -> None:
+    async with Sandbox(isolation=level, packages=["lenses", "glass<3"]) as sandbox, sandbox.repl() as repl:
+        block = await repl.aexecute("import lenses, glass\nprint(lenses.COUNT, glass.KIND)")
+        assert (block.stdout, block.stderr) == ("40 crown\n", ""), installer
+        assert (await repl.aexecute(IMPORTS)).final_answer == "[]"
+
+
+@pytest.mark.parametrize("level", [*LEVELS, "process"])
+@pytest.mark.filterwarnings("ignore::rlm_broker.IsolationWarning")
+async def test_code_imports_the_packages_of_a_venv(level: str, venv: Path) -> None:
+    async with Sandbox(isolation=level, python=venv) as sandbox, sandbox.repl() as repl:
+        block = await repl.aexecute("import lenses, sqlite3, unicodedata, csv\nprint(lenses.COUNT)")
+        assert (block.stdout, block.stderr) == ("40\n", "")
+        assert (await repl.aexecute(IMPORTS)).final_answer == "[]"
+
+
+@pytest.mark.usefixtures("venv")
+async def test_without_an_environment_code_has_the_orchestrators() -> None:
+    async with Sandbox() as sandbox, sandbox.repl() as repl:
+        assert "pydantic" in ((await repl.aexecute(IMPORTS)).final_answer or "")
+
+
+@pytest.mark.parametrize("level", LEVELS)
+async def test_code_writes_nothing_into_an_environment(level: str, venv: Path) -> None:
+    def everything() -> list[tuple[str, int, int]]:
+        found = sorted([venv, *venv.rglob("*")])
+        return [(str(path), path.lstat().st_mtime_ns, path.lstat().st_mode) for path in found]
+
+    before = everything()
+    async with Sandbox(isolation=level, python=venv) as sandbox, sandbox.repl() as repl:
+        written = json.loads(((await repl.aexecute(WRITES)).final_answer or "").replace("'", '"'))
+    assert set(written) <= {"mode"}  # which at "standard" does nothing, and says so to no one
+    assert everything() == before
+
+
+@pytest.mark.parametrize("level", LEVELS)
+async def test_code_reads_no_other_environment_and_nothing_beside_its_own(
+    level: str, cache: Path, tmp_path: Path, venv: Path
+) -> None:
+    async with Sandbox(packages=["glass"]):
+        (other,) = cache.glob("*/lib/*/site-packages")
+    (tmp_path / "secret.txt").write_text("secret")
+    secrets = [other / "glass.py", tmp_path / "secret.txt", PROJECT / "pyproject.toml", venv / "pyvenv.cfg"]
+    folders = [other, tmp_path, PROJECT / "tests", venv, *map(Path, shown([], None).readable)]
+    outside = [str(folder) for folder in folders if not folder.is_relative_to(sys.base_prefix)]
+    reads = f"""
+import os, sys
+seen = []
+for path in {list(map(str, secrets))}:
+    try:
+        seen.append(open(path).read())
+    except OSError:
+        pass
+for folder in {outside}:
+    sys.path.insert(0, folder)
+for name in ("glass", "numpy", "pydantic", "conftest", "tests"):
+    try:
+        seen.append(__import__(name))
+    except ImportError:
+        pass
+try:
+    seen += [name for name in os.listdir({str(cache)!r}) if name not in sys.executable]
+except OSError:
+    pass
+FINAL(seen)
+"""
+    async with Sandbox(isolation=level, packages=["lenses==1.0"]) as sandbox, sandbox.repl() as repl:
+        block = await repl.aexecute(reads)
+        assert block.final_answer is not None, block.stderr
+        # What lenses needs: of its own environment.
+        assert re.fullmatch(r"\[<module 'glass' from '.*/site-packages/glass.py'>\]", block.final_answer)
+        assert str(other) not in block.final_answer
+
+
+@pytest.mark.parametrize("level", LEVELS)
+async def test_worker_has_what_it_needs_itself(level: str, venv: Path) -> None:
+    """What asks for JSON of a schema imports a validator in the REPL, where the environment has none."""
+    code = "import jsonschema\njsonschema.validate(7, {'type': 'integer'})\nprint('valid')"
+    async with Sandbox(isolation=level, python=venv) as sandbox, sandbox.repl() as repl:
+        block = await repl.aexecute(code)
+        assert (block.stdout, block.stderr) == ("valid\n", "")
+
+
+async def test_module_of_the_environment_comes_before_that_of_the_worker(venv: Path, tmp_path: Path) -> None:
+    own = tmp_path / "own"
+    shutil.copytree(venv, own, symlinks=True)
+    (read_venv(own).site_packages[0] / "typing_extensions.py").write_text("IS_OWN = True\n")
+    async with Sandbox(python=own) as sandbox, sandbox.repl() as repl:
+        block = await repl.aexecute("import typing_extensions\nprint(typing_extensions.IS_OWN)")
+        assert (block.stdout, block.stderr) == ("True\n", "")
+
+
+async def test_no_line_of_an_environment_runs_in_the_fork_server(venv: Path, tmp_path: Path) -> None:
+    own = tmp_path / "copy"
+    shutil.copytree(venv, own, symlinks=True)
+    packages = read_venv(own).site_packages[0]
+    ran = tmp_path / "ran"
+    code = f"open({str(ran)!r}, 'a').close()"
+    for name in ("sitecustomize", "usercustomize", "msgspec", "sandbox_worker", "json", "encodings"):
+        (packages / f"{name}.py").write_text(code)
+    (packages / "code.pth").write_text(f"import os; {code}\n")
+    with pytest.warns(match="no security boundary"):
+        sandbox = Sandbox(isolation="process", python=own)  # where code could write anywhere
+    async with sandbox, sandbox.repl() as repl:
+        await repl.aexecute("import json, msgspec, encodings\nmsgspec.json.decode(json.dumps(1))")
+    assert not ran.exists()
+
+
+async def test_programs_that_code_starts_have_the_packages(venv: Path) -> None:
+    code = """
+import subprocess, sys
+for python in (sys.executable, "python", "python3"):
+    print(subprocess.run([python, "-c", "import lenses; print(lenses.COUNT)"], capture_output=True, text=True))
+"""
+    async with Sandbox(isolation="strict", allow_exec=True, python=venv) as sandbox, sandbox.repl() as repl:
+        block = await repl.aexecute(code)
+    assert block.stdout.count("returncode=0, stdout='40\\n'") == 3, block.stdout
+
+
+async def test_ready_repls_and_one_after_a_kill_have_the_packages(venv: Path) -> None:
+    code = "import lenses\nprint(lenses.COUNT)"
+    async with Sandbox(python=venv, warm=2) as sandbox:
+        for _ in range(3):
+            async with sandbox.repl() as repl:
+                assert (await repl.aexecute(code)).stdout == "40\n"
+        async with sandbox.repl() as repl:
+            await repl.aexecute("import os\nos._exit(1)")
+            assert (await repl.aexecute(code)).stdout == "40\n"
+
+
+async def test_template_imports_from_the_environment_alone(venv: Path) -> None:
+    async with Sandbox(python=venv) as sandbox:
+        setup = "import lenses\ntwice = 2 * lenses.COUNT"
+        async with sandbox.template(imports=["lenses"], setup=setup) as template, template.repl() as repl:
+            assert (await repl.aexecute("print(twice)")).stdout == "80\n"
+        with pytest.raises(ConfigurationError, match="No module named 'pydantic'"):
+            await sandbox.template(imports=["pydantic"]).__aenter__()
+
+
+async def test_shared_context_has_the_packages(venv: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(context_cache, "SHARED_FROM_BYTES", 1)
+    records = [{"id": number} for number in range(100)]
+    async with Sandbox(isolation="strict", python=venv, warm=0) as sandbox:
+        for _ in range(3):
+            async with sandbox.repl(records) as repl:
+                assert (await repl.aexecute("import lenses\nprint(lenses.COUNT, len(context))")).stdout == "40 100\n"
+        assert sandbox._fork_server is not None
+        assert len(sandbox._fork_server._others) == 1
+
+
+def test_seed_holds_with_an_environment(venv: Path) -> None:
+    said = []
+    for _ in range(2):
+        with Sandbox(python=venv, seed=7) as sandbox, sandbox.repl() as repl:
+            said.append(repl.execute("import lenses, random\nprint(lenses.COUNT, random.random(), {'a', 'b'})").stdout)
+    assert said[0] == said[1] != ""
+
+
+async def test_extension_in_c_is_loaded_with_its_libraries(venv: Path, tmp_path: Path) -> None:
+    require_cpp_library()
+    numpy = pytest.importorskip("numpy")
+    own = tmp_path / "own"
+    shutil.copytree(venv, own, symlinks=True)
+    installed, packages = Path(numpy.__file__).parent, read_venv(own).site_packages[0]
+    for folder in (installed, *installed.parent.glob("numpy.libs")):
+        try:
+            shutil.copytree(folder, packages / folder.name, copy_function=os.link)
+        except (OSError, shutil.Error):
+            pytest.skip("numpy cannot be linked from another file system")
+    for level in LEVELS:
+        async with Sandbox(isolation=level, python=own) as sandbox, sandbox.repl() as repl:
+            block = await repl.aexecute("import numpy\nprint(numpy.arange(4).sum(), numpy.__file__)")
+            assert block.stdout == f"6 {packages}/numpy/__init__.py\n", block.stderr
+            assert (await repl.aexecute("numpy.arange(3)", value=True)).value.tolist() == [0, 1, 2]
+
+
+async def test_what_leads_out_of_a_venv_is_named_once(
+    venv: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    own = tmp_path / "own"
+    shutil.copytree(venv, own, symlinks=True)
+    (read_venv(own).site_packages[0] / "editable.pth").write_text(f"{PROJECT}\n")
+    caplog.set_level(logging.WARNING, "rlm_broker")
+    for _ in range(2):
+        async with Sandbox(python=own) as sandbox, sandbox.repl() as repl:
+            assert (await repl.aexecute(IMPORTS)).final_answer == "[]"
+    assert [record.getMessage() for record in caplog.records] == [
+        f"packages that lead out of {own} are not shown to REPLs: editable.pth"
+    ]
+
+
+def test_both_are_refused_together(venv: Path) -> None:
+    for make in (Sandbox, Sandbox.shared, lambda **given: RLM("offline", **given)):
+        with pytest.raises(ConfigurationError, match="either python or packages"):
+            make(python=venv, packages=LISTED)
+
+
+def test_list_that_cannot_be_installed_is_said_when_the_sandbox_is_opened(cache: Path) -> None:
+    sandbox = Sandbox(packages=["nowhere-to-be-found"])
+    with pytest.raises(ConfigurationError, match="packages cannot be installed"):
+        sandbox.__enter__()
+    assert [path.suffix for path in cache.iterdir()] == [".lock"]
+
+
+@pytest.fixture
+def _none_left() -> Iterator[None]:
+    yield
+    close_all()
+
+
+@pytest.mark.usefixtures("_none_left", "cache")
+def test_shared_sandboxes_are_told_apart_by_their_packages(venv: Path) -> None:
+    of_a_list = Sandbox.shared(packages=["glass", "lenses"])
+    assert of_a_list is Sandbox.shared(packages=["Lenses", "glass"])
+    assert of_a_list is not Sandbox.shared()
+    of_a_venv = Sandbox.shared(python=venv)
+    assert of_a_venv is Sandbox.shared(python=str(venv))
+    assert len({of_a_list, of_a_venv, Sandbox.shared(), Sandbox.shared(packages=["glass"])}) == 4
+
+
+@pytest.mark.parametrize("how", ["python", "packages"])
+@pytest.mark.usefixtures("cache")
+def test_rlm_takes_both(how: str, venv: Path) -> None:
+    given: dict[str, Any] = {"python": venv} if how == "python" else {"packages": LISTED}
+    script = ScriptedClient(["```repl\nimport lenses\nFINAL(lenses.COUNT)\n```"])
+    assert RLM(script, **given).completion("text", "?").response == "40"
+
+
+@pytest.mark.usefixtures("cache")
+def test_example_of_the_guide_runs(capsys: pytest.CaptureFixture[str]) -> None:
+    section = (PROJECT / "docs" / "guide.md").read_text().partition("### Packages of its own")[2].partition("\n#")[0]
+    (code,) = re.findall(r"```python\n(.*?)```", section, re.DOTALL)
+    exec(compile(code, "guide.md", "exec"), {"Sandbox": Sandbox})
+    assert capsys.readouterr().out == "40\n"
