@@ -1,6 +1,7 @@
 """Environments that are made of lists: whole or not there, made once, by whichever installer there is."""
 
 import asyncio
+import importlib.util
 import os
 import signal
 import stat
@@ -77,7 +78,7 @@ async def test_empty_list_is_an_environment_without_packages(cache: Path) -> Non
 
 
 async def test_what_the_installer_says_is_told_and_nothing_is_left(
-    installer: str, tmp_path: Path, wheels: Path, monkeypatch: pytest.MonkeyPatch
+    installer: str, tmp_path: Path, wheels: Path
 ) -> None:
     cache = tmp_path / "cache" / "rlm-broker" / "environments"
     for text in ("nowhere-to-be-found", "lenses==9"):
@@ -103,7 +104,7 @@ async def test_failure_tells_no_password_and_no_key(
 
 
 async def test_without_an_installer_it_is_said_what_would_do(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(installer_module.importlib.util, "find_spec", lambda _name: None)
+    monkeypatch.setattr(importlib.util, "find_spec", lambda _name: None)
     with pytest.raises(ConfigurationError, match="neither uv is on PATH nor pip"):
         await venv_with(LENSES)
     assert left(cache) == []
@@ -209,9 +210,7 @@ async def test_folder_that_others_can_write_to_and_a_link_are_refused(cache: Pat
         await venv_with(LENSES)
 
 
-async def test_folder_that_cannot_be_written_to_is_named(
-    wheels: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_folder_that_cannot_be_written_to_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "file").touch()
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
     with pytest.raises(ConfigurationError, match=f"packages cannot be kept: .*{tmp_path}/file"):
