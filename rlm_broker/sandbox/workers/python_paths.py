@@ -1,5 +1,6 @@
 """What of this Python installation a fork server runs on, and what of it its workers may read."""
 
+import functools
 import importlib.util
 import os
 import site
@@ -91,7 +92,7 @@ def shown(paths: list[str], venv: Venv | None) -> Shown:
     """
     if venv is None:
         return Shown(readable(paths), [str(Path(path) / "litellm") for path in paths])
-    own = {name: str(place) for name in OWN_PACKAGES if (place := _place_of(name)) is not None}
+    own = _own_packages()
     libraries = _standard_library()
     needed = [str(_package_folder(package)) for package in (msgspec, sandbox_worker)]
     folders = [sys.base_prefix, sys.base_exec_prefix, *libraries, *needed, *own.values()]
@@ -131,6 +132,11 @@ def _python_of(venv: Venv) -> str:
 def _is_shown(python: Path) -> bool:
     real = python.resolve()
     return real.is_file() and any(real.is_relative_to(folder) for folder in (sys.base_prefix, "/usr"))
+
+
+@functools.cache
+def _own_packages() -> dict[str, str]:
+    return {name: str(place) for name in OWN_PACKAGES if (place := _place_of(name)) is not None}
 
 
 def _place_of(name: str) -> Path | None:

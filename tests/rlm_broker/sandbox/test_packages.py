@@ -20,6 +20,8 @@ from rlm_broker.sandbox.workers.python_paths import shown
 from rlm_broker.sandbox.workers.venv import read_venv
 from tests.support.needs import require_cpp_library
 from tests.support.places import PROJECT
+from tests.support.venvs import a_venv
+from tests.support.wheels import write_wheel
 
 LEVELS = ["strict", "standard"]
 LISTED = ["lenses"]
@@ -36,6 +38,8 @@ def venv(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 OF_THE_ORCHESTRATOR = ["numpy", "pydantic", "aiohttp", "click", "pytest", "rlm_broker", "tests", "pip"]
 """What this process could import, and what is no need of a worker."""
+FIRST_LOOKED_FOR = ["sitecustomize", "usercustomize", "typing_extensions", "jsonschema", "attr", "numpy", "readline"]
+"""What a Python or a library may look for by itself."""
 IMPORTS = f"""
 found = []
 for name in {OF_THE_ORCHESTRATOR}:
@@ -175,7 +179,7 @@ async def test_no_line_of_an_environment_runs_in_the_fork_server(venv: Path, tmp
     packages = read_venv(own).site_packages[0]
     ran = tmp_path / "ran"
     code = f"open({str(ran)!r}, 'a').close()"
-    for name in ("sitecustomize", "usercustomize", "msgspec", "sandbox_worker", "json", "encodings"):
+    for name in (*FIRST_LOOKED_FOR, "msgspec", "sandbox_worker", "json", "encodings"):
         (packages / f"{name}.py").write_text(code)
     (packages / "code.pth").write_text(f"import os; {code}\n")
     with pytest.warns(match="no security boundary"):
@@ -194,6 +198,18 @@ for python in (sys.executable, "python", "python3"):
     async with Sandbox(isolation="strict", allow_exec=True, python=venv) as sandbox, sandbox.repl() as repl:
         block = await repl.aexecute(code)
     assert block.stdout.count("returncode=0, stdout='40\\n'") == 3, block.stdout
+
+
+async def test_venv_of_another_build_of_python_has_its_packages_and_not_its_programs(tmp_path: Path) -> None:
+    own = a_venv(tmp_path / "own")  # its interpreter is not shown: it has none
+    (read_venv(own).site_packages[0] / "lenses.py").write_text("COUNT = 40\n")
+    code = (
+        "import lenses, subprocess, sys\nprint(subprocess.call([sys.executable, '-c', 'import lenses']), lenses.COUNT)"
+    )
+    async with Sandbox(isolation="strict", allow_exec=True, python=own) as sandbox, sandbox.repl() as repl:
+        block = await repl.aexecute(code)
+    assert block.stdout == "1 40\n"
+    assert "No module named 'lenses'" in block.stderr
 
 
 async def test_ready_repls_and_one_after_a_kill_have_the_packages(venv: Path) -> None:
@@ -306,8 +322,9 @@ def test_rlm_takes_both(how: str, venv: Path) -> None:
 
 
 @pytest.mark.usefixtures("cache")
-def test_example_of_the_guide_runs(capsys: pytest.CaptureFixture[str]) -> None:
+def test_example_of_the_guide_runs(wheels: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write_wheel(wheels, "six", "1.16.0", "__version__ = '1.16.0'\n")
     section = (PROJECT / "docs" / "guide.md").read_text().partition("### Packages of its own")[2].partition("\n#")[0]
     (code,) = re.findall(r"```python\n(.*?)```", section, re.DOTALL)
     exec(compile(code, "guide.md", "exec"), {"Sandbox": Sandbox})
-    assert capsys.readouterr().out == "40\n"
+    assert capsys.readouterr().out.split() == ["1.16.0"]
