@@ -29,16 +29,19 @@ ONLY_WHEELS = ("--only-binary", ":all:")
 
 _WATCHED = """
 import os, select, signal, subprocess, sys
+signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # ours may be ignored: then no exit status is to be had
 os.umask(0o022)  # a worker may run as another user, and is to read what is installed
 installer = subprocess.Popen(sys.argv[1:], stdin=subprocess.DEVNULL)
 ended = os.pidfd_open(installer.pid)
 if ended not in select.select([0, ended], [], [])[0]:
     os.killpg(0, 9)  # the orchestrator is gone, or does not want it any more
-sys.exit(1 if installer.wait() else 0)
+if installer.wait() == 0:
+    open("succeeded", "x")
 """
-"""Runs its arguments as a program, and ends it with all that it started when descriptor 0 is closed."""
+"""Runs its arguments as a program, and ends it with all that it started when descriptor 0 is closed. That the program
+succeeded is said by a file, which it says also to a process that ignores SIGCHLD."""
 _REDIRECTING = re.compile(
-    r"(UV|PIP)_(TARGET|PREFIX|ROOT|USER|PYTHON|REQUIREMENT|EDITABLE|NO_BINARY|REQUIRE_VIRTUALENV)"
+    r"(UV|PIP)_(TARGET|PREFIX|SYSTEM_PYTHON|BREAK_SYSTEM_PACKAGES|ROOT|USER|PYTHON|REQUIREMENT|EDITABLE|NO_BINARY|REQUIRE_VIRTUALENV)"
 )
 """Variables that would have an installer put packages elsewhere, or others."""
 
@@ -94,7 +97,8 @@ async def _run(command: list[str], folder: Path) -> None:
     Raises:
         ConfigurationError: It failed; with what it said.
     """
-    said = folder / "said.txt"
+    said, succeeded = folder / "said.txt", folder / "succeeded"
+    succeeded.unlink(missing_ok=True)
     with said.open("wb") as output, FORKING:
         process = subprocess.Popen(
             [sys.executable, "-I", "-S", "-c", _WATCHED, *command],
@@ -113,7 +117,7 @@ async def _run(command: list[str], folder: Path) -> None:
         assert process.stdin is not None
         process.stdin.close()
         process.wait()
-    if process.returncode:
+    if not succeeded.exists():
         raise ConfigurationError(_failure(said))
 
 
@@ -121,7 +125,10 @@ async def _ended(process: "subprocess.Popen[bytes]") -> None:
     """Wait for its end, and leave its exit status for `wait`."""
     loop = asyncio.get_running_loop()
     ended = asyncio.Event()
-    pidfd = os.pidfd_open(process.pid)
+    try:
+        pidfd = os.pidfd_open(process.pid)
+    except ProcessLookupError:  # it has ended already where SIGCHLD is ignored
+        return
     loop.add_reader(pidfd, ended.set)
     try:
         await ended.wait()

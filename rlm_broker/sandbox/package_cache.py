@@ -12,13 +12,14 @@ import os
 import stat
 import tempfile
 from collections.abc import AsyncIterator
+from functools import partial
 from pathlib import Path
 
-from rlm_broker.concurrency.deadline import Late, within
+from rlm_broker.concurrency.deadline import Late, to_its_end, within
 from rlm_broker.errors import ConfigurationError
 from rlm_broker.sandbox.installer import LOCK, install
 from rlm_broker.sandbox.requirements import Requirements
-from rlm_broker.sandbox.workers.private_folder import remove_tree
+from rlm_broker.sandbox.workers.private_folder import removed
 from rlm_broker.sandbox.workers.venv import Venv, read_venv
 
 MAKE_TIMEOUT_S = 600.0
@@ -53,14 +54,14 @@ async def _made(requirements: Requirements, made: Path) -> None:
             return
         for left in made.parent.glob(f"{made.name}.*"):
             if left.suffix != ".lock":
-                await asyncio.to_thread(remove_tree, left)
+                await removed(left)
         folder = Path(tempfile.mkdtemp(prefix=f"{made.name}.", dir=made.parent))
         try:
             venv = await install(requirements, folder)
             venv.chmod(0o700)
             venv.rename(made)
         finally:
-            remove_tree(folder)
+            await to_its_end(partial(removed, folder))
 
 
 @contextlib.asynccontextmanager

@@ -1,5 +1,6 @@
 """Which packages code in a sandbox may import: those of the orchestrator, of an environment, or of a list."""
 
+import asyncio
 import functools
 import logging
 import os
@@ -38,9 +39,12 @@ async def environment_of(chosen: Chosen) -> Venv | None:
         from rlm_broker.sandbox.package_cache import venv_with  # few sandboxes need it
 
         return await venv_with(chosen)
-    if chosen is not None and chosen.left_out:
-        _tell_what_is_left_out(chosen)
-    return chosen
+    if chosen is None:
+        return None
+    venv = await asyncio.to_thread(read_venv, chosen.folder)  # again: it may have changed
+    if venv.left_out:
+        _tell_what_is_left_out(venv)
+    return venv
 
 
 @functools.lru_cache(maxsize=256)

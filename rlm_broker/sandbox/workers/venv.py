@@ -9,6 +9,8 @@ from rlm_broker.errors import ConfigurationError
 
 MAX_PTH_BYTES = 1 << 16
 """Largest .pth file that is read. Beyond it the file is left out, and named."""
+MAX_ADDED_BYTES = 1 << 14
+"""Names of folders that .pth files add, in bytes: they go in one packet. Beyond it the environment is refused."""
 VERSION = f"{sys.version_info.major}.{sys.version_info.minor}"
 _LIBRARY = f"python{VERSION}{'t' if 't' in sys.abiflags else ''}"
 """Folder of an environment's packages: one without the interpreter's lock has other C extensions."""
@@ -61,6 +63,8 @@ def read_venv(given: object) -> Venv:
             if not path.is_relative_to(folder):
                 raise ConfigurationError(f"python: the packages of {folder} lie outside of it, in {path}")
         added, left_out = _of_pth_files(site_packages)
+        if sum(len(os.fsencode(path)) for path in added) > MAX_ADDED_BYTES:
+            raise ConfigurationError(f"python: .pth files of {folder} add {len(added):,} folders, which are too many")
     except (OSError, RuntimeError, ValueError) as error:  # a home that there is not, links in a circle, a NUL
         why = (error.strerror if isinstance(error, OSError) else None) or str(error)
         raise ConfigurationError(f"python: {os.fspath(given)!r} cannot be read: {why}") from None

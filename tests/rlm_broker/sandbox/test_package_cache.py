@@ -232,6 +232,18 @@ async def test_installer_runs_in_a_folder_of_its_own_and_not_in_a_project(
     assert not (project / "target").exists()
 
 
+@pytest.mark.parametrize(
+    "code", ["sys.exit(3)", "os.kill(os.getpid(), 9)", INSTALLS + "sys.exit('install' in sys.argv)"]
+)
+def test_failure_is_one_also_where_a_supervisor_ignores_ended_children(code: str, tmp_path: Path, cache: Path) -> None:
+    stand_in_for_uv(tmp_path / "programs", code)
+    environment = {**os.environ, "RUNS": str(tmp_path / "runs"), "PYTHONPATH": str(PROJECT)}
+    program = f"import signal\nsignal.signal(signal.SIGCHLD, signal.SIG_IGN)\n{OPENS}"
+    done = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True, check=False)
+    assert "ConfigurationError: packages cannot be installed" in done.stderr
+    assert left(cache) == []
+
+
 @pytest.mark.usefixtures("cache")
 async def test_loop_goes_on_while_packages_are_installed() -> None:
     turns = 0

@@ -284,6 +284,13 @@ async def test_what_leads_out_of_a_venv_is_named_once(
     ]
 
 
+async def test_venv_that_is_gone_when_it_is_opened_is_named(tmp_path: Path) -> None:
+    sandbox = Sandbox(python=a_venv(tmp_path / "own"))
+    shutil.rmtree(tmp_path / "own")
+    with pytest.raises(ConfigurationError, match=r"python: there is no .*own"):
+        await sandbox.__aenter__()
+
+
 def test_both_are_refused_together(venv: Path) -> None:
     for make in (Sandbox, Sandbox.shared, lambda **given: RLM("offline", **given)):
         with pytest.raises(ConfigurationError, match="either python or packages"):

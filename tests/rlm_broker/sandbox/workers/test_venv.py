@@ -102,6 +102,15 @@ def test_packages_that_a_link_has_elsewhere_are_refused(written: Path, tmp_path:
         Sandbox(python=written)
 
 
+def test_more_folders_than_a_packet_holds_are_refused(written: Path) -> None:
+    names = [f"{number:03}{'x' * 100}" for number in range(200)]
+    for name in names:
+        (packages_of(written) / name).mkdir()
+    (packages_of(written) / "many.pth").write_text("\n".join(names))
+    with pytest.raises(ConfigurationError, match="add 200 folders, which are too many"):
+        read_venv(written)
+
+
 def test_pth_files_add_folders_within_and_nothing_else(written: Path, tmp_path: Path) -> None:
     packages = packages_of(written)
     (packages / "inner").mkdir()
