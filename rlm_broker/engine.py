@@ -1,8 +1,9 @@
 """What any number of runs share: a handler, a sandbox whose REPLs connect to it, and a recorder of calls."""
 
 import contextlib
+import os
 import secrets
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -15,6 +16,7 @@ from rlm_broker.lm_handler import LMHandler
 from rlm_broker.models.models import Models
 from rlm_broker.models.registry import Registry
 from rlm_broker.sandbox.levels.level import AUTO, candidates
+from rlm_broker.sandbox.packages import chosen_packages
 from rlm_broker.sandbox.sandbox import SEED_BITS, Sandbox, require_seed
 
 
@@ -23,16 +25,19 @@ class OwnSandbox:
     """What is said of a sandbox that an `RLM` makes for itself; see `Sandbox`.
 
     Raises:
-        ConfigurationError: There is no such level or seed, or the level cannot allow what is wanted.
+        ConfigurationError: There is no such level, seed or environment, or the level cannot allow what is wanted.
     """
 
     isolation: str = AUTO
     allow_exec: bool | None = None
     seed: int | None = None
+    python: str | os.PathLike[str] | None = None
+    packages: Sequence[str] | None = None
 
     def __post_init__(self) -> None:
         candidates(self.isolation, self.allow_exec)
         require_seed(self.seed)
+        chosen_packages(self.python, self.packages)
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,6 +125,8 @@ class EngineParts:
             said.isolation,
             allow_exec=said.allow_exec,
             seed=self._seed,
+            python=said.python,
+            packages=said.packages,
             listener=handler.listener,
             event_loop=event_loop,
         )

@@ -1,6 +1,7 @@
 """Keyword arguments of `RLM` that stand for an argument of one of its objects, and what other systems call them."""
 
 import inspect
+import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, TypedDict, TypeVar
@@ -35,14 +36,22 @@ class Keywords(TypedDict, total=False):
     prompt_profile: Profile
     user_prologue: str | None
     isolation: str
-    """`Sandbox(isolation=...)`, and so are the next two."""
+    """`Sandbox(isolation=...)`, and so are the next four."""
     allow_exec: bool | None
     seed: int | None
+    python: str | os.PathLike[str] | None
+    packages: Sequence[str] | None
 
 
 _MODELS = {"routes": "routes", "model_policy": "policy", "cache": "cache", "record": "record", "replay": "replay"}
 _INSTRUCTIONS = {"system_prompt": "system", "prompt_profile": "profile", "user_prologue": "prologue"}
-_SANDBOX = {"isolation": "isolation", "allow_exec": "allow_exec", "seed": "seed"}
+_SANDBOX = {
+    "isolation": "isolation",
+    "allow_exec": "allow_exec",
+    "seed": "seed",
+    "python": "python",
+    "packages": "packages",
+}
 _ELSEWHERE = {
     "backend": 'the model is the first argument: RLM("openai/gpt-5-mini")',
     "backend_kwargs": 'a model with options is a Model: RLM(Model(name="openai/gpt-5-mini", options={...}))',

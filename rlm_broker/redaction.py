@@ -13,6 +13,7 @@ PATTERN = re.compile(
 """Text that looks like a key or a password, wherever it comes from."""
 _WORDS = ("password", "apikey", "api_key", "api-key")
 """Words that `PATTERN` finds in any case."""
+_CREDENTIALS = re.compile(r"(?<=://)[^\s/@]{1,1024}@")
 _NAME = re.compile(r"(_|\A|-)(KEY|TOKEN|SECRET|AUTHORIZATION)\Z|HEADER", re.IGNORECASE)
 _MIN_SECRET_CHARS = 6
 """Characters of the shortest known secret. A shorter value is not one, and hiding every "1" would garble the text."""
@@ -60,6 +61,11 @@ def redact(text: str, secrets: Iterable[str] = ()) -> str:
         if len(secret) >= _MIN_SECRET_CHARS:
             text = text.replace(secret, REDACTED)
     return _without_patterns(text)
+
+
+def without_credentials(text: str) -> str:
+    """Replace user names and passwords in addresses, such as that of a private index."""
+    return _CREDENTIALS.sub(f"{REDACTED}@", text)
 
 
 def redacted(value: Any) -> Any:

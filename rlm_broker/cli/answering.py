@@ -59,6 +59,8 @@ def ask(
                 limits=settings.limits,
                 instructions=system,
                 sandbox=settings["isolation"],
+                python=settings["python"],
+                packages=settings.packages,
                 on_event=_all_of(watchers),
             )
             given = _context(paths)

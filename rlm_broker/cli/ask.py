@@ -24,6 +24,8 @@ exit codes: 0 answered (NOT FOUND is an answer), 1 failed, 2 the command line or
 @click.option("--base-url", metavar="URL", help="Of an OpenAI-compatible server that has the models.")
 @click.option("--max-depth", type=int, metavar="N", help="Levels that have a REPL (default 1).")
 @click.option("--isolation", metavar="LEVEL", help="auto (default), strict, standard, or process (unprotected).")
+@click.option("--python", metavar="FOLDER", help="A virtual environment whose packages code has.")
+@click.option("--packages", metavar="LIST", help="Packages to make one of, such as 'numpy>=2 six'.")
 @click.option("--limit", "assignments", multiple=True, metavar="NAME=VALUE", help="Any other limit.")
 @click.option("--system", metavar="TEXT", help="A system prompt in place of ours.")
 @click.option("--trace", type=click.Path(path_type=Path), metavar="FILE", help="Write what happens, as JSON lines.")

@@ -47,11 +47,13 @@ exit codes: 0 it ran through, its own if it exited with one, 1 it raised or cras
 @click.argument("file")
 @click.option("--timeout", type=float, metavar="SECONDS", help="Compute time (default 60).")
 @click.option("--isolation", metavar="LEVEL", help="auto (default), strict, standard, or process (unprotected).")
+@click.option("--python", metavar="FOLDER", help="A virtual environment whose packages the code has.")
+@click.option("--packages", metavar="LIST", help="Packages to make one of, such as 'numpy>=2 six'.")
 @click.option("--limit", "assignments", multiple=True, metavar="NAME=VALUE", help="Any other limit.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 @click.option("--debug", is_flag=True, help="Show tracebacks of rlm-broker itself.")
 def command(
-    file: str, timeout: float | None, isolation: str | None, assignments: tuple[str, ...], as_json: bool, debug: bool
+    file: str, timeout: float | None, assignments: tuple[str, ...], as_json: bool, debug: bool, **options: str | None
 ) -> None:
     """Run a Python FILE (- is stdin) in a sandbox of its own, without any model."""
     with failures("exec", as_json=as_json, debug=debug):
@@ -59,8 +61,9 @@ def command(
         from rlm_broker.settings.settings import Settings, assigned  # what --help need not pay for
 
         code = _read(file)
-        settings = Settings(assigned(assignments, block_timeout_s=timeout, isolation=isolation))
-        with Sandbox(settings.limits, settings["isolation"]) as sandbox, sandbox.repl() as repl:
+        settings = Settings(assigned(assignments, block_timeout_s=timeout, **options))
+        made = Sandbox(settings.limits, settings["isolation"], python=settings["python"], packages=settings.packages)
+        with made as sandbox, sandbox.repl() as repl:
             repl.kills_when_cancelled = True
             block = _at_its_limit(_run(repl, code, None if as_json else _Echo()))
             if as_json:

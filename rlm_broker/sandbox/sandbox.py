@@ -1,6 +1,7 @@
 """The public sandbox: REPLs for untrusted code, with or without a model behind them."""
 
 import math
+import os
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -13,6 +14,7 @@ from rlm_broker.sandbox.environment import SEED_BITS as SEED_BITS
 from rlm_broker.sandbox.environment import require_seed as require_seed
 from rlm_broker.sandbox.levels import canary
 from rlm_broker.sandbox.levels.level import candidates, warn_if_unprotected
+from rlm_broker.sandbox.packages import chosen_packages, environment_of
 from rlm_broker.sandbox.repl import SandboxedRepl
 from rlm_broker.sandbox.shared import shared
 from rlm_broker.sandbox.template import NO_CONTEXT, PREPARE_TIMEOUT_S, Template
@@ -20,6 +22,7 @@ from rlm_broker.sandbox.workers import cgroups
 from rlm_broker.sandbox.workers.context_cache import OF_ALL_MEMORY, ContextCache
 from rlm_broker.sandbox.workers.fork_server import ForkServer
 from rlm_broker.sandbox.workers.source import ColdStart, Workers
+from rlm_broker.sandbox.workers.venv import Venv
 from rlm_broker.sandbox.workers.warm_pool import WarmPool
 from rlm_broker.sandbox.workers.zygote_process import Preparation
 from rlm_broker.transport.connection import QueryHandler, refuse
@@ -50,11 +53,16 @@ class Sandbox(AsyncResource):
             millisecond. None: one, from the second REPL on that is asked for.
         seed: From 0 to 2**32 - 1: code draws the same numbers from `random` and numpy's global generator in each REPL,
             also after a kill, and sets of text have the same order. None: every REPL draws others.
+        python: Folder of a virtual environment whose packages code has in the place of yours, read-only. It is one of
+            your version of Python.
+        packages: The same as a list, such as `["numpy>=2"]`: uv or pip make an environment of them, from wheels alone,
+            when the sandbox is opened. It is kept, and used again for the same list.
         listener: The port that REPLs connect to; None opens one of its own on loopback.
         event_loop: Where it lives; None is decided by how it is opened.
 
     Raises:
-        ConfigurationError: There is no such level, or it cannot allow what is wanted.
+        ConfigurationError: There is no such level, or it cannot allow what is wanted; or no such environment. That
+            packages cannot be installed is said when it is opened.
     """
 
     def __init__(
@@ -66,6 +74,8 @@ class Sandbox(AsyncResource):
         exact_memory: bool = False,
         warm: int | None = None,
         seed: int | None = None,
+        python: str | os.PathLike[str] | None = None,
+        packages: Sequence[str] | None = None,
         listener: Listener | None = None,
         event_loop: EventLoopRef | None = None,
     ) -> None:
@@ -78,6 +88,7 @@ class Sandbox(AsyncResource):
         _require_warm(warm)
         require_seed(seed)
         self.seed = seed
+        self._packages = chosen_packages(python, packages)
         self._exact_memory = exact_memory
         self._warm = warm
         self._listener = listener
@@ -95,6 +106,8 @@ class Sandbox(AsyncResource):
         *,
         allow_exec: bool | None = None,
         warm: int | None = None,
+        python: str | os.PathLike[str] | None = None,
+        packages: Sequence[str] | None = None,
     ) -> "Sandbox":
         """Return the sandbox of this process that has these settings, open: the same for all who ask for it.
 
@@ -108,8 +121,9 @@ class Sandbox(AsyncResource):
         candidates(isolation, allow_exec)
         _require_warm(warm)
         bounds = (limits or ReplLimits()).model_dump_json(include=set(ReplLimits.model_fields))
-        key = (bounds, isolation, allow_exec, warm)
-        return shared(key, lambda: cls(limits, isolation, allow_exec=allow_exec, warm=warm))
+        key = (bounds, isolation, allow_exec, warm, chosen_packages(python, packages))
+        of_its_own: dict[str, Any] = {"allow_exec": allow_exec, "warm": warm, "python": python, "packages": packages}
+        return shared(key, lambda: cls(limits, isolation, **of_its_own))
 
     def stats(self) -> SandboxStats:
         """What lives in the sandbox now, and how much it has started."""
@@ -208,7 +222,7 @@ class Sandbox(AsyncResource):
             if listener is None:
                 listener = self._own_listener = Listener()
                 await listener.start()
-            self._fork_server = await self._strongest(listener)
+            self._fork_server = await self._strongest(listener, await environment_of(self._packages))
             cold_start = ColdStart(self._fork_server, listener)
             cache_bytes = int(cgroups.memory_bytes() * OF_ALL_MEMORY)
             cache = ContextCache(self._fork_server, listener, self.limits, cache_bytes)
@@ -219,11 +233,12 @@ class Sandbox(AsyncResource):
             await self._close()
             raise
 
-    async def _strongest(self, listener: Listener) -> ForkServer:
+    async def _strongest(self, listener: Listener, venv: Venv | None) -> ForkServer:
         """Start a fork server at the strongest level for which a canary shows that it holds on this machine."""
         refusals = []
         for level in self._candidates:
-            fork_server = ForkServer(level, self._allow_exec and level.may_exec, self._exact_memory, seed=self.seed)
+            may_exec = self._allow_exec and level.may_exec
+            fork_server = ForkServer(level, may_exec, self._exact_memory, seed=self.seed, venv=venv)
             try:
                 await fork_server.start()
                 if level.is_security_boundary:

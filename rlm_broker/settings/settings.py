@@ -27,6 +27,8 @@ DEFAULTS: dict[str, Any] = {
     "api_key": None,
     "cache": None,
     "isolation": "auto",
+    "python": None,
+    "packages": None,
 }
 ROUTE_FIELDS = ("to", "match", "depths")
 BUILT_IN = "default"
@@ -115,6 +117,12 @@ class Settings:
                 "name the model that the base_url or the api_key is for: the model offline calls no server"
             )
         return Model.model_validate({"name": given, "base_url": base_url, "api_key": api_key}, context=name)
+
+    @property
+    def packages(self) -> list[str] | None:
+        """What code is to have, as a list: the setting is text, with spaces between packages."""
+        given: str | None = self["packages"]
+        return None if given is None else given.split()
 
     def _limits(self) -> Limits:
         given = {name: _plain(found.value) for name, found in self._found.items() if name in Limits.model_fields}

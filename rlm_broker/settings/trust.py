@@ -22,13 +22,14 @@ _STRENGTH = {STRICT.name: 2, AUTO: 1, STANDARD.name: 0, PROCESS.name: -1}
 
 
 def risks(document: Mapping[str, Any], users: Mapping[str, Any]) -> Iterator[str]:
-    """What in a project's file could send documents or keys elsewhere, run code with less protection, or cost more.
+    """What in a project's file could send documents or keys elsewhere, run code with less protection, show it other
+    files of the user's, have packages installed, or cost more.
 
     Args:
         document: The file's settings; those of its table `limits` stand beside the others.
         users: The same of the user's own file, which holds without the project's.
     """
-    yield from (name for name in ("base_url", "api_key", "cache") if document.get(name))
+    yield from (name for name in ("base_url", "api_key", "cache", "python", "packages") if document.get(name))
     level = document.get("isolation", AUTO)
     users_strength = _STRENGTH.get(str(users.get("isolation", AUTO)), _STRENGTH[AUTO])
     if _STRENGTH.get(str(level), _STRENGTH[STANDARD.name]) < min(_STRENGTH[AUTO], users_strength):

@@ -23,6 +23,8 @@ LENT_BYTES = 64 << 20
 """Bytes of the scratch folder that a fork server has while it imports modules and runs set-up code."""
 OWN_INODES = 3
 """What a scratch folder's own structure takes, on top of the files in it."""
+INODES_OF_ONE = 16
+"""Of a cover, for what is shown on top of it: a file or folder with the folders on its way. Beyond it: ENOSPC."""
 
 _CONFINED = syscalls.MOUNT_ATTR_RDONLY | syscalls.MOUNT_ATTR_NOSUID | syscalls.MOUNT_ATTR_NODEV
 _PLAIN_FILES = syscalls.MS_NOSUID | syscalls.MS_NODEV
@@ -40,7 +42,8 @@ def enter_private_root(
     Args:
         new_root: An existing empty folder.
         readable: Absolute folders or files of the host to show besides the system's.
-        hidden: Absolute folders to show as empty where they lie in something that is shown.
+        hidden: Absolute folders to show as empty where they lie in something that is shown, but for what of them is
+            itself in `readable`.
         mount_proc: Called with the place for /proc, while the host's is still there: the kernel grants a new one only
             where a whole one can be seen already.
 
@@ -54,7 +57,7 @@ def enter_private_root(
         syscalls.mount("tmpfs", new_root, "tmpfs", _PLAIN_FILES, "size=1m,nr_inodes=4096,mode=755")
         folders, links = _show_system(new_root)
         shown = _show_readable(new_root, readable, folders, links)
-        _hide(new_root, hidden, shown)
+        _hide(new_root, hidden, shown, readable)
         _make_devices(new_root)
         for folder in ("/proc", SCRATCH, TEMPORARY):
             _make_folder(new_root + folder)
@@ -90,7 +93,7 @@ def _show_system(new_root: str) -> tuple[list[str], list[str]]:
             Path(new_root + path).symlink_to(Path(path).readlink())
             links.append(path)
         elif Path(path).exists():
-            _show(new_root, path)
+            _show(path, new_root + path)
             folders.append(path)
     return folders, links
 
@@ -109,23 +112,29 @@ def _show_readable(
                 errno.EINVAL, f"readable path {path!r} holds a folder, or lies in one, that a worker has anew"
             )
         if not any(_is_below(path, other) for other in (*folders, *links)):
-            _show(new_root, path)
+            _show(path, new_root + path)
             shown.append(path)
     return shown
 
 
-def _show(new_root: str, path: str) -> None:
-    target = new_root + path
+def _show(path: str, target: str) -> None:
     if Path(path).is_dir():
         _make_folder(target)
+    elif Path(path).is_symlink():  # such as a Python's, which finds its folders by where it was called
+        _make_folder(str(Path(target).parent))
+        Path(target).symlink_to(os.path.realpath(path))
+        return
     else:
         _make_file(target)
     syscalls.bind(path, target)
     syscalls.restrict_mount(target, _CONFINED)
 
 
-def _hide(new_root: str, hidden: Sequence[str], shown: Sequence[str]) -> None:
-    """Cover folders wherever they came along with something shown. What did not come along is not there to be seen."""
+def _hide(new_root: str, hidden: Sequence[str], shown: Sequence[str], readable: Sequence[str]) -> None:
+    """Cover folders wherever they came along with something shown. What did not come along is not there to be seen.
+
+    What lies below such a folder, and is readable by itself, is shown on top of the cover.
+    """
     for path in outermost(os.path.realpath(given) for given in hidden if Path(given).exists()):
         for outer in shown:  # under each of its names: a cover on one is none on the other
             inner = os.path.realpath(outer)
@@ -134,7 +143,12 @@ def _hide(new_root: str, hidden: Sequence[str], shown: Sequence[str]) -> None:
             if not Path(path).is_dir():
                 raise OSError(errno.EINVAL, f"hidden path {path!r} is not a folder")
             target = new_root + outer + path.removeprefix(inner)
-            syscalls.mount("tmpfs", target, "tmpfs", _PROC_FLAGS | syscalls.MS_RDONLY, "size=4k,nr_inodes=1,mode=755")
+            kept = [name for name in map(os.path.realpath, readable) if name != path and _is_below(name, path)]
+            inodes = 1 + INODES_OF_ONE * len(kept)
+            syscalls.mount("tmpfs", target, "tmpfs", _PROC_FLAGS, f"size=1m,nr_inodes={inodes},mode=755")
+            for inner_path in outermost(kept):
+                _show(inner_path, target + inner_path.removeprefix(path))
+            syscalls.restrict_mount(target, syscalls.MOUNT_ATTR_RDONLY)
 
 
 def _make_devices(new_root: str) -> None:

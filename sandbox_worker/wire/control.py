@@ -39,6 +39,20 @@ class Control(msgspec.Struct, frozen=True, tag_field="type", tag=str.lower, forb
 # -- the orchestrator says to the zygote -------------------------------------------------------------------------------
 
 
+class Packages(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What workers import from, where it is not what the fork server was started with.
+
+    Attributes:
+        search: `sys.path`.
+        own: Module → its file or its folder, which is found after all else: what a worker's own code needs.
+        executable: `sys.executable`.
+    """
+
+    search: list[str]
+    own: dict[str, str]
+    executable: str
+
+
 class Configure(Control, frozen=True):
     """First message: which level, what is visible in it, and what every worker is to find.
 
@@ -52,6 +66,7 @@ class Configure(Control, frozen=True):
         setup: Code whose variables every REPL finds.
         context: The pieces of the context that every REPL finds.
         seed: What `random` and numpy's global generator begin with in every REPL.
+        packages: None leaves `sys.path` as it is.
     """
 
     level: LevelName
@@ -62,6 +77,7 @@ class Configure(Control, frozen=True):
     setup: str = ""
     context: Annotated[list[ContextPiece], msgspec.Meta(max_length=MAX_PIECES)] = []
     seed: int | None = None
+    packages: Packages | None = None
 
 
 class Spawn(Control, frozen=True):

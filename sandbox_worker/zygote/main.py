@@ -49,6 +49,10 @@ def main(control_fd: int) -> NoReturn:
     assert isinstance(configure, Configure)
     try:
         shared = enter_zygote(level_named(configure.level), configure.new_root, configure.readable, configure.hidden)
+        if configure.packages is not None:
+            from sandbox_worker.zygote.packages import import_from  # most fork servers never need it
+
+            import_from(configure.packages)
         adapt(shared.level, configure.seed)
         mapped = mapping_works()
         preloaded = prepare(configure, fds, shared, mapped)

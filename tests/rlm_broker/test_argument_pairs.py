@@ -21,6 +21,7 @@ from rlm_broker import (
     Tools,
 )
 from rlm_broker.keywords import Keywords
+from tests.support.venvs import a_venv
 
 
 def reply(_messages: object) -> str:
@@ -57,13 +58,16 @@ GIVEN: dict[str, tuple[str, Callable[[Path], Any]]] = {
     "isolation": ("isolation", lambda _: "strict"),
     "allow_exec": ("allow_exec", lambda _: False),
     "seed": ("seed", lambda _: 7),
+    "python": ("python", lambda folder: a_venv(folder / "venv")),
+    "packages": ("packages", lambda _: ["six"]),
 }
 """Name of a way to give an argument -> the argument, and what makes its value."""
 REFUSED = {
     "handler": "model sub_model models Models routes model_policy cache replay",
     "replay": "model sub_model models Models routes model_policy cache seed Sandbox",
     "Models": "routes model_policy cache record",
-    "Sandbox": "isolation allow_exec seed",
+    "Sandbox": "isolation allow_exec seed python packages",
+    "python": "packages",
     "sandbox": "isolation",
     "Tools": "sub_tools",
     "instructions": "system_prompt prompt_profile user_prologue",
@@ -144,11 +148,17 @@ SANDBOX: dict[str, Any] = {
     "exact_memory": True,
     "warm": 2,
     "seed": 7,
+    "packages": ["six"],
 }
 
 
-def test_arguments_of_a_sandbox_go_with_each_other_or_are_refused() -> None:
-    for pair in combinations(SANDBOX, 2):
-        Sandbox(**{name: SANDBOX[name] for name in pair})
+def test_arguments_of_a_sandbox_go_with_each_other_or_are_refused(tmp_path: Path) -> None:
+    given = SANDBOX | {"python": a_venv(tmp_path)}
+    for pair in combinations(given, 2):
+        if set(pair) == {"python", "packages"}:
+            with pytest.raises(ConfigurationError, match="either python or packages"):
+                Sandbox(**{name: given[name] for name in pair})
+            continue
+        Sandbox(**{name: given[name] for name in pair})
     with pytest.raises(ConfigurationError, match="standard"):
         Sandbox(isolation="standard", allow_exec=True)

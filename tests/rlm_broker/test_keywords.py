@@ -12,6 +12,7 @@ from rlm_broker.keywords import Keywords, instructions_with, models_with, sandbo
 from rlm_broker.models.models import Models
 from rlm_broker.run.prompts import Instructions
 from rlm_broker.run.tools import Tools
+from tests.support.venvs import a_venv
 
 SHORT: dict[str, Any] = {
     "routes": [Route(to="x")],
@@ -26,6 +27,8 @@ SHORT: dict[str, Any] = {
     "isolation": "strict",
     "allow_exec": False,
     "seed": 7,
+    "python": "venv",
+    "packages": ["six"],
 }
 
 
@@ -49,8 +52,12 @@ def test_keyword_of_instructions_says_what_the_object_says(name: str) -> None:
     assert instructions_with(None, {name: SHORT[name]}) == Instructions(**{field: SHORT[name]})
 
 
-@pytest.mark.parametrize("name", ["isolation", "allow_exec", "seed"])
-def test_keyword_of_a_sandbox_says_what_the_object_says(name: str) -> None:
+@pytest.mark.parametrize("name", ["isolation", "allow_exec", "seed", "python", "packages"])
+def test_keyword_of_a_sandbox_says_what_the_object_says(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    a_venv(tmp_path / "venv")
+    monkeypatch.chdir(tmp_path)
     assert getattr(sandbox_with(None, {name: SHORT[name]}), name) == SHORT[name]
 
 
@@ -72,7 +79,7 @@ def test_keyword_beside_its_whole_object_is_refused(whole: dict[str, Any], name:
         RLM(**whole, **{name: SHORT[name]})
 
 
-@pytest.mark.parametrize("name", ["isolation", "allow_exec", "seed"])
+@pytest.mark.parametrize("name", ["isolation", "allow_exec", "seed", "python", "packages"])
 def test_keyword_beside_a_sandbox_is_refused(name: str) -> None:
     with pytest.raises(ConfigurationError, match=rf"sandbox is a Sandbox, so give {name} there: Sandbox\({name}=...\)"):
         RLM(sandbox=Sandbox(), **{name: SHORT[name]})

@@ -11,6 +11,7 @@ from rlm_broker.limits import ReplLimits
 from rlm_broker.sandbox.workers import refusals
 from rlm_broker.sandbox.workers.cgroups import GROUP_REMEDY, MemoryGroup, MemoryGroups
 from rlm_broker.sandbox.workers.private_folder import removed
+from rlm_broker.sandbox.workers.venv import Venv
 from rlm_broker.sandbox.workers.worker import Worker
 from rlm_broker.sandbox.workers.zygote_process import Preparation, Zygote, ZygoteGone, raise_descriptor_limit
 from sandbox_worker.wire.control import ZygoteReady
@@ -29,6 +30,9 @@ class ForkServer:
 
     When the zygote dies, so do its workers; the next `spawn` starts a new one.
 
+    Args:
+        venv: Whose packages its workers have; None: those of the orchestrator.
+
     Attributes:
         layers: The layers that all workers share, once started.
         allow_exec: Whether code may start programs.
@@ -42,6 +46,7 @@ class ForkServer:
         exact_memory: bool = False,
         preparation: Preparation | None = None,
         seed: int | None = None,
+        venv: Venv | None = None,
     ) -> None:
         self.level = level
         self.layers: tuple[str, ...] = ()
@@ -50,6 +55,7 @@ class ForkServer:
         self.allow_exec = allow_exec
         self._exact_memory = exact_memory
         self._seed = seed
+        self._venv = venv
         self._zygote: Zygote | None = None
         self._groups: MemoryGroups | None = None
         self._one_at_a_time = asyncio.Lock()
@@ -72,7 +78,11 @@ class ForkServer:
             ConfigurationError, IsolationUnavailable, SandboxFailed: It cannot be started. Nothing of it is left.
         """
         self._require_open()
+<<<<<<< HEAD
         other = ForkServer(self.level, self.allow_exec, self._exact_memory, preparation, self._seed)
+=======
+        other = ForkServer(self.level, self._allow_exec, self._exact_memory, preparation, self._seed, self._venv)
+>>>>>>> packages
         self._others = [*(each for each in self._others if not each._closed), other]
         try:
             await other.start()
@@ -152,7 +162,11 @@ class ForkServer:
         """Start a zygote. Another one takes the place of one that is killed meanwhile."""
         tries = TRIES if self._preparation == Preparation() else PREPARED_TRIES
         while True:
+<<<<<<< HEAD
             zygote = Zygote(self.level, self.allow_exec, self._preparation, self._seed)
+=======
+            zygote = Zygote(self.level, self._allow_exec, self._preparation, self._seed, self._venv)
+>>>>>>> packages
             try:
                 ready = await zygote.start()
                 self._require_open()  # still: `close` did not know of it

@@ -12,7 +12,6 @@ import sys
 import tempfile
 import threading
 from dataclasses import dataclass
-from pathlib import Path
 
 from rlm_broker.context.store import StoredContext
 from rlm_broker.errors import ConfigurationError, SandboxFailed
@@ -21,7 +20,8 @@ from rlm_broker.sandbox.levels.level import unavailable
 from rlm_broker.sandbox.workers import refusals
 from rlm_broker.sandbox.workers.cgroups import MemoryGroup
 from rlm_broker.sandbox.workers.private_folder import PrivateFolder
-from rlm_broker.sandbox.workers.python_paths import environment, isolated, python_paths, readable
+from rlm_broker.sandbox.workers.python_paths import environment, isolated, python_paths, shown
+from rlm_broker.sandbox.workers.venv import Venv
 from rlm_broker.sandbox.workers.worker import Worker
 from sandbox_worker.wire.control import (
     MAX_PACKET_BYTES,
@@ -44,10 +44,10 @@ START_TIMEOUT_S = 60.0
 END_TIMEOUT_S = 5.0
 """Longest wait for a fork server to end by itself after its socket has closed. Beyond it the fork server is killed."""
 
-_FORKING = threading.RLock()
-"""Held by each fork of this process, and while the fork server is started. A process that is forked in between inherits
+FORKING = threading.RLock()
+"""Held by each fork of this process, and while a program is started. A process that is forked in between inherits
 the pipe on which `Popen` waits for the start of its program: `Popen` would wait for as long as that process lives."""
-os.register_at_fork(before=_FORKING.acquire, after_in_parent=_FORKING.release, after_in_child=_FORKING.release)
+os.register_at_fork(before=FORKING.acquire, after_in_parent=FORKING.release, after_in_child=FORKING.release)
 
 
 @dataclass(frozen=True)
@@ -77,11 +77,14 @@ class Zygote:
     Requests are made one at a time, and each answer is awaited: one that is left over would be taken for the next.
     """
 
-    def __init__(self, level: Level, allow_exec: bool, preparation: Preparation, seed: int | None) -> None:
+    def __init__(
+        self, level: Level, allow_exec: bool, preparation: Preparation, seed: int | None, venv: Venv | None = None
+    ) -> None:
         self._level = level
         self._allow_exec = allow_exec
         self._preparation = preparation
         self._seed = seed
+        self._venv = venv
         self._process: subprocess.Popen[bytes] | None = None
         self._pidfd = -1
         self._usable = True
@@ -98,18 +101,23 @@ class Zygote:
         """Start the process; return what it says of itself."""
         (root := self.folder.path / "root").mkdir()
         paths = python_paths()
-        self._process, self._pidfd = start(self._theirs.fileno(), paths, self._seed)
+        self._process, self._pidfd = start(self._theirs.fileno(), paths, self._seed, self._venv)
         self._theirs.close()
+<<<<<<< HEAD
         pieces = () if self._preparation.context is None else self._preparation.context.pieces()
+=======
+        context, told = self._preparation.context, shown(paths, self._venv)
+>>>>>>> packages
         configure = Configure(
             level=self._level.name,
             new_root=refusals.utf8(root),
-            readable=[refusals.utf8(path) for path in readable(paths)],
-            hidden=[refusals.utf8(Path(path) / "litellm") for path in paths],
+            readable=[refusals.utf8(path) for path in told.readable],
+            hidden=[refusals.utf8(path) for path in told.hidden],
             preload=list(self._preparation.imports),
             setup=self._preparation.setup,
             context=[piece for _, piece in pieces],
             seed=self._seed,
+            packages=told.packages,
         )
         try:
             socket.send_fds(self._control, [pack(configure)], [fd for fd, _ in pieces])
@@ -231,22 +239,25 @@ class Zygote:
         return unpack_from_zygote(packet), list(fds)
 
 
-def start(control_fd: int, paths: list[str], seed: int | None) -> tuple["subprocess.Popen[bytes]", int]:
+def start(
+    control_fd: int, paths: list[str], seed: int | None, venv: Venv | None = None
+) -> tuple["subprocess.Popen[bytes]", int]:
     """Start the process, which serves the other end of `control_fd`; return it and a pidfd of it.
 
     Args:
         paths: Its `sys.path`.
         seed: Of its hashes; None draws one.
+        venv: Whose programs code that it starts finds first. None: ours.
 
     Raises:
         OSError: No process or no descriptor could be had. Nothing is left.
     """
     program = f"import sys; sys.path[:] = {paths!r}; from sandbox_worker.zygote.main import main; main({control_fd})"
-    with _FORKING:
+    with FORKING:
         process = subprocess.Popen(
             [sys.executable, *isolated(seed), "-S", "-c", program],
             pass_fds=[control_fd],
-            env=environment(seed),
+            env=environment(seed, venv),
             cwd="/",
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,

@@ -72,6 +72,8 @@ def test_a_trace_begins_with_the_metadata_and_ends_with_the_end(log: Path, tmp_p
         (["q", "LOG", "--model", "nonsense"], 2, "'nonsense' is not the name of a model"),
         (["q", "LOG", "--model", "openai/gpt-5-mini"], 2, "needs OPENAI_API_KEY, which is not set"),
         (["q", "LOG", "--isolation", "vault"], 2, "no isolation level 'vault'"),
+        (["q", "LOG", "--python", "/nowhere"], 2, "python: there is no /nowhere"),
+        (["q", "LOG", "--packages", "six", "--python", "/nowhere"], 2, "give either python or packages"),
         (["q", "LOG", "--max-depth", "-1"], 2, "limit max_depth = -1: "),
         (["q", "LOG", "--trace", "/nowhere/t"], 2, "cannot write the trace /nowhere/t: No such file or directory"),
         (["q", "-", "LOG"], 2, "- is stdin, and cannot be combined"),

@@ -6,6 +6,7 @@ import pytest
 
 from tests.support.command import run, sentence
 from tests.support.skips import NEEDS_ORDINARY_USER
+from tests.support.venvs import a_venv
 
 
 @pytest.fixture
@@ -83,6 +84,9 @@ def test_json_has_what_happened_and_what_was_enforced() -> None:
         (["nowhere.py"], "cannot read nowhere.py: No such file or directory"),
         (["/"], "cannot read /: Is a directory"),
         (["-", "--isolation", "vault"], "no isolation level 'vault'; choose one of"),
+        (["-", "--python", "/nowhere"], "python: there is no /nowhere: make one by `uv venv"),
+        (["-", "--packages", "-r list"], "packages: '-r' is no name with versions"),
+        (["-", "--python", "/nowhere", "--packages", "six"], "give either python or packages"),
         (["-", "--timeout", "0"], "limit block_timeout_s = 0.0: input should be greater than 0"),
         (["-", "--timeout", "nan"], "limit block_timeout_s = nan: "),
         (["-", "--limit", "memory_bites=1"], "there is no such limit; did you mean memory_bytes?"),
@@ -94,6 +98,15 @@ def test_bad_input_is_one_sentence_and_2(arguments: list[str], said: str) -> Non
     done = run("exec", *arguments)
     assert done.returncode == 2
     assert said in sentence(done)
+
+
+def test_code_has_the_packages_of_a_venv(tmp_path: Path) -> None:
+    packages = next(a_venv(tmp_path / "venv").glob("lib/*/site-packages"))
+    (packages / "lenses.py").write_text("COUNT = 40\n")
+    code = b"import lenses\nprint(lenses.COUNT)\nimport click"
+    done = run("exec", "-", "--python", tmp_path / "venv", stdin=code)
+    assert (done.returncode, done.stdout) == (1, "40\n")
+    assert "No module named 'click'" in done.stderr
 
 
 def test_a_file_that_is_not_text_is_named_with_the_place() -> None:

@@ -21,6 +21,8 @@ HARMFUL = {
     "sub_model = openai/http://elsewhere": "sub_model = 'openai/http://elsewhere'",
     "models.m.options.api_base": "[models.m]\nname = 'openai/x'\noptions = {api_base = 'http://elsewhere/v1'}",
     "cache": "cache = '/home/me/.bashrc'",
+    "python": "python = '/home/me/.venv'",
+    "packages": "packages = 'evil==1.0'",
 }
 HARMLESS = "model = 'm'\nisolation = 'strict'\n[models.m]\nname = 'openai/x'\noptions = {temperature = 0.5, seed = 1}"
 

@@ -145,6 +145,35 @@ def test_a_folder_that_was_hidden_around_what_is_readable_does_not_hide_it(tmp_p
     assert in_private_root(tmp_path / "root", report, [folder], [folder.parent]) == "content"
 
 
+def test_what_is_readable_in_a_hidden_folder_is_shown_on_top_of_its_cover(tmp_path: Path, folder: Path) -> None:
+    secret = folder / "secret"
+    for name in ("deep/package/inner", "other"):
+        (secret / name).mkdir(parents=True)
+    for name in ("deep/package/module", "deep/beside", "other/module", "single"):
+        (secret / name).write_text(name)
+
+    def report() -> list[Any]:
+        found = sorted(str(path.relative_to(secret)) for path in secret.rglob("*"))
+        places = [secret, secret / "deep", secret / "deep" / "package", secret / "deep" / "package" / "inner"]
+        refusals = [refusal(lambda place=place: (place / "new").touch()) for place in places]  # type: ignore[misc]
+        return [found, refusals, (secret / "single").read_text()]
+
+    readable = [folder, secret / "deep" / "package", secret / "single"]
+    found = ["deep", "deep/package", "deep/package/inner", "deep/package/module", "single"]
+    assert in_private_root(tmp_path / "root", report, readable, [secret]) == [found, ["EROFS"] * 4, "single"]
+
+
+def test_a_link_to_a_file_stays_one_and_the_file_is_shown(tmp_path: Path, folder: Path) -> None:
+    link = tmp_path / "beside" / "python"
+    link.parent.mkdir()
+    link.symlink_to(folder / "file")
+
+    def report() -> list[Any]:
+        return [str(link.readlink()), link.read_text(), [path.name for path in link.parent.iterdir()]]
+
+    assert in_private_root(tmp_path / "root", report, [link]) == [str(folder / "file"), "content", ["python"]]
+
+
 def test_a_file_cannot_be_hidden(tmp_path: Path, folder: Path) -> None:
     with pytest.raises(AssertionError, match="is not a folder"):
         in_private_root(tmp_path / "root", list, [folder], [folder / "file"])

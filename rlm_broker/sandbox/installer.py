@@ -1,0 +1,158 @@
+"""Packages, installed by uv or pip into a new virtual environment: on the host, never from inside a sandbox.
+
+Only wheels are installed: to build a source distribution would run code of its author on this machine.
+"""
+
+import asyncio
+import contextlib
+import importlib.util
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from rlm_broker.errors import ConfigurationError
+from rlm_broker.redaction import is_secret_name, redact, secrets_of_environment, without_credentials
+from rlm_broker.sandbox.requirements import Requirements
+from rlm_broker.sandbox.workers.zygote_process import FORKING
+
+LOCK = "packages.lock"
+"""File of an environment: what was installed, as lines of `name==version` with hashes."""
+SAID_LINES, SAID_BYTES = 8, 4096
+"""What is told of an installer that failed: its last lines, of its last bytes."""
+ONLY_WHEELS = ("--only-binary", ":all:")
+
+_WATCHED = """
+import os, select, signal, subprocess, sys
+signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # ours may be ignored: then no exit status is to be had
+os.umask(0o022)  # a worker may run as another user, and is to read what is installed
+installer = subprocess.Popen(sys.argv[1:], stdin=subprocess.DEVNULL)
+ended = os.pidfd_open(installer.pid)
+if ended not in select.select([0, ended], [], [])[0]:
+    os.killpg(0, 9)  # the orchestrator is gone, or does not want it any more
+if installer.wait() == 0:
+    open("succeeded", "x")
+"""
+"""Runs its arguments as a program, and ends it with all that it started when descriptor 0 is closed. That the program
+succeeded is said by a file, which it says also to a process that ignores SIGCHLD."""
+_REDIRECTING = re.compile(
+    r"(UV|PIP)_(TARGET|PREFIX|SYSTEM_PYTHON|BREAK_SYSTEM_PACKAGES|ROOT|USER|PYTHON|REQUIREMENT|EDITABLE|NO_BINARY|REQUIRE_VIRTUALENV)"
+)
+"""Variables that would have an installer put packages elsewhere, or others."""
+
+
+async def install(requirements: Requirements, folder: Path) -> Path:
+    """Make a virtual environment with these packages below an empty folder, and return it.
+
+    Cancelled, it ends the installer with all that it started.
+
+    Raises:
+        ConfigurationError: There is no installer, or it could not install them; with what it said.
+    """
+    venv, listed = folder / "venv", folder / "requirements.txt"
+    listed.write_text("".join(f"{text}\n" for text in requirements.texts))
+    python, lock = venv / "bin" / "python", venv / LOCK
+    await _run([sys.executable, "-I", "-m", "venv", "--without-pip", "--symlinks", str(venv)], folder)
+    if not requirements.texts:
+        lock.touch()
+    elif (uv := shutil.which("uv")) is not None:
+        chosen = ["--python", str(python), *ONLY_WHEELS, "--quiet"]
+        compiling = ["pip", "compile", str(listed), *chosen, "--generate-hashes", "--no-header", "--no-annotate"]
+        await _run([uv, *compiling, "--output-file", str(lock)], folder)
+        copying = ["--require-hashes", "--link-mode", "copy", "--compile-bytecode"]
+        await _run([uv, "pip", "install", *chosen, *copying, "--requirement", str(lock)], folder)
+    elif importlib.util.find_spec("pip") is not None:
+        report = folder / "report.json"
+        said = ["--no-input", "--disable-pip-version-check", "--progress-bar", "off", "--report", str(report)]
+        pip = [sys.executable, "-I", "-m", "pip", "--python", str(python), "install", *ONLY_WHEELS, *said]
+        await _run([*pip, "--requirement", str(listed)], folder)
+        lock.write_text("".join(_locked(json.loads(report.read_text()))))
+    else:
+        raise ConfigurationError(
+            "packages: neither uv is on PATH nor pip in this Python: install one of them, or give python= a venv"
+        )
+    return venv
+
+
+def _locked(report: Mapping[str, Sequence[Mapping[str, Mapping[str, object]]]]) -> list[str]:
+    """Return the lines of a lock file for what pip says that it has installed."""
+    lines = []
+    for each in report["install"]:
+        archive = each["download_info"].get("archive_info")
+        hashes = archive.get("hashes") if isinstance(archive, dict) else None
+        known = [f" --hash={kind}:{value}" for kind, value in (hashes or {}).items()]
+        metadata = each["metadata"]
+        lines.append(f"{metadata['name']}=={metadata['version']}{''.join(known)}\n")
+    return sorted(lines)
+
+
+async def _run(command: list[str], folder: Path) -> None:
+    """Run a program in `folder`, in a process group of its own that ends with us.
+
+    Raises:
+        ConfigurationError: It failed; with what it said.
+    """
+    said, succeeded = folder / "said.txt", folder / "succeeded"
+    succeeded.unlink(missing_ok=True)
+    with said.open("wb") as output, FORKING:
+        process = subprocess.Popen(
+            [sys.executable, "-I", "-S", "-c", _WATCHED, *command],
+            env=_environment(),
+            cwd=folder,  # not the user's: settings of a project that is somebody else's may lie there
+            stdin=subprocess.PIPE,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+    try:
+        await _ended(process)
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)  # whatever it left; it is not waited for yet, so the id is its own
+        assert process.stdin is not None
+        process.stdin.close()
+        process.wait()
+    if not succeeded.exists():
+        raise ConfigurationError(_failure(said))
+
+
+async def _ended(process: "subprocess.Popen[bytes]") -> None:
+    """Wait for its end, and leave its exit status for `wait`."""
+    loop = asyncio.get_running_loop()
+    ended = asyncio.Event()
+    try:
+        pidfd = os.pidfd_open(process.pid)
+    except ProcessLookupError:  # it has ended already where SIGCHLD is ignored
+        return
+    loop.add_reader(pidfd, ended.set)
+    try:
+        await ended.wait()
+    finally:
+        loop.remove_reader(pidfd)
+        os.close(pidfd)
+
+
+def _environment() -> dict[str, str]:
+    """Our variables, for proxies, indexes and certificates, without keys that are no installer's."""
+    kept = {}
+    for name, value in os.environ.items():
+        is_installers = name.startswith(("UV_", "PIP_"))
+        if (is_installers or not is_secret_name(name)) and not _REDIRECTING.fullmatch(name):
+            kept[name] = value
+    for name in ("VIRTUAL_ENV", "PYTHONPATH", "PYTHONHOME"):
+        kept.pop(name, None)
+    return kept
+
+
+def _failure(said: Path) -> str:
+    with said.open("rb") as file:
+        file.seek(max(0, said.stat().st_size - SAID_BYTES))
+        lines = file.read().decode("utf-8", "replace").splitlines()
+    shown = " ".join(" ".join(line.split()) for line in [line for line in lines if line.strip()][-SAID_LINES:])
+    shown = redact(without_credentials(shown), secrets_of_environment())
+    return f"packages cannot be installed (from wheels alone: a source distribution would run its code here): {shown}"

@@ -1,0 +1,71 @@
+"""Packages that code is to have, as the user lists them: checked, in one form, and with a name for their list."""
+
+import hashlib
+import json
+import os
+import re
+import sys
+import sysconfig
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from rlm_broker.errors import ConfigurationError
+
+MAX_REQUIREMENTS, MAX_CHARS = 256, 256
+"""Packages that can be listed, and characters of each. Beyond them the list is refused."""
+
+_NAME = r"[A-Za-z0-9](?:[A-Za-z0-9._-]*[A-Za-z0-9])?"
+_CLAUSE = r"\s*(?:===|==|~=|!=|<=|>=|<|>)\s*[A-Za-z0-9][A-Za-z0-9.!+_-]*(?:\.\*)?\s*"
+_REQUIREMENT = re.compile(
+    rf"({_NAME})\s*(?:\[\s*({_NAME}(?:\s*,\s*{_NAME})*)\s*\])?\s*({_CLAUSE}(?:,{_CLAUSE})*)?", re.ASCII
+)
+
+
+@dataclass(frozen=True)
+class Requirements:
+    """What is to be installed, sorted and without repetitions: two lists that say the same are equal."""
+
+    texts: tuple[str, ...]
+
+    @staticmethod
+    def of(given: object) -> "Requirements":
+        """Check a list such as `["numpy>=2", "six==1.16.0"]`.
+
+        Raises:
+            ConfigurationError: It is none, or what is listed is no name with versions.
+        """
+        if isinstance(given, str) or not isinstance(given, Sequence):
+            raise ConfigurationError(
+                f'packages is a list such as ["numpy>=2", "six==1.16.0"], and not {type(given).__name__}'
+            )
+        if len(given) > MAX_REQUIREMENTS:
+            raise ConfigurationError(
+                f"packages lists {len(given):,}, more than {MAX_REQUIREMENTS}: make a venv of them"
+            )
+        return Requirements(tuple(sorted({_normalised(each) for each in given})))
+
+    @property
+    def digest(self) -> str:
+        """Name of an environment with these packages for this Python on this kind of machine."""
+        python = [sys.implementation.name, *sys.version_info[:3], os.path.realpath(sys.executable)]
+        machine = [sysconfig.get_config_var("SOABI"), sysconfig.get_platform()]
+        return hashlib.sha256(json.dumps([self.texts, python, machine]).encode()).hexdigest()[:40]
+
+
+def _normalised(given: object) -> str:
+    if not isinstance(given, str):
+        raise ConfigurationError(f"packages: each is text such as 'numpy>=2', and not {type(given).__name__}")
+    found = _REQUIREMENT.fullmatch(given.strip()) if len(given) <= MAX_CHARS else None
+    if found is None:
+        raise ConfigurationError(
+            f"packages: {given[:80]!r} is no name with versions, such as 'numpy>=2' or 'httpx[http2]==0.28.*': "
+            "no options, paths, addresses or markers are taken; such packages go into a venv, given as python="
+        )
+    name, extras, clauses = found.groups()
+    extra = ",".join(sorted({_canonical(each) for each in (extras or "").split(",") if each.strip()}))
+    versions = ",".join(sorted({re.sub(r"\s", "", each) for each in (clauses or "").split(",") if each.strip()}))
+    return _canonical(name) + (f"[{extra}]" if extra else "") + versions
+
+
+def _canonical(name: str) -> str:
+    return re.sub(r"[-_.]+", "-", name.strip()).lower()

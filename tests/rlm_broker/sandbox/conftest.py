@@ -1,0 +1,40 @@
+"""Where packages come from, and where they are kept: no network, and no folder of this user's."""
+
+from pathlib import Path
+
+import pytest
+
+from tests.support.wheels import FOREIGN, installers_environment, write_wheel
+
+
+@pytest.fixture
+def wheels(tmp_path: Path) -> Path:
+    """Two packages, of which one needs the other."""
+    folder = tmp_path / "wheels"
+    folder.mkdir()
+    write_wheel(folder, "lenses", "1.0", "COUNT = 40\n", ["glass>=2"])
+    write_wheel(folder, "glass", "2.0", "KIND = 'crown'\n")
+    write_wheel(folder, "glass", "1.0", "KIND = 'flint'\n")
+    return folder
+
+
+@pytest.fixture(params=["uv", "pip"])
+def installer(request: pytest.FixtureRequest, tmp_path: Path, wheels: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    _set(monkeypatch, installers_environment(tmp_path, wheels, request.param))
+    name: str = request.param
+    return name
+
+
+@pytest.fixture
+def cache(tmp_path: Path, wheels: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The folder of environments; packages are installed by pip."""
+    variables = installers_environment(tmp_path, wheels, "pip")
+    _set(monkeypatch, variables)
+    return Path(variables["XDG_CACHE_HOME"]) / "rlm-broker" / "environments"
+
+
+def _set(monkeypatch: pytest.MonkeyPatch, variables: dict[str, str]) -> None:
+    for name in FOREIGN:
+        monkeypatch.delenv(name)
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)

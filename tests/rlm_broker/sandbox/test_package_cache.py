@@ -1,0 +1,254 @@
+"""Environments that are made of lists: whole or not there, made once, by whichever installer there is."""
+
+import asyncio
+import importlib.util
+import os
+import signal
+import stat
+import subprocess
+import sys
+from pathlib import Path
+
+import psutil
+import pytest
+
+from rlm_broker import ConfigurationError, Sandbox
+from rlm_broker.sandbox import installer as installer_module
+from rlm_broker.sandbox import package_cache
+from rlm_broker.sandbox.package_cache import venv_with
+from rlm_broker.sandbox.requirements import Requirements
+from tests.support.places import PROJECT
+from tests.support.processes import living_below
+from tests.support.waiting import WAIT_S, until, until_now
+from tests.support.wheels import stand_in_for_uv
+
+LENSES = Requirements.of(["lenses"])
+NEVER_ENDS = """
+import signal, subprocess, time
+if "compile" in sys.argv:
+    subprocess.Popen([sys.executable, "-IS", "-c", "import time; time.sleep(3600)"])
+    open("began", "x")
+    time.sleep(3600)
+"""
+"""An installer that has started another program, and stands still."""
+INSTALLS = """
+with open(os.environ["RUNS"], "a") as runs:
+    runs.write(sys.argv[2] + "\\n")
+if "compile" in sys.argv:
+    open(sys.argv[sys.argv.index("--output-file") + 1], "w").write("lenses==1.0\\n")
+"""
+"""An installer that writes down how often it runs."""
+OPENS = "from rlm_broker import Sandbox\nwith Sandbox(packages=['lenses'], warm=0): print('opened', flush=True)\n"
+
+
+def began(cache: Path) -> list[Path]:
+    return list(cache.glob("*/began"))
+
+
+def left(cache: Path) -> list[str]:
+    return [path.name for path in cache.iterdir() if path.suffix != ".lock"]
+
+
+async def test_environment_has_what_was_listed_and_what_that_needs(installer: str, tmp_path: Path) -> None:
+    venv = await venv_with(LENSES)
+    (packages,) = venv.site_packages
+    assert {path.name for path in packages.glob("*.py")} == {"lenses.py", "glass.py"}
+    assert list(packages.glob("__pycache__/lenses.*.pyc"))  # code inside cannot write them
+    lock = (venv.folder / installer_module.LOCK).read_text()
+    assert [line.split()[0] for line in lock.splitlines() if "==" in line] == ["glass==2.0", "lenses==1.0"]
+    assert lock.count("sha256:") == 2
+    assert left(venv.folder.parent) == [LENSES.digest], installer
+    for folder in (venv.folder, venv.folder.parent, venv.folder.parent.parent):
+        assert stat.S_IMODE(folder.stat().st_mode) == 0o700
+        assert folder.is_relative_to(tmp_path)
+
+
+async def test_list_is_used_again_without_a_network_or_a_process(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    first = await venv_with(LENSES)
+    monkeypatch.setenv("PIP_FIND_LINKS", "/nowhere")
+    monkeypatch.setattr(subprocess, "Popen", None)
+    assert await venv_with(Requirements.of(["Lenses"])) == first
+    assert left(cache) == [LENSES.digest]
+
+
+async def test_empty_list_is_an_environment_without_packages(cache: Path) -> None:
+    venv = await venv_with(Requirements.of([]))
+    assert left(cache) == [venv.folder.name]
+    assert list(venv.site_packages[0].iterdir()) == []
+
+
+async def test_what_the_installer_says_is_told_and_nothing_is_left(
+    installer: str, tmp_path: Path, wheels: Path
+) -> None:
+    cache = tmp_path / "cache" / "rlm-broker" / "environments"
+    for text in ("nowhere-to-be-found", "lenses==9"):
+        with pytest.raises(ConfigurationError, match=text.partition("=")[0]) as why:
+            await venv_with(Requirements.of([text]))
+        assert "\n" not in str(why.value)
+        assert left(cache) == [], installer
+    (wheels / "lenses-1.0-py3-none-any.whl").rename(wheels / "lenses-1.0.tar.gz")
+    with pytest.raises(ConfigurationError, match="from wheels alone"):
+        await venv_with(LENSES)
+
+
+async def test_failure_tells_no_password_and_no_key(
+    tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    code = "print('cannot reach https://me:pass-word@index/simple?x', os.environ.get('MY_API_KEY')); sys.exit(2)"
+    stand_in_for_uv(tmp_path / "programs", code)
+    monkeypatch.setenv("MY_API_KEY", "not-for-installers")
+    with pytest.raises(ConfigurationError) as why:
+        await venv_with(LENSES)
+    assert "cannot reach https://[redacted]@index/simple?x None" in str(why.value)
+    assert left(cache) == []
+
+
+async def test_without_an_installer_it_is_said_what_would_do(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(importlib.util, "find_spec", lambda _name: None)
+    with pytest.raises(ConfigurationError, match="neither uv is on PATH nor pip"):
+        await venv_with(LENSES)
+    assert left(cache) == []
+
+
+async def test_two_at_once_make_one(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[Path] = []
+    install = installer_module.install
+
+    async def counted(requirements: Requirements, folder: Path) -> Path:
+        made.append(folder)
+        return await install(requirements, folder)
+
+    monkeypatch.setattr(package_cache, "install", counted)
+    first, second = await asyncio.gather(venv_with(LENSES), venv_with(LENSES))
+    assert first == second
+    assert len(made) == 1
+    assert left(cache) == [LENSES.digest]
+
+
+def test_two_processes_at_once_make_one(tmp_path: Path, cache: Path) -> None:
+    stand_in_for_uv(tmp_path / "programs", INSTALLS)
+    environment = {**os.environ, "RUNS": str(tmp_path / "runs"), "PYTHONPATH": str(PROJECT)}
+    processes = [
+        subprocess.Popen([sys.executable, "-c", OPENS], env=environment, stdout=subprocess.PIPE) for _ in range(2)
+    ]
+    assert [process.communicate(timeout=WAIT_S)[0] for process in processes] == [b"opened\n"] * 2
+    assert (tmp_path / "runs").read_text() == "compile\ninstall\n"
+    assert left(cache) == [LENSES.digest]
+
+
+async def test_one_that_waits_too_long_for_another_says_so(cache: Path) -> None:
+    await venv_with(Requirements.of([]))  # the folders are there
+    async with package_cache._alone(cache / LENSES.digest):
+        with pytest.raises(ConfigurationError, match=r"within 0\.2 s"):
+            await venv_with(LENSES, timeout_s=0.2)
+    assert (await venv_with(LENSES)).folder.name == LENSES.digest
+
+
+async def test_installer_that_never_ends_is_ended_with_all_that_it_started(tmp_path: Path, cache: Path) -> None:
+    stand_in_for_uv(tmp_path / "programs", NEVER_ENDS)
+    opening = asyncio.create_task(Sandbox(packages=["lenses"]).__aenter__())
+    await until(lambda: cache.exists() and began(cache))
+    assert len(living_below()) == 3
+    opening.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await opening
+    assert living_below() == set()
+    assert left(cache) == []
+
+
+async def test_deadline_ends_the_installer(tmp_path: Path, cache: Path) -> None:
+    stand_in_for_uv(tmp_path / "programs", NEVER_ENDS)
+    with pytest.raises(ConfigurationError, match="no environment could be made of them within 1 s"):
+        await venv_with(LENSES, timeout_s=1)
+    assert living_below() == set()
+    assert left(cache) == []
+
+
+@pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGKILL])
+def test_process_that_is_ended_while_it_installs_leaves_nothing_that_is_taken_for_whole(
+    how: signal.Signals, tmp_path: Path, cache: Path
+) -> None:
+    stand_in_for_uv(tmp_path / "programs", NEVER_ENDS)
+    process = subprocess.Popen(
+        [sys.executable, "-c", OPENS], env={**os.environ, "PYTHONPATH": str(PROJECT)}, stderr=subprocess.PIPE
+    )
+    until_now(lambda: cache.exists() and began(cache))
+    below = psutil.Process(process.pid).children(recursive=True)
+    assert len(below) == 3
+    process.send_signal(how)
+    said = process.communicate(timeout=WAIT_S)[1]
+    assert psutil.wait_procs(below, timeout=WAIT_S)[1] == []  # whoever takes leave of them
+    assert not (cache / LENSES.digest).exists()
+    if how == signal.SIGINT:
+        assert said.decode().splitlines()[-1] == "KeyboardInterrupt"
+        assert left(cache) == []
+    (tmp_path / "programs" / "uv").unlink()
+    assert asyncio.run(venv_with(LENSES)).folder.name == LENSES.digest
+    assert left(cache) == [LENSES.digest]  # what was left has been removed
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="needs root")
+async def test_folder_of_another_user_is_refused(cache: Path) -> None:
+    venv = await venv_with(LENSES)
+    for folder in (venv.folder, cache, cache.parent):
+        os.chown(folder, 1234, -1)
+        with pytest.raises(ConfigurationError, match="this user alone can write to"):
+            await venv_with(LENSES)
+        os.chown(folder, 0, -1)
+    assert await venv_with(LENSES) == venv
+
+
+async def test_folder_that_others_can_write_to_and_a_link_are_refused(cache: Path, tmp_path: Path) -> None:
+    venv = await venv_with(LENSES)
+    cache.chmod(0o777)
+    with pytest.raises(ConfigurationError, match="this user alone can write to"):
+        await venv_with(LENSES)
+    cache.chmod(0o700)
+    venv.folder.rename(tmp_path / "elsewhere")
+    venv.folder.symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(ConfigurationError, match="this user alone can write to"):
+        await venv_with(LENSES)
+
+
+async def test_folder_that_cannot_be_written_to_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
+    with pytest.raises(ConfigurationError, match=f"packages cannot be kept: .*{tmp_path}/file"):
+        await venv_with(LENSES)
+
+
+@pytest.mark.usefixtures("cache")
+async def test_installer_runs_in_a_folder_of_its_own_and_not_in_a_project(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    project = tmp_path / "project"
+    project.mkdir()
+    (project / "pip.py").write_text("raise SystemExit('the code of a project')")
+    (project / "uv.toml").write_text("this is no TOML")
+    monkeypatch.chdir(project)
+    monkeypatch.setenv("PYTHONPATH", str(project))
+    monkeypatch.setenv("PIP_TARGET", str(project / "target"))
+    assert (await venv_with(LENSES)).folder.name == LENSES.digest
+    assert not (project / "target").exists()
+
+
+@pytest.mark.parametrize(
+    "code", ["sys.exit(3)", "os.kill(os.getpid(), 9)", INSTALLS + "sys.exit('install' in sys.argv)"]
+)
+def test_failure_is_one_also_where_a_supervisor_ignores_ended_children(code: str, tmp_path: Path, cache: Path) -> None:
+    stand_in_for_uv(tmp_path / "programs", code)
+    environment = {**os.environ, "RUNS": str(tmp_path / "runs"), "PYTHONPATH": str(PROJECT)}
+    program = f"import signal\nsignal.signal(signal.SIGCHLD, signal.SIG_IGN)\n{OPENS}"
+    done = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True, check=False)
+    assert "ConfigurationError: packages cannot be installed" in done.stderr
+    assert left(cache) == []
+
+
+@pytest.mark.usefixtures("cache")
+async def test_loop_goes_on_while_packages_are_installed() -> None:
+    turns = 0
+    making = asyncio.create_task(venv_with(LENSES))
+    while not making.done():
+        await asyncio.sleep(0.001)
+        turns += 1
+    assert turns > 50, "the loop stood still"
