@@ -30,6 +30,8 @@ def ended(
         final_answer=result.final_answer,
         limit=limit if result.status == "interrupted" else None,
         execution_time=execution_time,
+        displays=tuple(output.displays),
+        displays_omitted=result.displays_omitted,
     )
     return with_values(
         block,
@@ -49,4 +51,14 @@ def killed(
     """
     stdout, stderr = output.finish()
     sentence = post_mortem.sentence(why, seen)
-    return Block(code, "killed", stdout, stderr, sentence, execution_time=execution_time, limit=limit, post_mortem=seen)
+    return Block(
+        code,
+        "killed",
+        stdout,
+        stderr,
+        sentence,
+        execution_time=execution_time,
+        limit=limit,
+        post_mortem=seen,
+        displays=tuple(output.displays),
+    )
