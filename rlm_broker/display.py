@@ -60,6 +60,6 @@ def _extent(data: str | bytes) -> str:
 
 def _pixels(data: str | bytes) -> str:
     """Width and height of a PNG picture, as it says."""
-    if isinstance(data, str) or not data.startswith(PNG_START):
+    if isinstance(data, str) or not data.startswith(PNG_START) or len(data) < PNG_HEIGHT.stop:
         return ""
     return f", {int.from_bytes(data[PNG_WIDTH])} x {int.from_bytes(data[PNG_HEIGHT])}"

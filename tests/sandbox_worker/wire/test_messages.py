@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from sandbox_worker.wire import messages
 from sandbox_worker.wire.errors import MessageInvalid
 from sandbox_worker.wire.messages import (
+    Display,
     Execute,
     FromOrchestrator,
     FromWorker,
@@ -38,7 +39,9 @@ FROM_WORKER: list[FromWorker] = [
     QUERY,
     Query(id="3:1", want="llm", prompts=[]),
     Output(block=3, stream="stderr", text="\x00\x1b \u2028 \N{GRINNING FACE}"),
+    Display(block=3, texts={"text/html": "<b>", "image/svg+xml": "\u2028"}, pictures={"image/png": b"\x00\xff"}),
     Result(block=3, status="ok"),
+    Result(block=3, status="ok", displays_omitted=9),
     Result(block=3, status="ok", value=msgspec.Raw(b'{"$set":[1]}'), final_value=msgspec.Raw(b"1")),
     Result(block=3, status="ok", value_problem="why", final_value_problem="why"),
     Result(block=3, status="exited", error="bye", exit_code=-1, final_answer="", descriptor_output=True),
