@@ -29,6 +29,8 @@ TEXT_METHODS: tuple[tuple[TextType, str], ...] = (
     ("text/latex", "_repr_latex_"),
 )
 """Form, and the method of an object that makes it."""
+HAVE_NONE = frozenset({bool, int, float, complex, str, bytes, list, tuple, dict, set, frozenset})
+"""Classes of most values of last expressions, so that these need not be asked for each form."""
 
 
 class Forms(NamedTuple):
@@ -134,6 +136,8 @@ def show_value(value: object) -> None:
 
 def forms_of(value: object) -> Forms | None:
     """Return the forms that an object has of itself, beside its text. What fails in it is left out."""
+    if type(value) in HAVE_NONE:
+        return None
     try:
         return _forms_of(value)
     except MemoryError:

@@ -182,9 +182,13 @@ def _session(handler: LMHandler, sandbox: Sandbox, writer: TraceWriter) -> Any:
     )
     connection = Connection(Session(limits.max_frame_bytes), limits.max_queries_in_flight)
 
+    displays: list[Display] = []
+
     def write(shown: Output | Display) -> None:
         if isinstance(shown, Output):
             writer(BlockPrinted("1", 0, 1, shown.stream, shown.text))
+        else:
+            displays.append(shown)
 
     def block() -> "asyncio.Future[Result]":
         return connection.execute("1", recursion, write)

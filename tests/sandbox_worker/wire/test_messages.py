@@ -118,6 +118,26 @@ def test_a_query_without_a_field_that_it_needs_is_invalid(field: str) -> None:
         decode_from_worker(json.dumps(fields).encode())
 
 
+def test_a_display_is_bounded_and_nothing_else_is_taken_for_one() -> None:
+    fits = encode(Display(block=1, texts={"text/html": "x" * (messages.MAX_DISPLAY_BYTES - 100)}))
+    assert decode_from_worker(fits) == Display(block=1, texts={"text/html": "x" * (messages.MAX_DISPLAY_BYTES - 100)})
+    for long in (
+        encode(Display(block=1, texts={"text/html": "x" * messages.MAX_DISPLAY_BYTES})),
+        encode(Output(block=1, stream="stdout", text="x" * (messages.FEW_BYTES + 1))),
+    ):
+        with pytest.raises(MessageInvalid, match="may not be as long"):
+            decode_from_worker(long)
+
+
+@pytest.mark.parametrize(
+    "forms", [{"text/javascript": "x"}, {"image/png": 5}, {"text/html": None}, ["x"], "x", {"": ""}]
+)
+@pytest.mark.parametrize("field", ["texts", "pictures"])
+def test_a_display_has_known_types_alone(field: str, forms: object) -> None:
+    with pytest.raises(MessageInvalid):
+        decode_from_worker(json.dumps({"type": "display", "block": 1, field: forms}).encode())
+
+
 @pytest.mark.parametrize("status", ["killed", "OK", None])
 def test_a_worker_cannot_claim_an_outcome_that_only_the_host_sees(status: str | None) -> None:
     with pytest.raises(MessageInvalid):
