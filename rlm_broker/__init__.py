@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from rlm_broker.context.store import Paths as Paths
     from rlm_broker.context.store import StoredContext as StoredContext
     from rlm_broker.context.store import store as store
+    from rlm_broker.display import Display as Display
     from rlm_broker.errors import ConfigurationError as ConfigurationError
     from rlm_broker.errors import ContextRefused as ContextRefused
     from rlm_broker.errors import FailureCause as FailureCause
@@ -64,15 +65,12 @@ if TYPE_CHECKING:
     from rlm_broker.results import Call as Call
     from rlm_broker.results import ChatMessage as ChatMessage
     from rlm_broker.results import ChildTrace as ChildTrace
-    from rlm_broker.results import ClientStats as ClientStats
     from rlm_broker.results import Completion as Completion
     from rlm_broker.results import FileEntry as FileEntry
-    from rlm_broker.results import HandlerStats as HandlerStats
     from rlm_broker.results import Isolation as Isolation
     from rlm_broker.results import Iteration as Iteration
     from rlm_broker.results import PostMortem as PostMortem
     from rlm_broker.results import Role as Role
-    from rlm_broker.results import SandboxStats as SandboxStats
     from rlm_broker.results import Usage as Usage
     from rlm_broker.results import UsageSummary as UsageSummary
     from rlm_broker.rlm import RLM as RLM
@@ -91,6 +89,9 @@ if TYPE_CHECKING:
     from rlm_broker.sandbox.repl import SandboxedRepl as SandboxedRepl
     from rlm_broker.sandbox.sandbox import Sandbox as Sandbox
     from rlm_broker.sandbox.template import Template as Template
+    from rlm_broker.stats import ClientStats as ClientStats
+    from rlm_broker.stats import HandlerStats as HandlerStats
+    from rlm_broker.stats import SandboxStats as SandboxStats
     from rlm_broker.trace.callbacks import Callbacks as Callbacks
     from rlm_broker.trace.events import BlockEnded as BlockEnded
     from rlm_broker.trace.events import BlockPrinted as BlockPrinted
@@ -116,6 +117,7 @@ if TYPE_CHECKING:
     from sandbox_worker.wire.messages import Slot as Slot
     from sandbox_worker.wire.messages import Stream as Stream
     from sandbox_worker.wire.messages import Want as Want
+    from sandbox_worker.wire.mime import MimeType as MimeType
     from sandbox_worker.wire.prompts import Audio as Audio
     from sandbox_worker.wire.prompts import AudioPart as AudioPart
     from sandbox_worker.wire.prompts import ImagePart as ImagePart
@@ -132,6 +134,7 @@ _MODULES = {
     "clients.recording": "CallId",
     "clients.scripted": "ScriptedClient",
     "context.store": "ContextInfo Paths StoredContext store",
+    "display": "Display",
     "errors": "ConfigurationError ContextRefused FailureCause FileRefused IsolationUnavailable LimitReached "
     "ModelFailed OutputInvalid ProgramNotStarted ProtocolViolation ReplBusy ReplClosed ReplayDiverged RlmBrokerError "
     "RunCancelled RunFailed SandboxFailed UnknownModel ValueTooLarge ValueUnavailable WorkerDied",
@@ -143,8 +146,8 @@ _MODULES = {
     "lm_handler": "LMHandler",
     "models.model": "Given Model",
     "models.models": "FilePath Models",
-    "results": "Block BlockStatus Call ChatMessage ChildTrace ClientStats Completion FileEntry HandlerStats "
-    "Isolation Iteration PostMortem Role SandboxStats Usage UsageSummary",
+    "results": "Block BlockStatus Call ChatMessage ChildTrace Completion FileEntry Isolation Iteration PostMortem "
+    "Role Usage UsageSummary",
     "rlm": "RLM",
     "run.answers": "Budget ReplAnswers",
     "run.prompts": "Instructions Profile",
@@ -158,6 +161,7 @@ _MODULES = {
     "sandbox.repl": "SandboxedRepl",
     "sandbox.sandbox": "Sandbox",
     "sandbox.template": "Template",
+    "stats": "ClientStats HandlerStats SandboxStats",
     "trace.callbacks": "Callbacks",
     "trace.events": "BlockEnded BlockPrinted BlockStarted CallEnded CallRetried CallStarted CallText Emit Event "
     "EventsMissed IterationStarted ReplReady Replied RunEnded RunStarted ToolEnded ToolStarted",
@@ -171,6 +175,7 @@ _PUBLIC |= {
     "Slot": "sandbox_worker.wire.messages",
     "Stream": "sandbox_worker.wire.messages",
     "Want": "sandbox_worker.wire.messages",
+    "MimeType": "sandbox_worker.wire.mime",
     "Audio": "sandbox_worker.wire.prompts",
     "AudioPart": "sandbox_worker.wire.prompts",
     "ImagePart": "sandbox_worker.wire.prompts",

@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 
+from rlm_broker.display import Display
 from rlm_broker.shown import as_json, described, had, jsonable
 
 Role = Literal["system", "user", "assistant"]
@@ -216,6 +217,9 @@ class Block(_WithValues):
         execution_time: Seconds, waiting included.
         limit: Name of the limit that interrupted or killed it; None if it was none.
         post_mortem: For `killed`.
+        displays: Pictures and tables that it showed, in this order: up to 32, of up to 4 MiB each and 16 MiB together,
+            all as JSON. One that was killed has those that it showed before.
+        displays_omitted: How many more it showed.
     """
 
     code: str
@@ -229,6 +233,8 @@ class Block(_WithValues):
     limit: str | None = None
     post_mortem: PostMortem | None = None
     draft: str | None = None
+    displays: tuple[Display, ...] = ()
+    displays_omitted: int = 0
 
     def __post_init__(self) -> None:
         with_values(self, None, None)
@@ -270,6 +276,13 @@ def with_values(block: Block, value: Sent | None, final_value: Sent | None) -> B
     return block
 
 
+def without_displays(block: Block) -> Block:
+    """Return the block without what it showed, for what is to be told or written down of it."""
+    if not block.displays:
+        return block
+    return with_values(dataclasses.replace(block, displays=()), block._value, block._final_value)
+
+
 @dataclass(frozen=True, slots=True)
 class Iteration:
     """One turn of a run: what the model said, and what its code did."""
@@ -288,55 +301,6 @@ class ChildTrace:
     prompt_preview: str
     result_preview: str | None = None
     error: str | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class SandboxStats:
-    """What lives in a sandbox.
-
-    Attributes:
-        level: Its isolation level.
-        workers: REPLs that live, those that wait to be taken included.
-        ready: Those that were made ahead and wait to be taken.
-        started: All that were forked since it was opened.
-    """
-
-    level: str
-    workers: int = 0
-    ready: int = 0
-    started: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class ClientStats:
-    """How one client of a handler is doing.
-
-    Attributes:
-        model: The name that it is reported under.
-        calls: Calls that are under way, those between two attempts included.
-        waiting: Calls that wait for a place.
-        is_cooling: Whether its last calls failed, so that its fallbacks are asked first.
-    """
-
-    model: str
-    calls: int
-    waiting: int
-    is_cooling: bool
-
-
-@dataclass(frozen=True, slots=True)
-class HandlerStats:
-    """What a handler is doing.
-
-    Attributes:
-        connections: REPLs that are connected to its port.
-        clients: The clients that were called so far.
-        usage: What was used so far, by model.
-    """
-
-    connections: int
-    clients: tuple[ClientStats, ...]
-    usage: UsageSummary
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,6 +6,8 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
+from rlm_broker.display import Display
+
 SHOWN_CHARS = 200
 """Characters of an answer that the `repr` of a run's outcome shows. Beyond them it says how many there are."""
 
@@ -38,6 +40,8 @@ def jsonable(value: Any) -> Any:
         return {key if isinstance(key, str) else _key(key): jsonable(each) for key, each in value.items()}
     if isinstance(value, list | tuple):
         return [jsonable(each) for each in value]
+    if isinstance(value, Display):
+        return value.to_dict()
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         return {each.name: jsonable(getattr(value, each.name)) for each in dataclasses.fields(value)}
     from pydantic_core import to_jsonable_python  # a tenth of a second, which few need

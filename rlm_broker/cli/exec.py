@@ -1,7 +1,6 @@
 """`rlm-broker exec FILE`: run Python in a sandbox, without any model."""
 
 import dataclasses
-import json
 import signal
 import sys
 import threading
@@ -14,8 +13,11 @@ from rlm_broker.cli.failing import failures
 from rlm_broker.cli.terminal import say, say_if_typed
 from rlm_broker.errors import ConfigurationError
 from rlm_broker.results import Block
+from rlm_broker.shown import as_json as to_json
+from rlm_broker.shown import jsonable
 
 if TYPE_CHECKING:
+    from rlm_broker.limits import Limits
     from rlm_broker.sandbox.output import OnOutput
     from rlm_broker.sandbox.repl import SandboxedRepl
 
@@ -67,14 +69,23 @@ def command(
             repl.kills_when_cancelled = True
             block = _at_its_limit(_run(repl, code, None if as_json else _Echo()))
             if as_json:
-                shown = dataclasses.asdict(block) | {"isolation": dataclasses.asdict(repl.isolation)}
-                click.echo(json.dumps(shown, ensure_ascii=False))
-            elif block.status in ("interrupted", "killed"):
-                say(f"rlm-broker exec: {block.status}: {block.error}", err=True)
-            elif block.limit:
-                allowed = f"{block.limit} = {getattr(settings.limits, block.limit):,}"
-                say(f"rlm-broker exec: it ended at the limit {allowed}: {block.error}", err=True)
+                click.echo(to_json(jsonable(block) | {"isolation": jsonable(repl.isolation)}))
+            else:
+                for line in _notes(block, settings.limits):
+                    say(f"rlm-broker exec: {line}", err=True)
     sys.exit(_exit_code(block))
+
+
+def _notes(block: Block, limits: "Limits") -> list[str]:
+    """What the program's output does not tell."""
+    notes = []
+    if shown := len(block.displays) + block.displays_omitted:
+        notes.append(f"shown beside the output: {shown:,} (see --json)")
+    if block.status in ("interrupted", "killed"):
+        notes.append(f"{block.status}: {block.error}")
+    elif block.limit:
+        notes.append(f"it ended at the limit {block.limit} = {getattr(limits, block.limit):,}: {block.error}")
+    return notes
 
 
 def _run(repl: "SandboxedRepl", code: str, on_output: "OnOutput | None") -> Block:
@@ -88,6 +99,8 @@ def _run(repl: "SandboxedRepl", code: str, on_output: "OnOutput | None") -> Bloc
         stdout=block.stdout + end.stdout,
         stderr=block.stderr + end.stderr,
         execution_time=block.execution_time + end.execution_time,
+        displays=block.displays + end.displays,
+        displays_omitted=block.displays_omitted + end.displays_omitted,
     )
 
 

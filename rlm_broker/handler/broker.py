@@ -18,7 +18,8 @@ from rlm_broker.errors import ModelFailed, RlmBrokerError, UnknownModel, require
 from rlm_broker.handler.cache import Cache
 from rlm_broker.handler.client_queue import ClientQueue, OnRetry, PendingCall, Serving
 from rlm_broker.handler.routing import ModelPolicy, Routing
-from rlm_broker.results import Call, HandlerStats, Tally, Usage, UsageSummary
+from rlm_broker.results import Call, Tally, Usage, UsageSummary
+from rlm_broker.stats import HandlerStats
 from rlm_broker.transport import one_shot
 from rlm_broker.transport.listener import Listener
 

@@ -15,7 +15,8 @@ from rlm_broker.concurrency.deadline import Late, in_time
 from rlm_broker.concurrency.fair_semaphore import FairSemaphore
 from rlm_broker.concurrency.rate_window import Entry, RateWindow
 from rlm_broker.errors import ModelFailed, RlmBrokerError
-from rlm_broker.results import ClientStats, Usage
+from rlm_broker.results import Usage
+from rlm_broker.stats import ClientStats
 
 BACKOFF_S, MOST_BACKOFF_S = 0.5, 30.0
 FAILURES_TO_COOL = 3

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from rlm_broker.context.store import ContextInfo
+from rlm_broker.display import picture_in
 from rlm_broker.errors import ConfigurationError, require_kind
 from rlm_broker.limits import Limits
 from rlm_broker.parsing import NotRun
@@ -201,7 +202,10 @@ def _outcome(number: int, block: Block, limits: Limits) -> str:
     for name, text in (("stdout", block.stdout), ("stderr", block.stderr)):
         if text:
             lines.append(f"{name}:\n{_cut(text, limits.max_observation_chars)}")
-    if not block.stdout and not block.stderr:
+    lines += [f"[picture: {each}]" for display in block.displays if (each := picture_in(display))]
+    if block.displays_omitted:
+        lines.append(f"[{block.displays_omitted:,} more shown than are kept, or larger]")
+    if not block.stdout and not block.stderr and not block.displays:
         lines.append("(no output)")
     return "\n".join(lines)
 

@@ -12,7 +12,7 @@ from rlm_broker.concurrency.deadline import Late, StopRequested, T, within
 from rlm_broker.context.store import StoredContext
 from rlm_broker.errors import LimitReached, ModelFailed, ReplClosed, RunFailed, ValueTooLarge
 from rlm_broker.parsing import FinalVar, NotRun, ParsedReply, parse_reply
-from rlm_broker.results import Block, ChatMessage, ChildTrace, Completion, Isolation, Iteration
+from rlm_broker.results import Block, ChatMessage, ChildTrace, Completion, Isolation, Iteration, without_displays
 from rlm_broker.run.calls import Caller, in_words
 from rlm_broker.run.output_type import OutputType
 from rlm_broker.run.persistent_repl import PersistentRepl, as_values
@@ -246,7 +246,7 @@ class Runner:
                 raise
             allowed = self._tree.limits.max_repl_restarts
             raise LimitReached("max_repl_restarts", allowed, allowed) from closed
-        self._emit(BlockEnded, number, block)
+        self._emit(BlockEnded, number, without_displays(block), tuple(each.sizes for each in block.displays))
         if block.draft is not None or block.status in ("ok", "error", "exited"):
             self.progress.draft = block.draft
         return block

@@ -78,7 +78,7 @@ class BlockRun:
         try:
             # What the clock sees in time it interrupts. This is for what a block leaves running when it has ended.
             self._worker.begin(self._cpu_s)
-            self._block = self._connection.execute(code, self._off_the_clock, self._output.printed, wanted)
+            self._block = self._connection.execute(code, self._off_the_clock, self._output.shown, wanted)
         except ProtocolViolation as violation:
             self.killed_because = _broken(violation)
             return None

@@ -44,6 +44,8 @@ def ended(
         draft=result.draft and result.draft[:MAX_DRAFT_CHARS],
         limit=limit if result.status == "interrupted" else None,
         execution_time=execution_time,
+        displays=tuple(output.displays),
+        displays_omitted=result.displays_omitted,
     )
     return with_values(
         block,
@@ -63,4 +65,14 @@ def killed(
     """
     stdout, stderr = output.finish()
     sentence = post_mortem.sentence(why, seen)
-    return Block(code, "killed", stdout, stderr, sentence, execution_time=execution_time, limit=limit, post_mortem=seen)
+    return Block(
+        code,
+        "killed",
+        stdout,
+        stderr,
+        sentence,
+        execution_time=execution_time,
+        limit=limit,
+        post_mortem=seen,
+        displays=tuple(output.displays),
+    )

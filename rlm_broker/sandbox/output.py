@@ -1,9 +1,11 @@
-"""What a block printed, put together from two ways: Python's text from the connection, descriptor output from init."""
+"""What a block printed and showed, put together from two ways: the connection, and descriptor output from init."""
 
 import codecs
 from collections.abc import Callable
 
 from rlm_broker.callback import Callback
+from rlm_broker.display import Display
+from sandbox_worker.wire import messages
 from sandbox_worker.wire.control import Written
 from sandbox_worker.wire.headtail import HeadTail, OutputBounds
 from sandbox_worker.wire.messages import Output, Stream
@@ -17,10 +19,14 @@ class BlockOutput:
 
     Args:
         bounds: Of each of the two ways that a stream has. What is kept, head and tail, is within both together.
+
+    Attributes:
+        displays: What it showed; the session has bounded it.
     """
 
     def __init__(self, bounds: OutputBounds, on_output: OnOutput | None) -> None:
         self._on_output = Callback.of(on_output, "on_output")
+        self.displays: list[Display] = []
         # An honest REPL keeps to the bounds either way: only a forged flood is cut here.
         bounds = bounds.both_ways()
         self._kept = {"stdout": HeadTail(bounds, ""), "stderr": HeadTail(bounds, "")}
@@ -31,6 +37,13 @@ class BlockOutput:
     def printed(self, output: Output) -> None:
         """Text that Python code printed."""
         self._add(output.stream, output.text)
+
+    def shown(self, message: Output | messages.Display) -> None:
+        """What came over the connection: text, or a display."""
+        if isinstance(message, Output):
+            self.printed(message)
+        else:
+            self.displays.append(Display(dict([*message.pictures.items(), *message.texts.items()])))
 
     def written(self, written: Written) -> None:
         """Bytes that something wrote to a descriptor."""

@@ -8,7 +8,6 @@ from typing import Any
 from rlm_broker.concurrency.event_loop import AsyncResource, EventLoopRef
 from rlm_broker.errors import ConfigurationError, IsolationUnavailable, SandboxFailed, require_kind
 from rlm_broker.limits import ReplLimits
-from rlm_broker.results import SandboxStats
 from rlm_broker.sandbox.arguments import require_limits
 from rlm_broker.sandbox.environment import SEED_BITS as SEED_BITS
 from rlm_broker.sandbox.environment import require_seed as require_seed
@@ -25,6 +24,7 @@ from rlm_broker.sandbox.workers.source import ColdStart, Workers
 from rlm_broker.sandbox.workers.venv import Venv
 from rlm_broker.sandbox.workers.warm_pool import WarmPool
 from rlm_broker.sandbox.workers.zygote_process import Preparation
+from rlm_broker.stats import SandboxStats
 from rlm_broker.transport.connection import QueryHandler, refuse
 from rlm_broker.transport.listener import Listener
 from sandbox_worker.wire.level import LevelName

@@ -13,6 +13,7 @@ import msgspec
 
 from rlm_broker.redaction import redacted
 from rlm_broker.results import Block, Isolation, Usage, UsageSummary
+from sandbox_worker.wire.mime import MimeType
 
 P = ParamSpec("P")
 
@@ -97,10 +98,15 @@ class BlockPrinted(Event, frozen=True):
 
 
 class BlockEnded(Event, frozen=True):
-    """The block ended, in whatever way; see `Block`."""
+    """The block ended, in whatever way; see `Block`.
+
+    `outcome` is without its displays. Of each of them `displays` has the bytes or characters by MIME type; the pictures
+    are in `Completion.trajectory`.
+    """
 
     block: int
     outcome: Block
+    displays: tuple[Mapping[MimeType, int], ...] = ()
 
 
 class CallStarted(Event, frozen=True):

@@ -10,7 +10,7 @@ from rlm_broker.transport.load import QueryLoad
 from rlm_broker.transport.provisions import Provisions
 from rlm_broker.transport.session import NOTHING, Session, Wanted
 from sandbox_worker.wire.errors import FrameTooLarge
-from sandbox_worker.wire.messages import FromWorker, Output, Query, Ready, Reply, Result, Slot
+from sandbox_worker.wire.messages import Display, FromWorker, Output, Query, Ready, Reply, Result, Slot
 
 READ_BYTES = 1 << 16
 """Bytes read at once. Between two reads, all other connections have their turn."""
@@ -46,6 +46,8 @@ class QueryHandler(Protocol):
         ...
 
 
+OnShown = Callable[[Output | Display], None]
+"""Called with each piece of output and each display of a block, as it comes."""
 _CALLED = {"llm": "llm_query", "rlm": "rlm_query", "budget": "budget()"}
 """What model code calls for each kind of query."""
 
@@ -76,7 +78,7 @@ class Connection(asyncio.BufferedProtocol):
         self._answering: dict[str, asyncio.Task[None]] = {}
         self._cancelled: set[asyncio.Task[None]] = set()
         self._answer: QueryHandler = refuse
-        self._on_output: Callable[[Output], None] = _ignore
+        self._on_shown: OnShown = _ignore
         self._ready = asyncio.Event()
         self._result: asyncio.Future[Result] | None = None
         self._lost: RlmBrokerError | None = None
@@ -109,13 +111,13 @@ class Connection(asyncio.BufferedProtocol):
             raise self._lost
 
     def execute(
-        self, code: str, answer: QueryHandler, on_output: Callable[[Output], None], wanted: Wanted = NOTHING
+        self, code: str, answer: QueryHandler, on_shown: OnShown, wanted: Wanted = NOTHING
     ) -> asyncio.Future[Result]:
         """Start one block, and answer its queries from now on. `settle` when the future is done.
 
         Args:
             answer: Called for each query, several at the same time.
-            on_output: Called for each piece of output as it comes.
+            on_shown: Called for each piece of output and each display as it comes.
             wanted: What the block is given beside its code, and values that the result is to have.
 
         Returns:
@@ -127,7 +129,7 @@ class Connection(asyncio.BufferedProtocol):
         """
         if self._lost:
             raise self._lost
-        self._answer, self._on_output, self._lets_go = answer, on_output, False
+        self._answer, self._on_shown, self._lets_go = answer, on_shown, False
         self._write(self._session.execute(code, wanted))
         self._result = asyncio.get_running_loop().create_future()
         return self._result
@@ -233,8 +235,8 @@ class Connection(asyncio.BufferedProtocol):
             case Query():
                 self._held_back = message
                 self._go_on()
-            case Output():
-                self._on_output(message)
+            case Output() | Display():
+                self._on_shown(message)
             case Result():
                 if self._result is not None and not self._result.done():
                     self._result.set_result(message)
@@ -357,5 +359,5 @@ class Connection(asyncio.BufferedProtocol):
             self._transport = None
 
 
-def _ignore(_output: Output) -> None:
-    """Output that nobody waits for."""
+def _ignore(_shown: Output | Display) -> None:
+    """What nobody waits for."""

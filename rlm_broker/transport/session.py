@@ -9,7 +9,10 @@ from rlm_broker.transport.provisions import Provisions
 from sandbox_worker.wire.errors import WireError
 from sandbox_worker.wire.frames import FrameDecoder, Payload, encode_frame
 from sandbox_worker.wire.messages import (
+    MAX_DISPLAYS,
+    MAX_DISPLAYS_BYTES,
     MAX_QUERY_BYTES,
+    Display,
     Environment,
     Execute,
     FromWorker,
@@ -64,7 +67,13 @@ TRANSITIONS: dict[State, dict[type[Message], State]] = {
     State.STARTING: {Ready: State.IDLE},
     # A block may end while its threads still wait: their replies come late, and the REPL drops them.
     State.IDLE: {Execute: State.RUNNING, Environment: State.IDLE, Provide: State.IDLE, Reply: State.IDLE},
-    State.RUNNING: {Query: State.RUNNING, Reply: State.RUNNING, Output: State.RUNNING, Result: State.IDLE},
+    State.RUNNING: {
+        Query: State.RUNNING,
+        Reply: State.RUNNING,
+        Output: State.RUNNING,
+        Display: State.RUNNING,
+        Result: State.IDLE,
+    },
     State.CLOSED: {},
 }
 
@@ -91,6 +100,7 @@ class Session:
         self.state = State.STARTING
         self.block = 0
         self._id_prefix = "0:"
+        self._displays = self._display_bytes = 0
         self.open_queries: dict[str, int] = {}
         self.open_weight = 0
         self.max_frame_bytes = max_frame_bytes
@@ -132,8 +142,10 @@ class Session:
         self._step(message)
         if isinstance(message, Query):
             self._open(message, len(payload))
-        elif isinstance(message, Output | Result) and message.block != self.block:
+        elif not isinstance(message, Ready) and message.block != self.block:
             self._violated(f"{type(message).__name__} of block {message.block} while block {self.block} runs")
+        elif isinstance(message, Display):
+            self._count(len(payload))
         return message
 
     def execute(self, code: str, wanted: Wanted = NOTHING) -> bytes:
@@ -154,6 +166,7 @@ class Session:
         self._unsent = Provisions()
         self.block += 1
         self._id_prefix = f"{self.block}:"
+        self._displays = self._display_bytes = 0
         return b"".join([*unsent.frames(), frame])
 
     def provide(self, provisions: Provisions) -> None:
@@ -189,6 +202,12 @@ class Session:
             self._violated(f"query id {id!r} is open already")
         self.open_queries[id] = weight = weight_of(query, payload_bytes)
         self.open_weight += weight
+
+    def _count(self, display_bytes: int) -> None:
+        self._displays += 1
+        self._display_bytes += display_bytes
+        if self._displays > MAX_DISPLAYS or self._display_bytes > MAX_DISPLAYS_BYTES:
+            self._violated(f"{self._displays} displays of {self._display_bytes:,} bytes in block {self.block}")
 
     def _step(self, message: Message) -> None:
         try:

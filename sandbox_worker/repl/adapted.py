@@ -2,6 +2,8 @@
 
 With a seed, the global generators of `random` and numpy begin with it.
 
+What matplotlib and PIL show becomes displays of the block, see `pictures`.
+
 At "strict" also the following.
 
 `setsid` succeeds in a REPL and does nothing (see `isolation/seccomp.py`). A child that asks for a session gets a
@@ -21,20 +23,26 @@ from typing import Any
 
 from sandbox_worker.wire.level import Level
 
+SHOWN_BY = {
+    "matplotlib": "adapt_matplotlib",
+    "matplotlib.figure": "adapt_figure",
+    "matplotlib.backend_bases": "adapt_backends",
+    "PIL.Image": "adapt_pil",
+}
+"""Module → the function of `pictures` that adapts it."""
 GENERATORS = ("random", "numpy.random")
 _Adapt = Callable[[ModuleType], object]
 
 
 def adapt(level: Level, seed: int | None) -> None:
     """To be called in the zygote, once, before modules of the user's are imported."""
-    adapted: dict[str, _Adapt] = {}
+    adapted: dict[str, _Adapt] = dict.fromkeys(SHOWN_BY, _adapt_pictures)
     if level.is_security_boundary and level.may_exec:  # behind a filter under which processes may be started
         os.setsid = _setsid
         adapted |= {"subprocess": _adapt_subprocess, "multiprocessing.context": _adapt_multiprocessing}
     if seed is not None:
         adapted |= dict.fromkeys(GENERATORS, lambda module: module.seed(seed))
-    if adapted:
-        sys.meta_path.insert(0, _Finder(adapted))
+    sys.meta_path.insert(0, _Finder(adapted))
 
 
 def seed_generators(seed: int | Sequence[int], names: Sequence[str]) -> None:
@@ -84,6 +92,12 @@ def _adapt_subprocess(module: ModuleType) -> None:
 
 def _adapt_multiprocessing(module: ModuleType) -> None:
     module._default_context._default_context = module._concrete_contexts["fork"]
+
+
+def _adapt_pictures(module: ModuleType) -> None:
+    from sandbox_worker.repl import pictures  # most REPLs never need it
+
+    getattr(pictures, SHOWN_BY[module.__name__])(module)
 
 
 class _Finder:

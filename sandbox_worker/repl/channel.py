@@ -18,8 +18,10 @@ from sandbox_worker.repl.memory_reserve import Reserve
 from sandbox_worker.wire.frames import FrameDecoder, encode_frame
 from sandbox_worker.wire.messages import (
     FEW_BYTES,
+    MAX_DISPLAY_BYTES,
     MAX_QUERY_BYTES,
     MAX_RESULT_BYTES,
+    Display,
     Environment,
     Execute,
     FromWorker,
@@ -33,7 +35,11 @@ from sandbox_worker.wire.messages import (
 )
 
 READ_BYTES = 1 << 18
-MOST_BYTES: dict[type[Message], int] = {Query: MAX_QUERY_BYTES, Result: MAX_RESULT_BYTES}
+MOST_BYTES: dict[type[Message], int] = {
+    Query: MAX_QUERY_BYTES,
+    Result: MAX_RESULT_BYTES,
+    Display: MAX_DISPLAY_BYTES,
+}
 """What the orchestrator takes of each kind of message; of others, `FEW_BYTES`."""
 ONLY_HERE = "another process cannot use the REPL's connection: call llm_query_batched, or use threads"
 
@@ -83,6 +89,12 @@ class Channel:
         """Send a frame, whole."""
         with self._interrupts.held(), self._sending:
             self._send(frame)
+
+    def send_in(self, block: int, frame: bytes) -> None:
+        """Send a frame if that block still runs: a thread may come too late for it."""
+        with self._interrupts.held(), self._sending:
+            if block == self._block:
+                self._send(frame)
 
     def send_result(self, frame: bytes) -> None:
         """Send the last frame of a block. Nobody can ask from here on."""

@@ -14,6 +14,7 @@ from types import CodeType
 from typing import TYPE_CHECKING, Any
 
 from sandbox_worker.repl.classes import class_name
+from sandbox_worker.repl.displays import show_value
 from sandbox_worker.repl.memory_reserve import Reserve
 from sandbox_worker.repl.submission import SUBMITTED
 from sandbox_worker.wire.messages import Status
@@ -150,7 +151,7 @@ class Executor:
     def _shown(self, value: Any) -> Any:
         if value is not None:
             self._namespace[LAST_VALUE] = value
-            print(repr(value))
+            show_value(value)
         return value
 
     def _exited(self, request: SystemExit) -> Outcome:

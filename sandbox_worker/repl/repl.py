@@ -19,6 +19,7 @@ from sandbox_worker.repl.adapted import begin_with
 from sandbox_worker.repl.channel import Channel, ConnectionClosed
 from sandbox_worker.repl.classes import class_name
 from sandbox_worker.repl.crossing import Crossing, crossing, crossing_of, written_out
+from sandbox_worker.repl.displays import Displays, at_end, display
 from sandbox_worker.repl.execution import Executor, Outcome
 from sandbox_worker.repl.interrupts import Interrupts
 from sandbox_worker.repl.memory_reserve import Reserve
@@ -65,6 +66,7 @@ class Repl:
         self._pid = os.getpid()
         self._bell = bell
         self._block = 0
+        self._displays = Displays(channel)
         self._queries = queries = Queries(channel, self._flush)
         self._printers = [
             Printer("stdout", bounds, self._print, interrupts.held),
@@ -97,7 +99,7 @@ class Repl:
         self._namespace.update(variables)
         self._executor = Executor(self._namespace, self._printers[1].write, reserve)
         # What the module `site` gives to other prompts. Its own `exit` closes stdin, for good.
-        vars(builtins).update(exit=sys.exit, quit=sys.exit, help=_help)
+        vars(builtins).update(exit=sys.exit, quit=sys.exit, help=_help, display=display)
 
     def serve(self) -> NoReturn:
         """Say ready, then run one block after the other until the orchestrator hangs up."""
@@ -125,6 +127,7 @@ class Repl:
         self._restore_streams(execute.stdin)
         for printer in self._printers:
             printer.begin_block()
+        self._displays.begin_block(execute.block)
         if execute.tools is not None:
             self._offer(execute.tools)
         refused = self._take_given(given)
@@ -136,6 +139,7 @@ class Repl:
                 if BELL.unpack_from(self._bell, INTERRUPTED_AT) == (execute.block,):
                     raise KeyboardInterrupt  # the signal came before its block
                 outcome = refused or self._executed(execute)
+                self._show_what_is_open(outcome)
                 value = self._asked_for(execute, outcome)
                 self._flush_replaced()
         except KeyboardInterrupt:  # it hit between the model's code and ours
@@ -148,6 +152,7 @@ class Repl:
             signal.setitimer(timer, 0)  # one that went off in a later block would hit it, or between two end the REPL
         for printer in self._printers:
             printer.end_block()
+        self._displays.end_block()
         result = Result(
             block=self._block,
             status=outcome.status,
@@ -160,6 +165,7 @@ class Repl:
             final_value=self._submission.value.encoded,
             final_value_problem=self._submission.value.problem,
             draft=self._submission.draft and written_out(self._submission.draft),
+            displays_omitted=self._displays.omitted,
         )
         return self._frame_of(result)
 
@@ -169,6 +175,19 @@ class Repl:
         outcome = self._executor.run(execute.block, execute.code, execute.wants_value)
         problem = self._submission.take_answer()
         return outcome if problem is None else Outcome("error", problem)
+
+    def _show_what_is_open(self, outcome: Outcome) -> None:
+        """Show what the block has left open, unless it has to end now."""
+        if at_end and outcome.status != "interrupted":
+            self._reserve.shut()
+            complain = self._printers[1].write
+            for show in at_end:
+                try:
+                    show(complain)
+                except KeyboardInterrupt:
+                    raise
+                except BaseException as error:  # noqa: BLE001 - model code may have put anything there
+                    complain(f"what the block left open cannot be shown: {class_name(error)}\n")
 
     def _asked_for(self, execute: Execute, outcome: Outcome) -> Crossing:
         """The values that the orchestrator wants of this block."""

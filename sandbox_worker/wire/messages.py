@@ -12,6 +12,7 @@ import msgspec
 from sandbox_worker.wire.counting import split_prompts
 from sandbox_worker.wire.errors import MessageInvalid
 from sandbox_worker.wire.frames import Payload
+from sandbox_worker.wire.mime import PictureType, TextType
 from sandbox_worker.wire.prompts import Prompt, Prompts
 from sandbox_worker.wire.text_json import encode_written_out
 
@@ -29,11 +30,17 @@ MAX_PROMPTS = 1 << 16
 """Of one query. Far above the default `max_batch_prompts`, which refuses in words: a slot for each of the 20 million
 empty prompts that fit into a frame would be gigabytes."""
 FEW_BYTES = 1 << 20
-"""Longest message in bytes that is decoded in one piece, of any kind. A longer one must be a query or a result."""
+"""Longest message in bytes of any kind. A longer one must be a query, a result or a display."""
 MAX_QUERY_BYTES = 16 << 20
 """Bytes of a `Query` as JSON. A larger batch is asked in parts; reading one of this size takes up to 100 ms."""
 MAX_RESULT_BYTES = 16 << 20
 """Bytes of a `Result` as JSON, which is to say of a final answer; the REPL reports a larger one as an error."""
+MAX_DISPLAY_BYTES = 4 << 20
+"""Bytes of a `Display` as JSON, in which a picture takes four thirds of its own; the REPL leaves out a larger one."""
+MAX_DISPLAYS = 32
+"""Displays of one block. The REPL counts what is over."""
+MAX_DISPLAYS_BYTES = 16 << 20
+"""Bytes of all displays of one block as JSON."""
 EncodedValue = msgspec.Raw | msgspec.UnsetType
 """A value as `values` encodes it, or none."""
 MAX_DRAFT_CHARS = 1 << 16
@@ -115,6 +122,18 @@ class Output(Message, frozen=True):
     text: str
 
 
+class Display(Message, frozen=True, omit_defaults=True):
+    """Something that code has shown, as it happens: one thing in one or more forms.
+
+    Attributes:
+        texts, pictures: MIME type → what it is in that form.
+    """
+
+    block: int
+    texts: dict[TextType, str] = {}
+    pictures: dict[PictureType, bytes] = {}
+
+
 class Result(Message, frozen=True, omit_defaults=True):
     """A block has ended.
 
@@ -129,6 +148,7 @@ class Result(Message, frozen=True, omit_defaults=True):
         final_value: What was submitted, where that is no text.
         final_value_problem: Why it is not there although it is no text.
         draft: Text in `answer["content"]` that is not submitted: the best answer so far. At most `MAX_DRAFT_CHARS`.
+        displays_omitted: How many displays were too large, or too many.
     """
 
     block: int
@@ -142,6 +162,7 @@ class Result(Message, frozen=True, omit_defaults=True):
     final_value: EncodedValue = msgspec.UNSET
     final_value_problem: str | None = None
     draft: str | None = None
+    displays_omitted: Annotated[int, msgspec.Meta(ge=0)] = 0
 
 
 # -- the orchestrator says -------------------------------------------------------------------------------------------
@@ -223,7 +244,7 @@ class _RawQuery(msgspec.Struct, frozen=True, tag_field="type", tag="query", forb
     tool: msgspec.Raw = msgspec.Raw()
 
 
-FromWorker = Ready | Query | Output | Result
+FromWorker = Ready | Query | Output | Display | Result
 FromOrchestrator = Execute | Environment | Provide | Reply
 
 
@@ -238,6 +259,8 @@ def _plain(value: object) -> str | int | float:
     raise TypeError(f"a message cannot hold a {type(value).__name__}")
 
 
+_MOST_BYTES = {b'{"type":"result"': MAX_RESULT_BYTES, b'{"type":"display"': MAX_DISPLAY_BYTES}
+"""How a message begins that may have more than `FEW_BYTES`: how many it may have."""
 _encoder = msgspec.json.Encoder(enc_hook=_plain)
 _hello = msgspec.json.Decoder(Hello)
 _welcome = msgspec.json.Decoder(Welcome)
@@ -285,8 +308,9 @@ def decode_from_worker(payload: Payload) -> FromWorker:
         return _decode(_from_worker, payload)
     if payload.startswith(b'{"type":"query"'):  # the tag comes first in all that a worker encodes
         return _decode_large_query(payload)
-    if not payload.startswith(b'{"type":"result"') or len(payload) > MAX_RESULT_BYTES:
-        raise MessageInvalid(f"a message of {len(payload):,} bytes that is no query, nor a result of a bearable size")
+    most = next((most for begin, most in _MOST_BYTES.items() if payload.startswith(begin)), 0)
+    if len(payload) > most:
+        raise MessageInvalid(f"a message of {len(payload):,} bytes that may not be as long")
     return _decode(_from_worker, payload)
 
 

@@ -17,7 +17,7 @@ from rlm_broker.trace.events import TreeEvents
 from rlm_broker.transport.connection import Connection
 from rlm_broker.transport.session import Session
 from sandbox_worker.wire.frames import FrameDecoder
-from sandbox_worker.wire.messages import Output, Query, Reply, Slot
+from sandbox_worker.wire.messages import Display, Output, Query, Reply, Slot
 from scripts.bench.load import MAX_FRAME_BYTES, Outcome, frame, load
 from scripts.bench.measure import Effort
 from scripts.bench.peer import Peer
@@ -227,5 +227,5 @@ def _told(outcomes: Sequence[Outcome]) -> str:
     return "" if p99 is None else f"{lost:,} of {asked:,} lost, p99 {number(p99, 'ms')}"
 
 
-def _ignore(_output: Output) -> None:
+def _ignore(_shown: Output | Display) -> None:
     """There is none."""

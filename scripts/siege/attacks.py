@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator
 
 from sandbox_worker.wire.frames import FrameDecoder, encode_frame
 from sandbox_worker.wire.messages import (
+    MAX_DISPLAY_BYTES,
     MAX_QUERY_BYTES,
     Execute,
     Hello,
@@ -168,6 +169,16 @@ def prints(port: int, token: str) -> Iterator[None]:
     yield from _flood(repl, (frame * 1_000 for _ in _ever()))
 
 
+def displays(port: int, token: str) -> Iterator[None]:
+    """As many displays as a block may have, of texts that grow when they are decoded."""
+    repl = Repl(port, token)
+    begin, end = b'{"type":"display","block":%d,"texts":{"text/html":"' % repl.block, b'"}}'
+    text = WIDE.encode() + b"\\u0041" * ((MAX_DISPLAY_BYTES - 200) // 6)
+    for _ in range(4):
+        repl.say(begin + text + end)
+    yield
+
+
 def deaf(port: int, token: str) -> Iterator[None]:
     """Replies of a megabyte that nothing reads."""
     repl = Repl(port, token, reads=False)
@@ -299,7 +310,7 @@ def _ever() -> Iterator[int]:
 Attack = Callable[[int, str], Iterator[None]]
 REPLS: tuple[Attack, ...] = (
     batches, children, late, wide, wide_answered, escapes, answer,
-    lists, numbers, quotes, mistakes, prints, deaf,
+    lists, numbers, quotes, mistakes, prints, displays, deaf,
 )  # fmt: skip
 STRANGERS: tuple[Attack, ...] = (
     silent, half_frames, garbage, one_shot_lists, one_shot_batches, one_shot_names, one_shot_second,

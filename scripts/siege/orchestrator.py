@@ -26,7 +26,17 @@ from rlm_broker.trace.writer import TraceWriter
 from rlm_broker.transport.connection import Connection
 from rlm_broker.transport.session import Session
 from sandbox_worker.wire.frames import FrameDecoder, encode_frame
-from sandbox_worker.wire.messages import FromOrchestrator, Hello, Query, Ready, Result, decode_from_orchestrator, encode
+from sandbox_worker.wire.messages import (
+    Display,
+    FromOrchestrator,
+    Hello,
+    Output,
+    Query,
+    Ready,
+    Result,
+    decode_from_orchestrator,
+    encode,
+)
 from scripts.siege.attacks import STRANGERS
 
 WAIT_S = 300.0
@@ -172,10 +182,16 @@ def _session(handler: LMHandler, sandbox: Sandbox, writer: TraceWriter) -> Any:
     )
     connection = Connection(Session(limits.max_frame_bytes), limits.max_queries_in_flight)
 
+    displays: list[Display] = []
+
+    def write(shown: Output | Display) -> None:
+        if isinstance(shown, Output):
+            writer(BlockPrinted("1", 0, 1, shown.stream, shown.text))
+        else:
+            displays.append(shown)
+
     def block() -> "asyncio.Future[Result]":
-        return connection.execute(
-            "1", recursion, lambda output: writer(BlockPrinted("1", 0, 1, output.stream, output.text))
-        )
+        return connection.execute("1", recursion, write)
 
     return block, connection
 

@@ -55,6 +55,13 @@ VIOLATIONS = {
     "announces_a_byte_too_much": "send(b'x', length=(1 << 20) + 1)",
     "wants_something_unknown": "say(type='query', id='N:1', want='root', prompts=['forged'])",
     "asks_for_a_negative_number": "say(type='query', id='N:1', want='llm', prompts=['forged'], max_concurrent=-1)",
+    "shows_for_another_block": "say(type='display', block=N+1, texts={'text/html': 'forged'})",
+    "shows_a_type_of_its_own": "say(type='display', block=N, texts={'text/javascript': 'forged'})",
+    "shows_html_as_a_picture": "say(type='display', block=N, pictures={'text/html': 'Zm9yZ2Vk'})",
+    "shows_no_base64": "say(type='display', block=N, pictures={'image/png': '!forged!'})",
+    "shows_a_number": "say(type='display', block=N, texts={'text/html': 5})",
+    "shows_too_often": "for _ in range(33): say(type='display', block=N, texts={'text/html': 'forged'})",
+    "omits_fewer_than_none": "say(type='result', block=N, status='ok', displays_omitted=-1)",
     "asks_without_text": "say(type='query', id='N:1', want='llm', prompts=[7])",
 }
 

@@ -78,11 +78,7 @@ class ForkServer:
             ConfigurationError, IsolationUnavailable, SandboxFailed: It cannot be started. Nothing of it is left.
         """
         self._require_open()
-<<<<<<< HEAD
-        other = ForkServer(self.level, self.allow_exec, self._exact_memory, preparation, self._seed)
-=======
-        other = ForkServer(self.level, self._allow_exec, self._exact_memory, preparation, self._seed, self._venv)
->>>>>>> packages
+        other = ForkServer(self.level, self.allow_exec, self._exact_memory, preparation, self._seed, self._venv)
         self._others = [*(each for each in self._others if not each._closed), other]
         try:
             await other.start()
@@ -162,11 +158,7 @@ class ForkServer:
         """Start a zygote. Another one takes the place of one that is killed meanwhile."""
         tries = TRIES if self._preparation == Preparation() else PREPARED_TRIES
         while True:
-<<<<<<< HEAD
-            zygote = Zygote(self.level, self.allow_exec, self._preparation, self._seed)
-=======
-            zygote = Zygote(self.level, self._allow_exec, self._preparation, self._seed, self._venv)
->>>>>>> packages
+            zygote = Zygote(self.level, self.allow_exec, self._preparation, self._seed, self._venv)
             try:
                 ready = await zygote.start()
                 self._require_open()  # still: `close` did not know of it

@@ -103,11 +103,8 @@ class Zygote:
         paths = python_paths()
         self._process, self._pidfd = start(self._theirs.fileno(), paths, self._seed, self._venv)
         self._theirs.close()
-<<<<<<< HEAD
         pieces = () if self._preparation.context is None else self._preparation.context.pieces()
-=======
-        context, told = self._preparation.context, shown(paths, self._venv)
->>>>>>> packages
+        told = shown(paths, self._venv)
         configure = Configure(
             level=self._level.name,
             new_root=refusals.utf8(root),

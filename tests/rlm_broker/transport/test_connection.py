@@ -21,6 +21,7 @@ from rlm_broker.transport.connection import (
 from rlm_broker.transport.session import Session
 from sandbox_worker.wire.messages import (
     MAX_PROMPTS,
+    Display,
     Execute,
     FromWorker,
     Output,
@@ -78,7 +79,7 @@ async def pair() -> AsyncIterator[tuple[Connection, Worker]]:
 
 
 async def running(
-    pair: tuple[Connection, Worker], answer: QueryHandler = refuse, heard: list[Output] | None = None
+    pair: tuple[Connection, Worker], answer: QueryHandler = refuse, heard: list[Output | Display] | None = None
 ) -> "asyncio.Future[Result]":
     """A block that runs in the worker."""
     connection, worker = pair
@@ -90,12 +91,12 @@ async def running(
 
 
 async def test_a_block_runs_prints_and_ends(pair: tuple[Connection, Worker]) -> None:
-    heard: list[Output] = []
+    heard: list[Output | Display] = []
     block = await running(pair, heard=heard)
     pair[1].say(Output(block=1, stream="stdout", text="hello\n"))
     pair[1].say(Result(block=1, status="ok", final_answer="42"))
     assert (await asyncio.wait_for(block, WAIT_S)).final_answer == "42"
-    assert [output.text for output in heard] == ["hello\n"]
+    assert heard == [Output(block=1, stream="stdout", text="hello\n")]
     assert pair[0].block == 1
 
 
@@ -397,7 +398,7 @@ def _is_waiting(connection: Connection) -> bool:
 
 async def test_thousands_of_messages_in_one_read_leave_turns_to_others(pair: tuple[Connection, Worker]) -> None:
     connection, worker = pair
-    printed: list[Output] = []
+    printed: list[Output | Display] = []
     worker.say(Ready())
     await connection.ready()
     result = connection.execute("1", refuse, printed.append)

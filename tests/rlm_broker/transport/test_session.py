@@ -7,12 +7,25 @@ import pytest
 from rlm_broker.errors import ProtocolViolation
 from rlm_broker.transport.session import PROMPT_WEIGHT, Session, State
 from sandbox_worker.wire.frames import PREFIX, encode_frame
-from sandbox_worker.wire.messages import Message, Output, Query, Ready, Reply, Result, Slot, encode
+from sandbox_worker.wire.messages import (
+    MAX_DISPLAYS,
+    MAX_DISPLAYS_BYTES,
+    Display,
+    Message,
+    Output,
+    Query,
+    Ready,
+    Reply,
+    Result,
+    Slot,
+    encode,
+)
 
 SAMPLES: dict[type[Message], Message] = {
     Ready: Ready(),
     Query: Query(id="1:1", want="llm", prompts=["?"]),
     Output: Output(block=1, stream="stdout", text="x"),
+    Display: Display(block=1, pictures={"image/png": b"x"}),
     Result: Result(block=1, status="ok"),
 }
 
@@ -21,6 +34,7 @@ LEGAL = {
     (State.STARTING, Ready): State.IDLE,
     (State.RUNNING, Query): State.RUNNING,
     (State.RUNNING, Output): State.RUNNING,
+    (State.RUNNING, Display): State.RUNNING,
     (State.RUNNING, Result): State.IDLE,
 }
 
@@ -62,6 +76,7 @@ def test_a_worker_may_say_just_what_its_state_allows(state: State, kind: type[Me
         Query(id="1:" + "1" * 100, want="llm", prompts=["?"]),
         Result(block=2, status="ok"),
         Output(block=0, stream="stdout", text=""),
+        Display(block=2, texts={"text/html": "x"}),
     ],
 )
 def test_a_message_that_names_another_block_is_a_violation(forged: Message) -> None:
@@ -102,6 +117,30 @@ def test_sound_messages_before_a_wrong_frame_are_delivered() -> None:
     assert [session.next_message(), session.next_message()] == [SAMPLES[Output]] * 2
     with pytest.raises(ProtocolViolation, match="4,294,967,295"):
         session.next_message()
+
+
+def test_displays_of_a_block_are_bounded_in_number_and_bytes() -> None:
+    session = running()
+    for _ in range(MAX_DISPLAYS):
+        receive(session, frame(SAMPLES[Display]))
+    receive(session, frame(SAMPLES[Result]))
+    session.execute("2")
+    second = frame(Display(block=2, texts={"text/html": "x"}))
+    for _ in range(MAX_DISPLAYS):
+        receive(session, second)
+    with pytest.raises(ProtocolViolation, match=f"{MAX_DISPLAYS + 1} displays of .* bytes in block 2"):
+        receive(session, second)
+
+
+def test_displays_of_a_block_are_bounded_in_bytes() -> None:
+    session = Session(max_frame_bytes=1 << 23)
+    receive(session, frame(Ready()))
+    session.execute("1")
+    large = encode_frame(encode(Display(block=1, texts={"text/html": "x" * (MAX_DISPLAYS_BYTES // 4 - 100)})), 1 << 23)
+    for _ in range(4):
+        receive(session, large)
+    with pytest.raises(ProtocolViolation, match="5 displays of"):
+        receive(session, large)
 
 
 def test_weight_of_open_queries_counts_prompts_and_falls_with_replies() -> None:

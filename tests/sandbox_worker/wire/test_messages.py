@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from sandbox_worker.wire import messages
 from sandbox_worker.wire.errors import MessageInvalid
 from sandbox_worker.wire.messages import (
+    Display,
     Execute,
     FromOrchestrator,
     FromWorker,
@@ -38,7 +39,9 @@ FROM_WORKER: list[FromWorker] = [
     QUERY,
     Query(id="3:1", want="llm", prompts=[]),
     Output(block=3, stream="stderr", text="\x00\x1b \u2028 \N{GRINNING FACE}"),
+    Display(block=3, texts={"text/html": "<b>", "image/svg+xml": "\u2028"}, pictures={"image/png": b"\x00\xff"}),
     Result(block=3, status="ok"),
+    Result(block=3, status="ok", displays_omitted=9),
     Result(block=3, status="ok", value=msgspec.Raw(b'{"$set":[1]}'), final_value=msgspec.Raw(b"1")),
     Result(block=3, status="ok", value_problem="why", final_value_problem="why"),
     Result(block=3, status="exited", error="bye", exit_code=-1, final_answer="", descriptor_output=True),
@@ -113,6 +116,26 @@ def test_a_query_without_a_field_that_it_needs_is_invalid(field: str) -> None:
     del fields[field]
     with pytest.raises(MessageInvalid):
         decode_from_worker(json.dumps(fields).encode())
+
+
+def test_a_display_is_bounded_and_nothing_else_is_taken_for_one() -> None:
+    fits = encode(Display(block=1, texts={"text/html": "x" * (messages.MAX_DISPLAY_BYTES - 100)}))
+    assert decode_from_worker(fits) == Display(block=1, texts={"text/html": "x" * (messages.MAX_DISPLAY_BYTES - 100)})
+    for long in (
+        encode(Display(block=1, texts={"text/html": "x" * messages.MAX_DISPLAY_BYTES})),
+        encode(Output(block=1, stream="stdout", text="x" * (messages.FEW_BYTES + 1))),
+    ):
+        with pytest.raises(MessageInvalid, match="may not be as long"):
+            decode_from_worker(long)
+
+
+@pytest.mark.parametrize(
+    "forms", [{"text/javascript": "x"}, {"image/png": 5}, {"text/html": None}, ["x"], "x", {"": ""}]
+)
+@pytest.mark.parametrize("field", ["texts", "pictures"])
+def test_a_display_has_known_types_alone(field: str, forms: object) -> None:
+    with pytest.raises(MessageInvalid):
+        decode_from_worker(json.dumps({"type": "display", "block": 1, field: forms}).encode())
 
 
 @pytest.mark.parametrize("status", ["killed", "OK", None])
