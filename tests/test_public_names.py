@@ -26,6 +26,8 @@ INTERNAL = {
     "Run.begin(runner)",
     "Run.begin ->",
     "ReplLimits.repl_bounds ->",
+    "StoredContext.__init__(pieces)",
+    "StoredContext.pieces ->",
 }
 """How the objects of this package are put together: for its own modules, and not for users."""
 

@@ -45,7 +45,6 @@ from sandbox_worker.wire.control import (
     Load,
     Loaded,
     RunProgram,
-    Spawn,
     Start,
     Stop,
     Stopped,
@@ -55,6 +54,7 @@ from sandbox_worker.wire.descriptors import CONTROL_FD
 from sandbox_worker.wire.layers import Layer
 from sandbox_worker.wire.level import Level
 from sandbox_worker.wire.names import CONTEXT
+from sandbox_worker.wire.zygote_control import Spawn
 
 EXPLAIN_QUICKLY_S = 0.02
 """`EXPLAIN_S` for one that is past a limit, and goes on."""

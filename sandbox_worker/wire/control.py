@@ -1,4 +1,4 @@
-"""What the orchestrator says to the zygote and to each worker's init, and what they answer.
+"""What the orchestrator says to each worker's init, and what it answers; `zygote_control` has the zygote's part.
 
 These travel over AF_UNIX sockets of kind SOCK_SEQPACKET, one message a packet, often with descriptors beside it. No
 model code ever holds one of these sockets. They carry raw output, so they are MessagePack and not JSON.
@@ -8,11 +8,10 @@ from typing import Annotated, Literal, TypeVar
 
 import msgspec
 
-from sandbox_worker.loading.form import MAX_PIECES, ContextPiece
-from sandbox_worker.wire.bounds import ReplBounds, WatchedLimit
+from sandbox_worker.loading.form import ContextPiece
+from sandbox_worker.wire.bounds import WatchedLimit
 from sandbox_worker.wire.errors import MessageInvalid
 from sandbox_worker.wire.layers import Layer
-from sandbox_worker.wire.level import LevelName
 from sandbox_worker.wire.messages import Stream
 
 MAX_PACKET_BYTES = 1 << 16
@@ -21,8 +20,6 @@ MAX_PACKET_BYTES = 1 << 16
 OUT_OF_MEMORY, BROKEN = 250, 251
 """Exit codes of a REPL whose own code could not go on: without memory, or because model code has broken it."""
 
-PreparationStep = Literal["imports", "context", "setup"]
-"""What a fork server gets ready for its workers."""
 EntryKind = Literal["file", "folder", "link", "other"]
 InitStep = Literal["lock down", "load", "start", "go on", "speak"]
 """What init can fail to do; "speak" is the orchestrator's word for an init whose packet is no message."""
@@ -34,106 +31,6 @@ T = TypeVar("T")
 
 class Control(msgspec.Struct, frozen=True, tag_field="type", tag=str.lower, forbid_unknown_fields=True):
     """A message is a value, like those on the connection."""
-
-
-# -- the orchestrator says to the zygote -------------------------------------------------------------------------------
-
-
-class Packages(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What workers import from, where it is not what the fork server was started with.
-
-    Attributes:
-        search: `sys.path`.
-        own: Module → its file or its folder, which is found after all else: what a worker's own code needs.
-        executable: `sys.executable`.
-    """
-
-    search: list[str]
-    own: dict[str, str]
-    executable: str
-
-
-class Configure(Control, frozen=True):
-    """First message: which level, what is visible in it, and what every worker is to find.
-
-    Beside it travel the sealed memfds of a context, if there is one.
-
-    Attributes:
-        new_root: An empty private folder of the host where the worker's root is built.
-        readable: Folders and files of the Python installation.
-        hidden: Folders below them that no worker shall see.
-        preload: Modules that every REPL finds imported already.
-        setup: Code whose variables every REPL finds.
-        context: The pieces of the context that every REPL finds.
-        seed: What `random` and numpy's global generator begin with in every REPL.
-        packages: None leaves `sys.path` as it is.
-    """
-
-    level: LevelName
-    new_root: str
-    readable: list[str]
-    hidden: list[str]
-    preload: list[str] = []
-    setup: str = ""
-    context: Annotated[list[ContextPiece], msgspec.Meta(max_length=MAX_PIECES)] = []
-    seed: int | None = None
-    packages: Packages | None = None
-
-
-class Spawn(Control, frozen=True):
-    """Fork a worker. Beside it travels one descriptor: init's end of the worker's control socket.
-
-    Attributes:
-        scratch: The scratch folder, for a level without a mount namespace of its own.
-    """
-
-    allow_exec: bool
-    scratch: str
-    bounds: ReplBounds
-
-
-# -- the zygote says -------------------------------------------------------------------------------------------------
-
-
-class ZygoteReady(Control, frozen=True):
-    """It is locked in and can fork.
-
-    Attributes:
-        layers: The layers that all its workers share.
-        memory_bytes: What it takes.
-    """
-
-    layers: list[Layer]
-    memory_bytes: Annotated[int, msgspec.Meta(ge=0)]
-
-
-class ZygoteFailed(Control, frozen=True):
-    """It could not be locked in, and has ended.
-
-    Attributes:
-        code: The kernel's error number, or 0.
-    """
-
-    reason: str
-    layer: Layer
-    code: int = 0
-
-
-class NotPrepared(Control, frozen=True):
-    """Its layers are in place, but `step` of what it was to get ready failed, and it has ended."""
-
-    step: PreparationStep
-    reason: str
-
-
-class Spawned(Control, frozen=True):
-    """A worker was forked. Beside it travels the pidfd of its init."""
-
-
-class SpawnFailed(Control, frozen=True):
-    """No worker could be forked."""
-
-    reason: str
 
 
 # -- the orchestrator says to init -------------------------------------------------------------------------------------
@@ -354,8 +251,6 @@ class ProgramEnded(Control, frozen=True):
     no_folder: str | None = None
 
 
-ToZygote = Configure | Spawn
-FromZygote = ZygoteReady | ZygoteFailed | NotPrepared | Spawned | SpawnFailed
 FileRequest = OpenToRead | OpenToWrite | ListFolder
 ToInit = Load | Start | Begin | Interrupt | Drain | Stop | RunProgram | EndProgram | FileRequest
 FromInit = (
@@ -377,8 +272,6 @@ FromInit = (
 )
 
 _encoder = msgspec.msgpack.Encoder()
-_to_zygote: msgspec.msgpack.Decoder[ToZygote] = msgspec.msgpack.Decoder(ToZygote)
-_from_zygote: msgspec.msgpack.Decoder[FromZygote] = msgspec.msgpack.Decoder(FromZygote)
 _to_init: msgspec.msgpack.Decoder[ToInit] = msgspec.msgpack.Decoder(ToInit)
 _from_init: msgspec.msgpack.Decoder[FromInit] = msgspec.msgpack.Decoder(FromInit)
 
@@ -388,27 +281,18 @@ def pack(message: Control) -> bytes:
     return _encoder.encode(message)
 
 
-def unpack_to_zygote(packet: bytes) -> ToZygote:
-    """Raises: MessageInvalid."""
-    return _unpack(_to_zygote, packet)
-
-
-def unpack_from_zygote(packet: bytes) -> FromZygote:
-    """Raises: MessageInvalid."""
-    return _unpack(_from_zygote, packet)
-
-
 def unpack_to_init(packet: bytes) -> ToInit:
     """Raises: MessageInvalid."""
-    return _unpack(_to_init, packet)
+    return unpack(_to_init, packet)
 
 
 def unpack_from_init(packet: bytes) -> FromInit:
     """Raises: MessageInvalid."""
-    return _unpack(_from_init, packet)
+    return unpack(_from_init, packet)
 
 
-def _unpack(decoder: "msgspec.msgpack.Decoder[T]", packet: bytes) -> T:
+def unpack(decoder: "msgspec.msgpack.Decoder[T]", packet: bytes) -> T:
+    """Return the message. Raises: MessageInvalid."""
     try:
         return decoder.decode(packet)
     except (msgspec.MsgspecError, RecursionError, UnicodeError) as error:

@@ -22,8 +22,9 @@ from sandbox_worker.loading.preloaded import Preloaded
 from sandbox_worker.loading.self_test import mapping_works
 from sandbox_worker.repl import own_memory
 from sandbox_worker.repl.adapted import adapt
-from sandbox_worker.wire.control import (
-    MAX_PACKET_BYTES,
+from sandbox_worker.wire.control import MAX_PACKET_BYTES, pack
+from sandbox_worker.wire.level import level_named
+from sandbox_worker.wire.zygote_control import (
     Configure,
     NotPrepared,
     Spawn,
@@ -31,10 +32,8 @@ from sandbox_worker.wire.control import (
     SpawnFailed,
     ZygoteFailed,
     ZygoteReady,
-    pack,
     unpack_to_zygote,
 )
-from sandbox_worker.wire.level import level_named
 from sandbox_worker.zygote.preload import PreparationFailed, other_threads, prepare
 from sandbox_worker.zygote.warm_up import rehearse
 

@@ -7,7 +7,7 @@ from importlib.machinery import ModuleSpec
 from importlib.util import spec_from_file_location
 from types import ModuleType
 
-from sandbox_worker.wire.control import Packages
+from sandbox_worker.wire.zygote_control import Packages
 
 
 def import_from(packages: Packages) -> None:

@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from sandbox_worker.loading.form import ContextForm, ContextPiece
-from sandbox_worker.wire import control
+from sandbox_worker.wire import control, zygote_control
 from sandbox_worker.wire.bounds import ReplBounds
 from sandbox_worker.wire.errors import MessageInvalid
 
@@ -21,16 +21,16 @@ BOUNDS = ReplBounds(
     max_output_bytes=6,
 )
 TO_ZYGOTE = [
-    control.Configure(level="strict", new_root="/n", readable=["/r"], hidden=[], preload=["json"]),
-    control.Spawn(True, "/s", BOUNDS),
-    control.Spawn(False, "", msgspec.structs.replace(BOUNDS, cpu_s=0.5)),
+    zygote_control.Configure(level="strict", new_root="/n", readable=["/r"], hidden=[], preload=["json"]),
+    zygote_control.Spawn(True, "/s", BOUNDS),
+    zygote_control.Spawn(False, "", msgspec.structs.replace(BOUNDS, cpu_s=0.5)),
 ]
 FROM_ZYGOTE = [
-    control.ZygoteReady(layers=["pid 1", "namespaces"], memory_bytes=5),
-    control.ZygoteFailed(reason="why", layer="mounts"),
-    control.NotPrepared(step="imports", reason="why"),
-    control.Spawned(),
-    control.SpawnFailed(reason="why"),
+    zygote_control.ZygoteReady(layers=["pid 1", "namespaces"], memory_bytes=5),
+    zygote_control.ZygoteFailed(reason="why", layer="mounts"),
+    zygote_control.NotPrepared(step="imports", reason="why"),
+    zygote_control.Spawned(),
+    zygote_control.SpawnFailed(reason="why"),
 ]
 TO_INIT = [
     control.Load(piece=ContextPiece(ContextForm("text", 3, 1, True))),
@@ -62,13 +62,13 @@ FROM_INIT = [
 
 
 @pytest.mark.parametrize("message", TO_ZYGOTE)
-def test_what_the_host_says_to_the_zygote_comes_out_as_it_went_in(message: control.ToZygote) -> None:
-    assert control.unpack_to_zygote(control.pack(message)) == message
+def test_what_the_host_says_to_the_zygote_comes_out_as_it_went_in(message: zygote_control.ToZygote) -> None:
+    assert zygote_control.unpack_to_zygote(control.pack(message)) == message
 
 
 @pytest.mark.parametrize("message", FROM_ZYGOTE)
-def test_what_the_zygote_says_comes_out_as_it_went_in(message: control.FromZygote) -> None:
-    assert control.unpack_from_zygote(control.pack(message)) == message
+def test_what_the_zygote_says_comes_out_as_it_went_in(message: zygote_control.FromZygote) -> None:
+    assert zygote_control.unpack_from_zygote(control.pack(message)) == message
 
 
 @pytest.mark.parametrize("message", TO_INIT)
@@ -82,15 +82,15 @@ def test_what_init_says_comes_out_as_it_went_in(message: control.FromInit) -> No
 
 
 def test_every_message_of_both_directions_is_tried() -> None:
-    assert {type(message) for message in TO_ZYGOTE} == set(control.ToZygote.__args__)
-    assert {type(message) for message in FROM_ZYGOTE} == set(control.FromZygote.__args__)
+    assert {type(message) for message in TO_ZYGOTE} == set(zygote_control.ToZygote.__args__)
+    assert {type(message) for message in FROM_ZYGOTE} == set(zygote_control.FromZygote.__args__)
     assert {type(message) for message in TO_INIT} == set(control.ToInit.__args__)
     assert {type(message) for message in FROM_INIT} == set(control.FromInit.__args__)
 
 
 UNPACKERS: list[tuple[Callable[[bytes], object], list[Any]]] = [
-    (control.unpack_to_zygote, TO_ZYGOTE),
-    (control.unpack_from_zygote, FROM_ZYGOTE),
+    (zygote_control.unpack_to_zygote, TO_ZYGOTE),
+    (zygote_control.unpack_from_zygote, FROM_ZYGOTE),
     (control.unpack_to_init, TO_INIT),
     (control.unpack_from_init, FROM_INIT),
 ]
@@ -130,19 +130,19 @@ def test_a_packet_that_lost_its_end_is_invalid(message: control.Control) -> None
 
 def test_no_fork_server_takes_less_memory_than_none() -> None:
     with pytest.raises(MessageInvalid, match="memory_bytes"):
-        control.unpack_from_zygote(control.pack(control.ZygoteReady(layers=[], memory_bytes=-1)))
+        zygote_control.unpack_from_zygote(control.pack(zygote_control.ZygoteReady(layers=[], memory_bytes=-1)))
 
 
 @pytest.mark.parametrize("bound", [bound for bound in ReplBounds.__struct_fields__ if bound != "cpu_s"])
 def test_a_bound_of_0_which_a_tmpfs_takes_for_none_is_refused(bound: str) -> None:
-    spawn = control.Spawn(True, "/s", msgspec.structs.replace(BOUNDS, **{bound: 0}))
+    spawn = zygote_control.Spawn(True, "/s", msgspec.structs.replace(BOUNDS, **{bound: 0}))
     with pytest.raises(MessageInvalid, match=bound):
-        control.unpack_to_zygote(control.pack(spawn))
+        zygote_control.unpack_to_zygote(control.pack(spawn))
 
 
 def test_bounds_with_one_left_out_are_refused() -> None:
     for bound in (field.name for field in msgspec.structs.fields(ReplBounds) if field.required):
-        packed = msgspec.to_builtins(control.Spawn(True, "/s", BOUNDS))
+        packed = msgspec.to_builtins(zygote_control.Spawn(True, "/s", BOUNDS))
         del packed["bounds"][bound]
         with pytest.raises(MessageInvalid, match=bound):
-            control.unpack_to_zygote(msgspec.msgpack.encode(packed))
+            zygote_control.unpack_to_zygote(msgspec.msgpack.encode(packed))

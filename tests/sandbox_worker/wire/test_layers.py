@@ -11,7 +11,7 @@ import pytest
 
 from rlm_broker.limits import Limits
 from sandbox_worker.isolation.worker_layers import _INIT_LAYERS
-from sandbox_worker.wire import bounds, control
+from sandbox_worker.wire import bounds, control, zygote_control
 from sandbox_worker.wire.errors import MessageInvalid
 from sandbox_worker.wire.layers import Layer
 from tests.support.places import PROJECT
@@ -41,9 +41,9 @@ def test_layer_that_the_sandbox_names_is_in_the_set_and_the_set_holds_no_other()
 @pytest.mark.parametrize(
     ("unpack", "message", "field"),
     [
-        (control.unpack_from_zygote, control.ZygoteFailed(reason="why", layer="mounts"), "layer"),
-        (control.unpack_from_zygote, control.NotPrepared(step="imports", reason="why"), "step"),
-        (control.unpack_from_zygote, control.ZygoteReady(layers=[], memory_bytes=1), "layers"),
+        (zygote_control.unpack_from_zygote, zygote_control.ZygoteFailed(reason="why", layer="mounts"), "layer"),
+        (zygote_control.unpack_from_zygote, zygote_control.NotPrepared(step="imports", reason="why"), "step"),
+        (zygote_control.unpack_from_zygote, zygote_control.ZygoteReady(layers=[], memory_bytes=1), "layers"),
         (control.unpack_from_init, control.Failed(step="start", reason="why", layer="seccomp"), "layer"),
         (control.unpack_from_init, control.Failed(step="start", reason="why"), "step"),
         (control.unpack_from_init, control.Loaded(layers=[]), "layers"),
@@ -65,7 +65,7 @@ def test_limits_that_init_watches_are_limits_of_a_user() -> None:
 
 
 def test_what_is_prepared_is_no_layer() -> None:
-    assert not LAYERS & set(get_args(control.PreparationStep))
+    assert not LAYERS & set(get_args(zygote_control.PreparationStep))
 
 
 @pytest.mark.parametrize("module", ["zygote_layers", "worker_layers"])

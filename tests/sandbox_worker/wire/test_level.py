@@ -7,7 +7,7 @@ from typing import get_args
 import msgspec
 import pytest
 
-from sandbox_worker.wire import control
+from sandbox_worker.wire import zygote_control
 from sandbox_worker.wire.errors import MessageInvalid
 from sandbox_worker.wire.level import LEVELS, PROCESS, LevelName, level_named
 from tests.support.places import PROJECT
@@ -48,10 +48,10 @@ def test_boundary_lets_processes_start_only_where_the_end_of_init_ends_them() ->
 
 @pytest.mark.parametrize("name", ["paranoid", "auto", "Strict", "", 0, None])
 def test_fork_server_that_is_told_of_no_level_refuses_the_message(name: object) -> None:
-    configure = control.Configure(level="strict", new_root="/n", readable=[], hidden=[])
+    configure = zygote_control.Configure(level="strict", new_root="/n", readable=[], hidden=[])
     fields = msgspec.to_builtins(configure) | {"level": name}
     with pytest.raises(MessageInvalid, match="level"):
-        control.unpack_to_zygote(msgspec.msgpack.encode(fields))
+        zygote_control.unpack_to_zygote(msgspec.msgpack.encode(fields))
 
 
 @pytest.mark.parametrize("path", SOURCES, ids=lambda path: str(path.relative_to(PROJECT)))
