@@ -10,6 +10,7 @@ import pytest
 from rlm_broker import RLM, Block, BlockEnded, Display, Event, Limits, Sandbox, ScriptedClient, TraceWriter
 from rlm_broker.sandbox.repl import SandboxedRepl
 from sandbox_worker.wire.messages import MAX_DISPLAY_BYTES, MAX_DISPLAYS, MAX_DISPLAYS_BYTES
+from tests.support.places import PROJECT
 from tests.support.waiting import WAIT_S
 
 MATPLOTLIB = pytest.mark.skipif(importlib.util.find_spec("matplotlib") is None, reason="needs matplotlib")
@@ -143,6 +144,23 @@ def test_figures_of_a_block_that_raises_are_shown(drawing: SandboxedRepl) -> Non
     block = drawing.execute("plt.plot([1]); 1 / 0")
     assert block.error == "ZeroDivisionError: division by zero"
     assert len(block.displays) == 1
+
+
+@MATPLOTLIB
+@PIL
+def test_note_on_the_list_of_fonts_is_left_out_and_no_other(drawing: SandboxedRepl) -> None:
+    note = "Matplotlib is building the font cache; this may take a moment."
+    block = drawing.execute(
+        f"import logging\nfor said in ({note!r}, 'other'): matplotlib.font_manager._log.warning(said)"
+    )
+    assert block.stderr == "other\n"
+
+
+@MATPLOTLIB
+def test_backend_may_be_chosen_by_a_variable(sandbox: Sandbox) -> None:
+    with sandbox.repl(env={"MPLBACKEND": "pdf"}) as repl:
+        block = repl.execute("import matplotlib.pyplot as plt; plt.plot([1]); plt.show(); plt.get_backend()")
+    assert (types(block), block.stdout) == ([["image/png"]], "'pdf'\n")
 
 
 @MATPLOTLIB
@@ -319,6 +337,15 @@ def test_what_was_shown_stays_however_the_block_ends(repl: SandboxedRepl, end: s
     assert block.status in ("error", "exited", "killed", "interrupted")
     assert [sorted(each.data) for each in block.displays] == [["text/html", "text/plain"]]
     assert repl.execute("1").displays == ()
+
+
+@MATPLOTLIB
+def test_example_of_the_guide_writes_pictures(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    section = (PROJECT / "docs" / "guide.md").read_text().partition("### Get pictures and tables")[2]
+    code = section.partition("```python\n")[2].partition("```")[0]
+    monkeypatch.chdir(tmp_path)
+    exec(compile(code, "guide", "exec"), {})
+    assert (tmp_path / "0.png").read_bytes().startswith(PNG)
 
 
 # -- a run ---------------------------------------------------------------------------------------------------------
