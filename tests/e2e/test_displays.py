@@ -175,6 +175,14 @@ def test_template_that_has_imported_matplotlib_shows(level: str) -> None:
         assert types(repl.execute(code)) == [["image/png"]]
 
 
+@MATPLOTLIB
+@PIL
+def test_figures_beyond_the_bound_are_counted_and_not_drawn(drawing: SandboxedRepl) -> None:
+    more = "Image.new('L', (9, 9)).show(); figs = [plt.figure() for _ in range(3)]; display(figs[0]); figs[1].show()"
+    block = drawing.execute(f"for _ in range({MAX_DISPLAYS}): Image.new('L', (9, 9)).show()\n{more}\nNone")
+    assert (len(block.displays), block.displays_omitted) == (MAX_DISPLAYS, 4)
+
+
 # -- PIL, pandas, own objects --------------------------------------------------------------------------------------
 
 
