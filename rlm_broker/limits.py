@@ -148,6 +148,9 @@ class ReplLimits(_Bounds):
     """Descriptors of one process."""
     max_programs: PositiveInt = 16
     """Programs of `repl.run` at the same time; one more is refused."""
+    later_context_bytes: Annotated[int, Field(ge=0, le=MOST)] = 0
+    """Contexts that one REPL is given by `repl.add_context` while it lives: they are mapped, and their address space
+    comes on top of that of `memory_bytes`. 0: it can be given none."""
     max_repl_restarts: NonNegativeInt = 5
     """Fresh REPLs after a kill, in one run."""
 

@@ -25,6 +25,10 @@ def as_values(messages: Sequence[ChatMessage]) -> list[dict[str, Any]]:
     return values
 
 
+LATER_CONTEXT_BYTES = 1 << 40
+"""Address space for the contexts of later runs, where the limits say nothing of it."""
+
+
 class PersistentRepl:
     """The REPL of a persistent RLM. `context` and `context_0` are the first run's, `context_1` the second's, and so on;
     `history_0` are the messages of the first run.
@@ -40,7 +44,9 @@ class PersistentRepl:
 
     def __init__(self, sandbox: Sandbox, limits: ReplLimits | None = None) -> None:
         self._sandbox = sandbox
-        self._limits = limits
+        limits = limits or sandbox.limits
+        later_bytes = limits.later_context_bytes or LATER_CONTEXT_BYTES
+        self._limits = limits.model_copy(update={"later_context_bytes": later_bytes})
         self._opened = contextlib.AsyncExitStack()
         self._repl: SandboxedRepl | None = None
         self._answer: QueryHandler = refuse
@@ -54,7 +60,7 @@ class PersistentRepl:
 
         Raises:
             ConfigurationError: It serves another run just now.
-            ContextRefused: A later context is larger than a message to a REPL may be.
+            ContextRefused: A later context has no room.
         """
         if self._busy:
             raise ConfigurationError("a persistent RLM answers one question at a time: await the one before")
@@ -88,16 +94,10 @@ class PersistentRepl:
             self.runs = 1
             return CONTEXT
         self._repl.renew()
-        name = numbered(CONTEXT, self.runs)
         try:
-            self._repl.provide_known({name: context.value()})
-        except ValueTooLarge as error:
-            raise ContextRefused(f"{error}, or open another RLM for it") from None
+            name = await self._repl.aadd_context(context)
         except ConfigurationError as error:
-            raise ContextRefused(
-                f"a later context of a persistent RLM goes in a message, and this one cannot ({error}): open another "
-                "RLM for it"
-            ) from None
+            raise ContextRefused(f"{error}, or open another RLM for it") from None
         self.runs += 1
         return name
 

@@ -243,6 +243,26 @@ class SandboxedRepl(AsyncResource):
         require_given(self._provisions.tools() or (), values)
         self._provide(Provisions.of(values, self._limits.max_frame_bytes, are_restored=restore))
 
+    def add_context(self, context: object) -> str:
+        """Give code one more context from the next block on, mapped as the first; return the name of its variable.
+
+        The names are `context_1`, `context_2` and so on. Objects (what is not made of texts) are decoded in the REPL,
+        and are part of its `memory_bytes`.
+
+        Args:
+            context: As for `Sandbox.repl`.
+
+        Raises:
+            ConfigurationError: The REPL's `later_context_bytes` have no room for it.
+            ContextRefused: It cannot be read.
+            ReplClosed, SandboxFailed: As for `execute`.
+        """
+        return self.bind_loop().run(self._worker.add_context(context))
+
+    async def aadd_context(self, context: object) -> str:
+        """`add_context`, awaited."""
+        return await self.bind_loop().arun(self._worker.add_context(context))
+
     def set_tools(self, tools: Sequence[str]) -> None:
         """Have code find the functions of these names, and no others, from the next block on, as with `Sandbox.repl`.
 

@@ -1,10 +1,11 @@
-"""The context of one REPL, as its workers load it: each of them anew, and so it is kept as long as the REPL."""
+"""The contexts of one REPL, as its workers load them: each worker anew, so they are kept as long as the REPL."""
 
 import asyncio
 from typing import Final
 
 from rlm_broker.context.store import StoredContext, refuse_a_name, store
-from rlm_broker.errors import ReplClosed
+from rlm_broker.errors import ConfigurationError, ReplClosed
+from sandbox_worker.wire.names import CONTEXT, numbered
 
 INHERITED: Final = object()
 """Given in place of a context: the REPL has the one that its fork server has."""
@@ -12,19 +13,29 @@ SMALL_CHARS = 1 << 16
 """Longest text that is stored on the event loop, in less time than a thread takes to start. Beyond it a thread does."""
 
 
+MAX_LATER = 256
+"""Memfds of contexts that one REPL is given while it lives. A fresh REPL gets all at once, and the kernel keeps 278."""
+
+
 class ReplContext:
     """What was given as the context of a REPL, stored once.
 
     Args:
         given: See `Sandbox.repl`; or `INHERITED`.
+        later_bytes: Room for what is added.
+
+    Attributes:
+        later: Name → what was added.
 
     Raises:
         ContextRefused: It is the name of something else than itself.
     """
 
-    def __init__(self, given: object) -> None:
+    def __init__(self, given: object, later_bytes: int) -> None:
         refuse_a_name(given)
         self._given = given
+        self._later_bytes = later_bytes
+        self.later: dict[str, StoredContext] = {}
         self._own: StoredContext | None = None
         self._is_closed = False
 
@@ -49,8 +60,44 @@ class ReplContext:
             self._own = await asyncio.to_thread(store, self._given)
         return self._own
 
+    async def add(self, given: object) -> str:
+        """Store one more context, which the REPL is given while it lives; return its name.
+
+        Raises:
+            ConfigurationError: There is no room for it.
+            ReplClosed, ContextRefused: As for `stored`.
+        """
+        refuse_a_name(given)
+        stored = given.another() if isinstance(given, StoredContext) else await asyncio.to_thread(store, given)
+        try:
+            if self._is_closed:
+                raise ReplClosed("this REPL was closed")
+            self._require_room([piece.form.mapped_bytes for _, piece in stored.pieces()])
+        except BaseException:
+            stored.close()
+            raise
+        name = numbered(CONTEXT, len(self.later) + 1)
+        self.later[name] = stored
+        return name
+
+    def drop(self, name: str) -> None:
+        """Forget the context that was added last."""
+        self.later.pop(name).close()
+
+    def _require_room(self, sizes_bytes: list[int]) -> None:
+        has = [piece.form.mapped_bytes for stored in self.later.values() for _, piece in stored.pieces()]
+        room_bytes = self._later_bytes - sum(has)
+        if sum(sizes_bytes) > room_bytes:
+            raise ConfigurationError(
+                f"a further context of {sum(sizes_bytes):,} bytes, and later_context_bytes = {self._later_bytes:,} have room "
+                f"for {room_bytes:,}: raise it in the limits of the REPL"
+            )
+        if len(has) + len(sizes_bytes) > MAX_LATER:
+            raise ConfigurationError(f"a REPL is given {MAX_LATER} contexts at most while it lives: open another REPL")
+
     def close(self) -> None:
         """Free what was stored for this REPL. Harmless when repeated."""
         self._is_closed = True
-        if self._own is not None:
-            self._own.close()
+        for stored in (self._own, *self.later.values()):
+            if stored is not None:
+                stored.close()

@@ -1,5 +1,6 @@
 """The worker of one REPL: taken when the REPL opens, restarted after a kill, replaced when lost, ended with it."""
 
+import asyncio
 import contextlib
 
 from rlm_broker.concurrency.deadline import to_its_end
@@ -34,10 +35,11 @@ class ReplWorker:
         self.is_open = False
         self.is_closed = False
         self._workers = workers
-        self._context = ReplContext(context)
+        self._context = ReplContext(context, limits.later_context_bytes)
         self._limits = limits
         self._provisions = provisions
         self._restarts = 0
+        self._adding = asyncio.Lock()
 
     @property
     def worker(self) -> Worker:
@@ -91,7 +93,7 @@ class ReplWorker:
             self._restarts += 1
             if self.started is not None:
                 try:
-                    self._connected(await self.started.restart())
+                    await self._connected(await self.started.restart())
                 except WorkerDied:  # its init was ended from outside since the last block, or with the zygote
                     await self._end()
         if self.started is None:
@@ -119,6 +121,32 @@ class ReplWorker:
             await connection.close()
         return seen
 
+    async def add_context(self, given: object) -> str:
+        """Give the REPL one more context; return its name. A REPL that takes the place of this one gets it, too.
+
+        Raises:
+            ReplClosed: The REPL was closed.
+            SandboxFailed: It is not open.
+            ConfigurationError: There is no room for the context.
+            ContextRefused: It cannot be read.
+        """
+        self.require_open()
+        async with self._adding:
+            name = await self._context.add(given)
+            pieces = self._context.later[name].pieces()
+            more = Provisions.of_context(name, [piece for _, piece in pieces], self._limits.max_frame_bytes)
+            try:
+                if self.connection is not None and self.started is not None:
+                    with contextlib.suppress(WorkerDied):  # the next one gets it
+                        await self.started.worker.hand(pieces)
+            except BaseException:
+                self._context.drop(name)
+                raise
+            self._provisions.add(more)
+            if self.connection is not None:
+                self.connection.provide(more)
+        return name
+
     def renew(self) -> None:
         """Count restarts from 0 again."""
         self._restarts = 0
@@ -134,11 +162,18 @@ class ReplWorker:
             await to_its_end(started.end)
             raise ReplClosed("this REPL was closed")
         self.started = started
-        self._connected(started.connection)
+        await self._connected(started.connection)
 
-    def _connected(self, connection: Connection) -> None:
-        """Go on with a fresh REPL, which gets all that was provided so far with its first block."""
+    async def _connected(self, connection: Connection) -> None:
+        """Go on with a fresh REPL, which gets all that was provided so far with its first block.
+
+        Raises:
+            WorkerDied: It died meanwhile.
+        """
         self.connection = connection
+        async with self._adding:
+            for stored in self._context.later.values():
+                await self.worker.hand(stored.pieces())
         connection.provide(self._provisions)
 
     async def _end(self) -> None:

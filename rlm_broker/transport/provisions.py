@@ -1,15 +1,16 @@
 """What a REPL is given beside its context: names of tools, values, and what its process begins with."""
 
 import contextlib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import msgspec
 
 from rlm_broker.errors import ConfigurationError, ValueTooLarge
+from sandbox_worker.loading.form import ContextPiece
 from sandbox_worker.wire.errors import FrameTooLarge, ValueRefused
 from sandbox_worker.wire.frames import PREFIX, encode_frame
-from sandbox_worker.wire.messages import Environment, Provide, encode
+from sandbox_worker.wire.messages import Attach, Environment, Provide, encode
 from sandbox_worker.wire.values import encode as encode_value
 from sandbox_worker.wire.values import encode_json
 
@@ -65,6 +66,18 @@ class Provisions:
         if environment is not None:
             with _in_a_frame("env"):
                 made._environment.append(encode_frame(encode(environment), max_frame_bytes))
+        return made
+
+    @classmethod
+    def of_context(cls, name: str, context: Sequence[ContextPiece], max_frame_bytes: int) -> "Provisions":
+        """Return what gives a REPL a context, whose memfds init hands to it.
+
+        Raises:
+            ValueTooLarge: The names of its pieces are more than a message may hold.
+        """
+        made = cls()
+        with _in_a_frame(f"the context {name}"):
+            made._frames[name] = encode_frame(encode(Attach(name, [*context])), max_frame_bytes)
         return made
 
     def add(self, more: "Provisions") -> None:

@@ -12,6 +12,7 @@ from sandbox_worker.wire.messages import (
     MAX_DISPLAYS,
     MAX_DISPLAYS_BYTES,
     MAX_QUERY_BYTES,
+    Attach,
     Display,
     Environment,
     Execute,
@@ -66,7 +67,13 @@ class State(IntEnum):
 TRANSITIONS: dict[State, dict[type[Message], State]] = {
     State.STARTING: {Ready: State.IDLE},
     # A block may end while its threads still wait: their replies come late, and the REPL drops them.
-    State.IDLE: {Execute: State.RUNNING, Environment: State.IDLE, Provide: State.IDLE, Reply: State.IDLE},
+    State.IDLE: {
+        Execute: State.RUNNING,
+        Environment: State.IDLE,
+        Provide: State.IDLE,
+        Attach: State.IDLE,
+        Reply: State.IDLE,
+    },
     State.RUNNING: {
         Query: State.RUNNING,
         Reply: State.RUNNING,

@@ -8,7 +8,7 @@ from sandbox_worker.init.procfs import Proc
 from sandbox_worker.isolation import syscalls
 from sandbox_worker.isolation.layer import WorkerBounds, ZygoteLayers
 from sandbox_worker.isolation.worker_layers import lock_down_repl
-from sandbox_worker.wire.descriptors import GROUP_FD, RULESET_FD
+from sandbox_worker.wire.descriptors import GROUP_FD, HANDED_FD, RULESET_FD
 from sandbox_worker.wire.layers import Layer
 
 LAST_OF_STDIO = 2
@@ -37,8 +37,8 @@ class Confinement:
         """In the child: into the control group and a session of its own, without init's descriptors.
 
         Args:
-            wanted: Descriptors and the numbers that they get, up to `RULESET_FD`. Those below that number that are not
-                named stay as they are; those above it are closed.
+            wanted: Descriptors and the numbers that they get, up to `HANDED_FD`. Those below `RULESET_FD` that are not
+                named stay as they are; those above are closed.
         """
         if self._has_group:
             os.write(GROUP_FD, b"0")
@@ -47,10 +47,13 @@ class Confinement:
         if self._ruleset is not None:
             wanted = [*wanted, (self._ruleset, RULESET_FD)]
         # First above the numbers that are to be taken, so that none is overwritten before it is its turn.
-        copies = [(fcntl.fcntl(fd, fcntl.F_DUPFD, RULESET_FD + 1), number) for fd, number in wanted]
+        copies = [(fcntl.fcntl(fd, fcntl.F_DUPFD, HANDED_FD + 1), number) for fd, number in wanted]
         for copy, number in copies:
             os.dup2(copy, number, inheritable=number <= LAST_OF_STDIO)
-        os.closerange(wanted[-1][1] + 1, os.sysconf("SC_OPEN_MAX"))
+        numbers = {number for _, number in wanted}
+        for number in {RULESET_FD, HANDED_FD} - numbers:
+            os.closerange(number, number + 1)
+        os.closerange(max(*numbers, HANDED_FD) + 1, os.sysconf("SC_OPEN_MAX"))
         syscalls.unblock_child_signals()
         syscalls.begin_session()
 

@@ -8,6 +8,7 @@ import socket
 from collections import deque
 
 from sandbox_worker.wire.control import MAX_PACKET_BYTES, Control, pack
+from sandbox_worker.wire.descriptors import receive
 
 MOST_FDS = 4
 """Descriptors beside one packet: those of `RunProgram`."""
@@ -60,8 +61,7 @@ class ControlSocket:
 
     def hear(self) -> tuple[bytes, list[int]]:
         """The next packet and its descriptors; an empty packet when the orchestrator has hung up."""
-        packet, fds, _, _ = socket.recv_fds(self._socket, MAX_PACKET_BYTES, MOST_FDS, socket.MSG_CMSG_CLOEXEC)
-        return packet, list(fds)
+        return receive(self._socket, MAX_PACKET_BYTES, MOST_FDS)
 
     def close(self) -> None:
         """In a process that is not init."""

@@ -18,6 +18,7 @@ from sandbox_worker.init import files
 from sandbox_worker.init.child import Confinement
 from sandbox_worker.init.control_socket import ControlSocket
 from sandbox_worker.init.failing import fail
+from sandbox_worker.init.hands import Hands
 from sandbox_worker.init.output_pipes import EXPLAIN_S, ReplOutput
 from sandbox_worker.init.procfs import Proc, Status
 from sandbox_worker.init.programs import Programs
@@ -34,11 +35,15 @@ from sandbox_worker.wire.bounds import WATCHED, WatchedLimit
 from sandbox_worker.wire.control import (
     Begin,
     Burned,
+    Control,
     Died,
     Drain,
     Drained,
     EndProgram,
     Exceeded,
+    FileRequest,
+    Hand,
+    Handed,
     Interrupt,
     Interrupted,
     LastSeen,
@@ -84,6 +89,7 @@ def main(fds: list[int], spawn: Spawn, shared: ZygoteLayers, mapping_works: bool
     _keep_only(fds)
     control = socket.socket(fileno=CONTROL_FD)
     bell = mmap.mmap(-1, mmap.PAGESIZE)  # shared with the REPL, and so made before that is denied
+    hands = Hands() if spawn.bounds.later_context_bytes else None
     children = syscalls.ended_children()
     bounds = _worker_bounds(spawn)
     try:
@@ -98,7 +104,7 @@ def main(fds: list[int], spawn: Spawn, shared: ZygoteLayers, mapping_works: bool
         live_in(spawn.scratch)
     confinement = Confinement(shared, bounds, locked.ruleset, proc, has_group=len(fds) > 1)
     layers = [*locked.layers, *([GROUP] if len(fds) > 1 else []), WATCH]
-    init = Init(control, bell, children, spawn, confinement, layers, mapping_works, preloaded)
+    init = Init(control, bell, children, spawn, confinement, layers, mapping_works, preloaded, hands)
     try:
         init.serve()
     except BaseException as error:  # noqa: BLE001 - whatever it is, the orchestrator learns it: nobody else could
@@ -118,7 +124,9 @@ class Init:
         layers: list[Layer],
         mapping_works: bool,
         preloaded: Preloaded,
+        hands: Hands | None,
     ) -> None:
+        self._hands = hands
         self._children = children
         self._spawn = spawn
         self._level = confinement.level
@@ -136,7 +144,9 @@ class Init:
         self._poll.register(children, select.POLLIN)
         self._output = ReplOutput(self._poll, spawn.bounds, self._control.say, bell)
         self._programs = Programs(confinement, self._watch.pids, self._control.say)
-        self._repl = ReplProcess(confinement, self._control, self._output, bell, spawn.bounds, preloaded)
+        self._repl = ReplProcess(
+            confinement, self._control, self._output, bell, spawn.bounds, preloaded, mapping_works, hands
+        )
 
     def serve(self) -> NoReturn:
         """Do what the orchestrator says. Its end of the control socket closing is our end, and everybody's below us."""
@@ -193,9 +203,15 @@ class Init:
             case RunProgram() | EndProgram() as request:
                 self._run_or_end_program(request, fds)
             case request:
-                bounds = None if self._level.has_own_root else self._spawn.bounds
-                said, opened = files.answer(request, bounds)
-                self._control.say(said, *opened)
+                self._control.say(*self._answered(request, fds))
+
+    def _answered(self, request: Hand | FileRequest, fds: list[int]) -> tuple[Control, *tuple[int, ...]]:
+        """Return the answer, and the descriptors that go with it."""
+        if isinstance(request, Hand):
+            return (Handed(taken=self._hands is not None and self._hands.hand(fds[0])),)
+        bounds = None if self._level.has_own_root else self._spawn.bounds
+        said, opened = files.answer(request, bounds)
+        return said, *opened
 
     def _load(self, fd: int, piece: ContextPiece) -> None:
         try:
@@ -323,15 +339,16 @@ class Init:
 def _worker_bounds(spawn: Spawn) -> WorkerBounds:
     # One process alone is to get a MemoryError before the watch ends it: its page tables, 1 byte in 512, are counted.
     address_space_bytes = spawn.bounds.memory_bytes - spawn.bounds.memory_bytes // 128
-    return WorkerBounds(spawn.allow_exec, spawn.bounds, address_space_bytes, reserved_bytes(address_space_bytes))
+    later_bytes, reserved = spawn.bounds.later_context_bytes, reserved_bytes(address_space_bytes)
+    return WorkerBounds(spawn.allow_exec, spawn.bounds, address_space_bytes + later_bytes, reserved + later_bytes)
 
 
 def _watch(proc: Proc, level: Level, spawn: Spawn) -> Watch:
+    memory_bytes, is_loose = spawn.bounds.memory_bytes, spawn.bounds.later_context_bytes > 0
     if level.has_own_root:  # whose scratch folder bounds itself
-        return Watch(proc, spawn.bounds.memory_bytes, proc.others if proc.is_own else proc.below)
-    return Watch(
-        proc, spawn.bounds.memory_bytes, scratch=spawn.scratch, max_scratch_files=spawn.bounds.max_scratch_files
-    )
+        return Watch(proc, memory_bytes, proc.others if proc.is_own else proc.below, is_loose=is_loose)
+    most_files = spawn.bounds.max_scratch_files
+    return Watch(proc, memory_bytes, scratch=spawn.scratch, max_scratch_files=most_files, is_loose=is_loose)
 
 
 def _keep_only(fds: list[int]) -> None:

@@ -12,19 +12,21 @@ from typing import NoReturn
 from sandbox_worker.init.child import Confinement
 from sandbox_worker.init.control_socket import ControlSocket
 from sandbox_worker.init.failing import fail
+from sandbox_worker.init.hands import Hands
 from sandbox_worker.init.output_pipes import ReplOutput, WriteEnds
 from sandbox_worker.isolation.layer import LayerFailed
 from sandbox_worker.loading.preloaded import Preloaded
 from sandbox_worker.repl import own_memory
 from sandbox_worker.repl.adapted import draw_apart
 from sandbox_worker.repl.channel import Channel
+from sandbox_worker.repl.handed import HandedContexts
 from sandbox_worker.repl.interrupts import Interrupts
 from sandbox_worker.repl.memory_reserve import Reserve
 from sandbox_worker.repl.repl import Repl
 from sandbox_worker.wire.bell import BELL, INTERRUPTED_AT
 from sandbox_worker.wire.bounds import ReplBounds
 from sandbox_worker.wire.control import BROKEN, Forked, Started, pack
-from sandbox_worker.wire.descriptors import CONNECTION_FD, CONTROL_FD, STACK_FD
+from sandbox_worker.wire.descriptors import CONNECTION_FD, CONTROL_FD, HANDED_FD, STACK_FD
 
 STACK_SIGNAL = int(signal.SIGRTMAX)
 """Has the REPL print the stack of its threads to `STACK_FD`: one that model code hardly takes for itself."""
@@ -36,6 +38,8 @@ class ReplProcess:
     Args:
         bell: Shared with the REPL.
         preloaded: What the REPL finds.
+        mapping_works: Whether texts of contexts can be mapped.
+        hands: On which the REPL is given contexts later, if it may be given any.
 
     Attributes:
         pid: Of the REPL that lives, or None.
@@ -49,6 +53,8 @@ class ReplProcess:
         bell: mmap.mmap,
         bounds: ReplBounds,
         preloaded: Preloaded,
+        mapping_works: bool,
+        hands: Hands | None,
     ) -> None:
         self.pid: int | None = None
         self._confinement = confinement
@@ -56,11 +62,15 @@ class ReplProcess:
         self._output = output
         self._bell = bell
         self._bounds = bounds
+        self._mapping_works = mapping_works
         self._preloaded = preloaded
+        self._hands = hands
 
     def start(self, connection_fd: int) -> None:
         """Fork a REPL, which speaks on the connection. It is closed here. No other REPL may be there."""
         write_ends = self._output.open()
+        if self._hands is not None:
+            self._hands.empty()
         BELL.pack_into(self._bell, INTERRUPTED_AT, 0)  # a fresh REPL counts its blocks anew
         pid = os.fork()
         if pid == 0:
@@ -117,6 +127,7 @@ class ReplProcess:
                 (write_ends.stderr, 2),
                 (connection_fd, CONNECTION_FD),
                 (write_ends.stack, STACK_FD),
+                *([] if self._hands is None else [(self._hands.taking_fd, HANDED_FD)]),
             ]
         )
         faulthandler.register(STACK_SIGNAL, file=STACK_FD)  # in C: it also works for code that holds the GIL
@@ -128,13 +139,15 @@ class ReplProcess:
             fail("start", error)
         os.write(CONTROL_FD, pack(Started(layers=list(layers))))
         self._control.close()
-        reserve = Reserve()
+        reserve = Reserve(self._bounds.later_context_bytes)
         channel = Channel(socket.socket(fileno=CONNECTION_FD), self._bounds.max_frame_bytes, interrupts, reserve)
         gc.enable()
         draw_apart(self._preloaded.seed)
         own_memory.be(self._bounds.memory_bytes)
         preloaded, bounds = self._preloaded, self._bounds
+        handed = None if self._hands is None else HandedContexts(reserve, self._mapping_works)
+        variables = preloaded.variables
         try:
-            Repl(preloaded.contexts, channel, interrupts, reserve, bounds, self._bell, preloaded.variables).serve()
+            Repl(preloaded.contexts, channel, interrupts, reserve, bounds, self._bell, variables, handed).serve()
         except BaseException:  # noqa: BLE001 - nothing is left that could tell more than an exit code
             os._exit(BROKEN)

@@ -64,6 +64,7 @@ class Watch:
         memory_bytes: The limit, near which it looks more closely.
         scratch: The folder to look through, or None.
         max_scratch_files: It is not looked through beyond this number.
+        is_loose: Whether one process alone is not bounded by its address space either.
 
     Attributes:
         pids: Lists those that it looks at.
@@ -77,11 +78,13 @@ class Watch:
         pids: Callable[[], list[int]] | None = None,
         scratch: str | None = None,
         max_scratch_files: int = 0,
+        is_loose: bool = False,
     ) -> None:
         self._proc = proc
         self.pids = pids or (lambda: [self._repl_pid])
         self._scratch = None if scratch is None else os.path.realpath(scratch)
         self._max_scratch_files = max_scratch_files
+        self._slowest_alone_s = SLOWEST_OF_SEVERAL_S if is_loose else SLOWEST_S
         self._repl_pid = 0
         self._memory = Memory(proc, memory_bytes)
         self.cpu_times = CpuTimes(proc.session)
@@ -146,7 +149,7 @@ class Watch:
             self._in_scratch.files,
         )
         works = burned_s >= LITTLE_CPU_S or self.cpu_times.runs_unheard or memory_bytes > self._last.memory_bytes
-        slowest_s = SLOWEST_S if len(seen) <= 1 else SLOWEST_OF_SEVERAL_S
+        slowest_s = self._slowest_alone_s if len(seen) <= 1 else SLOWEST_OF_SEVERAL_S
         cost_s = time.process_time() - worked_s  # not the clock's: processes that keep us waiting are looked at sooner
         share = MOST_WHILE_GROWING if had_to_measure or memory_bytes > self._most_bytes else MOST_OF_A_CPU
         self._most_bytes = max(self._most_bytes, memory_bytes)

@@ -36,7 +36,7 @@ class WorkerBounds(NamedTuple):
             count by worker; `max_open_files` holds for each process; `scratch_bytes` holds for a single file, and as
             `max_scratch_files` does for the scratch folder as a whole where that is a file system of its own.
         address_space_bytes: That each process of the REPL may map on top of what it finds mapped.
-        reserved_bytes: The part of that which model code gets only if it takes it (the soft limit is lower by it).
+        reserved_bytes: The part of that for our own code: the soft limit is lower by it, and model code could raise it.
     """
 
     allow_exec: bool

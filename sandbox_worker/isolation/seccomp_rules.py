@@ -4,6 +4,7 @@ import errno
 from dataclasses import dataclass
 
 from sandbox_worker.isolation import syscalls
+from sandbox_worker.wire.descriptors import HANDED_FD
 
 # -- the rules: names ------------------------------------------------------------------------------------------------
 
@@ -44,7 +45,7 @@ ALLOWED = _names(
 `shutil.copy2`, `getsockname` makes a `socket` object of a descriptor. Not here, though it may seem harmless: mincore
 and cachestat (what others read), inotify (the names that others open), sysinfo (load, threads and free memory of the
 machine), io_uring, splice and its kin (a history of kernel bugs), memfd_create and shared memory (pages that no limit
-sees), sendmsg, recvmsg (descriptors), shutdown."""
+sees), sendmsg (descriptors), shutdown."""
 
 ALLOWED_TO_EXEC = _names("execve execveat")
 ALLOWED_TO_INIT = _names(
@@ -217,6 +218,8 @@ ARGUMENTS: dict[str, tuple[Check, ...]] = {
     "preadv2": (OneOf(5, (0,)),),
     "pwritev2": (NoneOf(5, 0xFFFF_FFFF ^ RWF_TO_WRITE),),
     "prlimit64": (OneOf(0, (0,)),),
+    # Descriptors of contexts, which init sends. No other socket of a REPL's has any: nothing in it may send them.
+    "recvmsg": (OneOf(0, (HANDED_FD,)),),
     "sched_setaffinity": (OneOf(0, (0,)),),
     # An address, or MSG_FASTOPEN, aims a TCP socket anew. MSG_OOB on a socketpair is a rare and buggy corner.
     "sendto": (Null(4), NoneOf(3, MSG_FASTOPEN | MSG_OOB)),

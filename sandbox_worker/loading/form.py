@@ -56,6 +56,11 @@ class ContextForm(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             return span_bytes(self.length, self.width)
         return self.length + self.texts * ENTRY_BYTES + self.names_bytes
 
+    @property
+    def mapped_bytes(self) -> int:
+        """Address space that it takes when it is loaded, but for objects that are made of JSON."""
+        return self.size_bytes + self.texts * HEADER_BYTES + MARGIN_BYTES
+
 
 class ContextPiece(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """What one descriptor of a context holds.
@@ -73,6 +78,12 @@ MAX_PIECES = 64
 """Descriptors of one context, at most: a message of a Unix socket takes 253."""
 MAX_NAME_CHARS = 200
 """Of the name of a piece."""
+
+
+HEADER_BYTES = 64
+"""Address space of the header of a mapped text, at most."""
+MARGIN_BYTES = 1 << 14
+"""What the kernel adds to both at most, since it maps whole pages."""
 
 
 def span_bytes(length: int, kind: int) -> int:

@@ -21,6 +21,7 @@ from sandbox_worker.wire.messages import (
     MAX_DISPLAY_BYTES,
     MAX_QUERY_BYTES,
     MAX_RESULT_BYTES,
+    Attach,
     Display,
     Environment,
     Execute,
@@ -35,6 +36,8 @@ from sandbox_worker.wire.messages import (
 )
 
 READ_BYTES = 1 << 18
+Given = Environment | Provide | Attach
+"""What comes with a block, before it."""
 MOST_BYTES: dict[type[Message], int] = {
     Query: MAX_QUERY_BYTES,
     Result: MAX_RESULT_BYTES,
@@ -75,7 +78,7 @@ class Channel:
         self._wanted: set[str] = set()
         self._replies: dict[str, Reply] = {}
         self._next: Execute | None = None
-        self._provided: list[Environment | Provide] = []
+        self._provided: list[Given] = []
 
     def encode(self, message: FromWorker) -> bytes:
         """The message as a frame.
@@ -130,7 +133,7 @@ class Channel:
                     self._wanted.discard(query_id)
                     self._replies.pop(query_id, None)
 
-    def next_block(self) -> tuple[Execute, list[Environment | Provide]]:
+    def next_block(self) -> tuple[Execute, list[Given]]:
         """Wait for the next block, and what is provided with it. The reserve is open when it is there."""
         self._reserve.shut()
         self._wait(lambda: self._next is not None)
@@ -185,7 +188,7 @@ class Channel:
             message = decode_from_orchestrator(payload)
             if isinstance(message, Execute):
                 self._next = message
-            elif isinstance(message, Environment | Provide):
+            elif isinstance(message, Given):
                 self._provided.append(message)
             elif message.id in self._wanted:
                 self._replies[message.id] = message

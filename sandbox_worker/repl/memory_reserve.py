@@ -35,12 +35,16 @@ def reserved_bytes(address_space_bytes: int) -> int:
 
 
 class Reserve:
-    """The reserve of this process, where it has one: open for our own code, closed while model code runs."""
+    """The reserve of this process, where it has one: open for our own code, closed while model code runs.
 
-    def __init__(self) -> None:
+    Args:
+        later_bytes: The part of what lies between the two limits that is for contexts alone, and lent one by one.
+    """
+
+    def __init__(self, later_bytes: int = 0) -> None:
         soft, hard = resource.getrlimit(resource.RLIMIT_AS)
-        self._closed, self._opened = (soft, hard), (hard, hard)
-        self._bytes = hard - soft
+        self._closed, self._opened = (soft, hard), (hard - later_bytes, hard)
+        self._bytes = hard - soft - later_bytes
         self._ballast: list[bytes] = []
         self._is_full = False
         self._closed_at = 0.0
@@ -51,6 +55,13 @@ class Reserve:
             self._fill()
         self.shut()
         self._closed_at = time.monotonic()
+
+    def lend(self, size_bytes: int) -> None:
+        """Let the process have this much address space more: for a context that is mapped now."""
+        hard = self._opened[1]
+        self._closed = min(self._closed[0] + size_bytes, hard - self._bytes), hard
+        self._opened = min(self._opened[0] + size_bytes, hard), hard
+        self.open()
 
     def end_block(self) -> None:
         """Open it, after a look whether the block has filled the memory."""

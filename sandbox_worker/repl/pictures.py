@@ -102,7 +102,10 @@ def _show_what_is_open(complain: Callable[[str], object]) -> None:
 def _drawn_once(figure: Any) -> bytes | None:
     """The figure as a PNG picture; None if this block has shown it."""
     displays = current()
-    if displays is None or displays.is_full or _is_shown(figure, displays):
+    if displays is None or _is_shown(figure, displays):
+        return None
+    if displays.is_full:
+        _show(figure)  # it is counted
         return None
     data = _drawn(figure)
     _have_shown(figure, displays)

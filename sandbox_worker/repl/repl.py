@@ -15,12 +15,14 @@ from typing import Any, NoReturn
 
 import msgspec
 
+from sandbox_worker.loading.context import ContextBroken
 from sandbox_worker.repl.adapted import begin_with
-from sandbox_worker.repl.channel import Channel, ConnectionClosed
+from sandbox_worker.repl.channel import Channel, ConnectionClosed, Given
 from sandbox_worker.repl.classes import class_name
 from sandbox_worker.repl.crossing import Crossing, crossing, crossing_of, written_out
 from sandbox_worker.repl.displays import Displays, at_end, display
 from sandbox_worker.repl.execution import Executor, Outcome
+from sandbox_worker.repl.handed import HandedContexts
 from sandbox_worker.repl.interrupts import Interrupts
 from sandbox_worker.repl.memory_reserve import Reserve
 from sandbox_worker.repl.printer import Printer
@@ -31,7 +33,7 @@ from sandbox_worker.wire.bell import BELL, INTERRUPTED_AT, pending_bytes
 from sandbox_worker.wire.control import OUT_OF_MEMORY
 from sandbox_worker.wire.errors import FrameTooLarge, ValueInvalid
 from sandbox_worker.wire.headtail import OutputBounds
-from sandbox_worker.wire.messages import Environment, Execute, Output, Provide, Ready, Result, Stream
+from sandbox_worker.wire.messages import Attach, Environment, Execute, Output, Ready, Result, Stream
 from sandbox_worker.wire.values import decode
 
 TIMERS = (signal.ITIMER_REAL, signal.ITIMER_VIRTUAL, signal.ITIMER_PROF)
@@ -46,6 +48,7 @@ class Repl:
         reserve: Closed while model code runs.
         bounds: Of what is sent of what one block prints to one stream.
         variables: What code finds, and may overwrite for good.
+        handed: Has contexts that the REPL is given later, if it can be given any.
         bell: Memory in which init shows that it has read what was written to the descriptors, and which block it has
             interrupted, see `wire.bell`.
     """
@@ -59,10 +62,12 @@ class Repl:
         bounds: OutputBounds,
         bell: bytes | mmap.mmap,
         variables: Mapping[str, Any] = types.MappingProxyType({}),
+        handed: HandedContexts | None = None,
     ) -> None:
         self._channel = channel
         self._interrupts = interrupts
         self._reserve = reserve
+        self._handed = handed
         self._pid = os.getpid()
         self._bell = bell
         self._block = 0
@@ -119,7 +124,7 @@ class Repl:
         """Wait for a block, run it and send its result."""
         self._channel.send_result(self._run(*self._channel.next_block()))
 
-    def _run(self, execute: Execute, given: list[Environment | Provide]) -> bytes:
+    def _run(self, execute: Execute, given: list[Given]) -> bytes:
         """Run one block and return the frame of its result."""
         self._block = execute.block
         value = Crossing()
@@ -248,7 +253,13 @@ class Repl:
 
     # -- the names that we provide -----------------------------------------------------------------------------------
 
-    def _take_given(self, given: "list[Provide | Environment]") -> Outcome | None:
+    def _attached(self, attach: Attach) -> Any:
+        """Return a context that is given later. Raises: ContextBroken."""
+        if self._handed is None:
+            raise ContextBroken("this REPL takes none")
+        return self._handed.take(attach.pieces)
+
+    def _take_given(self, given: list[Given]) -> Outcome | None:
         """Take what code is to find. A value that cannot be had here is the block's error: it is not run."""
         refused = None
         for each in given:
@@ -256,11 +267,12 @@ class Repl:
                 _enter(each)
                 continue
             try:
-                value = decode(bytes(each.value))
-            except ValueInvalid as invalid:
-                refused = Outcome("error", f"the value {each.name} cannot be had here: {invalid}")
+                value = self._attached(each) if isinstance(each, Attach) else decode(bytes(each.value))
+            except (ValueInvalid, ContextBroken) as why:
+                what = "context" if isinstance(each, Attach) else "value"
+                refused = Outcome("error", f"the {what} {each.name} cannot be had here: {why}")
                 continue
-            if each.is_restored:
+            if isinstance(each, Attach) or each.is_restored:
                 self._provided[each.name] = value
             else:
                 self._provided.pop(each.name, None)

@@ -1,6 +1,8 @@
 """The bounds of one REPL: the one definition that both sides use."""
 
-from typing import Literal, NamedTuple
+from typing import Annotated, Literal, NamedTuple
+
+import msgspec
 
 from sandbox_worker.wire.headtail import OutputBounds
 from sandbox_worker.wire.messages import PositiveInt
@@ -9,12 +11,13 @@ from sandbox_worker.wire.messages import PositiveInt
 class ReplBounds(OutputBounds, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What one REPL may use, with everything it starts. Each field is a field of `Limits`, which describes it.
 
-    None of the whole numbers is 0, which a tmpfs takes for no bound. A new bound is declared here and there;
+    No bound of a folder is 0, which a tmpfs takes for no bound. A new bound is declared here and there;
     `Limits.repl_bounds` carries it over by its name. Those of output stand beside the code that keeps to them.
 
     Attributes:
         cpu_s: CPU time of one block in seconds, or None. Past it the REPL is killed.
         max_frame_bytes: Payload of one message. Here it keeps an honest REPL from being ended by it.
+        later_context_bytes: Address space of contexts that the REPL is given while it lives; 0 is none.
     """
 
     memory_bytes: PositiveInt
@@ -24,6 +27,7 @@ class ReplBounds(OutputBounds, frozen=True, kw_only=True, forbid_unknown_fields=
     max_scratch_files: PositiveInt
     cpu_s: float | None
     max_frame_bytes: PositiveInt
+    later_context_bytes: Annotated[int, msgspec.Meta(ge=0)] = 0
 
 
 class Watched(NamedTuple):

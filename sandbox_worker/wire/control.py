@@ -46,6 +46,10 @@ class Start(Control, frozen=True):
     """Fork a fresh REPL; beside it travels its connection, a socket that has been welcomed."""
 
 
+class Hand(Control, frozen=True):
+    """Hand on to the REPL the memfd that travels beside it: a piece of a context that it is given later."""
+
+
 class Begin(Control, frozen=True):
     """A block starts, and what it uses is looked at often.
 
@@ -167,6 +171,12 @@ class Written(Control, frozen=True):
     data: bytes
 
 
+class Handed(Control, frozen=True):
+    """The REPL can take the memfd; or not, since too many wait for it."""
+
+    taken: bool
+
+
 class Interrupted(Control, frozen=True):
     """The signal is queued: whatever the REPL reads from now on comes after it."""
 
@@ -252,13 +262,14 @@ class ProgramEnded(Control, frozen=True):
 
 
 FileRequest = OpenToRead | OpenToWrite | ListFolder
-ToInit = Load | Start | Begin | Interrupt | Drain | Stop | RunProgram | EndProgram | FileRequest
+ToInit = Load | Start | Hand | Begin | Interrupt | Drain | Stop | RunProgram | EndProgram | FileRequest
 FromInit = (
     Loaded
     | Forked
     | Started
     | Failed
     | Written
+    | Handed
     | Interrupted
     | Drained
     | Stopped

@@ -9,6 +9,7 @@ from typing import Annotated, Literal, TypeVar
 
 import msgspec
 
+from sandbox_worker.loading.form import MAX_PIECES, ContextPiece
 from sandbox_worker.wire.counting import split_prompts
 from sandbox_worker.wire.errors import MessageInvalid
 from sandbox_worker.wire.frames import Payload
@@ -215,6 +216,17 @@ class Provide(Message, frozen=True, omit_defaults=True):
     is_restored: bool = True
 
 
+class Attach(Message, frozen=True):
+    """From the next block on, code finds a context under `name`. Said between two blocks.
+
+    Attributes:
+        pieces: Init has handed their memfds to the REPL, in this order.
+    """
+
+    name: str
+    pieces: Annotated[list[ContextPiece], msgspec.Meta(min_length=1, max_length=MAX_PIECES)]
+
+
 class Slot(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
     """What became of one prompt: `text`, or why there is none. A failed child run may have both."""
 
@@ -245,7 +257,7 @@ class _RawQuery(msgspec.Struct, frozen=True, tag_field="type", tag="query", forb
 
 
 FromWorker = Ready | Query | Output | Display | Result
-FromOrchestrator = Execute | Environment | Provide | Reply
+FromOrchestrator = Execute | Environment | Provide | Attach | Reply
 
 
 def _plain(value: object) -> str | int | float:
@@ -280,7 +292,7 @@ def encode(message: Message) -> bytes:
     try:
         return _encoder.encode(message)
     except UnicodeEncodeError:
-        if isinstance(message, Execute | Environment | Provide | Query):
+        if isinstance(message, Execute | Environment | Provide | Attach | Query):
             raise
         return encode_written_out(message, _plain)
 

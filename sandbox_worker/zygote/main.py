@@ -23,6 +23,7 @@ from sandbox_worker.loading.self_test import mapping_works
 from sandbox_worker.repl import own_memory
 from sandbox_worker.repl.adapted import adapt
 from sandbox_worker.wire.control import MAX_PACKET_BYTES, pack
+from sandbox_worker.wire.descriptors import receive
 from sandbox_worker.wire.level import level_named
 from sandbox_worker.wire.zygote_control import (
     Configure,
@@ -43,7 +44,7 @@ def main(control_fd: int) -> NoReturn:
     # A supervisor may have left SIGCHLD ignored. The kernel would then reap children itself: waitpid fails with ECHILD.
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     control = socket.socket(fileno=control_fd)
-    packet, fds, _, _ = socket.recv_fds(control, MAX_PACKET_BYTES, MAX_PIECES, socket.MSG_CMSG_CLOEXEC)
+    packet, fds = receive(control, MAX_PACKET_BYTES, MAX_PIECES)
     configure = unpack_to_zygote(packet)
     assert isinstance(configure, Configure)
     try:
@@ -87,7 +88,7 @@ def _serve(control: socket.socket, shared: ZygoteLayers, mapped: bool, preloaded
             if fd == ended:
                 _reap(ended)
                 continue
-            packet, fds, _, _ = socket.recv_fds(control, MAX_PACKET_BYTES, 2, socket.MSG_CMSG_CLOEXEC)
+            packet, fds = receive(control, MAX_PACKET_BYTES, 2)
             if not packet:
                 os._exit(0)  # the orchestrator is gone, and as pid 1 we take every worker with us
             spawn = unpack_to_zygote(packet)

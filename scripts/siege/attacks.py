@@ -173,7 +173,7 @@ def displays(port: int, token: str) -> Iterator[None]:
     """As many displays as a block may have, of texts that grow when they are decoded."""
     repl = Repl(port, token)
     begin, end = b'{"type":"display","block":%d,"texts":{"text/html":"' % repl.block, b'"}}'
-    text = WIDE.encode() + b"\\u0041" * ((MAX_DISPLAY_BYTES - 200) // 6)
+    text = WIDE.encode() + b"A" * (MAX_DISPLAY_BYTES - 200)
     for _ in range(4):
         repl.say(begin + text + end)
     yield

@@ -10,6 +10,7 @@ import pytest
 from rlm_broker import RLM, Block, BlockEnded, Display, Event, Limits, Sandbox, ScriptedClient, TraceWriter
 from rlm_broker.sandbox.repl import SandboxedRepl
 from sandbox_worker.wire.messages import MAX_DISPLAY_BYTES, MAX_DISPLAYS, MAX_DISPLAYS_BYTES
+from tests.support.places import PROJECT
 from tests.support.waiting import WAIT_S
 
 MATPLOTLIB = pytest.mark.skipif(importlib.util.find_spec("matplotlib") is None, reason="needs matplotlib")
@@ -146,6 +147,23 @@ def test_figures_of_a_block_that_raises_are_shown(drawing: SandboxedRepl) -> Non
 
 
 @MATPLOTLIB
+@PIL
+def test_note_on_the_list_of_fonts_is_left_out_and_no_other(drawing: SandboxedRepl) -> None:
+    note = "Matplotlib is building the font cache; this may take a moment."
+    block = drawing.execute(
+        f"import logging\nfor said in ({note!r}, 'other'): matplotlib.font_manager._log.warning(said)"
+    )
+    assert block.stderr == "other\n"
+
+
+@MATPLOTLIB
+def test_backend_may_be_chosen_by_a_variable(sandbox: Sandbox) -> None:
+    with sandbox.repl(env={"MPLBACKEND": "pdf"}) as repl:
+        block = repl.execute("import matplotlib.pyplot as plt; plt.plot([1]); plt.show(); plt.get_backend()")
+    assert (types(block), block.stdout) == ([["image/png"]], "'pdf'\n")
+
+
+@MATPLOTLIB
 @pytest.mark.parametrize("level", LEVELS)
 def test_template_that_has_imported_matplotlib_shows(level: str) -> None:
     with (
@@ -155,6 +173,14 @@ def test_template_that_has_imported_matplotlib_shows(level: str) -> None:
     ):
         code = "import matplotlib.pyplot as plt; plt.plot([1]); plt.show()"
         assert types(repl.execute(code)) == [["image/png"]]
+
+
+@MATPLOTLIB
+@PIL
+def test_figures_beyond_the_bound_are_counted_and_not_drawn(drawing: SandboxedRepl) -> None:
+    more = "Image.new('L', (9, 9)).show(); figs = [plt.figure() for _ in range(3)]; display(figs[0]); figs[1].show()"
+    block = drawing.execute(f"for _ in range({MAX_DISPLAYS}): Image.new('L', (9, 9)).show()\n{more}\nNone")
+    assert (len(block.displays), block.displays_omitted) == (MAX_DISPLAYS, 4)
 
 
 # -- PIL, pandas, own objects --------------------------------------------------------------------------------------
@@ -319,6 +345,15 @@ def test_what_was_shown_stays_however_the_block_ends(repl: SandboxedRepl, end: s
     assert block.status in ("error", "exited", "killed", "interrupted")
     assert [sorted(each.data) for each in block.displays] == [["text/html", "text/plain"]]
     assert repl.execute("1").displays == ()
+
+
+@MATPLOTLIB
+def test_example_of_the_guide_writes_pictures(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    section = (PROJECT / "docs" / "guide.md").read_text().partition("### Get pictures and tables")[2]
+    code = section.partition("```python\n")[2].partition("```")[0]
+    monkeypatch.chdir(tmp_path)
+    exec(compile(code, "guide", "exec"), {})
+    assert (tmp_path / "0.png").read_bytes().startswith(PNG)
 
 
 # -- a run ---------------------------------------------------------------------------------------------------------

@@ -26,6 +26,8 @@ from sandbox_worker.wire.control import (
     Failed,
     Forked,
     FromInit,
+    Hand,
+    Handed,
     Interrupt,
     Interrupted,
     LastSeen,
@@ -47,6 +49,7 @@ from sandbox_worker.wire.control import (
     pack,
     unpack_from_init,
 )
+from sandbox_worker.wire.descriptors import receive
 from sandbox_worker.wire.errors import MessageInvalid
 from sandbox_worker.wire.level import Level
 
@@ -132,6 +135,18 @@ class Worker:
         if self.group is not None:
             self._group_kills = self.group.kills()
         self._say(Begin(cpu_s=cpu_s))
+
+    async def hand(self, context: Sequence[_Piece]) -> None:
+        """Hand the memfds of a context to the REPL, which takes them before its next block.
+
+        Raises:
+            ContextRefused: Too many wait there.
+            WorkerDied: Init has ended.
+        """
+        said: list[_Said] = [(Hand(), fd) for fd, _ in context]
+        answers = await self._exchange(said, *[Handed] * len(said))
+        if not all(isinstance(each, Handed) and each.taken for each in answers):
+            raise ContextRefused("a REPL takes no more contexts before its next block: run one first")
 
     async def interrupt(self, block: int) -> None:
         """SIGINT to the REPL, for the block of that number; harmless when it has ended.
@@ -284,7 +299,7 @@ class Worker:
     def _on_control(self) -> None:
         fds: list[int] = []
         try:
-            packet, fds, _, _ = socket.recv_fds(self._control, MAX_PACKET_BYTES, 1)
+            packet, fds = receive(self._control, MAX_PACKET_BYTES, 1)
         except (BlockingIOError, ConnectionResetError):
             # unix(7): an init that ends with a message unread makes one read fail with ECONNRESET, before those that
             # return what it sent. The loop calls again.

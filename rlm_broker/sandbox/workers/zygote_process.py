@@ -24,6 +24,7 @@ from rlm_broker.sandbox.workers.python_paths import environment, isolated, pytho
 from rlm_broker.sandbox.workers.venv import Venv
 from rlm_broker.sandbox.workers.worker import Worker
 from sandbox_worker.wire.control import MAX_PACKET_BYTES, pack
+from sandbox_worker.wire.descriptors import receive
 from sandbox_worker.wire.level import Level
 from sandbox_worker.wire.zygote_control import (
     Configure,
@@ -229,7 +230,7 @@ class Zygote:
             raise ZygoteGone(f"the sandbox's fork server did not answer within {timeout_s:g} s") from None
         finally:
             loop.remove_reader(control_fd)
-        packet, fds, _, _ = socket.recv_fds(self._control, MAX_PACKET_BYTES, 1)
+        packet, fds = receive(self._control, MAX_PACKET_BYTES, 1)
         if not packet:
             raise EOFError
         return unpack_from_zygote(packet), list(fds)

@@ -78,6 +78,15 @@ def test_json_has_what_happened_and_what_was_enforced() -> None:
     assert shown["isolation"]["level"] in ("strict", "standard")
 
 
+def test_what_the_program_shows_is_counted_and_part_of_the_json() -> None:
+    code = b"class A:\n    def _repr_png_(self): return b'png'\ndisplay(A())\n"
+    late = b"import atexit; atexit.register(display, A())"
+    done = run("exec", "-", stdin=code + late)
+    assert (done.returncode, done.stderr) == (0, "rlm-broker exec: shown beside the output: 2 (see --json)\n")
+    displays = json.loads(run("exec", "-", "--json", stdin=code).stdout)["displays"]
+    assert [each["image/png"] for each in displays] == ["cG5n"]
+
+
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
