@@ -11,7 +11,7 @@ from rlm_broker.errors import FileRefused
 from tests.attacks.arena import GOT_THROUGH, LIMITS, Arena, arena_of
 from tests.support.launcher import needs_strict
 from tests.support.processes import living_below
-from tests.support.waiting import WAIT_S, until
+from tests.support.waiting import WAIT_S
 
 pytestmark = needs_strict
 IS_X86 = os.uname().machine == "x86_64"
@@ -141,8 +141,9 @@ print(len(found), [each for each in found if each])
 
     async def attacked() -> None:
         async with arena.sandbox.repl() as repl:
-            running = asyncio.create_task(repl.arun(["sleep", "1000"]))
-            await until(lambda: [each for each in living_below() if each.name() == "sleep"])
+            running = asyncio.create_task(repl.arun(["sh", "-c", "touch runs; exec sleep 1000"]))
+            while not await repl.files.alist():
+                assert not running.done()
             assert (await repl.aexecute(code)).stdout == "8 []\n"
             running.cancel()
             await asyncio.wait({running})

@@ -29,7 +29,9 @@ from rlm_broker import (
 )
 from sandbox_worker.wire.program import MAX_ARGUMENT_BYTES
 from tests.support.launcher import needs_strict
+from tests.support.places import PROJECT
 from tests.support.processes import living_below
+from tests.support.skips import NEEDS_ROOT
 from tests.support.waiting import WAIT_S, until
 
 pytestmark = [needs_strict, pytest.mark.filterwarnings("ignore::rlm_broker.IsolationWarning")]
@@ -394,6 +396,30 @@ async def test_cpu_time_of_programs_and_blocks_counts_apart(sandbox: Sandbox) ->
         assert (await repl.arun(["touch", "go"])).exit_code == 0
         ended = await asyncio.wait_for(block, WAIT_S)
         assert ended.status == "ok", ended
+
+
+MASKED = """
+from rlm_broker import ReplLimits, Sandbox
+from tests.rlm_broker.sandbox.test_programs import BURN, DAEMONS, sleeping
+with Sandbox(ReplLimits(cpu_s=1), "strict", warm=0) as sandbox, sandbox.repl() as repl:
+    print(repl.execute("import os; os.listdir('/proc')").stdout, end="")
+    print(repl.run(["sh", "-c", DAEMONS], timeout_s=1).status, sleeping())
+    print(repl.run(["sh", "-c", "setsid sleep 1000 & exit 4"]).exit_code, sleeping())
+    print(repl.run(["sh", "-c", BURN]).limit, repl.execute("1").stdout, end="")
+"""
+
+
+def test_where_proc_is_masked_all_of_a_program_is_found_too() -> None:
+    """As in containers: workers then see no processes, and init sees them under other numbers."""
+    if os.getuid() != 0:
+        pytest.skip(NEEDS_ROOT)
+    mask = 'mount -t tmpfs -o ro tmpfs /proc/sys && exec "$@"'
+    inside = ["unshare", "--mount", "--pid", "--fork", "--mount-proc", "sh", "-c", mask, "sh"]
+    if subprocess.run([*inside, "true"], capture_output=True, check=False).returncode:
+        pytest.skip("no namespaces can be made here")
+    command = [*inside, sys.executable, "-c", MASKED]
+    done = subprocess.run(command, cwd=PROJECT, capture_output=True, text=True, timeout=WAIT_S, check=False)
+    assert done.stdout == "[]\ntimeout []\n4 []\ncpu_s 1\n", done.stderr
 
 
 def test_ctrl_c_ends_the_program(repl: SandboxedRepl) -> None:
