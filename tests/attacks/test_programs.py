@@ -148,7 +148,7 @@ print(len(found), [each for each in found if each])
             running = asyncio.create_task(repl.arun(["sh", "-c", "touch runs; exec sleep 1000"]))
             while not await repl.files.alist():
                 assert not running.done()
-            assert (await repl.aexecute(code)).stdout == "8 []\n"
+            assert (await repl.aexecute(code)).stdout in ("8 []\n", "16 []\n")  # of one process, or of two
             running.cancel()
             await asyncio.wait({running})
 

@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,7 @@ import pytest
 from rlm_broker import (
     ConfigurationError,
     FileRefused,
+    IsolationUnavailable,
     ProgramNotStarted,
     ProgramResult,
     ReplBusy,
@@ -445,3 +446,23 @@ def test_time_is_bounded_by_the_limit_of_a_block_unless_it_is_given(sandbox: San
     with sandbox.repl(limits=ReplLimits(block_timeout_s=0.2)) as repl:
         assert repl.run(["sleep", "1000"]).status == "timeout"
         assert repl.run(["sleep", "0.5"], timeout_s=WAIT_S).status == "ended"
+
+
+def test_example_of_the_guide_does_what_it_says() -> None:
+    guide = (PROJECT / "docs" / "guide.md").read_text()
+    section = guide.partition("### Run programs beside the code")[2]
+    exec(section.partition("```python\n")[2].partition("```")[0], {"Sandbox": Sandbox})
+
+
+def test_memory_of_a_control_group_ends_a_program_by_name() -> None:
+    with ExitStack() as stack:
+        try:
+            sandbox = stack.enter_context(Sandbox(ReplLimits(memory_bytes=200 << 20), "strict", exact_memory=True))
+        except IsolationUnavailable as error:
+            pytest.skip(str(error))
+        repl = stack.enter_context(sandbox.repl())
+        hogs = "x = [bytearray(b'x') * (60 << 20) for _ in range(3)]"
+        result = repl.run(["python3", "-c", f"import os\nos.fork(); os.fork()\n{hogs}\nimport time; time.sleep(1000)"])
+        assert (result.status, result.limit) == ("killed", "memory_bytes"), result
+        assert repl.run(["true"]).exit_code == 0
+        assert repl.execute("print('on')").status in ("ok", "killed")
