@@ -121,6 +121,7 @@ def test_sandbox_raises_nothing_else(rlm: RLM, repl: SandboxedRepl) -> None:
     require_ours(rlm.sandbox.template, {}, ["context", "imports", "setup", "timeout_s"])
     require_ours(repl.execute, {"code": "1"}, ["code", "timeout_s", "on_output"])
     require_ours(repl.provide, {}, ["values"])
+    require_ours(repl.run, {"argv": ["true"]}, ["argv", "input", "cwd", "env", "timeout_s", "max_output_bytes"])
 
 
 def test_value_that_no_message_can_hold_is_refused_by_name() -> None:

@@ -178,8 +178,9 @@ class Programs:
         else:
             _require_started(command, said)
             limit = said.limit
-            if limit is None and worker.group is not None and worker.group.kills() > group_kills:
-                limit = "memory_bytes"
+            was_killed = said.signal == signal.SIGKILL and not is_late and not said.with_repl
+            if was_killed and worker.group is not None and worker.group.kills() > group_kills:
+                limit = limit or "memory_bytes"
             outcome = self._outcome(said, limit, command.timeout_s if is_late else None)
         taken_s = time.monotonic() - started
         return ProgramResult(command.argv, **outcome, stdout=stdout, stderr=stderr, execution_time=taken_s)

@@ -251,13 +251,14 @@ class Init:
             self._output.close()
         self._has_started = True
         self._repl.start(connection_fd)
-        self._is_watched = False  # until its first block it runs no code but ours
 
     def _kill_all(self, limit: WatchedLimit | None = None) -> None:
         """Kill the REPL, and the programs beside it."""
         self._repl.kill_all()
         self._programs.all_were_killed(limit)
         self._watch.cpu_times.only(())
+        self._is_watched = False  # until the next REPL's first block or a program: till then no code runs but ours
+        self._block_cpu_s = math.inf
 
     def _end_repl(self, limit: WatchedLimit | None = None) -> None:
         """Kill it, and hand over its last output."""

@@ -6,6 +6,7 @@ and the kernel gives the session's number to no other process as long as one of 
 """
 
 import contextlib
+import errno
 import os
 import resource
 import signal
@@ -15,6 +16,7 @@ from typing import NoReturn
 
 from sandbox_worker.init import files
 from sandbox_worker.init.child import Confinement
+from sandbox_worker.init.control_socket import MOST_FDS
 from sandbox_worker.isolation.layer import LayerFailed
 from sandbox_worker.wire.bounds import WatchedLimit
 from sandbox_worker.wire.control import ProgramEnded, RunProgram
@@ -82,22 +84,15 @@ class Programs:
         """
         opened = list(fds)
         try:
-            try:
-                opened.append(files.open_folder(request.cwd))
-            except (files.FileNotOpened, OSError) as error:
-                self._say(ProgramEnded(request.number, no_folder=files.reason(error)))
-                return None
-            report_fd, child_report_fd = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
-            opened.append(child_report_fd)
-            try:
-                pid = self._fork()
-            except OSError as error:
-                os.close(report_fd)
-                why = f"cannot be started: the REPL has as many processes as max_processes allows ({error.strerror})"
-                self._say(ProgramEnded(request.number, not_started=why))
-                return None
-            if pid == 0:
-                self._become_program(opened)
+            pid, report_fd = self._forked(request, opened)
+        except files.FileNotOpened as error:
+            self._say(ProgramEnded(request.number, no_folder=str(error)))
+            return None
+        except OSError as error:
+            is_full = isinstance(error, BlockingIOError)
+            why = "the REPL has as many processes as max_processes allows" if is_full else error.strerror
+            self._say(ProgramEnded(request.number, not_started=f"cannot be started: {why}"))
+            return None
         finally:
             for fd in opened:
                 os.close(fd)
@@ -142,6 +137,32 @@ class Programs:
         for program in list(self._running.values()):
             program.limit = program.limit or limit
             self._forget(program, signal.SIGKILL if program.status is None else program.status, with_repl=True)
+
+    def _forked(self, request: RunProgram, opened: list[int]) -> tuple[int, int]:
+        """Return the pid of a program's child, and the end of the pipe in which it says why it cannot start.
+
+        Args:
+            opened: What travelled beside the request. What init needs no more is added, for the caller to close.
+
+        Raises:
+            FileNotOpened, OSError: There is none.
+        """
+        if len(opened) != MOST_FDS:  # the kernel drops those for which init has no room
+            raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+        try:
+            opened.append(files.open_folder(request.cwd))
+        except OSError as error:
+            raise files.FileNotOpened(files.reason(error)) from None
+        report_fd, child_report_fd = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+        opened.append(child_report_fd)
+        try:
+            pid = self._fork()
+        except OSError:
+            os.close(report_fd)
+            raise
+        if pid == 0:
+            self._become_program(opened)
+        return pid, report_fd
 
     def _fork(self) -> int:
         """Fork as `max_processes` allows. It binds init only here: elsewhere it has to be able to start a REPL."""

@@ -2,7 +2,7 @@
 
 import pytest
 
-from sandbox_worker.init.cpu_time import YOUNG_LOOKS, CpuTime
+from sandbox_worker.init.cpu_time import YOUNG_LOOKS, CpuTime, CpuTimes
 from sandbox_worker.init.procfs import Seen, Status, Times
 
 REPL = 2
@@ -65,3 +65,38 @@ def test_a_young_process_with_threads_runs_whatever_its_first_thread_does(counte
     for look in range(100):
         counted.look([seen(REPL), seen(100 + look, threads=2)], LOOK_S)
     assert counted.block_s == pytest.approx(2.0, abs=0.05)
+
+
+PROGRAM = 50
+
+
+def test_processes_of_a_program_count_apart_from_those_of_the_block() -> None:
+    times = CpuTimes(lambda pid: PROGRAM if pid >= PROGRAM else REPL)
+    times.block.started(REPL)
+    times.program_started(PROGRAM)
+    for look in range(1, 101):
+        times.look(
+            [seen(REPL, look * LOOK_S), seen(PROGRAM, look * LOOK_S / 2), seen(PROGRAM + 1, look * LOOK_S)], LOOK_S
+        )
+    assert times.block.block_s == pytest.approx(1.0)
+    assert times.of_program(PROGRAM) == pytest.approx(1.5)
+    times.block.block_started()
+    assert times.block.block_s == 0
+    assert times.of_program(PROGRAM) == pytest.approx(1.5)
+
+
+def test_time_of_the_dead_belongs_to_their_session(monkeypatch: pytest.MonkeyPatch) -> None:
+    dead_s = 0.0
+    monkeypatch.setattr("sandbox_worker.init.cpu_time._of_the_dead_s", lambda: dead_s)
+    times = CpuTimes(lambda pid: pid)
+    times.block.started(REPL)
+    times.program_started(PROGRAM)
+    dead_s = 5.0  # of all that init took leave of, 3 s were the program's
+    times.process_ended(PROGRAM, 3.0)
+    times.process_ended(REPL, 2.0)
+    times.look([seen(REPL), seen(PROGRAM)], LOOK_S)
+    assert times.block.block_s == pytest.approx(2.0)
+    assert times.of_program(PROGRAM) == pytest.approx(3.0)
+    times.only(())
+    times.look([seen(REPL)], LOOK_S)
+    assert times.block.block_s == pytest.approx(2.0)

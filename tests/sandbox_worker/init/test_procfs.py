@@ -181,3 +181,11 @@ def test_descriptors_are_counted(tmp_path: Path) -> None:
     with running("files = [open('/dev/null') for _ in range(100)]", tmp_path) as pid:
         assert 103 <= Proc().descriptors(pid) <= 110
     assert Proc().descriptors(pid) == 0
+
+
+def test_session_and_number_of_a_process_are_told_as_this_process_knows_it(tmp_path: Path) -> None:
+    proc = Proc()
+    with running("os.setsid()", tmp_path) as pid:
+        assert (proc.number_here(pid), proc.session(pid)) == (pid, pid)
+    assert proc.session(os.getpid()) == os.getsid(0)
+    assert (proc.number_here(pid), proc.session(pid)) == (0, 0)

@@ -39,6 +39,8 @@ TO_INIT = [
     control.Interrupt(block=1),
     control.Drain(),
     control.Stop(explain=True),
+    control.RunProgram(number=1, cwd=[b"\xff"]),
+    control.EndProgram(number=1),
     control.OpenToRead(path=[b"a", b"\xff"]),
     control.OpenToWrite(path=[b"a"], size_bytes=5),
     control.ListFolder(path=[], after=b"x"),
@@ -58,6 +60,7 @@ FROM_INIT = [
     control.Burned(cpu_s=0.5),
     control.Exceeded("memory_bytes", 2, 1, control.LastSeen()),
     control.Died(signal=9),
+    control.ProgramEnded(1, signal=9, limit="cpu_s", with_repl=True, not_started="why", no_folder="why"),
 ]
 
 

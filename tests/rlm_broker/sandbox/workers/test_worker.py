@@ -9,9 +9,18 @@ from collections.abc import Iterator
 
 import pytest
 
-from rlm_broker.errors import IsolationUnavailable, WorkerDied
+from rlm_broker.errors import IsolationUnavailable, SandboxFailed, WorkerDied
 from rlm_broker.sandbox.workers.worker import Worker
-from sandbox_worker.wire.control import MAX_PACKET_BYTES, Drain, Exceeded, Failed, LastSeen, pack, unpack_to_init
+from sandbox_worker.wire.control import (
+    MAX_PACKET_BYTES,
+    Drain,
+    Exceeded,
+    Failed,
+    LastSeen,
+    ProgramEnded,
+    pack,
+    unpack_to_init,
+)
 from sandbox_worker.wire.level import STANDARD, STRICT
 from tests.support.clock import Clock
 
@@ -100,3 +109,33 @@ async def test_reason_of_a_worker_that_fails_is_told_whenever_it_ends(
             await asyncio.wait_for(worker.drain(), WAIT_S)
         assert not worker.gone.is_set()
         await worker.kill()
+
+
+@pytest.mark.parametrize("number", [1, 2, -1])
+async def test_init_that_tells_of_a_program_that_does_not_run_is_killed(
+    sockets: tuple[socket.socket, socket.socket], number: int
+) -> None:
+    ours, theirs = sockets
+    with subprocess.Popen(["sleep", "1000"]) as init, open(os.devnull) as null:
+        worker = Worker(STRICT, os.pidfd_open(init.pid), ours)
+        program = worker.run_program([], null.fileno())
+        theirs.send(pack(ProgramEnded(1, exit_code=0)))  # once is what init says
+        theirs.send(pack(ProgramEnded(number, exit_code=0)))
+        await asyncio.wait_for(worker.gone.wait(), WAIT_S)
+        assert program.ended.result() == ProgramEnded(1, exit_code=0)
+        await worker.kill()
+
+
+async def test_init_that_does_not_end_a_program_is_killed(
+    sockets: tuple[socket.socket, socket.socket], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("rlm_broker.sandbox.workers.worker.ANSWER_TIMEOUT_S", 0.05)
+    ours, _ = sockets
+    with subprocess.Popen(["sleep", "1000"]) as init, open(os.devnull) as null:
+        worker = Worker(STRICT, os.pidfd_open(init.pid), ours)
+        program = worker.run_program([], null.fileno())
+        with pytest.raises(SandboxFailed, match=r"a program did not end within 0\.05 s"):
+            await worker.end_program(program)
+        assert worker.gone.is_set()
+        assert program.ended.result() is None
+        assert worker.run_program([], null.fileno()).ended.result() is None
