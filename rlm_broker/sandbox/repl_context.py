@@ -89,8 +89,8 @@ class ReplContext:
         room_bytes = self._later_bytes - sum(has)
         if sum(sizes_bytes) > room_bytes:
             raise ConfigurationError(
-                f"a further context of {sum(sizes_bytes):,} bytes, and later_context_bytes = {self._later_bytes:,} have room "
-                f"for {room_bytes:,}: raise it in the limits of the REPL"
+                f"a further context of {sum(sizes_bytes):,} bytes, and room for {room_bytes:,}: raise "
+                f"later_context_bytes = {self._later_bytes:,} in the limits of the REPL"
             )
         if len(has) + len(sizes_bytes) > MAX_LATER:
             raise ConfigurationError(f"a REPL is given {MAX_LATER} contexts at most while it lives: open another REPL")

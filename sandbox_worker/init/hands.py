@@ -9,14 +9,14 @@ from sandbox_worker.wire.descriptors import receive
 
 
 class Hands:
-    """Both ends: init's, on which nothing comes in, and the one that each REPL inherits.
+    """Both ends: init's, which is never read, and the one that each REPL inherits.
 
-    To be made before init is locked down. All that the REPL could do with its end is to take what is meant for it.
+    To be made before init is locked down. All that the REPL can do with its end is to take what is meant for it, and to
+    fill the buffer of the other one.
     """
 
     def __init__(self) -> None:
         self._giving, self._taking = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        self._giving.shutdown(socket.SHUT_RD)
 
     @property
     def taking_fd(self) -> int:

@@ -97,10 +97,9 @@ def program(kind: Kind, allow_exec: bool, arch: str) -> bytes:
     arguments = ARGUMENTS | {"init": ARGUMENTS_OF_INIT, "threads": ARGUMENTS_OF_THREADS}.get(kind, {})
     answered = ANSWERED | (ANSWERED_TO_THREADS if kind == "threads" else {})
     pretended = {"repl": PRETENDED, "threads": PRETENDED | PRETENDED_TO_THREADS}.get(kind, frozenset())
-    allowed = {"init": ALLOWED_TO_INIT, "template": ALLOWED_TO_TEMPLATE}.get(kind, frozenset()) | ALLOWED
-    allowed |= ALLOWED_TO_EXEC if allow_exec else frozenset()
-    if kind == "template":
-        arguments = {name: checks for name, checks in arguments.items() if name not in ALLOWED_TO_TEMPLATE}
+    with_any_arguments = {"init": ALLOWED_TO_INIT, "template": ALLOWED_TO_TEMPLATE}.get(kind, frozenset())
+    arguments = {name: checks for name, checks in arguments.items() if name not in with_any_arguments}
+    allowed = with_any_arguments | ALLOWED | (ALLOWED_TO_EXEC if allow_exec else frozenset())
 
     def verdict(name: str) -> Verdict:
         if name in answered:

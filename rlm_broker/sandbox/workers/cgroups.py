@@ -104,6 +104,12 @@ class MemoryGroup:
         self.join_fd = os.open(folder / "cgroup.procs", os.O_WRONLY | os.O_CLOEXEC)
         self.folder = folder
         self._kills = kills
+        self._known_kills = 0
+
+    def new_kills(self) -> int:
+        """How many of these kills happened since this was asked last."""
+        before, self._known_kills = self._known_kills, self.kills()
+        return self._known_kills - before
 
     def kills(self) -> int:
         """How often the kernel killed a process in it because the limit was reached."""

@@ -85,10 +85,9 @@ class Worker:
         self.layers: tuple[str, ...] = ()
         self.on_written: Callable[[Written], None] = _ignore
         self.on_burned: Callable[[float], None] = _ignore
-        self.on_change: Callable[[], None] = _nothing
+        self.on_change: Callable[[], None] = _ignore
         self.scratch = scratch
         self.group = group
-        self._group_kills = 0
         self._level = level
         self._control = control
         self._answers: asyncio.Queue[FromInit | None] = asyncio.Queue()
@@ -133,7 +132,7 @@ class Worker:
             cpu_s: CPU time in seconds that it and what it leaves running may use before the next block.
         """
         if self.group is not None:
-            self._group_kills = self.group.kills()
+            self.group.new_kills()
         self._say(Begin(cpu_s=cpu_s))
 
     async def hand(self, context: Sequence[_Piece]) -> None:
@@ -320,7 +319,7 @@ class Worker:
         match message:
             case Forked() if fds:
                 self._forget_repl()
-                self._repl = HeldProcess(fds[0], _nothing)
+                self._repl = HeldProcess(fds[0], _ignore)
             case Opened() if fds:
                 self._answers.put_nowait(Opened(fd=fds[0]))
             case Written():
@@ -351,11 +350,9 @@ class Worker:
 
     def _at_the_groups_limit(self) -> Exceeded | None:
         """Whether the kernel has killed in the REPL's group since we looked last."""
-        if self.group is None:
+        if self.group is None or not self.group.new_kills():
             return None
-        before, self._group_kills = self._group_kills, self.group.kills()
-        limit = self.group.limit_bytes
-        return Exceeded("memory_bytes", limit, limit, LastSeen()) if self._group_kills > before else None
+        return Exceeded("memory_bytes", self.group.limit_bytes, self.group.limit_bytes, LastSeen())
 
     def _on_gone(self) -> None:
         self.gone.set()
@@ -397,9 +394,5 @@ def _close_opened(exchange: "asyncio.Task[list[FromInit]]") -> None:
             os.close(answer.fd)
 
 
-def _ignore(_news: object) -> None:
-    """Nobody waits for it."""
-
-
-def _nothing() -> None:
-    """Nobody wants to know."""
+def _ignore(*_news: object) -> None:
+    """Do nothing with the news."""

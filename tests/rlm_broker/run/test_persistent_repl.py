@@ -88,8 +88,17 @@ async def test_two_questions_at_once_and_no_with_are_refused() -> None:
         assert (await rlm.acompletion("c", "?")).response == "done"
 
 
-def test_a_later_context_too_large_for_a_message_is_refused_with_its_limit() -> None:
-    with RLM(ScriptedClient([block("FINAL(1)")]), persistent=True, limits=Limits(max_frame_bytes=1 << 16)) as rlm:
+def test_later_context_is_mapped_and_may_be_larger_than_a_message_and_the_memory() -> None:
+    client = ScriptedClient([block("FINAL(1)"), block("FINAL(len(context_1))")])
+    limits = Limits(max_frame_bytes=1 << 16, memory_bytes=64 << 20)
+    with RLM(client, persistent=True, limits=limits) as rlm:
+        rlm.completion("x", "?")
+        assert rlm.completion("x" * (100 << 20), "?").response == str(100 << 20)
+
+
+def test_later_context_without_room_is_refused_with_its_limit() -> None:
+    limits = Limits(later_context_bytes=1 << 16)
+    with RLM(ScriptedClient([block("FINAL(1)")]), persistent=True, limits=limits) as rlm:
         rlm.completion("x" * (1 << 20), "?")
-        with pytest.raises(ContextRefused, match=r"frame of 80,\d+ bytes, the limit is 65,536"):
+        with pytest.raises(ContextRefused, match="raise later_context_bytes = 65,536"):
             rlm.completion("x" * 80_000, "?")

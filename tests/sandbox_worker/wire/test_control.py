@@ -35,6 +35,7 @@ FROM_ZYGOTE = [
 TO_INIT = [
     control.Load(piece=ContextPiece(ContextForm("text", 3, 1, True))),
     control.Start(),
+    control.Hand(),
     control.Begin(cpu_s=120.5),
     control.Interrupt(block=1),
     control.Drain(),
@@ -51,6 +52,7 @@ FROM_INIT = [
     control.Started(layers=[]),
     control.Failed(step="load", reason="why", layer=None),
     control.Written(stream="stdout", data=b"\xff\x00raw"),
+    control.Handed(taken=False),
     control.Interrupted(),
     control.Drained(),
     control.Stopped(post_mortem=control.LastSeen("stack", 1, 0.5, 2, 3)),
@@ -136,7 +138,7 @@ def test_no_fork_server_takes_less_memory_than_none() -> None:
         zygote_control.unpack_from_zygote(control.pack(zygote_control.ZygoteReady(layers=[], memory_bytes=-1)))
 
 
-@pytest.mark.parametrize("bound", [bound for bound in ReplBounds.__struct_fields__ if bound != "cpu_s"])
+@pytest.mark.parametrize("bound", sorted({*ReplBounds.__struct_fields__} - {"cpu_s", "later_context_bytes"}))
 def test_a_bound_of_0_which_a_tmpfs_takes_for_none_is_refused(bound: str) -> None:
     spawn = zygote_control.Spawn(True, "/s", msgspec.structs.replace(BOUNDS, **{bound: 0}))
     with pytest.raises(MessageInvalid, match=bound):

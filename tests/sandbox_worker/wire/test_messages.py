@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from sandbox_worker.loading.form import ContextForm, ContextPiece
 from sandbox_worker.wire import messages
 from sandbox_worker.wire.errors import MessageInvalid
 from sandbox_worker.wire.messages import (
@@ -50,6 +51,9 @@ FROM_ORCHESTRATOR: list[FromOrchestrator] = [
     Execute(block=3, code="x = 1\n"),
     Execute(block=3, code="", wants_value=True, names=["a"]),
     messages.Environment(variables={"HOME": "/w"}, seed=7),
+    messages.Attach(
+        name="context_1", pieces=[ContextPiece(ContextForm("text", 3)), ContextPiece(ContextForm("json", 3), "a")]
+    ),
     messages.Provide(name="x", value=msgspec.Raw(b'{"a":[1,null,"b"]}')),
     Reply(id="3:1", slots=[Slot(), Slot(text="t"), Slot(text="partial", error="e")]),
 ]

@@ -1,0 +1,153 @@
+"""Contexts that a REPL is given while it lives: mapped as the first one, there after a kill, bounded."""
+
+import json
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from rlm_broker import ConfigurationError, ContextRefused, ReplClosed, ReplLimits, Sandbox, SandboxFailed, store
+from rlm_broker.sandbox.repl import SandboxedRepl
+from rlm_broker.sandbox.repl_context import MAX_LATER
+from tests.support.waiting import WAIT_S
+
+MIB = 1 << 20
+LIMITS = ReplLimits(memory_bytes=256 * MIB, later_context_bytes=1 << 40, max_repl_restarts=50, interrupt_grace_s=WAIT_S)
+
+
+@pytest.fixture(scope="module", params=["strict", "standard", "process"])
+def sandbox(request: pytest.FixtureRequest) -> Iterator[Sandbox]:
+    with Sandbox(LIMITS, request.param, warm=0) as opened:
+        yield opened
+
+
+@pytest.fixture
+def repl(sandbox: Sandbox) -> Iterator[SandboxedRepl]:
+    with sandbox.repl("first") as opened:
+        yield opened
+
+
+def test_further_contexts_are_there_and_come_back_after_a_kill(repl: SandboxedRepl, tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_text("from a file")
+    with store({"n": [1, 2]}) as shared:
+        names = [repl.add_context("second"), repl.add_context(shared), repl.add_context({"file": shared, "more": "x"})]
+        names.append(repl.add_context(tmp_path / "a.txt"))
+    assert names == ["context_1", "context_2", "context_3", "context_4"]
+    code = "FINAL([context, context_0, context_1, context_2, context_3, context_4])"
+    expected = ["first", "first", "second", {"n": [1, 2]}, {"file": {"n": [1, 2]}, "more": "x"}, "from a file"]
+    assert json.loads(repl.execute(code).final_answer or "") == expected
+    repl.execute("context_1 = None; import os; os.kill(os.getpid(), 9)")
+    assert repl.add_context("after") == "context_5"
+    assert json.loads(repl.execute(code).final_answer or "") == expected
+    assert repl.execute("context_5").stdout == "'after'\n"
+
+
+def test_texts_larger_than_the_memory_are_mapped(repl: SandboxedRepl) -> None:
+    repl.add_context("x" * (400 * MIB))
+    repl.add_context([f"{number} " * 1000 for number in range(1000)])
+    block = repl.execute("len(context_1), context_1.count('x'), len(context_2), context_2[999][:4]")
+    assert block.stdout == "(419430400, 419430400, 1000, '999 ')\n"
+
+
+def test_memory_of_code_stays_bounded(repl: SandboxedRepl) -> None:
+    repl.add_context("x" * (100 * MIB))
+    assert repl.execute("len(context_1)").stdout == "104857600\n"
+    block = repl.execute("held = bytearray(300 << 20)")
+    assert (block.status, (block.error or "")[:11]) == ("error", "MemoryError")
+    assert repl.execute("'alive'").stdout == "'alive'\n"
+
+
+def test_code_that_takes_the_address_space_of_contexts_is_ended_at_its_memory(sandbox: Sandbox) -> None:
+    if sandbox.level == "process":
+        pytest.skip("no boundary: not watched by a filter")
+    with sandbox.repl() as repl:
+        raised = "import resource\n_, hard = resource.getrlimit(resource.RLIMIT_AS)\nresource.setrlimit(resource.RLIMIT_AS, (hard, hard))\n"
+        block = repl.execute(raised + "held = []\nwhile True: held.append(b'x' * (1 << 20))")
+        assert (block.status, block.limit) == ("killed", "memory_bytes")
+        assert repl.execute("'alive'").stdout == "'alive'\n"
+
+
+def test_context_is_given_while_a_block_runs(repl: SandboxedRepl) -> None:
+    started = threading.Event()
+    thread = threading.Thread(
+        target=repl.execute,
+        args=("print('on', flush=True)\nimport time\nwhile True: time.sleep(0.01)",),
+        kwargs={"on_output": lambda *_: started.set()},
+    )
+    thread.start()
+    assert started.wait(WAIT_S)
+    repl.add_context("meanwhile")
+    repl.interrupt()
+    thread.join(WAIT_S)
+    assert repl.execute("context_1").stdout == "'meanwhile'\n"
+
+
+STEALS = {
+    "takes": "print(len(s.recvmsg(1, 64, socket.MSG_DONTWAIT)[1]))",
+    "closes": "os.close(7)",
+    "fills": "while True: s.send(b'x' * 1000, socket.MSG_DONTWAIT)",
+    "sends": "s.sendmsg([b'x'], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array('i', [4]))])",
+}
+
+
+@pytest.mark.parametrize("steals", STEALS)
+def test_code_at_the_socket_of_contexts_harms_itself_alone(repl: SandboxedRepl, steals: str) -> None:
+    repl.add_context("one")
+    around = "import array, os, socket\ns = socket.socket(fileno=7)\ntry:\n    {}\nfinally:\n    s.detach()"
+    repl.execute(around.format(STEALS[steals]))
+    assert repl.execute("context_1").stdout == "'one'\n"
+    repl.add_context("two")
+    repl.execute("context_2")
+    repl.execute("import os; os.kill(os.getpid(), 9)")
+    repl.add_context("three")
+    assert repl.execute("context_1, context_2, context_3").stdout == "('one', 'two', 'three')\n"
+
+
+def test_stolen_context_is_an_error_of_the_block_that_wants_it(repl: SandboxedRepl) -> None:
+    assert repl.execute("import os; os.close(7)").status == "ok"
+    repl.add_context("lost")
+    block = repl.execute("context_1")
+    assert block.status == "error"
+    assert "the context context_1 cannot be had here: its memfd is not there" in (block.error or "")
+
+
+def test_what_cannot_be_added_is_refused(sandbox: Sandbox) -> None:
+    with sandbox.repl(limits=LIMITS.model_copy(update={"later_context_bytes": 1 << 20})) as repl:
+        with pytest.raises(
+            ConfigurationError, match=r"a further context of 2,\d{3},\d{3} bytes, and room for 1,048,576"
+        ):
+            repl.add_context("x" * (2 << 20))
+        assert repl.add_context("x" * (1 << 19)) == "context_1"
+        with pytest.raises(ConfigurationError, match="raise later_context_bytes = 1,048,576"):
+            repl.add_context("x" * (1 << 19))
+        with pytest.raises(ContextRefused, match="an object"):
+            repl.add_context(object())
+        with pytest.raises(ContextRefused, match="is an address"):
+            repl.add_context("https://example.org/x")
+        assert repl.add_context("y") == "context_2"
+        assert repl.execute("context_2").stdout == "'y'\n"
+    with pytest.raises(ReplClosed):
+        repl.add_context("z")
+    with sandbox.repl(limits=ReplLimits()) as repl, pytest.raises(ConfigurationError, match="later_context_bytes = 0"):
+        repl.add_context("z")
+    with pytest.raises(SandboxFailed, match="not open"):
+        sandbox.repl().add_context("z")
+
+
+def test_as_many_as_a_repl_may_have_come_back_at_once(sandbox: Sandbox) -> None:
+    with sandbox.repl() as repl, store("x") as one:
+        for _ in range(MAX_LATER):
+            repl.add_context(one)
+        with pytest.raises(ConfigurationError, match="256 contexts at most"):
+            repl.add_context(one)
+        code = "sum(name.startswith('context_') for name in globals())"
+        assert repl.execute(code).stdout == f"{MAX_LATER + 1}\n"
+        repl.execute("import os; os.kill(os.getpid(), 9)")
+        assert repl.execute(code).stdout == f"{MAX_LATER + 1}\n"
+
+
+async def test_template_repls_take_further_contexts() -> None:
+    async with Sandbox(LIMITS, warm=0) as sandbox, sandbox.template("shared") as template, template.repl() as repl:
+        assert await repl.aadd_context("own") == "context_1"
+        assert (await repl.aexecute("context, context_1")).stdout == "('shared', 'own')\n"
