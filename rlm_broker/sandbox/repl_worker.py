@@ -170,11 +170,15 @@ class ReplWorker:
         Raises:
             WorkerDied: It died meanwhile.
         """
-        self.connection = connection
-        async with self._adding:
-            for stored in self._context.later.values():
-                await self.worker.hand(stored.pieces())
-        connection.provide(self._provisions)
+        async with self._adding:  # or a context that is added just now would be handed twice
+            try:
+                for stored in self._context.later.values():
+                    await self.worker.hand(stored.pieces())
+            except BaseException:  # no block is to run without what it was to find
+                await to_its_end(connection.close)
+                raise
+            self.connection = connection
+            connection.provide(self._provisions)
 
     async def _end(self) -> None:
         """End the worker, if there is one. It is kept until it has ended, since this may be cancelled."""
