@@ -81,9 +81,9 @@ if TYPE_CHECKING:
     from rlm_broker.run.run import Run as Run
     from rlm_broker.run.tools import Tools as Tools
     from rlm_broker.run.tree import QueryHandlerFactory as QueryHandlerFactory
+    from rlm_broker.sandbox.blocks.output import OnOutput as OnOutput
     from rlm_broker.sandbox.files import ReplFiles as ReplFiles
     from rlm_broker.sandbox.levels.level import IsolationWarning as IsolationWarning
-    from rlm_broker.sandbox.output import OnOutput as OnOutput
     from rlm_broker.sandbox.programs import ProgramResult as ProgramResult
     from rlm_broker.sandbox.programs import ProgramStatus as ProgramStatus
     from rlm_broker.sandbox.repl import SandboxedRepl as SandboxedRepl
@@ -156,7 +156,7 @@ _MODULES = {
     "run.tree": "QueryHandlerFactory",
     "sandbox.files": "ReplFiles",
     "sandbox.levels.level": "IsolationWarning",
-    "sandbox.output": "OnOutput",
+    "sandbox.blocks.output": "OnOutput",
     "sandbox.programs": "ProgramResult ProgramStatus",
     "sandbox.repl": "SandboxedRepl",
     "sandbox.sandbox": "Sandbox",

@@ -16,7 +16,7 @@ from rlm_broker.lm_handler import LMHandler
 from rlm_broker.models.models import Models
 from rlm_broker.models.registry import Registry
 from rlm_broker.sandbox.levels.level import AUTO, candidates
-from rlm_broker.sandbox.packages import chosen_packages
+from rlm_broker.sandbox.packages.packages import chosen_packages
 from rlm_broker.sandbox.sandbox import SEED_BITS, Sandbox, require_seed
 
 

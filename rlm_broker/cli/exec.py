@@ -18,7 +18,7 @@ from rlm_broker.shown import jsonable
 
 if TYPE_CHECKING:
     from rlm_broker.limits import Limits
-    from rlm_broker.sandbox.output import OnOutput
+    from rlm_broker.sandbox.blocks.output import OnOutput
     from rlm_broker.sandbox.repl import SandboxedRepl
 
 OUTPUT_LOST = signal.SIGUSR1

@@ -13,16 +13,16 @@ from rlm_broker.errors import ReplBusy, ReplClosed, SandboxFailed, require_kind
 from rlm_broker.limits import ReplLimits
 from rlm_broker.plain import require_given, require_variables
 from rlm_broker.results import Block, Isolation
-from rlm_broker.sandbox import outcome, post_mortem
 from rlm_broker.sandbox.arguments import require_answer, require_block, require_limits, seconds_or
-from rlm_broker.sandbox.block_run import BlockRun
+from rlm_broker.sandbox.blocks import outcome, post_mortem
+from rlm_broker.sandbox.blocks.block_run import BlockRun
+from rlm_broker.sandbox.blocks.output import BlockOutput, OnOutput
+from rlm_broker.sandbox.blocks.sent import values_of
+from rlm_broker.sandbox.blocks.submit_fields import SubmitFields
 from rlm_broker.sandbox.environment import environment_of
 from rlm_broker.sandbox.files import ReplFiles
-from rlm_broker.sandbox.output import BlockOutput, OnOutput
 from rlm_broker.sandbox.programs import ProgramResult, Programs
 from rlm_broker.sandbox.repl_worker import ReplWorker
-from rlm_broker.sandbox.sent import values_of
-from rlm_broker.sandbox.submit_fields import SubmitFields
 from rlm_broker.sandbox.workers.source import Workers
 from rlm_broker.sandbox.workers.worker import Worker
 from rlm_broker.transport.connection import QueryHandler, refuse

@@ -13,7 +13,7 @@ from rlm_broker.sandbox.environment import SEED_BITS as SEED_BITS
 from rlm_broker.sandbox.environment import require_seed as require_seed
 from rlm_broker.sandbox.levels import canary
 from rlm_broker.sandbox.levels.level import candidates, warn_if_unprotected
-from rlm_broker.sandbox.packages import chosen_packages, environment_of
+from rlm_broker.sandbox.packages.packages import chosen_packages, environment_of
 from rlm_broker.sandbox.repl import SandboxedRepl
 from rlm_broker.sandbox.shared import shared
 from rlm_broker.sandbox.template import NO_CONTEXT, PREPARE_TIMEOUT_S, Template

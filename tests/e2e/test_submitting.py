@@ -9,8 +9,8 @@ import pydantic
 import pytest
 
 from rlm_broker import ConfigurationError, FunctionClient, LMHandler, ReplClosed, Sandbox
+from rlm_broker.sandbox.blocks.submit_fields import MAX_SUBMIT_CHARS
 from rlm_broker.sandbox.repl import SandboxedRepl
-from rlm_broker.sandbox.submit_fields import MAX_SUBMIT_CHARS
 
 
 class Person(pydantic.BaseModel):

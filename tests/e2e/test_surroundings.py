@@ -8,7 +8,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from click.testing import CliRunner
 
+from rlm_broker import Sandbox, SandboxFailed
+from rlm_broker.cli.doctor import command as doctor_command
+from rlm_broker.sandbox.workers.fork_server import ForkServer
 from scripts.hosts.surroundings import CANNOT_BE_MADE, SURROUNDINGS
 from tests.support.launcher import needs_strict
 from tests.support.places import PROJECT
@@ -141,13 +145,31 @@ def test_exec_without_any_level_ends_with_4_and_one_line(names: str, words: str)
 
 
 @needs_strict
-def test_doctor_and_auto_agree_where_strict_fails_for_want_of_files() -> None:
-    """`auto` goes on to a weaker level where a layer is missing, and not where the machine is short of something."""
+def test_without_descriptors_no_level_can_be_had() -> None:
     report = doctor("few-files")
     assert "Too many open files" in report["levels"]["strict"]["problem"]
-    assert report["levels"]["standard"]["problem"] is None
     assert report["auto"] is None
     assert run("few-files", *BROKER, "exec", "-", code="print(1)").returncode == 4
+
+
+@needs_strict
+def test_doctor_and_auto_agree_where_the_machine_is_short_of_something(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`auto` goes on to a weaker level where a layer is missing, and not where the machine is short of something."""
+    really_start = ForkServer.start
+
+    async def start(self: ForkServer) -> None:
+        if self.level.name == "strict":
+            raise SandboxFailed("its fork server cannot start: Too many open files")
+        await really_start(self)
+
+    monkeypatch.setattr(ForkServer, "start", start)
+    done = CliRunner().invoke(doctor_command, ["--json"])
+    report = json.loads(done.stdout)
+    assert "Too many open files" in report["levels"]["strict"]["problem"]
+    assert report["levels"]["standard"]["problem"] is None
+    assert (report["auto"], done.exit_code) == (None, 4)
+    with pytest.raises(SandboxFailed, match="Too many open files"), Sandbox():
+        pass
 
 
 @pytest.mark.parametrize(("names", "why"), [("closed-home", "Permission denied"), ("no-home", "this user has no home")])

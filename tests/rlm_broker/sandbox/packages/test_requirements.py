@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from rlm_broker import ConfigurationError
-from rlm_broker.sandbox.requirements import MAX_CHARS, MAX_REQUIREMENTS, Requirements
+from rlm_broker.sandbox.packages.requirements import MAX_CHARS, MAX_REQUIREMENTS, Requirements
 
 
 @pytest.mark.parametrize(

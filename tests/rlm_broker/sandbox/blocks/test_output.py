@@ -2,7 +2,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rlm_broker.sandbox.output import BlockOutput
+from rlm_broker.sandbox.blocks.output import BlockOutput
 from sandbox_worker.wire.control import Written
 from sandbox_worker.wire.headtail import NOTE_LINES, OutputBounds
 from sandbox_worker.wire.messages import Output, Stream

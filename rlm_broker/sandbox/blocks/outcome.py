@@ -1,10 +1,10 @@
 """What came of one block, as its caller gets it."""
 
 from rlm_broker.results import Block, PostMortem, Sent, with_values
-from rlm_broker.sandbox import post_mortem
-from rlm_broker.sandbox.output import BlockOutput
-from rlm_broker.sandbox.sent import Held, sent
-from rlm_broker.sandbox.submit_fields import SubmitFields
+from rlm_broker.sandbox.blocks import post_mortem
+from rlm_broker.sandbox.blocks.output import BlockOutput
+from rlm_broker.sandbox.blocks.sent import Held, sent
+from rlm_broker.sandbox.blocks.submit_fields import SubmitFields
 from rlm_broker.transport.session import Wanted
 from sandbox_worker.wire.messages import MAX_DRAFT_CHARS, Result
 

@@ -7,7 +7,7 @@ import os
 from collections.abc import Sequence
 
 from rlm_broker.errors import ConfigurationError
-from rlm_broker.sandbox.requirements import Requirements
+from rlm_broker.sandbox.packages.requirements import Requirements
 from rlm_broker.sandbox.workers.venv import Venv, read_venv
 
 _log = logging.getLogger("rlm_broker")
@@ -36,7 +36,7 @@ async def environment_of(chosen: Chosen) -> Venv | None:
         ConfigurationError: It cannot be had.
     """
     if isinstance(chosen, Requirements):
-        from rlm_broker.sandbox.package_cache import venv_with  # few sandboxes need it
+        from rlm_broker.sandbox.packages.cache import venv_with  # few sandboxes need it
 
         return await venv_with(chosen)
     if chosen is None:

@@ -1,4 +1,4 @@
-from rlm_broker.sandbox.block_clock import BlockClock
+from rlm_broker.sandbox.blocks.block_clock import BlockClock
 
 
 def clock(limit_s: float = 10.0, cpus: int = 2, wall_s: float = 1e6) -> BlockClock:

@@ -13,10 +13,10 @@ import psutil
 import pytest
 
 from rlm_broker import ConfigurationError, Sandbox
-from rlm_broker.sandbox import installer as installer_module
-from rlm_broker.sandbox import package_cache
-from rlm_broker.sandbox.package_cache import venv_with
-from rlm_broker.sandbox.requirements import Requirements
+from rlm_broker.sandbox.packages import cache as package_cache
+from rlm_broker.sandbox.packages import installer as installer_module
+from rlm_broker.sandbox.packages.cache import venv_with
+from rlm_broker.sandbox.packages.requirements import Requirements
 from tests.support.places import PROJECT
 from tests.support.processes import living_below
 from tests.support.waiting import WAIT_S, until, until_now

@@ -17,8 +17,8 @@ from pathlib import Path
 
 from rlm_broker.concurrency.deadline import Late, to_its_end, within
 from rlm_broker.errors import ConfigurationError
-from rlm_broker.sandbox.installer import LOCK, install
-from rlm_broker.sandbox.requirements import Requirements
+from rlm_broker.sandbox.packages.installer import LOCK, install
+from rlm_broker.sandbox.packages.requirements import Requirements
 from rlm_broker.sandbox.workers.private_folder import removed
 from rlm_broker.sandbox.workers.venv import Venv, read_venv
 

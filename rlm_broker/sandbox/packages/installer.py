@@ -18,7 +18,7 @@ from pathlib import Path
 
 from rlm_broker.errors import ConfigurationError
 from rlm_broker.redaction import is_secret_name, redact, secrets_of_environment, without_credentials
-from rlm_broker.sandbox.requirements import Requirements
+from rlm_broker.sandbox.packages.requirements import Requirements
 from rlm_broker.sandbox.workers.zygote_process import FORKING
 
 LOCK = "packages.lock"

@@ -9,10 +9,10 @@ import msgspec
 from rlm_broker.concurrency.deadline import to_its_end
 from rlm_broker.errors import ProtocolViolation, SandboxFailed
 from rlm_broker.limits import ReplLimits
-from rlm_broker.sandbox import post_mortem
-from rlm_broker.sandbox.block_clock import BlockClock
-from rlm_broker.sandbox.output import BlockOutput
-from rlm_broker.sandbox.submit_fields import SubmitFields
+from rlm_broker.sandbox.blocks import post_mortem
+from rlm_broker.sandbox.blocks.block_clock import BlockClock
+from rlm_broker.sandbox.blocks.output import BlockOutput
+from rlm_broker.sandbox.blocks.submit_fields import SubmitFields
 from rlm_broker.sandbox.workers.worker import Worker
 from rlm_broker.transport.connection import Connection, QueryHandler
 from rlm_broker.transport.session import NOTHING, Wanted

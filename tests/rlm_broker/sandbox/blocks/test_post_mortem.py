@@ -3,7 +3,7 @@ from typing import get_args
 
 import pytest
 
-from rlm_broker.sandbox import post_mortem
+from rlm_broker.sandbox.blocks import post_mortem
 from sandbox_worker.wire.bounds import WatchedLimit
 from sandbox_worker.wire.control import BROKEN, OUT_OF_MEMORY, Died, Exceeded, LastSeen
 
