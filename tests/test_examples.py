@@ -14,6 +14,7 @@ EXPECTED = {
     "structured_output.py": "Ada Lovelace 1815\nasked 2 times\n",
     "sandbox_only.py": "6\nerror\ninterrupted\n6\nits process ended by itself with exit code 3 (os._exit)\n1\n",
     "record_and_replay.py": "The pump on deck 2: noisy on Monday, seized on Wednesday; solved with a new bearing.\n",
+    "code_interpreter.py": "<table><tr><td>north<td>35<tr><td>south<td>12</table>\n",
     "own_loop.py": "task 0: yes, 1 call\ntask 1: no, 1 call\n",
     "follow_a_run.py": "turn 1\n  call 1: ",
 }
