@@ -42,12 +42,11 @@ def require_question(question: object) -> None:
 
 def stored(prompt: object, question: str | None) -> StoredContext:
     """Store what the user hands in; in a thread, since it reads files. Refuse a name that stands for what it names."""
-    if isinstance(prompt, str):
-        refuse_a_name(prompt)
-        if question and len(question) > LONG_QUESTION_CHARS > len(prompt) and prompt.rstrip().endswith("?"):
-            warnings.warn(
-                f"the context is a question, and the question {len(question):,} characters: {ORDER}", stacklevel=2
-            )
+    is_long = question is not None and len(question) > LONG_QUESTION_CHARS
+    if is_long and isinstance(prompt, str) and len(prompt) < LONG_QUESTION_CHARS and prompt.rstrip().endswith("?"):
+        warnings.warn(
+            f"the context is a question, and the question {len(question or ''):,} characters: {ORDER}", stacklevel=2
+        )
     if question is not None:
         refuse_a_name(question, "the question", ORDER)
     return store(prompt)

@@ -242,13 +242,13 @@ class LimitReached(RunFailed):
 
 
 class RunCancelled(RunFailed):
-    """The run was stopped before it had an answer, by Ctrl+C for example."""
+    """The run was cancelled before it had an answer, by Ctrl+C for example."""
 
     kind = "cancelled"
     exit_code = 130
 
     def __init__(self, partial_answer: str | None = None) -> None:
-        super().__init__("the run was stopped before it had an answer")
+        super().__init__("the run was cancelled before it had an answer")
         self.partial_answer = partial_answer
 
 

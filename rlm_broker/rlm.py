@@ -26,7 +26,7 @@ from rlm_broker.results import Completion
 from rlm_broker.run.calls import Caller, TreeCalls
 from rlm_broker.run.ledger import Ledger
 from rlm_broker.run.output_type import OutputType
-from rlm_broker.run.persistent_repl import PersistentRepl
+from rlm_broker.run.persistent_repl import ONE_AT_A_TIME, PersistentRepl
 from rlm_broker.run.prompts import Instructions
 from rlm_broker.run.queries import needs_repl, open_run
 from rlm_broker.run.run import Run
@@ -140,6 +140,7 @@ class RLM(AsyncResource):
         self._query_handler = query_handler
         self._persistent = persistent
         self._persistent_repl: PersistentRepl | None = None
+        self._runs: set[Run] = set()
         self._engine: Engine | None = None
         self._keeping = contextlib.AsyncExitStack()
 
@@ -283,6 +284,9 @@ class RLM(AsyncResource):
             self._keeping.push_async_callback(self._persistent_repl.close)
 
     async def _close(self) -> None:
+        for run in list(self._runs):  # whatever ends, ends with everything below it
+            run.cancel()
+            await run.ended()
         self._engine = None
         await self._keeping.aclose()
 
@@ -314,7 +318,11 @@ class RLM(AsyncResource):
         """Answer the question: read the context, and have an engine for as long as that takes."""
         if self._persistent and self._engine is None:
             raise ConfigurationError("a persistent RLM keeps its REPL within `with RLM(...) as rlm:`: use it so")
+        if self._persistent and self._runs:
+            raise ConfigurationError(ONE_AT_A_TIME)
         async with contextlib.AsyncExitStack() as own:
+            self._runs.add(run)
+            own.callback(self._runs.discard, run)
             context = asked.context
             if not isinstance(context, StoredContext):
                 context = own.enter_context(await asyncio.to_thread(stored, context, asked.question))

@@ -30,10 +30,14 @@ class WantedType:
         if isinstance(wanted, Mapping):
             schema = JsonSchema(wanted, what)
             wanted = Annotated[Any, pydantic.AfterValidator(_fitting(schema, whole))]
+        if isinstance(wanted, str):
+            raise ConfigurationError(f"{what}: a type is given by itself, and not as the text {wanted!r:.60}")
         try:
             self._adapter: pydantic.TypeAdapter[Any] = pydantic.TypeAdapter(wanted)
+            self._adapter.rebuild()  # what it refers to by a text has to be known by now
         except Exception as error:  # noqa: BLE001 - it is the user's: pydantic may call anything of it
-            raise ConfigurationError(f"{what}: pydantic cannot validate {self._wanted!r:.80}: {error}") from None
+            why = _first_line(error)
+            raise ConfigurationError(f"{what}: pydantic cannot validate {self._wanted!r:.80}: {why}") from None
 
     def json_schema(self) -> str:
         """Return the JSON Schema of the type as text. Raises: ConfigurationError, if no JSON can describe it."""
@@ -42,7 +46,7 @@ class WantedType:
         try:
             return json.dumps(self._adapter.json_schema(), ensure_ascii=False)
         except Exception as error:  # noqa: BLE001 - as above
-            why = f"{self._what} {self._wanted!r} cannot be asked for as JSON: {error}"
+            why = f"{self._what} {self._wanted!r} cannot be asked for as JSON: {_first_line(error)}"
             raise ConfigurationError(why) from None
 
     def of(self, value: Any) -> Any:
@@ -60,6 +64,11 @@ class WantedType:
             raise Unfit(complaints(error, self._whole)) from None
         except (TypeError, ValueError) as error:  # of a validator of the user's own
             raise Unfit(f"{type(error).__name__}: {error}") from None
+
+
+def _first_line(error: Exception) -> str:
+    """Return what pydantic says, without its advice to those who extend it."""
+    return (str(error).strip() or type(error).__name__).splitlines()[0]
 
 
 def _fitting(schema: JsonSchema, whole: str) -> Callable[[Any], Any]:

@@ -62,7 +62,7 @@ def test_way_to_the_first_fork_is_as_the_walkthrough_says(monkeypatch: pytest.Mo
     with RLM(ScriptedClient(["FINAL(1)"])) as rlm:
         monkeypatch.setattr(Zygote, "spawn", recorded)
         rlm.completion("text", "?")
-    others = {"_keep_running", "Job.result", "ColdStart._connect"}  # what waits or goes on beside the way
+    others = {"_keep_running", "Job.start", "Job.result", "ColdStart._connect"}  # what waits or goes on beside the way
     assert ways[0] - others == set(steps) - {"Zygote.spawn"}
     assert len(steps) == 15
 

@@ -175,6 +175,8 @@ def refuse_a_name(text: object, what: str = "the context", remedy: str = "give P
 def store(value: object) -> StoredContext:
     """Put a context where workers can load it. Blocks while it reads and copies: a second for a gigabyte.
 
+    A text that is the name of a file or an address is refused, as by `RLM.completion`.
+
     Args:
         value: A text; a dict, list or other value that JSON can hold (a tuple becomes a list); a path object of a file
             (its text), or of a folder or a glob (a dict from relative path to text, see `find_files`); `Paths`; or a
@@ -183,8 +185,14 @@ def store(value: object) -> StoredContext:
             that is not a dict of stored ones itself: it is shared and not copied, and stays the caller's to close.
 
     Raises:
-        ContextRefused: It is none of these, it cannot be read, it is empty, or there is no memory for it.
+        ContextRefused: It is none of these, it cannot be read, it is an empty file, or there is no memory for it.
     """
+    refuse_a_name(value)
+    return store_as_it_is(value)
+
+
+def store_as_it_is(value: object) -> StoredContext:
+    """Store as `store` does, with any text taken for itself: what model code gives must not tell which files there are."""
     try:
         match value:
             case str():
@@ -331,7 +339,7 @@ def _store_several(values: Mapping[str, object]) -> StoredContext:
                 raise ContextRefused(
                     f"{name!r:.50}: beside a StoredContext a key is printable text of up to {MAX_NAME_CHARS} characters"
                 )
-            with value.another() if isinstance(value, StoredContext) else store(value) as stored:
+            with value.another() if isinstance(value, StoredContext) else store_as_it_is(value) as stored:
                 (fd, piece), *more = stored.pieces()
                 if more or piece.name is not None:
                     raise ContextRefused(f"{name!r} is a dict of stored contexts itself: put them into one dict")

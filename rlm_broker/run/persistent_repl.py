@@ -25,6 +25,7 @@ def as_values(messages: Sequence[ChatMessage]) -> list[dict[str, Any]]:
     return values
 
 
+ONE_AT_A_TIME = "a persistent RLM answers one question at a time: await the one before"
 LATER_CONTEXT_BYTES = 1 << 40
 """Address space for the contexts of later runs, where the limits say nothing of it."""
 
@@ -63,7 +64,7 @@ class PersistentRepl:
             ContextRefused: A later context has no room.
         """
         if self._busy:
-            raise ConfigurationError("a persistent RLM answers one question at a time: await the one before")
+            raise ConfigurationError(ONE_AT_A_TIME)
         self._busy, self._answer = True, answer
         try:
             self.context_name = await self._add(context, tools)

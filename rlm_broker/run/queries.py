@@ -12,7 +12,7 @@ import msgspec
 from rlm_broker.clients.base import estimate_tokens
 from rlm_broker.concurrency.allowance import Allowance
 from rlm_broker.concurrency.bounded_map import bounded_map
-from rlm_broker.context.store import store
+from rlm_broker.context.store import store_as_it_is
 from rlm_broker.errors import LimitReached, RlmBrokerError
 from rlm_broker.results import ChildTrace
 from rlm_broker.run.calls import MOST_DECODED_BYTES, Caller, in_words
@@ -211,7 +211,7 @@ class QueryAnswers:
         ends_at = min((end for end in ends if end is not None), default=None)
         runner = open_run(self._tree, caller, ends_at, self.tools.for_children)
         try:
-            with store(prompt) as context:
+            with store_as_it_is(prompt) as context:
                 emit = self._tree.events.of(caller.run, caller.depth)
                 emit(RunStarted, caller.question, served_by, {}, self._progress.blocks)
                 completion = await runner.run(context)

@@ -51,5 +51,7 @@ def variables_of(env: Mapping[str, str] | None) -> dict[str, str]:
         size += len(encoded) + 1
         variables[name] = value
     if size > MAX_ENV_BYTES:
-        raise ConfigurationError(f"env: its variables have {size:,} bytes, more than {MAX_ENV_BYTES:,}: use `values`")
+        raise ConfigurationError(
+            f"env: its variables have {size:,} bytes, more than {MAX_ENV_BYTES:,}: give it in a file"
+        )
     return variables

@@ -231,7 +231,7 @@ class SandboxedRepl(AsyncResource):
         """Give code more values by name. They are there from the next block on, also after a kill.
 
         Args:
-            restore: Whether each later block finds them again as they were given; else they are code's own variables.
+            restore: Whether each later block finds the same objects again under these names; else they are code's own.
 
         Raises:
             ConfigurationError: One of them does not cross: it would not arrive as it is. Or its name is that of a tool.
@@ -322,6 +322,7 @@ class SandboxedRepl(AsyncResource):
         submit: object = None,
     ) -> Block:
         require_block(code, wanted.stdin)
+        require_kind("value", wanted.value, bool)
         fields = SubmitFields.of(submit)
         wanted = wanted if fields is None else wanted._replace(submit=fields.names)
         timeout_s = seconds_or("timeout_s", timeout_s, self._limits.block_timeout_s)
@@ -341,7 +342,9 @@ class SandboxedRepl(AsyncResource):
             try:
                 result = await run.result(code, wanted)
             except FrameTooLarge as error:
-                return Block(code, "error", error=f"the block is too long: {error}")
+                return Block(
+                    code, "error", error=f"code and stdin are too long for a message: {error}; raise max_frame_bytes"
+                )
             except UnicodeEncodeError as error:  # as the compiler would say
                 return Block(code, "error", error=f"UnicodeEncodeError: {error}")
             except asyncio.CancelledError:

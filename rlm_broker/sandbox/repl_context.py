@@ -3,7 +3,7 @@
 import asyncio
 from typing import Final
 
-from rlm_broker.context.store import StoredContext, refuse_a_name, store
+from rlm_broker.context.store import StoredContext, refuse_a_name, store, store_as_it_is
 from rlm_broker.errors import ConfigurationError, ReplClosed
 from sandbox_worker.wire.names import CONTEXT, numbered
 
@@ -55,9 +55,9 @@ class ReplContext:
         if self._own is not None:
             return self._own
         if self._given is None or (isinstance(self._given, str) and len(self._given) < SMALL_CHARS):
-            self._own = store(self._given)
+            self._own = store_as_it_is(self._given)
         else:
-            self._own = await asyncio.to_thread(store, self._given)
+            self._own = await asyncio.to_thread(store_as_it_is, self._given)
         return self._own
 
     async def add(self, given: object) -> str:
@@ -67,7 +67,6 @@ class ReplContext:
             ConfigurationError: There is no room for it.
             ReplClosed, ContextRefused: As for `stored`.
         """
-        refuse_a_name(given)
         stored = given.another() if isinstance(given, StoredContext) else await asyncio.to_thread(store, given)
         try:
             if self._is_closed:

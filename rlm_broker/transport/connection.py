@@ -54,8 +54,10 @@ _CALLED = {"llm": "llm_query", "rlm": "rlm_query", "budget": "budget()"}
 
 async def refuse(query: Query) -> list[Slot]:
     """The answer of a REPL without models."""
-    what = f"the tool {query.tool}()" if query.want == "tool" else _CALLED[query.want]
-    reason = f"no model is connected to this sandbox, {what} is not available"
+    if query.want == "tool":
+        reason = f"this REPL was given no answer=, so that the tool {query.tool}() is not available"
+    else:
+        reason = f"no model is connected to this sandbox, {_CALLED[query.want]} is not available"
     return [Slot(error=reason)] * len(query.prompts)
 
 

@@ -110,7 +110,10 @@ def test_what_a_repl_claims_without_a_check_is_no_submission(repl: SandboxedRepl
 @pytest.mark.parametrize(
     ("submit", "problem"),
     [
-        ("n", "submit is True or a dict from field to type, and not str"),
+        ("n", "submit is True or a dict from field to type, such as {'answer': str}, and not str"),
+        ({}, "submit has no fields"),
+        ({"n": "Nope"}, "the field n: a type is given by itself, and not as the text 'Nope'"),
+        ({"n": list["Nope"]}, "the field n: pydantic cannot validate .* is not defined"),  # type: ignore[name-defined]  # noqa: F821
         ({"a b": int}, "a field cannot be called 'a b'"),
         ({1: int}, "a field cannot be called 1"),
         ({"n": object()}, "the field n: pydantic cannot validate"),
@@ -118,8 +121,9 @@ def test_what_a_repl_claims_without_a_check_is_no_submission(repl: SandboxedRepl
     ],
 )
 def test_submit_that_cannot_be_used_is_refused(repl: SandboxedRepl, submit: Any, problem: str) -> None:
-    with pytest.raises(ConfigurationError, match=problem):
+    with pytest.raises(ConfigurationError, match=problem) as refused:
         repl.execute("x = 1", submit=submit)
+    assert "\n" not in str(refused.value)
     assert repl.execute("'x' in globals()").stdout == "False\n"
 
 

@@ -328,3 +328,12 @@ def test_a_table_crosses_both_ways_and_as_an_argument(sandbox: Sandbox) -> None:
         pandas.testing.assert_frame_equal(repl.get("old"), table[table.born < 1900])
     told = run_with_tools("FINAL(count(TABLE))", count=lambda given: len(given) + given.born.sum(), TABLE=table)
     assert told == str(2 + 1815 + 1912)
+
+
+@pytest.mark.parametrize("value", [1, None, "yes"])
+def test_value_that_is_no_bool_is_refused_and_the_repl_lives_on(sandbox: Sandbox, value: Any) -> None:
+    with sandbox.repl() as repl:
+        repl.execute("x = 1")
+        with pytest.raises(ConfigurationError, match="value is a bool, and not"):
+            repl.execute("x", value=value)
+        assert repl.execute("x").stdout == "1\n"

@@ -1,6 +1,7 @@
 """What the root model says: one turn of code that looks at the context and answers, and an end if that code failed."""
 
 import inspect
+import re
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -9,6 +10,7 @@ from rlm_broker.clients.offline import repl_code
 from rlm_broker.clients.offline.question import Count, Find, Ranking
 from rlm_broker.errors import ModelFailed
 from rlm_broker.results import ChatMessage
+from sandbox_worker.wire.names import CONTEXT
 
 _COMMON = (repl_code.pieces, repl_code.leaves, repl_code.join, repl_code.place)
 _COUNT = (*_COMMON, repl_code.lines_with, repl_code.lowered, repl_code.hits, repl_code.term_counts, repl_code.count)
@@ -36,6 +38,8 @@ _CONSTANTS = (
     "WELL_COVERED",
 )
 
+_TOLD_CONTEXT = re.compile(rf"^`({CONTEXT}(?:_\d+)?)` is a ", re.MULTILINE)
+"""In the message that opens a run."""
 _IMPORTS = """\
 import bisect, collections, heapq, json, math, re
 from collections.abc import Callable, Iterator
@@ -57,7 +61,7 @@ def turn(question: str, messages: Sequence[ChatMessage]) -> str:
         ModelFailed: It was sent already. It ends the run itself, so being asked again means that it could not, and
             that nothing is known: that is no NOT FOUND.
     """
-    code = opening(question)
+    code = opening(question, _context_name(messages))
     sent = [i for i, message in enumerate(messages) if message.role == "assistant"]
     if not sent or messages[sent[-1]].content != code:
         return code
@@ -69,14 +73,24 @@ def turn(question: str, messages: Sequence[ChatMessage]) -> str:
     raise ModelFailed(f"offline: its search did not come to an end: {reason}")
 
 
-def opening(question: str) -> str:
-    """The reply to a run's first turn, a function of the question alone: two fenced blocks, to look and to answer."""
+def _context_name(messages: Sequence[ChatMessage]) -> str:
+    """Return the name of the variable that the run is about: later runs in one REPL have one of their own."""
+    for message in messages:
+        if message.role == "user" and (told := _TOLD_CONTEXT.search(str(message.content))):
+            return told[1]
+    return CONTEXT
+
+
+def opening(question: str, name: str = CONTEXT) -> str:
+    """The reply to a run's first turn: two fenced blocks, to look at the context of that name and to answer."""
     told, functions, call = _plan(question)
     constants = "\n".join(f"{name} = {getattr(repl_code, name)!r}" for name in _CONSTANTS)
     source = "\n\n".join(inspect.getsource(function) for function in dict.fromkeys(functions))
     work = f'{_IMPORTS}\nNOTE = {asked.NOTE!r}\n{constants}\n\n{source}\n{call}FINAL_VAR("result")\n'
     see = "\n\n".join(inspect.getsource(function) for function in (repl_code.beginning, repl_code.look))
-    look = f"question = {_literal(question)}\n\n{see}\nprint(look(context))\nprint({told!r})\n"
+    of_this_run = "" if name == CONTEXT else f"{CONTEXT} = {name}\n"  # `context` itself is bound anew in each block
+    work = of_this_run + work
+    look = f"{of_this_run}question = {_literal(question)}\n\n{see}\nprint(look(context))\nprint({told!r})\n"
     return f"I look at the context first, then answer by words alone.\n\n```repl\n{look}```\n\n```repl\n{work}```\n"
 
 

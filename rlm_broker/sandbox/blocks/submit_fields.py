@@ -48,8 +48,10 @@ class SubmitFields:
             return None
         if submit is not True and not isinstance(submit, Mapping):
             raise ConfigurationError(
-                f"submit is True or a dict from field to type, and not {type(submit).__name__}: {{'answer': str}}"
+                f"submit is True or a dict from field to type, such as {{'answer': str}}, and not {type(submit).__name__}"
             )
+        if submit == {}:
+            raise ConfigurationError("submit has no fields: give one, such as {'answer': str}, or True for any value")
         return cls({} if submit is True else submit)
 
     async def answer(self, query: Query) -> list[Slot]:

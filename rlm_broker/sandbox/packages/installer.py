@@ -153,6 +153,7 @@ def _failure(said: Path) -> str:
     with said.open("rb") as file:
         file.seek(max(0, said.stat().st_size - SAID_BYTES))
         lines = file.read().decode("utf-8", "replace").splitlines()
-    shown = " ".join(" ".join(line.split()) for line in [line for line in lines if line.strip()][-SAID_LINES:])
+    told = [line for line in lines if line.startswith("ERROR:")] or [line for line in lines if line.strip()]
+    shown = " ".join(" ".join(line.split()) for line in told[-SAID_LINES:])
     shown = redact(without_credentials(shown), secrets_of_environment())
     return f"packages cannot be installed (from wheels alone: a source distribution would run its code here): {shown}"

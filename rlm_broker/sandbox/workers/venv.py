@@ -47,12 +47,14 @@ def read_venv(given: object) -> Venv:
     """
     if not isinstance(given, str | os.PathLike) or not isinstance(os.fspath(given), str):
         raise ConfigurationError(f"python is the path of a virtual environment, and not {type(given).__name__}")
+    if not os.fspath(given):
+        raise ConfigurationError("python is empty: give the folder of a virtual environment")
     try:
         folder = Path(given).expanduser().resolve()
         if not folder.exists():
             raise ConfigurationError(f"python: there is no {folder}: {MAKE_ONE}")
         if not folder.is_dir():
-            raise ConfigurationError(f"python: {folder} is a file: give the folder of a virtual environment")
+            raise ConfigurationError(f"python: {os.fspath(given)} is a file: give the folder of a virtual environment")
         config = _configuration(folder)
         _require_suitable(folder, config)
         found = [folder / lib / _LIBRARY / "site-packages" for lib in ("lib", "lib64")]

@@ -112,7 +112,7 @@ def test_the_live_line_begins_with_its_clock_and_leaves_room_for_ctrl_c(tmp_path
     live = [line for line in lines if re.match(r"\d+ s, ", line)]
     assert any("iteration 1 of 30, waiting for 1 call" in line for line in live)
     assert max(len(line.replace("^C", "")) for line in live) <= COLUMNS - 3
-    assert lines[-1] == "rlm-broker ask: the run was stopped before it had an answer"
+    assert lines[-1] == "rlm-broker ask: the run was cancelled before it had an answer"
 
 
 def test_a_command_that_reads_the_terminal_says_so() -> None:

@@ -88,6 +88,22 @@ async def test_two_questions_at_once_and_no_with_are_refused() -> None:
         assert (await rlm.acompletion("c", "?")).response == "done"
 
 
+async def test_of_two_runs_started_at_once_the_second_is_refused() -> None:
+    async with RLM(ScriptedClient([block("FINAL(1)")]), persistent=True) as rlm:
+        first, second = rlm.start("a" * 1_000_000, "?"), rlm.start("b", "?")
+        with pytest.raises(ConfigurationError, match="one question at a time"):
+            await second
+        assert (await first).response == "1"
+
+
+def test_offline_model_looks_at_the_context_of_its_run() -> None:
+    with RLM("offline", persistent=True) as rlm:
+        first = rlm.completion("Nothing is here.", "When did the database crash?").response
+        second = rlm.completion("The database crashed on Tuesday.", "When did the database crash?").response
+    assert "NOT FOUND" in (first or "")
+    assert "Tuesday" in (second or "")
+
+
 def test_later_context_is_mapped_and_may_be_larger_than_a_message_and_the_memory() -> None:
     client = ScriptedClient([block("FINAL(1)"), block("FINAL(len(context_1))")])
     limits = Limits(max_frame_bytes=1 << 16, memory_bytes=64 << 20)

@@ -261,6 +261,16 @@ async def test_bad_argument_of_a_run_is_refused_at_once() -> None:
             await rlm.start("text", "?", model=42)  # type: ignore[arg-type]
 
 
+async def test_leaving_an_rlm_ends_its_runs() -> None:
+    async with answers(HANGS) as rlm:
+        run = rlm.start("text", "?")
+        await until(run, BlockStarted)
+    assert run.is_done
+    with pytest.raises(RunCancelled, match="the run was cancelled") as raised:
+        await run
+    assert raised.value.partial_answer == "A first guess: 7."
+
+
 async def test_stream_that_is_left_has_ended() -> None:
     stream = answers(HANGS).stream("text", "?")
     async for event in stream:
