@@ -43,7 +43,7 @@ class JsonSchema:
             raise ConfigurationError(f"{what} is not a JSON Schema: {error}") from None
         except jsonschema.SchemaError as error:
             raise ConfigurationError(f"{what} is not a JSON Schema: {error.message}") from None
-        self._validator = kind(dict(schema))
+        self._validator = jsonschema.validators.extend(kind, {"uniqueItems": _unique_items})(dict(schema))
         _require_references(schema, what)
 
     def require(self, value: Any, whole: str) -> None:
@@ -55,6 +55,27 @@ class JsonSchema:
                 break
         if problems:
             raise Unfit("; ".join(problems))
+
+
+def _unique_items(_validator: Any, wanted: Any, instance: Any, _schema: Any) -> Iterator[Any]:
+    """Check "uniqueItems" by a set. That of jsonschema compares each item with all others."""
+    import jsonschema
+
+    if wanted is True and isinstance(instance, list):
+        known = {_comparable(item) for item in instance}
+        if len(known) < len(instance):
+            yield jsonschema.ValidationError(f"{len(instance) - len(known):,} items are there already")
+
+
+def _comparable(value: Any) -> Any:
+    """Return what is equal for equal values: 1 is 1.0 and not true, as in JSON."""
+    if isinstance(value, Mapping):
+        return "dict", frozenset((key, _comparable(each)) for key, each in value.items())
+    if isinstance(value, list | tuple):
+        return "list", tuple(map(_comparable, value))
+    if isinstance(value, bool) or not isinstance(value, int | float | str | None):
+        return type(value).__name__, repr(value)
+    return value
 
 
 def _require_references(schema: Mapping[str, Any], what: str) -> None:

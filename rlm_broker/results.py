@@ -276,11 +276,12 @@ def with_values(block: Block, value: Sent | None, final_value: Sent | None) -> B
     return block
 
 
-def without_displays(block: Block) -> Block:
-    """Return the block without what it showed, for what is to be told or written down of it."""
+def without_displays(block: Block, omitted: int = 0) -> Block:
+    """Return the block without what it showed; as many displays more count as omitted."""
     if not block.displays:
         return block
-    return with_values(dataclasses.replace(block, displays=()), block._value, block._final_value)
+    bare = dataclasses.replace(block, displays=(), displays_omitted=block.displays_omitted + omitted)
+    return with_values(bare, block._value, block._final_value)
 
 
 @dataclass(frozen=True, slots=True)

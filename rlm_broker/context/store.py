@@ -192,7 +192,7 @@ def store(value: object) -> StoredContext:
 
 
 def store_as_it_is(value: object) -> StoredContext:
-    """Store as `store` does, with any text taken for itself: what model code gives must not tell which files there are."""
+    """Store as `store` does. A text is taken for itself: what model code gives must not tell which files there are."""
     try:
         match value:
             case str():

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import sys
 import time
 from collections.abc import Coroutine, Sequence
 from typing import Any
@@ -30,6 +31,9 @@ from rlm_broker.trace.events import (
 )
 from rlm_broker.transport.connection import QueryHandler
 from sandbox_worker.wire.names import CONTEXT, HISTORY, numbered
+
+MAX_DISPLAYS_BYTES = 64 << 20
+"""Of what the blocks of one run show, in memory. Beyond, displays are only counted, as omitted."""
 
 
 class Runner:
@@ -71,6 +75,7 @@ class Runner:
         self._kind = "answered"
         self._stop: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._tokens: float = 0
+        self._display_bytes = 0
         self._started = time.monotonic()
         self._earlier: list[ChatMessage] = []
         self.progress = progress
@@ -247,6 +252,9 @@ class Runner:
             allowed = self._tree.limits.max_repl_restarts
             raise LimitReached("max_repl_restarts", allowed, allowed) from closed
         self._emit(BlockEnded, number, without_displays(block), tuple(each.sizes for each in block.displays))
+        self._display_bytes += sum(sys.getsizeof(data) for each in block.displays for data in each.data.values())
+        if self._display_bytes > MAX_DISPLAYS_BYTES:
+            block = without_displays(block, omitted=len(block.displays))
         if block.draft is not None or block.status in ("ok", "error", "exited"):
             self.progress.draft = block.draft
         return block

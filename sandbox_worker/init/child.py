@@ -57,11 +57,20 @@ class Confinement:
         syscalls.unblock_child_signals()
         syscalls.begin_session()
 
-    def lock_down(self) -> tuple[Layer, ...]:
+    def lock_down(self, *, takes_contexts: bool) -> tuple[Layer, ...]:
         """In the child that has settled: apply the layers; return their names.
+
+        Args:
+            takes_contexts: Whether it has address space for contexts that come later.
 
         Raises:
             LayerFailed, OSError: End the process.
         """
-        ruleset = None if self._ruleset is None else RULESET_FD
-        return lock_down_repl(self._shared, self.bounds, ruleset, self._mapped_bytes)
+        ruleset, bounds = None if self._ruleset is None else RULESET_FD, self.bounds
+        if not takes_contexts:
+            later_bytes = bounds.repl.later_context_bytes
+            bounds = bounds._replace(
+                address_space_bytes=bounds.address_space_bytes - later_bytes,
+                reserved_bytes=bounds.reserved_bytes - later_bytes,
+            )
+        return lock_down_repl(self._shared, bounds, ruleset, self._mapped_bytes)

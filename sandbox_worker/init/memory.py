@@ -121,14 +121,16 @@ class Memory:
         perhaps with other workers of a template; and for init and all processes together no more than once. And no
         process has more of init's than it got. All bounds hold, so that the largest of the results is used for certain.
         """
+        alone = max(self._own_bytes(each.status) - self._inherited_bytes for each in seen)
+        if alone > self._limit_bytes:  # asking for more waits for the process, which may go on growing meanwhile
+            return alone
         until_s = time.thread_time() + MEASURING_S
         inits = self._proc.shared_out_bytes(self._proc.own_pid) or 0
-        everyones, alone = 0, 0
+        everyones = 0
         pids = {each.pid for each in seen}
         at, measured = time.monotonic(), {}
         for each in seen:
             own_bytes = self._own_bytes(each.status)
-            alone = max(alone, own_bytes - self._inherited_bytes)
             # Asked first: a child of vfork that has run its program since then has next to nothing.
             if each.status.parent in pids and self._proc.have_one_memory(each.pid, each.status.parent):
                 continue

@@ -184,7 +184,7 @@ class Programs:
             program = unpack_program(os.pread(PROGRAM_FD, MAX_PROGRAM_BYTES, 0))
             for number in (signal.SIGPIPE, signal.SIGXFSZ):  # which Python ignores, and programs inherit
                 signal.signal(number, signal.SIG_DFL)
-            self._confinement.lock_down()
+            self._confinement.lock_down(takes_contexts=False)
             os.fchdir(FOLDER_FD)
             os.execvpe(program.argv[0], program.argv, {**os.environb, **program.env})
         except BaseException as error:  # noqa: BLE001 - init learns it

@@ -134,7 +134,7 @@ class ReplProcess:
         interrupts = Interrupts()
         interrupts.install()
         try:
-            layers = self._confinement.lock_down()
+            layers = self._confinement.lock_down(takes_contexts=True)
         except (LayerFailed, OSError) as error:
             fail("start", error)
         os.write(CONTROL_FD, pack(Started(layers=list(layers))))

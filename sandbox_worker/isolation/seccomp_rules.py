@@ -53,7 +53,7 @@ ALLOWED_TO_INIT = _names(
 )
 ALLOWED_TO_TEMPLATE = ALLOWED_TO_INIT | _names(
     "unshare setns mount umount2 pivot_root sethostname capset capget setresuid setresgid setgroups setpriority "
-    "fcntl mmap prctl prlimit64 socketpair sysinfo"
+    "fcntl mmap madvise prctl prlimit64 socketpair sysinfo"
 )
 """With any arguments, for a fork server that applies the layers of workers."""
 NOT_WITHOUT_NAMESPACES = _names("fork vfork tkill pidfd_open pidfd_send_signal setpgid truncate execve execveat")
@@ -152,6 +152,10 @@ RWF_TO_WRITE = 0x2 | 0x4 | 0x10  # RWF_DSYNC, RWF_SYNC, RWF_APPEND
 MAP_SHARED = 0x1  # the lowest bit of MAP_SHARED_VALIDATE (3), too, and not of MAP_PRIVATE (2)
 MAP_ANONYMOUS = 0x20
 MAP_HUGETLB = 0x40000
+MAP_LOCKED = 0x2000
+MAP_POPULATE = 0x8000
+MADVICE_HARMLESS = (0, 1, 2, 3, 4, 8, 9, 10, 11, 14, 15, 16, 17, 18, 19, 20, 21)
+"""Not MADV_POPULATE_READ and MADV_POPULATE_WRITE (22, 23), nor what may be added."""
 PRCTL_HARMLESS = (
     2,  # PR_GET_PDEATHSIG; setting it would let a descendant outlive or kill at a distance
     3,  # PR_GET_DUMPABLE
@@ -212,7 +216,9 @@ ARGUMENTS: dict[str, tuple[Check, ...]] = {
     "getsockopt": (OneOf(1, (SOL_SOCKET,)), OneOf(2, SOCKET_OPTIONS_HARMLESS)),
     "ioctl": (OneOf(1, IOCTL_HARMLESS),),
     # Without a file behind it, shared memory can be filled and unmapped from sight: no per-process number shows it.
-    "mmap": (NotAllOf(3, MAP_SHARED | MAP_ANONYMOUS), NoneOf(3, MAP_HUGETLB)),
+    # Memory that is filled in one call keeps init waiting for the numbers of the process that grows.
+    "mmap": (NotAllOf(3, MAP_SHARED | MAP_ANONYMOUS), NoneOf(3, MAP_HUGETLB | MAP_LOCKED | MAP_POPULATE)),
+    "madvise": (OneOf(2, MADVICE_HARMLESS),),
     "prctl": (OneOf(0, PRCTL_HARMLESS),),
     # RWF_NOWAIT tells which pages of a file are in memory: what others read.
     "preadv2": (OneOf(5, (0,)),),

@@ -14,7 +14,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any, Final, TypeVar
 
 from sandbox_worker.wire import arrays, tables, zones
-from sandbox_worker.wire.encoding import MAX_DECIMAL_DIGITS, MAX_NESTING, is_too_long
+from sandbox_worker.wire.encoding import MAX_DECIMAL_DIGITS, MAX_LONG_BITS, MAX_NESTING, is_too_long
 from sandbox_worker.wire.errors import ValueProblem
 
 MAX_COLLISIONS: Final = 32
@@ -103,6 +103,8 @@ def _bytes(content: Any) -> bytes:
 def _int(content: Any) -> int:
     if not _HEXADECIMAL.fullmatch(_typed(content, str)):
         raise ValueProblem("an integer has other digits")
+    if 4 * len(content) > MAX_LONG_BITS + 8:
+        raise ValueProblem("an integer is too long")
     return int(content, 16)
 
 

@@ -15,6 +15,8 @@ from sandbox_worker.wire.errors import ValueProblem, ValueRefused
 MAX_NESTING: Final = 200
 """Containers inside containers; deeper ones are refused. Recursive code reads that much anywhere; Python's own limit is
 near 1,000."""
+MAX_LONG_BITS: Final = 33_220
+"""Bits of an integer of 10,000 digits. To make digits of one takes quadratic time under the interpreter's lock."""
 MAX_INT_BITS: Final = 14_000
 """Bits of an integer that crosses in decimal digits; a longer one crosses as hexadecimal ones. Python refuses to read
 4,300 decimal digits, since that takes quadratic time."""
@@ -213,6 +215,8 @@ class Encoding:
 
     def _int(self, value: int) -> Any:
         value = int.__int__(value)
+        if value.bit_length() > MAX_LONG_BITS:
+            raise ValueProblem("is a number of more than 10,000 digits, which does not cross")
         return value if value.bit_length() <= MAX_INT_BITS else {"$int": f"{value:x}"}
 
     def _float(self, value: float) -> Any:

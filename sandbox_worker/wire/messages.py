@@ -163,7 +163,7 @@ class Result(Message, frozen=True, omit_defaults=True):
     final_value: EncodedValue = msgspec.UNSET
     final_value_problem: str | None = None
     draft: str | None = None
-    displays_omitted: Annotated[int, msgspec.Meta(ge=0)] = 0
+    displays_omitted: Annotated[int, msgspec.Meta(ge=0, le=1 << 31)] = 0
 
 
 # -- the orchestrator says -------------------------------------------------------------------------------------------

@@ -58,14 +58,52 @@ def test_memory_of_code_stays_bounded(repl: SandboxedRepl) -> None:
     assert repl.execute("'alive'").stdout == "'alive'\n"
 
 
-def test_code_that_takes_the_address_space_of_contexts_is_ended_at_its_memory(sandbox: Sandbox) -> None:
-    if sandbox.level == "process":
-        pytest.skip("no boundary: not watched by a filter")
+RAISED = (
+    "import ctypes, mmap, resource, threading, time\n"
+    "_, hard = resource.getrlimit(resource.RLIMIT_AS)\n"
+    "resource.setrlimit(resource.RLIMIT_AS, (hard, hard))\n"
+)
+GROWS = {
+    "objects": "held = []\nwhile True: held.append(b'x' * (1 << 20))",
+    "threads": (
+        "def grow(held):\n    while True: held.append(b'x' * (1 << 20))\n"
+        "for _ in range(4): threading.Thread(target=grow, args=([],)).start()\nwhile True: mmap.mmap(-1, 4096, flags=0x22)"
+    ),
+    "processes": "import os\nfor _ in range(3): os.fork()\nheld = []\nwhile True: held.append(b'x' * (1 << 20))",
+}
+
+
+@pytest.mark.parametrize("grows", GROWS)
+def test_code_that_takes_the_address_space_of_contexts_is_ended_at_its_memory(sandbox: Sandbox, grows: str) -> None:
+    if sandbox.level == "process" or (sandbox.level == "standard" and grows == "processes"):
+        pytest.skip("no boundary, or one process")
     with sandbox.repl() as repl:
-        raised = "import resource\n_, hard = resource.getrlimit(resource.RLIMIT_AS)\nresource.setrlimit(resource.RLIMIT_AS, (hard, hard))\n"
-        block = repl.execute(raised + "held = []\nwhile True: held.append(b'x' * (1 << 20))")
+        block = repl.execute(RAISED + GROWS[grows])
         assert (block.status, block.limit) == ("killed", "memory_bytes")
+        assert block.post_mortem is not None
+        assert block.post_mortem.memory_bytes < 4 * LIMITS.memory_bytes
         assert repl.execute("'alive'").stdout == "'alive'\n"
+
+
+def test_memory_is_not_filled_in_one_call(sandbox: Sandbox) -> None:
+    if sandbox.level == "process":
+        pytest.skip("no filter")
+    fill = (
+        "m = ctypes.CDLL(None, use_errno=True).mmap\nm.restype = ctypes.c_ssize_t\n"
+        "m.argtypes = [ctypes.c_void_p, ctypes.c_size_t, *[ctypes.c_int] * 3, ctypes.c_long]\n"
+        "refused = [(m(None, 1 << 30, 3, 0x22 | flag, -1, 0), ctypes.get_errno()) for flag in (0x8000, 0x2000)]\n"
+        "held = mmap.mmap(-1, 1 << 20, flags=0x22)\n"
+        "for advice in (22, 23):\n    try:\n        held.madvise(advice)\n    except OSError as error:\n"
+        "        refused.append((-1, error.errno))\nprint(refused)"
+    )
+    with sandbox.repl() as repl:
+        assert repl.execute(RAISED + fill).stdout == "[(-1, 1), (-1, 1), (-1, 1), (-1, 1)]\n"
+
+
+def test_programs_have_no_address_space_of_contexts() -> None:
+    with Sandbox(LIMITS, "strict", warm=0) as sandbox, sandbox.repl() as repl:
+        said = repl.run(["sh", "-c", "ulimit -v; ulimit -Hv"])
+        assert all(int(kilobytes) < LIMITS.memory_bytes // 512 for kilobytes in said.stdout.split())
 
 
 def test_context_is_given_while_a_block_runs(repl: SandboxedRepl) -> None:

@@ -1,6 +1,7 @@
 """Blocks that end where they submit, tools that come and go, and values that are given once: as a caller has them."""
 
 import datetime
+import decimal
 import json
 from collections.abc import Iterator
 from typing import Annotated, Any, Literal
@@ -176,3 +177,47 @@ def test_closed_repl_takes_nothing(sandbox: Sandbox) -> None:
 def test_draft_is_on_the_block(repl: SandboxedRepl) -> None:
     assert repl.execute("answer['content'] = 'so far'").draft == "so far"
     assert repl.execute("FINAL(answer)").draft is None
+
+
+class Tree(pydantic.BaseModel):
+    left: "Tree | None" = None
+
+
+def test_value_of_a_type_that_refers_to_itself_is_shallow(repl: SandboxedRepl) -> None:
+    code = "tree = None\nfor _ in range({}): tree = {{'left': tree}}\nSUBMIT(tree)"
+    block = repl.execute(code.format(100), submit={"tree": Tree})
+    assert "nested deeper than 14 levels, in a type that refers to itself" in (block.error or "")
+    assert isinstance(repl.execute(code.format(10), submit={"tree": Tree}).final_value["tree"], Tree)
+    deep = code.format(100)  # of another type it may be deep
+    assert repl.execute(deep, submit={"tree": dict[str, Any]}).status == "ok"
+
+
+def test_long_numbers_are_refused_before_they_cost_anything(repl: SandboxedRepl) -> None:
+    block = repl.execute("SUBMIT(1 << 4_000_000)", submit={"n": decimal.Decimal})
+    assert "is a number of more than 10,000 digits" in (block.error or "")
+    forged = (
+        "import gc\nfrom sandbox_worker.wire.messages import Query\n"
+        "channel = next(each for each in gc.get_objects() if type(each).__name__ == 'Channel')\n"
+        "text = '{\"n\":{\"$int\":\"1' + '0' * 100_000 + '\"}}'\n"
+        "print(channel.ask(Query(id='', want='submit', prompts=[text])).slots[0].error)"
+    )
+    assert "an integer is too long" in repl.execute(forged, submit={"n": decimal.Decimal}).stdout
+
+
+def test_unique_items_are_found_in_one_go(repl: SandboxedRepl) -> None:
+    submit = {"rows": {"type": "array", "uniqueItems": True}}
+    block = repl.execute("SUBMIT([{'n': number} for number in range(20_000)])", submit=submit)
+    assert (block.status, block.error) == ("ok", None)
+    block = repl.execute("SUBMIT([{'n': 1}, {'n': 1.0}, True, 1])", submit=submit)
+    assert "1 items are there already" in (block.error or "")
+
+
+def test_text_of_fields_is_that_of_what_was_checked(repl: SandboxedRepl) -> None:
+    block = repl.execute("SUBMIT(n='7', day='2026-01-02')", submit={"n": int, "day": datetime.date})
+    assert block.final_answer == '{"n": 7, "day": "2026-01-02"}'
+    forge = (
+        "import gc\n"
+        "own = next(each for each in gc.get_objects() if type(each).__name__ == 'Submission')\n"
+        "try: SUBMIT('no')\nfinally: own.text = '\"yes\"'"
+    )
+    assert repl.execute(forge, submit={"verdict": Literal["yes", "no"]}).final_answer == '{"verdict": "no"}'

@@ -5,8 +5,9 @@ import hashlib
 import os
 import shutil
 import sys
+import types
 import zipfile
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 import pytest
@@ -15,12 +16,20 @@ FOREIGN = sorted(name for name in os.environ if name.startswith(("UV_", "PIP_"))
 """Variables of this machine's that would lead an installer elsewhere."""
 
 
-def write_wheel(folder: Path, name: str, version: str, code: str, requires: Iterable[str] = ()) -> Path:
-    """Write a wheel of one module."""
+def write_wheel(
+    folder: Path,
+    name: str,
+    version: str,
+    code: str,
+    requires: Iterable[str] = (),
+    more: Mapping[str, str] = types.MappingProxyType({}),
+) -> Path:
+    """Write a wheel of one module, and of `more` files with their texts."""
     info = f"{name}-{version}.dist-info"
     needed = "".join(f"Requires-Dist: {each}\n" for each in requires)
     files = {
         f"{name}.py": code,
+        **more,
         f"{info}/METADATA": f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n{needed}",
         f"{info}/WHEEL": "Wheel-Version: 1.0\nGenerator: by hand\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
     }

@@ -5,6 +5,7 @@ from rlm_broker.sandbox.blocks import post_mortem
 from rlm_broker.sandbox.blocks.output import BlockOutput
 from rlm_broker.sandbox.blocks.sent import Held, sent
 from rlm_broker.sandbox.blocks.submit_fields import SubmitFields
+from rlm_broker.shown import as_json, jsonable
 from rlm_broker.transport.session import Wanted
 from sandbox_worker.wire.messages import MAX_DRAFT_CHARS, Result
 
@@ -31,7 +32,8 @@ def ended(
     final_answer = result.final_answer
     final_value: Sent | None = sent(result.final_value, result.final_value_problem)
     if fields is not None and fields.names:
-        final_answer = None if fields.values is None else final_answer
+        if final_answer is not None:  # its text is made of what was checked, since the REPL may say anything
+            final_answer = None if fields.values is None else as_json(jsonable(fields.values))
         final_value = Held(fields.values)
     block = Block(
         code=code,

@@ -2,8 +2,11 @@
 
 import asyncio
 from collections.abc import Mapping
+from concurrent.futures import Future
+from functools import partial
 from typing import Any
 
+from rlm_broker.concurrency.threads import DaemonThreads
 from rlm_broker.errors import ConfigurationError
 from rlm_broker.json_schema import Unfit
 from rlm_broker.plain import require_field_names
@@ -15,6 +18,8 @@ from sandbox_worker.wire.values import decode
 
 MAX_SUBMIT_CHARS = 4 << 20
 """Characters of all fields together, encoded; a submission with more is refused."""
+
+_threads = DaemonThreads(16)
 
 
 class SubmitFields:
@@ -36,6 +41,7 @@ class SubmitFields:
         self._types = {name: WantedType(wanted, f"the field {name}", name) for name, wanted in types.items()}
         self.names = tuple(self._types)
         self.values: dict[str, Any] | None = None
+        self._check: Future[Any] | None = None
 
     @classmethod
     def of(cls, submit: object) -> "SubmitFields | None":
@@ -47,8 +53,9 @@ class SubmitFields:
         if submit is None or submit is False:
             return None
         if submit is not True and not isinstance(submit, Mapping):
+            kind = type(submit).__name__
             raise ConfigurationError(
-                f"submit is True or a dict from field to type, such as {{'answer': str}}, and not {type(submit).__name__}"
+                f"submit is True or a dict from field to type, such as {{'answer': str}}, and not {kind}"
             )
         if submit == {}:
             raise ConfigurationError("submit has no fields: give one, such as {'answer': str}, or True for any value")
@@ -62,8 +69,16 @@ class SubmitFields:
         if len(encoded[0]) > MAX_SUBMIT_CHARS:
             problem: str | None = f"the fields are {len(encoded[0]):,} characters, more than {MAX_SUBMIT_CHARS:,}"
         else:
-            problem = await asyncio.to_thread(self._take, encoded[0])  # a value may have a package imported
+            problem = await self._checked(encoded[0])
         return [Slot(error=problem)]
+
+    async def _checked(self, encoded: str) -> str | None:
+        """Check in a thread: a value may have a package imported. Threads of ours alone, and one for each block."""
+        if self._check is not None and not self._check.done():
+            return "another submission of this block is being checked"
+        self._check = _threads.submit(partial(self._take, encoded))
+        problem: str | None = await asyncio.wrap_future(self._check)
+        return problem
 
     def _take(self, encoded: str) -> str | None:
         """Keep the values of the fields, or return what is wrong with them."""

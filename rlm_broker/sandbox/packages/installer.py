@@ -64,8 +64,11 @@ async def install(requirements: Requirements, folder: Path) -> Path:
         chosen = ["--python", str(python), *ONLY_WHEELS, "--quiet"]
         compiling = ["pip", "compile", str(listed), *chosen, "--generate-hashes", "--no-header", "--no-annotate"]
         await _run([uv, *compiling, "--output-file", str(lock)], folder)
-        copying = ["--require-hashes", "--link-mode", "copy", "--compile-bytecode"]
+        copying = ["--require-hashes", "--link-mode", "copy"]
         await _run([uv, "pip", "install", *chosen, *copying, "--requirement", str(lock)], folder)
+        with contextlib.suppress(ConfigurationError):  # files that are no Python of this version, as some tests are not
+            # Not by uv, which starts the environment's own Python: that runs lines of .pth files.
+            await _run([sys.executable, "-I", "-S", "-m", "compileall", "-q", str(venv / "lib")], folder)
     elif importlib.util.find_spec("pip") is not None:
         report = folder / "report.json"
         said = ["--no-input", "--disable-pip-version-check", "--progress-bar", "off", "--report", str(report)]

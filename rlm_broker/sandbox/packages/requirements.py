@@ -49,7 +49,12 @@ class Requirements:
         """Name of an environment with these packages for this Python on this kind of machine."""
         python = [sys.implementation.name, *sys.version_info[:3], os.path.realpath(sys.executable)]
         machine = [sysconfig.get_config_var("SOABI"), sysconfig.get_platform()]
-        return hashlib.sha256(json.dumps([self.texts, python, machine]).encode()).hexdigest()[:40]
+        sources = sorted((name, value) for name, value in os.environ.items() if _NAMES_A_SOURCE.fullmatch(name))
+        return hashlib.sha256(json.dumps([self.texts, python, machine, sources]).encode()).hexdigest()[:40]
+
+
+_NAMES_A_SOURCE = re.compile(r"(?:UV|PIP)_\w*(?:INDEX|FIND_LINKS)\w*")
+"""Variables that say where an installer finds packages: what came from one place is not given for another."""
 
 
 def _normalised(given: object) -> str:

@@ -120,7 +120,10 @@ class Zygote:
             socket.send_fds(self._control, [pack(configure)], [fd for fd, _ in pieces])
             answer, _ = await self._answer(self._preparation.timeout_s)
         except ZygoteGone as error:
-            raise SandboxFailed(str(error)) from None  # its time is over: it is not tried again
+            if self._preparation == Preparation():
+                raise SandboxFailed(str(error)) from None  # its time is over: it is not tried again
+            limit = f"timeout_s = {self._preparation.timeout_s:g}"
+            raise SandboxFailed(f"a template's imports, setup and context took longer than {limit}") from None
         except (OSError, EOFError):
             with contextlib.suppress(TimeoutError):  # its socket closes before it has an exit status
                 await asyncio.wait_for(self._gone(), END_TIMEOUT_S)

@@ -3,6 +3,7 @@
 import asyncio
 import importlib.util
 import os
+import shutil
 import signal
 import stat
 import subprocess
@@ -20,7 +21,7 @@ from rlm_broker.sandbox.packages.requirements import Requirements
 from tests.support.places import PROJECT
 from tests.support.processes import living_below
 from tests.support.waiting import WAIT_S, until, until_now
-from tests.support.wheels import stand_in_for_uv
+from tests.support.wheels import stand_in_for_uv, write_wheel
 
 LENSES = Requirements.of(["lenses"])
 NEVER_ENDS = """
@@ -63,9 +64,30 @@ async def test_environment_has_what_was_listed_and_what_that_needs(installer: st
         assert folder.is_relative_to(tmp_path)
 
 
-async def test_list_is_used_again_without_a_network_or_a_process(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_no_code_of_a_package_runs_while_it_is_installed(installer: str, tmp_path: Path, wheels: Path) -> None:
+    ran = f"open({str(tmp_path / 'ran')!r}, 'w').close()"
+    hooks = {name: f"{ran}\n" for name in ("sitecustomize.py", "usercustomize.py")}
+    write_wheel(wheels, "spy", "1.0", ran, more={"spy.pth": f"import os; {ran}\n", **hooks})
+    venv = await venv_with(Requirements.of(["spy"]))
+    assert (venv.site_packages[0] / "spy.pth").exists(), installer
+    assert not (tmp_path / "ran").exists()
+
+
+async def test_packages_of_one_source_are_not_given_for_those_of_another(
+    cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     first = await venv_with(LENSES)
-    monkeypatch.setenv("PIP_FIND_LINKS", "/nowhere")
+    monkeypatch.setenv("UV_DEFAULT_INDEX", "https://somewhere.else/simple")
+    assert Requirements.of(["lenses"]).digest != first.folder.name
+    monkeypatch.delenv("UV_DEFAULT_INDEX")
+    assert left(cache) == [LENSES.digest]
+
+
+async def test_list_is_used_again_without_a_network_or_a_process(
+    cache: Path, wheels: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = await venv_with(LENSES)
+    shutil.rmtree(wheels)
     monkeypatch.setattr(subprocess, "Popen", None)
     assert await venv_with(Requirements.of(["Lenses"])) == first
     assert left(cache) == [LENSES.digest]
