@@ -216,7 +216,7 @@ class Encoding:
     def _int(self, value: int) -> Any:
         value = int.__int__(value)
         if value.bit_length() > MAX_LONG_BITS:
-            raise ValueProblem("is a number of more than 10,000 digits, which does not cross")
+            self.refuse("is a number of more than 10,000 digits, which does not cross")
         return value if value.bit_length() <= MAX_INT_BITS else {"$int": f"{value:x}"}
 
     def _float(self, value: float) -> Any:

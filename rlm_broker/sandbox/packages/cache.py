@@ -94,6 +94,12 @@ def _environments() -> Path:
         raise ConfigurationError("packages cannot be kept: this user has no home: set HOME or XDG_CACHE_HOME") from None
     folder = cache / "rlm-broker" / "environments"
     cache.mkdir(parents=True, exist_ok=True)
+    found = cache.stat()
+    others_may_swap = found.st_mode & 0o022 and not found.st_mode & stat.S_ISVTX
+    if others_may_swap or found.st_uid not in (0, os.geteuid()):
+        raise ConfigurationError(
+            f"packages: another user may replace what lies in {cache}: set XDG_CACHE_HOME to a folder of this user's"
+        )
     for each in (folder.parent, folder):
         each.mkdir(mode=0o700, exist_ok=True)
         _require_own(each)

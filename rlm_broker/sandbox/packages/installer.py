@@ -152,11 +152,17 @@ def _environment() -> dict[str, str]:
     return kept
 
 
+def _addresses() -> list[str]:
+    """List the addresses in our variables for installers: tokens may stand anywhere in them."""
+    given = [value for name, value in os.environ.items() if name.startswith(("UV_", "PIP_")) or "PROXY" in name.upper()]
+    return [address for value in given for address in value.split() if "://" in address]
+
+
 def _failure(said: Path) -> str:
     with said.open("rb") as file:
         file.seek(max(0, said.stat().st_size - SAID_BYTES))
         lines = file.read().decode("utf-8", "replace").splitlines()
     told = [line for line in lines if line.startswith("ERROR:")] or [line for line in lines if line.strip()]
     shown = " ".join(" ".join(line.split()) for line in told[-SAID_LINES:])
-    shown = redact(without_credentials(shown), secrets_of_environment())
+    shown = redact(without_credentials(shown), [*secrets_of_environment(), *_addresses()])
     return f"packages cannot be installed (from wheels alone: a source distribution would run its code here): {shown}"

@@ -116,12 +116,13 @@ async def test_what_the_installer_says_is_told_and_nothing_is_left(
 async def test_failure_tells_no_password_and_no_key(
     tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    code = "print('cannot reach https://me:pass-word@index/simple?x', os.environ.get('MY_API_KEY')); sys.exit(2)"
+    code = "print('cannot reach https://me:pass-word@index/simple?x', os.environ.get('MY_API_KEY'), os.environ['UV_INDEX']); sys.exit(2)"
     stand_in_for_uv(tmp_path / "programs", code)
     monkeypatch.setenv("MY_API_KEY", "not-for-installers")
+    monkeypatch.setenv("UV_INDEX", "https://index/t0ken-in-path/simple")
     with pytest.raises(ConfigurationError) as why:
         await venv_with(LENSES)
-    assert "cannot reach https://[redacted]@index/simple?x None" in str(why.value)
+    assert "cannot reach https://[redacted]@index/simple?x None [redacted]" in str(why.value)
     assert left(cache) == []
 
 
@@ -274,3 +275,16 @@ async def test_loop_goes_on_while_packages_are_installed() -> None:
         await asyncio.sleep(0.001)
         turns += 1
     assert turns > 50, "the loop stood still"
+
+
+async def test_cache_in_a_folder_that_others_can_change_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shared = tmp_path / "shared"
+    shared.mkdir()
+    shared.chmod(0o777)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(shared))
+    with pytest.raises(ConfigurationError, match="another user may replace what lies in"):
+        await venv_with(LENSES)
+    shared.chmod(0o1777)
+    assert (await venv_with(Requirements.of([]))).folder.is_relative_to(shared)
