@@ -168,7 +168,7 @@ def test_a_signal_ends_the_run_with_its_partial_answer_and_leaves_nothing(
     assert psutil.wait_procs(below, timeout=20)[1] == []
     assert process.returncode == 128 + number
     assert out.decode().startswith("an idea")
-    assert b"rlm-broker ask: the run was stopped" in err
+    assert b"rlm-broker ask: the run was cancelled" in err
     assert b"used 1 call, " in err
     assert b"Traceback" not in err
     last = json.loads(trace.read_text().splitlines()[-1])
