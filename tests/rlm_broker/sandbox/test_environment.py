@@ -26,7 +26,7 @@ DRAWS = "import random; print(random.random())"
         ({"A": "x\0y"}, "the variable 'A' has a NUL character"),
         ({"A\0": "x"}, "has a NUL character"),
         ({"A": "\ud800"}, "has lone surrogates"),
-        ({"A": "x" * MAX_ENV_BYTES}, f"more than {MAX_ENV_BYTES:,}: use `values`"),
+        ({"A": "x" * MAX_ENV_BYTES}, f"more than {MAX_ENV_BYTES:,}: give it in a file"),
     ],
 )
 def test_variable_that_cannot_be_set_is_refused(env: Any, why: str) -> None:
