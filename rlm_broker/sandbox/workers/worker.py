@@ -53,6 +53,8 @@ from sandbox_worker.wire.descriptors import receive
 from sandbox_worker.wire.errors import MessageInvalid
 from sandbox_worker.wire.level import Level
 
+PROGRAM_END_S = 30.0
+"""A program may have started hundreds of processes that all compute, and init has to find each of them."""
 ANSWER_TIMEOUT_S = 10.0
 """Init does nothing but answer: one that takes longer is as good as dead. A fork bomb of 64 costs it 0.1 s."""
 HUNG_UP = (errno.EPIPE, errno.ECONNRESET, errno.EBADF)
@@ -216,10 +218,10 @@ class Worker:
         """
         if not program.ended.done():
             self._say(EndProgram(program.number))
-            await asyncio.wait({program.ended}, timeout=ANSWER_TIMEOUT_S)
+            await asyncio.wait({program.ended}, timeout=PROGRAM_END_S)
         if not program.ended.done():
             await self.kill()
-            raise SandboxFailed(f"a program did not end within {ANSWER_TIMEOUT_S:g} s, and its worker was killed")
+            raise SandboxFailed(f"a program did not end within {PROGRAM_END_S:g} s, and its worker was killed")
 
     async def kill(self) -> None:
         """SIGKILL to init, and return when the whole worker is gone. Harmless when it already is.

@@ -18,15 +18,18 @@ from rlm_broker.clients.openai_compatible import OpenAICompatibleClient
 from rlm_broker.clients.scripted import ScriptedClient
 from rlm_broker.handler.client_queue import Serving
 from rlm_broker.results import ChatMessage, Usage
+from tests.support.waiting import WAIT_S
 
 REQUEST = LMRequest((ChatMessage("user", "?"),))
 
 
 class Plain:
-    """Has what a client needs, and no base class."""
+    """Has what a client needs, and no base class. Its first calls wait until as many run as `together` says."""
 
-    def __init__(self, model_name: str = "plain") -> None:
+    def __init__(self, model_name: str = "plain", together: int = 1) -> None:
         self.model_name = model_name
+        self.together = together
+        self.are_together = asyncio.Event()
         self.closed = 0
         self.running = self.most = self.calls = 0
 
@@ -35,6 +38,10 @@ class Plain:
         self.calls += 1
         self.running += 1
         self.most = max(self.most, self.running)
+        if self.running >= self.together:
+            self.are_together.set()
+        async with asyncio.timeout(WAIT_S):
+            await self.are_together.wait()
         await asyncio.sleep(0)
         self.running -= 1
         return LMReply("hi", Usage(1, 2, 3, 0.5))
@@ -136,7 +143,7 @@ def test_what_is_given_as_a_model_decides_which_client_it_becomes() -> None:
 
 
 async def test_handler_gives_back_the_object_that_it_was_given_and_calls_it_within_its_bound(tmp_path: Path) -> None:
-    root, named = Able(), Plain("named")
+    root, named = Able(together=2), Plain("named", together=6)
     async with LMHandler(root, cache=Cache(tmp_path / "cache")) as handler:
         handler.register_client("fast", named)
         assert (handler.get_client(), handler.get_client("fast")) == (root, named)
