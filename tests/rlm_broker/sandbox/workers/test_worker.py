@@ -129,7 +129,7 @@ async def test_init_that_tells_of_a_program_that_does_not_run_is_killed(
 async def test_init_that_does_not_end_a_program_is_killed(
     sockets: tuple[socket.socket, socket.socket], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("rlm_broker.sandbox.workers.worker.ANSWER_TIMEOUT_S", 0.05)
+    monkeypatch.setattr("rlm_broker.sandbox.workers.worker.PROGRAM_END_S", 0.05)
     ours, _ = sockets
     with subprocess.Popen(["sleep", "1000"]) as init, open(os.devnull) as null:
         worker = Worker(STRICT, os.pidfd_open(init.pid), ours)
