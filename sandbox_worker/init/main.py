@@ -345,11 +345,11 @@ def _worker_bounds(spawn: Spawn) -> WorkerBounds:
 
 
 def _watch(proc: Proc, level: Level, spawn: Spawn) -> Watch:
-    memory_bytes, is_loose = spawn.bounds.memory_bytes, spawn.bounds.later_context_bytes > 0
+    bounds, is_loose = (spawn.bounds.memory_bytes, spawn.bounds.max_processes), spawn.bounds.later_context_bytes > 0
     if level.has_own_root:  # whose scratch folder bounds itself
-        return Watch(proc, memory_bytes, proc.others if proc.is_own else proc.below, is_loose=is_loose)
+        return Watch(proc, *bounds, proc.others if proc.is_own else proc.below, is_loose=is_loose)
     most_files = spawn.bounds.max_scratch_files
-    return Watch(proc, memory_bytes, scratch=spawn.scratch, max_scratch_files=most_files, is_loose=is_loose)
+    return Watch(proc, *bounds, scratch=spawn.scratch, max_scratch_files=most_files, is_loose=is_loose)
 
 
 def _keep_only(fds: list[int]) -> None:

@@ -205,6 +205,8 @@ class Programs:
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(self._proc.number_here(pid), signal.SIGKILL)
             killed.update(new)
+            if len(killed) > self._confinement.bounds.repl.max_processes:  # which the kernel does not bound here
+                return None
             quiet = 0 if new else quiet + 1
             if quiet == QUIET_ROUNDS:
                 return bool(killed)

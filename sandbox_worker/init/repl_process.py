@@ -104,6 +104,8 @@ class ReplProcess:
                         os.killpg(self.pid, signal.SIGKILL)
                 try:
                     os.waitpid(-1, 0)
+                    while os.waitpid(-1, os.WNOHANG)[0]:
+                        pass  # all that have ended: a signal to all for each of thousands would take minutes
                 except ChildProcessError:
                     break
         self.pid = None

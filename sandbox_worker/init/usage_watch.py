@@ -9,7 +9,7 @@ own; one that is a folder of the host's is looked through now and then. CPU time
 import os
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from sandbox_worker.init.cpu_time import CpuTimes
 from sandbox_worker.init.memory import Memory
@@ -62,6 +62,7 @@ class Watch:
         proc: Where they are seen.
         pids: Those of the REPL; None where it can have no process but its own.
         memory_bytes: The limit, near which it looks more closely.
+        max_processes: The limit, beyond which it looks no further.
         scratch: The folder to look through, or None.
         max_scratch_files: It is not looked through beyond this number.
         is_loose: Whether one process alone is not bounded by its address space either.
@@ -75,6 +76,7 @@ class Watch:
         self,
         proc: Proc,
         memory_bytes: int,
+        max_processes: int,
         pids: Callable[[], list[int]] | None = None,
         scratch: str | None = None,
         max_scratch_files: int = 0,
@@ -85,6 +87,7 @@ class Watch:
         self._scratch = None if scratch is None else os.path.realpath(scratch)
         self._max_scratch_files = max_scratch_files
         self._slowest_alone_s = SLOWEST_OF_SEVERAL_S if is_loose else SLOWEST_S
+        self._max_processes = max_processes
         self._repl_pid = 0
         self._memory = Memory(proc, memory_bytes)
         self.cpu_times = CpuTimes(proc.session)
@@ -129,9 +132,12 @@ class Watch:
         return max(0.0, self._due - time.monotonic())
 
     def look(self) -> WorkerUsage:
-        """What is used now."""
+        """What is used now. Of more processes than there may be, nothing is known but how many they are."""
         worked_s = time.process_time()
-        seen = [each for pid in self.pids() if (each := self._seen(pid)) is not None]
+        pids = self.pids()
+        if len(pids) > self._max_processes:  # they grow faster than they can be read about
+            return replace(self._last, processes=len(pids), threads=len(pids))
+        seen = [each for pid in pids if (each := self._seen(pid)) is not None]
         now = time.monotonic()
         burned_s = self.cpu_times.look(seen, now - self._looked)
         self._looked = now

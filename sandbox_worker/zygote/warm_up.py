@@ -74,7 +74,7 @@ def _be_init(proc: Proc, bell: mmap.mmap) -> None:
         poll = select.poll()
         control = ControlSocket(theirs, poll)
         output = ReplOutput(poll, PRINTED, control.say, bell)
-        watch = Watch(proc, ENOUGH, proc.others)
+        watch = Watch(proc, ENOUGH, ENOUGH, proc.others)
         for message in SAID_BY_INIT:
             control.say(message)
         for message in SAID_TO_INIT:

@@ -6,12 +6,15 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+import pytest
+
 from sandbox_worker.init.procfs import Proc
 from sandbox_worker.init.usage_watch import FASTEST_S, LEAST_OF_INTERVAL, SLOWEST_S, Watch
 from tests.support.places import PROJECT
 from tests.support.waiting import until_now
 
 MIB = 1 << 20
+MANY = 1000
 
 
 @contextmanager
@@ -31,10 +34,19 @@ def child(code: str) -> Iterator["subprocess.Popen[str]"]:
 
 def test_memory_that_a_repl_wrote_to_is_seen_and_what_it_only_reserved_is_not() -> None:
     with child("import mmap\nwritten = bytearray(b'x') * (64 << 20)\nreserved = mmap.mmap(-1, 1 << 30, 0x22)") as repl:
-        looking = Watch(Proc(), 1 << 40)
+        looking = Watch(Proc(), 1 << 40, MANY)
         looking._repl_pid = repl.pid
         used = looking.look().memory_bytes
     assert 64 * MIB <= used <= 128 * MIB
+
+
+def test_more_processes_than_there_may_be_are_counted_and_not_read_about(monkeypatch: pytest.MonkeyPatch) -> None:
+    with child("") as one, child("") as other:
+        proc = Proc()
+        looking = Watch(proc, 1 << 40, 1, lambda: [one.pid, other.pid])
+        monkeypatch.setattr(proc, "status", None)
+        usage = looking.look()
+    assert (usage.processes, usage.threads) == (2, 2)
 
 
 def test_what_a_repl_shares_with_init_from_the_start_is_not_its_own() -> None:
@@ -53,7 +65,7 @@ if pid == 0:
     more = bytearray(b"x") * (32 << 20)
     os.write(told, b"2")
     signal.pause()
-watch = Watch(Proc(), 1 << 40)
+watch = Watch(Proc(), 1 << 40, 1000)
 watch.repl_started(pid, inherited.memory_bytes)
 print(watch.look().memory_bytes >> 20)
 os.write(told, b"1")
@@ -70,7 +82,7 @@ os.kill(pid, signal.SIGKILL)
 def test_cpu_time_counts_from_the_start_of_the_block_over_all_threads() -> None:
     burn = "import time\nwhile time.process_time() < 0.3: pass"
     with child(burn) as repl:
-        looking = Watch(Proc(), 1 << 40)
+        looking = Watch(Proc(), 1 << 40, MANY)
         looking._repl_pid = repl.pid
         assert looking.look().cpu_s >= 0.25
         looking.block_started()
@@ -80,7 +92,7 @@ def test_cpu_time_counts_from_the_start_of_the_block_over_all_threads() -> None:
 def test_threads_and_processes_are_counted() -> None:
     threads = "import threading\nstop = threading.Event()\nfor _ in range(7): threading.Thread(target=stop.wait, daemon=True).start()"
     with child(threads) as repl:
-        looking = Watch(Proc(), 1 << 40)
+        looking = Watch(Proc(), 1 << 40, MANY)
         looking._repl_pid = repl.pid
         usage = looking.look()
     assert (usage.processes, usage.threads) == (1, 8)
@@ -88,7 +100,7 @@ def test_threads_and_processes_are_counted() -> None:
 
 def test_a_process_that_ended_is_no_error_and_uses_nothing() -> None:
     with child("x = 1") as repl:
-        looking = Watch(Proc(), 1 << 40)
+        looking = Watch(Proc(), 1 << 40, MANY)
         looking.repl_started(repl.pid, 0)
         repl.send_signal(signal.SIGKILL)
         repl.wait()
@@ -102,7 +114,7 @@ def test_it_looks_often_while_something_works_and_ever_more_rarely_while_all_sle
         return looking.wait_s() > 5 * FASTEST_S
 
     with child("x = 1") as repl:
-        looking = Watch(Proc(), 1 << 40)
+        looking = Watch(Proc(), 1 << 40, MANY)
         looking.repl_started(repl.pid, 0)
         looking.block_started()
         assert looking.wait_s() <= FASTEST_S
@@ -114,7 +126,7 @@ def test_it_looks_often_while_something_works_and_ever_more_rarely_while_all_sle
 
 def test_moments_of_looks_are_drawn_anew() -> None:
     with child("x = 1") as repl:
-        looking = Watch(Proc(), 1 << 40)
+        looking = Watch(Proc(), 1 << 40, MANY)
         looking.repl_started(repl.pid, 0)
         waits = set()
         for _ in range(50):
