@@ -26,7 +26,7 @@ from rlm_broker.results import Completion
 from rlm_broker.run.calls import Caller, TreeCalls
 from rlm_broker.run.ledger import Ledger
 from rlm_broker.run.output_type import OutputType
-from rlm_broker.run.persistent_repl import ONE_AT_A_TIME, PersistentRepl
+from rlm_broker.run.persistent_repl import PersistentRepl
 from rlm_broker.run.prompts import Instructions
 from rlm_broker.run.queries import needs_repl, open_run
 from rlm_broker.run.run import Run
@@ -284,7 +284,7 @@ class RLM(AsyncResource):
             self._keeping.push_async_callback(self._persistent_repl.close)
 
     async def _close(self) -> None:
-        for run in list(self._runs):  # whatever ends, ends with everything below it
+        for run in list(self._runs):  # an RLM ends with all that it has begun
             run.cancel()
             await run.ended()
         self._engine = None
@@ -319,7 +319,7 @@ class RLM(AsyncResource):
         if self._persistent and self._engine is None:
             raise ConfigurationError("a persistent RLM keeps its REPL within `with RLM(...) as rlm:`: use it so")
         if self._persistent and self._runs:
-            raise ConfigurationError(ONE_AT_A_TIME)
+            raise ConfigurationError("a persistent RLM answers one question at a time: await the one before")
         async with contextlib.AsyncExitStack() as own:
             self._runs.add(run)
             own.callback(self._runs.discard, run)

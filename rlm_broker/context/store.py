@@ -77,7 +77,7 @@ class StoredContext:
         self.info: Final = info
         self._pieces = tuple(pieces)
         fds = [fd for fd, _ in self._pieces]
-        self._close = weakref.finalize(self, _close_all, fds)  # once, whoever comes first: `close` or the collector
+        self._close = weakref.finalize(self, _close_all, fds)  # once, by `close` or by the collector
 
     def pieces(self) -> tuple[tuple[int, ContextPiece], ...]:
         """Return the descriptors, each with all four seals and close-on-exec, and what they hold.

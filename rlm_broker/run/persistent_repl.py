@@ -25,7 +25,6 @@ def as_values(messages: Sequence[ChatMessage]) -> list[dict[str, Any]]:
     return values
 
 
-ONE_AT_A_TIME = "a persistent RLM answers one question at a time: await the one before"
 LATER_CONTEXT_BYTES = 1 << 40
 """Address space for the contexts of later runs, where the limits say nothing of it."""
 
@@ -51,27 +50,23 @@ class PersistentRepl:
         self._opened = contextlib.AsyncExitStack()
         self._repl: SandboxedRepl | None = None
         self._answer: QueryHandler = refuse
-        self._busy = False
         self.runs = 0
         self.context_name = CONTEXT
 
     @contextlib.asynccontextmanager
     async def repl(self, context: StoredContext, answer: QueryHandler, tools: Tools) -> AsyncIterator[SandboxedRepl]:
-        """The REPL for one run, with `context` in it under `context_name`.
+        """The REPL for one run at a time, with `context` in it under `context_name`.
 
         Raises:
-            ConfigurationError: It serves another run just now.
             ContextRefused: A later context has no room.
         """
-        if self._busy:
-            raise ConfigurationError(ONE_AT_A_TIME)
-        self._busy, self._answer = True, answer
+        self._answer = answer
         try:
             self.context_name = await self._add(context, tools)
             assert self._repl is not None
             yield self._repl
         finally:
-            self._busy, self._answer = False, refuse
+            self._answer = refuse
 
     def remember(self, messages: Sequence[ChatMessage]) -> None:
         """What was said in the run that has just ended."""

@@ -13,7 +13,7 @@ from rlm_broker.sandbox.environment import SEED_BITS as SEED_BITS
 from rlm_broker.sandbox.environment import require_seed as require_seed
 from rlm_broker.sandbox.levels import canary
 from rlm_broker.sandbox.levels.level import candidates, warn_if_unprotected
-from rlm_broker.sandbox.packages.packages import chosen_packages, environment_of
+from rlm_broker.sandbox.packages.packages import chosen_packages, venv_of
 from rlm_broker.sandbox.repl import SandboxedRepl
 from rlm_broker.sandbox.shared import shared
 from rlm_broker.sandbox.template import NO_CONTEXT, PREPARE_TIMEOUT_S, Template
@@ -222,7 +222,7 @@ class Sandbox(AsyncResource):
             if listener is None:
                 listener = self._own_listener = Listener()
                 await listener.start()
-            self._fork_server = await self._strongest(listener, await environment_of(self._packages))
+            self._fork_server = await self._strongest(listener, await venv_of(self._packages))
             cold_start = ColdStart(self._fork_server, listener)
             cache_bytes = int(cgroups.memory_bytes() * OF_ALL_MEMORY)
             cache = ContextCache(self._fork_server, listener, self.limits, cache_bytes)

@@ -3,7 +3,6 @@
 Only wheels are installed: to build a source distribution would run code of its author on this machine.
 """
 
-import asyncio
 import contextlib
 import importlib.util
 import json
@@ -19,6 +18,7 @@ from pathlib import Path
 from rlm_broker.errors import ConfigurationError
 from rlm_broker.redaction import is_secret_name, redact, secrets_of_environment, without_credentials
 from rlm_broker.sandbox.packages.requirements import Requirements
+from rlm_broker.sandbox.workers.held_process import ended
 from rlm_broker.sandbox.workers.zygote_process import FORKING
 
 LOCK = "packages.lock"
@@ -106,7 +106,7 @@ async def _run(command: list[str], folder: Path) -> None:
         process = subprocess.Popen(
             [sys.executable, "-I", "-S", "-c", _WATCHED, *command],
             env=_environment(),
-            cwd=folder,  # not the user's: settings of a project that is somebody else's may lie there
+            cwd=folder,  # not the user's: a project of another author may have settings for installers there
             stdin=subprocess.PIPE,
             stdout=output,
             stderr=subprocess.STDOUT,
@@ -116,7 +116,8 @@ async def _run(command: list[str], folder: Path) -> None:
         await _ended(process)
     finally:
         with contextlib.suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)  # whatever it left; it is not waited for yet, so the id is its own
+            # All that the installer left. It is not waited for yet, so the number of the group is its own.
+            os.killpg(process.pid, signal.SIGKILL)
         assert process.stdin is not None
         process.stdin.close()
         process.wait()
@@ -126,17 +127,13 @@ async def _run(command: list[str], folder: Path) -> None:
 
 async def _ended(process: "subprocess.Popen[bytes]") -> None:
     """Wait for its end, and leave its exit status for `wait`."""
-    loop = asyncio.get_running_loop()
-    ended = asyncio.Event()
     try:
         pidfd = os.pidfd_open(process.pid)
     except ProcessLookupError:  # it has ended already where SIGCHLD is ignored
         return
-    loop.add_reader(pidfd, ended.set)
     try:
-        await ended.wait()
+        await ended(pidfd)
     finally:
-        loop.remove_reader(pidfd)
         os.close(pidfd)
 
 

@@ -29,7 +29,7 @@ def chosen_packages(python: str | os.PathLike[str] | None, packages: Sequence[st
     return None if python is None else read_venv(python)
 
 
-async def environment_of(chosen: Chosen) -> Venv | None:
+async def venv_of(chosen: Chosen) -> Venv | None:
     """Return the environment, which is made if need be.
 
     Raises:

@@ -12,6 +12,16 @@ KILL_TIMEOUT_S = 60.0
 """Longest wait for the end of a killed process. Beyond it the worker counts as not killed, which is an error."""
 
 
+async def ended(pidfd: int) -> None:
+    """Wait until the process of a pidfd has ended; its exit status stays to be asked for."""
+    loop, has_ended = asyncio.get_running_loop(), asyncio.Event()
+    loop.add_reader(pidfd, has_ended.set)
+    try:
+        await has_ended.wait()
+    finally:
+        loop.remove_reader(pidfd)
+
+
 class HeldProcess:
     """A process held by its pidfd.
 

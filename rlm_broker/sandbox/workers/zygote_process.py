@@ -19,6 +19,7 @@ from rlm_broker.limits import ReplLimits
 from rlm_broker.sandbox.levels.level import unavailable
 from rlm_broker.sandbox.workers import refusals
 from rlm_broker.sandbox.workers.cgroups import MemoryGroup
+from rlm_broker.sandbox.workers.held_process import ended
 from rlm_broker.sandbox.workers.private_folder import PrivateFolder
 from rlm_broker.sandbox.workers.python_paths import environment, isolated, python_paths, shown
 from rlm_broker.sandbox.workers.venv import Venv
@@ -126,7 +127,7 @@ class Zygote:
             raise SandboxFailed(f"a template's imports, setup and context took longer than {limit}") from None
         except (OSError, EOFError):
             with contextlib.suppress(TimeoutError):  # its socket closes before it has an exit status
-                await asyncio.wait_for(self._gone(), END_TIMEOUT_S)
+                await asyncio.wait_for(ended(self._pidfd), END_TIMEOUT_S)
             why = refusals.ended(self._level, self._process)
             if self._process.poll() == -signal.SIGKILL:  # not by a system call filter, which kills with SIGSYS
                 raise ZygoteGone(str(why)) from None
@@ -189,12 +190,12 @@ class Zygote:
         self._theirs.close()
         if self._process is not None:
             try:
-                await asyncio.wait_for(self._gone(), END_TIMEOUT_S if self._usable else 0)
+                await asyncio.wait_for(ended(self._pidfd), END_TIMEOUT_S if self._usable else 0)
             except TimeoutError:
                 # PermissionError: it is another user's, and root lacks CAP_KILL.
                 with contextlib.suppress(ProcessLookupError, PermissionError):
                     signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
-                await self._gone()
+                await ended(self._pidfd)
             self._process.wait()
             if self._process.stderr is not None:
                 self._process.stderr.close()
@@ -210,15 +211,6 @@ class Zygote:
             return tempfile.mkdtemp(prefix="scratch-", dir=self.folder.path)
         except OSError as error:
             raise SandboxFailed(f"no scratch folder can be made: {error.strerror}: {self.folder.path}") from None
-
-    async def _gone(self) -> None:
-        """Wait until its first process has ended."""
-        gone = asyncio.Event()
-        asyncio.get_running_loop().add_reader(self._pidfd, gone.set)
-        try:
-            await gone.wait()
-        finally:
-            asyncio.get_running_loop().remove_reader(self._pidfd)
 
     async def _answer(self, timeout_s: float) -> tuple[FromZygote, list[int]]:
         loop = asyncio.get_running_loop()
