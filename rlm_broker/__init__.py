@@ -20,10 +20,11 @@ if TYPE_CHECKING:
     from rlm_broker.clients.openai_compatible import OpenAICompatibleClient as OpenAICompatibleClient
     from rlm_broker.clients.recording import CallId as CallId
     from rlm_broker.clients.scripted import ScriptedClient as ScriptedClient
-    from rlm_broker.context.store import ContextInfo as ContextInfo
+    from rlm_broker.context.store import Encoded as Encoded
     from rlm_broker.context.store import Paths as Paths
-    from rlm_broker.context.store import StoredContext as StoredContext
     from rlm_broker.context.store import store as store
+    from rlm_broker.context.stored import ContextInfo as ContextInfo
+    from rlm_broker.context.stored import StoredContext as StoredContext
     from rlm_broker.display import Display as Display
     from rlm_broker.errors import ConfigurationError as ConfigurationError
     from rlm_broker.errors import ContextRefused as ContextRefused
@@ -60,6 +61,8 @@ if TYPE_CHECKING:
     from rlm_broker.models.model import Model as Model
     from rlm_broker.models.models import FilePath as FilePath
     from rlm_broker.models.models import Models as Models
+    from rlm_broker.prompts.instructions import Instructions as Instructions
+    from rlm_broker.prompts.instructions import Profile as Profile
     from rlm_broker.results import Block as Block
     from rlm_broker.results import BlockStatus as BlockStatus
     from rlm_broker.results import Call as Call
@@ -73,15 +76,16 @@ if TYPE_CHECKING:
     from rlm_broker.results import Role as Role
     from rlm_broker.results import Usage as Usage
     from rlm_broker.results import UsageSummary as UsageSummary
+    from rlm_broker.results import Variable as Variable
     from rlm_broker.rlm import RLM as RLM
     from rlm_broker.run.answers import Budget as Budget
     from rlm_broker.run.answers import ReplAnswers as ReplAnswers
-    from rlm_broker.run.prompts import Instructions as Instructions
-    from rlm_broker.run.prompts import Profile as Profile
     from rlm_broker.run.run import Run as Run
     from rlm_broker.run.tools import Tools as Tools
     from rlm_broker.run.tree import QueryHandlerFactory as QueryHandlerFactory
     from rlm_broker.sandbox.blocks.output import OnOutput as OnOutput
+    from rlm_broker.sandbox.blocks.query_contexts import GivenContext as GivenContext
+    from rlm_broker.sandbox.blocks.query_contexts import QueryWithContexts as QueryWithContexts
     from rlm_broker.sandbox.files import ReplFiles as ReplFiles
     from rlm_broker.sandbox.levels.level import IsolationWarning as IsolationWarning
     from rlm_broker.sandbox.programs import ProgramResult as ProgramResult
@@ -110,6 +114,7 @@ if TYPE_CHECKING:
     from rlm_broker.trace.events import RunStarted as RunStarted
     from rlm_broker.trace.events import ToolEnded as ToolEnded
     from rlm_broker.trace.events import ToolStarted as ToolStarted
+    from rlm_broker.trace.printing import print_events as print_events
     from rlm_broker.trace.writer import TraceWriter as TraceWriter
     from rlm_broker.transport.connection import QueryHandler as QueryHandler
     from sandbox_worker.wire.level import LevelName as LevelName
@@ -122,8 +127,10 @@ if TYPE_CHECKING:
     from sandbox_worker.wire.prompts import AudioPart as AudioPart
     from sandbox_worker.wire.prompts import ImagePart as ImagePart
     from sandbox_worker.wire.prompts import ImageUrl as ImageUrl
+    from sandbox_worker.wire.prompts import MessagePart as MessagePart
     from sandbox_worker.wire.prompts import Prompt as Prompt
     from sandbox_worker.wire.prompts import TextPart as TextPart
+    from sandbox_worker.wire.tasks import ChildContext as ChildContext
 
 _MODULES = {
     "clients.base": "BaseClient Client LMReply LMRequest",
@@ -133,7 +140,8 @@ _MODULES = {
     "clients.openai_compatible": "OpenAICompatibleClient",
     "clients.recording": "CallId",
     "clients.scripted": "ScriptedClient",
-    "context.store": "ContextInfo Paths StoredContext store",
+    "context.store": "Encoded Paths store",
+    "context.stored": "ContextInfo StoredContext",
     "display": "Display",
     "errors": "ConfigurationError ContextRefused FailureCause FileRefused IsolationUnavailable LimitReached "
     "ModelFailed OutputInvalid ProgramNotStarted ProtocolViolation ReplBusy ReplClosed ReplayDiverged RlmBrokerError "
@@ -147,16 +155,17 @@ _MODULES = {
     "models.model": "Given Model",
     "models.models": "FilePath Models",
     "results": "Block BlockStatus Call ChatMessage ChildTrace Completion FileEntry Isolation Iteration PostMortem "
-    "Role Usage UsageSummary",
+    "Role Usage UsageSummary Variable",
     "rlm": "RLM",
     "run.answers": "Budget ReplAnswers",
-    "run.prompts": "Instructions Profile",
+    "prompts.instructions": "Instructions Profile",
     "run.run": "Run",
     "run.tools": "Tools",
     "run.tree": "QueryHandlerFactory",
     "sandbox.files": "ReplFiles",
     "sandbox.levels.level": "IsolationWarning",
     "sandbox.blocks.output": "OnOutput",
+    "sandbox.blocks.query_contexts": "GivenContext QueryWithContexts",
     "sandbox.programs": "ProgramResult ProgramStatus",
     "sandbox.repl": "SandboxedRepl",
     "sandbox.sandbox": "Sandbox",
@@ -165,12 +174,14 @@ _MODULES = {
     "trace.callbacks": "Callbacks",
     "trace.events": "BlockEnded BlockPrinted BlockStarted CallEnded CallRetried CallStarted CallText Emit Event "
     "EventsMissed IterationStarted ReplReady Replied RunEnded RunStarted ToolEnded ToolStarted",
+    "trace.printing": "print_events",
     "trace.writer": "TraceWriter",
     "transport.connection": "QueryHandler",
 }
 _PUBLIC = {name: f"rlm_broker.{module}" for module, names in _MODULES.items() for name in names.split()}
 _PUBLIC |= {
     "LevelName": "sandbox_worker.wire.level",
+    "ChildContext": "sandbox_worker.wire.tasks",
     "Query": "sandbox_worker.wire.messages",
     "Slot": "sandbox_worker.wire.messages",
     "Stream": "sandbox_worker.wire.messages",
@@ -180,6 +191,7 @@ _PUBLIC |= {
     "AudioPart": "sandbox_worker.wire.prompts",
     "ImagePart": "sandbox_worker.wire.prompts",
     "ImageUrl": "sandbox_worker.wire.prompts",
+    "MessagePart": "sandbox_worker.wire.prompts",
     "Prompt": "sandbox_worker.wire.prompts",
     "TextPart": "sandbox_worker.wire.prompts",
 }

@@ -1,5 +1,10 @@
 """`python -m rlm_broker`, and the console script."""
 
+import sys
+
+if __name__ == "__main__" and not sys.flags.safe_path:
+    del sys.path[0]  # the current folder, which may be somebody else's: its click.py is not ours
+
 import signal
 
 

@@ -1,16 +1,52 @@
-"""The context and the question, as callers give them."""
+"""What one run is to do, as callers give it: the context, the question, and what holds for this run alone."""
 
 import warnings
+from dataclasses import dataclass
 from os import PathLike
 from typing import Final
 
-from rlm_broker.context.store import StoredContext, refuse_a_name, store
-from rlm_broker.errors import ConfigurationError
+from rlm_broker.callback import Callback
+from rlm_broker.context.store import refuse_a_name, store
+from rlm_broker.context.stored import StoredContext
+from rlm_broker.errors import ConfigurationError, require_kind
+from rlm_broker.limits import Limits, ReplLimits, RunLimits, with_set
+from rlm_broker.models.model import Given
+from rlm_broker.prompts.instructions import Instructions
+from rlm_broker.run.output_type import OutputType
+from rlm_broker.run.tools import Tools
 
 ORDER = "the context comes first, then the question"
 NOT_GIVEN: Final = object()
 LONG_QUESTION_CHARS = 10_000
 """Characters from which on a question beside a shorter context that ends with "?" is taken for the context."""
+PROMPT_CHARS = 1 << 16
+"""Characters of the longest context that a `Completion` has as its `prompt`."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Asked:
+    """What one run is to do.
+
+    Attributes:
+        on_event: Told of this run, beside what is told of all.
+        tells_text: Whether replies are followed as they come.
+    """
+
+    context: object
+    question: str | None
+    model: Given | None = None
+    sub_model: Given | None = None
+    instructions: Instructions
+    limits: Limits
+    output_type: OutputType | None
+    tools: Tools
+    on_event: Callback | None = None
+    tells_text: bool = False
+
+    @property
+    def prompt(self) -> str | None:
+        """What a `Completion` tells of the context: a short text itself. It keeps no large one in memory."""
+        return self.context if isinstance(self.context, str) and len(self.context) <= PROMPT_CHARS else None
 
 
 def given_once(
@@ -50,3 +86,29 @@ def stored(prompt: object, question: str | None) -> StoredContext:
     if question is not None:
         refuse_a_name(question, "the question", ORDER)
     return store(prompt)
+
+
+def limits_of_a_run(
+    base: Limits, limits: RunLimits | ReplLimits | None, timeout_s: float | None, *, keeps_repl: bool
+) -> Limits:
+    """Return the limits of one run.
+
+    Args:
+        base: What holds where nothing is given.
+        limits: What is set of them holds.
+        timeout_s: The run's time in seconds; None is that of `limits`.
+        keeps_repl: Whether the REPL is one for several runs, so that its bounds are none of this run's.
+
+    Raises:
+        ConfigurationError: The time is given twice, or a limit cannot be used.
+    """
+    if not isinstance(limits, RunLimits | ReplLimits | None):
+        raise ConfigurationError(f"limits is a Limits, and not {type(limits).__name__}")
+    require_kind("timeout_s", timeout_s, int, float, type(None))
+    fields = set() if limits is None else limits.model_fields_set
+    if keeps_repl and (of_repl := sorted(fields & ReplLimits.model_fields.keys())):
+        raise ConfigurationError(f"a persistent RLM has one REPL: give {', '.join(of_repl)} to RLM, for all runs")
+    if timeout_s is not None and "run_timeout_s" in fields:
+        raise ConfigurationError("give the run's time once: it is timeout_s or run_timeout_s of limits")
+    changed = base if limits is None else with_set(base, limits)
+    return changed if timeout_s is None else with_set(changed, RunLimits(run_timeout_s=timeout_s))

@@ -2,10 +2,12 @@
 
 import inspect
 import logging
+import traceback
 from collections.abc import Callable
 from typing import Any, Self
 
 from rlm_broker.errors import ConfigurationError
+from rlm_broker.redaction import redact, secrets_of_environment
 
 _log = logging.getLogger("rlm_broker")
 
@@ -39,7 +41,8 @@ class Callback:
         except BaseException:  # noqa: BLE001 - not even its sys.exit breaks a run
             if not self._has_failed:
                 self._has_failed = True
-                _log.warning("%s raised; what else it raises is not logged", self._name, exc_info=True)
+                why = redact(traceback.format_exc(), secrets_of_environment())
+                _log.warning("%s raised; what else it raises is not logged\n%s", self._name, why)
 
 
 def _nothing(*_given: object) -> None:

@@ -103,6 +103,8 @@ class EngineParts:
             handler = self._handler or await self._own_handler(own, event_loop)
             recorder = None
             if self._models.record is not None:
+                for client in handler.routing.clients:  # a window is known then, if it ever is
+                    await client.loaded()
                 recorded = recorded_models(handler, self._seed)
                 recorder = own.enter_context(contextlib.closing(Recorder(Path(self._models.record), recorded)))
             if isinstance(self._sandbox, Sandbox):
@@ -153,4 +155,6 @@ def recorded_models(handler: LMHandler, seed: int | None) -> RecordedModels:
     routing = handler.routing
     routes = [(route.to, route.match, route.depths) for route in routing.routes]
     own_sub = None if sub is root else sub.model_name
-    return RecordedModels(FORMAT, root.model_name, own_sub, list(routing.names), routes, routing.policy, seed)
+    windows = {client.model_name: client.context_tokens for client in routing.clients if client.context_tokens}
+    names = list(routing.names)
+    return RecordedModels(FORMAT, root.model_name, own_sub, names, routes, routing.policy, seed, windows)

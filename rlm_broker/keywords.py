@@ -4,17 +4,20 @@ import inspect
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from difflib import get_close_matches
 from typing import Any, TypedDict, TypeVar
 
+from rlm_broker.callback import Callback
 from rlm_broker.engine import OwnSandbox
-from rlm_broker.errors import ConfigurationError
+from rlm_broker.errors import ConfigurationError, require_kind
 from rlm_broker.handler.cache import Cache
 from rlm_broker.handler.routing import ModelPolicy, Route
 from rlm_broker.limits import Limits
 from rlm_broker.models.models import FilePath, Models, models_of
-from rlm_broker.run.prompts import Instructions, Profile
+from rlm_broker.prompts.instructions import Instructions, Profile
 from rlm_broker.run.tools import Tools
 from rlm_broker.sandbox.sandbox import Sandbox
+from rlm_broker.trace.printing import print_events
 from rlm_broker.validation import suggestion
 
 T = TypeVar("T")
@@ -41,6 +44,8 @@ class Keywords(TypedDict, total=False):
     seed: int | None
     python: str | os.PathLike[str] | None
     packages: Sequence[str] | None
+    verbose: bool
+    """`on_event=print_events`, beside an `on_event` of one's own"""
 
 
 _MODELS = {"routes": "routes", "model_policy": "policy", "cache": "cache", "record": "record", "replay": "replay"}
@@ -63,7 +68,6 @@ _ELSEWHERE = {
     "custom_sub_tools": 'tools of children are given there: RLM(model, tools=Tools({"name": function}, {...}))',
     "custom_system_prompt": 'instructions are given as instructions: RLM(model, instructions="...")',
     "logger": 'what happens goes to on_event: RLM(model, on_event=TraceWriter("run.jsonl"))',
-    "verbose": "what happens goes to on_event: RLM(model, on_event=print)",
 }
 """How it is said here what the reference runtime has these names for."""
 
@@ -100,6 +104,14 @@ def tools_with(given: Any, keywords: Mapping[str, Any]) -> Tools:
     return given
 
 
+def receivers_with(on_event: Any, keywords: Mapping[str, Any]) -> tuple[Callback, ...]:
+    """Return what is told of each event, by the parameter `on_event` and keywords."""
+    verbose = keywords.get("verbose", False)
+    require_kind("verbose", verbose, bool)
+    own = (Callback(print_events, "verbose"),) if verbose else ()
+    return own if on_event is None else (*own, Callback(on_event, "on_event"))
+
+
 def require_known(keywords: Mapping[str, Any], front_door: Callable[..., Any]) -> None:
     """Refuse keywords that there are not, and say how it is said here.
 
@@ -117,6 +129,10 @@ def require_known(keywords: Mapping[str, Any], front_door: Callable[..., Any]) -
         if name in Limits.model_fields:
             raise ConfigurationError(f"RLM takes no {name}: it is a limit: RLM(model, limits=Limits({name}=...))")
         known = [*inspect.signature(front_door).parameters, *Keywords.__annotations__]
+        known.remove("keywords")
+        limits = get_close_matches(name, Limits.model_fields, 1, cutoff=0.8)
+        if limits and not get_close_matches(name, known, 1, cutoff=0.8):
+            raise ConfigurationError(f"RLM takes no {name}; did you mean limits=Limits({limits[0]}=...)?")
         raise ConfigurationError(f"RLM takes no {name}{suggestion(name, known)}")
 
 

@@ -16,6 +16,7 @@ from pydantic import (
 )
 
 from rlm_broker.errors import ConfigurationError
+from rlm_broker.units import accepted, amount
 from rlm_broker.validation import suggestion
 from sandbox_worker.wire.bounds import ReplBounds
 from sandbox_worker.wire.messages import MAX_PROMPTS
@@ -24,6 +25,18 @@ BLOCKS_EACH_TURN = 5
 MOST = 1 << 50
 """Bytes that no machine has: more than these would be too many for the kernel's own numbers."""
 FEWEST_TURNS = 3
+MOST_CHARS = 200
+"""Of a wrong value in a sentence."""
+MOST_DIGITS = 18
+"""Of a whole number as text: Python reads only so many, and no limit means more."""
+
+
+def _short(value: object) -> str:
+    """Return a value as text, cut where it is longer than any limit."""
+    if isinstance(value, int) and value.bit_length() > MOST_CHARS:
+        return "a number of too many digits"
+    text = str(value)
+    return text if len(text) <= MOST_CHARS else f"{text[:MOST_CHARS]}..."
 
 
 class _Bounds(BaseModel):
@@ -36,23 +49,28 @@ class _Bounds(BaseModel):
     def _refuse_in_words(cls, given: Any, validate: ModelWrapValidatorHandler[Self], info: ValidationInfo) -> Self:
         """Raise this package's error. The context of the validation may say of a name where its value came from."""
         sources = info.context or {}
-        for name, value in given.items() if isinstance(given, dict) else ():
+        written = given if isinstance(given, dict) else {}
+        for name, value in written.items():
             if name not in cls.model_fields:
                 raise ConfigurationError(f"there is no limit {name!r}{suggestion(str(name), cls.model_fields)}")
             if isinstance(value, bool):
-                raise ConfigurationError(f"limit {name} = {value}{sources.get(name, '')}: give a number")
+                raise ConfigurationError(f"limit {name} = {_short(value)}{sources.get(name, '')}: give a number")
         try:
-            return validate(given)
+            return validate({name: amount(name, value) for name, value in written.items()} if written else given)
         except ValidationError as error:
             first = error.errors()[0]
             name = str(first["loc"][0]) if first["loc"] else "(all)"
-            raise ConfigurationError(
-                f"limit {name} = {first['input']}{sources.get(name, '')}: {first['msg'].lower()}"
-            ) from None
+            value = written[name] if isinstance(written.get(name), str) else first["input"]
+            is_unread = first["type"] in ("int_parsing", "float_parsing")
+            why = (accepted(name) if is_unread else None) or first["msg"].lower()
+            raise ConfigurationError(f"limit {name} = {_short(value)}{sources.get(name, '')}: {why}") from None
 
 
 class RunLimits(_Bounds):
     """Bounds of one run and of everything below it. None means no bound.
+
+    Of a dict, as from a file, `model_validate` also takes text with a unit where a name ends in `_bytes` or `_s`:
+    {"run_timeout_s": "1h30m"}; see `units`.
 
     Raises:
         ConfigurationError: There is no limit of a name, or it cannot have the value.
@@ -87,8 +105,9 @@ class RunLimits(_Bounds):
     """Output tokens of one call; None leaves it to the provider."""
     max_result_chars: PositiveInt | None = None
     """Of what a call or a child returns to the code that asked; a cut is named."""
-    compaction_threshold: Annotated[float, Field(gt=0, le=1)] | None = None
-    """Share of the model's context window at which a run's conversation is summarised. None is never."""
+    compaction_threshold: Annotated[float, Field(gt=0, le=1)] | None = 0.85
+    """Share of the model's context window that a request of a run's loop may fill. Beyond it older outputs are cut, and
+    then the conversation is summarised. A window that is not known counts as 128,000 tokens. None is never."""
     max_output_retries: NonNegativeInt = 2
     """Further turns for an answer that is not of the type that was asked for."""
 
@@ -106,24 +125,27 @@ class RunLimits(_Bounds):
 
     # -- what the model is shown
     max_observation_chars: PositiveInt = 20_000
-    """Told to the model of what one block printed."""
+    """Told to the model of what the blocks of one reply printed, all together."""
 
-    @model_validator(mode="before")
+    @model_validator(mode="wrap")
     @classmethod
-    def _default_blocks(cls, given: Any) -> Any:
+    def _default_blocks(cls, given: Any, validate: ModelWrapValidatorHandler[Self]) -> Self:
+        """Derive `max_blocks` from the turns where it is not given. It does not count as set then."""
         if isinstance(given, dict) and "max_blocks" not in given:
             turns = given.get("max_iterations", cls.model_fields["max_iterations"].default)
             first = turns[0] if isinstance(turns, list | tuple) and turns else turns
-            if isinstance(first, int | str) and str(first).isdecimal():
-                return {**given, "max_blocks": max(1, BLOCKS_EACH_TURN * int(first))}
-        return given
+            if isinstance(first, str) and first.isdecimal() and len(first) <= MOST_DIGITS:
+                first = int(first)
+            if isinstance(first, int) and first > 0:
+                made = validate({**given, "max_blocks": BLOCKS_EACH_TURN * first})
+                made.model_fields_set.discard("max_blocks")
+                return made
+        return validate(given)
 
     def iterations(self, depth: int) -> int:
         """Turns of a run at `depth`: fewer the deeper it is, but at least three, and never more than the root's."""
         if isinstance(self.max_iterations, tuple):
             return self.max_iterations[min(depth, len(self.max_iterations) - 1)]
-        if depth == 0:
-            return self.max_iterations
         return min(self.max_iterations, max(FEWEST_TURNS, self.max_iterations // (depth + 1)))
 
 
@@ -191,4 +213,7 @@ class Limits(ReplLimits, RunLimits):
 
 def with_set(base: RunLimits | ReplLimits, limits: RunLimits | ReplLimits) -> Limits:
     """Return the fields of `base` with those in their place that were set when `limits` was made."""
-    return Limits(**{**base.model_dump(), **limits.model_dump(include=limits.model_fields_set)})
+    fields = {**base.model_dump(), **limits.model_dump(include=limits.model_fields_set)}
+    if "max_blocks" not in base.model_fields_set | limits.model_fields_set:
+        fields.pop("max_blocks", None)  # it follows the turns, also where they are changed
+    return Limits(**fields)

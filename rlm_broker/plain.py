@@ -1,6 +1,6 @@
 """Names that values and tools may have in a REPL, and what a context is made of: plain values, which JSON holds.
 
-Other values than contexts are `wire.values`' business: they cross with their types.
+What is not plain crosses with its types, which is the business of `wire.values`.
 """
 
 import builtins
@@ -11,24 +11,23 @@ import re
 from collections.abc import Iterable, Mapping
 from typing import Final
 
-from rlm_broker.errors import ConfigurationError
-from sandbox_worker.wire.encoding import MAX_INT_BITS, MAX_NESTING
+from rlm_broker.errors import ConfigurationError, ContextRefused
+from sandbox_worker.wire.encoding import MAX_INT_BITS, MAX_NESTING, with_article
 from sandbox_worker.wire.names import CONTEXT, HISTORY, RESERVED
 
 _NUMBERED: Final = re.compile(rf"({CONTEXT}|{HISTORY})_\d+")
-_PLAIN: Final = "str, dict, list, int, float, bool and None"
 
 _Place = tuple["_Place", object] | None
 """The keys that lead to a value, from the last to the first."""
 
 
-def problem_with(context: object) -> str | None:
-    """Say what in a context JSON would lose, change or never end with, and where it is. None if there is nothing."""
-    try:
-        _look(context, None, ())
-    except _Problem as problem:
-        return str(problem)
-    return None
+def is_plain(context: object) -> bool:
+    """Whether a context is made of what JSON holds without a change, tuples aside.
+
+    Raises:
+        ContextRefused: It never ends, is nested too deeply, or has bytes or paths where their content may be meant.
+    """
+    return _is_plain(context, None, ())
 
 
 def require_value_names(values: object) -> None:
@@ -111,46 +110,43 @@ def require_field_names(names: Iterable[object]) -> None:
             raise ConfigurationError(f"a field cannot be called {name!r:.60}: that is no name in Python")
 
 
-class _Problem(Exception):
-    """The sentence."""
-
-
-def _look(value: object, place: _Place, around: tuple[int, ...]) -> None:
+def _is_plain(value: object, place: _Place, around: tuple[int, ...]) -> bool:
     if isinstance(value, dict):
         inside: Iterable[tuple[object, object]] = value.items()
     elif isinstance(value, list | tuple):
         inside = enumerate(value)
-    elif problem := _problem_of_leaf(value):
-        raise _Problem(f"{_shown(place)} is {problem}")
     else:
-        return
+        return _is_plain_leaf(value, place)
     if id(value) in around:
-        raise _Problem(f"{_shown(place)} contains itself")
+        raise ContextRefused(f"{_shown(place)} contains itself")
     if len(around) >= MAX_NESTING:
-        raise _Problem(f"{_shown(place)[:60]}... is nested deeper than {MAX_NESTING} levels")
+        raise ContextRefused(f"{_shown(place)[:60]}... is nested deeper than {MAX_NESTING} levels")
     around = (*around, id(value))
+    are_plain = True
     for key, child in inside:
         if type(key) is not str and isinstance(value, dict) and not isinstance(key, str):
-            raise _Problem(f"{_shown(place)} has the key {key!r:.60}, {_a(key)}: the keys of a context are str")
+            are_plain = False
         if type(child) is not str:  # what most of a large context is
-            _look(child, (place, key), around)
+            are_plain &= _is_plain(child, (place, key), around)
+    return are_plain
 
 
-def _problem_of_leaf(value: object) -> str | None:
+def _is_plain_leaf(value: object, place: _Place) -> bool:
     match value:
         case None | bool() | str():
-            return None
+            return True
         case int():
-            too_long = value.bit_length() > MAX_INT_BITS
-            return "a number of more than 4,200 digits: hand it in as str" if too_long else None
+            return value.bit_length() <= MAX_INT_BITS
         case float():
-            return None if math.isfinite(value) else f"{value}, which JSON does not have: use None, or a str"
-        case bytes() | bytearray() | memoryview():
-            return f"of type {type(value).__name__}: decode them to str first, or hand in a Path"
+            return math.isfinite(value)
+        case bytes() | bytearray() | memoryview() if place is None:
+            instead = "decode them to str first, or hand in a stream of them, io.BytesIO(data)"
+            raise ContextRefused(f"{_shown(place)} is of type {type(value).__name__}: {instead}")
         case os.PathLike():
-            return f"{_a(value)}: a Path is a context only by itself; several are Paths([...])"
+            instead = "a Path is a context only by itself; several are Paths([...])"
+            raise ContextRefused(f"{_shown(place)} is {with_article(type(value))}: {instead}")
         case _:
-            return f"{_a(value)}; a context is made of {_PLAIN}, or is a Path"
+            return False
 
 
 def _shown(place: _Place) -> str:
@@ -159,8 +155,3 @@ def _shown(place: _Place) -> str:
         place, key = place
         keys.append(f"[{key!r:.60}]")
     return CONTEXT + "".join(reversed(keys))
-
-
-def _a(value: object) -> str:
-    name = type(value).__name__
-    return f"an {name}" if name[0] in "aeiouAEIOU" else f"a {name}"

@@ -134,13 +134,13 @@ class UsageSummary:
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """One language model call that was answered.
+    """One language model call that was answered; in `LMHandler.batch_completion` also one that failed.
 
     Attributes:
         root_model: The model that served it.
         requested_model: The name that was asked for, where it differs.
         execution_time: Seconds.
-        problem: Why there is no text, where the provider sent none.
+        problem: Why there is no text: the provider sent none, or the call failed.
     """
 
     root_model: str
@@ -177,6 +177,21 @@ class PostMortem:
     cpu_s: float
     processes: int
     threads: int
+
+
+@dataclass(frozen=True, slots=True)
+class Variable:
+    """A variable of code in a REPL, by that code's own word.
+
+    Attributes:
+        name: At most 60 characters.
+        type: Name of its class, cut to 60 characters.
+        size: Length of a text, bytes or a built-in container, or the shape of an array or a table; None of all else.
+    """
+
+    name: str
+    type: str
+    size: int | tuple[int, ...] | None = None
 
 
 class Sent(Protocol):
@@ -220,6 +235,8 @@ class Block(_WithValues):
         displays: Pictures and tables that it showed, in this order: up to 32, of up to 4 MiB each and 16 MiB together,
             all as JSON. One that was killed has those that it showed before.
         displays_omitted: How many more it showed.
+        variables: Where they were asked for, those that it has made or bound to another object, and containers whose
+            length it has changed; by name, the first 40. None are known of one that was killed.
     """
 
     code: str
@@ -235,6 +252,7 @@ class Block(_WithValues):
     draft: str | None = None
     displays: tuple[Display, ...] = ()
     displays_omitted: int = 0
+    variables: tuple[Variable, ...] = ()
 
     def __post_init__(self) -> None:
         with_values(self, None, None)
@@ -328,6 +346,8 @@ class Completion:
         trajectory: The turns of this run.
         child_traces: Its child runs.
         messages: The conversation with the root model.
+        prompt: The context, if it was given as a text of at most 65,536 characters; None if it was longer, or no text.
+        root_prompt: The question, as it was given.
     """
 
     response: str | None
@@ -344,6 +364,8 @@ class Completion:
     messages: tuple[ChatMessage, ...] = ()
     trajectory: tuple[Iteration, ...] = ()
     child_traces: tuple[ChildTrace, ...] = ()
+    prompt: str | None = None
+    root_prompt: str | None = None
 
     def __repr__(self) -> str:
         limit = {"limit": self.limit} if self.limit else {"is_stopped": True} if self.is_stopped else {}

@@ -2,33 +2,41 @@
 
 import asyncio
 import contextlib
+import dataclasses
 import time
 from collections.abc import AsyncGenerator, Callable, Mapping
-from dataclasses import dataclass
 from typing import Any, Literal, Unpack
 
 from rlm_broker import __version__
-from rlm_broker.asked import NOT_GIVEN, given_once, require_question, stored
+from rlm_broker.asked import NOT_GIVEN, Asked, given_once, limits_of_a_run, require_question, stored
 from rlm_broker.callback import Callback
 from rlm_broker.clients.base import BaseClient
 from rlm_broker.concurrency.event_loop import AsyncResource, EventLoopRef
-from rlm_broker.context.store import StoredContext
+from rlm_broker.context.stored import StoredContext
 from rlm_broker.engine import Engine, EngineParts
 from rlm_broker.errors import ConfigurationError, ReplayDiverged, SandboxFailed, require_kind
 from rlm_broker.handler.routing import Routing
-from rlm_broker.keywords import Keywords, instructions_with, models_with, require_known, sandbox_with, tools_with
-from rlm_broker.limits import Limits, ReplLimits, RunLimits, with_set
+from rlm_broker.keywords import (
+    Keywords,
+    instructions_with,
+    models_with,
+    receivers_with,
+    require_known,
+    sandbox_with,
+    tools_with,
+)
+from rlm_broker.limits import Limits, ReplLimits, RunLimits
 from rlm_broker.lm_handler import LMHandler
 from rlm_broker.models.model import Given
 from rlm_broker.models.models import Models
 from rlm_broker.models.registry import Registry
+from rlm_broker.prompts.instructions import Instructions
 from rlm_broker.results import Completion
 from rlm_broker.run.calls import Caller, TreeCalls
 from rlm_broker.run.ledger import Ledger
 from rlm_broker.run.output_type import OutputType
 from rlm_broker.run.persistent_repl import PersistentRepl
-from rlm_broker.run.prompts import Instructions
-from rlm_broker.run.queries import needs_repl, open_run
+from rlm_broker.run.queries import open_run
 from rlm_broker.run.run import Run
 from rlm_broker.run.runner import Runner
 from rlm_broker.run.tools import Tools
@@ -37,26 +45,6 @@ from rlm_broker.sandbox.sandbox import Sandbox
 from rlm_broker.trace.events import Emit, Event, RunStarted, TreeEvents
 
 ROOT_RUN = "1"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Asked:
-    """What one run is to do.
-
-    Attributes:
-        tells_text: Whether replies are followed as they come.
-    """
-
-    context: object
-    question: str | None
-    model: Given | None = None
-    sub_model: Given | None = None
-    instructions: Instructions
-    limits: Limits
-    output_type: OutputType | None
-    tools: Tools
-    on_event: Callback | None
-    tells_text: bool
 
 
 class RLM(AsyncResource):
@@ -88,7 +76,8 @@ class RLM(AsyncResource):
             share. One that is open stays its owner's to close; one that is not is opened for as long as it is used.
         handler: To be shared by several RLMs: its models serve, in place of `model` and its like. It stays its
             owner's to open and close, as client objects do.
-        keywords: Short forms for single arguments of `Models`, `Tools`, `Instructions` and `Sandbox`: see `Keywords`.
+        keywords: Short forms for single arguments of `Models`, `Tools`, `Instructions` and `Sandbox`, and `verbose`,
+            which prints what happens: see `Keywords`.
 
     Attributes:
         limits: The bounds that hold.
@@ -133,10 +122,10 @@ class RLM(AsyncResource):
         registry = None if handler is not None else Registry(model, sub_model, said)
         self._parts = EngineParts(registry, handler, said, brought, limits)
         self.limits = self._parts.limits
-        self._needs_repl = needs_repl if recursion == "auto" else None
+        self._is_auto = recursion == "auto"
         self._instructions = instructions_with(instructions, keywords)
         self._tools = tools_with(tools, keywords)
-        self._on_event = _callback(on_event)
+        self._receivers = receivers_with(on_event, keywords)
         self._query_handler = query_handler
         self._persistent = persistent
         self._persistent_repl: PersistentRepl | None = None
@@ -170,6 +159,9 @@ class RLM(AsyncResource):
         context: object = NOT_GIVEN,
         question: str | None = None,
         output_type: Any = None,
+        model: Given | None = None,
+        limits: RunLimits | ReplLimits | None = None,
+        timeout_s: float | None = None,
     ) -> Completion:
         """Answer a question about a context.
 
@@ -179,6 +171,7 @@ class RLM(AsyncResource):
             root_prompt, question: The question, under one of its names. None: the task is in the context.
             output_type: What the answer has to be: a pydantic model, or whatever else pydantic validates. The value is
                 the completion's `parsed`.
+            model, limits, timeout_s: For this run alone, as for `start`.
 
         Raises:
             OutputInvalid: The answer was not of that type, `max_output_retries` times and once more.
@@ -188,7 +181,8 @@ class RLM(AsyncResource):
                 trajectory, usage and partial answer.
             ContextRefused, IsolationUnavailable: The run did not begin.
         """
-        asked = self._asked(*given_once(prompt, root_prompt, context, question), output_type)
+        given = given_once(prompt, root_prompt, context, question)
+        asked = self._asked(*given, output_type, model=model, limits=limits, timeout_s=timeout_s)
         return self._run(asked, self._loop or EventLoopRef.background()).run()
 
     async def acompletion(
@@ -199,9 +193,13 @@ class RLM(AsyncResource):
         context: object = NOT_GIVEN,
         question: str | None = None,
         output_type: Any = None,
+        model: Given | None = None,
+        limits: RunLimits | ReplLimits | None = None,
+        timeout_s: float | None = None,
     ) -> Completion:
         """`completion`, awaited. Cancelling it ends the run and everything below it."""
-        asked = self._asked(*given_once(prompt, root_prompt, context, question), output_type)
+        given = given_once(prompt, root_prompt, context, question)
+        asked = self._asked(*given, output_type, model=model, limits=limits, timeout_s=timeout_s)
         return await self._run(asked, self._loop or EventLoopRef.here()).start()
 
     async def stream(
@@ -212,13 +210,17 @@ class RLM(AsyncResource):
         context: object = NOT_GIVEN,
         question: str | None = None,
         output_type: Any = None,
+        model: Given | None = None,
+        limits: RunLimits | ReplLimits | None = None,
+        timeout_s: float | None = None,
     ) -> AsyncGenerator[Event | Completion, None]:
         """`acompletion` as it happens: each event of the run, then the completion.
 
         Leaving the loop (use `contextlib.aclosing`) ends the run and everything below it. `start` gives a handle on the
         run, from which its partial answer is to be had then.
         """
-        async with self.start(*given_once(prompt, root_prompt, context, question), output_type=output_type) as run:
+        given = given_once(prompt, root_prompt, context, question)
+        async with self.start(*given, output_type=output_type, model=model, limits=limits, timeout_s=timeout_s) as run:
             async for event in run.events():
                 yield event
             yield await run
@@ -232,6 +234,7 @@ class RLM(AsyncResource):
         sub_model: Given | None = None,
         instructions: Instructions | str | None = None,
         limits: RunLimits | ReplLimits | None = None,
+        timeout_s: float | None = None,
         output_type: Any = None,
         tools: Tools | Mapping[str, Any] | None = None,
         on_event: Emit | None = None,
@@ -247,6 +250,7 @@ class RLM(AsyncResource):
             model, sub_model, instructions, tools: As for `RLM`. With a handler that is lent, `model` is a name that it
                 knows.
             limits: What is set of them holds for this run; the rest is that of the `RLM`.
+            timeout_s: Short for `limits=RunLimits(run_timeout_s=...)`, in seconds.
             output_type: As for `completion`.
             on_event: Called with the events of this run, beside that of the `RLM`.
 
@@ -257,12 +261,13 @@ class RLM(AsyncResource):
             context,
             question,
             output_type,
+            limits=limits,
+            timeout_s=timeout_s,
             tells_text=True,
             model=model,
             sub_model=sub_model,
-            on_event=_callback(on_event),
+            on_event=None if on_event is None else Callback(on_event, "on_event"),
             **({} if instructions is None else {"instructions": instructions_with(instructions, {})}),
-            **({} if limits is None else {"limits": self._limits_of_a_run(limits)}),
             **({} if tools is None else {"tools": tools_with(tools, {})}),
         )
         if tools is not None and self._persistent:
@@ -297,24 +302,29 @@ class RLM(AsyncResource):
 
     # -- one run -----------------------------------------------------------------------------------------------------
 
-    def _asked(self, context: object, question: str | None, output_type: Any, **more: Any) -> _Asked:
+    def _asked(
+        self,
+        context: object,
+        question: str | None,
+        output_type: Any,
+        *,
+        limits: RunLimits | ReplLimits | None,
+        timeout_s: float | None,
+        **more: Any,
+    ) -> Asked:
         require_question(question)
-        wanted = None if output_type is None else OutputType(output_type)
-        of_this = {"instructions": self._instructions, "limits": self.limits, "tools": self._tools, "on_event": None}
-        fields: dict[str, Any] = {**of_this, "tells_text": False, **more}
-        return _Asked(context=context, question=question, output_type=wanted, **fields)
+        return Asked(
+            context=context,
+            question=question,
+            output_type=None if output_type is None else OutputType(output_type),
+            limits=limits_of_a_run(self.limits, limits, timeout_s, keeps_repl=self._persistent),
+            **{"instructions": self._instructions, "tools": self._tools, **more},
+        )
 
-    def _limits_of_a_run(self, limits: RunLimits | ReplLimits) -> Limits:
-        if not isinstance(limits, RunLimits | ReplLimits):
-            raise ConfigurationError(f"limits is a Limits, and not {type(limits).__name__}")
-        if self._persistent and (of_repl := sorted(limits.model_fields_set & ReplLimits.model_fields.keys())):
-            raise ConfigurationError(f"a persistent RLM has one REPL: give {', '.join(of_repl)} to RLM, for all runs")
-        return with_set(self.limits, limits)
-
-    def _run(self, asked: _Asked, event_loop: EventLoopRef, *, is_followed: bool = False) -> Run:
+    def _run(self, asked: Asked, event_loop: EventLoopRef, *, is_followed: bool = False) -> Run:
         return Run(event_loop, lambda run: self._answered(asked, run), is_followed=is_followed)
 
-    async def _answered(self, asked: _Asked, run: Run) -> Completion:
+    async def _answered(self, asked: Asked, run: Run) -> Completion:
         """Answer the question: read the context, and have an engine for as long as that takes."""
         if self._persistent and self._engine is None:
             raise ConfigurationError("a persistent RLM keeps its REPL within `with RLM(...) as rlm:`: use it so")
@@ -335,16 +345,21 @@ class RLM(AsyncResource):
             diverged = ReplayDiverged(replay.diverged)  # code may have taken the error for an answer
             run.hand_to(diverged)
             raise diverged
-        return completion
+        return dataclasses.replace(completion, prompt=asked.prompt, root_prompt=asked.question)
 
-    async def _composed(self, asked: _Asked, run: Run, context: StoredContext, engine: Engine) -> Runner:
+    async def _composed(self, asked: Asked, run: Run, context: StoredContext, engine: Engine) -> Runner:
         """Make the loop of the root run, with all that its tree shares."""
         limits, routing = asked.limits, await self._routing(asked, engine)
-        receivers: list[Emit] = [each for each in (self._on_event, asked.on_event) if each is not None]
+        root = routing.pick(None, 0)
+        if asked.output_type is not None and not root.answers_types:
+            raise ConfigurationError(
+                f"the model {root.model_name} answers in text: leave out output_type, or name another model"
+            )
+        receivers = [*self._receivers, *([asked.on_event] if asked.on_event else [])]
         events = TreeEvents(run.id, [*receivers, *([run.log.add] if run.log else [])])
         ledger = Ledger(limits)
         calls = TreeCalls(engine.handler, ledger, events, engine.recorder, routing=routing, tells_text=asked.tells_text)
-        tree = Tree(calls, ledger, engine.sandbox, events, asked.instructions, self._query_handler, self._needs_repl)
+        tree = Tree(calls, ledger, engine.sandbox, events, asked.instructions, self._query_handler, self._is_auto)
         if events.is_wanted:
             metadata = _metadata(engine, routing, limits, context)
             events.of(ROOT_RUN, 0)(RunStarted, asked.question, metadata["model"], metadata)
@@ -352,7 +367,7 @@ class RLM(AsyncResource):
         caller = Caller(ROOT_RUN, 0, asked.question)
         return run.begin(open_run(tree, caller, ends_at, asked.tools, asked.output_type, self._persistent_repl))
 
-    async def _routing(self, asked: _Asked, engine: Engine) -> Routing:
+    async def _routing(self, asked: Asked, engine: Engine) -> Routing:
         if asked.model is None and asked.sub_model is None:
             return engine.handler.routing
         if self._parts.registry is not None:
@@ -376,7 +391,3 @@ def _metadata(engine: Engine, routing: Routing, limits: Limits, context: StoredC
         "limits": limits.model_dump(),
         "context": {"type": info.type_name, "chars": info.total_chars, "parts": info.parts_total},
     }
-
-
-def _callback(on_event: Emit | None) -> Callback | None:
-    return None if on_event is None else Callback(on_event, "on_event")

@@ -12,6 +12,14 @@ SHOWN_CHARS = 200
 """Characters of an answer that the `repr` of a run's outcome shows. Beyond them it says how many there are."""
 
 
+def printable(text: str, keep: str = "") -> str:
+    """Return text with what is not printable written as in Python source (\\x1b), but for the characters of `keep`."""
+    return "".join(
+        character if character.isprintable() or character in keep else character.encode("unicode_escape").decode()
+        for character in text
+    )
+
+
 def had(run: Any) -> dict[str, Any]:
     """Return what the `repr` of a run's outcome says beside its answer: turns, cost, level."""
     cost = run.usage_summary.total.total_cost

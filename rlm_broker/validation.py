@@ -20,6 +20,11 @@ def complaints(error: pydantic.ValidationError, whole: str) -> str:
     return "; ".join(f"{'.'.join(map(str, item['loc'])) or whole}: {item['msg']}" for item in found)
 
 
+def shown(name: str) -> str:
+    """Return a name as it is, or quoted with escapes if it holds what a terminal obeys."""
+    return name if name.isprintable() else repr(name)
+
+
 def suggestion(name: str, known: Iterable[str]) -> str:
     """End a sentence about an unknown name: with the known one that is most like it, or with all of them."""
     return did_you_mean(name, known := list(known)) or f"; there are: {', '.join(known)}"

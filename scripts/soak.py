@@ -25,7 +25,8 @@ import psutil
 
 from rlm_broker import RLM, LMHandler, Sandbox
 from rlm_broker.clients.base import LMReply, LMRequest
-from rlm_broker.context.store import StoredContext, store
+from rlm_broker.context.store import store
+from rlm_broker.context.stored import StoredContext
 from rlm_broker.errors import RlmBrokerError
 from rlm_broker.limits import Limits
 from rlm_broker.results import Usage
@@ -193,7 +194,6 @@ class Soak:
 
     async def stranger(self) -> None:
         """A connection that says nothing, garbage, or half a frame."""
-        assert self._handler.address is not None
         reader, writer = await asyncio.open_connection(*self._handler.address)
         said = self._chance.choice([b"", b"\0\0\0\5hello", b"\xff\xff\xff\xff", os.urandom(999), b"\0\0\2\0{"])
         with contextlib.suppress(ConnectionError):

@@ -9,6 +9,7 @@ from rlm_broker import (
     RLM,
     Budget,
     Cache,
+    Encoded,
     FunctionClient,
     Instructions,
     Limits,
@@ -55,6 +56,7 @@ CONSTRUCTORS: list[tuple[Callable[..., Any], dict[str, Any], list[str]]] = [
     (LiteLLMClient, {"model_name": "openai/m"}, ["model_name", "usd_per_million_tokens"]),
     (store, {}, ["value"]),
     (Paths, {}, ["paths"]),
+    (Encoded, {"source": Paths([])}, ["source", "encoding", "errors"]),
 ]
 
 

@@ -32,6 +32,14 @@ def test_every_limit_that_the_documents_name_exists() -> None:
         assert set(names) - set(Limits.model_fields) == set()
 
 
+def test_defaults_in_the_list_of_differences_are_those_of_the_limits() -> None:
+    text = (PROJECT / "docs" / "differences.md").read_text().partition("## Other defaults")[2].partition("\n## ")[0]
+    rows = re.findall(r"^\|[^|]*\|[^|]*\| `(\w+)` \| ([^|]*) \|$", text, re.MULTILINE)
+    assert len(rows) == 7
+    given = {name: None if value == "None" else float(value.replace(",", "")) for name, value in rows}
+    assert given == {name: getattr(Limits(), name) for name in given}
+
+
 def test_public_names_can_be_imported() -> None:
     assert all(getattr(rlm_broker, name) is not None for name in rlm_broker.__all__)
 

@@ -10,6 +10,8 @@ from tests.support.places import PROJECT
 EXPECTED = {
     "batch_over_chunks.py": "20 of 30 are positive\nroot: 1 calls\nreader: 30 calls\n",
     "children.py": '{"north": "245", "south": "320", "west": "300"}\ndepth 1: Add up these numbers: ',
+    "three_levels.py": '{"north": "245", "south": "335"}\ndepth 0: 1 calls\ndepth 1: 2 calls\ndepth 2: 5 calls\n'
+    "depth 3: 5 calls\nrun 1: {",
     "tools.py": "[\"lens\"]\nin_stock() raised KeyError: 'telescope'\n",
     "structured_output.py": "Ada Lovelace 1815\nasked 2 times\n",
     "sandbox_only.py": "6\nerror\ninterrupted\n6\nits process ended by itself with exit code 3 (os._exit)\n1\n",

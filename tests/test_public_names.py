@@ -26,6 +26,7 @@ INTERNAL = {
     "Run.begin(runner)",
     "Run.begin ->",
     "ReplLimits.repl_bounds ->",
+    "Query.contexts",
     "StoredContext.__init__(pieces)",
     "StoredContext.pieces ->",
 }

@@ -23,10 +23,11 @@ from rlm_broker.limits import Limits
 from rlm_broker.results import ChatMessage, Usage
 from rlm_broker.run.ledger import Hold, Ledger
 from rlm_broker.transport.session import Session, State
+from sandbox_worker import RELEASE
 from sandbox_worker.wire.frames import encode_frame
 from sandbox_worker.wire.messages import Message, Output, Query, Ready, Reply, Result, Slot, encode
 
-SETTINGS = settings(max_examples=40, stateful_step_count=30, derandomize=True, deadline=None)
+SETTINGS = settings(max_examples=40, stateful_step_count=30, derandomize=True)
 STEPS = 20
 """Turns of the loop after which everything that can go on has gone on."""
 SESSIONS = st.sampled_from("abcd")
@@ -177,7 +178,7 @@ class Spending(OnLoop):
     @rule(data=st.data())
     def settle(self, data: st.DataObject) -> None:
         self.settled += 1
-        self.ledger.settle(self._taken(data), "1", "m", 0, Usage(1, TOKENS - MAX_OUTPUT, MAX_OUTPUT, COST_USD))
+        self.ledger.settle(self._taken(data), "1", "m", 0, Usage(1, TOKENS - MAX_OUTPUT, MAX_OUTPUT, COST_USD), 0)
         self._settle()
 
     @precondition(lambda self: self.open)
@@ -419,7 +420,7 @@ class Conversation(RuleBasedStateMachine):
     @precondition(lambda self: not self.is_ready)
     @rule(cut=st.integers(0, 30))
     def ready(self, cut: int) -> None:
-        self.hear(Ready(), True, cut)
+        self.hear(Ready(RELEASE), True, cut)
         self.is_ready = True
 
     @precondition(lambda self: self.is_running)
@@ -448,7 +449,7 @@ class Conversation(RuleBasedStateMachine):
         wrong: list[Message] = [
             Query(id=f"{self.block - 1}:1", want="llm", prompts=["?"]),
             Output(block=self.block + 1, stream="stdout", text="x"),
-            *([Ready()] if self.is_ready else []),
+            *([Ready(RELEASE)] if self.is_ready else []),
             *([] if self.is_running else [Result(block=self.block, status="ok")]),
             *(Query(id=name, want="llm", prompts=["?"]) for name in sorted(self.open)[:1]),
         ]

@@ -69,11 +69,12 @@ DELEGATE = """The context is a dict of regions, each a list of months. Each is a
 ```repl
 print({region: len(months) for region, months in context.items()})
 import json
-found = rlm_query_batched([
-    f'Compute with code: the month with the most units, and the sum of units, of {region}: {json.dumps(months)}. '
+tasks = [
+    f'Compute with code the month with the most units and the sum of units of {region}. '
     'Answer as JSON with the keys region, month and total.'
-    for region, months in context.items()
-])
+    for region in context
+]
+found = rlm_query_batched(tasks, contexts=list(context.values()))
 print(found)
 ```"""
 COMBINE = """All three came back as JSON; now I compare them.
@@ -83,14 +84,17 @@ best = max(rows, key=lambda row: row['total'])
 months = ', '.join(f"{row['region']} {row['month']}" for row in rows)
 FINAL(f"Best months: {months}. Most in all: {best['region']} with {best['total']}.")
 ```"""
-CHILD = """I take the list out of the prompt and compute.
+CHILD = """The context is the list of months: I compute.
 ```repl
-import json, re
-region = re.search(r'of (\\w+): \\[', context).group(1)
-months = json.loads(context[context.index('['):context.rindex(']') + 1])
-top = max(months, key=lambda row: row['units'])
-FINAL(json.dumps({'region': region, 'month': top['month'], 'total': sum(row['units'] for row in months)}))
+import json
+top = max(context, key=lambda row: row['units'])
+FINAL(json.dumps({'region': REGION, 'month': top['month'], 'total': sum(row['units'] for row in context)}))
 ```"""
+
+
+def _child(request: LMRequest) -> str:
+    region = next(region for region in SALES if f"of {region}." in str(request.question))
+    return CHILD.replace("REGION", repr(region))
 
 
 def _reading(request: LMRequest) -> str:
@@ -107,7 +111,7 @@ def make(folder: Path) -> None:
         REPORTS, QUESTION
     )
     replies = iter([DELEGATE, COMBINE])
-    root = ScriptedClient(lambda request: CHILD if request.depth else next(replies), "hand-written")
+    root = ScriptedClient(lambda request: _child(request) if request.depth else next(replies), "hand-written")
     RLM(root, limits=Limits(max_depth=2), record=folder / "sales.jsonl").completion(SALES, SALES_QUESTION)
 
 

@@ -8,12 +8,14 @@ from typing import Any
 
 from rlm_broker.cli.progress import ProgressLine, spent
 from rlm_broker.cli.terminal import say, say_if_typed
-from rlm_broker.context.store import Paths, store
+from rlm_broker.context.store import Encoded, Paths, store
+from rlm_broker.context.stored import StoredContext
 from rlm_broker.errors import ConfigurationError, RunFailed
 from rlm_broker.models.models import Models
 from rlm_broker.results import Completion
 from rlm_broker.rlm import RLM
 from rlm_broker.settings.settings import Settings, assigned
+from rlm_broker.settings.user_files import schema_of, tools_of
 from rlm_broker.shown import as_json
 from rlm_broker.trace.events import Emit, Event
 from rlm_broker.trace.writer import TraceWriter
@@ -23,6 +25,8 @@ def ask(
     question: str,
     paths: tuple[str, ...],
     *,
+    encoding: str | None,
+    strict_text: bool,
     assignments: tuple[str, ...],
     system: str | None,
     trace: Path | None,
@@ -32,7 +36,7 @@ def ask(
     **flags: Any,
 ) -> Completion:
     """Answer it, with progress, trace and recording as asked for."""
-    if replay is not None and any(flags.get(name) for name in ("model", "sub_model", "base_url")):
+    if replay is not None and any(flags.get(name) for name in ("model", "sub_model", "base_url", "model_policy")):
         raise ConfigurationError("give either models or a recording to replay: it brings its own models")
     _require_no_address(paths)
     _require_apart(trace, record)
@@ -40,36 +44,20 @@ def ask(
         _require_elsewhere(option, file, paths)
     _require_order(question, paths)
     settings = Settings(assigned(assignments, **flags))
+    schema = settings.path("output_type")
+    output_type = None if schema is None else schema_of(schema)
     try:
         with ExitStack() as stack:
             watchers: list[Emit] = []
             if trace is not None:
                 watchers.append(stack.enter_context(_writer(trace)))
-            cache = None if replay else settings["cache"]
-            rlm = RLM(
-                None if replay else settings.model("model"),
-                None if replay else settings.model("sub_model"),
-                models=Models(
-                    {} if replay else settings.models,
-                    () if replay else settings.routes,
-                    cache=None if cache is None else Path(cache).expanduser(),
-                    record=record,
-                    replay=replay,
-                ),
-                limits=settings.limits,
-                instructions=system,
-                sandbox=settings["isolation"],
-                python=settings["python"],
-                packages=settings.packages,
-                on_event=_all_of(watchers),
-            )
-            given = _context(paths)
+            models = Models(record=record, replay=replay) if replay else _models(settings, record)
+            rlm = _rlm(settings, models, system, _all_of(watchers))
+            given = Encoded(_source(paths), encoding, "strict" if strict_text else "replace")
             if not quiet:
                 watchers.append(stack.enter_context(closing(ProgressLine(sys.stderr))))
-            context = stack.enter_context(store(given))
-            for reason, count in context.info.skipped.items():
-                say(f"warning: left out: {count:,} ({reason})", err=True)
-            completion = rlm.completion(context, question)
+            context = stack.enter_context(_stored(given))
+            completion = rlm.completion(context, question, output_type=output_type)
     except RunFailed as failed:
         if not quiet:
             _say_used(failed)
@@ -77,6 +65,31 @@ def ask(
     if not quiet:
         _say_used(completion)
     return completion
+
+
+def _models(settings: Settings, record: Path | None) -> Models:
+    policy = settings["model_policy"]
+    return Models(settings.models, settings.routes, policy, cache=settings.path("cache"), record=record)
+
+
+def _rlm(settings: Settings, models: Models, system: str | None, on_event: Emit) -> RLM:
+    tools = settings.path("tools")
+    is_replay = models.replay is not None
+    return RLM(
+        None if is_replay else settings.model("model"),
+        None if is_replay else settings.model("sub_model"),
+        models=models,
+        limits=settings.limits,
+        tools=None if tools is None else tools_of(tools),
+        system_prompt=system,
+        prompt_profile=settings["prompt_profile"],
+        recursion=settings["recursion"],
+        sandbox=settings["isolation"],
+        allow_exec=settings["allow_exec"],
+        python=settings["python"],
+        packages=settings.packages,
+        on_event=on_event,
+    )
 
 
 def _all_of(watchers: list[Emit]) -> Emit:
@@ -135,23 +148,34 @@ def _say_used(ended: Completion | RunFailed) -> None:
         say(f"  {name:{width}}  {spent(usage)}", err=True)
 
 
-def _context(paths: tuple[str, ...]) -> object:
+def _source(paths: tuple[str, ...]) -> object:
     if "-" not in paths:
         return Paths(paths)
     if len(paths) > 1:
         raise ConfigurationError("- is stdin, and cannot be combined with other paths")
     say_if_typed()
-    try:
-        text = sys.stdin.buffer.read().decode()
-    except UnicodeDecodeError as error:
-        raise ConfigurationError(f"stdin is not UTF-8 text: byte at offset {error.start}") from None
-    if not text:
+    # Not the buffer, which would ask a terminal for the end twice.
+    return open(sys.stdin.fileno(), "rb", buffering=0, closefd=False)
+
+
+def _stored(given: Encoded) -> StoredContext:
+    """Store what is asked about, and say what of it is not as it was."""
+    context = store(given)
+    if not context.info.total_chars and not isinstance(given.source, Paths):
+        context.close()
         raise ConfigurationError("stdin is empty: there is nothing to ask about")
-    return text
+    for remark in context.info.remarks():
+        say(f"warning: {remark}", err=True)
+    return context
+
+
+def answer_of(completion: Completion) -> str | None:
+    """The text of an answer; of one that has a type, its value as JSON."""
+    return completion.response if completion.parsed is None else as_json(completion.parsed)
 
 
 def in_json(completion: Completion) -> str:
-    """One object: everything but the conversation, which a trace holds."""
+    """One object: everything but the conversation, which a trace holds, and the context."""
     shown = completion.to_dict()
-    del shown["messages"], shown["trajectory"]
+    del shown["messages"], shown["trajectory"], shown["prompt"]
     return as_json(shown)

@@ -19,6 +19,10 @@ exit codes: 0 answered (NOT FOUND is an answer), 1 failed, 2 the command line or
 @click.command("ask", epilog=EXIT_CODES)
 @click.argument("question")
 @click.argument("paths", nargs=-1, required=True, metavar="PATH...")
+@click.option("--encoding", metavar="NAME", help="Of text without a byte order mark (default utf-8), such as cp1252.")
+@click.option(
+    "--strict-text", is_flag=True, help="Refuse text that cannot be decoded whole; default: replace and count."
+)
 @click.option("--model", metavar="NAME", help="The root model (default offline).")
 @click.option("--sub-model", metavar="NAME", help="Answers what the REPL asks; default: the root model.")
 @click.option("--base-url", metavar="URL", help="Of an OpenAI-compatible server that has the models.")
@@ -26,7 +30,17 @@ exit codes: 0 answered (NOT FOUND is an answer), 1 failed, 2 the command line or
 @click.option("--isolation", metavar="LEVEL", help="auto (default), strict, standard, or process (unprotected).")
 @click.option("--python", metavar="FOLDER", help="A virtual environment whose packages code has.")
 @click.option("--packages", metavar="LIST", help="Packages to make one of, such as 'numpy>=2 six'.")
-@click.option("--limit", "assignments", multiple=True, metavar="NAME=VALUE", help="Any other limit.")
+@click.option(
+    "--allow-exec/--no-allow-exec", default=None, help="Whether code may start programs (default: at strict)."
+)
+@click.option("--tools", metavar="FILE", help="Python whose functions and values code may use; it is run right here.")
+@click.option("--output-type", metavar="FILE", help="A JSON Schema of the answer, which is printed as JSON.")
+@click.option("--model-policy", metavar="NAME", help="Models that code may name: allow (default), pinned, open.")
+@click.option("--recursion", metavar="WHEN", help="Children that get a REPL: always (default), auto.")
+@click.option(
+    "--prompt-profile", metavar="NAME", help="How the model is told to end: both (default), final, answer; or compact."
+)
+@click.option("--limit", "assignments", multiple=True, metavar="NAME=VALUE", help="Any other limit: run_timeout_s=10m.")
 @click.option("--system", metavar="TEXT", help="A system prompt in place of ours.")
 @click.option("--trace", type=click.Path(path_type=Path), metavar="FILE", help="Write what happens, as JSON lines.")
 @click.option("--record", type=click.Path(path_type=Path), metavar="FILE", help="Keep every model call, in a new file.")
@@ -45,9 +59,10 @@ def command(question: str, paths: tuple[str, ...], *, as_json: bool, debug: bool
             if stopped.partial_answer and not as_json:
                 say(stopped.partial_answer)
             raise
-        if completion.response is None:
+        answer = answering.answer_of(completion)
+        if answer is None:
             fail("ask", "no_answer", "the model gave no answer", 1, as_json=as_json)
-        say(answering.in_json(completion) if as_json else completion.response)
+        say(answering.in_json(completion) if as_json else answer)
         if completion.limit is not None:
             if not as_json:
                 say(f"rlm-broker ask: {completion.limit} was reached: that is the best answer so far", err=True)

@@ -16,7 +16,8 @@ def command() -> None:
 
 @command.command("trust", epilog="exit codes: 0 trusted, 2 there is no such file, or it is wrong")
 def trust_project() -> None:
-    """Take ./rlm-broker.toml, as it is now, for your own: it may then name servers and isolation 'process'."""
+    """Take ./rlm-broker.toml, as it is now, for your own: it may then name servers, tools.py files that run
+    in this process, and isolation 'process'."""
     with failures("config", as_json=False):
         from rlm_broker.settings.settings import PROJECT_FILE, trust_project  # what --help need not pay for
 

@@ -9,7 +9,7 @@ from typing import Any, NoReturn
 
 from rlm_broker.cli import stopping
 from rlm_broker.cli.terminal import say
-from rlm_broker.errors import RlmBrokerError, RunCancelled, RunFailed
+from rlm_broker.errors import ModelFailed, RlmBrokerError, RunCancelled, RunFailed
 
 
 def fail(
@@ -37,6 +37,8 @@ def failures(command: str, *, as_json: bool, debug: bool = False) -> Iterator[No
         kind, sentence, exit_code = error.kind, str(error), error.exit_code
         if isinstance(error, RunCancelled) or stopping.has_come():  # the signal may have hit the fork server, too
             kind, sentence, exit_code = RunCancelled.kind, str(RunCancelled()), stopping.exit_code()
+        if isinstance(error, ModelFailed) and error.partial_answer and not as_json:
+            say(error.partial_answer)
         fail(command, kind, sentence, exit_code, as_json=as_json, run=run)
     except KeyboardInterrupt:
         fail(command, "cancelled", "stopped", stopping.exit_code(), as_json=as_json)

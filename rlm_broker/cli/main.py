@@ -45,6 +45,15 @@ class _Lazy(click.Group):
         command: click.Command = importlib.import_module(f"rlm_broker.cli.{cmd_name}").command
         return command
 
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        if args[0] not in COMMANDS and not args[0].startswith("-"):
+            from rlm_broker.validation import did_you_mean  # what --help need not pay for
+
+            raise click.UsageError(f"No such command {args[0]!r}{did_you_mean(args[0], COMMANDS) or '.'}", ctx)
+        return super().resolve_command(ctx, args)
+
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:  # noqa: ARG002
         with formatter.section("Commands"):
             formatter.write_dl(list(COMMANDS.items()))

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 @click.option("--model", metavar="NAME", help="As it would be given to ask.")
 @click.option("--sub-model", metavar="NAME", help="As it would be given to ask.")
 @click.option("--base-url", metavar="URL", help="As it would be given to ask.")
+@click.option("--model-policy", metavar="NAME", help="As it would be given to ask.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def command(name: str | None, depth: int, as_json: bool, **flags: Any) -> None:
     """Show the models and routes that hold here. With a NAME, which model would serve code that asks for it."""
@@ -31,7 +32,7 @@ def command(name: str | None, depth: int, as_json: bool, **flags: Any) -> None:
         models = Registry(
             settings.model("model"),
             settings.model("sub_model"),
-            Models(settings.models, settings.routes),
+            Models(settings.models, settings.routes, settings["model_policy"]),
             lists=True,
         )
         routing = models.handler(settings.limits).routing

@@ -4,20 +4,18 @@ import contextlib
 import time
 from typing import TYPE_CHECKING, TextIO
 
-from rlm_broker.cli.terminal import printable
-from rlm_broker.results import Block, Usage
+from rlm_broker.results import Usage
 from rlm_broker.trace.events import (
     BlockEnded,
     BlockStarted,
     CallEnded,
-    CallRetried,
     CallStarted,
     Event,
     IterationStarted,
-    ReplReady,
     RunEnded,
     RunStarted,
 )
+from rlm_broker.trace.printing import line_of, print_event, trouble
 
 if TYPE_CHECKING:
     from rich.console import Console, ConsoleOptions, RenderResult
@@ -26,10 +24,6 @@ if TYPE_CHECKING:
 REFRESHES_PER_S = 8
 ROOM_FOR_CTRL_C = 3
 """Columns that the live line leaves free: a terminal writes ^C there, which would else begin a line of its own."""
-CANCELLED = "cancelled"
-"""Error of a call that its caller cancelled."""
-MAX_ERROR_CHARS = 300
-"""Characters of an error of untrusted code that a note shows."""
 
 
 class ProgressLine:
@@ -46,19 +40,20 @@ class ProgressLine:
         self._in_flight = 0
         self._runs = 0
         self._usage: dict[tuple[str, int], Usage] = {}
+        self._batches: dict[tuple[str, int], tuple[int, int]] = {}
+        """Run and number of each batch that is going on -> how many of its calls have ended, and of how many."""
         self._live = _live_line(self, stream) if stream.isatty() else None
 
     def __call__(self, event: Event) -> None:
         """Take one event."""
         self._count(event)
+        self._count_batch(event)
         if self._live is None:
-            if note := _trouble(event) or _milestone(event):
-                self._stream.write(f"[depth {event.depth}] {printable(note)}\n")
-                self._stream.flush()
-        elif note := _trouble(event):
+            print_event(event, self._stream)
+        elif note := trouble(event):
             from rich.text import Text
 
-            self._live.console.print(Text(f"[depth {event.depth}] {printable(note)}"), soft_wrap=True)
+            self._live.console.print(Text(line_of(event, note)), soft_wrap=True)
 
     def close(self) -> None:
         """Leave the terminal clean."""
@@ -83,11 +78,27 @@ class ProgressLine:
         total = sum(self._usage.values(), Usage())
         cost = "" if total.total_cost is None else f", {_cost(total)}"
         most = "" if self._most_iterations is None else f" of {self._most_iterations:,}"
+        batches = self._batches.values()
         parts = [f"{seconds}{cost}", f"iteration {self._iteration}{most}"]
         parts += [f"{self._runs} runs"] if self._runs > 1 else []
         parts += [f"block {self._blocks}{' running' if self._running else ''}"] if self._blocks else []
-        parts += [f"waiting for {_counted(self._in_flight, 'call')}"] if self._in_flight else []
+        if batches:
+            parts.append(f"batch {sum(done for done, _ in batches):,} of {sum(of for _, of in batches):,}")
+        elif self._in_flight:
+            parts.append(f"waiting for {_counted(self._in_flight, 'call')}")
         return ", ".join([*parts, f"{_counted(total.total_calls, 'call')} done, {_tokens(total)}"])
+
+    def _count_batch(self, event: Event) -> None:
+        match event:
+            case CallStarted() if event.batch:
+                self._batches.setdefault((event.run, event.batch), (0, event.of))
+            case CallEnded() if event.batch:
+                self._batches[event.run, event.batch] = (event.done, event.of)
+                if event.done == event.of:
+                    del self._batches[event.run, event.batch]
+            case BlockEnded() | RunEnded():  # of some prompts no call was made
+                for place in [each for each in self._batches if each[0] == event.run]:
+                    del self._batches[place]
 
     def _count(self, event: Event) -> None:
         match event:
@@ -109,45 +120,6 @@ class ProgressLine:
                 self._in_flight -= 1
                 place = (event.model or "?", event.depth)
                 self._usage[place] = self._usage.get(place, Usage()) + event.usage
-
-
-def _trouble(event: Event) -> str | None:
-    """What a user should see also where little room is: what failed, and what is tried again."""
-    match event:
-        case CallRetried():
-            return f"call {event.call} failed, attempt {event.attempt} in {event.wait_s:.1f} s: {event.reason}"
-        case CallEnded(error=str(error)) if error != CANCELLED:  # of a call that is cancelled its block or run tells
-            return f"call {event.call} failed: {_head(error)}"
-        case BlockEnded(outcome=outcome) if outcome.status not in ("ok", "exited"):
-            return f"block {event.block}: {_ended(outcome)}: {_head(outcome.error or '')}"
-        case RunEnded(error=str(error)) if event.depth:  # of the root's own error the command tells
-            return f"run {event.run}: {_head(error)} after {event.duration_s:.2f} s"
-    return None
-
-
-def _milestone(event: Event) -> str | None:
-    match event:
-        case RunStarted():
-            return f"run {event.run} with {event.model}"
-        case ReplReady(isolation=isolation):
-            layers = f"isolation {isolation.level} ({len(isolation.layers)} layers)"
-            return f"REPL ready in {event.duration_s * 1e3:.0f} ms, {layers}"
-        case IterationStarted():
-            return f"iteration {event.number}"
-        case BlockEnded(outcome=outcome):
-            return f"block {event.block}: {_ended(outcome)}"
-        case RunEnded():
-            return f"run {event.run}: {'failed' if event.error else 'answered'} after {event.duration_s:.2f} s"
-    return None
-
-
-def _head(error: str) -> str:
-    """The first line of an error: what follows, such as a difference, the command tells once."""
-    return error.partition("\n")[0][:MAX_ERROR_CHARS]
-
-
-def _ended(outcome: Block) -> str:
-    return f"{outcome.status} after {outcome.execution_time:.2f} s"
 
 
 def spent(usage: Usage) -> str:

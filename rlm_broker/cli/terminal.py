@@ -5,6 +5,8 @@ from typing import TextIO
 
 import click
 
+from rlm_broker.shown import printable
+
 
 def say(text: str, *, err: bool = False, nl: bool = True) -> None:
     """Print to stdout or stderr. What is no terminal gets every character as it is."""
@@ -17,11 +19,3 @@ def say_if_typed() -> None:
     """Say what the command waits for, if stdin is a terminal."""
     if sys.stdin.isatty():
         say("reading from the terminal; Ctrl+D at the start of a line ends the text", err=True)
-
-
-def printable(text: str, keep: str = "") -> str:
-    """`text` with what is not printable written as in Python source (\\x1b), but for the characters of `keep`."""
-    return "".join(
-        character if character.isprintable() or character in keep else character.encode("unicode_escape").decode()
-        for character in text
-    )

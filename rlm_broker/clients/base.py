@@ -30,6 +30,9 @@ class LMRequest(msgspec.Struct, frozen=True):
         on_text: Called with each piece of the reply as it comes, by clients that can; it must not block. A call that is
             tried again begins anew.
         id: Which call of a run it is, for whoever writes it down.
+        has_own_prompt: The system prompt is this package's, whose words depend on the machine and the release.
+        temperature: Of sampling, in place of the one that the client's options have; None leaves it to them. A client
+            that cannot set it (a function, an object of another runtime) does not.
     """
 
     messages: tuple[ChatMessage, ...]
@@ -41,6 +44,8 @@ class LMRequest(msgspec.Struct, frozen=True):
     sample: int = 0
     on_text: Callable[[str], None] | None = None
     id: CallId | None = None
+    has_own_prompt: bool = False
+    temperature: float | None = None
 
     @property
     def chars(self) -> int:
@@ -63,6 +68,12 @@ class LMReply(msgspec.Struct, frozen=True):
     model: str | None = None
 
 
+def with_text(reply: LMReply) -> LMReply:
+    """Return a reply of a client of the user's; where its text is None, one with an empty text."""
+    has_none = isinstance(reply, LMReply) and reply.text is None
+    return msgspec.structs.replace(reply, text="") if has_none else reply
+
+
 class Client(Protocol):
     """A way to call models. It may have further attributes, each of which may be missing or None:
 
@@ -72,6 +83,8 @@ class Client(Protocol):
       of a client that has one are kept in a `Cache`.
     - `preflight()`: awaited before a run starts anything; it raises what every call would.
     - `is_priced`: False where what its calls cost will not be known.
+    - `count_tokens(text)`: how many tokens a text has for its model, or None. It may take milliseconds: it is called in
+      a thread.
     """
 
     @property
@@ -99,6 +112,8 @@ class BaseClient:
 
     Attributes:
         why_unusable: The error of every call, where it is known before the first; None where calls may succeed.
+        counts_tokens: Whether `count_tokens` may know more than an estimate does.
+        answers_types: Whether an answer may be of a type that is asked for. False where it is text by rules.
     """
 
     model_name: str
@@ -107,6 +122,8 @@ class BaseClient:
     fingerprint: str | None = None
     is_priced: bool | None = None
     why_unusable: ConfigurationError | None = None
+    counts_tokens: bool = False
+    answers_types: bool = True
 
     def complete(self, request: LMRequest) -> Coroutine[Any, Any, LMReply]:
         """Answer one request, see `Client`."""
@@ -117,6 +134,10 @@ class BaseClient:
 
     async def preflight(self) -> None:
         """Raise what every call would raise."""
+
+    def count_tokens(self, text: str) -> int | None:  # noqa: ARG002
+        """Return how many tokens a text has for its model, where that is known."""
+        return None
 
     def start_loading(self) -> None:
         """Begin, in the background, to load what the first call would wait for. Harmless when repeated."""

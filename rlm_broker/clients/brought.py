@@ -1,13 +1,14 @@
 """Objects that users hand in as models, made clients with all abilities. Nothing further in asks what they have."""
 
 import weakref
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable
 from typing import Any, cast
 
-from rlm_broker.clients.base import BaseClient, Client, LMReply, LMRequest
+from rlm_broker.clients.base import BaseClient, Client, LMReply, LMRequest, with_text
 from rlm_broker.clients.field import FieldClient, FieldLike, field_client, is_field_client
 from rlm_broker.clients.function import FunctionClient
 from rlm_broker.errors import ConfigurationError
+from rlm_broker.results import Usage
 
 
 def _of_original(name: str) -> Any:
@@ -31,9 +32,20 @@ class BroughtClient(BaseClient):
     def __init__(self, original: Client) -> None:
         self.original = original
 
-    def complete(self, request: LMRequest) -> Coroutine[Any, Any, LMReply]:
-        """Answer one request: the original does."""
-        return self.original.complete(request)
+    async def complete(self, request: LMRequest) -> LMReply:
+        """Answer one request: the original does. Where it returns None, or a reply without text, the text is empty."""
+        reply: LMReply | None = await self.original.complete(request)
+        return LMReply("", Usage(total_calls=1)) if reply is None else with_text(reply)
+
+    @property
+    def counts_tokens(self) -> bool:  # type: ignore[override]
+        """Whether the original can count."""
+        return callable(getattr(self.original, "count_tokens", None))
+
+    def count_tokens(self, text: str) -> int | None:
+        """Have the original count; None where what it says is no number."""
+        counted = getattr(self.original, "count_tokens")(text)  # noqa: B009 - a `Client` need not have it
+        return counted if isinstance(counted, int) and counted >= 0 else None
 
     async def aclose(self) -> None:
         """Close the original."""

@@ -8,6 +8,7 @@ from typing import Any, Protocol
 from rlm_broker.clients.base import BaseClient, LMReply, LMRequest
 from rlm_broker.clients.function import FunctionClient
 from rlm_broker.errors import ModelFailed
+from rlm_broker.redaction import in_words
 from rlm_broker.results import Usage
 
 
@@ -40,7 +41,7 @@ class FieldClient(BaseClient):
     other. Without `get_last_usage` tokens and cost are unknown.
 
     Args:
-        client: `model_name` is the name it is reported under.
+        client: `model_name` is the name it is reported under; `context_tokens`, if it has that, how much it can read.
 
     Attributes:
         original: The same.
@@ -48,6 +49,8 @@ class FieldClient(BaseClient):
 
     def __init__(self, client: Any) -> None:
         self.model_name = str(getattr(client, "model_name", None) or type(client).__name__)
+        window = getattr(client, "context_tokens", None)
+        self.context_tokens = window if isinstance(window, int) and window > 0 else None
         self.original = client
         self._tells_usage = callable(getattr(client, "get_last_usage", None))
         self._is_async = inspect.iscoroutinefunction(getattr(client, "acompletion", None))
@@ -101,7 +104,7 @@ class FieldClient(BaseClient):
             cost = getattr(told, "total_cost", None)
             return Usage(1, int(inputs), int(outputs), None if cost is None else float(cost))
         except Exception as error:  # noqa: BLE001 - the object is anybody's
-            raise ModelFailed(f"{self.model_name}: get_last_usage: {type(error).__name__}: {error}") from None
+            raise ModelFailed(f"{self.model_name}: get_last_usage: {in_words(error)}") from None
 
 
 def _prompt_of(messages: list[Any]) -> str | list[Any]:

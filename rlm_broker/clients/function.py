@@ -7,9 +7,10 @@ from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import Any
 
-from rlm_broker.clients.base import BaseClient, LMReply, LMRequest
+from rlm_broker.clients.base import BaseClient, LMReply, LMRequest, with_text
 from rlm_broker.concurrency.threads import DaemonThreads
 from rlm_broker.errors import ConfigurationError, ModelFailed
+from rlm_broker.redaction import in_words
 from rlm_broker.results import Usage
 
 MAX_THREADS = 64
@@ -22,8 +23,8 @@ class FunctionClient(BaseClient):
     Args:
         fn: Sync or async, `fn(messages, model)` or `fn(messages)`: `messages` is a list of dicts with `role` and
             `content`, `model` the name that was asked for, or None. A second positional parameter, whatever its name,
-            is the model. It returns the text, or an `LMReply` if it knows what the call used. A sync function runs in
-            a thread, up to `MAX_THREADS` at once, so it may block; it has to be thread-safe.
+            is the model. It returns the text, or an `LMReply` if it knows what the call used; None is an empty text. A
+            sync function runs in a thread, up to `MAX_THREADS` at once, so it may block; it has to be thread-safe.
         model_name: The name it is reported under.
 
     Raises:
@@ -83,13 +84,13 @@ class FunctionClient(BaseClient):
             raise self._failed(error) from error
 
     def _failed(self, error: BaseException) -> ModelFailed:
-        return ModelFailed(f"{self.model_name}: {type(error).__name__}: {error}")
+        return ModelFailed(f"{self.model_name}: {in_words(error)}")
 
     def _reply(self, answer: object) -> LMReply:
         if isinstance(answer, LMReply):
-            return answer
-        if isinstance(answer, str):
-            return LMReply(answer, Usage(total_calls=1))
+            return with_text(answer)
+        if isinstance(answer, str | None):
+            return LMReply(answer or "", Usage(total_calls=1))
         raise ModelFailed(
             f"{self.model_name}: the function returned {type(answer).__name__}; it must return str or LMReply"
         )

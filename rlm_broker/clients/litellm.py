@@ -115,6 +115,7 @@ class LiteLLMClient(BaseClient):
         model_name: `provider/model`, or a well-known bare name.
         max_concurrent: Calls at the same time.
         usd_per_million_tokens: Of input and of output; None takes litellm's prices.
+        context_tokens: How much the model can read; None takes litellm's number.
         options: Passed to litellm as they are (`temperature`, `api_base`, `api_key`, `extra_headers`, `timeout`, ...).
 
     Raises:
@@ -127,6 +128,7 @@ class LiteLLMClient(BaseClient):
         *,
         max_concurrent: int = MAX_CONCURRENT,
         usd_per_million_tokens: tuple[float, float] | None = None,
+        context_tokens: int | None = None,
         **options: Any,
     ) -> None:
         require_kind("the model's name", model_name, str)
@@ -144,18 +146,30 @@ class LiteLLMClient(BaseClient):
         self.model_name = model_name
         self.max_concurrent = max_concurrent
         self._options = options
+        self._context_tokens = context_tokens
         self._litellm_name = full_name(model_name) or model_name
 
     @property
     def context_tokens(self) -> int | None:  # type: ignore[override]
         """How much the model can read, once litellm is there to know it."""
-        if not prefetch().done():
-            return None
+        if self._context_tokens is not None or not prefetch().done():
+            return self._context_tokens
         try:
             found = prefetch().result().get_model_info(self._litellm_name).get("max_input_tokens")
         except Exception:  # noqa: BLE001 - litellm raises a plain Exception for what it does not know
             return None
         return found if isinstance(found, int) and found > 0 else None
+
+    counts_tokens = True
+
+    def count_tokens(self, text: str) -> int | None:
+        """Count by the tokenizer that litellm has for the model; None while litellm is being imported."""
+        if not prefetch().done():
+            return None
+        try:
+            return int(prefetch().result().token_counter(model=self._litellm_name, text=text))
+        except Exception:  # noqa: BLE001 - a tokenizer may have to be downloaded
+            return None
 
     @property
     def fingerprint(self) -> str:  # type: ignore[override]
@@ -251,6 +265,8 @@ class LiteLLMClient(BaseClient):
         if request.max_completion_tokens is not None:
             limits = [request.max_completion_tokens, call.get("max_tokens")]
             call["max_tokens"] = min(limit for limit in limits if isinstance(limit, int))
+        if request.temperature is not None:
+            call["temperature"] = request.temperature
         if request.on_text is None:
             return await litellm.acompletion(**call)
         return await _streamed(litellm, call, request.on_text)

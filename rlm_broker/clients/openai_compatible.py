@@ -39,6 +39,7 @@ class OpenAICompatibleClient(BaseClient):
         timeout_s: Seconds of one request; None leaves that to the call's own limit.
         max_concurrent: Requests at the same time; further calls wait in turn.
         usd_per_million_tokens: Of input and of output; None is an unknown price.
+        context_tokens: How much the model can read; None asks the server.
         model_name: The name it is reported under; None is `model`.
 
     Attributes:
@@ -59,6 +60,7 @@ class OpenAICompatibleClient(BaseClient):
         timeout_s: float | None = None,
         max_concurrent: int = MAX_CONCURRENT,
         usd_per_million_tokens: tuple[float, float] | None = None,
+        context_tokens: int | None = None,
         model_name: str | None = None,
     ) -> None:
         require_kind("base_url", base_url, str)
@@ -84,6 +86,7 @@ class OpenAICompatibleClient(BaseClient):
         self._secrets = secrets_in({"api_key": api_key, "headers": headers})
         self._timeout_s = timeout_s
         self._prices = usd_per_million_tokens
+        self.context_tokens = context_tokens
         self._sessions: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, aiohttp.ClientSession]
         self._sessions = weakref.WeakKeyDictionary()
         weakref.finalize(self, _abandon, self._sessions)
@@ -110,7 +113,7 @@ class OpenAICompatibleClient(BaseClient):
             return  # the calls will show
         for entry in listed:
             if self._model in (entry.id, entry.id.removesuffix(":latest")):  # the latter is Ollama's
-                self.context_tokens = _count(entry.max_model_len) or None
+                self.context_tokens = self.context_tokens or _count(entry.max_model_len) or None
                 return
         if listed and not any("*" in entry.id for entry in listed):  # a proxy's pattern
             names = ", ".join(entry.id for entry in listed[:20])
@@ -129,6 +132,8 @@ class OpenAICompatibleClient(BaseClient):
         body |= self._options
         if request.max_completion_tokens is not None:
             body["max_tokens"] = _smaller(body.get("max_tokens"), request.max_completion_tokens)
+        if request.temperature is not None:
+            body["temperature"] = request.temperature
         if request.on_text is not None:
             body |= {"stream": True, "stream_options": {"include_usage": True}}
         async with self._request("POST", "/chat/completions", encode_written_out(body), self._timeout_s) as response:
@@ -218,7 +223,7 @@ class OpenAICompatibleClient(BaseClient):
             usage = part.usage or usage
             for choice in part.choices or ():
                 finish_reason = _text(choice.finish_reason) or finish_reason
-                if choice.delta is not None and (text := _text_of(choice.delta.content)):
+                if choice.delta is not None and (text := _text_of(choice.delta.content, between="")):
                     texts.append(text)
                     on_text(text)
         if not ended and finish_reason is None:
@@ -320,11 +325,16 @@ def _smaller(option: Any, limit: int) -> int:
     return min(option, limit) if type(option) is int else limit
 
 
-def _text_of(content: str | list[Any] | None) -> str | None:
-    """Text, from servers too that answer in content parts."""
+def _text_of(content: str | list[Any] | None, between: str = "\n") -> str | None:
+    """Return the text, from servers too that answer in content parts: each is a text of its own.
+
+    Args:
+        between: Stands between two parts. Those of a streamed piece go on where the piece before them ended.
+    """
     if not isinstance(content, list):
         return content
-    return "".join(part["text"] for part in content if isinstance(part, dict) and isinstance(part.get("text"), str))
+    texts = (part.get("text") for part in content if isinstance(part, dict))
+    return between.join(text for text in texts if isinstance(text, str) and text)
 
 
 def _error_in(answer: bytes) -> str | None:

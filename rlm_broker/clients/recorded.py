@@ -2,10 +2,14 @@
 
 import asyncio
 
+import msgspec
+
 from rlm_broker.clients.base import BaseClient, LMReply, LMRequest
 from rlm_broker.clients.recording import CallId, Recording, Request
 from rlm_broker.errors import ModelFailed, ReplayDiverged
 from rlm_broker.results import Usage
+
+OWN_PROMPT = "(the system prompt of rlm-broker)"
 
 
 class RecordedClient(BaseClient):
@@ -17,6 +21,7 @@ class RecordedClient(BaseClient):
 
     def __init__(self, recording: Recording, model_name: str) -> None:
         self.model_name = model_name
+        self.context_tokens = recording.models.windows.get(model_name)
         self._recording = recording
 
     async def complete(self, request: LMRequest) -> LMReply:
@@ -48,6 +53,9 @@ class RecordedClient(BaseClient):
 
 
 def recorded_request(request: LMRequest) -> Request:
-    """What of a request a recording holds."""
+    """What of a request a recording holds. A system prompt of our own is not compared: packages are told in it."""
     messages = [{"role": message.role, "content": message.content} for message in request.messages]
-    return Request(messages, request.model, request.max_completion_tokens, request.depth, request.sample)
+    if request.has_own_prompt:
+        messages[0]["content"] = OWN_PROMPT
+    temperature = msgspec.UNSET if request.temperature is None else float(request.temperature)
+    return Request(messages, request.model, request.max_completion_tokens, request.depth, request.sample, temperature)

@@ -7,11 +7,12 @@ import warnings
 from collections import defaultdict, deque
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import msgspec
 
 from rlm_broker.errors import ConfigurationError, FailureCause
+from rlm_broker.redaction import LONGEST_CHARS, redacted
 from sandbox_worker.wire.text_json import decode_escaped, encode_escaped
 
 FORMAT = 1
@@ -31,13 +32,14 @@ class CallId(msgspec.Struct, frozen=True):
 
 
 class Request(msgspec.Struct, frozen=True):
-    """What a reply is found by."""
+    """What a reply is found by. A temperature is in it only where code has asked for one."""
 
     messages: list[dict[str, Any]]
     model: str | None = None
     max_completion_tokens: int | None = None
     depth: int = 0
     sample: int = 0
+    temperature: float | msgspec.UnsetType = msgspec.UNSET
 
 
 class Failure(msgspec.Struct, frozen=True):
@@ -80,6 +82,7 @@ class RecordedModels(msgspec.Struct, frozen=True, omit_defaults=True):
 
     Attributes:
         seed: Of the sandbox that the run's code was in, see `Sandbox`.
+        windows: Name of a model → tokens that it can read, where that was known: conversations are cut by it.
     """
 
     rlm_broker_recording: int
@@ -89,6 +92,7 @@ class RecordedModels(msgspec.Struct, frozen=True, omit_defaults=True):
     routes: list[tuple[str, str | None, str]] = []
     policy: Literal["allow", "pinned", "open"] = "allow"
     seed: int | None = None
+    windows: dict[str, Annotated[int, msgspec.Meta(ge=1)]] = {}
 
 
 class Recorder:
@@ -110,8 +114,17 @@ class Recorder:
         self._write(models)
 
     def add(self, recorded: Recorded) -> None:
-        """Write one call."""
-        self._write(recorded)
+        """Write one call, without what looks like a secret, and of a reply that is too long without its middle."""
+        self._write(
+            msgspec.structs.replace(
+                recorded,
+                request=_without_secrets(recorded.request),
+                text=redacted(recorded.text, LONGEST_CHARS),
+                problem=redacted(recorded.problem, LONGEST_CHARS),
+                failure=recorded.failure
+                and Failure(redacted(recorded.failure.message, LONGEST_CHARS), recorded.failure.cause),
+            )
+        )
 
     def close(self) -> None:
         """Once. Warns if lines are missing. What a call that is still under way adds later is lost."""
@@ -158,11 +171,11 @@ class Recording:
             raise ConfigurationError(f"{self.path} was recorded by another version of rlm-broker")
         self._by_request: dict[bytes, deque[Recorded]] = defaultdict(deque)
         for call in self._calls:
-            self._by_request[encode_escaped(call.request)].append(call)
+            self._by_request[encode_escaped(_without_secrets(call.request))].append(call)
 
     def find(self, request: Request) -> Recorded | None:
-        """The call that was recorded for this request."""
-        calls = self._by_request.get(encode_escaped(request))
+        """The call that was recorded for this request, or for one that differs in secrets alone."""
+        calls = self._by_request.get(encode_escaped(_without_secrets(request)))
         if not calls:
             return None
         return calls.popleft() if len(calls) > 1 else calls[0]
@@ -171,7 +184,7 @@ class Recording:
         """How a request that was not recorded differs from the nearest: the one of the same place, else of any."""
         if not self._calls:
             return f"{self.path} holds no calls"
-        ours = _lines_of(request)
+        ours = _lines_of(_without_secrets(request))
         near = [call for call in self._calls if call.id == id]
         nearest = near[0] if near else max(self._calls, key=lambda call: _likeness(_lines_of(call.request), ours))
         changes = difflib.unified_diff(_lines_of(nearest.request), ours, "recorded", "asked now", n=1, lineterm="")
@@ -183,9 +196,15 @@ class Recording:
         return "\n".join([head, *shown])
 
 
+def _without_secrets(request: Request) -> Request:
+    return msgspec.structs.replace(request, messages=redacted(request.messages))
+
+
 def _lines_of(request: Request) -> list[str]:
     settings = [f"{name}: {getattr(request, name)}" for name in ("model", "max_completion_tokens", "depth", "sample")]
     lines = list(settings)
+    if request.temperature is not msgspec.UNSET:
+        lines.append(f"temperature: {request.temperature}")
     for message in request.messages:
         content = message.get("content")
         text = content if isinstance(content, str) else json.dumps(content, indent=1)

@@ -1,6 +1,7 @@
 """A batch of work, held as data: a piece of it becomes a task when there is a place for it to run."""
 
 import asyncio
+import contextlib
 from collections import deque
 from collections.abc import Awaitable, Callable, Hashable, Sequence
 from typing import Any, Generic, TypeVar
@@ -34,13 +35,9 @@ async def bounded_map(
         The results in the order of `todo`; None for each piece that was not done within `timeout_s`.
     """
     batch = _Batch(todo, work, at_once, places or FairSemaphore(None), session)
-    deadline = asyncio.timeout(timeout_s)
-    try:
-        async with deadline:
+    with contextlib.suppress(TimeoutError):  # only that of the whole batch: what a piece raises comes in a group
+        async with asyncio.timeout(timeout_s):
             await batch.run()
-    except TimeoutError:
-        if not deadline.expired():
-            raise
     return batch.results
 
 
@@ -82,7 +79,6 @@ class _Batch(Generic[T, R]):
             if self._busy == self._at_once:
                 self._worker_ended.clear()
                 await self._worker_ended.wait()
-                continue
             if not self._places.take():
                 await self._queue()
             if not self._waiting:  # the workers were faster

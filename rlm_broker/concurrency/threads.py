@@ -1,5 +1,7 @@
 """Other people's blocking functions, in threads that nobody has to wait for."""
 
+import asyncio
+import contextlib
 import contextvars
 import os
 import queue
@@ -7,8 +9,11 @@ import threading
 from collections.abc import Callable
 from concurrent.futures import Future
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
+from rlm_broker.concurrency.deadline import to_its_end
+
+T = TypeVar("T")
 _Job = tuple["Future[Any]", Callable[[], Any]]
 
 
@@ -76,3 +81,20 @@ def _run(future: "Future[Any]", call: Callable[[], Any]) -> None:
         future.set_exception(error)
     else:
         future.set_result(answer)
+
+
+async def in_thread(work: Callable[[threading.Event], T]) -> T:
+    """Run blocking work in a thread. When we are cancelled it is told to stop, and its end is awaited."""
+    stop = threading.Event()
+    running = asyncio.ensure_future(asyncio.to_thread(work, stop))
+    try:
+        return await asyncio.shield(running)
+    except asyncio.CancelledError:
+        stop.set()
+        with contextlib.suppress(Exception):
+            await to_its_end(lambda: _result(running))
+        raise
+
+
+async def _result(running: "asyncio.Future[T]") -> T:
+    return await running

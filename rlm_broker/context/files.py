@@ -1,78 +1,26 @@
-"""Which files a path, a folder or a glob stands for, and their text in pieces.
+"""Which files a path, a folder or a glob stands for."""
 
-Files are the user's and may change while they are read: nothing here maps one, waits for one, or holds a whole one.
-"""
-
-import codecs
 import os
 import stat
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import replace
 from fnmatch import fnmatchcase
-from itertools import chain
 from pathlib import Path
+from typing import Final
 
-from pathspec import GitIgnoreSpec, Pattern
-
+from rlm_broker.context.found import FoundFile, printable
+from rlm_broker.context.ignored import Ignored
+from rlm_broker.context.secret_names import SECRET, is_secret, leads_to_secret
 from rlm_broker.errors import ContextRefused
 
-PIECE_BYTES = 1 << 18
-"""Read at once: whatever a file's size, it takes a few times this of our own memory."""
-
-_MAX_GITIGNORE_BYTES = 1 << 20
-_WILDCARDS = frozenset("*?[")
-_EVERYTHING = ("**",)
-_KINDS = {
-    stat.S_IFDIR: "a folder",
-    stat.S_IFIFO: "a named pipe",
-    stat.S_IFSOCK: "a socket",
-    stat.S_IFCHR: "a device",
-    stat.S_IFBLK: "a device",
-}
-
-
-class FileUnfit(Exception):
-    """A file that cannot be part of a context. The message is one sentence.
-
-    Attributes:
-        reason: Under what it is counted where it is one of many.
-    """
-
-    def __init__(self, reason: str, sentence: str) -> None:
-        super().__init__(sentence)
-        self.reason = reason
-
-
-@dataclass(frozen=True, slots=True)
-class FoundFile:
-    """A file to read.
-
-    Attributes:
-        name: What it is called in the context.
-        given: Its path as the user wrote it, or began it with the folder that was written.
-        path: Where to open it.
-        named: Whether the user named this very file, which may then be a symbolic link to anywhere.
-    """
-
-    name: str
-    given: str
-    path: str
-    named: bool = False
-
-
-def printable(path: str | os.PathLike[str]) -> str:
-    """A path that can be printed and sent: bytes in it that are not UTF-8 are shown as `\\xff`."""
-    path = os.fspath(path)
-    return path if path.isascii() else os.fsencode(path).decode("utf-8", "backslashreplace")
+_WILDCARDS: Final = frozenset("*?[")
+_EVERYTHING: Final = ("**",)
 
 
 def is_glob(path: Path) -> bool:
     """Whether `path` is a pattern: it has `*`, `?` or `[`, and nothing has that very name."""
     return bool(_WILDCARDS & set(str(path))) and not os.path.lexists(path)
-
-
-# -- which files -----------------------------------------------------------------------------------------------------
 
 
 def find_files(paths: Sequence[Path]) -> tuple[list[FoundFile], Counter[str]]:
@@ -81,8 +29,8 @@ def find_files(paths: Sequence[Path]) -> tuple[list[FoundFile], Counter[str]]:
     A name is the path below the folder, or below the part of a glob that has no wildcard, or the last part of a file's
     path. Files whose names would be equal are called by their paths as given. The same file is taken only once.
 
-    Of folders and globs is left out what .gitignore files exclude, anything called .git, and what is reached through
-    links to folders or to the outside. A link to a file inside counts as that file.
+    Of folders and globs is left out what .gitignore files exclude, what is likely a secret by its name, anything called
+    .git, and what is reached through links to folders or to the outside. A link to a file inside counts as that file.
 
     Args:
         paths: In a glob `*`, `?` and `[...]` stay within one part of the path, a part `**` is any number of them; only
@@ -111,7 +59,8 @@ def _files_of(path: Path, skipped: Counter[str]) -> list[FoundFile]:
         base, pattern = Path(*path.parts[:first]), path.parts[first:]
         if files := _walk(base, pattern, skipped) if stat.S_ISDIR(_mode(base)) else []:
             return files
-        raise ContextRefused(f"{printable(path)} matches no file: check the pattern, and .gitignore")
+        secret = f"; {skipped[SECRET]:,} left out: {SECRET}" if skipped[SECRET] else ""
+        raise ContextRefused(f"{printable(path)} matches no file: check the pattern, and .gitignore{secret}")
     try:
         mode = path.stat().st_mode
     except FileNotFoundError:
@@ -144,7 +93,7 @@ def _distinct_names(by_real_path: dict[str, FoundFile]) -> dict[str, str]:
 
 def _walk(root: Path, pattern: tuple[str, ...], skipped: Counter[str]) -> list[FoundFile]:
     real_root = Path(os.path.realpath(root))
-    ignored = _Ignored(real_root)
+    ignored = Ignored(real_root)
     files: list[FoundFile] = []
     linked: list[FoundFile] = []
     waiting: list[tuple[str, ...]] = [()]
@@ -165,6 +114,8 @@ def _walk(root: Path, pattern: tuple[str, ...], skipped: Counter[str]) -> list[F
                 continue
             if ignored.is_excluded(parts, is_folder):
                 skipped["ignored by .gitignore"] += 1
+            elif is_secret(parts, is_folder=is_folder):
+                skipped[SECRET] += 1
             elif is_folder:
                 waiting.append(parts)
             elif entry.is_symlink():
@@ -177,7 +128,7 @@ def _walk(root: Path, pattern: tuple[str, ...], skipped: Counter[str]) -> list[F
 
 
 def _linked(
-    parts: tuple[str, ...], root: Path, real_root: Path, ignored: "_Ignored", skipped: Counter[str]
+    parts: tuple[str, ...], root: Path, real_root: Path, ignored: Ignored, skipped: Counter[str]
 ) -> list[FoundFile]:
     """What the link at `parts` leads to, if that is a file inside. Folders inside are walked under their own names."""
     target = Path(os.path.realpath(real_root.joinpath(*parts)))
@@ -189,6 +140,9 @@ def _linked(
         ignored.is_excluded(inside[:end], end < len(inside)) for end in range(1, len(inside) + 1)
     ):
         skipped["ignored by .gitignore"] += 1
+        return []
+    if leads_to_secret(inside):
+        skipped[SECRET] += 1
         return []
     mode = _mode(target)
     if not stat.S_ISREG(mode):
@@ -221,176 +175,3 @@ def _may_hold(folder: Sequence[str], pattern: Sequence[str]) -> bool:
         if not fnmatchcase(part, wanted):
             return False
     return len(folder) < len(pattern)
-
-
-class _Ignored:
-    """What the .gitignore files exclude: those of the folder, of all below it, and of the repository around it.
-
-    Args:
-        root: Real path of the folder. If the repository excludes this folder itself, its rules do not count: the user
-            has named the folder.
-    """
-
-    def __init__(self, root: Path) -> None:
-        self._rules: dict[tuple[str, ...], _Rules] = {}
-        self._above: tuple[str, ...] = ()
-        self._top = next((folder for folder in (root, *root.parents) if os.path.lexists(folder / ".git")), root)
-        above = root.relative_to(self._top).parts
-        if any(self.is_excluded(above[:end], is_folder=True) for end in range(1, len(above) + 1)):
-            self._top, self._rules = root, {}
-        else:
-            self._above = above
-
-    def is_excluded(self, parts: tuple[str, ...], is_folder: bool) -> bool:
-        """Whether the entry at `parts` below the folder is excluded. Its parents were asked about, and are not."""
-        parts = (*self._above, *parts)
-        for depth, rules in self._rules_in_force(parts[:-1]):
-            path = "/".join(parts[depth:])
-            for rule in rules:
-                if rule.means(path, is_folder):
-                    return rule.excludes
-        return False
-
-    def _rules_in_force(self, folder: tuple[str, ...]) -> "_Rules":
-        if folder not in self._rules:
-            around = self._rules_in_force(folder[:-1]) if folder else ()
-            own = _read_gitignore(self._top.joinpath(*folder, ".gitignore"))
-            self._rules[folder] = ((len(folder), own), *around) if own else around
-        return self._rules[folder]
-
-
-@dataclass(frozen=True, slots=True)
-class _Rule:
-    """A line of a .gitignore. As in git, of the lines that mean an entry the last one of the nearest file decides.
-
-    pathspec translates the line and no more: asked about a whole file it lets some lines win over later ones, and it
-    takes a line to mean all that is below a folder too, so that `!*/` after `*` would not bring folders back.
-    """
-
-    excludes: bool
-    only_folders: bool
-    pattern: Pattern
-
-    def means(self, path: str, is_folder: bool) -> bool:
-        """Whether the line is about the entry at `path` itself, not only about a folder that it lies in."""
-        if self.only_folders and not is_folder:
-            return False
-        result = self.pattern.match_file(path)
-        return result is not None and not any(result.match.groupdict().values())  # its one group: a "/" after a folder
-
-
-_Rules = tuple[tuple[int, list[_Rule]], ...]
-"""How deep a .gitignore lies, and its lines from the last to the first; the nearest file first."""
-
-
-def _read_gitignore(path: Path) -> list[_Rule]:
-    try:
-        fd, _ = _open_regular(FoundFile(".gitignore", printable(path), str(path)))
-    except FileUnfit:
-        return []
-    with open(fd, "rb") as file:
-        text = file.read(_MAX_GITIGNORE_BYTES).decode("utf-8", "surrogateescape").removeprefix("\ufeff")
-    return [rule for line in reversed(text.split("\n")) for rule in _rules_in(line.rstrip("\r"))]
-
-
-def _rules_in(line: str) -> list[_Rule]:
-    bare = line.rstrip(" ").rstrip("/")
-    only_folders = line.rstrip(" ") != bare
-    try:
-        patterns = GitIgnoreSpec.from_lines([bare if only_folders else line]).patterns
-    except ValueError:  # no pattern: git passes over it as well
-        return []
-    return [_Rule(pattern.include, only_folders, pattern) for pattern in patterns if pattern.include is not None]
-
-
-# -- their text ------------------------------------------------------------------------------------------------------
-
-
-def text_of(file: FoundFile) -> Iterator[str | bytes]:
-    """The text of `file`, in pieces; one of bytes is ASCII, as most of most files. What is appended to it meanwhile is
-    left out. A byte order mark is not text.
-
-    Raises:
-        FileUnfit: It cannot be read, is not a regular file, is binary (it has a zero byte), or is not UTF-8. This may
-            come after any number of pieces.
-    """
-    fd, size_bytes = _open_regular(file)
-    try:
-        yield from decoded(_bytes_of(file, fd, size_bytes), file.given)
-    finally:
-        os.close(fd)
-
-
-def _open_regular(file: FoundFile) -> tuple[int, int]:
-    """A descriptor, and the size of what it is of."""
-    flags = os.O_RDONLY | os.O_CLOEXEC | os.O_NOCTTY | os.O_NONBLOCK  # a pipe that became of it is not waited for
-    try:
-        # Before it is opened: opening a device can do something.
-        _refuse_special(file, os.stat(file.path).st_mode)  # noqa: PTH116 - a path object takes longer than the call
-        fd = os.open(file.path, flags if file.named else flags | os.O_NOFOLLOW)
-    except OSError as error:
-        raise _unreadable(file, error) from error
-    try:
-        opened = os.fstat(fd)
-        _refuse_special(file, opened.st_mode)
-    except FileUnfit:
-        os.close(fd)
-        raise
-    return fd, opened.st_size
-
-
-def _refuse_special(file: FoundFile, mode: int) -> None:
-    if not stat.S_ISREG(mode):
-        kind = _KINDS.get(stat.S_IFMT(mode), "something else")
-        raise FileUnfit(
-            "not a regular file", f"{file.given} is {kind}, not a file: read it first, and hand in its text"
-        )
-
-
-def _bytes_of(file: FoundFile, fd: int, size_bytes: int) -> Iterator[bytes]:
-    left = size_bytes or (1 << 62)  # files of /proc have text and no size
-    try:
-        while left and (piece := os.read(fd, min(left, PIECE_BYTES))):
-            if not size_bytes and (size_bytes := os.fstat(fd).st_size):
-                return  # it was empty: this was appended meanwhile, and more may be without end
-            yield piece
-            left -= len(piece)
-    except OSError as error:
-        raise _unreadable(file, error) from error
-
-
-def _unreadable(file: FoundFile, error: OSError) -> FileUnfit:
-    return FileUnfit("unreadable", f"{file.given} cannot be read: {error.strerror}")
-
-
-def decoded(pieces: Iterable[bytes], name: str) -> Iterator[str | bytes]:
-    """Yield UTF-8 as text, piece by piece; a piece of bytes is ASCII. A byte order mark is not text.
-
-    Args:
-        name: What the bytes are of, for the error.
-
-    Raises:
-        FileUnfit: They are binary, or not UTF-8.
-    """
-    decoder = codecs.getincrementaldecoder("utf-8")()
-    start = 0  # of the piece, in the file
-    begun = False
-    for piece in chain(pieces, [b""]):
-        if (zero := piece.find(0)) >= 0:
-            sentence = f"{name} is binary (a zero byte at offset {start + zero:,}), not text: convert it to UTF-8 text"
-            raise FileUnfit("binary", sentence)
-        behind = len(decoder.getstate()[0])  # bytes of a character that the last piece cut
-        if piece and not behind and piece.isascii():
-            begun = True
-            yield piece
-            start += len(piece)
-            continue
-        try:
-            text = decoder.decode(piece, final=not piece)
-        except UnicodeDecodeError as error:
-            offset, byte = start - behind + error.start, error.object[error.start]
-            sentence = f"{name} is not UTF-8 text: byte {byte:#04x} at offset {offset:,}; convert it (iconv -t UTF-8)"
-            raise FileUnfit("not UTF-8", sentence) from None
-        yield text if begun else text.removeprefix("\ufeff")
-        begun = begun or bool(text)
-        start += len(piece)

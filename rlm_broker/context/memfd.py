@@ -5,7 +5,7 @@ How it lies there is told in `sandbox_worker.loading.form`.
 
 import os
 from array import array
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from fcntl import F_ADD_SEALS, fcntl
 from typing import Final, Self, cast
 
@@ -93,15 +93,16 @@ class TextMemfd(Memfd):
         self._kinds = bytearray()
         self._begin()
 
-    def add_text(self, pieces: Iterable[str | bytes]) -> int:
+    def add_text(self, pieces: Iterable[str | bytes], grows: Callable[[int], None] | None = None) -> int:
         """Append one text; return its characters. What `pieces` raises takes back what came of it before.
 
         Args:
             pieces: Those that are bytes are ASCII. Lone surrogates are characters like others.
+            grows: Called with the bytes that the memfd will grow by, before it does. It may raise.
         """
         try:
             for piece in pieces:
-                self._add(piece)
+                self._add(piece, grows)
         except BaseException:
             if self.size_bytes > self._start:
                 self.cut(self._start)
@@ -132,14 +133,17 @@ class TextMemfd(Memfd):
         self._length = 0
         self._kind: Kind = 0
 
-    def _add(self, piece: str | bytes) -> None:
+    def _add(self, piece: str | bytes, grows: Callable[[int], None] | None) -> None:
         if not piece:
             return
         if isinstance(piece, bytes) and self._kind <= 1:
             kind, data = self._kind, piece  # as it is
         else:
             kind, data = _encoded(piece.decode("ascii") if isinstance(piece, bytes) else piece, self._kind)
-        if (kind or 1) > (self._kind or 1):
+        wider = (kind or 1) - (self._kind or 1)
+        if grows:
+            grows(self._length * wider + len(data))
+        if wider:
             self._widen(kind)
         self._kind = kind
         self.write(data)

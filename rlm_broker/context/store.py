@@ -9,31 +9,29 @@ process's own.
 import os
 import re
 import warnings
-import weakref
-from collections.abc import Collection, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Final, Self, cast
 
-from rlm_broker.context.files import FileUnfit, FoundFile, decoded, find_files, printable, text_of
-from rlm_broker.context.memfd import JsonMemfd, TextMemfd, pieces_of
+from rlm_broker.context.files import find_files
+from rlm_broker.context.found import FileUnfit, FoundFile, printable
+from rlm_broker.context.memfd import TextMemfd, pieces_of
+from rlm_broker.context.objects import store_value
+from rlm_broker.context.reading import Reading
+from rlm_broker.context.stored import (
+    MAX_NAME_CHARS,
+    ContextInfo,
+    Parts,
+    Replaced,
+    StoredContext,
+    close_all,
+    sealed,
+)
+from rlm_broker.context.text import DecodedText, Decoding, Errors
 from rlm_broker.errors import ContextRefused
-from rlm_broker.plain import problem_with
-from sandbox_worker.loading.context import load_into
-from sandbox_worker.loading.form import MAX_PIECES, ContextForm, ContextPiece
-from sandbox_worker.wire.names import CONTEXT
-
-MAX_PARTS_TOLD: Final = 100
-"""Parts that a `ContextInfo` names."""
-
-MAX_NAME_CHARS: Final = 200
-"""Of a part's name in a `ContextInfo`; of a longer key only the start is told."""
-
-MAPPED_CHARS: Final = 1_000
-"""Texts of a dict or list that are so long on average are mapped; of shorter ones JSON is decoded sooner."""
-
+from sandbox_worker.loading.form import MAX_PIECES, ContextPiece
 
 STREAM_BYTES: Final = 1 << 20
 """Bytes or characters of a stream that are read at a time."""
@@ -42,96 +40,6 @@ MAX_PATH_CHARS: Final = 4_096
 """Characters of the longest path that Linux has."""
 
 AS_TEXT: Final = "; if the text itself is meant, end it with a line break"
-
-
-@dataclass(frozen=True, slots=True)
-class ContextInfo:
-    """What may be told of a context without reading it.
-
-    Attributes:
-        type_name: Of the Python value that the worker gets: `str`, `dict`, `list`, `int`, `float`, `bool`, `NoneType`.
-        total_chars: Characters of a text, or of all texts in a dict or list that has nothing but texts in it;
-            otherwise bytes of the context's JSON.
-        parts: Name and length of the first `MAX_PARTS_TOLD` files, keys of a dict, or items of a list (by index). A
-            name has at most `MAX_NAME_CHARS`. The length is in characters; of what is no text, in bytes of its JSON.
-        parts_total: How many parts there are.
-        skipped: How many files or folders below what was named were left out, by reason.
-    """
-
-    type_name: str
-    total_chars: int
-    parts: tuple[tuple[str, int], ...] = ()
-    parts_total: int = 0
-    skipped: Mapping[str, int] = field(default_factory=dict)
-
-
-class StoredContext:
-    """A context in sealed memfds: one, or one for each value of a dict. It owns the descriptors, which every worker may
-    be given.
-
-    Attributes:
-        info: What may be told of it.
-    """
-
-    def __init__(self, pieces: Iterable[tuple[int, ContextPiece]], info: ContextInfo) -> None:
-        self.info: Final = info
-        self._pieces = tuple(pieces)
-        fds = [fd for fd, _ in self._pieces]
-        self._close = weakref.finalize(self, _close_all, fds)  # once, by `close` or by the collector
-
-    def pieces(self) -> tuple[tuple[int, ContextPiece], ...]:
-        """Return the descriptors, each with all four seals and close-on-exec, and what they hold.
-
-        Raises:
-            ContextRefused: It was closed: the numbers may be other files' by now.
-        """
-        if not self._close.alive:
-            raise ContextRefused("this context was closed: store it again")
-        return self._pieces
-
-    @property
-    def size_bytes(self) -> int:
-        """Bytes that it takes as it is stored."""
-        return sum(piece.form.size_bytes for _, piece in self._pieces)
-
-    def value(self) -> Any:
-        """The context itself, as a worker gets it."""
-        loaded: dict[str, Any] = {}
-        for fd, piece in self.pieces():
-            load_into(loaded, CONTEXT, fd, piece, mapping_works=False)
-        return loaded[CONTEXT]
-
-    def another(self) -> "StoredContext":
-        """The same context, with descriptors of its own."""
-        return StoredContext(_duplicates(self.pieces()), self.info)
-
-    def close(self) -> None:
-        """Give the descriptors back. What workers have loaded stays theirs. Closing twice is harmless."""
-        self._close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
-
-
-def _close_all(fds: Iterable[int]) -> None:
-    for fd in fds:
-        os.close(fd)
-
-
-def _duplicates(pieces: Iterable[tuple[int, ContextPiece]]) -> list[tuple[int, ContextPiece]]:
-    made: list[tuple[int, ContextPiece]] = []
-    try:
-        for fd, piece in pieces:
-            made.append((os.dup(fd), piece))
-    except OSError:
-        _close_all(fd for fd, _ in made)
-        raise
-    return made
 
 
 class Paths(tuple[Path, ...]):
@@ -172,17 +80,50 @@ def refuse_a_name(text: object, what: str = "the context", remedy: str = "give P
     warnings.warn(f"{told}{AS_TEXT}", stacklevel=2)
 
 
+@dataclass(frozen=True, slots=True)
+class Encoded:
+    """Files or a stream whose text is encoded in a certain way: `Encoded(Path("old.log"), "cp1252")`.
+
+    Args:
+        source: A path, `Paths`, or a stream of bytes.
+        encoding: Of all bytes that do not begin with a byte order mark, by its name in Python, such as `"utf-16"`.
+            None: UTF-8.
+        errors: `"replace"`: U+FFFD stands in the place of bytes that cannot be decoded, and they are counted. Text with
+            more than 3 such bytes in 10 is refused. `"strict"`: text with any is refused. One of many files that is
+            refused is left out.
+
+    Raises:
+        ContextRefused: `source` is none of these.
+        ConfigurationError: There is no such encoding of text, or `errors` is something else.
+    """
+
+    source: object
+    encoding: str | None = None
+    errors: Errors = "replace"
+
+    def __post_init__(self) -> None:
+        Decoding(self.encoding, self.errors)
+        if not isinstance(self.source, Paths | os.PathLike) and not callable(getattr(self.source, "read", None)):
+            made = f"Path({self.source!r:.60})" if isinstance(self.source, str) else "a path, Paths([...]) or a stream"
+            raise ContextRefused(
+                f"Encoded takes a path, Paths or a stream, not {type(self.source).__name__}: give {made}"
+            )
+
+
 def store(value: object) -> StoredContext:
     """Put a context where workers can load it. Blocks while it reads and copies: a second for a gigabyte.
 
     A text that is the name of a file or an address is refused, as by `RLM.completion`.
 
     Args:
-        value: A text; a dict, list or other value that JSON can hold (a tuple becomes a list); a path object of a file
-            (its text), or of a folder or a glob (a dict from relative path to text, see `find_files`); `Paths`; or a
-            stream, such as a response or a pipe, whose `read(size)` gives UTF-8 or text. It is read to its end, piece
-            by piece, and stays the caller's to close. A dict of up to 64 values may have a `StoredContext` among them
-            that is not a dict of stored ones itself: it is shared and not copied, and stays the caller's to close.
+        value: A text; a path object of a file (its text), or of a folder, an archive or a glob (a dict from relative
+            path to text, see `find_files`); `Paths`; a stream, such as a response or a pipe, whose `read(size)` gives
+            bytes or text; or one of these three as `Encoded`. A stream is read to its end, piece by piece, and stays
+            the caller's to close. Compressed files, and PDF and office files with the extra `documents`, are their
+            text. Or a dict, list or other value that JSON can hold (a tuple becomes a list), a pydantic model or a
+            dataclass (a dict of its fields), a table or an array, and what else crosses with its type. A dict of up to
+            64 values may have a `StoredContext` among them that is not a dict of stored ones itself: it is shared and
+            not copied, and stays the caller's to close.
 
     Raises:
         ContextRefused: It is none of these, it cannot be read, it is an empty file, or there is no memory for it.
@@ -193,43 +134,50 @@ def store(value: object) -> StoredContext:
 
 def store_as_it_is(value: object) -> StoredContext:
     """Store as `store` does. A text is taken for itself: what model code gives must not tell which files there are."""
+    if isinstance(value, Encoded):
+        given, how = value.source, Decoding(value.encoding, value.errors)
+    else:
+        given, how = value, Decoding()
     try:
-        match value:
+        match given:
             case str():
-                return _store_text(pieces_of(value))
+                return _store_text(pieces_of(given))
             case Paths():
-                return _store_paths(value)
+                return _store_paths(given, how)
             case os.PathLike():
-                return _store_paths(Paths([value]))
-        if callable(getattr(value, "read", None)):
-            return _store_stream(value)
-        if isinstance(value, dict) and any(isinstance(each, StoredContext) for each in value.values()):
-            return _store_several(value)
-        if problem := problem_with(value):
-            raise ContextRefused(problem)
-        return _store_value(value)
+                return _store_paths(Paths([given]), how)
+        if callable(getattr(given, "read", None)):
+            return _store_stream(given, how)
+        if isinstance(given, dict) and any(isinstance(each, StoredContext) for each in given.values()):
+            return _store_several(given)
+        return store_value(given)
     except OSError as error:
         raise ContextRefused(f"the context cannot be stored in memory: {error.strerror}") from error
 
 
 def _store_text(pieces: Iterable[str | bytes], file: FoundFile | None = None) -> StoredContext:
     with TextMemfd() as memfd:
-        length = memfd.add_text(pieces)
+        length = memfd.add_text(pieces, pieces.grows if isinstance(pieces, DecodedText) else None)
         if file and not length:
             raise ContextRefused(f"{file.given} is empty: there is nothing in it to ask about")
         parts = ((file.name, length),) if file else ()
-        form = memfd.form
-        return _sealed(memfd, form, ContextInfo("str", length, parts, len(parts)))
+        replaced = Replaced()
+        replaced.add(pieces.replaced if isinstance(pieces, DecodedText) else 0)
+        told = ContextInfo("str", length, parts, len(parts), {}, replaced.bytes, replaced.parts)
+        return sealed(memfd, memfd.form, told)
 
 
-def _store_stream(stream: Any) -> StoredContext:
+def _store_stream(stream: Any, how: Decoding) -> StoredContext:
     """Store what a stream gives, without ever having it as a whole."""
     pieces = _read(stream)
     first = next(pieces, b"")
     if isinstance(first, str):
+        if how != Decoding():
+            raise ContextRefused("a stream of text is decoded already: give one of bytes, or no encoding")
         return _store_text(piece for text in chain([first], pieces) for piece in pieces_of(cast("str", text)))
+    given = chain([first] if first else [], cast("Iterator[bytes]", pieces))
     try:
-        return _store_text(decoded(cast("Iterator[bytes]", chain([first], pieces)), "the stream"))
+        return _store_text(Reading(how).of_stream(given, "the stream"))
     except FileUnfit as error:
         raise ContextRefused(str(error)) from None
 
@@ -251,80 +199,51 @@ def _read(stream: Any) -> Iterator[str | bytes]:
         yield piece
 
 
-def _store_paths(paths: Paths) -> StoredContext:
+def _store_paths(paths: Paths, how: Decoding) -> StoredContext:
     if not paths:
         raise ContextRefused("no file or folder was named")
     files, skipped = find_files(paths)
-    if len(paths) == 1 and files and files[0].named:
-        try:
-            return _store_text(text_of(files[0]), files[0])
-        except FileUnfit as error:
-            raise ContextRefused(str(error)) from error
+    reading = Reading(how, skipped)
+    if len(paths) != 1 or not files or not files[0].named:
+        return _store_texts((each for file in files for each in reading.texts_of(file)), reading, paths)
+    try:
+        with reading.opened(files[0]) as content:
+            if isinstance(content, DecodedText):
+                return _store_text(content, files[0])
+            return _store_texts(reading.texts_in(content, files[0].given), reading, paths)
+    except FileUnfit as error:
+        raise ContextRefused(str(error)) from error
+
+
+def _store_texts(texts: Iterable[tuple[str, DecodedText]], reading: Reading, paths: Paths) -> StoredContext:
+    """Store the texts of files as a dict by their names, each of which is there once."""
+    taken: dict[str, int] = {}  # and the number that the next one of the name gets
+    parts, replaced = Parts(), Replaced()
     with TextMemfd() as memfd:
-        names: list[str] = []
-        parts = _Parts()
-        for file in files:
+        for name, text in texts:
             try:
-                length = memfd.add_text(text_of(file))
+                length = memfd.add_text(text, text.grows)
             except FileUnfit as error:
-                skipped[error.reason] += 1
-            else:
-                names.append(file.name)
-                parts.add(file.name, length, is_text=True)
-        if not names:
+                reading.skipped[error.reason] += 1
+                continue
+            if name in taken:  # an archive may have two members of one name
+                name = _another(name, taken)
+            taken[name] = 1
+            parts.add(name, length, is_text=True)
+            replaced.add(text.replaced)
+        skipped = reading.skipped
+        if not taken:
             left_out = ", ".join(f"{times:,} {reason}" for reason, times in sorted(skipped.items())) or "nothing"
             raise ContextRefused(f"there is no text in {', '.join(map(printable, paths))}; left out: {left_out}")
-        form = memfd.add_names(names)
-        return _sealed(memfd, form, parts.info("dict", form.length, skipped))
+        form = memfd.add_names([*taken])
+        return sealed(memfd, form, parts.info("dict", form.length, skipped, replaced))
 
 
-def _store_value(value: object) -> StoredContext:
-    if isinstance(value, dict) and _are_worth_mapping(value.values()):
-        return _store_texts(list(value), value.values())
-    if isinstance(value, list | tuple) and _are_worth_mapping(value):
-        return _store_texts(None, value)
-    parts = _Parts()
-    with JsonMemfd() as memfd:
-        if isinstance(value, dict):
-            memfd.write(b"{")
-            for key, child in value.items():
-                memfd.add_key(key, first=not parts.total)
-                parts.add(key, memfd.add(child), isinstance(child, str))
-            memfd.write(b"}")
-        elif isinstance(value, list | tuple):
-            memfd.write(b"[")
-            for child in value:
-                memfd.write(b"," if parts.total else b"")
-                parts.add(str(parts.total), memfd.add(child), isinstance(child, str))
-            memfd.write(b"]")
-        else:
-            memfd.add(value)
-        form = memfd.form
-        return _sealed(memfd, form, parts.info(_loaded_type(value).__name__, form.length))
-
-
-def _are_worth_mapping(values: Collection[object]) -> bool:
-    """Whether they are nothing but texts, and long ones."""
-    chars = 0
-    for value in values:
-        if not isinstance(value, str):
-            return False
-        chars += len(value)
-    return chars >= max(1, len(values)) * MAPPED_CHARS
-
-
-def _store_texts(names: list[str] | None, texts: Iterable[str]) -> StoredContext:
-    with TextMemfd() as memfd:
-        parts = _Parts()
-        for number, text in enumerate(texts):
-            length = memfd.add_text(pieces_of(text))
-            parts.add(str(number) if names is None else names[number], length, is_text=True)
-        form = memfd.add_names(names)
-        return _sealed(memfd, form, parts.info("list" if names is None else "dict", form.length))
-
-
-def _sealed(memfd: TextMemfd | JsonMemfd, form: ContextForm, info: ContextInfo) -> StoredContext:
-    return StoredContext([(memfd.seal(), ContextPiece(form))], info)
+def _another(name: str, taken: dict[str, int]) -> str:
+    """Return a name that is not taken yet, for a further text of this one."""
+    while (other := f"{name} ({taken[name]})") in taken:
+        taken[name] += 1
+    return other
 
 
 def _store_several(values: Mapping[str, object]) -> StoredContext:
@@ -332,7 +251,7 @@ def _store_several(values: Mapping[str, object]) -> StoredContext:
     if len(values) > MAX_PIECES:
         raise ContextRefused(f"a dict with a StoredContext in it has {len(values):,} keys, more than {MAX_PIECES}")
     pieces: list[tuple[int, ContextPiece]] = []
-    parts = _Parts()
+    parts = Parts()
     try:
         for name, value in values.items():
             if not isinstance(name, str) or len(name) > MAX_NAME_CHARS or not name.isprintable():
@@ -346,36 +265,6 @@ def _store_several(values: Mapping[str, object]) -> StoredContext:
                 pieces.append((os.dup(fd), ContextPiece(piece.form, name)))
             parts.add(name, stored.info.total_chars, stored.info.type_name == "str")
     except BaseException:
-        _close_all(fd for fd, _ in pieces)
+        close_all(fd for fd, _ in pieces)
         raise
     return StoredContext(pieces, parts.info("dict", sum(piece.form.length for _, piece in pieces)))
-
-
-def _loaded_type(value: object) -> type:
-    """What JSON makes of `value`: a `Counter` comes out as a dict, a named tuple as a list."""
-    if isinstance(value, tuple):
-        return list
-    return next(plain for plain in (dict, list, bool, int, float, type(None)) if isinstance(value, plain))
-
-
-class _Parts:
-    """Counts the parts of a context while they are written."""
-
-    def __init__(self) -> None:
-        self.total = 0
-        self._first: list[tuple[str, int]] = []
-        self._chars: int | None = 0
-
-    def add(self, name: str, length: int, is_text: bool) -> None:
-        if self.total < MAX_PARTS_TOLD:
-            told = name if len(name) <= MAX_NAME_CHARS else f"{name[: MAX_NAME_CHARS - 3]}..."
-            self._first.append(
-                (told.encode("utf-8", "backslashreplace").decode(), length)
-            )  # no message can hold lone surrogates
-        self.total += 1
-        self._chars = None if self._chars is None or not is_text else self._chars + length
-
-    def info(self, type_name: str, length: int, skipped: Mapping[str, int] | None = None) -> ContextInfo:
-        """Return it. `length` counts where not all parts are texts."""
-        chars = self._chars if self.total and self._chars is not None else length
-        return ContextInfo(type_name, chars, tuple(self._first), self.total, dict(skipped or {}))

@@ -14,11 +14,11 @@ from rlm_broker.clients.brought import adapted, original
 from rlm_broker.clients.field import FieldLike
 from rlm_broker.concurrency.bounded_map import bounded_map
 from rlm_broker.concurrency.event_loop import AsyncResource, EventLoopRef
-from rlm_broker.errors import ModelFailed, RlmBrokerError, UnknownModel, require_kind
+from rlm_broker.errors import ConfigurationError, ModelFailed, RlmBrokerError, UnknownModel, require_kind
 from rlm_broker.handler.cache import Cache
 from rlm_broker.handler.client_queue import ClientQueue, OnRetry, PendingCall, Serving
 from rlm_broker.handler.routing import ModelPolicy, Routing
-from rlm_broker.results import Call, Tally, Usage, UsageSummary
+from rlm_broker.results import Call, ChatMessage, Tally, Usage, UsageSummary
 from rlm_broker.stats import HandlerStats
 from rlm_broker.transport import one_shot
 from rlm_broker.transport.listener import Listener
@@ -26,6 +26,8 @@ from rlm_broker.transport.listener import Listener
 _log = logging.getLogger("rlm_broker")
 
 CALL_TIMEOUT_S = 120.0
+CANCELLED_ITSELF = "the client cancelled its own call"
+"""Why a call of a batch has no outcome: its client cancelled the task that it was made in."""
 STRANGERS = "strangers"
 """The session of all one-shot requests: together they have the share of one run of each client's places."""
 
@@ -73,7 +75,7 @@ class Broker(AsyncResource):
         self.listener = Listener(
             host, port, one_shot=self._answer_one_shot if one_shot else None, insecure_bind=insecure_bind
         )
-        self._host = host
+        self._asked_address = (host, port)
         self._batch_max_concurrent = batch_max_concurrent
         self._call_timeout_s = call_timeout_s
         self._cache = cache
@@ -106,28 +108,41 @@ class Broker(AsyncResource):
     def start(self) -> tuple[str, int]:
         """Listen in the background; return host and port. Called twice it returns the same."""
         self.bind_loop().run(self._enter())
-        address = self.listener.address
-        assert address is not None
-        return address
+        return self.address
 
     def stop(self) -> None:
         """Close the port. Harmless when repeated."""
         self.close()
 
     @property
-    def address(self) -> tuple[str, int] | None:
-        """Host and port in use, or None while it does not listen."""
-        return self.listener.address
+    def default_client(self) -> Client:
+        """What serves depth 0."""
+        return original(self.routing.root)
+
+    @property
+    def other_backend_client(self) -> Client | None:
+        """What serves depth 1 and deeper; None where the default client does."""
+        return None if self.routing.sub is None else original(self.routing.sub)
+
+    @property
+    def clients(self) -> dict[str, Client]:
+        """A new dict of the clients by name: the default and the other one, and what was registered."""
+        return {name: original(client) for name, client in self.routing.by_name.items()}
+
+    @property
+    def address(self) -> tuple[str, int]:
+        """Host and port in use; what was asked for while it does not listen, with port 0 for a free one."""
+        return self.listener.address or self._asked_address
 
     @property
     def host(self) -> str:
-        """Host in use, or the one that was asked for while it does not listen."""
-        return self.listener.address[0] if self.listener.address else self._host
+        """As in `address`."""
+        return self.address[0]
 
     @property
     def port(self) -> int:
-        """Port in use; 0 while it does not listen."""
-        return self.listener.address[1] if self.listener.address else 0
+        """As in `address`."""
+        return self.address[1]
 
     def completion(self, prompt: str | dict[str, Any] | list[Any], model: str | None = None) -> str:
         """Ask a model for the orchestrator's own use.
@@ -146,9 +161,62 @@ class Broker(AsyncResource):
         """`completion`, awaited."""
         return await self.bind_loop().arun(self._completion(prompt, model))
 
+    def batch_completion(
+        self,
+        prompts: Sequence[str | dict[str, Any] | list[Any]],
+        model: str | None = None,
+        *,
+        max_concurrent: int | None = None,
+    ) -> list[Call]:
+        """Ask a model for many prompts at the same time, for the orchestrator's own use. Ctrl+C ends all calls.
+
+        Args:
+            prompts: Each as for `completion`.
+            model: As for `get_client`.
+            max_concurrent: Calls at the same time; None is `batch_max_concurrent`. The client's own bound holds, too.
+
+        Returns:
+            A call for each prompt, in their order. One that failed has no response, and says why in its `problem`.
+
+        Raises:
+            ConfigurationError: What is given is no list of prompts. Nothing was sent.
+            UnknownModel: There is no such model.
+        """
+        return self.bind_loop().run(self._batch_completion(prompts, model, max_concurrent))
+
+    async def abatch_completion(
+        self,
+        prompts: Sequence[str | dict[str, Any] | list[Any]],
+        model: str | None = None,
+        *,
+        max_concurrent: int | None = None,
+    ) -> list[Call]:
+        """`batch_completion`, awaited. Cancelling it ends all calls."""
+        return await self.bind_loop().arun(self._batch_completion(prompts, model, max_concurrent))
+
     async def _completion(self, prompt: one_shot.Prompt, model: str | None) -> str:
+        require_kind("the prompt", prompt, str, dict, list)
         request = LMRequest(messages=one_shot.to_messages(prompt), model=model)
         return (await self.complete(self.get_client(model), request)).response
+
+    async def _batch_completion(
+        self, prompts: Sequence[one_shot.Prompt], model: str | None, max_concurrent: int | None
+    ) -> list[Call]:
+        require_kind("max_concurrent", max_concurrent, int, type(None))
+        if max_concurrent is not None and max_concurrent < 1:
+            raise ConfigurationError(f"max_concurrent is 1 or more, and not {max_concurrent}")
+        requests = [LMRequest(messages, model=model) for messages in _conversations(prompts)]
+        client, session = self.get_client(model), object()
+
+        async def call(request: LMRequest) -> Call:
+            started = time.monotonic()
+            try:
+                return await self.complete(client, request, session=session)
+            except RlmBrokerError as failed:
+                return Call(client.model_name, "", Usage(), time.monotonic() - started, problem=str(failed))
+
+        calls = await bounded_map(requests, call, max_concurrent or self._batch_max_concurrent)
+        return [each or Call(client.model_name, "", Usage(), 0.0, problem=CANCELLED_ITSELF) for each in calls]
 
     def get_usage_summary(self) -> UsageSummary:
         """What was used so far, by the model that served."""
@@ -276,7 +344,7 @@ class Broker(AsyncResource):
                 return str(error)
 
         outcomes = await bounded_map(request.prompts, outcome, self._batch_max_concurrent)
-        return [each for each in outcomes if each is not None]  # without a time limit, none is
+        return [each or CANCELLED_ITSELF for each in outcomes]
 
     async def _one(self, client: BaseClient, request: one_shot.OneShotRequest, prompt: one_shot.Prompt) -> Call:
         asked = LMRequest(one_shot.to_messages(prompt), model=request.model, depth=max(request.depth, 0))
@@ -289,3 +357,17 @@ class Broker(AsyncResource):
 
     async def _close(self) -> None:
         await self.listener.stop()
+
+
+def _conversations(prompts: Sequence[one_shot.Prompt]) -> list[tuple[ChatMessage, ...]]:
+    """Raises: ConfigurationError."""
+    if isinstance(prompts, str | bytes | dict) or not isinstance(prompts, Sequence):
+        raise ConfigurationError(f"prompts is a list of prompts, and not {type(prompts).__name__}")
+    conversations = []
+    for number, prompt in enumerate(prompts):
+        require_kind(f"prompts[{number}]", prompt, str, dict, list)
+        try:
+            conversations.append(one_shot.to_messages(prompt))
+        except one_shot.OneShotRefused as refused:
+            raise ConfigurationError(f"prompts[{number}]: {refused}") from None
+    return conversations

@@ -63,7 +63,9 @@ class Cache:
         if fingerprint is None:
             return None
         messages = [[message.role, message.content] for message in request.messages]
-        told = [fingerprint, messages, request.max_completion_tokens, request.sample]
+        told: list[Any] = [fingerprint, messages, request.max_completion_tokens, request.sample]
+        if request.temperature is not None:  # else the key is what it was before there was one
+            told.append(request.temperature)
         return hashlib.sha256(json.dumps(told, sort_keys=True, default=str).encode()).digest()
 
     async def get(self, key: bytes) -> LMReply | None:

@@ -15,6 +15,7 @@ from rlm_broker.concurrency.deadline import Late, in_time
 from rlm_broker.concurrency.fair_semaphore import FairSemaphore
 from rlm_broker.concurrency.rate_window import Entry, RateWindow
 from rlm_broker.errors import ModelFailed, RlmBrokerError
+from rlm_broker.redaction import in_words
 from rlm_broker.results import Usage
 from rlm_broker.stats import ClientStats
 
@@ -206,7 +207,7 @@ async def ask(client: BaseClient, pending: PendingCall, attempt_timeout_s: float
             raise ModelFailed(f"{client.model_name}: no answer within {limit_s:g} s", "transient") from None
         raise ModelFailed(f"llm_query timed out after {pending.limit_s:g}s", "transient") from None
     except (Exception, SystemExit, KeyboardInterrupt, GeneratorExit) as error:  # the last three would end the loop
-        raise ModelFailed(f"{client.model_name}: {type(error).__name__}: {error}") from error
+        raise ModelFailed(f"{client.model_name}: {in_words(error)}") from error
     finally:
         pending.spent_s += time.monotonic() - started
     return _checked(reply, client)

@@ -2,6 +2,7 @@
 
 import fnmatch
 import re
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
@@ -24,7 +25,7 @@ ModelPolicy = Literal["allow", "pinned", "open"]
 _POLICIES = ("allow", "pinned", "open")
 _SHOWN_NAME_CHARS = 80
 _DEPTHS = re.compile(r"(\d{1,9})(-(\d{1,9})?)?")
-DEEPEST = 10**9
+DEEPEST = sys.maxsize
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,6 +128,22 @@ class Routing:
     def names(self) -> tuple[str, ...]:
         """What is registered."""
         return tuple(self._registered)
+
+    @property
+    def root(self) -> BaseClient:
+        """What serves depth 0."""
+        return self._default
+
+    @property
+    def sub(self) -> BaseClient | None:
+        """What serves depth 1 and deeper; None where the root client does."""
+        return self._sub
+
+    @property
+    def by_name(self) -> dict[str, BaseClient]:
+        """The clients that a name leads to, without those that routes and the policy `open` lead to."""
+        own = {client.model_name: client for client in reversed(self._own())}  # of two of one name, the root's
+        return own | self._registered
 
     def instead(self, default: BaseClient | None, sub: BaseClient | None) -> "Routing":
         """Return the same routing with another root or sub client. None keeps the one that there is.

@@ -58,6 +58,8 @@ class Model(BaseModel):
     """Sampling and other fields of the request: temperature, top_p, seed, reasoning_effort, ..."""
     usd_per_million_tokens: tuple[USD, USD] | None = None
     """Prices of input and output. Left out: litellm's, or with a `base_url` unknown."""
+    context_tokens: PositiveInt | None = None
+    """How much it can read. Left out: what litellm or the server says; where they do not, 128,000 is assumed."""
     max_concurrent: PositiveInt | None = None
     """Calls at the same time; more are queued, and sessions take turns. Left out: 256."""
     requests_per_minute: PositiveFloat | None = None
@@ -87,7 +89,9 @@ class Model(BaseModel):
             model = validate(given)
         except ValidationError as error:
             raise ConfigurationError(f"{where}: {complaints(error, 'it')}") from None
-        if model.name == "offline" and (model.base_url or model.api_key or model.headers or model.options):
+        if model.name == "offline" and (
+            model.base_url or model.api_key or model.headers or model.options or model.context_tokens
+        ):
             raise ConfigurationError(f"{where}: the model offline takes no options, and nothing is sent anywhere")
         for option in model.options:
             if is_secret_name(option):
@@ -114,11 +118,13 @@ class Model(BaseModel):
                 headers=headers,
                 options=self.options,
                 usd_per_million_tokens=self.usd_per_million_tokens,
+                context_tokens=self.context_tokens,
             )
         options = dict(self.options)
         options |= {} if api_key is None else {"api_key": api_key}
         options |= {"extra_headers": headers} if headers else {}
-        return client_for(self.name, usd_per_million_tokens=self.usd_per_million_tokens, **options)
+        window = {} if self.context_tokens is None else {"context_tokens": self.context_tokens}
+        return client_for(self.name, usd_per_million_tokens=self.usd_per_million_tokens, **window, **options)
 
 
 Given = str | Client | FieldLike | Callable[..., Any] | Model

@@ -8,12 +8,21 @@ from dataclasses import dataclass
 
 from rlm_broker.parsing.fences import Fence, split_fences
 from rlm_broker.parsing.finals import FinalText, FinalVar, find_final
-from rlm_broker.parsing.notes import CODE_IN_THOUGHTS, Note, NotRun, fence_notes, markup_notes, shown_to_model
+from rlm_broker.parsing.notes import (
+    CODE_IN_THOUGHTS,
+    FINAL_WITHIN_A_LINE,
+    Note,
+    NotRun,
+    fence_notes,
+    markup_notes,
+    shown_to_model,
+)
 from rlm_broker.parsing.source import Inspector
 
 __all__ = ["FinalText", "FinalVar", "NotRun", "ParsedReply", "parse_reply"]
 
 _THOUGHTS = re.compile(r"\s*+<(think|thinking|reasoning)>")
+_MENTION = re.compile(r"\b(FINAL|FINAL_VAR|SUBMIT)[(:]")
 _NOT_A_LINE_END = re.compile(r"[^\n]+")
 
 
@@ -51,6 +60,8 @@ def parse_reply(reply: str | None) -> ParsedReply:
         *finals.notes,
         *_thought_notes(split_fences(thoughts, inspector)),
     ]
+    if finals.final is None and not finals.notes and _MENTION.search(prose):
+        notes.append(Note(-1, FINAL_WITHIN_A_LINE, is_quiet=True))
     said = _without(text, [(fence.start, fence.end) for fence in fences if fence.is_runnable])
     not_run = shown_to_model(notes, nothing_else=not code and finals.final is None)
     return ParsedReply(code, finals.final, not_run, said.strip())

@@ -125,14 +125,13 @@ def _code_end(text: str, lines: list[_Line], number: int, inspector: Inspector) 
         line = lines[index]
         if not line.belongs_to(opener):
             continue
-        if passed is not None and (
-            index - passed > _LOOKAHEAD_LINES or not inspector.spend(line.start - max(looked_at, lines[passed].start))
-        ):
+        if passed is not None and (index - passed > _LOOKAHEAD_LINES or not inspector.spend(line.start - looked_at)):
             return passed
         looked_at = line.start
         if not strings.inside_at(line.start):
-            is_end = passed is None or inspector.tree(_inside(text, opener, line.start)) is not None
-            return index if is_end or passed is None else passed
+            if passed is None or inspector.tree(_inside(text, opener, line.start)) is not None:
+                return index
+            return passed
         if passed is None and not line.info:
             passed = index
     if passed is None:

@@ -122,7 +122,7 @@ def _unquoted(content: str) -> str:
     """`content` without the one pair of quotes around all of it. Backslashes stay: in prose they are mostly LaTeX."""
     for quote in ('"""', "'''", '"', "'"):
         inner = content[len(quote) : -len(quote)]
-        if len(content) >= 2 * len(quote) and content == quote + inner + quote:
+        if content == quote + inner + quote:
             return inner if _is_one_quotation(inner, quote) else content
     return content
 

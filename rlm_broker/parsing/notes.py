@@ -49,6 +49,10 @@ FINAL_VAR_WITHOUT_NAME = NotRun(
     "a FINAL_VAR without a variable's name",
     "FINAL_VAR takes the name of one variable; assign the value in a ```repl fence and write FINAL_VAR(that_name).",
 )
+FINAL_WITHIN_A_LINE = NotRun(
+    "a final answer that begins no line, or does not end",
+    "FINAL(your answer) stands on a line of its own and is closed; write it so.",
+)
 CODE_IN_THOUGHTS = NotRun(
     "code inside your reasoning",
     "What stands in the reasoning is never run; write the code in a ```repl fence after it.",
@@ -128,11 +132,12 @@ def markup_notes(prose: str) -> list[Note]:
 
 
 def _tool_call(match: re.Match[str]) -> NotRun:
-    kind, name = match.lastgroup, match[match.lastgroup or 0].lower()
+    kind = match.lastgroup or ""  # each alternative has a name
+    name = match[kind].lower()
     if kind == "json":
         return _TOOL_CALL_IN_JSON
     shown = {"function": "<function=…>", "invoke": "<invoke …>", "token": f"<|{name}|>", "bracket": "[TOOL_CALLS]"}
-    return NotRun(f"{shown.get(kind or '', f'<{name}>')} markup", _TOOL_CALL_REASON)
+    return NotRun(f"{shown.get(kind, f'<{name}>')} markup", _TOOL_CALL_REASON)
 
 
 def shown_to_model(notes: Sequence[Note], *, nothing_else: bool) -> tuple[NotRun, ...]:

@@ -8,10 +8,10 @@ from rlm_broker.concurrency.event_loop import EventLoopRef
 from rlm_broker.errors import ConfigurationError, require_kind
 from rlm_broker.handler.broker import Broker
 from rlm_broker.limits import Limits
+from rlm_broker.prompts.instructions import Instructions
 from rlm_broker.results import Usage, UsageSummary
 from rlm_broker.run.calls import Caller, TreeCalls, block_of
 from rlm_broker.run.ledger import Ledger
-from rlm_broker.run.prompts import Instructions
 from rlm_broker.run.queries import QueryAnswers
 from rlm_broker.run.run import ID_BYTES
 from rlm_broker.run.tools import Tools

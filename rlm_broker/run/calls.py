@@ -2,11 +2,9 @@
 
 import asyncio
 import contextlib
-import hashlib
-import sys
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -23,23 +21,20 @@ from rlm_broker.errors import RlmBrokerError
 from rlm_broker.handler.broker import Broker
 from rlm_broker.handler.routing import Routing
 from rlm_broker.results import Call, ChatMessage, Usage
+from rlm_broker.run.asking import conversation, new_system, problem_with, shown
+from rlm_broker.run.held_answers import HeldAnswers
 from rlm_broker.run.ledger import NOTHING, Hold, Ledger
+from rlm_broker.run.pieces import Batch, Piece, pieces_of
+from rlm_broker.run.tokens import SMALL_CHARS, count_tokens, require_fit
 from rlm_broker.trace.events import CallEnded, CallRetried, CallStarted, CallText, TreeEvents
 from sandbox_worker.wire.errors import MessageInvalid
 from sandbox_worker.wire.messages import Query, Slot
-from sandbox_worker.wire.prompts import ImagePart, Part, Prompt, Prompts
+from sandbox_worker.wire.prompts import Prompt, Prompts
 
 WINDOW_TOKENS = 128_000
 """Of a model whose client does not say it: what most models of 2025 and 2026 have at least."""
 MOST_DECODED_BYTES = 64 << 20
 """Memory of the prompts of large queries that are decoded at the same time, in bytes, for one tree."""
-MOST_ANSWER_BYTES = 32 << 20
-"""Memory of the answers that unfinished batches of one run hold, in bytes. Further ones are dropped, with an error."""
-KEYS_IN_A_ROW = 512
-"""Prompts of a batch that are compared before the event loop gets its turn. A large one counts as all of these."""
-
-Piece = tuple[int, int, CallId]
-"""One call of a batch: the index of its prompt, the number of its sample, and its id."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +47,8 @@ class Caller:
         question: Of that run, out of band.
         model: That code wants for the run's own loop; the policy judges it.
         block: Number of the block that asks, from 1; 0 for the run's own loop.
+        has_task_as_context: The run's context is its task, of which a long one has its beginning and end in `question`.
+        asked_in: Number of the block of its parent that asked for a child run; 0 for a root.
     """
 
     run: str
@@ -59,6 +56,8 @@ class Caller:
     question: str | None
     model: str | None = None
     block: int = 0
+    has_task_as_context: bool = False
+    asked_in: int = 0
 
 
 class TreeCalls:
@@ -81,7 +80,7 @@ class TreeCalls:
         tells_text: bool = False,
     ) -> None:
         self._handler = handler
-        self._routing = routing or handler.routing
+        self.routing = routing or handler.routing
         self._ledger = ledger
         self._events = events
         self._recorder = recorder
@@ -92,6 +91,7 @@ class TreeCalls:
         self._decoded = Allowance(MOST_DECODED_BYTES)
         self._answer_bytes = Counter[str]()
         self._numbers: dict[tuple[str, int], int] = {}
+        self._batches = 0
 
     def model_name(self, depth: int, wanted: str | None = None) -> str:
         """The model that serves a loop at `depth`.
@@ -99,15 +99,41 @@ class TreeCalls:
         Raises:
             UnknownModel: Code may not have the one that it wants.
         """
-        return self._routing.pick_for_code(wanted, depth).model_name
+        return self.routing.pick_for_code(wanted, depth).model_name
+
+    def known_window(self, caller: Caller) -> int | None:
+        """How many tokens the model of a run's loop can read, if its client says so."""
+        return self.routing.pick_for_code(caller.model, caller.depth).context_tokens
 
     def window_tokens(self, caller: Caller) -> int:
-        """How much the model of a run's loop can read: what its client says, else an estimate."""
-        client = self._routing.pick_for_code(caller.model, caller.depth)
-        return client.context_tokens or WINDOW_TOKENS
+        """The same; or an estimate."""
+        return self.known_window(caller) or WINDOW_TOKENS
+
+    async def count_tokens(self, caller: Caller, text: str) -> float:
+        """How many tokens a text has for the model of a run's loop."""
+        client = self.routing.pick_for_code(caller.model, caller.depth)
+        return await count_tokens(client, text, is_exact=not self.is_recorded)
+
+    @property
+    def is_recorded(self) -> bool:
+        """Whether calls are written down: then tokens are estimated, as they will be when the run is replayed."""
+        return self._recorder is not None
+
+    def limit_tokens(self, caller: Caller) -> float | None:
+        """How long a request of a run's loop may be, so that there is room for its reply; None is without a bound."""
+        limits, window = self._ledger.limits, self.window_tokens(caller)
+        if limits.compaction_threshold is None:
+            return None
+        return min(limits.compaction_threshold * window, max(window / 2, window - (limits.max_completion_tokens or 0)))
 
     async def turn(
-        self, caller: Caller, messages: Sequence[ChatMessage], *, block: int = 0, is_loop: bool = True
+        self,
+        caller: Caller,
+        messages: Sequence[ChatMessage],
+        *,
+        block: int = 0,
+        is_loop: bool = True,
+        has_own_prompt: bool = False,
     ) -> Call:
         """One turn of a run's loop, after its block number `block`.
 
@@ -123,6 +149,7 @@ class TreeCalls:
             caller.question,
             is_loop=is_loop,
             id=self._id(caller, block),
+            has_own_prompt=has_own_prompt,
         )
         if not self._places.take():
             await self._place(caller, lambda: request)
@@ -146,14 +173,15 @@ class TreeCalls:
                 return [await self._slot(caller, query, 0, 0, id)]
             finally:
                 self._places.release()
-        todo, asked = await self._pieces(caller, query, block)
-        answers = _Answers(self._answer_bytes, caller.run)
+        todo, asked = await pieces_of(query, lambda: self._id(caller, block))
+        answers = HeldAnswers(self._answer_bytes, caller.run)
+        batch = self._batch(len(todo)) if len(query.prompts) > 1 else None
         most = self._ledger.limits.max_concurrent_calls
         done: Sequence[Slot | None] = [None] * len(todo)
         try:
             done = await bounded_map(
                 todo,
-                lambda piece: answers.kept(self._slot(caller, query, *piece)),
+                lambda piece: answers.kept(self._slot(caller, query, *piece, batch)),
                 _smaller(query.max_concurrent, most) or len(todo),
                 query.timeout_s,
                 places=self._places,
@@ -170,27 +198,6 @@ class TreeCalls:
         missing = Slot(error=late or "the client cancelled its own call")
         return [done[place] or missing for place in asked]
 
-    async def _pieces(self, caller: Caller, query: Query, block: int) -> tuple[list[Piece], list[int]]:
-        """The calls that a batch needs, and for each prompt the place of its call among them."""
-        todo: list[Piece] = []
-        asked: list[int] = []
-        places: dict[tuple[str | bytes, int], int] = {}
-        seen = Counter[str | bytes]()
-        in_a_row = 0
-        for index in range(len(query.prompts)):
-            key, size = _key(query.prompts, index)
-            each = (key, seen[key] if query.samples else 0)
-            seen[key] += 1
-            if each not in places:
-                places[each] = len(todo)
-                todo.append((index, each[1], self._id(caller, block)))
-            asked.append(places[each])
-            in_a_row += 1 + (size >> 12)
-            if in_a_row >= KEYS_IN_A_ROW:
-                in_a_row = 0
-                await asyncio.sleep(0)
-        return todo, asked
-
     async def _place(self, caller: Caller, request: Callable[[], LMRequest]) -> None:
         """Wait for one of the tree's places, to send `request`."""
         try:
@@ -199,15 +206,21 @@ class TreeCalls:
             self._record_unanswered(request)
             raise
 
-    def _slot(self, caller: Caller, query: Query, index: int, sample: int, id: CallId) -> Coroutine[Any, Any, Slot]:
+    def _batch(self, of: int) -> Batch:
+        self._batches += 1
+        return Batch(self._batches, of)
+
+    def _slot(
+        self, caller: Caller, query: Query, index: int, sample: int, id: CallId, batch: Batch | None = None
+    ) -> Coroutine[Any, Any, Slot]:
         """Answer one prompt, with a place taken."""
         prompts = query.prompts
         if type(prompts) is Prompts:  # not `isinstance`: of an abstract class it takes 0.2 us more
-            return self._decoded_slot(caller, query, prompts, index, sample, id)
-        return self._answered(caller, query, prompts[index], sample, id)
+            return self._decoded_slot(caller, query, prompts, index, sample, id, batch)
+        return self._answered(caller, query, prompts[index], sample, id, batch)
 
     async def _decoded_slot(
-        self, caller: Caller, query: Query, prompts: Prompts, index: int, sample: int, id: CallId
+        self, caller: Caller, query: Query, prompts: Prompts, index: int, sample: int, id: CallId, batch: Batch | None
     ) -> Slot:
         """Answer one prompt of a large query. These are decoded here, some at a time."""
         async with self._decoded.held(prompts.decoded_bytes(index)):
@@ -216,14 +229,16 @@ class TreeCalls:
             except MessageInvalid as problem:
                 return Slot(error=str(problem))
             await asyncio.sleep(0)  # a large one took its time
-            return await self._answered(caller, query, prompt, sample, id)
+            return await self._answered(caller, query, prompt, sample, id, batch)
 
-    async def _answered(self, caller: Caller, query: Query, prompt: Prompt, sample: int, id: CallId) -> Slot:
-        if not isinstance(prompt, str) and (problem := _problem_with(prompt)) is not None:
+    async def _answered(
+        self, caller: Caller, query: Query, prompt: Prompt, sample: int, id: CallId, batch: Batch | None
+    ) -> Slot:
+        if not isinstance(prompt, str) and (problem := problem_with(prompt, query.system)) is not None:
             return Slot(error=problem)
         request = self._request(caller, query, prompt, sample, id)
         try:
-            call = await self._call(caller, request)
+            call = await self._call(caller, request, batch)
         except RlmBrokerError as error:
             return Slot(error=in_words(error))
         return Slot(text=call.response, error=call.problem)
@@ -233,15 +248,15 @@ class TreeCalls:
         return self._request(caller, query, query.prompts[index], sample, id)
 
     def _request(self, caller: Caller, query: Query, prompt: Prompt, sample: int, id: CallId) -> LMRequest:
-        asked = ChatMessage("user", prompt if isinstance(prompt, str) else msgspec.to_builtins(prompt))
         return LMRequest(
-            (ChatMessage("system", query.system), asked) if query.system else (asked,),
+            conversation(prompt, query.system),
             query.model,
             _smaller(query.max_completion_tokens, self._ledger.limits.max_completion_tokens),
             caller.depth,
             caller.question,
             sample=sample,
             id=id,
+            temperature=query.temperature,
         )
 
     def _id(self, caller: Caller, block: int) -> CallId:
@@ -249,14 +264,16 @@ class TreeCalls:
         self._numbers[place] = number = self._numbers.get(place, 0) + 1
         return CallId(caller.run, block, number)
 
-    async def _call(self, caller: Caller, request: LMRequest) -> Call:
-        client = self._routing.pick_for_code(request.model, caller.depth)
+    async def _call(self, caller: Caller, request: LMRequest, batch: Batch | None = None) -> Call:
+        client = self.routing.pick_for_code(request.model, caller.depth)
+        if not request.is_loop and request.chars > SMALL_CHARS:
+            await require_fit(client, request, is_exact=not self.is_recorded)  # before anything is paid
         hold = NOTHING
         try:
             if self._ledger.has_bounded_means:
                 hold = await self._ledger.hold(request.chars, request.max_completion_tokens)
             number = self._ledger.charge_call()  # not before: what is never sent is not counted
-            return await self._sent(caller, client, request, number, hold)
+            return await self._sent(caller, client, request, number, hold, batch)
         except asyncio.CancelledError:
             self._record(request, None)
             raise
@@ -264,12 +281,15 @@ class TreeCalls:
             if hold is not NOTHING:
                 self._ledger.release(hold)
 
-    async def _sent(self, caller: Caller, client: BaseClient, request: LMRequest, number: int, hold: Hold) -> Call:
+    async def _sent(
+        self, caller: Caller, client: BaseClient, request: LMRequest, number: int, hold: Hold, batch: Batch | None
+    ) -> Call:
         emit, run, depth = self._events.emit, caller.run, caller.depth  # an `Emitter` takes 1.8 us more
         is_wanted = self._events.is_wanted
         if is_wanted:
-            prompt, system = request.messages[-1].content, _new_system(request)
-            emit(CallStarted, run, depth, number, request.model, prompt, system, caller.block)
+            prompt, system = shown(request, is_of_code=caller.block > 0), new_system(request)
+            place = () if batch is None else (batch.number, batch.of)
+            emit(CallStarted, run, depth, number, request.model, prompt, system, caller.block, *place)
         if self._tells_text:
             on_text = lambda text: emit(CallText, run, depth, number, text)  # noqa: E731
             request = msgspec.structs.replace(request, on_text=on_text)
@@ -287,13 +307,14 @@ class TreeCalls:
             if isinstance(error, RlmBrokerError):
                 self._record(request, error, client.model_name)
             taken_s = time.monotonic() - started
-            emit(CallEnded, run, depth, number, client.model_name, Usage(), taken_s, "", why)
+            emit(CallEnded, run, depth, number, client.model_name, Usage(), taken_s, "", why, *_counted(batch))
             raise
         if self._recorder is not None:
             self._record(request, call, call.root_model)
         self._ledger.settle(hold, run, call.root_model, depth, call.usage, len(call.response))
         if is_wanted:
-            emit(CallEnded, run, depth, number, call.root_model, call.usage, call.execution_time, call.response)
+            answered = (call.root_model, call.usage, call.execution_time, call.response)
+            emit(CallEnded, run, depth, number, *answered, None, *_counted(batch))
         return call
 
     def _record_unanswered(self, request: Callable[[], LMRequest]) -> None:
@@ -323,30 +344,6 @@ class TreeCalls:
         return self._root_task is not None and self._root_task.cancelling() > 0
 
 
-class _Answers:
-    """What the answers of one batch hold in memory, as part of what those of its run do."""
-
-    def __init__(self, by_run: Counter[str], run: str) -> None:
-        self._by_run = by_run
-        self._run = run
-        self._bytes = 0
-
-    async def kept(self, answering: Awaitable[Slot]) -> Slot:
-        slot = await answering
-        size = sys.getsizeof(slot.text)
-        if self._by_run[self._run] + size > MOST_ANSWER_BYTES:
-            why = f"its batches hold {MOST_ANSWER_BYTES:,} bytes of answers already: ask in smaller batches"
-            return Slot(error=f"the answer of {len(slot.text):,} characters was dropped: {why}")
-        self._bytes += size
-        self._by_run[self._run] += size
-        return slot
-
-    def forget(self) -> None:
-        self._by_run[self._run] -= self._bytes
-        if not self._by_run[self._run]:
-            del self._by_run[self._run]
-
-
 def in_words(error: BaseException) -> str:
     """What to tell of an error that may have no text of its own."""
     if isinstance(error, asyncio.CancelledError):
@@ -354,11 +351,12 @@ def in_words(error: BaseException) -> str:
     return str(error) or type(error).__name__
 
 
-def _new_system(request: LMRequest) -> str | None:
-    """Return the system prompt of a call that is the first to have it: all but the later turns of a loop."""
-    first = request.messages[0]
-    is_new = first.role == "system" and len(request.messages) == 2
-    return str(first.content) if is_new else None
+def _counted(batch: Batch | None) -> tuple[int, ...]:
+    """Count a call as ended; return its batch, how many calls of that have ended, and of how many."""
+    if batch is None:
+        return ()
+    batch.done += 1
+    return batch.number, batch.done, batch.of
 
 
 def _smaller(one: int | None, other: int | None) -> int | None:
@@ -371,25 +369,3 @@ def block_of(query: Query) -> int:
     """The number before the colon of a query's id, which the REPL counts: it labels, and nothing depends on it."""
     number = query.id.partition(":")[0]
     return int(number) if number.isdecimal() and len(number) < 10 else 0
-
-
-def _key(prompts: Sequence[Prompt], index: int) -> tuple[str | bytes, int]:
-    """What tells a prompt from others, and its size in bytes or characters."""
-    if isinstance(prompts, Prompts):
-        encoded = prompts.encoded(index)
-        return hashlib.sha256(encoded).digest(), len(encoded)
-    prompt = prompts[index]
-    key = prompt if isinstance(prompt, str) else repr(prompt)
-    return key, len(key)
-
-
-def _problem_with(parts: list[Part]) -> str | None:
-    """Why a prompt of content parts from model-written code is not sent.
-
-    An address in a content part would be fetched by whoever gets it, on some ways by this very machine: code brings
-    data, and no addresses.
-    """
-    urls = [part.image_url.url for part in parts if isinstance(part, ImagePart)]
-    if all(url.startswith("data:image/") for url in urls):
-        return None
-    return "an image is given as data: {'type': 'image_url', 'image_url': {'url': 'data:image/png;base64,...'}}"

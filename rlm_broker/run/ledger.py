@@ -128,13 +128,13 @@ class Ledger:
 
     # -- after -------------------------------------------------------------------------------------------------------
 
-    def settle(self, hold: Hold, run: str, model: str, depth: int, usage: Usage, output_chars: int = 0) -> None:
+    def settle(self, hold: Hold, run: str, model: str, depth: int, usage: Usage, output_chars: int) -> None:
         """A call has ended: add what it used, under its run and the model that served it.
 
         Where the client counted no tokens, `max_tokens` counts an estimate. No usage has that in it.
         """
         if self._above is not None:
-            self._above.settle(hold.above or hold, run, model, depth, usage, output_chars)
+            self._above.settle(hold, run, model, depth, usage, output_chars)  # `release` gives back what is held there
         self._usage[run, model, depth].add(usage)
         if not self.has_bounded_means:  # nothing was set aside, and nothing asks what is left
             return

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-import rlm_broker.run.prompts as prompts
+import rlm_broker.prompts.messages as prompts
 from rlm_broker.errors import OutputInvalid
 from rlm_broker.json_schema import Unfit
 from rlm_broker.wanted_type import WantedType

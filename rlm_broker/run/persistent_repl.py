@@ -5,7 +5,7 @@ import json
 from collections.abc import AsyncIterator, Sequence
 from typing import Any
 
-from rlm_broker.context.store import StoredContext
+from rlm_broker.context.stored import StoredContext
 from rlm_broker.errors import ConfigurationError, ContextRefused, ValueTooLarge
 from rlm_broker.limits import ReplLimits
 from rlm_broker.results import ChatMessage

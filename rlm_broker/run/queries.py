@@ -1,36 +1,27 @@
-"""What a REPL's queries become: a completion, a child run with a REPL of its own, or a call of a tool."""
+"""What a REPL's queries become: a completion, child runs (see `children`), or a call of a tool."""
 
 import asyncio
 import json
-import re
 import time
 from collections.abc import Sequence
-from dataclasses import replace
 
 import msgspec
 
-from rlm_broker.clients.base import estimate_tokens
 from rlm_broker.concurrency.allowance import Allowance
-from rlm_broker.concurrency.bounded_map import bounded_map
-from rlm_broker.context.store import store_as_it_is
-from rlm_broker.errors import LimitReached, RlmBrokerError
-from rlm_broker.results import ChildTrace
-from rlm_broker.run.calls import MOST_DECODED_BYTES, Caller, in_words
+from rlm_broker.run.calls import MOST_DECODED_BYTES, Caller
+from rlm_broker.run.children import Children
 from rlm_broker.run.output_type import OutputType
 from rlm_broker.run.persistent_repl import PersistentRepl
 from rlm_broker.run.runner import Runner
 from rlm_broker.run.tools import Tools
 from rlm_broker.run.tree import Progress, Tree
-from rlm_broker.trace.events import PREVIEW_CHARS, RunStarted, ToolEnded, ToolStarted
+from rlm_broker.trace.events import ToolEnded, ToolStarted
 from rlm_broker.transport.connection import QueryHandler
-from sandbox_worker.wire.errors import MessageInvalid
 from sandbox_worker.wire.messages import Query, Slot
 from sandbox_worker.wire.prompts import Prompt, Prompts
 
 VALUE_WEIGHT = 512
 """Bytes of memory for each value among a tool's arguments: what pydantic makes of it, or notes as wrong with it."""
-TOO_MANY_CHILDREN = Slot(error="max_children_total exceeded")
-_ASKS_FOR_CODE = re.compile(r"```|\b(code|python|compute|calculate|count|sum|sort|add up)\b", re.IGNORECASE)
 
 
 class QueryAnswers:
@@ -47,14 +38,14 @@ class QueryAnswers:
     """
 
     def __init__(self, tree: Tree, caller: Caller, ends_at: float | None, tools: Tools, progress: Progress) -> None:
-        self.child_traces: list[ChildTrace] = []
         self._tree = tree
         self._caller = caller
         self._ends_at = ends_at
+        self._children = Children(tree, caller, ends_at, self._begin)
+        self.child_traces = self._children.traces
         self.tools = tools
         self._progress = progress
         self._emit = tree.events.of(caller.run, caller.depth)
-        self._started = 0
         self._tool_calls = 0
         self._arguments = Allowance(MOST_DECODED_BYTES)
 
@@ -62,6 +53,9 @@ class QueryAnswers:
     def _below(self) -> Caller:
         """On whose behalf the REPL asks just now."""
         return Caller(self._caller.run, self._caller.depth + 1, self._caller.question, block=self._progress.blocks)
+
+    def _begin(self, caller: Caller, ends_at: float | None) -> Runner:
+        return open_run(self._tree, caller, ends_at, self.tools.for_children)
 
     def handler(self) -> QueryHandler:
         """What answers the REPL: this, or what the user puts in its place."""
@@ -80,8 +74,8 @@ class QueryAnswers:
                 return [Slot(text=json.dumps(self._left()))] * len(query.prompts)
             case "tool":
                 return [await self._tool(query.tool or "", query.prompts, index) for index in range(len(query.prompts))]
-            case "rlm" if self._below.depth < limits.max_depth:
-                slots = await self._children(query)
+            case "rlm" if self._below.depth < limits.max_depth or query.contexts:
+                slots = await self._children.slots(query, self._below)
             case _:
                 slots = await self._tree.calls.slots(self._below, query)
         return [_cut(slot, limits.max_result_chars) for slot in slots]
@@ -110,116 +104,12 @@ class QueryAnswers:
 
     def _left(self) -> dict[str, float | None]:
         seconds = None if self._ends_at is None else round(max(0.0, self._ends_at - time.monotonic()), 3)
-        return {**self._tree.ledger.left(), "run_timeout_s": seconds}
-
-    # -- children ----------------------------------------------------------------------------------------------------
-
-    async def _children(self, query: Query) -> list[Slot]:
-        """Child runs; and completions, for the prompts that `recursion="auto"` gives no REPL.
-
-        A prompt stays data until there is a place for its child: prompts beyond a limit never become more.
-        """
-        limits, count = self._tree.limits, len(query.prompts)
-        try:
-            served_by = self._tree.calls.model_name(self._below.depth, query.model)
-        except RlmBrokerError as refused:
-            return [Slot(error=in_words(refused))] * count
-        most = limits.max_children_per_batch or count
-        slots = [Slot(error=f"max_children_per_batch exceeded: {count} > {most}")] * count
-        runs, completions = await self._divided(query, min(count, most))
-        left = self._tree.ledger.left()["max_children_total"]
-        allowed = len(runs) if left is None else int(left)
-        room = self._tree.child_places[self._below.depth]
-        async with asyncio.TaskGroup() as group:
-            completing = group.create_task(self._completions(query, completions))
-            children = await bounded_map(
-                runs[:allowed],
-                lambda index: self._child(query, index, served_by, room.memory),
-                limits.max_concurrent_children,
-                places=room.places,
-                session=self._caller.run,
-            )
-        answers = [*children, *[TOO_MANY_CHILDREN] * (len(runs) - len(children)), *completing.result()]
-        for index, slot in zip([*runs, *completions], answers, strict=True):
-            assert slot is not None  # without a time limit, each piece of work is done
-            slots[index] = slot
-        return slots
-
-    async def _divided(self, query: Query, count: int) -> tuple[list[int], list[int]]:
-        """Indexes of the first `count` prompts: those that get a REPL, and those that get a completion."""
-        decide = self._tree.needs_repl
-        if decide is None:
-            return list(range(count)), []
-        window = self._tree.calls.window_tokens(replace(self._below, model=query.model))
-        runs: list[int] = []
-        completions: list[int] = []
-        for index in range(count):
-            try:
-                has_repl = decide(str(query.prompts[index]), window)
-            except MessageInvalid:  # its child will say so
-                has_repl = True
-            (runs if has_repl else completions).append(index)
-            await asyncio.sleep(0)  # a decision looks through a text
-        return runs, completions
-
-    async def _completions(self, query: Query, indexes: list[int]) -> list[Slot]:
-        if not indexes:
-            return []
-        prompts = query.prompts
-        some = prompts.subset(indexes) if isinstance(prompts, Prompts) else [prompts[index] for index in indexes]
-        return await self._tree.calls.slots(self._below, msgspec.structs.replace(query, prompts=some))
-
-    async def _child(self, query: Query, index: int, served_by: str, memory: Allowance) -> Slot:
-        prompts = query.prompts
-        if not isinstance(prompts, Prompts):
-            return await self._child_about(str(prompts[index]), query.model, served_by)
-        async with memory.held(prompts.decoded_bytes(index)):
-            try:
-                prompt = str(prompts[index])
-            except MessageInvalid as problem:
-                return Slot(error=str(problem))
-            return await self._child_about(prompt, query.model, served_by)
-
-    async def _child_about(self, prompt: str, model: str | None, served_by: str) -> Slot:
-        try:
-            self._tree.ledger.charge_child()
-        except LimitReached:
-            return TOO_MANY_CHILDREN
-        self._started += 1
-        caller = Caller(f"{self._caller.run}.{self._started}", self._below.depth, prompt, model)
-        started = time.monotonic()
-        slot = Slot(error="cancelled")
-        try:
-            slot = await self._run(caller, prompt, served_by)
-        except Exception as error:  # noqa: BLE001 - of the user's own functions: its siblings go on
-            slot = Slot(error=f"{type(error).__name__}: {error}")
-        finally:
-            self.child_traces.append(
-                ChildTrace(
-                    depth=caller.depth,
-                    duration_s=time.monotonic() - started,
-                    prompt_preview=prompt[:PREVIEW_CHARS],
-                    result_preview=slot.text[:PREVIEW_CHARS] or None,
-                    error=slot.error,
-                )
-            )
-        return slot
-
-    async def _run(self, caller: Caller, prompt: str, served_by: str) -> Slot:
-        started = time.monotonic()
-        ends = [self._ends_at, _after(started, self._tree.limits.child_timeout_s)]
-        ends_at = min((end for end in ends if end is not None), default=None)
-        runner = open_run(self._tree, caller, ends_at, self.tools.for_children)
-        try:
-            with store_as_it_is(prompt) as context:
-                emit = self._tree.events.of(caller.run, caller.depth)
-                emit(RunStarted, caller.question, served_by, {}, self._progress.blocks)
-                completion = await runner.run(context)
-        except RlmBrokerError as error:
-            is_late = isinstance(error, LimitReached) and error.limit == "child_timeout_s"
-            why = f"child timeout after {time.monotonic() - started:.3f}s" if is_late else in_words(error)
-            return Slot(text=runner.progress.partial_answer or "", error=why)
-        return Slot(text=completion.response or "")
+        left = {**self._tree.ledger.left(), "run_timeout_s": seconds}
+        if self._progress.turns_left is None:
+            return left
+        blocks = self._tree.limits.max_blocks
+        left["max_blocks"] = None if blocks is None else max(0, blocks - self._progress.blocks)
+        return {**left, "max_iterations": self._progress.turns_left}
 
 
 def open_run(
@@ -245,16 +135,8 @@ def open_run(
     return Runner(tree, caller, queries.handler(), queries.child_traces, progress, tools, output_type, persistent_repl)
 
 
-def needs_repl(prompt: str, window_tokens: int) -> bool:
-    """For `recursion="auto"`: a prompt that fills half of what its model can read, or that asks for code."""
-    return estimate_tokens(len(prompt)) > window_tokens / 2 or _ASKS_FOR_CODE.search(prompt) is not None
-
-
-def _after(started: float, seconds: float | None) -> float | None:
-    return None if seconds is None else started + seconds
-
-
 def _cut(slot: Slot, limit: int | None) -> Slot:
     if limit is None or len(slot.text) <= limit:
         return slot
-    return Slot(f"{slot.text[:limit]}\n... [{len(slot.text) - limit:,} characters cut]", slot.error)
+    text = f"{slot.text[:limit]}\n... [{len(slot.text) - limit:,} characters cut]"
+    return msgspec.structs.replace(slot, text=text)

@@ -2,38 +2,43 @@
 
 import asyncio
 import contextlib
-import sys
 import time
 from collections.abc import Coroutine, Sequence
+from functools import partial
 from typing import Any
 
-import rlm_broker.run.prompts as prompts
-from rlm_broker.clients.base import estimate_tokens
 from rlm_broker.concurrency.deadline import Late, StopRequested, T, within
-from rlm_broker.context.store import StoredContext
-from rlm_broker.errors import LimitReached, ModelFailed, ReplClosed, RunFailed, ValueTooLarge
-from rlm_broker.parsing import FinalVar, NotRun, ParsedReply, parse_reply
-from rlm_broker.results import Block, ChatMessage, ChildTrace, Completion, Isolation, Iteration, without_displays
+from rlm_broker.context.excerpt import beginning
+from rlm_broker.context.stored import StoredContext
+from rlm_broker.errors import LimitReached, ModelFailed, RunFailed, ValueTooLarge
+from rlm_broker.parsing import FinalVar, NotRun
+from rlm_broker.prompts.messages import (
+    EMPTY_REPLY,
+    SHOWN_WHOLE_CHARS,
+    SUMMARISE,
+    Messages,
+    after_summary,
+    without_repl,
+)
+from rlm_broker.prompts.observation import most_shown, observation
+from rlm_broker.prompts.system import fitting, system_prompt
+from rlm_broker.results import Block, ChatMessage, ChildTrace, Completion, Isolation, Iteration
 from rlm_broker.run.calls import Caller, in_words
+from rlm_broker.run.conversation import FEWEST_OLDER_CHARS, Conversation
+from rlm_broker.run.facts import facts_of
 from rlm_broker.run.output_type import OutputType
 from rlm_broker.run.persistent_repl import PersistentRepl, as_values
+from rlm_broker.run.reply import Answer, ReplyActions, read_reply
 from rlm_broker.run.tools import Tools
 from rlm_broker.run.tree import Progress, Tree
 from rlm_broker.sandbox.repl import SandboxedRepl
 from rlm_broker.trace.events import (
-    BlockEnded,
-    BlockPrinted,
-    BlockStarted,
     IterationStarted,
-    Replied,
     ReplReady,
     RunEnded,
 )
 from rlm_broker.transport.connection import QueryHandler
 from sandbox_worker.wire.names import CONTEXT, HISTORY, numbered
-
-MAX_DISPLAYS_BYTES = 64 << 20
-"""Of what the blocks of one run show, in memory. Beyond, displays are only counted, as omitted."""
 
 
 class Runner:
@@ -68,14 +73,22 @@ class Runner:
         self._tools = tools
         self._output_type = output_type
         self._persistent_repl = persistent_repl
-        self._question = output_type.task(caller.question) if output_type else caller.question
+        question = output_type.task(caller.question) if output_type else caller.question
+        self._question = question
+        self._window = tree.calls.known_window(caller)
+        self._profile = fitting(tree.instructions.profile, self._window)
+        self._says = Messages(question, self._profile, caller.has_task_as_context)
+        count = partial(tree.calls.count_tokens, caller)
+        self._conversation = Conversation(progress, tree.calls.limit_tokens(caller), count)
+        self._may_answer_unseen = True
+        self._asked_about: str | None = None
+        self._opening = ""
+        self._actions: ReplyActions
         self._isolation: Isolation | None = None
         self._parsed: Any = None
         self._limit: str | None = None
         self._kind = "answered"
         self._stop: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._tokens: float = 0
-        self._display_bytes = 0
         self._started = time.monotonic()
         self._earlier: list[ChatMessage] = []
         self.progress = progress
@@ -133,9 +146,9 @@ class Runner:
 
     async def _without_repl(self, context: StoredContext) -> str | None:
         value = await asyncio.to_thread(context.value)
-        self.progress.messages += prompts.without_repl(value, self._question)
+        self.progress.messages += without_repl(value, self._question)
         while True:
-            reply = await self._reply(is_loop=False)
+            reply = await self._called(is_loop=False)
             if (problem := self._problem_with(reply)) is None:
                 return reply if reply.strip() else None
             self.progress.messages.append(ChatMessage("user", problem))
@@ -154,136 +167,114 @@ class Runner:
         async with opened as repl:
             repl.kills_when_cancelled = persistent is None
             name = CONTEXT if persistent is None else persistent.context_name
-            opening = prompts.opening(self._question, context.info, name)
+            start = beginning(context, SHOWN_WHOLE_CHARS)
+            opening = self._says.opening(context.info, start, name)
+            self._may_answer_unseen = self._caller.has_task_as_context or start.is_whole
             if self._tree.instructions.prologue and not self._caller.depth:
                 opening = f"{self._tree.instructions.prologue}\n\n{opening}"
-            self.progress.messages += [ChatMessage("system", self._system()), ChatMessage("user", opening)]
+            self._opening = opening
+            self.progress.messages += [ChatMessage("system", self._system(name)), ChatMessage("user", opening)]
             self._isolation = repl.isolation
             self._emit(ReplReady, repl.isolation, time.monotonic() - started)
+            self._actions = ReplyActions(repl, self._tree.limits, self._emit, self.progress)
             try:
                 return await self._converse(repl)
             finally:
                 if persistent is not None:
                     persistent.remember([*self._earlier, *self.progress.messages])
 
-    def _system(self) -> str:
-        tools = self._tools.documentation()
-        return self._tree.instructions.system_prompt(self._tree.limits, self._caller.depth, tools)
+    def _system(self, context_name: str) -> str:
+        said = self._tree.instructions.system
+        if said is not None:
+            return said if isinstance(said, str) else said(self._caller.depth)
+        return system_prompt(facts_of(self._tree, self._caller, self._tools, context_name), self._profile)
 
     async def _converse(self, repl: SandboxedRepl) -> str | None:
-        limits, question = self._tree.limits, self._question
-        turns = limits.iterations(self._caller.depth)
+        turns = self._tree.limits.iterations(self._caller.depth)
         for number in range(1, turns + 1):
+            self.progress.turns_left = turns - number
             answer, blocks, not_run = await self._in_turn_time(self._turn(repl, number))
-            problem = None if answer is None else self._problem_with(answer)
+            problem = None if answer is None else self._doubt(answer, blocks, number < turns)
             if answer is not None and problem is None:
-                return answer
-            if self._blocks_left() == 0:
+                return answer.text
+            if self._actions.blocks_left() == 0:
                 self._limit = "max_blocks"
             elif number == turns:
                 self._limit = "max_iterations"
             is_last = self._limit is not None
-            then = prompts.last_request(question) if is_last else prompts.reminder(question, turns - number)
+            then = self._says.last_request() if is_last else self._says.reminder(turns - number)
             then = then if problem is None else f"{problem}\n\n{then}"
-            self.progress.messages.append(ChatMessage("user", prompts.observation(blocks, not_run, limits, then)))
+            most = most_shown(self._tree.limits.max_observation_chars, self._window)
+            told = observation(blocks, not_run, most, then, has_answer=problem is not None)
+            self.progress.messages.append(ChatMessage("user", told))
             self._count_errors(blocks)
             if is_last:
                 break
-            await self._compact(repl, then)
         return await self._last_answer(repl)
 
-    async def _turn(self, repl: SandboxedRepl, number: int) -> tuple[str | None, list[Block], Sequence[NotRun]]:
+    async def _turn(self, repl: SandboxedRepl, number: int) -> tuple["Answer | None", list[Block], Sequence[NotRun]]:
         self._emit(IterationStarted, number)
-        reply = await self._reply()
+        reply = await self._reply(repl)
         blocks: list[Block] = []
         try:
-            answer, not_run = await self._act(repl, number, reply, blocks)
+            answer, not_run = await self._actions.act(number, reply, blocks)
         finally:  # a turn that is cut short is part of what the run had
             self.progress.trajectory.append(Iteration(number, reply, tuple(blocks)))
         return answer, blocks, not_run
 
-    async def _reply(self, *, is_loop: bool = True) -> str:
+    async def _reply(self, repl: SandboxedRepl) -> str:
+        """One reply of a loop. What is said to the model is made short enough before; and once more if it refuses."""
+        summarise = partial(self._summarise, repl)
+        try:
+            await self._conversation.fit(summarise)
+            return await self._called()
+        except ModelFailed as failed:
+            if not await self._conversation.takes_refusal(failed):
+                raise
+        await self._conversation.fit(summarise)
+        return await self._called()
+
+    async def _called(self, *, is_loop: bool = True) -> str:
         call = await self._tree.calls.turn(
-            self._caller, self.progress.messages, block=self.progress.blocks, is_loop=is_loop
+            self._caller,
+            self.progress.messages,
+            block=self.progress.blocks,
+            is_loop=is_loop,
+            has_own_prompt=is_loop and self._tree.instructions.system is None,
         )
-        said = call.response if call.response.strip() else prompts.EMPTY_REPLY
+        said = call.response if call.response.strip() else EMPTY_REPLY
         self.progress.messages.append(ChatMessage("assistant", said))
-        counted = call.usage.total_input_tokens + call.usage.total_output_tokens
-        self._tokens = counted or estimate_tokens(sum(len(str(each.content)) for each in self.progress.messages))
+        if is_loop:
+            await self._conversation.learn(0 if self._tree.calls.is_recorded else call.usage.total_input_tokens)
         return call.response
 
-    async def _act(
-        self, repl: SandboxedRepl, number: int, reply: str, blocks: list[Block]
-    ) -> tuple[str | None, Sequence[NotRun]]:
-        """Do what the reply says; add each block that ran to `blocks`. Return the answer, and what was not run."""
-        parsed = parse_reply(reply)
-        not_run = tuple(f"{item.what}: {item.reason}" for item in parsed.not_run)
-        self._emit(Replied, number, reply, not_run)
-        self.progress.said = parsed.prose or self.progress.said
-        for code in parsed.code[: self._blocks_left()]:
-            blocks.append(await self._execute(repl, number, code))
-            if blocks[-1].final_answer is not None:
-                return blocks[-1].final_answer, ()
-            if blocks[-1].status == "killed":
-                break
-        skipped = _skipped(parsed, blocks)
-        if not isinstance(parsed.final, FinalVar):
-            answer = None if parsed.final is None else parsed.final.text
-        elif skipped:
-            answer = None
-        else:
-            blocks.append(await self._execute(repl, number, _lookup(parsed.final)))
-            answer = blocks[-1].final_answer
-        return answer, (*parsed.not_run, *skipped)
-
-    async def _execute(self, repl: SandboxedRepl, iteration: int, code: str) -> Block:
-        self.progress.blocks += 1
-        number = self.progress.blocks
-        self._emit(BlockStarted, iteration, number, code)
+    async def _summarise(self, repl: SandboxedRepl) -> None:
+        """Put a summary in the place of all messages but the last."""
+        last = self.progress.messages.pop()
+        self.progress.messages.append(ChatMessage("user", SUMMARISE))
         try:
-            block = await repl.aexecute(
-                code,
-                self._tree.limits.block_timeout_s,
-                lambda stream, text: self._emit(BlockPrinted, number, stream, text),
-            )
-        except ReplClosed as closed:
-            if repl.is_closed:
-                raise
-            allowed = self._tree.limits.max_repl_restarts
-            raise LimitReached("max_repl_restarts", allowed, allowed) from closed
-        self._emit(BlockEnded, number, without_displays(block), tuple(each.sizes for each in block.displays))
-        self._display_bytes += sum(sys.getsizeof(data) for each in block.displays for data in each.data.values())
-        if self._display_bytes > MAX_DISPLAYS_BYTES:
-            block = without_displays(block, omitted=len(block.displays))
-        if block.draft is not None or block.status in ("ok", "error", "exited"):
-            self.progress.draft = block.draft
-        return block
-
-    async def _compact(self, repl: SandboxedRepl, then: str) -> None:
-        """Put a summary in the place of a conversation that fills too much of the model's window."""
-        share = self._tree.limits.compaction_threshold
-        if share is None or self._tokens < share * self._tree.calls.window_tokens(self._caller):
-            return
-        system, opening = self.progress.messages[:2]
-        observed = self.progress.messages.pop()  # not two messages of one role in a row: some providers refuse that
-        self.progress.messages.append(ChatMessage("user", f"{observed.content}\n\n{prompts.SUMMARISE}"))
-        summary = await self._reply()
+            await self._conversation.shorten(range(2, len(self.progress.messages) - 1), FEWEST_OLDER_CHARS)
+            summary = await self._called()
+        except BaseException:
+            self.progress.messages[-1] = last
+            raise
         self._earlier += self.progress.messages
         name = HISTORY if self._persistent_repl is None else numbered(HISTORY, self._persistent_repl.runs - 1)
         with contextlib.suppress(ValueTooLarge):  # then the notes have to do
             repl.provide_known({name: as_values(self._earlier)})
-        started_again = prompts.after_summary(str(opening.content), summary, name, then)
-        self.progress.messages = [system, ChatMessage("user", started_again)]
+        started_again = ChatMessage("user", after_summary(self._opening, name))
+        notes = ChatMessage("assistant", summary if summary.strip() else EMPTY_REPLY)
+        self.progress.messages = [self.progress.messages[0], started_again, notes, last]
 
     async def _last_answer(self, repl: SandboxedRepl) -> str | None:
         """The turns are used up: one more call, or some for an answer of a type. Their code is not run."""
         while True:
             try:
-                reply = await self._in_turn_time(self._reply())
-                parsed = parse_reply(reply)
+                reply = await self._in_turn_time(self._reply(repl))
+                parsed = await read_reply(reply)
                 if isinstance(parsed.final, FinalVar):
-                    block = await self._execute(repl, len(self.progress.trajectory), _lookup(parsed.final))
-                    answer = block.final_answer or self.progress.partial_answer
+                    found = await self._actions.look_up(len(self.progress.trajectory), parsed.final, [])
+                    answer = found or self.progress.partial_answer
                 elif parsed.final is not None:
                     answer = parsed.final.text
                 else:
@@ -298,6 +289,22 @@ class Runner:
 
     # -- what ends it ------------------------------------------------------------------------------------------------
 
+    def _doubt(self, answer: Answer, blocks: Sequence[Block], can_ask: bool) -> str | None:
+        """What to tell the model of an answer that is not taken. One that was not earned it may give again.
+
+        Args:
+            can_ask: Whether there is another turn.
+        """
+        if answer.is_guess and can_ask and answer.text != self._asked_about:
+            if blocks:
+                self.progress.said = self._asked_about = answer.text
+                return self._says.unseen(answer.text)
+            if not self._may_answer_unseen and not self.progress.blocks:
+                self._may_answer_unseen = True
+                self.progress.said = self._asked_about = answer.text
+                return self._says.not_looked()
+        return self._problem_with(answer.text)
+
     def _problem_with(self, answer: str) -> str | None:
         """What to tell the model if its answer is not of the type that is wanted.
 
@@ -308,10 +315,6 @@ class Runner:
             return None
         problem, self._parsed = self._output_type.judge(answer, self._tree.limits.max_output_retries)
         return problem
-
-    def _blocks_left(self) -> int | None:
-        most = self._tree.limits.max_blocks
-        return None if most is None else max(0, most - self.progress.blocks)
 
     def _count_errors(self, blocks: Sequence[Block]) -> None:
         failed = any(block.status not in ("ok", "exited") for block in blocks)
@@ -357,20 +360,3 @@ class Runner:
         is_cancelled = isinstance(failure, asyncio.CancelledError)
         self._kind = "cancelled" if is_cancelled else getattr(failure, "kind", "failed")
         self._emit_ended(None, in_words(failure), getattr(failure, "limit", None))
-
-
-def _lookup(final: FinalVar) -> str:
-    """Whether there is such a variable the REPL knows; it tells the model if not."""
-    return f"FINAL_VAR({final.name!r})"
-
-
-def _skipped(parsed: ParsedReply, blocks: Sequence[Block]) -> list[NotRun]:
-    """What came after a block that was killed, for whose variables it was written, or after the last that may run."""
-    was_killed = bool(blocks) and blocks[-1].status == "killed"
-    names = [f"block {number}" for number in range(len(blocks) + 1, len(parsed.code) + 1)]
-    if isinstance(parsed.final, FinalVar) and (was_killed or names):
-        names.append(_lookup(parsed.final))
-    if not names:
-        return []
-    why = f"Block {len(blocks)} was killed." if was_killed else "As many blocks were run as this run may have."
-    return [NotRun(", ".join(names), why)]

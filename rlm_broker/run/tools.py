@@ -3,7 +3,6 @@
 import asyncio
 import dataclasses
 import inspect
-import linecache
 import re
 import traceback
 import weakref
@@ -235,12 +234,11 @@ def _first_paragraph(function: Callable[..., Any]) -> str:
 
 
 def _traceback_text(name: str, error: BaseException) -> str:
-    """A traceback of the user's own lines: names of files, and nothing of where they lie."""
+    """Where the user's own code failed: names of files and functions, no line of source, which may hold a secret."""
     ours = str(Path(__file__).parents[1])
     lines = []
     for frame in traceback.extract_tb(error.__traceback__):
         if not frame.filename.startswith(ours) and "pydantic" not in frame.filename:
-            source = (linecache.getline(frame.filename, frame.lineno or 0)).strip()
-            lines.append(f"  {Path(frame.filename).name}, line {frame.lineno}, in {frame.name}\n    {source}")
+            lines.append(f"  {Path(frame.filename).name}, line {frame.lineno}, in {frame.name}")
     what = "".join(traceback.format_exception_only(error)).strip()
     return _PATH.sub("", "\n".join([f"{name}() raised {what}", *lines[-5:]]))

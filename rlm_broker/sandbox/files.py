@@ -1,7 +1,5 @@
 """Files of a REPL, from outside: written, read, saved and listed, beside a running block."""
 
-import asyncio
-import contextlib
 import os
 import secrets
 import stat
@@ -9,10 +7,10 @@ import threading
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path, PurePath
-from typing import Any, Final, TypeVar
+from typing import Any, Final
 
-from rlm_broker.concurrency.deadline import to_its_end
 from rlm_broker.concurrency.event_loop import EventLoopRef
+from rlm_broker.concurrency.threads import in_thread
 from rlm_broker.errors import ConfigurationError, FileRefused, SandboxFailed
 from rlm_broker.results import FileEntry
 from rlm_broker.sandbox.workers.worker import Worker
@@ -27,7 +25,6 @@ MAX_ENTRIES: Final = 10_000
 MAX_PATH_BYTES: Final = 4096
 """Longest path in a REPL. A longer one is refused, as the kernel would."""
 
-T = TypeVar("T")
 Data = bytes | bytearray | memoryview | Path
 Entries = list[FileEntry]
 
@@ -131,7 +128,7 @@ class ReplFiles:
             size_bytes = len(source) if isinstance(source, memoryview) else os.fstat(source).st_size
             fd = await self._opened(OpenToWrite(names, size_bytes), path)
             with _closing(fd), _naming(path):
-                await _in_thread(lambda stop: _fill(fd, source, size_bytes, stop))
+                await in_thread(lambda stop: _fill(fd, source, size_bytes, stop))
 
     async def _read(self, path: object, max_bytes: object) -> bytes:
         if isinstance(max_bytes, bool) or not isinstance(max_bytes, int) or max_bytes < 0:
@@ -140,7 +137,7 @@ class ReplFiles:
         fd = await self._opened(OpenToRead(names_of(path)), path)
         with _closing(fd), _naming(path):
             beyond = f"more than max_bytes = {max_bytes:,}: raise it, or use `save`"
-            await _in_thread(lambda stop: _copy(fd, whole.extend, max_bytes, beyond, stop))
+            await in_thread(lambda stop: _copy(fd, whole.extend, max_bytes, beyond, stop))
         return bytes(whole)
 
     async def _save(self, path: object, to: object) -> None:
@@ -150,7 +147,7 @@ class ReplFiles:
         fd = await self._opened(OpenToRead(names), path)
         with _closing(fd), _naming(path):
             beyond = f"more than scratch_bytes = {self._max_bytes:,}"
-            await _in_thread(lambda stop: _save_as(target, fd, self._max_bytes, beyond, stop))
+            await in_thread(lambda stop: _save_as(target, fd, self._max_bytes, beyond, stop))
 
     async def _list(self, path: object) -> Entries:
         names = names_of(path, may_be_empty=True)
@@ -264,23 +261,6 @@ def _write_all(fd: int, piece: bytes) -> None:
         done = 0
         while done < len(rest):
             done += os.write(fd, rest[done:])
-
-
-async def _in_thread(work: Callable[[threading.Event], T]) -> T:
-    """Run blocking work in a thread. When we are cancelled it is told to stop, and its end is awaited."""
-    stop = threading.Event()
-    running = asyncio.ensure_future(asyncio.to_thread(work, stop))
-    try:
-        return await asyncio.shield(running)
-    except asyncio.CancelledError:
-        stop.set()
-        with contextlib.suppress(Exception):
-            await to_its_end(lambda: _result(running))
-        raise
-
-
-async def _result(running: "asyncio.Future[T]") -> T:
-    return await running
 
 
 @contextmanager

@@ -17,6 +17,7 @@ from rlm_broker.sandbox.arguments import require_answer, require_block, require_
 from rlm_broker.sandbox.blocks import outcome, post_mortem
 from rlm_broker.sandbox.blocks.block_run import BlockRun
 from rlm_broker.sandbox.blocks.output import BlockOutput, OnOutput
+from rlm_broker.sandbox.blocks.query_contexts import QueryContexts
 from rlm_broker.sandbox.blocks.sent import values_of
 from rlm_broker.sandbox.blocks.submit_fields import SubmitFields
 from rlm_broker.sandbox.environment import environment_of
@@ -42,7 +43,7 @@ class SandboxedRepl(AsyncResource):
     Args:
         event_loop: Where it lives.
         workers: Give it a worker, and another one if that is lost.
-        context: See `Sandbox.repl`, as for those below. `INHERITED`: the one that the fork server has.
+        context: See `Sandbox.repl`, as for those below. `Inherited`: the one that the fork server has.
 
     Attributes:
         kills_when_cancelled: A block whose caller is cancelled is killed with its REPL, and not interrupted: set by an
@@ -79,6 +80,9 @@ class SandboxedRepl(AsyncResource):
         self._worker = ReplWorker(workers, context, self._limits, self._provisions)
         self._answer = answer
         self._files = ReplFiles(self.bind_loop, self._worker_beside_blocks, self._limits.scratch_bytes)
+        self._contexts = QueryContexts(
+            self._worker_beside_blocks, self._worker.context_named, self._limits.scratch_bytes
+        )
         self._programs = Programs(self._fork_server, self._worker, self._worker_beside_blocks, self._limits, env)
         self._busy = asyncio.Lock()
         self._run: BlockRun | None = None
@@ -105,6 +109,7 @@ class SandboxedRepl(AsyncResource):
         wall_timeout_s: float | None = None,
         stdin: str | None = None,
         submit: bool | Mapping[str, Any] | None = None,
+        variables: bool = False,
     ) -> Block:
         """Run one block. When the caller is interrupted (Ctrl+C) or cancelled, so is the block, and variables stay.
 
@@ -119,6 +124,7 @@ class SandboxedRepl(AsyncResource):
                 Exception`. A dict from field to type (what pydantic can validate, or a JSON Schema) has it submit all
                 of these fields, by `SUBMIT(field=value)`; code that gives others gets a TypeError there. They are
                 `Block.final_value`. None lets it go on.
+            variables: Whether `Block.variables` is to tell which variables the block has made or changed.
 
         Returns:
             The outcome. A block that raises, times out or is killed is a result with that `status`, not an exception.
@@ -129,7 +135,7 @@ class SandboxedRepl(AsyncResource):
             ReplClosed: The REPL was closed before, or has been restarted too often.
             SandboxFailed: The REPL is not open, or the sandbox itself broke.
         """
-        wanted = Wanted(value, stdin=stdin)
+        wanted = Wanted(value, stdin=stdin, variables=variables)
         return self.bind_loop().run(self._execute(code, timeout_s, on_output, wall_timeout_s, wanted, submit))
 
     async def aexecute(
@@ -142,9 +148,10 @@ class SandboxedRepl(AsyncResource):
         wall_timeout_s: float | None = None,
         stdin: str | None = None,
         submit: bool | Mapping[str, Any] | None = None,
+        variables: bool = False,
     ) -> Block:
         """`execute`, awaited."""
-        wanted = Wanted(value, stdin=stdin)
+        wanted = Wanted(value, stdin=stdin, variables=variables)
         return await self.bind_loop().arun(self._execute(code, timeout_s, on_output, wall_timeout_s, wanted, submit))
 
     def get(self, *names: str) -> Any:
@@ -323,6 +330,7 @@ class SandboxedRepl(AsyncResource):
     ) -> Block:
         require_block(code, wanted.stdin)
         require_kind("value", wanted.value, bool)
+        require_kind("variables", wanted.variables, bool)
         fields = SubmitFields.of(submit)
         wanted = wanted if fields is None else wanted._replace(submit=fields.names)
         timeout_s = seconds_or("timeout_s", timeout_s, self._limits.block_timeout_s)
@@ -337,7 +345,15 @@ class SandboxedRepl(AsyncResource):
             started = time.monotonic()
             output = BlockOutput(self._bounds, on_output)
             run = self._run = BlockRun(
-                self._worker.worker, connection, output, self._limits, self._answer, timeout_s, wall_timeout_s, fields
+                self._worker.worker,
+                connection,
+                output,
+                self._limits,
+                self._answer,
+                timeout_s,
+                wall_timeout_s,
+                self._contexts,
+                fields,
             )
             try:
                 result = await run.result(code, wanted)

@@ -1,14 +1,21 @@
 """The contexts of one REPL, as its workers load them: each worker anew, so they are kept as long as the REPL."""
 
 import asyncio
-from typing import Final
+from dataclasses import dataclass
 
-from rlm_broker.context.store import StoredContext, refuse_a_name, store, store_as_it_is
+from rlm_broker.context.store import refuse_a_name, store, store_as_it_is
+from rlm_broker.context.stored import StoredContext
 from rlm_broker.errors import ConfigurationError, ReplClosed
 from sandbox_worker.wire.names import CONTEXT, numbered
 
-INHERITED: Final = object()
-"""Given in place of a context: the REPL has the one that its fork server has."""
+
+@dataclass(frozen=True, slots=True)
+class Inherited:
+    """Given in place of a context: the REPL has the one that its fork server has."""
+
+    stored: StoredContext
+
+
 SMALL_CHARS = 1 << 16
 """Longest text that is stored on the event loop, in less time than a thread takes to start. Beyond it a thread does."""
 
@@ -21,7 +28,7 @@ class ReplContext:
     """What was given as the context of a REPL, stored once.
 
     Args:
-        given: See `Sandbox.repl`; or `INHERITED`.
+        given: See `Sandbox.repl`; or `Inherited`.
         later_bytes: Room for what is added.
 
     Attributes:
@@ -48,7 +55,7 @@ class ReplContext:
         """
         if self._is_closed:
             raise ReplClosed("this REPL was closed")
-        if self._given is INHERITED:
+        if isinstance(self._given, Inherited):
             return None
         if isinstance(self._given, StoredContext):  # its owner closes it; several REPLs may share it
             return self._given
@@ -59,6 +66,15 @@ class ReplContext:
         else:
             self._own = await asyncio.to_thread(store_as_it_is, self._given)
         return self._own
+
+    def named(self, name: str) -> StoredContext | None:
+        """Return the context that code has as the variable `name`, or None. It is closed with the REPL."""
+        if name in self.later:
+            return self.later[name]
+        if self._is_closed or name not in (CONTEXT, numbered(CONTEXT, 0)):
+            return None
+        given = self._given.stored if isinstance(self._given, Inherited) else self._given
+        return given if isinstance(given, StoredContext) else self._own
 
     async def add(self, given: object) -> str:
         """Store one more context, which the REPL is given while it lives; return its name.

@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 
 from rlm_broker.concurrency.deadline import to_its_end
+from rlm_broker.context.stored import StoredContext
 from rlm_broker.errors import ReplClosed, SandboxFailed, WorkerDied
 from rlm_broker.limits import ReplLimits
 from rlm_broker.sandbox.repl_context import ReplContext
@@ -146,6 +147,10 @@ class ReplWorker:
             if self.connection is not None:
                 self.connection.provide(more)
         return name
+
+    def context_named(self, name: str) -> StoredContext | None:
+        """Return the context that code has as the variable `name`, or None."""
+        return self._context.named(name)
 
     def renew(self) -> None:
         """Count restarts from 0 again."""

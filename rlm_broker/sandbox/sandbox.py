@@ -95,6 +95,7 @@ class Sandbox(AsyncResource):
         self._own_listener: Listener | None = None
         self._fork_server: ForkServer | None = None
         self._workers: Workers | None = None
+        self._importable: dict[tuple[str, ...], tuple[str, ...]] = {}
         self._pool: WarmPool | None = None
         self._event_loop = event_loop
 
@@ -213,6 +214,19 @@ class Sandbox(AsyncResource):
         _require_warm(warm)
         preparation = Preparation(tuple(imports), setup, timeout_s=timeout_s)
         return Template(self.bind_loop(), self._fork_server, listener, self.limits, preparation, context, warm)
+
+    def importable(self, names: Sequence[str]) -> tuple[str, ...]:
+        """Return which of these modules its code can import. They are looked for once, and none is imported.
+
+        Raises:
+            SandboxFailed: The sandbox is not open.
+        """
+        if self._fork_server is None:
+            raise SandboxFailed("the sandbox is not open: use it as `with Sandbox() as sandbox:`")
+        wanted = tuple(names)
+        if wanted not in self._importable:
+            self._importable[wanted] = self._fork_server.importable(wanted)
+        return self._importable[wanted]
 
     async def _open(self) -> None:
         if self._workers is not None:

@@ -5,11 +5,12 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from rlm_broker.concurrency.event_loop import AsyncResource, EventLoopRef
-from rlm_broker.context.store import StoredContext, store
+from rlm_broker.context.store import store
+from rlm_broker.context.stored import StoredContext
 from rlm_broker.errors import ConfigurationError, SandboxFailed
 from rlm_broker.limits import ReplLimits
 from rlm_broker.sandbox.repl import SandboxedRepl
-from rlm_broker.sandbox.repl_context import INHERITED
+from rlm_broker.sandbox.repl_context import Inherited
 from rlm_broker.sandbox.workers.fork_server import ForkServer
 from rlm_broker.sandbox.workers.source import ColdStart, Workers
 from rlm_broker.sandbox.workers.warm_pool import WarmPool
@@ -76,7 +77,8 @@ class Template(AsyncResource):
         if self._context is not NO_CONTEXT:
             if context is not NO_CONTEXT:
                 raise ConfigurationError("the template has a context already: make another for another one")
-            context = INHERITED
+            assert self._stored is not None  # it is open
+            context = Inherited(self._stored)
         given = None if context is NO_CONTEXT else context
         more: dict[str, Any] = {"tools": tools, "values": values, "limits": limits, "env": env, "seed": seed}
         return SandboxedRepl(self.bind_loop(), self._workers, given, answer, **more)
@@ -86,10 +88,12 @@ class Template(AsyncResource):
             return
         preparation = self._preparation
         if self._context is not NO_CONTEXT:
-            stored = self._context
-            if not isinstance(stored, StoredContext):  # else its owner closes it
-                stored = self._stored = await asyncio.to_thread(store, self._context)
-            preparation = Preparation(preparation.imports, preparation.setup, stored, preparation.timeout_s)
+            given = self._context
+            if isinstance(given, StoredContext):  # its owner may close it
+                self._stored = given.another()
+            else:
+                self._stored = await asyncio.to_thread(store, given)
+            preparation = Preparation(preparation.imports, preparation.setup, self._stored, preparation.timeout_s)
         try:
             self._fork_server = await self._sandboxes_fork_server.prepared(preparation)
         except BaseException:

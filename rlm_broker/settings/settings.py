@@ -6,15 +6,16 @@ import warnings
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 from rlm_broker.errors import ConfigurationError
-from rlm_broker.handler.routing import Route
+from rlm_broker.handler.routing import ModelPolicy, Route
 from rlm_broker.limits import Limits
 from rlm_broker.models.model import FROM_ENVIRONMENT, Model
+from rlm_broker.prompts.instructions import Profile
 from rlm_broker.sandbox.levels.level import CHOICES, no_such_level
-from rlm_broker.settings import trust
-from rlm_broker.validation import suggestion
+from rlm_broker.settings import trust, user_files
+from rlm_broker.validation import shown, suggestion
 
 PREFIX = "RLM_BROKER_"
 """Of variables: `RLM_BROKER_MODEL`, `RLM_BROKER_MAX_ITERATIONS`."""
@@ -29,7 +30,19 @@ DEFAULTS: dict[str, Any] = {
     "isolation": "auto",
     "python": None,
     "packages": None,
+    "allow_exec": None,
+    "tools": None,
+    "output_type": None,
+    "model_policy": "allow",
+    "recursion": "always",
+    "prompt_profile": "both",
 }
+_VALUES: dict[str, tuple[str, ...]] = {
+    "model_policy": get_args(ModelPolicy),
+    "recursion": ("always", "auto"),
+    "prompt_profile": get_args(Profile),
+}
+"""Setting: the values that it may have, where these are few."""
 ROUTE_FIELDS = ("to", "match", "depths")
 BUILT_IN = "default"
 FLAGS = "command line"
@@ -51,6 +64,7 @@ class Settings:
         is_looked_at: Nothing is done with them: a project's file that its user has not trusted is not refused.
 
     Attributes:
+        project: The content of the project's file, and what tells the file of tools that it names; None without one.
         refusal: Why the project's file is not used, if its user has not trusted it.
         limits: What the limits among them come to.
         risks: What in the project's file needs the user's word; see `trust`.
@@ -75,11 +89,15 @@ class Settings:
             self.routes[:0] = _routes(source, document.pop("routes", []))
         for source, values in (*files, ("environment", _environment()), (FLAGS, flags)):
             for name, value in values.items():
-                where = f"{PREFIX}{name.upper()}" if source == "environment" else source
+                where = shown(f"{PREFIX}{name.upper()}") if source == "environment" else source
                 _require_known(name, where)
                 _require_value(name, value, "" if source == FLAGS else f"{where}: ")
-                self._found[name] = Setting(value, where)
+                if name == "tools" and source not in (FLAGS, PROJECT_FILE):
+                    _require_own_place(value, where)
+                self._found[name] = Setting(_is_true(value) if name == "allow_exec" else value, where)
         self.limits = self._limits()
+        if self.project is not None and (tools := projects.get("tools")):
+            self.project = trust.with_tools(self.project, user_files.content(_path(tools), f"{PROJECT_FILE}: tools"))
         self.refusal = None if self.project is None else trust.refusal(Path(PROJECT_FILE), self.project, self.risks)
         if self.refusal is not None and not is_looked_at:
             raise ConfigurationError(self.refusal)
@@ -90,17 +108,17 @@ class Settings:
 
     def all(self) -> dict[str, Setting]:
         """Every setting by name: the value that holds, and where it came from. What is not trusted says so there."""
-        shown = {name: self._found.get(name, Setting(value, BUILT_IN)) for name, value in DEFAULTS.items()}
-        key = shown["api_key"]
+        told = {name: self._found.get(name, Setting(value, BUILT_IN)) for name, value in DEFAULTS.items()}
+        key = told["api_key"]
         if key.value is not None and not str(key.value).startswith(FROM_ENVIRONMENT):
-            shown["api_key"] = Setting("(set)", key.source)
+            told["api_key"] = Setting("(set)", key.source)
         for name, value in self.limits.model_dump().items():
-            shown[name] = Setting(value, self._found[name].source if name in self._found else BUILT_IN)
+            told[name] = Setting(value, self._found[name].source if name in self._found else BUILT_IN)
         if self.refusal is not None:
             unused = f"{PROJECT_FILE} (not trusted, not used)"
-            projects = [name for name, found in shown.items() if found.source == PROJECT_FILE]
-            shown |= {name: Setting(shown[name].value, unused) for name in projects}
-        return shown
+            projects = [name for name, found in told.items() if found.source == PROJECT_FILE]
+            told |= {name: Setting(told[name].value, unused) for name in projects}
+        return told
 
     def model(self, name: str) -> str | Model | None:
         """What `model` or `sub_model` comes to, with the settings `base_url` and `api_key` for a name of no entry.
@@ -118,6 +136,10 @@ class Settings:
             )
         return Model.model_validate({"name": given, "base_url": base_url, "api_key": api_key}, context=name)
 
+    def path(self, name: str) -> Path | None:
+        """Return the file or folder that a setting names, with `~` as the user's home; None if it names none."""
+        return None if self[name] is None else _path(self[name])
+
     @property
     def packages(self) -> list[str] | None:
         """What code is to have, as a list: the setting is text, with spaces between packages."""
@@ -127,8 +149,8 @@ class Settings:
     def _limits(self) -> Limits:
         given = {name: _plain(found.value) for name, found in self._found.items() if name in Limits.model_fields}
         sources = {name: self._found[name].source for name in given}
-        shown = {name: f" ({source})" for name, source in sources.items() if source != FLAGS}
-        return Limits.model_validate(given, context=shown)
+        told = {name: f" ({source})" for name, source in sources.items() if source != FLAGS}
+        return Limits.model_validate(given, context=told)
 
 
 def trust_project() -> list[str]:
@@ -195,25 +217,29 @@ def _users_file() -> tuple[Path, bytes | None]:
 
 def _content(path: Path) -> bytes | None:
     try:
-        return path.read_bytes()
+        path.stat()
     except FileNotFoundError:
         return None
     except OSError as error:
         raise ConfigurationError(f"cannot read {path}: {error.strerror}") from None
+    return user_files.content(path, "settings")
 
 
 def _parsed(path: Path, content: bytes | None) -> dict[str, Any]:
     """A file's settings, limits among them."""
     try:
         document = tomllib.loads((content or b"").decode())
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        repr(document)  # what has too many digits or levels for a sentence is refused here
+    except ValueError as error:
         raise ConfigurationError(f"{path} is no TOML: {error}") from None
+    except RecursionError:
+        raise ConfigurationError(f"{path} is no TOML of settings: its lists or tables are nested too deeply") from None
     limits = document.pop("limits", {})
     if not isinstance(limits, dict):
         raise ConfigurationError(f"{path}: limits is a table: write [limits] and its names below")
     for name in limits:
         if name not in Limits.model_fields:
-            raise ConfigurationError(f"{path}: limits.{name} is no limit{suggestion(name, Limits.model_fields)}")
+            raise ConfigurationError(f"{path}: limits.{shown(name)} is no limit{suggestion(name, Limits.model_fields)}")
     for name in document:
         if name in Limits.model_fields:
             raise ConfigurationError(f"{path}: {name} is a limit: write it below [limits]")
@@ -226,11 +252,11 @@ def _models(source: str, tables: Any) -> dict[str, Model]:
         raise ConfigurationError(f"{source}: models are tables: write [models.NAME] and what it is below")
     found = {}
     for name, table in tables.items():
-        where = f"{source}: models.{name}"
+        where = f"{source}: models.{shown(name)}"
         _require_no_key(f"{where}.api_key", table.get("api_key"))
         headers = table.get("headers")
         for header, value in headers.items() if isinstance(headers, dict) else ():
-            _require_no_key(f"{where}.headers.{header}", value)
+            _require_no_key(f"{where}.headers.{shown(header)}", value)
         found[name] = Model.model_validate({"name": name, **table}, context=where)
     return found
 
@@ -276,10 +302,34 @@ def _require_known(name: str, source: str) -> None:
 
 def _require_value(name: str, value: Any, where: str) -> None:
     """Refuse a setting, one that is no limit, if it is not text or not one of its few values."""
-    if name in DEFAULTS and not isinstance(value, str):
+    if name == "allow_exec":
+        if str(value).lower() not in ("true", "false"):
+            raise ConfigurationError(f"{where}{name} = {value!r}: give true or false")
+    elif name in DEFAULTS and not isinstance(value, str):
         raise ConfigurationError(f"{where}{name} = {value!r}: give text")
     if name == "isolation" and value not in CHOICES:
         raise ConfigurationError(where + no_such_level(value))
+    if name in _VALUES and value not in _VALUES[name]:
+        raise ConfigurationError(f"{where}no {name} {value!r}; choose one of: {', '.join(_VALUES[name])}")
+
+
+def _require_own_place(tools: str, where: str) -> None:
+    """Refuse a file of tools that would be another one in each folder: it is run, and may be somebody else's there."""
+    if not _path(tools).is_absolute():
+        raise ConfigurationError(
+            f"{where}: tools = {tools!r} names another file in each folder, and runs it: give a whole path"
+        )
+
+
+def _path(text: str) -> Path:
+    try:
+        return Path(text).expanduser()
+    except RuntimeError as error:
+        raise ConfigurationError(f"{text}: {error}") from None
+
+
+def _is_true(value: Any) -> bool:
+    return str(value).lower() == "true"
 
 
 def _plain(value: Any) -> Any:

@@ -10,6 +10,7 @@ from rlm_broker.clients.litellm import is_hosted
 from rlm_broker.errors import ConfigurationError
 from rlm_broker.models.model import SAMPLING
 from rlm_broker.sandbox.levels.level import AUTO
+from rlm_broker.validation import shown
 from sandbox_worker.wire.level import PROCESS, STANDARD, STRICT
 
 _HARMLESS = frozenset(
@@ -17,23 +18,31 @@ _HARMLESS = frozenset(
     | {"max_retries", "attempt_timeout_s", "fallbacks", "cooldown_s"}
 )
 """Of a model: what does not say where a request is sent, nor with which key."""
+_ALWAYS = ("base_url", "api_key", "cache", "python", "packages", "tools", "output_type")
+"""Settings that are a risk whatever they say."""
 _MEANS = ("max_budget_usd", "max_tokens", "max_llm_calls")
 _STRENGTH = {STRICT.name: 2, AUTO: 1, STANDARD.name: 0, PROCESS.name: -1}
+_POLICIES = ("open", "allow", "pinned")
+"""Model policies, the one that lets code choose most first."""
 
 
 def risks(document: Mapping[str, Any], users: Mapping[str, Any]) -> Iterator[str]:
-    """What in a project's file could send documents or keys elsewhere, run code with less protection, show it other
-    files of the user's, have packages installed, or cost more.
+    """What in a project's file could send documents or keys elsewhere, run code here or with less protection, show it
+    or a model other files of the user's, have packages installed, or cost more.
 
     Args:
         document: The file's settings; those of its table `limits` stand beside the others.
         users: The same of the user's own file, which holds without the project's.
     """
-    yield from (name for name in ("base_url", "api_key", "cache", "python", "packages") if document.get(name))
-    level = document.get("isolation", AUTO)
-    users_strength = _STRENGTH.get(str(users.get("isolation", AUTO)), _STRENGTH[AUTO])
-    if _STRENGTH.get(str(level), _STRENGTH[STANDARD.name]) < min(_STRENGTH[AUTO], users_strength):
+    yield from (name for name in _ALWAYS if document.get(name))
+    users_level = _said(users.get("isolation", AUTO))
+    level = _said(document.get("isolation", users_level))
+    if _STRENGTH.get(level, _STRENGTH[PROCESS.name]) < _STRENGTH.get(users_level, _STRENGTH[AUTO]):
         yield f"isolation = {level}"
+    if _frees_code(_said(document.get("model_policy", "pinned")), _said(users.get("model_policy", "allow"))):
+        yield f"model_policy = {document['model_policy']}"
+    if _said(users.get("allow_exec")) == "false" and _said(document.get("allow_exec", False)) != "false":
+        yield f"allow_exec = {_said(document['allow_exec'])}"
     models = document.get("models")
     models = models if isinstance(models, dict) else {}
     for setting in ("model", "sub_model"):
@@ -49,11 +58,16 @@ def risks(document: Mapping[str, Any], users: Mapping[str, Any]) -> Iterator[str
             yield f"limits.{name} = {document[name]}"
 
 
+def with_tools(project: bytes, tools: bytes) -> bytes:
+    """Return what to trust of a project whose file names a file of tools: the content of both decides."""
+    return project + b"\0" + hashlib.sha256(tools).digest()  # no TOML holds a NUL
+
+
 def refusal(path: Path, content: bytes, found: Sequence[str]) -> str | None:
     """Say why a project's file in which risks were found is not used. None if it was trusted with this content."""
     if not found or _line(path, content) in _trusted():
         return None
-    return f"{path} sets {', '.join(found)}: look at it, and if it is yours run `rlm-broker config trust`"
+    return f"{path} sets {', '.join(map(shown, found))}: look at it, and if it is yours run `rlm-broker config trust`"
 
 
 def trust(path: Path, content: bytes) -> None:
@@ -86,6 +100,17 @@ def _is_known(name: object, users: Mapping[str, Any]) -> bool:
     """Whether it is a well-known provider's model, ours, or the user's own entry: no name that leads to an address."""
     own = users.get("models")
     return name == "offline" or (isinstance(name, str) and (is_hosted(name) or (isinstance(own, dict) and name in own)))
+
+
+def _frees_code(projects: str, users: str) -> bool:
+    """Whether code may choose more models under a project's policy than under the user's, or the policy is unknown."""
+    if projects not in _POLICIES or users not in _POLICIES:
+        return True
+    return _POLICIES.index(projects) < _POLICIES.index(users)
+
+
+def _said(value: object) -> str:
+    return str(value).lower()
 
 
 def _is_less(projects: object, users: object) -> bool:

@@ -11,7 +11,7 @@ from typing import Any, Concatenate, Literal, ParamSpec
 
 import msgspec
 
-from rlm_broker.redaction import redacted
+from rlm_broker.redaction import LONGEST_CHARS, redacted
 from rlm_broker.results import Block, Isolation, Usage, UsageSummary
 from sandbox_worker.wire.mime import MimeType
 
@@ -28,7 +28,7 @@ class _OfARun(msgspec.Struct, frozen=True):
     def __post_init__(self) -> None:
         for name in self.__struct_fields__:
             value = getattr(self, name)
-            if (shown := redacted(value)) is not value:
+            if (shown := redacted(value, LONGEST_CHARS)) is not value:
                 msgspec.structs.force_setattr(self, name, shown)
 
 
@@ -113,8 +113,10 @@ class CallStarted(Event, frozen=True):
     """A language model is being asked. `call` counts over the whole tree, from 1.
 
     `prompt` is the last message: what the model is shown in this turn, or what code asks. Earlier turns are in earlier
-    events. `system` is the system prompt, in the first call that has it. `block` is the block that asks, or 0 where the
-    run's own loop does.
+    events. Where code asks with chat messages, it is the list of these, each a dict of `role` and `content`. `system`
+    is the system prompt, in the first call that has it. `block` is the block that asks, or 0 where the run's own loop
+    does. `batch` numbers the batches of the tree from 1, and `of` is how many calls the batch makes: one for each
+    different prompt. Both are 0 for a call of its own.
     """
 
     call: int
@@ -122,6 +124,8 @@ class CallStarted(Event, frozen=True):
     prompt: str | list[Any]
     system: str | None = None
     block: int = 0
+    batch: int = 0
+    of: int = 0
 
 
 class CallText(Event, frozen=True):
@@ -141,7 +145,11 @@ class CallRetried(Event, frozen=True):
 
 
 class CallEnded(Event, frozen=True):
-    """It answered, or failed with `error`. `model` is the one that really served."""
+    """It answered, or failed with `error`. `model` is the one that really served.
+
+    `done` of the `of` calls of its `batch` have ended with this one; all three are 0 for a call of its own. A prompt
+    that is refused before it is sent makes no call.
+    """
 
     call: int
     model: str | None
@@ -149,6 +157,9 @@ class CallEnded(Event, frozen=True):
     duration_s: float
     response: str
     error: str | None = None
+    batch: int = 0
+    done: int = 0
+    of: int = 0
 
 
 class ToolStarted(Event, frozen=True):

@@ -13,7 +13,7 @@ import msgspec
 
 from rlm_broker.errors import ConfigurationError, require_kind
 from rlm_broker.trace.event_log import text_chars
-from rlm_broker.trace.events import Event
+from rlm_broker.trace.events import CallText, Event
 from sandbox_worker.wire.text_json import encode_escaped
 
 INLINE_CHARS = 1 << 16
@@ -26,6 +26,8 @@ CUT_CHARS = 10_000
 
 class TraceWriter:
     """Writes events to the new file `path`; a run that is killed leaves every line before its end whole.
+
+    Pieces of replies are not written: a secret could be in two of them, and `CallEnded` has the whole reply.
 
     Attributes:
         lost: Why lines are missing, if any are.
@@ -54,6 +56,8 @@ class TraceWriter:
 
     def __call__(self, event: Event) -> None:
         """Write one event. It is in the file when this returns, unless it or one before it is long."""
+        if isinstance(event, CallText):
+            return
         line: dict[str, Any] = {"n": 0, "time": 0, "event": _name(event), **msgspec.to_builtins(event)}
         chars = text_chars(line)
         with self._lock:

@@ -6,6 +6,7 @@ from typing import Final, NamedTuple, NoReturn
 
 from rlm_broker.errors import ProtocolViolation
 from rlm_broker.transport.provisions import Provisions
+from sandbox_worker import RELEASE
 from sandbox_worker.wire.errors import WireError
 from sandbox_worker.wire.frames import FrameDecoder, Payload, encode_frame
 from sandbox_worker.wire.messages import (
@@ -44,12 +45,14 @@ class Wanted(NamedTuple):
         names: Variables whose values are wanted. Then there is no code.
         stdin: What the code may read; None is nothing.
         submit: The block ends where it submits; these are its fields, none for any value. None lets it go on.
+        variables: Whether the result is to tell which variables the block has made or changed.
     """
 
     value: bool = False
     names: tuple[str, ...] = ()
     stdin: str | None = None
     submit: tuple[str, ...] | None = None
+    variables: bool = False
 
 
 NOTHING: Final = Wanted()
@@ -88,7 +91,8 @@ TRANSITIONS: dict[State, dict[type[Message], State]] = {
 def weight_of(query: Query, payload_bytes: int) -> int:
     """Memory in bytes that an open query may take, at most."""
     is_decoded = type(query.prompts) is not Prompts  # not `isinstance`: of an abstract class it takes 0.2 us more
-    return payload_bytes * (DECODED_WEIGHT if is_decoded else 1) + PROMPT_WEIGHT * len(query.prompts)
+    parts = len(query.prompts) + len(query.contexts)
+    return payload_bytes * (DECODED_WEIGHT if is_decoded else 1) + PROMPT_WEIGHT * parts
 
 
 class Session:
@@ -149,7 +153,9 @@ class Session:
         self._step(message)
         if isinstance(message, Query):
             self._open(message, len(payload))
-        elif not isinstance(message, Ready) and message.block != self.block:
+        elif isinstance(message, Ready):
+            self._require_own(message.release)
+        elif message.block != self.block:
             self._violated(f"{type(message).__name__} of block {message.block} while block {self.block} runs")
         elif isinstance(message, Display):
             self._count(len(payload))
@@ -167,7 +173,16 @@ class Session:
         """
         unsent = self._unsent
         submit = None if wanted.submit is None else [*wanted.submit]
-        message = Execute(self.block + 1, code, unsent.tools(), wanted.value, [*wanted.names], wanted.stdin, submit)
+        message = Execute(
+            self.block + 1,
+            code,
+            unsent.tools(),
+            wanted.value,
+            [*wanted.names],
+            wanted.stdin,
+            submit,
+            wanted.variables,
+        )
         frame = encode_frame(encode(message), self.max_frame_bytes)
         self._step(message)
         self._unsent = Provisions()
@@ -215,6 +230,12 @@ class Session:
         self._display_bytes += display_bytes
         if self._displays > MAX_DISPLAYS or self._display_bytes > MAX_DISPLAYS_BYTES:
             self._violated(f"{self._displays} displays of {self._display_bytes:,} bytes in block {self.block}")
+
+    def _require_own(self, release: str) -> None:
+        if release != RELEASE:
+            self._violated(
+                f"the worker runs release {release!r} of rlm-broker and this process {RELEASE!r}: restart this process"
+            )
 
     def _step(self, message: Message) -> None:
         try:

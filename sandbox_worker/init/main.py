@@ -215,10 +215,12 @@ class Init:
 
     def _load(self, fd: int, piece: ContextPiece) -> None:
         try:
-            load_into(self._preloaded.contexts, CONTEXT, fd, piece, self._mapping_works)
+            undecoded = load_into(self._preloaded.contexts, CONTEXT, fd, piece, self._mapping_works)
         except ContextBroken as error:
             fail("load", error)
         os.close(fd)
+        if undecoded is not None:
+            self._preloaded.undecoded.append(undecoded)
         if piece.form.kind != "text":
             gc.collect()
             gc.freeze()  # a collection in the REPL would otherwise write to every page of a loaded object

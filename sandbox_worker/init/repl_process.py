@@ -148,8 +148,8 @@ class ReplProcess:
         own_memory.be(self._bounds.memory_bytes)
         preloaded, bounds = self._preloaded, self._bounds
         handed = None if self._hands is None else HandedContexts(reserve, self._mapping_works)
-        variables = preloaded.variables
+        rest = preloaded.variables, handed, preloaded.undecoded
         try:
-            Repl(preloaded.contexts, channel, interrupts, reserve, bounds, self._bell, variables, handed).serve()
+            Repl(preloaded.contexts, channel, interrupts, reserve, bounds, self._bell, *rest).serve()
         except BaseException:  # noqa: BLE001 - nothing is left that could tell more than an exit code
             os._exit(BROKEN)

@@ -14,14 +14,14 @@ import json
 import mmap
 import os
 from array import array
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import accumulate
 from typing import Any
 
 import msgspec
 
 from sandbox_worker.loading.form import ENTRY_BYTES, KINDS, SEALS, ContextForm, ContextPiece, span_bytes
-from sandbox_worker.loading.strings import mapped_strings
+from sandbox_worker.loading.strings import MappedBytes, mapped_strings
 
 _from_characters = ctypes.pythonapi.PyUnicode_FromKindAndData
 _from_characters.restype = ctypes.py_object
@@ -31,8 +31,41 @@ SMALL_BYTES = 1 << 14
 """A text that is copied in less time than it is mapped, and that each REPL may as well have to itself."""
 
 
+NO_MEMORY = "there is no memory left for it"
+
+
 class ContextBroken(Exception):
     """What a descriptor holds is not the context that was announced. The message is one sentence."""
+
+
+Decode = Callable[[bytes], Any]
+"""Makes a value of what a context of kind `value` holds. Raises ContextBroken."""
+
+
+class Undecoded:
+    """In the place of a context of kind `value`. What decodes it may import packages, which init is not to do.
+
+    Args:
+        mapped: What it is decoded from.
+    """
+
+    def __init__(self, mapped: MappedBytes) -> None:
+        self._mapped = mapped
+        self._holder: dict[str, Any] = {}
+        self._key = ""
+
+    def lies_in(self, holder: dict[str, Any], key: str) -> None:
+        """Remember where it lies."""
+        self._holder, self._key = holder, key
+
+    def decode(self, decode: Decode) -> None:
+        """Put the value in its place. Raises: ContextBroken."""
+        try:
+            data = self._mapped.copied()
+        except MemoryError:
+            raise ContextBroken(NO_MEMORY) from None
+        self._holder[self._key] = decode(data)
+        self._mapped.unmap()
 
 
 def load(fd: int, form: ContextForm, mapping_works: bool) -> Any:
@@ -45,6 +78,9 @@ def load(fd: int, form: ContextForm, mapping_works: bool) -> Any:
         fd: A memfd with all four seals.
         mapping_works: What `mapping_works()` said in this interpreter. If not, texts are copied into ordinary ones.
 
+    Returns:
+        The value; an `Undecoded` in the place of one of kind `value`.
+
     Raises:
         ContextBroken: It is not sealed, its size is not what `form` says, it is not JSON, its texts do not end
             where it says, or there is no memory for it.
@@ -55,12 +91,14 @@ def load(fd: int, form: ContextForm, mapping_works: bool) -> Any:
         match form.kind:
             case "json":
                 return _decoded(fd, 0, Any)
+            case "value":
+                return Undecoded(MappedBytes(fd, form.size_bytes))
             case "text" if form.size_bytes <= SMALL_BYTES:
                 return _from_characters(form.width, os.pread(fd, form.length * form.width, 0), form.length)
             case "text":
                 return strings(fd, form.size_bytes, bytes([0 if form.ascii else form.width]), [form.length], [0])[0]
             case "texts":
-                lengths, kinds, starts, names = _index(fd, form)
+                lengths, kinds, starts, names = index(fd, form)
                 texts = strings(fd, form.length, kinds, lengths, starts)
                 return texts if names is None else dict(zip(names, texts, strict=True))
     except (OSError, MemoryError) as error:
@@ -70,17 +108,30 @@ def load(fd: int, form: ContextForm, mapping_works: bool) -> Any:
         ) from error
 
 
-def load_into(contexts: dict[str, Any], name: str, fd: int, piece: ContextPiece, mapping_works: bool) -> None:
+def load_into(
+    contexts: dict[str, Any], name: str, fd: int, piece: ContextPiece, mapping_works: bool, decode: Decode | None = None
+) -> Undecoded | None:
     """Load one piece of the context called `name`: all of it, or one value of the dict that it is.
 
+    Args:
+        decode: Decodes one of kind `value` at once.
+
+    Returns:
+        What is still to be decoded, or None.
+
     Raises:
-        ContextBroken: As for `load`.
+        ContextBroken: As for `load` and `decode`.
     """
     value = load(fd, piece.form, mapping_works)
-    if piece.name is None:
-        contexts[name] = value
-    else:
-        contexts.setdefault(name, {})[piece.name] = value
+    holder, key = (contexts, name) if piece.name is None else (contexts.setdefault(name, {}), piece.name)
+    holder[key] = value
+    if not isinstance(value, Undecoded):
+        return None
+    value.lies_in(holder, key)
+    if decode is None:
+        return value
+    value.decode(decode)
+    return None
 
 
 def _refuse_all_but(fd: int, form: ContextForm) -> None:
@@ -102,7 +153,7 @@ def _refuse_all_but(fd: int, form: ContextForm) -> None:
 # -- texts -----------------------------------------------------------------------------------------------------------
 
 
-def _index(fd: int, form: ContextForm) -> "tuple[array[int], bytes, array[int], list[str] | None]":
+def index(fd: int, form: ContextForm) -> "tuple[array[int], bytes, array[int], list[str] | None]":
     """Length, kind and start of each text, and their names, if they have any."""
     columns = os.pread(fd, form.texts * ENTRY_BYTES, form.length)
     lengths, kinds = array("Q", columns[: -form.texts]), columns[-form.texts :]

@@ -3,6 +3,7 @@
     text     characters │ zeros
     texts    characters │ zeros │ characters │ zeros │ ... │ lengths │ kinds │ names
     json     UTF-8 JSON
+    value    UTF-8 JSON with tags
 
 The characters of a text lie there as CPython keeps them: 1, 2 or 4 bytes each, by the widest. A zero of their width
 ends them, as CPython wants it; more go up to the next multiple of `ALIGNMENT`, where the next text begins.
@@ -34,7 +35,8 @@ class ContextForm(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """What has to be known of a descriptor to load it.
 
     Attributes:
-        kind: `text`: one `str`; `texts`: a list of them, or a dict of them by name; `json`: UTF-8 JSON.
+        kind: `text`: one `str`; `texts`: a list of them, or a dict of them by name; `json`: UTF-8 JSON; `value`: a
+            value as it crosses (see `wire.values`), such as a table.
         length: Characters of a text; bytes of all texts together, with their zeros; bytes of JSON.
         width: Bytes of each character of a text. It must be the narrowest that holds the widest character, as in
             CPython: otherwise neither `==` nor `hash` is right. Whoever writes the descriptor answers for that.
@@ -42,7 +44,7 @@ class ContextForm(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         texts, names_bytes: How many there are, and what their names take.
     """
 
-    kind: Literal["text", "texts", "json"]
+    kind: Literal["text", "texts", "json", "value"]
     length: _Length
     width: Width = 1
     ascii: bool = False

@@ -131,6 +131,26 @@ def _objects_of(words: "array[int]", address: int) -> list[str]:
     return objects
 
 
+class MappedBytes:
+    """Bytes of `fd`, mapped without a descriptor, until `unmap`.
+
+    Raises:
+        OSError: They cannot be mapped.
+    """
+
+    def __init__(self, fd: int, size_bytes: int) -> None:
+        self._address = _map_pages(size_bytes, mmap.PROT_READ, mmap.MAP_PRIVATE, fd)
+        self._size_bytes = size_bytes
+
+    def copied(self) -> bytes:
+        """Return them."""
+        return bytes(memoryview((ctypes.c_char * self._size_bytes).from_address(self._address)))
+
+    def unmap(self) -> None:
+        """Give the address space back. To be called once, and last."""
+        _libc.munmap(self._address, self._size_bytes)
+
+
 def _map_pages(size_bytes: int, rights: int, flags: int, fd: int) -> int:
     mapped = _libc.mmap(None, size_bytes, rights, flags, fd, 0)
     if mapped is None or mapped == _MAP_FAILED:

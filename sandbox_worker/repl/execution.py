@@ -13,6 +13,7 @@ from pathlib import Path
 from types import CodeType
 from typing import TYPE_CHECKING, Any
 
+from sandbox_worker.repl.call_site import BLOCK
 from sandbox_worker.repl.classes import class_name
 from sandbox_worker.repl.displays import show_value
 from sandbox_worker.repl.memory_reserve import Reserve
@@ -28,8 +29,6 @@ ERROR_CHARS = 1000
 """Of the line that says how a block ended. The whole traceback is in its output."""
 EXIT_CODES = (1 << 31) - 1
 """Largest exit code, either way: what a C `int` holds."""
-BLOCK = "<block "
-"""Begins the name of the file that a block's code seems to come from."""
 
 
 class Outcome:
@@ -56,6 +55,9 @@ class Executor:
     Args:
         complain: Called with the text of a traceback. (`sys.stderr` is whatever the block made of it.)
         reserve: Closed while a block's code runs.
+
+    Attributes:
+        compiled: The code of the last block; empty if it is no Python.
     """
 
     def __init__(self, namespace: dict[str, Any], complain: Callable[[str], object], reserve: Reserve) -> None:
@@ -64,6 +66,7 @@ class Executor:
         self._complain = complain
         self._flags = ast.PyCF_ALLOW_TOP_LEVEL_AWAIT
         self._loop: asyncio.AbstractEventLoop | None = None
+        self.compiled: list[CodeType] = []
 
     def run(self, number: int, code: str, wants_value: bool = False) -> Outcome:
         """Run one block. Whatever it raises is printed as a traceback of its own lines and returned as an outcome.
@@ -71,12 +74,14 @@ class Executor:
         Args:
             wants_value: Whether the outcome has the value of the last expression.
         """
+        self.compiled = []
         file = f"{BLOCK}{number}>"
         # Tracebacks of functions that outlive their block still show their lines. Each ends in a newline, as those of
         # a file do: `traceback` counts on it when it places its carets.
         linecache.cache[file] = (len(code), None, io.StringIO(f"{code}\n", newline=None).readlines(), file)
         try:
             statements, last = self._compiled(code, file)
+            self.compiled = [part for part in (statements, last) if part is not None]
             self._reserve.close()
             try:
                 value = self._evaluate(statements, last)

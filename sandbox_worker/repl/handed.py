@@ -9,6 +9,7 @@ from sandbox_worker.loading.context import ContextBroken, load_into
 from sandbox_worker.loading.form import ContextPiece
 from sandbox_worker.repl.memory_reserve import Reserve
 from sandbox_worker.wire.descriptors import HANDED_FD, receive
+from sandbox_worker.wire.values import decode_context
 
 
 class HandedContexts:
@@ -35,7 +36,7 @@ class HandedContexts:
             fd = self._next()
             try:
                 self._reserve.lend(piece.form.mapped_bytes)
-                load_into(loaded, "", fd, piece, self._mapping_works)
+                load_into(loaded, "", fd, piece, self._mapping_works, decode_context)
             finally:
                 os.close(fd)
         return loaded[""]

@@ -1,21 +1,35 @@
 """What model code may call: each call becomes a `Query` and waits for its `Reply`."""
 
 import json
+import os
+import sys
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, NoReturn
+from typing import Any, NoReturn, cast
 
 import msgspec
 
 from sandbox_worker.repl.channel import ONLY_HERE, CannotAsk, Channel
+from sandbox_worker.repl.child_contexts import ChildContexts, ContextNotGiven, remove_leftovers
 from sandbox_worker.repl.classes import class_name, is_a
-from sandbox_worker.wire.errors import FrameTooLarge, ValueInvalid, ValueRefused
+from sandbox_worker.repl.typed import typed_answers
+from sandbox_worker.wire.errors import FrameTooLarge, MessageInvalid, ValueInvalid, ValueRefused
 from sandbox_worker.wire.messages import MAX_PROMPTS, Query, Slot, Want
-from sandbox_worker.wire.prompts import Prompt
+from sandbox_worker.wire.prompts import MessagePart, Prompt, are_messages
+from sandbox_worker.wire.tasks import LONG_TASK_CHARS, ChildContext
 from sandbox_worker.wire.values import decode, encode
 
-TYPED_ATTEMPTS = 3
-SHOWN_CHARS = 500
+SHORTEST_S = 0.001
+"""Of what is left of a time limit in seconds: it has to be more than nothing."""
+_KINDS: dict[str, tuple[type, ...]] = {
+    "max_completion_tokens": (int,),
+    "system": (str,),
+    "max_concurrent": (int,),
+    "timeout_s": (int, float),
+}
+"""What arguments of the functions may be, beside None."""
+MOST_CONTEXTS = 1 << 13
+"""Children with contexts in one message, which may have 1 MB beside its prompts. More are asked for in parts."""
 
 
 class ToolError(RuntimeError):
@@ -27,11 +41,22 @@ class Queries:
 
     A call that fails returns a text that starts with `Error:`, and never raises for it: model code reads it like any
     other answer. Wrong arguments raise a TypeError, as with any function.
+
+    Args:
+        own_contexts: Returns the contexts of this REPL, by name.
     """
 
-    def __init__(self, channel: Channel, flush_output: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        channel: Channel,
+        flush_output: Callable[[], None],
+        own_contexts: Callable[[], Mapping[str, Any]] = dict,
+    ) -> None:
         self._channel = channel
         self._flush_output = flush_output
+        self._own_contexts = own_contexts
+        self._folder = os.getcwd()  # noqa: PTH109 - the scratch folder; model code may go elsewhere
+        self._is_tidy = False
 
     def __reduce__(self) -> NoReturn:
         """Raises: CannotAsk. A process pool pickles the functions that it is given."""
@@ -44,32 +69,31 @@ class Queries:
         max_completion_tokens: int | None = None,
         system: str | None = None,
         output_type: Any = None,
+        *,
+        max_tokens: int | None = None,
+        temperature: float | None = None,
     ) -> Any:
         """One plain completion of `prompt`.
 
         Args:
-            prompt: Text, or a list of content parts, as `{"type": "text", "text": ...}` and `{"type": "image_url",
-                "image_url": {"url": "data:image/png;base64,..."}}`.
+            prompt: Text; or a list of chat messages, as `{"role": "user", "content": ...}`; or a list of content parts,
+                as `{"type": "text", "text": ...}` and `{"type": "image_url", "image_url": {"url":
+                "data:image/png;base64,..."}}`, which the content of a message may be, too.
+            max_completion_tokens: Tokens of the answer at most; `max_tokens` is the same.
+            system: A system prompt, for a prompt without a system message.
             output_type: A JSON schema (a dict), or a pydantic model. Then the value is returned and not its text; or,
                 when the model could not be made to give one, a text that starts with `Error:`.
+            temperature: From 0 to 2.
         """
+        asked: dict[str, Any] = {
+            "model": model,
+            "max_completion_tokens": _either("llm_query", max_completion_tokens, max_tokens),
+            "system": system,
+            "temperature": temperature,
+        }
         if output_type is None:
-            return self._ask("llm", "llm_query", [prompt], model, max_completion_tokens, system)[0]
-        if not isinstance(prompt, str):
-            raise TypeError("llm_query() with an output_type needs text as its prompt")
-        schema, value_of = _typed("llm_query", output_type)
-        wanted = f"{prompt}\n\nAnswer with a JSON value of this schema, and nothing else: {schema}"
-        asked, problem = wanted, ""
-        for _ in range(TYPED_ATTEMPTS):
-            text = self._ask("llm", "llm_query", [asked], model, max_completion_tokens, system)[0]
-            if text.startswith("Error: "):
-                return text
-            try:
-                return value_of(_unfenced(text))
-            except Exception as error:  # noqa: BLE001 - the schema may make its validator do anything
-                problem = (str(error) or class_name(error))[:SHOWN_CHARS]
-            asked = f"{wanted}\n\nYou answered: {text[:SHOWN_CHARS]}\nThat is wrong: {problem}"
-        return f"Error: the answer is not of the output_type: {problem}"
+            return self._ask("llm", "llm_query", [prompt], **asked)[0]
+        return self._ask_typed("llm_query", [prompt], output_type, asked)[0]
 
     def llm_query_batched(
         self,
@@ -80,28 +104,35 @@ class Queries:
         max_concurrent: int | None = None,
         timeout_s: float | None = None,
         samples: bool = False,
-    ) -> list[str]:
+        *,
+        output_type: Any = None,
+        max_tokens: int | None = None,
+        temperature: float | None = None,
+    ) -> list[Any]:
         """One plain completion for each prompt, at the same time; the texts in the order of the prompts.
 
         Args:
             prompts: Any number, each as that of `llm_query`. The same one twice is sent once, unless `samples` is true.
+            max_completion_tokens, system, temperature: Of each, as for `llm_query`.
             timeout_s: Seconds for all together: what has no answer by then is an error in its place.
+            output_type: Of each answer, as for `llm_query`; in the list are values, and texts that start with `Error:`.
         """
-        return self._ask(
-            "llm",
-            "llm_query_batched",
-            prompts,
-            model,
-            max_completion_tokens,
-            system,
-            max_concurrent,
-            timeout_s,
-            bool(samples),
-        )
+        asked: dict[str, Any] = {
+            "model": model,
+            "max_completion_tokens": _either("llm_query_batched", max_completion_tokens, max_tokens),
+            "system": system,
+            "max_concurrent": max_concurrent,
+            "timeout_s": timeout_s,
+            "samples": bool(samples),
+            "temperature": temperature,
+        }
+        if output_type is None:
+            return self._ask("llm", "llm_query_batched", prompts, **asked)
+        return self._ask_typed("llm_query_batched", prompts, output_type, asked)
 
-    def llm_batch(self, prompts: Sequence[str | list[Any]], max_concurrent: int = 10) -> list[str]:
-        """`llm_query_batched`, at most `max_concurrent` at a time."""
-        return self.llm_query_batched(prompts, max_concurrent=max_concurrent)
+    def llm_batch(self, prompts: Sequence[str | list[Any]], max_concurrent: int = 10, **options: Any) -> list[Any]:
+        """`llm_query_batched` with its options, at most `max_concurrent` at a time."""
+        return self.llm_query_batched(prompts, max_concurrent=max_concurrent, **options)
 
     def budget(self) -> dict[str, Any]:
         """What this run may still use: name of the limit → what is left, None where there is no limit."""
@@ -145,51 +176,79 @@ class Queries:
         if slot.error is not None:
             raise TypeError(f"SUBMIT(): {slot.error}")
 
-    def rlm_query(self, prompt: str, model: str | None = None) -> str:
-        """A child run with a REPL of its own: `prompt` is both its context and its task."""
-        return self._ask("rlm", "rlm_query", [prompt], model)[0]
+    def rlm_query(self, task: str, model: str | None = None, *, context: Any = ..., repl: bool | None = None) -> str:
+        """A child run with a REPL of its own, about `context`; returns its answer.
 
-    def rlm_query_batched(self, prompts: Sequence[str], model: str | None = None) -> list[str]:
-        """One child run for each prompt, at the same time; their answers in the order of the prompts."""
-        return self._ask("rlm", "rlm_query_batched", prompts, model)
+        Args:
+            context: Text, or a value that JSON has: what the child finds as `context`. Left out: the task is that, too.
+            repl: False asks for a plain completion of context and task; True for a REPL, if the child may have one.
+        """
+        return self._children("rlm_query", [task], model, None if context is ... else [context], False, repl)[0]
+
+    def rlm_query_batched(
+        self,
+        tasks: Sequence[str],
+        model: str | None = None,
+        *,
+        contexts: Sequence[Any] | None = None,
+        samples: bool = False,
+        repl: bool | None = None,
+    ) -> list[str]:
+        """One child run for each task, at the same time; their answers in the order of the tasks.
+
+        Args:
+            tasks: The same task about the same context is done once, unless `samples` is true.
+            contexts: One for each task, as that of `rlm_query`.
+        """
+        name = "rlm_query_batched"
+        if is_a(contexts, str, bytes, dict) or not isinstance(contexts, Iterable | None):
+            raise TypeError(f"{name}() takes a list of contexts, not a {class_name(contexts)}")
+        return self._children(name, tasks, model, None if contexts is None else list(contexts), samples, repl)
+
+    def _children(
+        self,
+        name: str,
+        tasks: Sequence[str],
+        model: str | None,
+        contexts: list[Any] | None,
+        samples: bool,
+        repl: bool | None,
+    ) -> list[str]:
+        _check_type(name, "repl", repl, (bool,))
+        texts = cast("list[str]", _checked(name, tasks, None, takes_parts=False))
+        if contexts is not None and len(contexts) != len(texts):
+            raise ValueError(f"{name}() has {len(texts):,} tasks and {len(contexts):,} contexts: give one for each")
+        if len(texts) > MAX_PROMPTS:
+            return _too_many(texts)
+        if not self._is_tidy:
+            self._is_tidy = True
+            remove_leftovers(self._folder)
+        with ChildContexts(self._own_contexts, self._folder) as handed:
+            try:
+                if contexts is not None:
+                    _require_short(name, texts)
+                    given: Sequence[ChildContext | None] = handed.given(name, contexts)
+                else:
+                    texts, given = handed.tasks(texts)
+            except ContextNotGiven as problem:
+                return [f"Error: {problem}"] * len(texts)
+            return self._ask("rlm", name, texts, model, samples=bool(samples), contexts=given, repl=repl)
 
     def _ask(
-        self,
-        want: Want,
-        name: str,
-        prompts: Sequence[str | list[Any]],
-        model: str | None,
-        max_completion_tokens: int | None = None,
-        system: str | None = None,
-        max_concurrent: int | None = None,
-        timeout_s: float | None = None,
-        samples: bool = False,
+        self, want: Want, name: str, prompts: Sequence[str | list[Any]], model: str | None = None, **asked: Any
     ) -> list[str]:
-        texts = _checked(name, prompts, takes_parts=want == "llm")
-        for argument, value, kinds in (
-            ("model", model, (str,)),
-            ("max_completion_tokens", max_completion_tokens, (int,)),
-            ("system", system, (str,)),
-            ("max_concurrent", max_concurrent, (int,)),
-            ("timeout_s", timeout_s, (int, float)),
-        ):
-            _check_type(name, argument, value, kinds)
+        """Ask what the function `name` was called with; `asked` are further fields of the query."""
+        texts = _checked(name, prompts, asked.get("system"), takes_parts=want == "llm")
+        _check_type(name, "model", model, (str,))
+        for argument, kinds in _KINDS.items():
+            _check_type(name, argument, asked.get(argument), kinds)
+        _check_temperature(name, asked.get("temperature"))
         if not texts:
             return []
         if len(texts) > MAX_PROMPTS:
-            return [f"Error: batch too large: {len(texts):,} prompts in one call, {MAX_PROMPTS:,} at most"] * len(texts)
+            return _too_many(texts)
         self._flush_output()  # what was printed before the question is seen before the wait
-        query = Query(
-            id="",  # the channel's business
-            want=want,
-            prompts=texts,
-            model=model,
-            system=system,
-            max_completion_tokens=max_completion_tokens,
-            max_concurrent=max_concurrent,
-            timeout_s=timeout_s,
-            samples=samples,
-        )
+        query = Query(id="", want=want, prompts=texts, model=model, **asked)  # the id is the channel's business
         try:
             return [_rendered(slot) for slot in self._slots(query)]
         except UnicodeEncodeError as error:
@@ -197,28 +256,63 @@ class Queries:
             remedy = "text.encode('utf-8', 'replace').decode() has none"
             raise ValueError(f"{name}() needs text without lone surrogates: {place}{error}; {remedy}") from None
 
+    def _ask_typed(
+        self, name: str, prompts: Sequence[str | list[Any]], output_type: Any, asked: dict[str, Any]
+    ) -> list[Any]:
+        """Ask for values of a type. The time limit holds for all attempts together."""
+        checked = _checked(name, prompts, asked["system"], takes_parts=True)
+        _check_type(name, "timeout_s", timeout_s := asked.get("timeout_s"), _KINDS["timeout_s"])
+        started = time.monotonic()
+
+        def ask(again: list[Prompt]) -> list[str]:
+            left_s = None if timeout_s is None else max(SHORTEST_S, timeout_s - (time.monotonic() - started))
+            return self._ask("llm", name, again, **(asked if left_s is None else {**asked, "timeout_s": left_s}))
+
+        return typed_answers(name, checked, output_type, ask)
+
     def _slots(self, query: Query) -> list[Slot]:
         """Ask about all prompts; in parts, one after the other, where a message cannot hold them."""
         started = time.monotonic()
-        try:
-            return self._channel.ask(query).slots
-        except FrameTooLarge as error:
-            if len(query.prompts) == 1:
-                return [Slot(error=f"the query is too large: {error}; send a smaller part of the context")]
+        if len(query.contexts) <= MOST_CONTEXTS:
+            try:
+                return self._channel.ask(query).slots
+            except FrameTooLarge as error:
+                if len(query.prompts) == 1:
+                    return [Slot(error=f"the query is too large: {error}; send a smaller part of the context")]
         half = len(query.prompts) // 2
-        first = self._slots(msgspec.structs.replace(query, prompts=query.prompts[:half]))
-        left_s = None if query.timeout_s is None else max(0.001, query.timeout_s - (time.monotonic() - started))
-        second = msgspec.structs.replace(query, prompts=query.prompts[half:], timeout_s=left_s)
+        parts = query.contexts
+        first = self._slots(msgspec.structs.replace(query, prompts=query.prompts[:half], contexts=parts[:half]))
+        left_s = None if query.timeout_s is None else max(SHORTEST_S, query.timeout_s - (time.monotonic() - started))
+        second = msgspec.structs.replace(query, prompts=query.prompts[half:], contexts=parts[half:], timeout_s=left_s)
         return [*first, *self._slots(second)]
 
 
+def _too_many(prompts: Sequence[Any]) -> list[str]:
+    return [f"Error: batch too large: {len(prompts):,} prompts in one call, {MAX_PROMPTS:,} at most"] * len(prompts)
+
+
+def _require_short(name: str, tasks: Sequence[Any]) -> None:
+    """Raises: ValueError. A task beside a context is told in every turn."""
+    for number, task in enumerate(tasks):
+        if len(task) > LONG_TASK_CHARS:
+            which = "task" if name == "rlm_query" else f"tasks[{number}]"
+            raise ValueError(
+                f"{name}() {which} has {len(task):,} characters, more than {LONG_TASK_CHARS:,}: put the data into the "
+                "context"
+            )
+
+
 def _rendered(slot: Slot) -> str:
+    if slot.note is not None:
+        print(slot.note, file=sys.stderr)
     if slot.error is None:
         return slot.text
     return f"Error: {slot.error}\n{slot.text}" if slot.text else f"Error: {slot.error}"
 
 
-def _checked(name: str, prompts: Sequence[str | list[Any]], *, takes_parts: bool) -> list[Prompt]:
+def _checked(
+    name: str, prompts: Sequence[str | list[Any]], system: str | None = None, *, takes_parts: bool
+) -> list[Prompt]:
     if isinstance(prompts, str):
         raise TypeError(f"{name}() takes a list of prompts, not one string")
     if isinstance(prompts, Mapping | bytes) or not isinstance(prompts, Iterable):
@@ -230,57 +324,55 @@ def _checked(name: str, prompts: Sequence[str | list[Any]], *, takes_parts: bool
         if is_a(prompt, str):
             checked.append(prompt)
         elif takes_parts and is_a(prompt, list):
-            try:
-                checked.append(msgspec.convert(prompt, Prompt))
-            except msgspec.ValidationError as error:
-                raise TypeError(f"{name}() needs text or content parts: {which} is neither: {error}") from None
+            checked.append(_checked_parts(name, which, prompt, system))
         else:
             raise TypeError(f"{name}() needs text: {which} is a {class_name(prompt)}; use str() or an f-string")
     return checked
 
 
+def _checked_parts(name: str, which: str, prompt: list[Any], system: str | None) -> Prompt:
+    """A prompt of content parts or of chat messages, which are tagged on the wire as parts are."""
+    try:
+        parts = msgspec.convert([{"type": "message", **each} if _is_message(each) else each for each in prompt], Prompt)
+        assert isinstance(parts, list)
+        has_messages = are_messages(parts)
+    except (msgspec.ValidationError, MessageInvalid) as error:
+        kinds = "text, content parts or chat messages"
+        raise TypeError(f"{name}() needs {kinds}: {which} is none of them: {error}") from None
+    if system and has_messages and any(isinstance(each, MessagePart) and each.role == "system" for each in parts):
+        raise TypeError(f"{name}() takes system= or a system message, and not both: {which} has one")
+    return parts
+
+
+def _is_message(value: Any) -> bool:
+    return is_a(value, dict) and "role" in value and "type" not in value
+
+
+def _either(name: str, max_completion_tokens: int | None, max_tokens: int | None) -> int | None:
+    if max_tokens is None:
+        return max_completion_tokens
+    if max_completion_tokens is not None:
+        raise TypeError(f"{name}() takes max_tokens= or max_completion_tokens=, and not both: they are the same")
+    _check_type(name, "max_tokens", max_tokens, (int,))
+    return max_tokens
+
+
+def _check_temperature(name: str, value: Any) -> None:
+    if value is None:
+        return
+    if not is_a(value, int, float) or type(value) is bool:
+        raise TypeError(f"{name}() argument 'temperature' must be a number, not {class_name(value)}")
+    if not 0 <= value <= 2:
+        raise ValueError(f"{name}() argument 'temperature' must be from 0 to 2, not {value}")
+
+
 def _check_type(name: str, argument: str, value: Any, kinds: tuple[type, ...]) -> None:
     if value is None:
         return
-    if not is_a(value, *kinds) or type(value) is bool:
+    if not is_a(value, *kinds) or (type(value) is bool and bool not in kinds):
         wanted = kinds[0].__name__ if len(kinds) == 1 else "a number"
         raise TypeError(f"{name}() argument {argument!r} must be {wanted}, not {class_name(value)}")
-    if isinstance(value, int) and value < 1:
+    if isinstance(value, int) and value < 1 and type(value) is not bool:
         raise ValueError(f"{name}() argument {argument!r} must be at least 1, not {value}")
     if isinstance(value, float) and not 0 < value < float("inf"):
         raise ValueError(f"{name}() argument {argument!r} must be a positive number, not {value}")
-
-
-def _typed(name: str, output_type: Any) -> tuple[str, Callable[[str], Any]]:
-    """The schema as JSON, and what makes a value of a reply or raises a ValueError.
-
-    All of it happens here and not at the orchestrator: a schema of model code's own may keep a validator busy for ever.
-    """
-    if hasattr(output_type, "model_json_schema") and hasattr(output_type, "model_validate_json"):
-        return json.dumps(output_type.model_json_schema()), output_type.model_validate_json
-    if not isinstance(output_type, dict):
-        raise TypeError(f"{name}() argument 'output_type' must be a JSON schema (a dict) or a pydantic model")
-    import jsonschema  # most REPLs never need it
-
-    kind = jsonschema.validators.validator_for(output_type, default=jsonschema.Draft202012Validator)
-    try:
-        kind.check_schema(output_type)
-    except jsonschema.SchemaError as error:
-        raise ValueError(f"{name}() argument 'output_type' is no JSON schema: {error.message}") from None
-    validator = kind(output_type)
-
-    def value_of(text: str) -> Any:
-        value = json.loads(text)
-        for error in validator.iter_errors(value):
-            raise ValueError(error.message)
-        return value
-
-    return json.dumps(output_type), value_of
-
-
-def _unfenced(text: str) -> str:
-    """JSON as models like to hand it over: in a fence of its own."""
-    text = text.strip()
-    if text.startswith("```") and text.endswith("```") and "\n" in text:
-        return text.partition("\n")[2].removesuffix("```").strip()
-    return text

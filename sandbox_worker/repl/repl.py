@@ -9,13 +9,14 @@ import signal
 import sys
 import time
 import types
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from operator import itemgetter
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import msgspec
 
-from sandbox_worker.loading.context import ContextBroken
+from sandbox_worker import RELEASE
+from sandbox_worker.loading.context import ContextBroken, Undecoded
 from sandbox_worker.repl.adapted import begin_with
 from sandbox_worker.repl.channel import Channel, ConnectionClosed, Given
 from sandbox_worker.repl.classes import class_name
@@ -23,6 +24,7 @@ from sandbox_worker.repl.crossing import Crossing, crossing, crossing_of, writte
 from sandbox_worker.repl.displays import Displays, at_end, display
 from sandbox_worker.repl.execution import Executor, Outcome
 from sandbox_worker.repl.handed import HandedContexts
+from sandbox_worker.repl.helpers import HELPERS
 from sandbox_worker.repl.interrupts import Interrupts
 from sandbox_worker.repl.memory_reserve import Reserve
 from sandbox_worker.repl.printer import Printer
@@ -34,7 +36,11 @@ from sandbox_worker.wire.control import OUT_OF_MEMORY
 from sandbox_worker.wire.errors import FrameTooLarge, ValueInvalid
 from sandbox_worker.wire.headtail import OutputBounds
 from sandbox_worker.wire.messages import Attach, Environment, Execute, Output, Ready, Result, Stream
-from sandbox_worker.wire.values import decode
+from sandbox_worker.wire.values import decode, decode_context
+from sandbox_worker.wire.variables import VariableFact
+
+if TYPE_CHECKING:
+    from sandbox_worker.repl.changes import Changes
 
 TIMERS = (signal.ITIMER_REAL, signal.ITIMER_VIRTUAL, signal.ITIMER_PROF)
 _FIRST_CONTEXT = names.numbered(names.CONTEXT, 0)
@@ -49,6 +55,7 @@ class Repl:
         bounds: Of what is sent of what one block prints to one stream.
         variables: What code finds, and may overwrite for good.
         handed: Has contexts that the REPL is given later, if it can be given any.
+        undecoded: Those of `contexts` that the first block decodes.
         bell: Memory in which init shows that it has read what was written to the descriptors, and which block it has
             interrupted, see `wire.bell`.
     """
@@ -63,16 +70,19 @@ class Repl:
         bell: bytes | mmap.mmap,
         variables: Mapping[str, Any] = types.MappingProxyType({}),
         handed: HandedContexts | None = None,
+        undecoded: Sequence[Undecoded] = (),
     ) -> None:
         self._channel = channel
         self._interrupts = interrupts
         self._reserve = reserve
         self._handed = handed
+        self._contexts = contexts
+        self._undecoded = [*undecoded]
         self._pid = os.getpid()
         self._bell = bell
         self._block = 0
         self._displays = Displays(channel)
-        self._queries = queries = Queries(channel, self._flush)
+        self._queries = queries = Queries(channel, self._flush, lambda: self._contexts)
         self._printers = [
             Printer("stdout", bounds, self._print, interrupts.held),
             Printer("stderr", bounds, self._print, interrupts.held),
@@ -101,6 +111,7 @@ class Repl:
             names.SUBMIT: submission.submit,
             names.SHOW_VARS: self._show_vars,
         }
+        self._namespace.update(HELPERS)
         self._namespace.update(variables)
         self._executor = Executor(self._namespace, self._printers[1].write, reserve)
         # What the module `site` gives to other prompts. Its own `exit` closes stdin, for good.
@@ -118,7 +129,7 @@ class Repl:
             os._exit(OUT_OF_MEMORY)
 
     def say_ready(self) -> None:
-        self._channel.send(self._channel.encode(Ready()))
+        self._channel.send(self._channel.encode(Ready(RELEASE)))
 
     def run_next(self) -> None:
         """Wait for a block, run it and send its result."""
@@ -139,11 +150,14 @@ class Repl:
         self._namespace.update(self._provided)  # `context = "oops"` must not break the run
         self._submission.begin(execute.submit)
         (rung,) = BELL.unpack_from(self._bell)
+        changes = self._changes() if execute.tells_variables and refused is None else None
+        variables: list[VariableFact] = []
         try:
             with self._interrupts.armed():
                 if BELL.unpack_from(self._bell, INTERRUPTED_AT) == (execute.block,):
                     raise KeyboardInterrupt  # the signal came before its block
                 outcome = refused or self._executed(execute)
+                variables = [] if changes is None else self._changed(changes)
                 self._show_what_is_open(outcome)
                 value = self._asked_for(execute, outcome)
                 self._flush_replaced()
@@ -171,6 +185,7 @@ class Repl:
             final_value_problem=self._submission.value.problem,
             draft=self._submission.draft and written_out(self._submission.draft),
             displays_omitted=self._displays.omitted,
+            variables=variables,
         )
         return self._frame_of(result)
 
@@ -259,9 +274,20 @@ class Repl:
             raise ContextBroken("this REPL takes none")
         return self._handed.take(attach.pieces)
 
+    def _decode_contexts(self) -> Outcome | None:
+        """Decode what init has mapped. A context that cannot be had here is the error of each block."""
+        try:
+            while self._undecoded:
+                self._undecoded[-1].decode(decode_context)
+                self._undecoded.pop()
+        except ContextBroken as why:
+            return Outcome("error", f"the context cannot be had here: {why}")
+        self._provided[names.CONTEXT] = self._provided[_FIRST_CONTEXT] = self._contexts[names.CONTEXT]
+        return None
+
     def _take_given(self, given: list[Given]) -> Outcome | None:
         """Take what code is to find. A value that cannot be had here is the block's error: it is not run."""
-        refused = None
+        refused = self._decode_contexts() if self._undecoded else None
         for each in given:
             if isinstance(each, Environment):
                 _enter(each)
@@ -272,6 +298,8 @@ class Repl:
                 what = "context" if isinstance(each, Attach) else "value"
                 refused = Outcome("error", f"the {what} {each.name} cannot be had here: {why}")
                 continue
+            if isinstance(each, Attach) or each.name == names.CONTEXT:
+                self._contexts[each.name] = value
             if isinstance(each, Attach) or each.is_restored:
                 self._provided[each.name] = value
             else:
@@ -291,16 +319,33 @@ class Repl:
         self._tools |= {name: self._queries.tool(name) for name in tools if name not in self._tools}
         self._provided |= self._tools
 
+    def _changes(self) -> "Changes | None":
+        """The variables before a block; None if there is no memory left for that."""
+        with contextlib.suppress(MemoryError):
+            from sandbox_worker.repl.changes import Changes  # a REPL that is not asked need not have it
+
+            return Changes(self._variables())
+        return None
+
+    def _changed(self, changes: "Changes") -> list[VariableFact]:
+        with contextlib.suppress(MemoryError):
+            return changes.made(self._variables(), self._executor.compiled)
+        return []
+
     def _show_vars(self) -> dict[str, str]:
         """Name → type of the variables that exist."""
+        return {name: class_name(value) for name, value in self._variables()}
+
+    def _variables(self) -> list[tuple[str, Any]]:
+        """Name and value of the variables that are code's own, by name."""
         own = {names.ANSWER, names.LAST_VALUE, *self._provided}
         # Not looked up by name: a key may be of a class of the model's, which compares itself as it likes.
         found = [(name, value) for name, value in list(self._namespace.items()) if type(name) is str]
-        return {
-            name: class_name(value)
+        return [
+            (name, value)
             for name, value in sorted(found, key=itemgetter(0))
-            if name not in own and not name.startswith("__")
-        }
+            if name not in own and not name.startswith("__") and value is not HELPERS.get(name)
+        ]
 
 
 def _too_large(error: Exception) -> str:

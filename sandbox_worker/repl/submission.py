@@ -5,14 +5,18 @@ A submission is noted when it is made. By default the block goes on. A block tha
 thread ends by it without a word (`threading` says nothing of a SystemExit alone, and not of a subclass).
 """
 
+import ast
 import json
+import sys
 from collections.abc import Callable, Mapping
 from typing import Any, Final
 
+from sandbox_worker.repl import call_site
 from sandbox_worker.repl.classes import class_name, is_a
 from sandbox_worker.repl.crossing import Crossing, crossing
+from sandbox_worker.repl.helpers import HELPERS
 from sandbox_worker.wire.messages import MAX_DRAFT_CHARS
-from sandbox_worker.wire.names import ANSWER
+from sandbox_worker.wire.names import ANSWER, FINAL_VAR
 
 
 class _ExitCode(int):
@@ -74,15 +78,30 @@ class Submission:
         self._end_block()
 
     def final_var(self, name: str) -> None:
-        """End the run: the value of the variable called `name` is the answer."""
-        if not is_a(name, str):  # FINAL_VAR(result) for FINAL_VAR("result"): what is meant is clear
+        """End the run: the value of the variable called `name` is the answer; of `FINAL_VAR(result)` that of `result`.
+
+        The source of the call decides. A string literal is a name, any other expression is the answer itself, whatever
+        text it is. An f-string is a name if there is such a variable, and so is text of which the source is not known.
+        """
+        if not is_a(name, str):
             self.final(name)
             return
-        key = name.strip().strip("\"'`")
-        if key not in self._namespace:
+        source = call_site.argument(sys._getframe(1), FINAL_VAR)
+        key = str.strip(str.strip(name), "\"'`")
+        is_name = isinstance(source, ast.Constant)
+        if is_name or (self._is_variable(key) and (source is None or isinstance(source, ast.JoinedStr))):
+            self.final(self._value_of(key))
+        else:
+            self.final(name)
+
+    def _value_of(self, key: str) -> Any:
+        if not self._is_variable(key):
             known = ", ".join(self._variables()) or "none yet"
             raise NameError(f"FINAL_VAR: there is no variable {key!r}; variables: {known}")
-        self.final(self._namespace[key])
+        return self._namespace[key]
+
+    def _is_variable(self, key: str) -> bool:
+        return key in self._namespace and self._namespace[key] is not HELPERS.get(key)
 
     def submit(self, *values: Any, **fields: Any) -> None:
         """End the run: one value, or named fields as a JSON object."""

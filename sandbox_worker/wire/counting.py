@@ -14,14 +14,15 @@ empty lists takes 10 ms, and finding that all are of a wrong type 70 ms."""
 _STRING = re.compile(rb'"[^"\\]*+(?:(?:\\.)++[^"\\]*+)*+(?:"|\Z)', re.DOTALL)
 """A string. Possessive, so that nothing is looked at twice; the last one need not end."""
 
-_PARTS = re.compile(rb'\[(?:[^"\[\]]++|"[^"\\]*+(?:(?:\\.)++[^"\\]*+)*+")*+\]', re.DOTALL)
-"""A list without a list in it."""
+_FLAT = rb'\[(?:[^"\[\]]++|"[^"\\]*+(?:(?:\\.)++[^"\\]*+)*+")*+\]'
+_PARTS = re.compile(rb'\[(?:[^"\[\]]++|"[^"\\]*+(?:(?:\\.)++[^"\\]*+)*+"|%s)*+\]' % _FLAT, re.DOTALL)
+"""A list of content parts, or of chat messages, whose content may be such a list: lists in lists of it are none."""
 _BETWEEN = re.compile(rb"[ \t\r\n]*+([,\]])[ \t\r\n]*+")
 _BEGIN = re.compile(rb"[ \t\r\n]*+\[[ \t\r\n]*+")
 
 
 def split_prompts(array: bytes, most: int) -> list[memoryview] | None:
-    """The elements of a JSON array of strings and flat lists, as slices of it.
+    """The elements of a JSON array of strings and of lists with at most flat lists in them, as slices of it.
 
     Decoders build one object for each element before they count them: 32 million numbers in 64 MB were 2.4 GB.
 

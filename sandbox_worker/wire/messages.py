@@ -15,7 +15,9 @@ from sandbox_worker.wire.errors import MessageInvalid
 from sandbox_worker.wire.frames import Payload
 from sandbox_worker.wire.mime import PictureType, TextType
 from sandbox_worker.wire.prompts import Prompt, Prompts
+from sandbox_worker.wire.tasks import ChildContext
 from sandbox_worker.wire.text_json import encode_written_out
+from sandbox_worker.wire.variables import MAX_VARIABLES, VariableFact
 
 T = TypeVar("T")
 
@@ -46,8 +48,10 @@ EncodedValue = msgspec.Raw | msgspec.UnsetType
 """A value as `values` encodes it, or none."""
 MAX_DRAFT_CHARS = 1 << 16
 """Characters of the draft of an answer; the rest of a longer one is cut."""
+MAX_RELEASE_CHARS = 40
 PositiveInt = Annotated[int, msgspec.Meta(ge=1)]
 PositiveFloat = Annotated[float, msgspec.Meta(gt=0)]
+Temperature = Annotated[float, msgspec.Meta(ge=0, le=2)]
 
 
 class Message(msgspec.Struct, frozen=True, tag_field="type", tag=str.lower, forbid_unknown_fields=True):
@@ -71,23 +75,33 @@ class Welcome(Message, frozen=True):
 
 
 class Ready(Message, frozen=True):
-    """The REPL waits for its first block. No model code ran before this."""
+    """The REPL waits for its first block. No model code ran before this.
+
+    Attributes:
+        release: Of the worker's code. The orchestrator talks to its own release alone: one that was installed over it
+            while it runs may have other messages.
+    """
+
+    release: Annotated[str, msgspec.Meta(max_length=MAX_RELEASE_CHARS)] = "unknown"
 
 
-class Query(Message, frozen=True):
+class Query(Message, frozen=True, omit_defaults=True):
     """Model code wants what only the orchestrator has. One thread of the REPL waits for the `Reply` with the same id.
 
     Attributes:
         id: `block:n`, counted up by the REPL.
-        prompts: One or many; the reply has one slot for each, in order. Only for "llm" may they be content parts. For
-            "budget" one, which says nothing; its slot's text is a JSON object. For "tool" a JSON object of `args` and
-            `kwargs`, and its slot's text is a value: both as `values` encodes them. For "submit" a JSON object of the
-            fields, encoded in the same way; its slot has no text.
+        prompts: One or many; the reply has one slot for each, in order. Only for "llm" may they be content parts or
+            chat messages. For "budget" one, which says nothing; its slot's text is a JSON object. For "tool" a JSON
+            object of `args` and `kwargs`, and its slot's text is a value: both as `values` encodes them. For "submit" a
+            JSON object of the fields, encoded in the same way; its slot has no text.
         model: The model's wish. The session's policy decides.
         max_concurrent: How many of the prompts at once, at most; the orchestrator's own limit binds as well.
         timeout_s: For all prompts together; those that have no answer by then get an error.
         samples: Whether the same prompt twice is to be answered twice.
         tool: The tool's name, for "tool".
+        contexts: For "rlm" the context of each prompt's child, None where the prompt is that, too; or none at all.
+        repl: Whether children get a REPL; None leaves it to the orchestrator, which also gives none below `max_depth`.
+        temperature: Of sampling; None leaves it to the client.
     """
 
     id: str
@@ -100,6 +114,9 @@ class Query(Message, frozen=True):
     timeout_s: PositiveFloat | None = None
     samples: bool = False
     tool: str | None = None
+    contexts: Annotated[Sequence[ChildContext | None], msgspec.Meta(max_length=MAX_PROMPTS)] = ()
+    repl: bool | None = None
+    temperature: Temperature | None = None
 
     @property
     def texts(self) -> list[str]:
@@ -150,6 +167,7 @@ class Result(Message, frozen=True, omit_defaults=True):
         final_value_problem: Why it is not there although it is no text.
         draft: Text in `answer["content"]` that is not submitted: the best answer so far. At most `MAX_DRAFT_CHARS`.
         displays_omitted: How many displays were too large, or too many.
+        variables: What the block has made or changed, if the `Execute` asked for it.
     """
 
     block: int
@@ -164,6 +182,7 @@ class Result(Message, frozen=True, omit_defaults=True):
     final_value_problem: str | None = None
     draft: str | None = None
     displays_omitted: Annotated[int, msgspec.Meta(ge=0, le=1 << 31)] = 0
+    variables: Annotated[list[VariableFact], msgspec.Meta(max_length=MAX_VARIABLES)] = []
 
 
 # -- the orchestrator says -------------------------------------------------------------------------------------------
@@ -180,6 +199,7 @@ class Execute(Message, frozen=True, omit_defaults=True):
         stdin: What code reads from `sys.stdin`; None is nothing.
         submit: The block ends where it submits, and these are the names of the fields that it has to submit; none for
             any value. None lets it go on.
+        tells_variables: Whether the result is to tell which variables the block has made or changed.
     """
 
     block: int
@@ -189,6 +209,7 @@ class Execute(Message, frozen=True, omit_defaults=True):
     names: list[str] = []
     stdin: str | None = None
     submit: list[str] | None = None
+    tells_variables: bool = False
 
 
 class Environment(Message, frozen=True):
@@ -228,10 +249,15 @@ class Attach(Message, frozen=True):
 
 
 class Slot(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """What became of one prompt: `text`, or why there is none. A failed child run may have both."""
+    """What became of one prompt: `text`, or why there is none. A failed child run may have both.
+
+    Attributes:
+        note: What code is told on stderr about the way in which the prompt was answered.
+    """
 
     text: str = ""
     error: str | None = None
+    note: str | None = None
 
 
 class Reply(Message, frozen=True):
@@ -254,13 +280,16 @@ class _RawQuery(msgspec.Struct, frozen=True, tag_field="type", tag="query", forb
     timeout_s: msgspec.Raw = msgspec.Raw()
     samples: msgspec.Raw = msgspec.Raw()
     tool: msgspec.Raw = msgspec.Raw()
+    contexts: msgspec.Raw = msgspec.Raw()
+    repl: msgspec.Raw = msgspec.Raw()
+    temperature: msgspec.Raw = msgspec.Raw()
 
 
 FromWorker = Ready | Query | Output | Display | Result
 FromOrchestrator = Execute | Environment | Provide | Attach | Reply
 
 
-def _plain(value: object) -> str | int | float:
+def plain(value: object) -> str | int | float:
     """Return the plain value of a subclass such as `numpy.str_` or `numpy.float64`, which msgspec does not take."""
     if isinstance(value, str):
         return str.__str__(value)
@@ -273,7 +302,7 @@ def _plain(value: object) -> str | int | float:
 
 _MOST_BYTES = {b'{"type":"result"': MAX_RESULT_BYTES, b'{"type":"display"': MAX_DISPLAY_BYTES}
 """How a message begins that may have more than `FEW_BYTES`: how many it may have."""
-_encoder = msgspec.json.Encoder(enc_hook=_plain)
+_encoder = msgspec.json.Encoder(enc_hook=plain)
 _hello = msgspec.json.Decoder(Hello)
 _welcome = msgspec.json.Decoder(Welcome)
 _from_worker: msgspec.json.Decoder[FromWorker] = msgspec.json.Decoder(FromWorker)
@@ -294,7 +323,7 @@ def encode(message: Message) -> bytes:
     except UnicodeEncodeError:
         if isinstance(message, Execute | Environment | Provide | Attach | Query):
             raise
-        return encode_written_out(message, _plain)
+        return encode_written_out(message, plain)
 
 
 def decode_hello(payload: Payload) -> Hello:
@@ -337,7 +366,7 @@ def _decode_large_query(payload: Payload) -> FromWorker:
     query = _decode(_from_worker, b'{"type":"query","prompts":[],%s}' % head)
     prompts = split_prompts(bytes(raw.prompts), MAX_PROMPTS)
     if prompts is None:
-        raise MessageInvalid(f"prompts are text or content parts, {MAX_PROMPTS:,} at most")
+        raise MessageInvalid(f"prompts are text, content parts or chat messages, {MAX_PROMPTS:,} at most")
     return msgspec.structs.replace(query, prompts=Prompts(prompts))
 
 

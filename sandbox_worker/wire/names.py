@@ -16,6 +16,11 @@ FUNCTIONS = frozenset(
 )
 """Functions that every REPL has, restored before each block."""
 
+SEARCH = "search"
+CHUNKS = "chunks"
+LINES = "lines"
+"""Functions for large texts, which every REPL begins with: variables like code's own, and names that tools may have."""
+
 CONTEXT = "context"
 """What the question is about. The context of run number n in one REPL is also `context_n`, from `context_0`."""
 HISTORY = "history"

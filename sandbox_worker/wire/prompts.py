@@ -1,18 +1,18 @@
 """What a prompt may consist of, and the prompts of a large query, which are decoded one at a time.
 
-Content parts have the shape of OpenAI's API. They are typed to the last field: a frame could hold so many empty lists
-or dicts that they would be gigabytes in memory.
+Content parts have the shape of OpenAI's API, and a chat message is one part more. They are typed to the last field: a
+frame could hold so many empty lists or dicts that they would be gigabytes in memory.
 """
 
 from collections.abc import Iterator, Sequence
-from typing import Annotated, overload
+from typing import Annotated, Literal, overload
 
 import msgspec
 
 from sandbox_worker.wire.errors import MessageInvalid
 
 MAX_PARTS = 256
-"""Content parts of one prompt; a prompt with more is invalid."""
+"""Content parts or messages of one prompt, and content parts of one message; a prompt with more is invalid."""
 MAX_PROMPT_BYTES = 8 << 20
 """Bytes of one prompt as JSON; a larger one is refused. They are two million tokens, more than models read."""
 
@@ -50,8 +50,31 @@ class AudioPart(msgspec.Struct, frozen=True, tag_field="type", tag="input_audio"
 
 
 Part = TextPart | ImagePart | AudioPart
-Prompt = str | Annotated[list[Part], msgspec.Meta(min_length=1, max_length=MAX_PARTS)]
-"""What code asks a model: a text, or content parts."""
+Content = str | Annotated[list[Part], msgspec.Meta(min_length=1, max_length=MAX_PARTS)]
+
+
+class MessagePart(msgspec.Struct, frozen=True, tag_field="type", tag="message", forbid_unknown_fields=True):
+    """A chat message, of a prompt that is a list of nothing else."""
+
+    role: Literal["system", "user", "assistant"]
+    content: Content
+
+
+Prompt = str | Annotated[list[Part | MessagePart], msgspec.Meta(min_length=1, max_length=MAX_PARTS)]
+"""What code asks a model: a text, content parts, or chat messages."""
+
+
+def are_messages(parts: Sequence[Part | MessagePart]) -> bool:
+    """Return whether a prompt that is a list consists of chat messages.
+
+    Raises:
+        MessageInvalid: It has both messages and content parts.
+    """
+    messages = sum(isinstance(part, MessagePart) for part in parts)
+    if 0 < messages < len(parts):
+        raise MessageInvalid("a prompt is a list of content parts or of chat messages, and not of both")
+    return messages > 0
+
 
 _prompt: msgspec.json.Decoder[Prompt] = msgspec.json.Decoder(Prompt)
 
@@ -79,7 +102,8 @@ class Prompts(Sequence[Prompt]):
         """Decode one prompt; a slice decodes none.
 
         Raises:
-            MessageInvalid: The prompt is neither text nor content parts, or larger than `MAX_PROMPT_BYTES`.
+            MessageInvalid: The prompt is neither text, content parts nor chat messages, or it is larger than
+                `MAX_PROMPT_BYTES`.
         """
         if isinstance(index, slice):
             return Prompts(self._raw[index])
@@ -91,7 +115,7 @@ class Prompts(Sequence[Prompt]):
         try:
             return _prompt.decode(raw)
         except (msgspec.MsgspecError, RecursionError, UnicodeError) as error:
-            raise MessageInvalid(f"a prompt is neither text nor content parts: {error}") from None
+            raise MessageInvalid(f"a prompt is neither text, content parts nor chat messages: {error}") from None
 
     def __iter__(self) -> Iterator[Prompt]:
         return (self[index] for index in range(len(self)))

@@ -21,10 +21,12 @@ Of a subclass, such as a Counter, the built-in class arrives, which is equal. No
 is looked up but in tables of our own.
 """
 
+import mmap
 from typing import Any, Final
 
 import msgspec
 
+from sandbox_worker.loading.context import NO_MEMORY, ContextBroken
 from sandbox_worker.wire.counting import has_more_values_than
 from sandbox_worker.wire.decoding import Decoding
 from sandbox_worker.wire.encoding import MAX_NESTING, Encoding, Others
@@ -37,6 +39,10 @@ MAX_DECODED_VALUES: Final = 1 << 20
 lists takes 60 MB and a tenth of a second, of the thread that looks at the value."""
 MAX_BINARY_BYTES: Final = 1 << 30
 """Bytes of arrays and bytes inside one value; more are refused before they are copied."""
+
+
+DECODING_FACTOR: Final = 3
+"""Memory that decoding takes, at most, in sizes of what is decoded: its text, its bytes, and the array of them."""
 
 
 def encode(
@@ -111,6 +117,22 @@ def decode(data: bytes | bytearray | memoryview, most_values: int | None = None)
         raise ValueInvalid("it is nested too deeply") from None
     except (msgspec.MsgspecError, ValueError, TypeError, ArithmeticError, LookupError, AttributeError) as error:
         raise ValueInvalid(f"it is no value: {error}") from None
+
+
+def decode_context(data: bytes) -> Any:
+    """Decode a context of kind `value`, which the orchestrator wrote.
+
+    Raises:
+        ContextBroken: It cannot be had here: a package is missing, or there is no memory for it.
+    """
+    try:
+        # Ask for the memory first: msgspec crashes where there is none for a long text.
+        mmap.mmap(-1, DECODING_FACTOR * len(data), mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS).close()
+        return decode(data)
+    except ValueInvalid as invalid:
+        raise ContextBroken(str(invalid)) from None
+    except (OSError, MemoryError):
+        raise ContextBroken(NO_MEMORY) from None
 
 
 def has_tags(data: bytes) -> bool:

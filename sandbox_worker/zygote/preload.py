@@ -17,6 +17,7 @@ from sandbox_worker.isolation.worker_layers import be_the_first_to_go
 from sandbox_worker.loading.context import ContextBroken, load_into
 from sandbox_worker.loading.preloaded import Preloaded
 from sandbox_worker.wire.names import CONTEXT
+from sandbox_worker.wire.values import decode_context
 from sandbox_worker.wire.zygote_control import Configure, PreparationStep
 
 
@@ -57,7 +58,7 @@ def prepare(configure: Configure, fds: list[int], shared: ZygoteLayers, mapping_
                 seccomp.install("template", allow_exec=True)
     for fd, piece in zip(fds, configure.context, strict=True):
         try:
-            load_into(preloaded.contexts, CONTEXT, fd, piece, mapping_works)
+            load_into(preloaded.contexts, CONTEXT, fd, piece, mapping_works, decode_context)
         except ContextBroken as error:
             raise PreparationFailed("context", str(error)) from None
         os.close(fd)

@@ -15,6 +15,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from sandbox_worker import RELEASE
 from sandbox_worker.wire.frames import PREFIX, encode_frame
 from sandbox_worker.wire.messages import Hello, Ready, Result, encode
 
@@ -120,7 +121,7 @@ class _Callers:
             if tokens:
                 caller.sendall(frame(encode(Hello(token=tokens[number]))))
                 caller.recv(ROOM)  # welcome
-                caller.sendall(frame(encode(Ready())))
+                caller.sendall(frame(encode(Ready(RELEASE))))
         for fd, caller in self._sockets.items():
             if tokens:
                 caller.recv(ROOM)  # the block that it runs from now on

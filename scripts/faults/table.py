@@ -160,10 +160,10 @@ RESOURCES: Sequence[Fault] = (
     Fault(
         "ENOSPC of the trace",
         resources.full_disk,
-        (STARTING, *WORKING),
+        (STARTING, BATCH, DEEP),  # in the others, as below
         resources.trace_on_small_disk,
         must_tell="No space left",
-        quick=(BLOCK,),
+        quick=(BATCH,),
         needs=resources.NEEDS_ROOT,
     ),
     Fault(

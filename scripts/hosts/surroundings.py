@@ -312,7 +312,7 @@ SURROUNDINGS: dict[str, Surrounding] = {
     "no-tmp": Surrounding("docker run --read-only", _no_temporary_folder),
     "odd-tmp": Surrounding("TMPDIR in UTF-8 with LC_ALL=C", odd_temporary_folder("é 中".encode()), needs_root=False),
     "latin-tmp": Surrounding("TMPDIR that is not UTF-8", odd_temporary_folder(b"caf\xe9"), needs_root=False),
-    "few-files": Surrounding("ulimit -n 19", _limit(resource.RLIMIT_NOFILE, 19), needs_root=False),
+    "few-files": Surrounding("ulimit -n 17", _limit(resource.RLIMIT_NOFILE, 17), needs_root=False),
     "one-process": Surrounding("LimitNPROC=1 of an ordinary user", few_processes(1)),
     "two-processes": Surrounding("LimitNPROC=2 of an ordinary user", few_processes(2)),
     "no-sigchld": Surrounding("a supervisor that ignores SIGCHLD", _ignore(signal.SIGCHLD), needs_root=False),

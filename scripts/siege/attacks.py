@@ -11,6 +11,7 @@ import struct
 import threading
 from collections.abc import Callable, Iterator
 
+from sandbox_worker import RELEASE
 from sandbox_worker.wire.frames import FrameDecoder, encode_frame
 from sandbox_worker.wire.messages import (
     MAX_DISPLAY_BYTES,
@@ -46,7 +47,7 @@ class Repl:
 
     def __init__(self, port: int, token: str, *, reads: bool = True) -> None:
         self.socket = socket.create_connection(("127.0.0.1", port))
-        self.say(encode(Hello(token=token)), encode(Ready()))
+        self.say(encode(Hello(token=token)), encode(Ready(RELEASE)))
         self.block = self._first_block()
         self._ids = itertools.count(1)
         if reads:

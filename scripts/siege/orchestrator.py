@@ -13,10 +13,10 @@ from typing import Any
 from rlm_broker.clients.base import LMReply, LMRequest
 from rlm_broker.limits import Limits
 from rlm_broker.lm_handler import LMHandler
+from rlm_broker.prompts.instructions import Instructions
 from rlm_broker.results import Usage, UsageSummary
 from rlm_broker.run.calls import Caller, TreeCalls
 from rlm_broker.run.ledger import Ledger
-from rlm_broker.run.prompts import Instructions
 from rlm_broker.run.queries import QueryAnswers
 from rlm_broker.run.tools import Tools
 from rlm_broker.run.tree import Progress, Tree
@@ -25,6 +25,7 @@ from rlm_broker.trace.events import BlockPrinted, RunEnded, TreeEvents
 from rlm_broker.trace.writer import TraceWriter
 from rlm_broker.transport.connection import Connection
 from rlm_broker.transport.session import Session
+from sandbox_worker import RELEASE
 from sandbox_worker.wire.frames import FrameDecoder, encode_frame
 from sandbox_worker.wire.messages import (
     Display,
@@ -120,11 +121,10 @@ async def besiege(attack: str, round_trips: int) -> dict[str, Any]:
                 await repl.aexecute("1")
         block, connection = _session(handler, sandbox, writer)
         token = handler.listener.expect(connection, WAIT_S)
-        assert handler.address
         honest = Honest(*await asyncio.open_connection(*handler.address))
         honest.say(encode(Hello(token)))
         await honest.hear()
-        honest.say(encode(Ready()))
+        honest.say(encode(Ready(RELEASE)))
         await connection.ready()
         result = block()
         await honest.hear()

@@ -62,6 +62,10 @@ VIOLATIONS = {
     "shows_a_number": "say(type='display', block=N, texts={'text/html': 5})",
     "shows_too_often": "for _ in range(33): say(type='display', block=N, texts={'text/html': 'forged'})",
     "omits_fewer_than_none": "say(type='result', block=N, status='ok', displays_omitted=-1)",
+    "tells_a_variable_of_a_long_name": "say(type='result', block=N, status='ok', variables=[{'name': 'forged' * 11, 'type': ''}])",
+    "tells_too_many_variables": "say(type='result', block=N, status='ok', variables=[{'name': 'f', 'type': ''}] * 41)",
+    "tells_a_size_below_nothing": "say(type='result', block=N, status='ok', variables=[{'name': 'f', 'type': '', 'size': -1}])",
+    "mixes_messages_and_parts": "say(type='query', id='N:1', want='llm', prompts=[[{'type': 'message', 'role': 'forged', 'content': 'x'}]])",
     "asks_without_text": "say(type='query', id='N:1', want='llm', prompts=[7])",
 }
 

@@ -3,7 +3,6 @@
 import asyncio
 import contextlib
 import threading
-import time
 
 import pytest
 
@@ -14,7 +13,7 @@ from tests.support.processes import living_below
 from tests.support.waiting import WAIT_S, for_ever
 
 LEVELS = pytest.mark.parametrize("level", ["strict", "standard", "process"])
-PATIENT = ReplLimits(interrupt_grace_s=WAIT_S)
+PATIENT = ReplLimits(interrupt_grace_s=100 * WAIT_S)
 QUICK = ReplLimits(interrupt_grace_s=0.1)
 LOOPS = "print('begun')\nwhile True: pass"
 DEAF = "import signal; signal.signal(signal.SIGINT, signal.SIG_IGN)\n" + LOOPS
@@ -158,10 +157,9 @@ async def test_close_during_the_interrupt_does_not_wait_for_the_grace() -> None:
         task = await begun(repl, DEAF)
         task.cancel()
         await asyncio.sleep(0)
-        began = time.monotonic()
-        await repl.aclose()
-        await asyncio.wait({task}, timeout=WAIT_S)
-        assert time.monotonic() - began < WAIT_S / 2  # the grace is WAIT_S
+        async with asyncio.timeout(WAIT_S):  # the grace is longer
+            await repl.aclose()
+            await asyncio.wait({task})
         assert task.cancelled()
         assert living_below() < idle
 
@@ -169,9 +167,8 @@ async def test_close_during_the_interrupt_does_not_wait_for_the_grace() -> None:
 async def test_owner_that_closes_the_repl_does_not_wait_for_the_grace() -> None:
     async with Sandbox(PATIENT, warm=0) as sandbox, sandbox.repl() as repl:
         repl.kills_when_cancelled = True
-        began = time.monotonic()
-        await cancelled(await begun(repl, DEAF))
-        assert time.monotonic() - began < WAIT_S / 2
+        async with asyncio.timeout(WAIT_S):
+            await cancelled(await begun(repl, DEAF))
 
 
 async def test_cancelled_block_ends_what_it_asked() -> None:

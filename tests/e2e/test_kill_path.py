@@ -8,10 +8,12 @@ from typing import NoReturn
 import pytest
 
 from rlm_broker.limits import Limits
+from rlm_broker.results import Block
 from rlm_broker.sandbox.repl import SandboxedRepl
 from rlm_broker.sandbox.sandbox import Sandbox
+from sandbox_worker.wire.messages import Query, Slot
 from tests.support.processes import living_below, living_parents_below
-from tests.support.waiting import LONGER_AND_LONGER, for_ever, until, until_now
+from tests.support.waiting import LONGER_AND_LONGER, WAIT_S, for_ever, until, until_now
 
 LIMITS = Limits(interrupt_grace_s=0.2, max_repl_restarts=10_000, max_processes=32)
 LEVELS = pytest.mark.parametrize("level", ["strict", "standard"])
@@ -202,3 +204,67 @@ def test_a_long_listing_is_printed_at_speed() -> None:
     assert block.status == "ok"
     assert block.stdout.endswith("299999\n")
     assert block.stdout.startswith("a line of forty characters or so it is 0\n")
+
+
+async def waited(level: str, timeout_s: float) -> tuple[Block, list[str]]:
+    """Run a block that asks twice, and each time is answered when a block that began later has reached the same limit.
+
+    Return it, and how the others ended.
+    """
+    others: list[str] = []
+    async with Sandbox(LIMITS, level) as sandbox, sandbox.repl("other") as other:
+
+        async def answer(query: Query) -> list[Slot]:
+            others.append((await other.aexecute("while True: pass", timeout_s=timeout_s)).status)
+            return [Slot(text="late")] * len(query.prompts)
+
+        async with sandbox.repl("the context", answer=answer) as repl:
+            return await repl.aexecute("print(llm_query('?'), llm_query('again'))", timeout_s=timeout_s), others
+
+
+@LEVELS
+async def test_a_block_may_wait_for_an_answer_longer_than_its_time(level: str) -> None:
+    for timeout_s in LONGER_AND_LONGER:  # a machine may be too slow for what the block does beside waiting
+        block, others = await waited(level, timeout_s)
+        if block.status == "ok":
+            break
+    assert (block.status, block.stdout) == ("ok", "late late\n")
+    assert len(others) == 2
+    assert "ok" not in others
+
+
+TALKS = """
+import os
+for n in range(10):
+    print('{name}', n)
+    os.write(1, b'{name} by descriptor\\n')
+    llm_query('{name}')
+    with open('mine.txt', 'a') as file: file.write('{name}')
+    with open(os.path.join(os.environ['HOME'], '{name}.txt'), 'a') as file: file.write('x')
+print(open('mine.txt').read(), sorted(name for name in os.listdir(os.environ['HOME']) if name.endswith('.txt')))
+"""
+
+
+@LEVELS
+async def test_output_and_files_of_two_repls_that_write_at_the_same_time_do_not_mix(level: str) -> None:
+    both = asyncio.Barrier(2)
+
+    async def answer(query: Query) -> list[Slot]:
+        async with asyncio.timeout(WAIT_S):
+            await both.wait()  # so each step of one happens beside the same step of the other
+        return [Slot(text="go on")] * len(query.prompts)
+
+    async with (
+        Sandbox(LIMITS, level) as sandbox,
+        sandbox.repl("a", answer=answer) as one,
+        sandbox.repl("b", answer=answer) as other,
+    ):
+        blocks = await asyncio.gather(one.aexecute(TALKS.format(name="one")), other.aexecute(TALKS.format(name="two")))
+    for name, block in zip(("one", "two"), blocks, strict=True):
+        assert block.status == "ok", block
+        lines = block.stdout.splitlines()
+        assert lines.count(f"{name} by descriptor") == 10
+        assert [line for line in lines if "by descriptor" not in line] == [
+            *(f"{name} {n}" for n in range(10)),
+            f"{name * 10} ['mine.txt', '{name}.txt']",
+        ]

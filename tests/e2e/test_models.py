@@ -119,7 +119,7 @@ async def test_a_repl_that_queues_ten_thousand_calls_does_not_starve_the_others(
 
 def multi_turn(request: dict[str, Any]) -> Answer:
     last = str(request["messages"][-1]["content"])
-    if "You have not looked" in last:
+    if "characters in all." in last:
         code = "parts = [context[:9], context[9:18]]\nprint(llm_query_batched(parts))\nprint(llm_query('alone'))"
         return completion(f"I ask.\n```repl\n{code}\n```", 100, 20)
     if "Block 1" in last:
@@ -176,9 +176,9 @@ def test_a_replay_that_asks_for_something_else_ends_with_the_difference(tmp_path
     with pytest.raises(ReplayDiverged) as diverged:
         RLM(replay=file).completion("some next to read", "What is in it?")
     said = str(diverged.value).splitlines()
-    assert "(run 1, block 1, call 1); the nearest is run 1, block 1, call 1:" in said[0]
-    assert "-some text" in said
-    assert "+some next" in said
+    assert "(run 1, block 0, call 1); the nearest is run 1, block 0, call 1:" in said[0]
+    assert "-some text to read" in said
+    assert "+some next to read" in said
     assert living_below() == set()
 
 
@@ -291,7 +291,7 @@ def test_a_key_is_with_the_client_and_nowhere_else(
                 with contextlib.suppress(PermissionError):  # an init hides itself from an ordinary user
                     seen.append(Path(f"/proc/{process.pid}/{name}").read_bytes())
         last = str(request["messages"][-1]["content"])
-        if "You have not looked" in last:
+        if "characters in all." in last:
             return completion(f"```repl\n{look}\n```\n```repl\nprint(llm_query('fail'))\n```")
         return failure(401, f"wrong key: {CANARY}") if last == "fail" else failure(403, f"Bearer {CANARY} again")
 
@@ -368,7 +368,7 @@ def test_a_batch_that_ran_out_of_time_does_so_again(tmp_path: Path) -> None:
 
     def answer(request: dict[str, Any]) -> Answer:
         last = str(request["messages"][-1]["content"])
-        if "You have not looked" in last:
+        if "characters in all." in last:
             return completion("```repl\nprint(llm_query_batched([str(n) for n in range(6)], timeout_s=0.5))\n```")
         if "Block 1" in last:
             return completion("FINAL(done)")
@@ -400,3 +400,20 @@ async def test_a_batch_that_is_cut_off_leaves_no_place_taken() -> None:
         sub = Model(base_url=server.base_url, name="m", max_concurrent=2)
         rlm = RLM(root, sub, limits=Limits(max_concurrent_calls=4, run_timeout_s=60))
         assert (await rlm.acompletion("x", "?")).response == "yes"
+
+
+def test_a_run_that_filled_its_small_window_is_replayed_as_it_was(tmp_path: Path) -> None:
+    file = tmp_path / "run.jsonl"
+    code = "```repl\nprint('a line of much text\\n' * 3, 'x' * 9_000)\n```"
+
+    def answer(request: dict[str, Any]) -> Answer:
+        turns = len(request["messages"]) // 2
+        return completion("FINAL(done)" if turns > 8 else f"Turn {turns}.\n{code}", 2_000, 20)
+
+    with FakeOpenAI(answer) as server:
+        model = Model(base_url=server.base_url, name="m", context_tokens=6_000)
+        first = RLM(model, record=file).completion("some text " * 500, "What?")
+    assert first.response == "done"
+    assert any("characters cut" in str(message.content) for message in first.messages[3:-2:2])
+    again = RLM(replay=file).completion("some text " * 500, "What?")
+    assert again.messages[1:] == first.messages[1:]

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -46,9 +47,9 @@ def test_what_a_block_printed_is_told_and_variables_persist_between_turns() -> N
         seen.append(messages[-1]["content"])
         return "```repl\nn = len(context)\nprint('n is', n)\n```" if len(seen) == 1 else "FINAL_VAR(n)"
 
-    assert RLM(model(reply)).completion("abc", "How long?").response == "3"
+    assert RLM(model(reply)).completion("a" * 3_000, "How long?").response == "3000"
     assert "You have not looked at the context yet" in seen[0]
-    assert "n is 3" in seen[1]
+    assert "n is 3000" in seen[1]
     assert "Question: How long?" in seen[1]
 
 
@@ -204,3 +205,47 @@ async def test_an_error_of_a_run_that_is_followed_is_raised_at_its_end() -> None
     assert isinstance(await anext(events), RunStarted)
     with pytest.raises(ModelFailed, match="down"):
         [event async for event in events]
+
+
+def test_each_request_of_a_run_has_its_question_and_a_traceback_the_models_own_line() -> None:
+    client = ScriptedClient(
+        [
+            "```repl\nprint(len(context))\n```",
+            "```repl\ndef ratio(n):\n    return 100 / n  # of the model\nratio(0)\n```",
+            "I think about it.",
+            "FINAL(done)",
+        ]
+    )
+    assert RLM(client).completion("abc", "How many letters are there?").response == "done"
+    asked = [request.messages[-1] for request in client.requests]
+    assert [message.role for message in asked] == ["user"] * 4
+    assert all("How many letters are there?" in str(message.content) for message in asked)
+    seen = str(asked[2].content)
+    assert "ZeroDivisionError: division by zero" in seen
+    assert "line 2, in ratio\n    return 100 / n  # of the model" in seen
+    assert "sandbox_worker" not in seen
+
+
+def test_a_completion_says_how_long_it_took_in_all() -> None:
+    started = time.perf_counter()
+    completion = RLM(ScriptedClient(["```repl\nx = 1\n```", "FINAL(done)"])).completion("abc", "?")
+    took_s = time.perf_counter() - started
+    blocks_s = sum(block.execution_time for turn in completion.trajectory for block in turn.blocks)
+    assert 0 < blocks_s < completion.execution_time <= took_s
+
+
+def test_the_offline_model_gives_no_typed_answers_and_says_so_at_once() -> None:
+    with pytest.raises(ConfigurationError, match="offline answers in text: leave out output_type"):
+        RLM("offline").completion("a,b", "How many?", output_type=int)
+
+
+def test_an_answer_that_was_not_taken_is_not_said_to_be_missing() -> None:
+    seen: list[str] = []
+
+    def reply(messages: Messages) -> str:
+        seen.append(messages[-1]["content"])
+        return "FINAL(dora)"
+
+    assert RLM(model(reply)).completion("x" * 5_000, "Who?").response == "dora"
+    assert "without having looked" in seen[1]
+    assert "no answer in your reply" not in seen[1]

@@ -91,7 +91,7 @@ def test_root_without_capabilities_gets_standard_and_is_told_what_gives_strict(n
 @pytest.mark.parametrize("names", ["cap-four", "cap-five"])
 def test_scratch_folder_of_standard_is_removed_whatever_capabilities_root_has(names: str) -> None:
     code = "import os\nos.mkdir('a', 0o700)\nos.mkdir('a/b', 0)\nopen('a/c', 'w').close()\nprint(os.getuid() > 0)"
-    done = run(f"public-python,{names}", *BROKER, "exec", "-", "--isolation", "standard", code=code)
+    done = run(f"public-python,{names}", *BROKER, "exec", "--isolation", "standard", "-", code=code)
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout == f"{names == 'cap-five'}\n"
 

@@ -60,6 +60,7 @@ GIVEN: dict[str, tuple[str, Callable[[Path], Any]]] = {
     "seed": ("seed", lambda _: 7),
     "python": ("python", lambda folder: a_venv(folder / "venv")),
     "packages": ("packages", lambda _: ["six"]),
+    "verbose": ("verbose", lambda _: True),
 }
 """Name of a way to give an argument -> the argument, and what makes its value."""
 REFUSED = {

@@ -1,11 +1,13 @@
 """Under which names a context and a question are given."""
 
+import asyncio
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 
-from rlm_broker import RLM, Completion, ConfigurationError, ScriptedClient
+from rlm_broker import RLM, Completion, ConfigurationError, LimitReached, Limits, RunLimits, ScriptedClient
+from tests.support.stand_ins import Hanging
 
 WAYS: list[tuple[tuple[Any, ...], dict[str, Any]]] = [
     (("text", "What?"), {}),
@@ -61,3 +63,76 @@ async def test_context_given_twice_or_not_at_all_is_refused(
 
 def test_context_may_be_none() -> None:
     assert RLM(ScriptedClient(["```repl\nFINAL(repr(context))\n```"])).completion(None, "What?").response == "None"
+
+
+@pytest.mark.parametrize(
+    ("context", "question", "prompt"),
+    [
+        ("text", "What?", "text"),
+        ("x" * (1 << 16), None, "x" * (1 << 16)),
+        ("x" * ((1 << 16) + 1), "What?", None),
+        ({"role": "user", "content": "text"}, "What?", None),
+    ],
+)
+async def test_completion_has_what_was_asked_and_no_large_context(
+    context: object, question: str | None, prompt: str | None
+) -> None:
+    done = await RLM(ScriptedClient(["```repl\nFINAL(1)\n```"])).acompletion(context, question)
+    assert (done.prompt, done.root_prompt) == (prompt, question)
+    assert (done.to_dict()["prompt"], done.to_dict()["root_prompt"]) == (prompt, question)
+
+
+async def plain(rlm: RLM, **named: Any) -> Completion:
+    return await asyncio.to_thread(lambda: rlm.completion("text", "?", **named))
+
+
+async def awaited_of(rlm: RLM, **named: Any) -> Completion:
+    return await rlm.acompletion("text", "?", **named)
+
+
+async def streamed_of(rlm: RLM, **named: Any) -> Any:
+    return [event async for event in rlm.stream("text", "?", **named)][-1]
+
+
+async def started_of(rlm: RLM, **named: Any) -> Completion:
+    return await rlm.start("text", "?", **named)
+
+
+EACH_WAY = pytest.mark.parametrize("ask", [plain, awaited_of, streamed_of, started_of])
+
+
+@EACH_WAY
+async def test_model_and_limits_hold_for_one_run(ask: Callable[..., Any]) -> None:
+    own = ScriptedClient(["```repl\n1\n```", "the best", "FINAL(own)"], "own")
+    rlm = RLM(own, limits=Limits(max_llm_calls=7))
+    other = ScriptedClient(["FINAL(other)"], "other")
+    assert (await ask(rlm, model=other)).root_model == "other"
+    ended = await ask(rlm, limits=RunLimits(max_iterations=1))
+    assert (ended.response, ended.limit, ended.root_model) == ("the best", "max_iterations", "own")
+    assert (await ask(rlm)).response == "own"
+    assert rlm.limits == Limits(max_llm_calls=7)
+
+
+@EACH_WAY
+async def test_time_holds_for_one_run_beside_other_limits(ask: Callable[..., Any]) -> None:
+    for named in ({"timeout_s": 0.5}, {"timeout_s": 0.5, "limits": RunLimits(max_depth=0)}):
+        rlm = RLM(Hanging(), limits=Limits(run_timeout_s=1000))
+        with pytest.raises(LimitReached) as reached:
+            await ask(rlm, **named)
+        assert (reached.value.limit, reached.value.allowed) == ("run_timeout_s", 0.5)
+
+
+@EACH_WAY
+@pytest.mark.parametrize(
+    ("named", "why"),
+    [
+        ({"timeout_s": 5, "limits": Limits(run_timeout_s=5)}, "give the run's time once: it is timeout_s or"),
+        ({"timeout_s": 0}, "limit run_timeout_s = 0: input should be greater than 0"),
+        ({"timeout_s": "5"}, "timeout_s is an int or float, and not str"),
+        ({"limits": {"max_depth": 1}}, "limits is a Limits, and not dict"),
+        ({"model": 5}, "a model is a name, a Model, a client or a function, and not int"),
+    ],
+)
+async def test_what_cannot_hold_for_one_run_is_refused(ask: Callable[..., Any], named: Any, why: str) -> None:
+    with pytest.raises(ConfigurationError, match=why):
+        await ask(RLM(ScriptedClient(["FINAL(1)"])), **named)

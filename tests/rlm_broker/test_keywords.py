@@ -10,7 +10,7 @@ from rlm_broker import RLM, ConfigurationError, Limits, LMHandler, ReplLimits, S
 from rlm_broker.handler.routing import Route
 from rlm_broker.keywords import Keywords, instructions_with, models_with, sandbox_with, tools_with
 from rlm_broker.models.models import Models
-from rlm_broker.run.prompts import Instructions
+from rlm_broker.prompts.instructions import Instructions
 from rlm_broker.run.tools import Tools
 from tests.support.venvs import a_venv
 
@@ -29,6 +29,7 @@ SHORT: dict[str, Any] = {
     "seed": 7,
     "python": "venv",
     "packages": ["six"],
+    "verbose": True,
 }
 
 

@@ -2,7 +2,8 @@ import pytest
 from pydantic import ValidationError
 
 from rlm_broker.errors import ConfigurationError
-from rlm_broker.limits import Limits
+from rlm_broker.limits import Limits, ReplLimits, RunLimits, with_set
+from sandbox_worker.wire.messages import MAX_PROMPTS
 
 NO_BOUND = {
     "child_timeout_s",
@@ -50,6 +51,29 @@ def test_a_misspelt_limit_is_refused_and_limits_never_change() -> None:
         Limits().max_depth = 5
 
 
+def test_amount_may_be_text_with_a_unit() -> None:
+    limits = Limits.model_validate({"memory_bytes": "64MB", "run_timeout_s": "1h30m", "cpu_s": "250ms"})
+    assert (limits.memory_bytes, limits.run_timeout_s, limits.cpu_s) == (64 << 20, 5400, 0.25)
+    assert limits.model_fields_set >= {"memory_bytes", "run_timeout_s", "cpu_s"}
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "why"),
+    [
+        ("memory_bytes", "64XB", "give bytes, or a size such as 64MB (K, M, G and T are powers of 1024)"),
+        ("memory_bytes", "-64MB", "give bytes, or a size such as 64MB (K, M, G and T are powers of 1024)"),
+        ("run_timeout_s", "10 minutes", "give seconds, or a time such as 90s, 1h30m or 250ms"),
+        ("memory_bytes", "1KB", "input should be greater than or equal to 1048576"),
+        ("run_timeout_s", "0ms", "input should be greater than 0"),
+        ("max_tokens", "10k", "input should be a valid integer, unable to parse string as an integer"),
+    ],
+)
+def test_amount_that_cannot_be_is_refused_as_it_was_written(name: str, text: str, why: str) -> None:
+    with pytest.raises(ConfigurationError) as refused:
+        Limits.model_validate({name: text})
+    assert str(refused.value) == f"limit {name} = {text}: {why}"
+
+
 def test_every_limit_says_what_it_bounds() -> None:
     assert all(field.description for field in Limits.model_fields.values())
 
@@ -83,3 +107,95 @@ def test_a_repl_is_told_each_of_its_bounds_as_the_limit_of_the_same_name() -> No
     assert {name: getattr(told, name) for name in told.__struct_fields__} == {
         name: value for name, value in limits.model_dump().items() if name in told.__struct_fields__
     }
+
+
+@pytest.mark.parametrize(
+    ("base", "limits", "blocks"),
+    [
+        (Limits(max_blocks=7), RunLimits(run_timeout_s=5), 7),
+        (Limits(max_blocks=7), Limits(max_iterations=50), 7),
+        (Limits(max_iterations=2), RunLimits(max_depth=2), 10),
+        (Limits(max_iterations=2), RunLimits(max_iterations=50), 250),
+        (Limits(max_iterations=2), RunLimits(max_blocks=1), 1),
+        (Limits(max_blocks=7), RunLimits(max_blocks=None), None),
+        (ReplLimits(max_processes=9), RunLimits(max_iterations=3), 15),
+    ],
+)
+def test_limits_that_are_not_set_change_none(base: Limits, limits: RunLimits, blocks: int | None) -> None:
+    changed = with_set(with_set(base, limits), ReplLimits(memory_bytes=1 << 28))
+    assert (changed.max_blocks, changed.memory_bytes) == (blocks, 1 << 28)
+    assert changed.max_processes == base.max_processes
+
+
+KIB, MIB, GIB = 2**10, 2**20, 2**30
+AS_DOCUMENTED: dict[str, tuple[float | None, float, float | None]] = {
+    "max_depth": (1, 0, None),
+    "max_iterations": (30, 1, None),
+    "max_blocks": (150, 1, None),
+    "max_llm_calls": (10_000, 1, None),
+    "max_tokens": (None, 1, None),
+    "max_budget_usd": (None, 1e-9, None),
+    "max_consecutive_errors": (None, 1, None),
+    "max_children_total": (100, 0, None),
+    "max_children_per_batch": (None, 1, None),
+    "max_batch_prompts": (4_096, 1, MAX_PROMPTS),
+    "max_concurrent_calls": (16, 1, None),
+    "max_concurrent_children": (4, 1, None),
+    "max_completion_tokens": (None, 1, None),
+    "max_result_chars": (None, 1, None),
+    "compaction_threshold": (0.85, 1e-9, 1),
+    "max_output_retries": (2, 0, None),
+    "run_timeout_s": (3_600, 1e-9, None),
+    "child_timeout_s": (600, 1e-9, None),
+    "iteration_timeout_s": (None, 1e-9, None),
+    "tool_timeout_s": (60, 1e-9, None),
+    "call_timeout_s": (120, 1e-9, None),
+    "max_observation_chars": (20_000, 1, None),
+    "memory_bytes": (2 * GIB, MIB, 2**50),
+    "cpu_s": (None, 1e-9, None),
+    "max_processes": (64, 1, 2**22),
+    "scratch_bytes": (256 * MIB, 4 * KIB, 2**50),
+    "max_scratch_files": (8_192, 1, 2**31),
+    "max_open_files": (256, 16, 2**20),
+    "max_programs": (16, 1, None),
+    "later_context_bytes": (0, 0, 2**50),
+    "max_repl_restarts": (5, 0, None),
+    "block_timeout_s": (60, 1e-9, None),
+    "block_wall_timeout_s": (3_600, 1e-9, None),
+    "interrupt_grace_s": (1, 1e-9, None),
+    "start_timeout_s": (30, 1e-9, None),
+    "max_output_bytes": (MIB, 100, 2**50),
+    "max_output_lines": (None, 1, 2**50),
+    "max_frame_bytes": (64 * MIB, 4 * KIB, 2**32 - 1),
+    "max_queries_in_flight": (256, 1, None),
+}
+"""Limit -> its default, and the least and the greatest value that it can have."""
+
+
+@pytest.mark.parametrize("name", Limits.model_fields)
+def test_each_limit_has_its_default_and_its_bounds(name: str) -> None:
+    default, least, most = AS_DOCUMENTED[name]
+    assert getattr(Limits(), name) == default
+    assert getattr(Limits.model_validate({name: least}), name) == least
+    below = 0 if least == 1e-9 else least - 1
+    with pytest.raises(ConfigurationError, match=f"^limit {name} = {below}: "):
+        Limits.model_validate({name: below})
+    if most is None:
+        assert getattr(Limits.model_validate({name: 2**60}), name) == 2**60
+    else:
+        assert getattr(Limits.model_validate({name: most}), name) == most
+        with pytest.raises(ConfigurationError, match=f"^limit {name} = {most + 1}: "):
+            Limits.model_validate({name: most + 1})
+
+
+def test_turns_for_each_depth_are_one_at_least() -> None:
+    assert Limits(max_iterations=(7,)).max_blocks == 35
+    with pytest.raises(ConfigurationError, match=r"^limit max_iterations = \(\): "):
+        Limits(max_iterations=())
+
+
+def test_limits_that_were_set_come_before_those_of_the_base() -> None:
+    both = with_set(RunLimits(max_depth=2, max_tokens=5), ReplLimits(max_programs=3))
+    assert (both.max_depth, both.max_tokens, both.max_programs) == (2, 5, 3)
+    changed = with_set(both, RunLimits(max_depth=1))
+    assert (changed.max_depth, changed.max_tokens, changed.max_programs) == (1, 5, 3)

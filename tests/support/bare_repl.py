@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
+from sandbox_worker import RELEASE
 from sandbox_worker.repl.channel import Channel
 from sandbox_worker.repl.interrupts import Interrupts
 from sandbox_worker.repl.memory_reserve import Reserve
@@ -137,7 +138,7 @@ def bare_repl(**contexts: Any) -> Iterator[BareRepl]:
         theirs.close()
         try:
             repl = BareRepl(process, ours)
-            assert repl.hear() == Ready()
+            assert repl.hear() == Ready(RELEASE)
             yield repl
         finally:
             if process.poll() is None:

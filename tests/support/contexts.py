@@ -3,17 +3,18 @@
 from pathlib import Path
 from typing import Any
 
-from rlm_broker.context.store import StoredContext
+from rlm_broker.context.stored import StoredContext
 from sandbox_worker.loading.context import load_into
 from sandbox_worker.loading.form import ContextForm
 from sandbox_worker.wire.names import CONTEXT
+from sandbox_worker.wire.values import decode_context
 
 
 def loaded(stored: StoredContext, maps: bool = True) -> Any:
     """Return the value that a worker would have; `maps` says whether it can map texts."""
     into: dict[str, Any] = {}
     for fd, piece in stored.pieces():
-        load_into(into, CONTEXT, fd, piece, maps)
+        load_into(into, CONTEXT, fd, piece, maps, decode_context)
     return into[CONTEXT]
 
 

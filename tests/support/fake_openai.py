@@ -45,7 +45,7 @@ def completion(
     return Answer(body=_completion_body(choices, input_tokens, output_tokens), delay_s=delay_s)
 
 
-def streamed(*texts: str, ends: bool = True) -> Answer:
+def streamed(*texts: Any, ends: bool = True) -> Answer:
     """A chat completion in pieces; unless it `ends`, the connection does before its last ones."""
     chunk = {"id": "chatcmpl-test", "object": "chat.completion.chunk", "created": 1, "model": "test-model"}
     parts: list[Any] = [

@@ -15,6 +15,7 @@ class OfflineClient(BaseClient):
     """
 
     model_name = "offline"
+    answers_types = False
 
     async def complete(self, request: LMRequest) -> LMReply:
         """Answer one request: a loop turn with code, anything else from the text of its last user message.

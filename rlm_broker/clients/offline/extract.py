@@ -9,11 +9,16 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from rlm_broker.clients.offline import question as asked
+from rlm_broker.clients.offline.languages import stem
 from rlm_broker.clients.offline.question import Term
+from rlm_broker.clients.offline.sure import computing, is_sure
 
-HIGH_COVERAGE, LOW_COVERAGE = 0.6, 0.2
-"""Share of the question's words that a line must hold. Low is low on purpose: a paraphrase shares one or two words,
-and whoever merges weighs them by how rare they are in all of the context."""
+LOW_COVERAGE = 0.2
+"""Share of the question's words that a line must hold. It is low on purpose: a paraphrase shares one or two words, and
+the merge weighs them by how rare they are in all of the context."""
+
+RIVAL = 0.85
+"""Share of the best line's worth from which another line counts as another answer."""
 
 NEIGHBOURS = 2
 """Units before and after in which a name or number of the question may stand, at low confidence."""
@@ -75,7 +80,7 @@ def complete(prompt: str, question: str) -> str:
     text = prompt.encode("utf-8", "replace").decode("utf-8")
     header = _HEADER.match(text)
     if header is None:
-        return _in_words(quotes(text, question, base=0, name=""))
+        return _in_words(quotes(text, question, base=0, name=""), question)
     found = quotes(text[header.end() :], question, base=int(header.group(1)), name=header.group(2))
     if not found:
         return "NOT FOUND"
@@ -83,13 +88,22 @@ def complete(prompt: str, question: str) -> str:
     return json.dumps([{field: getattr(quote, field) for field in fields} for quote in found])
 
 
-def _in_words(found: list[Quote]) -> str:
+def _in_words(found: list[Quote], question: str) -> str:
+    wanted = computing(question)
+    refusal = f"I cannot {wanted} that: it has to be computed, and this is one prompt without code.\n" if wanted else ""
     if not found:
-        return f"NOT FOUND\nNo line of the prompt says enough of the question.\n{asked.NOTE}"
+        return f"NOT FOUND\n{refusal}No line of the prompt says enough of the question.\n{asked.NOTE}"
     best = found[0]
+    rival = any(
+        len(other.matched) * other.discount >= RIVAL * len(best.matched) * best.discount
+        and other.quote not in best.quote
+        and best.quote not in other.quote
+        for other in found[1:]
+    )
+    confidence = "LOW CONFIDENCE" if rival else best.confidence
     place = f"Found at line {best.line}, character {best.offset} of the prompt."
-    words = ", ".join(best.matched)
-    return f"{best.quote}\n{place}\nConfidence: {best.confidence} (words found: {words})\n{asked.NOTE}"
+    quote, words = " ".join(best.quote.split("\n")), ", ".join(best.matched)
+    return f"{quote}\n{place}\nConfidence: {confidence} (words found: {words})\n{refusal}{asked.NOTE}"
 
 
 def quotes(text: str, question: str, base: int, name: str) -> list[Quote]:
@@ -118,8 +132,7 @@ def quotes(text: str, question: str, base: int, name: str) -> list[Quote]:
         coverage = len(held) / len(terms)
         if coverage < LOW_COVERAGE or not all(term in held or term.occurs_in(near) for term in required):
             continue
-        is_exact = all(term.occurs_in(quote) for term in required)
-        is_high = is_exact and coverage >= HIGH_COVERAGE and not asks[first] and not asks[last]
+        is_high = first == last and not asks[first] and is_sure(question, quote)
         found.append(
             Quote(
                 quote=quote,
@@ -173,7 +186,7 @@ def _index(units: list[str], terms: list[Term]) -> tuple[list[set[int]], dict[in
     """For each unit the numbers of the terms it holds, and BM25 by unit (larger is better)."""
     holds: list[set[int]] = [set() for _ in units]
     scores: dict[int, float] = {}
-    phrases = {k: '"' + term.text.replace('"', '""').replace("\0", " ") + '"' for k, term in enumerate(terms)}
+    phrases = {k: " OR ".join(map(_phrase, (term.text, *term.synonyms))) for k, term in enumerate(terms)}
     with contextlib.closing(sqlite3.connect(":memory:")) as database:
         database.execute("CREATE VIRTUAL TABLE unit USING fts5(body, tokenize = 'porter unicode61')")
         spaced = (_ONE_CHARACTER_WORD.sub(r" \g<0> ", unit) for unit in units)
@@ -181,6 +194,8 @@ def _index(units: list[str], terms: list[Term]) -> tuple[list[set[int]], dict[in
         for k, term in enumerate(terms):
             if term.is_exact_only:
                 rows = [i for i, unit in enumerate(units) if term.occurs_in(unit)]
+            elif term.language != "english":
+                rows = [i for i, unit in enumerate(units) if _has_form(unit, term)]
             else:
                 rows = [row for (row,) in database.execute("SELECT rowid FROM unit WHERE unit MATCH ?", (phrases[k],))]
             for row in rows:
@@ -190,3 +205,17 @@ def _index(units: list[str], terms: list[Term]) -> tuple[list[set[int]], dict[in
         )
         scores.update((row, -rank) for row, rank in matching)
     return holds, scores
+
+
+def _phrase(text: str) -> str:
+    return '"' + text.replace('"', '""').replace("\0", " ") + '"'
+
+
+def _has_form(unit: str, term: Term) -> bool:
+    """Whether a unit has a form of the word, by the rules of the question's language."""
+    begin = term.needles[0]
+    words = re.findall(r"[^\W\d_]+", unit) if begin in unit.lower() else []
+    wanted = stem(term.text, term.language)
+    return term.occurs_in(unit) or any(
+        stem(word, term.language) == wanted for word in words if word.lower().startswith(begin)
+    )

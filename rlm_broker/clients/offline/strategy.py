@@ -1,50 +1,54 @@
 """What the root model says: one turn of code that looks at the context and answers, and an end if that code failed."""
 
+import ast
+import functools
 import inspect
 import re
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Sequence
+from types import ModuleType
 
 from rlm_broker.clients.offline import question as asked
 from rlm_broker.clients.offline import repl_code
-from rlm_broker.clients.offline.question import Count, Find, Ranking
+from rlm_broker.clients.offline.shapes import Count, Find, Ranking, shape
+from rlm_broker.clients.offline.sure import computing
 from rlm_broker.errors import ModelFailed
 from rlm_broker.results import ChatMessage
 from sandbox_worker.wire.names import CONTEXT
 
-_COMMON = (repl_code.pieces, repl_code.leaves, repl_code.join, repl_code.place)
-_COUNT = (*_COMMON, repl_code.lines_with, repl_code.lowered, repl_code.hits, repl_code.term_counts, repl_code.count)
-_FIND = (
-    *_COMMON,
-    repl_code.lowered,
-    repl_code.hits,
-    repl_code.holds,
-    repl_code.chunk_at,
-    repl_code.term_counts,
-    repl_code.best_chunks,
-    repl_code.merge,
-    repl_code.find,
-)
-_TALLY = (repl_code.lines_with, repl_code.captured, repl_code.first_of, repl_code.named, repl_code.tally)
-_CONSTANTS = (
-    "CHUNK",
-    "OVERLAP",
-    "MAX_CHUNKS",
-    "BLOCK",
-    "MASKED",
-    "MAX_HITS",
-    "WORTH_READING",
-    "LEAST_COVERED",
-    "WELL_COVERED",
+MOST_ASKED = 600
+"""Characters at a question's end that tell what is to be done; a child's question is its whole prompt."""
+_COUNT = (repl_code.parts, repl_code.text_counts)
+_ANSWER = (
+    repl_code.logs,
+    repl_code.tables,
+    repl_code.binding,
+    repl_code.conditions,
+    repl_code.tasks,
+    repl_code.computing,
+    repl_code.parts,
+    repl_code.search,
 )
 
 _TOLD_CONTEXT = re.compile(rf"^`({CONTEXT}(?:_\d+)?)` is a ", re.MULTILINE)
 """In the message that opens a run."""
 _IMPORTS = """\
-import bisect, collections, heapq, json, math, re
+import bisect, collections, csv, heapq, json, math, re
 from collections.abc import Callable, Iterator
-from typing import Any
+from decimal import Decimal
+from typing import Any, NamedTuple
 """
+
+
+@functools.cache
+def _source(module: ModuleType) -> str:
+    """The module without its own docstring and imports: one namespace has them all."""
+    source = inspect.getsource(module)
+    lines = source.splitlines(keepends=True)
+    for node in ast.parse(source).body[::-1]:
+        is_docstring = isinstance(node, ast.Expr) and node.lineno == 1
+        if isinstance(node, (ast.Import, ast.ImportFrom)) or is_docstring:
+            del lines[node.lineno - 1 : node.end_lineno]
+    return "".join(lines).strip() + "\n"
 
 
 def without_question(is_loop: bool) -> str:
@@ -83,34 +87,44 @@ def _context_name(messages: Sequence[ChatMessage]) -> str:
 
 def opening(question: str, name: str = CONTEXT) -> str:
     """The reply to a run's first turn: two fenced blocks, to look at the context of that name and to answer."""
-    told, functions, call = _plan(question)
-    constants = "\n".join(f"{name} = {getattr(repl_code, name)!r}" for name in _CONSTANTS)
-    source = "\n\n".join(inspect.getsource(function) for function in dict.fromkeys(functions))
-    work = f'{_IMPORTS}\nNOTE = {asked.NOTE!r}\n{constants}\n\n{source}\n{call}FINAL_VAR("result")\n'
-    see = "\n\n".join(inspect.getsource(function) for function in (repl_code.beginning, repl_code.look))
+    told, modules, call = _plan(question)
+    source = "\n\n".join(map(_source, modules))
+    work = f'{_IMPORTS}\nNOTE = {asked.NOTE!r}\n\n{source}\n{call}FINAL_VAR("result")\n'
+    see = "\n\n".join(inspect.getsource(function) for function in (repl_code.parts.beginning, repl_code.parts.look))
     of_this_run = "" if name == CONTEXT else f"{CONTEXT} = {name}\n"  # `context` itself is bound anew in each block
     work = of_this_run + work
     look = f"{of_this_run}question = {_literal(question)}\n\n{see}\nprint(look(context))\nprint({told!r})\n"
-    return f"I look at the context first, then answer by words alone.\n\n```repl\n{look}```\n\n```repl\n{work}```\n"
+    return f"I look at the context first, then answer by rules and words.\n\n```repl\n{look}```\n\n```repl\n{work}```\n"
 
 
-def _plan(question: str) -> tuple[str, tuple[Callable[..., Any], ...], str]:
+def _plan(question: str) -> tuple[str, tuple[ModuleType, ...], str]:
     terms = [
-        {"text": term.text, "needle": term.needle, "required": term.is_required, "bound": term.bound}
+        {"text": term.text, "needles": term.needles, "required": term.is_required, "bound": term.bound}
         for term in asked.terms(question)
     ]
-    find = f"find(context, {_literal(terms)}, llm_query_batched, NOTE)"
-    match asked.shape(question):
-        case Count(texts, unit):
-            return "plan: count exactly", _COUNT, f"result = count(context, {_literal(list(texts))}, {unit!r}, NOTE)\n"
+    wanted = computing(question[-MOST_ASKED:])
+    compute = "result = compute(context, question, NOTE)\nif result is None:\n    "
+    find = f"answer(context, question, {_literal(terms)}, {wanted!r}, llm_query_batched, NOTE)"
+    match shape(question):
+        case Count(texts, unit, joined):
+            call = f"count(context, {_literal(list(texts))}, {unit!r}, {joined!r}, NOTE)"
+            if texts or unit == "lines":
+                return "plan: count exactly", _COUNT, f"result = {call}\n"
+            # The rows of a table are not its lines: its header is one line more.
+            return "plan: count rows or lines", (*_ANSWER, repl_code.text_counts), f"{compute}result = {call}\n"
         case Ranking(top, attempts):
             patterns = [(list(attempt.needles), attempt.pattern) for attempt in attempts]
-            call = (
+            tally = (
                 f"result = tally(context, {_literal(patterns)}, {top}, NOTE)\nif result is None:\n    result = {find}\n"
             )
-            return "plan: rank by frequency", (*_FIND, *_TALLY), call
+            tally = tally.replace("\n", "\n    ").rstrip(" ")
+            return "plan: rank by frequency", (*_ANSWER, repl_code.text_counts), compute + tally
         case Find():
-            return "plan: find the sentence that says it", _FIND, f"result = {find}\n"
+            return (
+                "plan: compute from a table, or find the sentence that says it",
+                _ANSWER,
+                f"{compute}result = {find}\n",
+            )
 
 
 def _literal(value: object) -> str:

@@ -24,7 +24,7 @@ class BlockClock:
         over: The same as the rest of a sentence about the block.
     """
 
-    def __init__(self, limit_s: float, wall_s: float, grace_s: float, now: float, cpus: int = 1) -> None:
+    def __init__(self, limit_s: float, wall_s: float, grace_s: float, now: float, cpus: int) -> None:
         self.limit: str | None = None
         self.over: str | None = None
         self._limit_s = limit_s

@@ -7,11 +7,12 @@ import time
 import msgspec
 
 from rlm_broker.concurrency.deadline import to_its_end
-from rlm_broker.errors import ProtocolViolation, SandboxFailed
+from rlm_broker.errors import ContextRefused, ProtocolViolation, SandboxFailed
 from rlm_broker.limits import ReplLimits
 from rlm_broker.sandbox.blocks import post_mortem
 from rlm_broker.sandbox.blocks.block_clock import BlockClock
 from rlm_broker.sandbox.blocks.output import BlockOutput
+from rlm_broker.sandbox.blocks.query_contexts import QueryContexts
 from rlm_broker.sandbox.blocks.submit_fields import SubmitFields
 from rlm_broker.sandbox.workers.worker import Worker
 from rlm_broker.transport.connection import Connection, QueryHandler
@@ -31,6 +32,7 @@ class BlockRun:
     Args:
         timeout_s: Compute time in seconds until it is interrupted.
         wall_timeout_s: The same with waiting for replies.
+        contexts: Has those that the block's queries give.
         fields: What the block has to submit; None is nothing in particular.
     """
 
@@ -43,6 +45,7 @@ class BlockRun:
         answer: QueryHandler,
         timeout_s: float,
         wall_timeout_s: float,
+        contexts: QueryContexts,
         fields: SubmitFields | None = None,
     ) -> None:
         self.killed_because: str | None = None
@@ -50,6 +53,7 @@ class BlockRun:
         self._connection = connection
         self._output = output
         self._answer = answer
+        self._contexts = contexts
         self._fields = fields
         cpus = min(len(os.sched_getaffinity(0)), limits.max_processes)
         self._cpu_s = (timeout_s + limits.interrupt_grace_s) * cpus + LEFT_RUNNING_S
@@ -151,10 +155,19 @@ class BlockRun:
     async def _off_the_clock(self, query: Query) -> list[Slot]:
         self._clock.query_opened(time.monotonic())
         try:
-            return await (self._checked(query) if query.want == "submit" else self._answer(query))
+            return await (self._checked(query) if query.want == "submit" else self._answered(query))
         finally:
             self._clock.query_closed(time.monotonic())
             self._wake.set()
+
+    async def _answered(self, query: Query) -> list[Slot]:
+        if not query.contexts:
+            return await self._answer(query)
+        try:
+            asked = self._contexts.of(query)
+        except ContextRefused as refused:
+            return [Slot(error=str(refused))] * len(query.prompts)
+        return await self._answer(asked)
 
     async def _checked(self, query: Query) -> list[Slot]:
         if self._fields is None:

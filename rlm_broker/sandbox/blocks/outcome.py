@@ -1,6 +1,6 @@
 """What came of one block, as its caller gets it."""
 
-from rlm_broker.results import Block, PostMortem, Sent, with_values
+from rlm_broker.results import Block, PostMortem, Sent, Variable, with_values
 from rlm_broker.sandbox.blocks import post_mortem
 from rlm_broker.sandbox.blocks.output import BlockOutput
 from rlm_broker.sandbox.blocks.sent import Held, sent
@@ -48,6 +48,7 @@ def ended(
         execution_time=execution_time,
         displays=tuple(output.displays),
         displays_omitted=result.displays_omitted,
+        variables=tuple(Variable(each.name, each.type, each.size) for each in result.variables if wanted.variables),
     )
     return with_values(
         block,

@@ -15,11 +15,11 @@ import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from rlm_broker.concurrency.forking import FORKING
 from rlm_broker.errors import ConfigurationError
 from rlm_broker.redaction import is_secret_name, redact, secrets_of_environment, without_credentials
 from rlm_broker.sandbox.packages.requirements import Requirements
 from rlm_broker.sandbox.workers.held_process import ended
-from rlm_broker.sandbox.workers.zygote_process import FORKING
 
 LOCK = "packages.lock"
 """File of an environment: what was installed, as lines of `name==version` with hashes."""

@@ -18,7 +18,7 @@ from typing import Final, TypeVar
 
 import msgspec
 
-from rlm_broker.context.store import StoredContext
+from rlm_broker.context.stored import StoredContext
 from rlm_broker.errors import RlmBrokerError, SandboxFailed
 from rlm_broker.limits import ReplLimits
 from rlm_broker.sandbox.workers.fork_server import ForkServer

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
@@ -11,6 +12,7 @@ from rlm_broker.limits import ReplLimits
 from rlm_broker.sandbox.workers import refusals
 from rlm_broker.sandbox.workers.cgroups import GROUP_REMEDY, MemoryGroup, MemoryGroups
 from rlm_broker.sandbox.workers.private_folder import removed
+from rlm_broker.sandbox.workers.python_paths import installed
 from rlm_broker.sandbox.workers.venv import Venv
 from rlm_broker.sandbox.workers.worker import Worker
 from rlm_broker.sandbox.workers.zygote_process import Preparation, Zygote, ZygoteGone, raise_descriptor_limit
@@ -70,6 +72,10 @@ class ForkServer:
         others = [other.counts() for other in self._others]
         alive = len(self._workers) + sum(count for count, _ in others)
         return alive, self._forked + sum(count for _, count in others)
+
+    def importable(self, names: Sequence[str]) -> tuple[str, ...]:
+        """Return which of these modules code in its workers can import."""
+        return installed(names, self._venv)
 
     async def prepared(self, preparation: Preparation) -> "ForkServer":
         """Start another one of the same level, whose zygote has something ready. It ends with this one at the latest.

@@ -6,6 +6,7 @@ import os
 import site
 import sys
 import sysconfig
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -101,6 +102,22 @@ def shown(paths: list[str], venv: Venv | None) -> Shown:
     others |= {sysconfig.get_path("purelib"), sysconfig.get_path("platlib")}
     packages = Packages([*libraries, *map(str, venv.search)], own, _python_of(venv))
     return Shown(sorted(set(folders)), sorted(others - set(map(str, venv.site_packages))), packages)
+
+
+def installed(names: Iterable[str], venv: Venv | None) -> tuple[str, ...]:
+    """Return which of these modules workers can import, told by their files: none is imported.
+
+    Args:
+        venv: Whose packages workers have; None: ours.
+    """
+    paths = python_paths()
+    packages = shown(paths, venv).packages
+    folders = [Path(folder) for folder in (paths if packages is None else packages.search)]
+    return tuple(name for name in names if any(_has(folder, name) for folder in folders))
+
+
+def _has(folder: Path, name: str) -> bool:
+    return (folder / name / "__init__.py").is_file() or (folder / f"{name}.py").is_file()
 
 
 def maps_texts() -> bool:

@@ -8,7 +8,7 @@ from functools import partial
 from typing import Protocol
 
 from rlm_broker.concurrency.deadline import to_its_end
-from rlm_broker.context.store import StoredContext
+from rlm_broker.context.stored import StoredContext
 from rlm_broker.errors import SandboxFailed, WorkerDied
 from rlm_broker.limits import ReplLimits
 from rlm_broker.sandbox.workers.fork_server import TRIES, ForkServer

@@ -4,11 +4,12 @@ import asyncio
 import logging
 from collections import deque
 
-from rlm_broker.context.store import StoredContext
+from rlm_broker.context.stored import StoredContext
 from rlm_broker.errors import RlmBrokerError, ValueTooLarge
 from rlm_broker.limits import ReplLimits
 from rlm_broker.sandbox.workers.source import ColdStart, StartedWorker
 from rlm_broker.transport.provisions import Provisions
+from sandbox_worker.loading.context import ContextBroken
 
 REFILL_AFTER_S = 0.002
 """Delay before refilling, so that the caller that just took a worker runs first."""
@@ -109,9 +110,13 @@ class WarmPool:
             return Provisions()
         if not self.ready or context.size_bytes > SMALL_BYTES:
             return None
-        value = context.value()
         try:
-            return Provisions.of({"context": value}, self._limits.max_frame_bytes, are_json=True)
+            value = context.value()
+        except ContextBroken:  # code of a parent has made it: the worker that loads it says why
+            return None
+        try:
+            are_json = all(piece.form.kind != "value" for _, piece in context.pieces())
+            return Provisions.of({"context": value}, self._limits.max_frame_bytes, are_json=are_json)
         except ValueTooLarge:
             return None
 

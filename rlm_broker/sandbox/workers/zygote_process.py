@@ -10,10 +10,10 @@ import socket
 import subprocess
 import sys
 import tempfile
-import threading
 from dataclasses import dataclass
 
-from rlm_broker.context.store import StoredContext
+from rlm_broker.concurrency.forking import FORKING
+from rlm_broker.context.stored import StoredContext
 from rlm_broker.errors import ConfigurationError, SandboxFailed
 from rlm_broker.limits import ReplLimits
 from rlm_broker.sandbox.levels.level import unavailable
@@ -44,11 +44,6 @@ _log = logging.getLogger("rlm_broker")
 START_TIMEOUT_S = 60.0
 END_TIMEOUT_S = 5.0
 """Longest wait for a fork server to end by itself after its socket has closed. Beyond it the fork server is killed."""
-
-FORKING = threading.RLock()
-"""Held by each fork of this process, and while a program is started. A process that is forked in between inherits
-the pipe on which `Popen` waits for the start of its program: `Popen` would wait for as long as that process lives."""
-os.register_at_fork(before=FORKING.acquire, after_in_parent=FORKING.release, after_in_child=FORKING.release)
 
 
 @dataclass(frozen=True)

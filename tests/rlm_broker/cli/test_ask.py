@@ -1,4 +1,5 @@
 import contextlib
+import gzip
 import json
 import os
 import pty
@@ -90,7 +91,27 @@ def test_bad_input_is_one_sentence_with_its_exit_code(
     assert done.stdout == ""
 
 
-@pytest.mark.parametrize(("content", "said"), [(b"", "is empty"), (b"abc\xff", "UTF-8"), (b"\x7fELF\0\0", "text")])
+def test_encoding_is_named_and_what_is_replaced_or_left_out_is_said(log: Path) -> None:
+    text = f"na\xefve {log.read_text()}"
+    log.write_bytes(text.encode("latin-1"))
+    (log.parent / ".env").write_text("KEY=1")
+    done = run("ask", QUESTION, log.parent, "-q")
+    assert "Ada Quill" in done.stdout
+    assert "warning: left out: 1 (likely a secret: name the file itself to include it)" in done.stderr
+    assert "warning: replaced by U+FFFD: 1 (bytes that cannot be decoded)" in done.stderr
+    for stdin, path in ((b"", log), (log.read_bytes(), "-")):
+        assert run("ask", QUESTION, path, "-q", "--encoding", "latin-1", stdin=stdin).stderr == ""
+        done = run("ask", QUESTION, path, "-q", "--strict-text", stdin=stdin)
+        assert (done.returncode, done.stdout) == (2, "")
+        assert "is not UTF-8 text: byte 0xef at offset 2" in sentence(done)
+    assert "there is no text encoding 'klingon'" in sentence(run("ask", "q", log, "-q", "--encoding", "klingon"))
+
+
+def test_compressed_stdin_is_its_text(log: Path) -> None:
+    assert "Ada Quill" in run("ask", QUESTION, "-", "-q", stdin=gzip.compress(log.read_bytes())).stdout
+
+
+@pytest.mark.parametrize(("content", "said"), [(b"", "is empty"), (b"abc\xff\xff", "UTF-8"), (b"\x7fELF\0\0", "text")])
 def test_a_file_without_text_is_one_sentence(tmp_path: Path, content: bytes, said: str) -> None:
     file = tmp_path / "file"
     file.write_bytes(content)
@@ -114,13 +135,91 @@ def test_what_a_failed_run_used_is_said_and_in_its_json(log: Path) -> None:
         said, shown = (
             run("ask", QUESTION, log, "--model", "m", "--base-url", server.base_url, *more) for more in ([], ["--json"])
         )
-    assert (said.returncode, said.stdout) == (5, "")
+    assert (said.returncode, said.stdout) == (5, "an idea\n")
     assert "used 1 call, 40+2 tokens, cost unknown, in " in said.stderr
     error = json.loads(shown.stdout)["error"]
     assert (error["kind"], error["partial_answer"], error["iterations"]) == ("provider", "an idea", 1)
     assert error["usage_summary"]["model_usage_summaries"]["m"]["total_input_tokens"] == 40
     assert error["usage_by_depth"]["0"]["total_output_tokens"] == 2
     assert error["execution_time"] > 0
+
+
+TOOLS = 'PRICES = {"lens": 40}\n\ndef in_stock(item: str) -> bool:\n    """Is it there?"""\n    return item in PRICES\n'
+SCHEMA = '{"type": "object", "properties": {"price": {"type": "integer"}}, "required": ["price"]}'
+
+
+def test_tools_and_the_type_of_the_answer_come_from_files(log: Path, tmp_path: Path) -> None:
+    def reply(request: dict[str, Any]) -> Answer:
+        if "in_stock(item: str) -> bool" not in request["messages"][0]["content"]:
+            return Answer(status=400)
+        last = str(request["messages"][-1]["content"])
+        if "price" not in last.partition("Block 1")[0]:
+            return Answer(status=400)
+        code = "len(context)\nFINAL({'price': PRICES['lens'] if in_stock('lens') else 0})"
+        return completion(f"```repl\n{code}\n```")
+
+    (tmp_path / "tools.py").write_text(TOOLS)
+    (tmp_path / "schema.json").write_text(SCHEMA)
+    files: list[str | Path] = ["--tools", tmp_path / "tools.py", "--output-type", tmp_path / "schema.json"]
+    with FakeOpenAI(reply, models=["m"]) as server:
+        asked: list[str | Path] = ["ask", QUESTION, log, "-q", "--model", "m", "--base-url", server.base_url, *files]
+        done, shown = run(*asked), run(*asked, "--json")
+    assert (done.stdout, done.stderr, done.returncode) == ('{"price": 40}\n', "", 0)
+    assert json.loads(shown.stdout)["parsed"] == {"price": 40}
+
+
+def test_an_answer_that_is_not_of_its_type_is_a_failure(log: Path, tmp_path: Path) -> None:
+    (tmp_path / "schema.json").write_text(SCHEMA)
+    with FakeOpenAI(completion("```repl\nlen(context)\nFINAL('cheap')\n```"), models=["m"]) as server:
+        options: list[str | Path] = [
+            "--model",
+            "m",
+            "--base-url",
+            server.base_url,
+            "--output-type",
+            tmp_path / "schema.json",
+        ]
+        done = run("ask", QUESTION, log, "-q", *options, "--limit", "max_output_retries=0")
+    assert (done.returncode, done.stdout) == (1, "")
+    assert "rlm-broker ask: " in sentence(done)
+
+
+def test_how_models_are_told_and_asked_can_be_said(log: Path) -> None:
+    code = "print(context[:9], llm_query('hello', model='m'), rlm_query('short'))\nimport subprocess\n"
+    code += "try: subprocess.run(['true'])\nexcept OSError: FINAL('no programs')\nelse: FINAL('programs')"
+    with FakeOpenAI(lambda _: completion(f"```repl\n{code}\n```"), models=["m", "small"]) as server:
+        asked: list[str | Path] = ["ask", QUESTION, log, "-q", "--model", "m", "--sub-model", "small"]
+        asked += ["--base-url", server.base_url, "--max-depth", "2"]
+        assert run(*asked).returncode == 0
+        plain = list(server.requests)
+        said = ["--prompt-profile", "final", "--recursion", "auto", "--model-policy", "open", "--no-allow-exec"]
+        assert run(*asked, *said).stdout == "no programs\n"
+    other = server.requests[len(plain) :]
+    assert "answer['ready']" in plain[0]["messages"][0]["content"]
+    assert "answer['ready']" not in other[0]["messages"][0]["content"]
+    assert [request["model"] for request in plain] == ["m", "small", "small"]  # a child run, and what it asks
+    assert [request["model"] for request in other] == ["m", "m", "small"]  # the model that code names; no child run
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--model-policy", "free"], "no model_policy 'free'; choose one of: allow, pinned, open"),
+        (["--recursion", "never"], "no recursion 'never'; choose one of: always, auto"),
+        (["--prompt-profile", "x"], "no prompt_profile 'x'; choose one of: both, final, answer"),
+        (["--prompt-profile", "final", "--system", "x"], "give either a system prompt or a prompt profile"),
+        (["--allow-exec", "--isolation", "standard"], "cannot start programs"),
+        (["--tools", "/nowhere.py"], "tools: cannot read /nowhere.py: No such file or directory"),
+        (["--output-type", "/nowhere.json"], "output_type: cannot read /nowhere.json: No such file or directory"),
+        (["--output-type", "LOG"], "server.log is no JSON: "),
+        (["--model-policy", "open", "--replay", "x"], "give either models or a recording to replay"),
+        (["--limit", "memory_bytes=64XB"], "limit memory_bytes = 64XB: give bytes, or a size such as 64MB"),
+    ],
+)
+def test_what_cannot_be_said_of_a_run_is_one_sentence(log: Path, arguments: list[str], said: str) -> None:
+    done = run("ask", QUESTION, log, "-q", *(str(log) if each == "LOG" else each for each in arguments))
+    assert (done.returncode, done.stdout) == (2, "")
+    assert said in sentence(done)
 
 
 def processes_below(process: "subprocess.Popen[bytes]") -> list[psutil.Process]:

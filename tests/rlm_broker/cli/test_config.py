@@ -47,3 +47,10 @@ def test_a_project_that_is_not_trusted_is_shown_and_marked(tmp_path: Path) -> No
     shown("trust")
     after = shown("show", "--json")
     assert (json.loads(after.stdout)["cache"]["source"], after.stderr) == ("rlm-broker.toml", "")
+
+
+def test_a_setting_that_ask_refuses_is_not_shown() -> None:
+    command, env = [*COMMAND, "config", "show"], {**ENVIRONMENT, "RLM_BROKER_ISOLATION": "nope"}
+    done = subprocess.run(command, env=env, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert sentence(done).startswith("rlm-broker config: RLM_BROKER_ISOLATION: no isolation level 'nope'; choose one")

@@ -1,10 +1,11 @@
 import json
 import os
+import subprocess
 from pathlib import Path
 
 import pytest
 
-from tests.support.command import run, sentence
+from tests.support.command import COMMAND, ENVIRONMENT, WAIT_S, run, sentence
 from tests.support.skips import NEEDS_ORDINARY_USER
 from tests.support.venvs import a_venv
 
@@ -46,7 +47,7 @@ def test_its_output_is_ours_and_a_traceback_is_on_stderr(script: Path) -> None:
 )
 def test_a_limit_ends_it_with_3_and_says_which(script: Path, code: str, grace_s: float, status: str) -> None:
     script.write_text(code)
-    done = run("exec", script, "--timeout", "0.3", "--limit", f"interrupt_grace_s={grace_s}")
+    done = run("exec", "--timeout", "0.3", "--limit", f"interrupt_grace_s={grace_s}", script)
     assert done.returncode == 3
     assert f"rlm-broker exec: {status}: " in done.stderr
 
@@ -63,15 +64,15 @@ MANY_THREADS = "import threading, time\nfor _ in range(99):\n    threading.Threa
 )
 def test_a_limit_that_is_an_exception_ends_it_with_3_and_is_named(code: str, limit: str) -> None:
     limits = ["--limit", "memory_bytes=200000000", "--limit", "max_processes=8"]
-    done = run("exec", "-", *limits, stdin=code.encode())
+    done = run("exec", *limits, "-", stdin=code.encode())
     assert done.returncode == 3
     assert done.stderr.splitlines()[-1].startswith(f"rlm-broker exec: it ended at the limit {limit}")
-    done = run("exec", "-", "--json", *limits, stdin=code.encode())
+    done = run("exec", "--json", *limits, "-", stdin=code.encode())
     assert (done.returncode, json.loads(done.stdout)["limit"]) == (3, limit.split()[0])
 
 
 def test_json_has_what_happened_and_what_was_enforced() -> None:
-    done = run("exec", "-", "--json", stdin=b"print('out')")
+    done = run("exec", "--json", "-", stdin=b"print('out')")
     shown = json.loads(done.stdout)
     assert shown.keys() >= {"status", "stdout", "stderr", "execution_time", "isolation"}
     assert (shown["status"], shown["stdout"], shown["code"]) == ("ok", "out\n", "print('out')")
@@ -83,7 +84,7 @@ def test_what_the_program_shows_is_counted_and_part_of_the_json() -> None:
     late = b"import atexit; atexit.register(display, A())"
     done = run("exec", "-", stdin=code + late)
     assert (done.returncode, done.stderr) == (0, "rlm-broker exec: shown beside the output: 2 (see --json)\n")
-    displays = json.loads(run("exec", "-", "--json", stdin=code).stdout)["displays"]
+    displays = json.loads(run("exec", "--json", "-", stdin=code).stdout)["displays"]
     assert [each["image/png"] for each in displays] == ["cG5n"]
 
 
@@ -92,15 +93,15 @@ def test_what_the_program_shows_is_counted_and_part_of_the_json() -> None:
     [
         (["nowhere.py"], "cannot read nowhere.py: No such file or directory"),
         (["/"], "cannot read /: Is a directory"),
-        (["-", "--isolation", "vault"], "no isolation level 'vault'; choose one of"),
-        (["-", "--python", "/nowhere"], "python: there is no /nowhere: make one by `uv venv"),
-        (["-", "--packages", "-r list"], "packages: '-r' is no name with versions"),
-        (["-", "--python", "/nowhere", "--packages", "six"], "give either python or packages"),
-        (["-", "--timeout", "0"], "limit block_timeout_s = 0.0: input should be greater than 0"),
-        (["-", "--timeout", "nan"], "limit block_timeout_s = nan: "),
-        (["-", "--limit", "memory_bites=1"], "there is no such limit; did you mean memory_bytes?"),
-        (["-", "--limit", "memory_bytes"], "give NAME=VALUE"),
-        (["-", "--limit", "memory_bytes=lots"], "limit memory_bytes = lots: "),
+        (["--isolation", "vault", "-"], "no isolation level 'vault'; choose one of"),
+        (["--python", "/nowhere", "-"], "python: there is no /nowhere: make one by `uv venv"),
+        (["--packages", "-r list", "-"], "packages: '-r' is no name with versions"),
+        (["--python", "/nowhere", "--packages", "six", "-"], "give either python or packages"),
+        (["--timeout", "0", "-"], "limit block_timeout_s = 0: input should be greater than 0"),
+        (["--timeout", "nan", "-"], "limit block_timeout_s = nan: "),
+        (["--limit", "memory_bites=1", "-"], "there is no such limit; did you mean memory_bytes?"),
+        (["--limit", "memory_bytes", "-"], "give NAME=VALUE"),
+        (["--limit", "memory_bytes=lots", "-"], "limit memory_bytes = lots: "),
     ],
 )
 def test_bad_input_is_one_sentence_and_2(arguments: list[str], said: str) -> None:
@@ -113,7 +114,7 @@ def test_code_has_the_packages_of_a_venv(tmp_path: Path) -> None:
     packages = next(a_venv(tmp_path / "venv").glob("lib/*/site-packages"))
     (packages / "lenses.py").write_text("COUNT = 40\n")
     code = b"import lenses\nprint(lenses.COUNT)\nimport click"
-    done = run("exec", "-", "--python", tmp_path / "venv", stdin=code)
+    done = run("exec", "--python", tmp_path / "venv", "-", stdin=code)
     assert (done.returncode, done.stdout) == (1, "40\n")
     assert "No module named 'click'" in done.stderr
 
@@ -133,6 +134,95 @@ def test_a_file_that_may_not_be_read_is_named(script: Path) -> None:
 
 
 def test_without_protection_it_warns() -> None:
-    done = run("exec", "-", "--isolation", "process", stdin=b"print(1)")
+    done = run("exec", "--isolation", "process", "-", stdin=b"print(1)")
     assert (done.returncode, done.stdout) == (0, "1\n")
     assert "warning: isolation level 'process' is no security boundary" in done.stderr
+
+
+def test_what_stands_behind_the_file_is_the_programs(script: Path) -> None:
+    script.write_text("import sys\nprint(sys.argv, __name__)\nsys.exit(len(sys.argv))")
+    done = run("exec", "--timeout", "30s", script, "--json", "-x", "--", "--timeout", "ä")
+    assert done.stdout == f"{[str(script), '--json', '-x', '--', '--timeout', 'ä']} __main__\n"
+    assert done.returncode == 6
+    code = b"import sys; print(sys.argv, '__file__' in globals())"
+    assert run("exec", "-", "--help", stdin=code).stdout == "['-', '--help'] False\n"
+
+
+def test_its_own_file_and_those_that_it_is_given_lie_where_it_runs(script: Path, tmp_path: Path) -> None:
+    (tmp_path / "helper.py").write_text("NUMBER = 7")
+    (tmp_path / "table.csv").write_bytes(b"\xff\x00")
+    script.write_text(
+        "from pathlib import Path\nimport helper\n"
+        "print(helper.NUMBER, Path(__file__).name, Path(__file__).parent.samefile('.'), Path(__file__).read_text()[:4])\n"
+        "print(Path('in/data.csv').read_bytes(), {'os', 'sys'} & {*globals()})"
+    )
+    done = run("exec", "--file", tmp_path / "helper.py", "--file", f"{tmp_path}/table.csv=in/data.csv", script)
+    assert done.stdout == "7 script.py True from\nb'\\xff\\x00' set()\n"
+
+
+@pytest.mark.parametrize(
+    ("files", "said"),
+    [
+        (["nowhere"], "nowhere cannot be read: No such file or directory"),
+        (["FOLDER"], "is no regular file"),
+        (["FOLDER/script.py"], "there is a file script.py already: give it a name by LOCAL=NAME"),
+        (["FOLDER/data=a", "FOLDER/script.py=./a"], "there is a file a already"),
+        (["FOLDER/data=../a"], "the path '../a' is to be relative to the REPL's scratch folder"),
+        (["FOLDER/data="], "give LOCAL or LOCAL=NAME, for example /srv/table.csv=data.csv"),
+        (
+            ["FOLDER/data"],
+            "no room in the scratch folder: 'data' needs 70,000 bytes, and scratch_bytes leaves room for",
+        ),
+    ],
+)
+def test_files_that_cannot_be_given_are_one_sentence(script: Path, files: list[str], said: str) -> None:
+    script.write_text("print('never')")
+    (script.parent / "data").write_bytes(bytes(70_000))
+    given = [part for file in files for part in ("--file", file.replace("FOLDER", str(script.parent)))]
+    done = run("exec", "--limit", "scratch_bytes=64k", *given, script)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert said in sentence(done)
+
+
+def test_its_stdin_is_that_of_the_command(script: Path) -> None:
+    script.write_text("import sys\nprint(input(), sys.stdin.readlines())")
+    done = run("exec", script, stdin="ä\nb\nc".encode())
+    assert (done.stdout, done.returncode) == ("ä ['b\\n', 'c']\n", 0)
+    assert "EOFError" in run("exec", script).stderr
+
+
+@pytest.mark.parametrize(
+    ("stdin", "said"),
+    [
+        (b"\xff", "stdin is not UTF-8 text: byte at offset 0"),
+        (b"x" * 5_000, "stdin has more than max_frame_bytes = 4,096: give data as a file, by --file"),
+    ],
+)
+def test_stdin_that_cannot_be_given_is_one_sentence(script: Path, stdin: bytes, said: str) -> None:
+    script.write_text("print('never')")
+    done = run("exec", "--limit", "max_frame_bytes=4k", script, stdin=stdin)
+    assert (done.returncode, done.stdout, sentence(done)) == (2, "", f"rlm-broker exec: {said}")
+
+
+def test_a_program_beyond_what_a_message_holds_is_not_read_to_its_end(script: Path) -> None:
+    done = run("exec", "--limit", "max_frame_bytes=4k", "/dev/zero")
+    assert sentence(done) == "rlm-broker exec: /dev/zero has more than max_frame_bytes = 4,096: raise it by --limit"
+    script.write_text("print('never')")
+    done = run("exec", "--limit", "max_frame_bytes=4k", script, stdin=b'"' * 4_000)  # each is two bytes of a message
+    assert done.returncode == 1
+    assert "error: code and stdin are too long for a message" in sentence(done)
+
+
+def test_a_pipe_that_says_nothing_is_waited_for_and_that_is_said(script: Path) -> None:
+    script.write_text("print(input())")
+    command = [*COMMAND, "exec", str(script)]
+    pipe = subprocess.PIPE
+    with subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=pipe, env=ENVIRONMENT, text=True) as process:
+        assert process.stderr is not None
+        assert process.stderr.readline() == "reading stdin to its end; give the program none by </dev/null\n"
+        assert process.communicate("late", timeout=WAIT_S) == ("late\n", "")
+
+
+def test_programs_can_be_refused() -> None:
+    code = b"import subprocess\nsubprocess.run(['true'])"
+    assert "PermissionError" in run("exec", "--no-allow-exec", "-", stdin=code).stderr

@@ -41,9 +41,14 @@ def test_every_public_name_can_be_had() -> None:
     ("arguments", "said"),
     [
         (["fly"], "rlm-broker: No such command 'fly'. See `rlm-broker --help`."),
+        (["aks", "q", "f"], "rlm-broker: No such command 'aks'; did you mean ask? See `rlm-broker --help`."),
+        (["--fast"], "rlm-broker: No such option '--fast'. See `rlm-broker --help`."),
         (["ask", "q"], "rlm-broker ask: Missing argument 'PATH...'. See `rlm-broker ask --help`."),
         (["ask", "q", "f", "--fast"], "rlm-broker ask: No such option '--fast'. See `rlm-broker ask --help`."),
-        (["exec", "f", "--timeout", "soon"], "'soon' is not a valid float"),
+        (
+            ["exec", "--timeout", "soon", "f"],
+            "limit block_timeout_s = soon: give seconds, or a time such as 90s, 1h30m",
+        ),
     ],
 )
 def test_a_wrong_command_line_is_one_sentence(arguments: list[str], said: str) -> None:
@@ -72,7 +77,7 @@ def test_a_reader_that_leaves_is_no_traceback(tmp_path: Path) -> None:
 
 WRITES = """
 import os, sys
-from rlm_broker.cli import exec, main
+from rlm_broker.cli import executing, main
 from rlm_broker.results import Block
 reader, writer = os.pipe()
 os.close(reader)
@@ -83,8 +88,8 @@ def run(*_):
         except OSError:
             pass
     return Block("", "ok", stdout="written")
-exec._run = run
-sys.argv = ["rlm-broker", "exec", "-", "--json"]
+executing._run = run
+sys.argv = ["rlm-broker", "exec", "--json", "-"]
 main.main()
 """
 
@@ -114,3 +119,17 @@ main()
 def test_ctrl_c_while_the_command_is_imported_is_no_traceback() -> None:
     done = subprocess.run([sys.executable, "-c", INTERRUPTED], capture_output=True, cwd=PROJECT, check=False)
     assert (done.returncode, done.stderr) == (-signal.SIGINT, b"")
+
+
+def test_the_module_imports_nothing_from_the_current_folder(tmp_path: Path) -> None:
+    for name in ("json", "click", "signal", "pydantic"):
+        (tmp_path / f"{name}.py").write_text("raise SystemExit('not ours')")
+    done = subprocess.run(
+        [sys.executable, "-m", "rlm_broker", "config", "show"],
+        capture_output=True,
+        text=True,
+        cwd=tmp_path,
+        check=False,
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "max_depth" in done.stdout

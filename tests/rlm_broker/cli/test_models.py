@@ -30,10 +30,12 @@ def config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def answer(request: dict[str, Any]) -> Answer:
-    last = str(request["messages"][-1]["content"])
-    if "You have not looked" in last:
-        return completion("```repl\nprint(llm_query('read: ' + context))\n```", 100, 20)
-    return completion("FINAL(it says: some text)", 50, 5) if "Block 1" in last else completion("read", 10, 2)
+    messages = request["messages"]
+    if messages[0]["role"] != "system":
+        return completion("read", 10, 2)
+    if "Block 1" in str(messages[-1]["content"]):
+        return completion("FINAL(it says: some text)", 50, 5)
+    return completion("```repl\nprint(llm_query('read: ' + context))\n```", 100, 20)
 
 
 def test_a_server_is_asked_by_its_address_and_what_was_spent_is_shown(text: Path) -> None:

@@ -8,8 +8,9 @@ import subprocess
 import sys
 import termios
 from pathlib import Path
+from typing import Any
 
-from rlm_broker.cli.terminal import printable
+from rlm_broker.shown import printable
 from tests.support.command import COMMAND, ENVIRONMENT, WAIT_S
 from tests.support.fake_openai import Answer, FakeOpenAI, completion
 
@@ -115,8 +116,31 @@ def test_the_live_line_begins_with_its_clock_and_leaves_room_for_ctrl_c(tmp_path
     assert lines[-1] == "rlm-broker ask: the run was cancelled before it had an answer"
 
 
+def test_the_live_line_tells_how_far_a_batch_has_come(tmp_path: Path) -> None:
+    def answer(request: dict[str, Any]) -> Answer:
+        asked = str(request["messages"][-1]["content"])
+        if asked == "part 7":
+            return Answer(never=True)
+        return completion("done" if asked.startswith("part") else BATCH, 900, 20)
+
+    with FakeOpenAI(answer, models=["m"]) as server:
+        lines = lines_of(asked(server, tmp_path, keys=b"\x03", after=b"batch 39 of 40"))
+    assert any("iteration 1 of 30, block 1 running, batch 39 of 40" in line for line in lines)
+    assert lines[-1] == "rlm-broker ask: the run was cancelled before it had an answer"
+
+
+BATCH = "```repl\nllm_query_batched([f'part {number}' for number in range(40)])\n```"
+
+
 def test_a_command_that_reads_the_terminal_says_so() -> None:
     hint = b"reading from the terminal; Ctrl+D"
     assert b"2 + 2\r\n" in on_a_terminal("exec", "-", keys=b"print('2 + 2')\n\x04", after=hint)
     seen = on_a_terminal("ask", "Who is Ada?", "-", keys=b"Ada is a beekeeper.\n\x04", after=hint)
     assert b"beekeeper" in seen.rpartition(b"used ")[2]
+
+
+def test_a_program_that_reads_the_terminal_is_told_that_it_cannot(tmp_path: Path) -> None:
+    (tmp_path / "asks.py").write_text("input('name? ')")
+    assert b"a terminal is not read: give what the program reads by a pipe or a file" in on_a_terminal(
+        "exec", str(tmp_path / "asks.py")
+    )

@@ -48,7 +48,7 @@ def shell(script: str, folder: Path) -> "subprocess.CompletedProcess[str]":
         ("rlm-broker ask 'Who?' text.txt --limit max_frame_bytes=1", 2, "limit max_frame_bytes = 1"),
         ("rlm-broker exec dies.py", 1, "os._exit"),
         ("rlm-broker exec crashes.py", 1, "SIGSEGV"),
-        ("rlm-broker exec loop.py --timeout 0.5 >/dev/null", 3, "block_timeout_s = 0.5 s"),
+        ("rlm-broker exec --timeout 0.5 loop.py >/dev/null", 3, "block_timeout_s = 0.5 s"),
     ],
 )
 def test_a_mistake_is_a_sentence_and_an_exit_code(text: Path, script: str, exit_code: int, said: str) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from rlm_broker import RLM, Cache, ConfigurationError, Limits, LMHandler, ModelFailed
+from rlm_broker import RLM, Cache, ConfigurationError, Limits, LMHandler, Model, ModelFailed
 from rlm_broker.clients.base import BaseClient, LMReply, LMRequest
 from rlm_broker.clients.brought import adapted, client_of, original
 from rlm_broker.clients.field import FieldClient
@@ -183,3 +183,74 @@ async def test_a_run_looks_at_clients_of_the_users_own_before_it_starts() -> Non
 async def test_a_run_needs_of_a_client_only_a_name_and_complete() -> None:
     done = await RLM(OnlyToCall(), limits=Limits(max_depth=0)).acompletion("x", "?")  # type: ignore[arg-type]
     assert done.response == "called"
+
+
+class Silent(Plain):
+    """Returns what it is told to, as an object of the user's may."""
+
+    def __init__(self, reply: Any) -> None:
+        super().__init__()
+        self.reply = reply
+
+    async def complete(self, request: LMRequest) -> Any:
+        await super().complete(request)
+        return self.reply
+
+
+@pytest.mark.parametrize("reply", [None, LMReply(None, Usage(1, 2, 3))])  # type: ignore[arg-type]
+def test_a_client_that_returns_none_has_given_an_empty_reply_and_the_run_goes_on(reply: Any) -> None:
+    client = Silent(reply)
+    done = RLM(client, limits=Limits(max_iterations=2)).completion("short", "?")
+    assert client.calls == 3
+    assert [turn.reply for turn in done.trajectory] == ["", ""]
+
+
+def test_an_object_with_completion_that_returns_none_has_given_an_empty_reply() -> None:
+    class Field:
+        calls = 0
+
+        def completion(self, prompt: Any) -> Any:
+            del prompt
+            self.calls += 1
+            return "FINAL(at last)" if self.calls == 2 else None
+
+    assert RLM(Field()).completion("short", "?").response == "at last"
+
+
+def test_an_original_that_counts_tokens_is_asked_and_what_is_no_number_is_none() -> None:
+    class Counting:
+        model_name = "counting"
+
+        def count_tokens(self, text: str) -> object:
+            return len(text) if text != "odd" else "many"
+
+        async def complete(self, request: LMRequest) -> LMReply:
+            return LMReply(str(request.chars), Usage(total_calls=1))
+
+        async def aclose(self) -> None:
+            """Nothing is held."""
+
+    client = adapted(Counting())
+    assert client.counts_tokens
+    assert (client.count_tokens("four"), client.count_tokens("odd")) == (4, None)
+    assert not adapted(ScriptedClient(["x"])).counts_tokens
+
+
+def test_the_window_of_a_client_of_another_runtime_is_taken() -> None:
+    class Small:
+        model_name = "small"
+        context_tokens = 8_000
+
+        def completion(self, prompt: Any) -> str:
+            return str(prompt)
+
+    assert adapted(Small()).context_tokens == 8_000
+    Small.context_tokens = -1
+    assert adapted(Small()).context_tokens is None
+
+
+def test_the_window_of_a_model_may_be_said() -> None:
+    assert Model(name="m", base_url="http://127.0.0.1:1/v1", context_tokens=8_000).client().context_tokens == 8_000
+    assert LiteLLMClient("openai/gpt-5-mini", context_tokens=9_000).context_tokens == 9_000
+    with pytest.raises(ConfigurationError, match="offline takes no options"):
+        Model(name="offline", context_tokens=5)

@@ -78,7 +78,14 @@ async def test_a_function_that_knows_its_usage_reports_it() -> None:
     assert await FunctionClient(lambda _: known).complete(request()) == known
 
 
-@pytest.mark.parametrize("answer", [None, 5, b"bytes", ["a"]])
+@pytest.mark.parametrize("answer", [None, LMReply(None, Usage(1, 2, 3))])  # type: ignore[arg-type]
+async def test_none_is_an_empty_text(answer: Any) -> None:
+    reply = await FunctionClient(lambda _: answer).complete(request())
+    assert reply.text == ""
+    assert reply.usage == (Usage(total_calls=1) if answer is None else answer.usage)
+
+
+@pytest.mark.parametrize("answer", [5, b"bytes", ["a"]])
 async def test_an_answer_that_is_not_text_is_a_failed_call(answer: Any) -> None:
     with pytest.raises(ModelFailed, match=f"mine: the function returned {type(answer).__name__}; it must return str"):
         await FunctionClient(lambda _: answer, "mine").complete(request())
@@ -280,3 +287,13 @@ async def test_a_client_that_is_dropped_lets_its_threads_go() -> None:
     gc.collect()
     used[0].join(timeout=WAIT_S)
     assert not used[0].is_alive()
+
+
+async def test_what_the_function_raises_is_told_without_secrets() -> None:
+    def fails(_messages: list[dict[str, Any]]) -> str:
+        raise ConnectionError("401 for https://host/v1?api_key=abcdefgh12345")
+
+    with pytest.raises(
+        ModelFailed, match=r"^function: ConnectionError: 401 for https://host/v1\?api_key=\[redacted\]$"
+    ):
+        await FunctionClient(fails).complete(request())

@@ -278,3 +278,12 @@ def test_no_provider_of_litellm_is_taken_for_a_misspelt_one() -> None:
     for provider in map(str, [getattr(each, "value", each) for each in litellm.provider_list]):
         if provider not in {*_KEYS, *_KEYLESS, *_SERVERS}:
             _refuse_misspelt(f"{provider}/model", provider)
+
+
+async def test_temperature_of_a_call_takes_the_place_of_the_option() -> None:
+    with FakeOpenAI(*[completion("hi")] * 2) as server:
+        named = client(server, temperature=0.5)
+        for temperature in (0.0, None):
+            await named.complete(LMRequest((ChatMessage("user", "hello"),), temperature=temperature))
+        await named.aclose()
+    assert [request["temperature"] for request in server.requests] == [0.0, 0.5]

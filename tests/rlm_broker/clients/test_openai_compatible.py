@@ -9,6 +9,7 @@ import traceback
 from dataclasses import replace
 from typing import Any
 
+import msgspec
 import pytest
 
 from rlm_broker.clients import openai_compatible
@@ -85,10 +86,20 @@ async def test_content_parts_pass_through_untouched() -> None:
         {"type": "text", "text": "what is it?"},
         {"type": "image_url", "image_url": {"url": "data:image/png;base64,AA"}},
     ]
-    with FakeOpenAI(completion([{"type": "text", "text": "a "}, {"type": "text", "text": "cat"}])) as server:
+    with FakeOpenAI(completion("a cat")) as server:
         reply = await client(server).complete(LMRequest((ChatMessage("user", parts),)))
     assert server.requests[0]["messages"] == [{"role": "user", "content": parts}]
     assert reply.text == "a cat"
+
+
+async def test_text_parts_of_a_reply_are_lines_and_those_of_a_stream_go_on() -> None:
+    parts = [{"type": "text", "text": text} for text in ("one", "", "two")]
+    with FakeOpenAI(completion([*parts, {"type": "thinking"}])) as server:
+        assert (await client(server).complete(REQUEST)).text == "one\ntwo"
+    told: list[str] = []
+    with FakeOpenAI(streamed(parts, "!")) as server:
+        reply = await client(server).complete(msgspec.structs.replace(REQUEST, on_text=told.append))
+    assert (reply.text, told) == ("onetwo!", ["onetwo", "!"])
 
 
 async def test_text_with_half_a_character_is_sent_all_the_same() -> None:
@@ -292,3 +303,12 @@ async def test_a_key_that_may_not_list_models_may_do_for_calls() -> None:
 
     with NoList(completion("x")) as server:
         await client(server).preflight()
+
+
+async def test_temperature_of_a_call_takes_the_place_of_the_option() -> None:
+    with FakeOpenAI(*[completion("hi")] * 2) as server:
+        named = client(server, options={"temperature": 0.5})
+        for temperature in (0.0, None):
+            await named.complete(LMRequest((ChatMessage("user", "hello"),), temperature=temperature))
+        await named.aclose()
+    assert [request["temperature"] for request in server.requests] == [0.0, 0.5]

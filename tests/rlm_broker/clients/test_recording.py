@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from rlm_broker.clients.base import LMRequest
-from rlm_broker.clients.recorded import RecordedClient
+from rlm_broker.clients.recorded import RecordedClient, recorded_request
 from rlm_broker.clients.recording import (
     CallId,
     Counted,
@@ -17,6 +17,7 @@ from rlm_broker.clients.recording import (
     Request,
 )
 from rlm_broker.errors import ConfigurationError, ModelFailed, ReplayDiverged
+from rlm_broker.redaction import LONGEST_CHARS
 from rlm_broker.results import ChatMessage, Usage
 
 MODELS = RecordedModels(1, "root", "sub", ["other"])
@@ -151,3 +152,53 @@ def test_what_is_added_after_the_end_reaches_no_other_file(tmp_path: Path) -> No
         recorder.add(Recorded(CallId("1", 0, 1), asked("a"), "root", "x"))
         assert other.tell() == 0
     assert (tmp_path / "other").read_text() == ""
+
+
+async def test_requests_of_different_temperature_are_told_apart(tmp_path: Path) -> None:
+    messages = (ChatMessage("user", "a"),)
+    requests = [LMRequest(messages, temperature=temperature) for temperature in (None, 0, 0.5)]
+    calls = [
+        Recorded(CallId("1", n, 1), recorded_request(request), "root", f"reply {n}")
+        for n, request in enumerate(requests)
+    ]
+    recording = written(tmp_path, *calls)
+    client = RecordedClient(recording, "root")
+    assert [(await client.complete(request)).text for request in requests] == ["reply 0", "reply 1", "reply 2"]
+    assert [b"temperature" in line for line in recording.path.read_bytes().splitlines()[1:]] == [False, True, True]
+    with pytest.raises(ReplayDiverged, match=r"temperature: 1\.0"):
+        await client.complete(LMRequest(messages, temperature=1))
+
+
+SECRET = "AKIAIOSFODNN7EXAMPLE"
+
+
+def test_of_a_long_reply_the_middle_is_not_recorded_and_its_call_is_found(tmp_path: Path) -> None:
+    long = "a" * LONGEST_CHARS + "b"
+    recording = written(tmp_path, Recorded(CallId("1", 0, 1), asked(long), "root", long))
+    found = recording.find(asked(long))
+    assert found is not None
+    assert found.text.endswith("ab")
+    assert "... [1 characters left out] ..." in found.text
+
+
+def test_what_looks_like_a_secret_is_not_recorded_and_its_call_is_found_with_and_without_it(tmp_path: Path) -> None:
+    with_it = Request(
+        [
+            {"role": "system", "content": f"the key is {SECRET}"},
+            {"role": "user", "content": [{"type": "text", "text": f"use {SECRET}"}]},
+        ]
+    )
+    recording = written(
+        tmp_path,
+        Recorded(CallId("1", 0, 1), with_it, "root", f"with {SECRET}", problem=f"p {SECRET}"),
+        Recorded(CallId("1", 0, 2), asked("b"), "root", failure=Failure(f"f {SECRET}", "request")),
+    )
+    assert SECRET not in recording.path.read_text()
+    found = recording.find(with_it)
+    assert found is not None
+    assert (found.text, found.problem) == ("with [redacted]", "p [redacted]")
+    assert recording.find(found.request) == found
+    failed = recording.find(asked("b"))
+    assert failed is not None
+    assert failed.failure == Failure("f [redacted]", "request")
+    assert SECRET not in recording.difference(asked(f"another with {SECRET}"), CallId("1", 0, 1))

@@ -6,8 +6,9 @@ import itertools
 import pytest
 
 from rlm_broker.concurrency.bounded_map import IN_A_ROW, bounded_map
+from rlm_broker.concurrency.fair_semaphore import FairSemaphore
 from tests.support.clock import Clock
-from tests.support.waiting import for_ever, turns
+from tests.support.waiting import WAIT_S, for_ever, turns
 
 
 async def test_results_come_in_the_order_of_the_work_and_so_many_are_busy_at_once() -> None:
@@ -27,7 +28,7 @@ async def test_results_come_in_the_order_of_the_work_and_so_many_are_busy_at_onc
     assert await bounded_map([], work, 3) == []
 
 
-@pytest.mark.parametrize("at_once", [1, 3, 16, 1000])
+@pytest.mark.parametrize("at_once", [1, 3, 16, 100, 1000])
 async def test_work_that_never_waits_lets_others_in_between(at_once: int) -> None:
     done = 0
 
@@ -84,3 +85,78 @@ async def test_whoever_is_cancelled_cancels_once_and_nothing_begins_after_it() -
     with pytest.raises(asyncio.CancelledError):
         await crew
     assert (begun, cancelled) == (4, 4)
+
+
+async def test_pieces_that_never_wait_are_done_64_in_a_row() -> None:
+    done = 0
+
+    async def work(_: int) -> None:
+        nonlocal done
+        done += 1
+
+    crew = asyncio.create_task(bounded_map(range(200), work, 1))
+    seen = []
+    while not crew.done():
+        await asyncio.sleep(0)
+        seen.append(done)
+    assert [later - before for before, later in itertools.pairwise([0, *seen]) if later > before] == [64, 64, 64, 8]
+
+
+async def test_tasks_are_started_64_in_a_row() -> None:
+    begun = 0
+
+    async def work(_: int) -> None:
+        nonlocal begun
+        begun += 1
+        await for_ever()
+
+    crew = asyncio.create_task(bounded_map(range(200), work, 1000))
+    seen = []
+    for _ in range(6):
+        await asyncio.sleep(0)
+        seen.append(begun)
+    assert seen == [0, 64, 128, 192, 200, 200]
+    crew.cancel()
+    await asyncio.wait({crew})
+
+
+@pytest.mark.parametrize("at_once", [1, 2])
+async def test_batches_that_share_a_place_take_turns_piece_by_piece(at_once: int) -> None:
+    places = FairSemaphore(1)
+    done: list[str] = []
+
+    async def work(piece: str) -> None:
+        done.append(piece)
+        await turns(2)
+
+    async with asyncio.timeout(WAIT_S):
+        await asyncio.gather(
+            *(bounded_map([name] * 4, work, at_once, places=places, session=name) for name in ("a", "b"))
+        )
+    runs = [len(list(run)) for _, run in itertools.groupby(done)]
+    assert done.count("a") == done.count("b") == 4
+    assert runs == [1] * 8 if at_once == 1 else max(runs) <= 2  # the first to come queues for its second worker, too
+    assert (places.taken, places.waiting) == (0, 0)
+
+
+async def test_an_undisturbed_batch_takes_a_task_for_each_place_and_gives_all_places_back() -> None:
+    places = FairSemaphore(2)
+    workers = set()
+
+    async def work(_: int) -> None:
+        workers.add(asyncio.current_task())
+        await turns(1)
+
+    async with asyncio.timeout(WAIT_S):
+        await bounded_map(range(20), work, 5, places=places, session="a")
+    assert len(workers) == 2
+    assert (places.taken, places.waiting) == (0, 0)
+
+
+async def test_what_a_piece_raises_is_raised_even_if_it_is_a_timeout() -> None:
+    async def work(_: int) -> None:
+        raise TimeoutError("mine")
+
+    with pytest.raises(ExceptionGroup) as raised:
+        await bounded_map([1], work, 1, timeout_s=60)
+    assert [str(error) for error in raised.value.exceptions] == ["mine"]

@@ -1,5 +1,6 @@
 import asyncio
 import contextlib
+import gc
 import time
 from collections.abc import Coroutine
 from typing import Any
@@ -225,3 +226,37 @@ async def test_caller_of_deaf_work_that_is_cancelled_ends_after_a_grace(monkeypa
 
 async def _timed(work: Coroutine[Any, Any, str], limit_s: float = 600) -> str:
     return await in_time(limit_s, work)
+
+
+async def test_deaf_work_has_fifteen_seconds_after_its_limit() -> None:
+    started = time.monotonic()
+    with pytest.raises(Late):
+        await _timed(_deaf(asyncio.Event()), 10)
+    assert time.monotonic() - started == pytest.approx(25)
+
+
+async def test_work_of_the_users_that_never_waits_gives_its_value() -> None:
+    async def at_once() -> str:
+        return "done"
+
+    assert await deadline.closed_if_deaf(at_once()) == "done"
+
+
+async def test_an_error_that_comes_after_our_own_cancellation_is_told_to_no_one() -> None:
+    told: list[dict[str, Any]] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _loop, context: told.append(context))
+
+    async def fails_at_its_end() -> None:
+        try:
+            await for_ever()
+        finally:
+            raise KeyError("mine")
+
+    task = asyncio.create_task(within(60, fails_at_its_end()))
+    await turns()
+    task.cancel()
+    await asyncio.wait({task})
+    assert task.cancelled()
+    del task
+    gc.collect()
+    assert told == []

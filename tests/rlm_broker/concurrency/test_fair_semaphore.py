@@ -147,3 +147,21 @@ async def test_a_place_is_taken_at_once_only_where_nobody_waits_for_it() -> None
     places.release()
     assert places.take()
     assert all(FairSemaphore(None).take() for _ in range(3))
+
+
+async def test_turns_of_one_session_come_in_their_order_and_one_that_was_passed_over_leaves_the_rest_alone() -> None:
+    places = FairSemaphore(1)
+    assert places.take() is True
+    assert places.take() is False
+    first, second, third = (asyncio.create_task(places.acquire("a")) for _ in range(3))
+    await asyncio.sleep(0)
+    first.cancel()
+    places.release()  # before the cancelled one runs: its turn is passed over, and the second has the place
+    await asyncio.wait({first, second})
+    assert first.cancelled()
+    assert not second.cancelled()
+    assert not third.done()
+    assert (places.taken, places.waiting) == (1, 1)
+    places.release()
+    await third
+    assert (places.taken, places.waiting) == (1, 0)

@@ -12,8 +12,9 @@ from typing import Any
 
 import pytest
 
-from rlm_broker.context import files
-from rlm_broker.context.store import MAX_NAME_CHARS, Paths, store
+from rlm_broker.context import files, opening
+from rlm_broker.context.store import Encoded, Paths, store
+from rlm_broker.context.stored import MAX_NAME_CHARS
 from rlm_broker.errors import ContextRefused
 from tests.support.contexts import fd_of, form_of, loaded, written
 
@@ -82,8 +83,14 @@ def test_what_is_appended_to_an_empty_file_is_left_out(tmp_path: Path, monkeypat
         ),
         (b"\xef\xbb\xbf\xe9", "file is not UTF-8 text: byte 0xe9 at offset 3; convert it (iconv -t UTF-8)"),
         (b"\xed\xa0\xbd", "file is not UTF-8 text: byte 0xed at offset 0; convert it (iconv -t UTF-8)"),
-        (b"\x7fELF\0", "file is binary (a zero byte at offset 4), not text: convert it to UTF-8 text"),
-        (b"a" * MB + b"\0", "file is binary (a zero byte at offset 1,048,576), not text: convert it to UTF-8 text"),
+        (
+            b"\x7fELF\0",
+            "file is binary (a zero byte at offset 4), not text: convert it to UTF-8 text, or name its encoding",
+        ),
+        (
+            b"a" * MB + b"\0",
+            "file is binary (a zero byte at offset 1,048,576), not text: convert it to UTF-8 text, or name its encoding",
+        ),
         (b"", "file is empty: there is nothing in it to ask about"),
         (b"\xef\xbb\xbf", "file is empty: there is nothing in it to ask about"),
     ],
@@ -105,7 +112,7 @@ def test_a_file_that_is_no_text_is_refused_with_what_and_where(
     monkeypatch.chdir(tmp_path)
     written(Path("file"), content)
     with pytest.raises(ContextRefused) as refused:
-        store(Path("file"))
+        store(Encoded(Path("file"), errors="strict"))
     assert str(refused.value) == sentence
 
 
@@ -225,7 +232,7 @@ def test_what_is_left_out_of_a_folder_is_counted_by_reason(tmp_path: Path) -> No
     (root / "dangling").symlink_to("nowhere")
     (root / "loop").symlink_to("loop")
     os.mkfifo(root / "pipe")
-    with store(root) as stored:
+    with store(Encoded(root, errors="strict")) as stored:
         assert loaded(stored) == {"good": "good", "zzz": "last"}
         assert stored.info.skipped == {
             "binary": 1,
@@ -420,7 +427,7 @@ def test_files_that_turn_out_unfit_half_way_leave_nothing_in_those_around_them(t
         written(tmp_path / f"{number}_c", b"a" * 600_000 + start.encode() + b"\xff")
         written(tmp_path / f"{number}_d", "\xe9".encode()[:1])
         expected[f"{number}_a"] = text
-    with store(tmp_path) as stored:
+    with store(Encoded(tmp_path, errors="strict")) as stored:
         assert loaded(stored) == stored.value() == expected
         assert stored.info.skipped == {"binary": 5, "not UTF-8": 10}
         assert stored.info.parts == tuple((name, len(text)) for name, text in expected.items())
@@ -432,8 +439,11 @@ def test_files_that_turn_out_unfit_half_way_leave_nothing_in_those_around_them(t
 def test_a_file_is_read_no_further_than_it_reached_when_it_was_opened(tmp_path: Path) -> None:
     path = written(tmp_path / "grows", "x" * 3 * MB)
     pieces = []
-    for piece in files.text_of(files.find_files([path])[0][0]):
+    (found,) = files.find_files([path])[0]
+    fd, size_bytes = opening.open_regular(found)
+    for piece in opening.bytes_of(found, fd, size_bytes):
         pieces.append(piece)
         with path.open("a") as file:
             file.write("more")
+    os.close(fd)
     assert sum(map(len, pieces)) == 3 * MB

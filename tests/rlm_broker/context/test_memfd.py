@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from rlm_broker.context import files
 from rlm_broker.context import memfd as context_memfd
+from rlm_broker.context import opening
 from rlm_broker.context.memfd import Memfd
 from rlm_broker.context.store import store
 from rlm_broker.errors import ContextRefused
@@ -59,7 +59,7 @@ def test_a_text_is_kept_at_its_narrowest_width_and_comes_out_equal(text: str, wi
 @pytest.mark.parametrize("before", range(5))
 @pytest.mark.parametrize("character", ["\xe9", "\u20ac", "\U0001f600"])
 def test_a_character_that_a_piece_boundary_cuts_is_one_character(tmp_path: Path, before: int, character: str) -> None:
-    text = "a" * (files.PIECE_BYTES - before) + character + "b" * 10
+    text = "a" * (opening.PIECE_BYTES - before) + character + "b" * 10
     path = tmp_path / "file"
     path.write_bytes(text.encode())
     with store(path) as stored:

@@ -1,4 +1,4 @@
-"""What a user hands in comes out of a worker's `load` equal; what JSON would lose is refused with its place."""
+"""What a user hands in comes out of a worker's `load` equal; what cannot cross is refused with its place."""
 
 import collections
 import dataclasses
@@ -182,7 +182,7 @@ MANY_TEXTS: list[Any] = [
 @pytest.mark.parametrize("value", MANY_TEXTS, ids=range(len(MANY_TEXTS)))
 def test_long_texts_are_mapped_and_nothing_else_is_different(value: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     with store(value) as mapped:
-        monkeypatch.setattr("rlm_broker.context.store.MAPPED_CHARS", 1 << 60)
+        monkeypatch.setattr("rlm_broker.context.objects.MAPPED_CHARS", 1 << 60)
         with store(value) as decoded:
             assert (form_of(mapped).kind, form_of(decoded).kind) == ("texts", "json")
             assert mapped.info == decoded.info
@@ -239,21 +239,13 @@ def cyclic() -> object:
 @pytest.mark.parametrize(
     ("value", "sentence"),
     [
+        ({"a": [0, 1, 2, object()]}, "context['a'][3] is an object, which does not cross"),
+        (object(), "context is an object, which does not cross"),
         (
-            {"a": [0, 1, 2, {1}]},
-            "context['a'][3] is a set; a context is made of str, dict, list, int, float, bool and None, or is a Path",
+            b"bytes",
+            "context is of type bytes: decode them to str first, or hand in a stream of them, io.BytesIO(data)",
         ),
-        (
-            object(),
-            "context is an object; a context is made of str, dict, list, int, float, bool and None, or is a Path",
-        ),
-        (b"bytes", "context is of type bytes: decode them to str first, or hand in a Path"),
-        ([bytearray(b"bytes")], "context[0] is of type bytearray: decode them to str first, or hand in a Path"),
-        ({"a": {3: "x"}}, "context['a'] has the key 3, an int: the keys of a context are str"),
-        ({None: "x"}, "context has the key None, a NoneType: the keys of a context are str"),
-        ([1.0, float("nan")], "context[1] is nan, which JSON does not have: use None, or a str"),
-        (float("-inf"), "context is -inf, which JSON does not have: use None, or a str"),
-        ([10**5000], "context[0] is a number of more than 4,200 digits: hand it in as str"),
+        ([10**10_001], "context[0] is a number of more than 10,000 digits, which does not cross"),
         (cyclic(), "context['a'][1]['b'] contains itself"),
         ([Path("a")], "context[0] is a PosixPath: a Path is a context only by itself; several are Paths([...])"),
         (
@@ -266,14 +258,9 @@ def cyclic() -> object:
         ),
     ],
     ids=[
-        "set",
+        "inside",
         "object",
         "bytes",
-        "bytearray",
-        "int_key",
-        "none_key",
-        "nan",
-        "inf",
         "digits",
         "cycle",
         "path",
@@ -281,7 +268,7 @@ def cyclic() -> object:
         "very_deep",
     ],
 )
-def test_what_json_cannot_hold_is_refused_with_its_place(value: object, sentence: str) -> None:
+def test_what_cannot_cross_is_refused_with_its_place(value: object, sentence: str) -> None:
     with pytest.raises(ContextRefused) as refused:
         store(value)
     assert str(refused.value) == sentence

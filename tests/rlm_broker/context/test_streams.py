@@ -57,7 +57,7 @@ def test_stream_stays_the_callers_to_close() -> None:
         (["a", b"b"], "its `read` gave bytes"),
         ([5], "its `read` gave int"),
         ([b"half", None], "has nothing to read just now, and does not wait"),
-        ([b"\xff"], "the stream is not UTF-8 text: byte 0xff at offset 0"),
+        ([b"\xff"], "the stream is not UTF-8 text: 1 of its 1 bytes cannot be decoded"),
         ([b"a", b"\x00"], "the stream is binary"),
         ([b"a", ConnectionError("gone")], "the stream cannot be read: ConnectionError: gone"),
     ],

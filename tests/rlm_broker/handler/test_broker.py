@@ -3,14 +3,17 @@
 import asyncio
 import json
 import socket
+import subprocess
+import sys
 import threading
+from typing import Any
 
 import pytest
 
-from rlm_broker.clients.base import LMRequest
+from rlm_broker.clients.base import LMReply, LMRequest
 from rlm_broker.errors import ConfigurationError, ModelFailed, UnknownModel
 from rlm_broker.lm_handler import LMHandler
-from rlm_broker.results import ChatMessage
+from rlm_broker.results import ChatMessage, Usage
 from sandbox_worker.wire.frames import PREFIX, encode_frame
 from tests.support.socket_peer import MAX_FRAME_BYTES, WAIT_S, Peer
 from tests.support.stand_ins import Echo, Hanging
@@ -26,9 +29,36 @@ def test_it_starts_once_answers_and_stops_from_code_without_a_loop() -> None:
     assert {name: usage.total_calls for name, usage in summary.items()} == {"root": 1, "sub": 1}
     handler.stop()
     handler.stop()
-    assert handler.address is None
+    assert handler.address == ("127.0.0.1", 0)
     with pytest.raises(ConnectionRefusedError):
         socket.create_connection(address)
+
+
+def test_it_says_which_clients_and_which_address_it_was_given() -> None:
+    root, sub, fast = Echo("root"), Echo("sub"), Echo("echo-fast")
+    handler = LMHandler(root, "127.0.0.2", 4321, sub)
+    handler.register_client("fast", fast)
+    assert (handler.default_client, handler.other_backend_client) == (root, sub)
+    assert handler.clients == {"root": root, "sub": sub, "fast": fast}
+    assert all(handler.get_client(name) is client for name, client in handler.clients.items())
+    assert (handler.host, handler.port, handler.address) == ("127.0.0.2", 4321, ("127.0.0.2", 4321))
+    with LMHandler(root) as opened:
+        assert opened.address == (opened.host, opened.port) == opened.listener.address
+    assert opened.address == ("127.0.0.1", 0)
+    alone = LMHandler(FieldClient())
+    assert (alone.other_backend_client, alone.clients) == (None, {"field": alone.default_client})
+    assert isinstance(alone.default_client, FieldClient)
+    twins = LMHandler(one := Echo("same"), other_backend_client=Echo("same"))
+    assert twins.clients == {"same": one}
+
+
+class FieldClient:
+    """A client of the reference runtime."""
+
+    model_name = "field"
+
+    def completion(self, prompt: object) -> str:
+        return str(prompt)
 
 
 def test_a_handler_that_was_stopped_may_be_started_again_and_serves() -> None:
@@ -63,14 +93,13 @@ def test_many_threads_may_start_ask_and_count_at_once() -> None:
 
 
 def test_both_kinds_of_with_close_the_port() -> None:
-    async def address_inside() -> tuple[str, int] | None:
+    async def address_inside() -> tuple[str, int]:
         async with LMHandler(Echo("root")) as handler:
             return handler.address
 
     with LMHandler(Echo("root")) as handler:
         plain = handler.address
     for address in (plain, asyncio.run(address_inside())):
-        assert address is not None
         with pytest.raises(ConnectionRefusedError):
             socket.create_connection(address)
 
@@ -142,3 +171,111 @@ def test_a_port_beyond_loopback_is_refused_unless_the_risk_is_named() -> None:
         LMHandler(Echo("root"), host="0.0.0.0")
     with LMHandler(Echo("root"), host="0.0.0.0", insecure_bind=True) as handler:
         assert handler.port
+
+
+class Meeting(Echo):
+    """Replies when so many calls are there at the same time."""
+
+    def __init__(self, together: int) -> None:
+        super().__init__("meeting")
+        self.barrier = asyncio.Barrier(together)
+        self.running = self.most = 0
+
+    async def complete(self, request: LMRequest) -> LMReply:
+        self.running += 1
+        self.most = max(self.most, self.running)
+        try:
+            await asyncio.wait_for(self.barrier.wait(), WAIT_S)
+            return await super().complete(request)
+        finally:
+            self.running -= 1
+
+
+async def test_batch_is_answered_in_order_with_each_failure_in_its_own_slot() -> None:
+    client = Meeting(3)
+    async with LMHandler(client) as handler:
+        message = {"role": "user", "content": "c"}
+        calls = await handler.abatch_completion(["a", "boom", message, [message], "b", "d"], max_concurrent=3)
+        assert [call.response for call in calls] == ["ok a", "", "ok c", "ok c", "ok b", "ok d"]
+        assert [call.problem for call in calls] == [None, "boom", None, None, None, None]
+        assert {call.root_model for call in calls} == {"meeting"}
+        assert [call.usage for call in calls[:2]] == [Usage(1, 10, 5, 0.01), Usage()]
+        assert all(call.execution_time > 0 for call in calls)
+        assert client.most == 3
+        assert await handler.abatch_completion([]) == []
+        assert handler.get_usage_summary().total_calls == 5
+
+
+def test_batch_is_answered_in_plain_code_by_the_model_that_is_named() -> None:
+    with LMHandler(Echo("root"), other_backend_client=Echo("sub")) as handler:
+        calls = handler.batch_completion(["x", "boom"], "sub")
+    assert [(call.root_model, call.response, call.problem) for call in calls] == [
+        ("sub", "ok x", None),
+        ("sub", "", "boom"),
+    ]
+
+
+class CancelsItself(Echo):
+    async def complete(self, request: LMRequest) -> LMReply:
+        if request.messages[-1].content == "boom":
+            task = asyncio.current_task()
+            assert task is not None
+            task.cancel()
+            await asyncio.sleep(0)
+        return await super().complete(request)
+
+
+async def test_client_that_cancels_its_own_call_fails_its_own_slot_of_a_batch() -> None:
+    async with LMHandler(CancelsItself("root")) as handler:
+        calls = await handler.abatch_completion(["a", "boom"], max_concurrent=1)
+    assert [(call.response, call.problem) for call in calls] == [
+        ("ok a", None),
+        ("", "the client cancelled its own call"),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("given", "why"),
+    [
+        ({"prompts": "text"}, "prompts is a list of prompts, and not str"),
+        ({"prompts": iter(["a"])}, "prompts is a list of prompts, and not list_iterator"),
+        ({"prompts": ["a", 5]}, r"prompts\[1\] is a str or dict or list, and not int"),
+        ({"prompts": ["a", {"role": "me"}]}, r"prompts\[1\]: the 'role' of a chat message must be"),
+        ({"prompts": ["a"], "max_concurrent": 0}, "max_concurrent is 1 or more, and not 0"),
+        ({"prompts": ["a"], "max_concurrent": "3"}, "max_concurrent is an int, and not str"),
+        ({"prompts": ["a"], "model": "nope"}, "no client for model 'nope'; known: root"),
+    ],
+)
+def test_what_is_no_batch_is_refused_before_anything_is_sent(given: dict[str, Any], why: str) -> None:
+    with LMHandler(Echo("root")) as handler:
+        with pytest.raises(ConfigurationError, match=why):
+            handler.batch_completion(**given)
+        assert handler.get_usage_summary().total_calls == 0
+
+
+def test_ctrl_c_ends_all_calls_of_a_batch() -> None:
+    code = """
+import asyncio, os, signal
+from rlm_broker import LMHandler
+
+class Hanging:
+    model_name = "hanging"
+    begun = ended = 0
+    async def complete(self, request):
+        self.begun += 1
+        if self.begun == 3:
+            os.kill(os.getpid(), signal.SIGINT)
+        try:
+            await asyncio.Event().wait()
+        finally:
+            self.ended += 1
+
+client = Hanging()
+with LMHandler(client) as handler:
+    try:
+        handler.batch_completion(["x"] * 9, max_concurrent=3)
+    except KeyboardInterrupt:
+        print("interrupted", client.begun, client.ended)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=WAIT_S, check=False)
+    assert done.stdout == "interrupted 3 3\n", done.stderr

@@ -5,6 +5,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -21,9 +22,9 @@ from tests.support.places import PROJECT
 from tests.support.waiting import WAIT_S
 
 
-def request(text: str, max_completion_tokens: int | None = None, sample: int = 0) -> LMRequest:
+def request(text: str, max_completion_tokens: int | None = None, sample: int = 0, **more: Any) -> LMRequest:
     messages = (ChatMessage("user", text),)
-    return LMRequest(messages, max_completion_tokens=max_completion_tokens, sample=sample)
+    return LMRequest(messages, max_completion_tokens=max_completion_tokens, sample=sample, **more)
 
 
 async def test_what_was_asked_before_is_not_sent_again_and_not_paid(tmp_path: Path) -> None:
@@ -51,7 +52,8 @@ async def test_whatever_shapes_a_reply_is_part_of_the_question(tmp_path: Path) -
         cache = Cache(tmp_path / "cache")
         keys = [cache.key(client, request("a")) for client in (base, *others)]
         keys += [cache.key(base, each) for each in (request("b"), request("a", 5), request("a", sample=1))]
-    assert len(set(keys)) == 6
+        keys += [cache.key(base, request("a", temperature=each)) for each in (0, 0.5)]
+    assert len(set(keys)) == 8
     assert cache.key(OpenAICompatibleClient(server.base_url, "m", api_key="sk"), request("a")) == keys[0]
     assert cache.key(ScriptedClient(["x"]), request("a")) is None
 

@@ -147,10 +147,10 @@ class Broken(Echo):
         (TimeoutError("its own, of 5 s"), "broken: TimeoutError: its own, of 5 s"),
         (asyncio.CancelledError(), "broken: the client cancelled its own call"),
         ("text", "broken: the client returned str, not LMReply"),
-        (LMReply(None, Usage(1)), "broken: the text of the client's reply is NoneType, not str"),  # type: ignore[arg-type]
+        (LMReply(5, Usage(1)), "broken: the text of the client's reply is int, not str"),  # type: ignore[arg-type]
         (LMReply("x", None), "broken: the usage of the client's reply is NoneType, not Usage"),  # type: ignore[arg-type]
     ],
-    ids=["raises", "times_out_itself", "cancels_itself", "returns_text", "has_no_text", "has_no_usage"],
+    ids=["raises", "times_out_itself", "cancels_itself", "returns_text", "text_is_a_number", "has_no_usage"],
 )
 async def test_whatever_a_client_does_its_caller_gets_a_reply(how: object, error: str) -> None:
     async with LMHandler(Broken(how), one_shot=True) as handler:

@@ -250,3 +250,67 @@ def test_why_a_client_serves_is_told() -> None:
         "route openai/* at depth 1- to fast",
         "route (no model named) at depth 3- to fast",
     ]
+
+
+@pytest.mark.parametrize(
+    ("given", "why"),
+    [
+        ({"to": 5}, "a route's to is"),
+        ({"to": "root", "match": 5}, "a route's match is"),
+        ({"to": "root", "depths": 5}, "a route's depths is"),
+        ({"to": "root", "match": ""}, "a route's match is a name or a pattern; leave it out"),
+    ],
+)
+def test_a_route_of_another_kind_is_refused(given: dict[str, Any], why: str) -> None:
+    with pytest.raises(ConfigurationError, match=f"^{why}"):
+        Route(**given)
+
+
+@pytest.mark.parametrize(
+    ("earlier", "later", "hides"),
+    [
+        ("0-", "2", True),
+        ("2-", "2-999999999", True),
+        ("1-3", "1-3", True),
+        ("1-3", "0-3", False),
+        ("1-3", "0-2", False),
+        ("1-3", "2-4", False),
+        ("1", "1-", False),
+        ("0-2", "3", False),
+    ],
+)
+def test_a_route_hides_what_lies_within_its_depths(earlier: str, later: str, hides: bool) -> None:
+    assert Route("extra", "a", earlier).hides(Route("root", "a", later)) is hides
+    assert not Route("extra", "a", earlier).hides(Route("root", "b", later))
+
+
+def test_signs_of_patterns_but_the_star_stand_for_themselves() -> None:
+    assert Route("extra", "a?*").takes("a?b", 0)
+    assert not Route("extra", "a?*").takes("axb", 0)
+    assert Route("extra", "[a]*").takes("[a]b", 0)
+    assert not Route("extra", "[a]*").takes("ab", 0)
+
+
+def test_another_root_or_sub_client_leaves_everything_else() -> None:
+    other = ScriptedClient([], "other")
+    routed = routing()
+    routed.add(Route("extra", "fast"))
+    for default, sub, expected in (
+        (other, None, (other, SUB)),
+        (None, other, (ROOT, other)),
+        (None, None, (ROOT, SUB)),
+    ):
+        changed = routed.instead(default, sub)
+        assert (changed.pick(None, 0), changed.pick(None, 1)) == expected
+        assert changed.names == ("extra", "alias")
+        assert changed.pick("alias", 0) is EXTRA
+        assert changed.routes == routed.routes
+        assert changed.pick("fast", 0) is EXTRA
+
+
+def test_an_error_shows_80_characters_of_a_name_and_the_name_that_was_likely_meant() -> None:
+    for name, shown in (("x" * 80, "x" * 80), ("x" * 81, "x" * 80 + "...")):
+        with pytest.raises(UnknownModel, match=f"^code may not call model '{re.escape(shown)}'; "):
+            routing().pick_for_code(name, 1)
+    with pytest.raises(UnknownModel, match=r"did you mean 'extra'|did you mean extra"):
+        routing().pick_for_code("extraa", 1)

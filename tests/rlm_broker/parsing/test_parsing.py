@@ -10,9 +10,13 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from rlm_broker.parsing import FinalText, FinalVar, ParsedReply, parse_reply
+from rlm_broker.parsing.source import Inspector, StringScanner
 
 ANY_TEXT = st.text(st.characters(codec=None))
 """Lone surrogates and NULs included."""
+
+
+WITHIN = "a final answer that begins no line, or does not end"
 
 
 @dataclass(frozen=True)
@@ -75,10 +79,18 @@ CODE_SHAPES = {
     "a string left open by mistake ends with its fence": Shape(
         f"```repl\n{TYPO}\n```\nThen:\n```repl\ny = 2\n```", (TYPO, "y = 2")
     ),
+    "a string that ends in another block, and is not Python": Shape(
+        f'```repl\n{TYPO}\n```\nThen:\n```repl\ny = \'a"""\'\n```', (TYPO, 'y = \'a"""\'')
+    ),
     "quotes in a comment open no string": Shape('```repl\n# """\nx = 1\n```\n"""', ('# """\nx = 1',)),
     "code that is no Python is run all the same": Shape("```repl\n!ls -l\n```", ("!ls -l",)),
     "a block that was not closed before the next": Shape("```repl\nx = 1\n```repl\ny = 2\n```", ("x = 1", "y = 2")),
     "a data block that was not closed before the code": Shape('```json\n{"a": 1}\n```repl\ny = 2\n```', ("y = 2",)),
+    "a data block that was not closed before several blocks": Shape(
+        '```json\n{"a": 1}\n```repl\nx = 1\n```repl\ny = 2\n```', ("x = 1", "y = 2")
+    ),
+    "code indented less than its fence": Shape("   ```repl\n  x = 1\n   ```", ("  x = 1",)),
+    "an empty line, and code indented less than its fence": Shape("   ```repl\n\n  x = 1\n   ```", ("\n  x = 1",)),
     "a stray closing fence before the code": Shape("Done.\n```\n\nNow:\n```repl\ny = 2\n```", ("y = 2",)),
     "code in thoughts is no code": Shape(
         "<think>\n```repl\ndraft()\n```\nFINAL(1)</think>\n```repl\nx = 1\n```", ("x = 1",)
@@ -92,6 +104,10 @@ NOT_RUN_SHAPES = {
     "code on the line of the tag": Shape("```repl print(1)\n```", not_run=("an empty ```repl fence",)),
     "a fence on one line": Shape("```repl print(1)```", not_run=("a ```repl fence that is not on lines of its own",)),
     "a quoted fence": Shape("> ```repl\n> x = 1\n> ```", not_run=("a ```repl fence that is not on lines of its own",)),
+    "a quoted fence with an upper-case tag, later": Shape(
+        "Look:\n> ```REPL\n> x = 1\n> ```", not_run=("a ```repl fence that is not on lines of its own",)
+    ),
+    "a value with a type in an untagged fence": Shape("```\nx: int = 5\n```", not_run=("an untagged fence",)),
     "code in an untagged fence": Shape("```\nprint(1)\n```", not_run=("an untagged fence",)),
     "code in an untagged fence, and code": Shape(
         "```repl\nx = 1\n```\n```\nx = 2\n```", ("x = 1",), not_run=("an untagged fence",)
@@ -112,11 +128,16 @@ NOT_RUN_SHAPES = {
     "a document with as many backticks as its code": Shape(
         "```markdown\n# How\n```python\nprint(1)\n```\nEnd.\n```\n```repl\nx = 1\n```", ("x = 1",)
     ),
+    "a shorter fence closes no document": Shape("````text\n```\nFINAL(shown)\n````\nFINAL(meant)", final="meant"),
     "a document that was not closed": Shape(
         "```markdown\n# How\n```python\nprint(1)\n```\nAnd\n```repl\nx = 1\n```", ("x = 1",)
     ),
     "code in thoughts alone": Shape(
         "<think>\n```repl\nx = 1\n```\n</think>\nDone.", not_run=("code inside your reasoning",)
+    ),
+    "code in thoughts, told before what stands first in the reply": Shape(
+        "<think>\n```repl\nx = 1\n```\n</think>```bash\nls\n```",
+        not_run=("code inside your reasoning", "a ```bash fence"),
     ),
     "<tool_call>": Shape(
         '<tool_call>\n{"name": "python", "arguments": {"code": "1"}}\n</tool_call>',
@@ -144,6 +165,7 @@ NOT_RUN_SHAPES = {
         "<tool_call>a</tool_call>\n```repl\nx = 1\n```", ("x = 1",), not_run=("<tool_call> markup",)
     ),
     "markup as an example": Shape("I must not use `<tool_call>` here."),
+    "markup behind an answer": Shape("FINAL(1)<tool_call>", final="1", not_run=("<tool_call> markup",)),
     "markup in an answer": Shape("FINAL(<python>1</python>)", final="<python>1</python>"),
 }
 
@@ -162,6 +184,11 @@ FINAL_SHAPES = {
     "triple quotes": Shape('FINAL("""a\nb""")', final="a\nb"),
     "one pair of quotes only": Shape("""FINAL("'x'")""", final="'x'"),
     "two quotations are no pair": Shape('FINAL("a" and "b")', final='"a" and "b"'),
+    "two empty quotations are no pair": Shape('FINAL("" and "")', final='"" and ""'),
+    "two quotations with an apostrophe are no pair": Shape("FINAL('It's a' and 'b')", final="'It's a' and 'b'"),
+    "two quotations of sentences are no pair": Shape('FINAL("Yes!" and "no")', final='"Yes!" and "no"'),
+    "an escaped quote inside quotes": Shape(r'FINAL("6\" is half")', final=r"6\" is half"),
+    "an escaped quote before another": Shape(r"FINAL('a\'' b')", final=r"'a\'' b'"),
     "quotes that do not match": Shape("""FINAL("x')""", final="""\"x'"""),
     "a quotation inside quotes": Shape('FINAL("He said "yes" twice")', final='He said "yes" twice'),
     "an apostrophe inside quotes": Shape("FINAL('It's fine')", final="It's fine"),
@@ -182,6 +209,18 @@ FINAL_SHAPES = {
     "a half-open interval": Shape("FINAL([0, 1))", final="[0, 1)"),
     "another half-open interval": Shape("FINAL((0, 1])", final="(0, 1]"),
     "an enumeration": Shape("FINAL(\n1) one\n2) two\n)", final="1) one\n2) two"),
+    "a smiley on a later line, and words after it": Shape(
+        "FINAL(First.\nA smiley :))\nBye (for now)", final="First.\nA smiley :)"
+    ),
+    "a sad smiley, closed on a line of its own": Shape("FINAL(\nIt is sad :(\n)", final="It is sad :("),
+    "a quote that starts an answer, and one after it": Shape("FINAL(' is a quote)\nAnd ' too.", final="' is a quote"),
+    "a quote that starts a mention, and one after it": Shape(
+        "FINAL(' is a quote) or so\nAnd ' too.", not_run=("a final answer inside a sentence",)
+    ),
+    "parentheses behind an answer": Shape("FINAL(1) (see above)", final="1"),
+    "parentheses right behind an answer": Shape("FINAL(x)(y)", final="x"),
+    "a parenthesis": Shape("FINAL())", final=")"),
+    "an enumeration behind an answer": Shape("FINAL(1)! 2) So", final="1"),
     "LaTeX keeps its backslashes": Shape(r'FINAL("$\frac{1}{2}$ (\n)")', final=r"$\frac{1}{2}$ (\n)"),
     "a fence inside an answer is the answer": Shape(
         "FINAL(Use:\n```python\nprint(1)\n```\n)", final="Use:\n```python\nprint(1)\n```"
@@ -189,7 +228,8 @@ FINAL_SHAPES = {
     "an answer that is never closed stops before code": Shape(
         "FINAL(sad :()\n```repl\nprint(1)\n```\n(See above.)", ("print(1)",), final="sad :("
     ),
-    "never closed": Shape("FINAL(the answer is"),
+    "never closed": Shape("FINAL(the answer is", not_run=(WITHIN,)),
+    "never closed, with parentheses in it": Shape("FINAL((a) is it\nor not", not_run=(WITHIN,)),
     "code and an answer": Shape("```repl\nx = 1\n```\nFINAL(1)", ("x = 1",), final="1"),
     "inside code only": Shape("```repl\nFINAL(x)\n```", ("FINAL(x)",)),
     "the first of several": Shape("FINAL(1)\nFINAL(2)", final="1"),
@@ -202,13 +242,13 @@ FINAL_SHAPES = {
     "empty": Shape("FINAL()", not_run=("an empty final answer",)),
     "an empty quotation": Shape('FINAL("")', not_run=("an empty final answer",)),
     "a placeholder": Shape("FINAL(...)", not_run=("an empty final answer",)),
-    "a mention": Shape("I will call FINAL() later."),
-    "a mention with a placeholder": Shape("then use FINAL(answer) when done"),
+    "a mention": Shape("I will call FINAL() later.", not_run=(WITHIN,)),
+    "a mention with a placeholder": Shape("then use FINAL(answer) when done", not_run=(WITHIN,)),
     "a mention that a line break put first": Shape(
         "Then I will use\nFINAL(answer) when done.", not_run=("a final answer inside a sentence",)
     ),
     "a mention as code": Shape("`FINAL(x)`: ends the run.", not_run=("a final answer inside a sentence",)),
-    "a mention that starts a sentence": Shape("FINAL() comes later, when I know."),
+    "a mention that starts a sentence": Shape("FINAL() comes later, when I know.", not_run=(WITHIN,)),
     "prose": Shape("Final answer: 42"),
     "another function's name": Shape("FINAL_ANSWER(42)\nNOT_FINAL(1)\nFINALLY(2)"),
     "a variable": Shape("FINAL_VAR(result)", var="result"),
@@ -252,6 +292,110 @@ def test_what_follows_ten_thousand_fence_lines_is_neither_run_nor_an_answer() ->
     parsed = parse_reply("```repl\nx = 1\n```\n" * 5_001 + "FINAL(1)")
     assert len(parsed.code) == 5_000
     assert parsed.final is None
+
+
+def test_an_answer_among_ten_thousand_fence_lines_counts() -> None:
+    block = "```repl\nx = 1\n```\n"
+    fewer = block * 4_998 + "```repl\nx = 1\n```repl\nx = 2\n```\n"  # 9,999 lines
+    assert parse_reply(fewer + "FINAL(1)").final == FinalText("1")
+    assert parse_reply(block + "FINAL(1)\n" + block * 5_000).final == FinalText("1")
+
+
+@pytest.mark.parametrize(
+    ("reply", "prose"),
+    [
+        ("Only words.", "Only words."),
+        ("Look:\n```repl\nx = 1\n```\nThen:\n```repl\nx = 2\n```\nDone.", "Look:\n\nThen:\n\nDone."),
+        ('Data:\n```json\n{"a": 1}\n```', 'Data:\n```json\n{"a": 1}\n```'),
+        ("<think>A draft.</think>It is so.", "It is so."),
+        ("```repl\nx = 1\n```", ""),
+    ],
+)
+def test_what_a_reply_says_to_people_is_all_but_its_code_and_its_thoughts(reply: str, prose: str) -> None:
+    assert parse_reply(reply).prose == prose
+
+
+# -- how far is looked -----------------------------------------------------------------------------------------------
+
+
+def in_a_string(shown: str) -> str:
+    """Code whose string shows something."""
+    return f'x = """\n{shown}"""'
+
+
+@pytest.mark.parametrize(("fences", "is_whole"), [(1, True), (32, True), (33, False)])
+@pytest.mark.parametrize("before", ["", "```repl\ny = 2\n```\n" * 30])
+def test_a_string_may_show_so_many_fence_lines(before: str, fences: int, is_whole: bool) -> None:
+    code = in_a_string("```\n" * fences)
+    found = parse_reply(f"{before}```repl\n{code}\n```\n").code
+    assert (code in found) is is_whole
+    assert ('x = """' in found) is not is_whole
+
+
+@pytest.mark.parametrize(("chars", "is_whole"), [(49_000, True), (51_000, False)])
+@pytest.mark.parametrize("before", ["", "word " * 20_000])
+@pytest.mark.parametrize("closing", ["\n```\n", ""])
+def test_a_string_that_shows_a_fence_may_be_so_long_wherever_it_stands(
+    before: str, chars: int, is_whole: bool, closing: str
+) -> None:
+    code = in_a_string("```\n" + "a" * chars)
+    found = parse_reply(f"{before}\n```repl\n{code}{closing}").code
+    assert found[0] == (code if is_whole else 'x = """')
+
+
+@pytest.mark.parametrize(("others", "is_whole"), [(0, True), (1, True), (2, False)])
+@pytest.mark.parametrize("tag", ["python", "json"])
+@pytest.mark.parametrize("before", ["", "```repl\ny = 2\n```\n" * 30])
+def test_a_document_may_show_so_many_fence_lines(before: str, tag: str, others: int, is_whole: bool) -> None:
+    shown = (
+        f"````{tag}\nprint(1)\n````\nFINAL(shown)\n" * 15 + "~~~\n" * others
+    )  # 30 to 32 lines, and then the one that closes
+    parsed = parse_reply(f"{before}````markdown\n{shown}````\nFINAL(meant)")
+    assert parsed.final == FinalText("meant" if is_whole else "shown")
+
+
+@pytest.mark.parametrize(("chars", "is_whole"), [(99_999, True), (100_000, False)])
+def test_an_answer_may_be_so_long_and_have_parentheses_in_quotes(chars: int, is_whole: bool) -> None:
+    content = '"(" '.ljust(chars, "x")
+    expected = content if is_whole else f"{content})\nMore (words"
+    assert parse_reply(f"FINAL({content})\nMore (words)").final == FinalText(expected)
+
+
+def test_a_reply_may_have_so_many_characters_looked_at() -> None:
+    inspector = Inspector()
+    assert inspector.spend(99_999) is True
+    assert inspector.spend(2) is False
+    assert inspector.spend(1) is True
+    assert inspector.spend(1) is False
+
+
+@pytest.mark.parametrize(
+    ("code", "is_open"),
+    [
+        ('"""a"""', False),
+        ('"""a', True),
+        (r'"""a\"""', True),
+        (r'"""a\\"""', False),
+        (r'"""a\\\"""', True),
+        (r'"""a\""""', False),
+        ('"""a""""""b', True),
+        ('"""a""" + """b', True),
+    ],
+)
+def test_a_string_is_open_until_quotes_that_are_not_escaped(code: str, is_open: bool) -> None:
+    assert StringScanner(code, 0).inside_at(len(code)) is is_open
+
+
+@pytest.mark.parametrize(("mentions", "is_found"), [(15, True), (16, False)])
+def test_so_many_long_mentions_may_stand_before_an_answer(mentions: int, is_found: bool) -> None:
+    """Each is read to the end twice, with quotations and without."""
+    reply = "FINAL( a\n" * mentions + "b" * 10_000 + "\nFINAL(1)\nThen (so) it is"
+    assert (parse_reply(reply).final is not None) is is_found
+
+
+def test_a_document_that_opens_many_fences_and_closes_none_of_them_is_not_closed() -> None:
+    reply = "```markdown\n" + "```python\nprint(1)\n" * 40 + "```\nFINAL(shown)"
+    assert parse_reply(reply) == ParsedReply((), None, parse_reply("```markdown\nx\n```").not_run, reply)
 
 
 def test_code_with_an_unknown_escape_is_looked_at_without_a_warning(recwarn: pytest.WarningsRecorder) -> None:
@@ -302,12 +446,16 @@ def test_code_without_a_fence_in_it_comes_back_exactly(code: str, tag: str, mark
 
 @given(
     blocks=st.lists(STRINGLESS_CODE, min_size=2, max_size=4),
-    tag=TAGS,
+    tags=st.lists(TAGS, min_size=4, max_size=4),
     mark=MARKS,
     between=st.sampled_from(["", "\n", "Then.\n"]),
 )
-def test_several_blocks_come_back_exactly_and_in_order(blocks: list[str], tag: str, mark: str, between: str) -> None:
-    reply = between.join(f"{mark}{tag}\n{code}\n{mark}\n" for code in blocks)
+@example(blocks=["first", "second"], tags=["python", "repl"], mark="```", between="")
+@example(blocks=["first", "second", "third"], tags=["repl", "PY", "repl"], mark="```", between="")
+def test_several_blocks_come_back_exactly_and_in_order(
+    blocks: list[str], tags: list[str], mark: str, between: str
+) -> None:
+    reply = between.join(f"{mark}{tag}\n{code}\n{mark}\n" for tag, code in zip(tags, blocks, strict=False))
     assert parse_reply(reply).code == tuple(blocks)
 
 

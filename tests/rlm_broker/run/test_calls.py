@@ -13,8 +13,10 @@ from rlm_broker.errors import LimitReached, ModelFailed
 from rlm_broker.limits import Limits
 from rlm_broker.lm_handler import LMHandler
 from rlm_broker.results import ChatMessage, Usage
-from rlm_broker.run.calls import MOST_ANSWER_BYTES, Caller, TreeCalls
+from rlm_broker.run.calls import Caller, TreeCalls
+from rlm_broker.run.held_answers import MOST_ANSWER_BYTES
 from rlm_broker.run.ledger import Ledger
+from rlm_broker.run.pieces import KEYS_IN_A_ROW, Turns
 from rlm_broker.trace.events import CallEnded, CallStarted, Event, TreeEvents
 from sandbox_worker.wire.messages import FEW_BYTES, Query, Slot, decode_from_worker, encode
 from tests.support.clock import Clock
@@ -116,6 +118,19 @@ async def test_each_call_is_told_when_it_starts_and_when_it_ends() -> None:
     assert isinstance(ended, CallEnded)
     assert (started.call, started.prompt, ended.error) == (1, "boom", "the provider is down")
     assert ended.duration_s > 0
+
+
+async def test_calls_of_a_batch_are_told_as_so_many_of_so_many() -> None:
+    events: list[Event] = []
+    calls, _ = calls_with(Counting(), Limits(max_concurrent_calls=2), events)
+    await calls.slots(CALLER, query("alone"))
+    await calls.slots(CALLER, query("a", "boom", "c", "a"))
+    await calls.slots(CALLER, query("alone", timeout_s=WAIT_S))
+    await calls.slots(CALLER, query("d", "d", samples=True))
+    started = [(event.batch, event.of) for event in events if isinstance(event, CallStarted)]
+    ended = [(event.batch, event.done, event.of) for event in events if isinstance(event, CallEnded)]
+    assert started == [(0, 0), *[(1, 3)] * 3, (0, 0), *[(2, 2)] * 2]  # the same prompt twice is one call
+    assert ended == [(0, 0, 0), (1, 1, 3), (1, 2, 3), (1, 3, 3), (0, 0, 0), (2, 1, 2), (2, 2, 2)]
 
 
 async def test_a_cancelled_call_is_told_as_ended_and_frees_its_place() -> None:
@@ -293,7 +308,7 @@ async def test_prompt_of_a_large_query_that_is_none_fills_its_own_slot() -> None
     assert isinstance(arrived, Query)
     calls, _ = calls_with(Counting(), Limits())
     slots = await calls.slots(CALLER, arrived)
-    assert "neither text nor content parts" in (slots[0].error or "")
+    assert "neither text, content parts nor chat messages" in (slots[0].error or "")
     assert slots[1] == Slot(text="B")
 
 
@@ -362,3 +377,10 @@ async def test_client_that_cancels_its_own_task_fails_its_own_prompt_alone() -> 
     slots = await calls.slots(CALLER, query("a", "cancel", "b", "c"))
     assert slots == [Slot(text="A"), Slot(error="the client cancelled its own call"), Slot(text="B"), Slot(text="C")]
     assert calls._places.take()
+
+
+def test_others_get_their_turn_after_so_many_prompts_or_one_that_is_large() -> None:
+    turns = Turns()
+    assert [turns.is_due(10) for _ in range(2 * KEYS_IN_A_ROW)] == [*[False] * (KEYS_IN_A_ROW - 1), True] * 2
+    assert turns.is_due(4_096 * KEYS_IN_A_ROW)
+    assert [turns.is_due(4_096) for _ in range(KEYS_IN_A_ROW // 2)] == [*[False] * (KEYS_IN_A_ROW // 2 - 1), True]

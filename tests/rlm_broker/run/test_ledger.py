@@ -6,7 +6,7 @@ from rlm_broker.errors import ConfigurationError, LimitReached
 from rlm_broker.limits import Limits
 from rlm_broker.results import Usage
 from rlm_broker.run.ledger import Ledger
-from tests.support.waiting import turns
+from tests.support.waiting import WAIT_S, turns
 
 
 def test_calls_are_numbered_and_end_at_their_limit() -> None:
@@ -27,7 +27,7 @@ def test_children_end_at_their_limit_and_none_is_no_limit() -> None:
 
 
 async def spend(ledger: Ledger, run: str, model: str, depth: int, usage: Usage) -> None:
-    ledger.settle(await ledger.hold(0, None), run, model, depth, usage)
+    ledger.settle(await ledger.hold(0, None), run, model, depth, usage, 0)
 
 
 async def test_usage_is_summed_by_the_model_that_served_over_all_depths() -> None:
@@ -80,7 +80,7 @@ async def test_calls_at_the_same_time_overshoot_by_less_than_one(
         most = max(most, running)
         await turns(2)
         running -= 1
-        ledger.settle(hold, "1", "m", 0, usage)
+        ledger.settle(hold, "1", "m", 0, usage, 0)
 
     outcomes = await asyncio.gather(*(call() for _ in range(200)), return_exceptions=True)
     assert all(outcome is None or isinstance(outcome, LimitReached) for outcome in outcomes)
@@ -102,7 +102,7 @@ async def test_a_call_that_failed_gives_back_what_was_set_aside() -> None:
     assert not second.done()
     ledger.release(first)
     ledger.release(await second)
-    ledger.settle(await ledger.hold(0, 1), "1", "m", 0, Usage(1, 50, 50))
+    ledger.settle(await ledger.hold(0, 1), "1", "m", 0, Usage(1, 50, 50), 0)
     with pytest.raises(LimitReached):
         await ledger.hold(0, 1)
 
@@ -130,3 +130,142 @@ async def test_tokens_that_a_client_does_not_count_are_estimated_for_the_limit_a
     with pytest.raises(LimitReached, match="the limit max_tokens = 1,000 was reached, 1,000 used"):
         ledger.charge_call()
     assert ledger.summary().total.total_input_tokens == 0
+
+
+# -- a ledger that several trees share -------------------------------------------------------------------------------
+
+
+async def test_what_trees_use_is_counted_in_the_ledger_above_them_and_ends_them_there() -> None:
+    above = Ledger(Limits(max_llm_calls=3, max_children_total=2, max_tokens=100))
+    one, other = Ledger(Limits(), above), Ledger(Limits(max_tokens=50), above)
+    assert [one.charge_call(), other.charge_call(), one.charge_call()] == [1, 1, 2]
+    with pytest.raises(LimitReached, match="max_llm_calls = 3 was reached, 3 used"):
+        other.charge_call()
+    one.charge_child()
+    other.charge_child()
+    with pytest.raises(LimitReached, match="max_children_total = 2 was reached, 2 used"):
+        one.charge_child()
+    assert (one.children, other.children, above.children) == (1, 1, 2)
+    await spend(one, "1", "a", 0, Usage(1, 10, 5))
+    await spend(other, "1", "a", 1, Usage(1, 1, 1))
+    assert above.by_depth() == {0: Usage(1, 10, 5, None), 1: Usage(1, 1, 1, None)}
+    assert one.left()["max_tokens"] == 83
+    assert other.left()["max_tokens"] == 48
+    assert other.left()["max_children_total"] == 0
+    assert one.left()["max_budget_usd"] is None
+
+
+async def test_what_a_call_may_cost_is_set_aside_above_too_and_given_back() -> None:
+    above = Ledger(Limits(max_tokens=100))
+    one, other = Ledger(Limits(), above), Ledger(Limits(), above)
+    await spend(one, "1", "a", 0, Usage(1, 1, 1))
+    held = await one.hold(30, 60)
+    waiting = asyncio.create_task(other.hold(30, 60))
+    await turns()
+    assert not waiting.done()
+    one.release(held)
+    await asyncio.wait_for(waiting, WAIT_S)
+
+
+async def test_a_call_that_is_cancelled_while_it_waits_holds_nothing_above() -> None:
+    above = Ledger(Limits(max_tokens=1000))
+    tree, other = Ledger(Limits(max_tokens=100), above), Ledger(Limits(), above)
+    await spend(tree, "1", "a", 0, Usage(1, 1, 1))
+    held = await tree.hold(30, 60)
+    waiting = asyncio.create_task(tree.hold(30, 60))  # it has its part above, and waits for one in its own tree
+    await turns()
+    waiting.cancel()
+    await asyncio.wait({waiting})
+    tree.release(held)
+    await asyncio.wait_for(other.hold(30, 980), WAIT_S)
+
+
+async def test_a_tree_whose_means_are_spent_leaves_nothing_set_aside_above() -> None:
+    above = Ledger(Limits(max_tokens=1000))
+    tree, other = Ledger(Limits(max_tokens=2), above), Ledger(Limits(), above)
+    await spend(tree, "1", "a", 0, Usage(1, 1, 1))
+    with pytest.raises(LimitReached, match="max_tokens = 2 was reached, 2 used"):
+        await tree.hold(30, 60)
+    await asyncio.wait_for(other.hold(30, 980), WAIT_S)
+
+
+# -- boundaries ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("output_tokens", "fits"), [(39, True), (40, True), (41, False)])
+async def test_calls_at_once_may_fill_the_tokens_to_the_last(output_tokens: int, fits: bool) -> None:
+    """100 tokens, of which 2 are spent and 10 + 38 set aside; the second call sends 10."""
+    ledger = Ledger(Limits(max_tokens=100))
+    await spend(ledger, "1", "a", 0, Usage(1, 1, 1))
+    await ledger.hold(30, 38)
+    second = asyncio.create_task(ledger.hold(30, output_tokens))
+    await turns()
+    assert second.done() is fits
+    second.cancel()
+
+
+@pytest.mark.parametrize(("budget_usd", "fits"), [(0.75, True), (0.74, False)])
+async def test_calls_at_once_may_fill_the_budget_to_the_last(budget_usd: float, fits: bool) -> None:
+    """The dearest call was 0.25 dollars, one is open, and the second may cost as much."""
+    ledger = Ledger(Limits(max_budget_usd=budget_usd))
+    await spend(ledger, "1", "a", 0, Usage(1, 1, 1, 0.25))
+    await ledger.hold(0, None)
+    second = asyncio.create_task(ledger.hold(0, None))
+    await turns()
+    assert second.done() is fits
+    second.cancel()
+
+
+async def test_a_call_may_be_as_long_and_as_dear_as_the_largest_so_far() -> None:
+    ledger = Ledger(Limits(max_tokens=1000, max_budget_usd=10))
+    for output_tokens, cost in ((5, 0.5), (7, 0.25), (6, 0.75)):
+        await spend(ledger, "1", "a", 0, Usage(1, 1, output_tokens, cost))
+    hold = await ledger.hold(30, None)
+    assert (hold.tokens, hold.cost_usd, hold.input_tokens) == (10 + 7, 0.75, 10)
+
+
+async def test_a_budget_that_is_spent_to_the_cent_is_spent() -> None:
+    ledger = Ledger(Limits(max_budget_usd=0.5))
+    await spend(ledger, "1", "a", 0, Usage(1, 1, 1, 0.5))
+    with pytest.raises(LimitReached, match="max_budget_usd"):
+        ledger.charge_call()
+
+
+async def test_without_bounded_means_nothing_is_set_aside() -> None:
+    hold = await Ledger(Limits()).hold(1000, 1000)
+    assert (hold.tokens, hold.cost_usd, hold.input_tokens, hold.above) == (0, 0, 0, None)
+
+
+async def test_depths_are_told_from_the_root_down() -> None:
+    ledger = Ledger(Limits())
+    for model, depth in (("a", 2), ("b", 0), ("c", 1)):
+        await spend(ledger, "1", model, depth, Usage(1, 1, 1))
+    assert list(ledger.by_depth()) == [0, 1, 2]
+
+
+async def test_a_call_whose_tokens_are_not_counted_and_that_said_nothing_costs_what_was_sent() -> None:
+    ledger = Ledger(Limits(max_tokens=100))
+    hold = await ledger.hold(30, 5)
+    ledger.settle(hold, "1", "a", 0, Usage(1, 0, 0), 0)
+    assert ledger.left()["max_tokens"] == 90
+
+
+async def test_a_call_that_has_ended_holds_nothing_above_and_is_known_there_by_its_run() -> None:
+    above = Ledger(Limits(max_tokens=100))
+    tree = Ledger(Limits(), above)
+    await spend(tree, "1.2", "a", 0, Usage(1, 1, 1))
+    assert above.summary("1.2").model_usage_summaries == {"a": Usage(1, 1, 1, None)}
+    await asyncio.wait_for(tree.hold(30, 500), WAIT_S)  # more than there is: only where no other is open
+
+
+async def test_a_call_that_set_nothing_aside_may_end_without_a_reply() -> None:
+    tree = Ledger(Limits(max_llm_calls=1), Ledger(Limits()))
+    tree.release(await tree.hold(30, None))
+    assert tree.charge_call() == 1
+
+
+async def test_in_three_ledgers_a_call_that_has_ended_holds_nothing() -> None:
+    top = Ledger(Limits(max_tokens=100))
+    tree = Ledger(Limits(), Ledger(Limits(), top))
+    await spend(tree, "1", "a", 0, Usage(1, 1, 1))
+    await asyncio.wait_for(tree.hold(30, 500), WAIT_S)

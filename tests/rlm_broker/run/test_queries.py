@@ -63,10 +63,48 @@ def test_past_their_number_children_are_an_error_in_their_slot() -> None:
     assert response == "['fine', 'fine', 'Error: max_children_total exceeded']"
 
 
-def test_a_batch_over_its_cap_is_refused_slot_by_slot() -> None:
-    code = "```repl\nFINAL(str(llm_query_batched(['a'] * 3)))\n```"
-    response = RLM(FunctionClient(lambda _: code), limits=Limits(max_batch_prompts=2)).completion("", "?").response
-    assert response == str(["Error: batch too large: 3 > 2"] * 3)
+@pytest.mark.parametrize(
+    ("prompts", "slots"),
+    [
+        (["a"], ["to a"]),
+        (["a", "b"], ["to a", "to b"]),
+        (["a", "b", "c"], ["Error: batch too large: 3 > 2"] * 3),
+    ],
+)
+@pytest.mark.parametrize("function", ["llm_query_batched", "rlm_query_batched"])
+def test_a_batch_over_its_cap_is_refused_slot_by_slot(function: str, prompts: list[str], slots: list[str]) -> None:
+    def reply(messages: list[dict[str, Any]]) -> str:
+        if len(messages) > 1:
+            return f"```repl\nFINAL(str({function}({prompts})))\n```"
+        return f"to {messages[0]['content']}"
+
+    response = RLM(FunctionClient(reply), limits=Limits(max_batch_prompts=2)).completion("", "?").response
+    assert response == str(slots)
+
+
+def test_children_of_children_count_against_the_number_of_the_whole_tree() -> None:
+    """Each of two children asks for two more; four may run in all, so of the grandchildren two are refused."""
+
+    def reply(messages: list[dict[str, Any]]) -> str:
+        match asked(messages):
+            case "root":
+                return "```repl\nFINAL('|'.join(rlm_query_batched(['child 1', 'child 2'])))\n```"
+            case "child 1" | "child 2":
+                return "```repl\nFINAL('|'.join(rlm_query_batched(['leaf 1', 'leaf 2'])))\n```"
+        return "FINAL(fine)"
+
+    limits = Limits(max_depth=3, max_children_total=4, max_concurrent_children=2)
+    slots = (RLM(FunctionClient(reply), limits=limits).completion("", "root").response or "").split("|")
+    assert sorted(slots) == ["Error: max_children_total exceeded"] * 2 + ["fine"] * 2
+
+
+def test_what_a_child_answers_is_cut_like_what_a_call_does() -> None:
+    def reply(messages: list[dict[str, Any]]) -> str:
+        return "```repl\nFINAL(rlm_query('child'))\n```" if asked(messages) == "root" else f"FINAL({'x' * 50})"
+
+    limits = Limits(max_depth=2, max_result_chars=10)
+    response = RLM(FunctionClient(reply), limits=limits).completion("", "root").response
+    assert response == f"{'x' * 10}\n... [40 characters cut]"
 
 
 def test_a_child_that_loops_is_ended_on_time_with_what_it_said_and_its_siblings_are_unharmed() -> None:
@@ -175,7 +213,7 @@ def test_runs_nest_four_deep_with_one_place_at_each_depth() -> None:
         level = int(asked(messages))
         if level == 4:
             return "leaf"
-        return f"```repl\nFINAL('+'.join(rlm_query_batched(['{level + 1}', '{level + 1}'])))\n```"
+        return f"```repl\nFINAL('+'.join(rlm_query_batched(['{level + 1}', '{level + 1}'], samples=True)))\n```"
 
     limits = Limits(max_depth=4, max_concurrent_children=1)
     done = RLM(FunctionClient(reply), limits=limits).completion("", "0")
@@ -185,8 +223,8 @@ def test_runs_nest_four_deep_with_one_place_at_each_depth() -> None:
         1: 2,
         2: 4,
         3: 8,
-        4: 8,
-    }  # twins at the end
+        4: 16,
+    }
 
 
 def test_a_result_is_cut_at_its_limit_and_the_cut_is_named() -> None:
@@ -204,6 +242,7 @@ def test_code_can_ask_what_is_left() -> None:
     assert left["max_children_total"] == 100
     assert left["max_budget_usd"] is None
     assert 0 < left["run_timeout_s"] <= 100
+    assert (left["max_iterations"], left["max_blocks"]) == (29, 149)
 
 
 def test_a_child_has_no_more_time_than_its_parent_has_left() -> None:
@@ -339,25 +378,27 @@ def test_a_conversation_too_long_for_the_model_is_summarised_and_kept_in_the_rep
         '```repl\nFINAL(f\'{len(history)} messages, {history[0]["role"]} first, {len(history[-2]["content"])}\')\n```'
     )
     client = SmallWindow([much, much, "my notes: nothing yet", last])
-    done = RLM(client, limits=Limits(compaction_threshold=0.5)).completion("text", "What?")
-    assert [len(request.messages) for request in client.requests] == [2, 4, 6, 2]
-    told = str(client.requests[3].messages[1].content)
-    assert "`context` is a str" in told
-    assert "my notes: nothing yet" in told
-    assert "Question: What?" in told
+    done = RLM(client, limits=Limits(compaction_threshold=0.25)).completion("text", "What?")
+    assert [len(request.messages) for request in client.requests] == [2, 4, 6, 4]
+    _, opening, notes, then = client.requests[3].messages
+    assert "`context` is a str" in str(opening.content)
+    assert "`history` has all its messages" in str(opening.content)
+    assert (notes.role, notes.content) == ("assistant", "my notes: nothing yet")
+    assert "Question: What?" in str(then.content)
     assert (done.response or "").startswith("7 messages, system first, ")
-    assert len(done.messages) == 10
+    assert len(done.messages) == 12
 
 
 def test_without_a_threshold_nothing_is_summarised() -> None:
     much = "```repl\nprint('word ' * 1500)\n```"
     client = SmallWindow([much, much, "FINAL(done)"])
-    assert RLM(client).completion("text", "What?").response == "done"
+    limits = Limits(compaction_threshold=None)
+    assert RLM(client, limits=limits).completion("text", "What?").response == "done"
     assert [len(request.messages) for request in client.requests] == [2, 4, 6]
 
 
-def test_recursion_chosen_by_the_problem_gives_a_repl_to_what_is_long_or_asks_for_code() -> None:
-    prompts_given = ["What is in here?", "Count the words of it.", "x" * 5_000]
+def test_recursion_chosen_by_the_problem_gives_a_repl_to_what_is_long_or_is_data() -> None:
+    prompts_given = ["What is in here?", " ".join(map(str, range(500))), "x" * 5_000]
     replies = [f"```repl\nFINAL(str(rlm_query_batched({prompts_given!r})))\n```"]
 
     def model(request: LMRequest) -> str:
@@ -376,7 +417,7 @@ def test_recursion_chosen_by_the_problem_gives_a_repl_to_what_is_long_or_asks_fo
 
 @pytest.mark.parametrize(
     ("profile", "told", "not_told"),
-    [("final", "FINAL(answer)", "answer['ready']"), ("answer", "answer['ready']", "`FINAL")],
+    [("final", "FINAL(value)", "answer['ready']"), ("answer", "answer['ready']", "`FINAL")],
 )
 def test_a_model_is_told_the_way_to_end_that_it_was_trained_on(profile: Any, told: str, not_told: str) -> None:
     client = ScriptedClient(["FINAL(done)"])

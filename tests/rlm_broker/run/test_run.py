@@ -2,7 +2,6 @@
 
 import asyncio
 import threading
-import time
 
 import pytest
 
@@ -144,14 +143,13 @@ async def test_cancelled_run_raises_with_what_it_had() -> None:
 
 
 async def test_cancelled_run_does_not_wait_for_a_deaf_block() -> None:
-    limits = Limits(interrupt_grace_s=WAIT_S)
+    limits = Limits(interrupt_grace_s=100 * WAIT_S)
     run = RLM(ScriptedClient([DEAF]), limits=limits).start("text", "?")
     await until(run, BlockPrinted)
-    began = time.monotonic()
     run.cancel()
     with pytest.raises(RunCancelled):
-        await run
-    assert time.monotonic() - began < WAIT_S / 2
+        async with asyncio.timeout(WAIT_S):
+            await run
 
 
 async def test_run_left_as_a_context_manager_has_ended() -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from rlm_broker.context.store import StoredContext
+from rlm_broker.context.stored import StoredContext
 from rlm_broker.errors import ReplClosed, RlmBrokerError, SandboxFailed
 from rlm_broker.limits import ReplLimits
 from rlm_broker.sandbox.sandbox import Sandbox

@@ -200,7 +200,7 @@ async def test_what_is_no_template_is_refused(given: dict[str, Any], said: str) 
         with pytest.raises(ConfigurationError, match=said):
             sandbox.template(**given)
         with pytest.raises(ContextRefused):
-            async with sandbox.template({1, 2}):
+            async with sandbox.template(object()):
                 pass
         with pytest.raises(SandboxFailed, match="the template is not open"):
             sandbox.template().repl()

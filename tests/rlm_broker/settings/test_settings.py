@@ -4,6 +4,7 @@ from pathlib import Path
 import pytest
 
 from rlm_broker.errors import ConfigurationError
+from rlm_broker.settings import user_files
 from rlm_broker.settings.settings import BUILT_IN, Setting, Settings, assigned
 
 
@@ -74,6 +75,13 @@ def test_turns_may_differ_by_depth(monkeypatch: pytest.MonkeyPatch) -> None:
         ("max_depth = 1", "rlm-broker.toml: max_depth is a limit: write it below [limits]"),
         ("limits = 3", "limits is a table"),
         ("= broken", "rlm-broker.toml is no TOML: "),
+        ("a = " + "[" * 100_000, "nested too deeply"),
+        ("max_depth = " + "9" * 5_000, "rlm-broker.toml is no TOML: Exceeds the limit"),
+        ("model = 0x" + "f" * 5_000, "rlm-broker.toml is no TOML: Exceeds the limit"),
+        (f"[limits]\nmax_iterations = '{'9' * 5_000}'", "limit max_iterations = 999"),
+        ('[limits]\n"\\u001b[2J" = 1', r"limits.'\x1b[2J' is no limit"),
+        ('[models."\\u001b[2J"]\napi_key = "x"', r"models.'\x1b[2J'.api_key"),
+        ('[models."\\u001b[2J"]\nname = "x"\nbase_url = "http://localhost"', r"sets 'models.\x1b[2J.base_url'"),
     ],
 )
 def test_a_wrong_file_is_an_error_that_says_which_and_what(text: str, sentence: str) -> None:
@@ -81,6 +89,7 @@ def test_a_wrong_file_is_an_error_that_says_which_and_what(text: str, sentence: 
     with pytest.raises(ConfigurationError) as refused:
         Settings({})
     assert sentence in str(refused.value)
+    assert len(str(refused.value)) < 1_000
 
 
 def test_a_wrong_variable_is_named_as_it_was_written(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -89,7 +98,83 @@ def test_a_wrong_variable_is_named_as_it_was_written(monkeypatch: pytest.MonkeyP
         Settings({})
 
 
+def test_settings_of_a_run_have_defaults_and_may_be_said_in_each_place(
+    places: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    names = ("model_policy", "recursion", "prompt_profile", "allow_exec", "tools", "output_type")
+    assert [Settings({})[name] for name in names] == ["allow", "always", "both", None, None, None]
+    users(places, "model_policy = 'pinned'\nrecursion = 'auto'\nallow_exec = false\ntools = '~/tools.py'")
+    monkeypatch.setenv("RLM_BROKER_PROMPT_PROFILE", "final")
+    monkeypatch.setenv("HOME", str(places))
+    settings = Settings(assigned([], output_type="schema.json"))
+    assert [settings[name] for name in names[:4]] == ["pinned", "auto", "final", False]
+    assert settings.path("tools") == places / "tools.py"
+    assert settings.path("output_type") == Path("schema.json")
+    assert settings.path("cache") is None
+    assert settings.all()["prompt_profile"] == Setting("final", "RLM_BROKER_PROMPT_PROFILE")
+
+
+@pytest.mark.parametrize(("text", "value"), [("true", True), ("False", False)])
+def test_yes_or_no_may_be_text(text: str, value: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RLM_BROKER_ALLOW_EXEC", text)
+    assert Settings({})["allow_exec"] is value
+    assert Settings(assigned([], allow_exec=not value))["allow_exec"] is not value
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "said"),
+    [
+        ("MODEL_POLICY", "free", "no model_policy 'free'; choose one of: allow, pinned, open"),
+        ("RECURSION", "never", "no recursion 'never'; choose one of: always, auto"),
+        ("PROMPT_PROFILE", "x", "no prompt_profile 'x'; choose one of: both, final, answer, compact"),
+        ("ALLOW_EXEC", "maybe", "allow_exec = 'maybe': give true or false"),
+        ("TOOLS", "tools.py", "tools = 'tools.py' names another file in each folder, and runs it: give a whole path"),
+        ("ISOLATION", "vault", "no isolation level 'vault'; choose one of: auto, strict, standard, process"),
+    ],
+)
+def test_a_value_that_a_setting_cannot_have_is_one_sentence(
+    name: str, value: str, said: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(f"RLM_BROKER_{name}", value)
+    with pytest.raises(ConfigurationError) as refused:
+        Settings({})
+    assert str(refused.value) == f"RLM_BROKER_{name}: {said}"
+
+
+def test_tools_of_the_users_file_are_not_those_of_any_folder(places: Path) -> None:
+    users(places, "tools = 'tools.py'")
+    with pytest.raises(
+        ConfigurationError, match=r"config\.toml: tools = 'tools\.py' names another file in each folder"
+    ):
+        Settings({})
+    users(places, "")
+    assert Settings(assigned([], tools="tools.py")).path("tools") == Path("tools.py")
+
+
+def test_limits_with_units_are_taken_from_each_place(monkeypatch: pytest.MonkeyPatch) -> None:
+    projects("[limits]\nmemory_bytes = '64MB'")
+    monkeypatch.setenv("RLM_BROKER_CPU_S", "250ms")
+    limits = Settings(assigned(["run_timeout_s=1h30m"])).limits
+    assert (limits.memory_bytes, limits.cpu_s, limits.run_timeout_s) == (64 << 20, 0.25, 5400)
+    monkeypatch.setenv("RLM_BROKER_CPU_S", "soon")
+    with pytest.raises(ConfigurationError, match=r"limit cpu_s = soon \(RLM_BROKER_CPU_S\): give seconds, or a time"):
+        Settings({})
+
+
 def test_a_file_that_cannot_be_read_is_an_error() -> None:
-    Path("rlm-broker.toml").mkdir()
+    path = Path("rlm-broker.toml")
+    path.mkdir()
     with pytest.raises(ConfigurationError, match=r"cannot read rlm-broker\.toml: Is a directory"):
+        Settings({})
+    path.rmdir()
+    os.mkfifo(path)
+    with pytest.raises(ConfigurationError, match=r"rlm-broker\.toml is no regular file"):
+        Settings({})
+    path.unlink()
+    path.symlink_to("/dev/zero")
+    with pytest.raises(ConfigurationError, match=r"rlm-broker\.toml is no regular file"):
+        Settings({})
+    path.unlink()
+    path.write_bytes(b"#" * (user_files.MAX_FILE_BYTES + 1))
+    with pytest.raises(ConfigurationError, match=r"rlm-broker\.toml has more than"):
         Settings({})

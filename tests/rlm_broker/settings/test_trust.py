@@ -23,8 +23,11 @@ HARMFUL = {
     "cache": "cache = '/home/me/.bashrc'",
     "python": "python = '/home/me/.venv'",
     "packages": "packages = 'evil==1.0'",
+    "tools": "tools = 'tools.py'",
+    "output_type": "output_type = '/home/me/.docker/config.json'",
+    "model_policy = open": "model_policy = 'open'",
 }
-HARMLESS = "model = 'm'\nisolation = 'strict'\n[models.m]\nname = 'openai/x'\noptions = {temperature = 0.5, seed = 1}"
+HARMLESS = "model = 'm'\nmodel_policy = 'pinned'\nrecursion = 'auto'\nallow_exec = true\nisolation = 'strict'\n[models.m]\nname = 'openai/x'\noptions = {temperature = 0.5, seed = 1}"
 
 
 @pytest.fixture(autouse=True)
@@ -33,6 +36,7 @@ def _project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
     (tmp_path / "project").mkdir()
     monkeypatch.chdir(tmp_path / "project")
+    Path("tools.py").write_text("LENSES = 40")
 
 
 @pytest.mark.parametrize("risk", HARMFUL)
@@ -58,6 +62,15 @@ def test_nothing_but_limits_is_taken_from_the_table_of_limits(line: str) -> None
     ("users", "projects", "is_refused"),
     [
         ("isolation = 'strict'", "isolation = 'standard'", True),
+        ("isolation = 'strict'", "isolation = 'auto'", True),
+        ("isolation = 'strict'", "", False),
+        ("isolation = 'process'", "isolation = 'process'", False),
+        ("model_policy = 'pinned'", "model_policy = 'allow'", True),
+        ("model_policy = 'open'", "model_policy = 'open'", False),
+        ("model_policy = 'pinned'", "", False),
+        ("allow_exec = false", "allow_exec = true", True),
+        ("allow_exec = false", "", False),
+        ("allow_exec = false", "allow_exec = 'False'", False),
         ("isolation = 'standard'", "isolation = 'standard'", False),
         ("", "isolation = 'standard'", True),
         ("", "isolation = 'strict'", False),
@@ -93,6 +106,20 @@ def test_a_file_that_has_changed_since_or_lies_elsewhere_is_not_trusted(
     monkeypatch.chdir(tmp_path / "other")
     Path(PROJECT_FILE).write_text(HARMFUL["base_url"])
     with pytest.raises(ConfigurationError):
+        Settings({})
+
+
+def test_tools_that_have_changed_since_are_not_trusted() -> None:
+    Path(PROJECT_FILE).write_text(HARMFUL["tools"])
+    trust_project()
+    Settings({})
+    Path("tools.py").write_text("LENSES = 41")
+    with pytest.raises(ConfigurationError, match="sets tools: look at it"):
+        Settings({})
+    Path("tools.py").write_text("LENSES = 40")
+    Settings({})
+    Path("tools.py").unlink()
+    with pytest.raises(ConfigurationError, match=r"rlm-broker\.toml: tools: cannot read tools\.py: No such file"):
         Settings({})
 
 

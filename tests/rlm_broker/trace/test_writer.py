@@ -10,9 +10,9 @@ import pytest
 
 from rlm_broker import TraceWriter as RlmTraceWriter
 from rlm_broker.errors import ConfigurationError
-from rlm_broker.results import Block
+from rlm_broker.results import Block, Usage
 from rlm_broker.trace import writer
-from rlm_broker.trace.events import BlockEnded, BlockPrinted, IterationStarted, Replied
+from rlm_broker.trace.events import BlockEnded, BlockPrinted, CallEnded, CallText, IterationStarted, Replied
 from rlm_broker.trace.writer import TraceWriter
 
 
@@ -49,6 +49,15 @@ def test_what_looks_like_a_secret_is_not_written(tmp_path: Path, secret: str) ->
     assert secret not in text
     assert "[redacted]" in text
     assert "and after" in json.loads(text)["text"]
+
+
+def test_pieces_of_a_reply_are_not_written_since_a_secret_may_be_in_two_of_them(tmp_path: Path) -> None:
+    path = tmp_path / "trace.jsonl"
+    with TraceWriter(path) as write:
+        write(CallText("1", 0, 1, "sk-abcdefghij"))
+        write(CallText("1", 0, 1, "klmnop0123"))
+        write(CallEnded("1", 0, 1, "model", Usage(), 0.1, "sk-abcdefghijklmnop0123"))
+    assert [(line["event"], line["response"]) for line in lines(path)] == [("call_ended", "[redacted]")]
 
 
 def test_broken_characters_are_written_as_what_they_are(tmp_path: Path) -> None:

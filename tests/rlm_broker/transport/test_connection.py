@@ -19,6 +19,7 @@ from rlm_broker.transport.connection import (
     refuse,
 )
 from rlm_broker.transport.session import Session
+from sandbox_worker import RELEASE
 from sandbox_worker.wire.messages import (
     MAX_PROMPTS,
     Display,
@@ -83,7 +84,7 @@ async def running(
 ) -> "asyncio.Future[Result]":
     """A block that runs in the worker."""
     connection, worker = pair
-    worker.say(Ready())
+    worker.say(Ready(RELEASE))
     await asyncio.wait_for(connection.ready(), WAIT_S)
     block = connection.execute("code", answer, (lambda _: None) if heard is None else heard.append)
     assert await worker.hear() == Execute(block=1, code="code")
@@ -399,7 +400,7 @@ def _is_waiting(connection: Connection) -> bool:
 async def test_thousands_of_messages_in_one_read_leave_turns_to_others(pair: tuple[Connection, Worker]) -> None:
     connection, worker = pair
     printed: list[Output | Display] = []
-    worker.say(Ready())
+    worker.say(Ready(RELEASE))
     await connection.ready()
     result = connection.execute("1", refuse, printed.append)
     await worker.hear()

@@ -10,6 +10,7 @@ from rlm_broker.transport.connection import Connection
 from rlm_broker.transport.dialing import dial
 from rlm_broker.transport.listener import Listener
 from rlm_broker.transport.session import Session
+from sandbox_worker import RELEASE
 from sandbox_worker.wire.frames import encode_frame
 from sandbox_worker.wire.messages import Ready, Welcome, encode
 from tests.support.socket_peer import MAX_FRAME_BYTES, WAIT_S
@@ -23,7 +24,7 @@ async def test_a_door_is_connected_welcomed_and_blocking() -> None:
     connection = Connection(Session(MAX_FRAME_BYTES), 8)
     with await dial(address, listener.expect(connection, WAIT_S), WAIT_S) as connected:
         assert connected.getblocking()
-        connected.sendall(encode_frame(encode(Ready()), MAX_FRAME_BYTES))
+        connected.sendall(encode_frame(encode(Ready(RELEASE)), MAX_FRAME_BYTES))
         await asyncio.wait_for(connection.ready(), WAIT_S)
     await listener.stop()
 

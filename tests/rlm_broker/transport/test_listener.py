@@ -13,6 +13,7 @@ from rlm_broker.transport.connection import Connection
 from rlm_broker.transport.listener import Listener
 from rlm_broker.transport.load import QueryLoad
 from rlm_broker.transport.session import Session
+from sandbox_worker import RELEASE
 from sandbox_worker.wire.frames import encode_frame
 from sandbox_worker.wire.messages import Hello, Query, Ready, Slot, decode_welcome, encode
 from tests.support.clock import Clock
@@ -47,7 +48,7 @@ async def test_whoever_shows_the_token_gets_its_connection(listener: Listener) -
     async with await Peer.to(port_of(listener)) as peer:
         peer.send(hello(token))
         decode_welcome(await peer.receive())
-        peer.send(encode(Ready()))
+        peer.send(encode(Ready(RELEASE)))
         await asyncio.wait_for(connection.ready(), WAIT_S)
 
 
@@ -97,7 +98,7 @@ async def test_a_socket_that_is_connected_already_shows_its_token_like_any_other
     async with Peer(*await asyncio.open_connection(sock=ours)) as peer:
         peer.send(hello(listener.expect(connection, WAIT_S)))
         decode_welcome(await peer.receive())
-        peer.send(encode(Ready()))
+        peer.send(encode(Ready(RELEASE)))
         await asyncio.wait_for(connection.ready(), WAIT_S)
 
 
@@ -118,7 +119,7 @@ async def test_connections_of_one_port_share_the_weight_of_their_queries(
             connection = fresh_connection()
             peer.send(hello(listener.expect(connection, WAIT_S)))
             await peer.receive()
-            peer.send(encode(Ready()))
+            peer.send(encode(Ready(RELEASE)))
             await asyncio.wait_for(connection.ready(), WAIT_S)
             connection.execute("code", answer, lambda _: None)
             await peer.receive()
@@ -135,7 +136,7 @@ async def test_what_comes_right_behind_the_hello_reaches_the_connection(listener
     connection = fresh_connection()
     token = listener.expect(connection, WAIT_S)
     async with await Peer.to(port_of(listener)) as peer:
-        both = encode_frame(hello(token), MAX_FRAME_BYTES) + encode_frame(encode(Ready()), MAX_FRAME_BYTES)
+        both = encode_frame(hello(token), MAX_FRAME_BYTES) + encode_frame(encode(Ready(RELEASE)), MAX_FRAME_BYTES)
         peer.writer.write(both)
         await asyncio.wait_for(connection.ready(), WAIT_S)
 
@@ -170,7 +171,7 @@ async def test_the_time_for_the_first_frame_ends_with_it(clock: Clock) -> None:
             await turns(20)  # it is accepted
             clock.forward(11)
             assert await silent.is_hung_up_on()
-        worker.send(encode(Ready()))
+        worker.send(encode(Ready(RELEASE)))
         await asyncio.wait_for(connection.ready(), WAIT_S)
         answer.set()
         assert await caller.receive() == b"answered"
@@ -347,7 +348,8 @@ async def test_a_connection_that_is_lost_says_so_to_whoever_waits_for_it(listene
 
 
 async def test_it_starts_once_and_a_port_in_use_is_named(listener: Listener) -> None:
-    assert await listener.start() == listener.address
+    first = listener.address
+    assert await listener.start() == first == listener.address
     port = port_of(listener)
     with pytest.raises(ConfigurationError) as refused:
         await Listener(port=port).start()

@@ -18,6 +18,7 @@ from rlm_broker.transport.one_shot import (
     single_reply,
     to_messages,
 )
+from sandbox_worker import RELEASE
 from sandbox_worker.wire.messages import Hello, Ready, encode
 
 FRAMES = {
@@ -150,7 +151,7 @@ def test_a_refusal_is_a_violation_of_the_protocol() -> None:
     [
         (encode(Hello("secret")), False),
         (b'{"token": "t", "type": "hello"}', False),
-        (encode(Ready()), True),
+        (encode(Ready(RELEASE)), True),
         (b'{"prompt": "p", "depth": 0}', True),
         (b'{"token": "t"}', True),
         (b"{}", True),

@@ -4,6 +4,7 @@ import pytest
 from rlm_broker.errors import ConfigurationError, ValueTooLarge
 from rlm_broker.transport.provisions import Provisions
 from rlm_broker.transport.session import Session
+from sandbox_worker import RELEASE
 from sandbox_worker.wire.frames import FrameDecoder, encode_frame
 from sandbox_worker.wire.messages import (
     Environment,
@@ -19,7 +20,7 @@ MAX_FRAME_BYTES = 1000
 
 
 def said_with_the_next_block(session: Session) -> list[FromOrchestrator]:
-    session.feed(encode_frame(encode(Ready()), MAX_FRAME_BYTES))
+    session.feed(encode_frame(encode(Ready(RELEASE)), MAX_FRAME_BYTES))
     session.next_message()
     return list(map(decode_from_orchestrator, FrameDecoder(MAX_FRAME_BYTES).feed(session.execute("1"))))
 

@@ -1,28 +1,39 @@
 """Which message may come when: all pairs of state and message."""
 
 import itertools
+import tomllib
 
 import pytest
 
+import rlm_broker
+import rlm_broker.transport.session
 from rlm_broker.errors import ProtocolViolation
-from rlm_broker.transport.session import PROMPT_WEIGHT, Session, State
-from sandbox_worker.wire.frames import PREFIX, encode_frame
+from rlm_broker.sandbox.sandbox import Sandbox
+from rlm_broker.transport.provisions import Provisions
+from rlm_broker.transport.session import PROMPT_WEIGHT, Session, State, Wanted, weight_of
+from sandbox_worker import RELEASE
+from sandbox_worker.wire.frames import PREFIX, FrameDecoder, encode_frame
 from sandbox_worker.wire.messages import (
     MAX_DISPLAYS,
     MAX_DISPLAYS_BYTES,
     Display,
+    Execute,
     Message,
     Output,
+    Provide,
     Query,
     Ready,
     Reply,
     Result,
     Slot,
+    decode_from_orchestrator,
     encode,
 )
+from sandbox_worker.wire.tasks import ChildContext
+from tests.support.places import PROJECT
 
 SAMPLES: dict[type[Message], Message] = {
-    Ready: Ready(),
+    Ready: Ready(RELEASE),
     Query: Query(id="1:1", want="llm", prompts=["?"]),
     Output: Output(block=1, stream="stdout", text="x"),
     Display: Display(block=1, pictures={"image/png": b"x"}),
@@ -50,7 +61,7 @@ def receive(session: Session, data: bytes) -> list[Message]:
 
 def running() -> Session:
     session = Session(max_frame_bytes=1000)
-    receive(session, frame(Ready()))
+    receive(session, frame(Ready(RELEASE)))
     session.execute("1")
     return session
 
@@ -107,7 +118,7 @@ def test_a_session_that_was_violated_accepts_nothing_more() -> None:
     with pytest.raises(ProtocolViolation):
         receive(session, frame(SAMPLES[Result]))
     with pytest.raises(ProtocolViolation, match="Ready while CLOSED"):
-        receive(session, frame(Ready()))
+        receive(session, frame(Ready(RELEASE)))
 
 
 def test_sound_messages_before_a_wrong_frame_are_delivered() -> None:
@@ -134,7 +145,7 @@ def test_displays_of_a_block_are_bounded_in_number_and_bytes() -> None:
 
 def test_displays_of_a_block_are_bounded_in_bytes() -> None:
     session = Session(max_frame_bytes=1 << 23)
-    receive(session, frame(Ready()))
+    receive(session, frame(Ready(RELEASE)))
     session.execute("1")
     large = encode_frame(encode(Display(block=1, texts={"text/html": "x" * (MAX_DISPLAYS_BYTES // 4 - 100)})), 1 << 23)
     for _ in range(4):
@@ -145,7 +156,7 @@ def test_displays_of_a_block_are_bounded_in_bytes() -> None:
 
 def test_weight_of_open_queries_counts_prompts_and_falls_with_replies() -> None:
     session = Session(max_frame_bytes=1 << 23)
-    receive(session, frame(Ready()))
+    receive(session, frame(Ready(RELEASE)))
     session.execute("1")
     small = Query(id="1:1", want="llm", prompts=["?"] * 100)
     large = Query(id="1:2", want="llm", prompts=["x" * (1 << 21)])
@@ -165,3 +176,117 @@ def test_frame_larger_than_any_message_is_refused_at_its_prefix() -> None:
     session = Session(max_frame_bytes=64 << 20)
     with pytest.raises(ProtocolViolation, match="frame of 33,554,432 bytes, the limit is 16,777,216"):
         session.feed(PREFIX.pack(32 << 20))
+
+
+@pytest.mark.parametrize("said", [b'{"type":"ready"}', b'{"type":"ready","release":"0.0.9"}'])
+def test_worker_of_another_release_is_refused_in_a_sentence(said: bytes) -> None:
+    session = Session(max_frame_bytes=1000)
+    with pytest.raises(ProtocolViolation, match=rf"the worker runs release '(unknown|0.0.9)' .* '{RELEASE}': restart"):
+        receive(session, encode_frame(said, 1000))
+    assert session.state is State.CLOSED
+
+
+def test_process_whose_code_was_replaced_while_it_runs_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    with Sandbox(warm=0) as sandbox:
+        with sandbox.repl() as repl:
+            assert repl.execute("print(1)").status == "ok"
+        monkeypatch.setattr(rlm_broker.transport.session, "RELEASE", "0.0.9")
+        why = f"the worker runs release '{RELEASE}' of rlm-broker and this process '0.0.9': restart this process"
+        with pytest.raises(ProtocolViolation, match=why):
+            sandbox.repl().__enter__()
+
+
+def test_release_has_one_number() -> None:
+    installed = tomllib.loads((PROJECT / "pyproject.toml").read_text())["project"]["version"]
+    assert installed == rlm_broker.__version__ == RELEASE
+
+
+def sent(data: bytes) -> list[Message]:
+    """What a REPL would read."""
+    return [decode_from_orchestrator(payload) for payload in FrameDecoder(1 << 20).feed(data)]
+
+
+def test_blocks_are_numbered_and_carry_what_is_wanted_and_what_was_provided_once() -> None:
+    session = Session(max_frame_bytes=1000)
+    session.provide(Provisions.of({"n": 5}, 1000, tools=["search"]))
+    receive(session, frame(Ready(RELEASE)))
+    wanted = Wanted(value=True, names=("a", "b"), stdin="in", submit=("field",))
+    provided, first = sent(session.execute("first", wanted))
+    assert isinstance(provided, Provide)
+    assert first == Execute(1, "first", ["search"], True, ["a", "b"], "in", ["field"])
+    receive(session, frame(Result(block=1, status="ok")))
+    assert sent(session.execute("second")) == [Execute(2, "second")]
+    assert session.block == 2
+
+
+def test_a_reply_is_a_frame_and_is_sent_in_no_state_that_has_none() -> None:
+    session = running()
+    receive(session, frame(SAMPLES[Query]))
+    reply = Reply(id="1:1", slots=[Slot("x")])
+    session.state = State.STARTING
+    with pytest.raises(ProtocolViolation, match="Reply while STARTING"):
+        session.reply(reply)
+    again = running()
+    receive(again, frame(SAMPLES[Query]))
+    assert sent(again.reply(reply)) == [reply]
+
+
+def test_what_arrived_is_gone_with_the_session_and_so_are_its_open_queries() -> None:
+    session = running()
+    session.feed(frame(SAMPLES[Query]) + frame(SAMPLES[Output]))
+    session.next_message()
+    assert session.open_queries
+    session.close()
+    assert (session.next_message(), session.open_queries, session.open_weight) == (None, {}, 0)
+
+
+def test_bytes_that_are_no_message_end_the_session() -> None:
+    session = running()
+    session.feed(encode_frame(b"{}", 1000))
+    with pytest.raises(ProtocolViolation, match="type"):
+        session.next_message()
+    assert session.state is State.CLOSED
+
+
+def test_a_frame_that_is_arriving_is_announced() -> None:
+    session = running()
+    session.feed(frame(SAMPLES[Output])[:-1])
+    assert session.announced_bytes == len(frame(SAMPLES[Output]))
+
+
+@pytest.mark.parametrize(("chars", "is_allowed"), [(40, True), (41, False)])
+def test_an_id_of_a_query_has_40_characters_at_most(chars: int, is_allowed: bool) -> None:
+    query = Query(id="1:" + "1" * (chars - 2), want="llm", prompts=["?"])
+    if is_allowed:
+        assert receive(running(), frame(query)) == [query]
+    else:
+        with pytest.raises(ProtocolViolation, match="query id"):
+            receive(running(), frame(query))
+
+
+def test_displays_may_fill_their_bytes_to_the_last() -> None:
+    session = Session(max_frame_bytes=1 << 23)
+    receive(session, frame(Ready(RELEASE)))
+    session.execute("1")
+    empty = len(encode(Display(block=1, texts={"text/html": ""})))
+    quarter = Display(block=1, texts={"text/html": "x" * (MAX_DISPLAYS_BYTES // 4 - empty)})
+    for _ in range(4):
+        assert receive(session, encode_frame(encode(quarter), 1 << 23)) == [quarter]
+    with pytest.raises(ProtocolViolation, match="5 displays of"):
+        receive(session, frame(SAMPLES[Display]))
+
+
+def test_a_query_weighs_its_bytes_eight_times_if_decoded_and_a_kibibyte_for_each_prompt() -> None:
+    assert weight_of(Query(id="1:1", want="llm", prompts=["a", "b"]), 100) == 100 * 8 + 2 * 1024
+    session = Session(max_frame_bytes=1 << 23)
+    receive(session, frame(Ready(RELEASE)))
+    session.execute("1")
+    large = encode(Query(id="1:1", want="llm", prompts=["x" * (1 << 21), "y"]))
+    receive(session, encode_frame(large, 1 << 23))
+    assert session.open_weight == len(large) + 2 * 1024
+
+
+def test_weight_of_a_query_counts_the_contexts_of_its_children() -> None:
+    plain = Query(id="1:1", want="rlm", prompts=["p"])
+    many = Query(id="1:1", want="rlm", prompts=["p"], contexts=[ChildContext(own="context")] * 1_000)
+    assert weight_of(many, 100) - weight_of(plain, 100) == 1_000 * PROMPT_WEIGHT

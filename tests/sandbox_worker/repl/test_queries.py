@@ -7,6 +7,7 @@ from sandbox_worker.repl.channel import Channel
 from sandbox_worker.repl.queries import Queries
 from sandbox_worker.wire.errors import FrameTooLarge
 from sandbox_worker.wire.messages import MAX_PROMPTS, Query, Reply, Slot
+from sandbox_worker.wire.prompts import MessagePart, TextPart
 
 
 class Answering:
@@ -96,4 +97,66 @@ def test_a_batch_that_no_frame_should_hold_is_an_error_and_no_violation() -> Non
     asking, channel = queries()
     texts = asking.llm_query_batched([""] * (MAX_PROMPTS + 1))
     assert texts[0].startswith("Error: batch too large: 65,537 prompts")
+    assert channel.asked == []
+
+
+def test_max_tokens_is_max_completion_tokens() -> None:
+    asking, channel = queries()
+    asking.llm_query("a", max_tokens=5)
+    asking.llm_query_batched(["a"], max_tokens=6)
+    asking.llm_batch(["a"], max_tokens=7, temperature=1)
+    asking.llm_query("a", max_completion_tokens=8)
+    assert [query.max_completion_tokens for query in channel.asked] == [5, 6, 7, 8]
+    for call in (asking.llm_query, asking.llm_query_batched):
+        with pytest.raises(TypeError, match=r"takes max_tokens= or max_completion_tokens=, and not both"):
+            call(["a"], max_completion_tokens=5, max_tokens=5)
+    with pytest.raises(TypeError, match="argument 'max_tokens' must be int, not str"):
+        asking.llm_query("a", max_tokens="5")  # type: ignore[arg-type]
+
+
+def test_temperature_is_sent_and_checked() -> None:
+    asking, channel = queries()
+    for temperature in (0, 0.5, 2, None):
+        asking.llm_query("a", temperature=temperature)
+        asking.llm_query_batched(["a"], temperature=temperature)
+    assert [query.temperature for query in channel.asked[::2]] == [0, 0.5, 2, None]
+    assert [query.temperature for query in channel.asked[1::2]] == [0, 0.5, 2, None]
+    for wrong in (-0.1, 2.1, float("nan"), float("inf")):
+        with pytest.raises(ValueError, match="argument 'temperature' must be from 0 to 2"):
+            asking.llm_query("a", temperature=wrong)
+    for other in (True, "0"):
+        with pytest.raises(TypeError, match="argument 'temperature' must be a number"):
+            asking.llm_query("a", temperature=other)  # type: ignore[arg-type]
+
+
+MESSAGES = [
+    {"role": "system", "content": "brief"},
+    {"role": "user", "content": [{"type": "text", "text": "a"}]},
+]
+
+
+def test_prompt_may_be_chat_messages() -> None:
+    asking, channel = queries(lambda query: [Slot(text="x")] * len(query.prompts))
+    asking.llm_query(MESSAGES)
+    asking.llm_query_batched(["a", MESSAGES[1:]], system="s")
+    sent = [MessagePart("system", "brief"), MessagePart("user", [TextPart("a")])]
+    assert [query.prompts for query in channel.asked] == [[sent], ["a", sent[1:]]]
+
+
+@pytest.mark.parametrize(
+    ("prompt", "options", "said"),
+    [
+        (MESSAGES, {"system": "s"}, "takes system= or a system message, and not both: prompt has one"),
+        ([{"role": "user", "content": "a"}, {"type": "text", "text": "b"}], {}, "and not of both"),
+        ([{"role": "tool", "content": "a"}], {}, "needs text, content parts or chat messages: prompt is none of them"),
+        ([{"role": "user", "content": None}], {}, "prompt is none of them"),
+        ([{"role": "user", "content": "a", "name": "b"}], {}, "prompt is none of them"),
+        ([{"role": "user"}], {}, "prompt is none of them"),
+        ([], {}, "prompt is none of them"),
+    ],
+)
+def test_prompt_that_is_no_conversation_is_refused(prompt: Any, options: dict[str, Any], said: str) -> None:
+    asking, channel = queries()
+    with pytest.raises(TypeError, match=said):
+        asking.llm_query(prompt, **options)
     assert channel.asked == []

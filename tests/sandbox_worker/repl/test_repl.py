@@ -5,6 +5,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from sandbox_worker.repl.helpers import HELPERS
 from sandbox_worker.wire.messages import Query, Slot
 from sandbox_worker.wire.names import ANSWER, CONTEXT, FUNCTIONS, HISTORY, RESERVED, numbered
 from tests.support.bare_repl import OUTPUT, BareRepl, bare_repl
@@ -18,9 +19,9 @@ def repl() -> Iterator[BareRepl]:
 
 def test_namespace_of_a_repl_holds_exactly_the_reserved_names(repl: BareRepl) -> None:
     own = "print(*(name for name in globals() if not name.startswith('__')))"
-    assert set(repl.run(own).stdout.split()) == FUNCTIONS | {CONTEXT, numbered(CONTEXT, 0), ANSWER}
+    assert set(repl.run(own).stdout.split()) == FUNCTIONS | {CONTEXT, numbered(CONTEXT, 0), ANSWER, *HELPERS}
     repl.run("1")
-    assert set(repl.run(own).stdout.split()) == RESERVED - {HISTORY} | {numbered(CONTEXT, 0)}
+    assert set(repl.run(own).stdout.split()) == RESERVED - {HISTORY} | {numbered(CONTEXT, 0), *HELPERS}
 
 
 def test_names_live_from_block_to_block_and_ours_come_back(repl: BareRepl) -> None:

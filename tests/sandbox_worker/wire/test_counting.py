@@ -14,6 +14,7 @@ PLAIN = st.recursive(
     lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(',"{'), inner, max_size=4),
     max_leaves=30,
 )
+FLAT_LISTS = st.lists(st.dictionaries(st.text('a"]'), st.text('b"[\\'), max_size=2), max_size=2)
 
 
 def values_of(plain: Any) -> int:
@@ -53,7 +54,8 @@ def test_strings_are_counted_even_if_the_last_does_not_end() -> None:
 
 @given(
     st.lists(
-        st.text('a"\\\\[]{},: ') | st.lists(st.dictionaries(st.text('a"]'), st.text('b"['), max_size=2), max_size=3)
+        st.text('a"\\\\[]{},: ')
+        | st.lists(st.dictionaries(st.text('a"]'), st.text('b"[') | FLAT_LISTS, max_size=2), max_size=3)
     )
 )
 def test_prompts_are_split_where_json_splits_them(prompts: list[Any]) -> None:
@@ -72,7 +74,8 @@ def test_prompts_are_split_where_json_splits_them(prompts: list[Any]) -> None:
         b'["a",]',
         b'["a"',
         b'"a"',
-        b"[[[1]]]",
+        b"[[[[1]]]]",
+        b"[[[[[[[[1,",
         b'["a',
         b'["a\\"]',
         b'["a","b","c"]',

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from rlm_broker.errors import ProtocolViolation
 from rlm_broker.transport.session import Session
 from sandbox_worker.wire.errors import FrameTooLarge, FrameTruncated, MessageInvalid
-from sandbox_worker.wire.frames import FrameDecoder, Payload, encode_frame
+from sandbox_worker.wire.frames import PREFIX, FrameDecoder, Payload, encode_frame
 from sandbox_worker.wire.messages import Output, decode_from_worker, encode
 
 PAYLOADS = [b"", b"a", b"xyz" * 100, b"{}"]
@@ -106,3 +106,36 @@ def test_frames_before_an_oversized_prefix_come_out_first() -> None:
     for more in (b"more", encode_frame(b"whole", 1000)):
         with pytest.raises(FrameTooLarge):
             decoder.feed(more)
+
+
+def test_an_incomplete_frame_tells_what_it_announced_and_what_came_of_it() -> None:
+    decoder = FrameDecoder(max_frame_bytes=1000)
+    assert (decoder.announced_bytes, decoder.buffered_bytes, decoder.pending) == (0, 0, b"")
+    assert decoder.feed(b"\0\0") == []
+    assert (decoder.announced_bytes, decoder.buffered_bytes) == (4, 2)
+    assert decoder.feed(b"\0\x64" + b"x" * 10) == []
+    assert (decoder.announced_bytes, decoder.buffered_bytes, decoder.pending) == (104, 14, b"\0\0\0\x64" + b"x" * 10)
+    assert decoder.feed(b"x" * 90) == [b"x" * 100]
+    assert (decoder.announced_bytes, decoder.buffered_bytes, decoder.pending) == (0, 0, b"")
+
+
+def test_a_read_that_is_as_long_as_no_frame_is_not_one() -> None:
+    assert FrameDecoder(1000).feed(PREFIX.pack(104) + b"x" * 96) == []
+
+
+@pytest.mark.parametrize(("payload_bytes", "kind"), [((1 << 16) - 4, bytes), ((1 << 16) - 3, bytearray)])
+def test_a_large_payload_is_handed_over_in_the_buffer_that_collected_it(payload_bytes: int, kind: type) -> None:
+    decoder = FrameDecoder(1 << 20)
+    framed = encode_frame(b"x" * payload_bytes, 1 << 20)
+    assert decoder.feed(framed[:100]) == []
+    (payload,) = decoder.feed(framed[100:])
+    assert (type(payload), len(payload)) == (kind, payload_bytes)
+
+
+def test_what_is_too_large_is_told_with_its_size_and_the_limit_and_is_not_kept() -> None:
+    with pytest.raises(FrameTooLarge, match="frame of 1,001 bytes, the limit is 1,000"):
+        encode_frame(b"x" * 1001, 1000)
+    decoder = FrameDecoder(1000)
+    with pytest.raises(FrameTooLarge, match="frame of 1,001 bytes, the limit is 1,000"):
+        decoder.feed(PREFIX.pack(1001) + b"x" * 500)
+    assert decoder.buffered_bytes == 0

@@ -3,7 +3,7 @@ import re
 import time
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from sandbox_worker.wire.headtail import PIECE, HeadTail, OutputBounds
@@ -157,3 +157,67 @@ def test_what_keeps_to_the_bounds_either_way_is_within_those_of_both_ways(
             together.append(piece)
     both = HeadTail[str](bounds.both_ways(), "")
     assert "".join([*map(both.add, together), *map(HeadTail.finish, [both])]) == "".join(together)
+
+
+def test_what_may_come_both_ways_is_twice_as_much_and_two_lines_for_each_note() -> None:
+    bounds = OutputBounds(max_output_bytes=10, max_output_lines=3)
+    assert bounds.both_ways() == OutputBounds(max_output_bytes=20, max_output_lines=10)
+    assert bytes_at_most(10).both_ways() == bytes_at_most(20)
+
+
+# -- where pieces are as long as those that are put together ---------------------------------------------------------
+
+LONG_PIECES = st.lists(st.sampled_from([1, 8_190, 8_191, 8_192, 8_193, 20_000]), max_size=8)
+
+
+@given(LONG_PIECES, st.sampled_from([16_383, 16_384, 32_767, 32_768, 49_152]))
+@example([16_384, 8_192, 8_192, 8_191], 32_768)
+@example([16_384, 8_192, 8_192, 8_192], 32_768)
+@example([16_384, 8_192, 20_000, 8_192], 65_536)
+def test_of_long_pieces_the_same_is_kept_and_no_piece_too_many(sizes: list[int], limit: int) -> None:
+    whole = "".join(f"{number:06}" for number in range(sum(sizes) // 6 + 1))[: sum(sizes)]
+    kept = HeadTail[str](bytes_at_most(limit), "")
+    head, start = "", 0
+    for size in sizes:
+        head += kept.add(whole[start : start + size])
+        start += size
+        behind_the_first = sum(map(len, list(kept._pieces)[1:])) + kept._small_length
+        assert not kept._pieces or behind_the_first < limit // 2
+        assert kept._small_length == sum(map(len, kept._small)) < 8_192
+    assert head + kept.finish() == cut(whole, limit)
+
+
+def test_pieces_are_put_together_when_they_have_8192_characters() -> None:
+    kept = HeadTail[str](bytes_at_most(100_000), "")
+    kept.add("x" * 50_000)
+    for _ in range(2):
+        pieces = len(kept._pieces)
+        kept.add("x" * 8_191)
+        assert len(kept._pieces) == pieces
+        kept.add("x")
+        assert len(kept._pieces) == pieces + 1
+
+
+# -- lines -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("text", "kept"),
+    [
+        ("a\n01234567", "a\n01234567"),
+        ("a\n012345678", "a\n\n... [1 more cut] ...\n12345678"),
+        ("abcdefg\nhi", "abcdefg\nhi"),
+        ("abcdef\nh\ni", "abcde\n... [4 more cut, lines: 2] ...\ni"),
+    ],
+)
+def test_of_two_lines_and_ten_characters_as_much_is_kept_as_there_may_be(text: str, kept: str) -> None:
+    assert within_lines([text], 10, 2) == kept
+    assert within_lines(list(text), 10, 2) == kept
+
+
+def test_what_comes_after_the_end_is_a_tail_of_its_own() -> None:
+    kept = HeadTail[str](OutputBounds(max_output_bytes=8, max_output_lines=8), "")
+    assert kept.add("abcd\n\nefgh") + kept.finish() == "abcd\n... [2 more cut, lines: 2] ...\nefgh"
+    assert kept.add("uv\nwxyz") == ""
+    assert kept.finish() == "\n... [3 more cut, lines: 1] ...\nwxyz"
+    assert kept.finish() == ""

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from sandbox_worker import RELEASE
 from sandbox_worker.loading.form import ContextForm, ContextPiece
 from sandbox_worker.wire import messages
 from sandbox_worker.wire.errors import MessageInvalid
@@ -33,16 +34,18 @@ from sandbox_worker.wire.messages import (
     decode_welcome,
     encode,
 )
+from sandbox_worker.wire.variables import VariableFact
 
 QUERY = Query(id="3:1", want="rlm", prompts=["a", ""], model="m", system="s", max_completion_tokens=1, max_concurrent=2)
 FROM_WORKER: list[FromWorker] = [
-    Ready(),
+    Ready(RELEASE),
     QUERY,
     Query(id="3:1", want="llm", prompts=[]),
     Output(block=3, stream="stderr", text="\x00\x1b \u2028 \N{GRINNING FACE}"),
     Display(block=3, texts={"text/html": "<b>", "image/svg+xml": "\u2028"}, pictures={"image/png": b"\x00\xff"}),
     Result(block=3, status="ok"),
     Result(block=3, status="ok", displays_omitted=9),
+    Result(block=3, status="ok", variables=[VariableFact("x", "int"), VariableFact("a", "ndarray", (3, 4))]),
     Result(block=3, status="ok", value=msgspec.Raw(b'{"$set":[1]}'), final_value=msgspec.Raw(b"1")),
     Result(block=3, status="ok", value_problem="why", final_value_problem="why"),
     Result(block=3, status="exited", error="bye", exit_code=-1, final_answer="", descriptor_output=True),
@@ -50,6 +53,7 @@ FROM_WORKER: list[FromWorker] = [
 FROM_ORCHESTRATOR: list[FromOrchestrator] = [
     Execute(block=3, code="x = 1\n"),
     Execute(block=3, code="", wants_value=True, names=["a"]),
+    Execute(block=3, code="", tells_variables=True),
     messages.Environment(variables={"HOME": "/w"}, seed=7),
     messages.Attach(
         name="context_1", pieces=[ContextPiece(ContextForm("text", 3)), ContextPiece(ContextForm("json", 3), "a")]

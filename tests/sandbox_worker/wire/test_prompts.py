@@ -4,7 +4,16 @@ import pytest
 
 from sandbox_worker.wire.errors import MessageInvalid
 from sandbox_worker.wire.messages import FEW_BYTES, Output, Query, Result, decode_from_worker, encode
-from sandbox_worker.wire.prompts import MAX_PROMPT_BYTES, Prompt, Prompts, TextPart
+from sandbox_worker.wire.prompts import (
+    MAX_PROMPT_BYTES,
+    ImagePart,
+    ImageUrl,
+    MessagePart,
+    Prompt,
+    Prompts,
+    TextPart,
+    are_messages,
+)
 
 PADDING = "x" * FEW_BYTES
 
@@ -89,3 +98,56 @@ def test_prompt_beyond_its_limit_is_never_decoded() -> None:
 def test_large_messages_of_another_kind_or_form_are_invalid(payload: bytes) -> None:
     with pytest.raises(MessageInvalid):
         decode_from_worker(payload)
+
+
+CONVERSATION: Prompt = [
+    MessagePart("system", "brief"),
+    MessagePart("user", [TextPart('[1], "b"'), ImagePart(ImageUrl("data:image/png;base64,AA=="))]),
+    MessagePart("assistant", "]"),
+    MessagePart("user", "?"),
+]
+
+
+def test_chat_messages_cross_in_small_and_large_queries() -> None:
+    assert decode_from_worker(encode(Query("1:1", "llm", [CONVERSATION]))) == Query("1:1", "llm", [CONVERSATION])
+    query = large("a", CONVERSATION, "b")
+    assert list(query.prompts)[:3] == ["a", CONVERSATION, "b"]
+    assert not query.is_text
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        b'{"type":"message","role":"tool","content":"a"}',
+        b'{"type":"message","role":"user","content":"a","name":"b"}',
+        b'{"type":"message","role":"user","content":[]}',
+        b'{"type":"message","role":"user","content":[{"type":"message","role":"user","content":"a"}]}',
+        b'{"type":"message","role":"user","content":[{"type":"text","text":5}]}',
+        b'{"type":"message","role":"user"}',
+    ],
+)
+def test_message_of_another_shape_is_refused(message: bytes) -> None:
+    payload = b'{"type":"query","id":"1:1","want":"llm","prompts":[[%s]]}' % message
+    with pytest.raises(MessageInvalid):
+        decode_from_worker(payload)
+    large = b'{"type":"query","id":"1:1","want":"llm","prompts":[[%s],"%s"]}' % (message, PADDING.encode())
+    query = decode_from_worker(large)
+    assert isinstance(query, Query)
+    with pytest.raises(MessageInvalid, match="neither text, content parts nor chat messages"):
+        query.prompts[0]
+
+
+def test_parts_and_messages_do_not_mix() -> None:
+    assert are_messages([MessagePart("user", "a")])
+    assert not are_messages([TextPart("a")])
+    with pytest.raises(MessageInvalid, match="not of both"):
+        are_messages([MessagePart("user", "a"), TextPart("b")])
+
+
+@pytest.mark.parametrize("temperature", [b"-0.1", b"2.1", b"1e999", b'"0"', b"true"])
+def test_temperature_out_of_its_range_is_refused(temperature: bytes) -> None:
+    for prompt in (b"a", PADDING.encode()):
+        with pytest.raises(MessageInvalid):
+            decode_from_worker(
+                b'{"type":"query","id":"1:1","want":"llm","prompts":["%s"],"temperature":%s}' % (prompt, temperature)
+            )

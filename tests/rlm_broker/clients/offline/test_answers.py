@@ -88,6 +88,9 @@ def corpus(size: int = 300_000, seed: int = 5) -> str:
 
 TEXT = corpus()
 
+STATED_OTHERWISE = ("orchid", "bridge")
+"""The place is not where the words end, and the number was not counted: no reason to be sure."""
+
 SAME_WORDS = (
     ("When did the harbour of Port Llewyn freeze over?", "harbour"),
     ("Who grinds the telescope lenses by hand?", "lens"),
@@ -105,12 +108,12 @@ SAME_WORDS = (
 
 
 @pytest.mark.parametrize(("question", "fact"), SAME_WORDS)
-def test_a_fact_asked_in_its_own_words_is_quoted_with_its_place_at_high_confidence(question: str, fact: str) -> None:
+def test_a_fact_asked_in_its_own_words_is_quoted_with_its_place(question: str, fact: str) -> None:
     first, place, confidence, *_ = ask(question, TEXT).splitlines()
     assert first == FACTS[fact]
     offset = TEXT.index(FACTS[fact])
     assert place == f"Found at line {TEXT.count(chr(10), 0, offset) + 1}, character {offset}."
-    assert confidence.startswith("Confidence: high")
+    assert confidence.startswith("Confidence: LOW" if fact in STATED_OTHERWISE else "Confidence: high")
 
 
 @pytest.mark.parametrize(
@@ -225,6 +228,7 @@ def test_nested_values_are_found_with_their_path() -> None:
     people = [{"name": f"Person {i}", "desk": {"floor": i % 7, "tags": ["a", None]}} for i in range(3000)]
     people[2222]["desk"] = {"note": "sits beside the aquarium"}
     answer = ask("Who sits beside the aquarium?", people)
+    assert "\nBeside it: name: Person 2222; desk.note: sits beside the aquarium\n" in answer
     assert answer.startswith("desk.note: sits beside the aquarium\nFound at context[2222]")
     deep: Any = "the bottom is velvet"
     for _ in range(5000):

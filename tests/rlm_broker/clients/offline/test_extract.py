@@ -52,7 +52,8 @@ def test_what_the_text_does_not_hold_is_not_found(question: str, text: str) -> N
 
 def test_another_form_of_a_word_is_found_and_of_a_name_at_low_confidence() -> None:
     text = "Policies are painted on boats by the Brasks."
-    assert sub_call(text, "Who paints the policy on a boat?")[0]["confidence"] == "high"
+    assert sub_call(text, "Who paints the policy on a boat?")[0]["quote"] == text
+    assert sub_call("Bram Oduya painted the boats.", "Who paints the boat?")[0]["confidence"] == "high"
     assert sub_call(text, "Does the Brask paint boats?")[0]["confidence"] == "LOW CONFIDENCE"
 
 
@@ -97,3 +98,9 @@ def test_a_quote_of_an_endless_line_has_at_most_some_hundred_characters() -> Non
     best = sub_call("word " * 5_000 + "keeper of bees " + "word " * 5_000, "keeper of bees")[0]
     assert "keeper of bees" in best["quote"]
     assert len(best["quote"]) <= 1_200
+
+
+def test_a_prompt_without_code_counts_nothing() -> None:
+    answer = complete("2024 ERROR pay failed\n2024 ERROR mail failed", "How many errors are there?")
+    assert "I cannot count that" in answer
+    assert "Confidence: high" not in answer

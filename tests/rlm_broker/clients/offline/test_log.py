@@ -16,11 +16,12 @@ def log(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 @pytest.mark.parametrize(("question", "expected"), FACTS)
-def test_every_hidden_fact_is_found_surely_with_few_sub_calls(log: str, question: str, expected: str) -> None:
+def test_every_hidden_fact_is_found_with_few_sub_calls(log: str, question: str, expected: str) -> None:
     prompts: list[str] = []
     answer = ask(question, log, prompts)
     assert expected in answer.splitlines()[0]
-    assert "Confidence: high" in answer
+    is_own_words = "carry" not in question  # the line says whose badge it is, and not that she carries it
+    assert ("Confidence: high" in answer) is is_own_words
     assert len(prompts) <= 12
 
 

@@ -1,6 +1,6 @@
 import pytest
 
-from rlm_broker.clients.offline.question import MAX_CHARS, MAX_TERMS, Count, Find, Ranking, quoted, shape, terms
+from rlm_broker.clients.offline.question import MAX_TERMS, quoted, terms
 
 
 @pytest.mark.parametrize(
@@ -66,7 +66,7 @@ def test_a_term_occurs_as_a_whole_word_unless_it_is_quoted(term: str, text: str,
 )
 def test_the_needle_of_a_word_is_in_its_other_forms(word: str, forms: list[str]) -> None:
     (term,) = terms(word)
-    assert all(term.needle in form for form in [word, *forms])
+    assert all(term.needles[0] in form for form in [word, *forms])
 
 
 def test_a_question_as_long_as_a_document_is_read_at_both_ends_and_has_few_terms() -> None:
@@ -75,42 +75,16 @@ def test_a_question_as_long_as_a_document_is_read_at_both_ends_and_has_few_terms
     assert len(found) == MAX_TERMS
     assert {"quoted text", "alpha"} <= {term.text for term in found}
     assert terms("'" * 20_000 + " x'y" * 20_000) is not None
-    assert shape("a " * MAX_CHARS + "how many lines contain 'x'?") == Count(("x",), "lines")
 
 
 @pytest.mark.parametrize(
-    ("question", "wanted"),
+    ("question", "word", "needle"),
     [
-        ("How many lines contain 'ERROR'?", Count(("ERROR",), "lines")),
-        ('how often does "x" occur?', Count(("x",), "occurrences")),
-        ("How many times is 'line' in the lines?", Count(("line",), "occurrences")),
-        ("Count the entries with `a` and `b`", Count(("a", "b"), "lines")),
-        ("How many ERROR lines are there?", Count(("ERROR",), "lines")),
-        ("How many lines are there?", Count((), "lines")),
-        ("How many lines does the file have?", Count((), "lines")),
-        ("How many spare keys does Ingrid hold?", Find()),
-        ("How many people work at the NASA office?", Find()),
-        ("How many lines of the metro cross the river?", Find()),
-        ("Who said 'no'?", Find()),
-        ("What did most people say?", Find()),
+        ("How long does the guarantee last?", "guarantee", "warrant"),
+        ("Who started the firm?", "firm", "compan"),
+        ("Wer verwaltet die Schlüssel?", "verwaltet", "verwalt"),
     ],
 )
-def test_what_is_to_be_counted_is_told_by_the_form_of_the_question(question: str, wanted: Count | Find) -> None:
-    assert shape(question) == wanted
-
-
-@pytest.mark.parametrize(
-    ("question", "top"),
-    [
-        ("What is the most common error?", 1),
-        ("What are the 5 most frequent IP addresses?", 5),
-        ("top 10 users", 10),
-        ("the three most common warnings", 3),
-        ("Which address occurs most often?", 1),
-        ("What are the top 0 errors?", 1),
-    ],
-)
-def test_what_is_to_be_ranked_is_told_by_the_form_of_the_question(question: str, top: int) -> None:
-    found = shape(question)
-    assert isinstance(found, Ranking)
-    assert found.top == top
+def test_synonyms_and_forms_of_other_languages_are_looked_for(question: str, word: str, needle: str) -> None:
+    (term,) = (term for term in terms(question) if term.text == word)
+    assert any(each.startswith(needle) for each in term.needles)

@@ -91,3 +91,33 @@ def test_wish_after_a_limit_was_reached_changes_nothing() -> None:
     block.wish("was interrupted")
     assert block.verdict(10.5) == "run"
     assert block.limit == "block_timeout_s"
+
+
+def test_the_clock_goes_on_between_queries_and_counts_from_the_last_reply() -> None:
+    block = clock(limit_s=10.0)
+    block.query_opened(4.0)
+    block.query_closed(1000.0)
+    block.query_opened(1002.0)
+    block.query_closed(2000.0)
+    assert block.wait_s(2000.0) == 4.0
+    assert block.verdict(2003.9) == "run"
+    assert block.verdict(2004.0) == "interrupt"
+
+
+def test_what_is_over_is_waited_for_no_longer_and_what_is_nearly_over_is() -> None:
+    assert clock(limit_s=10.0).wait_s(10.5) == 0.0
+    waiting = clock(wall_s=10.0)
+    waiting.query_opened(0.0)
+    assert waiting.wait_s(10.5) == 0.0
+    nearly = clock(limit_s=10.0, cpus=2)
+    nearly.burned(19.5)
+    assert nearly.wait_s(3.0) == 7.0
+
+
+def test_each_limit_is_named() -> None:
+    waited, burned = clock(wall_s=10.0, limit_s=20.0), clock(limit_s=10.0, cpus=2)
+    assert waited.verdict(10.0) == "interrupt"
+    assert waited.limit == "block_wall_timeout_s"
+    burned.burned(20.0)
+    assert burned.verdict(1.0) == "interrupt"
+    assert burned.limit == "block_timeout_s"

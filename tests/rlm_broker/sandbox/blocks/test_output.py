@@ -54,14 +54,17 @@ def test_on_output_that_raises_is_logged_once_and_goes_on(caplog: pytest.LogCapt
 
     def broken(_stream: Stream, text: str) -> None:
         seen.append(text)
-        raise RuntimeError("mine")
+        raise RuntimeError("mine, password=hunter2hunter2")
 
     output = BlockOutput(OutputBounds(max_output_bytes=100), broken)
     printed(output, "one")
     printed(output, "two")
     assert output.finish() == ("onetwo", "")
     assert seen == ["one", "two"]
-    assert [record.getMessage() for record in caplog.records] == ["on_output raised; what else it raises is not logged"]
+    [logged] = caplog.messages
+    assert logged.startswith("on_output raised; what else it raises is not logged\nTraceback")
+    assert logged.endswith("RuntimeError: mine, password=[redacted]\n")
+    assert "hunter2" not in logged
 
 
 @pytest.mark.parametrize("data", [b"\xff\xfe", b"\xed\xa0\x80"])

@@ -10,7 +10,8 @@ import psutil
 import pytest
 
 from rlm_broker.clients.scripted import ScriptedClient
-from rlm_broker.context.store import StoredContext, store
+from rlm_broker.context.store import store
+from rlm_broker.context.stored import StoredContext
 from rlm_broker.errors import SandboxFailed
 from rlm_broker.limits import Limits
 from rlm_broker.rlm import RLM

@@ -45,6 +45,11 @@ def kill_fork_servers() -> None:
     until_now(lambda: not below & living_below())
 
 
+def await_end(worker: Worker) -> None:
+    """Wait for the end of a worker: an orphan is below us no more, and might still get ready before it ends."""
+    assert select.select([worker._init._pidfd], [], [], WAIT_S)[0]
+
+
 def wrap(monkeypatch: pytest.MonkeyPatch, of: type, name: str, before: Callable[[int, Any], None]) -> list[int]:
     """Have `before` called at each call of a coroutine method, with its number from 0; return the numbers."""
     called, method, numbers = list[int](), getattr(of, name), itertools.count()
@@ -67,8 +72,8 @@ async def test_fork_server_killed_during_a_start_is_replaced_unseen(
     def kill(number: int, on: object) -> None:
         if number < TRIES - 1:
             kill_fork_servers()
-            if isinstance(on, Worker):  # an orphan is below us no more, and might still get ready before it ends
-                assert select.select([on._init._pidfd], [], [], WAIT_S)[0]
+            if isinstance(on, Worker):
+                await_end(on)
 
     async with opened(level) as sandbox:
         called = wrap(monkeypatch, *point, kill)
@@ -91,7 +96,12 @@ async def test_init_killed_during_a_start_is_replaced_unseen(monkeypatch: pytest
 async def test_fork_server_killed_at_every_try_is_told_and_leaves_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     async with opened() as sandbox:
         with monkeypatch.context() as patched:
-            called = wrap(patched, Worker, "launch", lambda _number, _worker: kill_fork_servers())
+
+            def kill(_number: int, worker: Worker) -> None:
+                kill_fork_servers()
+                await_end(worker)
+
+            called = wrap(patched, Worker, "launch", kill)
             with pytest.raises(SandboxFailed, match=r"ended|gone|closed"):
                 await sandbox.repl().__aenter__()
             assert len(called) == TRIES

@@ -9,7 +9,8 @@ from typing import Any, NoReturn
 
 import pytest
 
-from rlm_broker.context.store import StoredContext, store
+from rlm_broker.context.store import store
+from rlm_broker.context.stored import StoredContext
 from rlm_broker.errors import ConfigurationError, SandboxFailed
 from rlm_broker.limits import Limits, ReplLimits
 from rlm_broker.sandbox.sandbox import Sandbox

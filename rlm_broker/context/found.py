@@ -1,0 +1,51 @@
+"""A file that was found, what it is called, and why one cannot be part of a context."""
+
+import os
+import re
+from dataclasses import dataclass
+from typing import Final
+
+_STEERING: Final = re.compile("[\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028\u2029\u202a-\u202e\u2066-\u2069]")
+"""Characters that begin a line, or steer a terminal or the direction of text. Names come from archives, too."""
+
+
+class FileUnfit(Exception):
+    """A file that cannot be part of a context. The message is one sentence.
+
+    Attributes:
+        reason: Under what it is counted where it is one of many.
+    """
+
+    def __init__(self, reason: str, sentence: str) -> None:
+        super().__init__(sentence)
+        self.reason = reason
+
+
+@dataclass(frozen=True, slots=True)
+class FoundFile:
+    """A file to read.
+
+    Attributes:
+        name: What it is called in the context.
+        given: Its path as the user wrote it, or began it with the folder that was written.
+        path: Where to open it.
+        named: Whether the user named this very file, which may then be a symbolic link to anywhere.
+    """
+
+    name: str
+    given: str
+    path: str
+    named: bool = False
+
+
+def printable(path: str | os.PathLike[str]) -> str:
+    """A path that can be printed and sent: a byte that is not UTF-8 is shown as `\\xff`, a line break as `\\n`."""
+    path = os.fspath(path)
+    if path.isascii() and path.isprintable():
+        return path
+    return unsteering(os.fsencode(path).decode("utf-8", "backslashreplace"))
+
+
+def unsteering(text: str) -> str:
+    """The text with line breaks and other characters that steer written as in Python source."""
+    return _STEERING.sub(lambda found: found[0].encode("unicode_escape").decode(), text)

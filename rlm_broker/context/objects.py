@@ -1,0 +1,158 @@
+"""Values of Python's, stored: as JSON where that holds them, else as they cross (see `sandbox_worker.wire.values`)."""
+
+import dataclasses
+import sys
+from collections.abc import Collection, Iterable
+from typing import Any, Final
+
+from rlm_broker.context.memfd import JsonMemfd, TextMemfd, pieces_of
+from rlm_broker.context.stored import Parts, StoredContext, sealed
+from rlm_broker.errors import ContextRefused
+from rlm_broker.plain import is_plain
+from sandbox_worker.loading.form import ContextForm
+from sandbox_worker.wire.encoding import is_like_a_tag, with_article
+from sandbox_worker.wire.errors import ValueProblem, ValueRefused
+from sandbox_worker.wire.names import CONTEXT
+from sandbox_worker.wire.values import encode, has_tags
+
+MAPPED_CHARS: Final = 1_000
+"""Texts of a dict or list that are so long on average are mapped; of shorter ones JSON is decoded sooner."""
+
+
+def store_value(value: object) -> StoredContext:
+    """Store a value that is no text, path or stream.
+
+    Raises:
+        ContextRefused: Something in it does not cross.
+    """
+    return _store_plain(value) if is_plain(value) else _store_encoded(value)
+
+
+def _store_encoded(value: object) -> StoredContext:
+    """Store what is not plain. An object whose fields are plain values is stored as JSON."""
+    made_of = type(value).__name__ if _has_fields(value) else ""
+    shape = getattr(value, "shape", ())
+    parts = Parts()
+    with JsonMemfd() as memfd:
+        try:
+            has_any_tag = _write_encoded(memfd, _fields(value) if made_of else value, parts)
+        except (ValueRefused, ValueProblem) as refused:
+            raise ContextRefused(
+                f"{CONTEXT} {refused}" if isinstance(refused, ValueProblem) else str(refused)
+            ) from None
+        form = ContextForm("value" if has_any_tag else "json", memfd.size_bytes)
+        info = parts.info("dict" if made_of else _arriving_type(value), form.length)
+        shape = tuple(map(int, shape)) if isinstance(shape, tuple) else ()
+        return sealed(memfd, form, dataclasses.replace(info, made_of=made_of, shape=shape))
+
+
+def _write_encoded(memfd: JsonMemfd, value: object, parts: Parts) -> bool:
+    """Write a value as it crosses, item by item where it has items; return whether it is more than JSON."""
+    if (
+        type(value) is dict
+        and all(type(key) is str and key.isprintable() for key in value)
+        and not is_like_a_tag(value)
+    ):
+        items: Iterable[tuple[Any, Any]] = value.items()
+        begin, end = b"{", b"}"
+    elif type(value) is list:
+        items, begin, end = enumerate(value), b"[", b"]"
+    else:
+        data = encode(value, CONTEXT, others=_fields)
+        memfd.write(data)
+        return has_tags(data)
+    has_any_tag = False
+    memfd.write(begin)
+    for key, child in items:
+        data = encode(child, f"{CONTEXT}[{key!r:.60}]", others=_fields)
+        has_any_tag = has_any_tag or has_tags(data)
+        if isinstance(key, str):
+            memfd.add_key(key, first=not parts.total)
+        elif parts.total:
+            memfd.write(b",")
+        memfd.write(data)
+        parts.add(str(key), len(child) if isinstance(child, str) else len(data), isinstance(child, str))
+    memfd.write(end)
+    return has_any_tag
+
+
+def _arriving_type(value: object) -> str:
+    """Name the class of what arrives: of a subclass of a built-in one that one, else its own."""
+    kinds = (dict, list, tuple, set, frozenset, bool, int, float, complex)
+    return next((kind.__name__ for kind in kinds if isinstance(value, kind)), type(value).__name__)
+
+
+def _fields(value: Any) -> dict[str, Any]:
+    """Return a pydantic model as the JSON that it makes, and the fields of a dataclass.
+
+    Raises:
+        ValueProblem: It is neither, or cannot be had as JSON.
+    """
+    if not _has_fields(value):
+        raise ValueProblem(f"is {with_article(type(value))}, which does not cross")
+    if dataclasses.is_dataclass(value):
+        return {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
+    try:
+        fields: dict[str, Any] = value.model_dump(mode="json")
+    except Exception as error:  # noqa: BLE001 - of the user's own fields
+        raise ValueProblem(f"cannot be had as JSON: {error!s:.200}") from None
+    return fields
+
+
+def _has_fields(value: object) -> bool:
+    pydantic = sys.modules.get("pydantic")  # who has a model has imported it
+    if pydantic is not None and isinstance(value, pydantic.BaseModel):
+        return True
+    return dataclasses.is_dataclass(value) and not isinstance(value, type)
+
+
+def _store_plain(value: object) -> StoredContext:
+    if isinstance(value, dict) and _are_worth_mapping(value.values()):
+        return _store_texts(list(value), value.values())
+    if isinstance(value, list | tuple) and _are_worth_mapping(value):
+        return _store_texts(None, value)
+    parts = Parts()
+    with JsonMemfd() as memfd:
+        if isinstance(value, dict):
+            memfd.write(b"{")
+            for key, child in value.items():
+                memfd.add_key(key, first=not parts.total)
+                parts.add(key, memfd.add(child), isinstance(child, str))
+            memfd.write(b"}")
+        elif isinstance(value, list | tuple):
+            memfd.write(b"[")
+            for child in value:
+                memfd.write(b"," if parts.total else b"")
+                parts.add(str(parts.total), memfd.add(child), isinstance(child, str))
+            memfd.write(b"]")
+        else:
+            memfd.add(value)
+        form = memfd.form
+        return sealed(memfd, form, parts.info(_loaded_type(value).__name__, form.length))
+
+
+def _are_worth_mapping(values: Collection[object]) -> bool:
+    """Whether they are nothing but texts, and long ones."""
+    chars = 0
+    for value in values:
+        if not isinstance(value, str):
+            return False
+        chars += len(value)
+    return chars >= max(1, len(values)) * MAPPED_CHARS
+
+
+def _store_texts(names: list[str] | None, texts: Iterable[str]) -> StoredContext:
+    with TextMemfd() as memfd:
+        parts = Parts()
+        for number, text in enumerate(texts):
+            length = memfd.add_text(pieces_of(text))
+            parts.add(str(number) if names is None else names[number], length, is_text=True)
+        form = memfd.add_names(names)
+        return sealed(memfd, form, parts.info("list" if names is None else "dict", form.length))
+
+
+def _loaded_type(value: object) -> type:
+    """What JSON makes of `value`: a `Counter` comes out as a dict, a named tuple as a list."""
+    if isinstance(value, tuple):
+        return list
+    return next(plain for plain in (dict, list, bool, int, float, type(None)) if isinstance(value, plain))

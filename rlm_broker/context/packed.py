@@ -1,0 +1,228 @@
+"""Bytes that are compressed, told by what they begin with, and read in bounded pieces."""
+
+import bz2
+import importlib
+import lzma
+import re
+import sys
+import zlib
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, Final, NamedTuple, Protocol
+
+from rlm_broker.context.found import FileUnfit
+from rlm_broker.context.opening import PIECE_BYTES
+from rlm_broker.errors import ContextRefused
+
+MAX_UNPACKED_BYTES: Final = 1 << 32
+"""Bytes that all compressed files and documents of one context may make together, and bytes that these may take as they
+are stored, in up to four for each character; a context with more is refused."""
+MAX_MEMBERS: Final = 100_000
+"""Entries of all archives of one context together; a context with more is refused."""
+DAMAGED: Final = "damaged"
+"""Reason of what cannot be unpacked."""
+_XZ_MEMORY_BYTES: Final = 1 << 27
+_ZSTD_WINDOW_BYTES: Final = 1 << 27
+_ZSTD_FEED_BYTES: Final = 1 << 8
+"""Given to zstandard at a time, which has no bound for what it returns: four bytes can be 128 KB."""
+
+
+class Reader:
+    """Bytes that come in pieces, none of them empty: looked at before they are read."""
+
+    def __init__(self, pieces: Iterable[bytes]) -> None:
+        self._pieces = iter(pieces)
+        self._piece = b""
+        self._at = 0
+
+    def peek(self, size: int) -> bytes:
+        """Return the next bytes, which stay to be read; fewer at the end."""
+        while len(self._piece) - self._at < size and (more := next(self._pieces, b"")):
+            self._piece, self._at = self._piece[self._at :] + more, 0
+        return self._piece[self._at : self._at + size]
+
+    def read(self, size: int) -> bytes:
+        """Return the next bytes; fewer only at the end."""
+        found = self.peek(size)
+        self._at += len(found)
+        return found
+
+    def unread(self, size: int) -> None:
+        """Have the last bytes of what was read last read again."""
+        self._at -= size
+
+    def __iter__(self) -> Iterator[bytes]:
+        if left := self._piece[self._at :]:
+            self._piece, self._at = b"", 0
+            yield left
+        yield from self._pieces
+
+
+class Unpacking:
+    """Bounds of what one context unpacks."""
+
+    def __init__(self) -> None:
+        self._bytes_left = self._stored_bytes_left = MAX_UNPACKED_BYTES
+        self._members_left = MAX_MEMBERS
+
+    def counted(self, pieces: Iterable[bytes], given: str) -> Iterator[bytes]:
+        """Yield the pieces.
+
+        Raises:
+            ContextRefused: They are too many bytes, with all that were counted before.
+        """
+        for piece in pieces:
+            self._bytes_left -= len(piece)
+            if self._bytes_left < 0:
+                raise _too_much(given, "unpacked")
+            yield piece
+
+    def count_stored(self, size_bytes: int, given: str) -> None:
+        """Raises: ContextRefused, where what is stored of all that was unpacked is too many bytes."""
+        self._stored_bytes_left -= size_bytes
+        if self._stored_bytes_left < 0:
+            raise _too_much(given, "stored, each character as wide as the widest of its text")
+
+    def count_member(self, given: str) -> None:
+        """Raises: ContextRefused, where the members of all archives are too many."""
+        self._members_left -= 1
+        if self._members_left < 0:
+            raise ContextRefused(
+                f"{given}: the archives of a context may have {MAX_MEMBERS:,} entries together: unpack what is needed "
+                "yourself, or leave it out"
+            )
+
+
+def _too_much(given: str, done: str) -> ContextRefused:
+    return ContextRefused(
+        f"{given}: the compressed files and documents of a context may be {MAX_UNPACKED_BYTES:,} bytes together when "
+        f"they are {done}: unpack what is needed yourself, or leave it out"
+    )
+
+
+class Decompressor(Protocol):
+    """What `bz2`, `lzma` and, from Python 3.14 on, `compression.zstd` have."""
+
+    @property
+    def eof(self) -> bool: ...
+    @property
+    def needs_input(self) -> bool: ...
+    @property
+    def unused_data(self) -> bytes: ...
+    def decompress(self, data: bytes, max_length: int = -1) -> bytes: ...
+
+
+class _Gzip:
+    """`zlib` in the manner of the others."""
+
+    def __init__(self) -> None:
+        self._zlib = zlib.decompressobj(16 + zlib.MAX_WBITS)
+
+    @property
+    def eof(self) -> bool:
+        return self._zlib.eof
+
+    @property
+    def needs_input(self) -> bool:
+        return not self._zlib.unconsumed_tail
+
+    @property
+    def unused_data(self) -> bytes:
+        return self._zlib.unused_data
+
+    def decompress(self, data: bytes, max_length: int = -1) -> bytes:
+        return self._zlib.decompress(self._zlib.unconsumed_tail + data, max_length)
+
+
+class _Zstandard:
+    """The package `zstandard` in the manner of the others. It bounds no output, and is given little at a time."""
+
+    needs_input = True
+
+    def __init__(self, package: Any) -> None:
+        self._object = package.ZstdDecompressor(max_window_size=_ZSTD_WINDOW_BYTES).decompressobj()
+
+    @property
+    def eof(self) -> bool:
+        return bool(self._object.eof)
+
+    @property
+    def unused_data(self) -> bytes:
+        return bytes(self._object.unused_data)
+
+    def decompress(self, data: bytes, max_length: int = -1) -> bytes:  # noqa: ARG002 - as the others have it
+        return bytes(self._object.decompress(data))
+
+
+def _zstd() -> Decompressor:
+    if sys.version_info >= (3, 14):
+        found: Decompressor = importlib.import_module("compression.zstd").ZstdDecompressor()
+        return found
+    return _Zstandard(importlib.import_module("zstandard"))
+
+
+class Packing(NamedTuple):
+    """A way to compress.
+
+    Attributes:
+        begins: Matches what it begins with.
+        feed_bytes: What the decompressor is given at a time.
+    """
+
+    name: str
+    begins: re.Pattern[bytes]
+    decompressor: Callable[[], Decompressor]
+    feed_bytes: int = 1 << 14
+
+
+_PACKINGS: Final = (
+    Packing("gzip", re.compile(rb"\x1f\x8b\x08"), _Gzip),
+    Packing("bzip2", re.compile(rb"BZh[1-9](1AY&SY|\x17rE8P\x90)"), bz2.BZ2Decompressor),
+    Packing("xz", re.compile(rb"\xfd7zXZ\0"), lambda: lzma.LZMADecompressor(lzma.FORMAT_XZ, _XZ_MEMORY_BYTES)),
+    Packing("zstd", re.compile(rb"\x28\xb5\x2f\xfd"), _zstd, _ZSTD_FEED_BYTES),
+)
+BEGIN_BYTES: Final = 10
+"""What has to be there to tell a packing."""
+
+
+def packing_of(beginning: bytes) -> Packing | None:
+    """Return how bytes are compressed that begin so, or None."""
+    return next((packing for packing in _PACKINGS if packing.begins.match(beginning)), None)
+
+
+def unpacked(reader: Reader, packing: Packing, given: str) -> Iterator[bytes]:
+    """Yield what compressed bytes are, in pieces; several streams behind each other are one, and zeros may end them.
+
+    Raises:
+        FileUnfit: They are cut, damaged, have something else behind, or need a library that is not installed.
+    """
+    try:
+        while packing_of(reader.peek(BEGIN_BYTES)) is packing:
+            yield from _stream(reader, packing)
+            _pass_zeros(reader)
+    except (FileUnfit, GeneratorExit):
+        raise
+    except ImportError:
+        sentence = f"{given} is compressed by zstd: pip install 'rlm-broker[zstd]', or unpack it first"
+        raise FileUnfit("zstd, which needs rlm-broker[zstd]", sentence) from None
+    except Exception as error:  # noqa: BLE001 - each library has errors of its own for hostile bytes
+        sentence = f"{given} is damaged: it cannot be unpacked as {packing.name} ({error!s:.100})"
+        raise FileUnfit(DAMAGED, sentence) from None
+    if reader.peek(1):
+        raise FileUnfit(DAMAGED, f"{given} is damaged: there is something else behind its {packing.name} stream")
+
+
+def _stream(reader: Reader, packing: Packing) -> Iterator[bytes]:
+    """Yield what one stream is, and leave what lies behind it."""
+    one = packing.decompressor()
+    while not one.eof:
+        data = reader.read(packing.feed_bytes) if one.needs_input else b""
+        if not data and one.needs_input:
+            raise EOFError("its stream has no end")
+        if piece := one.decompress(data, PIECE_BYTES):
+            yield piece
+    reader.unread(len(one.unused_data))
+
+
+def _pass_zeros(reader: Reader) -> None:
+    while zeros := len(ahead := reader.peek(PIECE_BYTES)) - len(ahead.lstrip(b"\0")):
+        reader.read(zeros)

@@ -1,0 +1,131 @@
+"""What the bytes of a file are: a text, one that is compressed, a document, or an archive of such."""
+
+import os
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from typing import Final
+
+from rlm_broker.context.archives import BEGIN_BYTES, Member, is_tar, is_zip, tar_members, zip_members
+from rlm_broker.context.documents import document_kind, text_of_document
+from rlm_broker.context.found import FileUnfit, FoundFile
+from rlm_broker.context.opening import bytes_of, open_regular
+from rlm_broker.context.packed import Reader, Unpacking, packing_of, unpacked
+from rlm_broker.context.secret_names import SECRET, leads_to_secret
+from rlm_broker.context.text import DecodedText, Decoding
+
+_OURS: Final = Decoding()
+"""Of the text of a document, which is UTF-8 however the text of files is encoded."""
+
+Content = DecodedText | Iterator[Member]
+"""What a file has: a text; or an archive's members, each to be read before the next one is asked for."""
+
+
+class Reading:
+    """Reads the files of one context, within the bounds of what it may unpack.
+
+    Attributes:
+        skipped: How many files, entries of archives or folders were left out, by reason.
+    """
+
+    def __init__(self, how: Decoding, skipped: Counter[str] | None = None) -> None:
+        self.skipped = Counter[str]() if skipped is None else skipped
+        self._how = how
+        self._unpacking = Unpacking()
+
+    @contextmanager
+    def opened(self, file: FoundFile) -> Iterator[Content]:
+        """Open a file for as long as its content is read.
+
+        Raises:
+            FileUnfit: It cannot be read, or is nothing of which there is text. The content raises it, too.
+            ContextRefused: Too much is unpacked. The content raises it, too.
+        """
+        fd, size_bytes = open_regular(file)
+        try:
+            yield self._content(Reader(bytes_of(file, fd, size_bytes)), file.name, file.given, fd)
+        finally:
+            os.close(fd)
+
+    def of_stream(self, pieces: Iterable[bytes], name: str) -> DecodedText:
+        """Return the text of a stream.
+
+        Raises:
+            FileUnfit: See `opened`; it is an archive. The text raises it, too.
+            ContextRefused: Too much is unpacked. The text raises it, too.
+        """
+        return self._text(Reader(pieces), name, name)
+
+    def texts_of(self, file: FoundFile) -> Iterator[tuple[str, DecodedText]]:
+        """Yield the names and texts in a file, each to be read before the next; count what is left out.
+
+        Raises:
+            ContextRefused: Too much is unpacked.
+        """
+        try:
+            with self.opened(file) as content:
+                if isinstance(content, DecodedText):
+                    yield file.name, content
+                else:
+                    yield from ((f"{file.name}/{name}", text) for name, text in self.texts_in(content, file.given))
+        except FileUnfit as unfit:
+            self.skipped[unfit.reason] += 1
+
+    def texts_in(self, members: Iterator[Member], given: str) -> Iterator[tuple[str, DecodedText]]:
+        """Do the same with an archive.
+
+        Raises:
+            FileUnfit: It cannot be read. This may come after any number of texts.
+            ContextRefused: Too much is unpacked.
+        """
+        for member in members:
+            parts = member.name.replace("\\", "/").split("/")  # also what was made on Windows
+            if member.unfit:
+                self.skipped[member.unfit] += 1
+            elif ".git" in parts:
+                continue
+            elif leads_to_secret(parts):
+                self.skipped[SECRET] += 1
+            else:
+                try:
+                    whole = f"{given}/{member.name}"
+                    text = self._text(Reader(member.pieces), member.name, whole, member.was_packed)
+                except FileUnfit as unfit:
+                    self.skipped[unfit.reason] += 1
+                else:
+                    yield member.name, text
+
+    def _text(self, reader: Reader, name: str, given: str, was_packed: bool = False) -> DecodedText:
+        content = self._content(reader, name, given, None, was_packed)
+        assert isinstance(content, DecodedText)
+        return content
+
+    def _content(self, reader: Reader, name: str, given: str, fd: int | None, was_packed: bool = False) -> Content:
+        """Return what the bytes are.
+
+        Args:
+            fd: Of the file that they are, if they are one.
+            was_packed: Whether they come out of something compressed.
+        """
+        beginning = reader.peek(BEGIN_BYTES)
+        grows = partial(self._unpacking.count_stored, given=given)
+        if packing := packing_of(beginning):
+            reader = Reader(self._unpacking.counted(unpacked(reader, packing, given), given))
+            beginning = reader.peek(BEGIN_BYTES)
+            if packing_of(beginning):
+                raise FileUnfit("compressed twice", f"{given} is compressed twice: unpack it first")
+        if kind := document_kind(beginning, name):
+            text = self._unpacking.counted(text_of_document(reader, kind, given), given)
+            return DecodedText(text, given, _OURS, grows)
+        tar = is_tar(beginning, name)
+        if not tar and not is_zip(beginning):
+            return DecodedText(reader, given, self._how, grows if packing or was_packed else None)
+        if fd is None or (packing and not tar):
+            sentence = (
+                f"{given} is an archive, which is read from a file alone and not out of another: save it as a file"
+            )
+            raise FileUnfit("an archive inside something else", sentence)
+        if tar:
+            return tar_members(reader, given, self._unpacking, was_packed=packing is not None)
+        return zip_members(fd, given, self._unpacking)

@@ -1,0 +1,169 @@
+"""The user messages of a run: the opening, what is said at the end of each turn, and what is wrong with an answer."""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from rlm_broker.context.excerpt import Beginning
+from rlm_broker.context.stored import ContextInfo
+from rlm_broker.errors import ContextRefused
+from rlm_broker.prompts.instructions import Profile
+from rlm_broker.results import ChatMessage
+from sandbox_worker.wire.names import CONTEXT, HISTORY, numbered
+
+PARTS_SHOWN = 20
+SHOWN_WHOLE_CHARS = 2_000
+"""A context of no more characters is part of the opening. Of a longer one there is its beginning."""
+BEGINNING_CHARS = 500
+REMINDER_CHARS = 300
+"""Of the task, in each turn. All of it is in the opening."""
+WRONG_ANSWER_CHARS = 2_000
+EMPTY_REPLY = "(no reply)"
+"""In place of an empty reply in the conversation: some providers refuse an empty message."""
+NOT_LOOKED_AT = "You have not looked at the context yet: look before you answer."
+SUMMARISE = (
+    "This conversation is getting too long for you. Write down for yourself, in at most 500 words, what you have "
+    "looked at, what you found, which variables hold what, and what is still to be done. No code is run now."
+)
+_GO_ON: dict[Profile, str] = {
+    "final": "submit the answer with FINAL(...) or FINAL_VAR('name')",
+    "answer": "submit it with answer['content'] = ... and answer['ready'] = True",
+    "compact": "submit the answer with FINAL(...)",
+}
+_GO_ON["both"] = _GO_ON["final"]
+
+
+@dataclass(frozen=True, slots=True)
+class Messages:
+    """What one run says to its model.
+
+    Attributes:
+        question: What is asked; None: the task is in the context.
+        profile: Which way to end the model is told.
+        is_context: The task stands in the context; of a long one the question is the beginning and the end.
+    """
+
+    question: str | None
+    profile: Profile = "both"
+    is_context: bool = False
+
+    def opening(self, info: ContextInfo, beginning: Beginning, name: str = CONTEXT) -> str:
+        """The first user message: what is asked, and what is known of the context.
+
+        Args:
+            beginning: Of the context, `SHOWN_WHOLE_CHARS` at most.
+            name: Of the variable that holds it. `context_1` is the second of a REPL that lives on.
+        """
+        lines = [f"`{name}` is {info.headline()}."]
+        if name != CONTEXT:
+            number = int(name.rpartition("_")[2])
+            lines.append(
+                f"Contexts: {_numbered(CONTEXT, number + 1)}. Earlier conversations: {_numbered(HISTORY, number)}."
+            )
+        if info.parts_total and info.type_name == "str":
+            lines.append(f"It is the text of {info.parts[0][0]}.")
+        elif info.parts_total:
+            shown = [f"  {name}: {chars:,}" for name, chars in info.parts[:PARTS_SHOWN]]
+            more = info.parts_total - len(shown)
+            lines += [f"It has {info.parts_total:,} parts; characters of each:", *shown]
+            lines += [f"  ... and {more:,} more"] if more else []
+        lines += [f"{remark[0].upper()}{remark[1:]}" for remark in info.remarks()]
+        if self.is_context:
+            lines.append(f"Your task stands in `{name}`.")
+        elif beginning.is_whole:
+            lines += ["All of it:", beginning.text]
+        else:
+            lines += [f"It begins: {beginning.text[:BEGINNING_CHARS]!r}"] if beginning.text else []
+            lines += ["", NOT_LOOKED_AT]
+        return "\n".join([*lines, "", self._asked(None), "", self._go_on()])
+
+    def reminder(self, turns_left: int | None = None) -> str:
+        """The task and what to do, in every turn."""
+        left = "" if turns_left is None else f" Turns left: {turns_left}."
+        return f"{self._asked(REMINDER_CHARS)}\n\n{self._go_on()}{left}"
+
+    def last_request(self) -> str:
+        """For a run that used up its turns."""
+        how = "on its own" if self.profile == "answer" else "as FINAL(answer) or FINAL_VAR(name)"
+        return (
+            f"There are no turns left. Give the best answer that you can with what you know, {how}; no more code is "
+            f"run. {self._asked(REMINDER_CHARS)}"
+        )
+
+    def unseen(self, answer: str) -> str:
+        """For an answer beside code whose output had not been seen."""
+        return (
+            f"Your answer, {_cut(answer, REMINDER_CHARS)!r}, was written before you saw this output, so it was not "
+            "taken. If it is right, give it again, in a reply without code."
+        )
+
+    def not_looked(self) -> str:
+        """For a first reply that answers without having looked at the context."""
+        return (
+            "You have answered without having looked at the context, so the answer was not taken yet. Look at it by "
+            "code; or, if no look is needed, give the answer again."
+        )
+
+    def _asked(self, most_chars: int | None) -> str:
+        if self.question is None:
+            return "The task is in the context itself."
+        if most_chars is None or len(self.question) <= most_chars:
+            return f"Question: {self.question}"
+        where = "`context`" if self.is_context else "the first message"
+        return f"Question: {self.question[:most_chars]}... (all of it is in {where})"
+
+    def _go_on(self) -> str:
+        return f"Go on with a repl block, or {_GO_ON[self.profile]}."
+
+
+def after_summary(opening: str, name: str) -> str:
+    """The first user message of a conversation that was cut short; the model's own summary is the reply to it.
+
+    Args:
+        name: Of the variable that holds the whole of it.
+    """
+    return (
+        f"{opening}\n\nThis conversation became too long and was cut: `{name}` has all its messages. Write down what "
+        "you have looked at, what you found, which variables hold what, and what is still to be done."
+    )
+
+
+def wrong_type(answer: str, problem: str, schema: str) -> str:
+    """For an answer that is not of the type that was asked for."""
+    return (
+        f"Your answer is not of the type that is wanted: {problem}\nIt was: {_cut(answer, WRONG_ANSWER_CHARS)}\n"
+        f"Submit a JSON value of this schema, for example by `import json; FINAL(json.dumps(value))`: {schema}"
+    )
+
+
+def typed_task(question: str | None, schema: str) -> str:
+    """The question, with the type of its answer."""
+    wanted = (
+        f"Answer with a JSON value of this schema, for example by `import json; FINAL(json.dumps(value))`: {schema}"
+    )
+    return wanted if question is None else f"{question}\n{wanted}"
+
+
+def without_repl(context: Any, question: str | None) -> list[ChatMessage]:
+    """A plain completion. A context of chat messages keeps its roles; of anything else the text is the prompt."""
+    asked = [] if question is None else [ChatMessage("user", question)]
+    if isinstance(context, list) and context and all(map(_is_message, context)):
+        return [*(ChatMessage(message["role"], message["content"]) for message in context), *asked]
+    try:
+        text = context if isinstance(context, str) else json.dumps(context, ensure_ascii=False)
+    except TypeError as error:
+        raise ContextRefused(f"without a REPL (max_depth = 0) a context is text or plain values: {error}") from None
+    return [ChatMessage("user", "\n\n".join(part for part in (text, question) if part))]
+
+
+def _is_message(value: Any) -> bool:
+    return isinstance(value, Mapping) and value.get("role") in ("system", "user", "assistant") and "content" in value
+
+
+def _numbered(name: str, count: int) -> str:
+    return ", ".join(f"`{numbered(name, number)}`" for number in range(count))
+
+
+def _cut(text: str, limit: int) -> str:
+    return text if len(text) <= limit else f"{text[:limit]}... [{len(text) - limit:,} characters cut]"

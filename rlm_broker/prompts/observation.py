@@ -1,0 +1,112 @@
+"""What a model is shown of a turn's blocks: folded where lines are repeated, and cut to one bound for all of them."""
+
+import re
+from collections.abc import Iterable, Sequence
+
+from rlm_broker.display import picture_in
+from rlm_broker.parsing import NotRun
+from rlm_broker.results import Block, Variable
+
+FOLDED_FROM = 3
+"""Equal lines in a row that are told as one line and their number."""
+LEAST_SHOWN = 1_000
+"""Characters of output that every model is shown."""
+_CUT = re.compile(r"\n\.\.\. \[([\d,]{1,20}) characters cut\] \.\.\.\n")
+"""Where a text was cut before."""
+NOTHING_TO_DO = "There was no code to run and no answer in your reply."
+_STATUS = {
+    "ok": "ran",
+    "error": "raised an exception",
+    "exited": "called sys.exit",
+    "interrupted": "was interrupted",
+    "killed": "was killed",
+}
+
+
+def most_shown(max_chars: int, window_tokens: int | None) -> int:
+    """Return how many characters of a turn's output a model is shown: no more than a quarter of its window holds."""
+    return max_chars if window_tokens is None else max(LEAST_SHOWN, min(max_chars, window_tokens * 3 // 4))
+
+
+def observation(
+    blocks: Sequence[Block], not_run: Sequence[NotRun], max_chars: int, then: str, *, has_answer: bool = False
+) -> str:
+    """What came of a turn, and what is asked now.
+
+    Args:
+        max_chars: Of what all blocks printed together.
+        has_answer: The reply gave an answer, of which `then` says why it was not taken.
+    """
+    outputs = [folded(text) for block in blocks for text in (block.stdout, block.stderr)]
+    shares = iter(shared(map(len, outputs), max_chars))
+    texts = iter(outputs)
+    parts = []
+    for number, block in enumerate(blocks, 1):
+        printed = {name: cut(next(texts), next(shares)) for name in ("stdout", "stderr")}
+        parts.append(_outcome(number, block, printed))
+    parts += [f"Not run: {item.what}. {item.reason}" for item in not_run]
+    return "\n\n".join([*(parts or ([] if has_answer else [NOTHING_TO_DO])), then])
+
+
+def folded(text: str) -> str:
+    """Return a text in which equal lines in a row are one line and their number."""
+    lines = text.split("\n")
+    if len(lines) < FOLDED_FROM:
+        return text
+    kept: list[str] = []
+    times = 0
+    for number, line in enumerate(lines):
+        times += 1
+        if number + 1 < len(lines) and lines[number + 1] == line and line:
+            continue
+        kept += [line] * times if times < FOLDED_FROM else [f"{line}  [{times:,} equal lines]"]
+        times = 0
+    return "\n".join(kept)
+
+
+def shared(lengths: Iterable[int], most: int) -> list[int]:
+    """Divide an amount: what is short gets what it needs, and the rest is divided equally among what is long."""
+    wanted = list(lengths)
+    shares = [0] * len(wanted)
+    left, waiting = most, sorted(range(len(wanted)), key=wanted.__getitem__)
+    for position, index in enumerate(waiting):
+        shares[index] = min(wanted[index], left // (len(waiting) - position))
+        left -= shares[index]
+    return shares
+
+
+def cut(text: str, limit: int) -> str:
+    """Return a text's head and tail, and between them how much is left out."""
+    if len(text) <= limit:
+        return text
+    head = limit * 3 // 4
+    left_out, end = text[head : len(text) - (limit - head)], text[len(text) - (limit - head) :]
+    before = [int(found[1].replace(",", "")) - len(found[0]) for found in _CUT.finditer(left_out)]
+    return f"{text[:head]}\n... [{len(left_out) + sum(before):,} characters cut] ...\n{end}"
+
+
+def _outcome(number: int, block: Block, printed: dict[str, str]) -> str:
+    lines = [f"Block {number}: {_STATUS[block.status]}"]
+    if block.status != "ok" and block.error:
+        lines[0] += f" ({block.error})"
+    if block.status == "killed":
+        lines.append("The REPL was killed and started afresh: `context` is in place, all your variables are lost.")
+    if block.status == "interrupted":
+        lines.append("Your variables are still there.")
+    lines += [f"{name}:\n{text}" for name, text in printed.items() if text]
+    lines += [f"[picture: {each}]" for display in block.displays if (each := picture_in(display))]
+    if block.displays_omitted:
+        lines.append(f"[{block.displays_omitted:,} more shown than are kept, or larger]")
+    if not block.stdout and not block.stderr and not block.displays:
+        lines.append("(no output)")
+    if block.variables:
+        lines.append(f"Variables made or changed: {', '.join(map(_variable, block.variables))}")
+    return "\n".join(lines)
+
+
+def _variable(variable: Variable) -> str:
+    size = variable.size
+    if size is None:
+        return f"{variable.name} ({variable.type})"
+    shown = f"{size:,}" if isinstance(size, int) else " x ".join(f"{each:,}" for each in size)
+    return f"{variable.name} ({variable.type}, {shown})"

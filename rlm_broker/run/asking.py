@@ -1,0 +1,77 @@
+"""What code asks, as the messages of a call: text, content parts or a conversation of its own."""
+
+import hashlib
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+
+from rlm_broker.clients.base import LMRequest
+from rlm_broker.results import ChatMessage
+from sandbox_worker.wire.errors import MessageInvalid
+from sandbox_worker.wire.prompts import ImagePart, MessagePart, Part, Prompt, Prompts, are_messages
+
+
+def conversation(prompt: Prompt, system: str | None) -> tuple[ChatMessage, ...]:
+    """Return the messages that ask `prompt`.
+
+    Args:
+        system: The system prompt before it; None or empty is none.
+    """
+    asked: tuple[ChatMessage, ...]
+    if isinstance(prompt, str):
+        asked = (ChatMessage("user", prompt),)
+    elif messages := _messages(prompt):
+        asked = tuple(ChatMessage(each.role, msgspec.to_builtins(each.content)) for each in messages)
+    else:
+        asked = (ChatMessage("user", msgspec.to_builtins(prompt)),)
+    return (ChatMessage("system", system), *asked) if system else asked
+
+
+def problem_with(prompt: Sequence[Part | MessagePart], system: str | None) -> str | None:
+    """Why a prompt of content parts or messages from model-written code is not sent.
+
+    An address in a content part would be fetched by whoever gets it, on some ways by this very machine: code brings
+    data, and no addresses.
+    """
+    try:
+        has_messages = are_messages(prompt)
+    except MessageInvalid as problem:
+        return str(problem)
+    messages = _messages(prompt)
+    if system and any(message.role == "system" for message in messages):
+        return "a prompt with a system message takes no system prompt beside it"
+    contents = [message.content for message in messages if not isinstance(message.content, str)]
+    parts = [part for content in contents for part in content] if has_messages else prompt
+    if all(part.image_url.url.startswith("data:image/") for part in parts if isinstance(part, ImagePart)):
+        return None
+    return "an image is given as data: {'type': 'image_url', 'image_url': {'url': 'data:image/png;base64,...'}}"
+
+
+def prompt_key(prompts: Sequence[Prompt], index: int) -> tuple[str | bytes, int]:
+    """Return what tells a prompt from others, and its size in bytes or characters."""
+    if isinstance(prompts, Prompts):
+        encoded = prompts.encoded(index)
+        return hashlib.sha256(encoded).digest(), len(encoded)
+    prompt = prompts[index]
+    key = prompt if isinstance(prompt, str) else repr(prompt)
+    return key, len(key)
+
+
+def shown(request: LMRequest, *, is_of_code: bool) -> str | list[Any]:
+    """Return what an event tells of a call: its last message, or all messages where code asks with a conversation."""
+    messages = request.messages
+    if not is_of_code or len(messages) == 1 or (len(messages) == 2 and messages[0].role == "system"):
+        return messages[-1].content
+    return [{"role": message.role, "content": message.content} for message in messages]
+
+
+def new_system(request: LMRequest) -> str | None:
+    """Return the system prompt of a call that is the first to have it: all but the later turns of a loop."""
+    first = request.messages[0]
+    is_new = first.role == "system" and len(request.messages) == 2
+    return str(first.content) if is_new else None
+
+
+def _messages(prompt: Sequence[Part | MessagePart]) -> list[MessagePart]:
+    return [part for part in prompt if isinstance(part, MessagePart)]

@@ -1,0 +1,286 @@
+"""What `rlm_query` becomes: child runs with REPLs of their own; or completions, where a child would be of no use."""
+
+import asyncio
+import time
+from collections.abc import Callable, Sequence
+from contextlib import AsyncExitStack
+from dataclasses import dataclass, replace
+
+import msgspec
+
+from rlm_broker.concurrency.allowance import Allowance
+from rlm_broker.concurrency.bounded_map import bounded_map
+from rlm_broker.context.excerpt import beginning, whole_text
+from rlm_broker.context.store import store_as_it_is
+from rlm_broker.context.stored import StoredContext
+from rlm_broker.errors import LimitReached, RlmBrokerError
+from rlm_broker.results import ChildTrace
+from rlm_broker.run.asking import prompt_key
+from rlm_broker.run.calls import Caller, in_words
+from rlm_broker.run.pieces import Turns
+from rlm_broker.run.recursion import divided, needs_repl
+from rlm_broker.run.runner import Runner
+from rlm_broker.run.tree import ChildPlaces, Tree
+from rlm_broker.sandbox.blocks.query_contexts import GivenContext, QueryWithContexts
+from rlm_broker.trace.events import PREVIEW_CHARS, RunStarted
+from sandbox_worker.wire.errors import MessageInvalid
+from sandbox_worker.wire.messages import Query, Slot
+from sandbox_worker.wire.names import CONTEXT
+from sandbox_worker.wire.prompts import MAX_PROMPT_BYTES, Prompts
+from sandbox_worker.wire.tasks import LONG_TASK_CHARS, beginning_and_end
+
+TOO_MANY_CHILDREN = Slot(error="max_children_total exceeded")
+OWN_TASK = "rlm_query: this is the task that this run has itself, so a plain completion answered it: divide it"
+
+
+@dataclass(frozen=True, slots=True)
+class _Child:
+    """One child of a query.
+
+    Attributes:
+        index: Of its prompt.
+        given: Its context; None where that is the prompt.
+        is_echo: The task is its parent's own.
+    """
+
+    index: int
+    given: GivenContext | None
+    is_echo: bool = False
+
+
+class Children:
+    """The children of one run.
+
+    Args:
+        caller: The run.
+        ends_at: When the time of that run is up, as `time.monotonic` says it; None is never.
+        begin: Makes the loop of a child, of who calls and when its time is up.
+
+    Attributes:
+        traces: What became of them, in the order of their ends.
+    """
+
+    def __init__(
+        self, tree: Tree, caller: Caller, ends_at: float | None, begin: Callable[[Caller, float | None], Runner]
+    ) -> None:
+        self.traces: list[ChildTrace] = []
+        self._tree = tree
+        self._caller = caller
+        self._ends_at = ends_at
+        self._begin = begin
+        self._started = 0
+
+    async def slots(self, query: Query, below: Caller) -> list[Slot]:
+        """Answer each prompt of a query, as far as the limits allow. Equal ones are answered once, or each by its own.
+
+        A prompt stays data until there is a place for its child: prompts beyond a limit never become more.
+
+        Args:
+            below: On whose behalf the REPL asks just now.
+        """
+        limits, count = self._tree.limits, len(query.prompts)
+        try:
+            served_by = self._tree.calls.model_name(below.depth, query.model)
+        except RlmBrokerError as refused:
+            return [Slot(error=in_words(refused))] * count
+        most = limits.max_children_per_batch or count
+        todo, places = await self._different(query, min(count, most))
+        runs = [child for child in todo if below.depth < limits.max_depth and not child.is_echo]
+        runs = [] if query.repl is False else runs
+        if self._decides(query):
+            runs = [child for child in runs if await self._has_repl(query, child, below)]
+        chosen = {child.index for child in runs}
+        completions = [child for child in todo if child.index not in chosen]
+        left = self._tree.ledger.left()["max_children_total"]
+        allowed = len(runs) if left is None or self._decides(query) else int(left)  # a completion is no child
+        room = self._tree.child_places[below.depth]
+        async with asyncio.TaskGroup() as group:
+            completing = group.create_task(self._completions(query, completions, below, room))
+            children = await bounded_map(
+                runs[:allowed],
+                lambda child: self._child(query, child, below, served_by, room.memory),
+                limits.max_concurrent_children,
+                places=room.places,
+                session=self._caller.run,
+            )
+        answers = [*children, *[TOO_MANY_CHILDREN] * (len(runs) - len(children)), *completing.result()]
+        by_index: dict[int, Slot] = {}
+        for child, slot in zip([*runs, *completions], answers, strict=True):
+            assert slot is not None  # without a time limit, each piece of work is done
+            by_index[child.index] = slot
+        beyond = Slot(error=f"max_children_per_batch exceeded: {count} > {most}")
+        return [*(by_index[place] for place in places), *[beyond] * (count - len(places))]
+
+    async def _different(self, query: Query, count: int) -> tuple[list[_Child], list[int]]:
+        """Return the first `count` prompts without those that are there before, and for each the index that counts."""
+        given = query.given if isinstance(query, QueryWithContexts) else ()
+        prompts = query.prompts
+        first: dict[object, int] = {}
+        todo: list[_Child] = []
+        places: list[int] = []
+        turns = Turns()
+        for index in range(count):
+            part = given[index] if given else None
+            prompt, size = prompt_key(prompts, index)
+            key = (index if query.samples else None, prompt, None if part is None else part.key)
+            if key not in first:
+                first[key] = index
+                todo.append(_Child(index, part, self._is_echo(prompt, part)))
+            places.append(first[key])
+            if turns.is_due(size):
+                await asyncio.sleep(0)
+        return todo, places
+
+    def _is_echo(self, prompt: object, given: GivenContext | None) -> bool:
+        """Whether a child is handed the task of its parent, which is a child itself."""
+        if not self._caller.depth:
+            return False
+        if given is None:
+            return self._caller.has_task_as_context and prompt == self._caller.question
+        if given.name != CONTEXT:  # the first of the names that a REPL has for it
+            return False
+        return self._caller.has_task_as_context if given.is_task else prompt == self._caller.question
+
+    # -- a REPL or none ----------------------------------------------------------------------------------------------
+
+    def _decides(self, query: Query) -> bool:
+        return self._tree.is_auto and query.repl is None
+
+    async def _has_repl(self, query: Query, child: _Child, below: Caller) -> bool:
+        """Decide about a child whose context is known before it begins."""
+        if child.given is not None:
+            return True  # which is decided when the context is stored
+        await asyncio.sleep(0)  # a decision looks through a text
+        try:
+            prompt = str(query.prompts[child.index])
+        except MessageInvalid:  # its child will say so
+            return True
+        return needs_repl(*divided(prompt), len(prompt), self._window(query, below))
+
+    def _window(self, query: Query, below: Caller) -> int:
+        return self._tree.calls.window_tokens(replace(below, model=query.model))
+
+    # -- completions -------------------------------------------------------------------------------------------------
+
+    async def _completions(
+        self, query: Query, children: Sequence[_Child], below: Caller, room: ChildPlaces
+    ) -> list[Slot | None]:
+        most = self._tree.limits.max_concurrent_calls
+        return await bounded_map(children, lambda child: self._completion(query, child, below, room), most)
+
+    async def _completion(self, query: Query, child: _Child, below: Caller, room: ChildPlaces) -> Slot:
+        async with AsyncExitStack() as held:
+            try:
+                text = str(query.prompts[child.index])
+                if child.given is not None:
+                    text = await self._with_context(text, child.given, room, held)
+            except (RlmBrokerError, MessageInvalid) as problem:
+                return Slot(error=in_words(problem))
+            slot = await self._asked(query, text, below)
+        return msgspec.structs.replace(slot, note=OWN_TASK) if child.is_echo else slot
+
+    async def _with_context(self, prompt: str, given: GivenContext, room: ChildPlaces, held: AsyncExitStack) -> str:
+        """Return what a completion is asked about a context. Its memory is held until `held` is left.
+
+        Raises:
+            ContextRefused: The context cannot be had, or is too long for a prompt.
+        """
+        async with room.reading, given.opened(MAX_PROMPT_BYTES) as context:
+            size_bytes = min(context.size_bytes, MAX_PROMPT_BYTES)  # a longer one is refused
+            await held.enter_async_context(room.memory.held(4 * size_bytes))
+            return _one_text(prompt, context, given.is_task)
+
+    async def _asked(self, query: Query, text: str, below: Caller) -> Slot:
+        plain = Query(id=query.id, want="llm", prompts=[text], model=query.model)
+        (slot,) = await self._tree.calls.slots(below, plain)
+        return slot
+
+    # -- runs --------------------------------------------------------------------------------------------------------
+
+    async def _child(self, query: Query, child: _Child, below: Caller, served_by: str, memory: Allowance) -> Slot:
+        prompts = query.prompts
+        if not isinstance(prompts, Prompts):
+            return await self._begun(query, str(prompts[child.index]), child, below, served_by)
+        async with memory.held(prompts.decoded_bytes(child.index)):
+            try:
+                prompt = str(prompts[child.index])
+            except MessageInvalid as problem:
+                return Slot(error=str(problem))
+            return await self._begun(query, prompt, child, below, served_by)
+
+    async def _begun(self, query: Query, prompt: str, child: _Child, below: Caller, served_by: str) -> Slot:
+        given = child.given
+        try:
+            async with AsyncExitStack() as held:
+                if given is None:
+                    context = held.enter_context(store_as_it_is(prompt))
+                else:
+                    context = await held.enter_async_context(given.opened())
+                    if self._decides(query) and not self._is_for_a_repl(query, prompt, given, context, below):
+                        return await self._asked(query, _one_text(prompt, context, given.is_task), below)
+                has_task = given is None or given.is_task
+                shown = beginning_and_end(prompt) if given is None and len(prompt) > LONG_TASK_CHARS else prompt
+                return await self._run(
+                    replace(below, question=shown, model=query.model, has_task_as_context=has_task), context, served_by
+                )
+        except RlmBrokerError as problem:  # its context cannot be had
+            return Slot(error=in_words(problem))
+
+    def _is_for_a_repl(
+        self, query: Query, prompt: str, given: GivenContext, context: StoredContext, below: Caller
+    ) -> bool:
+        info = context.info
+        if info.type_name != "str":
+            return True
+        start = beginning(context).text
+        task, document = divided(start) if given.is_task else (prompt, start)
+        return needs_repl(task, document, info.total_chars, self._window(query, below))
+
+    async def _run(self, caller: Caller, context: StoredContext, served_by: str) -> Slot:
+        try:
+            self._tree.ledger.charge_child()
+        except LimitReached:
+            return TOO_MANY_CHILDREN
+        self._started += 1
+        caller = replace(caller, run=f"{self._caller.run}.{self._started}", block=0, asked_in=caller.block)
+        started = time.monotonic()
+        slot = Slot(error="cancelled")
+        try:
+            slot = await self._answered(caller, context, served_by)
+        except Exception as error:  # noqa: BLE001 - of the user's own functions: its siblings go on
+            slot = Slot(error=f"{type(error).__name__}: {error}")
+        finally:
+            self.traces.append(
+                ChildTrace(
+                    depth=caller.depth,
+                    duration_s=time.monotonic() - started,
+                    prompt_preview=(caller.question or "")[:PREVIEW_CHARS],
+                    result_preview=slot.text[:PREVIEW_CHARS] or None,
+                    error=slot.error,
+                )
+            )
+        return slot
+
+    async def _answered(self, caller: Caller, context: StoredContext, served_by: str) -> Slot:
+        started = time.monotonic()
+        ends = [self._ends_at, _after(started, self._tree.limits.child_timeout_s)]
+        runner = self._begin(caller, min((end for end in ends if end is not None), default=None))
+        try:
+            emit = self._tree.events.of(caller.run, caller.depth)
+            emit(RunStarted, caller.question, served_by, {}, caller.asked_in)
+            completion = await runner.run(context)
+        except RlmBrokerError as error:
+            is_late = isinstance(error, LimitReached) and error.limit == "child_timeout_s"
+            why = f"child timeout after {time.monotonic() - started:.3f}s" if is_late else in_words(error)
+            return Slot(text=runner.progress.partial_answer or "", error=why)
+        return Slot(text=completion.response or "")
+
+
+def _one_text(prompt: str, context: StoredContext, is_task: bool) -> str:
+    """Return what a plain completion is asked. Raises: ContextRefused."""
+    text = whole_text(context, MAX_PROMPT_BYTES)
+    return text if is_task else f"{text}\n\n{prompt}"
+
+
+def _after(started: float, seconds: float | None) -> float | None:
+    return None if seconds is None else started + seconds

@@ -1,0 +1,126 @@
+"""The messages of one run's loop, kept within what its model reads.
+
+What comes next is counted before it is sent. When it is too much, older outputs are shortened first, then the
+conversation is summarised, and then the newest output is shortened.
+"""
+
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Final
+
+from rlm_broker.errors import ModelFailed
+from rlm_broker.prompts.observation import cut
+from rlm_broker.results import ChatMessage
+from rlm_broker.run.tokens import estimated
+from rlm_broker.run.tree import Progress
+
+FEWEST_OLDER_CHARS: Final = 500
+"""Of an older message that is shortened."""
+FEWEST_LAST_CHARS: Final = 2_000
+"""Of the newest message: the end of it says what to do."""
+AFTER_REFUSAL: Final = 0.7
+"""Share of a request that was too long for its provider: what is sent next, and from then on."""
+LEAST_FACTOR: Final = 0.5
+"""Of what a provider says that it has counted, to our own count. Less is no count of the whole request."""
+_TOO_LONG: Final = (
+    "context_length_exceeded",
+    "contextwindowexceeded",
+    "context length",
+    "context window",
+    "context size",
+    "maximum number of tokens",
+    "too many tokens",
+    "too long",
+    "input length",
+    "input token",
+    "prompt tokens",
+)
+"""What providers say of a request that does not fit, in lower case."""
+Summarise = Callable[[], Awaitable[None]]
+
+
+class Conversation:
+    """Keeps `progress.messages` short enough. The first two, system prompt and opening, stay as they are.
+
+    Args:
+        limit_tokens: Of a request; None is no limit.
+        count: Tokens of a text.
+    """
+
+    def __init__(
+        self,
+        progress: Progress,
+        limit_tokens: float | None,
+        count: Callable[[str], Awaitable[float]],
+    ) -> None:
+        self._progress = progress
+        self._limit_tokens = limit_tokens
+        self._count = count
+        self._counted: dict[str, float] = {}
+        self._factor = 1.0
+
+    async def fit(self, summarise: Summarise) -> None:
+        """Make the next request short enough, as far as that is possible.
+
+        Args:
+            summarise: Puts a summary in the place of all messages but the last.
+        """
+        limit = self._limit_tokens
+        if limit is None or len(self._progress.messages) <= 2 or self._certainly_fits(limit):
+            return
+        if await self.tokens() <= limit:
+            return
+        await self.shorten(range(2, len(self._progress.messages) - 1), FEWEST_OLDER_CHARS, only_role="user")
+        if await self.tokens() > limit and len(self._progress.messages) > 4:
+            await summarise()
+        await self.shorten(range(len(self._progress.messages) - 1, len(self._progress.messages)), FEWEST_LAST_CHARS)
+
+    async def shorten(self, which: range, fewest_chars: int, only_role: str | None = None) -> None:
+        """Cut the longest of some messages, as far as it takes and no further than to `fewest_chars`."""
+        messages = self._progress.messages
+        before = {each: str(messages[each].content) for each in which if only_role in (None, messages[each].role)}
+        counted = {each: self._counted.get(text) or estimated(text) for each, text in before.items()}
+        cap = max(map(len, before.values()), default=0)
+        while cap > fewest_chars and self._limit_tokens is not None and await self.tokens() > self._limit_tokens:
+            cap = max(fewest_chars, cap // 2)
+            for each, text in before.items():
+                if len(text) > cap:
+                    self._counted.pop(str(messages[each].content), None)
+                    short = cut(text, cap)
+                    self._counted[short] = counted[each] * len(short) / len(text)
+                    messages[each] = ChatMessage(messages[each].role, short)
+
+    def _certainly_fits(self, limit: float) -> bool:
+        """Whether the next request has no more characters than it may have tokens."""
+        return sum(len(str(message.content)) for message in self._progress.messages) * max(1, self._factor) <= limit
+
+    async def tokens(self) -> float:
+        """Of the next request: what the client counts, corrected by what its provider has counted so far."""
+        return await self._counts(self._progress.messages) * self._factor
+
+    async def learn(self, input_tokens: int) -> None:
+        """Take what the provider has counted of the last request; its reply is the last message."""
+        if input_tokens and self._limit_tokens is not None:
+            counted = await self._counts(self._progress.messages[:-1])
+            self._factor = max(LEAST_FACTOR, input_tokens / max(counted, 1.0))
+
+    async def _counts(self, messages: Sequence[ChatMessage]) -> float:
+        total = 0.0
+        for message in messages:
+            text = str(message.content)
+            if text not in self._counted:
+                self._counted[text] = await self._count(text)
+            total += self._counted[text]
+        return total
+
+    async def takes_refusal(self, failed: ModelFailed) -> bool:
+        """Whether a shorter request may be tried in the place of one that failed. Then the limit is lower."""
+        if self._limit_tokens is None or len(self._progress.messages) <= 2 or not says_too_long(str(failed)):
+            return False
+        self._limit_tokens = min(self._limit_tokens, AFTER_REFUSAL * await self.tokens())
+        return True
+
+
+def says_too_long(message: str) -> bool:
+    """Whether a provider's words say that a request was longer than its model reads."""
+    lower = message.lower()
+    return any(each in lower for each in _TOO_LONG)

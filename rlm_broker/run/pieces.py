@@ -1,0 +1,66 @@
+"""A batch, as the calls that it needs: the same prompt twice is sent once, unless samples are wanted."""
+
+import asyncio
+from collections import Counter
+from collections.abc import Callable
+
+import msgspec
+
+from rlm_broker.clients.recording import CallId
+from rlm_broker.run.asking import prompt_key
+from sandbox_worker.wire.messages import Query
+
+KEYS_IN_A_ROW = 512
+"""Prompts of a batch that are compared before the event loop gets its turn. A large one counts as all of these."""
+
+Piece = tuple[int, int, CallId]
+"""One call of a batch: the index of its prompt, the number of its sample, and its id."""
+
+
+class Batch(msgspec.Struct):
+    """How far the calls of one batch have come.
+
+    Attributes:
+        number: Among the batches of its tree, from 1.
+        of: How many calls it makes.
+        done: How many of them have ended.
+    """
+
+    number: int
+    of: int
+    done: int = 0
+
+
+class Turns:
+    """Says after which of many prompts the event loop gets its turn."""
+
+    def __init__(self) -> None:
+        self._in_a_row = 0
+
+    def is_due(self, size: int) -> bool:
+        """Count a prompt of so many bytes or characters, one of 4,096 twice; return whether others are to go on now."""
+        self._in_a_row += 1 + (size >> 12)
+        if self._in_a_row < KEYS_IN_A_ROW:
+            return False
+        self._in_a_row = 0
+        return True
+
+
+async def pieces_of(query: Query, new_id: Callable[[], CallId]) -> tuple[list[Piece], list[int]]:
+    """Return the calls that a batch needs, and for each prompt the place of its call among them."""
+    todo: list[Piece] = []
+    asked: list[int] = []
+    places: dict[tuple[str | bytes, int], int] = {}
+    seen = Counter[str | bytes]()
+    turns = Turns()
+    for index in range(len(query.prompts)):
+        key, size = prompt_key(query.prompts, index)
+        each = (key, seen[key] if query.samples else 0)
+        seen[key] += 1
+        if each not in places:
+            places[each] = len(todo)
+            todo.append((index, each[1], new_id()))
+        asked.append(places[each])
+        if turns.is_due(size):
+            await asyncio.sleep(0)
+    return todo, asked

@@ -1,0 +1,142 @@
+"""Does what the replies of one run say: runs their code, block by block, and finds the answer in them."""
+
+import asyncio
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from rlm_broker.errors import LimitReached, ReplClosed
+from rlm_broker.limits import Limits
+from rlm_broker.parsing import FinalText, FinalVar, NotRun, ParsedReply, parse_reply
+from rlm_broker.results import Block, without_displays
+from rlm_broker.run.tree import Progress
+from rlm_broker.sandbox.repl import SandboxedRepl
+from rlm_broker.trace.events import BlockEnded, BlockPrinted, BlockStarted, Emitter, Replied
+
+MAX_DISPLAYS_BYTES = 64 << 20
+"""Of what the blocks of one run show, in memory. Beyond, displays are only counted, as omitted."""
+MAX_REPLY_CHARS = 1_000_000
+"""Of a reply that is read. The longest that models write today is half as long; reading it takes 0.1 s."""
+SHORT_REPLY_CHARS = 50_000
+"""Of a reply that is read on the event loop, in some milliseconds."""
+_FAILED = "A block before it did not run through: look at its output first, then submit."
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """An answer that a reply has given.
+
+    Attributes:
+        is_guess: It is text of a reply that had no code, or code whose outcome was not known when it was written.
+    """
+
+    text: str
+    is_guess: bool = False
+
+
+class ReplyActions:
+    """Runs what replies of one run want to be run.
+
+    Args:
+        progress: Of the run; what blocks leave in it is kept here.
+    """
+
+    def __init__(self, repl: SandboxedRepl, limits: Limits, emit: Emitter, progress: Progress) -> None:
+        self._repl = repl
+        self._limits = limits
+        self._emit = emit
+        self._progress = progress
+        self._display_bytes = 0
+
+    def blocks_left(self) -> int | None:
+        """Return how many more blocks the run may have; None is without a bound."""
+        most = self._limits.max_blocks
+        return None if most is None else max(0, most - self._progress.blocks)
+
+    async def act(self, number: int, reply: str, blocks: list[Block]) -> tuple[Answer | None, Sequence[NotRun]]:
+        """Do what the reply of turn `number` says; add each block that ran to `blocks`.
+
+        Returns:
+            The answer, and what was not run.
+
+        Raises:
+            LimitReached: The REPL was killed too often.
+        """
+        parsed = await read_reply(reply)
+        not_run = tuple(f"{item.what}: {item.reason}" for item in parsed.not_run)
+        self._emit(Replied, number, reply, not_run)
+        self._progress.said = parsed.prose or self._progress.said
+        for code in parsed.code[: self.blocks_left()]:
+            blocks.append(await self._execute(number, code))
+            if blocks[-1].final_answer is not None:
+                return Answer(blocks[-1].final_answer), ()
+            if blocks[-1].status == "killed":
+                break
+        skipped = _skipped(parsed, blocks)
+        if isinstance(parsed.final, FinalText):
+            is_guess = not blocks or bool(skipped) or any(map(_tells_something, blocks))
+            return Answer(parsed.final.text, is_guess), (*parsed.not_run, *skipped)
+        if parsed.final is None or skipped:
+            return None, (*parsed.not_run, *skipped)
+        found = await self.look_up(number, parsed.final, blocks)
+        return None if found is None else Answer(found), parsed.not_run
+
+    async def look_up(self, number: int, final: FinalVar, blocks: list[Block]) -> str | None:
+        """Return what a variable holds that a reply submits. The REPL tells the model if there is none."""
+        blocks.append(await self._execute(number, _lookup(final)))
+        return blocks[-1].final_answer
+
+    async def _execute(self, iteration: int, code: str) -> Block:
+        self._progress.blocks += 1
+        number = self._progress.blocks
+        self._emit(BlockStarted, iteration, number, code)
+        try:
+            block = await self._repl.aexecute(
+                code,
+                self._limits.block_timeout_s,
+                lambda stream, text: self._emit(BlockPrinted, number, stream, text),
+                variables=True,
+            )
+        except ReplClosed as closed:
+            if self._repl.is_closed:
+                raise
+            allowed = self._limits.max_repl_restarts
+            raise LimitReached("max_repl_restarts", allowed, allowed) from closed
+        self._emit(BlockEnded, number, without_displays(block), tuple(each.sizes for each in block.displays))
+        self._display_bytes += sum(sys.getsizeof(data) for each in block.displays for data in each.data.values())
+        if self._display_bytes > MAX_DISPLAYS_BYTES:
+            block = without_displays(block, omitted=len(block.displays))
+        if block.draft is not None or block.status in ("ok", "error", "exited"):
+            self._progress.draft = block.draft
+        return block
+
+
+async def read_reply(reply: str) -> ParsedReply:
+    """Read a reply; a long one in a thread. Of one that is too long nothing is done, and the model is told so."""
+    if len(reply) > MAX_REPLY_CHARS:
+        why = f"A reply may have {MAX_REPLY_CHARS:,} characters: write less, and keep long values in variables."
+        return ParsedReply((), None, (NotRun(f"all of a reply of {len(reply):,} characters", why),))
+    return parse_reply(reply) if len(reply) < SHORT_REPLY_CHARS else await asyncio.to_thread(parse_reply, reply)
+
+
+def _lookup(final: FinalVar) -> str:
+    return f"FINAL_VAR({final.name!r})"
+
+
+def _tells_something(block: Block) -> bool:
+    """Whether what came of a block may contradict an answer beside it."""
+    return block.status != "ok" or bool(block.stdout or block.stderr or block.displays)
+
+
+def _skipped(parsed: ParsedReply, blocks: Sequence[Block]) -> list[NotRun]:
+    """What came after a block that was killed, for whose variables it was written, or after the last that may run."""
+    was_killed = bool(blocks) and blocks[-1].status == "killed"
+    names = [f"block {number}" for number in range(len(blocks) + 1, len(parsed.code) + 1)]
+    has_failed = any(block.status != "ok" for block in blocks)
+    if isinstance(parsed.final, FinalVar) and (names or has_failed):
+        names.append(_lookup(parsed.final))
+    if not names:
+        return []
+    left_out = "As many blocks were run as this run may have."
+    why = f"Block {len(blocks)} was killed." if was_killed else _FAILED if has_failed else left_out
+    return [NotRun(", ".join(names), why)]

@@ -1,0 +1,105 @@
+"""Files that settings name: a Python file whose functions and values are tools, and the JSON Schema of an answer."""
+
+import json
+import os
+import stat
+import symtable
+import sys
+import traceback
+from importlib.util import decode_source
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from rlm_broker.errors import ConfigurationError
+from rlm_broker.run.tools import Tools
+
+MAX_FILE_BYTES = 4 << 20
+"""Of such a file. A larger one is refused."""
+TOOLS_MODULE = "rlm_broker_tools"
+"""Name that the code of a file of tools runs under, as what it defines looks it up."""
+
+
+def content(path: Path, what: str) -> bytes:
+    """Return what is in a file; `what` says in an error which setting names it.
+
+    Raises:
+        ConfigurationError: It cannot be read, is no regular file, or has more than `MAX_FILE_BYTES`.
+    """
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)  # a pipe would wait for its writer
+        with open(fd, "rb") as file:
+            if not stat.S_ISREG(os.fstat(fd).st_mode):
+                raise ConfigurationError(f"{what}: {path} is no regular file")
+            found = file.read(MAX_FILE_BYTES + 1)
+    except (OSError, ValueError) as error:
+        raise ConfigurationError(f"{what}: cannot read {path}: {getattr(error, 'strerror', None) or error}") from None
+    if len(found) > MAX_FILE_BYTES:
+        raise ConfigurationError(f"{what}: {path} has more than {MAX_FILE_BYTES:,} bytes")
+    return found
+
+
+def tools_of(path: Path) -> Tools:
+    """Run a Python file, here and with all rights of this process, and return what it defines as tools.
+
+    These are the names in its `__all__`; without one all that do not begin with an underscore, but for classes and for
+    what it imports.
+
+    Raises:
+        ConfigurationError: It cannot be read, raises, defines no tool, or defines what cannot be one.
+    """
+    source = content(path, "tools")
+    module = ModuleType(TOOLS_MODULE)
+    module.__file__ = str(path.resolve())
+    sys.modules[TOOLS_MODULE] = module  # dataclasses, pydantic and pickle look up there what it defines
+    try:
+        text = decode_source(source)
+        code = compile(text, module.__file__, "exec", dont_inherit=True)
+        exec(code, vars(module))  # the user has named this file to be run
+        named = vars(module).get("__all__")
+        names = _defined(text, module) if named is None else list(named)
+        given = {name: getattr(module, name) for name in names}
+    except SyntaxError as error:
+        where = f", line {error.lineno}" if error.lineno else ""
+        raise ConfigurationError(f"tools: {path}{where}: {error.msg}") from None
+    except (Exception, SystemExit) as error:
+        said = f"{type(error).__name__}: {error}".partition("\n")[0]
+        raise ConfigurationError(f"tools: {path} raised {said}{_place(error, module)}") from error
+    if not given:
+        raise ConfigurationError(f"tools: {path} defines no public function or value")
+    try:
+        return Tools(given)
+    except ConfigurationError as error:
+        raise ConfigurationError(f"{path}: {error}; what is no tool begins with _, or is not in __all__") from None
+
+
+def schema_of(path: Path) -> dict[str, Any]:
+    """Return the JSON Schema that a file holds; whether it is one the run finds out.
+
+    Raises:
+        ConfigurationError: It cannot be read, or holds no JSON object.
+    """
+    try:
+        schema = json.loads(content(path, "output_type"))
+    except (ValueError, RecursionError) as error:
+        raise ConfigurationError(f"output_type: {path} is no JSON: {error}") from None
+    if not isinstance(schema, dict):
+        raise ConfigurationError(f"output_type: {path} is no JSON Schema: it holds no object")
+    return schema
+
+
+def _place(error: BaseException, module: ModuleType) -> str:
+    """Say at which line of the file an error came up, if it was one of its lines."""
+    lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == module.__file__]
+    return f" (line {lines[-1]})" if lines else ""
+
+
+def _defined(source: str, module: ModuleType) -> list[str]:
+    """Return the public names that the file itself gives a value, in its order."""
+    symbols = symtable.symtable(source, str(module.__file__), "exec").get_symbols()
+    own = {each.get_name() for each in symbols if each.is_assigned() and not each.is_imported()}
+    return [
+        name
+        for name, value in vars(module).items()
+        if name in own and not name.startswith("_") and not isinstance(value, type)
+    ]

@@ -1,0 +1,88 @@
+"""Events as lines for people: what a run did, as it does it."""
+
+import sys
+from typing import TextIO
+
+from rlm_broker.results import Block
+from rlm_broker.shown import printable
+from rlm_broker.trace.events import (
+    BlockEnded,
+    CallEnded,
+    CallRetried,
+    Event,
+    IterationStarted,
+    ReplReady,
+    RunEnded,
+    RunStarted,
+)
+
+CANCELLED = "cancelled"
+"""Error of a call that its caller cancelled."""
+MAX_ERROR_CHARS = 300
+"""Characters of an error of untrusted code that a note shows."""
+TOLD_OF_A_BATCH = 10
+"""Lines for one batch, at most: one for each tenth of its calls."""
+
+
+def print_events(event: Event) -> None:
+    """Print a line to stderr for what matters in a run: `RLM(on_event=print_events)`, or short `RLM(verbose=True)`.
+
+    Each line begins with the depth of its run: `[depth 0] iteration 1`. It tells of runs, REPLs, turns, blocks, tenths
+    of batches, and of all that fails or is tried again. The texts of models and of code are not among them.
+    """
+    print_event(event, sys.stderr)
+
+
+def print_event(event: Event, stream: TextIO) -> None:
+    """Print the line of an event, if it has one."""
+    if note := trouble(event) or _milestone(event):
+        stream.write(f"{line_of(event, note)}\n")
+        stream.flush()
+
+
+def line_of(event: Event, note: str) -> str:
+    """Return a note about an event as a line that steers no terminal."""
+    return f"[depth {event.depth}] {printable(note)}"
+
+
+def trouble(event: Event) -> str | None:
+    """What a user should see also where little room is: what failed, and what is tried again."""
+    match event:
+        case CallRetried():
+            return f"call {event.call} failed, attempt {event.attempt} in {event.wait_s:.1f} s: {event.reason}"
+        case CallEnded(error=str(error)) if error != CANCELLED:  # of a call that is cancelled its block or run tells
+            return f"call {event.call} failed: {_head(error)}"
+        case BlockEnded(outcome=outcome) if outcome.status not in ("ok", "exited"):
+            return f"block {event.block}: {_ended(outcome)}: {_head(outcome.error or '')}"
+        case RunEnded(error=str(error)) if event.depth:  # of the root's own error the command tells
+            return f"run {event.run}: {_head(error)} after {event.duration_s:.2f} s"
+    return None
+
+
+def _milestone(event: Event) -> str | None:
+    match event:
+        case RunStarted():
+            return f"run {event.run} with {event.model}"
+        case ReplReady(isolation=isolation):
+            layers = f"isolation {isolation.level} ({len(isolation.layers)} layers)"
+            return f"REPL ready in {event.duration_s * 1e3:.0f} ms, {layers}"
+        case IterationStarted():
+            return f"iteration {event.number}"
+        case CallEnded(batch=batch, done=done, of=of) if (
+            batch and TOLD_OF_A_BATCH * done // of > TOLD_OF_A_BATCH * (done - 1) // of
+        ):
+            return f"batch {batch}: {done:,} of {of:,} calls"
+        case BlockEnded(outcome=outcome):
+            return f"block {event.block}: {_ended(outcome)}"
+        case RunEnded():
+            return f"run {event.run}: {'failed' if event.error else 'answered'} after {event.duration_s:.2f} s"
+    return None
+
+
+def _head(error: str) -> str:
+    """The first line of an error: what follows, such as a difference, the command tells once."""
+    return error.partition("\n")[0][:MAX_ERROR_CHARS]
+
+
+def _ended(outcome: Block) -> str:
+    return f"{outcome.status} after {outcome.execution_time:.2f} s"

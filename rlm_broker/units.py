@@ -1,0 +1,61 @@
+"""Amounts that are written with a unit: sizes such as `64MB`, times such as `1h30m`."""
+
+import re
+from collections.abc import Callable
+from decimal import Decimal
+
+_NUMBER = r"[0-9]+(?:\.[0-9]+)?"
+_SIZE = re.compile(rf"({_NUMBER})\s*(?:([KMGT])(?:I?B)?|B)", re.IGNORECASE)
+_POWERS = {None: 0, "K": 1, "M": 2, "G": 3, "T": 4}
+_SECONDS = {"d": Decimal(86_400), "h": Decimal(3_600), "m": Decimal(60), "s": Decimal(1), "ms": Decimal("0.001")}
+_TIME = re.compile(r"\s*".join(rf"(?:({_NUMBER})\s*{unit})?" for unit in _SECONDS), re.IGNORECASE)
+MOST_CHARS = 40
+"""Of an amount with a unit. A longer text is none: no limit is that large."""
+
+
+def in_bytes(text: str) -> int | None:
+    """Return the bytes that a size comes to, such as "64MB", "64MiB", "1.5g" or "512B"; None if it is no size.
+
+    K, M, G and T are powers of 1024, with and without an "i", as memory is counted. A part of a byte is left out.
+    """
+    found = _SIZE.fullmatch(text)
+    if found is None:
+        return None
+    number, prefix = found.groups()
+    return int(Decimal(number) * 1024 ** _POWERS[prefix and prefix.upper()])
+
+
+def in_seconds(text: str) -> float | None:
+    """Return the seconds that a time comes to, such as "90s", "1h30m" or "250ms"; None if it is no time.
+
+    The units are d, h, m (minutes), s and ms, each once, the largest first.
+    """
+    found = _TIME.fullmatch(text)
+    if found is None or not any(found.groups()):
+        return None
+    parts = zip(found.groups(), _SECONDS.values(), strict=True)
+    return float(sum((Decimal(number) * seconds for number, seconds in parts if number), Decimal(0)))
+
+
+_UNITS: dict[str, tuple[Callable[[str], float | None], str]] = {
+    "_bytes": (in_bytes, "give bytes, or a size such as 64MB (K, M, G and T are powers of 1024)"),
+    "_s": (in_seconds, "give seconds, or a time such as 90s, 1h30m or 250ms"),
+}
+"""End of an amount's name: what reads a text, and what texts there are."""
+
+
+def amount(name: str, value: object) -> object:
+    """Return the value of an amount in the unit that its name ends in, `_bytes` or `_s`, if it is text with a unit.
+
+    Anything else is returned as it is.
+    """
+    for end, (read, _) in _UNITS.items():
+        if name.endswith(end) and isinstance(value, str) and len(value) <= MOST_CHARS:
+            found = read(value.strip())
+            return value if found is None else found
+    return value
+
+
+def accepted(name: str) -> str | None:
+    """Say which texts the amount of a name may be; None if its name ends in no unit."""
+    return next((said for end, (_, said) in _UNITS.items() if name.endswith(end)), None)

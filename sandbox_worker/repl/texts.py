@@ -1,0 +1,223 @@
+"""Looking through large texts: matches, chunks and lines. No text is copied but for what is returned of it."""
+
+import itertools
+import re
+from array import array
+from bisect import bisect_right
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, NamedTuple, overload
+
+from sandbox_worker.repl.classes import class_name, is_a
+
+SHOWN_CHARS = 300
+"""Characters of a match, with what is around it, that the `repr` of matches shows."""
+STEP_CHARS = 1 << 16
+"""Characters whose line breaks are counted at once on the way to a line."""
+
+
+class Match(NamedTuple):
+    """One match, see `helpers.search`."""
+
+    part: Any
+    line: int
+    start: int
+    end: int
+    text: str
+    around: str
+
+
+class Matches(list[Match]):
+    """The first matches. Printed, each takes a line.
+
+    Attributes:
+        total: How many there are in all.
+    """
+
+    def __init__(self, matches: Iterable[Match], total: int) -> None:
+        super().__init__(matches)
+        self.total = total
+
+    def __repr__(self) -> str:
+        head = "no match" if not self.total else "1 match" if self.total == 1 else f"{self.total:,} matches"
+        if len(self) < self.total:
+            head += f", the first {len(self):,}"
+        return "\n".join([head, *map(_shown, self)])
+
+
+def search(pattern: Any, text: Any, around: int, limit: int, *, plain: bool) -> Matches:
+    """See `helpers.search`."""
+    _require_number("search", "around", around, 0)
+    _require_number("search", "limit", limit, 0)
+    looked_for = _looked_for(pattern, plain=plain)
+    found: list[Match] = []
+    total = 0
+    for part, each in _parts("search", text):
+        spans = _spans(looked_for, each)
+        line, seen, end = 1, 0, 0
+        for start, end in itertools.islice(spans, limit - len(found)):
+            line += each.count("\n", seen, start)
+            seen = start
+            shown = each[max(0, start - around) : end + around]
+            found.append(Match(part, line, start, end, each[start:end], shown))
+            total += 1
+        total += each.count(looked_for, end) if isinstance(looked_for, str) else sum(1 for _ in spans)
+    return Matches(found, total)
+
+
+def _looked_for(pattern: Any, *, plain: bool) -> "str | re.Pattern[str]":
+    """The very text to look for where that will do, which is faster; else a regular expression."""
+    if is_a(pattern, re.Pattern) and not plain and isinstance(pattern.pattern, str):
+        return pattern
+    if not is_a(pattern, str):
+        wanted = "text" if plain else "text or a compiled regular expression"
+        raise TypeError(f"search() argument 'pattern' must be {wanted}, not {class_name(pattern)}")
+    if not pattern:
+        raise ValueError("search() argument 'pattern' must not be empty")
+    if plain or re.escape(pattern) == pattern:
+        return pattern
+    try:
+        return re.compile(pattern)
+    except (re.error, RecursionError, OverflowError) as error:
+        raise ValueError(
+            f"search(): {pattern!r} is no regular expression: {error}; plain=True looks for the text itself"
+        ) from None
+
+
+def _spans(looked_for: "str | re.Pattern[str]", text: str) -> Iterator[tuple[int, int]]:
+    if not isinstance(looked_for, str):
+        yield from (match.span() for match in looked_for.finditer(text))
+        return
+    at = text.find(looked_for)
+    while at >= 0:
+        yield at, at + len(looked_for)
+        at = text.find(looked_for, at + len(looked_for))
+
+
+def _shown(match: Match) -> str:
+    part = "" if match.part is None else f"{match.part!r}, "
+    cut = "..." if len(match.around) > SHOWN_CHARS else ""
+    return f"{part}line {match.line:,} [{match.start}:{match.end}] {match.around[:SHOWN_CHARS]!r}{cut}"
+
+
+class Chunk(str):
+    """One chunk: a text that knows where it is from, see `helpers.chunks`."""
+
+    __slots__ = ("end", "part", "start")
+    part: Any
+    start: int
+    end: int
+
+
+class Chunks(Sequence[Chunk]):
+    """The chunks of texts, see `helpers.chunks`. Only where they end is kept."""
+
+    def __init__(self, text: Any, size: int, overlap: int) -> None:
+        _require_number("chunks", "size", size, 1)
+        _require_number("chunks", "overlap", overlap, 0)
+        if overlap > size // 2:
+            raise ValueError(f"chunks() argument 'overlap' must be at most half of size = {size:,}, not {overlap:,}")
+        self._size = size
+        self._overlap = overlap
+        self._parts = [(part, each, _ends(each, size, overlap)) for part, each in _parts("chunks", text)]
+        self._firsts = [0, *itertools.accumulate(len(ends) for _, _, ends in self._parts)]
+
+    def __len__(self) -> int:
+        return self._firsts[-1]
+
+    @overload
+    def __getitem__(self, index: int) -> Chunk: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> list[Chunk]: ...
+
+    def __getitem__(self, index: int | slice) -> Chunk | list[Chunk]:
+        """Make one chunk, or a list of them."""
+        if isinstance(index, slice):
+            return [self[each] for each in range(len(self))[index]]
+        try:
+            place = range(len(self))[index]
+        except IndexError:
+            raise IndexError(f"there are {len(self):,} chunks") from None
+        number = bisect_right(self._firsts, place) - 1
+        part, text, ends = self._parts[number]
+        within = place - self._firsts[number]
+        start = ends[within - 1] - self._overlap if within else 0
+        chunk = Chunk(text[start : ends[within]])
+        chunk.part, chunk.start, chunk.end = part, start, ends[within]
+        return chunk
+
+    def __repr__(self) -> str:
+        overlap = f", overlap {self._overlap:,}" if self._overlap else ""
+        return f"<{len(self):,} chunks of at most {self._size:,} characters{overlap}>"
+
+
+def _ends(text: str, size: int, overlap: int) -> "array[int]":
+    """Where the chunks of a text end."""
+    ends = array("Q")
+    start = 0
+    while start + size < len(text):
+        end = start + size
+        last_quarter = end - size // 4
+        end = text.rfind("\n", last_quarter, end) + 1 or text.rfind(" ", last_quarter, end) + 1 or end
+        ends.append(end)
+        start = end - overlap
+    if text:
+        ends.append(len(text))
+    return ends
+
+
+def lines(text: Any, first: int, last: int | None) -> Any:
+    """See `helpers.lines`."""
+    _require_number("lines", "first", first, 1)
+    if last is not None:
+        _require_number("lines", "last", last, 0)
+    if is_a(text, str):
+        return _lines(text, first, last)
+    of_each = {part: _lines(each, first, last) for part, each in _parts("lines", text)}
+    return of_each if is_a(text, dict) else [*of_each.values()]
+
+
+def _lines(text: str, first: int, last: int | None) -> str:
+    begin = _begin_of(first, text, 0)
+    if last is None or last < first:
+        return text[begin:] if last is None else ""
+    return text[begin : _begin_of(last - first + 2, text, begin)]
+
+
+def _begin_of(line: int, text: str, at: int) -> int:
+    """Where a line begins, counted from 1 at `at`; the end of the text if it has fewer."""
+    missing = line - 1
+    while missing and at < len(text):
+        there = text.count("\n", at, at + STEP_CHARS)
+        if there >= missing:
+            break
+        at, missing = at + STEP_CHARS, missing - there
+    for _ in range(missing):
+        found = text.find("\n", at)
+        if found < 0:
+            return len(text)
+        at = found + 1
+    return at
+
+
+def _parts(function: str, text: Any) -> Iterator[tuple[Any, str]]:
+    """Key or index and text of each part; a text alone has None."""
+    if is_a(text, str):
+        yield None, text
+        return
+    if not is_a(text, dict, list, tuple):
+        raise TypeError(f"{function}() takes a text, or a list or dict of texts, not a {class_name(text)}")
+    for part, each in text.items() if is_a(text, dict) else enumerate(text):
+        if not is_a(each, str):
+            raise TypeError(
+                f"{function}() takes a list or dict of texts, and text[{part!r:.60}] is a {class_name(each)}: "
+                "make a text of it first, as with json.dumps()"
+            )
+        yield part, each
+
+
+def _require_number(function: str, argument: str, value: Any, least: int) -> None:
+    if not is_a(value, int) or type(value) is bool:
+        raise TypeError(f"{function}() argument {argument!r} must be int, not {class_name(value)}")
+    if value < least:
+        raise ValueError(f"{function}() argument {argument!r} must be at least {least}, not {value}")

@@ -1,0 +1,79 @@
+"""The modules that hold promises, each with the tests that guard them, and the faults that no test can notice."""
+
+import tomllib
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from scripts.mutation.trials import Tried
+
+SURVIVORS = Path(__file__).with_name("survivors.toml")
+_PARSING = ["tests/rlm_broker/parsing/test_parsing.py"]
+MODULES = {
+    "rlm_broker/limits.py": ["tests/rlm_broker/test_limits.py"],
+    "rlm_broker/redaction.py": ["tests/rlm_broker/test_redaction.py"],
+    "rlm_broker/run/ledger.py": ["tests/rlm_broker/run/test_ledger.py"],
+    "rlm_broker/run/reply.py": ["tests/rlm_broker/run/test_reply.py"],
+    "rlm_broker/run/recursion.py": ["tests/rlm_broker/run/test_recursion.py"],
+    "rlm_broker/run/children.py": ["tests/rlm_broker/run/test_children.py"],
+    "rlm_broker/run/conversation.py": ["tests/rlm_broker/run/test_conversation.py"],
+    "rlm_broker/run/queries.py": ["tests/rlm_broker/run/test_queries.py"],
+    "rlm_broker/run/runner.py": ["tests/rlm_broker/run/test_reply.py", "tests/e2e/test_rlm.py"],
+    "rlm_broker/sandbox/blocks/block_clock.py": ["tests/rlm_broker/sandbox/blocks/test_block_clock.py"],
+    "rlm_broker/handler/routing.py": ["tests/rlm_broker/handler/test_routing.py"],
+    "rlm_broker/parsing/__init__.py": _PARSING,
+    "rlm_broker/parsing/fences.py": _PARSING,
+    "rlm_broker/parsing/finals.py": _PARSING,
+    "rlm_broker/parsing/notes.py": _PARSING,
+    "rlm_broker/parsing/source.py": _PARSING,
+    "rlm_broker/transport/session.py": ["tests/rlm_broker/transport/test_session.py"],
+    "rlm_broker/concurrency/allowance.py": ["tests/rlm_broker/concurrency/test_allowance.py"],
+    "rlm_broker/concurrency/bounded_map.py": ["tests/rlm_broker/concurrency/test_bounded_map.py"],
+    "rlm_broker/concurrency/deadline.py": ["tests/rlm_broker/concurrency/test_deadline.py"],
+    "rlm_broker/concurrency/fair_semaphore.py": ["tests/rlm_broker/concurrency/test_fair_semaphore.py"],
+    "sandbox_worker/wire/frames.py": ["tests/sandbox_worker/wire/test_frames.py"],
+    "sandbox_worker/wire/headtail.py": ["tests/sandbox_worker/wire/test_headtail.py"],
+}
+
+
+@dataclass(frozen=True)
+class Survivor:
+    """A fault that may survive.
+
+    Attributes:
+        module, where, was, becomes, number: Of which mutant, see `Mutant`.
+        reason: Why no test can notice, or why none should.
+    """
+
+    module: str
+    where: str
+    was: str
+    becomes: str
+    reason: str
+    number: int = 1
+
+    def is_of(self, tried: Tried) -> bool:
+        """Whether it is that fault."""
+        return (self.module, self.where, self.was, self.becomes, self.number) == (tried.module, *tried.mutant.key)
+
+
+def accepted(path: Path = SURVIVORS) -> list[Survivor]:
+    """Read the table of survivors."""
+    return [Survivor(**each) for each in tomllib.loads(path.read_text()).get("survivor", [])]
+
+
+def unexplained(tried: Iterable[Tried], survivors: Sequence[Survivor]) -> list[Tried]:
+    """List the survivors that the table does not have."""
+    return [each for each in tried if each.survived and not any(known.is_of(each) for known in survivors)]
+
+
+def outdated(tried: Sequence[Tried], survivors: Iterable[Survivor], *, all_were_tried: bool) -> list[Survivor]:
+    """List the entries of the table whose fault was noticed, or, if all faults were tried, is not there."""
+    modules = {each.module for each in tried}
+    old = []
+    for known in survivors:
+        matching = [each for each in tried if known.is_of(each)]
+        is_gone = all_were_tried and known.module in modules and not matching
+        if is_gone or any(not each.survived for each in matching):
+            old.append(known)
+    return old

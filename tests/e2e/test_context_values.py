@@ -1,0 +1,94 @@
+"""Contexts that are tables, arrays and objects, as a REPL has them: cold, ready, restarted, later, and by a template."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rlm_broker import RLM, ReplLimits, Sandbox, ScriptedClient, store
+from tests.support.places import PROJECT
+from tests.support.venvs import a_venv
+
+numpy = pytest.importorskip("numpy")
+pandas = pytest.importorskip("pandas")
+
+LOOK = "print(type(context).__name__, context.shape, context['n'].sum(), context_0 is context)"
+
+
+def frame(rows: int) -> Any:
+    return pandas.DataFrame({"n": range(rows), "text": [f"row {number}" for number in range(rows)]})
+
+
+@pytest.mark.parametrize("rows", [3, 50_000], ids=["small", "mapped"])
+def test_table_is_a_table_in_a_repl_also_after_a_kill(rows: int) -> None:
+    table = frame(rows)
+    expected = f"DataFrame ({rows}, 2) {table['n'].sum()} True\n"
+    with Sandbox(warm=1) as sandbox, sandbox.repl(table) as repl:
+        assert repl.execute(LOOK).stdout == expected
+        assert repl.execute("context = None").status == "ok"
+        assert repl.execute(LOOK).stdout == expected
+        assert repl.execute("import os; os._exit(1)").status == "killed"
+        assert repl.execute(LOOK).stdout == expected
+
+
+def test_dict_of_tables_and_texts_and_stored_ones() -> None:
+    table = frame(20_000)
+    look = "print(context['sales'].shape, context['log'][:2], context['kinds'] == {1, 2})"
+    with Sandbox() as sandbox, store(table) as sales:
+        for given in (
+            {"sales": table, "log": "x" * 9, "kinds": {1, 2}},
+            {"sales": sales, "log": "x" * 9, "kinds": {1, 2}},
+        ):
+            with sandbox.repl(given) as repl:
+                assert repl.execute(look).stdout == "(20000, 2) xx True\n"
+
+
+def test_table_that_comes_later_or_with_a_template() -> None:
+    table = frame(20_000)
+    with Sandbox(ReplLimits(later_context_bytes=1 << 30)) as sandbox:
+        with sandbox.repl("first") as repl:
+            assert repl.add_context(table) == "context_1"
+            assert repl.execute("print(context, context_1.shape)").stdout == "first (20000, 2)\n"
+        with sandbox.template(context=table, setup="rows = len(context)") as template, template.repl() as repl:
+            assert repl.execute("print(rows, context.shape)").stdout == "20000 (20000, 2)\n"
+
+
+def test_table_that_cannot_be_had_is_the_error_of_each_block(tmp_path: Path) -> None:
+    with Sandbox(python=a_venv(tmp_path / "venv")) as sandbox:
+        for rows in (3, 50_000):
+            with sandbox.repl(frame(rows)) as repl:
+                block = repl.execute("print('ran')")
+                assert (block.status, block.stdout) == ("error", "")
+                assert "context cannot be had here: it needs the package" in str(block.error)
+                assert "which is not installed here" in str(block.error)
+
+
+def test_table_that_takes_too_much_memory_is_told() -> None:
+    array = numpy.zeros(20_000_000)
+    with Sandbox(ReplLimits(memory_bytes=400 << 20)) as sandbox, sandbox.repl(array) as repl:
+        block = repl.execute("1")
+        assert block.status in ("error", "killed")
+        assert "memory" in str(block.error)
+
+
+def test_run_tells_the_model_what_the_context_is() -> None:
+    seen: list[str] = []
+
+    def model(messages: Any) -> str:
+        seen.append(str(messages))
+        return "```repl\nFINAL(context['n'].max())\n```"
+
+    with RLM(ScriptedClient(model)) as rlm:
+        assert rlm.completion(frame(1_000), "What is the largest?").response == "999"
+    assert "`context` is a DataFrame of shape (1000, 2)." in seen[0]
+
+
+def test_code_of_the_guide_on_encodings_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("old.log").write_bytes("na\xefve".encode("cp1252"))
+    for name in ("a.txt", "b.txt"):
+        Path(name).write_text(name)
+    guide = (PROJECT / "docs/guide.md").read_text().partition("## What a context may be")[2]
+    found: dict[str, Any] = {}
+    exec(guide.partition("```python\n")[2].partition("```")[0], found)
+    assert found["both"].value() == {"logs": "na\xefve", "texts": {"a.txt": "a.txt", "b.txt": "b.txt"}}

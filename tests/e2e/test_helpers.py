@@ -1,0 +1,117 @@
+"""What code finds for large texts and for queries, in real sandboxes."""
+
+import pickle
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rlm_broker import RLM, LevelName, Query, Sandbox, ScriptedClient, Slot, Variable
+from tests.support.venvs import a_venv
+
+FOLDER = {"a.txt": "alpha\nbeta\n" * 1000, "b.txt": "gamma\n" * 1000 + "beta at last"}
+
+
+@pytest.fixture(scope="module")
+def sandbox() -> Iterator[Sandbox]:
+    with Sandbox() as opened:
+        yield opened
+
+
+@pytest.mark.parametrize("isolation", ["strict", "standard", "process"])
+@pytest.mark.filterwarnings("ignore::rlm_broker.IsolationWarning")
+def test_helpers_work_on_a_folder_at_each_level(isolation: LevelName) -> None:
+    with Sandbox(isolation=isolation) as sandbox, sandbox.repl(FOLDER) as repl:
+        ran = repl.execute("search('beta', context, around=3, limit=1)")
+        assert ran.stdout == "1,001 matches, the first 1\n'a.txt', line 2 [6:10] 'ha\\nbeta\\nal'\n", ran.stderr
+        code = "[len(chunks(context, 1000)), chunks(context, 1000)[-1].part, lines(context, 1, 1)]"
+        assert repl.execute(code, value=True).value == [19, "b.txt", {"a.txt": "alpha\n", "b.txt": "gamma\n"}]
+
+
+def test_helpers_work_with_the_packages_of_an_environment(tmp_path: Path) -> None:
+    with Sandbox(python=a_venv(tmp_path)) as sandbox, sandbox.repl("x y") as repl:
+        assert repl.execute("search('y', context)").stdout == "1 match\nline 1 [2:3] 'x y'\n"
+
+
+def test_helpers_are_variables_that_code_overwrites_for_good(sandbox: Sandbox) -> None:
+    with sandbox.repl(FOLDER) as repl:
+        repl.execute("lines = context['a.txt'].splitlines()\ndel chunks\ndef search(x): return x * 2")
+        assert repl.execute("[len(lines), search(4), 'chunks' in globals()]", value=True).value == [2000, 8, False]
+        assert repl.execute("FINAL_VAR(lines[0])").final_answer == "alpha"
+        assert repl.execute("SHOW_VARS()", value=True).value == {"lines": "list", "search": "function"}
+
+
+def test_helpers_are_no_variables_of_the_code(sandbox: Sandbox) -> None:
+    with sandbox.repl("text") as repl:
+        assert repl.execute("SHOW_VARS()", value=True).value == {}
+        assert repl.execute("FINAL_VAR('lines')").error == (
+            "NameError: FINAL_VAR: there is no variable 'lines'; variables: none yet"
+        )
+        assert "first: int = 1" in repl.execute("help(lines)").stdout
+
+
+def test_names_of_helpers_are_free_for_tools_and_values(sandbox: Sandbox) -> None:
+    async def answer(query: Query) -> list[Slot]:
+        assert query.tool == "search"
+        return [Slot(text='"found"')]
+
+    with sandbox.repl("x", answer, tools=["search"], values={"lines": [1]}) as repl:
+        assert repl.execute("[search('x'), lines]", value=True).value == ["found", [1]]
+
+
+def test_chunks_are_prompts() -> None:
+    seen: list[Any] = []
+
+    def reply(request: Any) -> str:
+        seen.append(request.messages[-1].content)
+        if request.is_loop:
+            return "```repl\nFINAL(','.join(llm_query_batched(chunks(context, 4), temperature=0)))\n```"
+        assert request.temperature == 0
+        return str(seen[-1]).upper()
+
+    assert RLM(ScriptedClient(reply)).completion("aaa bbb ccc", "?").response == "AAA ,BBB ,CCC"
+
+
+def test_messages_and_types_reach_the_model_and_come_back() -> None:
+    def reply(request: Any) -> str:
+        if request.is_loop:
+            return (
+                "```repl\nasked = [{'role': 'system', 'content': 'brief'}, {'role': 'user', 'content': 'n?'}]\n"
+                "one = llm_query(asked, max_tokens=5)\n"
+                "FINAL([one, *llm_query_batched([asked, 'm?'], output_type={'type': 'integer'})])\n```"
+            )
+        roles = [message.role for message in request.messages]
+        return f"{roles}" if request.max_completion_tokens else str(len(roles))
+
+    assert RLM(ScriptedClient(reply)).completion("x", "?").response == "[\"['system', 'user']\", 3, 1]"
+
+
+def test_block_tells_the_variables_that_it_has_made(sandbox: Sandbox) -> None:
+    with sandbox.repl("text") as repl:
+        block = repl.execute("n = 5\nrows = [1, 2]\nlines = rows", variables=True)
+        assert block.variables == (Variable("lines", "list", 2), Variable("n", "int"), Variable("rows", "list", 2))
+        assert repl.execute("rows.append(3)\n1 / 0", variables=True).variables == (
+            Variable("lines", "list", 3),
+            Variable("rows", "list", 3),
+        )
+        assert repl.execute("m = 5").variables == ()
+        killed = repl.execute("k = 1\nimport os, signal; os.kill(os.getpid(), signal.SIGKILL)", variables=True)
+        assert (killed.status, killed.variables) == ("killed", ())
+        assert pickle.loads(pickle.dumps(block)) == block
+
+
+def test_variables_that_nobody_asked_for_are_dropped(sandbox: Sandbox) -> None:
+    forge = (
+        "import gc, msgspec\nfrom sandbox_worker.repl.repl import Repl\n"
+        "(own,) = [each for each in gc.get_objects() if type(each) is Repl]\n"
+        "frame = Repl._frame_of\n"
+        "def forged(self, result):\n"
+        "    from sandbox_worker.wire.variables import VariableFact\n"
+        "    return frame(self, msgspec.structs.replace(result, variables=[VariableFact('forged', 'int')]))\n"
+        "Repl._frame_of = forged"
+    )
+    with sandbox.repl("text") as repl:
+        block = repl.execute(forge)
+        assert (block.status, block.variables) == ("ok", ())
+        assert repl.execute("1", variables=True).variables == (Variable("forged", "int"),)

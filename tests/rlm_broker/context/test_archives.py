@@ -1,0 +1,274 @@
+"""Archives are dicts of the texts of their members; what is in one that is no text is left out, or refuses it."""
+
+import contextlib
+import gzip
+import io
+import os
+import stat
+import tarfile
+import tracemalloc
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from rlm_broker.context import archives, packed
+from rlm_broker.context.store import Encoded, Paths, store
+from rlm_broker.errors import ContextRefused
+from tests.support.contexts import loaded, written
+
+FILES = {"a.txt": "one", "deep/er/b.py": "\u017c" * 1000, "empty": "", "log.gz": "packed"}
+
+
+def content(name: str, text: str) -> bytes:
+    return gzip.compress(text.encode()) if name.endswith(".gz") else text.encode()
+
+
+def tarred(path: Path, files: dict[str, str], mode: str = "w", kind: int = tarfile.PAX_FORMAT) -> Path:
+    with tarfile.open(path, mode, format=kind) as tar:  # type: ignore[call-overload]
+        for name, text in files.items():
+            info = tarfile.TarInfo(name)
+            data = content(name, text)
+            info.size = len(data)
+            tar.addfile(info, io.BytesIO(data))
+    return path
+
+
+def zipped(path: Path, files: dict[str, str], mode: int = zipfile.ZIP_DEFLATED) -> Path:
+    with zipfile.ZipFile(path, "w", mode) as archive:
+        for name, text in files.items():
+            archive.writestr(name, content(name, text))
+    return path
+
+
+MAKERS: dict[str, Callable[[Path, dict[str, str]], Path]] = {
+    "tar": tarred,
+    "tar.gz": lambda path, files: tarred(path, files, "w:gz"),
+    "tar.bz2": lambda path, files: tarred(path, files, "w:bz2"),
+    "tar.xz": lambda path, files: tarred(path, files, "w:xz"),
+    "gnu.tar": lambda path, files: tarred(path, files, kind=tarfile.GNU_FORMAT),
+    "zip": zipped,
+    "stored.zip": lambda path, files: zipped(path, files, zipfile.ZIP_STORED),
+    "bzip2.zip": lambda path, files: zipped(path, files, zipfile.ZIP_BZIP2),
+}
+each_maker = pytest.mark.parametrize("kind", MAKERS)
+
+
+@each_maker
+def test_archive_is_a_dict_of_its_members(tmp_path: Path, kind: str) -> None:
+    files = FILES | {"long/" * 60 + "name": "long"}
+    path = MAKERS[kind](tmp_path / f"a.{kind}", files)
+    with store(path) as stored:
+        assert loaded(stored) == files
+        assert (stored.info.type_name, stored.info.parts_total, stored.info.skipped) == ("dict", len(files), {})
+
+
+@each_maker
+def test_archive_below_a_folder_is_a_folder_of_its_name(tmp_path: Path, kind: str) -> None:
+    MAKERS[kind](tmp_path / "sub.archive", FILES)
+    written(tmp_path / "plain", "text")
+    expected = {"plain": "text"} | {f"sub.archive/{name}": text for name, text in FILES.items()}
+    for value in (tmp_path, Paths([tmp_path / "plain", tmp_path / "sub.archive"])):
+        with store(value) as stored:
+            assert loaded(stored) == expected
+
+
+def test_what_is_no_text_in_an_archive_is_counted(tmp_path: Path) -> None:
+    with tarfile.open(tmp_path / "a.tar", "w") as tar:
+        for name, data in (("good", b"good"), ("picture", b"\x89PNG\0"), ("latin", b"\xe9\xe9"), ("inner.zip", b"")):
+            if name == "inner.zip":
+                data = zipped(tmp_path / "x", {"a": "b"}).read_bytes()
+            info = tarfile.TarInfo(name)
+            info.size = len(data)
+            tar.addfile(info, io.BytesIO(data))
+        for name, kind in (("link", tarfile.SYMTYPE), ("hard", tarfile.LNKTYPE), ("fifo", tarfile.FIFOTYPE)):
+            info = tarfile.TarInfo(name)
+            info.type, info.linkname = kind, "good"
+            tar.addfile(info)
+        info = tarfile.TarInfo("folder")
+        info.type = tarfile.DIRTYPE
+        tar.addfile(info)
+        info = tarfile.TarInfo("last")
+        info.size = 4
+        tar.addfile(info, io.BytesIO(b"last"))
+    with store(tmp_path / "a.tar") as stored:
+        assert loaded(stored) == {"good": "good", "last": "last"}
+        assert stored.info.skipped == {
+            "binary": 1,
+            "not UTF-8": 1,
+            "an archive inside something else": 1,
+            "not a regular file": 3,
+        }
+    with store(Encoded(tmp_path / "a.tar", "latin-1")) as stored:
+        assert loaded(stored)["latin"] == "\xe9\xe9"
+
+
+def test_what_is_no_file_in_a_zip_is_counted(tmp_path: Path) -> None:
+    with zipfile.ZipFile(tmp_path / "a.zip", "w") as archive:
+        archive.writestr("good", "good")
+        archive.writestr("folder/", "")
+        link = zipfile.ZipInfo("link")
+        link.external_attr = (stat.S_IFLNK | 0o777) << 16
+        archive.writestr(link, "/etc/passwd")
+        archive.writestr(zipfile.ZipInfo("lzma"), "text", zipfile.ZIP_LZMA)
+    data = bytearray((tmp_path / "a.zip").read_bytes())
+    with store(written(tmp_path / "b.zip", bytes(data))) as stored:
+        assert loaded(stored) == {"good": "good"}
+        assert stored.info.skipped == {"not a regular file": 1, "compressed in a way that is not read": 1}
+    at = data.index(b"PK\x01\x02")
+    data[at + 8] |= 1
+    with pytest.raises(ContextRefused, match=r"left out: .*1 encrypted"):
+        store(written(tmp_path / "c.zip", bytes(data)))
+
+
+@each_maker
+def test_names_lead_nowhere_and_steer_nothing(tmp_path: Path, kind: str) -> None:
+    names = {
+        "../../up": "1",
+        "/etc/absolute": "2",
+        "a\nLeft out: 3": "3",
+        "\x1b[2J": "4",
+        "./x//y": "5",
+        "\u202e\u061c\u200e\u200f": "6",
+    }
+    (tmp_path / "in").mkdir()
+    path = MAKERS[kind](tmp_path / "in" / f"a.{kind}", names)
+    with store(path) as stored:
+        found = loaded(stored)
+        assert found == {
+            "../../up": "1",
+            "etc/absolute": "2",
+            "a\\nLeft out: 3": "3",
+            "\\x1b[2J": "4",
+            "x/y": "5",
+            "\\u202e\\u061c\\u200e\\u200f": "6",
+        }
+        assert all(name.isprintable() for name, _ in stored.info.parts)
+    assert sorted(each.name for each in tmp_path.rglob("*")) == sorted([f"a.{kind}", "in"])
+
+
+@each_maker
+def test_member_of_a_very_long_name_is_left_out(tmp_path: Path, kind: str) -> None:
+    names = {"x" * 1_024: "longest", "y" * 1_025: "too long"}
+    with store(MAKERS[kind](tmp_path / f"a.{kind}", names)) as stored:
+        assert loaded(stored) == {"x" * 1_024: "longest"}
+        assert stored.info.skipped == {"a name of more than 1,024 characters in an archive": 1}
+
+
+@pytest.mark.filterwarnings("ignore:Duplicate name")
+def test_members_of_one_name_hide_none(tmp_path: Path) -> None:
+    with zipfile.ZipFile(tmp_path / "a.zip", "w") as archive:
+        for text in ("one", "two", "three"):
+            archive.writestr("a", text)
+        archive.writestr("a (1)", "four")
+    with store(tmp_path / "a.zip") as stored:
+        assert sorted(loaded(stored).values()) == ["four", "one", "three", "two"]
+        assert len(loaded(stored)) == stored.info.parts_total == 4
+
+
+def test_many_members_of_one_name_are_read_in_linear_time(tmp_path: Path) -> None:
+    info = tarfile.TarInfo("a")
+    info.size = 1
+    one = info.tobuf() + b"x".ljust(512, b"\0")
+    with store(written(tmp_path / "a.tar.gz", gzip.compress(one * 60_000 + bytes(1_024)))) as stored:
+        assert [*loaded(stored)][-2:] == ["a (59998)", "a (59999)"]
+
+
+def test_global_headers_of_a_tar_are_bounded(tmp_path: Path) -> None:
+    member = tarfile.TarInfo("a")
+
+    def tar_of(headers: int, size: int) -> Path:
+        said = (tarfile.TarInfo.create_pax_global_header({f"key{each}": "x" * size}) for each in range(headers))
+        return written(tmp_path / "a.tar", b"".join(each + member.tobuf() for each in said) + bytes(1_024))
+
+    with store(tar_of(100, 40)) as stored:
+        assert len(loaded(stored)) == 100
+    for headers, size in ((1, 9_000), (300, 40)):
+        with pytest.raises(ContextRefused, match=r"read as tar \(global headers of more than 8,192 characters\)"):
+            store(tar_of(headers, size))
+
+
+@each_maker
+def test_cut_archive_is_refused_and_counted_below_a_folder(tmp_path: Path, kind: str) -> None:
+    data = MAKERS[kind](tmp_path / "whole", {"a": os.urandom(30_000).hex()}).read_bytes()
+    (tmp_path / "whole").unlink()
+    path = written(tmp_path / f"cut.{kind}", data[: len(data) // 2])
+    with pytest.raises(ContextRefused, match=r"cut\..* is (cut|damaged)"):
+        store(path)
+    written(tmp_path / "good", "text")
+    with store(tmp_path) as stored:
+        assert loaded(stored) == {"good": "text"}
+        assert stored.info.skipped["damaged"] >= 1
+
+
+@each_maker
+def test_archive_that_is_damaged_anywhere_is_refused_or_read(tmp_path: Path, kind: str) -> None:
+    data = MAKERS[kind](tmp_path / "whole", FILES).read_bytes()
+    for at in range(0, len(data), max(1, len(data) // 150)):
+        damaged = bytearray(data)
+        damaged[at] ^= 0xFF
+        path = written(tmp_path / f"a.{kind}", bytes(damaged))
+        with contextlib.suppress(ContextRefused):
+            store(path).close()
+
+
+def test_number_of_members_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(packed, "MAX_MEMBERS", 5)
+    files = {f"{number}": "x" for number in range(6)}
+    for path in (tarred(tmp_path / "a.tar", files), zipped(tmp_path / "a.zip", files)):
+        with pytest.raises(ContextRefused, match="the archives of a context may have 5 entries together"):
+            store(path)
+
+
+def test_bombs_in_archives_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(packed, "MAX_UNPACKED_BYTES", 20 << 20)
+    files = {f"{number}": " " * (10 << 20) for number in range(4)}
+    for path in (tarred(tmp_path / "a.tgz", files, "w:gz"), zipped(tmp_path / "a.zip", files)):
+        tracemalloc.start()
+        try:
+            with pytest.raises(ContextRefused, match="may be 20,971,520 bytes together when they are unpacked"):
+                store(path)
+            assert tracemalloc.get_traced_memory()[1] < 10 << 20
+        finally:
+            tracemalloc.stop()
+
+
+def test_tar_with_a_huge_header_is_refused_without_reading_it(tmp_path: Path) -> None:
+    info = tarfile.TarInfo("pax")
+    info.type, info.size = tarfile.XHDTYPE, 1 << 40
+    path = written(tmp_path / "a.tar", info.tobuf(tarfile.GNU_FORMAT) + bytes(1 << 20))
+    with pytest.raises(ContextRefused, match="is damaged: it cannot be read as tar"):
+        store(path)
+
+
+def test_zip_with_a_huge_directory_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(archives, "MAX_DIRECTORY_BYTES", 70_000)
+    path = zipped(tmp_path / "a.zip", {f"{number:0>100}": "" for number in range(1_000)})
+    with pytest.raises(ContextRefused, match="its directory is more than 70,000 bytes"):
+        store(path)
+
+
+def test_archive_without_text_or_from_a_stream_is_refused(tmp_path: Path) -> None:
+    path = zipped(tmp_path / "a.zip", {})
+    with pytest.raises(ContextRefused, match=r"there is no text in .*; left out: nothing"):
+        store(path)
+    for made in (zipped(tmp_path / "b.zip", FILES), tarred(tmp_path / "b.tar", FILES)):
+        with pytest.raises(ContextRefused, match="the stream is an archive, which is read from a file alone"):
+            store(io.BytesIO(made.read_bytes()))
+    twice = written(tmp_path / "c.zip.gz", gzip.compress((tmp_path / "b.zip").read_bytes()))
+    with pytest.raises(ContextRefused, match="is an archive, which is read from a file alone"):
+        store(twice)
+
+
+def test_oldest_kind_of_tar_is_told_by_its_name(tmp_path: Path) -> None:
+    header = bytearray(tarfile.TarInfo("old").tobuf(tarfile.USTAR_FORMAT))
+    header[257:265] = bytes(8)
+    header[124:136] = b"00000000004\0"
+    header[148:156] = b" " * 8
+    header[148:156] = b"%06o\0 " % sum(header)
+    data = bytes(header) + b"text".ljust(512, b"\0") + bytes(1024)
+    with store(written(tmp_path / "a.tar", data)) as stored:
+        assert loaded(stored) == {"old": "text"}
+    with pytest.raises(ContextRefused, match="is binary"):
+        store(written(tmp_path / "a.bin", data))

@@ -1,0 +1,69 @@
+"""What of a context goes into a prompt."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rlm_broker.context.excerpt import BEGINNING_CHARS, Beginning, beginning, whole_text
+from rlm_broker.context.store import store
+from rlm_broker.errors import ContextRefused
+from tests.support.contexts import written
+
+ALPHABETS = ["a", "é", "中", "𝄞"]
+
+
+@pytest.mark.parametrize("character", ALPHABETS)
+def test_a_text_begins_with_its_first_characters_whatever_their_width(character: str) -> None:
+    with store(character * 30_000) as stored:
+        assert beginning(stored) == Beginning(character * BEGINNING_CHARS, False)
+        assert beginning(stored, 5) == Beginning(character * 5, False)
+    with store(character * 5) as stored:
+        assert beginning(stored, 5) == Beginning(character * 5, True)
+        assert beginning(stored, 4) == Beginning(character * 4, False)
+
+
+def test_lone_surrogates_become_something_that_can_be_sent() -> None:
+    with store("a\ud800b") as stored:
+        assert beginning(stored).text.encode()
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [({"a": 1}, '{"a":1}'), ([1, "é中"], '[1,"é中"]'), (None, "null"), (5, "5"), (True, "true"), ({}, "{}")],
+)
+def test_what_is_no_text_begins_with_its_json(value: Any, text: str) -> None:
+    with store(value) as stored:
+        assert beginning(stored, 100) == Beginning(text, True)
+        assert beginning(stored, 2) == Beginning(text[:2], len(text) <= 2)
+        assert whole_text(stored, 1_000) == text
+
+
+def test_a_long_json_of_wide_characters_is_not_cut_in_one() -> None:
+    with store(["中" * 50] * 1_000 + [1]) as stored:
+        first = beginning(stored, 7).text
+    assert first == '["中中中中中'
+
+
+def test_several_texts_begin_with_the_first_and_are_never_whole(tmp_path: Path) -> None:
+    written(tmp_path / "a.txt", "first")
+    written(tmp_path / "b.txt", "second")
+    with store(tmp_path) as stored:
+        assert beginning(stored) == Beginning("first", False)
+        assert whole_text(stored, 1_000) == '{"a.txt": "first", "b.txt": "second"}'
+    with store(["x" * 2_000, "y" * 2_000]) as stored:
+        assert beginning(stored) == Beginning("x" * 2_000, False)
+    with store("one") as one, store({"a": one, "b": 2}) as stored:
+        assert beginning(stored) == Beginning("one", False)
+        assert whole_text(stored, 1_000) == '{"a": "one", "b": 2}'
+
+
+@pytest.mark.parametrize("character", ALPHABETS)
+def test_a_whole_text_is_the_text(character: str) -> None:
+    with store(character * 100) as stored:
+        assert whole_text(stored, stored.size_bytes) == character * 100
+
+
+def test_what_is_too_long_for_a_prompt_is_refused_in_words() -> None:
+    with store(["x" * 100]) as stored, pytest.raises(ContextRefused, match="a context of 104 bytes is too long"):
+        whole_text(stored, 103)

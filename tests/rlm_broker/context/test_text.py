@@ -1,0 +1,207 @@
+"""Bytes become text by a byte order mark, a named encoding or as UTF-8; what is replaced is counted and told."""
+
+import codecs
+import io
+import random
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rlm_broker.context.found import FileUnfit
+from rlm_broker.context.store import Encoded, Paths, store
+from rlm_broker.context.text import JUDGED_BYTES, DecodedText, Decoding
+from rlm_broker.errors import ConfigurationError, ContextRefused
+from tests.support.contexts import loaded, written
+
+TEXT = "caf\xe9 \u017c\u20ac\U0001f600\n"
+
+
+class Drops:
+    """Gives bytes a few at a time."""
+
+    def __init__(self, data: bytes, size: int) -> None:
+        self._data = io.BytesIO(data)
+        self._size = size
+
+    def read(self, _: int) -> bytes:
+        return self._data.read(self._size)
+
+
+@pytest.mark.parametrize("size", [1, 3, 1 << 20])
+@pytest.mark.parametrize(
+    ("mark", "encoding"),
+    [
+        (codecs.BOM_UTF8, "utf-8"),
+        (codecs.BOM_UTF16_LE, "utf-16-le"),
+        (codecs.BOM_UTF16_BE, "utf-16-be"),
+        (codecs.BOM_UTF32_LE, "utf-32-le"),
+        (codecs.BOM_UTF32_BE, "utf-32-be"),
+    ],
+)
+def test_byte_order_mark_says_the_encoding(mark: bytes, encoding: str, size: int) -> None:
+    data = mark + ("\ufeff" + TEXT * 100).encode(encoding)
+    for value in (Drops(data, size), Encoded(Drops(data, size), "cp1252"), Encoded(Drops(data, size), errors="strict")):
+        with store(value) as stored:
+            assert loaded(stored) == "\ufeff" + TEXT * 100
+            assert stored.info.replaced_bytes == 0
+
+
+@pytest.mark.parametrize(
+    ("encoding", "text"),
+    [
+        ("latin-1", "caf\xe9"),
+        ("cp1251", "\u043f\u0440\u0438\u0432\u0435\u0442"),
+        ("shift_jis", "\u65e5\u672c" * 1_000),
+        ("utf-16", "caf\xe9 \u20ac"),
+        ("utf-16-le", "caf\xe9 \u20ac"),
+        ("iso2022_jp", "\u65e5\u672c a"),
+        ("UTF_8", TEXT),
+    ],
+)
+def test_named_encoding_is_how_files_and_streams_are_read(tmp_path: Path, encoding: str, text: str) -> None:
+    data = text.encode(encoding)
+    path = written(tmp_path / "folder" / "file", data)
+    for source in (path, Paths([path]), io.BytesIO(data), Drops(data, 1)):
+        with store(Encoded(source, encoding, errors="strict")) as stored:
+            assert loaded(stored) == text
+    with store(Encoded(path.parent, encoding)) as stored:
+        assert loaded(stored) == {"file": text}
+
+
+@pytest.mark.parametrize("size", [1, 2, 5, 1 << 20])
+@pytest.mark.parametrize(
+    ("data", "text", "replaced"),
+    [
+        (b"a stray \xff byte", "a stray \ufffd byte", 1),
+        (b"cut at the end \xe2\x82", "cut at the end \ufffd", 2),
+        (b"a real one \xef\xbf\xbd and \x80", "a real one \ufffd and \ufffd", 1),
+        ("caf\xe9, na\xefve, gar\xe7on\n".encode("latin-1") * 10, "caf\ufffd, na\ufffdve, gar\ufffdon\n" * 10, 30),
+    ],
+)
+def test_bytes_that_are_not_utf8_are_replaced_and_counted(size: int, data: bytes, text: str, replaced: int) -> None:
+    with store(Drops(data, size)) as stored:
+        assert loaded(stored) == text
+        assert (stored.info.replaced_bytes, stored.info.replaced_parts) == (replaced, 1)
+        assert stored.info.total_chars == len(text)
+
+
+def test_replaced_bytes_of_any_data_are_those_that_python_replaces() -> None:
+    """Compares with a count by a handler of errors, in pieces of any size."""
+    counted = 0
+
+    def count(error: UnicodeError) -> tuple[str, int]:
+        nonlocal counted
+        assert isinstance(error, UnicodeDecodeError)
+        counted += error.end - error.start
+        return "\ufffd", error.end
+
+    codecs.register_error("test_text.count", count)
+    draw = random.Random(5)
+    units = [
+        b"plain text ",
+        "\u017c\u20ac\U0001f600\ufffd".encode(),
+        b"\xff",
+        b"\xe2\x82",
+        b"\xf0\x9f",
+        b"\xef",
+        b"\xed\xa0\x80",
+    ]
+    for _ in range(300):
+        data = b"plain text " * 40 + b"".join(draw.choices(units, k=30))
+        counted = 0
+        expected = data.decode("utf-8", "test_text.count")
+        size = draw.choice([1, 2, 3, 7, len(data)])
+        text = DecodedText((data[at : at + size] for at in range(0, len(data), size)), "data", Decoding())
+        found = "".join(each if isinstance(each, str) else each.decode() for each in text)
+        assert (found, text.replaced) == (expected, counted)
+
+
+@pytest.mark.parametrize("encoding", [None, "ascii", "utf-16-le"])
+def test_bytes_that_are_no_text_are_not_decoded_to_their_end(encoding: str | None) -> None:
+    read = 0
+
+    def pieces() -> Iterator[bytes]:
+        nonlocal read
+        yield b"\xdd" * 4
+        while read < 64 * JUDGED_BYTES:
+            read += JUDGED_BYTES // 4
+            yield b"\xdd" * (JUDGED_BYTES // 4)
+
+    with pytest.raises(FileUnfit, match=r"[\d,]+ of the first 1,048,580 bytes cannot be decoded; name its encoding"):
+        list(DecodedText(pieces(), "data", Decoding(encoding)))
+    assert read == JUDGED_BYTES
+
+
+def test_bytes_of_utf8_are_replaced_without_a_call_for_each() -> None:
+    def called(_: UnicodeError) -> tuple[str, int]:
+        raise AssertionError
+
+    ours = codecs.lookup_error("rlm_broker.counted")
+    codecs.register_error("rlm_broker.counted", called)
+    try:
+        text = DecodedText([b"some text \xff\xff\xff"] * 1_000, "data", Decoding())
+        assert len([*text]) >= 1_000
+    finally:
+        codecs.register_error("rlm_broker.counted", ours)
+    assert text.replaced == 3_000
+
+
+def test_replaced_bytes_are_told_of_all_files_that_have_any(tmp_path: Path) -> None:
+    written(tmp_path / "clean", "text")
+    written(tmp_path / "one", b"a long line \xff")
+    written(tmp_path / "two", b"another long line \xfe\xff")
+    written(tmp_path / "refused", b"\xff\x00")
+    with store(tmp_path) as stored:
+        assert sorted(loaded(stored)) == ["clean", "one", "two"]
+        assert stored.info.remarks() == [
+            "left out: 1 (binary)",
+            "replaced by U+FFFD: 3 (bytes that cannot be decoded, in 2 texts)",
+        ]
+
+
+@pytest.mark.parametrize(
+    ("data", "sentence"),
+    [
+        (bytes(range(128, 256)) * 10, "the stream is not UTF-8 text: 1,280 of its 1,280 bytes cannot be decoded"),
+        ("\u043f\u0440\u0438".encode("cp1251") * 9, "name its encoding"),
+        (b"\x89PNG\r\n\x1a\n\0\0\0", "the stream is binary (a zero byte at offset 8)"),
+        (
+            codecs.BOM_UTF16_LE + "a\0b".encode("utf-16-le"),
+            "the stream is binary (a zero character, read as utf-16-le)",
+        ),
+        ("no mark".encode("utf-16-le"), "the stream is binary (a zero byte at offset 1)"),
+    ],
+)
+def test_binary_data_is_refused_and_not_replaced(data: bytes, sentence: str) -> None:
+    with pytest.raises(ContextRefused) as refused:
+        store(io.BytesIO(data))
+    assert sentence in str(refused.value)
+
+
+def test_strict_text_is_refused_with_the_place_in_its_encoding() -> None:
+    with pytest.raises(ContextRefused, match="is not UTF-16-LE text: byte 0x3d at offset 4"):
+        store(Encoded(io.BytesIO(codecs.BOM_UTF16_LE + b"a\x00\x3d\xd8\x61\x00"), errors="strict"))
+    with pytest.raises(ContextRefused, match="is not ASCII text: byte 0xe9 at offset 3; convert it"):
+        store(Encoded(io.BytesIO(b"caf\xe9"), "ascii", "strict"))
+
+
+@pytest.mark.parametrize("encoding", ["no-such", "base64", "punycode", "undefined", "", "rot13", 5, b"utf-8"])
+def test_what_is_no_encoding_of_text_is_refused(encoding: Any) -> None:
+    with pytest.raises(ConfigurationError, match="there is no text encoding"):
+        Decoding(encoding)
+
+
+@pytest.mark.parametrize("errors", ["ignore", "", None, []])
+def test_only_replacing_and_refusing_are_ways_to_treat_what_cannot_be_decoded(errors: Any) -> None:
+    with pytest.raises(ConfigurationError, match="errors must be one of replace, strict"):
+        Encoded(Path("x"), errors=errors)
+
+
+@pytest.mark.parametrize("source", ["server.log", b"text", None, {"a": "b"}, Encoded(Path("x"))])
+def test_only_paths_and_streams_are_encoded(source: Any) -> None:
+    with pytest.raises(ContextRefused, match="Encoded takes a path, Paths or a stream, not "):
+        Encoded(source)
+    with pytest.raises(ContextRefused, match="a stream of text is decoded already"):
+        store(Encoded(io.StringIO("text"), "utf-8"))

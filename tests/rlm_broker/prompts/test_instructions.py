@@ -1,0 +1,30 @@
+from typing import Any, get_args
+
+import pytest
+
+from rlm_broker.errors import ConfigurationError
+from rlm_broker.prompts.instructions import Instructions, Profile
+
+
+@pytest.mark.parametrize("profile", get_args(Profile))
+def test_a_profile_is_one_of_the_known(profile: Profile) -> None:
+    assert Instructions(profile=profile).profile == profile
+
+
+@pytest.mark.parametrize(
+    ("given", "why"),
+    [
+        ({"profile": "loud"}, "must be one of both, final, answer, compact, not 'loud'"),
+        ({"system": 5}, "a system prompt is text or a function, not int"),
+        ({"prologue": ["a"]}, "the prologue"),
+        ({"system": "mine", "profile": "final"}, "either a system prompt or a prompt profile"),
+    ],
+)
+def test_what_cannot_be_an_instruction_is_refused_in_words(given: dict[str, Any], why: str) -> None:
+    with pytest.raises(ConfigurationError, match=why):
+        Instructions(**given)
+
+
+def test_a_system_prompt_may_be_a_text_or_a_function_of_the_depth() -> None:
+    assert Instructions("mine").system == "mine"
+    assert callable(Instructions(str).system)

@@ -1,0 +1,467 @@
+"""Children have a task and a context apart: what each is told, how large its requests are, and which need no run."""
+
+import asyncio
+import contextlib
+import threading
+from collections.abc import AsyncIterator, Callable, Iterator
+from itertools import pairwise
+from typing import Any
+
+import pytest
+
+from rlm_broker.clients.base import LMRequest
+from rlm_broker.clients.function import FunctionClient
+from rlm_broker.clients.scripted import ScriptedClient
+from rlm_broker.concurrency.fair_semaphore import FairSemaphore
+from rlm_broker.context.store import store_as_it_is
+from rlm_broker.context.stored import StoredContext
+from rlm_broker.errors import ModelFailed
+from rlm_broker.limits import Limits
+from rlm_broker.lm_handler import LMHandler
+from rlm_broker.prompts.messages import BEGINNING_CHARS, REMINDER_CHARS
+from rlm_broker.results import Completion
+from rlm_broker.rlm import RLM
+from rlm_broker.run.children import OWN_TASK, Children
+from rlm_broker.run.tree import ChildPlaces
+from rlm_broker.sandbox.blocks.query_contexts import GivenContext
+from rlm_broker.sandbox.repl import SandboxedRepl
+from rlm_broker.sandbox.sandbox import Sandbox
+from rlm_broker.trace.events import PREVIEW_CHARS, Event, RunStarted
+from rlm_broker.transport.connection import QueryHandler
+from sandbox_worker.wire.messages import Query, Slot
+from sandbox_worker.wire.prompts import MAX_PROMPT_BYTES
+from sandbox_worker.wire.tasks import LONG_TASK_CHARS, SHOWN_CHARS, ChildContext
+from tests.support.waiting import WAIT_S
+
+TWO = Limits(max_depth=2)
+LOOK = "print(str(context)[:100])"
+TELL = "FINAL(f'{type(context).__name__} {len(context)}')"
+
+
+def fenced(code: str) -> str:
+    return f"```repl\n{code}\n```"
+
+
+class Tree(ScriptedClient):
+    """A root that runs `code` and ends with what it printed, and children that do what they are told.
+
+    Args:
+        child: Of each turn of a child, from 1, its reply.
+    """
+
+    def __init__(self, code: str, child: Callable[[int], str] = lambda _: fenced(TELL)) -> None:
+        super().__init__(self._reply)
+        self._code = code
+        self._child = child
+
+    def _reply(self, request: LMRequest) -> str:
+        if not request.is_loop:
+            return "a completion"
+        if request.depth == 0:
+            return fenced(self._code)
+        return self._child(sum(message.role == "assistant" for message in request.messages) + 1)
+
+    def of_depth(self, depth: int, *, is_loop: bool = True) -> list[LMRequest]:
+        return [each for each in self.requests if each.depth == depth and each.is_loop is is_loop]
+
+
+@pytest.fixture(scope="module")
+def sandbox() -> Iterator[Sandbox]:
+    with Sandbox(Limits(scratch_bytes=64 << 20, max_children_total=None), warm=1) as opened:
+        yield opened
+
+
+def ran(
+    sandbox: Sandbox, client: ScriptedClient, context: Any = "the root's own", limits: Limits = TWO, **more: Any
+) -> Completion:
+    with RLM(client, limits=limits, sandbox=sandbox, **more) as rlm:
+        return rlm.completion(context, more.pop("question", "Which?"))
+
+
+def request_chars(request: LMRequest) -> int:
+    return sum(len(str(message.content)) for message in request.messages)
+
+
+# -- how large requests are ------------------------------------------------------------------------------------------
+
+CHILDS_OWN = 2 * SHOWN_CHARS + BEGINNING_CHARS + 1_000
+"""What a child's opening may have beside the system prompt: a task by its ends, the beginning of a context, words."""
+
+
+@pytest.mark.parametrize("chars", [400_000, 10_000_000])
+@pytest.mark.parametrize(
+    "call", ["rlm_query('What is in here?', context=part)", "rlm_query('What is in here? ' + part)", "rlm_query(part)"]
+)
+def test_no_request_of_a_child_grows_by_more_than_its_new_messages(sandbox: Sandbox, chars: int, call: str) -> None:
+    def child(turn: int) -> str:
+        return fenced(LOOK if turn < 6 else TELL)
+
+    client = Tree(f"part = 'é line\\n' * {chars // 7}\nFINAL({call})", child)
+    done = ran(sandbox, client)
+    kind, _, length = (done.response or "").partition(" ")
+    assert kind == "str"
+    assert int(length) >= chars - 7
+    requests = client.of_depth(1)
+    assert len(requests) == 6
+    sizes = [request_chars(request) for request in requests]
+    system = len(str(requests[0].messages[0].content))
+    assert sizes[0] <= system + CHILDS_OWN
+    for before, after in pairwise(sizes):
+        assert after - before <= len(fenced(LOOK)) + 100 + REMINDER_CHARS + 300
+    assert all(request_chars(request) < 10_000 for request in client.of_depth(0))
+
+
+def test_a_long_question_is_told_whole_once_and_short_in_each_turn(sandbox: Sandbox) -> None:
+    question = "why " * 10_000
+    client = ScriptedClient([*[fenced(LOOK)] * 5, "FINAL(because)"])
+    with RLM(client, sandbox=sandbox) as rlm:
+        rlm.completion("x" * 5_000, question)
+    sizes = [request_chars(request) for request in client.requests]
+    assert len(question) < sizes[0] < len(question) + 10_000
+    for before, after in pairwise(sizes):
+        assert after - before <= len(fenced(LOOK)) + 100 + REMINDER_CHARS + 300
+
+
+def test_the_task_is_told_in_every_turn(sandbox: Sandbox) -> None:
+    client = Tree(
+        "FINAL(rlm_query('Find the crane.', context='x' * 50_000))", lambda n: fenced(LOOK if n < 3 else TELL)
+    )
+    ran(sandbox, client)
+    for request in client.of_depth(1):
+        assert all("Find the crane." in str(each.content) for each in request.messages if each.role == "user")
+    assert all("Which?" in str(each.messages[-1].content) for each in client.of_depth(0))
+
+
+# -- what a child has ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("part", "seen"),
+    [
+        ("context[:5]", "'the r'"),
+        ("context", '"the root\'s own"'),
+        ("''", "''"),
+        ("{'a': [1, None, True]}", "{'a': [1, None, True]}"),
+        ("[1, 2.5, 'three']", "[1, 2.5, 'three']"),
+        ("(1, 2)", "[1, 2]"),
+        ("7", "7"),
+        ("None", "None"),
+        ("'a\\ud800b'", "'a\\ud800b'"),
+        ("('é中𝄞' * 20_000)[-3:]", "'é中𝄞'"),
+    ],
+)
+def test_a_child_finds_its_part_as_it_was_given(sandbox: Sandbox, part: str, seen: str) -> None:
+    client = Tree(f"FINAL(rlm_query('What is it?', context={part}))", lambda _: fenced("FINAL(ascii(context))"))
+    assert ran(sandbox, client).response == ascii(eval(seen))
+
+
+@pytest.mark.parametrize("part", ["'é中𝄞' * 20_000", "'\\ud800' * 50_000", "{'a': ['b' * 50_000]}", "[1.5] * 50_000"])
+def test_a_large_part_arrives_whole_and_leaves_no_file(sandbox: Sandbox, part: str) -> None:
+    code = (
+        f"import os, hashlib\npart = {part}\n"
+        "same = rlm_query('Digest?', context=part) == hashlib.sha256(ascii(part).encode()).hexdigest()\n"
+        "FINAL(f'{same} {os.listdir()}')"
+    )
+    child = "import hashlib; FINAL(hashlib.sha256(ascii(context).encode()).hexdigest())"
+    assert ran(sandbox, Tree(code, lambda _: fenced(child))).response == "True []"
+
+
+def test_the_whole_context_is_handed_on_without_a_file(sandbox: Sandbox) -> None:
+    code = (
+        "import os, threading\nfiles = set()\ndone = threading.Event()\n"
+        "def watch():\n    while not done.is_set(): files.update(os.listdir())\n"
+        "thread = threading.Thread(target=watch); thread.start()\n"
+        "answers = rlm_query_batched(['a', 'b'], contexts=[context, context_0])\n"
+        "done.set(); thread.join()\nFINAL(f'{answers} {files}')"
+    )
+    assert ran(sandbox, Tree(code), "x" * 5_000_000).response == "['str 5000000', 'str 5000000'] set()"
+    folder = {"a.txt": "x" * 2_000, "b.txt": "y" * 2_000}
+    assert ran(sandbox, Tree("FINAL(rlm_query('a', context=context))"), folder).response == "dict 2"
+
+
+def test_contexts_of_a_template_and_later_ones_are_handed_on() -> None:
+    limits = Limits(max_depth=2, later_context_bytes=1 << 20)
+    with LMHandler(Tree("")) as handler, Sandbox(limits) as sandbox:
+        with sandbox.template(context="t" * 100_000) as template:
+            answer = handler.answers(limits, sandbox=sandbox)
+            with template.repl(answer=answer) as repl:
+                block = repl.execute("print(rlm_query('a', context=context), rlm_query('b', context=context[1:]))")
+            assert block.stdout == "str 100000 str 99999\n"
+        with sandbox.repl("first", answer=handler.answers(limits, sandbox=sandbox)) as repl:
+            repl.add_context("s" * 50_000)
+            block = repl.execute("print(rlm_query('a', context=context_1), rlm_query('b', context=context))")
+            assert block.stdout == "str 50000 str 5\n"
+
+
+def test_without_a_sandbox_it_is_a_completion_of_part_and_task() -> None:
+    client = ScriptedClient(lambda request: str(request.messages[-1].content))
+    with LMHandler(client) as handler, Sandbox() as sandbox, sandbox.repl("whole", answer=handler.answers()) as repl:
+        code = (
+            "print(rlm_query('Task?', context='part'), rlm_query('Task?', context={'a': 'é'}), "
+            "rlm_query('Task?', context=context), rlm_query('alone'), len(rlm_query('x' * 9_000)), sep='|')"
+        )
+        assert repl.execute(code).stdout == 'part\n\nTask?|{"a":"é"}\n\nTask?|whole\n\nTask?|alone|9000\n'
+
+
+def test_below_the_last_depth_it_is_a_completion_of_part_and_task(sandbox: Sandbox) -> None:
+    client = Tree("FINAL(rlm_query('Task?', context='part'))")
+    assert ran(sandbox, client, limits=Limits(max_depth=1)).response == "a completion"
+    (request,) = client.of_depth(1, is_loop=False)
+    assert [message.content for message in request.messages] == ["part\n\nTask?"]
+
+
+def test_a_part_that_no_prompt_can_hold_is_refused_as_a_completion(sandbox: Sandbox) -> None:
+    code = "FINAL(rlm_query('Task?', context='x' * 9_000_000, repl=False))"
+    assert (ran(sandbox, Tree(code)).response or "").startswith(
+        "Error: a context cannot be had: it has 9,000,000 bytes, more than 8,388,608: give a smaller part"
+    )
+
+
+@pytest.mark.parametrize(("repl", "answer"), [("False", "a completion"), ("True", "str 4"), ("None", "str 4")])
+def test_code_may_say_whether_a_child_has_a_repl(sandbox: Sandbox, repl: str, answer: str) -> None:
+    assert ran(sandbox, Tree(f"FINAL(rlm_query('Task?', context='part', repl={repl}))")).response == answer
+
+
+@pytest.mark.parametrize(
+    ("part", "repl", "answer"),
+    [
+        ("'a plain sentence. ' * 500", "None", "a completion"),
+        ("'a plain sentence. ' * 500", "True", "str 9000"),
+        ("' '.join(map(str, range(300)))", "None", "str 1089"),
+        ("{'a': 1}", "None", "dict 1"),
+        ("'a plain sentence. ' * 50_000", "None", "str 900000"),
+    ],
+)
+def test_chosen_by_the_problem_the_form_of_the_part_decides(
+    sandbox: Sandbox, part: str, repl: str, answer: str
+) -> None:
+    client = Tree(f"FINAL(rlm_query('Task?', context={part}, repl={repl}))")
+    assert ran(sandbox, client, recursion="auto").response == answer
+    if "900000" not in answer and "{" not in part and repl == "None":
+        client = Tree(f"FINAL(rlm_query('Task?\\n' + {part}))")
+        same = answer if answer == "a completion" else f"str {int(answer.split()[1]) + 6}"
+        assert ran(sandbox, client, recursion="auto").response == same
+
+
+def test_completions_chosen_by_the_problem_are_no_children(sandbox: Sandbox) -> None:
+    client = Tree("FINAL(rlm_query('Task?', context='a plain sentence. ' * 500))")
+    limits = Limits(max_depth=2, max_children_total=0)
+    assert ran(sandbox, client, limits=limits, recursion="auto").response == "a completion"
+
+
+# -- what goes wrong -------------------------------------------------------------------------------------------------
+
+
+def test_a_scratch_folder_that_is_full_is_an_error_and_no_file_is_left() -> None:
+    limits = Limits(max_depth=2, scratch_bytes=1 << 16)
+    code = "import os\nanswer = rlm_query('a', context='x' * 500_000)\nFINAL(f'{answer} {os.listdir()}')"
+    response = RLM(Tree(code), limits=limits).completion("", "?").response or ""
+    assert response.startswith("Error: a context could not be written to the scratch folder: ")
+    assert response.endswith("give smaller parts, or remove files of yours []")
+
+
+def test_an_interrupted_block_leaves_no_file(sandbox: Sandbox) -> None:
+    asked = threading.Event()
+
+    def never(_messages: object) -> str:
+        asked.set()
+        threading.Event().wait(WAIT_S)
+        return ""
+
+    def interrupt(repl: SandboxedRepl) -> None:
+        asked.wait(WAIT_S)
+        repl.interrupt()
+
+    with LMHandler(FunctionClient(never)) as handler:
+        answer = handler.answers(TWO, sandbox=sandbox)
+        with sandbox.repl(answer=answer) as repl:
+            interrupter = threading.Thread(target=interrupt, args=[repl])
+            interrupter.start()
+            block = repl.execute("rlm_query('a', context='x' * 50_000)")
+            interrupter.join()
+            assert block.status == "interrupted"
+            assert repl.execute("import os; print(os.listdir())").stdout == "[]\n"
+
+
+@pytest.mark.parametrize("code", ["rlm_query('a', context={1})", "rlm_query_batched(['a'], contexts=['b', 'c'])"])
+def test_what_cannot_be_given_is_told_to_the_model(sandbox: Sandbox, code: str) -> None:
+    client = ScriptedClient([fenced(code), "FINAL(done)"])
+    assert ran(sandbox, client).response == "done"
+    told = str(client.requests[1].messages[-1].content)
+    assert "it has a value of class set; use str()" in told or "1 tasks and 2 contexts: give one for each" in told
+
+
+# -- equal ones, and echoes ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("call", "children"),
+    [
+        ("['same'] * 4", 1),
+        ("['same'] * 4, samples=True", 4),
+        ("['same'] * 4, contexts=['part'] * 4", 1),
+        ("['same'] * 4, contexts=['x' * 50_000 for _ in range(4)]", 1),
+        ("['same'] * 4, contexts=[{'a': 'x' * 50_000} for _ in range(4)]", 1),
+        ("['same'] * 4, contexts=['part'] * 4, samples=True", 4),
+        ("['same'] * 4, contexts=['a', 'b', 'a', 'b']", 2),
+        ("['a', 'b', 'a', 'b'], contexts=['part'] * 4", 2),
+        ("['x' * 9_000] * 4", 1),
+    ],
+)
+def test_the_same_task_about_the_same_part_is_done_once(sandbox: Sandbox, call: str, children: int) -> None:
+    client = Tree(f"FINAL(str(len(rlm_query_batched({call}))))", lambda _: "FINAL(fine)")
+    limits = Limits(max_depth=2, max_children_total=children)
+    done = ran(sandbox, client, limits=limits)
+    assert done.response == "4"
+    assert len(done.child_traces) == children
+    assert all(trace.error is None for trace in done.child_traces)
+
+
+def test_those_that_were_done_once_count_once_against_their_number(sandbox: Sandbox) -> None:
+    client = Tree("FINAL(str(rlm_query_batched(['a', 'a', 'b', 'a', 'c', 'b'])))", lambda _: "FINAL(fine)")
+    done = ran(sandbox, client, limits=Limits(max_depth=2, max_children_total=2, max_concurrent_children=1))
+    assert done.response == str(["fine", "fine", "fine", "fine", "Error: max_children_total exceeded", "fine"])
+
+
+@pytest.mark.parametrize(
+    ("given", "echo"),
+    [
+        ("rlm_query('Count the words.')", "rlm_query('Count the words.')"),
+        ("rlm_query('Count the words.')", "rlm_query(context)"),
+        ("rlm_query('Count the words.', context='of this')", "rlm_query('Count the words.', context=context)"),
+        (
+            "rlm_query('Count the words.', context='of this')",
+            "(globals().pop('context'), rlm_query('Count the words.', context=context_0))[1]",
+        ),
+        ("rlm_query('w ' * 9_000)", "rlm_query(context)"),
+        ("rlm_query('w ' * 9_000)", "rlm_query(context_0)"),
+    ],
+)
+def test_a_child_that_hands_its_task_on_gets_a_completion_and_is_told_so(
+    sandbox: Sandbox, given: str, echo: str
+) -> None:
+    client = Tree(f"FINAL({given})", lambda turn: fenced(f"print({echo})") if turn == 1 else "FINAL(done)")
+    done = ran(sandbox, client, limits=Limits(max_depth=4))
+    assert done.response == "done"
+    assert client.of_depth(2) == []
+    (completion,) = client.of_depth(2, is_loop=False)
+    told = str(client.of_depth(1)[1].messages[-1].content)
+    assert f"stdout:\na completion\n\nstderr:\n{OWN_TASK}" in told or f"a completion\n\nstderr:\n{OWN_TASK}" in told
+    assert len(str(completion.messages[-1].content)) >= len("Count the words.")
+
+
+@pytest.mark.parametrize("other", ["rlm_query('Count the words.', context=context[1:])", "rlm_query('Count more.')"])
+def test_another_task_or_part_of_a_child_is_a_grandchild(sandbox: Sandbox, other: str) -> None:
+    code = "FINAL(rlm_query('Count the words.', context='of this'))"
+    client = Tree(code, lambda turn: fenced(f"print({other})") if turn == 1 else "FINAL(done)")
+    ran(sandbox, client, limits=Limits(max_depth=3))
+    assert client.of_depth(2)
+
+
+def test_a_prompt_of_4000_characters_is_a_task_and_a_longer_one_a_context(sandbox: Sandbox) -> None:
+    for chars in (LONG_TASK_CHARS, LONG_TASK_CHARS + 1):
+        client = Tree(f"FINAL(rlm_query('x' * {chars}))")
+        assert ran(sandbox, client).response == f"str {chars}"
+        opening = str(client.of_depth(1)[0].messages[1].content)
+        assert ("x" * chars in opening) == (chars == LONG_TASK_CHARS)
+        assert "Your task stands in `context`." in opening
+
+
+async def test_a_long_prompt_that_no_repl_of_ours_would_send_is_told_by_its_ends_all_the_same() -> None:
+    client = Tree("", lambda turn: fenced(LOOK if turn < 3 else TELL))
+    async with LMHandler(client) as handler, Sandbox(TWO, warm=0) as sandbox:
+        answers = handler.answers(TWO, sandbox=sandbox)
+        (slot,) = await answers(Query(id="1:1", want="rlm", prompts=["x" * 400_000]))
+    assert slot.text == "str 400000"
+    assert all(request_chars(request) < 20_000 for request in client.requests)
+
+
+# -- what is left of children ----------------------------------------------------------------------------------------
+
+
+def test_children_are_numbered_and_leave_what_became_of_them(sandbox: Sandbox) -> None:
+    def reply(request: LMRequest) -> str:
+        if request.depth == 0:
+            return fenced("FINAL(str([rlm_query('first'), rlm_query('second' * 100), rlm_query('third')]))")
+        if "third" in str(request.messages[1].content):
+            raise ModelFailed("scripted: 500: down")
+        return "FINAL(fine)"
+
+    events: list[Event] = []
+    done = ran(sandbox, ScriptedClient(reply), on_event=events.append)
+    assert done.response == "['fine', 'fine', 'Error: scripted: 500: down']"
+    assert [each.run for each in events if isinstance(each, RunStarted)] == ["1", "1.1", "1.2", "1.3"]
+    assert [(each.depth, each.result_preview, each.error) for each in done.child_traces] == [
+        (1, "fine", None),
+        (1, "fine", None),
+        (1, None, "scripted: 500: down"),
+    ]
+    assert [each.prompt_preview for each in done.child_traces] == ["first", ("second" * 100)[:PREVIEW_CHARS], "third"]
+    assert 0 < sum(each.duration_s for each in done.child_traces) < done.execution_time
+
+
+def test_what_a_child_said_before_it_failed_comes_with_its_error(sandbox: Sandbox) -> None:
+    def child(turn: int) -> str:
+        if turn == 1:
+            return f"an idea\n{fenced('print(1)')}"
+        raise ModelFailed("scripted: 500: down")
+
+    done = ran(sandbox, Tree("FINAL(rlm_query('a'))", child))
+    assert done.response == "Error: scripted: 500: down\nan idea"
+    (trace,) = done.child_traces
+    assert (trace.result_preview, trace.error) == ("an idea", "scripted: 500: down")
+
+
+def test_without_a_time_limit_a_child_has_none(sandbox: Sandbox) -> None:
+    limits = Limits(max_depth=2, child_timeout_s=None, run_timeout_s=None)
+    client = Tree("FINAL(rlm_query('a'))", lambda _: fenced("FINAL(str(budget()['run_timeout_s']))"))
+    assert ran(sandbox, client, limits=limits).response == "None"
+
+
+def test_chosen_by_the_problem_a_short_prompt_of_words_is_a_completion_and_one_of_numbers_a_child(
+    sandbox: Sandbox,
+) -> None:
+    numbers = "' '.join(map(str, range({}, 500)))"
+    code = f"FINAL(str(rlm_query_batched(['What is in here?', {numbers.format(0)}, {numbers.format(9)}])))"
+    limits = Limits(max_depth=2, max_children_total=1, max_concurrent_children=1)
+    done = ran(sandbox, Tree(code), limits=limits, recursion="auto")
+    assert done.response == str(["a completion", "str 1889", "Error: max_children_total exceeded"])
+
+
+def test_a_handler_of_the_users_own_may_ask_for_children_with_plain_text(sandbox: Sandbox) -> None:
+    def factory(_run: str, _depth: int, ours: QueryHandler) -> QueryHandler:
+        async def answer(query: Query) -> list[Slot]:
+            return await ours(Query(id=query.id, want="rlm", prompts=["from a handler"]))
+
+        return answer
+
+    done = ran(sandbox, Tree("FINAL(rlm_query('a'))"), query_handler=factory)
+    assert done.response == "str 14"
+
+
+def test_many_long_prompts_are_read_one_at_a_time(sandbox: Sandbox) -> None:
+    code = "FINAL(str(rlm_query_batched([str(n % 2) * 3_990 for n in range(300)])))"
+    assert ran(sandbox, Tree(code)).response == str(["str 3990"] * 300)  # more than 1 MiB
+
+
+async def test_contexts_of_completions_are_read_one_at_a_time_whatever_many_are_asked_for() -> None:
+    open_now, most_open = 0, 0
+
+    @contextlib.asynccontextmanager
+    async def opener(most_bytes: int | None) -> AsyncIterator[StoredContext]:
+        nonlocal open_now, most_open
+        assert most_bytes == MAX_PROMPT_BYTES
+        open_now += 1
+        most_open = max(most_open, open_now)
+        await asyncio.sleep(0)  # any other that may open one does it now
+        with store_as_it_is("the part") as stored:
+            yield stored
+        open_now -= 1
+
+    given = GivenContext(opener, ChildContext(file="part"))
+    room = ChildPlaces(FairSemaphore(4))
+    children = Children.__new__(Children)
+    async with contextlib.AsyncExitStack() as held:
+        asked = [children._with_context("What?", given, room, held) for _ in range(5)]
+        assert await asyncio.gather(*asked) == ["the part\n\nWhat?"] * 5
+    assert (most_open, open_now) == (1, 0)

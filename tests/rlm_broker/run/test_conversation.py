@@ -1,0 +1,342 @@
+"""A conversation is kept within what its model reads: before it is too long, and once more where a provider refuses."""
+
+import json
+from typing import Any
+
+import pytest
+
+from rlm_broker.clients.base import LMRequest
+from rlm_broker.clients.function import FunctionClient
+from rlm_broker.clients.openai_compatible import OpenAICompatibleClient
+from rlm_broker.clients.scripted import ScriptedClient
+from rlm_broker.errors import LimitReached, ModelFailed
+from rlm_broker.limits import Limits
+from rlm_broker.prompts.messages import SUMMARISE
+from rlm_broker.prompts.observation import cut
+from rlm_broker.results import ChatMessage
+from rlm_broker.rlm import RLM
+from rlm_broker.run.conversation import FEWEST_LAST_CHARS, FEWEST_OLDER_CHARS, LEAST_FACTOR, Conversation, says_too_long
+from rlm_broker.run.tree import Progress
+from tests.support.command import run
+from tests.support.fake_openai import Answer, FakeOpenAI, completion, failure
+from tests.support.waiting import LONGER_AND_LONGER, for_ever
+
+MUCH = "```repl\nprint(''.join(f'{n:04} ' for n in range(4_000)))\n```"
+"""Prints 20,000 characters, 4,000 words."""
+TOO_LONG = "This model's maximum context length is 10000 tokens. However, your messages resulted in 12345 tokens."
+
+
+class Window(ScriptedClient):
+    """A model that reads 10,000 tokens, and refuses what is longer: four characters are one."""
+
+    context_tokens = 10_000
+
+    async def complete(self, request: LMRequest) -> Any:
+        if chars(request) / 4 > self.context_tokens:
+            raise ModelFailed(f"scripted: 400: {TOO_LONG}", "request")
+        return await super().complete(request)
+
+
+def chars(request: LMRequest) -> int:
+    return sum(len(str(message.content)) for message in request.messages)
+
+
+def test_eight_turns_that_print_much_fit_into_a_small_window() -> None:
+    client = Window([*[MUCH] * 8, "FINAL(done)"])
+    done = RLM(client).completion("x" * 100_000, "What?")
+    assert done.response == "done"
+    assert [len(request.messages) for request in client.requests] == [2, 4, 6, 8, 10, 12, 14, 16, 18]
+    last = client.requests[-1].messages
+    outputs = [len(str(message.content)) for message in last[3::2]]
+    assert max(outputs[:-1]) < 5_000  # older ones are cut, and the newest is not
+    assert outputs[-1] > 7_500  # a quarter of the window
+    assert all("characters cut" in str(message.content) for message in last[3:-1:2])
+    assert all(str(message.content) == MUCH for message in last[2::2])
+
+
+def test_what_cannot_be_cut_is_summarised_as_often_as_it_takes_and_the_notes_do_not_pile_up() -> None:
+    thoughts = "thinking " * 1_500
+
+    def reply(request: LMRequest) -> str:
+        asked = str(request.messages[-1].content)
+        if asked == SUMMARISE:
+            notes.append(f"note {len(notes) + 1}")
+            return notes[-1]
+        if len(client.requests) > 14:
+            return "```repl\nFINAL(str(len(history)))\n```"
+        return f"{thoughts}\n```repl\nprint(1)\n```"
+
+    notes: list[str] = []
+    client = Window(reply)
+    done = RLM(client).completion("x" * 100_000, "What?")
+    assert len(notes) >= 3
+    begun_again = [str(each.messages[1].content) for each in client.requests if len(each.messages) == 2][1:]
+    for number, opening in enumerate(begun_again, 1):
+        assert [f"note {n}" for n in range(1, 9) if f"note {n}" in opening] == [f"note {number}"]
+        assert opening.count("`context` is a str with 100,000 characters") == 1
+        assert "Question: What?" in opening
+    assert int(done.response or 0) > 10  # `history` has all of it
+    assert all(len(notes) < 50 for notes in notes)
+
+
+def test_a_provider_that_refuses_once_is_asked_again_with_less() -> None:
+    class Unknown(ScriptedClient):
+        """Says nothing of its window, and reads no more than 40,000 characters."""
+
+        async def complete(self, request: LMRequest) -> Any:
+            self.sizes = [*getattr(self, "sizes", []), chars(request)]
+            if chars(request) > 40_000:
+                raise ModelFailed(f"scripted: BadRequestError: {TOO_LONG}", "request")
+            return await super().complete(request)
+
+    client = Unknown([*[MUCH] * 4, "FINAL(done)"])
+    assert RLM(client).completion("x" * 100_000, "What?").response == "done"
+    refused = [size for size in client.sizes if size > 40_000]
+    assert refused
+    assert len(client.sizes) == 5 + len(refused)
+
+
+def test_over_http_a_refusal_is_recovered_from_and_no_other_failure_is() -> None:
+    short, refusal = completion(MUCH), failure(400, TOO_LONG)
+    with FakeOpenAI(short, short, refusal, completion("FINAL(done)")) as server:
+        client = OpenAICompatibleClient(server.base_url, "m")
+        assert RLM(client).completion("x" * 100_000, "What?").response == "done"
+        sizes = [len(json.dumps(request)) for request in server.requests]
+    assert sizes[2] > 40_000
+    assert sizes[3] < 0.8 * sizes[2]
+    with FakeOpenAI(short, refusal, refusal) as server, pytest.raises(ModelFailed, match="maximum context length"):
+        RLM(OpenAICompatibleClient(server.base_url, "m")).completion("x" * 100_000, "What?")
+    with FakeOpenAI(short, failure(400, "unknown field")) as server, pytest.raises(ModelFailed, match="unknown field"):
+        RLM(OpenAICompatibleClient(server.base_url, "m")).completion("x" * 100_000, "What?")
+    assert len(server.requests) == 2
+
+
+def test_without_a_threshold_nothing_is_cut_and_nothing_recovered_from() -> None:
+    client = ScriptedClient([MUCH, MUCH, ModelFailed(TOO_LONG)])
+    with pytest.raises(ModelFailed, match="maximum context length"):
+        RLM(client, limits=Limits(compaction_threshold=None)).completion("x" * 100_000, "What?")
+    assert [len(request.messages) for request in client.requests] == [2, 4, 6]
+    assert len(str(client.requests[2].messages[3].content)) > 20_000
+
+
+def test_a_first_request_that_is_too_long_fails_at_once() -> None:
+    client = ScriptedClient([ModelFailed(TOO_LONG)])
+    with pytest.raises(ModelFailed):
+        RLM(client).completion("text", "What?")
+    assert len(client.requests) == 1
+
+
+def test_a_refused_summary_leaves_the_conversation_as_it_was() -> None:
+    def reply(request: LMRequest) -> str:
+        if str(request.messages[-1].content) == SUMMARISE:
+            raise ModelFailed("the provider is down")
+        return f"{'thinking ' * 2_000}\n```repl\nprint('seen')\n```"
+
+    client = Window(reply)
+    with pytest.raises(ModelFailed, match="the provider is down") as failed:
+        RLM(client).completion("x" * 100_000, "What?")
+    assert "seen" in str(failed.value.messages[-1].content)
+    assert failed.value.messages[-1].role == "user"
+
+
+# -- what is left when a provider fails ------------------------------------------------------------------------------
+
+DRAFT = "```repl\nanswer['content'] = 'a draft'\n```"
+IDEA = "a first idea\n```repl\nprint(1)\n```"
+
+
+@pytest.mark.parametrize(
+    ("replies", "partial"), [([IDEA, DRAFT], "a draft"), ([DRAFT, IDEA], "a draft"), ([IDEA, IDEA], "a first idea")]
+)
+def test_the_best_answer_so_far_is_in_the_failure(replies: list[str], partial: str) -> None:
+    client = ScriptedClient([*replies, ModelFailed("scripted: 500: down")])
+    with pytest.raises(ModelFailed) as failed:
+        RLM(client).completion("text", "?")
+    assert failed.value.partial_answer == partial
+    assert len(failed.value.trajectory) == 2
+
+
+def test_a_limit_carries_it_too() -> None:
+    with pytest.raises(LimitReached) as reached:
+        RLM(ScriptedClient([DRAFT] * 3), limits=Limits(max_llm_calls=2)).completion("text", "?")
+    assert reached.value.partial_answer == "a draft"
+
+
+def test_the_time_of_a_run_carries_it_too() -> None:
+    async def reply(messages: list[dict[str, Any]]) -> str:
+        return DRAFT if len(messages) == 2 else await for_ever()
+
+    for timeout_s in LONGER_AND_LONGER:
+        with pytest.raises(LimitReached, match="run_timeout_s") as reached:
+            RLM(FunctionClient(reply), limits=Limits(run_timeout_s=timeout_s)).completion("text", "?")
+        if reached.value.trajectory:
+            break
+    assert reached.value.partial_answer == "a draft"
+
+
+def test_the_command_prints_it(tmp_path: Any) -> None:
+    (tmp_path / "a.txt").write_text("text")
+    with FakeOpenAI(completion(IDEA), completion(DRAFT), Answer(401, {"error": {"message": "no key"}})) as server:
+        arguments = ("ask", "?", tmp_path / "a.txt", "-q", "--model", "m", "--base-url", server.base_url)
+        done = run(*arguments)
+        assert (done.returncode, done.stdout) == (5, "a draft\n"), done.stderr
+        assert "no key" in done.stderr
+    with FakeOpenAI(completion(IDEA), Answer(401, {"error": {"message": "no key"}})) as server:
+        done = run(*arguments[:-1], server.base_url, "--json")
+    assert json.loads(done.stdout)["error"]["partial_answer"] == "a first idea"
+
+
+# -- alone -----------------------------------------------------------------------------------------------------------
+
+
+async def by_length(text: str) -> float:
+    return len(text)
+
+
+async def never() -> None:
+    raise AssertionError("no summary was needed")
+
+
+def conversation(limit: float | None, *texts: str) -> tuple[Conversation, Progress]:
+    roles = ["system", "user", *["assistant", "user"] * len(texts)]
+    progress = Progress(messages=[ChatMessage(role, text) for role, text in zip(roles, texts, strict=False)])  # type: ignore[arg-type]
+    return Conversation(progress, limit, by_length), progress
+
+
+async def test_what_fits_stays_as_it_is() -> None:
+    kept, progress = conversation(100, "s" * 20, "o" * 20, "a" * 20, "u" * 40)
+    before = list(progress.messages)
+    await kept.fit(never)
+    assert progress.messages == before
+    assert await kept.tokens() == 100
+
+
+async def test_older_outputs_are_cut_first_the_longest_most_and_replies_never() -> None:
+    kept, progress = conversation(
+        16_000, "s" * 10, "o" * 10, "a" * 3_000, "u" * 9_000, "a" * 10, "v" * 800, "a" * 10, "w" * 9_000
+    )
+    await kept.fit(never)
+    sizes = [len(str(message.content)) for message in progress.messages]
+    assert sizes[:3] == [10, 10, 3_000]
+    assert FEWEST_OLDER_CHARS < sizes[3] < 9_000
+    assert sizes[4:] == [10, 800, 10, 9_000]
+    assert sum(sizes) <= 16_000
+
+
+async def test_the_newest_is_cut_last_and_its_end_stays() -> None:
+    kept, progress = conversation(4_000, "s" * 1_000, "o" * 1_000, "a" * 100, "u" * 20_000 + "What to do.")
+    await kept.fit(never)  # there is nothing to be summarised
+    newest = str(progress.messages[-1].content)
+    assert newest.endswith("What to do.")
+    assert FEWEST_LAST_CHARS <= len(newest) < 3_000
+    assert [len(str(message.content)) for message in progress.messages[:2]] == [1_000, 1_000]
+
+
+async def test_what_is_cut_is_halved_until_the_request_fits_and_no_further() -> None:
+    older = cut("u" * 9_000, 4_500)
+    kept, progress = conversation(40 + len(older) + 10, "s" * 10, "o" * 10, "a" * 10, "u" * 9_000, "a" * 10, "w" * 10)
+    await kept.fit(never)
+    assert [str(message.content) for message in progress.messages[3:]] == [older, "a" * 10, "w" * 10]
+
+
+async def test_an_older_output_keeps_500_characters_and_the_newest_2000() -> None:
+    summaries = 0
+
+    async def summarise() -> None:
+        nonlocal summaries
+        summaries += 1
+
+    kept, progress = conversation(1, "s", "o", "a" * 3_000, "u" * 9_000, "b" * 3_000, "w" * 9_000)
+    await kept.fit(summarise)
+    assert summaries == 1
+    assert [str(message.content) for message in progress.messages] == [
+        "s",
+        "o",
+        "a" * 3_000,
+        cut("u" * 9_000, 500),
+        "b" * 3_000,
+        cut("w" * 9_000, 2_000),
+    ]
+
+
+async def test_what_a_provider_counts_decides_what_fits() -> None:
+    kept, progress = conversation(4_000, "s" * 10, "o" * 10, "a" * 10, "u" * 3_000, "a" * 10)
+    await kept.learn(2 * 3_030)
+    progress.messages.append(ChatMessage("user", "w" * 10))
+    await kept.fit(never)
+    assert str(progress.messages[3].content) == cut("u" * 3_000, 1_500)
+
+
+async def test_after_a_refusal_three_tenths_less_is_sent() -> None:
+    kept, progress = conversation(100_000, "s" * 100, "o" * 100, "a" * 100, "u" * 5_000, "a" * 100, "w" * 100)
+    assert await kept.takes_refusal(ModelFailed(TOO_LONG))
+    await kept.fit(never)
+    assert str(progress.messages[3].content) == cut("u" * 5_000, 2_500)
+    assert not await kept.takes_refusal(ModelFailed("429: rate limit reached"))
+
+
+async def test_a_limit_that_is_lower_than_what_was_refused_stays() -> None:
+    kept, progress = conversation(4_000, "s" * 100, "o" * 100, "a" * 100, "u" * 9_000, "a" * 100, "w" * 100)
+    assert await kept.takes_refusal(ModelFailed(TOO_LONG))
+    await kept.fit(never)
+    assert str(progress.messages[3].content) == cut("u" * 9_000, 2_250)
+
+
+async def test_a_count_that_is_far_too_low_or_of_nothing_is_corrected() -> None:
+    kept, progress = conversation(1_000, "", "", "")
+    await kept.learn(7)
+    progress.messages.append(ChatMessage("user", "ab"))
+    assert await kept.tokens() == pytest.approx(14)
+    await kept.learn(1)
+    assert await kept.tokens() == pytest.approx(2)
+    progress.messages.append(ChatMessage("assistant", "cd"))
+    await kept.learn(1)
+    assert await kept.tokens() == pytest.approx(0.5 * 4)
+
+
+async def test_the_system_prompt_and_the_opening_are_never_cut() -> None:
+    kept, progress = conversation(10, "s" * 1_000, "o" * 50_000)
+    await kept.fit(never)
+    assert [len(str(message.content)) for message in progress.messages] == [1_000, 50_000]
+
+
+async def test_what_the_provider_counts_corrects_the_count_but_not_to_nothing() -> None:
+    kept, progress = conversation(1_000, "s" * 100, "o" * 100, "reply")
+    await kept.learn(400)
+    assert await kept.tokens() == pytest.approx(2 * 205)
+    await kept.learn(3)
+    assert await kept.tokens() == pytest.approx(LEAST_FACTOR * 205)
+    await kept.learn(0)
+    assert await kept.tokens() == pytest.approx(LEAST_FACTOR * 205)
+    assert len(progress.messages) == 3
+
+
+async def test_without_a_limit_nothing_is_counted() -> None:
+    async def count(_text: str) -> float:
+        raise AssertionError("nothing needs it")
+
+    kept = Conversation(Progress(messages=[ChatMessage("user", "x")] * 5), None, count)
+    await kept.fit(never)
+    await kept.learn(5)
+    assert not await kept.takes_refusal(ModelFailed(TOO_LONG))
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        "litellm.ContextWindowExceededError: too much",
+        TOO_LONG,
+        "prompt is too long: 210000 tokens > 200000 maximum",
+        "The input token count (1200000) exceeds the maximum number of tokens allowed (1048576).",
+        "Requested tokens (5000) exceed context window of 4096",
+        "the request exceeds the available context size",
+        "Input length 9000 exceeds the maximum",
+    ],
+)
+def test_how_providers_say_that_a_request_is_too_long(said: str) -> None:
+    assert says_too_long(said)
+
+
+@pytest.mark.parametrize("said", ["429: rate limit reached", "invalid api key", "unknown model 'x'", "connection lost"])
+def test_what_they_say_of_something_else(said: str) -> None:
+    assert not says_too_long(said)

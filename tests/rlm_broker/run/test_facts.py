@@ -1,0 +1,98 @@
+"""What a system prompt tells is what is: the limits, the models that code may name, the packages that it can import."""
+
+import re
+import sys
+from typing import Any
+
+import pytest
+
+from rlm_broker.clients.scripted import ScriptedClient
+from rlm_broker.limits import Limits
+from rlm_broker.rlm import RLM
+from rlm_broker.run.facts import MOST_MODELS, WORTH_TELLING, reads_chars
+from rlm_broker.sandbox.sandbox import Sandbox
+
+
+def sized(tokens: int | None, *replies: str, name: str = "scripted") -> ScriptedClient:
+    client = ScriptedClient(replies or ["FINAL(done)"], name)
+    client.context_tokens = tokens
+    return client
+
+
+def told(model: ScriptedClient, sub: ScriptedClient | None = None, **more: Any) -> str:
+    """The system prompt of the root."""
+    assert RLM(model, sub, **more).completion("short", "?").response == "done"
+    return str(model.requests[0].messages[0].content)
+
+
+@pytest.mark.parametrize(
+    ("tokens", "chars"), [(None, None), (128_000, 380_000), (8_000, 24_000), (1_000_000, 3_000_000), (1, 3)]
+)
+def test_a_model_reads_three_characters_a_token_in_round_numbers(tokens: int | None, chars: int | None) -> None:
+    assert reads_chars(sized(tokens)) == chars
+
+
+def test_what_a_call_reads_is_told_of_the_model_that_answers_it() -> None:
+    prompt = told(sized(200_000), sized(64_000, name="sub"))
+    assert "It can read 190,000 characters." in prompt
+    assert "It can read" not in told(sized(200_000), sized(None, name="sub"))
+
+
+@pytest.mark.parametrize(("tokens", "is_compact"), [(15_999, True), (16_000, False), (None, False)])
+def test_the_window_of_the_runs_own_model_decides_how_long_its_prompt_is(tokens: int | None, is_compact: bool) -> None:
+    prompt = told(sized(tokens), sized(200_000, name="sub"))
+    assert ("How to work:" not in prompt) == is_compact
+
+
+def test_further_models_are_told_with_what_they_read_and_the_usual_one_is_not() -> None:
+    models = {"small": sized(10_000, name="provider/small-1"), "other": sized(None, name="other")}
+    prompt = told(sized(None), sized(None, name="sub"), models=models)
+    (line,) = [line for line in prompt.splitlines() if line.startswith("- Models for `model=`")]
+    assert "`small` (provider/small-1, reads 30,000 characters)" in line
+    assert "`other` (of the user's)" in line
+    assert "`scripted`" not in line
+
+
+def test_where_code_may_name_no_model_none_is_told() -> None:
+    models = {"small": sized(10_000, name="small")}
+    assert "Models for `model=`" not in told(sized(None), models=models, model_policy="pinned")
+
+
+def test_so_many_models_are_told_at_most() -> None:
+    models = {f"m{number}": sized(None, name=f"m{number}") for number in range(MOST_MODELS + 10)}
+    assert len(re.findall(r"`m\d+`", told(sized(None), models=models))) <= MOST_MODELS
+
+
+def test_the_packages_and_the_python_that_are_told_are_there() -> None:
+    client = ScriptedClient(["```repl\nimport sys\nFINAL('%d.%d' % sys.version_info[:2])\n```"])
+    with Sandbox() as sandbox:
+        with RLM(client, sandbox=sandbox) as rlm:
+            version = rlm.completion("short", "?").response
+        named = sandbox.importable(WORTH_TELLING)
+        with sandbox.repl() as repl:
+            code = f"import importlib\nfor name in {list(named)!r}: importlib.import_module(name)"
+            assert repl.execute(code, timeout_s=300).status == "ok"
+            others = [name for name in WORTH_TELLING if name not in named]
+            missing = f"import importlib.util\nprint([n for n in {others!r} if importlib.util.find_spec(n)])"
+            assert repl.execute(missing).stdout == "[]\n"
+    prompt = str(client.requests[0].messages[0].content)
+    assert f"This is Python {version}. " in prompt
+    assert version == f"{sys.version_info.major}.{sys.version_info.minor}"
+    assert all(name in prompt for name in named)
+
+
+def test_tools_are_told_and_so_are_the_turns_of_a_child() -> None:
+    def in_stock(name: str) -> int:
+        """How many there are."""
+        return len(name)
+
+    client = ScriptedClient(["```repl\nFINAL(rlm_query('x'))\n```", "FINAL(done)"])
+    limits = Limits(max_depth=2, max_iterations=(11, 7))
+    assert RLM(client, tools={"in_stock": in_stock}, limits=limits).completion("short", "?").response == "done"
+    root, child = (str(request.messages[0].content) for request in client.requests)
+    assert "in_stock(name: str) -> int" in root
+    assert "How many there are." in root
+    assert "You have 11 turns" in root
+    assert "You have 7 turns" in child
+    assert "contexts=parts" in root
+    assert "contexts=parts" not in child

@@ -1,0 +1,185 @@
+"""Who gets a REPL under `recursion="auto"`: told by size and form, in any language."""
+
+import json
+
+import pytest
+
+from rlm_broker.run.recursion import INSTRUCTION_CHARS, LOOKED_AT_CHARS, divided, looks_like_data, needs_repl
+
+# ruff: noqa: RUF001 - punctuation of Chinese is meant
+
+WINDOW = 128_000
+ENGLISH = [
+    "On 14 March 1879 the harbour office wrote to the council, and asked for a new crane.",
+    "The old one, which had been bought in 1851 for 1,200 pounds, could lift no more than two tons; it was loud, too.",
+    "Nothing was decided in that year.",
+    "The clerk noted that the council was tired, that it had started to rain, and that the candles were short.",
+    "When the members met again they had forgotten what the letter said",
+]
+GERMAN = [
+    "Am 14. März 1879 schrieb das Hafenamt an den Rat, der seit Wochen nicht getagt hatte, und bat um einen Kran.",
+    "Der alte, den man 1851 für 1.200 Pfund gekauft hatte, hob nicht mehr als zwei Tonnen; außerdem war er laut.",
+    "Beschlossen wurde nichts.",
+    "Der Schreiber vermerkte, dass der Rat müde gewesen sei und dass es zu regnen begonnen habe.",
+    "Als man sich wieder traf, wusste niemand mehr, was in dem Brief stand, den alle gelesen hatten.",
+]
+CHINESE = [
+    "一八七九年三月十四日，港务处致函市议会，请求购置一台新的起重机，并附上了详细的说明和一份费用的估算。",
+    "旧的那台是1851年花了1200英镑买来的，最多只能吊起两吨重的货物；而且声音很大，附近的居民常常抱怨。",
+    "那一年什么也没有决定。",
+    "书记员记下了议会的疲倦，也记下了窗外开始下雨，蜡烛已经快要烧完，大家都想早一点回家去休息。",
+    "等他们再次开会的时候，已经没有人记得信里写了什么。",
+]
+
+
+def prose(sentences: list[str], between: str, paragraphs: int) -> str:
+    """Paragraphs of one to five sentences each."""
+    chosen = ([sentences[(n * 3 + place) % 5] for place in range(1 + n * 7 % 5)] for n in range(paragraphs))
+    return between.join(" ".join(each) for each in chosen)
+
+
+PROSE = {
+    "English": prose(ENGLISH, "\n\n", 45),
+    "English, a line each": prose(ENGLISH, "\n", 45),
+    "German": prose(GERMAN, "\n\n", 45),
+    "Chinese": prose(CHINESE, "\n\n", 100),
+    "one line": prose(ENGLISH, " ", 45),
+}
+DATA = {
+    "numbers": " ".join(str(number * 7919 % 1000) for number in range(300)),
+    "numbers in lines": "\n".join(f"{number * 0.37:.2f}" for number in range(300)),
+    "CSV": "name,city,amount\n" + "\n".join(f"Person {n},Town {n % 7},{n * 3}" for n in range(50)),
+    "CSV with quotes": "\n".join(f'"Last, First {n}",some words here and there,{n},yes' for n in range(50)),
+    "semicolons": "\n".join(f"a longer name of something {n};and a remark;{n}" for n in range(50)),
+    "tabs": "\n".join(f"a longer name of something {n}\tand a remark\t{n}" for n in range(50)),
+    "Markdown table": "| name | what | sum |\n|---|---|---|\n"
+    + "\n".join(f"| some name {n} | what it is about | {n} |" for n in range(50)),
+    "JSON object": json.dumps({"rows": [{"name": "a", "text": ENGLISH[0]}] * 5}),
+    "JSON array": json.dumps([{"a": n} for n in range(50)], indent=2),
+    "JSON numbers": "[1, 2, 3]",
+    "JSON lines": "\n".join(json.dumps({"event": "login", "user": n}) for n in range(50)),
+    "list": "\n".join(f"- item {n}" for n in range(20)),
+    "Chinese list": "\n".join(f"{n}. 第{n}项的名称" for n in range(20)),
+    "German list": "\n".join(["Äpfel", "Birnen", "Kürbisse", "Möhren"] * 5),
+}
+
+
+@pytest.mark.parametrize("text", PROSE.values(), ids=PROSE.keys())
+def test_prose_that_a_model_can_read_needs_no_repl(text: str) -> None:
+    assert len(text.encode()) > 10_000
+    assert not needs_repl("Summarise this.", text, len(text), WINDOW)
+    assert not needs_repl(*divided(f"Summarise this.\n\n{text}"), len(text), WINDOW)
+    assert not needs_repl(*divided(f"{text}\n\n这里说了什么？"), len(text), WINDOW)
+
+
+@pytest.mark.parametrize("text", DATA.values(), ids=DATA.keys())
+def test_data_is_for_code(text: str) -> None:
+    assert needs_repl("What is this about?", text, len(text), WINDOW)
+    assert looks_like_data(text)
+
+
+@pytest.mark.parametrize("name", ["numbers", "CSV", "Markdown table", "JSON array", "list"])
+def test_data_is_found_between_what_is_to_be_done_with_it(name: str) -> None:
+    text = DATA[name] * 4
+    assert needs_repl(*divided(f"Was ist die Summe?\n{text}\nAntworte kurz."), len(text), WINDOW)
+
+
+@pytest.mark.parametrize("text", PROSE.values(), ids=PROSE.keys())
+def test_what_is_long_for_the_model_needs_one_whatever_it_is(text: str) -> None:
+    assert needs_repl("Summarise this.", text, WINDOW * 2 + 1, WINDOW)
+    assert not needs_repl("Summarise this.", text, WINDOW * 2, WINDOW)
+
+
+def test_code_in_the_task_asks_for_code() -> None:
+    assert needs_repl("Run this:\n```python\nprint(1)\n```", "", 40, WINDOW)
+
+
+@pytest.mark.parametrize("text", ["", " ", "\n\n", "A short question?", "1, 2, 3", "a\nb\nc", "[see above] he said"])
+def test_a_short_text_is_no_data_without_a_sign_of_it(text: str) -> None:
+    assert not looks_like_data(text)
+
+
+def test_a_short_prompt_is_all_instruction() -> None:
+    prompt = "x" * (2 * INSTRUCTION_CHARS)
+    assert divided(prompt) == (prompt, "")
+
+
+def test_a_long_prompt_is_its_first_and_last_line_and_what_is_between() -> None:
+    document = "\n".join(["middle"] * 500)
+    assert divided(f"First.\n{document}\nLast.") == ("First.\nLast.", f"\n{document}\n")
+
+
+def test_no_more_is_looked_at_than_a_beginning() -> None:
+    assert not needs_repl("?", PROSE["one line"] * 10 + DATA["CSV"] * 100, LOOKED_AT_CHARS, WINDOW)
+
+
+# -- boundaries ------------------------------------------------------------------------------------------------------
+
+
+def lines(count: int, chars: int) -> str:
+    return "\n".join(["x" * chars] * count)
+
+
+@pytest.mark.parametrize(
+    ("text", "is_data"),
+    [
+        (lines(8, 10), True),
+        (lines(7, 10), False),
+        (lines(8, 40), True),
+        (lines(8, 41), False),
+        (lines(7, 40) + "\n" + "x" * 41, False),
+        ("\n\n \n".join(["x" * 40] * 8), True),  # lines of nothing are none
+        ("\n\n \n".join(["x" * 40] * 7), False),
+    ],
+)
+def test_a_list_has_eight_lines_of_40_characters_at_most(text: str, is_data: bool) -> None:
+    assert looks_like_data(text) is is_data
+
+
+@pytest.mark.parametrize(
+    ("rows", "others", "separators", "is_data"),
+    [(8, 0, 2, True), (8, 0, 1, False), (7, 0, 2, False), (8, 2, 2, True), (7, 2, 2, False), (8, 2, 3, True)],
+)
+@pytest.mark.parametrize("separator", [",", ";", "\t", "|"])
+def test_four_lines_of_five_of_a_table_have_the_same_two_separators_or_more(
+    rows: int, others: int, separators: int, is_data: bool, separator: str
+) -> None:
+    row, other = f"some words{separator}" * separators + "x" * 60, "words " * 20
+    assert looks_like_data("\n".join([*[row] * rows, *[other] * others])) is is_data
+
+
+@pytest.mark.parametrize(
+    ("digits", "letters", "is_data"), [(76, 224, True), (75, 225, False), (76, 223, False), (300, 0, True)]
+)
+def test_of_300_characters_that_are_no_spaces_more_than_a_quarter_are_digits(
+    digits: int, letters: int, is_data: bool
+) -> None:
+    assert looks_like_data(f"{'7' * digits} {'x' * letters} ") is is_data
+
+
+@pytest.mark.parametrize(("at", "is_seen"), [(19_999, True), (20_000, False)])
+def test_twenty_thousand_characters_are_looked_at(at: int, is_seen: bool) -> None:
+    text = "a\n" * 7
+    text = text.ljust(at, "\n") + "the eighth line"
+    assert needs_repl("?", text, len(text), WINDOW) is is_seen
+
+
+@pytest.mark.parametrize(
+    ("prompt", "task", "document"),
+    [
+        ("x" * 600, "x" * 600, ""),
+        ("a" * 300 + "b" + "c" * 300, "a" * 300 + "\n" + "c" * 300, "b"),
+        ("first\n" + "b" * 600 + "\nmiddle\nlast", "first\nlast", "\n" + "b" * 600 + "\nmiddle\n"),
+        ("first\nsecond\n" + "b" * 600 + "\nlast", "first\nlast", "\nsecond\n" + "b" * 600 + "\n"),
+        ("a" * 300 + "\n" + "b" * 300 + "\n" + "c" * 300, "a" * 300 + "\n" + "c" * 300, "\n" + "b" * 300 + "\n"),
+    ],
+)
+def test_what_to_do_is_the_first_line_and_the_last_of_300_characters_at_most(
+    prompt: str, task: str, document: str
+) -> None:
+    assert divided(prompt) == (task, document)
+
+
+def test_half_of_what_a_model_reads_is_not_too_long() -> None:
+    assert not needs_repl("?", "", 80, 40)
+    assert needs_repl("?", "", 81, 40)

@@ -1,0 +1,289 @@
+"""Which answers are taken: those that were written when what they rest on had been seen."""
+
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from rlm_broker.clients.function import FunctionClient
+from rlm_broker.clients.scripted import ScriptedClient
+from rlm_broker.errors import LimitReached, ReplClosed
+from rlm_broker.limits import Limits
+from rlm_broker.parsing import FinalText
+from rlm_broker.prompts.messages import NOT_LOOKED_AT
+from rlm_broker.results import Block, Completion
+from rlm_broker.rlm import RLM
+from rlm_broker.run import reply
+from rlm_broker.run.reply import MAX_REPLY_CHARS, SHORT_REPLY_CHARS, Answer, ReplyActions, read_reply
+from rlm_broker.run.tree import Progress
+from rlm_broker.sandbox.sandbox import Sandbox
+from rlm_broker.trace.events import BlockEnded, BlockPrinted, BlockStarted, Event, Replied, TreeEvents
+
+LONG = "a long context. " * 1_000
+NO_EVENTS = TreeEvents("tree", []).of("1", 0)
+UNSEEN = "was written before you saw this output, so it was not taken"
+NOT_LOOKED = "You have answered without having looked at the context"
+PRINTS = "```repl\nprint(1)\n```"
+RAISES = "```repl\n1 / 0\n```"
+SILENT = "```repl\nx = 'from x'\n```"
+
+
+@pytest.fixture(scope="module")
+def sandbox() -> Iterator[Sandbox]:
+    with Sandbox(warm=1) as opened:
+        yield opened
+
+
+def ran(sandbox: Sandbox, *replies: str, context: Any = LONG, **limits: Any) -> tuple[Completion, list[str]]:
+    """One run; its completion, and what the model was told last in each of its turns."""
+    client = ScriptedClient(replies)
+    with RLM(client, limits=Limits(**limits), sandbox=sandbox) as rlm:
+        done = rlm.completion(context, "Which?")
+    assert len(client.requests) == len(replies)
+    return done, [str(request.messages[-1].content) for request in client.requests]
+
+
+@pytest.mark.parametrize(
+    "beside", [PRINTS, RAISES, "```repl\nimport sys; print(2, file=sys.stderr)\n```", "```repl\nx = 5\nx\n```"]
+)
+@pytest.mark.parametrize("again", ["FINAL(a guess)", "It is as I said.\nFINAL(a guess)", "FINAL(corrected)"])
+def test_an_answer_beside_a_block_that_told_something_is_asked_about_once(
+    sandbox: Sandbox, beside: str, again: str
+) -> None:
+    done, told = ran(sandbox, f"{beside}\nFINAL(a guess)", again)
+    assert done.response == again.rpartition("FINAL(")[2][:-1]
+    assert UNSEEN in told[1]
+    assert "'a guess'" in told[1]
+    assert "Block 1: " in told[1]
+
+
+@pytest.mark.parametrize("beside", [PRINTS, RAISES])
+def test_the_same_answer_beside_the_same_code_is_taken_the_second_time(sandbox: Sandbox, beside: str) -> None:
+    done, told = ran(sandbox, f"{beside}\nFINAL(a guess)", f"{beside}\nFINAL(a guess)")
+    assert done.response == "a guess"
+    assert sum(UNSEEN in each for each in told) == 1
+
+
+def test_another_answer_beside_code_is_asked_about_again(sandbox: Sandbox) -> None:
+    done, told = ran(sandbox, f"{PRINTS}\nFINAL(one)", f"{PRINTS}\nFINAL(two)", "FINAL(two)")
+    assert done.response == "two"
+    assert [UNSEEN in each for each in told] == [False, True, True]
+
+
+def test_an_answer_beside_blocks_that_ran_and_said_nothing_is_taken(sandbox: Sandbox) -> None:
+    done, _ = ran(sandbox, f"{SILENT}\n{SILENT}\nFINAL(sure)")
+    assert done.response == "sure"
+    assert len(done.trajectory[0].blocks) == 2
+
+
+def test_a_first_reply_that_has_not_looked_is_asked_about_once(sandbox: Sandbox) -> None:
+    done, told = ran(sandbox, "FINAL(from memory)", "FINAL(from memory)")
+    assert done.response == "from memory"
+    assert NOT_LOOKED_AT in told[0]
+    assert NOT_LOOKED in told[1]
+    done, told = ran(sandbox, "FINAL(from memory)", PRINTS, "FINAL(looked)")
+    assert done.response == "looked"
+    done, told = ran(sandbox, "FINAL(from memory)", "FINAL(another thought)")
+    assert done.response == "another thought"
+
+
+@pytest.mark.parametrize("context", ["short", "x" * 2_000, {"a": 1}, None])
+def test_a_context_that_is_shown_whole_needs_no_look(sandbox: Sandbox, context: Any) -> None:
+    done, told = ran(sandbox, "FINAL(at once)", context=context)
+    assert done.response == "at once"
+    assert NOT_LOOKED_AT not in told[0]
+
+
+@pytest.mark.parametrize("context", ["x" * 2_001, {"a": "x" * 3_000}, ["x" * 1_000] * 3])
+def test_any_longer_one_needs_one(sandbox: Sandbox, context: Any) -> None:
+    _, told = ran(sandbox, "FINAL(at once)", "FINAL(at once)", context=context)
+    assert NOT_LOOKED in told[1]
+
+
+@pytest.mark.parametrize("reply", ["FINAL(a guess)", f"{PRINTS}\nFINAL(a guess)", f"{RAISES}\nFINAL(a guess)"])
+def test_in_the_last_turn_an_answer_is_taken_as_it_is(sandbox: Sandbox, reply: str) -> None:
+    done, _ = ran(sandbox, reply, max_iterations=1)
+    assert done.response == "a guess"
+    done, _ = ran(sandbox, PRINTS, reply, max_iterations=2)
+    assert done.response == "a guess"
+
+
+def test_a_variable_is_taken_after_blocks_that_ran(sandbox: Sandbox) -> None:
+    for code in (SILENT, f"{PRINTS}\n{SILENT}"):
+        done, _ = ran(sandbox, f"{code}\nFINAL_VAR(x)")
+        assert done.response == "from x"
+
+
+@pytest.mark.parametrize("before", [RAISES, "```repl\nimport sys; sys.exit()\n```"])
+def test_a_variable_after_a_block_that_failed_is_not_looked_up_and_the_model_told_why(
+    sandbox: Sandbox, before: str
+) -> None:
+    done, told = ran(sandbox, SILENT, f"{before}\nFINAL_VAR(x)", "FINAL_VAR(x)")
+    assert done.response == "from x"
+    assert "Not run: FINAL_VAR('x'). A block before it did not run through: look at its output first" in told[2]
+
+
+def test_in_the_last_turn_a_variable_after_a_failed_block_is_asked_for_once_more(sandbox: Sandbox) -> None:
+    done, told = ran(sandbox, SILENT, f"{RAISES}\nFINAL_VAR(x)", "FINAL_VAR(x)", max_iterations=2)
+    assert done.response == "from x"
+    assert "no turns left" in told[2]
+
+
+def test_a_variable_that_is_not_there_is_told(sandbox: Sandbox) -> None:
+    done, told = ran(sandbox, "FINAL_VAR(missing)", "FINAL(then this)")
+    assert done.response == "then this"
+    assert "missing" in told[1]
+
+
+def test_code_that_submits_ends_the_run_whatever_the_text_beside_it_says(sandbox: Sandbox) -> None:
+    done, _ = ran(sandbox, "```repl\nprint(1)\nFINAL('seen')\n```\n```repl\nprint('never')\n```\nFINAL(a guess)")
+    assert done.response == "seen"
+    assert len(done.trajectory[0].blocks) == 1
+
+
+def test_an_answer_beside_a_block_that_was_killed_is_a_guess(sandbox: Sandbox) -> None:
+    kill = "```repl\nimport os; os._exit(1)\n```"
+    done, told = ran(sandbox, f"{kill}\n{PRINTS}\nFINAL(a guess)", "FINAL(a guess)")
+    assert done.response == "a guess"
+    assert UNSEEN in told[1]
+    assert "Not run: block 2. Block 1 was killed." in told[1]
+
+
+def test_what_was_not_taken_is_the_partial_answer(sandbox: Sandbox) -> None:
+    client = ScriptedClient([f"{PRINTS}\nFINAL(a guess)"])
+    with RLM(client, sandbox=sandbox) as rlm, pytest.raises(Exception, match="call 2 of a script") as failed:
+        rlm.completion(LONG, "?")
+    assert getattr(failed.value, "partial_answer", None) == "a guess"
+
+
+def test_a_child_whose_task_is_its_context_needs_no_look(sandbox: Sandbox) -> None:
+    def reply(messages: list[dict[str, Any]]) -> str:
+        if "Your task stands" in str(messages[1]["content"]):
+            return "FINAL(at once)"
+        return "```repl\nFINAL(rlm_query('why ' * 3_000))\n```"
+
+    with RLM(FunctionClient(reply), limits=Limits(max_depth=2), sandbox=sandbox) as rlm:
+        done = rlm.completion(LONG, "?")
+    assert done.response == "at once"
+    assert done.usage_summary.total.total_calls == 2
+
+
+def test_none_is_an_empty_reply_and_not_the_end(sandbox: Sandbox) -> None:
+    replies = iter([None, None, "FINAL(at last)"])
+    with RLM(lambda _messages: next(replies), sandbox=sandbox) as rlm:
+        done = rlm.completion("short", "?")
+    assert done.response == "at last"
+    assert "There was no code to run and no answer in your reply." in str(done.messages[3].content)
+
+
+# -- alone -----------------------------------------------------------------------------------------------------------
+
+
+async def test_no_more_blocks_are_run_than_a_run_may_have() -> None:
+    async with Sandbox(warm=0) as sandbox, sandbox.repl() as repl:
+        progress = Progress()
+        actions = ReplyActions(repl, Limits(max_blocks=3), NO_EVENTS, progress)
+        answer, not_run = await actions.act(1, f"{PRINTS}\n{PRINTS}", [])
+        assert (answer, [*not_run], actions.blocks_left()) == (None, [], 1)
+        answer, not_run = await actions.act(2, f"{PRINTS}\n{PRINTS}\nFINAL(a guess)", [])
+        assert answer is not None
+        assert (answer.text, answer.is_guess) == ("a guess", True)
+        assert [each.what for each in not_run] == ["block 2"]
+        assert (progress.blocks, actions.blocks_left()) == (3, 0)
+        assert ReplyActions(repl, Limits(max_blocks=None), NO_EVENTS, progress).blocks_left() is None
+
+
+async def test_what_code_has_put_down_is_kept_until_it_is_taken_back_and_through_a_kill() -> None:
+    async with Sandbox(warm=0) as sandbox, sandbox.repl() as repl:
+        progress = Progress()
+        actions = ReplyActions(repl, Limits(), NO_EVENTS, progress)
+        await actions.act(1, "so far\n```repl\nanswer['content'] = 'a draft'\n```", [])
+        assert progress.partial_answer == "a draft"
+        await actions.act(2, "```repl\nimport os; os._exit(1)\n```", [])
+        assert progress.partial_answer == "a draft"
+        await actions.act(3, "```repl\n1\n```", [])
+        assert progress.partial_answer == "so far"
+
+
+async def test_a_reply_that_no_model_writes_is_not_read_and_the_model_is_told_so() -> None:
+    long = await read_reply("```\n" * (MAX_REPLY_CHARS // 4 + 1))
+    assert (long.code, long.final) == ((), None)
+    assert [each.what for each in long.not_run] == [f"all of a reply of {4 * (MAX_REPLY_CHARS // 4 + 1):,} characters"]
+    middling = await read_reply("x " * SHORT_REPLY_CHARS + "\nFINAL(yes)")
+    assert middling.final == FinalText("yes")
+
+
+async def test_what_comes_of_a_reply_is_told_by_events() -> None:
+    events: list[Event] = []
+    async with Sandbox(warm=0) as sandbox, sandbox.repl() as repl:
+        actions = ReplyActions(repl, Limits(), TreeEvents("tree", [events.append]).of("1", 0), Progress())
+        said = f"{PRINTS}\n{SILENT}\n```bash\nls\n```"
+        blocks: list[Block] = []
+        await actions.act(4, said, blocks)
+    replied, *others = events
+    assert isinstance(replied, Replied)
+    assert (replied.number, replied.text, [each[:15] for each in replied.not_run]) == (4, said, ["a ```bash fence"])
+    assert [(type(each), each.block) for each in others] == [  # type: ignore[attr-defined]
+        (BlockStarted, 1),
+        (BlockPrinted, 1),
+        (BlockEnded, 1),
+        (BlockStarted, 2),
+        (BlockEnded, 2),
+    ]
+    begun, printed, ended = others[:3]
+    assert isinstance(begun, BlockStarted)
+    assert isinstance(printed, BlockPrinted)
+    assert isinstance(ended, BlockEnded)
+    assert (begun.iteration, begun.code, printed.stream, printed.text) == (4, "print(1)", "stdout", "1\n")
+    assert ended.outcome == blocks[0]
+    assert [variable.name for variable in blocks[1].variables] == ["x"]
+
+
+async def test_of_several_blocks_the_last_that_ran_decides() -> None:
+    kill = "```repl\nimport os; os._exit(1)\n```"
+    async with Sandbox(warm=0) as sandbox, sandbox.repl() as repl:
+        actions = ReplyActions(repl, Limits(), NO_EVENTS, Progress())
+        answer, _ = await actions.act(1, f"{SILENT}\n```repl\nFINAL('second')\n```\n{PRINTS}", [])
+        assert answer == Answer("second")
+        answer, _ = await actions.act(2, f"{SILENT}\n{PRINTS}\nFINAL(a guess)", [])
+        assert answer == Answer("a guess", is_guess=True)
+        blocks: list[Block] = []
+        answer, not_run = await actions.act(3, f"{PRINTS}\n{kill}\n{PRINTS}", blocks)
+        assert (answer, [each.status for each in blocks]) == (None, ["ok", "killed"])
+        assert [each.reason for each in not_run] == ["Block 2 was killed."]
+
+
+async def test_looking_up_the_answer_takes_no_block_that_another_turn_could_have() -> None:
+    async with Sandbox(warm=0) as sandbox, sandbox.repl() as repl:
+        actions = ReplyActions(repl, Limits(max_blocks=1), NO_EVENTS, Progress())
+        answer, _ = await actions.act(1, f"{SILENT}\nFINAL_VAR(x)", [])
+        assert (answer, actions.blocks_left()) == (Answer("from x"), 0)
+
+
+async def test_a_repl_that_was_killed_too_often_is_a_limit_and_one_that_was_closed_is_not() -> None:
+    limits = Limits(max_repl_restarts=0)
+    async with Sandbox(limits, warm=0) as sandbox:
+        async with sandbox.repl() as repl:
+            actions = ReplyActions(repl, limits, NO_EVENTS, Progress())
+            await actions.act(1, "```repl\nimport os; os._exit(1)\n```", [])
+            with pytest.raises(LimitReached, match="max_repl_restarts = 0 was reached, 0 used"):
+                await actions.act(2, PRINTS, [])
+        with pytest.raises(ReplClosed):
+            await actions.act(3, PRINTS, [])
+
+
+@pytest.mark.parametrize(("fewer", "kept"), [(0, [1, 1, 0]), (1, [1, 0, 0])])
+async def test_past_their_bytes_displays_are_counted_and_not_kept(
+    monkeypatch: pytest.MonkeyPatch, fewer: int, kept: list[int]
+) -> None:
+    shows = "```repl\nclass Rich:\n    def _repr_html_(self): return '<b>' + 'x' * 1_000\nRich()\n```"
+    async with Sandbox(warm=0) as sandbox, sandbox.repl() as repl:
+        blocks: list[Block] = []
+        await ReplyActions(repl, Limits(), NO_EVENTS, Progress()).act(1, shows, blocks)
+        size = sum(sys.getsizeof(data) for data in blocks[0].displays[0].data.values())
+        monkeypatch.setattr(reply, "MAX_DISPLAYS_BYTES", 2 * size - fewer)
+        blocks = []
+        await ReplyActions(repl, Limits(), NO_EVENTS, Progress()).act(1, "\n".join([shows] * 3), blocks)
+        assert [len(block.displays) for block in blocks] == kept
+        assert [block.displays_omitted for block in blocks] == [1 - each for each in kept]

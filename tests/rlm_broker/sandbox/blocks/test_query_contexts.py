@@ -1,0 +1,306 @@
+"""Contexts that a REPL gives its children: what code may say of them, by hand, on the connection.
+
+Whatever it says, each child that cannot have its context is an error in its slot; the REPL goes on, and no descriptor
+is left open.
+"""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rlm_broker.clients.base import LMRequest
+from rlm_broker.clients.scripted import ScriptedClient
+from rlm_broker.context.store import store
+from rlm_broker.errors import ContextRefused
+from rlm_broker.limits import Limits
+from rlm_broker.lm_handler import LMHandler
+from rlm_broker.sandbox.blocks.query_contexts import QueryContexts
+from rlm_broker.sandbox.sandbox import Sandbox
+from rlm_broker.sandbox.workers.worker import Worker
+from sandbox_worker.wire.messages import MAX_PROMPTS, Query
+from sandbox_worker.wire.tasks import MAX_INLINE_BYTES, ChildContext
+from tests.support.waiting import until_now
+
+SCRATCH_BYTES = 1 << 20
+LIMITS = Limits(
+    max_depth=2,
+    scratch_bytes=SCRATCH_BYTES,
+    max_children_total=None,
+    max_batch_prompts=MAX_PROMPTS,
+    max_output_bytes=16 << 20,
+)
+RAW = """
+import json, os, struct, threading, time
+def received(size):
+    data = b''
+    while len(data) < size: data += os.read(4, size - len(data))
+    return data
+def ask(contexts, prompts=('task',), want='rlm'):
+    query = dict(type='query', id='1:1', want=want, prompts=list(prompts), contexts=contexts)
+    message = json.dumps(query, separators=(',', ':')).encode()
+    data = struct.pack('>I', len(message)) + message
+    while data: data = data[os.write(4, data):]
+    (length,) = struct.unpack('>I', received(4))
+    for slot in json.loads(received(length))['slots']: print(json.dumps(slot))
+"""
+
+
+def child(request: LMRequest) -> str:
+    """The model of the children: says what the context is; a plain completion says how long its prompt was."""
+    if not request.is_loop:
+        return f"read {len(str(request.messages[-1].content))} characters"
+    return "```repl\nFINAL(f'{type(context).__name__} of {len(str(context))}')\n```"
+
+
+def descriptors() -> int:
+    return len(list(Path("/proc/self/fd").iterdir()))
+
+
+@pytest.fixture(scope="module")
+def handler() -> Iterator[LMHandler]:
+    with LMHandler(ScriptedClient(child)) as opened:
+        yield opened
+
+
+@pytest.fixture(scope="module")
+def sandbox() -> Iterator[Sandbox]:
+    with Sandbox(LIMITS, warm=0) as opened:
+        opened.repl().close()
+        yield opened
+
+
+def asked(handler: LMHandler, sandbox: Sandbox, code: str, limits: Limits = LIMITS) -> list[dict[str, Any]]:
+    """Run code with `ask` in a REPL; return the slots. Afterwards the REPL goes on, and nothing is left open."""
+    with sandbox.repl("the parent's", answer=handler.answers(limits, sandbox=sandbox)) as repl:
+        before = descriptors()
+        block = repl.execute(RAW + code)
+        assert (block.status, block.error) == ("ok", None)
+        assert repl.execute("print(context)").stdout == "the parent's\n"
+        until_now(lambda: descriptors() <= before)
+    return [json.loads(line) for line in block.stdout.splitlines()]
+
+
+def error(slots: list[dict[str, Any]]) -> str:
+    """The error of all slots."""
+    (said,) = {slot["error"] for slot in slots}
+    assert isinstance(said, str)
+    return said
+
+
+def test_a_context_is_here_in_a_file_or_the_repls_own(handler: LMHandler, sandbox: Sandbox) -> None:
+    code = (
+        "open('text', 'w').write('é' * 20_000); open('json', 'w').write('[1, 2]')\n"
+        "ask([{'value': '{\"a\": 1}'}, {'file': 'text'}, {'file': 'json', 'is_json': True}, {'own': 'context'}, None], "
+        "['a', 'b', 'c', 'd', 'e'])"
+    )
+    texts = [slot["text"] for slot in asked(handler, sandbox, code)]
+    assert texts == ["dict of 8", "str of 20000", "list of 6", "str of 12", "str of 1"]
+
+
+@pytest.mark.parametrize("count", [0, 1, 3, 1_000])
+def test_contexts_of_another_number_than_prompts(handler: LMHandler, sandbox: Sandbox, count: int) -> None:
+    slots = asked(handler, sandbox, f"ask([{{'value': '1'}}] * {count}, ['a', 'b'])")
+    assert len(slots) == 2
+    if count:
+        assert error(slots) == f"{count:,} contexts for 2 prompts"
+    else:
+        assert [slot["text"] for slot in slots] == ["str of 1", "str of 1"]
+
+
+@pytest.mark.parametrize("name", ["../secret", "/etc/passwd", "a/b", "..", ".", "", "a\0b", "\0"])
+def test_a_name_that_is_no_name_in_the_scratch_folder(handler: LMHandler, sandbox: Sandbox, name: str) -> None:
+    assert error(asked(handler, sandbox, f"ask([{{'file': {name!r}}}])")).endswith("is no name of a file")
+
+
+@pytest.mark.parametrize(
+    ("code", "why"),
+    [
+        ("pass", "cannot be opened: No such file or directory"),
+        ("os.symlink('/etc/passwd', 'x')", ""),
+        ("open('y', 'w').write('text'); os.symlink('y', 'x')", ""),
+        ("os.mkdir('x')", ""),
+        ("os.mkfifo('x')", ""),
+        ("import socket; s = socket.socket(socket.AF_UNIX); s.bind('x')", ""),
+    ],
+)
+def test_what_is_no_file(handler: LMHandler, sandbox: Sandbox, code: str, why: str) -> None:
+    said = error(asked(handler, sandbox, f"try:\n    {code}\nexcept OSError: pass\nask([{{'file': 'x'}}])"))
+    assert said.startswith("a context cannot be had: ")
+    assert why in said
+    assert "root:" not in said
+
+
+def test_a_file_that_is_larger_than_may_be(handler: LMHandler, sandbox: Sandbox) -> None:
+    code = f"f = open('x', 'wb'); f.truncate({SCRATCH_BYTES + 1}); f.close()\nask([{{'file': 'x'}}])"
+    with sandbox.repl(answer=handler.answers(LIMITS, sandbox=sandbox)) as repl:  # the kernel bounds files, so
+        block = repl.execute(RAW + code)  # that it cannot be made in the first place
+    assert block.status in ("error", "killed") or "more than scratch_bytes" in block.stdout
+
+
+def test_a_file_that_changes_while_it_is_read(handler: LMHandler, sandbox: Sandbox) -> None:
+    code = (
+        "stop = threading.Event()\n"
+        "def write():\n"
+        "    while not stop.is_set():\n"
+        "        with open('x', 'wb') as file:\n"
+        "            for _ in range(64): file.write(b'y' * 8_192)\n"
+        "open('x', 'w').close()\n"
+        "thread = threading.Thread(target=write); thread.start()\n"
+        "ask([{'file': 'x'}] * 4, list('abcd'))\n"
+        "stop.set(); thread.join()"
+    )
+    for slot in asked(handler, sandbox, code):
+        assert slot.get("text", "").startswith("str of ") or "error" in slot
+
+
+@pytest.mark.parametrize("data", ["b'\\xff\\xfe'", "b'cut \\xe4\\xb8'"])
+def test_bytes_that_are_no_text(handler: LMHandler, sandbox: Sandbox, data: str) -> None:
+    said = error(asked(handler, sandbox, f"open('x', 'wb').write({data})\nask([{{'file': 'x'}}])"))
+    assert said.startswith("a context cannot be had: a context is no UTF-8: ")
+
+
+@pytest.mark.parametrize(
+    "data",
+    ["b''", "b'no json'", "b'{'", "b'\\xff'", "b'[' * 100_000", "b'{\"a\":' * 100_000", "b'9' * 100_000", "b'[1] 2'"],
+)
+def test_json_that_is_none_or_too_deep(handler: LMHandler, sandbox: Sandbox, data: str) -> None:
+    said = error(asked(handler, sandbox, f"open('x', 'wb').write({data})\nask([{{'file': 'x', 'is_json': True}}])"))
+    assert said
+    assert len(said) < 1_000
+
+
+@pytest.mark.parametrize("data", ["b'no json'", "b'[' * 10_000"])
+def test_a_repl_that_was_made_ahead_is_not_lost_to_json_that_is_none(handler: LMHandler, data: str) -> None:
+    with Sandbox(LIMITS, warm=1) as sandbox, sandbox.repl(answer=handler.answers(LIMITS, sandbox=sandbox)) as repl:
+        until_now(lambda: sandbox.stats().ready == 1)
+        code = f"open('x', 'wb').write({data})\nask([{{'file': 'x', 'is_json': True}}])"
+        said = json.loads(repl.execute(RAW + code).stdout)["error"]
+        assert said.startswith("the context is n")
+        assert sandbox.stats().ready == 1
+
+
+@pytest.mark.parametrize("value", ["[" * 7_000 + "]" * 7_000, "9" * 10_000, "1e999"])
+def test_a_value_that_no_child_could_have(handler: LMHandler, sandbox: Sandbox, value: str) -> None:
+    code = (
+        'message = b\'{"type":"query","id":"1:1","want":"rlm","prompts":["t"],"contexts":[{"value":%s}]}\''
+        f" % {json.dumps(value).encode()!r}\n"
+        "os.write(4, struct.pack('>I', len(message)) + message)\n"
+        "print(received(struct.unpack('>I', received(4))[0]).decode())"
+    )
+    with sandbox.repl(answer=handler.answers(LIMITS, sandbox=sandbox)) as repl:
+        before = descriptors()
+        block = repl.execute(RAW + code)  # no valid JSON at all is a broken protocol
+        assert block.status == "killed" or "a context cannot be had" in block.stdout
+        assert repl.execute("1 + 1").status == "ok"
+        until_now(lambda: descriptors() <= before)
+
+
+def test_a_value_that_is_longer_than_a_message_may_have(handler: LMHandler, sandbox: Sandbox) -> None:
+    said = error(asked(handler, sandbox, f"ask([{{'value': '1' * {MAX_INLINE_BYTES + 1}}}])"))
+    size = MAX_INLINE_BYTES + 1
+    assert said == f"a context cannot be had: a value of {size:,} bytes in a query, {MAX_INLINE_BYTES:,} at most"
+
+
+def test_as_many_contexts_as_a_query_may_have_leak_nothing(handler: LMHandler, sandbox: Sandbox) -> None:
+    limits = LIMITS.model_copy(update={"max_children_total": 2})
+    slots = asked(handler, sandbox, f"ask([{{'value': '1'}}] * {MAX_PROMPTS}, ['t'] * {MAX_PROMPTS})", limits)
+    assert [slot["text"] for slot in slots] == ["int of 1"] * MAX_PROMPTS  # equal ones are one child
+    code = f"ask([{{'own': 'context'}}] * {1 << 14}, [str(n) for n in range({1 << 14})])"
+    slots = asked(handler, sandbox, code, limits)
+    assert sum("text" in slot for slot in slots) == 2
+    assert {slot.get("error") for slot in slots} == {None, "max_children_total exceeded"}
+
+
+@pytest.mark.parametrize("name", ["context_1", "history", "llm_query", "os", ""])
+def test_a_name_of_no_context(handler: LMHandler, sandbox: Sandbox, name: str) -> None:
+    said = error(asked(handler, sandbox, f"ask([{{'own': {name!r}}}])"))
+    assert f"this REPL has no context {name!r} that a child could have: give a copy" in said
+
+
+def test_a_context_of_nothing(handler: LMHandler, sandbox: Sandbox) -> None:
+    assert error(asked(handler, sandbox, "ask([{}])")) == "a context cannot be had: a context has no value"
+
+
+@pytest.mark.parametrize("want", ["llm", "budget"])
+def test_contexts_of_what_has_no_children_are_of_no_use(handler: LMHandler, sandbox: Sandbox, want: str) -> None:
+    (slot,) = asked(handler, sandbox, f"ask([{{'own': 'nothing'}}], want={want!r})")
+    assert slot["text"]
+
+
+@pytest.mark.parametrize(
+    "context",
+    [
+        "5",
+        "'text'",
+        "{'file': 5}",
+        "{'file': 'x' * 65}",
+        "{'unknown': 1}",
+        "{'own': ['context']}",
+        "{'is_task': 'yes'}",
+    ],
+)
+def test_what_is_no_context_breaks_the_protocol(handler: LMHandler, sandbox: Sandbox, context: str) -> None:
+    with sandbox.repl(answer=handler.answers(LIMITS, sandbox=sandbox)) as repl:
+        block = repl.execute(f"{RAW}ask([{context}])")
+        assert block.status == "killed"
+        assert "broke the protocol" in (block.error or "")
+        assert repl.execute("1 + 1").status == "ok"
+
+
+# -- alone -----------------------------------------------------------------------------------------------------------
+
+
+async def no_worker() -> Worker:
+    raise AssertionError("no file was asked for")
+
+
+async def test_a_descriptor_that_cannot_be_had_is_a_context_that_cannot(monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(_fd: int) -> int:
+        raise OSError(24, "Too many open files")
+
+    with store("text") as stored:
+        contexts = QueryContexts(no_worker, lambda _: stored, 1_000)
+        (given,) = contexts.of(Query(id="1:1", want="rlm", prompts=["t"], contexts=[ChildContext(own="context")])).given
+        assert given is not None
+        monkeypatch.setattr("os.dup", full)
+        with pytest.raises(ContextRefused, match="Too many open files"):
+            async with given.opened():
+                pass
+
+
+async def test_what_is_opened_is_closed_when_it_is_left() -> None:
+    with store("text") as stored:
+        contexts = QueryContexts(no_worker, lambda _: stored, 1_000)
+        query = contexts.of(Query(id="1:1", want="rlm", prompts=["t"], contexts=[ChildContext(own="context")]))
+        assert (query.prompts, query.want) == (["t"], "rlm")
+        (given,) = query.given
+        assert given is not None
+        assert given.name == "context"
+        before = descriptors()
+        async with given.opened() as context:
+            assert descriptors() == before + 1
+        assert descriptors() == before
+        with pytest.raises(ContextRefused):
+            context.pieces()
+
+
+async def test_children_of_one_query_share_what_is_stored_of_a_file_until_the_last_has_ended() -> None:
+    async with Sandbox(LIMITS, warm=0) as sandbox, sandbox.repl() as repl:
+        await repl.files.awrite("part", b"p" * 50_000)
+        asked = Query(id="1:1", want="rlm", prompts=["a", "b", "c"], contexts=[ChildContext(file="part")] * 3)
+        contexts = QueryContexts(repl._worker_beside_blocks, lambda _: None, SCRATCH_BYTES)
+        one, other, third = (given for given in contexts.of(asked).given if given is not None)
+        before = descriptors()
+        async with one.opened() as first:
+            async with other.opened() as second:
+                assert second is first
+            assert first.value() == "p" * 50_000
+        assert descriptors() == before
+        async with third.opened() as again:
+            assert again is not first
+        with pytest.raises(ContextRefused, match="it has 50,000 bytes, more than 10"):
+            await third.opened(10).__aenter__()
+    assert descriptors() <= before

@@ -1,0 +1,110 @@
+import os
+import re
+from pathlib import Path
+
+import pytest
+
+from rlm_broker.errors import ConfigurationError
+from rlm_broker.settings.user_files import MAX_FILE_BYTES, content, schema_of, tools_of
+
+TOOLS = '''
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from math import pi
+
+PRICES = {"lens": 40}
+_SECRET = object()
+
+@dataclass
+class Item:
+    name: str
+    price: int
+
+def item(name: str) -> Item:
+    """What we know of an item."""
+    return Item(name, PRICES[name])
+
+async def doubled(number: int) -> int:
+    return 2 * number
+'''
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    return tmp_path / "tools.py"
+
+
+def test_public_functions_and_values_that_a_file_defines_are_tools(file: Path) -> None:
+    file.write_text(TOOLS)
+    tools = tools_of(file)
+    assert (tools.names, tools.values) == (["item", "doubled"], {"PRICES": {"lens": 40}})
+    assert not (file.parent / "__pycache__").exists()
+
+
+async def test_a_tool_of_a_file_is_called_with_what_its_annotations_say(file: Path) -> None:
+    file.write_text(TOOLS)
+    tools = tools_of(file)
+    answer = await tools.call("item", '{"args": ["lens"], "kwargs": {}}', 9)
+    assert (answer.text, answer.error) == ('{"name":"lens","price":40}', None)
+    assert "valid string" in str((await tools.call("item", '{"args": [5], "kwargs": {}}', 9)).error)
+
+
+def test_a_list_of_names_decides(file: Path) -> None:
+    file.write_text(f"{TOOLS}\n__all__ = ['pi', '_SECRET_NUMBER']\n_SECRET_NUMBER = 7")
+    assert tools_of(file).values == {"pi": pytest.approx(3.14159), "_SECRET_NUMBER": 7}
+
+
+@pytest.mark.parametrize(
+    ("code", "said"),
+    [
+        ("x = 1\n1 / 0", "tools: FILE raised ZeroDivisionError: division by zero (line 2)"),
+        ("x = 1\nx =", "tools: FILE, line 2: invalid syntax"),
+        ("import sys\nsys.exit(3)", "tools: FILE raised SystemExit: 3 (line 2)"),
+        ("import os\n_x = 1\nclass A: pass", "tools: FILE defines no public function or value"),
+        ("__all__ = ['y']", "tools: FILE raised AttributeError: module 'rlm_broker_tools' has no attribute 'y'"),
+        (
+            "context = 1",
+            "FILE: a tool cannot be called 'context': that name is taken in a REPL; what is no tool begins",
+        ),
+        ("import re\nP = re.compile('x')", "FILE: tool 'P': neither a callable nor a value that crosses: it is a Patt"),
+        ("def f(x: 'Nowhere'): pass", "FILE: tool 'f': its arguments cannot be validated"),
+        ("x = '\\udce9'", "tools: FILE: invalid or missing encoding declaration"),
+    ],
+)
+def test_a_file_that_gives_no_tools_is_one_sentence(file: Path, code: str, said: str) -> None:
+    file.write_bytes(code.replace("\\udce9", "\udce9").encode(errors="surrogateescape"))
+    with pytest.raises(ConfigurationError) as refused:
+        tools_of(file)
+    assert str(refused.value).startswith(said.replace("FILE", str(file)))
+    assert "\n" not in str(refused.value)
+
+
+def test_a_schema_is_the_object_that_a_file_holds(file: Path) -> None:
+    file.write_text('{"type": "integer"}')
+    assert schema_of(file) == {"type": "integer"}
+
+
+@pytest.mark.parametrize(
+    ("text", "said"), [("[1]", "is no JSON Schema: it holds no object"), ("{'a': 1}", "is no JSON: Expecting property")]
+)
+def test_a_file_that_holds_no_schema_is_one_sentence(file: Path, text: str, said: str) -> None:
+    file.write_text(text)
+    with pytest.raises(ConfigurationError, match=re.escape(f"output_type: {file} {said}")):
+        schema_of(file)
+
+
+def test_what_is_no_file_of_a_usual_size_is_not_read(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    with (tmp_path / "large").open("wb") as large:
+        large.truncate(MAX_FILE_BYTES + 1)
+    for name, why in (
+        ("pipe", "no regular file"),
+        ("large", "has more than"),
+        (".", "cannot read"),
+        ("nowhere", "cannot read"),
+        ("\0", "cannot read"),
+    ):
+        with pytest.raises(ConfigurationError, match=f"tools: .*{why}"):
+            content(tmp_path / name, "tools")

@@ -1,0 +1,332 @@
+"""What a REPL does with the parts that code gives to children, at a channel that keeps what it was asked."""
+
+import json
+import os
+from collections import OrderedDict
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+
+from sandbox_worker.repl.channel import Channel
+from sandbox_worker.repl.child_contexts import MOST_INLINE_BYTES, PREFIX, ChildContexts
+from sandbox_worker.repl.queries import MOST_CONTEXTS, Queries
+from sandbox_worker.wire.encoding import MAX_NESTING
+from sandbox_worker.wire.messages import (
+    FEW_BYTES,
+    Query,
+    Reply,
+    Slot,
+    encode,
+)
+from sandbox_worker.wire.tasks import (
+    LONG_TASK_CHARS,
+    MAX_CONTEXT_NAME_CHARS,
+    MAX_INLINE_BYTES,
+    ChildContext,
+    beginning_and_end,
+)
+
+LONG = MAX_INLINE_BYTES + 1
+
+
+class Text(str):
+    """As `numpy.str_` is one."""
+
+    __slots__ = ()
+
+
+class Number(float):
+    """As `numpy.float64` is one."""
+
+
+class Asked:
+    """In the place of a channel: keeps each query, and what was in its files while it was open."""
+
+    def __init__(self, folder: Path, then: Callable[[], object] = lambda: None) -> None:
+        self.queries: list[Query] = []
+        self.files: dict[str, bytes] = {}
+        self._folder = folder
+        self._then = then
+
+    def ask(self, query: Query) -> Reply:
+        self.queries.append(query)
+        self.files |= {path.name: path.read_bytes() for path in self._folder.iterdir() if path.name.startswith(PREFIX)}
+        self._then()
+        return Reply(id="1:1", slots=[Slot(text="done")] * len(query.prompts))
+
+    @property
+    def contexts(self) -> list[ChildContext]:
+        """Those of the last query."""
+        given = list(self.queries[-1].contexts)
+        assert all(given)
+        return cast("list[ChildContext]", given)
+
+    def value(self, context: ChildContext) -> Any:
+        if context.file is None:
+            assert context.value is not None
+            return json.loads(context.value)
+        data = self.files[context.file]
+        return json.loads(data) if context.is_json else data.decode("utf-8", "surrogatepass")
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def repl(folder: Path, then: Callable[[], object] = lambda: None, **own: Any) -> tuple[Queries, Asked]:
+    asked = Asked(folder, then)
+    return Queries(cast("Channel", asked), lambda: None, lambda: own), asked
+
+
+@pytest.mark.parametrize(
+    ("part", "arrives"),
+    [
+        ("a slice", "a slice"),
+        ("", ""),
+        ("é中𝄞" * 10, "é中𝄞" * 10),
+        ({"a": [1, 2.5, None, True]}, {"a": [1, 2.5, None, True]}),
+        ([1, "two"], [1, "two"]),
+        ((1, 2), [1, 2]),
+        (5, 5),
+        (2**100, 2**100),
+        (None, None),
+        (Text("text"), "text"),
+        ([Number(1.5), Text("x")], [1.5, "x"]),
+        (OrderedDict(b=1, a=2), {"b": 1, "a": 2}),
+    ],
+)
+def test_a_small_value_goes_in_the_message_and_there_is_no_file(folder: Path, part: Any, arrives: Any) -> None:
+    ask, asked = repl(folder)
+    assert ask.rlm_query("task", context=part) == "done"
+    (context,) = asked.contexts
+    assert context.file is None
+    assert asked.value(context) == arrives
+    assert asked.files == {}
+
+
+@pytest.mark.parametrize(
+    "part",
+    ["x" * LONG, "é中𝄞" * LONG, "lone \ud800", "lone \udfff and long " * LONG, "y" * 3_000_000, Text("z" * LONG)],
+)
+def test_a_long_text_is_a_file_of_text_while_the_query_is_open_and_gone_afterwards(folder: Path, part: str) -> None:
+    ask, asked = repl(folder)
+    ask.rlm_query("task", context=part)
+    (context,) = asked.contexts
+    assert context.file
+    assert not context.is_json
+    assert len(context.file) <= MAX_CONTEXT_NAME_CHARS
+    assert ascii(asked.value(context)) == ascii(str(part))  # lone surrogates could not be shown
+    assert not list(folder.iterdir())
+
+
+def test_a_large_value_that_is_no_text_is_a_file_of_json(folder: Path) -> None:
+    part = {"rows": list(range(LONG))}
+    ask, asked = repl(folder)
+    ask.rlm_query("task", context=part)
+    (context,) = asked.contexts
+    assert context.is_json
+    assert asked.value(context) == part
+    assert not list(folder.iterdir())
+
+
+def test_contexts_of_the_repl_are_named_and_nothing_of_them_is_copied(folder: Path) -> None:
+    own: dict[str, Any] = {"context": "x" * LONG, "context_1": "y" * LONG}
+    ask, asked = repl(folder, **own)
+    ask.rlm_query_batched(["a", "b", "c"], contexts=[own["context"], own["context_1"], own["context"]])
+    assert asked.contexts == [
+        ChildContext(own="context"),
+        ChildContext(own="context_1"),
+        ChildContext(own="context"),
+    ]
+    ask.rlm_query(str(own["context"]))  # as the task of a child, too
+    assert asked.contexts == [ChildContext(own="context", is_task=True)]
+    assert asked.queries[-1].prompts == [beginning_and_end(str(own["context"]))]
+    assert asked.files == {}
+
+
+def test_equal_parts_of_a_batch_are_written_once(folder: Path) -> None:
+    text, value = "x" * LONG, ["y" * LONG]
+    ask, asked = repl(folder)
+    ask.rlm_query_batched(["t"] * 5, contexts=[text, value, "x" * LONG, ["y" * LONG], text])
+    names = [context.file for context in asked.contexts]
+    assert names[0] == names[2] == names[4] != names[1] == names[3]
+    assert len(asked.files) == 2
+
+
+def test_a_long_prompt_is_a_context_and_its_beginning_and_end_are_the_prompt(folder: Path) -> None:
+    long, short = "w" * (LONG_TASK_CHARS + 1), "w" * LONG_TASK_CHARS
+    ask, asked = repl(folder)
+    ask.rlm_query_batched([short, long, long])
+    query = asked.queries[-1]
+    assert query.prompts == [short, beginning_and_end(long), beginning_and_end(long)]
+    first, second, third = query.contexts
+    assert first is None
+    assert second is not None
+    assert second.is_task
+    assert asked.value(second) == long
+    assert second == third
+    ask.rlm_query_batched([short, "b"])
+    assert list(asked.queries[-1].contexts) == []
+
+
+LOOP: list[Any] = []
+LOOP.append(LOOP)
+DEEP: list[Any] = []
+for _ in range(MAX_NESTING + 1):
+    DEEP = [DEEP]
+
+
+@pytest.mark.parametrize(
+    ("part", "why"),
+    [
+        ({1, 2}, "it has a value of class set; use str() or a dict of its fields"),
+        (object(), "it has a value of class object"),
+        (b"bytes", "it has a value of class bytes"),
+        ([{"a": object}], "it has a value of class type"),
+        (float("nan"), "it has the number nan, which JSON has not"),
+        ([Number("inf")], "it has the number inf, which JSON has not"),
+        ({1: "a"}, "it has a key that is no text"),
+        ([{("a", "b"): 1}], "it has a key that is no text"),
+        (["\ud800"], "it has lone surrogates, or an integer of thousands of digits"),
+        ({"\ud800": 1}, "it has lone surrogates, or an integer of thousands of digits"),
+        pytest.param(10**5000, "it has lone surrogates, or an integer of thousands of digits", id="digits"),
+        (LOOP, f"it is nested deeper than {MAX_NESTING} levels, or contains itself"),
+        (DEEP, f"it is nested deeper than {MAX_NESTING} levels, or contains itself"),
+        (..., "it has a value of class ellipsis"),
+    ],
+)
+def test_what_would_not_arrive_as_it_is_is_refused_in_words(folder: Path, part: Any, why: str) -> None:
+    ask, asked = repl(folder)
+    with pytest.raises(TypeError) as refused:
+        ask.rlm_query_batched(["a", "b"], contexts=["x" * LONG, part])
+    said = str(refused.value)
+    assert said.startswith(f"rlm_query_batched() argument 'contexts[1]' is no text and no plain value: {why}")
+    if part is not ...:  # which is what stands for no context there
+        with pytest.raises(TypeError, match=r"rlm_query\(\) argument 'context' is no text"):
+            ask.rlm_query("a", context=part)
+    assert asked.queries == []
+    assert not list(folder.iterdir())
+
+
+@pytest.mark.parametrize("contexts", [["one"], ["one"] * 3, []])
+def test_tasks_and_contexts_of_another_number_are_refused(folder: Path, contexts: list[str]) -> None:
+    ask, asked = repl(folder)
+    with pytest.raises(ValueError, match=rf"2 tasks and {len(contexts)} contexts: give one for each"):
+        ask.rlm_query_batched(["a", "b"], contexts=contexts)
+    assert asked.queries == []
+
+
+@pytest.mark.parametrize("contexts", ["text", b"bytes", {"a": "b"}, 5])
+def test_contexts_are_a_list(folder: Path, contexts: Any) -> None:
+    ask, _ = repl(folder)
+    with pytest.raises(TypeError, match="takes a list of contexts"):
+        ask.rlm_query_batched(["a"], contexts=contexts)
+
+
+def test_a_long_task_beside_a_context_is_refused(folder: Path) -> None:
+    ask, _ = repl(folder)
+    with pytest.raises(ValueError, match=r"rlm_query\(\) task has 4,001 characters, more than 4,000: put the data"):
+        ask.rlm_query("x" * 4_001, context="part")
+    with pytest.raises(ValueError, match=r"tasks\[1\] has 4,001 characters"):
+        ask.rlm_query_batched(["a", "x" * 4_001], contexts=["b", "c"])
+
+
+def test_where_there_is_no_room_the_answers_are_errors_and_no_file_is_left(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    full = OSError(28, "No space left on device")
+
+    def write(_fd: int, _data: object) -> int:
+        raise full
+
+    ask, asked = repl(folder)
+    monkeypatch.setattr(os, "write", write)
+    answers = ask.rlm_query_batched(["a", "b"], contexts=["small", "x" * LONG])
+    monkeypatch.undo()
+    assert len(set(answers)) == 1
+    assert answers[0].startswith("Error: a context could not be written to the scratch folder: No space left on device")
+    assert asked.queries == []
+    assert not list(folder.iterdir())
+
+
+def test_an_interrupt_leaves_no_file(folder: Path) -> None:
+    def interrupt() -> None:
+        raise KeyboardInterrupt
+
+    ask, asked = repl(folder, interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        ask.rlm_query("a", context="x" * LONG)
+    assert len(asked.files) == 1
+    assert not list(folder.iterdir())
+
+
+def test_files_of_a_repl_that_was_killed_are_removed_and_no_others(folder: Path) -> None:
+    (folder / f"{PREFIX}1-0123456789abcdef").write_text("of a REPL that is gone")
+    (folder / "mine").write_text("of code")
+    ask, asked = repl(folder)
+    ask.rlm_query("a", context="x" * LONG)
+    assert [name.split("-")[1] for name in asked.files] == [f"{os.getpid()}"]
+    assert list(folder.iterdir()) == [folder / "mine"]
+
+
+def test_files_are_where_the_repl_began_wherever_code_has_gone(folder: Path) -> None:
+    ask, asked = repl(folder)
+    (folder / "elsewhere").mkdir()
+    os.chdir("elsewhere")
+    ask.rlm_query("a", context="x" * LONG)
+    assert len(asked.files) == 1
+    assert not list((folder / "elsewhere").iterdir())
+
+
+def test_what_goes_in_one_message_is_bounded_and_the_rest_goes_into_files(folder: Path) -> None:
+    parts = [f"{number:05}" + "x" * (MAX_INLINE_BYTES - 100) for number in range(40)]
+    ask, asked = repl(folder)
+    ask.rlm_query_batched(["t"] * len(parts), contexts=parts)
+    assert [asked.value(context) for context in asked.contexts] == parts
+    inline = [each.value for each in asked.contexts if each.value is not None]
+    assert 0 < sum(map(len, inline)) <= MOST_INLINE_BYTES
+    assert len(asked.files) == len(parts) - len(inline)
+
+
+def test_contexts_of_a_large_batch_are_asked_for_in_parts_that_a_message_holds(folder: Path) -> None:
+    count = 2 * MOST_CONTEXTS + 1
+    ask, asked = repl(folder)
+    assert ask.rlm_query_batched(["t"] * count, contexts=list(range(count))) == ["done"] * count
+    assert all(len(query.contexts) <= MOST_CONTEXTS for query in asked.queries)
+    everything = [context for query in asked.queries for context in query.contexts if context is not None]
+    assert [asked.value(context) for context in everything] == list(range(count))
+    longest = ChildContext(file=f"{PREFIX}{1 << 22}-{'f' * 16}", is_json=True)
+    beside = len(encode(Query(id="1:1", want="rlm", prompts=[], contexts=[longest] * MOST_CONTEXTS)))
+    assert beside + MOST_INLINE_BYTES <= FEW_BYTES
+
+
+def test_a_wish_for_a_repl_is_a_bool(folder: Path) -> None:
+    ask, asked = repl(folder)
+    ask.rlm_query("a", repl=False)
+    ask.rlm_query_batched(["a"], repl=True)
+    assert [query.repl for query in asked.queries] == [False, True]
+    with pytest.raises(TypeError, match="'repl' must be bool, not int"):
+        ask.rlm_query("a", repl=cast("Any", 1))
+
+
+def test_own_contexts_are_looked_up_when_they_are_given(folder: Path) -> None:
+    later: dict[str, Any] = {}
+    with ChildContexts(lambda: later, str(folder)) as handed:
+        text = "x" * 10
+        assert handed.given("rlm_query", [text])[0].own is None
+        later["context_1"] = text
+        assert handed.given("rlm_query", [text])[0] == ChildContext(own="context_1")
+
+
+def test_an_own_context_that_code_has_changed_goes_as_it_is(folder: Path) -> None:
+    own: dict[str, Any] = {"context": {"a": "b" * LONG}}
+    ask, asked = repl(folder, **own)
+    own["context"]["more"] = "changed"
+    ask.rlm_query("t", context=own["context"])
+    (context,) = asked.contexts
+    assert context.own is None
+    assert asked.value(context) == {"a": "b" * LONG, "more": "changed"}
