@@ -92,15 +92,18 @@ def execute(
         python=settings["python"],
         packages=settings.packages,
     )
-    with made as sandbox, sandbox.repl() as repl:
-        repl.kills_when_cancelled = True
-        _put(repl, program, placed)
-        block = _at_its_limit(_run(repl, program, None if as_json else _Echo()))
-        if as_json:
-            say(to_json(jsonable(block) | {"isolation": jsonable(repl.isolation)}))
-        else:
-            for line in _notes(block, settings.limits):
-                say(f"rlm-broker exec: {line}", err=True)
+    try:
+        with made as sandbox, sandbox.repl() as repl:
+            repl.kills_when_cancelled = True
+            _put(repl, program, placed)
+            block = _at_its_limit(_run(repl, program, None if as_json else _Echo()))
+            if as_json:
+                say(to_json(jsonable(block) | {"isolation": jsonable(repl.isolation)}))
+            else:
+                for line in _notes(block, settings.limits):
+                    say(f"rlm-broker exec: {line}", err=True)
+    except _OutputLost as lost:
+        raise lost.error from None
     return block
 
 
@@ -224,6 +227,18 @@ def _notes(block: Block, limits: "Limits") -> list[str]:
     return notes
 
 
+class _OutputLost(BaseException):
+    """What interrupts the main thread when output cannot be written.
+
+    It is no OSError: asyncio passes over an OSError of the write that wakes a loop, in which the signal may find the
+    main thread. The program would then run on without a reader.
+    """
+
+    def __init__(self, error: OSError) -> None:
+        super().__init__(error)
+        self.error = error
+
+
 class _Echo:
     """Prints output of the program as it comes, on the event loop's thread, until it cannot be written.
 
@@ -248,4 +263,4 @@ class _Echo:
 
     def _stop(self, *_: object) -> None:
         if self._lost is not None:
-            raise self._lost
+            raise _OutputLost(self._lost)

@@ -102,6 +102,37 @@ def test_a_broken_pipe_raises_once_in_the_thread_that_writes() -> None:
     assert json.loads(done.stdout)["stdout"] == "written"
 
 
+WAKES_A_LOOP = """
+import sys
+from rlm_broker.cli import executing, main
+from rlm_broker.results import Block
+def closed(*_, **__):
+    raise BrokenPipeError(32, "Broken pipe")
+def run(repl, program, on_output):
+    executing.say = closed
+    try:  # as asyncio does around the write that wakes a loop
+        on_output("stdout", "x")
+    except OSError:
+        pass
+    return Block("", "ok")
+executing._run = run
+sys.argv = ["rlm-broker", "exec", "-"]
+main.main()
+"""
+
+
+def test_lost_output_ends_the_command_also_while_the_main_thread_wakes_the_loop() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", WAKES_A_LOOP],
+        input=b"",
+        capture_output=True,
+        env=ENVIRONMENT,
+        timeout=WAIT_S,
+        check=False,
+    )
+    assert (done.returncode, done.stderr) == (1, b"")
+
+
 INTERRUPTED = """
 import os, signal, sys
 
