@@ -114,7 +114,7 @@ if TYPE_CHECKING:
     from rlm_broker.trace.events import RunStarted as RunStarted
     from rlm_broker.trace.events import ToolEnded as ToolEnded
     from rlm_broker.trace.events import ToolStarted as ToolStarted
-    from rlm_broker.trace.printing import print_events as print_events
+    from rlm_broker.trace.verbose import print_events as print_events
     from rlm_broker.trace.writer import TraceWriter as TraceWriter
     from rlm_broker.transport.connection import QueryHandler as QueryHandler
     from sandbox_worker.wire.level import LevelName as LevelName
@@ -174,7 +174,7 @@ _MODULES = {
     "trace.callbacks": "Callbacks",
     "trace.events": "BlockEnded BlockPrinted BlockStarted CallEnded CallRetried CallStarted CallText Emit Event "
     "EventsMissed IterationStarted ReplReady Replied RunEnded RunStarted ToolEnded ToolStarted",
-    "trace.printing": "print_events",
+    "trace.verbose": "print_events",
     "trace.writer": "TraceWriter",
     "transport.connection": "QueryHandler",
 }

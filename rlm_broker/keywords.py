@@ -17,7 +17,7 @@ from rlm_broker.models.models import FilePath, Models, models_of
 from rlm_broker.prompts.instructions import Instructions, Profile
 from rlm_broker.run.tools import Tools
 from rlm_broker.sandbox.sandbox import Sandbox
-from rlm_broker.trace.printing import print_events
+from rlm_broker.trace.verbose import print_events
 from rlm_broker.validation import suggestion
 
 T = TypeVar("T")

@@ -18,6 +18,7 @@ from rlm_broker.settings.settings import Settings, assigned
 from rlm_broker.settings.user_files import schema_of, tools_of
 from rlm_broker.shown import as_json
 from rlm_broker.trace.events import Emit, Event
+from rlm_broker.trace.story import counted, tokens
 from rlm_broker.trace.writer import TraceWriter
 
 
@@ -33,6 +34,7 @@ def ask(
     record: Path | None,
     replay: Path | None,
     quiet: bool,
+    verbose: bool,
     **flags: Any,
 ) -> Completion:
     """Answer it, with progress, trace and recording as asked for."""
@@ -55,7 +57,7 @@ def ask(
             rlm = _rlm(settings, models, system, _all_of(watchers))
             given = Encoded(_source(paths), encoding, "strict" if strict_text else "replace")
             if not quiet:
-                watchers.append(stack.enter_context(closing(ProgressLine(sys.stderr))))
+                watchers.append(stack.enter_context(closing(ProgressLine(sys.stderr, is_verbose=verbose))))
             context = stack.enter_context(_stored(given))
             completion = rlm.completion(context, question, output_type=output_type)
     except RunFailed as failed:
@@ -135,11 +137,13 @@ def _require_order(question: str, paths: tuple[str, ...]) -> None:
 
 
 def _say_used(ended: Completion | RunFailed) -> None:
-    """Print what a run used: the sum, and a table by model and by depth if there are several."""
+    """Print what a run took and used in one line, and a table by model and by depth if there are several."""
     if not ended.execution_time:  # no run had begun
         return
-    total = ended.usage_summary.total
-    say(f"used {spent(total)}, in {ended.execution_time:.1f} s", err=True)
+    turns = counted(len(ended.trajectory), "turn")
+    say(f"{ended.execution_time:.1f} s, {turns}, {spent(ended.usage_summary.total)}", err=True)
+    if not any(tokens(usage) for usage in ended.usage_by_depth.values()):
+        return
     models = list(ended.usage_summary.model_usage_summaries.items())
     depths = [(f"depth {depth}", usage) for depth, usage in ended.usage_by_depth.items()]
     rows = [*(models if len(models) > 1 else []), *(depths if len(depths) > 1 else [])]

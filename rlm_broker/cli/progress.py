@@ -15,7 +15,10 @@ from rlm_broker.trace.events import (
     RunEnded,
     RunStarted,
 )
+from rlm_broker.trace.panels import console_of, takes_panels
 from rlm_broker.trace.printing import line_of, print_event, trouble
+from rlm_broker.trace.story import counted, tokens
+from rlm_broker.trace.verbose import VerbosePrinter
 
 if TYPE_CHECKING:
     from rich.console import Console, ConsoleOptions, RenderResult
@@ -28,13 +31,17 @@ ROOM_FOR_CTRL_C = 3
 
 class ProgressLine:
     """Follows a run's events. On a terminal it keeps one line up to date, with notes of what fails above it; elsewhere
-    it prints a note of everything that matters."""
+    it prints a note of everything that matters.
 
-    def __init__(self, stream: TextIO) -> None:
+    Args:
+        is_verbose: Whether each turn's reply, code, output and calls are shown, too.
+    """
+
+    def __init__(self, stream: TextIO, *, is_verbose: bool = False) -> None:
         self._stream = stream
         self._started = time.monotonic()
-        self._iteration = 0
-        self._most_iterations: int | None = None
+        self._turn = 0
+        self._most_turns: int | None = None
         self._blocks = 0
         self._running: set[str] = set()
         self._in_flight = 0
@@ -42,13 +49,17 @@ class ProgressLine:
         self._usage: dict[tuple[str, int], Usage] = {}
         self._batches: dict[tuple[str, int], tuple[int, int]] = {}
         """Run and number of each batch that is going on -> how many of its calls have ended, and of how many."""
-        self._live = _live_line(self, stream) if stream.isatty() else None
+        self._live = _live_line(self, stream) if takes_panels(stream) else None
+        console = None if self._live is None else self._live.console
+        self._verbose = VerbosePrinter(stream, console=console, tells_answer=False) if is_verbose else None
 
     def __call__(self, event: Event) -> None:
         """Take one event."""
         self._count(event)
         self._count_batch(event)
-        if self._live is None:
+        if self._verbose is not None:
+            self._verbose(event)
+        elif self._live is None:
             print_event(event, self._stream)
         elif note := trouble(event):
             from rich.text import Text
@@ -76,17 +87,18 @@ class ProgressLine:
         if not self._runs:
             return f"{seconds}, reading the context and starting the sandbox"
         total = sum(self._usage.values(), Usage())
-        cost = "" if total.total_cost is None else f", {_cost(total)}"
-        most = "" if self._most_iterations is None else f" of {self._most_iterations:,}"
+        cost = f", ${total.total_cost:.4f}" if total.total_cost else ""
+        most = "" if self._most_turns is None else f" of {self._most_turns:,}"
         batches = self._batches.values()
-        parts = [f"{seconds}{cost}", f"iteration {self._iteration}{most}"]
+        parts = [f"{seconds}{cost}", f"turn {self._turn}{most}"]
         parts += [f"{self._runs} runs"] if self._runs > 1 else []
         parts += [f"block {self._blocks}{' running' if self._running else ''}"] if self._blocks else []
         if batches:
             parts.append(f"batch {sum(done for done, _ in batches):,} of {sum(of for _, of in batches):,}")
         elif self._in_flight:
-            parts.append(f"waiting for {_counted(self._in_flight, 'call')}")
-        return ", ".join([*parts, f"{_counted(total.total_calls, 'call')} done, {_tokens(total)}"])
+            parts.append(f"waiting for {counted(self._in_flight, 'call')}")
+        parts += [f"{counted(total.total_calls, 'call')} done", tokens(total)]
+        return ", ".join(filter(None, parts))
 
     def _count_batch(self, event: Event) -> None:
         match event:
@@ -106,9 +118,9 @@ class ProgressLine:
                 self._runs += 1
                 most = metadata.get("limits", {}).get("max_iterations")
                 if depth == 0 and most is not None:
-                    self._most_iterations = most if isinstance(most, int) else most[0]
+                    self._most_turns = most if isinstance(most, int) else most[0]
             case IterationStarted(depth=0, number=number):
-                self._iteration = number
+                self._turn = number
             case BlockStarted():
                 self._blocks += 1
                 self._running.add(event.run)
@@ -123,30 +135,19 @@ class ProgressLine:
 
 
 def spent(usage: Usage) -> str:
-    """Calls, tokens and cost. A price that is not known is unknown, and not nothing."""
+    """Return calls, tokens and cost. A price that is not known is said to be unknown; zeros are left out."""
     stored = f" ({usage.stored_calls:,} of them stored, not paid)" if usage.stored_calls else ""
-    return f"{_counted(usage.total_calls, 'call')}{stored}, {_tokens(usage)}, {_cost(usage)}"
-
-
-def _counted(number: int, what: str) -> str:
-    return f"1 {what}" if number == 1 else f"{number:,} {what}s"
-
-
-def _tokens(usage: Usage) -> str:
-    return f"{usage.total_input_tokens:,}+{usage.total_output_tokens:,} tokens"
-
-
-def _cost(usage: Usage) -> str:
-    return "cost unknown" if usage.total_cost is None else f"${usage.total_cost:.4f}"
+    cost = "cost unknown" if usage.total_cost is None and usage.total_calls else ""
+    cost = f"${usage.total_cost:.4f}" if usage.total_cost else cost
+    return ", ".join(filter(None, (f"{counted(usage.total_calls, 'call')}{stored}", tokens(usage), cost)))
 
 
 def _live_line(progress: ProgressLine, stream: TextIO) -> "Live":
-    from rich.console import Console  # 0.1 s, which only a terminal pays
-    from rich.live import Live
+    from rich.live import Live  # 0.1 s, which only a terminal pays
 
     live = Live(
         progress,
-        console=Console(file=stream),
+        console=console_of(stream),
         refresh_per_second=REFRESHES_PER_S,
         transient=True,
         redirect_stdout=False,

@@ -1,6 +1,5 @@
 """Events as lines for people: what a run did, as it does it."""
 
-import sys
 from typing import TextIO
 
 from rlm_broker.results import Block
@@ -24,18 +23,9 @@ TOLD_OF_A_BATCH = 10
 """Lines for one batch, at most: one for each tenth of its calls."""
 
 
-def print_events(event: Event) -> None:
-    """Print a line to stderr for what matters in a run: `RLM(on_event=print_events)`, or short `RLM(verbose=True)`.
-
-    Each line begins with the depth of its run: `[depth 0] iteration 1`. It tells of runs, REPLs, turns, blocks, tenths
-    of batches, and of all that fails or is tried again. The texts of models and of code are not among them.
-    """
-    print_event(event, sys.stderr)
-
-
 def print_event(event: Event, stream: TextIO) -> None:
     """Print the line of an event, if it has one."""
-    if note := trouble(event) or _milestone(event):
+    if note := trouble(event) or milestone(event):
         stream.write(f"{line_of(event, note)}\n")
         stream.flush()
 
@@ -46,7 +36,7 @@ def line_of(event: Event, note: str) -> str:
 
 
 def trouble(event: Event) -> str | None:
-    """What a user should see also where little room is: what failed, and what is tried again."""
+    """Return a line for what a user should see even where there is little room: a failure, or a further attempt."""
     match event:
         case CallRetried():
             return f"call {event.call} failed, attempt {event.attempt} in {event.wait_s:.1f} s: {event.reason}"
@@ -59,7 +49,8 @@ def trouble(event: Event) -> str | None:
     return None
 
 
-def _milestone(event: Event) -> str | None:
+def milestone(event: Event) -> str | None:
+    """Return a line for what goes well; None if the event needs none."""
     match event:
         case RunStarted():
             return f"run {event.run} with {event.model}"
@@ -67,7 +58,7 @@ def _milestone(event: Event) -> str | None:
             layers = f"isolation {isolation.level} ({len(isolation.layers)} layers)"
             return f"REPL ready in {event.duration_s * 1e3:.0f} ms, {layers}"
         case IterationStarted():
-            return f"iteration {event.number}"
+            return f"turn {event.number}"
         case CallEnded(batch=batch, done=done, of=of) if (
             batch and TOLD_OF_A_BATCH * done // of > TOLD_OF_A_BATCH * (done - 1) // of
         ):

@@ -136,7 +136,7 @@ def test_what_a_failed_run_used_is_said_and_in_its_json(log: Path) -> None:
             run("ask", QUESTION, log, "--model", "m", "--base-url", server.base_url, *more) for more in ([], ["--json"])
         )
     assert (said.returncode, said.stdout) == (5, "an idea\n")
-    assert "used 1 call, 40+2 tokens, cost unknown, in " in said.stderr
+    assert " s, 1 turn, 1 call, 40+2 tokens, cost unknown\n" in said.stderr
     error = json.loads(shown.stdout)["error"]
     assert (error["kind"], error["partial_answer"], error["iterations"]) == ("provider", "an idea", 1)
     assert error["usage_summary"]["model_usage_summaries"]["m"]["total_input_tokens"] == 40
@@ -255,7 +255,7 @@ def test_a_signal_ends_the_run_with_its_partial_answer_and_leaves_nothing(
         stack.callback(process.kill)  # whatever fails here
         assert process.stderr is not None
         for line in process.stderr:
-            if b"iteration 1" in line:
+            if b"turn 1" in line:
                 break
         with trace.open() as events:  # the block runs when it has printed
             while "block_printed" not in events.read():
@@ -268,7 +268,7 @@ def test_a_signal_ends_the_run_with_its_partial_answer_and_leaves_nothing(
     assert process.returncode == 128 + number
     assert out.decode().startswith("an idea")
     assert b"rlm-broker ask: the run was cancelled" in err
-    assert b"used 1 call, " in err
+    assert b" s, 1 turn, 1 call" in err
     assert b"Traceback" not in err
     last = json.loads(trace.read_text().splitlines()[-1])
     assert (last["event"], last["error"]) == ("run_ended", "cancelled")
@@ -304,6 +304,6 @@ def test_on_a_terminal_one_line_lives_and_the_answer_is_whole(log: Path) -> None
     os.close(controller)
     assert done.returncode == 0
     assert b"Ada Quill" in done.stdout
-    assert b"iteration" not in done.stdout
-    assert "iteration" in shown
+    assert b"turn" not in done.stdout
+    assert "turn 1 of 30" in shown
     assert "[depth 0]" not in shown

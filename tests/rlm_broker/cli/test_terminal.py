@@ -7,6 +7,7 @@ import re
 import subprocess
 import sys
 import termios
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -20,11 +21,13 @@ HOSTILE = "import sys\nsys.stdout.write('\\x1b]0;owned\\x07' + 'plain\\ttext\\n'
 COLUMNS = 70
 
 
-def on_a_terminal(*command: str, keys: bytes = b"", after: bytes = b"") -> bytes:
-    """Everything that the command shows. `keys` are typed once it has shown `after`."""
+def on_a_terminal(
+    *command: str, keys: bytes = b"", after: bytes | Callable[[bytes], bool] = b"", **variables: str
+) -> bytes:
+    """Return everything that the command shows. `keys` are typed once it has shown `after`."""
     ours, theirs = pty.openpty()
     termios.tcsetwinsize(theirs, (24, COLUMNS))
-    env = {**ENVIRONMENT, "TERM": "xterm", "COLUMNS": str(COLUMNS)}  # pytest-xdist sets this variable, too
+    env = {**ENVIRONMENT, "TERM": "xterm", "COLUMNS": str(COLUMNS), **variables}  # pytest-xdist sets this variable, too
     with subprocess.Popen(
         [*COMMAND, *command], stdin=theirs, stdout=theirs, stderr=theirs, env=env, preexec_fn=_take_terminal
     ) as process:
@@ -38,7 +41,7 @@ def on_a_terminal(*command: str, keys: bytes = b"", after: bytes = b"") -> bytes
             if not piece:
                 break
             seen += piece
-            if keys and after in seen:
+            if keys and (after in seen if isinstance(after, bytes) else after(seen)):
                 os.write(ours, keys)
                 keys = b""
         process.wait(WAIT_S)
@@ -81,10 +84,10 @@ def lines_of(seen: bytes) -> list[str]:
     return [line for line in re.split(r"[\r\n]+", CONTROL.sub(b"", seen).decode()) if line]
 
 
-def asked(server: FakeOpenAI, folder: Path, **terminal: bytes) -> bytes:
+def asked(server: FakeOpenAI, folder: Path, *options: str, **terminal: Any) -> bytes:
     (folder / "text.txt").write_text("The disk failed at 03:14.\n")
     base = ["--model", "m", "--base-url", server.base_url]
-    return on_a_terminal("ask", "When did the disk fail?", str(folder / "text.txt"), *base, **terminal)
+    return on_a_terminal("ask", "When did the disk fail?", str(folder / "text.txt"), *base, *options, **terminal)
 
 
 def test_retries_and_failures_are_shown_above_the_live_line(tmp_path: Path) -> None:
@@ -102,16 +105,68 @@ def test_retries_and_failures_are_shown_above_the_live_line(tmp_path: Path) -> N
     assert any("block 1: error after" in line and "NameError: name 'undefined'" in line for line in lines)
     assert any(re.search(r"call 2 failed, attempt 2 in .* s: m: HTTP status 429", line) for line in lines)
     assert any("[depth 1] call 3 failed: m: HTTP status 400" in line for line in lines)
-    assert not any("[depth 0] iteration" in line for line in lines)  # what goes well is in the live line alone
-    assert any(line.startswith("used 3 calls, 2,700+60 tokens, cost unknown, in ") for line in lines)
+    assert not any("[depth 0] turn" in line for line in lines)  # what goes well is in the live line alone
+    assert any(line.endswith(" s, 3 turns, 3 calls, 2,700+60 tokens, cost unknown") for line in lines)
     assert lines[-1] == "at 03:14"
+
+
+def test_the_live_line_ticks_while_nothing_happens(tmp_path: Path) -> None:
+    def has_ticked(seen: bytes) -> bool:
+        return len(set(re.findall(rb"(\d+) s, turn 1 of 30, waiting for 1 call", seen))) > 1
+
+    with FakeOpenAI(Answer(never=True), models=["m"]) as server:
+        seen = asked(server, tmp_path, keys=b"\x03", after=has_ticked)
+    assert has_ticked(seen)
+    assert lines_of(seen)[-1] == "rlm-broker ask: the run was cancelled before it had an answer"
+
+
+def test_verbose_shows_each_turn_in_panels_and_errors_in_red(tmp_path: Path) -> None:
+    replies = iter(
+        [
+            completion("I [bold]look[/bold]\x1b[2J.\n```repl\nprint(llm_query('a part'))\n1 / 0\n```", 900, 20),
+            completion("sub-reply", 10, 2),
+            completion("FINAL(at 03:14)", 900, 20),
+        ]
+    )
+    with FakeOpenAI(lambda _: next(replies), models=["m"]) as server:
+        seen = asked(server, tmp_path, "-v")
+    lines = lines_of(seen)
+
+    def panel(title: str) -> list[str]:
+        """The lines in the panel of this title."""
+        at = next(number for number, line in enumerate(lines) if re.match(rf" *╭─ {title}", line))
+        end = next(number for number in range(at, len(lines)) if lines[number].lstrip().startswith("╰"))
+        return [line.strip(" │") for line in lines[at + 1 : end]]
+
+    assert panel("run 1 with m ") == ["When did the disk fail?"]
+    assert panel(r"turn 1: reply of m, .* s, 900\+20 tokens ") == [r"I [bold]look[/bold]\x1b[2J."]
+    assert panel("block 1 ") == ["print(llm_query('a part'))", "1 / 0"]
+    assert panel(r"call 2: m, .* s, 10\+2 tokens ") == ["asked", "a part", "replied", "sub-reply"]
+    assert panel("block 1: error after .* s: ZeroDivisionError")[0] == "sub-reply"
+    assert b"\x1b[31mZeroDivisionError: division by zero" in seen
+    assert lines[-1] == "at 03:14"
+    assert sum("at 03:14" in line for line in lines) == 2  # in the reply, and as the answer
+
+
+def test_no_color_is_obeyed_and_a_terminal_without_a_cursor_gets_lines(tmp_path: Path) -> None:
+    def shown(**variables: str) -> bytes:
+        replies = iter([completion("```repl\n1 / 0\n```"), completion("FINAL(at 03:14)")])
+        with FakeOpenAI(lambda _: next(replies), models=["m"]) as server:
+            return asked(server, tmp_path, "-v", **variables)
+
+    colourless = shown(NO_COLOR="1")
+    assert "╭─ block 1: error after".encode() in colourless
+    assert not re.search(rb"\x1b\[(3|9)\dm", colourless)
+    lines = shown(TERM="dumb").splitlines()
+    assert b"\x1b" not in b"".join(lines)
+    assert b"[depth 0] turn 1" in lines
 
 
 def test_the_live_line_begins_with_its_clock_and_leaves_room_for_ctrl_c(tmp_path: Path) -> None:
     with FakeOpenAI(Answer(never=True), models=["m"]) as server:
         lines = lines_of(asked(server, tmp_path, keys=b"\x03", after=b"waiting for 1 call"))
     live = [line for line in lines if re.match(r"\d+ s, ", line)]
-    assert any("iteration 1 of 30, waiting for 1 call" in line for line in live)
+    assert any("turn 1 of 30, waiting for 1 call" in line for line in live)
     assert max(len(line.replace("^C", "")) for line in live) <= COLUMNS - 3
     assert lines[-1] == "rlm-broker ask: the run was cancelled before it had an answer"
 
@@ -125,7 +180,7 @@ def test_the_live_line_tells_how_far_a_batch_has_come(tmp_path: Path) -> None:
 
     with FakeOpenAI(answer, models=["m"]) as server:
         lines = lines_of(asked(server, tmp_path, keys=b"\x03", after=b"batch 39 of 40"))
-    assert any("iteration 1 of 30, block 1 running, batch 39 of 40" in line for line in lines)
+    assert any("turn 1 of 30, block 1 running, batch 39 of 40" in line for line in lines)
     assert lines[-1] == "rlm-broker ask: the run was cancelled before it had an answer"
 
 
@@ -136,7 +191,7 @@ def test_a_command_that_reads_the_terminal_says_so() -> None:
     hint = b"reading from the terminal; Ctrl+D"
     assert b"2 + 2\r\n" in on_a_terminal("exec", "-", keys=b"print('2 + 2')\n\x04", after=hint)
     seen = on_a_terminal("ask", "Who is Ada?", "-", keys=b"Ada is a beekeeper.\n\x04", after=hint)
-    assert b"beekeeper" in seen.rpartition(b"used ")[2]
+    assert b"beekeeper" in seen.rpartition(b" s, ")[2]
 
 
 def test_a_program_that_reads_the_terminal_is_told_that_it_cannot(tmp_path: Path) -> None:

@@ -1,0 +1,74 @@
+"""Passages that are made of events."""
+
+import pytest
+
+from rlm_broker.results import Block, Usage
+from rlm_broker.trace.events import BlockEnded, CallEnded, CallStarted, Replied, RunEnded
+from rlm_broker.trace.story import MOST_CHARS, MOST_LINES, Passage, Piece, Story, cut
+
+
+def ended(call: int, done: int, error: str | None = None) -> CallEnded:
+    return CallEnded("1", 1, call, "m", Usage(1, 3, 5), 0.1, "reply", error, batch=1, done=done, of=100)
+
+
+def called(story: Story, call: int, error: str | None = None) -> Passage | None:
+    story.passage(CallStarted("1", 1, call, None, f"prompt {call}", block=1, batch=1, of=100))
+    return story.passage(ended(call, call, error))
+
+
+def test_of_a_long_batch_a_few_calls_all_failures_and_each_tenth_are_told() -> None:
+    story = Story()
+    told = {call: called(story, call, "no" if call == 50 else None) for call in range(1, 101)}
+    assert [call for call, passage in told.items() if passage and passage.pieces] == [1, 2, 3, 4, 50]
+    assert [call for call, passage in told.items() if passage] == [1, 2, 3, 4, *range(10, 101, 10)]
+    assert told[4] == Passage(
+        "call 4: m, 0.10 s, 3+5 tokens",
+        (Piece("label", "asked"), Piece("text", "prompt 4"), Piece("label", "replied"), Piece("text", "reply")),
+    )
+    assert told[50] is not None
+    assert (told[50].title, told[50].is_trouble) == ("call 50 failed: no", True)
+    whole = Story(is_whole=True)
+    assert all(called(whole, call) for call in range(1, 101))
+
+
+def test_a_turn_is_told_with_its_call_and_without_the_code_that_is_run() -> None:
+    story = Story()
+    assert story.passage(CallStarted("1", 0, 1, None, "the first message")) is None
+    assert story.passage(CallEnded("1", 0, 1, "m", Usage(1, 3, 5), 2.0, "...")) is None
+    passage = story.passage(Replied("1", 0, 1, "First.\n```repl\nprint(1)\n```\nThen.", ("tool call: no",)))
+    assert passage == Passage(
+        "turn 1: reply of m, 2.00 s, 3+5 tokens",
+        (Piece("text", "First.\n\nThen."), Piece("error", "not run: tool call: no")),
+    )
+
+
+def test_what_a_cancelled_run_leaves_is_forgotten() -> None:
+    from rlm_broker.results import UsageSummary
+
+    story = Story()
+    story.passage(CallStarted("1", 1, 1, None, "prompt", block=1, tree="a"))
+    story.passage(CallStarted("1", 1, 1, None, "of another tree", block=1, tree="b"))
+    story.passage(RunEnded("1", 0, None, "cancelled", 1, 0.1, UsageSummary(), tree="a"))
+    passage = story.passage(CallEnded("1", 1, 1, "m", Usage(), 0.1, "reply", tree="b"))
+    assert passage is not None
+    assert Piece("text", "of another tree") in passage.pieces
+    assert not story._calls
+
+
+@pytest.mark.parametrize(("status", "kind"), [("ok", "text"), ("error", "error")])
+def test_stderr_is_an_error_only_where_the_block_failed(status: str, kind: str) -> None:
+    block = Block("x", status, stdout="out\n", stderr="err\n", error=None if status == "ok" else "err")  # type: ignore[arg-type]
+    passage = Story().passage(BlockEnded("1", 0, 1, block))
+    assert passage is not None
+    assert passage.pieces == (Piece("text", "out"), Piece(kind, "err"))  # type: ignore[arg-type]
+
+
+def test_long_texts_lose_their_middle() -> None:
+    shown = cut("\n".join(map(str, range(1_000)))).split("\n")
+    assert len(shown) == MOST_LINES + 1
+    assert shown[MOST_LINES // 2] == "[... 960 lines left out ...]"
+    assert (shown[0], shown[-1]) == ("0", "999")
+    shown = cut("x" * 10_000 + "y").split("\n")
+    assert shown[1] == f"[... {10_001 - MOST_CHARS:,} characters left out ...]"
+    assert shown[2].endswith("y")
+    assert cut("short") == "short"
