@@ -1,5 +1,6 @@
 """What `rlm-broker ask` does."""
 
+import dataclasses
 import sys
 from collections.abc import Iterator
 from contextlib import ExitStack, closing, contextmanager
@@ -7,9 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from rlm_broker.cli.progress import ProgressLine, spent
-from rlm_broker.cli.terminal import say, say_if_typed
-from rlm_broker.context.store import Encoded, Paths, store
-from rlm_broker.context.stored import StoredContext
+from rlm_broker.cli.sources import STDIN, stored
+from rlm_broker.cli.terminal import say
+from rlm_broker.clients.offline.question import NOTE
 from rlm_broker.errors import ConfigurationError, RunFailed
 from rlm_broker.models.models import Models
 from rlm_broker.results import Completion
@@ -55,10 +56,9 @@ def ask(
                 watchers.append(stack.enter_context(_writer(trace)))
             models = Models(record=record, replay=replay) if replay else _models(settings, record)
             rlm = _rlm(settings, models, system, _all_of(watchers))
-            given = Encoded(_source(paths), encoding, "strict" if strict_text else "replace")
             if not quiet:
                 watchers.append(stack.enter_context(closing(ProgressLine(sys.stderr, is_verbose=verbose))))
-            context = stack.enter_context(_stored(given))
+            context = stack.enter_context(stored(paths, encoding, "strict" if strict_text else "replace"))
             completion = rlm.completion(context, question, output_type=output_type)
     except RunFailed as failed:
         if not quiet:
@@ -66,7 +66,17 @@ def ask(
         raise
     if not quiet:
         _say_used(completion)
-    return completion
+    return _without_advice(completion, is_quiet=quiet)
+
+
+def _without_advice(completion: Completion, *, is_quiet: bool) -> Completion:
+    """Return the answer of the model offline without its last line, which is advice to users and goes to stderr."""
+    response = completion.response or ""
+    if not response.endswith(f"\n{NOTE}"):
+        return completion
+    if not is_quiet:
+        say(NOTE, err=True)
+    return dataclasses.replace(completion, response=response.removesuffix(f"\n{NOTE}"))
 
 
 def _models(settings: Settings, record: Path | None) -> Models:
@@ -132,7 +142,7 @@ def _require_elsewhere(option: str, file: Path | None, paths: tuple[str, ...]) -
 
 def _require_order(question: str, paths: tuple[str, ...]) -> None:
     """Refuse a path in the place of the question, if no path stands in the places of paths."""
-    if Path(question).exists() and "-" not in paths and not any(Path(path).exists() for path in paths):
+    if Path(question).exists() and STDIN not in paths and not any(Path(path).exists() for path in paths):
         raise ConfigurationError(f"{question} is a path: the question comes first, then what it is about")
 
 
@@ -150,27 +160,6 @@ def _say_used(ended: Completion | RunFailed) -> None:
     width = max((len(name) for name, _ in rows), default=0)
     for name, usage in rows:
         say(f"  {name:{width}}  {spent(usage)}", err=True)
-
-
-def _source(paths: tuple[str, ...]) -> object:
-    if "-" not in paths:
-        return Paths(paths)
-    if len(paths) > 1:
-        raise ConfigurationError("- is stdin, and cannot be combined with other paths")
-    say_if_typed()
-    # Not the buffer, which would ask a terminal for the end twice.
-    return open(sys.stdin.fileno(), "rb", buffering=0, closefd=False)
-
-
-def _stored(given: Encoded) -> StoredContext:
-    """Store what is asked about, and say what of it is not as it was."""
-    context = store(given)
-    if not context.info.total_chars and not isinstance(given.source, Paths):
-        context.close()
-        raise ConfigurationError("stdin is empty: there is nothing to ask about")
-    for remark in context.info.remarks():
-        say(f"warning: {remark}", err=True)
-    return context
 
 
 def answer_of(completion: Completion) -> str | None:

@@ -7,6 +7,16 @@ from typing import Any
 import click
 
 from rlm_broker.cli.failing import fail, failures
+from rlm_broker.cli.parameters import (
+    API_KEY,
+    BASE_URL,
+    FILE,
+    FOLDER,
+    ISOLATION,
+    MODEL_POLICY,
+    PROMPT_PROFILE,
+    RECURSION,
+)
 from rlm_broker.cli.terminal import say
 from rlm_broker.errors import LimitReached, RunCancelled
 
@@ -18,28 +28,29 @@ exit codes: 0 answered (NOT FOUND is an answer), 1 failed, 2 the command line or
 
 @click.command("ask", epilog=EXIT_CODES)
 @click.argument("question")
-@click.argument("paths", nargs=-1, required=True, metavar="PATH...")
+@click.argument("paths", nargs=-1, type=click.Path(), metavar="PATH...")
 @click.option("--encoding", metavar="NAME", help="Of text without a byte order mark (default utf-8), such as cp1252.")
 @click.option(
     "--strict-text", is_flag=True, help="Refuse text that cannot be decoded whole; default: replace and count."
 )
-@click.option("--model", metavar="NAME", help="The root model (default offline).")
-@click.option("--sub-model", metavar="NAME", help="Answers what the REPL asks; default: the root model.")
-@click.option("--base-url", metavar="URL", help="Of an OpenAI-compatible server that has the models.")
+@click.option("-m", "--model", metavar="NAME", help="The root model (default offline).")
+@click.option("-s", "--sub-model", metavar="NAME", help="The model that code asks; default: the root model.")
+@BASE_URL
+@API_KEY
 @click.option("--max-depth", type=int, metavar="N", help="Levels that have a REPL (default 1).")
-@click.option("--isolation", metavar="LEVEL", help="auto (default), strict, standard, or process (unprotected).")
-@click.option("--python", metavar="FOLDER", help="A virtual environment whose packages code has.")
+@click.option("--isolation", type=ISOLATION, help="Level of the sandbox (default auto); process is unprotected.")
+@click.option("--python", type=FOLDER, metavar="FOLDER", help="A virtual environment whose packages code has.")
 @click.option("--packages", metavar="LIST", help="Packages to make one of, such as 'numpy>=2 six'.")
 @click.option(
     "--allow-exec/--no-allow-exec", default=None, help="Whether code may start programs (default: at strict)."
 )
-@click.option("--tools", metavar="FILE", help="Python whose functions and values code may use; it is run right here.")
-@click.option("--output-type", metavar="FILE", help="A JSON Schema of the answer, which is printed as JSON.")
-@click.option("--model-policy", metavar="NAME", help="Models that code may name: allow (default), pinned, open.")
-@click.option("--recursion", metavar="WHEN", help="Children that get a REPL: always (default), auto.")
+@click.option("--tools", type=FILE, metavar="FILE", help="Python whose names code may use; it runs right here.")
 @click.option(
-    "--prompt-profile", metavar="NAME", help="How the model is told to end: both (default), final, answer; or compact."
+    "-o", "--output-type", type=FILE, metavar="FILE", help="A JSON Schema of the answer, which is printed as JSON."
 )
+@click.option("--model-policy", type=MODEL_POLICY, help="Which models code may name (default allow).")
+@click.option("--recursion", type=RECURSION, help="Which children get a REPL (default always).")
+@click.option("--prompt-profile", type=PROMPT_PROFILE, help="What the model is told to end with (default both).")
 @click.option("--limit", "assignments", multiple=True, metavar="NAME=VALUE", help="Any other limit: run_timeout_s=10m.")
 @click.option("--system", metavar="TEXT", help="A system prompt in place of ours.")
 @click.option("--trace", type=click.Path(path_type=Path), metavar="FILE", help="Write what happens, as JSON lines.")
@@ -50,7 +61,12 @@ exit codes: 0 answered (NOT FOUND is an answer), 1 failed, 2 the command line or
 @click.option("-v", "--verbose", is_flag=True, help="Show each turn's reply, code, output and calls, on stderr.")
 @click.option("--debug", is_flag=True, help="Show tracebacks of rlm-broker itself.")
 def command(question: str, paths: tuple[str, ...], *, as_json: bool, debug: bool, **options: Any) -> None:
-    """Ask QUESTION about files, folders or globs (- is stdin). The answer goes to stdout, all else to stderr."""
+    """Ask QUESTION about files, folders or globs. Without any, or with -, it is about stdin.
+
+    The answer goes to stdout, all else to stderr.
+    """
+    if not paths and sys.stdin.isatty():
+        raise click.UsageError("Missing argument 'PATH...': name files or folders, or pipe a text in.")
     with failures("ask", as_json=as_json, debug=debug):
         from rlm_broker.cli import answering  # what --help need not pay for
 

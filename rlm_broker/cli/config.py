@@ -1,15 +1,35 @@
-"""`rlm-broker config show`: every setting, its value, and where that came from."""
+"""`rlm-broker config show`: every setting, its value, where that came from, and what it is."""
 
 import json
+import re
 from pathlib import Path
 
 import click
 
 from rlm_broker.cli.failing import failures
+from rlm_broker.cli.parameters import Group
 from rlm_broker.cli.terminal import say
 
+ABOUT = {
+    "model": "The root model",
+    "sub_model": "The model that code asks; none is the root model",
+    "base_url": "Address of an OpenAI-compatible server that has the models",
+    "api_key": "Key of the model, as env:NAME of the variable that holds it",
+    "cache": "File that keeps replies of providers",
+    "isolation": "Level of the sandbox: auto, strict, standard or process",
+    "python": "Folder of a virtual environment whose packages code has",
+    "packages": "Packages to make such an environment of",
+    "allow_exec": "Whether code may start programs; none is wherever the level can end them",
+    "tools": "Python file whose functions and values code may use",
+    "output_type": "JSON Schema of the answer",
+    "model_policy": "Which models code may name: pinned, allow or open",
+    "recursion": "Which children get a REPL: always or auto",
+    "prompt_profile": "What the model is told to end with: both, final, answer or compact",
+}
+"""What each setting is that is not a limit. A limit has its docstring."""
 
-@click.group("config")
+
+@click.group("config", cls=Group)
 def command() -> None:
     """Settings: flags, then RLM_BROKER_*, ./rlm-broker.toml, and ~/.config/rlm-broker/config.toml."""
 
@@ -30,7 +50,7 @@ def trust_project() -> None:
 @click.option("--limit", "assignments", multiple=True, metavar="NAME=VALUE", help="As it would be given to ask.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def show(assignments: tuple[str, ...], as_json: bool) -> None:
-    """Print each setting with the value that holds, and where it came from."""
+    """Print each setting with the value that holds, where it came from, and what it is."""
     with failures("config", as_json=as_json):
         from rlm_broker.settings.settings import Settings, assigned  # what --help need not pay for
 
@@ -39,9 +59,27 @@ def show(assignments: tuple[str, ...], as_json: bool) -> None:
         if found.refusal is not None:
             say(f"warning: {found.refusal}", err=True)
         if as_json:
-            shown = {name: {"value": each.value, "source": each.source} for name, each in settings.items()}
+            shown = {
+                name: {"value": each.value, "source": each.source, "about": _about(name)}
+                for name, each in settings.items()
+            }
             say(json.dumps(shown, ensure_ascii=False))
             return
-        width = max(map(len, settings))
+        width, sources = max(map(len, settings)), max(len(each.source) for each in settings.values())
         for name, setting in settings.items():
-            say(f"{name:{width}}  {setting.value!s:>12}  {setting.source}")
+            say(f"{name:{width}}  {_short(setting.value):>12}  {setting.source:{sources}}  {_about(name)}")
+
+
+def _about(name: str) -> str:
+    """Return the first sentence on a setting; on a limit, that of its docstring."""
+    from rlm_broker.limits import Limits
+
+    if name not in Limits.model_fields:
+        return ABOUT[name]
+    description = " ".join((Limits.model_fields[name].description or "").split())
+    return re.split(r"(?<=\.)\s", description)[0].rstrip(".")
+
+
+def _short(value: object) -> str:
+    """Return a value as it is written in a file of settings: a size in bytes, and `none` without a bound."""
+    return "none" if value is None else str(value)

@@ -6,6 +6,7 @@ from typing import Any
 import click
 
 from rlm_broker.cli.failing import failures
+from rlm_broker.cli.parameters import FILE, FOLDER, ISOLATION
 
 EXIT_CODES = """\b
 exit codes: 0 it ran through, its own if it exited with one, 1 it raised or crashed, 2 the command line is wrong,
@@ -14,12 +15,12 @@ exit codes: 0 it ran through, its own if it exited with one, 1 it raised or cras
 
 
 @click.command("exec", epilog=EXIT_CODES, context_settings={"allow_interspersed_args": False})
-@click.argument("file")
+@click.argument("file", type=FILE)
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED, metavar="[ARGS]...")
 @click.option("--file", "files", multiple=True, metavar="LOCAL[=NAME]", help="A file to put beside it; repeatable.")
 @click.option("--timeout", metavar="TIME", help="Compute time (default 60 s).")
-@click.option("--isolation", metavar="LEVEL", help="auto (default), strict, standard, or process (unprotected).")
-@click.option("--python", metavar="FOLDER", help="A virtual environment whose packages the code has.")
+@click.option("--isolation", type=ISOLATION, help="Level of the sandbox (default auto); process is unprotected.")
+@click.option("--python", type=FOLDER, metavar="FOLDER", help="A virtual environment whose packages the code has.")
 @click.option("--packages", metavar="LIST", help="Packages to make one of, such as 'numpy>=2 six'.")
 @click.option("--allow-exec/--no-allow-exec", default=None, help="May it start programs? Default: at strict.")
 @click.option("--limit", "assignments", multiple=True, metavar="NAME=VALUE", help="Any other limit: memory_bytes=64MB.")

@@ -42,6 +42,8 @@ AT_ITS_START = """
 __import__("sys").argv[:] = {argv!r}
 __import__("sys").path.insert(0, __import__("os").getcwd())
 """
+ITS_BLOCK = "<block 2>"
+"""What tracebacks call the program: the block that follows `AT_ITS_START`. Its own name is put in its place."""
 ITS_FILE = '__file__ = __import__("os").path.abspath({name!r})\n'
 """What the interpreter does before a program begins, but that no name is left in the program's own."""
 AT_ITS_END = """
@@ -96,7 +98,8 @@ def execute(
         with made as sandbox, sandbox.repl() as repl:
             repl.kills_when_cancelled = True
             _put(repl, program, placed)
-            block = _at_its_limit(_run(repl, program, None if as_json else _Echo()))
+            block = _at_its_limit(_run(repl, program, None if as_json else _Echo(program)))
+            block = dataclasses.replace(block, stderr=_with_its_name(block.stderr, program))
             if as_json:
                 say(to_json(jsonable(block) | {"isolation": jsonable(repl.isolation)}))
             else:
@@ -227,6 +230,12 @@ def _notes(block: Block, limits: "Limits") -> list[str]:
     return notes
 
 
+def _with_its_name(text: str, program: Program) -> str:
+    """Return output with the program's file named in tracebacks, as the interpreter names it."""
+    file = "<stdin>" if program.name is None else program.argv[0]
+    return text.replace(f'  File "{ITS_BLOCK}", line ', f'  File "{file}", line ')
+
+
 class _OutputLost(BaseException):
     """What interrupts the main thread when output cannot be written.
 
@@ -247,7 +256,8 @@ class _Echo:
     second would leave the handling of the first as a traceback.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, program: Program) -> None:
+        self._program = program
         self._lost: OSError | None = None
         signal.signal(OUTPUT_LOST, self._stop)
 
@@ -256,7 +266,8 @@ class _Echo:
         if self._lost is not None:
             return
         try:
-            say(text, nl=False, err=stream == "stderr")
+            is_error = stream == "stderr"
+            say(_with_its_name(text, self._program) if is_error else text, nl=False, err=is_error)
         except OSError as error:
             self._lost = error
             signal.pthread_kill(threading.main_thread().ident or 0, OUTPUT_LOST)

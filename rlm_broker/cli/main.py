@@ -12,14 +12,15 @@ import click
 
 from rlm_broker.cli import stopping
 from rlm_broker.cli.failing import fail
+from rlm_broker.cli.parameters import Group
 
 COMMANDS = {
     "ask": "Ask a question about a text, files or folders.",
     "exec": "Run a Python file in a sandbox, without any model.",
     "doctor": "Show what isolation this machine offers.",
-    "models": "Show which models there are, and which of them would serve a call.",
-    "config": "Show every setting, and where it came from.",
-    "trace": "Show the tree of runs that a trace holds.",
+    "models": "Show which models and keys there are, and which model would serve a call.",
+    "config": "Show every setting, where it came from, and what it is.",
+    "trace": "Show what happened in a run, from its trace.",
 }
 
 EXIT_CODES = """\b
@@ -30,10 +31,16 @@ exit codes:
   3  a limit ended it; ask prints the partial answer
   4  the isolation asked for cannot be had, or the sandbox failed
   5  the model provider failed
-  130, 143, 129  stopped by Ctrl+C, SIGTERM, SIGHUP"""
+  130, 143, 129  stopped by Ctrl+C, SIGTERM, SIGHUP
+
+\b
+completion of commands, options and files in bash, zsh or fish, by a line in ~/.bashrc or its like:
+  eval "$(_RLM_BROKER_COMPLETE=bash_source rlm-broker)"
+  eval "$(_RLM_BROKER_COMPLETE=zsh_source rlm-broker)"
+  _RLM_BROKER_COMPLETE=fish_source rlm-broker | source"""
 
 
-class _Lazy(click.Group):
+class _Lazy(Group):
     """Commands whose modules are imported when they are called: `--help` must not pay for pydantic."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002 - click's signature
@@ -48,10 +55,11 @@ class _Lazy(click.Group):
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        if args[0] not in COMMANDS and not args[0].startswith("-"):
-            from rlm_broker.validation import did_you_mean  # what --help need not pay for
-
-            raise click.UsageError(f"No such command {args[0]!r}{did_you_mean(args[0], COMMANDS) or '.'}", ctx)
+        if args[0] == "help":
+            if len(args) == 1:
+                click.echo(ctx.get_help())
+                ctx.exit()
+            args = [args[1], "--help"]
         return super().resolve_command(ctx, args)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:  # noqa: ARG002
@@ -60,7 +68,7 @@ class _Lazy(click.Group):
 
 
 @click.command(cls=_Lazy, epilog=EXIT_CODES, context_settings={"help_option_names": ["-h", "--help"]})
-@click.version_option(package_name="rlm-broker", prog_name="rlm-broker")
+@click.version_option(None, "-V", "--version", package_name="rlm-broker", prog_name="rlm-broker")
 def cli() -> None:
     """Recursive Language Models on untrusted code."""
 

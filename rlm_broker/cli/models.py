@@ -1,11 +1,13 @@
 """`rlm-broker models [NAME]`: the models there are, and which of them would serve a call, and why."""
 
+import asyncio
 import json
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from rlm_broker.cli.failing import failures
+from rlm_broker.cli.parameters import API_KEY, BASE_URL, MODEL_POLICY
 from rlm_broker.cli.terminal import say
 
 if TYPE_CHECKING:
@@ -16,21 +18,27 @@ if TYPE_CHECKING:
 @click.command("models", epilog="exit codes: 0 shown, 2 a setting is wrong, or code may not ask for that model")
 @click.argument("name", required=False)
 @click.option("--depth", type=click.IntRange(0), default=1, help="Of the call: 0 a root's own, 1 (default) its REPL's.")
-@click.option("--model", metavar="NAME", help="As it would be given to ask.")
-@click.option("--sub-model", metavar="NAME", help="As it would be given to ask.")
-@click.option("--base-url", metavar="URL", help="As it would be given to ask.")
-@click.option("--model-policy", metavar="NAME", help="As it would be given to ask.")
+@click.option("-m", "--model", metavar="NAME", help="As it would be given to ask.")
+@click.option("-s", "--sub-model", metavar="NAME", help="As it would be given to ask.")
+@BASE_URL
+@API_KEY
+@click.option("--model-policy", type=MODEL_POLICY, help="As it would be given to ask.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def command(name: str | None, depth: int, as_json: bool, **flags: Any) -> None:
-    """Show the models and routes that hold here. With a NAME, which model would serve code that asks for it."""
+    """Show the models and routes that hold here, what a server at --base-url has, and the providers whose key is set.
+
+    With a NAME, show which model would serve code that asks for it.
+    """
     with failures("models", as_json=as_json):
+        from rlm_broker.clients.litellm import providers_with_keys
         from rlm_broker.models.models import Models
         from rlm_broker.models.registry import Registry
-        from rlm_broker.settings.settings import Settings, assigned  # what --help need not pay for
+        from rlm_broker.settings.settings import DEFAULTS, Settings, assigned  # what --help need not pay for
 
         settings = Settings(assigned((), **flags))
+        is_named = settings["model"] != DEFAULTS["model"]
         models = Registry(
-            settings.model("model"),
+            settings.model("model") if is_named else None,
             settings.model("sub_model"),
             Models(settings.models, settings.routes, settings["model_policy"]),
             lists=True,
@@ -44,25 +52,55 @@ def command(name: str | None, depth: int, as_json: bool, **flags: Any) -> None:
         entries = [_entry("root", models.root, settings), _entry("sub", models.sub or models.root, settings)]
         entries += [_entry(entry, client, settings) for entry, client in models.named.items()]
         routes = [{"match": each.match, "depths": each.depths, "to": each.to} for each in settings.routes]
+        server = None if settings["base_url"] is None else _server(settings)
+        providers = providers_with_keys()
         if as_json:
-            say(json.dumps({"models": entries, "routes": routes}, ensure_ascii=False))
+            found = {"models": entries, "routes": routes, "server": server, "providers": providers}
+            say(json.dumps(found, ensure_ascii=False))
             return
         width = max(len(entry["name"]) for entry in entries)
         for entry in entries:
             say(f"{entry['name']:{width}}  {entry['model']}{_details(entry)}")
         for route in settings.routes:
             say(str(route))
+        if server is not None:
+            has = server.get("problem") or f"it has: {', '.join(server['models']) or 'no list of models'}"
+            say(f"server {server['base_url']}: {has}")
+        named = ", ".join(f"{provider} ({variable})" for provider, variable in providers.items())
+        say(f"providers whose key is set: {named or 'none'}")
+
+
+def _server(settings: "Settings") -> dict[str, Any]:
+    """Return the address of the server in the settings, and the models that it lists or the problem with it."""
+    from rlm_broker.clients.openai_compatible import OpenAICompatibleClient
+    from rlm_broker.errors import ModelFailed
+    from rlm_broker.models.model import Model
+
+    base_url = settings["base_url"]
+    client = Model.model_validate({"name": "any", "base_url": base_url, "api_key": settings["api_key"]}).client()
+    assert isinstance(client, OpenAICompatibleClient)
+
+    async def listed() -> list[str]:
+        try:
+            return await client.models()
+        finally:
+            await client.aclose()
+
+    try:
+        return {"base_url": base_url, "models": asyncio.run(listed())}
+    except ModelFailed as failed:
+        return {"base_url": base_url, "models": [], "problem": str(failed).removeprefix("any: ")}
 
 
 def _entry(name: str, client: "BaseClient", settings: "Settings") -> dict[str, Any]:
-    """What is worth knowing of a model. (Its key and its headers are in no dump.)"""
+    """Return what is worth knowing of a model. Its key and its headers are not among it: no dump has them."""
     model = settings.models.get(name)
     rows: dict[str, Any] = {"name": name, "model": client.model_name}
     if (why := client.why_unusable) is not None:
         rows["problem"] = str(why)
     if model is not None:
         rows |= model.model_dump(mode="json", exclude={"name"}, exclude_defaults=True)
-    elif settings["base_url"] is not None:
+    elif settings["base_url"] is not None and client.model_name != "offline":
         rows["base_url"] = settings["base_url"]
     return rows
 

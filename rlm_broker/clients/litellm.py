@@ -73,6 +73,12 @@ def is_hosted(model_name: str) -> bool:
     return provider in _KEYS and "://" not in model
 
 
+def providers_with_keys() -> dict[str, str]:
+    """Return the well-known providers whose key is set: provider -> the variable that has it. It imports nothing."""
+    found = {name: next(filter(os.environ.get, variables), None) for name, variables in _KEYS.items()}
+    return {name: variable for name, variable in found.items() if variable is not None}
+
+
 def full_name(model_name: str) -> str | None:
     """`provider/model` for a name with a provider or a well-known bare one (`gpt-5-mini`, `claude-sonnet-4-5`).
 

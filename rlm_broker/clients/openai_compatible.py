@@ -103,14 +103,7 @@ class OpenAICompatibleClient(BaseClient):
             UnknownModel: It has other ones; it names them.
             ModelFailed: It cannot be reached, or wants another key. (One that may not list models may do for calls.)
         """
-        async with self._request("GET", "/models", None, PREFLIGHT_TIMEOUT_S) as response:
-            if response.status == 401:
-                raise self._refused(response, await self._body(response))
-            body = await self._body(response)
-        try:
-            listed = msgspec.json.decode(body, type=_Listed).data if response.status == 200 else []
-        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
-            return  # the calls will show
+        listed = await self._listed()
         for entry in listed:
             if self._model in (entry.id, entry.id.removesuffix(":latest")):  # the latter is Ollama's
                 self.context_tokens = self.context_tokens or _count(entry.max_model_len) or None
@@ -118,6 +111,24 @@ class OpenAICompatibleClient(BaseClient):
         if listed and not any("*" in entry.id for entry in listed):  # a proxy's pattern
             names = ", ".join(entry.id for entry in listed[:20])
             raise UnknownModel(f"{self._base_url} has no model {self._model!r}; it has: {failures.one_line(names)}")
+
+    async def models(self) -> list[str]:
+        """Return the names of the models that the server lists; none if it has no list.
+
+        Raises:
+            ModelFailed: It cannot be reached, or wants another key.
+        """
+        return [entry.id for entry in await self._listed()]
+
+    async def _listed(self) -> "list[_Served]":
+        async with self._request("GET", "/models", None, PREFLIGHT_TIMEOUT_S) as response:
+            if response.status == 401:
+                raise self._refused(response, await self._body(response))
+            body = await self._body(response)
+        try:
+            return msgspec.json.decode(body, type=_Listed).data if response.status == 200 else []
+        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+            return []  # the calls will show
 
     async def complete(self, request: LMRequest) -> LMReply:
         """Ask once. Cancelling closes the connection.

@@ -32,7 +32,8 @@ MOST_CHARS = 4_000
 SHOWN_OF_A_BATCH = 4
 """Calls of one batch that get a passage each. Of the others the title of each tenth and all failures are shown."""
 READ_CHARS = 50_000
-"""Characters of a reply that is parsed for its prose, which takes milliseconds. A longer one is shown as it is."""
+"""Characters of a reply that is parsed for its prose, which takes milliseconds. Of a longer one, only what stands
+before its first code is shown."""
 
 Kind = Literal["text", "code", "error", "label"]
 """How a text is shown: `code` is Python, and a `label` names the text after it."""
@@ -111,7 +112,7 @@ class Story:
             case RunStarted(question=str(question)):
                 return self._texts(("text", question))
             case Replied(text=text, not_run=not_run):
-                prose = parse_reply(text).prose if len(text) <= READ_CHARS else text
+                prose = parse_reply(text).prose if len(text) <= READ_CHARS else text.partition("```")[0]
                 return self._texts(("text", prose), *(("error", f"not run: {each}") for each in not_run))
             case BlockStarted(code=code):
                 return self._texts(("code", code))

@@ -2,14 +2,39 @@
 
 import json
 from collections import defaultdict
-from collections.abc import Iterable
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator
+from dataclasses import MISSING, dataclass, field, fields
 from pathlib import Path
-from typing import Any
+from typing import Any, get_type_hints
+
+from msgspec import NODEFAULT, convert, defstruct, structs
 
 from rlm_broker.errors import ConfigurationError
+from rlm_broker.results import Block
+from rlm_broker.trace.events import BlockEnded, Event
+from rlm_broker.trace.writer import name_of
+from sandbox_worker.wire.mime import MimeType
 
 TEXT_CHARS = 60
+"""Characters of a question or an answer in the tree. Longer ones are cut."""
+_Outcome = defstruct(
+    "_Outcome",
+    [
+        (each.name, get_type_hints(Block)[each.name], NODEFAULT if each.default is MISSING else each.default)
+        for each in fields(Block)
+        if each.name != "displays"
+    ],
+)
+"""A `Block` without its displays."""
+
+
+class _BlockEnded(Event, frozen=True):
+    block: int
+    outcome: _Outcome  # type: ignore[valid-type]
+    displays: tuple[dict[MimeType, int], ...] = ()
+
+
+_KINDS = {name_of(kind): kind for kind in Event.__subclasses__() if kind is not _BlockEnded}
 
 
 @dataclass(slots=True)
@@ -24,15 +49,58 @@ class _Run:
     cost_usd: float | None = 0.0
     blocks: dict[str, int] = field(default_factory=lambda: defaultdict(int))
     turns: int = 0
-    ended: str = "did not end"
+    duration_s: float | None = None
+    response: str | None = None
+    error: str | None = None
 
 
 def tree(path: Path) -> list[str]:
-    """The runs of a trace, a line each, children below their parents; several trees in one file one after the other.
+    """Return the runs of a trace in three lines each, children below their parents, one tree after the other.
 
     Raises:
         ConfigurationError: The file cannot be read, or is not a trace.
     """
+    return [line for run in _runs(path) for line in _drawn(run)]
+
+
+def runs(path: Path) -> list[dict[str, Any]]:
+    """Return the same as plain values: for each run its name, question, model, calls, tokens, cost and end.
+
+    `duration_s` is None for a run that did not end, and `cost_usd` where a price is not known.
+
+    Raises:
+        ConfigurationError: The file cannot be read, or is not a trace.
+    """
+    return [{each.name: getattr(run, each.name) for each in fields(run)} for run in _runs(path)]
+
+
+def events(path: Path) -> Iterator[Event]:
+    """Yield the events of a trace, as they were given to `on_event`.
+
+    Raises:
+        ConfigurationError: The file cannot be read, or is not a trace of this release. This may come after any number
+            of events.
+    """
+    for line in _events(path):
+        kind = _KINDS.get(line["event"])
+        if kind is None:
+            continue
+        try:
+            yield _block_ended(line) if kind is BlockEnded else convert(line, kind)
+        except ValueError:
+            raise ConfigurationError(f"{path} is not a trace: malformed {line['event']!s:.40} event") from None
+
+
+def _block_ended(line: dict[str, Any]) -> BlockEnded:
+    """Convert what `msgspec` cannot: a block's displays may be text or bytes. A trace has none of them."""
+    told = convert(line, _BlockEnded)
+    outcome = Block(**structs.asdict(told.outcome))
+    return BlockEnded(
+        told.run, told.depth, told.block, outcome, told.displays, tree=told.tree, n=told.n, time=told.time
+    )
+
+
+def _runs(path: Path) -> list[_Run]:
     trees: dict[str, dict[str, _Run]] = {}
     named = ""
     for event in _events(path):
@@ -46,7 +114,7 @@ def tree(path: Path) -> list[str]:
     if not trees:
         raise ConfigurationError(f"{path} is not a trace: it is empty")
     try:
-        return [line for runs in trees.values() for line in _drawn(runs)]
+        return [run for runs in trees.values() for run in sorted(runs.values(), key=_place)]
     except ValueError:
         raise ConfigurationError(f"{path} is not a trace: its runs have names that no run has") from None
 
@@ -82,23 +150,31 @@ def _take(run: _Run, event: dict[str, Any]) -> None:
             cost = usage.get("total_cost")
             run.cost_usd = None if cost is None or run.cost_usd is None else run.cost_usd + cost
         case "run_ended":
-            said = event.get("error") or event.get("response") or ""
-            what = "failed" if event.get("error") else "answered"
-            run.ended = f"{what} in {event.get('duration_s', 0):.2f} s: {_short(str(said))}"
+            run.duration_s = float(event.get("duration_s", 0))
+            run.response, run.error = event.get("response"), event.get("error")
 
 
-def _drawn(runs: dict[str, _Run]) -> list[str]:
-    lines = []
-    for run in sorted(runs.values(), key=lambda each: [int(part) for part in each.name.split(".")]):
-        indent = "  " * run.name.count(".")
-        blocks = ", ".join(f"{count} {status}" for status, count in run.blocks.items()) or "none"
-        cost = "cost unknown" if run.cost_usd is None else f"${run.cost_usd:.4f}"
-        lines += [
-            f"{indent}{run.name} [{run.model}] {_short(run.question) or '(no question)'}",
-            f"{indent}  turns {run.turns}, blocks {blocks}, calls {run.calls}, tokens {run.tokens:,}, {cost}",
-            f"{indent}  {run.ended}",
-        ]
-    return lines
+def _place(run: _Run) -> list[int]:
+    """Return a run's place in its tree, by which runs are sorted: 1.10 comes after 1.9."""
+    return [int(part) for part in run.name.split(".")]
+
+
+def _drawn(run: _Run) -> list[str]:
+    indent = "  " * run.name.count(".")
+    blocks = ", ".join(f"{count} {status}" for status, count in run.blocks.items()) or "none"
+    cost = "cost unknown" if run.cost_usd is None else f"${run.cost_usd:.4f}"
+    return [
+        f"{indent}{run.name} [{run.model}] {_short(run.question) or '(no question)'}",
+        f"{indent}  turns {run.turns}, blocks {blocks}, calls {run.calls}, tokens {run.tokens:,}, {cost}",
+        f"{indent}  {_ended(run)}",
+    ]
+
+
+def _ended(run: _Run) -> str:
+    if run.duration_s is None:
+        return "did not end"
+    what = "failed" if run.error else "answered"
+    return f"{what} in {run.duration_s:.2f} s: {_short(str(run.error or run.response or ''))}"
 
 
 def _short(text: str) -> str:

@@ -58,7 +58,7 @@ class TraceWriter:
         """Write one event. It is in the file when this returns, unless it or one before it is long."""
         if isinstance(event, CallText):
             return
-        line: dict[str, Any] = {"n": 0, "time": 0, "event": _name(event), **msgspec.to_builtins(event)}
+        line: dict[str, Any] = {"n": 0, "time": 0, "event": name_of(type(event)), **msgspec.to_builtins(event)}
         chars = text_chars(line)
         with self._lock:
             self._number += 1
@@ -110,9 +110,9 @@ class TraceWriter:
         self.close()
 
 
-def _name(event: Event) -> str:
-    """`BlockEnded` → `block_ended`."""
-    return re.sub(r"(?<!^)(?=[A-Z])", "_", type(event).__name__).lower()
+def name_of(kind: type[Event]) -> str:
+    """Return what a trace calls a kind of event: `block_ended` for `BlockEnded`."""
+    return re.sub(r"(?<!^)(?=[A-Z])", "_", kind.__name__).lower()
 
 
 def _cut(value: Any) -> Any:

@@ -54,6 +54,37 @@ def test_stdin_a_folder_and_a_glob_are_contexts(log: Path) -> None:
         assert "server.log" in answer
 
 
+def test_a_pipe_is_read_without_a_dash_and_in_the_place_of_a_file(log: Path) -> None:
+    assert "Ada Quill" in run("ask", QUESTION, "-q", stdin=log.read_bytes()).stdout
+    command = f"{shlex.join([*COMMAND, 'ask', QUESTION])} -q <(cat {log}) <(echo nothing)"
+    done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, env=ENVIRONMENT, check=False)
+    assert done.returncode == 0
+    assert "Ada Quill" in done.stdout
+    assert "/dev/fd/" in done.stdout
+
+
+def test_short_flags_name_the_models_the_type_of_the_answer_and_the_key(
+    log: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "schema.json").write_text(SCHEMA)
+    monkeypatch.setitem(ENVIRONMENT, "KEY_OF_THE_TEST", "sk-of-the-test")
+    code = "len(context)\nllm_query('part')\nFINAL({'price': 40})"
+    with FakeOpenAI(completion(f"```repl\n{code}\n```"), models=["m", "small"]) as server:
+        models = ["-m", "m", "-s", "small", "--base-url", server.base_url, "--api-key", "env:KEY_OF_THE_TEST"]
+        done = run("ask", QUESTION, log, "-q", "-o", tmp_path / "schema.json", *models)
+    assert (done.stdout, done.stderr) == ('{"price": 40}\n', "")
+    assert [request["model"] for request in server.requests] == ["m", "small"]
+    assert {headers["authorization"] for headers in server.headers} == {"Bearer sk-of-the-test"}
+
+
+def test_advice_of_the_offline_model_is_no_part_of_the_answer(log: Path) -> None:
+    done = run("ask", QUESTION, log)
+    assert "Name a real model" not in done.stdout
+    assert done.stderr.splitlines()[-1].endswith("Name a real model with --model NAME (or RLM(model=...)).")
+    assert "$" not in done.stderr
+    assert "0+0" not in done.stderr
+
+
 def test_a_trace_begins_with_the_metadata_and_ends_with_the_end(log: Path, tmp_path: Path) -> None:
     trace = tmp_path / "trace.jsonl"
     assert run("ask", QUESTION, log, "-q", "--trace", trace).returncode == 0
@@ -72,13 +103,15 @@ def test_a_trace_begins_with_the_metadata_and_ends_with_the_end(log: Path, tmp_p
         ([" ", "LOG"], 2, "the question is empty"),
         (["q", "LOG", "--model", "nonsense"], 2, "'nonsense' is not the name of a model"),
         (["q", "LOG", "--model", "openai/gpt-5-mini"], 2, "needs OPENAI_API_KEY, which is not set"),
-        (["q", "LOG", "--isolation", "vault"], 2, "no isolation level 'vault'"),
+        (["q", "LOG", "--isolation", "vault"], 2, "'vault' is not one of 'auto', 'strict', 'standard', 'process'."),
+        (["q", "LOG", "--api-key", "sk-plain"], 2, "'--api-key': write env:NAME of the variable that holds the key"),
         (["q", "LOG", "--python", "/nowhere"], 2, "python: there is no /nowhere"),
         (["q", "LOG", "--packages", "six", "--python", "/nowhere"], 2, "give either python or packages"),
         (["q", "LOG", "--max-depth", "-1"], 2, "limit max_depth = -1: "),
         (["q", "LOG", "--trace", "/nowhere/t"], 2, "cannot write the trace /nowhere/t: No such file or directory"),
         (["q", "-", "LOG"], 2, "- is stdin, and cannot be combined"),
         (["q", "-"], 2, "stdin is empty"),
+        (["LOG"], 2, "server.log is a path: the question comes first, then what it is about"),
         (["LOG", "Who is the custodian?"], 2, "server.log is a path: the question comes first, then what it is about"),
     ],
 )
@@ -204,9 +237,9 @@ def test_how_models_are_told_and_asked_can_be_said(log: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["--model-policy", "free"], "no model_policy 'free'; choose one of: allow, pinned, open"),
-        (["--recursion", "never"], "no recursion 'never'; choose one of: always, auto"),
-        (["--prompt-profile", "x"], "no prompt_profile 'x'; choose one of: both, final, answer"),
+        (["--model-policy", "free"], "'free' is not one of 'allow', 'pinned', 'open'"),
+        (["--recursion", "never"], "'never' is not one of 'always', 'auto'"),
+        (["--prompt-profile", "x"], "'x' is not one of 'both', 'final', 'answer', 'compact'"),
         (["--prompt-profile", "final", "--system", "x"], "give either a system prompt or a prompt profile"),
         (["--allow-exec", "--isolation", "standard"], "cannot start programs"),
         (["--tools", "/nowhere.py"], "tools: cannot read /nowhere.py: No such file or directory"),

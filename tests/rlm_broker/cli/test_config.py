@@ -8,9 +8,11 @@ from tests.support.command import COMMAND, ENVIRONMENT, run, sentence
 def test_every_setting_is_shown_with_its_source() -> None:
     done = run("config", "show", "--limit", "max_depth=3", "--json")
     shown = json.loads(done.stdout)
-    assert shown["max_depth"] == {"value": 3, "source": "command line"}
-    assert shown["model"] == {"value": "offline", "source": "default"}
-    assert "max_depth" in run("config", "show").stdout
+    assert shown["max_depth"] == {"value": 3, "source": "command line", "about": "Levels that have a REPL"}
+    assert shown["model"] == {"value": "offline", "source": "default", "about": "The root model"}
+    assert all(each["about"] for each in shown.values())
+    line = next(line for line in run("config", "show").stdout.splitlines() if line.startswith("max_open_files"))
+    assert line.split(maxsplit=3) == ["max_open_files", "256", "default", "Descriptors of one process"]
 
 
 def test_a_typo_suggests_the_right_name() -> None:
@@ -41,8 +43,8 @@ def test_a_project_that_is_not_trusted_is_shown_and_marked(tmp_path: Path) -> No
     settings = json.loads(before.stdout)
     assert before.stderr.startswith("warning: rlm-broker.toml sets cache: look at it, and if it is yours run")
     unused = "rlm-broker.toml (not trusted, not used)"
-    assert settings["cache"] == {"value": "mine.sqlite", "source": unused}
-    assert settings["max_depth"] == {"value": 2, "source": unused}
+    assert (settings["cache"]["value"], settings["cache"]["source"]) == ("mine.sqlite", unused)
+    assert (settings["max_depth"]["value"], settings["max_depth"]["source"]) == (2, unused)
     assert settings["model"]["source"] == "default"
     shown("trust")
     after = shown("show", "--json")

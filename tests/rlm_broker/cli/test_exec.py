@@ -35,7 +35,10 @@ def test_its_output_is_ours_and_a_traceback_is_on_stderr(script: Path) -> None:
     done = run("exec", script)
     assert done.stdout == "out\n"
     assert done.stderr.startswith("err\n")
+    assert f'  File "{script}", line 5, in <module>\n    1 / 0\n' in done.stderr
     assert "ZeroDivisionError" in done.stderr
+    shown = json.loads(run("exec", "--json", "-", stdin=b"def f():\n    1 / 0\nf()").stdout)
+    assert '  File "<stdin>", line 2, in f\n' in shown["stderr"]
 
 
 @pytest.mark.parametrize(
@@ -93,7 +96,7 @@ def test_what_the_program_shows_is_counted_and_part_of_the_json() -> None:
     [
         (["nowhere.py"], "cannot read nowhere.py: No such file or directory"),
         (["/"], "cannot read /: Is a directory"),
-        (["--isolation", "vault", "-"], "no isolation level 'vault'; choose one of"),
+        (["--isolation", "vault", "-"], "'vault' is not one of 'auto', 'strict', 'standard', 'process'"),
         (["--python", "/nowhere", "-"], "python: there is no /nowhere: make one by `uv venv"),
         (["--packages", "-r list", "-"], "packages: '-r' is no name with versions"),
         (["--python", "/nowhere", "--packages", "six", "-"], "give either python or packages"),

@@ -6,6 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from rlm_broker.cli import parameters
+from rlm_broker.sandbox.levels.level import CHOICES
+from rlm_broker.settings.settings import _VALUES
 from tests.support.command import COMMAND, ENVIRONMENT, WAIT_S, run, sentence
 from tests.support.places import PROJECT
 
@@ -43,7 +46,14 @@ def test_every_public_name_can_be_had() -> None:
         (["fly"], "rlm-broker: No such command 'fly'. See `rlm-broker --help`."),
         (["aks", "q", "f"], "rlm-broker: No such command 'aks'; did you mean ask? See `rlm-broker --help`."),
         (["--fast"], "rlm-broker: No such option '--fast'. See `rlm-broker --help`."),
-        (["ask", "q"], "rlm-broker ask: Missing argument 'PATH...'. See `rlm-broker ask --help`."),
+        (["ask", "q"], "rlm-broker ask: name files or folders to ask about, or pipe a text in: stdin is empty"),
+        (["ask"], "rlm-broker ask: Missing argument 'QUESTION'. See `rlm-broker ask --help`."),
+        (
+            ["config", "shwo"],
+            "rlm-broker config: No such command 'shwo'; did you mean show? See `rlm-broker config --help`.",
+        ),
+        (["trace", "/dev/null"], "rlm-broker trace: No such command '/dev/null'; did you mean trace show /dev/null?"),
+        (["help", "aks"], "rlm-broker: No such command 'aks'; did you mean ask? See `rlm-broker --help`."),
         (["ask", "q", "f", "--fast"], "rlm-broker ask: No such option '--fast'. See `rlm-broker ask --help`."),
         (
             ["exec", "--timeout", "soon", "f"],
@@ -56,6 +66,29 @@ def test_a_wrong_command_line_is_one_sentence(arguments: list[str], said: str) -
     assert done.returncode == 2
     assert said in sentence(done)
     assert done.stdout == ""
+
+
+def test_help_and_the_version_can_be_asked_for_as_elsewhere() -> None:
+    assert run("help").stdout == run("--help").stdout
+    assert run("help", "ask").stdout == run("ask", "--help").stdout
+    assert run("-V").stdout == run("--version").stdout
+    assert run("--help").stdout.count("_RLM_BROKER_COMPLETE=") == 3
+
+
+@pytest.mark.parametrize(
+    ("words", "completed"),
+    [("rlm-broker a", "plain,ask"), ("rlm-broker ask --isolation st", "plain,strict\nplain,standard")],
+)
+def test_a_shell_completes_commands_and_values(words: str, completed: str) -> None:
+    shell = {"_RLM_BROKER_COMPLETE": "bash_complete", "COMP_WORDS": words, "COMP_CWORD": str(len(words.split()) - 1)}
+    done = subprocess.run(COMMAND, env={**ENVIRONMENT, **shell}, capture_output=True, text=True, check=False)
+    assert completed in done.stdout
+
+
+def test_values_that_are_offered_are_those_of_the_settings() -> None:
+    assert [*parameters.ISOLATION.choices] == [*CHOICES]
+    offered = (parameters.MODEL_POLICY, parameters.RECURSION, parameters.PROMPT_PROFILE)
+    assert [tuple(each.choices) for each in offered] == [*_VALUES.values()]
 
 
 def test_a_wrong_command_line_under_json_is_an_object() -> None:

@@ -219,11 +219,31 @@ def test_models_are_shown_without_their_keys_and_a_mistyped_one_is_suggested(con
     config.write_text("model = 'openai/gpt-5'\n[models.fast]\nname = 'openai/gpt-5-mini'\n")
     done = run("models")
     assert done.returncode == 0
-    assert [line.split()[0] for line in done.stdout.splitlines()] == ["root", "sub", "fast"]
+    assert [line.split()[0] for line in done.stdout.splitlines()] == ["root", "sub", "fast", "providers"]
     assert done.stdout.count("needs OPENAI_API_KEY") == 3
     assert run("models", "fast").stdout == "fast: it is registered under that name\n"
     assert sentence(run("models", "fsat")).endswith("allowed: openai/gpt-5, fast; did you mean fast?")
     assert sentence(run("models", "--model", "fsat")).endswith("; did you mean fast?")
+
+
+def test_what_a_server_has_and_the_providers_with_a_key_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    keys = {**command.ENVIRONMENT, "GROQ_API_KEY": "sk-groq", "SERVER_KEY": "sk-server"}
+    monkeypatch.setattr(command, "ENVIRONMENT", keys)
+    with FakeOpenAI(answer, models=["small", "large"]) as server:
+        shown = run("models", "--base-url", server.base_url, "--api-key", "env:SERVER_KEY")
+        listed = json.loads(run("models", "-m", "small", "--base-url", server.base_url, "--json").stdout)
+    assert shown.stdout.splitlines() == [
+        "root  offline",
+        "sub   offline",
+        f"server {server.base_url}: it has: small, large",
+        "providers whose key is set: groq (GROQ_API_KEY)",
+    ]
+    assert server.headers[0]["authorization"] == "Bearer sk-server"
+    assert listed["server"] == {"base_url": server.base_url, "models": ["small", "large"]}
+    assert listed["providers"] == {"groq": "GROQ_API_KEY"}
+    gone = run("models", "--base-url", server.base_url)
+    assert f"server {server.base_url}: cannot connect to" in gone.stdout
+    assert gone.returncode == 0
 
 
 def test_a_trace_and_a_recording_are_two_files(text: Path, tmp_path: Path) -> None:

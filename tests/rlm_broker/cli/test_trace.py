@@ -1,3 +1,4 @@
+import json
 from pathlib import Path
 
 import pytest
@@ -6,7 +7,8 @@ from rlm_broker.clients.scripted import ScriptedClient
 from rlm_broker.errors import ConfigurationError
 from rlm_broker.limits import Limits
 from rlm_broker.rlm import RLM
-from rlm_broker.trace.tree import tree
+from rlm_broker.trace.events import Event
+from rlm_broker.trace.tree import events, tree
 from rlm_broker.trace.writer import TraceWriter
 from tests.support.command import run, sentence
 
@@ -26,6 +28,62 @@ def test_the_tree_of_runs_is_drawn_with_what_each_did(tmp_path: Path) -> None:
     assert lines[3] == "  1.1 [scripted] the child"
     assert lines[4].endswith("$0.5000")
     assert lines[5].endswith(" s: found")
+
+
+@pytest.fixture
+def trace(tmp_path: Path) -> Path:
+    """Of a run with a long output, a call, a child, an error and a picture."""
+    code = (
+        "for n in range(100): print('line', n)\nprint(llm_query('a part ' * 1_000))\n"
+        "class Picture:\n    def _repr_png_(self): return b'png'\ndisplay(Picture())\n"
+    )
+    replies = [f"I look.\n```repl\n{code}```", "of the part", "```repl\nrlm_query('the child')\n1 / 0\n```"]
+    client = ScriptedClient([*replies, "FINAL(from below)", "FINAL(found)"])
+    path = tmp_path / "run.jsonl"
+    with TraceWriter(path) as writer:
+        RLM(client, limits=Limits(max_depth=2), on_event=writer).completion("c", "the question")
+    return path
+
+
+def test_all_of_a_run_can_be_shown(trace: Path) -> None:
+    shown = run("trace", "show", "--full", trace).stdout
+    lines = shown.splitlines()
+    at = lines.index("[depth 0] block 1")
+    assert lines[at + 1] == "  for n in range(100): print('line', n)"
+    assert [f"  line {n}" for n in range(100)] == [line for line in lines if line.startswith("  line ")]
+    assert f"  {('a part ' * 1_000)}" in lines
+    assert "  of the part" in lines
+    assert "  shown beside the output: 1:" in lines
+    assert "[depth 1] run 1.1 with scripted" in lines
+    assert "  ZeroDivisionError: division by zero" in lines
+    assert lines[-1] == "  found"
+
+
+def test_runs_are_shown_as_json(trace: Path) -> None:
+    root, child = json.loads(run("trace", "show", "--json", trace).stdout)
+    assert (root["name"], root["question"], root["blocks"]) == ("1", "the question", {"ok": 1, "error": 1})
+    assert (root["response"], root["error"], root["turns"]) == ("found", None, 3)
+    assert (child["name"], child["response"], child["duration_s"] > 0) == ("1.1", "from below", True)
+    both = run("trace", "show", "--json", "--full", trace)
+    assert (both.returncode, "give either --full or --json" in both.stdout) == (2, True)
+    missing = run("trace", "show", "--json", "/nowhere")
+    assert json.loads(missing.stdout)["error"]["kind"] == "configuration"
+
+
+def test_events_of_a_trace_are_those_that_were_written(tmp_path: Path) -> None:
+    told: list[Event] = []
+    with TraceWriter(tmp_path / "run.jsonl") as writer:
+
+        def tell(event: Event) -> None:
+            told.append(event)
+            writer(event)
+
+        RLM("offline", on_event=tell).completion("The vault is open.", "Is the vault open?")
+    assert [*events(tmp_path / "run.jsonl")] == told
+    for kind, wrong in (("call_retried", '"call": "one"'), ("block_ended", '"block": 1, "outcome": {"code": 5}')):
+        (tmp_path / "x").write_text(f'{{"event": "{kind}", "run": "1", "depth": 0, {wrong}}}\n')
+        with pytest.raises(ConfigurationError, match=f"is not a trace: malformed {kind} event"):
+            list(events(tmp_path / "x"))
 
 
 def test_what_is_no_trace_is_refused_with_its_line(tmp_path: Path) -> None:

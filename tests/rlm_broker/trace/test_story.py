@@ -42,6 +42,11 @@ def test_a_turn_is_told_with_its_call_and_without_the_code_that_is_run() -> None
     )
 
 
+def test_of_a_reply_that_is_too_long_to_parse_its_beginning_is_shown() -> None:
+    passage = Story().passage(Replied("1", 0, 1, f"First.\n```repl\n{'x = 1' * 20_000}\n```\nThen."))
+    assert passage == Passage("turn 1: reply", (Piece("text", "First."),))
+
+
 def test_what_a_cancelled_run_leaves_is_forgotten() -> None:
     from rlm_broker.results import UsageSummary
 

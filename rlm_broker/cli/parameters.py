@@ -1,0 +1,62 @@
+"""Parameters and groups that several commands have. It is imported for `--help`, so it imports little."""
+
+from typing import Any
+
+import click
+
+from sandbox_worker.wire.level import LEVELS
+
+ISOLATION = click.Choice(("auto", *(level.name for level in LEVELS)))
+"""Levels, as the setting `isolation` names them. The settings themselves would import pydantic, which takes 0.2 s."""
+MODEL_POLICY = click.Choice(("allow", "pinned", "open"))
+RECURSION = click.Choice(("always", "auto"))
+PROMPT_PROFILE = click.Choice(("both", "final", "answer", "compact"))
+FILE = click.Path()
+"""A file that a shell completes. Whether it exists is found out, and said, when it is opened."""
+FOLDER = click.Path(file_okay=False)
+"""A folder, likewise."""
+FROM_ENVIRONMENT = "env:"
+
+
+class _Key(click.ParamType[str]):
+    """The name of a variable that holds a key. A key itself is refused: all users see the arguments of a process."""
+
+    name = "key"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        """Return the text as it is.
+
+        Raises:
+            click.BadParameter: It does not begin with `env:`. The message does not repeat it.
+        """
+        text = str(value)
+        if not text.startswith(FROM_ENVIRONMENT):
+            self.fail("write env:NAME of the variable that holds the key: other users see this line.", param, ctx)
+        return text
+
+
+API_KEY = click.option("--api-key", type=_Key(), metavar="env:NAME", help="Variable that holds the key of the model.")
+BASE_URL = click.option("--base-url", metavar="URL", help="Address of an OpenAI-compatible server with the models.")
+
+
+class Group(click.Group):
+    """A group that answers a mistyped command with the one that was meant."""
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """Find the command.
+
+        Raises:
+            click.UsageError: There is no such command.
+        """
+        name = args[0]
+        if name not in self.list_commands(ctx) and not name.startswith("-"):
+            raise click.UsageError(f"No such command {name!r}{self.suggested(ctx, name) or '.'}", ctx)
+        return super().resolve_command(ctx, args)
+
+    def suggested(self, ctx: click.Context, name: str) -> str:
+        """Return what ends the sentence about an unknown command; empty if no command is like it."""
+        from rlm_broker.validation import did_you_mean  # imports pydantic, which --help need not wait for
+
+        return did_you_mean(name, self.list_commands(ctx))
