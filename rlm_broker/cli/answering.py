@@ -58,7 +58,9 @@ def ask(
             rlm = _rlm(settings, models, system, _all_of(watchers))
             if not quiet:
                 watchers.append(stack.enter_context(closing(ProgressLine(sys.stderr, is_verbose=verbose))))
-            context = stack.enter_context(stored(paths, encoding, "strict" if strict_text else "replace"))
+            context = stack.enter_context(
+                stored(paths, encoding, "strict" if strict_text else "replace", names_left_out=verbose)
+            )
             completion = rlm.completion(context, question, output_type=output_type)
     except RunFailed as failed:
         if not quiet:

@@ -58,7 +58,9 @@ exit codes: 0 answered (NOT FOUND is an answer), 1 failed, 2 the command line or
 @click.option("--replay", type=click.Path(path_type=Path), metavar="FILE", help="Take replies from such a file.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 @click.option("-q", "--quiet", is_flag=True, help="No progress.")
-@click.option("-v", "--verbose", is_flag=True, help="Show each turn's reply, code, output and calls, on stderr.")
+@click.option(
+    "-v", "--verbose", is_flag=True, help="Show each turn's reply, code, output and calls, and left-out files."
+)
 @click.option("--debug", is_flag=True, help="Show tracebacks of rlm-broker itself.")
 def command(question: str, paths: tuple[str, ...], *, as_json: bool, debug: bool, **options: Any) -> None:
     """Ask QUESTION about files, folders or globs. Without any, or with -, it is about stdin.

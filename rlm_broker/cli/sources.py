@@ -61,13 +61,16 @@ class Pipe:
             return piece
 
 
-def stored(paths: Sequence[str], encoding: str | None, errors: Literal["strict", "replace"]) -> StoredContext:
+def stored(
+    paths: Sequence[str], encoding: str | None, errors: Literal["strict", "replace"], *, names_left_out: bool = False
+) -> StoredContext:
     """Store what is asked about, and say what of it was left out or replaced.
 
     One path is as `Paths` has it. A pipe is a text; beside other paths it is a part of a dict, under its own path.
 
     Args:
         paths: As the command line has them. None at all, like `-`, is stdin.
+        names_left_out: Whether names of left-out files are said, beside their number.
 
     Raises:
         ConfigurationError: It cannot be read, or there is nothing in it.
@@ -75,7 +78,7 @@ def stored(paths: Sequence[str], encoding: str | None, errors: Literal["strict",
 
     def encoded(source: object) -> StoredContext:
         context = store(Encoded(source, encoding, errors))
-        for remark in context.info.remarks():
+        for remark in context.info.remarks(with_names=names_left_out):
             say(f"warning: {remark}", err=True)
         return context
 

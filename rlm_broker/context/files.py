@@ -9,7 +9,7 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Final
 
-from rlm_broker.context.found import FoundFile, printable
+from rlm_broker.context.found import FoundFile, LeftOut, printable
 from rlm_broker.context.ignored import Ignored
 from rlm_broker.context.secret_names import SECRET, is_secret, leads_to_secret
 from rlm_broker.errors import ContextRefused
@@ -23,7 +23,7 @@ def is_glob(path: Path) -> bool:
     return bool(_WILDCARDS & set(str(path))) and not os.path.lexists(path)
 
 
-def find_files(paths: Sequence[Path]) -> tuple[list[FoundFile], Counter[str]]:
+def find_files(paths: Sequence[Path]) -> tuple[list[FoundFile], LeftOut]:
     """The files that `paths` stand for: files themselves, folders with everything below them, globs.
 
     A name is the path below the folder, or below the part of a glob that has no wildcard, or the last part of a file's
@@ -42,7 +42,7 @@ def find_files(paths: Sequence[Path]) -> tuple[list[FoundFile], Counter[str]]:
     Raises:
         ContextRefused: One of them does not exist or cannot be looked at, or a glob matches nothing.
     """
-    skipped: Counter[str] = Counter()
+    skipped = LeftOut()
     by_real_path: dict[str, FoundFile] = {}
     for path in paths:
         for file in _files_of(path, skipped):
@@ -53,7 +53,7 @@ def find_files(paths: Sequence[Path]) -> tuple[list[FoundFile], Counter[str]]:
     return sorted(files, key=lambda file: file.name), skipped
 
 
-def _files_of(path: Path, skipped: Counter[str]) -> list[FoundFile]:
+def _files_of(path: Path, skipped: LeftOut) -> list[FoundFile]:
     if is_glob(path):
         first = next(at for at, part in enumerate(path.parts) if _WILDCARDS & set(part))
         base, pattern = Path(*path.parts[:first]), path.parts[first:]
@@ -91,7 +91,7 @@ def _distinct_names(by_real_path: dict[str, FoundFile]) -> dict[str, str]:
     return names
 
 
-def _walk(root: Path, pattern: tuple[str, ...], skipped: Counter[str]) -> list[FoundFile]:
+def _walk(root: Path, pattern: tuple[str, ...], skipped: LeftOut) -> list[FoundFile]:
     real_root = Path(os.path.realpath(root))
     ignored = Ignored(real_root)
     files: list[FoundFile] = []
@@ -105,7 +105,7 @@ def _walk(root: Path, pattern: tuple[str, ...], skipped: Counter[str]) -> list[F
             with os.scandir(real_root.joinpath(*folder)) as listing:
                 entries = list(listing)
         except OSError:
-            skipped["unreadable"] += 1
+            skipped.add("unreadable", printable(below or str(root)))
             continue
         for entry in entries:
             parts = (*folder, entry.name)
@@ -113,9 +113,9 @@ def _walk(root: Path, pattern: tuple[str, ...], skipped: Counter[str]) -> list[F
             if entry.name == ".git" or not (_may_hold if is_folder else _matches)(parts, pattern):
                 continue
             if ignored.is_excluded(parts, is_folder):
-                skipped["ignored by .gitignore"] += 1
+                skipped.add("ignored by .gitignore", printable(below + entry.name))
             elif is_secret(parts, is_folder=is_folder):
-                skipped[SECRET] += 1
+                skipped.add(SECRET, printable(below + entry.name))
             elif is_folder:
                 waiting.append(parts)
             elif entry.is_symlink():
@@ -123,33 +123,32 @@ def _walk(root: Path, pattern: tuple[str, ...], skipped: Counter[str]) -> list[F
             elif entry.is_file():
                 files.append(FoundFile(printable(below + entry.name), printable(given + entry.name), entry.path))
             else:
-                skipped["not a regular file"] += 1
+                skipped.add("not a regular file", printable(below + entry.name))
     return files + linked  # in this order: of a file and a link to it, the file's own name is kept
 
 
-def _linked(
-    parts: tuple[str, ...], root: Path, real_root: Path, ignored: Ignored, skipped: Counter[str]
-) -> list[FoundFile]:
+def _linked(parts: tuple[str, ...], root: Path, real_root: Path, ignored: Ignored, skipped: LeftOut) -> list[FoundFile]:
     """What the link at `parts` leads to, if that is a file inside. Folders inside are walked under their own names."""
+    name = "/".join(map(printable, parts))
     target = Path(os.path.realpath(real_root.joinpath(*parts)))
     if not target.is_relative_to(real_root):
-        skipped["link to outside the folder"] += 1
+        skipped.add("link to outside the folder", name)
         return []
     inside = target.relative_to(real_root).parts
     if ".git" in inside or any(
         ignored.is_excluded(inside[:end], end < len(inside)) for end in range(1, len(inside) + 1)
     ):
-        skipped["ignored by .gitignore"] += 1
+        skipped.add("ignored by .gitignore", name)
         return []
     if leads_to_secret(inside):
-        skipped[SECRET] += 1
+        skipped.add(SECRET, name)
         return []
     mode = _mode(target)
     if not stat.S_ISREG(mode):
         if not stat.S_ISDIR(mode):
-            skipped["unreadable"] += 1
+            skipped.add("unreadable", name)
         return []
-    return [FoundFile("/".join(map(printable, parts)), printable(root.joinpath(*parts)), str(target))]
+    return [FoundFile(name, printable(root.joinpath(*parts)), str(target))]
 
 
 def _mode(path: Path) -> int:

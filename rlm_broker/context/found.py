@@ -2,11 +2,35 @@
 
 import os
 import re
+from collections import Counter
 from dataclasses import dataclass
 from typing import Final
 
 _STEERING: Final = re.compile("[\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028\u2029\u202a-\u202e\u2066-\u2069]")
 """Characters that begin a line, or steer a terminal or the direction of text. Names come from archives, too."""
+
+
+MOST_NAMES: Final = 20
+"""Names that are kept of what is left out for one reason. All of it is counted."""
+
+
+class LeftOut(Counter[str]):
+    """Counts what is left out of a context, by reason.
+
+    Attributes:
+        names: Reason -> the names of the first `MOST_NAMES`.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.names: dict[str, list[str]] = {}
+
+    def add(self, reason: str, name: str) -> None:
+        """Count one file, folder or entry of an archive."""
+        self[reason] += 1
+        names = self.names.setdefault(reason, [])
+        if len(names) < MOST_NAMES:
+            names.append(name)
 
 
 class FileUnfit(Exception):

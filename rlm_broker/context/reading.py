@@ -1,7 +1,6 @@
 """What the bytes of a file are: a text, one that is compressed, a document, or an archive of such."""
 
 import os
-from collections import Counter
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -9,7 +8,7 @@ from typing import Final
 
 from rlm_broker.context.archives import BEGIN_BYTES, Member, is_tar, is_zip, tar_members, zip_members
 from rlm_broker.context.documents import document_kind, text_of_document
-from rlm_broker.context.found import FileUnfit, FoundFile
+from rlm_broker.context.found import FileUnfit, FoundFile, LeftOut, printable
 from rlm_broker.context.opening import bytes_of, open_regular
 from rlm_broker.context.packed import Reader, Unpacking, packing_of, unpacked
 from rlm_broker.context.secret_names import SECRET, leads_to_secret
@@ -29,8 +28,8 @@ class Reading:
         skipped: How many files, entries of archives or folders were left out, by reason.
     """
 
-    def __init__(self, how: Decoding, skipped: Counter[str] | None = None) -> None:
-        self.skipped = Counter[str]() if skipped is None else skipped
+    def __init__(self, how: Decoding, skipped: LeftOut | None = None) -> None:
+        self.skipped = LeftOut() if skipped is None else skipped
         self._how = how
         self._unpacking = Unpacking()
 
@@ -70,7 +69,7 @@ class Reading:
                 else:
                     yield from ((f"{file.name}/{name}", text) for name, text in self.texts_in(content, file.given))
         except FileUnfit as unfit:
-            self.skipped[unfit.reason] += 1
+            self.skipped.add(unfit.reason, file.name)
 
     def texts_in(self, members: Iterator[Member], given: str) -> Iterator[tuple[str, DecodedText]]:
         """Do the same with an archive.
@@ -80,19 +79,19 @@ class Reading:
             ContextRefused: Too much is unpacked.
         """
         for member in members:
+            whole = f"{given}/{member.name}"
             parts = member.name.replace("\\", "/").split("/")  # also what was made on Windows
             if member.unfit:
-                self.skipped[member.unfit] += 1
+                self.skipped.add(member.unfit, printable(whole))
             elif ".git" in parts:
                 continue
             elif leads_to_secret(parts):
-                self.skipped[SECRET] += 1
+                self.skipped.add(SECRET, printable(whole))
             else:
                 try:
-                    whole = f"{given}/{member.name}"
                     text = self._text(Reader(member.pieces), member.name, whole, member.was_packed)
                 except FileUnfit as unfit:
-                    self.skipped[unfit.reason] += 1
+                    self.skipped.add(unfit.reason, printable(whole))
                 else:
                     yield member.name, text
 

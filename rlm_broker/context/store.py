@@ -224,7 +224,7 @@ def _store_texts(texts: Iterable[tuple[str, DecodedText]], reading: Reading, pat
             try:
                 length = memfd.add_text(text, text.grows)
             except FileUnfit as error:
-                reading.skipped[error.reason] += 1
+                reading.skipped.add(error.reason, printable(name))
                 continue
             if name in taken:  # an archive may have two members of one name
                 name = _another(name, taken)

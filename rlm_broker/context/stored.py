@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Any, Final, Self
 
+from rlm_broker.context.found import LeftOut
 from rlm_broker.context.memfd import JsonMemfd, TextMemfd
 from rlm_broker.errors import ContextRefused
 from sandbox_worker.loading.context import load_into
@@ -37,6 +38,7 @@ class ContextInfo:
             in how many texts.
         made_of: Class of an object that arrives as a dict, such as a dataclass; empty for anything else.
         shape: Of a table or an array; empty for anything else.
+        skipped_names: Reason -> the names of the first 20 of what was left out for it.
     """
 
     type_name: str
@@ -48,6 +50,7 @@ class ContextInfo:
     replaced_parts: int = 0
     made_of: str = ""
     shape: tuple[int, ...] = ()
+    skipped_names: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
     def headline(self) -> str:
         """Return what it is, as it follows the word "is"."""
@@ -56,9 +59,15 @@ class ContextInfo:
         made_of = f" made of an object of class {self.made_of}," if self.made_of else ""
         return f"a {self.type_name}{made_of} with {self.total_chars:,} characters in all"
 
-    def remarks(self) -> list[str]:
+    def remarks(self, *, with_names: bool = False) -> list[str]:
         """Return what is not as the user has it: what was left out, and what was replaced. One line each."""
-        lines = [f"left out: {count:,} ({reason})" for reason, count in self.skipped.items()]
+        lines = []
+        for reason, count in self.skipped.items():
+            line = f"left out: {count:,} ({reason})"
+            if with_names and (names := self.skipped_names.get(reason)):
+                more = (f"{count - len(names):,} more",) if len(names) < count else ()
+                line += f": {', '.join((*names, *more))}"
+            lines.append(line)
         if self.replaced_bytes:
             where = f", in {self.replaced_parts:,} texts" if self.replaced_parts > 1 else ""
             lines.append(f"replaced by U+FFFD: {self.replaced_bytes:,} (bytes that cannot be decoded{where})")
@@ -177,10 +186,11 @@ class Parts:
         self._chars = None if self._chars is None or not is_text else self._chars + length
 
     def info(
-        self, type_name: str, length: int, skipped: Mapping[str, int] | None = None, replaced: Replaced | None = None
+        self, type_name: str, length: int, skipped: LeftOut | None = None, replaced: Replaced | None = None
     ) -> ContextInfo:
         """Return it. `length` counts where not all parts are texts."""
         chars = self._chars if self.total and self._chars is not None else length
         replaced = replaced or Replaced()
         told = tuple(self._first), self.total, dict(skipped or {}), replaced.bytes, replaced.parts
-        return ContextInfo(type_name, chars, *told)
+        names = {reason: tuple(names) for reason, names in (skipped.names if skipped else {}).items()}
+        return ContextInfo(type_name, chars, *told, skipped_names=names)

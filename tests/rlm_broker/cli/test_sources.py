@@ -41,6 +41,29 @@ def test_a_pipe_beside_a_file_is_a_part_of_a_dict(pipe: Path) -> None:
     writer.join()
 
 
+def test_what_is_left_out_of_a_folder_is_named_where_that_is_wanted(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "a.txt").write_text("text")
+    (tmp_path / ".gitignore").write_text("ignored\n")
+    for name in ("ignored", ".env", "below/.env"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text("KEY=1")
+    for number in range(25):
+        (tmp_path / f"{number:02}.bin").write_bytes(b"\0")
+    sources.stored([str(tmp_path)], None, "replace", names_left_out=True).close()
+    told = capsys.readouterr().err.splitlines()
+    assert "warning: left out: 1 (ignored by .gitignore): ignored" in told
+    assert any(
+        line.startswith("warning: left out: 2 (likely a secret") and line.endswith("): .env, below/.env")
+        for line in told
+    )
+    binary = ", ".join(f"{number:02}.bin" for number in range(20))
+    assert f"warning: left out: 25 (binary): {binary}, 5 more" in told
+    sources.stored([str(tmp_path)], None, "replace").close()
+    assert "warning: left out: 25 (binary)" in capsys.readouterr().err.splitlines()
+
+
 def test_a_pipe_without_a_byte_is_refused(pipe: Path) -> None:
     writer = threading.Thread(target=pipe.write_text, args=("",))
     writer.start()
