@@ -1,4 +1,4 @@
-"""A function of the user's that is called with what happens."""
+"""Functions of the user's that are called with events, and cannot break a run."""
 
 import inspect
 import logging
@@ -13,13 +13,14 @@ _log = logging.getLogger("rlm_broker")
 
 
 class Callback:
-    """Calls a function of the user's. What it raises is logged once, and reaches nothing else.
+    """Calls a function of the user's. Its first exception is logged; all of them end here.
 
     Args:
-        name: Of the argument that the function was given as.
+        call: A plain function; it runs on the run's event loop, and must not block.
+        name: Name of the argument as which the function was given, for errors and the log.
 
     Raises:
-        ConfigurationError: It is no function, or one that would have to be awaited.
+        ConfigurationError: `call` is not a function, or is a coroutine function.
     """
 
     def __init__(self, call: Callable[..., object], name: str) -> None:
@@ -31,14 +32,14 @@ class Callback:
 
     @classmethod
     def of(cls, call: Callable[..., object] | None, name: str) -> Self:
-        """Return the one of `call`; of None one that does nothing."""
+        """Return a callback of `call`; None becomes a callback without effect."""
         return cls(_nothing if call is None else call, name)
 
     def __call__(self, *given: Any) -> None:
-        """Call the function."""
+        """Call the function with these arguments."""
         try:
             self._call(*given)
-        except BaseException:  # noqa: BLE001 - not even its sys.exit breaks a run
+        except BaseException:  # noqa: BLE001 - SystemExit, too: it would end the loop of the run
             if not self._has_failed:
                 self._has_failed = True
                 why = redact(traceback.format_exc(), secrets_of_environment())

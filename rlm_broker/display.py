@@ -1,4 +1,4 @@
-"""What model code has shown beside its text: pictures and tables, each in one or more forms."""
+"""Displays: pictures and tables that model code has shown beside its text, each in one or more forms."""
 
 import base64
 from collections.abc import Mapping
@@ -8,20 +8,25 @@ from typing import Any
 from sandbox_worker.wire.mime import MimeType
 
 RENDERED: tuple[MimeType, ...] = ("image/png", "image/jpeg", "text/plain")
-"""Forms that a notebook may show by itself: nothing in them is run, and nothing is loaded."""
+"""Forms that a notebook shows by itself. They hold no scripts, and no addresses from which a browser would load."""
 PNG_START = b"\x89PNG\r\n\x1a\n"
 PNG_WIDTH, PNG_HEIGHT = slice(16, 20), slice(20, 24)
+"""Places of width and height, as big-endian numbers: the first chunk of a PNG is always IHDR, and begins with them."""
 
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Display:
-    """One thing that model code has shown: a picture, or an object that has a form of its own, such as a table.
+    """A picture that model code has shown, or another object with a form of its own, such as a table.
 
-    What it holds is the code's own word: nothing but types and sizes was checked. HTML and SVG may hold scripts, and
-    addresses to load from: show them in a frame without rights (`<iframe sandbox>`), or not at all.
+    Its content is not trusted: only types and sizes were checked. HTML and SVG may hold scripts, and addresses from
+    which a browser loads. Show them in a frame without rights (`<iframe sandbox>`), or do not show them.
+
+    Example:
+        block = repl.execute("import pandas; display(pandas.DataFrame({'a': [1]}))")
+        block.displays[0].data["text/html"]
 
     Attributes:
-        data: MIME type → the thing in this form: bytes for `image/png` and `image/jpeg`; text for `text/plain`,
+        data: MIME type → the display in this form: bytes for `image/png` and `image/jpeg`; text for `text/plain`,
             `text/html`, `text/markdown`, `text/latex` and `image/svg+xml`.
     """
 
@@ -32,17 +37,17 @@ class Display:
 
     @property
     def sizes(self) -> dict[MimeType, int]:
-        """MIME type → bytes of a picture, or characters of a text."""
+        """Sizes by MIME type: bytes of a picture, characters of a text."""
         return {mime: len(data) for mime, data in self.data.items()}
 
     def to_dict(self) -> dict[str, str]:
-        """All forms as Jupyter and JSON have them: MIME type → text, or base64 of a picture's bytes."""
+        """Return all forms as Jupyter and JSON have them: MIME type → text, or base64 of a picture's bytes."""
         return {
             mime: data if isinstance(data, str) else base64.b64encode(data).decode() for mime, data in self.data.items()
         }
 
     def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> dict[str, str]:  # noqa: ARG002 - IPython's
-        """What a notebook shows: the picture, or text. HTML and SVG of model code do not go into its page."""
+        """Return what a notebook shows: the picture, or text. HTML and SVG of model code stay out of its page."""
         forms = self.to_dict()
         return {"text/plain": repr(self)} | {mime: forms[mime] for mime in RENDERED if mime in forms}
 
@@ -59,7 +64,7 @@ def _extent(data: str | bytes) -> str:
 
 
 def _pixels(data: str | bytes) -> str:
-    """Width and height of a PNG picture, as it says."""
+    """Return width and height as a PNG picture gives them; empty for anything else."""
     if isinstance(data, str) or not data.startswith(PNG_START) or len(data) < PNG_HEIGHT.stop:
         return ""
     return f", {int.from_bytes(data[PNG_WIDTH])} x {int.from_bytes(data[PNG_HEIGHT])}"

@@ -1,4 +1,4 @@
-"""What came of a run, as a line for people and as JSON for programs."""
+"""Forms of results: a line for people, JSON for programs, and text that steers no terminal."""
 
 import dataclasses
 import json
@@ -9,11 +9,11 @@ from typing import Any
 from rlm_broker.display import Display
 
 SHOWN_CHARS = 200
-"""Characters of an answer that the `repr` of a run's outcome shows. Beyond them it says how many there are."""
+"""Characters of an answer in the `repr` of a run's outcome. A longer answer is cut, and its length is given."""
 
 
 def printable(text: str, keep: str = "") -> str:
-    """Return text with what is not printable written as in Python source (\\x1b), but for the characters of `keep`."""
+    """Return text in which characters that are not printable are escapes (\\x1b), except for those of `keep`."""
     return "".join(
         character if character.isprintable() or character in keep else character.encode("unicode_escape").decode()
         for character in text
@@ -21,25 +21,28 @@ def printable(text: str, keep: str = "") -> str:
 
 
 def had(run: Any) -> dict[str, Any]:
-    """Return what the `repr` of a run's outcome says beside its answer: turns, cost, level."""
+    """Return what the `repr` of a run's outcome has beside its answer: turns, cost and level."""
     cost = run.usage_summary.total.total_cost
     level = None if run.isolation is None else run.isolation.level
     return {"iterations": len(run.trajectory), "cost_usd": None if cost is None else round(cost, 6), "level": level}
 
 
 def described(**fields: Any) -> str:
-    """Return fields as the `repr` of an object lists them, with long texts cut."""
+    """Return fields as the `repr` of an object lists them. Texts of more than `SHOWN_CHARS` are cut."""
     return ", ".join(f"{name}={_cut(value)}" for name, value in fields.items())
 
 
 def as_json(value: Any) -> str:
-    """Return plain values as JSON text. Lone surrogates, which UTF-8 has not, are written out."""
+    """Return plain values as JSON text. Lone surrogates become escapes, because UTF-8 cannot encode them."""
     text = json.dumps(value, ensure_ascii=False)
     return text if text.isascii() or not any("\ud800" <= char <= "\udfff" for char in text) else json.dumps(value)
 
 
 def jsonable(value: Any) -> Any:
-    """Return `value` as JSON has it: what is not plain by pydantic, and as text where that knows no way."""
+    """Return `value` as values that JSON has.
+
+    pydantic converts other classes; what it cannot convert becomes its `repr`. NaN and the infinities become None.
+    """
     if value is None or isinstance(value, str | bool | int):
         return value
     if isinstance(value, float):
@@ -52,11 +55,11 @@ def jsonable(value: Any) -> Any:
         return value.to_dict()
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         return {each.name: jsonable(getattr(value, each.name)) for each in dataclasses.fields(value)}
-    from pydantic_core import to_jsonable_python  # a tenth of a second, which few need
+    from pydantic_core import to_jsonable_python  # 0.1 s, which most results do not need
 
     try:
         made = to_jsonable_python(value, bytes_mode="base64", fallback=_by_msgspec)
-    except Exception:  # noqa: BLE001 - the value is of a class of the user's, whose serializer may raise anything
+    except Exception:  # noqa: BLE001 - a serializer of the user's own class may raise any exception
         return repr(value)
     return repr(value) if made is value else jsonable(made)
 

@@ -1,4 +1,4 @@
-"""What `rlm-broker ask` does."""
+"""The work of `rlm-broker ask`: settings, one run, and what the user is told of it."""
 
 import dataclasses
 import sys
@@ -38,7 +38,12 @@ def ask(
     verbose: bool,
     **flags: Any,
 ) -> Completion:
-    """Answer it, with progress, trace and recording as asked for."""
+    """Answer a question about paths, with the progress, the trace and the recording that the options name.
+
+    Raises:
+        ConfigurationError: Two options contradict each other, or a path, a setting or a file cannot be used.
+        RunFailed: The run ended without an answer. What it used has been printed.
+    """
     if replay is not None and any(flags.get(name) for name in ("model", "sub_model", "base_url", "model_policy")):
         raise ConfigurationError("give either models or a recording to replay: it brings its own models")
     _require_no_address(paths)
@@ -123,27 +128,27 @@ def _writer(trace: Path) -> Iterator[TraceWriter]:
 
 
 def _require_no_address(paths: tuple[str, ...]) -> None:
-    """Refuse an address here: as a path it would lose one of its slashes."""
+    """Refuse an address before it becomes a `Path`, which drops one of its two slashes: the error would show one."""
     for path in paths:
         if "://" in path and not Path(path).exists():
-            raise ConfigurationError(f"{path!r} is an address: fetch what is there, and name the file")
+            raise ConfigurationError(f"{path!r} is an address, and ask reads files: download it, and name the file")
 
 
 def _require_apart(trace: Path | None, record: Path | None) -> None:
-    """Refuse one file for both: the second would find that it exists."""
+    """Refuse one file for both: the recording, which is opened second, would be refused because the file exists."""
     if trace is not None and record is not None and trace.resolve() == record.resolve():
         raise ConfigurationError(f"--trace and --record name the same file, {trace}: give each its own")
 
 
 def _require_elsewhere(option: str, file: Path | None, paths: tuple[str, ...]) -> None:
-    """What is written about a run is not to be in its context, or a second run would have another one."""
+    """Refuse a trace or a recording within the context: a second run of the same command would read it, too."""
     for path in paths if file is not None else ():
         if file is not None and Path(path).exists() and file.resolve().is_relative_to(Path(path).resolve()):
             raise ConfigurationError(f"--{option} {file} lies in what you ask about, {path}: name a file elsewhere")
 
 
 def _require_order(question: str, paths: tuple[str, ...]) -> None:
-    """Refuse a path in the place of the question, if no path stands in the places of paths."""
+    """Refuse a path as the question, unless one of the paths exists: then a file may be called like the question."""
     if Path(question).exists() and STDIN not in paths and not any(Path(path).exists() for path in paths):
         raise ConfigurationError(f"{question} is a path: the question comes first, then what it is about")
 
@@ -165,12 +170,12 @@ def _say_used(ended: Completion | RunFailed) -> None:
 
 
 def answer_of(completion: Completion) -> str | None:
-    """The text of an answer; of one that has a type, its value as JSON."""
+    """Return the text of an answer. An answer that has an `output_type` is returned as JSON."""
     return completion.response if completion.parsed is None else as_json(completion.parsed)
 
 
 def in_json(completion: Completion) -> str:
-    """One object: everything but the conversation, which a trace holds, and the context."""
+    """Return a completion as one JSON object, without the context and without the conversation, which a trace holds."""
     shown = completion.to_dict()
     del shown["messages"], shown["trajectory"], shown["prompt"]
     return as_json(shown)

@@ -1,4 +1,4 @@
-"""`rlm-broker ask QUESTION PATH...`: its options. What it does is in `answering`, imported when it is done."""
+"""The command line of `rlm-broker ask QUESTION PATH...`. Its work is in `answering`, which `--help` does not import."""
 
 import sys
 from pathlib import Path
@@ -29,18 +29,18 @@ exit codes: 0 answered (NOT FOUND is an answer), 1 failed, 2 the command line or
 @click.command("ask", epilog=EXIT_CODES)
 @click.argument("question")
 @click.argument("paths", nargs=-1, type=click.Path(), metavar="PATH...")
-@click.option("--encoding", metavar="NAME", help="Of text without a byte order mark (default utf-8), such as cp1252.")
+@click.option("--encoding", metavar="NAME", help="Encoding of text, such as cp1252 (default utf-8, or its mark).")
 @click.option(
-    "--strict-text", is_flag=True, help="Refuse text that cannot be decoded whole; default: replace and count."
+    "--strict-text", is_flag=True, help="Refuse text with bytes that cannot be decoded; default: replace them."
 )
 @click.option("-m", "--model", metavar="NAME", help="The root model (default offline).")
 @click.option("-s", "--sub-model", metavar="NAME", help="The model that code asks; default: the root model.")
 @BASE_URL
 @API_KEY
-@click.option("--max-depth", type=int, metavar="N", help="Levels that have a REPL (default 1).")
+@click.option("--max-depth", type=int, metavar="N", help="Levels of runs that have a REPL (default 1).")
 @click.option("--isolation", type=ISOLATION, help="Level of the sandbox (default auto); process is unprotected.")
 @click.option("--python", type=FOLDER, metavar="FOLDER", help="A virtual environment whose packages code has.")
-@click.option("--packages", metavar="LIST", help="Packages to make one of, such as 'numpy>=2 six'.")
+@click.option("--packages", metavar="LIST", help="Packages to make such an environment of: 'numpy>=2 six'.")
 @click.option(
     "--allow-exec/--no-allow-exec", default=None, help="Whether code may start programs (default: at strict)."
 )
@@ -52,12 +52,17 @@ exit codes: 0 answered (NOT FOUND is an answer), 1 failed, 2 the command line or
 @click.option("--recursion", type=RECURSION, help="Which children get a REPL (default always).")
 @click.option("--prompt-profile", type=PROMPT_PROFILE, help="What the model is told to end with (default both).")
 @click.option("--limit", "assignments", multiple=True, metavar="NAME=VALUE", help="Any other limit: run_timeout_s=10m.")
-@click.option("--system", metavar="TEXT", help="A system prompt in place of ours.")
-@click.option("--trace", type=click.Path(path_type=Path), metavar="FILE", help="Write what happens, as JSON lines.")
-@click.option("--record", type=click.Path(path_type=Path), metavar="FILE", help="Keep every model call, in a new file.")
-@click.option("--replay", type=click.Path(path_type=Path), metavar="FILE", help="Take replies from such a file.")
+@click.option("--system", metavar="TEXT", help="System prompt, in place of the built-in one.")
+@click.option("--trace", type=click.Path(path_type=Path), metavar="FILE", help="Write all events to a new file.")
+@click.option("--record", type=click.Path(path_type=Path), metavar="FILE", help="Write all model calls to a new file.")
+@click.option(
+    "--replay",
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    help="Take the replies from that.",
+)
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
-@click.option("-q", "--quiet", is_flag=True, help="No progress.")
+@click.option("-q", "--quiet", is_flag=True, help="Print no progress and no advice.")
 @click.option(
     "-v", "--verbose", is_flag=True, help="Show each turn's reply, code, output and calls, and left-out files."
 )
@@ -70,7 +75,7 @@ def command(question: str, paths: tuple[str, ...], *, as_json: bool, debug: bool
     if not paths and sys.stdin.isatty():
         raise click.UsageError("Missing argument 'PATH...': name files or folders, or pipe a text in.")
     with failures("ask", as_json=as_json, debug=debug):
-        from rlm_broker.cli import answering  # what --help need not pay for
+        from rlm_broker.cli import answering  # imports pydantic and aiohttp, which --help need not wait for
 
         try:
             completion = answering.ask(question, paths, **options)

@@ -26,7 +26,7 @@ ABOUT = {
     "recursion": "Which children get a REPL: always or auto",
     "prompt_profile": "What the model is told to end with: both, final, answer or compact",
 }
-"""What each setting is that is not a limit. A limit has its docstring."""
+"""Setting that is not a limit -> its description. A limit has a docstring."""
 
 
 @click.group("config", cls=Group)
@@ -36,13 +36,16 @@ def command() -> None:
 
 @command.command("trust", epilog="exit codes: 0 trusted, 2 there is no such file, or it is wrong")
 def trust_project() -> None:
-    """Take ./rlm-broker.toml, as it is now, for your own: it may then name servers, tools.py files that run
-    in this process, and isolation 'process'."""
+    """Trust ./rlm-broker.toml with its present content. It may then name servers, Python files of tools, which run
+    without a sandbox, and isolation 'process'."""
     with failures("config", as_json=False):
-        from rlm_broker.settings.settings import PROJECT_FILE, trust_project  # what --help need not pay for
+        from rlm_broker.settings.settings import (  # imports pydantic, which --help need not wait for
+            PROJECT_FILE,
+            trust_project,
+        )
 
         risks = trust_project()
-        needed = f"which sets {', '.join(risks)}" if risks else "which sets nothing that needs it"
+        needed = f"which sets {', '.join(risks)}" if risks else "which has no setting that needs trust"
         say(f"trusted {Path(PROJECT_FILE).resolve()}, {needed}")
 
 
@@ -52,7 +55,7 @@ def trust_project() -> None:
 def show(assignments: tuple[str, ...], as_json: bool) -> None:
     """Print each setting with the value that holds, where it came from, and what it is."""
     with failures("config", as_json=as_json):
-        from rlm_broker.settings.settings import Settings, assigned  # what --help need not pay for
+        from rlm_broker.settings.settings import Settings, assigned  # imports pydantic, which --help need not wait for
 
         found = Settings(assigned(assignments), is_looked_at=True)
         settings = found.all()

@@ -1,4 +1,4 @@
-"""`rlm-broker doctor`: at each level start a real worker, let it try what is forbidden, and report."""
+"""`rlm-broker doctor`: starts a real worker at each level, lets it try what is forbidden, and reports."""
 
 import dataclasses
 import json
@@ -14,17 +14,17 @@ if TYPE_CHECKING:
 
 TEXTS = {
     True: "shared by all REPLs",
-    False: "copied by each REPL: this Python keeps strings otherwise",
-    None: "shared or copied, which cannot be tried out here",
+    False: "copied by each REPL: this Python has another layout of strings",
+    None: "shared or copied: no process can be forked here to find that out",
 }
-"""What to say of `maps_texts`."""
+"""Descriptions of `maps_texts`."""
 
 
 @click.command("doctor", epilog="exit codes: 0 isolation 'auto' works here, 4 it does not")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def command(as_json: bool) -> None:
     """Show what isolation this machine offers, tried out in a real worker of each level."""
-    from rlm_broker.cli import machine  # what --help need not pay for
+    from rlm_broker.cli import machine  # imports psutil, which --help need not wait for
     from sandbox_worker.wire.level import LEVELS
 
     with failures("doctor", as_json=as_json):
@@ -52,12 +52,13 @@ def command(as_json: bool) -> None:
 
 
 def _tried_out(level: "Level") -> dict[str, Any]:
-    """What was found of a level.
+    """Return what a worker of a level found.
 
-    `layers` that were raised; `refused`, each attempt of the canary and whether it was; `problem`, or None, with its
-    `kind` as in JSON errors, and the `failed_layer`, its `reason` and its `remedy` if it was one.
+    Keys: `layers` has the names of the layers that hold. `refused` maps each attempt of the canary to whether it was
+    refused. `problem` is None or a sentence. With a problem there is its `kind`, as in JSON errors; if a layer failed,
+    there are also `failed_layer`, `reason` and `remedy`.
     """
-    from rlm_broker.errors import IsolationUnavailable, RlmBrokerError  # what --help need not pay for
+    from rlm_broker.errors import IsolationUnavailable, RlmBrokerError  # these import what --help need not wait for
     from rlm_broker.sandbox.levels import canary
     from rlm_broker.sandbox.sandbox import Sandbox
 
@@ -79,17 +80,17 @@ def _tried_out(level: "Level") -> dict[str, Any]:
 
 
 def _maps_texts() -> bool | None:
-    """Whether REPLs share the texts of a context; None where no process can be forked to try it out."""
+    """Return whether REPLs share the texts of a context; None if no process can be forked to try it out."""
     from rlm_broker.sandbox.workers.python_paths import maps_texts
 
     try:
         return maps_texts()
-    except OSError:  # no further process; or SIGCHLD is ignored, and nothing is told of its end
+    except OSError:  # no further process is allowed; or SIGCHLD is ignored, so that the kernel keeps no exit status
         return None
 
 
 def _auto(levels: "dict[LevelName, dict[str, Any]]") -> "LevelName | None":
-    """The level that `auto` takes. It goes on to a weaker one only if the stronger one is not available here."""
+    """Return the level that `auto` takes: a weaker one only if the stronger one is not available on this machine."""
     from rlm_broker.errors import IsolationUnavailable
 
     for level, found in levels.items():
@@ -101,12 +102,12 @@ def _auto(levels: "dict[LevelName, dict[str, Any]]") -> "LevelName | None":
 
 
 def _memory_groups_version() -> int | None:
-    """Version of the control groups in which REPLs can have exact limits of memory; None if there are none."""
+    """Return the version of control groups that give REPLs exact limits of memory; None if there are none."""
     from rlm_broker.sandbox.workers.cgroups import MemoryGroups
 
     try:
         groups = MemoryGroups.find()
-    except OSError:  # no /proc
+    except OSError:  # /proc is not mounted
         return None
     if groups is not None:
         groups.close()

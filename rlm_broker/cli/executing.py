@@ -1,5 +1,8 @@
-"""What `rlm-broker exec` does: a program goes into a REPL with its arguments, its files and its stdin, and is run to
-its end."""
+"""The work of `rlm-broker exec`: a program runs in a REPL, with its arguments, files and stdin.
+
+A REPL runs blocks, and not programs. So three blocks do what the interpreter does: one sets `sys.argv` and the path,
+one is the program, one waits for its threads and calls its functions of `atexit`.
+"""
 
 import dataclasses
 import select
@@ -24,28 +27,29 @@ if TYPE_CHECKING:
     from rlm_broker.sandbox.repl import SandboxedRepl
 
 STDIN = "-"
-"""In the place of a program's file: the program is read from there, and has no stdin itself."""
+"""File name that means stdin: the program is read from there, and gets no stdin itself."""
 OF_SOURCE = "utf-8-sig"
-"""Encoding of a program, which editors of some systems begin with a mark."""
+"""Encoding of a program: UTF-8, with or without the byte order mark that some editors write."""
 SILENCE_S = 1.0
-"""After so long without a byte on stdin the user is told what is waited for."""
+"""Seconds without a byte on stdin. After them the user is told what the command waits for."""
 OUTPUT_LOST = signal.SIGUSR1
+"""Interrupts the main thread when the reader of the output has gone; see `_Echo`."""
 OF_LIMITS = {
     "MemoryError": "memory_bytes",
     "RuntimeError: can't start new thread": "max_processes",
     "BlockingIOError: [Errno 11]": "max_processes",
 }
-"""Start of an error: the limit that it most likely comes from."""
+"""Beginning of an error of Python -> the limit whose refusal by the kernel most likely caused it."""
 NO_DISPLAY = "\nNone\n"
-"""A file is a program, and not typed at a prompt: the value of its last line is not shown."""
+"""Last line of the program's block. A REPL shows the value of a last expression, and `python FILE` does not."""
 AT_ITS_START = """
 __import__("sys").argv[:] = {argv!r}
 __import__("sys").path.insert(0, __import__("os").getcwd())
 """
 ITS_BLOCK = "<block 2>"
-"""What tracebacks call the program: the block that follows `AT_ITS_START`. Its own name is put in its place."""
+"""File name of the program in tracebacks: it is the block after `AT_ITS_START`. Its own name is put in its place."""
 ITS_FILE = '__file__ = __import__("os").path.abspath({name!r})\n'
-"""What the interpreter does before a program begins, but that no name is left in the program's own."""
+"""The interpreter's work before a program begins. It binds no name but `__file__` in the program's namespace."""
 AT_ITS_END = """
 import atexit, threading
 for thread in threading.enumerate():
@@ -53,18 +57,18 @@ for thread in threading.enumerate():
         thread.join()
 atexit._run_exitfuncs()
 """
-"""What the interpreter does when a program has come to its end."""
+"""The interpreter's work when a program has come to its end."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Program:
-    """What is run.
+    """A program to run.
 
     Attributes:
-        code: Its text.
-        argv: What it finds in `sys.argv`.
-        name: Of its file in the scratch folder; None of one that came by stdin.
-        stdin: What it may read; None is nothing.
+        code: Its source.
+        argv: Its `sys.argv`.
+        name: Name of its file in the scratch folder; None if it was read from stdin.
+        stdin: Text that it may read; None makes each read an EOFError.
     """
 
     code: str
@@ -83,7 +87,16 @@ def execute(
     as_json: bool,
     **flags: str | bool | None,
 ) -> Block:
-    """Run a program and print its output as it comes, or all of it as JSON; return what came of it."""
+    """Run a program, and print its output as it comes or, with `as_json`, all of it as one object at the end.
+
+    Returns:
+        The program's block: its source, its whole output and how it ended.
+
+    Raises:
+        ConfigurationError: A file or a setting cannot be used.
+        SandboxFailed, IsolationUnavailable: There is no sandbox.
+        OSError: The output cannot be written.
+    """
     settings = Settings(assigned(assignments, block_timeout_s=timeout, **flags))
     program = _program(file, arguments, settings.limits.max_frame_bytes)
     placed = _placed(files, program.name)
@@ -111,7 +124,7 @@ def execute(
 
 
 def exit_code(block: Block) -> int:
-    """Return the exit code that a program has by `python`, or 3 where a limit ended it."""
+    """Return the exit code that `python` would give the program, or 3 if a limit ended it."""
     if block.status == "exited":
         return block.exit_code or 0
     if block.status == "ok":
@@ -136,7 +149,7 @@ def _program(file: str, arguments: Sequence[str], max_bytes: int) -> Program:
 
 
 def _stdin(max_bytes: int) -> str | None:
-    """Return what there is to read until stdin ends: a REPL has it before its code begins. A terminal is not read."""
+    """Read stdin to its end, because a REPL needs all of it before its code begins. A terminal is not read."""
     if sys.stdin.isatty():
         return None
     if not select.select([sys.stdin], [], [], SILENCE_S)[0]:
@@ -145,7 +158,7 @@ def _stdin(max_bytes: int) -> str | None:
 
 
 def _text(source: BinaryIO, name: str, max_bytes: int, encoding: str = "utf-8") -> str:
-    """Read text to its end. More than one message can hold is refused before it is held."""
+    """Read text to its end. More than `max_bytes` is refused before it is in memory."""
     data = source.read(max_bytes + 1)
     if len(data) > max_bytes:
         how = "give data as a file, by --file" if name == "stdin" else "raise it by --limit"
@@ -157,7 +170,7 @@ def _text(source: BinaryIO, name: str, max_bytes: int, encoding: str = "utf-8") 
 
 
 def _placed(files: Sequence[str], program: str | None) -> dict[str, str]:
-    """Return name in the scratch folder -> file of the host, of what `--file` was given."""
+    """Return name in the scratch folder -> file of the host, for the values of `--file`."""
     placed: dict[str, str] = {}
     for each in files:
         local, separator, name = each.rpartition("=")
@@ -173,7 +186,7 @@ def _placed(files: Sequence[str], program: str | None) -> dict[str, str]:
 
 
 def _put(repl: "SandboxedRepl", program: Program, placed: Mapping[str, str]) -> None:
-    """Write the program and its files into the scratch folder, in which it runs."""
+    """Write the program and its files into the scratch folder, which is its current folder."""
     try:
         for name, local in placed.items():
             repl.files.write(name, Path(local))
@@ -208,7 +221,7 @@ def _run(repl: "SandboxedRepl", program: Program, on_output: "OnOutput | None") 
 
 
 def _at_its_limit(block: Block) -> Block:
-    """Name the limit if the program ended by an exception that the kernel's refusal of more becomes in Python."""
+    """Name the limit if the program ended by an exception that stands for a refusal of memory or of a process."""
     found = next((limit for error, limit in OF_LIMITS.items() if block.error and block.error.startswith(error)), None)
     return block if block.limit or not found else dataclasses.replace(block, limit=found)
 
@@ -217,7 +230,7 @@ def _at_its_limit(block: Block) -> Block:
 
 
 def _notes(block: Block, limits: "Limits") -> list[str]:
-    """Return what the program's output does not tell."""
+    """Return notes on what the program's output does not tell: displays, limits, kills."""
     notes = []
     if shown := len(block.displays) + block.displays_omitted:
         notes.append(f"shown beside the output: {shown:,} (see --json)")
@@ -237,7 +250,7 @@ def _with_its_name(text: str, program: Program) -> str:
 
 
 class _OutputLost(BaseException):
-    """What interrupts the main thread when output cannot be written.
+    """An interruption of the main thread, raised when output cannot be written.
 
     It is no OSError: asyncio passes over an OSError of the write that wakes a loop, in which the signal may find the
     main thread. The program would then run on without a reader.
@@ -249,11 +262,11 @@ class _OutputLost(BaseException):
 
 
 class _Echo:
-    """Prints output of the program as it comes, on the event loop's thread, until it cannot be written.
+    """Prints the program's output as it comes, on the event loop's thread, until it cannot be written.
 
-    That ends the command: a signal interrupts the main thread, which waits for the program. It is not SIGPIPE, which
-    the kernel also sends for the main thread's own writes, beside their BrokenPipeError: two exceptions, of which the
-    second would leave the handling of the first as a traceback.
+    Then the command ends: a signal interrupts the main thread, which waits for the program. The signal is not SIGPIPE.
+    The kernel sends that also for the main thread's own writes, beside their BrokenPipeError: the second of these two
+    exceptions would be raised within the handling of the first, and be shown as a traceback.
     """
 
     def __init__(self, program: Program) -> None:
@@ -262,7 +275,7 @@ class _Echo:
         signal.signal(OUTPUT_LOST, self._stop)
 
     def __call__(self, stream: str, text: str) -> None:
-        """Print `text`."""
+        """Print a piece of output; drop it if an earlier piece could not be written."""
         if self._lost is not None:
             return
         try:

@@ -1,4 +1,4 @@
-"""How a command fails: one sentence on stderr, or one JSON object on stdout, and the right exit code."""
+"""Failures of commands: one sentence on stderr, or one JSON object on stdout, and the right exit code."""
 
 import json
 import sys
@@ -15,7 +15,14 @@ from rlm_broker.errors import ModelFailed, RlmBrokerError, RunCancelled, RunFail
 def fail(
     command: str, kind: str, sentence: str, exit_code: int, *, as_json: bool, run: RunFailed | None = None
 ) -> NoReturn:
-    """Say why, and exit. `run` is the error of a run: its partial answer and what it used are in the JSON."""
+    """Print why a command failed, and exit.
+
+    Args:
+        command: Its name, such as `ask`; empty for `rlm-broker` itself.
+        kind: Name of the error in JSON.
+        sentence: Why it failed.
+        run: The error of a run. Its partial answer and what it used become part of the JSON.
+    """
     if as_json:
         had = {} if run is None else _had(run)
         say(json.dumps({"error": {"kind": kind, "message": sentence, **had}}, ensure_ascii=False))
@@ -26,7 +33,7 @@ def fail(
 
 @contextmanager
 def failures(command: str, *, as_json: bool, debug: bool = False) -> Iterator[None]:
-    """What the library raises on purpose ends the command here."""
+    """Turn the errors that the library raises on purpose into the end of a command. `debug` lets them pass."""
     warnings.showwarning = _warn
     try:
         yield
@@ -35,7 +42,7 @@ def failures(command: str, *, as_json: bool, debug: bool = False) -> Iterator[No
             raise
         run = error if isinstance(error, RunFailed) else None
         kind, sentence, exit_code = error.kind, str(error), error.exit_code
-        if isinstance(error, RunCancelled) or stopping.has_come():  # the signal may have hit the fork server, too
+        if isinstance(error, RunCancelled) or stopping.has_come():  # signals may hit the fork server, too
             kind, sentence, exit_code = RunCancelled.kind, str(RunCancelled()), stopping.exit_code()
         if isinstance(error, ModelFailed) and error.partial_answer and not as_json:
             say(error.partial_answer)
@@ -45,7 +52,7 @@ def failures(command: str, *, as_json: bool, debug: bool = False) -> Iterator[No
 
 
 def _had(run: RunFailed) -> dict[str, Any]:
-    """What a failed run had, under the names that the JSON of an answer has; nothing if none had begun."""
+    """Return what a failed run had, under the names that the JSON of an answer has; empty if no run had begun."""
     partial = {} if run.partial_answer is None else {"partial_answer": run.partial_answer}
     if not run.execution_time:
         return partial

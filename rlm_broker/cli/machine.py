@@ -1,4 +1,4 @@
-"""What this machine, or the container that this process is in, offers to sandboxes."""
+"""Facts of this machine, or of the container around this process, that bound sandboxes."""
 
 import contextlib
 import os
@@ -17,13 +17,13 @@ DESCRIPTORS_EACH = 4
 
 
 def offered(root: Path = Path("/")) -> dict[str, Any]:
-    """Facts by name; None for one that cannot be found out here, as without /proc.
+    """Return facts by name; None for a fact that cannot be found out, for example because /proc is not mounted.
 
-    `memory_bytes` is the container's limit if that is lower than the machine's memory; `max_open_files` is the hard
-    limit, which a sandbox takes.
+    `memory_bytes` is the container's limit if that is lower than the machine's memory. `max_open_files` is the hard
+    limit, to which a sandbox raises its own.
 
     Args:
-        root: Folder with /sys/fs/cgroup.
+        root: Folder in which /sys/fs/cgroup is looked for.
     """
     facts: dict[str, Any] = {
         "kernel": platform.release(),
@@ -46,12 +46,12 @@ def offered(root: Path = Path("/")) -> dict[str, Any]:
 
 
 def repls_that_fit(facts: dict[str, Any]) -> int:
-    """How many REPLs at a time the limit of open files allows."""
+    """Return how many REPLs at a time the limit of open files allows."""
     return int(facts["max_open_files"] // DESCRIPTORS_EACH)
 
 
 def described(facts: dict[str, Any]) -> str:
-    """The facts as lines of text."""
+    """Return the facts as lines of text."""
     available = facts["memory_available_bytes"]
     folder = facts["temporary_folder"]
     return "\n".join(
@@ -69,7 +69,7 @@ def described(facts: dict[str, Any]) -> str:
 
 
 def _control_groups(folder: Path) -> str | None:
-    """Versions that are mounted: "1", "2", or "1 and 2"."""
+    """Return the mounted versions: "1", "2", or "1 and 2"; None if there are none."""
     unified = (folder / "cgroup.controllers").exists()
     versions = ["1"] * (not unified and (folder / "memory").is_dir())
     versions += ["2"] * (unified or (folder / "unified/cgroup.procs").exists())

@@ -1,4 +1,4 @@
-"""`rlm-broker`: finds the command, and imports only what that one needs."""
+"""`rlm-broker`: finds the command, and imports only what this command needs."""
 
 import contextlib
 import errno
@@ -41,7 +41,7 @@ completion of commands, options and files in bash, zsh or fish, by a line in ~/.
 
 
 class _Lazy(Group):
-    """Commands whose modules are imported when they are called: `--help` must not pay for pydantic."""
+    """Commands whose modules are imported when they are called: pydantic alone would double the time of `--help`."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002 - click's signature
         return list(COMMANDS)
@@ -70,11 +70,11 @@ class _Lazy(Group):
 @click.command(cls=_Lazy, epilog=EXIT_CODES, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(None, "-V", "--version", package_name="rlm-broker", prog_name="rlm-broker")
 def cli() -> None:
-    """Recursive Language Models on untrusted code."""
+    """Ask models about texts of any size: they write code, and a sandbox runs it."""
 
 
 def main() -> None:
-    """The console script."""
+    """Run the console script."""
     if not sys.platform.startswith("linux"):
         click.echo("rlm-broker runs on Linux only: its sandbox is made of Linux kernel features", err=True)
         sys.exit(2)
@@ -95,24 +95,28 @@ def main() -> None:
     except SystemExit as end:
         if end.code != stopping.exit_code():
             raise
-        # Not an orderly end, which waits for an import in the background: a second Ctrl+C may hit that import.
+        # No orderly end: it waits for an import in the background, which a second Ctrl+C would hit.
         _leave_at_once(end.code)
     except OSError as error:
         _leave_without_output(error)
 
 
 def _prepare_streams() -> None:
-    """All three exist, whoever closed them, and take whatever text there is."""
+    """Open those of the three streams that the parent process has closed, and make them take any text.
+
+    Python sets a closed stream to None. Lone surrogates, for which no encoding has bytes, are written as escapes, which
+    are valid in JSON, too.
+    """
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
         if getattr(sys, name) is None:
-            setattr(sys, name, open(os.devnull, mode))  # noqa: SIM115 - it lives as long as we do
+            setattr(sys, name, open(os.devnull, mode))  # noqa: SIM115 - it lives as long as the process
     for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, io.TextIOWrapper):  # lone surrogates, which no encoding has: shown, and valid in JSON
+        if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")
 
 
 def _leave_without_output(error: OSError) -> NoReturn:
-    """End if `error` says that the output cannot be written; else raise it again."""
+    """End the process if `error` says that output cannot be written; raise any other error again."""
     if isinstance(error, BrokenPipeError):
         _leave_at_once(1)
     if error.errno == errno.ENOSPC:
@@ -123,9 +127,9 @@ def _leave_without_output(error: OSError) -> NoReturn:
 
 
 def _leave_at_once(exit_code: int, why: str = "") -> NoReturn:
-    """Without the interpreter's own end, which waits for an import that is going on in the background.
+    """End the process without the interpreter's own end, which waits for imports on background threads.
 
-    Sandboxes end with the sockets that hold them.
+    Sandboxes are closed by then, or end because their sockets do.
     """
     with contextlib.suppress(OSError, ValueError):
         if why:

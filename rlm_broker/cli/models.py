@@ -1,4 +1,4 @@
-"""`rlm-broker models [NAME]`: the models there are, and which of them would serve a call, and why."""
+"""`rlm-broker models [NAME]`: models, routes and keys; with a NAME, the model that would serve a call, and why."""
 
 import asyncio
 import json
@@ -17,7 +17,9 @@ if TYPE_CHECKING:
 
 @click.command("models", epilog="exit codes: 0 shown, 2 a setting is wrong, or code may not ask for that model")
 @click.argument("name", required=False)
-@click.option("--depth", type=click.IntRange(0), default=1, help="Of the call: 0 a root's own, 1 (default) its REPL's.")
+@click.option(
+    "--depth", type=click.IntRange(0), default=1, help="Depth of the call: 0 a root's own, 1 (default) its REPL's."
+)
 @click.option("-m", "--model", metavar="NAME", help="As it would be given to ask.")
 @click.option("-s", "--sub-model", metavar="NAME", help="As it would be given to ask.")
 @BASE_URL
@@ -33,7 +35,7 @@ def command(name: str | None, depth: int, as_json: bool, **flags: Any) -> None:
         from rlm_broker.clients.litellm import providers_with_keys
         from rlm_broker.models.models import Models
         from rlm_broker.models.registry import Registry
-        from rlm_broker.settings.settings import DEFAULTS, Settings, assigned  # what --help need not pay for
+        from rlm_broker.settings.settings import DEFAULTS, Settings, assigned  # imports that --help need not wait for
 
         settings = Settings(assigned((), **flags))
         is_named = settings["model"] != DEFAULTS["model"]

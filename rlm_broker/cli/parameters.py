@@ -1,4 +1,4 @@
-"""Parameters and groups that several commands have. It is imported for `--help`, so it imports little."""
+"""Parameters and groups of several commands. `--help` imports this module, so it must not import much."""
 
 from typing import Any
 

@@ -1,4 +1,8 @@
-"""What `ask` shows while it runs: one live line on a terminal, plain lines elsewhere."""
+"""Progress of `ask`: one live line on a terminal, plain lines elsewhere.
+
+rich draws the live line again 8 times a second, on a thread of its own. So its clock goes on while the run waits. The
+end of a line that is too long is cut: what changes most, the time, comes first.
+"""
 
 import contextlib
 import time
@@ -25,13 +29,14 @@ if TYPE_CHECKING:
     from rich.live import Live
 
 REFRESHES_PER_S = 8
+"""Times that the live line is drawn in a second."""
 ROOM_FOR_CTRL_C = 3
-"""Columns that the live line leaves free: a terminal writes ^C there, which would else begin a line of its own."""
+"""Columns that the live line leaves free. A terminal writes ^C there; without room it would begin a further line."""
 
 
 class ProgressLine:
-    """Follows a run's events. On a terminal it keeps one line up to date, with notes of what fails above it; elsewhere
-    it prints a note of everything that matters.
+    """Follows a run's events. On a terminal it keeps one line up to date, and prints notes of failures above it.
+    Elsewhere it prints a line for each event that matters.
 
     Args:
         is_verbose: Whether each turn's reply, code, output and calls are shown, too.
@@ -48,13 +53,13 @@ class ProgressLine:
         self._runs = 0
         self._usage: dict[tuple[str, int], Usage] = {}
         self._batches: dict[tuple[str, int], tuple[int, int]] = {}
-        """Run and number of each batch that is going on -> how many of its calls have ended, and of how many."""
+        """Run and number of each batch under way -> how many of its calls have ended, and how many there are."""
         self._live = _live_line(self, stream) if takes_panels(stream) else None
         console = None if self._live is None else self._live.console
         self._verbose = VerbosePrinter(stream, console=console, tells_answer=False) if is_verbose else None
 
     def __call__(self, event: Event) -> None:
-        """Take one event."""
+        """Take one event: count it, and print what is to be said of it."""
         self._count(event)
         self._count_batch(event)
         if self._verbose is not None:
@@ -67,13 +72,13 @@ class ProgressLine:
             self._live.console.print(Text(line_of(event, note)), soft_wrap=True)
 
     def close(self) -> None:
-        """Leave the terminal clean."""
+        """Remove the live line from the terminal."""
         if self._live is not None:
             with contextlib.suppress(OSError):  # the terminal was closed
                 self._live.stop()
 
     def __rich_console__(self, console: "Console", options: "ConsoleOptions") -> "RenderResult":
-        """The line as it is now; asked for several times a second, so that the time goes on while nothing happens."""
+        """Yield the present line. rich asks for it at each refresh."""
         from rich.text import Text
 
         del console
@@ -82,7 +87,7 @@ class ProgressLine:
         yield line
 
     def _line(self) -> str:
-        """What changes comes first: the end of a long line is cut."""
+        """Return the line: time and cost, turn, what is under way, and what has been used so far."""
         seconds = f"{time.monotonic() - self._started:.0f} s"
         if not self._runs:
             return f"{seconds}, reading the context and starting the sandbox"
@@ -108,7 +113,7 @@ class ProgressLine:
                 self._batches[event.run, event.batch] = (event.done, event.of)
                 if event.done == event.of:
                     del self._batches[event.run, event.batch]
-            case BlockEnded() | RunEnded():  # of some prompts no call was made
+            case BlockEnded() | RunEnded():  # for refused prompts of the batch there was no call
                 for place in [each for each in self._batches if each[0] == event.run]:
                     del self._batches[place]
 
@@ -124,7 +129,7 @@ class ProgressLine:
             case BlockStarted():
                 self._blocks += 1
                 self._running.add(event.run)
-            case BlockEnded() | RunEnded():  # a run that is cancelled ends without an end of its block
+            case BlockEnded() | RunEnded():  # the block of a cancelled run gets no event of its end
                 self._running.discard(event.run)
             case CallStarted():
                 self._in_flight += 1

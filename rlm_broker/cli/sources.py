@@ -1,4 +1,4 @@
-"""What a question of the command line is about: files and folders, stdin, and pipes such as `<(zcat x.gz)`."""
+"""Sources of a context on the command line: files and folders, stdin, and pipes such as `<(zcat x.gz)`."""
 
 import os
 import select
@@ -73,7 +73,7 @@ def stored(
         names_left_out: Whether names of left-out files are said, beside their number.
 
     Raises:
-        ConfigurationError: It cannot be read, or there is nothing in it.
+        ConfigurationError: A path cannot be read, or is empty.
     """
 
     def encoded(source: object) -> StoredContext:
@@ -100,7 +100,7 @@ def _stdin(paths: Sequence[str]) -> Pipe:
     if len(paths) > 1:
         raise ConfigurationError("- is stdin, and cannot be combined with other paths")
     say_if_typed()
-    advice = "name files or folders behind the question to ask about these" if not paths else "its writer ends it"
+    advice = "to ask about files, name them behind the question" if not paths else "its writer ends it"
     return Pipe(sys.stdin.fileno(), "stdin", advice)
 
 
@@ -127,4 +127,4 @@ def _not_empty(context: StoredContext, paths: Sequence[str]) -> StoredContext:
     context.close()
     if not paths:
         raise ConfigurationError("name files or folders to ask about, or pipe a text in: stdin is empty")
-    raise ConfigurationError(f"{'stdin' if STDIN in paths else paths[0]} is empty: there is nothing to ask about")
+    raise ConfigurationError(f"{'stdin' if STDIN in paths else paths[0]} is empty: a question needs a text")

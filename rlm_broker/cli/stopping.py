@@ -1,32 +1,32 @@
-"""SIGTERM and SIGHUP end a command in the way of Ctrl+C: with its partial answer, and with nothing left running."""
+"""SIGTERM and SIGHUP end a command as Ctrl+C does: it prints its partial answer, and leaves no process behind."""
 
 import signal
 from typing import NoReturn
 
 SIGNALS = (signal.SIGTERM, signal.SIGHUP)
-"""Sent by `timeout`, `docker stop` and systemd, and by a terminal that is closed."""
+"""Signals that `timeout`, `docker stop` and systemd send, and that a closed terminal causes."""
 
 _received = signal.SIGINT
 
 
 class EndedBySignal(KeyboardInterrupt):
-    """One of `SIGNALS` came. The library handles it where it handles Ctrl+C."""
+    """The arrival of one of `SIGNALS`. The library handles it as it handles Ctrl+C."""
 
 
 def listen() -> None:
-    """Raise `EndedBySignal` in the main thread for each of `SIGNALS` that is not ignored, as `nohup` ignores SIGHUP."""
+    """Raise `EndedBySignal` in the main thread for each of `SIGNALS`. A signal that `nohup` ignores stays ignored."""
     for number in SIGNALS:
         if signal.getsignal(number) is signal.SIG_DFL:
             signal.signal(number, _stop)
 
 
 def has_come() -> bool:
-    """Whether one of `SIGNALS` came."""
+    """Whether one of `SIGNALS` has arrived."""
     return _received in SIGNALS
 
 
 def exit_code() -> int:
-    """Return the exit code of a command that was stopped: 128 and the number of the signal, by default SIGINT."""
+    """Return the exit code of a stopped command: 128 plus the number of the signal, which is SIGINT by default."""
     return 128 + _received
 
 

@@ -1,4 +1,4 @@
-"""Text from models and from sandboxes, on its way to a terminal: as text it is shown, it steers nothing."""
+"""Output of text from models and sandboxes. On a terminal control characters are shown, and have no effect."""
 
 import sys
 from typing import TextIO
@@ -9,13 +9,13 @@ from rlm_broker.shown import printable
 
 
 def say(text: str, *, err: bool = False, nl: bool = True) -> None:
-    """Print to stdout or stderr. What is no terminal gets every character as it is."""
+    """Print to stdout or stderr. A pipe or a file gets each character as it is."""
     target: TextIO = sys.stderr if err else sys.stdout
     shown = printable(text, keep="\n\t") if target.isatty() else text
-    click.echo(shown, nl=nl, err=err, color=True)  # colour is what `click` would take out of a pipe, too
+    click.echo(shown, nl=nl, err=err, color=True)  # else `click` removes escape sequences in pipes
 
 
 def say_if_typed() -> None:
-    """Say what the command waits for, if stdin is a terminal."""
+    """Tell the user that the command waits for input, if stdin is a terminal."""
     if sys.stdin.isatty():
         say("reading from the terminal; Ctrl+D at the start of a line ends the text", err=True)

@@ -1,4 +1,4 @@
-"""`rlm-broker trace show FILE`: the tree of runs that a trace holds."""
+"""`rlm-broker trace show FILE`: the runs of a trace, as a tree, in full, or as JSON."""
 
 import json
 import sys
@@ -12,7 +12,7 @@ from rlm_broker.cli.terminal import say
 
 
 class _Traces(Group):
-    """Commands for traces. A file in the place of a command is answered by the command that shows it."""
+    """The commands for traces. If a file stands in the place of a command, the error names `trace show`."""
 
     def suggested(self, ctx: click.Context, name: str) -> str:
         return f"; did you mean trace show {name}?" if Path(name).exists() else super().suggested(ctx, name)

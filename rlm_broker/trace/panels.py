@@ -31,9 +31,9 @@ def console_of(stream: TextIO) -> "Console":
 
 
 def show(passage: Passage, depth: int, console: "Console") -> None:
-    """Print a passage: a panel, or one line if it has nothing but a title.
+    """Print a passage: a panel, or one line if it has only a title.
 
-    All texts are the model's or its code's: what steers a terminal is written out, and nothing in them is markup.
+    All texts are the model's or its code's. So control characters are written as escapes, and no text is markup.
     """
     from rich.padding import Padding
     from rich.text import Text

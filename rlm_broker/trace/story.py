@@ -36,7 +36,7 @@ READ_CHARS = 50_000
 before its first code is shown."""
 
 Kind = Literal["text", "code", "error", "label"]
-"""How a text is shown: `code` is Python, and a `label` names the text after it."""
+"""Ways to show a text: `code` is Python, and a `label` names the text after it."""
 
 
 class Piece(NamedTuple):
@@ -48,7 +48,7 @@ class Piece(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Passage:
-    """What is shown of one event.
+    """The form in which one event is shown.
 
     Attributes:
         title: One line.
@@ -85,7 +85,7 @@ class Story:
         """Tree and run -> what is said of the call of the turn that it is in."""
 
     def passage(self, event: Event) -> Passage | None:
-        """Return what is shown of an event; None if nothing is."""
+        """Return the passage of an event; None if it has none."""
         title = self._title(event)  # before the pieces, which forget the call
         pieces = self._pieces(event)
         if isinstance(event, RunEnded) and event.depth == 0:

@@ -39,7 +39,7 @@ _KINDS = {name_of(kind): kind for kind in Event.__subclasses__() if kind is not 
 
 @dataclass(slots=True)
 class _Run:
-    """What a trace says of one run."""
+    """One run, as far as a trace tells."""
 
     name: str
     question: str = ""

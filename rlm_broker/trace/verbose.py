@@ -1,4 +1,4 @@
-"""What `RLM(verbose=True)` and `ask -v` print: each turn's reply, code, output and calls, as they happen."""
+"""The printer of `RLM(verbose=True)` and `ask -v`: each turn's reply, code, output and calls, as they happen."""
 
 import sys
 from typing import TYPE_CHECKING, TextIO

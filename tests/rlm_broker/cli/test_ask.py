@@ -285,7 +285,7 @@ def test_a_signal_ends_the_run_with_its_partial_answer_and_leaves_nothing(
         subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=ENVIRONMENT) as process,
         contextlib.ExitStack() as stack,
     ):
-        stack.callback(process.kill)  # whatever fails here
+        stack.callback(process.kill)  # so that a failure leaves no process
         assert process.stderr is not None
         for line in process.stderr:
             if b"turn 1" in line:

@@ -2,17 +2,20 @@ import json
 import subprocess
 from pathlib import Path
 
+from rlm_broker.limits import Limits
 from tests.support.command import COMMAND, ENVIRONMENT, run, sentence
 
 
 def test_every_setting_is_shown_with_its_source() -> None:
     done = run("config", "show", "--limit", "max_depth=3", "--json")
     shown = json.loads(done.stdout)
-    assert shown["max_depth"] == {"value": 3, "source": "command line", "about": "Levels that have a REPL"}
+    assert (shown["max_depth"]["value"], shown["max_depth"]["source"]) == (3, "command line")
     assert shown["model"] == {"value": "offline", "source": "default", "about": "The root model"}
-    assert all(each["about"] for each in shown.values())
+    for name, field in Limits.model_fields.items():
+        assert shown[name]["about"]
+        assert " ".join((field.description or "").split()).startswith(shown[name]["about"])
     line = next(line for line in run("config", "show").stdout.splitlines() if line.startswith("max_open_files"))
-    assert line.split(maxsplit=3) == ["max_open_files", "256", "default", "Descriptors of one process"]
+    assert line.split(maxsplit=3) == ["max_open_files", "256", "default", shown["max_open_files"]["about"]]
 
 
 def test_a_typo_suggests_the_right_name() -> None:

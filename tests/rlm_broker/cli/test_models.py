@@ -176,7 +176,7 @@ def test_a_model_that_the_server_does_not_have_and_a_key_that_it_does_not_take(t
 
 
 @pytest.mark.usefixtures("config")
-def test_a_project_of_somebody_else_is_looked_at_first(text: Path) -> None:
+def test_a_project_that_is_not_trusted_is_looked_at_first(text: Path) -> None:
     with FakeOpenAI(answer) as server:
         Path("rlm-broker.toml").write_text(f"model = 'm'\nbase_url = '{server.base_url}'\n")
         refused = run("ask", "What?", text, "-q")
@@ -207,7 +207,7 @@ def test_a_key_of_the_environment_is_not_shown(monkeypatch: pytest.MonkeyPatch) 
     assert "sk-of-the-test" not in shown
 
 
-def test_a_model_that_nobody_asks_for_may_lack_its_key(config: Path, text: Path) -> None:
+def test_a_model_that_is_not_asked_for_may_lack_its_key(config: Path, text: Path) -> None:
     config.write_text("[models.spare]\nname = 'openai/gpt-5'\n")
     assert run("ask", "What?", text, "-q").returncode == 0
     assert "needs OPENAI_API_KEY" in run("models").stdout

@@ -67,7 +67,7 @@ def test_what_is_left_out_of_a_folder_is_named_where_that_is_wanted(
 def test_a_pipe_without_a_byte_is_refused(pipe: Path) -> None:
     writer = threading.Thread(target=pipe.write_text, args=("",))
     writer.start()
-    with pytest.raises(ConfigurationError, match=f"{pipe} is empty: there is nothing to ask about"):
+    with pytest.raises(ConfigurationError, match=f"{pipe} is empty: a question needs a text"):
         sources.stored([str(pipe)], None, "replace")
     writer.join()
 

@@ -1,4 +1,4 @@
-"""What untrusted code prints, on a real terminal."""
+"""The live line, panels and output of untrusted code, on a real terminal."""
 
 import fcntl
 import os

@@ -32,7 +32,7 @@ def test_the_tree_of_runs_is_drawn_with_what_each_did(tmp_path: Path) -> None:
 
 @pytest.fixture
 def trace(tmp_path: Path) -> Path:
-    """Of a run with a long output, a call, a child, an error and a picture."""
+    """The trace of a run with a long output, a call, a child, an error and a picture."""
     code = (
         "for n in range(100): print('line', n)\nprint(llm_query('a part ' * 1_000))\n"
         "class Picture:\n    def _repr_png_(self): return b'png'\ndisplay(Picture())\n"

@@ -1,4 +1,4 @@
-"""What a newcomer does: each is one sentence, the right exit code, and nothing lost."""
+"""Mistakes of newcomers: each one ends in one sentence and the right exit code, and no file is lost."""
 
 import json
 import os
