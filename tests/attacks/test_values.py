@@ -31,7 +31,7 @@ CRAFTED = {
     "wrong_base64": (b'{"$bytes":"####"}', "is no value"),
     "half_of_a_base64": (b'{"$array":["<f8",[1],"AAAA"]}', "has 3 bytes"),
     "an_unknown_tag": (b'{"$import":"os"}', "unknown tag '$import'"),
-    "a_tag_of_a_wrong_type": (b'{"$tuple":{"$set":5}}', "a tag with a dict where a list belongs"),
+    "a_tag_of_a_wrong_type": (b'{"$tuple":{"$set":5}}', "a tag with content of type dict"),
     "a_zone_that_is_a_path": (b'{"$datetime":["2026-01-01",0,"../../etc/passwd"]}', "there is no time zone"),
     "a_gigabyte_as_an_integer": (b'{"$decimal":"1E+999999999"}', "a Decimal is too long"),
     "deep_tags": (b'{"$tuple":[' * 300 + b"1" + b"]}" * 300, "nested deeper than 200 levels"),

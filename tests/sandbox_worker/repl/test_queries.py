@@ -147,7 +147,7 @@ def test_prompt_may_be_chat_messages() -> None:
     ("prompt", "options", "said"),
     [
         (MESSAGES, {"system": "s"}, "takes system= or a system message, and not both: prompt has one"),
-        ([{"role": "user", "content": "a"}, {"type": "text", "text": "b"}], {}, "and not of both"),
+        ([{"role": "user", "content": "a"}, {"type": "text", "text": "b"}], {}, "not both"),
         ([{"role": "tool", "content": "a"}], {}, "needs text, content parts or chat messages: prompt is none of them"),
         ([{"role": "user", "content": None}], {}, "prompt is none of them"),
         ([{"role": "user", "content": "a", "name": "b"}], {}, "prompt is none of them"),

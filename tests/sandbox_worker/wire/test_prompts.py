@@ -140,7 +140,7 @@ def test_message_of_another_shape_is_refused(message: bytes) -> None:
 def test_parts_and_messages_do_not_mix() -> None:
     assert are_messages([MessagePart("user", "a")])
     assert not are_messages([TextPart("a")])
-    with pytest.raises(MessageInvalid, match="not of both"):
+    with pytest.raises(MessageInvalid, match="not both"):
         are_messages([MessagePart("user", "a"), TextPart("b")])
 
 
