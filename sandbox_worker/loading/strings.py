@@ -47,8 +47,9 @@ Alternatives rejected:
 - Copying: each worker pays the memory of all texts and the time of the copy, where a mapping costs microseconds.
 - Inheriting one copy from a fork server: the fork server must load the context before it forks, so it serves the
   workers of that context alone.
-- A `str` subclass, `bytes`, `mmap` or a class of our own: `type(text) is str` fails, and so do C functions such as
-  `"".join` or `json` on their fast paths; model code expects the methods of `str`.
+- Instances of a subclass, as CPython makes them: `type(text) is str` is false, and packages such as msgspec refuse
+  them.
+- `bytes`, `mmap` or a class of our own: model code expects the methods of `str`.
 """
 
 import ctypes

@@ -187,10 +187,10 @@ for _ in range(MAX_NESTING + 1):
         (object(), "it has a value of class object"),
         (b"bytes", "it has a value of class bytes"),
         ([{"a": object}], "it has a value of class type"),
-        (float("nan"), "it has the number nan, which JSON has not"),
-        ([Number("inf")], "it has the number inf, which JSON has not"),
-        ({1: "a"}, "it has a key that is no text"),
-        ([{("a", "b"): 1}], "it has a key that is no text"),
+        (float("nan"), "it has the number nan, which JSON cannot express"),
+        ([Number("inf")], "it has the number inf, which JSON cannot express"),
+        ({1: "a"}, "it has a key that is not text"),
+        ([{("a", "b"): 1}], "it has a key that is not text"),
         (["\ud800"], "it has lone surrogates, or an integer of thousands of digits"),
         ({"\ud800": 1}, "it has lone surrogates, or an integer of thousands of digits"),
         pytest.param(10**5000, "it has lone surrogates, or an integer of thousands of digits", id="digits"),
@@ -204,7 +204,7 @@ def test_what_would_not_arrive_as_it_is_is_refused_in_words(folder: Path, part: 
     with pytest.raises(TypeError) as refused:
         ask.rlm_query_batched(["a", "b"], contexts=["x" * LONG, part])
     said = str(refused.value)
-    assert said.startswith(f"rlm_query_batched() argument 'contexts[1]' is no text and no plain value: {why}")
+    assert said.startswith(f"rlm_query_batched() argument 'contexts[1]' is neither text nor a plain value: {why}")
     if part is not ...:  # which is what stands for no context there
         with pytest.raises(TypeError, match=r"rlm_query\(\) argument 'context' is no text"):
             ask.rlm_query("a", context=part)

@@ -81,7 +81,7 @@ def test_fields_are_submitted(repl: BareRepl, code: str, submitted: str) -> None
     ("code", "error"),
     [
         ("SUBMIT(n='one', why='x')", "TypeError: SUBMIT(): n: not a number"),
-        ("SUBMIT(1, 'x', 2)", "TypeError: SUBMIT() takes the fields n, why, and was given 3 values"),
+        ("SUBMIT(1, 'x', 2)", "TypeError: SUBMIT() takes the fields n, why, but was given 3 values"),
         ("SUBMIT(1, n=2)", "TypeError: SUBMIT() was given n twice"),
         ("SUBMIT(n=object())", "TypeError: SUBMIT()['n'] is an object, which does not cross"),
         (

@@ -83,7 +83,7 @@ def test_no_prompts_are_no_query() -> None:
     ("output_type", "error", "said"),
     [
         (int, TypeError, r"llm_query_batched\(\) argument 'output_type' must be a JSON schema"),
-        ({"type": "nothing"}, ValueError, "is no JSON schema"),
+        ({"type": "nothing"}, ValueError, "is not a JSON schema"),
     ],
 )
 def test_type_that_is_none_is_refused_before_anything_is_asked(
