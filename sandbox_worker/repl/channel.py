@@ -50,7 +50,7 @@ ONLY_HERE = "another process cannot use the REPL's connection: call llm_query_ba
 
 
 class ConnectionClosed(BaseException):
-    """The orchestrator has closed the connection, so the REPL ends. No `except Exception` of model code catches this."""
+    """The orchestrator has closed the connection, so the REPL ends. No `except Exception` catches this."""
 
 
 class CannotAsk(RuntimeError):

@@ -12,12 +12,13 @@ A SIGINT passes four places:
    thread as well. So an exception from the handler appears in model code, or in our code that it called.
 
 The handler raises KeyboardInterrupt at once only if a block's code runs (`armed`) and no code of ours asks it to wait
-(`held`). Otherwise it sets a note, or does nothing. The races, and how each is closed:
+(`held`). If code of ours asks it to wait, then it sets a note. If no block's code runs, then it ignores the signal. The
+races, and how each is closed:
 
-- *The signal comes before its block's code runs.* The handler sees no armed code and does nothing. Then `Repl._run`
-  arms, compares the number in shared memory, and raises. Init writes the number before it sends the signal, so the
-  handler never runs before the number is there.
-- *The signal comes after its block has ended.* The handler does nothing, and the number in shared memory is that of an
+- *The signal comes before its block's code runs.* The handler ignores it. Then `Repl._run` arms, compares the number in
+  shared memory, and raises. Init writes the number before it sends the signal, so the handler never runs before the
+  number is there.
+- *The signal comes after its block has ended.* The handler ignores it, and the number in shared memory is that of an
   old block. The orchestrator sends the next block only after `Interrupted`, when the signal is queued already. So it
   cannot hit the next block.
 - *The signal comes in the middle of a frame.* An exception there would leave half a frame on the connection. The
@@ -28,7 +29,7 @@ The handler raises KeyboardInterrupt at once only if a block's code runs (`armed
 - *The signal comes between the last line of model code and the end of `armed`.* `Repl._run` catches the exception, and
   the block counts as interrupted.
 - *Another thread is inside `held`.* Handlers run in the main thread alone, so the code of another thread is never
-  interrupted. There `held` does nothing: it would only delay the interrupt of the main thread.
+  interrupted. There `held` has no effect: it would only delay the interrupt of the main thread.
 
 Two gaps remain. If the signal comes after CPython's last check and before poll(2) has begun to wait, then the handler
 runs only when the wait ends. If an exception leaves `held`, then a note stays set until the next `held` ends or waits.
@@ -71,7 +72,7 @@ class Interrupts:
 
     @contextmanager
     def held(self) -> Iterator[None]:
-        """Delay the KeyboardInterrupt until the end of this. In other threads this does nothing."""
+        """Delay the KeyboardInterrupt until the end of this. In other threads this has no effect."""
         if get_ident() != self._main:
             yield
             return

@@ -136,7 +136,7 @@ USES: list[Callable[[str], object]] = [
 
 
 @pytest.mark.parametrize("sample", ["a", "\xe9", "\u017c", "\U0001f600"])
-def test_whatever_is_done_with_a_mapped_text_gives_what_an_ordinary_one_gives(sample: str) -> None:
+def test_each_use_of_a_mapped_text_gives_the_result_of_an_ordinary_one(sample: str) -> None:
     texts = [(sample + " 0123456789\n" * 200)[:length] for length in (1, 7, 12, 2000)]
     for text, same in zip(texts, loaded(texts), strict=True):
         assert type(same) is str
@@ -169,7 +169,7 @@ def test_an_empty_text_is_false_however_often_it_is_asked(maps: bool) -> None:
     empties = [*loaded(["x", "", "\u20ac", ""], maps)[1::2], load(memfd(bytes(8)), ContextForm("text", 0), maps)]
     for text in empties:
         asked = [bool(text), not text, "" if text else "false"] * 100
-        for _ in range(100):  # enough for the interpreter to take a shortcut for texts
+        for _ in range(100):  # enough rounds for CPython to specialise the test for strings (TO_BOOL_STR, from 3.13 on)
             if text:
                 asked.append("true")
         assert asked == [False, True, "false"] * 100
@@ -191,7 +191,7 @@ def test_each_text_is_mapped_from_where_the_one_before_it_ends() -> None:
     assert base % os.sysconf("SC_PAGESIZE") == 0
 
 
-# -- what may not be said of texts -----------------------------------------------------------------------------------
+# -- false columns ---------------------------------------------------------------------------------------------------
 
 TEXTS = ["one", "two \xe9", "", "three \U0001f600" * 3]
 LENGTHS, KINDS, NAMES = [3, 5, 0, 21], [0, 1, 0, 4], b'["a","b","c","d"]'
@@ -282,7 +282,7 @@ def test_what_is_behind_the_texts_may_be_changed_anywhere_and_nothing_outside_of
 
 
 def _width_of(text: str) -> int:
-    """As its header says it: what is changed may be wider than its characters need."""
+    """Return the characters as the header describes them: a changed text may be wider than its characters need."""
     return (text.__sizeof__() - str.__basicsize__) // (len(text) + 1) if text else 0
 
 

@@ -1,3 +1,5 @@
+"""Functions of model code that ask the orchestrator, at a channel that answers at once."""
+
 from collections.abc import Callable
 from typing import Any, cast
 
@@ -11,7 +13,7 @@ from sandbox_worker.wire.prompts import MessagePart, TextPart
 
 
 class Answering:
-    """In the place of a channel: answers at once."""
+    """Substitute for a channel, which answers at once."""
 
     def __init__(self, answer: Callable[[Query], list[Slot]]) -> None:
         self._answer = answer

@@ -1,4 +1,4 @@
-"""Matches, chunks and lines of large texts; no process."""
+"""Matches, chunks and lines of large texts, in this process."""
 
 import re
 import tracemalloc

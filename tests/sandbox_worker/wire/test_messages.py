@@ -1,4 +1,4 @@
-"""Each message survives its way; whatever is none is one error. (Frames with garbage in them: `test_frames.py`.)"""
+"""Messages: each arrives unchanged, and any other payload is one error. (Frames with garbage: `test_frames.py`.)"""
 
 import contextlib
 import enum
@@ -147,7 +147,7 @@ def test_a_display_has_known_types_alone(field: str, forms: object) -> None:
 
 
 @pytest.mark.parametrize("status", ["killed", "OK", None])
-def test_a_worker_cannot_claim_an_outcome_that_only_the_host_sees(status: str | None) -> None:
+def test_a_worker_cannot_claim_an_outcome_that_only_the_orchestrator_sees(status: str | None) -> None:
     with pytest.raises(MessageInvalid):
         decode_from_worker(json.dumps({"type": "result", "block": 1, "status": status}).encode())
 
@@ -198,7 +198,7 @@ class Text(str):
         return "not this"
 
 
-class Colour(str, enum.Enum):  # noqa: UP042 - what model code writes
+class Colour(str, enum.Enum):  # noqa: UP042 - model code writes such classes
     RED = "red"
 
 

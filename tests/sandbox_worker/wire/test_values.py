@@ -1,4 +1,4 @@
-"""Every value comes out as it went in, or is refused with its place; whatever is no value is one error."""
+"""Values on the wire: each arrives equal or is refused with the place of its fault; other bytes are one error."""
 
 import collections
 import contextlib
@@ -35,7 +35,7 @@ LEAVES = (
     | st.integers()
     | st.integers(min_value=-(1 << 20_000), max_value=1 << 20_000)
     | st.floats()
-    | st.text(st.characters())  # lone surrogates as well
+    | st.text(st.characters())  # with lone surrogates
     | st.binary()
     | st.binary().map(bytearray)
     | st.complex_numbers()
@@ -75,7 +75,7 @@ PLAIN = st.recursive(
 
 
 def shown(value: Any) -> str:
-    """What tells types apart, and shows nan as equal to itself. Sets have any order."""
+    """Return a text that differs for values of different types, is equal for nan, and ignores the order of sets."""
     match value:
         case dict():
             return f"{{{', '.join(f'{shown(key)}: {shown(each)}' for key, each in value.items())}}}"
@@ -114,7 +114,7 @@ def test_what_came_out_of_json_comes_out_as_it_went_in(value: Any) -> None:
 
 
 @given(st.binary() | st.text().map(str.encode) | VALUES.map(lambda value: encode(value, "it")[:-1]))
-def test_whatever_is_no_value_is_one_error(data: bytes) -> None:
+def test_bytes_that_encode_no_value_are_one_error(data: bytes) -> None:
     with contextlib.suppress(MessageInvalid):
         decode(data, MOST)
 
