@@ -92,8 +92,8 @@ def load(fd: int, form: ContextForm, mapping_works: bool) -> Any:
         The value; for kind `value` an `Undecoded`.
 
     Raises:
-        ContextBroken: The memfd is not sealed, its size differs from `form`, its content is not JSON, its texts end
-            elsewhere than its columns say, or there is not enough memory.
+        ContextBroken: The memfd is not sealed, or its size differs from `form`. Or its content is not JSON, or its
+            columns contradict each other. Or there is not enough memory.
     """
     _refuse_all_but(fd, form)
     strings = mapped_strings if mapping_works else _copied_strings
@@ -113,9 +113,7 @@ def load(fd: int, form: ContextForm, mapping_works: bool) -> Any:
                 return texts if names is None else dict(zip(names, texts, strict=True))
     except (OSError, MemoryError) as error:
         reason = getattr(error, "strerror", None) or "out of memory"
-        raise ContextBroken(
-            f"a context of {form.size_bytes:,} bytes cannot be brought into memory: {reason}"
-        ) from error
+        raise ContextBroken(f"a context of {form.size_bytes:,} bytes cannot be loaded into memory: {reason}") from error
 
 
 def load_into(

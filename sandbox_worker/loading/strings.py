@@ -21,8 +21,8 @@ pointer to characters elsewhere. CPython makes the legacy form for instances of 
 the characters, looks at `state.compact` and not at the class. So a legacy header whose class is `str` works as well.
 
 The fields of the header differ between versions. So none is computed here: `_read` makes instances of a subclass with
-two known lengths, and reads off which words hold the length and the pointer (`_Model`). The words of a new header are
-those of the model, with this text's length and address, the class `str`, and a reference count that never reaches 0.
+two known lengths, and reads off which words hold the length and the pointer (`_Model`). A new header has the words of
+the model, its text's length and address, the class `str`, and a reference count that never reaches 0.
 
 Why it is safe:
 
@@ -33,8 +33,9 @@ Why it is safe:
 - CPython frees none. The count is beyond any real one, so neither `free` nor the deallocator sees the addresses.
   Mappings live until the process ends: no code could tell when the last reference is gone.
 - CPython does write to headers: hash, cached UTF-8, interning. Headers are private memory of the process.
-- Invariants of CPython hold because `form` demands them: the narrowest width for the widest character (`==` takes
-  strings of different widths for unequal), and a zero character at the end (C code reads ASCII as a C string).
+- Invariants of CPython hold because `form` demands them. Each text has the narrowest width for its widest character,
+  since `==` takes strings of different widths for unequal. A zero character ends it, since C code reads ASCII as a C
+  string.
 - Offsets cannot lead out of the mapping: `context.index` checks the spans of all texts against the size of the memfd.
 
 What would break it: a CPython that drops the legacy form, that asks for the class instead of `state.compact`, or that
@@ -247,7 +248,7 @@ def _read(kind: int, length: int) -> _Model:
         text.__sizeof__() == len(words) * _WORD_BYTES + len(characters),
     )
     if not all(there):
-        raise LayoutUnknown(f"a header of kind {kind} is {words.tolist()}")
+        raise LayoutUnknown(f"a header of kind {kind} has an unexpected layout: {words.tolist()}")
     lengths_at = tuple(at for at, word in enumerate(words) if word == length)
     pointers_at = tuple(at for at, word in enumerate(words) if word == pointer)
     for at in (*lengths_at, *pointers_at):
@@ -270,7 +271,7 @@ def _static_bit() -> int:
     own, allocated = (_words_of(text)[_STATE] & _FLAGS for text in ("\xe9", "".join(["\xe9", "\xea"])))
     bit = own & ~allocated & ~_INTERNED
     if bit.bit_count() != 1:
-        raise LayoutUnknown(f"the states of strings are {own:#x} and {allocated:#x}")
+        raise LayoutUnknown(f"expected states of strings that differ by one bit, got {own:#x} and {allocated:#x}")
     return bit
 
 

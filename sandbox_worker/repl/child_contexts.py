@@ -141,7 +141,7 @@ class ChildContexts:
         except OSError as error:
             raise ContextNotGiven(
                 f"a context could not be written to the scratch folder: {error.strerror}; give smaller parts, or "
-                "remove files of yours"
+                "remove files there"
             ) from None
         return ChildContext(file=name, is_json=is_json)
 

@@ -24,7 +24,7 @@ races, and how each is closed:
 - *The signal comes in the middle of a frame.* An exception there would leave half a frame on the connection. The
   channel sends and reads within `held`: the handler sets the note, the interrupted system call goes on (PEP 475), and
   the end of the outermost `held` raises.
-- *The signal comes while the channel waits for a reply.* The wait may last for hours, so it is inside `let_through`,
+- *The signal comes while the channel waits for a reply.* The wait may last for hours. So it is inside `let_through`,
   where the handler raises at once. The wait only polls; it reads no byte that an exception could lose.
 - *The signal comes between the last line of model code and the end of `armed`.* `Repl._run` catches the exception, and
   the block counts as interrupted.

@@ -86,7 +86,7 @@ def array(content: Any, bytes_of: Any) -> Any:
     if elements.size != math.prod(shape):
         raise ValueProblem(f"an array of shape {tuple(shape)!s:.80} has {elements.size:,} elements")
     if not elements.size and math.prod(n for n in shape if n) > MAX_EMPTY_LENGTH:
-        raise ValueProblem(f"an array without elements has the shape {tuple(shape)!s:.80}")
+        raise ValueProblem(f"an array without elements has the shape {tuple(shape)!s:.80}, which is too large")
     return elements.reshape(shape)
 
 
@@ -102,12 +102,12 @@ def scalar(content: Any, bytes_of: Any) -> Any:
 def _elements(numpy: Any, dtype: Any, data: bytes) -> Any:
     """Return a flat, writable array."""
     if type(dtype) is not str or not _DTYPE.fullmatch(dtype):
-        raise ValueProblem(f"an array has the dtype {dtype!r:.60}")
+        raise ValueProblem(f"an array has the unsupported dtype {dtype!r:.60}")
     made = numpy.dtype(dtype)
     if made.kind not in _KINDS or not made.itemsize or made.hasobject:
-        raise ValueProblem(f"an array has the dtype {dtype!r:.60}")
+        raise ValueProblem(f"an array has the unsupported dtype {dtype!r:.60}")
     if len(data) % made.itemsize:
-        raise ValueProblem(f"an array of dtype {dtype} has {len(data):,} bytes")
+        raise ValueProblem(f"an array of dtype {dtype} has {len(data):,} bytes, no multiple of {made.itemsize:,}")
     elements = numpy.frombuffer(bytearray(data), made)
     if made.kind == "b" and data and elements.view("u1").max() > 1:
         raise ValueProblem("a boolean array has a byte that is neither 0 nor 1")

@@ -112,7 +112,7 @@ def _texts(names: Any) -> list[str]:
 
 def _known(kind: Any, types: dict[str, Any]) -> Any:
     if type(kind) is not str or kind not in types:
-        raise ValueProblem(f"a table has a column of the kind {kind!r:.60}")
+        raise ValueProblem(f"a table has a column of the unknown kind {kind!r:.60}")
     return types[kind]
 
 

@@ -82,4 +82,4 @@ def level_named(name: object) -> Level:
     for level in LEVELS:
         if level.name == name:
             return level
-    raise LookupError(f"there is no isolation level {name!r}")
+    raise LookupError(f"there is no isolation level {name!r}: choose strict, standard or process")

@@ -163,7 +163,7 @@ def _frame(content: Any) -> Any:
     pandas = module("pandas")
     index, labels = _decoded_axis(pandas, rows), _decoded_axis(pandas, names)
     if len(index) > MAX_EMPTY_LENGTH and not columns:
-        raise ValueProblem(f"a table without columns has {len(index):,} rows")
+        raise ValueProblem(f"a table without columns has {len(index):,} rows, more than {MAX_EMPTY_LENGTH:,}")
     made = {at: _decoded_column(pandas, column) for at, column in enumerate(columns)}
     for column in made.values():
         _require_length(len(column), len(index))
@@ -186,7 +186,7 @@ def _decoded_column(pandas: Any, content: Any) -> Any:
         index = pandas.Index(categories)
         return pandas.Series(pandas.Categorical.from_codes(_array(values, "i"), index, ordered=more[1] is True))
     if type(kind) is not str or not _LISTED.fullmatch(kind) or type(values) is not list:
-        raise ValueProblem(f"a table has a column of the kind {kind!r:.60}")
+        raise ValueProblem(f"a table has a column of the unknown kind {kind!r:.60}")
     return pandas.Series(values, dtype=kind)
 
 
@@ -206,7 +206,7 @@ def _decoded_axis(pandas: Any, content: Any) -> Any:
                 raise ValueProblem("a table has an index with a code that points to no label")
         made = pandas.MultiIndex(levels, codes, verify_integrity=False)
     else:
-        raise ValueProblem(f"a table has an index of the kind {kind!r:.60}")
+        raise ValueProblem(f"a table has an index of the unknown kind {kind!r:.60}")
     made.names = names
     return made
 

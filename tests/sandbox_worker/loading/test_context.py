@@ -268,5 +268,5 @@ for maps in (True, False):
     assert (run.returncode, run.stderr) == (0, "")
     assert (
         run.stdout.splitlines()
-        == ["a context of 1,099,511,627,776 bytes cannot be brought into memory: Cannot allocate memory"] * 6
+        == ["a context of 1,099,511,627,776 bytes cannot be loaded into memory: Cannot allocate memory"] * 6
     )
