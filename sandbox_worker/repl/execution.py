@@ -71,7 +71,7 @@ class Executor:
         self.compiled: list[CodeType] = []
 
     def run(self, number: int, code: str, wants_value: bool = False) -> Outcome:
-        """Run one block. Any exception of it is printed, as a traceback of model code's lines, and returned.
+        """Run one block. If it raises, then print a traceback of model code's lines, and return one line of it.
 
         Args:
             number: Number of the block, for the file name in tracebacks.

@@ -206,7 +206,7 @@ def test_what_would_not_arrive_as_it_is_is_refused_in_words(folder: Path, part: 
     said = str(refused.value)
     assert said.startswith(f"rlm_query_batched() argument 'contexts[1]' is neither text nor a plain value: {why}")
     if part is not ...:  # Ellipsis is the default of `rlm_query`, for no context
-        with pytest.raises(TypeError, match=r"rlm_query\(\) argument 'context' is no text"):
+        with pytest.raises(TypeError, match=r"rlm_query\(\) argument 'context' is neither text"):
             ask.rlm_query("a", context=part)
     assert asked.queries == []
     assert not list(folder.iterdir())
