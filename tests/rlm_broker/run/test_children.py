@@ -257,7 +257,7 @@ def test_a_scratch_folder_that_is_full_is_an_error_and_no_file_is_left() -> None
     code = "import os\nanswer = rlm_query('a', context='x' * 500_000)\nFINAL(f'{answer} {os.listdir()}')"
     response = RLM(Tree(code), limits=limits).completion("", "?").response or ""
     assert response.startswith("Error: a context could not be written to the scratch folder: ")
-    assert response.endswith("give smaller parts, or remove files of yours []")
+    assert response.endswith("give smaller parts, or remove files there []")
 
 
 def test_an_interrupted_block_leaves_no_file(sandbox: Sandbox) -> None:

@@ -472,4 +472,4 @@ def test_code_can_ask_for_a_value_of_a_pydantic_model() -> None:
 def test_an_output_type_that_is_no_schema_is_said_so() -> None:
     code = "try: llm_query('x', output_type={'type': 'nonsense'})\nexcept ValueError as error: FINAL(str(error))"
     response = RLM(ScriptedClient([f"```repl\n{code}\n```"])).completion("", "?").response or ""
-    assert response.startswith("llm_query() argument 'output_type' is no JSON schema: ")
+    assert response.startswith("llm_query() argument 'output_type' is not a JSON schema: ")
