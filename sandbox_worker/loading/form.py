@@ -90,8 +90,9 @@ MAX_NAME_CHARS = 200
 """Maximum characters of the name of a piece; a longer one is refused."""
 
 
-HEADER_BYTES = 64
-"""Address space that is counted for the header of a mapped text: `str.__basicsize__`, as of CPython 3.12."""
+HEADER_BYTES = 80
+"""Address space that is counted for the header of a mapped text: the largest `str.__basicsize__`, that of CPython 3.11.
+Later releases need 64."""
 MARGIN_BYTES = 1 << 14
 """Address space that is added for the rounding of both mappings to whole pages: 16 KiB, four pages of 4 KiB."""
 

@@ -21,7 +21,7 @@ import msgspec
 import pytest
 
 from sandbox_worker.loading.context import ContextBroken, load
-from sandbox_worker.loading.form import ContextForm
+from sandbox_worker.loading.form import HEADER_BYTES, ContextForm
 from tests.support.places import PROJECT
 from tests.support.sealed import CODECS, characters_of, kind_of, memfd, texts_in_memfd, texts_with
 
@@ -347,3 +347,7 @@ gc.collect()
     )
     assert (run.returncode, run.stderr) == (0, "")
     assert int(run.stdout) < 3_000
+
+
+def test_counted_header_is_as_large_as_this_pythons() -> None:
+    assert str.__basicsize__ <= HEADER_BYTES
