@@ -96,7 +96,7 @@ class Cache:
         (found,) = self._database.execute("PRAGMA application_id").fetchone()
         if found != APPLICATION_ID:
             self._database.execute("ROLLBACK")
-            raise sqlite3.DatabaseError("it is a database of something else")
+            raise sqlite3.DatabaseError("it is a database of another program")
         for statement in (_TABLE, _INDEX, "COMMIT", "PRAGMA journal_mode = WAL", "PRAGMA synchronous = NORMAL"):
             self._database.execute(statement)
         self._database.execute(f"PRAGMA busy_timeout = {int(BUSY_TIMEOUT_S * 1000)}")
@@ -154,7 +154,7 @@ def _require_own(path: Path) -> bool:
     try:
         found = os.fstat(fd)
         if found.st_uid != os.getuid() or found.st_mode & 0o022:
-            raise PermissionError("it is another user's, or others may write to it")
+            raise PermissionError("it belongs to another user, or other users may write to it")
         return found.st_size == 0
     finally:
         os.close(fd)

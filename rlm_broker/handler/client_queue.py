@@ -171,7 +171,7 @@ class ClientQueue:
         while (alone_s := self._opens_at - time.monotonic()) > 0:
             if alone_s > pending.left_s:
                 name = self.client.model_name
-                raise ModelFailed(f"{name}: the provider wants to be left alone for {alone_s:.1f} s", "transient")
+                raise ModelFailed(f"{name}: the provider takes no request for another {alone_s:.1f} s", "transient")
             wait_s = alone_s * random.uniform(1, 1.1)  # so that the waiting calls do not all come at one moment
             pending.spent_s += wait_s
             await asyncio.sleep(wait_s)

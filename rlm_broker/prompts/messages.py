@@ -163,7 +163,9 @@ def without_repl(context: Any, question: str | None) -> list[ChatMessage]:
     try:
         text = context if isinstance(context, str) else json.dumps(context, ensure_ascii=False)
     except TypeError as error:
-        raise ContextRefused(f"without a REPL (max_depth = 0) a context is text or plain values: {error}") from None
+        raise ContextRefused(
+            f"without a REPL (max_depth = 0) a context must be text or plain values: {error}"
+        ) from None
     return [ChatMessage("user", "\n\n".join(part for part in (text, question) if part))]
 
 

@@ -125,14 +125,14 @@ class Tools:
         if isinstance(what, dict) and "tool" in what:
             if what.keys() - {"tool", "description", "schema"}:
                 raise ConfigurationError(
-                    f"tool {name!r}: give {{'tool': ..., 'description': ..., 'schema': ...}} and nothing else"
+                    f"tool {name!r}: a dict with 'tool' may have 'description' and 'schema' as well, and no other keys"
                 )
             schema = what.get("schema")
             require_kind(f"the description of tool {name!r}", what.get("description"), str, type(None))
             what, description = what["tool"], what.get("description")
             if schema is not None:
                 if not callable(what):
-                    raise ConfigurationError(f"tool {name!r}: a schema is of a function's arguments")
+                    raise ConfigurationError(f"tool {name!r}: a schema needs a function, whose arguments it describes")
                 what = with_schema(what, schema, f"the schema of tool {name!r}")
         if callable(what):
             self._tools[name] = _Tool(name, what, self._threads)
@@ -158,9 +158,9 @@ async def _decoded(arguments: str) -> _Arguments | str:
             return msgspec.convert(await asyncio.to_thread(decode, encoded, MAX_VALUES), _Arguments)
         return msgspec.convert(decode(encoded, MAX_VALUES), _Arguments)
     except ValueInvalid as invalid:
-        return f"was given what is no value: {invalid}"
+        return f"was given an invalid value: {invalid}"
     except msgspec.ValidationError:
-        return "was called in a way that no REPL does"
+        return "was called with arguments in a form that no REPL sends"
 
 
 class _Tool:
@@ -227,7 +227,9 @@ def _require_mapping(tools: object) -> None:
         return
     named = [getattr(each, "__name__", "name") for each in tools] if isinstance(tools, list | tuple | set) else []
     example = ", ".join(f"{name!r}: {name}" for name in named) or "'name': function"
-    raise ConfigurationError(f"tools are a dict from name to function, and not {type(tools).__name__}: {{{example}}}")
+    raise ConfigurationError(
+        f"tools must be a dict from name to function, not {type(tools).__name__}: give {{{example}}}"
+    )
 
 
 def _first_paragraph(function: Callable[..., Any]) -> str:

@@ -129,7 +129,7 @@ async def test_depth_decides_which_model_answers() -> None:
         ({"limits": 5}, "limits is a Limits, and not int"),
         ({"depth": 0}, "depth must be an integer of 1 or more"),
         ({"depth": True}, "not True"),
-        ({"tools": 5}, "tools are a dict"),
+        ({"tools": 5}, "tools must be a dict"),
         ({"on_event": 3}, "on_event is a plain function"),
         ({"on_event": asyncio.sleep}, "on_event is a plain function"),
         ({"limits": Limits(run_timeout_s=1)}, "run_timeout_s has no effect on a loop of your own"),

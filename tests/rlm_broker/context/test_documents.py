@@ -233,5 +233,5 @@ def test_texts_of_documents_count_as_what_is_unpacked(tmp_path: Path, monkeypatc
 
 def test_no_process_can_be_had(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "executable", os.devnull)
-    with pytest.raises(ContextRefused, match=r"a\.pdf cannot be read: no process for it"):
+    with pytest.raises(ContextRefused, match=r"a\.pdf cannot be read: its process did not start"):
         store(written(tmp_path / "a.pdf", pdf("text")))

@@ -91,8 +91,8 @@ def test_what_is_appended_to_an_empty_file_is_left_out(tmp_path: Path, monkeypat
             b"a" * MB + b"\0",
             "file is binary (a zero byte at offset 1,048,576), not text: convert it to UTF-8 text, or name its encoding",
         ),
-        (b"", "file is empty: there is nothing in it to ask about"),
-        (b"\xef\xbb\xbf", "file is empty: there is nothing in it to ask about"),
+        (b"", "file is empty: give a file that has text"),
+        (b"\xef\xbb\xbf", "file is empty: give a file that has text"),
     ],
     ids=[
         "invalid",

@@ -146,7 +146,7 @@ def test_model_that_cannot_be_json_is_refused() -> None:
         field: object
 
     for value in (Odd(field=object()), [Odd(field=object())]):
-        with pytest.raises(ContextRefused, match=r"context(\[0\])? cannot be had as JSON"):
+        with pytest.raises(ContextRefused, match=r"context(\[0\])? cannot be dumped as JSON"):
             store(value)
 
 

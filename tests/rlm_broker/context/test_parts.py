@@ -66,7 +66,7 @@ def test_json_that_is_none_is_stored_and_not_looked_at(tmp_path: Path, data: byt
 
 @pytest.mark.parametrize("data", [b"\xff", b"cut \xe4\xb8", b"x" * PIECE_BYTES + b"\xf0\x9d"])
 def test_bytes_that_are_no_utf8_are_refused(tmp_path: Path, data: bytes) -> None:
-    with pytest.raises(ContextRefused, match=r"a context is no UTF-8: (invalid start byte|unexpected end of data)"):
+    with pytest.raises(ContextRefused, match=r"a context is not UTF-8: (invalid start byte|unexpected end of data)"):
         stored(tmp_path / "file", data)
 
 

@@ -90,7 +90,7 @@ def test_a_folder_or_glob_without_text_is_refused(tmp_path: Path, names: list[st
         store(tmp_path / "none.*")
     with pytest.raises(ContextRefused, match="missing does not exist"):
         store(Paths([tmp_path, tmp_path / "missing"]))
-    with pytest.raises(ContextRefused, match="no file or folder was named"):
+    with pytest.raises(ContextRefused, match="Paths has no path: name a file or a folder"):
         store(Paths([]))
 
 
@@ -317,8 +317,8 @@ def test_dict_of_stored_texts_counts_their_characters() -> None:
     ("made", "problem"),
     [
         (lambda one: {"a": one, "b": object()}, "an object"),
-        (lambda one: {1: one}, "1: beside a StoredContext a key is printable text"),
-        (lambda one: {"a" * 201: one}, "a key is printable text of up to 200 characters"),
+        (lambda one: {1: one}, "the key 1, beside a StoredContext, must be printable text"),
+        (lambda one: {"a" * 201: one}, "must be printable text of up to 200 characters"),
         (lambda one: {"a": store({"b": one})}, "'a' is a dict of stored contexts itself: put them into one dict"),
         (lambda one: {str(number): one for number in range(65)}, "has 65 keys, more than 64"),
         (lambda one: [one], "a StoredContext"),
