@@ -1,4 +1,4 @@
-"""Archives are dicts of the texts of their members; what is in one that is no text is left out, or refuses it."""
+"""Archives as dicts of the texts of their members. A member without text is left out, or refused."""
 
 import contextlib
 import gzip

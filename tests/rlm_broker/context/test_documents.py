@@ -1,4 +1,4 @@
-"""PDF and office files are their text, read by a process that has bounds; without the libraries one sentence says so."""
+"""PDF and office files as text, read by a process that has bounds. Without the libraries an error says so."""
 
 import importlib.util
 import io

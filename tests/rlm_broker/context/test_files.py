@@ -1,4 +1,4 @@
-"""Files, folders and globs become their texts; whatever is none is refused or counted, and never waited for."""
+"""Files, folders and globs as texts. Any other kind of file is refused or counted, and never waited for."""
 
 import contextlib
 import os
@@ -23,7 +23,7 @@ MB = 1 << 20
 
 @contextlib.contextmanager
 def ordinary_user_folder() -> Iterator[Path]:
-    """A folder of nobody's, as nobody: the permissions of files bind everybody but root."""
+    """A folder of an unprivileged user, whom the permissions of files bind; root may read every file."""
     with tempfile.TemporaryDirectory(dir="/tmp") as folder:
         user = 65534 if os.geteuid() == 0 else os.geteuid()
         if os.geteuid() == 0:

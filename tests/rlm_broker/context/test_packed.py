@@ -1,4 +1,4 @@
-"""Compressed files and streams are their text; what is cut, damaged or a bomb is refused, and takes little memory."""
+"""Compressed files and streams as text. Cut or damaged ones, and bombs, are refused and take little memory."""
 
 import bz2
 import gzip

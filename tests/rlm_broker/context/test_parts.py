@@ -1,4 +1,4 @@
-"""Contexts that come out of a REPL: whatever is in the file, bounded, and nothing is left open."""
+"""Contexts that come out of a REPL: any bytes may be in the file; they are bounded, and no descriptor is left open."""
 
 import os
 import threading
@@ -37,7 +37,7 @@ def stored(path: Path, data: bytes, *, is_json: bool = False, most: int = MOST) 
 )
 def test_a_text_comes_out_as_it_went_in_also_where_a_piece_ends_within_a_character(tmp_path: Path, text: str) -> None:
     with stored(tmp_path / "file", text.encode("utf-8", "surrogatepass")) as part:
-        assert ascii(loaded(part)) == ascii(text)  # lone surrogates could not be shown
+        assert ascii(loaded(part)) == ascii(text)  # lone surrogates could not be printed
         assert (part.info.type_name, part.info.total_chars) == ("str", len(text))
 
 

@@ -1,4 +1,4 @@
-"""What a user hands in comes out of a worker's `load` equal; what cannot cross is refused with its place."""
+"""Contexts of every kind come out of a worker's `load` equal. A value that cannot cross is refused with its place."""
 
 import collections
 import dataclasses
@@ -18,7 +18,7 @@ from sandbox_worker.wire.encoding import MAX_NESTING
 from tests.support.contexts import fd_of, form_of, loaded, written
 
 
-def test_closing_is_idempotent_and_never_closes_a_descriptor_that_was_given_to_somebody_else() -> None:
+def test_closing_is_idempotent_and_never_closes_a_descriptor_that_was_reused() -> None:
     stored = store("text")
     number = fd_of(stored)
     stored.close()
@@ -101,7 +101,7 @@ class Color(enum.StrEnum):
 
 
 class Text(str):
-    """Another one."""
+    """A plain subclass of str."""
 
     __slots__ = ()
 
@@ -113,7 +113,7 @@ class Number(enum.IntEnum):
 
 
 class Odd(str):
-    """One that has other characters when asked."""
+    """A str whose methods report other characters than it has."""
 
     __slots__ = ()
 

@@ -54,8 +54,8 @@ def test_stream_stays_the_callers_to_close() -> None:
     ("pieces", "why"),
     [
         ([b"a", "b"], "must give only bytes or only text, not str"),
-        (["a", b"b"], "its `read` gave bytes"),
-        ([5], "its `read` gave int"),
+        (["a", b"b"], "must give only bytes or only text, not bytes"),
+        ([5], "must give only bytes or only text, not int"),
         ([b"half", None], "gave None: it has no data just now, so give one that blocks"),
         ([b"\xff"], "the stream is not UTF-8 text: 1 of its 1 bytes cannot be decoded"),
         ([b"a", b"\x00"], "the stream is binary"),

@@ -1,4 +1,4 @@
-"""What a run says to its model in its turns: true, short, and the user's text is only text."""
+"""User messages of a run: true, short, and with the user's text as text only."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""What a system prompt tells is what is: the limits, the models that code may name, the packages that it can import."""
+"""Facts of a system prompt are true: the limits, the models that code may name, the packages that it can import."""
 
 import re
 import sys
