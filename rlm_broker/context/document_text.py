@@ -99,7 +99,7 @@ def main(kind: str) -> int:
     """
     resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES, MEMORY_BYTES))
     resource.setrlimit(resource.RLIMIT_CPU, (CPU_S, CPU_S))
-    resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))  # the process writes to a pipe alone, for which this is no bound
+    resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))  # bounds files and no pipes: the text goes to a pipe
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     os.dup2(os.open(os.devnull, os.O_WRONLY), 2)  # the libraries write any number of warnings
     document = io.BytesIO(sys.stdin.buffer.read())

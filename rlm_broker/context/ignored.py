@@ -55,9 +55,9 @@ class Ignored:
 class _Rule:
     """A line of a .gitignore. As in git, the last line that is about an entry decides, in the file nearest to it.
 
-    pathspec only translates the line. Two things it does otherwise than git: asked about a whole file, it lets some
-    lines win over later ones; and it takes a line about a folder to be about all entries below it, too, so that `!*/`
-    after `*` would not bring folders back.
+    pathspec only translates the line, since it differs from git in two ways. Asked about a whole file, it lets some
+    lines win over later ones. And it takes a line about a folder to be about all entries below it, so that `!*/` after
+    `*` would not bring folders back.
     """
 
     excludes: bool

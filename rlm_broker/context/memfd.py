@@ -132,7 +132,7 @@ class TextMemfd(Memfd):
             self._begin()
             raise
         length = self._length
-        self.write(bytes(self._start + span_bytes(length, self._kind) - self.size_bytes))
+        self.write(bytes(self._start + span_bytes(length, self._kind) - self.size_bytes))  # zeros up to the next text
         self._lengths.append(length)
         self._kinds.append(self._kind)
         self._begin()

@@ -1,5 +1,4 @@
-"""Opening of the user's regular files. A file may change meanwhile: it is never mapped, waited for, or held as a
-whole."""
+"""Opening of the user's regular files, which may change meanwhile: none is mapped, waited for, or held as a whole."""
 
 import os
 import stat
@@ -18,6 +17,7 @@ _KINDS = {
     stat.S_IFCHR: "a device",
     stat.S_IFBLK: "a device",
 }
+"""Kinds of files that are not regular, as an error names them."""
 
 
 def open_regular(file: FoundFile) -> tuple[int, int]:
@@ -29,8 +29,8 @@ def open_regular(file: FoundFile) -> tuple[int, int]:
     # O_NONBLOCK: if a pipe has taken the file's place since it was found, opening it must not wait for a writer.
     flags = os.O_RDONLY | os.O_CLOEXEC | os.O_NOCTTY | os.O_NONBLOCK
     try:
-        # The kind is checked before opening, since opening a device can have effects (a tape rewinds), and again after
-        # it, since the path may lead to another file by then.
+        # The kind is checked before opening, since opening a device can have effects, and again afterwards, since the
+        # path may lead to another file by then.
         _refuse_special(file, os.stat(file.path).st_mode)  # noqa: PTH116 - a path object takes longer than the call
         fd = os.open(file.path, flags if file.named else flags | os.O_NOFOLLOW)
     except OSError as error:

@@ -14,8 +14,10 @@ from rlm_broker.context.opening import PIECE_BYTES
 from rlm_broker.errors import ContextRefused
 
 MAX_UNPACKED_BYTES: Final = 1 << 32
-"""Bytes that all compressed files and documents of one context may unpack to, and bytes that these may take as they are
-stored, at up to 4 for each character. A context with more is refused."""
+"""Bytes that all compressed files and documents of one context may unpack to; a context with more is refused.
+
+The same bound holds for what is stored of them, which takes up to 4 bytes for each character.
+"""
 MAX_MEMBERS: Final = 100_000
 """Entries of all archives of one context together; a context with more is refused."""
 DAMAGED: Final = "damaged"

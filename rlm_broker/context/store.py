@@ -70,7 +70,7 @@ def refuse_a_name(text: object, what: str = "the context", remedy: str = "give P
     Raises:
         ContextRefused: It is a path that exists, or an address.
     """
-    if not isinstance(text, str) or not 0 < len(text) <= MAX_PATH_CHARS or not text.isprintable():  # one line
+    if not isinstance(text, str) or not 0 < len(text) <= MAX_PATH_CHARS or not text.isprintable():  # several lines
         return
     if re.fullmatch(r"(https?|ftp|file)://\S+", text):
         raise ContextRefused(f"{what} {text!r} is an address, not its content: fetch the content first{AS_TEXT}")

@@ -14,8 +14,11 @@ from rlm_broker.context.found import FileUnfit
 from rlm_broker.errors import ConfigurationError
 
 MAX_REPLACED_SHARE: Final = 0.3
-"""Share of the bytes of a text that may be replaced. Read as UTF-8, about half of binary data cannot be decoded, a
-tenth at most of Latin-1 text, and nearly all of text in another alphabet."""
+"""Share of the bytes of a text that may be replaced.
+
+Read as UTF-8, about half of binary data cannot be decoded. Of text in Latin-1 it is a tenth at most, and of text in
+another alphabet nearly all.
+"""
 JUDGED_BYTES: Final = 1 << 20
 """Bytes after which that share is checked with each piece, so that a binary file is not decoded to its end."""
 
@@ -31,6 +34,7 @@ _MARKS: Final = (
     (codecs.BOM_UTF16_BE, "utf-16-be"),
 )
 _NO_ENCODINGS_OF_FILES: Final = frozenset({"idna", "punycode", "undefined", "unicode_escape", "raw_unicode_escape"})
+"""Python's codecs of text that are not encodings of files."""
 _COUNTED: Final = "rlm_broker.counted"
 """Name of the error handler for encodings other than UTF-8. It is called for each error, which makes errors slow; those
 of UTF-8 are counted afterwards, see `_replaced_in`."""

@@ -55,6 +55,7 @@ class Cache:
         self._writes_at = 0.0
         try:
             is_new = _require_own(self.path)
+            # 10 s for `_prepare` alone, while another process makes the table; calls wait for `BUSY_TIMEOUT_S`.
             self._database = sqlite3.connect(self.path, 10.0, isolation_level=None, check_same_thread=False)
             self._prepare(is_new)
         except (OSError, ValueError, sqlite3.Error) as error:  # ValueError: a zero byte in the name
@@ -118,6 +119,7 @@ class Cache:
         with self._lock, contextlib.suppress(sqlite3.Error, UnicodeEncodeError):  # sqlite stores no lone surrogates
             if row[1] < self._writes_at or not self._write("INSERT OR REPLACE INTO replies VALUES (?, ?, ?)", row):
                 return
+            # A tenth of the replies at a time, so that a full cache does not have to count and remove at each write.
             while self._bytes() > self._max_bytes and self._count() > 1:
                 self._database.execute(
                     "DELETE FROM replies WHERE key IN (SELECT key FROM replies ORDER BY used LIMIT max(1, ?))",

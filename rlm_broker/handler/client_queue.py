@@ -152,7 +152,7 @@ class ClientQueue:
                     return reply
         finally:
             self._places.release()
-        raise AssertionError
+        raise AssertionError  # never reached, since `count` has no end; the type checker does not know that
 
     def _used(self, usage: Usage, entry: Entry) -> None:
         """Replace the estimate of a call's tokens by what it used.

@@ -27,7 +27,9 @@ ModelPolicy = Literal["allow", "pinned", "open"]
 
 _POLICIES = ("allow", "pinned", "open")
 _SHOWN_NAME_CHARS = 80
+"""Characters of a model's name that an error shows. Model code may give a name of any length."""
 _DEPTHS = re.compile(r"(\d{1,9})(-(\d{1,9})?)?")
+"""Depths of a route: "1", "1-3" or "2-"."""
 DEEPEST = sys.maxsize
 """Last depth of a route that has no end."""
 

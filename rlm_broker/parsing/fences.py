@@ -37,7 +37,9 @@ _FENCE_LINE = re.compile(
     """,
     re.MULTILINE | re.VERBOSE | re.IGNORECASE,
 )
+"""Line that may open or close a fence: indentation, a lead such as a list marker, the mark, and the info string."""
 _TAG = re.compile(r"[\s{.]*+([\w.+#-]{0,24})")
+"""First word of an info string, also in the forms `{python}` and `.python`."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -31,12 +31,17 @@ _CALL = re.compile(
     """,
     re.MULTILINE | re.VERBOSE,
 )
+"""Beginning of a final answer: at the start of a line, or behind a quotation mark, a list marker, a heading or
+emphasis."""
 _NOTHING_MORE = re.compile(r"[\s*_`.!;,]*+")
+"""Emphasis and punctuation that may follow an answer on its line."""
 _SENTENCE_GOES_ON = re.compile(r"[*_`,]*+[ \t]++[a-z]")
+"""Words behind an answer's parenthesis: it is only mentioned in a sentence."""
 _QUOTATION_MARK = re.compile(r"^[ \t]*+>[ \t]?", re.MULTILINE)
 _PARENTHESIS = re.compile(r"[()]")
 _PARENTHESIS_OR_QUOTE = re.compile(r"""[()"']""")
 _PLACEHOLDERS = frozenset({"", "...", "…"})
+"""Contents that are not an answer: a model quotes its instructions."""
 
 _MAX_QUOTED_CHARS = 100_000
 """Longest answer, in characters, that is read with its quotations. A longer one is read by its parentheses alone."""

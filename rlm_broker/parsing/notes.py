@@ -80,6 +80,7 @@ _LANGUAGE_TAGS = frozenset(
 """Tags of fences whose content is meant to be run: the model is always told."""
 
 _MARKUP_FENCE_TAGS = frozenset({"", "json", "xml", "tool_code", "tool_call"})
+"""Tags of fences that may hold a tool call."""
 
 _MARKUP = re.compile(
     r"""
@@ -96,7 +97,9 @@ _MARKUP = re.compile(
     """,
     re.MULTILINE | re.VERBOSE | re.IGNORECASE,
 )
+"""Tool calls in the markup of several model families: XML elements, special tokens, JSON."""
 _MISPLACED_FENCE = re.compile(r"^[ \t>]*+`{3,}+[ \t]*+(?:repl|python3?|py)\b", re.MULTILINE | re.IGNORECASE)
+"""Opening of a code fence that is no fence: it is in a quotation, or its code stands on the same line."""
 
 
 def fence_notes(fences: Iterable[Fence], inspector: Inspector) -> list[Note]:

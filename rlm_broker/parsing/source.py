@@ -7,7 +7,9 @@ MAX_INSPECTED_CHARS = 100_000
 """Characters that one reply may have parsed. A parser takes about 1 s for 1 MB, and a reply is not trusted."""
 
 _TOKEN = re.compile(r"""\#[^\n]*+|\"{3}|'{3}|"(?:\\[\s\S]|[^"\\\n])*+"?|'(?:\\[\s\S]|[^'\\\n])*+'?""")
+"""Comment, triple quotes, or a string on one line. An unclosed string ends with its line."""
 _ESCAPE = re.compile(r"\\[^\n]")
+"""Backslash and the character behind it, unless that is a line end."""
 
 
 class Inspector:

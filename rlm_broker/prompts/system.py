@@ -15,6 +15,7 @@ _HELPERS = {
     "chunks": "`chunks(text, size, overlap=0)`: parts of a text.",
     "lines": "`lines(text, first, last)`: lines of a text, by number from 1.",
 }
+"""Helpers of the REPL by name, as the prompt tells them. A tool of the same name replaces its helper."""
 FULL_PROMPTS = 20
 """Prompts of a good batch, each nearly as long as the model reads. Thousands of tiny ones cost more, and each knows
 less."""

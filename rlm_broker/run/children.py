@@ -1,12 +1,11 @@
 """Children of a run: `rlm_query` as runs with REPLs of their own, or as plain completions.
 
-Theory of operation. A query of a thousand prompts must not take a thousand runs' memory, and a parent must not wait for
-a child that waits for the parent's place. Five rules follow.
+Theory of operation. A query of a thousand prompts must not take the memory of a thousand runs. A parent must not wait
+for a child that waits for the parent's place. Five rules follow.
 
-1. Each prompt gets one of three answers: a child run, a plain completion, or an error. A completion serves a prompt at
-   the greatest depth, one with `repl=False`, one that repeats the parent's own task (it divides no work), and one
-   that `recursion="auto"` judges to need no REPL. Errors name the limit: `max_children_per_batch`,
-   `max_children_total`.
+1. A child run, a plain completion or an error answers each prompt. A completion serves a prompt at the greatest depth,
+   with `repl=False`, or with the parent's own task, which divides no work. It also serves a prompt that
+   `recursion="auto"` judges to need no REPL. Errors name the limit: `max_children_per_batch`, `max_children_total`.
 2. Equal prompts with equal contexts are answered once, unless the query wants samples.
 3. A prompt stays data until it has a place (`bounded_map`). One task for each of 65,000 prompts took 17 s to cancel.
 4. Places are per depth (`Tree.child_places`). With one pool for all depths, parents that wait for their children would
@@ -209,6 +208,7 @@ class Children:
         """
         async with room.reading, given.opened(MAX_PROMPT_BYTES) as context:
             size_bytes = min(context.size_bytes, MAX_PROMPT_BYTES)  # `_one_text` refuses a longer context
+            # 4 times: a byte of JSON or ASCII may become a character of 4 bytes, if another one of the text needs these.
             await held.enter_async_context(room.memory.held(4 * size_bytes))
             return _one_text(prompt, context, given.is_task)
 

@@ -38,6 +38,7 @@ _TOO_LONG: Final = (
 )
 """Phrases with which providers refuse a request that is too long, in lower case."""
 Summarise = Callable[[], Awaitable[None]]
+"""Replaces all messages of a conversation but the last by a summary."""
 
 
 class Conversation:
@@ -72,6 +73,7 @@ class Conversation:
         if await self.tokens() <= limit:
             return
         await self.shorten(range(2, len(self._progress.messages) - 1), FEWEST_OLDER_CHARS, only_role="user")
+        # Up to 4 are the system prompt, the opening, one reply and its outcome: there is no earlier turn to summarise.
         if await self.tokens() > limit and len(self._progress.messages) > 4:
             await summarise()
         await self.shorten(range(len(self._progress.messages) - 1, len(self._progress.messages)), FEWEST_LAST_CHARS)

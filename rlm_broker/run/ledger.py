@@ -4,7 +4,7 @@ Theory of operation. All runs of a tree share one ledger on one event loop, so a
 are one step: no lock is needed. No other module counts, or raises `LimitReached` for these four.
 
 Calls and children are counted before they start, so their limits are exact. What a call costs is known only
-afterwards. So with a limit of tokens or money each call sets aside what it may cost (`hold`), and waits while the open
+afterwards. So if tokens or money are bounded, each call sets aside what it may cost (`hold`). It waits while the open
 calls may take all that is left. Its estimate of tokens is the prompt plus `max_completion_tokens`, or plus the largest
 output so far if that is not set. Its estimate of money is the largest cost so far. Before the first reply the largest
 are infinite, so the first call runs alone. Calls at the same time then overshoot a limit together by no more than one

@@ -24,6 +24,7 @@ LIST_LINE_CHARS: Final = 40
 line."""
 _SEPARATORS: Final = ",;\t|"
 _JSON: Final = re.compile(r"""\s*[\[{]\s*(["\d{\[\-\]}]|true|false|null)""")
+"""Beginning of a JSON object or array. A bracket alone may begin a Markdown link or a citation."""
 
 
 def needs_repl(task: str, document: str, chars: int, window_tokens: int) -> bool:

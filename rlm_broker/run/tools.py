@@ -27,6 +27,7 @@ from sandbox_worker.wire.messages import Slot
 from sandbox_worker.wire.values import decode, encode, has_tags
 
 _PATH = re.compile(r"(?<![\w.])/(?:[\w.+@-]+/)+")
+"""An absolute path of this machine, up to its last slash. It is cut out of the errors that a model reads."""
 MAX_ARGUMENT_CHARS = 4 << 20
 """Characters of the arguments of one call, as JSON; a call with more is refused."""
 MAX_THREADS = 64

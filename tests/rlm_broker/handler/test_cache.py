@@ -160,7 +160,7 @@ def test_what_others_made_or_could_write_to_is_no_cache(tmp_path: Path) -> None:
     (tmp_path / "open").touch(mode=0o666)
     (tmp_path / "open").chmod(0o666)
     (tmp_path / "link").symlink_to(tmp_path / "target")
-    for name, why in (("bookmarks", "something else"), ("open", "others may write"), ("link", "")):
+    for name, why in (("bookmarks", "another program"), ("open", "other users may write"), ("link", "")):
         with pytest.raises(ConfigurationError, match=f"as a cache: .*{why}"):
             Cache(tmp_path / name)
     assert not (tmp_path / "target").exists()
