@@ -252,8 +252,9 @@ def _is_being_cancelled() -> bool:
 
 
 def _checked(reply: object, client: BaseClient) -> LMReply:
-    """Return a reply that can be added up and written down. Usage that is no count is replaced by zeros, without a
-    cost.
+    """Return a reply that can be added up and written down.
+
+    A number of tokens that cannot be one becomes 0, and the usage then has no cost.
 
     Raises:
         ModelFailed: The client returned another type. Found later, it would fail in the ledger or in the recording.

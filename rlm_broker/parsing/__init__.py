@@ -28,7 +28,7 @@ __all__ = ["FinalText", "FinalVar", "NotRun", "ParsedReply", "parse_reply"]
 _THOUGHTS = re.compile(r"\s*+<(think|thinking|reasoning)>")
 """Opening tag of the reasoning that some models put before their reply."""
 _MENTION = re.compile(r"\b(FINAL|FINAL_VAR|SUBMIT)[(:]")
-"""Name of a final answer anywhere in a line. Alone it is no answer, and the model is told so."""
+"""Name of a final answer anywhere in a line. If a reply has no other answer, the model is told how to write one."""
 _NOT_A_LINE_END = re.compile(r"[^\n]+")
 
 

@@ -1,5 +1,7 @@
-"""Notes for the model about code and answers that were not used. Without them it would wait for an output that never
-comes."""
+"""Notes for the model about code and answers that were not used.
+
+Without them the model would wait for an output that never comes.
+"""
 
 import re
 from collections.abc import Iterable, Sequence

@@ -48,7 +48,7 @@ from sandbox_worker.wire.tasks import LONG_TASK_CHARS, beginning_and_end
 TOO_MANY_CHILDREN = Slot(error="max_children_total exceeded")
 """Answer to each prompt whose child run would exceed `max_children_total`."""
 OWN_TASK = "rlm_query: this is the task that this run has itself, so a plain completion answered it: divide it"
-"""Note beside the answer to a prompt that is its run's own task: model code reads it as a warning."""
+"""Note beside the answer to a prompt that is its run's own task. The REPL prints it to stderr."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -208,7 +208,7 @@ class Children:
         """
         async with room.reading, given.opened(MAX_PROMPT_BYTES) as context:
             size_bytes = min(context.size_bytes, MAX_PROMPT_BYTES)  # `_one_text` refuses a longer context
-            # 4 times: a byte of JSON or ASCII may become a character of 4 bytes, if another one of the text needs these.
+            # A stored byte may become a character of 4 bytes: one wide character makes all of its text as wide.
             await held.enter_async_context(room.memory.held(4 * size_bytes))
             return _one_text(prompt, context, given.is_task)
 

@@ -1,7 +1,7 @@
 """The ledger of one run tree: calls, children, tokens and money, used and left.
 
 Theory of operation. All runs of a tree share one ledger on one event loop, so a check and a count between two `await`s
-are one step: no lock is needed. No other module counts, or raises `LimitReached` for these four.
+are one step: no lock is needed. No other module counts these four, or raises `LimitReached` for them.
 
 Calls and children are counted before they start, so their limits are exact. What a call costs is known only
 afterwards. So if tokens or money are bounded, each call sets aside what it may cost (`hold`). It waits while the open

@@ -58,8 +58,8 @@ class ReplyActions:
     async def act(self, number: int, reply: str, blocks: list[Block]) -> tuple[Answer | None, Sequence[NotRun]]:
         """Do what the reply of turn `number` says; add each block that ran to `blocks`.
 
-        Blocks run in order, until one submits an answer or is killed: the rest was written for variables that are now
-        lost.
+        Blocks run in order, until one submits an answer or is killed. After a kill the rest is not run, since it was
+        written for variables that are lost.
 
         Returns:
             The answer, and what was not run.

@@ -13,7 +13,7 @@ A run ends in one of these ways, which its event `RunEnded` tells apart by `kind
 - An answer was taken. A guess is doubted once: the model wrote it before it saw the output beside it, or before it
   looked at the context. The same text again is taken, since a second doubt would only cost a turn.
 - `max_iterations` or `max_blocks` is used up. One more call asks for the best answer (`_last_answer`); its code is not
-  run, and `Completion.limit` names the limit. An error here would throw away all work of the run.
+  run, and `Completion.limit` names the limit. To raise an error instead would throw away all work of the run.
 - `stop` was called. The best answer so far is returned, and no further call is made.
 - A time limit, another limit, a failure or a cancellation. The error carries what the run has (`hand_to`).
 
