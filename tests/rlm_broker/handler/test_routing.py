@@ -1,3 +1,5 @@
+"""Choice of the client: by name, by route, by depth, and by the policy for model code."""
+
 import re
 from typing import Any
 

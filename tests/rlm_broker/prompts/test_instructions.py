@@ -1,3 +1,5 @@
+"""The user's instructions: wrong ones are refused when they are made."""
+
 from typing import Any, get_args
 
 import pytest

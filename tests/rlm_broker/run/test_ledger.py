@@ -1,3 +1,5 @@
+"""The ledger of a tree: counts, means that are set aside, and limits, at their boundaries."""
+
 import asyncio
 
 import pytest
