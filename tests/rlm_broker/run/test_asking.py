@@ -1,4 +1,4 @@
-"""What code asks, as it reaches a client and the events."""
+"""Prompts of code, as they reach a client and the events."""
 
 from typing import Any
 

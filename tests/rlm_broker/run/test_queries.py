@@ -1,4 +1,4 @@
-"""What a REPL's queries become: children with REPLs of their own, bounded, and ended with their parents."""
+"""Answers to a REPL's queries: children with REPLs of their own, bounded, and ended with their parents."""
 
 import asyncio
 import json
@@ -41,7 +41,7 @@ def test_children_run_at_the_same_time_but_only_so_many_and_answer_in_order() ->
         with lock:
             running += 1
             most = max(most, running)
-        meet.wait(WAIT_S)  # two at a time, or nobody goes on
+        meet.wait(WAIT_S)  # the barrier opens only for two calls at a time
         with lock:
             running -= 1
         return f"FINAL(child {question})"
