@@ -147,7 +147,7 @@ def test_stolen_context_is_an_error_of_the_block_that_wants_it(repl: SandboxedRe
     repl.add_context("lost")
     block = repl.execute("context_1")
     assert block.status == "error"
-    assert "the context context_1 cannot be had here: its memfd is not there" in (block.error or "")
+    assert "the context context_1 cannot be loaded: its memfd is missing" in (block.error or "")
 
 
 def test_what_cannot_be_added_is_refused(sandbox: Sandbox) -> None:

@@ -35,8 +35,8 @@ ANSWERS = "```repl\nFINAL(context)\n```"
         ({"handler": "x"}, "handler is a LMHandler, and not str"),
         ({"sandbox": "x"}, "no isolation level 'x'"),
         ({"models": ["offline"]}, "models is a dict from name to model, or a Models, not ['offline']"),
-        ({"tools": [asyncio.sleep]}, "tools are a dict from name to function, and not list: {'sleep': sleep}"),
-        ({"sub_tools": "search"}, "tools are a dict from name to function, and not str: {'name': function}"),
+        ({"tools": [asyncio.sleep]}, "tools must be a dict from name to function, not list: give {'sleep': sleep}"),
+        ({"sub_tools": "search"}, "tools must be a dict from name to function, not str: give {'name': function}"),
     ],
 )
 def test_what_cannot_be_used_is_refused_by_the_constructor(given: dict[str, Any], why: str) -> None:
@@ -78,7 +78,7 @@ def test_answer_that_cannot_be_called_is_refused_with_what_to_give(answer: Any) 
 
 
 def test_an_address_is_refused_as_a_context() -> None:
-    with pytest.raises(ContextRefused, match="is an address and not what is there: fetch that first"):
+    with pytest.raises(ContextRefused, match="is an address, not its content: fetch the content first"):
         RLM(ScriptedClient([])).completion("https://example.org/report.txt", "?")
 
 

@@ -159,7 +159,7 @@ def test_a_file_that_changes_while_it_is_read(handler: LMHandler, sandbox: Sandb
 @pytest.mark.parametrize("data", ["b'\\xff\\xfe'", "b'cut \\xe4\\xb8'"])
 def test_bytes_that_are_no_text(handler: LMHandler, sandbox: Sandbox, data: str) -> None:
     said = error(asked(handler, sandbox, f"open('x', 'wb').write({data})\nask([{{'file': 'x'}}])"))
-    assert said.startswith("a context cannot be had: a context is no UTF-8: ")
+    assert said.startswith("a context cannot be had: a context is not UTF-8: ")
 
 
 @pytest.mark.parametrize(
