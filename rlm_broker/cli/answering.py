@@ -3,7 +3,7 @@
 import dataclasses
 import sys
 from collections.abc import Iterator
-from contextlib import ExitStack, closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -34,11 +34,15 @@ def ask(
     trace: Path | None,
     record: Path | None,
     replay: Path | None,
-    quiet: bool,
-    verbose: bool,
+    progress: ProgressLine | None,
+    is_verbose: bool,
     **flags: Any,
 ) -> Completion:
-    """Answer a question about paths, with the progress, the trace and the recording that the options name.
+    """Answer a question about paths, with the trace and the recording that the options name.
+
+    Args:
+        progress: Follows the run, and is closed when the run has ended. None is `--quiet`.
+        is_verbose: Whether left-out files are named.
 
     Raises:
         ConfigurationError: Two options contradict each other, or a path, a setting or a file cannot be used.
@@ -61,19 +65,20 @@ def ask(
                 watchers.append(stack.enter_context(_writer(trace)))
             models = Models(record=record, replay=replay) if replay else _models(settings, record)
             rlm = _rlm(settings, models, system, _all_of(watchers))
-            if not quiet:
-                watchers.append(stack.enter_context(closing(ProgressLine(sys.stderr, is_verbose=verbose))))
-            context = stack.enter_context(
-                stored(paths, encoding, "strict" if strict_text else "replace", names_left_out=verbose)
-            )
+            if progress is not None:
+                watchers.append(stack.enter_context(closing(progress)))
+            typed = progress is not None and STDIN in paths and sys.stdin.isatty()
+            with progress.paused() if progress is not None and typed else nullcontext():
+                given = stored(paths, encoding, "strict" if strict_text else "replace", names_left_out=is_verbose)
+                context = stack.enter_context(given)
             completion = rlm.completion(context, question, output_type=output_type)
     except RunFailed as failed:
-        if not quiet:
+        if progress is not None:
             _say_used(failed)
         raise
-    if not quiet:
+    if progress is not None:
         _say_used(completion)
-    return _without_advice(completion, is_quiet=quiet)
+    return _without_advice(completion, is_quiet=progress is None)
 
 
 def _without_advice(completion: Completion, *, is_quiet: bool) -> Completion:

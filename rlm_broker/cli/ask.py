@@ -1,8 +1,9 @@
 """The command line of `rlm-broker ask QUESTION PATH...`. Its work is in `answering`, which `--help` does not import."""
 
 import sys
+from contextlib import ExitStack, closing
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -19,6 +20,9 @@ from rlm_broker.cli.parameters import (
 )
 from rlm_broker.cli.terminal import say
 from rlm_broker.errors import LimitReached, RunCancelled
+
+if TYPE_CHECKING:
+    from rlm_broker.cli.progress import ProgressLine
 
 EXIT_CODES = """\b
 exit codes: 0 answered (NOT FOUND is an answer), 1 failed, 2 the command line or configuration is wrong,
@@ -67,7 +71,16 @@ exit codes: 0 answered (NOT FOUND is an answer), 1 failed, 2 the command line or
     "-v", "--verbose", is_flag=True, help="Show each turn's reply, code, output and calls, and left-out files."
 )
 @click.option("--debug", is_flag=True, help="Show tracebacks of rlm-broker itself.")
-def command(question: str, paths: tuple[str, ...], *, as_json: bool, debug: bool, **options: Any) -> None:
+def command(
+    question: str,
+    paths: tuple[str, ...],
+    *,
+    as_json: bool,
+    quiet: bool,
+    verbose: bool,
+    debug: bool,
+    **options: Any,
+) -> None:
     """Ask QUESTION about files, folders or globs. Without any, or with -, it is about stdin.
 
     The answer goes to stdout, all else to stderr.
@@ -75,10 +88,12 @@ def command(question: str, paths: tuple[str, ...], *, as_json: bool, debug: bool
     if not paths and sys.stdin.isatty():
         raise click.UsageError("Missing argument 'PATH...': name files or folders, or pipe a text in.")
     with failures("ask", as_json=as_json, debug=debug):
-        from rlm_broker.cli import answering  # imports pydantic and aiohttp, which --help need not wait for
-
         try:
-            completion = answering.ask(question, paths, **options)
+            with ExitStack() as stack:
+                progress = None if quiet else stack.enter_context(closing(_progress(verbose)))
+                from rlm_broker.cli import answering  # pydantic and aiohttp: half a second, and more on a busy machine
+
+                completion = answering.ask(question, paths, progress=progress, is_verbose=verbose, **options)
         except (LimitReached, RunCancelled) as stopped:
             if stopped.partial_answer and not as_json:
                 say(stopped.partial_answer)
@@ -91,3 +106,10 @@ def command(question: str, paths: tuple[str, ...], *, as_json: bool, debug: bool
             if not as_json:
                 say(f"rlm-broker ask: {completion.limit} was reached: that is the best answer so far", err=True)
             sys.exit(3)
+
+
+def _progress(is_verbose: bool) -> "ProgressLine":
+    """Return the progress, whose clock begins before the imports and the settings."""
+    from rlm_broker.cli.progress import ProgressLine
+
+    return ProgressLine(sys.stderr, is_verbose=is_verbose)

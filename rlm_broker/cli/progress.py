@@ -6,6 +6,7 @@ end of a line that is too long is cut: what changes most, the time, comes first.
 
 import contextlib
 import time
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, TextIO
 
 from rlm_broker.results import Usage
@@ -71,8 +72,16 @@ class ProgressLine:
 
             self._live.console.print(Text(line_of(event, note)), soft_wrap=True)
 
+    @contextlib.contextmanager
+    def paused(self) -> Iterator[None]:
+        """Keep the live line away while the user types."""
+        self.close()
+        yield
+        if self._live is not None:
+            self._live.start()
+
     def close(self) -> None:
-        """Remove the live line from the terminal."""
+        """Remove the live line from the terminal. A second call has no effect."""
         if self._live is not None:
             with contextlib.suppress(OSError):  # the terminal was closed
                 self._live.stop()
@@ -90,12 +99,12 @@ class ProgressLine:
         """Return the line: time and cost, turn, what is under way, and what has been used so far."""
         seconds = f"{time.monotonic() - self._started:.0f} s"
         if not self._runs:
-            return f"{seconds}, reading the context and starting the sandbox"
+            return f"{seconds}, starting: modules, context, sandbox"
         total = sum(self._usage.values(), Usage())
         cost = f", ${total.total_cost:.4f}" if total.total_cost else ""
         most = "" if self._most_turns is None else f" of {self._most_turns:,}"
         batches = self._batches.values()
-        parts = [f"{seconds}{cost}", f"turn {self._turn}{most}"]
+        parts = [seconds, f"turn {self._turn}{most}{cost}"]
         parts += [f"{self._runs} runs"] if self._runs > 1 else []
         parts += [f"block {self._blocks}{' running' if self._running else ''}"] if self._blocks else []
         if batches:

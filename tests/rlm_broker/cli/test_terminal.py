@@ -164,7 +164,9 @@ def test_no_color_is_obeyed_and_a_terminal_without_a_cursor_gets_lines(tmp_path:
 
 def test_the_live_line_begins_with_its_clock_and_leaves_room_for_ctrl_c(tmp_path: Path) -> None:
     with FakeOpenAI(Answer(never=True), models=["m"]) as server:
-        lines = lines_of(asked(server, tmp_path, keys=b"\x03", after=b"waiting for 1 call"))
+        seen = asked(server, tmp_path, keys=b"\x03", after=b"waiting for 1 call")
+    lines = lines_of(seen)
+    assert any(re.match(r"\d+ s, starting: modules", line) for line in lines)
     live = [line for line in lines if re.match(r"\d+ s, ", line)]
     assert any("turn 1 of 30, waiting for 1 call" in line for line in live)
     assert max(len(line.replace("^C", "")) for line in live) <= COLUMNS - 3
