@@ -14,6 +14,7 @@ from yarl import URL
 
 from rlm_broker.clients import failures
 from rlm_broker.clients.base import BaseClient, LMReply, LMRequest
+from rlm_broker.clients.served import Served, served
 from rlm_broker.errors import ConfigurationError, FailureCause, ModelFailed, UnknownModel, require_kind
 from rlm_broker.redaction import secrets_in
 from rlm_broker.results import Usage
@@ -120,15 +121,11 @@ class OpenAICompatibleClient(BaseClient):
         """
         return [entry.id for entry in await self._listed()]
 
-    async def _listed(self) -> "list[_Served]":
+    async def _listed(self) -> list[Served]:
         async with self._request("GET", "/models", None, PREFLIGHT_TIMEOUT_S) as response:
             if response.status == 401:
                 raise self._refused(response, await self._body(response))
-            body = await self._body(response)
-        try:
-            return msgspec.json.decode(body, type=_Listed).data if response.status == 200 else []
-        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
-            return []  # the calls will show
+            return served(await self._body(response)) if response.status == 200 else []
 
     async def complete(self, request: LMRequest) -> LMReply:
         """Ask once. Cancelling closes the connection.
@@ -312,15 +309,6 @@ class _Body(msgspec.Struct):
     choices: list[_Choice] | None = None
     usage: Any = None
     error: Any = None
-
-
-class _Served(msgspec.Struct):
-    id: str
-    max_model_len: Any = None
-
-
-class _Listed(msgspec.Struct):
-    data: list[_Served] = []
 
 
 def _text(value: Any) -> str | None:

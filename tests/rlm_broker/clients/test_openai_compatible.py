@@ -312,3 +312,10 @@ async def test_temperature_of_a_call_takes_the_place_of_the_option() -> None:
             await named.complete(LMRequest((ChatMessage("user", "hello"),), temperature=temperature))
         await named.aclose()
     assert [request["temperature"] for request in server.requests] == [0.0, 0.5]
+
+
+async def test_the_models_of_a_server_are_named_as_far_as_it_lists_them() -> None:
+    with FakeOpenAI(Answer(), models=["a", "b"]) as server:
+        assert await client(server).models() == ["a", "b"]
+    with FakeOpenAI(Answer()) as server:
+        assert await client(server).models() == []

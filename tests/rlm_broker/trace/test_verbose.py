@@ -51,7 +51,7 @@ def numberless(printed: str) -> str:
     )
 
 
-def test_every_step_is_printed_with_its_texts(capsys: pytest.CaptureFixture[str]) -> None:
+def test_verbose_run_prints_what_the_command_line_does(capsys: pytest.CaptureFixture[str]) -> None:
     told: list[object] = []
     rlm = RLM(ScriptedClient(model), verbose=True, on_event=told.append)
     assert rlm.completion("text", "?").response == "the answer"
