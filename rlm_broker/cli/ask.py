@@ -32,7 +32,7 @@ exit codes: 0 answered (NOT FOUND is an answer), 1 failed, 2 the command line or
 
 @click.command("ask", epilog=EXIT_CODES)
 @click.argument("question")
-@click.argument("paths", nargs=-1, type=click.Path(), metavar="PATH...")
+@click.argument("paths", nargs=-1, type=click.Path(), metavar="[PATH]...")
 @click.option("--encoding", metavar="NAME", help="Encoding of text, such as cp1252 (default utf-8, or its mark).")
 @click.option(
     "--strict-text", is_flag=True, help="Refuse text with bytes that cannot be decoded; default: replace them."

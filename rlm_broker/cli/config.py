@@ -53,7 +53,10 @@ def trust_project() -> None:
 @click.option("--limit", "assignments", multiple=True, metavar="NAME=VALUE", help="As it would be given to ask.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def show(assignments: tuple[str, ...], as_json: bool) -> None:
-    """Print each setting with the value that holds, where it came from, and what it is."""
+    """Print each setting with the value that holds, and where it came from.
+
+    A sentence at the end of each line says what the setting is.
+    """
     with failures("config", as_json=as_json):
         from rlm_broker.settings.settings import Settings, assigned  # imports pydantic, which --help need not wait for
 
