@@ -100,10 +100,11 @@ class ProgressLine:
         seconds = f"{time.monotonic() - self._started:.0f} s"
         if not self._runs:
             return f"{seconds}, starting: modules, context, sandbox"
-        total = sum(self._usage.values(), Usage())
+        # Copies: this runs on the thread of rich, and a dict that grows while it is iterated would end that thread.
+        total = sum(list(self._usage.values()), Usage())
         cost = f", ${total.total_cost:.4f}" if total.total_cost else ""
         most = "" if self._most_turns is None else f" of {self._most_turns:,}"
-        batches = self._batches.values()
+        batches = list(self._batches.values())
         parts = [seconds, f"turn {self._turn}{most}{cost}"]
         parts += [f"{self._runs} runs"] if self._runs > 1 else []
         parts += [f"block {self._blocks}{' running' if self._running else ''}"] if self._blocks else []

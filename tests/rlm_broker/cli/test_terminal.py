@@ -1,6 +1,7 @@
 """The live line, panels and output of untrusted code, on a real terminal."""
 
 import fcntl
+import io
 import os
 import pty
 import re
@@ -11,7 +12,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pytest
+
+from rlm_broker.cli.progress import ProgressLine
+from rlm_broker.results import Usage
 from rlm_broker.shown import printable
+from rlm_broker.trace.events import CallEnded, CallStarted, RunStarted
 from tests.support.command import COMMAND, ENVIRONMENT, WAIT_S
 from tests.support.fake_openai import Answer, FakeOpenAI, completion
 
@@ -118,6 +124,24 @@ def test_the_live_line_ticks_while_nothing_happens(tmp_path: Path) -> None:
         seen = asked(server, tmp_path, keys=b"\x03", after=has_ticked)
     assert has_ticked(seen)
     assert lines_of(seen)[-1] == "rlm-broker ask: the run was cancelled before it had an answer"
+
+
+def test_a_call_that_ends_while_the_line_is_drawn_does_not_stop_the_clock(monkeypatch: pytest.MonkeyPatch) -> None:
+    progress = ProgressLine(io.StringIO())
+
+    def ends(model: str) -> None:
+        progress(CallStarted("1", 0, 1, model, "?"))
+        progress(CallEnded("1", 0, 1, model, Usage(1, 3, 5), 0.1, ""))
+
+    def add(usage: Usage, other: Usage) -> Usage:
+        monkeypatch.undo()
+        ends("another")
+        return usage + other
+
+    progress(RunStarted("1", 0, "?", "m", {}))
+    ends("m")
+    monkeypatch.setattr(Usage, "__add__", add)
+    assert "turn 0, 1 call done, 3+5 tokens" in progress._line()
 
 
 def test_verbose_shows_each_turn_in_panels_and_errors_in_red(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""What `RLM(verbose=True)` prints where there is no terminal."""
+"""The lines that `RLM(verbose=True)` prints without a terminal."""
 
 import re
 
