@@ -206,7 +206,7 @@ async def test_answer_of_another_kind_is_an_error_of_its_query() -> None:
 
     async with Sandbox() as sandbox, sandbox.repl("text", answer=answers) as repl:
         block = await repl.aexecute("llm_query('x')")
-    assert "what answers this REPL returned something else than a list of slots" in block.stdout
+    assert "the function that answers this REPL must return a list of Slot" in block.stdout
 
 
 def test_value_for_a_closed_repl_is_refused() -> None:
