@@ -136,7 +136,7 @@ def test_a_file_that_may_not_be_read_is_named(script: Path) -> None:
 def test_without_protection_it_warns() -> None:
     done = run("exec", "--isolation", "process", "-", stdin=b"print(1)")
     assert (done.returncode, done.stdout) == (0, "1\n")
-    assert "warning: isolation level 'process' is no security boundary" in done.stderr
+    assert "warning: isolation level 'process' is not a security boundary" in done.stderr
 
 
 def test_what_stands_behind_the_file_is_the_programs(script: Path) -> None:

@@ -182,5 +182,5 @@ def test_without_user_namespaces_auto_is_standard_and_strict_says_what_would_giv
     )
     level, sentence = done.stdout.splitlines()
     assert level == "standard", done.stderr
-    assert "isolation level 'strict' cannot be had here: " in sentence
+    assert "isolation level 'strict' is not available here: " in sentence
     assert "max_user_namespaces" in sentence
