@@ -55,7 +55,7 @@ class Arrival(asyncio.Protocol):
             await asyncio.wait({self._serving})
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._transport = cast("asyncio.Transport", transport)  # not isinstance: uvloop's is no asyncio.Transport
+        self._transport = cast("asyncio.Transport", transport)  # not isinstance: uvloop's is not an asyncio.Transport
         self._transport.set_write_buffer_limits(high=0)  # so that `resume_writing` is called when a reply was read
         self._strangers.present.add(self)
         self._strangers.awaits(self)

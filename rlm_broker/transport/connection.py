@@ -171,7 +171,7 @@ class Connection(asyncio.BufferedProtocol):
     def let_go(self) -> None:
         """Answer all present and further queries of the block with an error, since it is being interrupted.
 
-        A query for which there is no room holds back all messages behind it, and the block's result may be one of them.
+        A query without room holds back all messages behind it, and the block's result may be one of them.
         """
         self._lets_go = True
         self._cancel_answers()
@@ -233,8 +233,8 @@ class Connection(asyncio.BufferedProtocol):
     def _take_messages(self) -> None:
         """Take some messages, and leave the others where they are.
 
-        Those beyond `MESSAGES_IN_A_ROW` wait for the next turn of the loop. A query for which there is no room waits
-        for a reply to another one, and all messages behind it wait with it.
+        Those beyond `MESSAGES_IN_A_ROW` wait for the next turn of the loop. A query without room waits for a reply to
+        another one, and all messages behind it wait with it.
         """
         self._takes_more_soon = False
         try:

@@ -73,14 +73,14 @@ def is_one_shot(payload: bytes | bytearray) -> bool:
         decode_hello(payload)
     except MessageInvalid:
         return True
-    return "type" not in json.loads(payload)  # msgspec decodes a Struct without its tag if the type is no union
+    return "type" not in json.loads(payload)  # msgspec decodes a Struct without its tag if the type is not a union
 
 
 def parse_request(payload: bytes) -> OneShotRequest:
     """Read a request. Unknown fields are ignored.
 
     Raises:
-        OneShotRefused: The payload is no request. No other exception is raised, for any bytes.
+        OneShotRefused: The payload is not a request. No other exception is raised, for any bytes.
     """
     if has_more_values_than(MAX_VALUES, payload):
         raise OneShotRefused(f"the request holds more than {MAX_VALUES:,} values")
@@ -100,7 +100,7 @@ def parse_request(payload: bytes) -> OneShotRequest:
         prompts=_prompts(request),
         is_batch=bool(request.get("prompts")),
         model=model or None,
-        depth=depth if type(depth) is int else -1,  # not isinstance: a bool is no depth
+        depth=depth if type(depth) is int else -1,  # not isinstance: a bool is not a depth
     )
 
 

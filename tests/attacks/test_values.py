@@ -104,9 +104,7 @@ n = [Meta('Forges', (), {})()]
 def test_what_get_did_not_ask_for_is_an_error(sandbox: Sandbox, sent: bytes) -> None:
     with sandbox.repl() as repl:
         repl.execute(f"SENT = {sent!r}\n{FORGES}\n{ANSWERS_GET}")
-        with pytest.raises(
-            ValueUnavailable, match=r"n is not available: the REPL sent other values|invalid value"
-        ):
+        with pytest.raises(ValueUnavailable, match=r"n is not available: the REPL sent other values|invalid value"):
             repl.get("n")
         repl.execute("time.sleep(1000)", timeout_s=0.1)
         assert repl.execute("1", value=True).value == 1

@@ -18,7 +18,7 @@ class IsolationWarning(UserWarning):
 
 
 def candidates(isolation: str, allow_exec: bool | None) -> tuple[Level, ...]:
-    """Return the levels to try, the strongest first. "auto" never stands for one that is no security boundary.
+    """Return the levels to try, the strongest first. "auto" stands only for levels that are a security boundary.
 
     Args:
         isolation: One of `CHOICES`.
@@ -44,12 +44,12 @@ def candidates(isolation: str, allow_exec: bool | None) -> tuple[Level, ...]:
 
 
 def no_such_level(name: object) -> str:
-    """Return the sentence that there is no such level, with those that there are."""
+    """Return the sentence that `name` is not a level, with the names of all levels."""
     return f"no isolation level {name!r}; choose one of: {', '.join(CHOICES)}"
 
 
 def warn_if_unprotected(level: Level) -> None:
-    """Warn of a level that is no security boundary."""
+    """Warn of a level that is not a security boundary."""
     if not level.is_security_boundary:
         warnings.warn(
             f"isolation level {level.name!r} is not a security boundary: code in it can read your files, your keys and "

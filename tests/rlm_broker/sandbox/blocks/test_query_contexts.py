@@ -1,7 +1,6 @@
-"""Contexts that a REPL gives its children: what code may say of them, by hand, on the connection.
+"""Contexts that a REPL gives its children, as code may describe them by hand on the connection.
 
-Whatever it says, each child that cannot have its context is an error in its slot; the REPL goes on, and no descriptor
-is left open.
+A child that cannot have its context is an error in its slot. The REPL goes on, and no descriptor is left open.
 """
 
 import json

@@ -50,7 +50,7 @@ def test_a_level_that_cannot_be_had_names_the_reason_and_what_would_give_it() ->
 
 
 def test_only_process_is_warned_of() -> None:
-    with pytest.warns(IsolationWarning, match="no security boundary"):
+    with pytest.warns(IsolationWarning, match="not a security boundary"):
         warn_if_unprotected(PROCESS)
     warn_if_unprotected(STRICT)
     warn_if_unprotected(STANDARD)
