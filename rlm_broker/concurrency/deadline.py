@@ -21,7 +21,7 @@ The functions here, by what is awaited after a cancel:
 - `to_its_end` does the same for clean-up, which it never cancels.
 - `in_time` stays in the caller's task and sets one timer: a request takes 25 to 35 microseconds in all, too few to add
   a task of its own. It uses `asyncio.timeout`, and answers points 2 and 3.
-- `closed_if_deaf` answers point 2 alone, for code of the user's without a limit of its own.
+- `closed_if_deaf` answers point 2 alone, for code of the user's that runs inside `within`.
 
 Races:
 
@@ -30,8 +30,8 @@ Races:
   that ends cancelled is `Late` (`within`); an error after the limit is `Late` in `in_time`.
 - A cancellation of the caller wins over the result of the work and over the limit (`within`).
 
-Rejected: `asyncio.wait_for`, which has points 1 and 3, and `asyncio.shield`, which lets the caller go on while the
-work still runs.
+Rejected: `asyncio.wait_for`, which in Python 3.11 leaves the work running if its caller is cancelled twice, and since
+3.12 is `asyncio.timeout`; `asyncio.shield` alone, which lets the caller go on while the work still runs.
 
 Sources: CPython, Lib/asyncio/timeouts.py (`Timeout.__aexit__`), and the paragraphs on `Task.cancel` and `Task.uncancel`
 in the documentation of asyncio.

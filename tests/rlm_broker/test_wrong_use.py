@@ -70,7 +70,7 @@ def test_a_text_that_names_a_path_is_refused_with_what_to_write(folder: Path, te
 
 @pytest.mark.parametrize("answer", ["yes", None, 5, LMHandler(FunctionClient(lambda _: ""))])
 def test_answer_that_cannot_be_called_is_refused_with_what_to_give(answer: Any) -> None:
-    said = re.escape(f"and not {type(answer).__name__}: with an LMHandler give answer=handler.answers(...)")
+    said = re.escape(f"not {type(answer).__name__}: with an LMHandler give answer=handler.answers(...)")
     with Sandbox(warm=0) as sandbox, sandbox.template() as template:
         for make in (sandbox.repl, template.repl):
             with pytest.raises(ConfigurationError, match=said):

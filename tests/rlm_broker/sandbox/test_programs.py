@@ -187,8 +187,8 @@ def test_program_that_cannot_be_started_is_an_error(repl: SandboxedRepl) -> None
         ({"argv": []}, "argv names no program"),
         ({"argv": [""]}, "argv names no program"),
         ({"argv": "ls -l"}, r"argv must be a list of texts, such as \['ls', '-l'\], not str"),
-        ({"argv": b"ls"}, "and not bytes"),
-        ({"argv": None}, "and not NoneType"),
+        ({"argv": b"ls"}, "not bytes"),
+        ({"argv": None}, "not NoneType"),
         ({"argv": ["ls", 5]}, r"argv\[1\] must be text, not int"),
         ({"argv": ["ls", b"x"]}, r"argv\[1\] must be text, not bytes"),
         ({"argv": ["ls", "a\0b"]}, r"argv\[1\] has a NUL character"),
@@ -220,7 +220,7 @@ def test_longest_argument_and_names_of_any_bytes_arrive(repl: SandboxedRepl) -> 
 
 
 @pytest.mark.parametrize(
-    ("level", "why"), [("standard", "'standard'.*takes 'strict'"), ("process", "'process'.*takes 'strict'")]
+    ("level", "why"), [("standard", "'standard'.*use 'strict'"), ("process", "'process'.*use 'strict'")]
 )
 def test_levels_that_would_not_end_all_of_it_refuse(level: str, why: str) -> None:
     with Sandbox(isolation=level) as sandbox, sandbox.repl() as repl, pytest.raises(ConfigurationError, match=why):
