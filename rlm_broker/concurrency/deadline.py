@@ -47,13 +47,11 @@ from typing import Any, TypeVar
 T = TypeVar("T")
 
 GRACE_S = 15.0
-"""Time in seconds that the user's code has to end after its cancellation. Beyond it, the coroutine is closed where it
-waits."""
+"""Seconds that the user's code has to end after its cancellation. Beyond them, it is closed where it waits."""
 
 
 class Late(TimeoutError):
-    """The limit of `within` or `in_time` was reached. A TimeoutError of any other class was raised by the work
-    itself."""
+    """The limit of `within` or `in_time` was reached. Any other TimeoutError was raised by the work itself."""
 
 
 class StopRequested(Exception):

@@ -82,7 +82,7 @@ class ReplFiles:
 
         Args:
             path: File in the REPL.
-            max_bytes: Bytes that are accepted.
+            max_bytes: Bytes of the file at most; a larger one is refused.
 
         Raises:
             ConfigurationError: The path leads out of the scratch folder.

@@ -12,8 +12,7 @@ from sandbox_worker.wire.headtail import HeadTail, OutputBounds
 PIECE_BYTES: Final = 1 << 16
 """Bytes that are read or written in one turn of the loop: the capacity of a pipe (pipe(7))."""
 FLOOD_PAUSE_S: Final = 0.001
-"""Seconds between two reads of an output whose head is full. So each pipe passes 64 MB/s, at little cost to the
-loop."""
+"""Seconds between two reads of an output whose head is full. So each pipe passes 64 MB/s at little cost."""
 LAST_READS: Final = 64
 """Reads of a pipe at most once the program has ended: 4 MB, more than a pipe can hold."""
 
@@ -96,8 +95,7 @@ class _End:
 
 
 class _Input(_End):
-    """The program's input. The end of the pipe follows its last byte. Input that the program does not read stays
-    here."""
+    """The program's input. The pipe ends after its last byte. Input that the program does not read is dropped."""
 
     def __init__(self, fd: int, given: bytes) -> None:
         super().__init__(fd)

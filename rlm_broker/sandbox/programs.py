@@ -42,7 +42,7 @@ class ProgramResult:
     Attributes:
         argv: Name and arguments of the program.
         status: "ended": its first process ended, by itself or by a signal. "timeout": it was killed at `timeout_s`,
-            with all that it started. "killed": it was killed so at a limit, with its REPL, or when that was closed.
+            with all that it started. "killed": the same at a limit, with its REPL, or when that was closed.
         exit_code: Exit code of its first process; None if a signal ended it.
         signal: Number of the signal that ended its first process; None if it exited.
         stdout: Head and tail of what was written to descriptor 1, as UTF-8. Other bytes are U+FFFD. A note says how

@@ -242,7 +242,7 @@ class SandboxedRepl(AsyncResource):
 
         Args:
             values: Name → value, as for `Sandbox.repl`.
-            restore: Whether each later block finds the same objects again under these names; else code may keep others.
+            restore: Whether each later block finds these values again, although code has bound the names to others.
 
         Raises:
             ConfigurationError: A value cannot be sent as it is, or a name is that of a tool. No value is given then.

@@ -212,7 +212,7 @@ class Sandbox(AsyncResource):
             timeout_s: Seconds for the preparation as a whole.
 
         Returns:
-            A template that is not open yet. Entering it raises the errors of the code itself.
+            A template that is not open yet. `Template` lists the errors of entering it.
 
         Raises:
             ConfigurationError: `setup` or a module's name is not text, or another argument cannot be used.

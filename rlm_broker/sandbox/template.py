@@ -28,8 +28,10 @@ class Template(AsyncResource):
     """Makes REPLs that find a context, modules and variables in place. Made by `Sandbox.template`.
 
     A template has a fork server of its own. Use it as a context manager (`with` or `async with`), inside the block of
-    its sandbox. When it is left, its REPLs have ended. Entering it raises what its preparation raises: see
-    `Sandbox.template`.
+    its sandbox. When it is left, its REPLs have ended.
+
+    Entering it raises `ConfigurationError` if an import or the set-up code fails, `ContextRefused` if the context
+    cannot be read, and `SandboxFailed` if the fork server cannot start or takes longer than `timeout_s`.
 
     Args:
         event_loop: Loop that the template lives on.

@@ -88,8 +88,7 @@ class Provisions:
         return made
 
     def add(self, more: "Provisions") -> None:
-        """Add all of `more`. Its values replace those of the same names; its tools, if it has any, replace all
-        tools."""
+        """Add all of `more`. Its values replace those of the same names, and its tools, if it has any, all tools."""
         if more._tools is not None:
             self._tools = more._tools
         self._frames.update(more._frames)
@@ -117,8 +116,7 @@ def _in_a_frame(what: str) -> Iterator[None]:
 
 
 def _frame(name: str, encoded: bytes, is_restored: bool, max_frame_bytes: int) -> bytes:
-    """Return the frame of one value. Joined once: `encode` and `encode_frame` would copy a large value two times
-    more."""
+    """Return the frame of one value. It is joined once: `encode` and `encode_frame` would copy a large value thrice."""
     begin, end = encode(Provide(name, msgspec.Raw(_PLACE), is_restored)).split(_PLACE)
     payload_bytes = len(begin) + len(encoded) + len(end)
     if payload_bytes > max_frame_bytes:

@@ -1,5 +1,4 @@
-"""The choice of packages that code in a sandbox may import: the orchestrator's, an environment's, or those of a
-list."""
+"""The packages that code in a sandbox may import: the orchestrator's, an environment's, or those of a list."""
 
 import asyncio
 import functools

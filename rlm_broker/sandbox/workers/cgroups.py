@@ -25,8 +25,7 @@ MAIN = "main"
 _DELEGATED = ("user.delegate", "trusted.delegate")
 """Extended attributes that systemd sets to "1" on a group that it leaves to its processes (`Delegate=`)."""
 _MOVES = 100
-"""Attempts to move all processes of a group: while they are moved, they may start others. Beyond them, it is not
-used."""
+"""Attempts to move all processes of a group, which may start others meanwhile. Beyond them, it is not used."""
 
 
 def memory_bytes(limits: Sequence[Path] = LIMITS) -> int:
@@ -54,8 +53,7 @@ class MemoryGroups:
 
     @classmethod
     def find(cls) -> "MemoryGroups | None":
-        """Return groups below the one of this process; None if it may not make any. Sweeps those of killed
-        processes."""
+        """Return groups below that of this process; None if it may make none. Sweeps those of killed processes."""
         for base, limit_file, kills_file in _bases():
             with contextlib.suppress(OSError):
                 _sweep(base)

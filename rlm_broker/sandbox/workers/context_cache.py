@@ -97,8 +97,7 @@ class ContextCache:
         return None if digest is None else await self._take_shared(digest, context, limits)
 
     async def close(self) -> None:
-        """End the fork servers without REPLs. The others end with the one that made them. Has no effect when
-        repeated."""
+        """End the fork servers without REPLs. The others end with the one that made them. May be repeated."""
         self._closed = True
         digests = {*self._seen, *self._digests.values()}
         for digest in digests:
@@ -183,8 +182,7 @@ class ContextCache:
                 return None
 
     def _weigh(self, shared: _Shared, memory_bytes: int) -> None:
-        """Replace the guess by the measured memory. If that is too much, the fork server ends with its present
-        REPLs."""
+        """Replace the guess by the measured memory. If that is too much, give the fork server to no further REPL."""
         if shared.memory_bytes != memory_bytes:
             shared.memory_bytes = memory_bytes
             self._remember_heap(shared.digest, memory_bytes)

@@ -272,8 +272,7 @@ def start(
 
 
 def raise_descriptor_limit() -> None:
-    """Raise the soft limit of open files to the hard one: a REPL takes three, so that the usual 1,024 allow 300
-    REPLs."""
+    """Raise the soft limit of open files to the hard one: a REPL takes 3, so that the usual 1,024 allow 300."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft < hard:
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))

@@ -1,5 +1,4 @@
-"""Fixtures for packages: their source, and the folder that keeps them. No test uses the network or the user's
-folders."""
+"""Fixtures for packages: their source, and the folder that keeps them, without network or the user's folders."""
 
 from pathlib import Path
 
