@@ -20,9 +20,10 @@ _Job = tuple["Future[Any]", Callable[[], Any]]
 class DaemonThreads:
     """Runs calls in at most `max_threads` threads; each is started when a call finds none idle.
 
-    Calls beyond that wait in a queue without bound. Not a `ThreadPoolExecutor`: the interpreter joins the threads of
-    an executor at exit (`concurrent.futures.thread._python_exit`). A single function that never returns would keep the
-    program alive.
+    While all of them are busy, calls wait in a queue without bound.
+
+    Not a `ThreadPoolExecutor`: the interpreter joins the threads of an executor at exit
+    (`concurrent.futures.thread._python_exit`). A single function that never returns would keep the program alive.
 
     Args:
         max_threads: Upper bound of threads. None is started before the first call.

@@ -1,5 +1,4 @@
-"""An installer, uv or pip, that puts packages into a new virtual environment. It runs on the host, outside of
-sandboxes.
+"""An installer, uv or pip, that puts packages into a new virtual environment: on the host, outside of all sandboxes.
 
 Only wheels are installed: a source distribution would run its author's code on this machine when it is built.
 """
@@ -122,8 +121,7 @@ async def _run(command: list[str], folder: Path) -> None:
         await _ended(process)
     finally:
         with contextlib.suppress(ProcessLookupError):
-            # Ends all processes that the installer left. Its pid, which is that of the group, is not reused before
-            # `wait`.
+            # Ends all processes that the installer left. The group's number is its pid, which stays taken until `wait`.
             os.killpg(process.pid, signal.SIGKILL)
         assert process.stdin is not None
         process.stdin.close()

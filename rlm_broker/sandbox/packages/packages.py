@@ -30,7 +30,7 @@ def chosen_packages(python: str | os.PathLike[str] | None, packages: Sequence[st
 
 
 async def venv_of(chosen: Chosen) -> Venv | None:
-    """Return the chosen environment; make it if it is a list and not there yet.
+    """Return the chosen environment. One from a list is made, unless it was made before and kept.
 
     Raises:
         ConfigurationError: The environment cannot be read or made.
