@@ -28,7 +28,7 @@ CRAFTED = {
     "objects": (b'{"$array":["|O",[1],"AAAAAAAAAAA="]}', "has the unsupported dtype '|O'"),
     "a_dtype_of_fields": (b'{"$array":["f8,f8",[1],"AAAAAAAAAAA="]}', "has the unsupported dtype 'f8,f8'"),
     "a_dtype_that_is_none": (b'{"$array":["__class__",[1],"AAAA"]}', "has the unsupported dtype '__class__'"),
-    "wrong_base64": (b'{"$bytes":"####"}', "is no value"),
+    "wrong_base64": (b'{"$bytes":"####"}', "does not encode a value"),
     "half_of_a_base64": (b'{"$array":["<f8",[1],"AAAA"]}', "has 3 bytes"),
     "an_unknown_tag": (b'{"$import":"os"}', "unknown tag '$import'"),
     "a_tag_of_a_wrong_type": (b'{"$tuple":{"$set":5}}', "a tag with content of type dict"),
