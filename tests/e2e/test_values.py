@@ -334,6 +334,6 @@ def test_a_table_crosses_both_ways_and_as_an_argument(sandbox: Sandbox) -> None:
 def test_value_that_is_no_bool_is_refused_and_the_repl_lives_on(sandbox: Sandbox, value: Any) -> None:
     with sandbox.repl() as repl:
         repl.execute("x = 1")
-        with pytest.raises(ConfigurationError, match="value is a bool, and not"):
+        with pytest.raises(ConfigurationError, match="value must be a bool, not"):
             repl.execute("x", value=value)
         assert repl.execute("x").stdout == "1\n"

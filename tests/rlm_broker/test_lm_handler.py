@@ -126,7 +126,7 @@ async def test_depth_decides_which_model_answers() -> None:
 @pytest.mark.parametrize(
     ("given", "why"),
     [
-        ({"limits": 5}, "limits is a Limits, and not int"),
+        ({"limits": 5}, "limits must be a Limits, not int"),
         ({"depth": 0}, "depth is that of what the REPL asks, 1 or more, and not 0"),
         ({"depth": True}, "and not True"),
         ({"tools": 5}, "tools are a dict"),
@@ -148,7 +148,7 @@ def test_closed_handler_answers_nothing() -> None:
 
 
 def test_budget_is_made_of_limits() -> None:
-    with pytest.raises(ConfigurationError, match="limits is a Limits, and not int"):
+    with pytest.raises(ConfigurationError, match="limits must be a Limits, not int"):
         Budget(5)  # type: ignore[arg-type]
 
 
