@@ -1,4 +1,4 @@
-"""Under which names a context and a question are given."""
+"""The names under which a context and a question can be given, and the limits of one run."""
 
 import asyncio
 from collections.abc import Callable
@@ -130,7 +130,7 @@ async def test_time_holds_for_one_run_beside_other_limits(ask: Callable[..., Any
         ({"timeout_s": 0}, "limit run_timeout_s = 0: input should be greater than 0"),
         ({"timeout_s": "5"}, "timeout_s must be an int or float, not str"),
         ({"limits": {"max_depth": 1}}, "limits must be a Limits, not dict"),
-        ({"model": 5}, "a model is a name, a Model, a client or a function, and not int"),
+        ({"model": 5}, "a model must be a name, a Model, a client or a function, not int"),
     ],
 )
 async def test_what_cannot_hold_for_one_run_is_refused(ask: Callable[..., Any], named: Any, why: str) -> None:

@@ -1,4 +1,4 @@
-"""A handler that answers the REPLs of anybody's loop."""
+"""A handler that answers the REPLs of a loop that is the user's own."""
 
 import asyncio
 import logging

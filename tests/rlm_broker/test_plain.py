@@ -1,4 +1,4 @@
-"""What a REPL can be given under which name, and text that no message can hold."""
+"""Names of a REPL's tools and values, and text that no message can hold."""
 
 from pathlib import Path
 from typing import Any

@@ -1,4 +1,4 @@
-"""The same for the Python API: wrong kinds are refused where they are given."""
+"""Wrong use of the Python API: values of wrong types are refused where they are given."""
 
 import asyncio
 import multiprocessing
@@ -27,14 +27,14 @@ ANSWERS = "```repl\nFINAL(context)\n```"
 @pytest.mark.parametrize(
     ("given", "why"),
     [
-        ({"model": 42}, "a model is a name, a Model, a client or a function, and not int"),
+        ({"model": 42}, "a model must be a name, a Model, a client or a function, not int"),
         ({"model": ""}, "name is empty"),
         ({"model": "offline", "limits": {"max_depth": 2}}, "limits must be a Limits, not dict"),
         ({"on_event": 5}, "on_event is a plain function"),
         ({"on_event": asyncio.sleep}, "never awaited"),
         ({"handler": "x"}, "handler must be a LMHandler, not str"),
         ({"sandbox": "x"}, "no isolation level 'x'"),
-        ({"models": ["offline"]}, "models is a dict from name to model, or a Models, not ['offline']"),
+        ({"models": ["offline"]}, "models must be a dict from name to model, or a Models, not ['offline']"),
         ({"tools": [asyncio.sleep]}, "tools are a dict from name to function, and not list: {'sleep': sleep}"),
         ({"sub_tools": "search"}, "tools are a dict from name to function, and not str: {'name': function}"),
     ],
@@ -222,9 +222,9 @@ def test_value_for_a_closed_repl_is_refused() -> None:
     [
         ({"query_handler": 3}, "query_handler must be a function, not int"),
         ({"persistent": "no"}, "persistent must be a bool, not str"),
-        ({"models": {"a": 1}}, "model 'a': a model is a name, a Model, a client or a function, and not int"),
+        ({"models": {"a": 1}}, "model 'a': a model must be a name, a Model, a client or a function, not int"),
         ({"models": {1: "offline"}}, "the name of a model must be a str, not int"),
-        ({"model": ScriptedClient}, "a model is an object, and not the class ScriptedClient"),
+        ({"model": ScriptedClient}, "a model must be an object, not the class ScriptedClient"),
         ({"tools": {"get": {"type": "function", "function": {}}}}, "tool 'get': that describes a function"),
         ({"tools": {"get": {"tool": print, "description": 3}}}, "the description of tool 'get' must be a str"),
     ],

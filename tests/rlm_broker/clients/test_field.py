@@ -1,4 +1,4 @@
-"""Client objects of other people's."""
+"""Client objects of other RLM runtimes."""
 
 import asyncio
 import threading
@@ -53,7 +53,7 @@ class Theirs:
         return self._last
 
     def get_usage_summary(self) -> None:
-        raise AssertionError("the sum over all calls says nothing of one")
+        raise AssertionError("the sum over all calls is not the usage of one call")
 
 
 class TheirsAsync(Theirs):
