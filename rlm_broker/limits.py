@@ -89,7 +89,7 @@ class RunLimits(_Bounds):
     """
 
     max_depth: NonNegativeInt = 1
-    """Number of levels that have a REPL; a child query at a deeper level is answered by a plain completion.
+    """Maximum levels that have a REPL; a child query below them is answered by a plain completion.
 
     0 makes the run itself a plain completion. 1 gives a REPL to the root run alone.
     """
@@ -246,16 +246,15 @@ class ReplLimits(_Bounds):
 
     # -- output and messages
     max_output_bytes: Annotated[int, Field(ge=100, le=MOST)] = 1 << 20
-    """Maximum output kept per block and stream, in bytes; longer output keeps its first and last half.
+    """Maximum bytes of output kept per block and stream; longer output keeps its beginning and its end, half each.
 
     Text that Python code prints is counted in characters. A note says how much was cut.
     """
     max_output_lines: Annotated[int, Field(ge=1, le=MOST)] | None = None
-    """Maximum lines kept per block and stream; longer output keeps its first and last half, and a note says what was
-    cut.
+    """Maximum lines kept per block and stream; longer output keeps its beginning and its end, half each.
 
     A line ends with a newline. Text that Python code prints and bytes that are written to descriptor 1 or 2 are counted
-    apart. `max_output_bytes` holds as well.
+    apart. A note says how much was cut. `max_output_bytes` holds as well.
     """
     max_frame_bytes: Annotated[int, Field(ge=1 << 12, le=(1 << 32) - 1)] = 64 << 20
     """Maximum bytes of one message on a REPL's connection, in both directions; a larger one is refused.

@@ -6,9 +6,8 @@ that model code may have written to make it slow, so its time must be proportion
 - Each rule has a mark, literal text that is part of every match. `str.find` looks for it first, and a pattern is
   compiled and tried only if its mark occurs. Marks are grouped by a character that they contain, so that text without
   any of `_-:=.` skips most rules.
-- Repetitions that may be long are possessive (`++`), so a failed match never backtracks into them; what is read again, such as
-  a lookahead, is bounded by a number. Otherwise a text of marks would take time in proportion to the square of its
-  length.
+- Repetitions that may be long are possessive (`++`), so a failed match never backtracks into them. Parts that may be
+  read again, such as lookaheads, are bounded by a number. Otherwise a text of marks would take quadratic time.
 - Half a megabyte of prose takes 5 ms, and 100 ms if code filled it with the beginnings of keys. Longer texts lose their
   middle (`LONGEST_CHARS`).
 

@@ -226,6 +226,7 @@ class Block(_WithValues):
     """One executed code block and its outcome.
 
     Attributes:
+        code: Source text of the block.
         status: `ok`, `error` (it raised), `exited` (`sys.exit`), `interrupted` (SIGINT; its variables still exist), or
             `killed` (its processes and variables are gone).
         stdout, stderr: Printed text, each at most `Limits.max_output_bytes`: head, a note on what was cut, tail.
@@ -317,7 +318,10 @@ class Iteration:
 
 @dataclass(frozen=True, slots=True)
 class ChildTrace:
-    """One child run. Each preview has the first 80 characters, and is None if there was no text."""
+    """One child run: depth, seconds, and previews of its prompt and result, of at most 80 characters each.
+
+    `result_preview` is None if the child failed, and `error` then says why.
+    """
 
     depth: int
     duration_s: float
@@ -328,7 +332,7 @@ class ChildTrace:
 
 @dataclass(frozen=True, slots=True)
 class Isolation:
-    """Isolation that was enforced, as the worker reported it before any model code ran."""
+    """Isolation level and the names of its layers, as the worker reported them before any model code ran."""
 
     level: str
     layers: tuple[str, ...] = ()
@@ -340,6 +344,7 @@ class Completion:
 
     Attributes:
         response: Answer as text; None if the run ended without one.
+        root_model: Name of the run's model.
         depth: Depth of the run; 0 is a root run.
         iterations: Number of turns taken.
         execution_time: Duration in seconds.
@@ -347,6 +352,7 @@ class Completion:
         limit: Name of the limit at which the model was asked for its best answer so far; None if it answered by itself.
         is_stopped: Whether `Run.stop` ended the run. `response` is then the best answer that it had.
         parsed: Answer as a value of the wanted `output_type`, or None.
+        isolation: Isolation that was enforced; None if the run had no REPL.
         trajectory: Turns of this run.
         child_traces: Child runs that this run started.
         messages: Conversation with the root model.

@@ -166,7 +166,7 @@ class RLM(AsyncResource):
         limits: RunLimits | ReplLimits | None = None,
         timeout_s: float | None = None,
     ) -> Completion:
-        """Answer a question about a context.
+        """Answer a question about a context, and return the outcome of the run.
 
         Args:
             prompt, context: Context, under one of its names: text, a dict or list of plain values, or a path; see
@@ -199,7 +199,7 @@ class RLM(AsyncResource):
         limits: RunLimits | ReplLimits | None = None,
         timeout_s: float | None = None,
     ) -> Completion:
-        """Answer as `completion` does, awaited. Cancelling it ends the run and everything below it."""
+        """Answer as `completion` does, with its arguments. Cancelling it ends the run and everything below it."""
         given = given_once(prompt, root_prompt, context, question)
         asked = self._asked(*given, output_type, model=model, limits=limits, timeout_s=timeout_s)
         return await self._run(asked, self._loop or EventLoopRef.here()).start()

@@ -109,6 +109,9 @@ def prefetch() -> "Future[Any]":
 class LiteLLMClient(BaseClient):
     """A model at a provider, called through litellm. One call is one request: the handler makes retries.
 
+    Example:
+        RLM(LiteLLMClient("anthropic/claude-sonnet-4-5", temperature=0.2, max_concurrent=8))
+
     Args:
         model_name: `provider/model`, or a well-known bare name.
         max_concurrent: Maximum concurrent calls; further ones wait.
@@ -296,7 +299,7 @@ class LiteLLMClient(BaseClient):
         text = re.sub(rf"\A(\s*(litellm\.)?{re.escape(kind)}:)+", "", text)
         status = getattr(error, "status_code", None)
         cause = failures.cause_of(status) if isinstance(status, int) else "provider"
-        headers = getattr(error, "litellm_response_headers", None) or {}  # litellm makes the error's `response` up
+        headers = getattr(error, "litellm_response_headers", None) or {}  # its `response` is made up by litellm
         said = failures.one_line(text, secrets_in(self._options))
         return ModelFailed(f"{self.model_name}: {kind}: {said}", cause, failures.retry_after_s(headers))
 

@@ -138,7 +138,7 @@ class Registry:
                 handler.serve(client, _serving(described, self._fallbacks[identity]))
 
     async def _preflight(self, limits: Limits, *models: BaseClient | None) -> None:
-        own = [client for client in models if client is not None]  # named models may never be called
+        own = [client for client in models if client is not None]  # a run need not call the named ones
         every = [*own, *(fallback for client in own for fallback in self._fallbacks.get(id(client), ()))]
         clients = {id(client): client for client in every}.values()
         await asyncio.gather(*(client.preflight() for client in clients))

@@ -184,7 +184,7 @@ class CallEnded(Event, frozen=True):
 
 
 class ToolStarted(Event, frozen=True):
-    """Code in block `block` calls a tool. `call` counts the tool calls of the run, from 1."""
+    """Code in block `block` calls a tool. `call` counts the tool calls of the run, from 1; `arguments` is JSON text."""
 
     call: int
     block: int
@@ -193,7 +193,7 @@ class ToolStarted(Event, frozen=True):
 
 
 class ToolEnded(Event, frozen=True):
-    """A tool returned `result`, as it is sent to the code, or failed with `error`."""
+    """A tool returned `result`, as it is sent to the code, or failed with `error`, after `duration_s` seconds."""
 
     call: int
     tool: str
