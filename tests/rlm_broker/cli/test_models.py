@@ -116,10 +116,10 @@ def test_who_would_serve_a_call_and_why_is_told(config: Path) -> None:
     [
         ("[models.m]\nbase_ulr = 'x'", "models.m: there is no 'base_ulr'; did you mean base_url?"),
         ("[models.m]\nbase_url = 5", "models.m: base_url: Input should be a valid string"),
-        ("[models.m.headers]\nx = 'sk-plain'", "models.m.headers.x: write 'env:NAME' of the variable that has it"),
+        ("[models.m.headers]\nx = 'sk-plain'", "models.m.headers.x: write 'env:NAME' with the variable that holds it"),
         ("[models.m]\noptions = {api_key = 'sk-plain'}", "options.api_key would be shown: give keys as api_key"),
-        ("[models.m]\napi_key = 'sk-plain'", "models.m.api_key: write 'env:NAME' of the variable that has it"),
-        ("api_key = 'sk-plain'", "api_key: write 'env:NAME' of the variable that has it"),
+        ("[models.m]\napi_key = 'sk-plain'", "models.m.api_key: write 'env:NAME' with the variable that holds it"),
+        ("api_key = 'sk-plain'", "api_key: write 'env:NAME' with the variable that holds it"),
         ("models = 3", "models must be tables: write [models.NAME]"),
         ("routes = 3", "routes must be a list of tables: write [[routes]]"),
         ("[[routes]]\nmatch = 'x'", "route 1: `to` is missing"),

@@ -252,5 +252,5 @@ def test_the_window_of_a_client_of_another_runtime_is_taken() -> None:
 def test_the_window_of_a_model_may_be_said() -> None:
     assert Model(name="m", base_url="http://127.0.0.1:1/v1", context_tokens=8_000).client().context_tokens == 8_000
     assert LiteLLMClient("openai/gpt-5-mini", context_tokens=9_000).context_tokens == 9_000
-    with pytest.raises(ConfigurationError, match="offline takes no options"):
+    with pytest.raises(ConfigurationError, match="offline calls no server"):
         Model(name="offline", context_tokens=5)

@@ -182,5 +182,5 @@ async def test_async_client_with_usage_is_called_at_once_and_counted_exactly() -
 
 def test_what_is_no_client_is_refused_by_a_handler() -> None:
     for given in ("openai/gpt-5", len, 5):
-        with pytest.raises(ConfigurationError, match="a client is an object with `complete` or `completion`"):
+        with pytest.raises(ConfigurationError, match="a client must be an object with `complete` or `completion`"):
             LMHandler(given)  # type: ignore[arg-type]

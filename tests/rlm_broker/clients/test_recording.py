@@ -76,7 +76,7 @@ async def test_once_a_run_has_diverged_each_of_its_calls_says_how(tmp_path: Path
         await root.complete(request)
     said = str(first.value)
     assert said.startswith(f"{recording.path} has no reply to this call of the run (run 1, block 2, call 2)")
-    assert "the nearest is run 1, block 2, call 1" in said
+    assert "the nearest recorded is run 1, block 2, call 1" in said
     assert "-the end" in said
     assert "+another end" in said
     assert len(said.splitlines()) < 12

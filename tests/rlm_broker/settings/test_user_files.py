@@ -103,7 +103,7 @@ def test_what_is_no_file_of_a_usual_size_is_not_read(tmp_path: Path) -> None:
     with (tmp_path / "large").open("wb") as large:
         large.truncate(MAX_FILE_BYTES + 1)
     for name, why in (
-        ("pipe", "no regular file"),
+        ("pipe", "not a regular file"),
         ("large", "has more than"),
         (".", "cannot read"),
         ("nowhere", "cannot read"),
