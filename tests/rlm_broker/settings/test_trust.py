@@ -142,7 +142,10 @@ def test_what_is_not_there_cannot_be_trusted() -> None:
 @pytest.mark.parametrize(
     ("wrong", "said"),
     [
-        ("[models.fast]\nname = 'openai/x'\nbase_url = 'http://x/v1'\ntemperature = 0.2", "give sampling arguments in `options`"),
+        (
+            "[models.fast]\nname = 'openai/x'\nbase_url = 'http://x/v1'\ntemperature = 0.2",
+            "give sampling arguments in `options`",
+        ),
         ("[models.fast]\nname = 'openai/x'\nopions = {api_base = 'http://x/v1'}", "did you mean options?"),
         (
             "isolation = 'stanard'",
