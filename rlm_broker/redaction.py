@@ -1,7 +1,7 @@
 """Removal of secrets from text that is shown or written down: known secrets, and text that looks like a secret.
 
-Theory of operation. `RULES` is the one list of what looks like a secret. The search runs on the event loop, over text
-that model code may have written to make it slow, so its time must be proportional to the text:
+Theory of operation. `RULES` is the one list of what looks like a secret. The search runs on the event loop, and model
+code may have written the text to make it slow. So its time must be proportional to the length of the text:
 
 - Each rule has a mark, literal text that is part of every match. `str.find` looks for it first, and a pattern is
   compiled and tried only if its mark occurs. Marks are grouped by a character that they contain, so that text without

@@ -31,7 +31,7 @@ class Registry:
         model: Root model. None is "offline".
         sub_model: Model for queries of REPLs. None is the root model.
         models: Further models and rules. A recording to replay brings its own models and routes.
-        lists: Whether the models are only listed: then a model without its key is no error.
+        lists: Whether the models are only listed: a model without its key is then accepted.
 
     Attributes:
         replay: Recording whose replies are used, or None.

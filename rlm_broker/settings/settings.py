@@ -64,8 +64,7 @@ class Settings:
 
     Args:
         flags: Name → value of the settings that the command line gave.
-        is_looked_at: Whether the settings are only shown. Then a project's file that the user has not trusted is no
-            error.
+        is_looked_at: Whether the settings are only shown. A project's file that is not trusted is then accepted.
 
     Attributes:
         project: Content of the project's file, with a digest of the file of tools that it names; None if there is no

@@ -35,8 +35,8 @@ _POLICIES = ("open", "allow", "pinned")
 def risks(document: Mapping[str, Any], users: Mapping[str, Any]) -> Iterator[str]:
     """Yield the settings of a project's file that need the user's trust.
 
-    These could send documents or keys elsewhere, run code on the host or with weaker isolation, show code or a model
-    other files of the user, install packages, or cost more.
+    Such a setting could send documents or keys elsewhere, run code on the host, weaken the isolation, or install
+    packages. It could also show other files of the user to code or a model, or raise the cost.
 
     Args:
         document: Settings of the project's file; those of its table `limits` stand beside the others.

@@ -1,8 +1,8 @@
 """Events of a run, each a frozen value, in the order in which they happened.
 
-The events of a run tree are enough to rebuild it: the prompts (`CallStarted.prompt`, and `system` when it is new), the
-replies, the code that ran, its output, and the block to which a call, a tool or a child belongs. Text that looks like a
-secret is replaced when an event is made, so that all receivers get the same.
+The events of a run tree are enough to rebuild it. They have the prompts (`CallStarted.prompt`, and `system` when it is
+new), the replies, the code that ran and its output. Each call, tool and child names the block that it belongs to. Text
+that looks like a secret is replaced when an event is made, so that all receivers get the same.
 """
 
 import time

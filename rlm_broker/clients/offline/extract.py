@@ -18,7 +18,7 @@ from rlm_broker.clients.offline.question import Term
 from rlm_broker.clients.offline.sure import computing, is_sure
 
 LOW_COVERAGE = 0.2
-"""Minimum share of the question's words in a unit; below it the unit is no candidate.
+"""Minimum share of the question's words in a unit; below it the unit is not a candidate.
 
 It is low, because a paraphrase shares only one or two words. The merge weighs words by how rare they are in the whole
 context.

@@ -20,7 +20,7 @@ MAX_HITS = 50_000
 WORTH_READING = 0.4
 """Share of the best chunk's score below which a chunk is not read."""
 LEAST_COVERED = 0.2
-"""Share of the question's weight below which a quotation is no answer."""
+"""Share of the question's weight below which a quotation is not an answer."""
 RIVAL = 0.85
 """Share of the best quotation's worth from which another counts as another answer."""
 MOST_BESIDE = 500
