@@ -1,4 +1,4 @@
-"""A trace file as a picture: the tree of runs, with what each did, took and cost."""
+"""A trace file as text: the tree of its runs, with the work, the time and the cost of each."""
 
 import json
 from collections import defaultdict
@@ -16,7 +16,7 @@ from rlm_broker.trace.writer import name_of
 from sandbox_worker.wire.mime import MimeType
 
 TEXT_CHARS = 60
-"""Characters of a question or an answer in the tree. Longer ones are cut."""
+"""Characters of a question or an answer that are shown; longer text is cut."""
 _Outcome = defstruct(
     "_Outcome",
     [
@@ -39,7 +39,7 @@ _KINDS = {name_of(kind): kind for kind in Event.__subclasses__() if kind is not 
 
 @dataclass(slots=True)
 class _Run:
-    """One run, as far as a trace tells."""
+    """One run, as its events in a trace describe it."""
 
     name: str
     question: str = ""
@@ -104,7 +104,8 @@ def _runs(path: Path) -> list[_Run]:
     trees: dict[str, dict[str, _Run]] = {}
     named = ""
     for event in _events(path):
-        if "tree" not in event and event["event"] == "run_started" and event["depth"] == 0:  # an older trace
+        # Older traces name no trees: each root run begins one.
+        if "tree" not in event and event["event"] == "run_started" and event["depth"] == 0:
             named = f"{len(trees)}"
         runs = trees.setdefault(str(event.get("tree", named)), {})
         try:
@@ -116,16 +117,16 @@ def _runs(path: Path) -> list[_Run]:
     try:
         return [run for runs in trees.values() for run in sorted(runs.values(), key=_place)]
     except ValueError:
-        raise ConfigurationError(f"{path} is not a trace: its runs have names that no run has") from None
+        raise ConfigurationError(f"{path} is not a trace: a run's name must be like 1 or 1.2") from None
 
 
 def _events(path: Path) -> Iterable[dict[str, Any]]:
     try:
         with path.open("rb") as file:
             for number, line in enumerate(file, 1):
-                if number > 1 and not line.endswith(b"\n"):  # of a run that was killed while it wrote
+                if number > 1 and not line.endswith(b"\n"):  # the process was killed while it wrote this line
                     break
-                event = json.loads(line)  # it also reads lone surrogates
+                event = json.loads(line)  # unlike msgspec, it reads lone surrogates
                 if not isinstance(event, dict) or not {"event", "run", "depth"} <= event.keys():
                     raise ConfigurationError(f"{path} is not a trace: line {number} is not an event of a run")
                 yield event

@@ -28,7 +28,7 @@ CRAFTED = {
     "objects": (b'{"$array":["|O",[1],"AAAAAAAAAAA="]}', "has the unsupported dtype '|O'"),
     "a_dtype_of_fields": (b'{"$array":["f8,f8",[1],"AAAAAAAAAAA="]}', "has the unsupported dtype 'f8,f8'"),
     "a_dtype_that_is_none": (b'{"$array":["__class__",[1],"AAAA"]}', "has the unsupported dtype '__class__'"),
-    "wrong_base64": (b'{"$bytes":"####"}', "is no value"),
+    "wrong_base64": (b'{"$bytes":"####"}', "does not encode a value"),
     "half_of_a_base64": (b'{"$array":["<f8",[1],"AAAA"]}', "has 3 bytes"),
     "an_unknown_tag": (b'{"$import":"os"}', "unknown tag '$import'"),
     "a_tag_of_a_wrong_type": (b'{"$tuple":{"$set":5}}', "a tag with content of type dict"),
@@ -76,7 +76,7 @@ def test_a_crafted_final_value_is_one_sentence_and_its_text_is_there(sandbox: Sa
     with sandbox.repl() as repl:
         block = repl.execute(f"{FORGES}\nresult(1, 'final_value', b'{{\"$x\":1}}')", timeout_s=WAIT_S)
         assert (block.status, block.final_answer, block.final_value) == ("ok", "text", None)
-        assert block.final_value_problem == "what the REPL sent is no value: it has the unknown tag '$x'"
+        assert block.final_value_problem == "the REPL sent an invalid value: it has the unknown tag '$x'"
 
 
 def test_a_value_that_was_not_asked_for_is_not_there(sandbox: Sandbox) -> None:
@@ -104,9 +104,7 @@ n = [Meta('Forges', (), {})()]
 def test_what_get_did_not_ask_for_is_an_error(sandbox: Sandbox, sent: bytes) -> None:
     with sandbox.repl() as repl:
         repl.execute(f"SENT = {sent!r}\n{FORGES}\n{ANSWERS_GET}")
-        with pytest.raises(
-            ValueUnavailable, match=r"n cannot be had: what the REPL sent is something else|is no value"
-        ):
+        with pytest.raises(ValueUnavailable, match=r"n is not available: the REPL sent other values|invalid value"):
             repl.get("n")
         repl.execute("time.sleep(1000)", timeout_s=0.1)
         assert repl.execute("1", value=True).value == 1

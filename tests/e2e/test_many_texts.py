@@ -28,7 +28,7 @@ LIMITS = Limits(memory_bytes=128 * MIB, interrupt_grace_s=0.5, max_repl_restarts
 @pytest.fixture(scope="module", params=["strict", "standard", "process"])
 def sandbox(request: pytest.FixtureRequest) -> Iterator[Sandbox]:
     if request.param == "process":
-        with pytest.warns(UserWarning, match="no security boundary"):
+        with pytest.warns(UserWarning, match="not a security boundary"):
             unprotected = Sandbox(LIMITS, "process", warm=0)
         with unprotected as opened:
             yield opened

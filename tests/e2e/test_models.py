@@ -158,7 +158,7 @@ def test_replay_of_code_that_prints_a_set_and_random_numbers_holds(tmp_path: Pat
         assert RLM(replay=file).completion(context, "q").response == "done"
     with Sandbox(seed=5) as sandbox, pytest.raises(ConfigurationError, match="was made with seed="):
         RLM(replay=file, sandbox=sandbox)
-    with pytest.raises(ConfigurationError, match="the seed of the recording holds"):
+    with pytest.raises(ConfigurationError, match="the recording brings its own seed"):
         RLM(replay=file, seed=5)
 
 
@@ -176,7 +176,7 @@ def test_a_replay_that_asks_for_something_else_ends_with_the_difference(tmp_path
     with pytest.raises(ReplayDiverged) as diverged:
         RLM(replay=file).completion("some next to read", "What is in it?")
     said = str(diverged.value).splitlines()
-    assert "(run 1, block 0, call 1); the nearest is run 1, block 0, call 1:" in said[0]
+    assert "(run 1, block 0, call 1); the nearest recorded is run 1, block 0, call 1:" in said[0]
     assert "-some text to read" in said
     assert "+some next to read" in said
     assert living_below() == set()

@@ -347,7 +347,7 @@ def test_an_unknown_level_is_refused_with_the_ones_there_are() -> None:
 
 
 def test_the_level_process_runs_code_and_warns() -> None:
-    with pytest.warns(UserWarning, match="no security boundary"):
+    with pytest.warns(UserWarning, match="not a security boundary"):
         unprotected = Sandbox(isolation="process")
     with unprotected, unprotected.repl("text") as repl:
         assert repl.execute("print(context)").stdout == "text\n"

@@ -111,9 +111,9 @@ def test_what_a_repl_claims_without_a_check_is_no_submission(repl: SandboxedRepl
 @pytest.mark.parametrize(
     ("submit", "problem"),
     [
-        ("n", "submit is True or a dict from field to type, such as {'answer': str}, and not str"),
+        ("n", "submit must be True or a dict from field to type, such as {'answer': str}, not str"),
         ({}, "submit has no fields"),
-        ({"n": "Nope"}, "the field n: a type is given by itself, and not as the text 'Nope'"),
+        ({"n": "Nope"}, "the field n: give the type itself, not the text 'Nope'"),
         ({"n": list["Nope"]}, "the field n: pydantic cannot validate .* is not defined"),  # type: ignore[name-defined]  # noqa: F821
         ({"a b": int}, "a field cannot be called 'a b'"),
         ({1: int}, "a field cannot be called 1"),
@@ -153,7 +153,7 @@ def test_names_of_tools_and_values_are_apart(repl: SandboxedRepl) -> None:
         repl.provide({"search": 1})
     with pytest.raises(ConfigurationError, match="a tool cannot be called 'a b'"):
         repl.set_tools(["a b"])
-    with pytest.raises(ConfigurationError, match="restore is a bool, and not int"):
+    with pytest.raises(ConfigurationError, match="restore must be a bool, not int"):
         repl.provide({"y": 1}, restore=1)  # type: ignore[arg-type]
     assert repl.execute("x, 'y' in globals(), callable(search)").stdout == "(1, False, True)\n"
 
@@ -209,7 +209,7 @@ def test_unique_items_are_found_in_one_go(repl: SandboxedRepl) -> None:
     block = repl.execute("SUBMIT([{'n': number} for number in range(20_000)])", submit=submit)
     assert (block.status, block.error) == ("ok", None)
     block = repl.execute("SUBMIT([{'n': 1}, {'n': 1.0}, True, 1])", submit=submit)
-    assert "1 items are there already" in (block.error or "")
+    assert "1 items repeat earlier ones" in (block.error or "")
 
 
 def test_text_of_fields_is_that_of_what_was_checked(repl: SandboxedRepl) -> None:

@@ -242,10 +242,10 @@ async def test_get_and_value_are_there_for_await() -> None:
         (("wide",), ValueUnavailable, "wide has more than 1,048,576 values"),
         (("f",), ValueUnavailable, r"f\['a'\] is a function, which does not cross"),
         (("llm_query",), ValueUnavailable, "llm_query is a method, which does not cross"),
-        (("n; import os",), ConfigurationError, "there can be no variable 'n; import os'"),
-        (("",), ConfigurationError, "there can be no variable ''"),
-        (("n.real",), ConfigurationError, "there can be no variable 'n.real'"),
-        ((5,), ConfigurationError, "there can be no variable 5"),
+        (("n; import os",), ConfigurationError, "no variable can be called 'n; import os'"),
+        (("",), ConfigurationError, "no variable can be called ''"),
+        (("n.real",), ConfigurationError, "no variable can be called 'n.real'"),
+        ((5,), ConfigurationError, "no variable can be called 5"),
         ((), ConfigurationError, r"get\(\) takes names of variables"),
     ],
 )
@@ -334,6 +334,6 @@ def test_a_table_crosses_both_ways_and_as_an_argument(sandbox: Sandbox) -> None:
 def test_value_that_is_no_bool_is_refused_and_the_repl_lives_on(sandbox: Sandbox, value: Any) -> None:
     with sandbox.repl() as repl:
         repl.execute("x = 1")
-        with pytest.raises(ConfigurationError, match="value is a bool, and not"):
+        with pytest.raises(ConfigurationError, match="value must be a bool, not"):
             repl.execute("x", value=value)
         assert repl.execute("x").stdout == "1\n"

@@ -213,7 +213,7 @@ def test_below_the_last_depth_it_is_a_completion_of_part_and_task(sandbox: Sandb
 def test_a_part_that_no_prompt_can_hold_is_refused_as_a_completion(sandbox: Sandbox) -> None:
     code = "FINAL(rlm_query('Task?', context='x' * 9_000_000, repl=False))"
     assert (ran(sandbox, Tree(code)).response or "").startswith(
-        "Error: a context cannot be had: it has 9,000,000 bytes, more than 8,388,608: give a smaller part"
+        "Error: a context is not available: it has 9,000,000 bytes, more than 8,388,608: give a smaller part"
     )
 
 

@@ -1,4 +1,4 @@
-"""The lines that a run prints, as it goes on."""
+"""Lines that a run prints while it goes on."""
 
 import io
 

@@ -101,5 +101,5 @@ def test_children_and_tools_are_told_with_their_depth(capsys: pytest.CaptureFixt
 
 
 def test_verbose_is_yes_or_no() -> None:
-    with pytest.raises(ConfigurationError, match="verbose is a bool, and not int"):
+    with pytest.raises(ConfigurationError, match="verbose must be a bool, not int"):
         RLM("offline", verbose=1)  # type: ignore[arg-type]
