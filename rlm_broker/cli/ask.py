@@ -33,7 +33,9 @@ exit codes: 0 answered (NOT FOUND is an answer), 1 failed, 2 the command line or
 @click.command("ask", epilog=EXIT_CODES)
 @click.argument("question")
 @click.argument("paths", nargs=-1, type=click.Path(), metavar="[PATH]...")
-@click.option("--encoding", metavar="NAME", help="Encoding of text, such as cp1252 (default utf-8, or its mark).")
+@click.option(
+    "--encoding", metavar="NAME", help="Encoding of text without a byte order mark, such as cp1252 (default utf-8)."
+)
 @click.option(
     "--strict-text", is_flag=True, help="Refuse text with bytes that cannot be decoded; default: replace them."
 )
@@ -48,7 +50,12 @@ exit codes: 0 answered (NOT FOUND is an answer), 1 failed, 2 the command line or
 @click.option(
     "--allow-exec/--no-allow-exec", default=None, help="Whether code may start programs (default: at strict)."
 )
-@click.option("--tools", type=FILE, metavar="FILE", help="Python whose names code may use; it runs right here.")
+@click.option(
+    "--tools",
+    type=FILE,
+    metavar="FILE",
+    help="Python file whose functions and values code may use. It runs without a sandbox.",
+)
 @click.option(
     "-o", "--output-type", type=FILE, metavar="FILE", help="A JSON Schema of the answer, which is printed as JSON."
 )
@@ -57,13 +64,15 @@ exit codes: 0 answered (NOT FOUND is an answer), 1 failed, 2 the command line or
 @click.option("--prompt-profile", type=PROMPT_PROFILE, help="What the model is told to end with (default both).")
 @click.option("--limit", "assignments", multiple=True, metavar="NAME=VALUE", help="Any other limit: run_timeout_s=10m.")
 @click.option("--system", metavar="TEXT", help="System prompt, in place of the built-in one.")
-@click.option("--trace", type=click.Path(path_type=Path), metavar="FILE", help="Write all events to a new file.")
+@click.option(
+    "--trace", type=click.Path(path_type=Path), metavar="FILE", help="Write all events to a new file, as JSON lines."
+)
 @click.option("--record", type=click.Path(path_type=Path), metavar="FILE", help="Write all model calls to a new file.")
 @click.option(
     "--replay",
     type=click.Path(path_type=Path),
     metavar="FILE",
-    help="Take the replies from that.",
+    help="Take replies from such a file; no model is called.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 @click.option("-q", "--quiet", is_flag=True, help="Print no progress and no advice.")

@@ -17,7 +17,9 @@ exit codes: 0 it ran through, its own if it exited with one, 1 it raised or cras
 @click.command("exec", epilog=EXIT_CODES, context_settings={"allow_interspersed_args": False})
 @click.argument("file", type=FILE)
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED, metavar="[ARGS]...")
-@click.option("--file", "files", multiple=True, metavar="LOCAL[=NAME]", help="A file beside the program; repeatable.")
+@click.option(
+    "--file", "files", multiple=True, metavar="LOCAL[=NAME]", help="A file to put beside the program; repeatable."
+)
 @click.option("--timeout", metavar="TIME", help="Compute time, such as 90s or 1h30m (default 60 s).")
 @click.option("--isolation", type=ISOLATION, help="Level of the sandbox (default auto); process is unprotected.")
 @click.option("--python", type=FOLDER, metavar="FOLDER", help="A virtual environment whose packages the code has.")
