@@ -1,4 +1,4 @@
-"""Examples of the guide that need nothing but a model, run as they stand there."""
+"""Examples of the guide that need only a model, run as they stand there."""
 
 import re
 from typing import Any
