@@ -14,6 +14,7 @@ from rlm_broker.handler.cache import Cache
 from rlm_broker.handler.routing import ModelPolicy, Route
 from rlm_broker.limits import Limits
 from rlm_broker.models.models import FilePath, Models, models_of
+from rlm_broker.notebook.progress import notebook_progress
 from rlm_broker.prompts.instructions import Instructions, Profile
 from rlm_broker.run.tools import Tools
 from rlm_broker.sandbox.sandbox import Sandbox
@@ -45,7 +46,7 @@ class Keywords(TypedDict, total=False):
     python: str | os.PathLike[str] | None
     packages: Sequence[str] | None
     verbose: bool
-    """`on_event=print_events`, beside an `on_event` of one's own"""
+    """`on_event=print_events`, beside an `on_event` of one's own; in a notebook a display that is brought up to date"""
 
 
 _MODELS = {"routes": "routes", "model_policy": "policy", "cache": "cache", "record": "record", "replay": "replay"}
@@ -108,7 +109,7 @@ def receivers_with(on_event: Any, keywords: Mapping[str, Any]) -> tuple[Callback
     """Return what is told of each event, by the parameter `on_event` and keywords."""
     verbose = keywords.get("verbose", False)
     require_kind("verbose", verbose, bool)
-    own = (Callback(print_events, "verbose"),) if verbose else ()
+    own = (Callback(notebook_progress() or print_events, "verbose"),) if verbose else ()
     return own if on_event is None else (*own, Callback(on_event, "on_event"))
 
 

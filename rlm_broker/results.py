@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 
 from rlm_broker.display import Display
+from rlm_broker.notebook.showing import Shown
 from rlm_broker.shown import as_json, described, had, jsonable
 
 Role = Literal["system", "user", "assistant"]
@@ -208,7 +209,7 @@ class Sent(Protocol):
         ...
 
 
-class _WithValues:
+class _WithValues(Shown):
     """What a block has beside its fields: values of any class, which no JSON form of a block could hold."""
 
     __slots__ = ("_final_value", "_value")
@@ -216,9 +217,9 @@ class _WithValues:
     _final_value: Sent | None
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class Block(_WithValues):
-    """One executed code block and what came of it.
+    """One executed code block and what came of it. Its `repr` is one line; a notebook shows a page.
 
     Attributes:
         status: `ok`, `error` (it raised), `exited` (`sys.exit`), `interrupted` (SIGINT; its variables are still
@@ -256,6 +257,11 @@ class Block(_WithValues):
 
     def __post_init__(self) -> None:
         with_values(self, None, None)
+
+    def __repr__(self) -> str:
+        named = ("code", "status", "stdout", "stderr", "error", "limit", "exit_code", "final_answer", "displays")
+        fields = {name: getattr(self, name) for name in named}
+        return f"Block({described(**{name: value for name, value in fields.items() if value not in (None, '', ())})})"
 
     def __reduce__(self) -> tuple[Any, ...]:
         fields = tuple(getattr(self, each.name) for each in dataclasses.fields(self))
@@ -302,13 +308,17 @@ def without_displays(block: Block, omitted: int = 0) -> Block:
     return with_values(bare, block._value, block._final_value)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class Iteration:
-    """One turn of a run: what the model said, and what its code did."""
+    """One turn of a run: what the model said, and what its code did. Its `repr` is one line."""
 
     number: int
     reply: str
     blocks: tuple[Block, ...] = ()
+
+    def __repr__(self) -> str:
+        statuses = [block.status for block in self.blocks]
+        return f"Iteration({described(number=self.number, reply=self.reply)}, blocks={statuses})"
 
 
 @dataclass(frozen=True, slots=True)
@@ -331,8 +341,8 @@ class Isolation:
 
 
 @dataclass(frozen=True, slots=True, repr=False)
-class Completion:
-    """What a run returns. Its `repr` is one line; `to_dict` has all of it.
+class Completion(Shown):
+    """What a run returns. Its `repr` is one line, a notebook shows a page, and `to_dict` has all of it.
 
     Attributes:
         response: The answer; None if the run ended without any.
