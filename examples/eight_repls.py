@@ -41,20 +41,13 @@ def judge(messages: Sequence[Mapping[str, Any]]) -> str:
     return wish.partition(".")[0]
 
 
-def policy(seen: Sequence[str]) -> str | None:
-    """Return what to run next, given what the blocks so far have printed. A model may decide it; None ends the loop."""
-    return STEPS[len(seen)] if len(seen) < len(STEPS) else None
-
-
 async def work(handler: LMHandler, sandbox: Sandbox, shared: Budget, ticket: str) -> tuple[str | None, int]:
     answers = handler.answers(Limits(max_llm_calls=3), budget=shared, question="What is wanted?")
-    seen: list[str] = []
     async with sandbox.repl(ticket, answer=answers) as repl:
-        while (code := policy(seen)) is not None:
+        for code in STEPS:  # a model may choose the next step, by what the last one printed
             block = await repl.aexecute(code, timeout_s=30)
             if block.final_answer is not None:
                 return block.final_answer, answers.usage.total_calls
-            seen.append(block.stdout or block.error or "")
     return None, answers.usage.total_calls
 
 

@@ -21,7 +21,7 @@ from typing import Any
 
 from rlm_broker import RLM, Completion, Limits, Model, RunFailed, Sandbox, ScriptedClient
 
-TASKS = [(seed, [random.Random(seed + place).randrange(1000) for place in range(200)]) for seed in range(4)]
+TASKS = [random.Random(seed).choices(range(1000), k=200) for seed in range(4)]
 QUESTION = "The context is a list of numbers. How many of them are larger than 500?"
 RIGHT = "```repl\nFINAL(sum(number > 500 for number in context))\n```"
 WRONG = "```repl\nFINAL(len(context))\n```"
@@ -41,15 +41,14 @@ def stand_in(task: int, sample: int) -> ScriptedClient:
 
 
 async def rollout(rlm: RLM, places: asyncio.Semaphore, task: int, sample: int, is_scripted: bool) -> dict[str, Any]:
-    numbers = TASKS[task][1]
     done: Completion | RunFailed
     async with places:
         try:
-            done = await rlm.acompletion(numbers, QUESTION, model=stand_in(task, sample) if is_scripted else None)
+            done = await rlm.acompletion(TASKS[task], QUESTION, model=stand_in(task, sample) if is_scripted else None)
         except RunFailed as failed:
             done = failed
     messages = [{"role": message.role, "content": message.content} for message in done.messages]
-    reward = score(done, sum(number > 500 for number in numbers))
+    reward = score(done, sum(number > 500 for number in TASKS[task]))
     return {"task": task, "sample": sample, "reward": reward, "turns": len(done.trajectory), "messages": messages}
 
 
@@ -63,11 +62,11 @@ async def main() -> None:
     given = parser.parse_args()
     model = Model(name=given.model, base_url=given.base_url, options={"temperature": 1}) if given.model else "offline"
     places = asyncio.Semaphore(given.at_a_time)
-    wanted = [(task, sample) for task, _ in TASKS for sample in range(given.samples)]
+    wanted = [(task, sample) for task in range(len(TASKS)) for sample in range(given.samples)]
     async with RLM(model, limits=LIMITS, sandbox=Sandbox(LIMITS, warm=given.at_a_time)) as rlm:
         rollouts = await asyncio.gather(*(rollout(rlm, places, *each, given.model is None) for each in wanted))
     given.out.write_text("".join(json.dumps(each) + "\n" for each in rollouts))
-    for task, _ in TASKS:
+    for task in range(len(TASKS)):
         rewards = [each["reward"] for each in rollouts if each["task"] == task]
         print(f"task {task}: mean reward {sum(rewards) / len(rewards):.2f} of {len(rewards)} samples")
     print(f"{len(rollouts)} rollouts in {given.out}")

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 
 from rlm_broker.notebook.markup import Markup, TextBudget, box, escaped, folded, joined, line, paragraph
 from rlm_broker.notebook.words import counted, how_block_ended, used_in_words
-from rlm_broker.results import Block, Usage
+from rlm_broker.results import Block, Tally
 from rlm_broker.trace.events import (
     BlockEnded,
     BlockPrinted,
@@ -68,7 +68,7 @@ class TreeView:
         self._children: dict[str, int] = {}
         self._children_ended = 0
         self._in_flight = 0
-        self._usage = Usage()
+        self._tally = Tally()
         self._notes: deque[str] = deque(maxlen=MAX_NOTES)
         self._end: str | None = None
 
@@ -93,7 +93,8 @@ class TreeView:
         """Return where the tree is, in a line."""
         state = self._end or (f"turn {self._turns[-1].number}" if self._turns else "starting")
         parts = [*([self._model] if self._model else []), state]
-        parts += [used_in_words(self._usage)] if self._usage.total_calls else []
+        used = self._tally.usage
+        parts += [used_in_words(used)] if used.total_calls else []
         parts += [f"{counted(self._in_flight, 'call')} open"] if self._in_flight and self._end is None else []
         children = len(self._children) + self._children_ended
         parts += [f"{counted(children, 'child run')}, {len(self._children)} open"] if children else []
@@ -116,7 +117,7 @@ class TreeView:
                 self._in_flight += 1
             case CallEnded():
                 self._in_flight -= 1
-                self._usage += event.usage
+                self._tally.add(event.usage)
 
     def _take_of_root(self, event: Event) -> None:
         match event:
@@ -155,6 +156,37 @@ class TreeView:
 
     def _block(self, number: int) -> _Block | None:
         return self._turns[-1].blocks.get(number) if self._turns else None
+
+
+class FurtherTrees:
+    """Many trees that share a page: how many there are, what they used, and what failed."""
+
+    def __init__(self) -> None:
+        self._open: set[str] = set()
+        self._ended = 0
+        self._failed = 0
+        self._tally = Tally()
+
+    def take(self, event: Event) -> None:
+        """Take one event of any of the trees."""
+        match event:
+            case RunStarted(depth=0):
+                self._open.add(event.tree)
+            case CallEnded():
+                self._tally.add(event.usage)
+            case RunEnded(depth=0):
+                self._open.discard(event.tree)
+                self._ended += 1
+                self._failed += event.error is not None
+
+    def headline(self) -> str:
+        """Return the state of all of them, in a line."""
+        counts = f"{counted(len(self._open) + self._ended, 'further run')}: {len(self._open)} open, {self._ended} ended"
+        return f"{counts}, {self._failed} of them failed; {used_in_words(self._tally.usage)}"
+
+    def page(self) -> Markup:
+        """Return the same as a page."""
+        return paragraph(line(self.headline()))
 
 
 def _turn(turn: _Turn, texts: TextBudget, *, is_open: bool) -> Markup:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from rlm_broker.notebook.progress import REFRESH_S
+from rlm_broker.notebook.progress import MAX_DISPLAYS, REFRESH_S
 from tests.support.markup import read
 from tests.support.notebook_kernel import Kernel, notebook_kernel
 from tests.support.places import PROJECT
@@ -73,6 +73,23 @@ def test_two_runs_at_a_time_are_two_displays(kernel: Kernel) -> None:
     )
     assert told.error is None
     assert ["answered" in display["text/plain"] for display in told.displays.values()] == [True, True]
+
+
+def test_many_runs_of_a_cell_share_a_display_and_the_next_cell_has_its_own(kernel: Kernel) -> None:
+    told = kernel.run(
+        "rlm = RLM(lambda messages: 'FINAL(1)' if 'xyzzy' in str(messages) else 1 / 0, verbose=True)\n"
+        f"asked = ['xyzzy'] * {MAX_DISPLAYS + 3} + ['bad']\n"
+        "async with rlm:\n"
+        "    for context in asked:\n"
+        "        await asyncio.gather(rlm.acompletion(context, 'What?'), return_exceptions=True)\n"
+    )
+    assert told.error is None
+    assert len(told.displays) == MAX_DISPLAYS + 1
+    shared = list(told.displays.values())[-1]
+    assert shared["text/plain"].startswith("4 further runs: 0 open, 4 ended, 1 of them failed; 3 calls, ")
+    assert read(shared["text/html"]).text == shared["text/plain"]
+    after = kernel.run("rlm.completion('xyzzy', 'What?').response")
+    assert ["answered" in display["text/plain"] for display in after.displays.values()] == [True]
 
 
 def test_failed_run_says_so_in_its_display(kernel: Kernel) -> None:
