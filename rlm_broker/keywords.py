@@ -14,10 +14,10 @@ from rlm_broker.handler.cache import Cache
 from rlm_broker.handler.routing import ModelPolicy, Route
 from rlm_broker.limits import Limits
 from rlm_broker.models.models import FilePath, Models, models_of
-from rlm_broker.notebook.progress import notebook_progress
 from rlm_broker.prompts.instructions import Instructions, Profile
 from rlm_broker.run.tools import Tools
 from rlm_broker.sandbox.sandbox import Sandbox
+from rlm_broker.trace.events import Emit
 from rlm_broker.trace.printing import print_events
 from rlm_broker.validation import suggestion
 
@@ -109,8 +109,15 @@ def receivers_with(on_event: Any, keywords: Mapping[str, Any]) -> tuple[Callback
     """Return what is told of each event, by the parameter `on_event` and keywords."""
     verbose = keywords.get("verbose", False)
     require_kind("verbose", verbose, bool)
-    own = (Callback(notebook_progress() or print_events, "verbose"),) if verbose else ()
+    own = (Callback(_shows_events(), "verbose"),) if verbose else ()
     return own if on_event is None else (*own, Callback(on_event, "on_event"))
+
+
+def _shows_events() -> Emit:
+    """Return what a verbose run shows its events by: a display in a notebook, else lines on stderr."""
+    from rlm_broker.notebook.progress import notebook_progress  # 5 ms, which only a verbose run pays
+
+    return notebook_progress() or print_events
 
 
 def require_known(keywords: Mapping[str, Any], front_door: Callable[..., Any]) -> None:
