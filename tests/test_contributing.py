@@ -120,3 +120,20 @@ def test_release_is_one_number() -> None:
 
 def test_classifiers_are_known_to_the_index() -> None:
     assert set(PYPROJECT["project"]["classifiers"]) <= classifiers
+
+
+def test_changelog_has_the_form_of_keep_a_changelog() -> None:
+    text = (PROJECT / "CHANGELOG.md").read_text()
+    releases = re.findall(r"^## (.*)$", text, re.MULTILINE)
+    assert releases[0] == "[Unreleased]"
+    assert all(re.fullmatch(r"\[\d+\.\d+\.\d+\] - \d{4}-\d\d-\d\d", release) for release in releases[1:])
+    for release in text.split("\n## ")[1:]:
+        sections = re.findall(r"^### (.*)$", release, re.MULTILINE)
+        assert sections == [kind for kind in KINDS if kind in sections], "each section once, in this order"
+        entries = [entry for section in release.split("\n### ")[1:] for entry in section.splitlines()[1:]]
+        assert all(re.match(r"- \S|  \S|#### |$", line) for line in entries)
+    for empty in re.findall(r"^###.*\n(?=\s*(?:##|\Z))(?!\s*####)", text, re.MULTILINE):
+        raise AssertionError(f"a section without entries: {empty}")
+
+
+KINDS = ["Added", "Changed", "Deprecated", "Removed", "Fixed", "Security"]

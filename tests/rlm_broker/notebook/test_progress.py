@@ -134,4 +134,4 @@ def test_outside_of_a_kernel_lines_are_printed_and_ipython_is_not_imported(befor
     command = [sys.executable, "-c", code]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
     assert done.stdout == f"{bool(before)}\n"
-    assert "[depth 0] iteration 1" in done.stderr
+    assert "[depth 0] run 1 with scripted" in done.stderr
