@@ -34,7 +34,7 @@ EXPECTED = {
     "expired at midnight\nFound at line 31001",
     "typed_records.py": "1039  2026-02-17  Haddad & Sons    2310.00\n1041  2026-03-03  Lindqvist AB     1204.50\n"
     "1042  2026-03-05  Orto Verde         89.90\ntotal 3604.40 euros after 3 turns\n",
-    "eight_repls.py": "ticket 0: a refund, 1 call\nticket 1: a new password, 1 call\n",
+    "own_loop.py": "ticket 0: a refund, 1 call\nticket 1: a new password, 1 call\n",
 }
 """Example -> what it prints first, without a key."""
 OTHERS = {"rl_rollouts.py", "service.py", "where_is_it_done.py"}

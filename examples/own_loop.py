@@ -5,8 +5,8 @@ the REPLs by turns, and counts each call where it is made. An agent with a loop 
 
 It prints for each ticket what its customer wants and how many calls that took, and then what all of them used:
 
-    python examples/eight_repls.py
-    python examples/eight_repls.py --model openai/gpt-5-mini
+    python examples/own_loop.py
+    python examples/own_loop.py --model openai/gpt-5-mini
 
 Without `--model` a function of this file is the model: it judges by a word, and needs no key.
 """
