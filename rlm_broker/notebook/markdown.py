@@ -8,7 +8,7 @@ from rlm_broker.shown import printable
 
 FENCED_CHARS = 10_000
 """Characters of a text in a fence. The middle of a longer one is cut."""
-_MARKS = re.compile(r"[^\w\s.,:$+-]")
+_MARKS = re.compile(r"[^\w\s.,:]|_")
 
 
 def of_completion(run: Any) -> str:

@@ -36,7 +36,7 @@ class TextBudget:
 
     def fitted(self, text: str) -> Markup:
         """Return the text, escaped and cut to its share."""
-        share = max(self._chars // max(self._texts, 1), 0)
+        share = self._chars // max(self._texts, 1)
         shown = fitted(text, share)
         self._texts -= 1
         self._chars -= min(len(shown), share)

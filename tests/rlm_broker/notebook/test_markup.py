@@ -83,6 +83,8 @@ def test_more_texts_than_were_announced_have_no_room() -> None:
 
 def test_line_has_no_breaks() -> None:
     assert line("a\n\n b\tc") == "a b c"
+    assert line("x" * 300) == f"{'x' * 100}... [100 characters cut] ...{'x' * 100}"
+    assert line("x" * 200) == "x" * 200
     assert len(line("&" * 5000)) < LINE_CHARS + 40
 
 

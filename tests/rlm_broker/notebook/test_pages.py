@@ -1,13 +1,11 @@
 """The pages of runs and blocks in a notebook: their parts, their size, and hostile text in them."""
 
 import dataclasses
-import re
 from typing import Any
 
 import pytest
 
 from rlm_broker import RLM, Block, Completion, Display, Iteration, Limits, Sandbox, ScriptedClient, Usage, UsageSummary
-from rlm_broker.notebook.markdown import FENCED_CHARS
 from rlm_broker.notebook.pages import (
     BLOCK_PICTURE_BYTES,
     FIRST_TURNS,
@@ -84,26 +82,6 @@ def test_hostile_text_is_shown_and_does_nothing(level: str) -> None:
     assert shown.boxes.count(SHOWN_HOSTILE) == (13 if level == "run" else 5)
     assert shown.boxes.count(f"{SHOWN_HOSTILE}d") == (2 if level == "run" else 1)
     assert shown.pictures == []
-
-
-@pytest.mark.parametrize("shown", [run(response=HOSTILE, root_model=HOSTILE), Block(HOSTILE, "ok", HOSTILE)])
-def test_markdown_has_hostile_text_in_fences_alone(shown: Any) -> None:
-    lines = iter(bundle(shown)["text/markdown"].splitlines())
-    outside = ""
-    for line in lines:
-        if fence := re.match("`{3,}", line):
-            assert len(fence[0]) == 4
-            while next(lines) != fence[0]:
-                pass
-        else:
-            outside += line
-    assert not re.search(r"(?<!\\)[<`\[(#!]", outside)
-
-
-def test_markdown_cuts_long_text() -> None:
-    markdown = bundle(run(response="a" * FENCED_CHARS + "b" * 7 + "c" * FENCED_CHARS))["text/markdown"]
-    assert "... [10,007 characters cut] ..." in markdown
-    assert len(markdown) < FENCED_CHARS + 200
 
 
 @pytest.mark.parametrize("text", ["x" * 65_536, "&" * 65_536, "\x00" * 65_536, "short"])
