@@ -29,7 +29,7 @@ def fenced(text: str) -> str:
     tail = text[max(len(text) - FENCED_CHARS // 2, len(head)) :]
     cut = len(text) - len(head) - len(tail)
     shown = printable(f"{head}\n... [{cut:,} characters cut] ...\n{tail}" if cut else text, keep="\n\t")
-    fence = "`" * max(3, 1 + max(map(len, re.findall("`+", shown)), default=0))
+    fence = "`" * (1 + max([2, *map(len, re.findall("`+", shown))]))
     return f"{fence}text\n{shown}\n{fence}"
 
 
