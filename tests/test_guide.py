@@ -8,7 +8,7 @@ import pytest
 from rlm_broker import LMRequest, ScriptedClient
 from rlm_broker.clients.base import LMReply
 from rlm_broker.errors import ModelFailed
-from rlm_broker.results import Usage
+from rlm_broker.usage import Usage
 from tests.support.places import PROJECT
 
 ASKS = """```repl

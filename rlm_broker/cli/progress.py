@@ -9,7 +9,6 @@ import time
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, TextIO
 
-from rlm_broker.results import Usage
 from rlm_broker.trace.events import (
     BlockEnded,
     BlockStarted,
@@ -24,6 +23,7 @@ from rlm_broker.trace.panels import console_of, takes_panels
 from rlm_broker.trace.printing import line_of, print_event, trouble
 from rlm_broker.trace.story import counted, tokens
 from rlm_broker.trace.verbose import VerbosePrinter
+from rlm_broker.usage import Usage
 
 if TYPE_CHECKING:
     from rich.console import Console, ConsoleOptions, RenderResult

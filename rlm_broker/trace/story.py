@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
 from rlm_broker.parsing import parse_reply
-from rlm_broker.results import Usage
 from rlm_broker.trace.events import (
     BlockEnded,
     BlockStarted,
@@ -23,6 +22,7 @@ from rlm_broker.trace.events import (
     ToolStarted,
 )
 from rlm_broker.trace.printing import CANCELLED, milestone, trouble
+from rlm_broker.usage import Usage
 
 MOST_LINES = 40
 """Lines of one text that a passage shows: half from its beginning, half from its end. The title of the gap says how

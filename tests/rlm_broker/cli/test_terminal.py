@@ -15,9 +15,9 @@ from typing import Any
 import pytest
 
 from rlm_broker.cli.progress import ProgressLine
-from rlm_broker.results import Usage
 from rlm_broker.shown import printable
 from rlm_broker.trace.events import CallEnded, CallStarted, RunStarted
+from rlm_broker.usage import Usage
 from tests.support.command import COMMAND, ENVIRONMENT, WAIT_S
 from tests.support.fake_openai import Answer, FakeOpenAI, completion
 

@@ -2,9 +2,9 @@
 
 import io
 
-from rlm_broker.results import Usage
 from rlm_broker.trace.events import CallEnded
 from rlm_broker.trace.printing import print_event
+from rlm_broker.usage import Usage
 
 
 def test_long_batch_is_ten_lines() -> None:

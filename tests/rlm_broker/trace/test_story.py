@@ -2,9 +2,10 @@
 
 import pytest
 
-from rlm_broker.results import Block, Usage
+from rlm_broker.results import Block
 from rlm_broker.trace.events import BlockEnded, CallEnded, CallStarted, Replied, RunEnded
 from rlm_broker.trace.story import MOST_CHARS, MOST_LINES, Passage, Piece, Story, cut
+from rlm_broker.usage import Usage, UsageSummary
 
 
 def ended(call: int, done: int, error: str | None = None) -> CallEnded:
@@ -48,8 +49,6 @@ def test_of_a_reply_that_is_too_long_to_parse_its_beginning_is_shown() -> None:
 
 
 def test_what_a_cancelled_run_leaves_is_forgotten() -> None:
-    from rlm_broker.results import UsageSummary
-
     story = Story()
     story.passage(CallStarted("1", 1, 1, None, "prompt", block=1, tree="a"))
     story.passage(CallStarted("1", 1, 1, None, "of another tree", block=1, tree="b"))
