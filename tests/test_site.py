@@ -63,6 +63,14 @@ def test_every_limit_and_setting_is_in_the_reference() -> None:
     assert named == {*Limits.model_fields, *DEFAULTS}
 
 
+def test_lists_and_tables_of_github_get_the_blank_lines_that_python_markdown_needs() -> None:
+    written = "Two:\n- one\n  goes on\n- two:\n  - deep\n\nTable:\n| a |\n| - |\n\n1. x\n\n   more\n\nEnd.\n```\nno:\n- item\n```"
+    assert hooks.with_blank_lines(written).split("\n") == [
+        *("Two:", "", "- one", "    goes on", "- two:", "    - deep", "", "Table:", "", "| a |", "| - |", ""),
+        *("1. x", "", "    more", "", "End.", "```", "no:", "- item", "```"),
+    ]
+
+
 def options(command: click.Command, path: str) -> list[str]:
     """Return the anchors of a command, of its options and of all commands below it."""
     found = [path.replace(" ", "-")]
