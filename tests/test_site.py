@@ -64,10 +64,10 @@ def test_every_limit_and_setting_is_in_the_reference() -> None:
 
 
 def test_lists_and_tables_of_github_get_the_blank_lines_that_python_markdown_needs() -> None:
-    written = "Two:\n- one\n  goes on\n- two:\n  - deep\n\nTable:\n| a |\n| - |\n\n1. x\n\n   more\n\nEnd.\n```\nno:\n- item\n```"
+    written = "Two:\n- one\n  goes on\n- two:\n  - deep\n\nTable:\n| a |\n| - |\n\n1. x\n\n   more\n2. y\n\nEnd.\n```\nno:\n- item\n```"
     assert hooks.with_blank_lines(written).split("\n") == [
         *("Two:", "", "- one", "    goes on", "- two:", "    - deep", "", "Table:", "", "| a |", "| - |", ""),
-        *("1. x", "", "    more", "", "End.", "```", "no:", "- item", "```"),
+        *("1. x", "", "    more", "", "2. y", "", "End.", "```", "no:", "- item", "```"),
     ]
 
 
