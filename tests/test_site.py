@@ -1,13 +1,20 @@
 """The documentation as a site: it builds without a warning, is whole, and loads nothing from the network."""
 
+import json
+import re
 import subprocess
 from pathlib import Path
+from typing import get_args
 
 import click
 
 import rlm_broker
 from rlm_broker.cli.main import cli
-from tests.support import site_pages
+from rlm_broker.limits import Limits
+from rlm_broker.settings.settings import DEFAULTS
+from sandbox_worker.wire import messages
+from scripts.site import generated, hooks
+from tests.support import page_code, site_pages
 from tests.support.places import PROJECT
 
 
@@ -25,6 +32,35 @@ def test_site_is_built_whole_and_loads_nothing_from_elsewhere(tmp_path: Path) ->
     assert (
         site / "search" / "search_index.js"
     ).stat().st_size > 10_000  # what a page that is opened from a folder reads
+
+
+def test_every_message_of_the_wire_is_on_its_page_with_a_frame_that_its_decoder_takes() -> None:
+    text = (PROJECT / "docs" / "reference" / "protocol.md").read_text()
+    shown = [piece.text for piece in page_code.pieces(text) if piece.language == "json"]
+    frames = {frame["type"]: json.dumps(frame).encode() for frame in map(json.loads, shown) if "type" in frame}
+    decoders = {messages.Hello: messages.decode_hello, messages.Welcome: messages.decode_welcome}
+    decoders |= dict.fromkeys(get_args(messages.FromWorker), messages.decode_from_worker)
+    decoders |= dict.fromkeys(get_args(messages.FromOrchestrator), messages.decode_from_orchestrator)
+    for kind, decode in decoders.items():
+        name = kind.__name__
+        assert f"### {name} {{ #{name.lower()} }}" in text
+        assert type(decode(frames[name.lower()])) is kind
+    parts = set(re.findall(r"^<!-- generated: (?:part|message) (\w+) -->$", text, re.MULTILINE))
+    assert parts >= {kind.__name__ for kind in decoders} | {
+        "Slot",
+        "ChildContext",
+        "VariableFact",
+        "TextPart",
+        "MessagePart",
+    }
+    assert all(f"generated: packets {union}" in text for union in ("ToZygote", "FromZygote", "ToInit", "FromInit"))
+
+
+def test_every_limit_and_setting_is_in_the_reference() -> None:
+    text = (PROJECT / "docs" / "reference" / "settings.md").read_text()
+    filled = hooks.MARK.sub(lambda mark: getattr(generated, mark[1])(*filter(None, [mark[2]])), text)
+    named = set(re.findall(r"`(\w+)`\{ #\1 \}", filled))
+    assert named == {*Limits.model_fields, *DEFAULTS}
 
 
 def options(command: click.Command, path: str) -> list[str]:

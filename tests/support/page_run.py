@@ -6,6 +6,7 @@ port to commands, which are processes of their own.
 
 import ast
 import asyncio
+import configparser
 import contextlib
 import inspect
 import io
@@ -32,6 +33,7 @@ WAIT_S = 90
 ANSWER = "an answer"
 PARSERS: dict[str, Callable[[str], object]] = {
     "json": json.loads,
+    "ini": lambda text: configparser.ConfigParser(strict=False, interpolation=None).read_string(text),
     "toml": tomllib.loads,
     "yaml": lambda text: list(yaml.safe_load_all(text)),
 }
