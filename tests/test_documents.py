@@ -12,8 +12,7 @@ import pytest
 from tests.support import page_code, page_run
 from tests.support.places import PROJECT
 
-# The old guide is being taken apart: its blocks do not follow from each other.
-PAGES = sorted(each for each in [*PROJECT.glob("*.md"), *(PROJECT / "docs").rglob("*.md")] if each.name != "guide.md")
+PAGES = sorted([*PROJECT.glob("*.md"), *(PROJECT / "docs").rglob("*.md")])
 _PROCESSES = multiprocessing.get_context("forkserver")
 """Processes of pages are forked from one that has imported what most of them need: litellm alone takes seconds."""
 _PROCESSES.set_forkserver_preload(["tests.support.page_preload"])
