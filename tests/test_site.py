@@ -13,6 +13,7 @@ from rlm_broker.cli.main import cli
 from rlm_broker.limits import Limits
 from rlm_broker.settings.settings import DEFAULTS
 from sandbox_worker.wire import messages
+from sandbox_worker.wire.names import CHUNKS, LINES, RESERVED, SEARCH
 from scripts.site import generated, hooks
 from tests.support import page_code, site_pages
 from tests.support.places import PROJECT
@@ -61,6 +62,12 @@ def test_every_limit_and_setting_is_in_the_reference() -> None:
     filled = hooks.MARK.sub(lambda mark: getattr(generated, mark[1])(*filter(None, [mark[2]])), text)
     named = set(re.findall(r"`(\w+)`\{ #\1 \}", filled))
     assert named == {*Limits.model_fields, *DEFAULTS}
+
+
+def test_every_name_of_a_repl_is_in_the_reference() -> None:
+    text = (PROJECT / "docs" / "reference" / "repl.md").read_text()
+    missing = {name for name in RESERVED | {SEARCH, CHUNKS, LINES} if not re.search(rf"\b{name}\b", text)}
+    assert missing == set()
 
 
 def test_lists_and_tables_of_github_get_the_blank_lines_that_python_markdown_needs() -> None:
