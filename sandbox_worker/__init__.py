@@ -1,4 +1,5 @@
-"""What runs inside a sandbox: the fork server, a worker's init, its REPL, and how they are isolated."""
+"""The processes inside a sandbox: the fork server, a worker's init and its REPL, with their isolation."""
 
 RELEASE = "0.1.0"
-"""Of this code, as `rlm_broker.__version__`. A REPL says it when it is ready."""
+"""Version of this code, equal to `rlm_broker.__version__`. A REPL sends it with `Ready`; the orchestrator refuses any
+other release, since an upgrade in place would otherwise mix two of them."""

@@ -83,7 +83,7 @@ class Place:
 
 @dataclass
 class Tally:
-    """What the runs of one place came to."""
+    """Results of the runs in one place."""
 
     runs: int = 0
     failed: Counter[str] = field(default_factory=Counter)

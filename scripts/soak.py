@@ -41,7 +41,7 @@ LIMITS = Limits(max_depth=2, block_timeout_s=20, call_timeout_s=20, run_timeout_
 
 @dataclass(frozen=True)
 class Sample:
-    """What is there when all work has ended."""
+    """Count what is there when all work has ended."""
 
     at_s: float
     uss_bytes: int
@@ -68,7 +68,7 @@ def sample(started: float) -> Sample:
 
 
 def grown(samples: Sequence[Sample]) -> list[str]:
-    """What the last third of the samples has more of than the first."""
+    """Return what the last third of the samples has more of than the first."""
     third = max(1, len(samples) // 3)
     problems = []
     for name in (each.name for each in fields(Sample) if each.name != "at_s"):
@@ -87,7 +87,7 @@ def _lives(process: psutil.Process) -> bool:
 
 
 class Model:
-    """Asks, starts children, and answers. It keeps nothing of what it is asked."""
+    """Asks, starts children, and answers. It keeps no request."""
 
     model_name = "soak"
 
@@ -97,7 +97,7 @@ class Model:
         return LMReply(_said(request), Usage(1, 10, 5))
 
     async def aclose(self) -> None:
-        """Hold nothing."""
+        """Close no resource: there is none."""
 
 
 def _said(request: LMRequest) -> str:
@@ -147,7 +147,7 @@ class Soak:
                 self.done[name] += 1
             except RlmBrokerError as error:
                 self.told[f"{name}: {type(error).__name__}: {str(error)[:70]}"] += 1
-            except Exception:  # noqa: BLE001 - whatever it is, it is counted and shown
+            except Exception:  # noqa: BLE001 - any error is counted and shown
                 self.wrong.append(f"{name}: {traceback.format_exc()}")
 
     async def run(self) -> None:
@@ -193,7 +193,7 @@ class Soak:
             await task
 
     async def stranger(self) -> None:
-        """A connection that says nothing, garbage, or half a frame."""
+        """A connection that sends no byte, garbage, or half a frame."""
         reader, writer = await asyncio.open_connection(*self._handler.address)
         said = self._chance.choice([b"", b"\0\0\0\5hello", b"\xff\xff\xff\xff", os.urandom(999), b"\0\0\2\0{"])
         with contextlib.suppress(ConnectionError):

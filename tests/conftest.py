@@ -1,4 +1,4 @@
-"""What a whole run prints beside pytest's own lines."""
+"""Lines that a whole run prints beside pytest's own."""
 
 import gc
 import signal

@@ -1,4 +1,4 @@
-"""Whatever is handed to a public call, what comes out is an error of this package, or a documented one of Python's."""
+"""For each argument of a public call, what comes out is an error of this package, or a documented one of Python's."""
 
 from collections.abc import Callable, Iterator
 from typing import Any

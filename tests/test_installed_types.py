@@ -1,4 +1,4 @@
-"""What type checkers say of programs that use an installed `rlm_broker`."""
+"""Findings of type checkers in programs that use an installed `rlm_broker`."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""What `rlm_broker` exports: seen by type checkers, whole, and documented."""
+"""The exports of `rlm_broker`: seen by type checkers, whole, and documented."""
 
 import ast
 import builtins
@@ -30,7 +30,7 @@ INTERNAL = {
     "StoredContext.__init__(pieces)",
     "StoredContext.pieces ->",
 }
-"""How the objects of this package are put together: for its own modules, and not for users."""
+"""Parameters that only modules of this package pass, and not users."""
 
 
 def shown_to_type_checkers() -> dict[str, str]:

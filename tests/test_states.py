@@ -1,4 +1,4 @@
-"""State machines of what is shared: never overspent, no lost wake-up, no session starved, whatever comes in any order."""
+"""State machines of what is shared: never overspent, no lost wake-up, no session starved, in any order of events."""
 
 import asyncio
 import math
@@ -150,7 +150,7 @@ class FairTurns(OnLoop):
 # -- the ledger --------------------------------------------------------------------------------------------------------
 
 TOKENS, COST_USD, MAX_OUTPUT = 20, 0.5, 10
-"""What each call really uses, and the output that it may have at most."""
+"""Resources that each call really uses, and the most output that it may have."""
 
 
 class Spending(OnLoop):

@@ -1,4 +1,4 @@
-"""What works where litellm is not installed: everything but the models of providers."""
+"""The package without litellm: all works but the models of providers."""
 
 import os
 import subprocess

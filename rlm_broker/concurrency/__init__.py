@@ -1,1 +1,1 @@
-"""Time limits, fair turns and threads on an event loop. Nothing here knows what is run."""
+"""Time limits, fair turns and threads on an event loop. A generic package, without knowledge of runs or models."""

@@ -7,12 +7,13 @@ from collections.abc import AsyncIterator
 
 
 class Allowance:
-    """At most `amount` held at the same time; holders wait in the order in which they came.
+    """At most `amount` held at the same time; holders wait in order of arrival.
 
-    A part larger than the whole amount is held alone. Few are expected to wait: each may look at all others once.
+    A part larger than the whole amount is held alone. Meant for few waiting holders: a cancelled one is searched for
+    among all others.
 
     Args:
-        amount: What there is in all.
+        amount: Amount in all, in any unit.
     """
 
     def __init__(self, amount: int) -> None:
@@ -22,7 +23,10 @@ class Allowance:
 
     @contextlib.asynccontextmanager
     async def held(self, part: int) -> AsyncIterator[None]:
-        """Hold `part` of the amount, once it is there."""
+        """Wait until `part` of the amount is free, and hold it until the block ends.
+
+        Smaller parts do not overtake a larger one that waits, which could otherwise wait without end.
+        """
         part = min(part, self._amount)
         await self._take(part)
         try:
@@ -40,7 +44,7 @@ class Allowance:
         except asyncio.CancelledError:
             if turn.cancelled():
                 self._waiting.remove((part, turn))
-            else:  # it was given in the same step
+            else:  # the part was given just before the cancellation arrived
                 self._left += part
             self._serve()
             raise
@@ -48,7 +52,7 @@ class Allowance:
     def _serve(self) -> None:
         while self._waiting and self._waiting[0][0] <= self._left:
             part, turn = self._waiting[0]
-            if turn.cancelled():  # its task removes it in its next step, and serves the rest
+            if turn.cancelled():  # its task removes the turn when it next runs, and then serves the rest
                 return
             self._waiting.popleft()
             self._left -= part

@@ -1,4 +1,4 @@
-"""A batch of work, held as data: a piece of it becomes a task when there is a place for it to run."""
+"""A batch of work, held as data: a piece becomes a task only when it has a place to run in."""
 
 import asyncio
 import contextlib
@@ -12,7 +12,9 @@ T = TypeVar("T")
 R = TypeVar("R")
 
 IN_A_ROW = 64
-"""Pieces of work that may be done, or tasks started, before the event loop gets its turn."""
+"""Pieces of work that may be done, or tasks started, before the event loop gets its turn.
+
+Without the bound, pieces that never wait, such as replies from the cache, would hold up all other tasks of the loop."""
 
 
 async def bounded_map(
@@ -24,28 +26,35 @@ async def bounded_map(
     places: FairSemaphore | None = None,
     session: Hashable = None,
 ) -> list[R | None]:
-    """Await `work` for each of `todo`, at most `at_once` at the same time, in the order of `todo`.
+    """Await `work` for each of `todo`, at most `at_once` at the same time, begun in the order of `todo`.
 
     Args:
-        timeout_s: Seconds for the whole batch. Work that is unfinished then is cancelled.
+        todo: Pieces of work.
+        work: Function that is awaited for each piece.
+        at_once: Largest number of pieces that run at the same time.
+        timeout_s: Seconds for the whole batch. Work that is unfinished then is cancelled. None sets no limit.
         places: Places that running pieces need, shared with other batches; None sets no bound beside `at_once`.
-        session: Whose turn a place is taken for, see `FairSemaphore`.
+        session: Session whose turn a place is taken for, see `FairSemaphore`.
 
     Returns:
         The results in the order of `todo`; None for each piece that was not done within `timeout_s`.
+
+    Raises:
+        BaseExceptionGroup: Pieces failed. The group holds their errors; all other pieces were cancelled.
     """
     batch = _Batch(todo, work, at_once, places or FairSemaphore(None), session)
-    with contextlib.suppress(TimeoutError):  # only that of the whole batch: what a piece raises comes in a group
+    with contextlib.suppress(TimeoutError):  # that of the whole batch alone: errors of pieces come in a group
         async with asyncio.timeout(timeout_s):
             await batch.run()
     return batch.results
 
 
 class _Batch(Generic[T, R]):
-    """One batch. While it waits for places it is one waiting turn and no task, however many pieces it has.
+    """One batch of work.
 
-    A worker that has a place keeps it for the next piece, unless another batch waits for one: an undisturbed batch
-    takes a task for each place and not for each piece.
+    While it waits for places it takes one waiting turn and no task, however many pieces it has. A worker that has a
+    place keeps it for the next piece, unless another batch waits for a place. So an undisturbed batch makes one task
+    for each place, and not one for each piece.
     """
 
     def __init__(
@@ -81,11 +90,11 @@ class _Batch(Generic[T, R]):
                 await self._worker_ended.wait()
             if not self._places.take():
                 await self._queue()
-            if not self._waiting:  # the workers were faster
+            if not self._waiting:  # the workers took the last pieces while this waited for a place
                 self._places.release()
                 return
             self._busy += 1
-            # Not in the worker's own `finally`: a task that is cancelled before its first step runs none of its code.
+            # A callback, no `finally` in the worker: a task cancelled before its first step runs none of its code.
             group.create_task(self._work_on()).add_done_callback(self._ended)
             started += 1
             if started % IN_A_ROW == 0:

@@ -1,4 +1,41 @@
-"""Ending work at a time limit, with everything below it."""
+"""Time limits that end work together with everything that the work started.
+
+Theory of operation
+-------------------
+A run ends processes, sockets and temporary files in `finally` blocks. A time limit is correct only if these blocks run
+to their end exactly once. `asyncio.timeout` alone does not guarantee that, for three reasons:
+
+1. It cancels the task that it is used in. The caller may cancel the same task a moment before or after. The second
+   CancelledError is then raised inside a `finally` block, at its next `await`, and processes stay alive.
+2. It waits for work that ignores its cancellation. Code of the user's (a tool, a model client) may catch
+   CancelledError and go on, and so hold its caller without limit.
+3. It turns CancelledError into TimeoutError, and no other exception. Client libraries that catch the cancellation raise
+   errors of their own, and the caller would see these and no time limit. A TimeoutError that the work itself raises
+   looks like the limit.
+
+The functions here, by what is awaited after a cancel:
+
+- `within` gives the work a task of its own, cancels that task at most once, and awaits its end without limit.
+  `asyncio.wait` does not cancel what it waits for, so a cancellation of the caller reaches the caller alone.
+  It is remembered, and raised once the task has ended. Used for work with processes below it.
+- `to_its_end` does the same for clean-up, which it never cancels.
+- `in_time` stays in the caller's task and sets one timer: a request takes 25 to 35 microseconds in all, too few to add
+  a task of its own. It uses `asyncio.timeout`, and answers points 2 and 3.
+- `closed_if_deaf` answers point 2 alone, for code of the user's that runs inside `within`.
+
+Races:
+
+- Work that has ended in the loop iteration in which the limit fires was in time: its result or error counts (`within`).
+- Work that returns a result after its cancellation keeps it, since work that was paid for should not be lost. Only work
+  that ends cancelled is `Late` (`within`); an error after the limit is `Late` in `in_time`.
+- A cancellation of the caller wins over the result of the work and over the limit (`within`).
+
+Rejected: `asyncio.wait_for`, which in Python 3.11 leaves the work running if its caller is cancelled twice, and since
+3.12 is `asyncio.timeout`; `asyncio.shield` alone, which lets the caller go on while the work still runs.
+
+Sources: CPython, Lib/asyncio/timeouts.py (`Timeout.__aexit__`), and the paragraphs on `Task.cancel` and `Task.uncancel`
+in the documentation of asyncio.
+"""
 
 import asyncio
 import contextlib
@@ -10,11 +47,11 @@ from typing import Any, TypeVar
 T = TypeVar("T")
 
 GRACE_S = 15.0
-"""Time in seconds in which the user's code must end after its cancellation; beyond it is closed where it waits."""
+"""Seconds that the user's code has to end after its cancellation. Beyond them, it is closed where it waits."""
 
 
 class Late(TimeoutError):
-    """The limit of `within` or `in_time` was reached. (What the work itself raises may be a TimeoutError, too.)"""
+    """The limit of `within` or `in_time` was reached. Any other TimeoutError was raised by the work itself."""
 
 
 class StopRequested(Exception):
@@ -22,14 +59,20 @@ class StopRequested(Exception):
 
 
 async def within(limit_s: float | None, work: Coroutine[Any, Any, T], stop: "asyncio.Future[None] | None" = None) -> T:
-    """Await `work`. At the limit, at `stop`, or when we are cancelled, it is cancelled once, and its end is awaited.
+    """Await `work` in a task of its own. At a cut, cancel that task once and await its end.
 
-    Not `asyncio.timeout`: its cancellation may come while another is being heeded, or be followed by one, and a second
-    one would hit what is ending the processes.
+    A cut is the limit, the resolution of `stop`, or the caller's own cancellation. A result that comes in spite of the
+    cut is returned.
+
+    Args:
+        limit_s: Seconds from now until `work` is cancelled; None sets no limit.
+        work: Coroutine to run. It always ends before this function does.
+        stop: Future whose resolution cancels `work`; None where only the limit does.
 
     Raises:
-        Late: It was cancelled at the limit.
-        StopRequested: It was cancelled since `stop` was resolved.
+        Late: `work` was cancelled at the limit.
+        StopRequested: `work` was cancelled since `stop` was resolved.
+        asyncio.CancelledError: The caller was cancelled. Takes precedence over all that `work` returned or raised.
     """
     task = asyncio.get_running_loop().create_task(work)
     waits_for: set[asyncio.Future[Any]] = {task} if stop is None else {task, stop}
@@ -48,12 +91,13 @@ async def within(limit_s: float | None, work: Coroutine[Any, Any, T], stop: "asy
 
 
 async def to_its_end(work: Callable[[], Coroutine[Any, Any, T]]) -> T:
-    """Await what `work` makes, which ends things: when we are cancelled meanwhile it goes on to its end all the same.
+    """Await the coroutine that `work` makes, to its end also if the caller is cancelled meanwhile.
 
-    Made in here: were this never started, nobody would close it.
+    Meant for clean-up. Takes a function and no coroutine: a coroutine that is made by the caller and never awaited,
+    because the caller was cancelled first, would be reported by a RuntimeWarning.
 
     Raises:
-        asyncio.CancelledError: We were.
+        asyncio.CancelledError: The caller was cancelled. Raised after the end of the work.
     """
     task = asyncio.get_running_loop().create_task(work())
     await _ended(task)
@@ -61,7 +105,12 @@ async def to_its_end(work: Callable[[], Coroutine[Any, Any, T]]) -> T:
 
 
 async def _ended(task: "asyncio.Task[Any]", cancelled: asyncio.CancelledError | None = None) -> None:
-    """Wait for its end, however often we are cancelled meanwhile, and raise that afterwards."""
+    """Wait for the end of `task`, however often the caller is cancelled meanwhile; then raise that cancellation.
+
+    Args:
+        task: Task to wait for. It is not cancelled here.
+        cancelled: Cancellation that the caller has received already.
+    """
     while not task.done():
         try:
             await asyncio.wait({task})
@@ -69,18 +118,23 @@ async def _ended(task: "asyncio.Task[Any]", cancelled: asyncio.CancelledError | 
             cancelled = ours
     if cancelled is not None:
         if not task.cancelled():
-            task.exception()  # nobody waits for it any more
+            task.exception()  # read, or asyncio would report it as never retrieved: the caller gets `cancelled`
         raise cancelled
 
 
 @types.coroutine
 def in_time(limit_s: float, work: Awaitable[T]) -> Generator[Any, Any, T]:
-    """Await `work` in the task that runs. At the limit it is cancelled.
+    """Await `work` in the caller's task; cancel it at the limit.
 
-    There is a timer only from where `work` first waits: to work that never does, it would add half its cost again.
+    The timer is set when `work` first waits. Setting one would make work that never waits, such as a reply from the
+    cache, cost half as much again.
+
+    Args:
+        limit_s: Seconds, counted from the call and not from the first wait.
+        work: Awaitable to run. After its cancellation it has `GRACE_S` to end, see `closed_if_deaf`.
 
     Raises:
-        Late: The limit was reached, whatever `work` then raised.
+        Late: The limit was reached. The error that `work` then raised is its cause.
     """
     started = time.monotonic()
     steps = work.__await__()
@@ -105,7 +159,7 @@ async def _in_time(limit_s: float, steps: Generator[Any, Any, T], waits_for: obj
 
 
 async def closed_if_deaf(work: Awaitable[T]) -> T:
-    """Await `work`, which is the user's code. Once cancelled it has `GRACE_S` to end; then it is closed."""
+    """Await `work`, which is the user's code. Once cancelled it has `GRACE_S` seconds to end; then it is closed."""
     return await _all_of(work)
 
 
@@ -122,10 +176,11 @@ def _all_of(work: Awaitable[T]) -> Generator[Any, Any, T]:
 
 @types.coroutine
 def _rest(steps: Generator[Any, Any, T], waits_for: object) -> Generator[Any, Any, T]:
-    """Go on with what waits already: what `yield from` does, which begins with a step.
+    """Drive `steps`, which waits for `waits_for` already. (`yield from` would begin with a step of its own.)
 
-    Once cancelled, it has `GRACE_S` to end. Then it is closed where it waits, and the cancellation goes on: code that
-    catches CancelledError would otherwise hold its caller for as long as it likes.
+    After the first cancellation `steps` has `GRACE_S` to end. Then it is closed where it waits, and CancelledError is
+    raised: code that catches CancelledError would otherwise hold its caller without limit. Cancellations that arrive
+    within the grace are passed on to `steps`.
     """
     closing: asyncio.TimerHandle | None = None
     try:
@@ -138,12 +193,12 @@ def _rest(steps: Generator[Any, Any, T], waits_for: object) -> Generator[Any, An
                 if closing is None:
                     closing = loop.call_later(GRACE_S, task.cancel)
                 elif closing.when() <= loop.time():
-                    task.uncancel()  # that was the timer's
+                    task.uncancel()  # the timer's cancel: counted as the caller's, it would hide a timeout further out
                     with contextlib.suppress(Exception, SystemExit, KeyboardInterrupt, GeneratorExit):
                         steps.close()
                     raise
                 waits_for = steps.throw(error)
-            except BaseException as error:  # noqa: BLE001 - it is for `steps`
+            except BaseException as error:  # noqa: BLE001 - raised inside `steps`, which may handle it
                 waits_for = steps.throw(error)
             else:
                 waits_for = steps.send(sent)

@@ -33,14 +33,17 @@ class FairSemaphore:
         """Sessions in the order of their turns, each with its own turns in order of arrival."""
 
     def take(self) -> bool:
-        """Take a place if one is free and no turn waits for it. `release` it afterwards."""
+        """Take a place if one is free and no turn waits for it, and return whether it was taken.
+
+        `release` it afterwards.
+        """
         if self._places is None or (self.taken < self._places and not self.waiting):
             self.taken += 1
             return True
         return False
 
     async def acquire(self, session: Hashable) -> None:
-        """Wait for a place. `release` it afterwards."""
+        """Wait for a place, in the turn of `session`. `release` it afterwards."""
         if self.take():
             return
         turn: Turn = asyncio.get_running_loop().create_future()

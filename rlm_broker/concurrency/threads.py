@@ -1,4 +1,4 @@
-"""Other people's blocking functions, in threads that nobody has to wait for."""
+"""Blocking functions of the user and of libraries, run in daemon threads that do not delay the exit of the program."""
 
 import asyncio
 import contextlib
@@ -18,10 +18,15 @@ _Job = tuple["Future[Any]", Callable[[], Any]]
 
 
 class DaemonThreads:
-    """Runs calls in at most `max_threads` threads, each started when a call finds none idle.
+    """Runs calls in at most `max_threads` threads; each is started when a call finds none idle.
 
-    Not a `ThreadPoolExecutor`: the interpreter joins the threads of one at its exit, so that a single function that
-    never returns would keep the program alive for ever.
+    While all of them are busy, calls wait in a queue without bound.
+
+    Not a `ThreadPoolExecutor`: the interpreter joins the threads of an executor at exit
+    (`concurrent.futures.thread._python_exit`). A single function that never returns would keep the program alive.
+
+    Args:
+        max_threads: Upper bound of threads. None is started before the first call.
     """
 
     def __init__(self, max_threads: int) -> None:
@@ -30,9 +35,9 @@ class DaemonThreads:
         self._start_afresh()
 
     def submit(self, call: Callable[[], Any]) -> "Future[Any]":
-        """Queue `call`, with the caller's context variables."""
+        """Queue `call`, which runs with a copy of the caller's context variables, and return its future."""
         future: Future[Any] = Future()
-        if self._pid != os.getpid():  # forked meanwhile: no thread came along
+        if self._pid != os.getpid():  # forked since: the threads stayed in the parent, and the lock may be held there
             self._start_afresh()
         with self._lock:
             if self._closed is not None:
@@ -46,13 +51,13 @@ class DaemonThreads:
 
     def _start_afresh(self) -> None:
         self._pid = os.getpid()
-        self._lock = threading.Lock()  # one client may serve several event loops
+        self._lock = threading.Lock()  # `submit` is called from several threads: one client may serve several loops
         self._jobs: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
         self._idle = threading.Semaphore(0)
         self._started = 0
 
     def close(self, reason: Exception) -> None:
-        """End every idle thread, and each other one when its call returns. Calls not begun fail with `reason`."""
+        """End each idle thread now, and each busy one when its call returns. Calls not begun fail with `reason`."""
         with self._lock:
             self._closed = reason
         while True:
@@ -68,7 +73,7 @@ class DaemonThreads:
     def _work(self) -> None:
         while (job := self._jobs.get()) is not None:
             _run(*job)
-            del job  # an idle thread must not keep the last conversation alive
+            del job  # an idle thread must not keep the last call's arguments, a whole conversation, in memory
             self._idle.release()
 
 
@@ -77,14 +82,22 @@ def _run(future: "Future[Any]", call: Callable[[], Any]) -> None:
         return
     try:
         answer = call()
-    except BaseException as error:  # noqa: BLE001 - it belongs to whoever waits for the future, not to this thread
+    except BaseException as error:  # noqa: BLE001 - passed to the caller that waits for the future
         future.set_exception(error)
     else:
         future.set_result(answer)
 
 
 async def in_thread(work: Callable[[threading.Event], T]) -> T:
-    """Run blocking work in a thread. When we are cancelled it is told to stop, and its end is awaited."""
+    """Run blocking work in a thread. If the caller is cancelled, request the work's stop and await its end.
+
+    Args:
+        work: Function to run. It gets an event, which is set when it should stop; it looks at the event itself, since
+            Python cannot interrupt a thread.
+
+    Raises:
+        asyncio.CancelledError: The caller was cancelled. Raised after the end of `work`, whose error is dropped.
+    """
     stop = threading.Event()
     running = asyncio.ensure_future(asyncio.to_thread(work, stop))
     try:

@@ -1,1 +1,1 @@
-"""What the user hands in, as bytes that a worker can load."""
+"""Contexts: the user's texts, files and values, as bytes that a worker can load."""

@@ -1,6 +1,9 @@
-"""Archives, read through: their members one after the other, in memory, and never onto a disk.
+"""Archives, read from start to end: member after member, in memory, and never onto a disk.
 
-Names in an archive are only shown: none of them is opened. Links and special files are left out.
+Names in an archive are only shown, and no path is opened by them. Links and special files are left out.
+
+`tarfile` and `zipfile` trust the sizes that an archive states. `_Forward` and `_Bounded` stand between them and the
+file, so that each read is bounded, and a tar is never read backwards.
 """
 
 import os
@@ -16,30 +19,31 @@ from rlm_broker.context.opening import PIECE_BYTES
 from rlm_broker.context.packed import DAMAGED, Reader, Unpacking
 
 BEGIN_BYTES: Final = 512
-"""What has to be there to tell an archive."""
+"""Bytes that are needed to recognise an archive."""
 MAX_HEADER_BYTES: Final = 1 << 14
-"""Of what describes a member of a tar; a longer one is damaged or hostile, and Python would search it for minutes."""
+"""Bytes of the header of a tar's member. A longer one is damaged or hostile: Python would search it for minutes."""
 MAX_GLOBAL_HEADER_CHARS: Final = 1 << 13
-"""Of what all global headers of a tar say; beyond it the tar is refused. Python copies them for each member."""
+"""Characters of all global headers of a tar; beyond it the tar is refused. Python copies them for each member."""
 MAX_DIRECTORY_BYTES: Final = 1 << 24
-"""Of what describes all members of a zip, each of which takes memory; beyond it the zip is refused."""
+"""Bytes of the directory of a zip; beyond it the zip is refused. Each member in it takes memory."""
 MAX_NAME_CHARS: Final = 1 << 10
-"""Longest path of a member; one with a longer path is left out. All names of a context are held in memory."""
+"""Characters of a member's path; a member with a longer one is left out. All names of a context are held in memory."""
 _ZIP_METHODS: Final = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED, zipfile.ZIP_BZIP2)
-"""Not LZMA, which takes as much memory as the member says."""
+"""Compression methods that are read. LZMA is not one: it takes as much memory as the member states."""
 _ENCRYPTED: Final = 1
+"""Bit of a zip member's flags that marks it as encrypted."""
 _LONG_NAME: Final = f"a name of more than {MAX_NAME_CHARS:,} characters in an archive"
 
 
 @dataclass(frozen=True, slots=True)
 class Member:
-    """A file in an archive, to be read before the next one is asked for.
+    """A file in an archive. Read it before the next one is asked for.
 
     Attributes:
         name: Its path in the archive, as it can be shown.
-        pieces: What it has.
-        unfit: Why it is left out, if it is.
-        was_packed: Whether it was compressed, so that what is stored of it counts.
+        pieces: Its content.
+        unfit: Reason why it is left out; empty if it is not.
+        was_packed: Whether it was compressed, so that its stored bytes count against the bound of what is unpacked.
     """
 
     name: str
@@ -49,12 +53,12 @@ class Member:
 
 
 def is_zip(beginning: bytes) -> bool:
-    """Whether bytes that begin so are a zip."""
+    """Whether bytes with this beginning are a zip."""
     return beginning.startswith((b"PK\x03\x04", b"PK\x05\x06"))
 
 
 def is_tar(beginning: bytes, name: str) -> bool:
-    """Whether bytes that begin so are a tar. One of the oldest kind is told by its name, too."""
+    """Whether bytes with this beginning are a tar. A tar of the oldest kind has no mark, so its name counts, too."""
     if beginning[257:262] == b"ustar":
         return True
     if ".tar" not in name and not name.endswith((".tgz", ".tbz2", ".txz", ".tzst")):
@@ -73,22 +77,22 @@ def tar_members(reader: Reader, given: str, unpacking: Unpacking, was_packed: bo
     """Yield the files of a tar in their order.
 
     Args:
-        was_packed: Whether it was compressed.
+        was_packed: Whether the tar was compressed.
 
     Raises:
-        FileUnfit: It is damaged or cut. This may come after any number of members.
-        ContextRefused: It has too many members.
+        FileUnfit: The tar is damaged or cut. This may come after any number of members.
+        ContextRefused: The archives of the context have too many members.
     """
     forward: Any = _Forward(reader, given)
     global_chars = 0
     try:
         tar = tarfile.TarFile(fileobj=forward)
         while (entry := tar.next()) is not None:
-            vars(tar)["members"].clear()  # it would keep all of them
+            vars(tar)["members"].clear()  # `tarfile` would keep every member in memory
             global_chars += sum(len(key) + len(value) for key, value in tar.pax_headers.items())
             if global_chars > MAX_GLOBAL_HEADER_CHARS:
                 raise tarfile.ReadError(f"global headers of more than {MAX_GLOBAL_HEADER_CHARS:,} characters")
-            vars(tar)["pax_headers"].clear()  # nothing in them is of use here
+            vars(tar)["pax_headers"].clear()  # global headers are not used here, and are copied for each member
             unpacking.count_member(given)
             if entry.isdir():
                 continue
@@ -108,7 +112,7 @@ def _unfit_of_tar(entry: tarfile.TarInfo) -> str:
 
 
 class _Forward:
-    """Lets `tarfile` read headers, each of which is bounded, and go forward."""
+    """File for `tarfile` that reads headers of bounded size, and only goes forward."""
 
     def __init__(self, reader: Reader, given: str) -> None:
         self._reader = reader
@@ -127,12 +131,12 @@ class _Forward:
 
     def seek(self, position: int) -> None:
         if position < self._at:
-            raise tarfile.ReadError("it refers to what lies before")
+            raise tarfile.ReadError("it refers to bytes before the present position")
         for _ in self.data(position - self._at):
             pass
 
     def data(self, size: int) -> Iterator[bytes]:
-        """Yield so many bytes that come next."""
+        """Yield the next `size` bytes."""
         while size:
             piece = self._reader.read(min(size, PIECE_BYTES))
             if not piece:
@@ -149,17 +153,17 @@ def zip_members(fd: int, given: str, unpacking: Unpacking) -> Iterator[Member]:
     """Yield the files of a zip in the order of its directory.
 
     Args:
-        fd: Of a regular file.
+        fd: Descriptor of a regular file.
 
     Raises:
-        FileUnfit: It is damaged or cut. This may come after any number of members.
-        ContextRefused: It has too many members.
+        FileUnfit: The zip is damaged or cut. This may come after any number of members.
+        ContextRefused: The archives of the context have too many members.
     """
     try:
         with zipfile.ZipFile(_Bounded(fd)) as archive:
             for entry in archive.infolist():
                 unpacking.count_member(given)
-                path = entry.filename.replace("\\", "/")  # some tools on Windows write it so, against the format
+                path = entry.filename.replace("\\", "/")  # some tools on Windows write backslashes, against the format
                 if path.endswith("/"):
                     continue
                 name = _shown(path)
@@ -190,13 +194,13 @@ def _zip_data(archive: zipfile.ZipFile, entry: zipfile.ZipInfo, given: str) -> I
                 yield piece
     except GeneratorExit:
         raise
-    except Exception as error:  # noqa: BLE001 - each way to compress has errors of its own for hostile bytes
+    except Exception as error:  # noqa: BLE001 - each decompressor raises errors of its own for hostile bytes
         sentence = f"{given} is damaged: its member {_shown(entry.filename)} cannot be read ({error!s:.100})"
         raise FileUnfit(DAMAGED, sentence) from None
 
 
 class _Bounded:
-    """A regular file as `zipfile` reads it: what is read at once is bounded."""
+    """Regular file for `zipfile`, of which each read is bounded."""
 
     def __init__(self, fd: int) -> None:
         self._fd = fd
@@ -214,7 +218,7 @@ class _Bounded:
     def seek(self, position: int, whence: int = os.SEEK_SET) -> int:
         base = {os.SEEK_SET: 0, os.SEEK_CUR: self._at, os.SEEK_END: os.fstat(self._fd).st_size}[whence]
         if base + position < 0:
-            raise OSError("it refers to what lies before its begin")  # as a file does, and `zipfile` relies on it
+            raise OSError("it refers to bytes before its beginning")  # `zipfile` relies on the OSError of a real file
         self._at = base + position
         return self._at
 
@@ -230,6 +234,6 @@ def _unfit(name: str, reason: str) -> Member:
 
 
 def _shown(name: str) -> str:
-    """Return the path of a member, without parts that say nothing."""
+    """Return the path of a member as it can be shown, without empty parts and `.`."""
     text = name.encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace")
     return unsteering("/".join(part for part in text.split("/") if part not in ("", ".")))

@@ -1,6 +1,6 @@
-"""The text of a document, as a program of its own: the document from stdin, the text to stdout.
+"""Program that reads the text of a document: the document from stdin, the text to stdout.
 
-`documents` starts it. It imports nothing of ours. Its exit code says how it ended: 0, or one of `ENCRYPTED`,
+`documents` starts it as a process of its own. It imports no module of ours. Its exit code is 0, or one of `ENCRYPTED`,
 `UNREADABLE` and `WITHOUT_TEXT`.
 """
 
@@ -12,18 +12,23 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Final
 
 ENCRYPTED: Final = 3
+"""Exit code for a document that opens with a password."""
 UNREADABLE: Final = 4
+"""Exit code for a document that the library cannot read within the bounds."""
 WITHOUT_TEXT: Final = 5
+"""Exit code for a document that has no text."""
 MEMORY_BYTES: Final = 1 << 31
+"""Address space of the process, in bytes; an allocation beyond it fails."""
 CPU_S: Final = 60
+"""CPU time of the process, in seconds; beyond it the kernel kills it."""
 
 
 class Encrypted(Exception):
-    """A document that opens with a password."""
+    """The document opens with a password."""
 
 
 def _pdf(file: io.BytesIO) -> Iterator[str]:
-    """Yield the text of each page; a form feed stands between two."""
+    """Yield the text of each page, with a form feed between two pages."""
     from pypdf import PdfReader
 
     reader = PdfReader(file)
@@ -45,7 +50,7 @@ def _docx(file: io.BytesIO) -> Iterator[str]:
 
 
 def _xlsx(file: io.BytesIO) -> Iterator[str]:
-    """Yield a line for each row of each sheet, its values apart by tabs."""
+    """Yield a line for each row of each sheet, its values separated by tabs."""
     import openpyxl
 
     for sheet in openpyxl.load_workbook(file, read_only=True, data_only=True).worksheets:
@@ -88,12 +93,15 @@ _READ: Final[dict[str, Callable[[io.BytesIO], Iterator[str]]]] = {
 
 
 def main(kind: str) -> int:
-    """Write the text of the document on stdin, bounded in memory, time and what it may open; return the exit code."""
+    """Write the text of the document on stdin; return the exit code.
+
+    Memory, CPU time and the files that the process may write are bounded first.
+    """
     resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES, MEMORY_BYTES))
     resource.setrlimit(resource.RLIMIT_CPU, (CPU_S, CPU_S))
-    resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))  # it writes to a pipe alone
+    resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))  # bounds files and no pipes: the text goes to a pipe
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    os.dup2(os.open(os.devnull, os.O_WRONLY), 2)  # warnings of the libraries, without end
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 2)  # the libraries write any number of warnings
     document = io.BytesIO(sys.stdin.buffer.read())
     output, has_text = sys.stdout.buffer, False
     try:
@@ -103,7 +111,7 @@ def main(kind: str) -> int:
         output.flush()
     except Encrypted:
         return ENCRYPTED
-    except BrokenPipeError:  # the reader has enough
+    except BrokenPipeError:  # the orchestrator has closed its end, since the text is too long
         os._exit(UNREADABLE)
     except Exception:  # noqa: BLE001 - the libraries raise anything for a broken document
         return UNREADABLE

@@ -1,7 +1,8 @@
-"""PDF and office documents, as text: by libraries of the extra `documents`, in a process of its own for each.
+"""PDF and office documents as text, by libraries of the extra `documents`, in a process of its own for each.
 
-The libraries read what a stranger may have written. The process that runs them has bounds of memory and time, no
-variables of ours, and may write to no file; but it runs as the user, and can read what the user can.
+The libraries are large, and a document may be hostile. So the process that runs them has bounds of memory and time,
+none of our environment variables, and may write to no file. It is no sandbox: it runs as the user, and can read what
+the user can.
 """
 
 import importlib.util
@@ -22,13 +23,13 @@ from rlm_broker.context.opening import PIECE_BYTES
 from rlm_broker.context.packed import Reader
 
 MAX_DOCUMENT_BYTES: Final = 1 << 28
-"""Largest document; a larger one is refused."""
+"""Largest document, in bytes; a larger one is refused."""
 MAX_TEXT_BYTES: Final = 1 << 28
-"""Longest text of one document, as UTF-8: a small document may repeat one text in each of a million cells."""
+"""Longest text of one document, in bytes of UTF-8. A small document may repeat one text in each of a million cells."""
 TIMEOUT_S: Final = 120.0
-"""Longest time for the text of one document. Beyond it the process is killed, and the document refused."""
+"""Seconds that the text of one document may take. Beyond it the process is killed, and the document is refused."""
 EXTRA: Final = "PDF or office file, which needs rlm-broker[documents]"
-"""Reason of documents that are left out where the libraries are missing."""
+"""Reason for documents that are left out since the libraries are not installed."""
 _UNREADABLE: Final = "a document that cannot be read"
 _TOO_LARGE: Final = "a document that is too large"
 _TOO_LONG: Final = (
@@ -43,7 +44,7 @@ _LIBRARIES: Final = {"pdf": "pypdf", "docx": "docx", "xlsx": "openpyxl", "pptx":
 
 
 def document_kind(beginning: bytes, name: str) -> str | None:
-    """Return `pdf`, `docx`, `xlsx` or `pptx`; None for what is none of them."""
+    """Return `pdf`, `docx`, `xlsx` or `pptx`; None for any other file."""
     if beginning.startswith(b"%PDF-"):
         return "pdf"
     ending = name.rpartition(".")[2].lower()
@@ -54,8 +55,8 @@ def text_of_document(reader: Reader, kind: str, given: str) -> Iterator[bytes]:
     """Yield the text of a document as UTF-8, in pieces.
 
     Raises:
-        FileUnfit: A library is missing, the document cannot be read, has no text, or takes too much time or memory.
-            Or its text is longer than `MAX_TEXT_BYTES`. This may come after any number of pieces.
+        FileUnfit: A library is missing; the document cannot be read, has no text, or takes too much time or memory; or
+            its text is longer than `MAX_TEXT_BYTES`. This may come after any number of pieces.
     """
     if importlib.util.find_spec(_LIBRARIES[kind]) is None:
         sentence = f"{given} is a {kind} document: pip install 'rlm-broker[documents]' to have its text read"
@@ -69,7 +70,7 @@ def text_of_document(reader: Reader, kind: str, given: str) -> Iterator[bytes]:
                 program, stdin=document, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, env=environment, cwd="/"
             )
     except OSError as error:
-        raise FileUnfit(_UNREADABLE, f"{given} cannot be read: no process for it ({error.strerror})") from None
+        raise FileUnfit(_UNREADABLE, f"{given} cannot be read: its process did not start ({error.strerror})") from None
     finally:
         os.close(document)
     with process:
@@ -85,7 +86,8 @@ def text_of_document(reader: Reader, kind: str, given: str) -> Iterator[bytes]:
 
 
 def _copied(reader: Reader, given: str) -> int:
-    """Return a memfd of the document, to be closed by the caller: the libraries go to and fro in it."""
+    """Return a memfd of the document, which the caller closes. The libraries seek in it, which they could not in a
+    pipe."""
     fd, left = new_memfd("document"), MAX_DOCUMENT_BYTES
     try:
         while piece := reader.read(PIECE_BYTES):

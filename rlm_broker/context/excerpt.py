@@ -1,4 +1,4 @@
-"""What of a stored context goes into a prompt. What came out of a REPL as JSON is not decoded here."""
+"""Excerpts of a stored context, for prompts. JSON that came out of a REPL is not decoded here."""
 
 import json
 import os
@@ -10,9 +10,9 @@ from sandbox_worker.loading.context import index
 from sandbox_worker.loading.form import ContextForm
 
 BEGINNING_CHARS: Final = 20_000
-"""Of a context's beginning, unless fewer are wanted."""
+"""Characters of a context's beginning, unless the caller wants fewer."""
 _CODECS: Final = {0: "latin-1", 1: "latin-1", 2: "utf-16-le", 4: "utf-32-le"}
-"""By the width of a text's characters."""
+"""Codecs by the width of a text's characters, in bytes; 0 is ASCII."""
 
 
 class Beginning(NamedTuple):
@@ -23,16 +23,16 @@ class Beginning(NamedTuple):
 
 
 def whole_text(context: StoredContext, max_bytes: int) -> str:
-    """Return a context as a prompt has it: a text as it is, anything else as JSON.
+    """Return a context as a prompt has it: a text as it is, any other value as JSON.
 
     Raises:
-        ContextRefused: It takes more than `max_bytes` as it is stored.
+        ContextRefused: It takes more than `max_bytes` as it is stored, or is a table or an array.
     """
     if context.size_bytes > max_bytes:
         raise ContextRefused(f"a context of {context.size_bytes:,} bytes is too long for a prompt: give a smaller part")
     (fd, piece), *more = context.pieces()
     if piece.form.kind == "value":
-        raise ContextRefused(f"a {context.info.type_name} is no context of a prompt: give text or plain values")
+        raise ContextRefused(f"a {context.info.type_name} cannot be part of a prompt: give text or plain values")
     if piece.form.kind == "json" and piece.name is None and not more:
         return os.pread(fd, piece.form.length, 0).decode("utf-8", "replace")
     value = context.value()
@@ -40,10 +40,10 @@ def whole_text(context: StoredContext, max_bytes: int) -> str:
 
 
 def beginning(context: StoredContext, chars: int = BEGINNING_CHARS) -> Beginning:
-    """Return the first characters of a context: of a text, of the first text of several, or of the JSON."""
+    """Return the first characters of a context: of a text, of the first of several texts, or of JSON."""
     (fd, piece), *more = context.pieces()
     form, is_alone = piece.form, piece.name is None and not more
-    if form.kind == "value":  # tables and arrays, whose bytes tell nothing
+    if form.kind == "value":  # tables and arrays: a model cannot read their bytes
         return Beginning("", False)
     if form.kind == "json":
         data = os.pread(fd, min(4 * chars, form.length), 0)
@@ -55,7 +55,7 @@ def beginning(context: StoredContext, chars: int = BEGINNING_CHARS) -> Beginning
 
 
 def _first(fd: int, form: ContextForm) -> tuple[int, int]:
-    """Width and length of the first text."""
+    """Return the width and the length of the first text."""
     if form.kind == "text":
         return form.width, form.length
     lengths, kinds, _, _ = index(fd, form)

@@ -1,4 +1,4 @@
-"""Which files a path, a folder or a glob stands for."""
+"""The files that a path, a folder or a glob stands for."""
 
 import os
 import stat
@@ -19,34 +19,35 @@ _EVERYTHING: Final = ("**",)
 
 
 def is_glob(path: Path) -> bool:
-    """Whether `path` is a pattern: it has `*`, `?` or `[`, and nothing has that very name."""
+    """Whether `path` is a pattern: it has `*`, `?` or `[`, and no file has that very name."""
     return bool(_WILDCARDS & set(str(path))) and not os.path.lexists(path)
 
 
 def find_files(paths: Sequence[Path]) -> tuple[list[FoundFile], Counter[str]]:
-    """The files that `paths` stand for: files themselves, folders with everything below them, globs.
+    """Return the files that `paths` stand for: files themselves, folders with all files below them, globs.
 
     A name is the path below the folder, or below the part of a glob that has no wildcard, or the last part of a file's
-    path. Files whose names would be equal are called by their paths as given. The same file is taken only once.
+    path. Files whose names would be equal are named by their paths as given. Each file is taken once.
 
-    Of folders and globs is left out what .gitignore files exclude, what is likely a secret by its name, anything called
-    .git, and what is reached through links to folders or to the outside. A link to a file inside counts as that file.
+    In folders and globs these are left out: files that .gitignore files exclude, likely secrets by their names, every
+    entry named .git, and files behind links to folders or to the outside. A link to a file inside counts as that file.
 
     Args:
-        paths: In a glob `*`, `?` and `[...]` stay within one part of the path, a part `**` is any number of them; only
-            files match.
+        paths: In a glob, `*`, `?` and `[...]` stay within one part of the path, and a part `**` is any number of parts.
+            Only files match.
 
     Returns:
-        The files, sorted by name; and how many entries were left out for which reason. An excluded folder counts once.
+        The files, sorted by name; and the number of entries that were left out, by reason. An excluded folder counts
+        once.
 
     Raises:
-        ContextRefused: One of them does not exist or cannot be looked at, or a glob matches nothing.
+        ContextRefused: One of them does not exist or cannot be read, or no file matches a glob.
     """
     skipped: Counter[str] = Counter()
     by_real_path: dict[str, FoundFile] = {}
     for path in paths:
         for file in _files_of(path, skipped):
-            real = os.path.realpath(file.path) if file.named else file.path  # what a walk finds has its real path
+            real = os.path.realpath(file.path) if file.named else file.path  # a walk gives real paths already
             by_real_path.setdefault(real, file)
     names = _distinct_names(by_real_path)
     files = [replace(file, name=names[real]) for real, file in by_real_path.items()]
@@ -75,12 +76,16 @@ def _files_of(path: Path, skipped: Counter[str]) -> list[FoundFile]:
 
 
 def _distinct_names(by_real_path: dict[str, FoundFile]) -> dict[str, str]:
-    """Names by real path: the first of relative, as given and real that no other file has, or a number behind it."""
+    """Return names by real path, no two of them equal.
+
+    A name is the first of three that no other file has: relative, as given, real. If all are taken, a number follows
+    it.
+    """
     names = {real: file.name for real, file in by_real_path.items()}
     for longer in (lambda real: by_real_path[real].given, printable):
         times = Counter(names.values())
         names = {real: name if times[name] == 1 else longer(real) for real, name in names.items()}
-    # What is left are paths that are equal only as they are shown: b"\\xff" and b"\xff". No file may hide another.
+    # Paths may still be equal as they are shown, such as b"\\xff" and b"\xff". No file may hide another.
     times = Counter(names.values())
     for real in [real for real, name in names.items() if times[name] > 1]:
         number = 1
@@ -99,7 +104,7 @@ def _walk(root: Path, pattern: tuple[str, ...], skipped: Counter[str]) -> list[F
     waiting: list[tuple[str, ...]] = [()]
     while waiting:  # not by recursion: a tree may be deeper than Python's stack
         folder = waiting.pop()
-        # What stands before each name; a path object for every file would take longer than reading it.
+        # The prefixes of all names in this folder. A path object for each file would take longer than reading it.
         below, given = "".join(f"{part}/" for part in folder), str(root.joinpath(*folder, "x"))[:-1]
         try:
             with os.scandir(real_root.joinpath(*folder)) as listing:
@@ -124,13 +129,16 @@ def _walk(root: Path, pattern: tuple[str, ...], skipped: Counter[str]) -> list[F
                 files.append(FoundFile(printable(below + entry.name), printable(given + entry.name), entry.path))
             else:
                 skipped["not a regular file"] += 1
-    return files + linked  # in this order: of a file and a link to it, the file's own name is kept
+    return files + linked  # files first: if a link leads to one of them, the file's own name is kept
 
 
 def _linked(
     parts: tuple[str, ...], root: Path, real_root: Path, ignored: Ignored, skipped: Counter[str]
 ) -> list[FoundFile]:
-    """What the link at `parts` leads to, if that is a file inside. Folders inside are walked under their own names."""
+    """Return the file inside the folder that the link at `parts` leads to, if any.
+
+    A folder inside is left out here, since the walk finds it under its own name.
+    """
     target = Path(os.path.realpath(real_root.joinpath(*parts)))
     if not target.is_relative_to(real_root):
         skipped["link to outside the folder"] += 1
@@ -156,7 +164,7 @@ def _mode(path: Path) -> int:
     try:
         return path.stat().st_mode
     except OSError:
-        return 0  # no kind of file: what cannot be looked at cannot be read
+        return 0  # not the mode of any kind of file, so the caller leaves it out
 
 
 def _matches(parts: Sequence[str], pattern: Sequence[str]) -> bool:
@@ -168,7 +176,7 @@ def _matches(parts: Sequence[str], pattern: Sequence[str]) -> bool:
 
 
 def _may_hold(folder: Sequence[str], pattern: Sequence[str]) -> bool:
-    """Whether something below `folder` can match: without this `*.txt` would walk all there is below."""
+    """Whether an entry below `folder` can match. Without this check `*.txt` would walk the whole tree."""
     for part, wanted in zip(folder, pattern, strict=False):
         if wanted == "**":
             return True

@@ -1,4 +1,4 @@
-"""A file that was found, what it is called, and why one cannot be part of a context."""
+"""A file that was found, its name, and the reason why a file cannot be part of a context."""
 
 import os
 import re
@@ -10,10 +10,10 @@ _STEERING: Final = re.compile("[\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028\u2029
 
 
 class FileUnfit(Exception):
-    """A file that cannot be part of a context. The message is one sentence.
+    """A file cannot be part of a context. The message is one sentence.
 
     Attributes:
-        reason: Under what it is counted where it is one of many.
+        reason: Reason under which the file is counted, if it is one of many.
     """
 
     def __init__(self, reason: str, sentence: str) -> None:
@@ -26,10 +26,10 @@ class FoundFile:
     """A file to read.
 
     Attributes:
-        name: What it is called in the context.
-        given: Its path as the user wrote it, or began it with the folder that was written.
-        path: Where to open it.
-        named: Whether the user named this very file, which may then be a symbolic link to anywhere.
+        name: Its name in the context.
+        given: Its path for messages: as the user wrote it, or below the folder that the user wrote.
+        path: Path to open.
+        named: Whether the user named this very file. It may then be a symbolic link to anywhere.
     """
 
     name: str
@@ -39,7 +39,8 @@ class FoundFile:
 
 
 def printable(path: str | os.PathLike[str]) -> str:
-    """A path that can be printed and sent: a byte that is not UTF-8 is shown as `\\xff`, a line break as `\\n`."""
+    """Return a path that can be printed and sent. A byte that is not UTF-8 is shown as `\\xff`, a line break as
+    `\\n`."""
     path = os.fspath(path)
     if path.isascii() and path.isprintable():
         return path
@@ -47,5 +48,5 @@ def printable(path: str | os.PathLike[str]) -> str:
 
 
 def unsteering(text: str) -> str:
-    """The text with line breaks and other characters that steer written as in Python source."""
+    """Return the text with line breaks and other steering characters written as in Python source."""
     return _STEERING.sub(lambda found: found[0].encode("unicode_escape").decode(), text)

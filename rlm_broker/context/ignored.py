@@ -1,4 +1,4 @@
-"""Which entries of a folder .gitignore files exclude."""
+"""The entries of a folder that .gitignore files exclude."""
 
 import os
 from dataclasses import dataclass
@@ -11,14 +11,15 @@ from rlm_broker.context.found import FileUnfit, FoundFile, printable
 from rlm_broker.context.opening import open_regular
 
 _MAX_GITIGNORE_BYTES: Final = 1 << 20
+"""Bytes of a .gitignore that are read; the rest is ignored."""
 
 
 class Ignored:
-    """What the .gitignore files exclude: those of the folder, of all below it, and of the repository around it.
+    """Rules of the .gitignore files of a folder, of all folders below it, and of the repository around it.
 
     Args:
-        root: Real path of the folder. If the repository excludes this folder itself, its rules do not count: the user
-            has named the folder.
+        root: Real path of the folder. If the repository excludes this folder itself, the repository's rules do not
+            count, since the user has named the folder.
     """
 
     def __init__(self, root: Path) -> None:
@@ -32,7 +33,8 @@ class Ignored:
             self._above = above
 
     def is_excluded(self, parts: tuple[str, ...], is_folder: bool) -> bool:
-        """Whether the entry at `parts` below the folder is excluded. Its parents were asked about, and are not."""
+        """Whether the entry at `parts` below the folder is excluded. The caller has asked about its parents, which are
+        not."""
         parts = (*self._above, *parts)
         for depth, rules in self._rules_in_force(parts[:-1]):
             path = "/".join(parts[depth:])
@@ -51,10 +53,11 @@ class Ignored:
 
 @dataclass(frozen=True, slots=True)
 class _Rule:
-    """A line of a .gitignore. As in git, of the lines that mean an entry the last one of the nearest file decides.
+    """A line of a .gitignore. As in git, the last line that is about an entry decides, in the file nearest to it.
 
-    pathspec translates the line and no more: asked about a whole file it lets some lines win over later ones, and it
-    takes a line to mean all that is below a folder too, so that `!*/` after `*` would not bring folders back.
+    pathspec only translates the line, since it differs from git in two ways. Asked about a whole file, it lets some
+    lines win over later ones. And it takes a line about a folder to be about all entries below it, so that `!*/` after
+    `*` would not bring folders back.
     """
 
     excludes: bool
@@ -62,15 +65,16 @@ class _Rule:
     pattern: Pattern
 
     def means(self, path: str, is_folder: bool) -> bool:
-        """Whether the line is about the entry at `path` itself, not only about a folder that it lies in."""
+        """Whether the line is about the entry at `path` itself, not only about a folder above it."""
         if self.only_folders and not is_folder:
             return False
         result = self.pattern.match_file(path)
-        return result is not None and not any(result.match.groupdict().values())  # its one group: a "/" after a folder
+        # The pattern's one named group has matched if a "/" follows: then the line is about a folder above the entry.
+        return result is not None and not any(result.match.groupdict().values())
 
 
 _Rules = tuple[tuple[int, list[_Rule]], ...]
-"""How deep a .gitignore lies, and its lines from the last to the first; the nearest file first."""
+"""Depth of each .gitignore in force, and its lines from the last to the first; the nearest file comes first."""
 
 
 def _read_gitignore(path: Path) -> list[_Rule]:
@@ -88,6 +92,6 @@ def _rules_in(line: str) -> list[_Rule]:
     only_folders = line.rstrip(" ") != bare
     try:
         patterns = GitIgnoreSpec.from_lines([bare if only_folders else line]).patterns
-    except ValueError:  # no pattern: git passes over it as well
+    except ValueError:  # not a valid pattern: git ignores the line, too
         return []
     return [_Rule(pattern.include, only_folders, pattern) for pattern in patterns if pattern.include is not None]

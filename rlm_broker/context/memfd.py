@@ -1,6 +1,23 @@
-"""Writing a context into a memfd, piece by piece, and sealing it, so that nobody can change it any more.
+"""Memfds that a context is written into, piece by piece, and sealed in.
 
-How it lies there is told in `sandbox_worker.loading.form`.
+Theory of operation. Any number of workers get the same context. They run code that is not trusted, and one of them must
+not change what another reads. So the orchestrator writes the context once into a memfd (memfd_create(2)), sets all four
+seals (`F_ADD_SEALS` in fcntl(2)), and passes the descriptor on. `sandbox_worker.loading.form` says how the bytes lie
+there.
+
+- Seals. With them no holder of the descriptor can change the bytes or their number, the orchestrator included. A worker
+  checks them before it maps: if a mapped file shrinks, reading past its end is a SIGBUS, which ends the process.
+- Memory. The pages exist once on the machine, and all workers map them. Texts are written in pieces of about a
+  megabyte, so the orchestrator never has a second copy of the whole.
+- Width. CPython keeps the characters of a text at 1, 2 or 4 bytes each, by the widest (PEP 393), and a worker maps them
+  as they lie. The widest character is known only at the end. So a text begins as ASCII; when a wider character comes,
+  what is written is widened in place (`_widen`), at most twice.
+
+Other ways were rejected. A temporary file can be changed, may reach a disk, and stays after a kill.
+`multiprocessing.shared_memory` has no seals, and a name by which other processes of the user can open it. A message to
+each worker is a copy for each. Two passes over the source, to know the width first, fail with a stream, and with a file
+that changes in between. Four bytes for every character take four times the memory, and CPython compares and hashes
+texts correctly only at the narrowest width.
 """
 
 import os
@@ -13,17 +30,20 @@ from sandbox_worker.loading.form import SEALS, ContextForm, Kind, Width, span_by
 from sandbox_worker.wire.text_json import encode_raw
 
 _PIECE_BYTES: Final = 1 << 20
+"""Bytes of small pieces that are gathered before they are written."""
 _LARGE_BYTES: Final = 1 << 12
+"""Bytes from which a piece is written at once and not gathered: a system call costs less than copying it."""
 _PIECE_CHARS: Final = 1 << 20
+"""Characters of a text that are encoded, or widened, at a time."""
 _MFD_NOEXEC_SEAL: Final = 0x0008  # include/uapi/linux/memfd.h, since Linux 6.3; `os` does not name it
 
 
 def new_memfd(name: str) -> int:
-    """Return the descriptor of a memfd that can be sealed, for the caller to close."""
+    """Return the descriptor of a memfd that can be sealed. The caller closes it."""
     try:
-        # Where the administrator has set vm.memfd_noexec=2 there is no other kind.
+        # With vm.memfd_noexec=2 the kernel refuses memfds without this flag (userspace-api/mfd_noexec.rst).
         return os.memfd_create(name, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING | _MFD_NOEXEC_SEAL)
-    except OSError:  # EINVAL before Linux 6.3; any other reason comes again
+    except OSError:  # EINVAL before Linux 6.3, which knows no such flag; any other error occurs again below
         return os.memfd_create(name, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
 
 
@@ -31,7 +51,7 @@ class Memfd:
     """A memfd that is written from start to end. Leaving the `with` closes it, unless it was sealed.
 
     Attributes:
-        size_bytes: Written so far.
+        size_bytes: Bytes written so far, including those that are gathered.
     """
 
     def __init__(self) -> None:
@@ -47,7 +67,7 @@ class Memfd:
             os.close(self._fd)
 
     def write(self, data: bytes | bytearray) -> None:
-        """Append `data`; small ones are gathered."""
+        """Append `data`. Small pieces are gathered."""
         self.size_bytes += len(data)
         if len(data) >= _LARGE_BYTES:
             self._flush()
@@ -58,13 +78,13 @@ class Memfd:
             self._flush()
 
     def cut(self, size_bytes: int) -> None:
-        """Take back what was written after the first `size_bytes`."""
+        """Remove all but the first `size_bytes` bytes."""
         self._flush()
         os.ftruncate(self._fd, size_bytes)
         self.size_bytes = os.lseek(self._fd, size_bytes, os.SEEK_SET)
 
     def seal(self) -> int:
-        """Make it final, and return its descriptor, which is the caller's from here on."""
+        """Seal the memfd, and return its descriptor, which the caller closes from here on."""
         self._flush()
         fcntl(self._fd, F_ADD_SEALS, SEALS)
         fd, self._fd = self._fd, -1
@@ -72,8 +92,8 @@ class Memfd:
 
     def _flush(self) -> None:
         if self._pending:
-            # Not cleared in place: a profiler or debugger in another thread may still hold a view of it, as
-            # `gc.get_objects` does, and a bytearray with views cannot be resized.
+            # A new one, and not `clear`: a profiler or debugger in another thread may still hold a view of the old one,
+            # by way of `gc.get_objects`. A bytearray with views cannot be resized: BufferError.
             pending, self._pending = self._pending, bytearray()
             self._write(pending)
 
@@ -85,7 +105,8 @@ class Memfd:
 
 
 class TextMemfd(Memfd):
-    """Takes texts, one after the other, each in pieces and at the narrowest width that holds it so far."""
+    """A memfd of texts, one after the other. Each comes in pieces, and is kept at the narrowest width that holds it so
+    far."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -94,11 +115,13 @@ class TextMemfd(Memfd):
         self._begin()
 
     def add_text(self, pieces: Iterable[str | bytes], grows: Callable[[int], None] | None = None) -> int:
-        """Append one text; return its characters. What `pieces` raises takes back what came of it before.
+        """Append one text; return its number of characters.
+
+        If `pieces` raises an error, the memfd is as it was before, and the error goes on.
 
         Args:
-            pieces: Those that are bytes are ASCII. Lone surrogates are characters like others.
-            grows: Called with the bytes that the memfd will grow by, before it does. It may raise.
+            pieces: Pieces of the text. Those of bytes must be ASCII. Lone surrogates are characters like others.
+            grows: Called with the number of bytes before the memfd grows by them. It may raise an error.
         """
         try:
             for piece in pieces:
@@ -109,7 +132,7 @@ class TextMemfd(Memfd):
             self._begin()
             raise
         length = self._length
-        self.write(bytes(self._start + span_bytes(length, self._kind) - self.size_bytes))
+        self.write(bytes(self._start + span_bytes(length, self._kind) - self.size_bytes))  # zeros up to the next text
         self._lengths.append(length)
         self._kinds.append(self._kind)
         self._begin()
@@ -117,12 +140,12 @@ class TextMemfd(Memfd):
 
     @property
     def form(self) -> ContextForm:
-        """Of the one text that was added."""
+        """Form of the memfd, if it has one text."""
         (length,), (kind,) = self._lengths, self._kinds
         return ContextForm("text", length, cast("Width", kind or 1), not kind)
 
     def add_names(self, names: list[str] | None) -> ContextForm:
-        """Make the texts that were added a dict by `names`, or a list; return its form."""
+        """Make the texts a dict by `names`, or a list if that is None; return the form of the memfd."""
         data = encode_raw(names)
         for part in (self._lengths.tobytes(), self._kinds, data):
             self.write(part)
@@ -137,7 +160,7 @@ class TextMemfd(Memfd):
         if not piece:
             return
         if isinstance(piece, bytes) and self._kind <= 1:
-            kind, data = self._kind, piece  # as it is
+            kind, data = self._kind, piece  # ASCII has the same bytes in ASCII and Latin-1, so no text is made of it
         else:
             kind, data = _encoded(piece.decode("ascii") if isinstance(piece, bytes) else piece, self._kind)
         wider = (kind or 1) - (self._kind or 1)
@@ -150,8 +173,9 @@ class TextMemfd(Memfd):
         self._length += len(piece)
 
     def _widen(self, kind: Kind) -> None:
-        # From our own copy: the file that it came from may have changed. From the end, so that nothing is overwritten
-        # before it is read.
+        # The memfd is read, and not the source, which may have changed or be a stream. The last piece is widened first:
+        # each is written behind its old place, over bytes that were read already.
+        """Widen the text that is written so far to `kind` bytes for each character, in place."""
         self._flush()
         old, new = self._kind or 1, kind
         for first in reversed(range(0, self._length, _PIECE_CHARS)):
@@ -165,7 +189,7 @@ class TextMemfd(Memfd):
 
 
 def _encoded(piece: str, at_least: Kind) -> tuple[Kind, bytes]:
-    """The characters of `piece` in the narrowest width that holds them, and which one that is."""
+    """Return the narrowest width that holds the characters of `piece`, `at_least` or more, and the characters in it."""
     if not at_least and piece.isascii():
         return 0, piece.encode("ascii")
     if at_least <= 1:
@@ -179,19 +203,19 @@ def _encoded(piece: str, at_least: Kind) -> tuple[Kind, bytes]:
 
 
 class JsonMemfd(Memfd):
-    """Takes the parts of one JSON value."""
+    """A memfd of one JSON value, which comes in parts."""
 
     @property
     def form(self) -> ContextForm:
-        """Of what has been added so far."""
+        """Form of what has been added so far."""
         return ContextForm("json", self.size_bytes)
 
     def add_key(self, key: str, first: bool) -> None:
-        """Append a key of an object; its value comes next."""
+        """Append a key of an object. Its value must come next."""
         self.write((b"" if first else b",") + encode_raw(key) + b":")
 
     def add(self, value: object) -> int:
-        """Append a value; return its length: characters of a text, else bytes."""
+        """Append a value; return its length: characters of a text, bytes of any other."""
         if isinstance(value, str):
             self.write(b'"')
             for piece in pieces_of(value):
@@ -204,6 +228,9 @@ class JsonMemfd(Memfd):
 
 
 def pieces_of(text: str) -> Iterator[str]:
-    """`text` in pieces of a size to encode at once. Its own characters, whatever its class says of them."""
+    """Return `text` in pieces of a size to encode at once.
+
+    The methods of `str` are called, not those of its class: a subclass may say anything of itself.
+    """
     length = str.__len__(text)
     return (str.__getitem__(text, slice(start, start + _PIECE_CHARS)) for start in range(0, length, _PIECE_CHARS))

@@ -1,4 +1,4 @@
-"""Values of Python's, stored: as JSON where that holds them, else as they cross (see `sandbox_worker.wire.values`)."""
+"""Storing of Python values: as JSON if it holds them, else as values cross (see `sandbox_worker.wire.values`)."""
 
 import dataclasses
 import sys
@@ -16,20 +16,21 @@ from sandbox_worker.wire.names import CONTEXT
 from sandbox_worker.wire.values import encode, has_tags
 
 MAPPED_CHARS: Final = 1_000
-"""Texts of a dict or list that are so long on average are mapped; of shorter ones JSON is decoded sooner."""
+"""Mean length, in characters, from which the texts of a dict or list are mapped. Shorter ones are decoded from JSON in
+less time than their headers take."""
 
 
 def store_value(value: object) -> StoredContext:
-    """Store a value that is no text, path or stream.
+    """Store a value that is not a text, a path or a stream.
 
     Raises:
-        ContextRefused: Something in it does not cross.
+        ContextRefused: Some value in it does not cross.
     """
     return _store_plain(value) if is_plain(value) else _store_encoded(value)
 
 
 def _store_encoded(value: object) -> StoredContext:
-    """Store what is not plain. An object whose fields are plain values is stored as JSON."""
+    """Store a value that is not plain. An object whose fields are plain values is stored as JSON."""
     made_of = type(value).__name__ if _has_fields(value) else ""
     shape = getattr(value, "shape", ())
     parts = Parts()
@@ -47,7 +48,7 @@ def _store_encoded(value: object) -> StoredContext:
 
 
 def _write_encoded(memfd: JsonMemfd, value: object, parts: Parts) -> bool:
-    """Write a value as it crosses, item by item where it has items; return whether it is more than JSON."""
+    """Write a value as it crosses, item by item if it has items; return whether it is more than JSON."""
     if (
         type(value) is dict
         and all(type(key) is str and key.isprintable() for key in value)
@@ -77,16 +78,17 @@ def _write_encoded(memfd: JsonMemfd, value: object, parts: Parts) -> bool:
 
 
 def _arriving_type(value: object) -> str:
-    """Name the class of what arrives: of a subclass of a built-in one that one, else its own."""
+    """Return the name of the type that arrives: the built-in type of an instance of a subclass, else the value's
+    own."""
     kinds = (dict, list, tuple, set, frozenset, bool, int, float, complex)
     return next((kind.__name__ for kind in kinds if isinstance(value, kind)), type(value).__name__)
 
 
 def _fields(value: Any) -> dict[str, Any]:
-    """Return a pydantic model as the JSON that it makes, and the fields of a dataclass.
+    """Return the fields of a dataclass, or of a pydantic model as the JSON that it makes.
 
     Raises:
-        ValueProblem: It is neither, or cannot be had as JSON.
+        ValueProblem: It is neither, or the model cannot be dumped as JSON.
     """
     if not _has_fields(value):
         raise ValueProblem(f"is {with_article(type(value))}, which does not cross")
@@ -94,13 +96,13 @@ def _fields(value: Any) -> dict[str, Any]:
         return {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
     try:
         fields: dict[str, Any] = value.model_dump(mode="json")
-    except Exception as error:  # noqa: BLE001 - of the user's own fields
-        raise ValueProblem(f"cannot be had as JSON: {error!s:.200}") from None
+    except Exception as error:  # noqa: BLE001 - the serializers of the user's model may raise anything
+        raise ValueProblem(f"cannot be dumped as JSON: {error!s:.200}") from None
     return fields
 
 
 def _has_fields(value: object) -> bool:
-    pydantic = sys.modules.get("pydantic")  # who has a model has imported it
+    pydantic = sys.modules.get("pydantic")  # a program that has a model has imported it; others need not pay for it
     if pydantic is not None and isinstance(value, pydantic.BaseModel):
         return True
     return dataclasses.is_dataclass(value) and not isinstance(value, type)
@@ -132,7 +134,7 @@ def _store_plain(value: object) -> StoredContext:
 
 
 def _are_worth_mapping(values: Collection[object]) -> bool:
-    """Whether they are nothing but texts, and long ones."""
+    """Whether all values are texts, and long ones on average."""
     chars = 0
     for value in values:
         if not isinstance(value, str):
@@ -152,7 +154,7 @@ def _store_texts(names: list[str] | None, texts: Iterable[str]) -> StoredContext
 
 
 def _loaded_type(value: object) -> type:
-    """What JSON makes of `value`: a `Counter` comes out as a dict, a named tuple as a list."""
+    """Return the type that `value` has after JSON: a `Counter` comes out as a dict, a named tuple as a list."""
     if isinstance(value, tuple):
         return list
     return next(plain for plain in (dict, list, bool, int, float, type(None)) if isinstance(value, plain))

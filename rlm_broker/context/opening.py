@@ -1,4 +1,4 @@
-"""Opening a regular file of the user's: it may change meanwhile, and is never mapped, waited for or held as a whole."""
+"""Opening of the user's regular files, which may change meanwhile: none is mapped, waited for, or held as a whole."""
 
 import os
 import stat
@@ -8,7 +8,7 @@ from typing import Final
 from rlm_broker.context.found import FileUnfit, FoundFile
 
 PIECE_BYTES: Final = 1 << 18
-"""Read at once: whatever a file's size, it takes a few times this of our own memory."""
+"""Bytes that are read at once. A file of any size takes a few times as much of our own memory."""
 
 _KINDS = {
     stat.S_IFDIR: "a folder",
@@ -17,17 +17,20 @@ _KINDS = {
     stat.S_IFCHR: "a device",
     stat.S_IFBLK: "a device",
 }
+"""Kinds of files that are not regular, as an error names them."""
 
 
 def open_regular(file: FoundFile) -> tuple[int, int]:
-    """A descriptor, which is the caller's to close, and the size of what it is of.
+    """Return a descriptor of the file, which the caller closes, and the file's size in bytes.
 
     Raises:
-        FileUnfit: It cannot be opened, or is no regular file.
+        FileUnfit: The file cannot be opened, or is not a regular file.
     """
-    flags = os.O_RDONLY | os.O_CLOEXEC | os.O_NOCTTY | os.O_NONBLOCK  # a pipe that became of it is not waited for
+    # O_NONBLOCK: if a pipe has taken the file's place since it was found, opening it must not wait for a writer.
+    flags = os.O_RDONLY | os.O_CLOEXEC | os.O_NOCTTY | os.O_NONBLOCK
     try:
-        # Before it is opened: opening a device can do something.
+        # The kind is checked before opening, since opening a device can have effects, and again afterwards, since the
+        # path may lead to another file by then.
         _refuse_special(file, os.stat(file.path).st_mode)  # noqa: PTH116 - a path object takes longer than the call
         fd = os.open(file.path, flags if file.named else flags | os.O_NOFOLLOW)
     except OSError as error:
@@ -50,16 +53,16 @@ def _refuse_special(file: FoundFile, mode: int) -> None:
 
 
 def bytes_of(file: FoundFile, fd: int, size_bytes: int) -> Iterator[bytes]:
-    """What the file has, in pieces. What is appended to it meanwhile is left out.
+    """Yield the content of the file, in pieces. Bytes that are appended meanwhile are left out.
 
     Raises:
-        FileUnfit: It cannot be read. This may come after any number of pieces.
+        FileUnfit: The file cannot be read. This may come after any number of pieces.
     """
-    left = size_bytes or (1 << 62)  # files of /proc have text and no size
+    left = size_bytes or (1 << 62)  # files of /proc have text, and a size of 0
     try:
         while left and (piece := os.read(fd, min(left, PIECE_BYTES))):
             if not size_bytes and (size_bytes := os.fstat(fd).st_size):
-                return  # it was empty: this was appended meanwhile, and more may be without end
+                return  # the file was empty: this was appended meanwhile, and a writer may append without end
             yield piece
             left -= len(piece)
     except OSError as error:

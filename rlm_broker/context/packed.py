@@ -1,4 +1,4 @@
-"""Bytes that are compressed, told by what they begin with, and read in bounded pieces."""
+"""Compressed bytes, recognised by their beginning and read in bounded pieces."""
 
 import bz2
 import importlib
@@ -14,20 +14,24 @@ from rlm_broker.context.opening import PIECE_BYTES
 from rlm_broker.errors import ContextRefused
 
 MAX_UNPACKED_BYTES: Final = 1 << 32
-"""Bytes that all compressed files and documents of one context may make together, and bytes that these may take as they
-are stored, in up to four for each character; a context with more is refused."""
+"""Bytes that all compressed files and documents of one context may unpack to; a context with more is refused.
+
+The same bound holds for what is stored of them, which takes up to 4 bytes for each character.
+"""
 MAX_MEMBERS: Final = 100_000
 """Entries of all archives of one context together; a context with more is refused."""
 DAMAGED: Final = "damaged"
-"""Reason of what cannot be unpacked."""
+"""Reason for files that cannot be unpacked."""
 _XZ_MEMORY_BYTES: Final = 1 << 27
+"""Memory that `lzma` may take for one stream; a stream that needs more is refused."""
 _ZSTD_WINDOW_BYTES: Final = 1 << 27
+"""Window of a zstd stream, in bytes; a stream that needs a larger one is refused."""
 _ZSTD_FEED_BYTES: Final = 1 << 8
-"""Given to zstandard at a time, which has no bound for what it returns: four bytes can be 128 KB."""
+"""Bytes given to the package `zstandard` at a time. It has no bound for its output: four bytes can become 128 KB."""
 
 
 class Reader:
-    """Bytes that come in pieces, none of them empty: looked at before they are read."""
+    """Bytes that come in pieces, none of them empty. They can be looked at before they are read."""
 
     def __init__(self, pieces: Iterable[bytes]) -> None:
         self._pieces = iter(pieces)
@@ -35,19 +39,19 @@ class Reader:
         self._at = 0
 
     def peek(self, size: int) -> bytes:
-        """Return the next bytes, which stay to be read; fewer at the end."""
+        """Return the next `size` bytes without reading them; fewer at the end."""
         while len(self._piece) - self._at < size and (more := next(self._pieces, b"")):
             self._piece, self._at = self._piece[self._at :] + more, 0
         return self._piece[self._at : self._at + size]
 
     def read(self, size: int) -> bytes:
-        """Return the next bytes; fewer only at the end."""
+        """Return the next `size` bytes; fewer only at the end."""
         found = self.peek(size)
         self._at += len(found)
         return found
 
     def unread(self, size: int) -> None:
-        """Have the last bytes of what was read last read again."""
+        """Put the last `size` bytes of the last read back."""
         self._at -= size
 
     def __iter__(self) -> Iterator[bytes]:
@@ -65,10 +69,10 @@ class Unpacking:
         self._members_left = MAX_MEMBERS
 
     def counted(self, pieces: Iterable[bytes], given: str) -> Iterator[bytes]:
-        """Yield the pieces.
+        """Yield the pieces, and count their bytes.
 
         Raises:
-            ContextRefused: They are too many bytes, with all that were counted before.
+            ContextRefused: The bytes, with all that were counted before, are too many.
         """
         for piece in pieces:
             self._bytes_left -= len(piece)
@@ -77,13 +81,21 @@ class Unpacking:
             yield piece
 
     def count_stored(self, size_bytes: int, given: str) -> None:
-        """Raises: ContextRefused, where what is stored of all that was unpacked is too many bytes."""
+        """Count bytes that are stored of unpacked texts.
+
+        Raises:
+            ContextRefused: The bytes, with all that were counted before, are too many.
+        """
         self._stored_bytes_left -= size_bytes
         if self._stored_bytes_left < 0:
             raise _too_much(given, "stored, each character as wide as the widest of its text")
 
     def count_member(self, given: str) -> None:
-        """Raises: ContextRefused, where the members of all archives are too many."""
+        """Count an entry of an archive.
+
+        Raises:
+            ContextRefused: The entries of all archives are too many.
+        """
         self._members_left -= 1
         if self._members_left < 0:
             raise ContextRefused(
@@ -100,7 +112,7 @@ def _too_much(given: str, done: str) -> ContextRefused:
 
 
 class Decompressor(Protocol):
-    """What `bz2`, `lzma` and, from Python 3.14 on, `compression.zstd` have."""
+    """Interface of the decompressors of `bz2`, `lzma` and, from Python 3.14 on, `compression.zstd`."""
 
     @property
     def eof(self) -> bool: ...
@@ -112,7 +124,7 @@ class Decompressor(Protocol):
 
 
 class _Gzip:
-    """`zlib` in the manner of the others."""
+    """Decompressor by `zlib`."""
 
     def __init__(self) -> None:
         self._zlib = zlib.decompressobj(16 + zlib.MAX_WBITS)
@@ -134,7 +146,7 @@ class _Gzip:
 
 
 class _Zstandard:
-    """The package `zstandard` in the manner of the others. It bounds no output, and is given little at a time."""
+    """Decompressor by the package `zstandard`. It does not bound its output, so it is given little input at a time."""
 
     needs_input = True
 
@@ -164,8 +176,8 @@ class Packing(NamedTuple):
     """A way to compress.
 
     Attributes:
-        begins: Matches what it begins with.
-        feed_bytes: What the decompressor is given at a time.
+        begins: Matches the beginning of what is compressed so.
+        feed_bytes: Bytes that the decompressor is given at a time.
     """
 
     name: str
@@ -181,19 +193,19 @@ _PACKINGS: Final = (
     Packing("zstd", re.compile(rb"\x28\xb5\x2f\xfd"), _zstd, _ZSTD_FEED_BYTES),
 )
 BEGIN_BYTES: Final = 10
-"""What has to be there to tell a packing."""
+"""Bytes that are needed to recognise a packing."""
 
 
 def packing_of(beginning: bytes) -> Packing | None:
-    """Return how bytes are compressed that begin so, or None."""
+    """Return the way in which bytes with this beginning are compressed, or None."""
     return next((packing for packing in _PACKINGS if packing.begins.match(beginning)), None)
 
 
 def unpacked(reader: Reader, packing: Packing, given: str) -> Iterator[bytes]:
-    """Yield what compressed bytes are, in pieces; several streams behind each other are one, and zeros may end them.
+    """Yield the unpacked bytes, in pieces. Several streams in a row are one, and zeros may follow them.
 
     Raises:
-        FileUnfit: They are cut, damaged, have something else behind, or need a library that is not installed.
+        FileUnfit: The bytes are cut or damaged, other bytes follow them, or a library is not installed.
     """
     try:
         while packing_of(reader.peek(BEGIN_BYTES)) is packing:
@@ -204,7 +216,7 @@ def unpacked(reader: Reader, packing: Packing, given: str) -> Iterator[bytes]:
     except ImportError:
         sentence = f"{given} is compressed by zstd: pip install 'rlm-broker[zstd]', or unpack it first"
         raise FileUnfit("zstd, which needs rlm-broker[zstd]", sentence) from None
-    except Exception as error:  # noqa: BLE001 - each library has errors of its own for hostile bytes
+    except Exception as error:  # noqa: BLE001 - each library raises errors of its own for hostile bytes
         sentence = f"{given} is damaged: it cannot be unpacked as {packing.name} ({error!s:.100})"
         raise FileUnfit(DAMAGED, sentence) from None
     if reader.peek(1):
@@ -212,7 +224,7 @@ def unpacked(reader: Reader, packing: Packing, given: str) -> Iterator[bytes]:
 
 
 def _stream(reader: Reader, packing: Packing) -> Iterator[bytes]:
-    """Yield what one stream is, and leave what lies behind it."""
+    """Yield the unpacked bytes of one stream. The bytes behind it stay unread."""
     one = packing.decompressor()
     while not one.eof:
         data = reader.read(packing.feed_bytes) if one.needs_input else b""

@@ -1,4 +1,4 @@
-"""Contexts that come out of a REPL, for its children. No JSON is decoded here: the child's sandbox does that."""
+"""Contexts that come out of a REPL, for its children. Their JSON is decoded by the child's sandbox, and not here."""
 
 import codecs
 import os
@@ -13,22 +13,22 @@ from rlm_broker.errors import ContextRefused
 from sandbox_worker.loading.form import ContextPiece
 
 PIECE_BYTES: Final = 1 << 18
-"""Bytes that are read at once. Between two pieces it can be stopped."""
+"""Bytes that are read at once. Storing can be stopped between two pieces."""
 _KINDS: Final = {b"{": "dict", b"[": "list", b'"': "str", b"t": "bool", b"f": "bool", b"n": "NoneType"}
-"""By the first byte of the JSON."""
+"""Type of the value by the first byte of its JSON; other bytes begin a number."""
 
 
 def store_part(fd: int, is_json: bool, max_bytes: int, stop: threading.Event) -> StoredContext:
-    """Store what is in a file that model code has written, and may be writing.
+    """Store the content of a file that model code has written, and may be writing still.
 
     Args:
-        is_json: It is JSON, and not text. Both are UTF-8.
-        max_bytes: A file that takes more when it is stored is refused. In a text with a wide character each takes 2
+        is_json: Whether it is JSON; otherwise it is text. Both are UTF-8.
+        max_bytes: Most bytes that it may take when it is stored. In a text with a wide character each character takes 2
             or 4.
-        stop: Once it is set, the rest is left out: the caller does not want it any more.
+        stop: When it is set, the rest is left out: the caller has given the context up.
 
     Raises:
-        ContextRefused: It is longer, or no UTF-8.
+        ContextRefused: It takes more than `max_bytes`, or is not UTF-8.
         OSError: It cannot be read, or there is no memory for it.
     """
     return _json(_pieces(fd, max_bytes, stop)) if is_json else _text(_pieces(fd, max_bytes, stop), max_bytes)
@@ -58,7 +58,7 @@ def _text(pieces: Iterator[bytes], max_bytes: int) -> StoredContext:
             form = memfd.form
             return StoredContext([(memfd.seal(), ContextPiece(form))], ContextInfo("str", chars))
     except UnicodeDecodeError as error:
-        raise ContextRefused(f"a context is no UTF-8: {error.reason}") from None
+        raise ContextRefused(f"a context is not UTF-8: {error.reason}") from None
 
 
 def _too_large(max_bytes: int) -> ContextRefused:

@@ -1,4 +1,4 @@
-"""What the bytes of a file are: a text, one that is compressed, a document, or an archive of such."""
+"""Kinds of files by their bytes: a text, a compressed text, a document, or an archive of these."""
 
 import os
 from collections import Counter
@@ -16,17 +16,18 @@ from rlm_broker.context.secret_names import SECRET, leads_to_secret
 from rlm_broker.context.text import DecodedText, Decoding
 
 _OURS: Final = Decoding()
-"""Of the text of a document, which is UTF-8 however the text of files is encoded."""
+"""Decoding of a document's text: `text_of_document` gives UTF-8, also if the user has named another encoding for
+files."""
 
 Content = DecodedText | Iterator[Member]
-"""What a file has: a text; or an archive's members, each to be read before the next one is asked for."""
+"""Content of a file: a text; or the members of an archive, each to be read before the next one is asked for."""
 
 
 class Reading:
     """Reads the files of one context, within the bounds of what it may unpack.
 
     Attributes:
-        skipped: How many files, entries of archives or folders were left out, by reason.
+        skipped: Number of files, entries of archives or folders that were left out, by reason.
     """
 
     def __init__(self, how: Decoding, skipped: Counter[str] | None = None) -> None:
@@ -39,8 +40,8 @@ class Reading:
         """Open a file for as long as its content is read.
 
         Raises:
-            FileUnfit: It cannot be read, or is nothing of which there is text. The content raises it, too.
-            ContextRefused: Too much is unpacked. The content raises it, too.
+            FileUnfit: The file cannot be read, or has no text. Reading the content raises it, too.
+            ContextRefused: Too much is unpacked. Reading the content raises it, too.
         """
         fd, size_bytes = open_regular(file)
         try:
@@ -52,13 +53,13 @@ class Reading:
         """Return the text of a stream.
 
         Raises:
-            FileUnfit: See `opened`; it is an archive. The text raises it, too.
-            ContextRefused: Too much is unpacked. The text raises it, too.
+            FileUnfit: The stream is an archive, or as for `opened`. Reading the text raises it, too.
+            ContextRefused: Too much is unpacked. Reading the text raises it, too.
         """
         return self._text(Reader(pieces), name, name)
 
     def texts_of(self, file: FoundFile) -> Iterator[tuple[str, DecodedText]]:
-        """Yield the names and texts in a file, each to be read before the next; count what is left out.
+        """Yield the names and texts in a file, each to be read before the next. Count those that are left out.
 
         Raises:
             ContextRefused: Too much is unpacked.
@@ -73,14 +74,14 @@ class Reading:
             self.skipped[unfit.reason] += 1
 
     def texts_in(self, members: Iterator[Member], given: str) -> Iterator[tuple[str, DecodedText]]:
-        """Do the same with an archive.
+        """Yield the names and texts in an archive, each to be read before the next. Count those that are left out.
 
         Raises:
-            FileUnfit: It cannot be read. This may come after any number of texts.
+            FileUnfit: The archive cannot be read. This may come after any number of texts.
             ContextRefused: Too much is unpacked.
         """
         for member in members:
-            parts = member.name.replace("\\", "/").split("/")  # also what was made on Windows
+            parts = member.name.replace("\\", "/").split("/")  # archives from Windows may have backslashes
             if member.unfit:
                 self.skipped[member.unfit] += 1
             elif ".git" in parts:
@@ -102,10 +103,10 @@ class Reading:
         return content
 
     def _content(self, reader: Reader, name: str, given: str, fd: int | None, was_packed: bool = False) -> Content:
-        """Return what the bytes are.
+        """Return the content of the bytes, by their beginning.
 
         Args:
-            fd: Of the file that they are, if they are one.
+            fd: Descriptor of the file that they are read from; None if they are not a file.
             was_packed: Whether they come out of something compressed.
         """
         beginning = reader.peek(BEGIN_BYTES)
@@ -122,9 +123,7 @@ class Reading:
         if not tar and not is_zip(beginning):
             return DecodedText(reader, given, self._how, grows if packing or was_packed else None)
         if fd is None or (packing and not tar):
-            sentence = (
-                f"{given} is an archive, which is read from a file alone and not out of another: save it as a file"
-            )
+            sentence = f"{given} is an archive, which can be read only from a file of its own: save it as a file"
             raise FileUnfit("an archive inside something else", sentence)
         if tar:
             return tar_members(reader, given, self._unpacking, was_packed=packing is not None)

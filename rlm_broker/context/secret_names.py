@@ -1,11 +1,11 @@
-"""Which names below a folder are likely those of secrets: such a file is in a context only if it is named itself."""
+"""Names of files that likely hold secrets. Such a file is in a context only if the user names it itself."""
 
 import re
 from collections.abc import Sequence
 from typing import Final
 
 SECRET: Final = "likely a secret: name the file itself to include it"
-"""Why such a file is left out."""
+"""Reason for files that are left out since they likely hold secrets."""
 
 FILES: Final = (
     # variables of programs and services
@@ -17,25 +17,26 @@ FILES: Final = (
     *(".netrc", "_netrc", ".pgpass", ".my.cnf", ".htpasswd", ".git-credentials", ".npmrc", ".pypirc", ".dockercfg"),
     *("credentials", "credentials.json", "client_secret*.json", "service-account*.json", "service_account*.json"),
     *(".docker/config.json", ".kube/config", ".s3cfg", ".boto", ".vault-token"),
-    # what a tool has been told of all of them
+    # state of a tool that has been given any of these
     "*.tfstate",
 )
 """Patterns of the end of a path: the name, or the folder and the name."""
 
 FOLDERS: Final = (".ssh", ".aws", ".gnupg", ".azure", ".config/gcloud", ".config/gh", ".password-store")
-"""Folders of which everything is left out."""
+"""Folders of which all files are left out."""
 
 HARMLESS: Final = (".env.example", ".env.sample", ".env.template", ".env.dist", "*.pub")
-"""What the patterns would mean, too: examples without values, and public keys."""
+"""Exceptions to the patterns: examples without values, and public keys."""
 
 _COPIES: Final = ("~", ".bak", ".backup", ".old", ".orig", ".save", ".swp", ".gz", ".bz2", ".xz", ".zst")
 """Endings of copies that tools leave, and of compressed files."""
 
 
 def is_secret(parts: Sequence[str], *, is_folder: bool = False) -> bool:
-    """Whether the entry at `parts` below a folder is likely to hold secrets, as far as names tell; in any case.
+    """Whether the entry at `parts` below a folder likely holds secrets, by its name alone. Upper and lower case are
+    equal.
 
-    A name is looked at with and without the endings of copies. The parents of an entry were asked about before.
+    A name is looked at with and without the endings of copies. The caller has asked about the entry's parents.
     """
     tail = "/".join(parts[-2:]).lower()
     if is_folder:
@@ -49,13 +50,13 @@ def is_secret(parts: Sequence[str], *, is_folder: bool = False) -> bool:
 
 
 def leads_to_secret(parts: Sequence[str]) -> bool:
-    """Whether the file at `parts`, or a folder on the way to it, is likely to hold secrets."""
+    """Whether the file at `parts`, or a folder on the way to it, likely holds secrets."""
     folders = (parts[max(0, end - 2) : end] for end in range(1, len(parts)))
     return is_secret(parts) or any(is_secret(folder, is_folder=True) for folder in folders)
 
 
 def _any_of(patterns: Sequence[str]) -> re.Pattern[str]:
-    """Return what finds a path that ends with one of the patterns, of which a `*` is anything within a part."""
+    """Return a pattern that finds a path with one of these ends. A `*` is any text within one part."""
     choices = (re.escape(pattern).replace(r"\*", "[^/]*") for pattern in patterns)
     return re.compile(rf"(?:^|/)(?:{'|'.join(choices)})\Z")
 

@@ -1,8 +1,8 @@
-"""What the user hands in, as a sealed memfd that any number of workers can load.
+"""Storing a context: from the user's text, files or values to a sealed memfd that any number of workers can load.
 
-A text, and each of the many in a folder, or in a list or dict that has nothing but long ones, is written once, in the
-form in which CPython keeps it, so that a worker maps it and copies nothing (see `sandbox_worker.loading`). Everything
-else is written as JSON. Both are written in pieces: what is stored takes the machine's memory once, and never this
+Long texts are written once, in the form in which CPython keeps them, so a worker maps them and copies no character (see
+`context.memfd`). These are: one text, the texts of files, and the texts of a list or dict that has only long texts. Any
+other value is written as JSON. Both are written in pieces: a context takes the machine's memory once, and never this
 process's own.
 """
 
@@ -37,13 +37,15 @@ STREAM_BYTES: Final = 1 << 20
 """Bytes or characters of a stream that are read at a time."""
 
 MAX_PATH_CHARS: Final = 4_096
-"""Characters of the longest path that Linux has."""
+"""Longest path that Linux has, in characters (PATH_MAX). A longer text is no path."""
 
 AS_TEXT: Final = "; if the text itself is meant, end it with a line break"
+"""End of the errors about a text that is also a name."""
 
 
 class Paths(tuple[Path, ...]):
-    """Paths as a command line gives them: one file is a text, anything else a dict from relative path to text."""
+    """Paths as a command line gives them: one file is a text; several files or a folder are a dict of texts by relative
+    path."""
 
     __slots__ = ()
 
@@ -55,22 +57,27 @@ class Paths(tuple[Path, ...]):
 
 
 def refuse_a_name(text: object, what: str = "the context", remedy: str = "give Path({0!r})") -> None:
-    """Refuse a text of one line that is the name of a file or an address, given in the place of what it names.
+    """Refuse a text of one line that is the name of a file or an address, given in place of what it names.
 
-    A word that is also the name of a folder may be meant: that is a warning. This is not a part of `store`, which also
-    stores prompts of model code: that code must not learn which files there are.
+    A word that is also the name of a folder may be meant as a text: that is a warning. `store_as_it_is` does not call
+    this, since it stores prompts of model code, and that code must not learn which files exist.
+
+    Args:
+        text: Value that was given; one that is not a text passes.
+        what: Subject of the error, such as "the context".
+        remedy: Expression that reads the file; `{0!r}` stands for the text.
 
     Raises:
         ContextRefused: It is a path that exists, or an address.
     """
-    if not isinstance(text, str) or not 0 < len(text) <= MAX_PATH_CHARS or not text.isprintable():  # one line
+    if not isinstance(text, str) or not 0 < len(text) <= MAX_PATH_CHARS or not text.isprintable():  # several lines
         return
     if re.fullmatch(r"(https?|ftp|file)://\S+", text):
-        raise ContextRefused(f"{what} {text!r} is an address and not what is there: fetch that first{AS_TEXT}")
+        raise ContextRefused(f"{what} {text!r} is an address, not its content: fetch the content first{AS_TEXT}")
     try:
         path = Path(text).expanduser()
         exists = path.exists()
-    except (OSError, ValueError, RuntimeError):  # no possible file name, or `~name` of an unknown user
+    except (OSError, ValueError, RuntimeError):  # not a possible file name, or `~name` of an unknown user
         return
     if not exists:
         return
@@ -82,19 +89,19 @@ def refuse_a_name(text: object, what: str = "the context", remedy: str = "give P
 
 @dataclass(frozen=True, slots=True)
 class Encoded:
-    """Files or a stream whose text is encoded in a certain way: `Encoded(Path("old.log"), "cp1252")`.
+    """Files or a stream whose text has a certain encoding: `Encoded(Path("old.log"), "cp1252")`.
 
     Args:
         source: A path, `Paths`, or a stream of bytes.
-        encoding: Of all bytes that do not begin with a byte order mark, by its name in Python, such as `"utf-16"`.
-            None: UTF-8.
-        errors: `"replace"`: U+FFFD stands in the place of bytes that cannot be decoded, and they are counted. Text with
-            more than 3 such bytes in 10 is refused. `"strict"`: text with any is refused. One of many files that is
-            refused is left out.
+        encoding: Encoding of all bytes that do not begin with a byte order mark, by its name in Python, such as
+            `"utf-16"`. None is UTF-8.
+        errors: `"replace"`: each byte that cannot be decoded becomes U+FFFD and is counted; text with more than 3 such
+            bytes in 10 is refused. `"strict"`: text with any such byte is refused. If it is one of many files, a
+            refused file is left out.
 
     Raises:
         ContextRefused: `source` is none of these.
-        ConfigurationError: There is no such encoding of text, or `errors` is something else.
+        ConfigurationError: There is no such text encoding, or `errors` is another value.
     """
 
     source: object
@@ -111,19 +118,27 @@ class Encoded:
 
 
 def store(value: object) -> StoredContext:
-    """Put a context where workers can load it. Blocks while it reads and copies: a second for a gigabyte.
+    """Put a context where workers can load it. It blocks while it reads and copies: a second for a gigabyte.
 
     A text that is the name of a file or an address is refused, as by `RLM.completion`.
 
     Args:
-        value: A text; a path object of a file (its text), or of a folder, an archive or a glob (a dict from relative
-            path to text, see `find_files`); `Paths`; a stream, such as a response or a pipe, whose `read(size)` gives
-            bytes or text; or one of these three as `Encoded`. A stream is read to its end, piece by piece, and stays
-            the caller's to close. Compressed files, and PDF and office files with the extra `documents`, are their
-            text. Or a dict, list or other value that JSON can hold (a tuple becomes a list), a pydantic model or a
-            dataclass (a dict of its fields), a table or an array, and what else crosses with its type. A dict of up to
-            64 values may have a `StoredContext` among them that is not a dict of stored ones itself: it is shared and
-            not copied, and stays the caller's to close.
+        value: One of these.
+
+            - A text.
+            - A path object. A file is its text. A folder, an archive or a glob is a dict from relative path to text,
+              see `find_files`. Compressed files, and PDF and office files with the extra `documents`, are their text.
+            - `Paths`, which are several of those.
+            - A stream, such as a response or a pipe, whose `read(size)` returns bytes or text. It is read to its end,
+              piece by piece, and stays the caller's to close.
+            - One of the last three as `Encoded`.
+            - A dict, list or other value that JSON can hold; a tuple becomes a list. A pydantic model or a dataclass
+              becomes a dict of its fields. A table or an array, and other values that cross, keep their type.
+            - A dict of up to 64 values with a `StoredContext` among them, which is shared and not copied, and stays the
+              caller's to close. That one must not be a dict of stored contexts itself.
+
+    Returns:
+        The stored context. The caller closes it.
 
     Raises:
         ContextRefused: It is none of these, it cannot be read, it is an empty file, or there is no memory for it.
@@ -133,7 +148,10 @@ def store(value: object) -> StoredContext:
 
 
 def store_as_it_is(value: object) -> StoredContext:
-    """Store as `store` does. A text is taken for itself: what model code gives must not tell which files there are."""
+    """Store as `store` does, but take each text for itself.
+
+    Model code must not learn from an error which files exist.
+    """
     if isinstance(value, Encoded):
         given, how = value.source, Decoding(value.encoding, value.errors)
     else:
@@ -159,7 +177,7 @@ def _store_text(pieces: Iterable[str | bytes], file: FoundFile | None = None) ->
     with TextMemfd() as memfd:
         length = memfd.add_text(pieces, pieces.grows if isinstance(pieces, DecodedText) else None)
         if file and not length:
-            raise ContextRefused(f"{file.given} is empty: there is nothing in it to ask about")
+            raise ContextRefused(f"{file.given} is empty: give a file that has text")
         parts = ((file.name, length),) if file else ()
         replaced = Replaced()
         replaced.add(pieces.replaced if isinstance(pieces, DecodedText) else 0)
@@ -168,7 +186,7 @@ def _store_text(pieces: Iterable[str | bytes], file: FoundFile | None = None) ->
 
 
 def _store_stream(stream: Any, how: Decoding) -> StoredContext:
-    """Store what a stream gives, without ever having it as a whole."""
+    """Store the content of a stream, without ever having all of it in memory of our own."""
     pieces = _read(stream)
     first = next(pieces, b"")
     if isinstance(first, str):
@@ -190,18 +208,18 @@ def _read(stream: Any) -> Iterator[str | bytes]:
         except Exception as error:
             raise ContextRefused(f"the stream cannot be read: {type(error).__name__}: {error}") from error
         if piece is None:
-            raise ContextRefused("the stream has nothing to read just now, and does not wait: give one that blocks")
+            raise ContextRefused("the stream's `read` gave None: it has no data just now, so give one that blocks")
         if not piece:
             return
         kind = kind or (str if isinstance(piece, str) else bytes)
         if not isinstance(piece, kind):
-            raise ContextRefused(f"a stream gives bytes or text, and its `read` gave {type(piece).__name__}")
+            raise ContextRefused(f"a stream's `read` must give only bytes or only text, not {type(piece).__name__}")
         yield piece
 
 
 def _store_paths(paths: Paths, how: Decoding) -> StoredContext:
     if not paths:
-        raise ContextRefused("no file or folder was named")
+        raise ContextRefused("Paths has no path: name a file or a folder")
     files, skipped = find_files(paths)
     reading = Reading(how, skipped)
     if len(paths) != 1 or not files or not files[0].named:
@@ -216,8 +234,8 @@ def _store_paths(paths: Paths, how: Decoding) -> StoredContext:
 
 
 def _store_texts(texts: Iterable[tuple[str, DecodedText]], reading: Reading, paths: Paths) -> StoredContext:
-    """Store the texts of files as a dict by their names, each of which is there once."""
-    taken: dict[str, int] = {}  # and the number that the next one of the name gets
+    """Store the texts of files as a dict by their names. A name that is there already gets a number."""
+    taken: dict[str, int] = {}  # name → number that its next repetition gets
     parts, replaced = Parts(), Replaced()
     with TextMemfd() as memfd:
         for name, text in texts:
@@ -226,7 +244,7 @@ def _store_texts(texts: Iterable[tuple[str, DecodedText]], reading: Reading, pat
             except FileUnfit as error:
                 reading.skipped[error.reason] += 1
                 continue
-            if name in taken:  # an archive may have two members of one name
+            if name in taken:  # an archive may have several members of one name
                 name = _another(name, taken)
             taken[name] = 1
             parts.add(name, length, is_text=True)
@@ -240,14 +258,14 @@ def _store_texts(texts: Iterable[tuple[str, DecodedText]], reading: Reading, pat
 
 
 def _another(name: str, taken: dict[str, int]) -> str:
-    """Return a name that is not taken yet, for a further text of this one."""
+    """Return a name that is not taken yet, for a further text of the same name."""
     while (other := f"{name} ({taken[name]})") in taken:
         taken[name] += 1
     return other
 
 
 def _store_several(values: Mapping[str, object]) -> StoredContext:
-    """Store a dict of which some values are stored already: those are not copied."""
+    """Store a dict of which some values are stored already. Those are not copied."""
     if len(values) > MAX_PIECES:
         raise ContextRefused(f"a dict with a StoredContext in it has {len(values):,} keys, more than {MAX_PIECES}")
     pieces: list[tuple[int, ContextPiece]] = []
@@ -256,7 +274,8 @@ def _store_several(values: Mapping[str, object]) -> StoredContext:
         for name, value in values.items():
             if not isinstance(name, str) or len(name) > MAX_NAME_CHARS or not name.isprintable():
                 raise ContextRefused(
-                    f"{name!r:.50}: beside a StoredContext a key is printable text of up to {MAX_NAME_CHARS} characters"
+                    f"the key {name!r:.50}, beside a StoredContext, must be printable text of up to {MAX_NAME_CHARS} "
+                    "characters"
                 )
             with value.another() if isinstance(value, StoredContext) else store_as_it_is(value) as stored:
                 (fd, piece), *more = stored.pieces()

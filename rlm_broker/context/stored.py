@@ -1,4 +1,4 @@
-"""A context that is stored, and what may be told of it."""
+"""A stored context, and the facts about it that need no reading."""
 
 import os
 import weakref
@@ -15,28 +15,29 @@ from sandbox_worker.wire.names import CONTEXT
 from sandbox_worker.wire.values import decode_context
 
 MAX_PARTS_TOLD: Final = 100
-"""Parts that a `ContextInfo` names."""
+"""Most parts that a `ContextInfo` names."""
 
 MAX_NAME_CHARS: Final = 200
-"""Of a part's name in a `ContextInfo`; of a longer key only the start is told."""
+"""Characters of a part's name in a `ContextInfo`. Of a longer key it has the start."""
 
 
 @dataclass(frozen=True, slots=True)
 class ContextInfo:
-    """What may be told of a context without reading it.
+    """Facts about a context that need no reading.
 
     Attributes:
-        type_name: Of the Python value that the worker gets: `str`, `dict`, `list`, `DataFrame`, `ndarray`, ...
-        total_chars: Characters of a text, or of all texts in a dict or list that has nothing but texts in it;
-            otherwise bytes of the context as it is stored.
+        type_name: Type of the Python value that the worker gets: `str`, `dict`, `list`, `DataFrame`, `ndarray`, ...
+        total_chars: Characters of a text, or of all texts in a dict or list of texts alone; otherwise bytes of the
+            context as it is stored.
         parts: Name and length of the first `MAX_PARTS_TOLD` files, keys of a dict, or items of a list (by index). A
-            name has at most `MAX_NAME_CHARS`. The length is in characters; of what is no text, in bytes of its JSON.
-        parts_total: How many parts there are.
-        skipped: How many files or folders below what was named, or entries of archives, were left out, by reason.
-        replaced_bytes, replaced_parts: How many bytes could not be decoded, so that U+FFFD stands in their place, and
-            in how many texts.
-        made_of: Class of an object that arrives as a dict, such as a dataclass; empty for anything else.
-        shape: Of a table or an array; empty for anything else.
+            name has at most `MAX_NAME_CHARS` characters. The length is in characters for a text, in bytes of its JSON
+            for any other value.
+        parts_total: Number of all parts.
+        skipped: Number of files, folders or entries of archives that were left out, by reason.
+        replaced_bytes, replaced_parts: Number of bytes that could not be decoded and became U+FFFD, and number of the
+            texts that have any.
+        made_of: Class of an object that arrives as a dict, such as a dataclass; empty for any other value.
+        shape: Shape of a table or an array; empty for any other value.
     """
 
     type_name: str
@@ -50,14 +51,15 @@ class ContextInfo:
     shape: tuple[int, ...] = ()
 
     def headline(self) -> str:
-        """Return what it is, as it follows the word "is"."""
+        """Return what the context is, as words that follow "is"."""
         if self.shape:
             return f"a {self.type_name} of shape {self.shape}"
         made_of = f" made of an object of class {self.made_of}," if self.made_of else ""
         return f"a {self.type_name}{made_of} with {self.total_chars:,} characters in all"
 
     def remarks(self) -> list[str]:
-        """Return what is not as the user has it: what was left out, and what was replaced. One line each."""
+        """Return how the context differs from the user's data, one line each: what was left out, and what was
+        replaced."""
         lines = [f"left out: {count:,} ({reason})" for reason, count in self.skipped.items()]
         if self.replaced_bytes:
             where = f", in {self.replaced_parts:,} texts" if self.replaced_parts > 1 else ""
@@ -66,11 +68,12 @@ class ContextInfo:
 
 
 class StoredContext:
-    """A context in sealed memfds: one, or one for each value of a dict. It owns the descriptors, which every worker may
-    be given.
+    """A context in sealed memfds: one, or one for each value of a dict.
+
+    It owns the descriptors, which any number of workers may get. It closes them in `close`, or when it is collected.
 
     Attributes:
-        info: What may be told of it.
+        info: Facts about the context.
     """
 
     def __init__(self, pieces: Iterable[tuple[int, ContextPiece]], info: ContextInfo) -> None:
@@ -80,10 +83,10 @@ class StoredContext:
         self._close = weakref.finalize(self, close_all, fds)  # once, by `close` or by the collector
 
     def pieces(self) -> tuple[tuple[int, ContextPiece], ...]:
-        """Return the descriptors, each with all four seals and close-on-exec, and what they hold.
+        """Return the descriptors, each sealed and close-on-exec, and what they hold.
 
         Raises:
-            ContextRefused: It was closed: the numbers may be other files' by now.
+            ContextRefused: The context was closed. Its numbers may belong to other files by now.
         """
         if not self._close.alive:
             raise ContextRefused("this context was closed: store it again")
@@ -91,22 +94,22 @@ class StoredContext:
 
     @property
     def size_bytes(self) -> int:
-        """Bytes that it takes as it is stored."""
+        """Bytes of the context as it is stored."""
         return sum(piece.form.size_bytes for _, piece in self._pieces)
 
     def value(self) -> Any:
-        """The context itself, as a worker gets it."""
+        """Return the context itself, as a worker gets it."""
         loaded: dict[str, Any] = {}
         for fd, piece in self.pieces():
             load_into(loaded, CONTEXT, fd, piece, False, decode_context)
         return loaded[CONTEXT]
 
     def another(self) -> "StoredContext":
-        """The same context, with descriptors of its own."""
+        """Return the same context with descriptors of its own."""
         return StoredContext(_duplicates(self.pieces()), self.info)
 
     def close(self) -> None:
-        """Give the descriptors back. What workers have loaded stays theirs. Closing twice is harmless."""
+        """Close the descriptors. Workers keep what they have loaded. Harmless when repeated."""
         self._close()
 
     def __enter__(self) -> Self:
@@ -137,10 +140,10 @@ def _duplicates(pieces: Iterable[tuple[int, ContextPiece]]) -> list[tuple[int, C
 
 @dataclass(slots=True)
 class Replaced:
-    """Counts what was replaced in the texts of a context.
+    """Count of what was replaced in the texts of a context.
 
     Attributes:
-        bytes: Bytes in whose place U+FFFD stands.
+        bytes: Bytes that became U+FFFD.
         parts: Texts that have any.
     """
 
@@ -154,12 +157,12 @@ class Replaced:
 
 
 def sealed(memfd: TextMemfd | JsonMemfd, form: ContextForm, info: ContextInfo) -> StoredContext:
-    """Return the context of a memfd, which is written to no more."""
+    """Seal a memfd, and return its context. No more can be written to it."""
     return StoredContext([(memfd.seal(), ContextPiece(form))], info)
 
 
 class Parts:
-    """Counts the parts of a context while they are written."""
+    """Count of the parts of a context, while they are written."""
 
     def __init__(self) -> None:
         self.total = 0
@@ -172,14 +175,14 @@ class Parts:
             told = name if len(name) <= MAX_NAME_CHARS else f"{name[: MAX_NAME_CHARS - 3]}..."
             self._first.append(
                 (told.encode("utf-8", "backslashreplace").decode(), length)
-            )  # no message can hold lone surrogates
+            )  # lone surrogates are written out, since no message can hold them
         self.total += 1
         self._chars = None if self._chars is None or not is_text else self._chars + length
 
     def info(
         self, type_name: str, length: int, skipped: Mapping[str, int] | None = None, replaced: Replaced | None = None
     ) -> ContextInfo:
-        """Return it. `length` counts where not all parts are texts."""
+        """Return the facts. `length` is the total of a context whose parts are not all texts."""
         chars = self._chars if self.total and self._chars is not None else length
         replaced = replaced or Replaced()
         told = tuple(self._first), self.total, dict(skipped or {}), replaced.bytes, replaced.parts

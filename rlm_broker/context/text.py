@@ -1,5 +1,7 @@
-"""Bytes as text, in pieces: by a byte order mark, by a named encoding, or as UTF-8. What cannot be decoded is replaced
-and counted, unless it is so much that the bytes are no text."""
+"""Decoding of bytes to text, in pieces: by a byte order mark, by a named encoding, or as UTF-8.
+
+Bytes that cannot be decoded are replaced and counted. If they are too many, the bytes are no text, and are refused.
+"""
 
 import codecs
 import threading
@@ -12,13 +14,16 @@ from rlm_broker.context.found import FileUnfit
 from rlm_broker.errors import ConfigurationError
 
 MAX_REPLACED_SHARE: Final = 0.3
-"""Part of the bytes of a text that may be replaced. About half of binary data is no UTF-8, a tenth at most of text in
-Latin-1, and nearly all of text in another alphabet."""
+"""Share of the bytes of a text that may be replaced.
+
+Read as UTF-8, about half of binary data cannot be decoded. Of text in Latin-1 it is a tenth at most, and of text in
+another alphabet nearly all.
+"""
 JUDGED_BYTES: Final = 1 << 20
-"""From so many bytes on that share is looked at with each piece: what is no text is not decoded to its end."""
+"""Bytes after which that share is checked with each piece, so that a binary file is not decoded to its end."""
 
 Errors = Literal["replace", "strict"]
-"""What becomes of bytes that cannot be decoded: `replace`, each becomes U+FFFD and is counted; `strict`, the text is
+"""Treatment of bytes that cannot be decoded. `replace`: each becomes U+FFFD and is counted. `strict`: the text is
 refused."""
 
 _MARKS: Final = (
@@ -29,8 +34,10 @@ _MARKS: Final = (
     (codecs.BOM_UTF16_BE, "utf-16-be"),
 )
 _NO_ENCODINGS_OF_FILES: Final = frozenset({"idna", "punycode", "undefined", "unicode_escape", "raw_unicode_escape"})
+"""Python's codecs of text that are not encodings of files."""
 _COUNTED: Final = "rlm_broker.counted"
-"""Way to treat errors of encodings other than UTF-8. It is a call for each error, which UTF-8 has none of."""
+"""Name of the error handler for encodings other than UTF-8. It is called for each error, which makes errors slow; those
+of UTF-8 are counted afterwards, see `_replaced_in`."""
 _REPLACEMENT: Final = "\ufffd"
 _replaced = threading.local()
 
@@ -47,14 +54,14 @@ codecs.register_error(_COUNTED, _replace_and_count)
 
 @dataclass(frozen=True, slots=True)
 class Decoding:
-    """How bytes become text.
+    """Encoding of some bytes, and the treatment of errors.
 
     Args:
-        encoding: Of bytes without a byte order mark, by its name in Python; None is UTF-8.
+        encoding: Encoding of bytes without a byte order mark, by its name in Python; None is UTF-8.
         errors: See `Errors`.
 
     Raises:
-        ConfigurationError: There is no such encoding of text, or `errors` is something else.
+        ConfigurationError: There is no such text encoding, or `errors` is another value.
     """
 
     encoding: str | None = None
@@ -70,7 +77,7 @@ class Decoding:
 
     @property
     def replaces(self) -> bool:
-        """Whether bytes that cannot be decoded are replaced; else the text is refused."""
+        """Whether bytes that cannot be decoded are replaced. Otherwise the text is refused."""
         return self.errors == "replace"
 
 
@@ -79,22 +86,23 @@ def _is_encoding(name: object) -> bool:
         return False
     try:
         found = codecs.lookup(name)
-        "".encode(name)  # refuses codecs that are none of text, such as base64
+        "".encode(name)  # a LookupError for codecs that are not for text, such as base64
     except (LookupError, ValueError):
         return False
     return found.name not in _NO_ENCODINGS_OF_FILES and found.incrementaldecoder is not None
 
 
 class DecodedText:
-    """The text of some bytes, in pieces; one of bytes is ASCII, as most of most texts. A byte order mark is not text.
+    """The text of some bytes, in pieces. A piece of bytes is ASCII, as most pieces of most texts. A byte order mark is
+    not text.
 
-    Iterating raises `FileUnfit` where the bytes are binary (they have a zero character), where they cannot be decoded
-    and are not to be replaced, or where more than `MAX_REPLACED_SHARE` of them, or of the first of them from
-    `JUDGED_BYTES` on, cannot be decoded. That may come after any number of pieces.
+    Iterating raises `FileUnfit` in three cases: the bytes are binary (they have a zero character); they cannot be
+    decoded and are not to be replaced; or more than `MAX_REPLACED_SHARE` of them cannot be decoded, which is checked
+    from `JUDGED_BYTES` on and at the end. That may come after any number of pieces.
 
     Args:
-        name: What the bytes are of, for the error.
-        grows: Counts the bytes that are stored of the text, where these have a bound, see `TextMemfd.add_text`.
+        name: Name of the bytes' source, for the error.
+        grows: Counts the bytes that are stored of the text, if these have a bound, see `TextMemfd.add_text`.
 
     Attributes:
         replaced: Bytes that were replaced so far.
@@ -118,7 +126,7 @@ class DecodedText:
         is_utf8, begun = encoding == "utf-8", False
         counted = self._how.replaces and not is_utf8
         decoder = codecs.getincrementaldecoder(encoding)(_COUNTED if counted else self._how.errors)
-        start = 0  # of the piece, in the file
+        start = 0  # offset of the piece in the file
         for piece in chain([beginning] if beginning else [], self._pieces, [b""]):
             if is_utf8 and (zero := piece.find(0)) >= 0:
                 raise self._binary(f"a zero byte at offset {start + zero:,}")
@@ -146,7 +154,8 @@ class DecodedText:
         """Decode a piece; an empty one is the end.
 
         Args:
-            start: Where the bytes that are decoded now begin: those of a character that the last piece cut come first.
+            start: Offset of the first byte that is decoded now. If the last piece has cut a character, its bytes come
+                first.
         """
         _replaced.bytes = 0
         cut = decoder.getstate()[0] if encoding == "utf-8" else b""
@@ -171,8 +180,11 @@ class DecodedText:
 
 
 def _replaced_in(text: str, data: bytes, left: int) -> int:
-    """Return how many bytes of UTF-8 were replaced when `text` came of `data` but for the last `left` bytes."""
-    own = data.count(_REPLACEMENT.encode())  # which the bytes have themselves, and nothing was replaced there
+    """Return how many bytes of UTF-8 were replaced when `data`, but for its last `left` bytes, became `text`.
+
+    The text's own U+FFFD are subtracted first. Of the rest, all bytes that the text does not encode to were replaced.
+    """
+    own = data.count(_REPLACEMENT.encode())  # U+FFFD that the bytes themselves encode: no byte was replaced there
     kept = len(text.encode()) - len(_REPLACEMENT.encode()) * (text.count(_REPLACEMENT) - own)
     return len(data) - left - kept
 

@@ -1,1 +1,1 @@
-"""Which model answers, and at whose cost."""
+"""The broker: which client answers a call, and when."""

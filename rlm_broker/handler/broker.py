@@ -1,4 +1,4 @@
-"""The broker: one TCP port for every REPL and caller, and the models behind it."""
+"""The broker: one TCP port for all REPLs and callers, and the model clients behind it."""
 
 import logging
 import socket
@@ -26,33 +26,36 @@ from rlm_broker.transport.listener import Listener
 _log = logging.getLogger("rlm_broker")
 
 CALL_TIMEOUT_S = 120.0
+"""Seconds after which a call fails, unless it names another limit. Waiting for its turn does not count."""
 CANCELLED_ITSELF = "the client cancelled its own call"
-"""Why a call of a batch has no outcome: its client cancelled the task that it was made in."""
+"""Error of a call in a batch whose client cancelled the task that it was made in."""
 STRANGERS = "strangers"
-"""The session of all one-shot requests: together they have the share of one run of each client's places."""
+"""Session of all one-shot requests. Together they have the share of one run of each client's places."""
 
 
 class Broker(AsyncResource):
     """Routes completions by model name and depth to clients, and holds the port that REPLs connect to.
 
-    Use it as a context manager, or `start` and `stop` it. The clients stay their makers': stopping closes none of them.
+    Use it as a context manager, or `start` and `stop` it. It closes no client: each belongs to the code that made it.
 
     Args:
-        client: Serves depth 0, and everything else where there is nothing better.
-        host: Address to bind; beyond loopback it is refused unless `insecure_bind`.
-        port: 0 takes a free one.
-        other_backend_client: Serves depth 1 and deeper.
+        client: Client for depth 0, and for all calls that no other client serves.
+        host: Address to bind; one beyond loopback is refused unless `insecure_bind`.
+        port: TCP port; 0 takes a free one.
+        other_backend_client: Client for depth 1 and deeper.
         batch_max_concurrent: Calls of one one-shot batch at the same time.
-        one_shot: Also serve the field's one-shot protocol, which has no token: whoever reaches the port may call.
-        model_policy: What a model is worth that model-written code names; see `ModelPolicy`.
+        one_shot: Also serve the field's one-shot protocol. It has no token: every process that reaches the port may
+            call.
+        model_policy: Which models model code may name; see `ModelPolicy`.
         open_client: Makes the client of an unlisted name, for the policy `open`.
-        call_timeout_s: Seconds until a call that does not say otherwise has failed; waiting for its turn not counted.
-        cache: Keeps replies; None keeps none.
-        event_loop: Where it lives; None is decided by how it is opened.
+        call_timeout_s: Seconds after which a call fails, unless it names another limit. Waiting for its turn does not
+            count.
+        cache: Stores replies; None stores none.
+        event_loop: Event loop on which it lives; None: the way of opening it decides.
 
     Attributes:
-        queues: The queue before each client, by its identity. Handlers on one loop may share them: then their bounds
-            and rates hold for all.
+        queues: Queue before each client, by the client's identity. Handlers on one loop may share them, so that bounds
+            and rates hold for all their calls.
     """
 
     def __init__(
@@ -83,7 +86,7 @@ class Broker(AsyncResource):
         self._usage = defaultdict[tuple[str, int], Tally](Tally)
         self._event_loop = event_loop
         self._replaced: set[int] = set()
-        """Identities of the clients whose fallbacks answer just now, which was logged."""
+        """Identities of clients in whose place a fallback answers just now. Each was logged once."""
 
     # -- the field's names -------------------------------------------------------------------------------------------
 
@@ -92,21 +95,22 @@ class Broker(AsyncResource):
         self.routing.register(model_name, client)
 
     def serve(self, client: Client, serving: Serving) -> None:
-        """Say how `client` is to be called, before its first call. Without this it is called as `Serving()` says."""
+        """Set how `client` is called, before its first call. Without this it is called with the defaults of
+        `Serving`."""
         served = adapted(client)
         self.queues[id(served)] = ClientQueue(served, serving)
 
     def get_client(self, model: str | None = None, depth: int = 0) -> Client:
-        """The client that serves: a known name wins, then the depth decides.
+        """Return the client for a call: a registered name decides first, then the depth.
 
         Raises:
-            UnknownModel: `model` is none of the names that there are.
+            UnknownModel: No client has the name `model`; the error lists those that there are.
         """
         require_kind("model", model, str, type(None))
         return original(self.routing.pick(model, depth))
 
     def start(self) -> tuple[str, int]:
-        """Listen in the background; return host and port. Called twice it returns the same."""
+        """Listen in the background; return host and port. A second call returns the same."""
         self.bind_loop().run(self._enter())
         return self.address
 
@@ -116,36 +120,36 @@ class Broker(AsyncResource):
 
     @property
     def default_client(self) -> Client:
-        """What serves depth 0."""
+        """Client for depth 0."""
         return original(self.routing.root)
 
     @property
     def other_backend_client(self) -> Client | None:
-        """What serves depth 1 and deeper; None where the default client does."""
+        """Client for depth 1 and deeper; None if the default client serves these, too."""
         return None if self.routing.sub is None else original(self.routing.sub)
 
     @property
     def clients(self) -> dict[str, Client]:
-        """A new dict of the clients by name: the default and the other one, and what was registered."""
+        """A new dict of the clients by name: the default client, the other one, and those that were registered."""
         return {name: original(client) for name, client in self.routing.by_name.items()}
 
     @property
     def address(self) -> tuple[str, int]:
-        """Host and port in use; what was asked for while it does not listen, with port 0 for a free one."""
+        """Host and port in use. While the port is closed, those that were asked for, with port 0 for a free one."""
         return self.listener.address or self._asked_address
 
     @property
     def host(self) -> str:
-        """As in `address`."""
+        """Host of `address`."""
         return self.address[0]
 
     @property
     def port(self) -> int:
-        """As in `address`."""
+        """Port of `address`."""
         return self.address[1]
 
     def completion(self, prompt: str | dict[str, Any] | list[Any], model: str | None = None) -> str:
-        """Ask a model for the orchestrator's own use.
+        """Ask a model, on behalf of the orchestrator's own code; return the text of the reply.
 
         Args:
             prompt: Text, a message as a dict, or a list of messages.
@@ -153,12 +157,12 @@ class Broker(AsyncResource):
 
         Raises:
             ModelFailed: The call failed.
-            UnknownModel: There is no such model.
+            UnknownModel: No client has that name.
         """
         return self.bind_loop().run(self._completion(prompt, model))
 
     async def acompletion(self, prompt: str | dict[str, Any] | list[Any], model: str | None = None) -> str:
-        """`completion`, awaited."""
+        """Do the same as `completion`, awaited."""
         return await self.bind_loop().arun(self._completion(prompt, model))
 
     def batch_completion(
@@ -168,19 +172,22 @@ class Broker(AsyncResource):
         *,
         max_concurrent: int | None = None,
     ) -> list[Call]:
-        """Ask a model for many prompts at the same time, for the orchestrator's own use. Ctrl+C ends all calls.
+        """Ask a model for many prompts at the same time, on behalf of the orchestrator's own code. Ctrl+C ends all
+        calls.
 
         Args:
-            prompts: Each as for `completion`.
+            prompts: Prompts, each as for `completion`.
             model: As for `get_client`.
-            max_concurrent: Calls at the same time; None is `batch_max_concurrent`. The client's own bound holds, too.
+            max_concurrent: Calls at the same time; None takes `batch_max_concurrent`. The client's own bound holds,
+                too.
 
         Returns:
-            A call for each prompt, in their order. One that failed has no response, and says why in its `problem`.
+            A call for each prompt, in their order. One that failed has an empty response, and says why in its
+            `problem`.
 
         Raises:
-            ConfigurationError: What is given is no list of prompts. Nothing was sent.
-            UnknownModel: There is no such model.
+            ConfigurationError: `prompts` is not a list of prompts. No call was made.
+            UnknownModel: No client has that name.
         """
         return self.bind_loop().run(self._batch_completion(prompts, model, max_concurrent))
 
@@ -191,7 +198,7 @@ class Broker(AsyncResource):
         *,
         max_concurrent: int | None = None,
     ) -> list[Call]:
-        """`batch_completion`, awaited. Cancelling it ends all calls."""
+        """Do the same as `batch_completion`, awaited. Cancelling it ends all calls."""
         return await self.bind_loop().arun(self._batch_completion(prompts, model, max_concurrent))
 
     async def _completion(self, prompt: one_shot.Prompt, model: str | None) -> str:
@@ -204,7 +211,7 @@ class Broker(AsyncResource):
     ) -> list[Call]:
         require_kind("max_concurrent", max_concurrent, int, type(None))
         if max_concurrent is not None and max_concurrent < 1:
-            raise ConfigurationError(f"max_concurrent is 1 or more, and not {max_concurrent}")
+            raise ConfigurationError(f"max_concurrent must be 1 or more, not {max_concurrent}")
         requests = [LMRequest(messages, model=model) for messages in _conversations(prompts)]
         client, session = self.get_client(model), object()
 
@@ -219,21 +226,21 @@ class Broker(AsyncResource):
         return [each or Call(client.model_name, "", Usage(), 0.0, problem=CANCELLED_ITSELF) for each in calls]
 
     def get_usage_summary(self) -> UsageSummary:
-        """What was used so far, by the model that served."""
+        """Return the usage so far, by the model that served."""
         totals = defaultdict[str, Tally](Tally)
         for (model, _), tally in self._usage.items():
             totals[model].add(tally.usage)
         return UsageSummary({model: tally.usage for model, tally in totals.items()})
 
     def usage_by_depth(self) -> dict[int, Usage]:
-        """What was used so far, by the depth of the calls: 0 is a root's own loop, 1 what its REPL asks."""
+        """Return the usage so far, by the depth of the calls: 0 is a root's own loop, 1 the queries of its REPL."""
         totals = defaultdict[int, Tally](Tally)
         for (_, depth), tally in self._usage.items():
             totals[depth].add(tally.usage)
         return {depth: totals[depth].usage for depth in sorted(totals)}
 
     def stats(self) -> HandlerStats:
-        """What it is doing now, and what was used so far."""
+        """Return what the broker is doing now, and its usage so far."""
         clients = tuple(queue.stats() for queue in self.queues.values())
         return HandlerStats(self.listener.connections, clients, self.get_usage_summary())
 
@@ -242,7 +249,7 @@ class Broker(AsyncResource):
         self.bind_loop().run(self.listener.attach(connected))
 
     async def aattach(self, connected: socket.socket) -> None:
-        """`attach`, awaited."""
+        """Do the same as `attach`, awaited."""
         await self.bind_loop().arun(self.listener.attach(connected))
 
     # -- calls -------------------------------------------------------------------------------------------------------
@@ -256,13 +263,15 @@ class Broker(AsyncResource):
         session: Hashable = None,
         on_retry: OnRetry | None = None,
     ) -> Call:
-        """Make one call, within `timeout_s` seconds of its turn. Cancelling it ends it at the provider.
+        """Make one call, within `timeout_s` seconds of its turn. Cancelling it ends it at the provider, too.
+
+        A reply in the cache is taken first. Otherwise the clients are tried in order, see `handler.client_queue`.
 
         Args:
-            session: On whose behalf: those who wait for one client take turns.
+            session: Run on whose behalf the call is made: the sessions that wait for one client take turns.
 
         Raises:
-            ModelFailed: It failed, or took longer, and so did its fallbacks.
+            ModelFailed: The call failed or took too long, and so did those of its fallbacks.
         """
         started = time.monotonic()
         queue = self.queues.get(id(client)) or self._queue_of(client)
@@ -280,7 +289,7 @@ class Broker(AsyncResource):
         return Call(model, reply.text, reply.usage, time.monotonic() - started, requested, reply.problem)
 
     async def _through_queues(self, queue: ClientQueue, pending: PendingCall) -> LMReply:
-        """The client, then its fallbacks; first of all those of them that are not known to fail just now."""
+        """Ask the client, then its fallbacks, until one replies. Those that are cooling are asked last."""
         queues = sorted([queue, *map(self._queue_of, queue.serving.fallbacks)], key=lambda each: each.is_cooling)
         failures: list[ModelFailed] = []
         for number, each in enumerate(queues, 1):
@@ -298,7 +307,7 @@ class Broker(AsyncResource):
         raise ModelFailed("; ".join(map(str, failures)), failures[-1].cause)
 
     def _note_who_answers(self, queue: ClientQueue, answers: ClientQueue, failures: Sequence[ModelFailed]) -> None:
-        """Log that a fallback took over, once until the client itself answers again."""
+        """Log that a fallback answers, once until the client itself answers again."""
         if answers is queue:
             self._replaced.discard(id(queue.client))
         elif id(queue.client) not in self._replaced:
@@ -330,7 +339,10 @@ class Broker(AsyncResource):
             return one_shot.error_reply(str(error))
 
     def _client_for_stranger(self, model: str | None, depth: int) -> BaseClient:
-        """The reference serves an unknown name by depth; so do we, and the reply says which model that was."""
+        """Return the client for a one-shot request. As in the field's server, an unknown name is served by depth.
+
+        The reply says which model that was.
+        """
         try:
             return self.routing.pick(model, max(depth, 0))
         except UnknownModel:
@@ -360,9 +372,13 @@ class Broker(AsyncResource):
 
 
 def _conversations(prompts: Sequence[one_shot.Prompt]) -> list[tuple[ChatMessage, ...]]:
-    """Raises: ConfigurationError."""
+    """Return the messages of each prompt.
+
+    Raises:
+        ConfigurationError: `prompts` is not a list of prompts.
+    """
     if isinstance(prompts, str | bytes | dict) or not isinstance(prompts, Sequence):
-        raise ConfigurationError(f"prompts is a list of prompts, and not {type(prompts).__name__}")
+        raise ConfigurationError(f"prompts must be a list of prompts, not {type(prompts).__name__}")
     conversations = []
     for number, prompt in enumerate(prompts):
         require_kind(f"prompts[{number}]", prompt, str, dict, list)

@@ -1,4 +1,29 @@
-"""The way to one client: in turn, at its pace, again where that may help."""
+"""The queue before one client: calls take turns, keep its pace, and are repeated if that may help.
+
+Theory of operation. The broker has chosen the client. A call then passes these stations, in this order:
+
+1. A place (`_places`), of `max_concurrent`. Waiting sessions get places in turn, however many calls each of them has.
+   The place is kept from the first attempt to the last, so a retry does not queue again.
+2. The rates (`_admitted`), if there are any. One call at a time waits for them, behind a gate (`_gate`). If all slept
+   and then looked again, small calls would overtake a large one each time.
+3. The time before which the provider wants no request (`_opens_at`, from `retry-after`). It holds for all calls of this
+   client, not for the refused one alone.
+4. One attempt (`ask`), within `attempt_timeout_s` and the rest of the call's time.
+5. After a failure that may pass: a pause that doubles with each attempt, then stations 2 to 4 again.
+
+Only stations 3 to 5 take the call's time. The waits for places and rates do not: a limit in seconds that counted them
+would turn the end of a long batch into errors. An attempt is not a call: the ledger and `max_llm_calls` count a call
+once.
+
+After `FAILURES_TO_COOL` failed calls in a row a client is cooling for `cooldown_s`: the broker asks its fallbacks
+first. Unlike a circuit breaker, a cooling client still takes calls, since one without fallbacks is all that there is.
+
+A random part of each pause keeps calls that failed together from coming back together ("equal jitter": M. Brooker,
+"Exponential Backoff and Jitter", AWS Architecture Blog, 2015).
+
+Clients are code of the user's or of a library. They may raise anything, cancel their own task, or return another type.
+`ask` and `_checked` turn all of that into `ModelFailed`, within the time limit.
+"""
 
 import asyncio
 import itertools
@@ -20,23 +45,25 @@ from rlm_broker.results import Usage
 from rlm_broker.stats import ClientStats
 
 BACKOFF_S, MOST_BACKOFF_S = 0.5, 30.0
+"""Seconds of the first pause between two attempts, and of the longest: each is twice the one before, less a random
+part."""
 FAILURES_TO_COOL = 3
+"""Failed calls in a row after which a client is cooling for `Serving.cooldown_s`."""
 OnRetry = Callable[[int, float, str], None]
-"""Told of each further attempt: its number from 2, the seconds until then, and why."""
+"""Called before each further attempt with its number from 2, the seconds until then, and the reason."""
 
 
 @dataclass(frozen=True, slots=True)
 class Serving:
-    """How a client is to be called.
+    """Bounds and retries with which a client is called.
 
     Attributes:
-        max_concurrent: Calls at the same time; None is what the client says itself.
-        requests_per_minute, tokens_per_minute: Of any minute; calls beyond are queued.
+        max_concurrent: Calls at the same time; further ones wait. None takes the client's own bound.
+        requests_per_minute, tokens_per_minute: Most within any 60 s; further calls wait. None sets no bound.
         max_retries: Further attempts after a failure that may pass.
-        attempt_timeout_s: Seconds of one attempt; None leaves them to the limit of the call.
-        fallbacks: Who is asked in its place, in this order, when it fails by no fault of the request's.
-        cooldown_s: After so many calls in a row that failed (`FAILURES_TO_COOL`), how long its fallbacks are asked
-            first.
+        attempt_timeout_s: Seconds that one attempt may take; None leaves them to the limit of the call.
+        fallbacks: Clients that are asked in its place, in this order, if it fails and the request is not at fault.
+        cooldown_s: Seconds for which the fallbacks are asked first, after `FAILURES_TO_COOL` failed calls in a row.
     """
 
     max_concurrent: int | None = None
@@ -52,9 +79,9 @@ class PendingCall(msgspec.Struct):
     """One call on its way to its client.
 
     Attributes:
-        limit_s: Its time. Only what providers take counts, and not the waiting for a turn.
-        session: On whose behalf: sessions take turns.
-        spent_s: Of its time.
+        limit_s: Seconds that it may take. Attempts and pauses count; waiting for places and rates does not.
+        session: Run on whose behalf it is made: sessions take turns.
+        spent_s: Seconds of `limit_s` that are used.
     """
 
     request: LMRequest
@@ -65,11 +92,12 @@ class PendingCall(msgspec.Struct):
 
     @property
     def left_s(self) -> float:
+        """Seconds of `limit_s` that are left."""
         return max(0.0, self.limit_s - self.spent_s)
 
 
 class ClientQueue:
-    """One client, and how it is doing. Lives on one event loop."""
+    """One client, its queue, and how it is doing. Lives on one event loop."""
 
     def __init__(self, client: BaseClient, serving: Serving) -> None:
         self.client = client
@@ -86,19 +114,19 @@ class ClientQueue:
 
     @property
     def is_cooling(self) -> bool:
-        """Whether its last calls failed, or it wants to be left alone, so that another may do better."""
+        """Whether the last calls failed, or the provider wants no request just now. A fallback may do better."""
         return time.monotonic() < max(self._cool_until, self._opens_at)
 
     def stats(self) -> ClientStats:
-        """How the client is doing now."""
+        """Return what the client is doing now."""
         places = self._places
         return ClientStats(self.client.model_name, places.taken, places.waiting, self.is_cooling)
 
     async def run(self, pending: PendingCall, others: int = 0) -> LMReply:
-        """Make the call, as often as it takes and its time allows.
+        """Make the call, with as many attempts as `max_retries` and its time allow.
 
         Args:
-            others: Who may be asked afterwards: time is left for them.
+            others: Number of fallbacks that may be asked afterwards: each keeps an equal share of the time.
 
         Raises:
             ModelFailed: The last attempt failed.
@@ -124,32 +152,35 @@ class ClientQueue:
                     return reply
         finally:
             self._places.release()
-        raise AssertionError
+        raise AssertionError  # never reached, since `count` has no end; the type checker does not know that
 
     def _used(self, usage: Usage, entry: Entry) -> None:
-        """Put what a call took in the place of what it was thought to take."""
+        """Replace the estimate of a call's tokens by what it used.
+
+        The mean output, from which further calls are estimated, moves by an eighth of the difference each time.
+        """
         self._tokens.correct(entry, usage.total_input_tokens + usage.total_output_tokens or entry.amount)
         self._output_tokens += (usage.total_output_tokens - self._output_tokens) / 8
 
     async def _left_alone(self, pending: PendingCall) -> None:
-        """Wait until the provider wants to be asked again; that is the call's own time.
+        """Wait until the provider takes requests again. This wait takes the call's own time.
 
         Raises:
-            ModelFailed: It wants to be left alone for longer than the call may take.
+            ModelFailed: The wait is longer than the time that the call has left.
         """
         while (alone_s := self._opens_at - time.monotonic()) > 0:
             if alone_s > pending.left_s:
                 name = self.client.model_name
-                raise ModelFailed(f"{name}: the provider wants to be left alone for {alone_s:.1f} s", "transient")
-            wait_s = alone_s * random.uniform(1, 1.1)  # not all who wait at the same moment
+                raise ModelFailed(f"{name}: the provider takes no request for another {alone_s:.1f} s", "transient")
+            wait_s = alone_s * random.uniform(1, 1.1)  # so that the waiting calls do not all come at one moment
             pending.spent_s += wait_s
             await asyncio.sleep(wait_s)
 
     async def _admitted(self, pending: PendingCall) -> Entry:
-        """Wait until its rates allow the call, one after the other, in turn. That is nobody's time.
+        """Wait until the rates admit the call, one call at a time, in turn. This wait takes no time of the call.
 
         Returns:
-            The tokens that the call is thought to take.
+            The tokens that the call is expected to use.
         """
         request = pending.request
         tokens = estimate_tokens(request.chars) + (request.max_completion_tokens or self._output_tokens)
@@ -166,7 +197,8 @@ class ClientQueue:
             self._gate.release()
 
     async def _wait_or_raise(self, pending: PendingCall, attempt: int, failed: ModelFailed) -> None:
-        """Before the next attempt. If the provider says how long, nobody asks it before."""
+        """Wait before the next attempt, or raise `failed`. No attempt is made before the time that the provider
+        names."""
         backoff_s = min(MOST_BACKOFF_S, BACKOFF_S * 2 ** (attempt - 1)) * random.uniform(0.5, 1)
         wait_s = max(backoff_s, failed.retry_after_s or 0.0)
         if failed.retry_after_s:
@@ -187,10 +219,10 @@ class ClientQueue:
 
 
 async def ask(client: BaseClient, pending: PendingCall, attempt_timeout_s: float | None) -> LMReply:
-    """One attempt. Clients are anybody's code: whatever they do, it ends in time, in a reply or an error of ours.
+    """Make one attempt. However the client behaves, it ends in time, in a reply or in an error of ours.
 
     Raises:
-        ModelFailed: It failed, or took too long.
+        ModelFailed: The attempt failed, or took too long.
     """
     limit_s = pending.left_s if attempt_timeout_s is None else min(pending.left_s, attempt_timeout_s)
     started = time.monotonic()
@@ -214,13 +246,19 @@ async def ask(client: BaseClient, pending: PendingCall, attempt_timeout_s: float
 
 
 def _is_being_cancelled() -> bool:
-    """Whether a CancelledError is meant for the task that runs, and is no stray one of a client."""
+    """Whether a CancelledError is meant for this task, and did not come from a client that cancelled its own."""
     task = asyncio.current_task()
     return task is not None and task.cancelling() > 0
 
 
 def _checked(reply: object, client: BaseClient) -> LMReply:
-    """What is no reply, or counts what cannot be, is found here, and not where it is added up or written."""
+    """Return a reply that can be added up and written down.
+
+    A number of tokens that cannot be one becomes 0, and the usage then has no cost.
+
+    Raises:
+        ModelFailed: The client returned another type. Found later, it would fail in the ledger or in the recording.
+    """
     if not isinstance(reply, LMReply):
         raise ModelFailed(f"{client.model_name}: the client returned {type(reply).__name__}, not LMReply")
     usage = reply.usage

@@ -1,4 +1,7 @@
-"""Which client answers: a known name wins, then a route, then the depth decides. No I/O, no clients' code is called."""
+"""Choice of the client for a call: a registered name decides first, then a route, then the depth.
+
+There is no I/O here, and no code of clients is called, so the choice can be explained before a call is made.
+"""
 
 import fnmatch
 import re
@@ -14,31 +17,35 @@ from rlm_broker.errors import ConfigurationError, UnknownModel, require_kind
 from rlm_broker.validation import did_you_mean
 
 ModelPolicy = Literal["allow", "pinned", "open"]
-"""What a model that model-written code names is worth.
+"""Which models model code may name.
 
-- `allow`: the registered names, the routes and the sub-model. The root model only where it is the sub-model too, so
-  that a cheap fan-out cannot silently become an expensive one.
-- `pinned`: nothing, the depth decides.
-- `open`: any name, the root model's as well.
+- `allow`: the registered names, the routes and the sub-model. The root model only if it is the sub-model, too: a cheap
+  fan-out must not silently become an expensive one.
+- `pinned`: none. A name in a query is ignored, and the depth decides.
+- `open`: any name, also that of the root model.
 """
 
 _POLICIES = ("allow", "pinned", "open")
 _SHOWN_NAME_CHARS = 80
+"""Characters of a model's name that an error shows. Model code may give a name of any length."""
 _DEPTHS = re.compile(r"(\d{1,9})(-(\d{1,9})?)?")
+"""Depths of a route: "1", "1-3" or "2-"."""
 DEEPEST = sys.maxsize
+"""Last depth of a route that has no end."""
 
 
 @dataclass(frozen=True, slots=True)
 class Route:
-    """Calls that go to a client of another name.
+    """A rule that sends calls to the client of a given name.
 
     Args:
         to: A registered name, or that of the root or the sub client.
-        match: The model that was asked for: a name, or a pattern in which `*` is any text. None: calls that name none.
-        depths: "0", "1-3", "2-": the depths at which it holds. 0 is a root's own loop, 1 what its REPL asks.
+        match: Model that the call asks for: a name, or a pattern in which `*` is any text. None takes calls that name
+            no model.
+        depths: Depths at which the route holds: "0", "1-3", "2-". 0 is a root's own loop, 1 the queries of its REPL.
 
     Raises:
-        ConfigurationError: `depths` is of another form, or of no depth at all.
+        ConfigurationError: `depths` has another form, or holds no depth.
     """
 
     to: str
@@ -52,7 +59,7 @@ class Route:
         first, last = self.range
         if self.match == "":
             raise ConfigurationError(
-                "a route's match is a name or a pattern; leave it out for calls that name no model"
+                "a route's match must be a name or a pattern, not empty; leave it out for calls that name no model"
             )
         if first > last:
             raise ConfigurationError(f"{self}: there is no depth in the range {self.depths!r}")
@@ -65,37 +72,37 @@ class Route:
         """First and last depth."""
         found = _DEPTHS.fullmatch(self.depths)
         if found is None:
-            raise ConfigurationError(f"a route's depths are given as '1', '1-3' or '2-', and not as {self.depths!r}")
+            raise ConfigurationError(f"a route's depths must look like '1', '1-3' or '2-', not {self.depths!r}")
         first, rest, last = found.groups()
         return int(first), int(first) if rest is None else DEEPEST if last is None else int(last)
 
     def takes(self, model: str | None, depth: int) -> bool:
-        """Whether a call goes this way."""
+        """Whether the route takes a call of this model at this depth."""
         first, last = self.range
         return first <= depth <= last and _matches(self.match, model or None)
 
     def hides(self, later: "Route") -> bool:
-        """Whether whatever would take the `later` one takes this."""
+        """Whether this route takes every call that `later` would take."""
         first, last = self.range
         return first <= later.range[0] and later.range[1] <= last and _matches(self.match, later.match)
 
 
 class Routing:
-    """From a model's name and a depth to a client.
+    """Chooses the client for a model's name and a depth.
 
     Args:
-        default: The root client: depth 0, and everything else where there is no sub client.
-        sub: Serves depth 1 and deeper.
+        default: Root client: for depth 0, and for all calls that no other client serves.
+        sub: Client for depth 1 and deeper.
         model_policy: See `ModelPolicy`.
-        open_client: For `open`: makes the client of a name that is not registered, or raises `UnknownModel`; it is
-            called once for each name. Without it such a call goes to the client of its depth, which finds the name in
-            the request.
+        open_client: For the policy `open`: makes the client of a name that is not registered, or raises `UnknownModel`.
+            It is called once for each name. Without it such a call goes to the client of its depth, which finds the
+            name in the request.
 
     Attributes:
-        routes: See `add`.
+        routes: Routes in the order in which they are tried, see `add`.
 
     Raises:
-        ConfigurationError: There is no such policy.
+        ConfigurationError: `model_policy` is none of the policies.
     """
 
     def __init__(
@@ -107,9 +114,7 @@ class Routing:
         open_client: Callable[[str], Client] | None = None,
     ) -> None:
         if model_policy not in _POLICIES:
-            raise ConfigurationError(
-                f"model policy {model_policy!r} does not exist; choose one of {', '.join(_POLICIES)}"
-            )
+            raise ConfigurationError(f"the model policy must be one of {', '.join(_POLICIES)}, not {model_policy!r}")
         self._default = adapted(default)
         self._sub = None if sub is None else adapted(sub)
         self.policy: ModelPolicy = model_policy
@@ -120,36 +125,36 @@ class Routing:
 
     @property
     def clients(self) -> tuple[BaseClient, ...]:
-        """Every client object once, the default first: what there is to close, and whose usage there is to sum."""
+        """Every client object once, the default first. These are the clients to close, and to sum the usage of."""
         candidates = [self._default, self._sub, *self._registered.values(), *self._opened.values()]
         return tuple({id(client): client for client in candidates if client is not None}.values())
 
     @property
     def names(self) -> tuple[str, ...]:
-        """What is registered."""
+        """The registered names."""
         return tuple(self._registered)
 
     @property
     def root(self) -> BaseClient:
-        """What serves depth 0."""
+        """Client for depth 0."""
         return self._default
 
     @property
     def sub(self) -> BaseClient | None:
-        """What serves depth 1 and deeper; None where the root client does."""
+        """Client for depth 1 and deeper; None if the root client serves these, too."""
         return self._sub
 
     @property
     def by_name(self) -> dict[str, BaseClient]:
-        """The clients that a name leads to, without those that routes and the policy `open` lead to."""
-        own = {client.model_name: client for client in reversed(self._own())}  # of two of one name, the root's
+        """The clients by name, without those that only routes or the policy `open` lead to."""
+        own = {client.model_name: client for client in reversed(self._own())}  # if both have one name, the root wins
         return own | self._registered
 
     def instead(self, default: BaseClient | None, sub: BaseClient | None) -> "Routing":
-        """Return the same routing with another root or sub client. None keeps the one that there is.
+        """Return the same routing with another root or sub client. None keeps the present one.
 
         Raises:
-            ConfigurationError: A route leads to a client that is then no more there.
+            ConfigurationError: A route leads to a client that would no longer be there.
         """
         changed = Routing(default or self._default, sub or self._sub, model_policy=self.policy)
         changed._open_client, changed._opened = self._open_client, self._opened
@@ -159,9 +164,10 @@ class Routing:
         return changed
 
     def register(self, name: str, client: Client | FieldLike) -> None:
-        """Make `client` available under `name`, to model-written code too.
+        """Make `client` available under `name`, also to model code.
 
-        The root or the sub client under its own name is known already, and stays bound to its policy.
+        The root and the sub client are known by their own names already. Registering one under its own name has no
+        effect: the client stays bound to the policy.
 
         Raises:
             ConfigurationError: The name is empty, or another client has it.
@@ -177,42 +183,42 @@ class Routing:
             )
 
     def add(self, route: Route) -> None:
-        """Send calls to a client that is there already. Of two routes that take a call, the first has it.
+        """Add a route to a client that is there already. If two routes take a call, the first one decides.
 
         Raises:
-            ConfigurationError: There is no such client, or the route can never be taken.
+            ConfigurationError: No client has the name that it leads to, or no call can ever take it.
         """
         self._client_of(route)
         if route.match in self._registered:
-            raise ConfigurationError(f"{route} is never taken: there is a model of that very name")
+            raise ConfigurationError(f"{route} is never taken: a client is registered under that very name")
         for earlier in self.routes:
             if earlier.hides(route):
                 raise ConfigurationError(f"{route} is never taken: {earlier} comes before it")
         self.routes.append(route)
 
     def pick(self, model: str | None, depth: int) -> BaseClient:
-        """The client of a call that the orchestrator's own code makes. An empty name is no name.
+        """Return the client of a call from the orchestrator's own code. An empty name is no name.
 
         Raises:
-            UnknownModel: `model` is none of the names that there are; it lists them.
+            UnknownModel: No client has the name `model`; the error lists those that there are.
         """
         return self.explain(model, depth, is_code=False)[0]
 
     def pick_for_code(self, model: str | None, depth: int) -> BaseClient:
-        """The client of a call that model-written code makes, whose wish for a model the policy judges.
+        """Return the client of a call from model code. The policy judges the name that code gives.
 
         Raises:
-            UnknownModel: `model` is none of the names that code may use; it lists them.
+            UnknownModel: Code may not use the name `model`; the error lists those that it may.
         """
-        if not model and not self.routes:  # nearly every call: the reason is not put into words
+        if not model and not self.routes:  # nearly every call: `explain` would format a reason that is not read
             return self._of_depth(depth)
         return self.explain(model, depth)[0]
 
     def explain(self, model: str | None, depth: int, *, is_code: bool = True) -> tuple[BaseClient, str]:
-        """The client of a call, and why it is that one.
+        """Return the client of a call, and why it is that one.
 
         Raises:
-            UnknownModel: See `pick` and `pick_for_code`.
+            UnknownModel: As for `pick` and `pick_for_code`.
         """
         if not model:
             return self._by_depth(depth)
@@ -234,7 +240,7 @@ class Routing:
         raise UnknownModel(f"code may not call model {_shown(model)}; allowed: {', '.join(allowed)}{likely}")
 
     def _of_any_name(self, model: str, depth: int, *, may_open: bool) -> tuple[BaseClient, str]:
-        # Root and sub client may have one name (the same model with other options): then the depth tells them apart.
+        # Root and sub client may have one name (the same model with other options), so the depth is asked first.
         for client in (self._by_depth(depth)[0], *self._own()):
             if client.model_name == model:
                 return client, "it is the name of the root or the sub model"
@@ -265,7 +271,7 @@ class Routing:
             if client.model_name == route.to:
                 return client
         known = dict.fromkeys([*self._registered, *(own.model_name for own in self._own())])
-        raise ConfigurationError(f"{route} leads nowhere: there are only {', '.join(known)}")
+        raise ConfigurationError(f"{route} leads to no client: choose one of {', '.join(known)}")
 
     def _matches(self) -> list[str]:
         return [route.match for route in self.routes if route.match is not None]

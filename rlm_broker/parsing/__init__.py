@@ -1,6 +1,10 @@
-"""What a model's reply says to do: run this code, or end with that answer. Pure functions; they run nothing.
+"""Reading a model's reply: code to run, or an answer to end with. Pure functions; they run no code of it.
 
-A reply is a stranger's text: whatever it is, nothing here raises, and the time grows with its length alone.
+A reply is untrusted text. No function here raises, however it looks, and the time grows with its length alone: patterns
+have possessive quantifiers, which do not backtrack, and every look ahead is bounded.
+
+The stations of `parse_reply`: thoughts are split off; fences are found (`fences`); answers are looked for outside of
+them (`finals`); and what looks like code or an answer, but is not used, becomes a note for the model (`notes`).
 """
 
 import re
@@ -22,19 +26,21 @@ from rlm_broker.parsing.source import Inspector
 __all__ = ["FinalText", "FinalVar", "NotRun", "ParsedReply", "parse_reply"]
 
 _THOUGHTS = re.compile(r"\s*+<(think|thinking|reasoning)>")
+"""Opening tag of the reasoning that some models put before their reply."""
 _MENTION = re.compile(r"\b(FINAL|FINAL_VAR|SUBMIT)[(:]")
+"""Name of a final answer anywhere in a line. If a reply has no other answer, the model is told how to write one."""
 _NOT_A_LINE_END = re.compile(r"[^\n]+")
 
 
 @dataclass(frozen=True, slots=True)
 class ParsedReply:
-    """What a reply says to do. A reply may have code and a final answer; which of them counts is the runner's choice.
+    """Actions that a reply asks for. It may have both code and an answer; the run decides which of them counts.
 
     Attributes:
-        code: The code blocks to run, in the reply's order.
-        final: The final answer that stands in the reply's text, or None.
-        not_run: What looks as if it were to be run, and is not: to be told to the model.
-        prose: The reply without the code that is run, and without its thoughts: what it says to people.
+        code: Code blocks to run, in the reply's order.
+        final: Final answer in the reply's text, or None.
+        not_run: What looks like code or an answer and is not used; the model is told.
+        prose: Text of the reply without its thoughts and the code that is run: its words to people.
     """
 
     code: tuple[str, ...]
@@ -44,7 +50,7 @@ class ParsedReply:
 
 
 def parse_reply(reply: str | None) -> ParsedReply:
-    """Read a model's reply. Raises nothing, whatever the text; None is an empty reply."""
+    """Read a model's reply. No text raises an error; None is an empty reply."""
     inspector = Inspector()
     thoughts, text = _split_thoughts((reply or "").replace("\r\n", "\n"))
     fences = split_fences(text, inspector)
@@ -68,7 +74,8 @@ def parse_reply(reply: str | None) -> ParsedReply:
 
 
 def _split_thoughts(text: str) -> tuple[str, str]:
-    """The reasoning that some models put first, and the reply: a draft in it is nothing that the reply says to do."""
+    """Return the reasoning that some models put first, and the rest. A draft in the reasoning is not part of the
+    reply."""
     opening = _THOUGHTS.match(text)
     if opening is None:
         return "", text
@@ -82,7 +89,7 @@ def _thought_notes(fences: list[Fence]) -> list[Note]:
 
 
 def _without(text: str, spans: list[tuple[int, int]]) -> str:
-    """`text` without `spans`, which are in order."""
+    """Return `text` without `spans`, which are in order."""
     pieces = []
     at = 0
     for start, end in spans:
@@ -92,7 +99,7 @@ def _without(text: str, spans: list[tuple[int, int]]) -> str:
 
 
 def _blanked(text: str, spans: list[tuple[int, int]]) -> str:
-    """`text` with spaces for everything but line ends in `spans`, which are in order: positions stay what they are."""
+    """Return `text` with `spans`, which are in order, blanked. Line ends stay, so positions and lines stay the same."""
     pieces = []
     at = 0
     for start, end in spans:

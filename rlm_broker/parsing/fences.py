@@ -1,8 +1,8 @@
-"""Where the fenced blocks of a reply are, and what is inside them.
+"""The fenced blocks of a reply: their places and their contents.
 
-CommonMark's rules, bent where models break them: a list marker or a `Step 1:` may stand before the opening fence, code
-may hold the fence's own characters inside a triple-quoted string, and a fence that was never closed ends where the next
-block to run begins. Every look ahead is bounded, so that the time for a reply grows with its length alone.
+The rules are CommonMark's, bent where models break them. A list marker or a `Step 1:` may precede the opening fence.
+Code may have the fence's own characters inside a triple-quoted string. A fence that was never closed ends where the
+next block to run begins. Every look ahead is bounded, so that the time for a reply grows with its length alone.
 """
 
 import re
@@ -13,15 +13,16 @@ from typing import NamedTuple
 from rlm_broker.parsing.source import Inspector, StringScanner
 
 RUNNABLE_TAGS = frozenset({"repl", "python", "py", "python3"})
+"""Tags of fences whose code is run."""
 
 _DOCUMENT_TAGS = frozenset({"markdown", "md", "mdx", "text", "txt", "rst"})
-"""Fences that may show other fences: what is inside is never run, closed or not."""
+"""Tags of fences that may show other fences. What is inside is never run, whether the fence is closed or not."""
 
 _LOOKAHEAD_LINES = 32
 """Fence lines that are looked at beyond the first one that could close a fence."""
 
 _MAX_FENCE_LINES = 10_000
-"""A reply with more is not a reply: what follows is neither run nor read as prose."""
+"""Most fence lines that are read. What follows them in a reply is neither run nor read as prose."""
 
 _FENCE_LINE = re.compile(
     r"""
@@ -30,13 +31,15 @@ _FENCE_LINE = re.compile(
         (?:[-*+]|\d{1,3}[.)])[ \t]++                                 # a list marker
       | [^\n`>][^\n`]*+(?:(?<=:)|(?<=:[ ]))                          # a sentence that announces the code
         (?=`{3,}+[ \t]*+(?:repl|python3?|py)[ \t]*+$)
-    )?  # not possessive: CPython before 3.11.5 forgets groups within one
+    )?  # not possessive: CPython before 3.11.5 forgets the groups within a possessive one
     (?P<mark>`{3,}+(?=[^`\n]*+$)|~{3,}+)
     (?P<info>[^\n]*+)$
     """,
     re.MULTILINE | re.VERBOSE | re.IGNORECASE,
 )
+"""Line that may open or close a fence: indentation, a lead such as a list marker, the mark, and the info string."""
 _TAG = re.compile(r"[\s{.]*+([\w.+#-]{0,24})")
+"""First word of an info string, also in the forms `{python}` and `.python`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,9 +48,9 @@ class Fence:
 
     Attributes:
         tag: First word of its info string in lower case; empty if there is none.
-        text: What is inside, without the fence's own indentation and without the last line's end.
-        start: Where its opening line starts in the reply.
-        end: Where it ends in the reply: behind its closing fence, if it has one.
+        text: Its content, without the fence's own indentation and without the end of the last line.
+        start: Offset of its opening line in the reply.
+        end: Offset of its end in the reply: behind its closing fence, if it has one.
     """
 
     tag: str
@@ -82,7 +85,7 @@ class _Line(NamedTuple):
 
 
 def split_fences(text: str, inspector: Inspector) -> list[Fence]:
-    """The outermost fences of `text`, in order. Lines end with a line feed."""
+    """Return the outermost fences of `text`, in order. Lines must end with a line feed."""
     lines = [_line(match) for match in islice(_FENCE_LINE.finditer(text), _MAX_FENCE_LINES)]
     fences: list[Fence] = []
     number = 0
@@ -111,11 +114,11 @@ def _line(match: re.Match[str]) -> _Line:
 
 
 def _code_end(text: str, lines: list[_Line], number: int, inspector: Inspector) -> int:
-    """Which line ends the code that `lines[number]` opens; `len(lines)` for the end of the reply.
+    """Return the index of the line that ends the code of `lines[number]`; `len(lines)` for the end of the reply.
 
-    A line that starts with a fence is not Python outside of a triple-quoted string, so the first one that is in no
-    string ends the code. If that passes over a closing fence, the string may as well be a slip of the model's: then
-    it counts only if what comes out is Python.
+    Outside of a triple-quoted string, a line that starts with a fence is not Python. So the first one that is in no
+    string ends the code. If that passes over a closing fence, the string may be a slip of the model's; then it counts
+    only if the code up to there is Python.
     """
     opener = lines[number]
     strings = StringScanner(text, opener.end)
@@ -145,11 +148,11 @@ def _code_end(text: str, lines: list[_Line], number: int, inspector: Inspector) 
 
 
 def _other_end(_text: str, lines: list[_Line], number: int, _inspector: Inspector) -> int:
-    """Which line ends the fence that `lines[number]` opens, when what is inside is not for the REPL.
+    """Return the index of the line that ends the fence of `lines[number]`, whose content is not for the REPL.
 
     Fences inside are counted, so that a document that shows a fence ends with its own closing fence and not with the
-    one it shows. Where the count does not come out, the fence was not closed: then a document ends at the first closing
-    fence, and anything else where the next code begins.
+    one that it shows. If the count does not come out, the fence was not closed. Then a document ends at the first
+    closing fence, and any other fence where the next code begins.
     """
     opener = lines[number]
     depth = 1
@@ -174,10 +177,10 @@ def _other_end(_text: str, lines: list[_Line], number: int, _inspector: Inspecto
 
 
 def _inside(text: str, opener: _Line, end: int) -> str:
-    """The lines between the opening line and `end`, without the opener's indentation.
+    """Return the lines between the opening line and `end`, without the opener's indentation.
 
-    The first line decides whether the code was indented with its fence: where it was not, its own indentation is
-    meant and stays.
+    The first line decides whether the code was indented with its fence. If it was not, its own indentation is meant,
+    and stays.
     """
     inside = text[opener.end + 1 : end].removesuffix("\n")
     if not opener.width:

@@ -1,8 +1,9 @@
-"""Where a reply gives its final answer: `FINAL(...)`, `SUBMIT(...)` or `FINAL_VAR(...)` at the start of a line.
+"""The final answer of a reply: `FINAL(...)`, `SUBMIT(...)` or `FINAL_VAR(...)` at the start of a line.
 
 The content is prose as often as it is an expression: it has smileys, half-open intervals, enumerations `1) ... 2) ...`
 and apostrophes. So its end is looked for in several ways, from strict to lenient, and the first one that ends its line
-wins. What a mention would cost (the run ends with a wrong answer) is worse than a turn more: in doubt it is no answer.
+wins. If in doubt, it is no answer: a mention taken for an answer ends the run with a wrong one, while an answer taken
+for a mention costs one more turn.
 """
 
 import keyword
@@ -30,15 +31,20 @@ _CALL = re.compile(
     """,
     re.MULTILINE | re.VERBOSE,
 )
+"""Beginning of a final answer: at the start of a line, or behind a quotation mark, a list marker, a heading or
+emphasis."""
 _NOTHING_MORE = re.compile(r"[\s*_`.!;,]*+")
+"""Emphasis and punctuation that may follow an answer on its line."""
 _SENTENCE_GOES_ON = re.compile(r"[*_`,]*+[ \t]++[a-z]")
+"""Words behind an answer's parenthesis: it is only mentioned in a sentence."""
 _QUOTATION_MARK = re.compile(r"^[ \t]*+>[ \t]?", re.MULTILINE)
 _PARENTHESIS = re.compile(r"[()]")
 _PARENTHESIS_OR_QUOTE = re.compile(r"""[()"']""")
 _PLACEHOLDERS = frozenset({"", "...", "…"})
+"""Contents that are not an answer: a model quotes its instructions."""
 
 _MAX_QUOTED_CHARS = 100_000
-"""How far an answer is read with its quotations; a longer one is read by its parentheses alone."""
+"""Longest answer, in characters, that is read with its quotations. A longer one is read by its parentheses alone."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,19 +56,19 @@ class FinalText:
 
 @dataclass(frozen=True, slots=True)
 class FinalVar:
-    """The name of the REPL's variable that holds the answer. Whether there is such a variable, the REPL knows."""
+    """Name of the REPL's variable that holds the answer. The REPL looks it up, and reports if there is none."""
 
     name: str
 
 
 @dataclass(frozen=True, slots=True)
 class Finals:
-    """What was found.
+    """Result of the search for an answer.
 
     Attributes:
-        final: The first valid answer, or None.
-        start: Where its line starts in the reply.
-        end: Where it ends in the reply, behind its closing parenthesis.
+        final: First valid answer, or None.
+        start: Offset of its line in the reply.
+        end: Offset of its end in the reply, behind its closing parenthesis.
         notes: What looks like an answer and is none.
     """
 
@@ -73,12 +79,13 @@ class Finals:
 
 
 def find_final(text: str, prose: str, code_starts: Sequence[int]) -> Finals:
-    """The first valid final answer of a reply.
+    """Return the first valid final answer of a reply.
 
     Args:
         text: The reply.
-        prose: The same with its fences blanked; equally long.
-        code_starts: Where the fences to run start, ascending. An answer whose parentheses do not match ends before.
+        prose: The reply with its fences blanked; equally long.
+        code_starts: Offsets of the fences to run, ascending. An answer whose parentheses do not match ends before the
+            next.
     """
     calls = list(_CALL.finditer(prose))
     search = _EndSearch(prose)
@@ -119,7 +126,7 @@ def _final(name: str, content: str) -> FinalText | FinalVar | None:
 
 
 def _unquoted(content: str) -> str:
-    """`content` without the one pair of quotes around all of it. Backslashes stay: in prose they are mostly LaTeX."""
+    """Return `content` without the one pair of quotes around all of it. Backslashes stay: in prose most are LaTeX."""
     for quote in ('"""', "'''", '"', "'"):
         inner = content[len(quote) : -len(quote)]
         if content == quote + inner + quote:
@@ -134,13 +141,13 @@ def _is_one_quotation(inner: str, quote: str) -> bool:
         before, after = inner[at - 1 : at], inner[at + len(quote) : at + len(quote) + 1]
         is_apostrophe_or_escaped = before == "\\" or (before.isalnum() and after.isalnum())
         if not is_apostrophe_or_escaped:
-            return not before.isalnum() and (after.isalnum() or after == quote)  # it opens a quotation inside
+            return not before.isalnum() and (after.isalnum() or after == quote)  # if it opens a quotation inside
         at = inner.find(quote, at + 1)
     return True
 
 
 class _EndSearch:
-    """Finds the parenthesis that closes a call, for several calls of one text at bounded cost."""
+    """Finds the parenthesis that closes a call. Several calls of one text share one budget of characters."""
 
     def __init__(self, prose: str) -> None:
         self._prose = prose
@@ -148,11 +155,11 @@ class _EndSearch:
         self._left = len(prose) + 3 * _MAX_QUOTED_CHARS
 
     def end_of(self, start: int, stop: int) -> int | None:
-        """Where the closing parenthesis of a call is, or None.
+        """Return the offset of the closing parenthesis of a call, or None.
 
         Args:
-            start: Behind the opening parenthesis.
-            stop: How far the answer may reach if its parentheses do not match.
+            start: Offset behind the opening parenthesis.
+            stop: Furthest offset that the answer may reach if its parentheses do not match.
         """
         if self._last_closing < start or self._left <= 0:
             return None
@@ -182,7 +189,7 @@ class _EndSearch:
         return len(self._prose) if end < 0 else end
 
     def _last_before(self, start: int, bound: int) -> int | None:
-        """The last closing parenthesis in between, if nothing more follows it before `bound`."""
+        """Return the last closing parenthesis in between, if only emphasis and punctuation follow it before `bound`."""
         last = self._prose.rfind(")", start, bound)
         return last if last >= 0 and _NOTHING_MORE.fullmatch(self._prose, last + 1, bound) else None
 
@@ -222,7 +229,8 @@ class _Quotes:
         self._hopeless_before: dict[str, int] = {}
 
     def end_of(self, at: int) -> int:
-        """Behind the quotation that the quote at `at` opens; behind the quote itself if it opens none.
+        """Return the offset behind the quotation that the quote at `at` opens; behind the quote itself if it opens
+        none.
 
         A quotation ends on its line, unless it is the first thing of the answer.
         """

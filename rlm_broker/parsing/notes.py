@@ -1,4 +1,7 @@
-"""What a reply seems to ask for and does not get, in words for the model: silence would leave it waiting for output."""
+"""Notes for the model about code and answers that were not used.
+
+Without them the model would wait for an output that never comes.
+"""
 
 import re
 from collections.abc import Iterable, Sequence
@@ -8,12 +11,12 @@ from rlm_broker.parsing.fences import Fence
 from rlm_broker.parsing.source import Inspector
 
 MAX_NOTES = 8
-"""A reply with more than this is told the first ones."""
+"""Most notes about one reply; further ones are left out."""
 
 
 @dataclass(frozen=True, slots=True)
 class NotRun:
-    """Something in a reply that looks as if it were to be run, or an answer, and is not.
+    """Something in a reply that looks like code or an answer, and was not used.
 
     Attributes:
         what: Its short name: "a ```json fence", "<tool_call> markup".
@@ -26,10 +29,12 @@ class NotRun:
 
 @dataclass(frozen=True, slots=True)
 class Note:
-    """A `NotRun` and where in the reply it is.
+    """A `NotRun` and its place in the reply.
 
     Attributes:
-        is_quiet: Said only when the reply has neither code nor an answer: most data in fences is meant as data.
+        start: Offset in the reply; -1 sorts it first.
+        is_quiet: Whether the model is told only if the reply has neither code nor an answer. Most data in fences is
+            meant as data.
     """
 
     start: int
@@ -74,9 +79,10 @@ _LANGUAGE_TAGS = frozenset(
     | {"php", "r", "julia", "lua", "java", "kotlin", "scala", "swift", "c", "cpp", "c++", "csharp", "c#", "go", "rust"}
     | {"python2", "py2", "ipython", "jupyter", "pycon", "code", "tool_code", "tool_call", "execute"}
 )
-"""Fences that are meant to be run: always named."""
+"""Tags of fences whose content is meant to be run: the model is always told."""
 
 _MARKUP_FENCE_TAGS = frozenset({"", "json", "xml", "tool_code", "tool_call"})
+"""Tags of fences that may hold a tool call."""
 
 _MARKUP = re.compile(
     r"""
@@ -93,11 +99,13 @@ _MARKUP = re.compile(
     """,
     re.MULTILINE | re.VERBOSE | re.IGNORECASE,
 )
+"""Tool calls in the markup of several model families: XML elements, special tokens, JSON."""
 _MISPLACED_FENCE = re.compile(r"^[ \t>]*+`{3,}+[ \t]*+(?:repl|python3?|py)\b", re.MULTILINE | re.IGNORECASE)
+"""Opening of a code fence that is no fence: it is in a quotation, or its code stands on the same line."""
 
 
 def fence_notes(fences: Iterable[Fence], inspector: Inspector) -> list[Note]:
-    """Why fences are not run; nothing for those that are."""
+    """Return why fences are not run, one note for each that is not."""
     notes = (_fence_note(fence, inspector) for fence in fences)
     return [note for note in notes if note is not None]
 
@@ -122,7 +130,7 @@ def _empty(tag: str) -> NotRun:
 
 
 def markup_notes(prose: str) -> list[Note]:
-    """What stands outside of fences and final answers, and looks as if it were to be run."""
+    """Return notes about text outside of fences and final answers that is meant to be run: markup of tool calls."""
     kinds: dict[str, Note] = {}
     for match in _MARKUP.finditer(prose):
         not_run = _tool_call(match)
@@ -141,10 +149,10 @@ def _tool_call(match: re.Match[str]) -> NotRun:
 
 
 def shown_to_model(notes: Sequence[Note], *, nothing_else: bool) -> tuple[NotRun, ...]:
-    """What the model is told, in the reply's order, each thing once.
+    """Return what the model is told, in the reply's order, each thing once.
 
     Args:
-        nothing_else: The reply has neither code nor a final answer.
+        nothing_else: Whether the reply has neither code nor a final answer.
     """
     heard = (note for note in sorted(notes, key=lambda note: note.start) if nothing_else or not note.is_quiet)
     by_name: dict[str, NotRun] = {}

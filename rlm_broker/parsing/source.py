@@ -1,37 +1,39 @@
-"""What can be known of a text that may be Python, without running it."""
+"""Facts about a text that may be Python, found without running it."""
 
 import ast
 import re
 
 MAX_INSPECTED_CHARS = 100_000
-"""Characters that one reply may have parsed: a parser is slow (about 1 s per MB), and a reply is not to be trusted."""
+"""Characters that one reply may have parsed. A parser takes about 1 s for 1 MB, and a reply is not trusted."""
 
 _TOKEN = re.compile(r"""\#[^\n]*+|\"{3}|'{3}|"(?:\\[\s\S]|[^"\\\n])*+"?|'(?:\\[\s\S]|[^'\\\n])*+'?""")
+"""Comment, triple quotes, or a string on one line. An unclosed string ends with its line."""
 _ESCAPE = re.compile(r"\\[^\n]")
+"""Backslash and the character behind it, unless that is a line end."""
 
 
 class Inspector:
-    """Parses Python for one reply, as far as its budget goes.
+    """Parses Python for one reply, within a budget.
 
     Args:
-        budget_chars: What all its calls together may look at. When it is spent, nothing is Python any more.
+        budget_chars: Characters that all its calls together may look at. When they are spent, no text counts as Python.
     """
 
     def __init__(self, budget_chars: int = MAX_INSPECTED_CHARS) -> None:
         self._left = budget_chars
 
     def spend(self, chars: int) -> bool:
-        """Take `chars` from the budget; False if there are not as many left."""
+        """Take `chars` from the budget; return False, and take none, if fewer are left."""
         if chars > self._left:
             return False
         self._left -= chars
         return True
 
     def tree(self, code: str) -> ast.Module | None:
-        """The syntax tree of `code`; None if it is not Python, or too long or too deep to find out.
+        """Return the syntax tree of `code`; None if it is not Python, or too long or too deep to find out.
 
-        The tree is for its shape only: escapes in string literals are blanked, because the parser would print a
-        warning for each that it does not know.
+        The tree is for its shape only: escapes in string literals are blanked, since the parser would print a warning
+        for each one that it does not know.
         """
         if not self.spend(len(code)):
             return None
@@ -49,7 +51,7 @@ class Inspector:
 
 def _does_something(node: ast.AST) -> bool:
     if isinstance(node, ast.AnnAssign):
-        return node.value is not None  # `Total: 5` is an annotation to the parser and a line of text to everybody else
+        return node.value is not None  # `Total: 5` is an annotation to the parser, and a line of text to people
     acts = ast.Call | ast.Assign | ast.AugAssign | ast.Import | ast.ImportFrom | ast.FunctionDef | ast.ClassDef
     return isinstance(node, acts)
 
@@ -57,10 +59,10 @@ def _does_something(node: ast.AST) -> bool:
 class StringScanner:
     """Tells, for ascending line starts of a text, whether they are inside a triple-quoted string.
 
-    Looks at each character once, and only up to the position it is asked for.
+    It looks at each character once, and only up to the position that it is asked about.
 
     Args:
-        text: Holds Python from `start` on.
+        text: Text that has Python from `start` on.
     """
 
     def __init__(self, text: str, start: int) -> None:

@@ -1,1 +1,2 @@
-"""What a model is told. Every number in it comes from the limits that are enforced; no user text is a template."""
+"""Texts that a model is given. Every number in them comes from the limits that are enforced; no user text is a
+template."""

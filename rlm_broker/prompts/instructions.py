@@ -1,4 +1,4 @@
-"""What the user wants models to be told."""
+"""The user's instructions to models: a system prompt, a profile of ours, a prologue."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -7,19 +7,22 @@ from typing import Literal, get_args
 from rlm_broker.errors import ConfigurationError, require_kind
 
 Profile = Literal["both", "final", "answer", "compact"]
-"""Of our own system prompt. `final` tells a model to end with `FINAL`, `answer` with the `answer` dict, and `both` of
-both; all of them work. `compact` is a third as long, for small models; a model that is known to read less than 16,000
-tokens is told that instead of `both`."""
+"""Variant of our own system prompt.
+
+`final` tells a model to end with `FINAL`, `answer` with the `answer` dict, and `both` names both ways; every way works
+in each of them. `compact` is a third as long, for small models. A model that is known to read less than 16,000 tokens
+gets it in place of `both`.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class Instructions:
-    """What the user wants models to be told.
+    """The user's instructions to models.
 
     Attributes:
-        system: In place of our own system prompt: for every run of a tree, or by depth.
-        profile: Of our own system prompt, see `Profile`; the messages of each turn keep to it, too.
-        prologue: Before the first user message of the root.
+        system: System prompt in place of our own: one text for every run of a tree, or a function from the depth to it.
+        profile: Variant of our own system prompt, see `Profile`; the messages of each turn keep to it, too.
+        prologue: Text before the first user message of the root.
     """
 
     system: str | Callable[[int], str] | None = None
@@ -28,7 +31,7 @@ class Instructions:
 
     def __post_init__(self) -> None:
         if not isinstance(self.system, str | None) and not callable(self.system):
-            raise ConfigurationError(f"a system prompt is text or a function, not {type(self.system).__name__}")
+            raise ConfigurationError(f"the system prompt must be text or a function, not {type(self.system).__name__}")
         require_kind("the prologue", self.prologue, str, type(None))
         if self.profile not in get_args(Profile):
             known = ", ".join(get_args(Profile))

@@ -1,4 +1,4 @@
-"""The user messages of a run: the opening, what is said at the end of each turn, and what is wrong with an answer."""
+"""User messages of a run: the opening, the end of each turn's observation, and what is wrong with an answer."""
 
 import json
 from collections.abc import Mapping
@@ -13,14 +13,18 @@ from rlm_broker.results import ChatMessage
 from sandbox_worker.wire.names import CONTEXT, HISTORY, numbered
 
 PARTS_SHOWN = 20
+"""Parts of a context that the opening names, with the length of each."""
 SHOWN_WHOLE_CHARS = 2_000
-"""A context of no more characters is part of the opening. Of a longer one there is its beginning."""
+"""Longest context, in characters, that is part of the opening as a whole. Of a longer one the opening has the
+beginning."""
 BEGINNING_CHARS = 500
+"""Characters of a longer context's beginning that the opening shows."""
 REMINDER_CHARS = 300
-"""Of the task, in each turn. All of it is in the opening."""
+"""Characters of the task that each turn repeats. The opening has all of it."""
 WRONG_ANSWER_CHARS = 2_000
+"""Characters of an answer of the wrong type that the model is shown again."""
 EMPTY_REPLY = "(no reply)"
-"""In place of an empty reply in the conversation: some providers refuse an empty message."""
+"""Text in place of an empty reply in the conversation, since some providers refuse an empty message."""
 NOT_LOOKED_AT = "You have not looked at the context yet: look before you answer."
 SUMMARISE = (
     "This conversation is getting too long for you. Write down for yourself, in at most 500 words, what you have "
@@ -36,12 +40,12 @@ _GO_ON["both"] = _GO_ON["final"]
 
 @dataclass(frozen=True, slots=True)
 class Messages:
-    """What one run says to its model.
+    """User messages of one run.
 
     Attributes:
-        question: What is asked; None: the task is in the context.
-        profile: Which way to end the model is told.
-        is_context: The task stands in the context; of a long one the question is the beginning and the end.
+        question: The question; None if the task is in the context.
+        profile: Variant of the system prompt, which decides how the model is told to end.
+        is_context: Whether the context is the task. Of a long task, the question is then the beginning and the end.
     """
 
     question: str | None
@@ -49,11 +53,11 @@ class Messages:
     is_context: bool = False
 
     def opening(self, info: ContextInfo, beginning: Beginning, name: str = CONTEXT) -> str:
-        """The first user message: what is asked, and what is known of the context.
+        """Return the first user message: the question, and what is known of the context.
 
         Args:
-            beginning: Of the context, `SHOWN_WHOLE_CHARS` at most.
-            name: Of the variable that holds it. `context_1` is the second of a REPL that lives on.
+            beginning: Beginning of the context, of `SHOWN_WHOLE_CHARS` at most.
+            name: Name of the variable that holds it. `context_1` is the second context of a REPL that lives on.
         """
         lines = [f"`{name}` is {info.headline()}."]
         if name != CONTEXT:
@@ -79,12 +83,12 @@ class Messages:
         return "\n".join([*lines, "", self._asked(None), "", self._go_on()])
 
     def reminder(self, turns_left: int | None = None) -> str:
-        """The task and what to do, in every turn."""
+        """Return the end of a turn's message: the task, and what to do next."""
         left = "" if turns_left is None else f" Turns left: {turns_left}."
         return f"{self._asked(REMINDER_CHARS)}\n\n{self._go_on()}{left}"
 
     def last_request(self) -> str:
-        """For a run that used up its turns."""
+        """Return the request for an answer when the turns are used up."""
         how = "on its own" if self.profile == "answer" else "as FINAL(answer) or FINAL_VAR(name)"
         return (
             f"There are no turns left. Give the best answer that you can with what you know, {how}; no more code is "
@@ -92,14 +96,14 @@ class Messages:
         )
 
     def unseen(self, answer: str) -> str:
-        """For an answer beside code whose output had not been seen."""
+        """Return why an answer is not taken that the model wrote beside code, before it saw the output."""
         return (
             f"Your answer, {_cut(answer, REMINDER_CHARS)!r}, was written before you saw this output, so it was not "
             "taken. If it is right, give it again, in a reply without code."
         )
 
     def not_looked(self) -> str:
-        """For a first reply that answers without having looked at the context."""
+        """Return why an answer is not taken that the model gave in its first reply, before it looked at the context."""
         return (
             "You have answered without having looked at the context, so the answer was not taken yet. Look at it by "
             "code; or, if no look is needed, give the answer again."
@@ -118,10 +122,10 @@ class Messages:
 
 
 def after_summary(opening: str, name: str) -> str:
-    """The first user message of a conversation that was cut short; the model's own summary is the reply to it.
+    """Return the first user message of a conversation that was cut short. The model's own summary is the reply to it.
 
     Args:
-        name: Of the variable that holds the whole of it.
+        name: Name of the variable that holds the whole conversation.
     """
     return (
         f"{opening}\n\nThis conversation became too long and was cut: `{name}` has all its messages. Write down what "
@@ -130,7 +134,7 @@ def after_summary(opening: str, name: str) -> str:
 
 
 def wrong_type(answer: str, problem: str, schema: str) -> str:
-    """For an answer that is not of the type that was asked for."""
+    """Return why an answer is not taken that is not of the wanted type."""
     return (
         f"Your answer is not of the type that is wanted: {problem}\nIt was: {_cut(answer, WRONG_ANSWER_CHARS)}\n"
         f"Submit a JSON value of this schema, for example by `import json; FINAL(json.dumps(value))`: {schema}"
@@ -138,7 +142,7 @@ def wrong_type(answer: str, problem: str, schema: str) -> str:
 
 
 def typed_task(question: str | None, schema: str) -> str:
-    """The question, with the type of its answer."""
+    """Return the question, with the type of its answer."""
     wanted = (
         f"Answer with a JSON value of this schema, for example by `import json; FINAL(json.dumps(value))`: {schema}"
     )
@@ -146,14 +150,22 @@ def typed_task(question: str | None, schema: str) -> str:
 
 
 def without_repl(context: Any, question: str | None) -> list[ChatMessage]:
-    """A plain completion. A context of chat messages keeps its roles; of anything else the text is the prompt."""
+    """Return the messages of a run without a REPL: a plain completion.
+
+    A context of chat messages keeps their roles; the text of any other context is the prompt.
+
+    Raises:
+        ContextRefused: The context has values that JSON cannot hold.
+    """
     asked = [] if question is None else [ChatMessage("user", question)]
     if isinstance(context, list) and context and all(map(_is_message, context)):
         return [*(ChatMessage(message["role"], message["content"]) for message in context), *asked]
     try:
         text = context if isinstance(context, str) else json.dumps(context, ensure_ascii=False)
     except TypeError as error:
-        raise ContextRefused(f"without a REPL (max_depth = 0) a context is text or plain values: {error}") from None
+        raise ContextRefused(
+            f"without a REPL (max_depth = 0) a context must be text or plain values: {error}"
+        ) from None
     return [ChatMessage("user", "\n\n".join(part for part in (text, question) if part))]
 
 

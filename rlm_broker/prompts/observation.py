@@ -1,4 +1,4 @@
-"""What a model is shown of a turn's blocks: folded where lines are repeated, and cut to one bound for all of them."""
+"""The observation of a turn: what its blocks printed, repeated lines folded, cut to one bound for all of them."""
 
 import re
 from collections.abc import Iterable, Sequence
@@ -8,12 +8,13 @@ from rlm_broker.parsing import NotRun
 from rlm_broker.results import Block, Variable
 
 FOLDED_FROM = 3
-"""Equal lines in a row that are told as one line and their number."""
+"""Equal lines in a row from which they are shown as one line and their number."""
 LEAST_SHOWN = 1_000
-"""Characters of output that every model is shown."""
+"""Characters of output that a model is shown at least, however small its window."""
 _CUT = re.compile(r"\n\.\.\. \[([\d,]{1,20}) characters cut\] \.\.\.\n")
-"""Where a text was cut before."""
+"""Mark where a text was cut before. Its number is added to that of a further cut."""
 NOTHING_TO_DO = "There was no code to run and no answer in your reply."
+"""Observation of a reply that has neither code nor an answer."""
 _STATUS = {
     "ok": "ran",
     "error": "raised an exception",
@@ -24,18 +25,21 @@ _STATUS = {
 
 
 def most_shown(max_chars: int, window_tokens: int | None) -> int:
-    """Return how many characters of a turn's output a model is shown: no more than a quarter of its window holds."""
+    """Return how many characters of a turn's output a model is shown: `max_chars`, but at most a quarter of its window.
+
+    A token is taken for 3 characters, so a quarter of the window is 3/4 of a character for each of its tokens.
+    """
     return max_chars if window_tokens is None else max(LEAST_SHOWN, min(max_chars, window_tokens * 3 // 4))
 
 
 def observation(
     blocks: Sequence[Block], not_run: Sequence[NotRun], max_chars: int, then: str, *, has_answer: bool = False
 ) -> str:
-    """What came of a turn, and what is asked now.
+    """Return the user message after a turn: its outcome, and then what is asked now.
 
     Args:
-        max_chars: Of what all blocks printed together.
-        has_answer: The reply gave an answer, of which `then` says why it was not taken.
+        max_chars: Characters of what all blocks printed together.
+        has_answer: Whether the reply gave an answer. `then` says why it was not taken.
     """
     outputs = [folded(text) for block in blocks for text in (block.stdout, block.stderr)]
     shares = iter(shared(map(len, outputs), max_chars))
@@ -65,7 +69,7 @@ def folded(text: str) -> str:
 
 
 def shared(lengths: Iterable[int], most: int) -> list[int]:
-    """Divide an amount: what is short gets what it needs, and the rest is divided equally among what is long."""
+    """Divide an amount: short texts get all that they need, and the rest is divided equally among the long ones."""
     wanted = list(lengths)
     shares = [0] * len(wanted)
     left, waiting = most, sorted(range(len(wanted)), key=wanted.__getitem__)
@@ -76,7 +80,8 @@ def shared(lengths: Iterable[int], most: int) -> list[int]:
 
 
 def cut(text: str, limit: int) -> str:
-    """Return a text's head and tail, and between them how much is left out."""
+    """Return the first 3/4 and the last 1/4 of `limit` characters of a text; between them stands how many are left
+    out."""
     if len(text) <= limit:
         return text
     head = limit * 3 // 4

@@ -1,4 +1,4 @@
-"""The system prompt: what a REPL has, how to work with it, and the limits, from the facts of the run."""
+"""The system prompt, from the facts of a run: what its REPL has, how to work with it, and the limits."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -9,33 +9,35 @@ from rlm_broker.prompts.observation import most_shown
 from sandbox_worker.wire.names import CONTEXT
 
 USUAL_CHARS = 100_000
-"""Of a prompt to a model of which it is not known how much it reads: most read as much."""
+"""Characters that a prompt to a model may have whose window is not known. Most models read as many."""
 _HELPERS = {
     "search": "`search(pattern, text)`: where a regular expression is found, with the text around it.",
     "chunks": "`chunks(text, size, overlap=0)`: parts of a text.",
     "lines": "`lines(text, first, last)`: lines of a text, by number from 1.",
 }
+"""Helpers of the REPL by name, as the prompt tells them. A tool of the same name replaces its helper."""
 FULL_PROMPTS = 20
-"""Prompts of a good batch: nearly full ones. Thousands of tiny ones cost more, and each knows less."""
+"""Prompts of a good batch, each nearly as long as the model reads. Thousands of tiny ones cost more, and each knows
+less."""
 SMALL_WINDOW_TOKENS = 16_000
-"""A model that reads less gets the compact prompt."""
+"""Window in tokens below which a model gets the compact prompt."""
 
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """Of one run.
+    """Facts of one run that its system prompt tells.
 
     Attributes:
-        limits: That are enforced.
-        depth: Of the run; 0 is the root.
-        reads_chars: How long a prompt of `llm_query` may be; None is not known.
-        window_tokens: How much the run's own model reads; None is not known.
-        models: Name → what it is, of further models that code may name.
-        packages: That code can import, beside the standard library.
-        python: Its version.
+        limits: Limits that are enforced.
+        depth: Depth of the run; 0 is the root.
+        reads_chars: Longest prompt of `llm_query`, in characters; None if it is not known.
+        window_tokens: Window of the run's own model, in tokens; None if it is not known.
+        models: Further models that code may name, each with a description.
+        packages: Packages that code can import, beside the standard library.
+        python: Version of Python, such as "3.12".
         tools: A line for each function and value of the user's.
-        tool_names: Their names. A helper of the REPL that has one of them is not there.
-        context: Name of the variable that holds the context. `context_1` is the second of a REPL that lives on.
+        tool_names: Names of these. A helper of the REPL that has one of them is not there.
+        context: Name of the variable that holds the context. `context_1` is the second context of a REPL that lives on.
     """
 
     limits: Limits
@@ -51,7 +53,7 @@ class Facts:
 
     @property
     def shown_chars(self) -> int:
-        """How much of what a reply's blocks print is shown."""
+        """Characters of a turn's output that the model is shown."""
         return most_shown(self.limits.max_observation_chars, self.window_tokens)
 
     @property
@@ -76,13 +78,13 @@ def system_prompt(facts: Facts, profile: Profile = "both") -> str:
 
 
 def fitting(profile: Profile, window_tokens: int | None) -> Profile:
-    """Return the profile for a model: the compact one, where no other is wanted and its window is small."""
+    """Return the profile for a model: `compact` in place of `both`, if its window is small."""
     is_small = window_tokens is not None and window_tokens < SMALL_WINDOW_TOKENS
     return "compact" if profile == "both" and is_small else profile
 
 
 def ending(profile: Profile) -> str:
-    """Return how a run is ended."""
+    """Return the part of the system prompt that says how to end a run."""
     final = (
         "End with `FINAL(value)` in a repl block, or with `FINAL_VAR('name')` for a long value that a variable holds. "
         "Without code in the reply, `FINAL(the answer)` on a line of its own does the same."
@@ -222,13 +224,13 @@ def _examples(facts: Facts, profile: Profile) -> str:
 
 
 def _part_chars(facts: Facts) -> int:
-    """Characters of a part in the example: most of what a call reads, as a round number."""
+    """Return the length of a part in the example: 3/4 of what a call reads, in characters, as a round number."""
     reads = facts.reads_chars or USUAL_CHARS
     return rounded_down(max(1_000, reads * 3 // 4), 1)
 
 
 def rounded_down(number: int, digits: int) -> int:
-    """Return a number of which only the first digits are not 0, and that is no larger."""
+    """Return a number that has only its first digits, and zeros behind them."""
     shown = str(number)
     return int(shown[:digits].ljust(len(shown), "0"))
 

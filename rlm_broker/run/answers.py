@@ -1,4 +1,4 @@
-"""What answers the REPL of a loop that is the user's own: with a budget, a depth and a usage of its own."""
+"""Answers for a REPL whose loop is the user's own: the REPL has a budget, a depth and a usage of its own."""
 
 import secrets
 from collections.abc import Mapping, Sequence
@@ -21,14 +21,14 @@ from rlm_broker.trace.events import Emit, TreeEvents
 from sandbox_worker.wire.messages import Query, Slot
 
 REPL_RUN = "1"
-"""Name of what stands for a run in the events: the REPL whose loop is the user's own."""
+"""Run name in the events of a REPL whose loop is the user's own: no run exists here, and the REPL stands for it."""
 
 
 class Budget:
-    """Means that several REPLs or runs share, beside what each of them may use.
+    """Means that several REPLs or runs share, beside the limits of each of them.
 
     Args:
-        limits: What counts are `max_llm_calls`, `max_tokens`, `max_budget_usd` and `max_children_total`.
+        limits: Only `max_llm_calls`, `max_tokens`, `max_budget_usd` and `max_children_total` count.
     """
 
     def __init__(self, limits: Limits) -> None:
@@ -37,23 +37,23 @@ class Budget:
 
     @property
     def usage(self) -> UsageSummary:
-        """What all of them have used so far, by model."""
+        """Usage so far of all REPLs and runs that share the budget, by model."""
         return self.ledger.summary()
 
     def left(self) -> dict[str, float | None]:
-        """What may still be used, by the name of its limit; None is without a bound."""
+        """Return what may still be used, by the name of its limit; None means that there is no bound."""
         return self.ledger.left()
 
 
 class ReplAnswers:
-    """Answers what one REPL asks: `llm_query`, `rlm_query`, tools, `budget`. Made by `LMHandler.answers`.
+    """Answers the queries of one REPL: `llm_query`, `rlm_query`, tools, `budget`. `LMHandler.answers` makes it.
 
     Give it to one REPL: `sandbox.repl(context, answer=answers, tools=answers.tools, values=answers.values)`.
 
     Attributes:
-        id: Unique text of 16 characters, which is also the field `tree` of all its events.
-        tools: Names of the functions that code may call.
-        values: Name → value that code finds, of those given as tools.
+        id: Unique text of 16 characters. All events of the REPL have it in their field `tree`.
+        tools: Names of the functions that model code may call.
+        values: Values that model code finds in the REPL, by name: those of the tools that are no functions.
     """
 
     def __init__(
@@ -73,13 +73,17 @@ class ReplAnswers:
         require_kind("sandbox", sandbox, Sandbox, type(None))
         require_kind("question", question, str, type(None))
         if isinstance(depth, bool) or not isinstance(depth, int) or depth < 1:
-            raise ConfigurationError(f"depth is that of what the REPL asks, 1 or more, and not {depth!r}")
+            raise ConfigurationError(
+                f"depth must be an integer of 1 or more, the depth of the REPL's calls, not {depth!r}"
+            )
         limits = limits or Limits()
         if "run_timeout_s" in limits.model_fields_set:
-            raise ConfigurationError("run_timeout_s has no effect here: the loop is yours, and so is its time")
+            raise ConfigurationError("run_timeout_s has no effect on a loop of your own: bound its time there instead")
         if sandbox is None and "max_depth" in limits.model_fields_set and limits.max_depth > depth:
-            raise ConfigurationError(f"max_depth = {limits.max_depth} needs sandbox=, where children have their REPLs")
-        if sandbox is None:  # then no child can have a REPL
+            raise ConfigurationError(
+                f"max_depth = {limits.max_depth} needs sandbox=, in which children get their REPLs"
+            )
+        if sandbox is None:  # without one no child can have a REPL: each is a plain completion at this depth
             limits = limits.model_copy(update={"max_depth": min(limits.max_depth, depth)})
         self.id = secrets.token_hex(ID_BYTES)
         given = tools if isinstance(tools, Tools) else Tools(tools)
@@ -96,10 +100,10 @@ class ReplAnswers:
     def set_tools(self, tools: Tools | Mapping[str, Any] | None) -> None:
         """Answer calls of these tools from now on, and of no others.
 
-        Tell the REPL: `repl.set_tools(answers.tools)`, and of values `repl.provide(answers.values)`.
+        Tell the REPL, too: `repl.set_tools(answers.tools)`, and `repl.provide(answers.values)` for values.
 
         Raises:
-            ConfigurationError: As for `LMHandler.answers`. Then nothing changes.
+            ConfigurationError: As for `LMHandler.answers`. The earlier tools then stay in force.
         """
         given = tools if isinstance(tools, Tools) else Tools(tools)
         self.tools, self.values = given.names, given.values
@@ -113,16 +117,16 @@ class ReplAnswers:
 
     @property
     def usage(self) -> UsageSummary:
-        """What the REPL and all below it have used so far, by model."""
+        """Usage so far of the REPL and of all runs below it, by model."""
         return self._ledger.summary()
 
     @property
     def usage_by_depth(self) -> Mapping[int, Usage]:
-        """The same by depth."""
+        """Usage so far of the REPL and of all runs below it, by depth."""
         return self._ledger.by_depth()
 
     def left(self) -> dict[str, float | None]:
-        """What the REPL may still use, by the name of its limit; None is without a bound."""
+        """Return what the REPL may still use, by the name of its limit; None means that there is no bound."""
         return self._ledger.left()
 
     async def _answered(self, query: Query) -> list[Slot]:

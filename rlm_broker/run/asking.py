@@ -1,4 +1,4 @@
-"""What code asks, as the messages of a call: text, content parts or a conversation of its own."""
+"""Prompts of model code as the messages of a call: text, content parts, or a conversation of the code's own."""
 
 import hashlib
 from collections.abc import Sequence
@@ -16,7 +16,7 @@ def conversation(prompt: Prompt, system: str | None) -> tuple[ChatMessage, ...]:
     """Return the messages that ask `prompt`.
 
     Args:
-        system: The system prompt before it; None or empty is none.
+        system: System prompt that precedes them; None or empty adds none.
     """
     asked: tuple[ChatMessage, ...]
     if isinstance(prompt, str):
@@ -29,10 +29,10 @@ def conversation(prompt: Prompt, system: str | None) -> tuple[ChatMessage, ...]:
 
 
 def problem_with(prompt: Sequence[Part | MessagePart], system: str | None) -> str | None:
-    """Why a prompt of content parts or messages from model-written code is not sent.
+    """Return why a prompt of content parts or messages is refused, or None if it may be sent. Model code wrote it.
 
-    An address in a content part would be fetched by whoever gets it, on some ways by this very machine: code brings
-    data, and no addresses.
+    Images must be `data:` addresses. Any other address would be fetched by the provider, or, with some clients, by this
+    machine: model code could make it request addresses of the local network.
     """
     try:
         has_messages = are_messages(prompt)
@@ -49,7 +49,10 @@ def problem_with(prompt: Sequence[Part | MessagePart], system: str | None) -> st
 
 
 def prompt_key(prompts: Sequence[Prompt], index: int) -> tuple[str | bytes, int]:
-    """Return what tells a prompt from others, and its size in bytes or characters."""
+    """Return a key that is equal for equal prompts, and the prompt's size in bytes or characters.
+
+    Prompts of a large query are not decoded for this: their key is the SHA-256 of their encoded form.
+    """
     if isinstance(prompts, Prompts):
         encoded = prompts.encoded(index)
         return hashlib.sha256(encoded).digest(), len(encoded)
@@ -59,7 +62,7 @@ def prompt_key(prompts: Sequence[Prompt], index: int) -> tuple[str | bytes, int]
 
 
 def shown(request: LMRequest, *, is_of_code: bool) -> str | list[Any]:
-    """Return what an event tells of a call: its last message, or all messages where code asks with a conversation."""
+    """Return what the event of a call shows: the last message, or all if model code asks with a conversation."""
     messages = request.messages
     if not is_of_code or len(messages) == 1 or (len(messages) == 2 and messages[0].role == "system"):
         return messages[-1].content
@@ -67,7 +70,8 @@ def shown(request: LMRequest, *, is_of_code: bool) -> str | list[Any]:
 
 
 def new_system(request: LMRequest) -> str | None:
-    """Return the system prompt of a call that is the first to have it: all but the later turns of a loop."""
+    """Return the system prompt of a call if it is new in the trace: None for the later turns of a loop, which repeat
+    it."""
     first = request.messages[0]
     is_new = first.role == "system" and len(request.messages) == 2
     return str(first.content) if is_new else None

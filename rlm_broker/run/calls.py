@@ -1,4 +1,9 @@
-"""The language model calls of one run tree: counted before, bounded meanwhile, accounted for after."""
+"""Language model calls of one run tree: counted before, bounded meanwhile, accounted for after.
+
+`docs/walkthrough.md` ("A block asks a model") lists the stations of a call in order. This module has those of the tree:
+a place among its runs, the means that are set aside, the count, the events and the recording. The stations of the
+client follow in `handler.client_queue`.
+"""
 
 import asyncio
 import contextlib
@@ -32,23 +37,25 @@ from sandbox_worker.wire.messages import Query, Slot
 from sandbox_worker.wire.prompts import Prompt, Prompts
 
 WINDOW_TOKENS = 128_000
-"""Of a model whose client does not say it: what most models of 2025 and 2026 have at least."""
+"""Assumed context window in tokens, if a client does not state its own: most models of 2025 and 2026 have as many or
+more."""
 MOST_DECODED_BYTES = 64 << 20
-"""Memory of the prompts of large queries that are decoded at the same time, in bytes, for one tree."""
+"""Memory in bytes of prompts of large queries that are decoded at the same time, for one tree; further ones wait."""
 
 
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """On whose behalf a call is made.
+    """The run on whose behalf a call is made.
 
     Attributes:
         run: Name of the run, see `trace.events`.
-        depth: 0 for a root's own loop; what its REPL asks is 1.
-        question: Of that run, out of band.
-        model: That code wants for the run's own loop; the policy judges it.
+        depth: Depth of the call: 0 for a root's own loop, 1 for the queries of its REPL.
+        question: Question of that run, which travels beside the prompt.
+        model: Model that code named for the run's own loop; None names none. The model policy judges it.
         block: Number of the block that asks, from 1; 0 for the run's own loop.
-        has_task_as_context: The run's context is its task, of which a long one has its beginning and end in `question`.
-        asked_in: Number of the block of its parent that asked for a child run; 0 for a root.
+        has_task_as_context: Whether the run's context is its task. Of a long task, `question` then has only the
+            beginning and the end.
+        asked_in: Number of the parent's block that asked for this child run; 0 for a root.
     """
 
     run: str
@@ -61,12 +68,14 @@ class Caller:
 
 
 class TreeCalls:
-    """Makes the calls of a tree; every run of the tree shares one, and they take turns. Made in the root run's task.
+    """Makes the calls of a tree. All runs of the tree share one, and take turns at its places.
+
+    Make it in the root run's task: `_is_stopped` asks that task whether it is being cancelled.
 
     Args:
         recorder: Writes down each call; None writes none.
-        routing: Which client answers; None is that of the handler.
-        tells_text: Whether the text of a reply is told as it comes.
+        routing: Picks the client of each call; None takes the routing of the handler.
+        tells_text: Whether `CallText` events carry the pieces of a reply as they come.
     """
 
     def __init__(
@@ -94,33 +103,35 @@ class TreeCalls:
         self._batches = 0
 
     def model_name(self, depth: int, wanted: str | None = None) -> str:
-        """The model that serves a loop at `depth`.
+        """Return the name of the model that serves a loop at `depth`.
 
         Raises:
-            UnknownModel: Code may not have the one that it wants.
+            UnknownModel: Model code may not use the model that it named.
         """
         return self.routing.pick_for_code(wanted, depth).model_name
 
     def known_window(self, caller: Caller) -> int | None:
-        """How many tokens the model of a run's loop can read, if its client says so."""
+        """Return how many tokens the model of a run's loop reads; None if its client does not say so."""
         return self.routing.pick_for_code(caller.model, caller.depth).context_tokens
 
     def window_tokens(self, caller: Caller) -> int:
-        """The same; or an estimate."""
+        """Return how many tokens the model of a run's loop reads; `WINDOW_TOKENS` if its client does not say so."""
         return self.known_window(caller) or WINDOW_TOKENS
 
     async def count_tokens(self, caller: Caller, text: str) -> float:
-        """How many tokens a text has for the model of a run's loop."""
+        """Return how many tokens a text has for the model of a run's loop."""
         client = self.routing.pick_for_code(caller.model, caller.depth)
         return await count_tokens(client, text, is_exact=not self.is_recorded)
 
     @property
     def is_recorded(self) -> bool:
-        """Whether calls are written down: then tokens are estimated, as they will be when the run is replayed."""
+        """Whether calls are recorded. If so, tokens are estimated and not counted, so that a replay cuts at the same
+        places."""
         return self._recorder is not None
 
     def limit_tokens(self, caller: Caller) -> float | None:
-        """How long a request of a run's loop may be, so that there is room for its reply; None is without a bound."""
+        """Return how many tokens a request of a run's loop may have, so that its reply has room; None is without a
+        bound."""
         limits, window = self._ledger.limits, self.window_tokens(caller)
         if limits.compaction_threshold is None:
             return None
@@ -135,7 +146,7 @@ class TreeCalls:
         is_loop: bool = True,
         has_own_prompt: bool = False,
     ) -> Call:
-        """One turn of a run's loop, after its block number `block`.
+        """Make the call of one turn of a run's loop, after its block number `block`.
 
         Raises:
             ModelFailed: The call failed.
@@ -159,10 +170,10 @@ class TreeCalls:
             self._places.release()
 
     async def slots(self, caller: Caller, query: Query) -> list[Slot]:
-        """One plain completion for each prompt of a query that model-written code made.
+        """Make one plain completion for each prompt of a query from model code.
 
-        A failure fills its own slot and leaves the others alone; the same prompt twice is sent once, unless samples are
-        wanted; what is not there at `timeout_s` is cancelled, and its slot says so.
+        A failure fills its own slot and leaves the others alone. Equal prompts are sent once, unless the query wants
+        samples. A call that is unfinished at `timeout_s` is cancelled, and its slot says so.
         """
         block = block_of(query)
         if len(query.prompts) == 1 and query.timeout_s is None:
@@ -192,14 +203,14 @@ class TreeCalls:
         for piece, slot in zip(todo, done, strict=True) if self._recorder else ():
             if slot is None:
                 self._record_unanswered(partial(self._request_for, caller, query, piece))
-                await asyncio.sleep(0)  # writing a large one takes milliseconds
+                await asyncio.sleep(0)  # writing a large call takes milliseconds: other tasks run between two of them
         # Without a time limit, a call has no outcome only if its client cancelled the task that it was called in.
         late = None if query.timeout_s is None else f"not done within timeout_s = {query.timeout_s:g}"
         missing = Slot(error=late or "the client cancelled its own call")
         return [done[place] or missing for place in asked]
 
     async def _place(self, caller: Caller, request: Callable[[], LMRequest]) -> None:
-        """Wait for one of the tree's places, to send `request`."""
+        """Wait for a place of the tree; if the wait is cancelled, record `request` as unanswered."""
         try:
             await self._places.acquire(caller.run)
         except asyncio.CancelledError:
@@ -213,22 +224,22 @@ class TreeCalls:
     def _slot(
         self, caller: Caller, query: Query, index: int, sample: int, id: CallId, batch: Batch | None = None
     ) -> Coroutine[Any, Any, Slot]:
-        """Answer one prompt, with a place taken."""
+        """Answer one prompt. The caller has taken a place for it."""
         prompts = query.prompts
-        if type(prompts) is Prompts:  # not `isinstance`: of an abstract class it takes 0.2 us more
+        if type(prompts) is Prompts:  # `isinstance` takes 0.2 us more, since Sequence is an abstract class
             return self._decoded_slot(caller, query, prompts, index, sample, id, batch)
         return self._answered(caller, query, prompts[index], sample, id, batch)
 
     async def _decoded_slot(
         self, caller: Caller, query: Query, prompts: Prompts, index: int, sample: int, id: CallId, batch: Batch | None
     ) -> Slot:
-        """Answer one prompt of a large query. These are decoded here, some at a time."""
+        """Answer one prompt of a large query. Decoding waits until `MOST_DECODED_BYTES` has room for the prompt."""
         async with self._decoded.held(prompts.decoded_bytes(index)):
             try:
                 prompt = prompts[index]
             except MessageInvalid as problem:
                 return Slot(error=str(problem))
-            await asyncio.sleep(0)  # a large one took its time
+            await asyncio.sleep(0)  # decoding a large prompt has held the event loop: other tasks run first
             return await self._answered(caller, query, prompt, sample, id, batch)
 
     async def _answered(
@@ -267,12 +278,12 @@ class TreeCalls:
     async def _call(self, caller: Caller, request: LMRequest, batch: Batch | None = None) -> Call:
         client = self.routing.pick_for_code(request.model, caller.depth)
         if not request.is_loop and request.chars > SMALL_CHARS:
-            await require_fit(client, request, is_exact=not self.is_recorded)  # before anything is paid
+            await require_fit(client, request, is_exact=not self.is_recorded)  # before the provider is paid
         hold = NOTHING
         try:
             if self._ledger.has_bounded_means:
                 hold = await self._ledger.hold(request.chars, request.max_completion_tokens)
-            number = self._ledger.charge_call()  # not before: what is never sent is not counted
+            number = self._ledger.charge_call()  # after the wait for means: a call that is never sent is not counted
             return await self._sent(caller, client, request, number, hold, batch)
         except asyncio.CancelledError:
             self._record(request, None)
@@ -284,7 +295,7 @@ class TreeCalls:
     async def _sent(
         self, caller: Caller, client: BaseClient, request: LMRequest, number: int, hold: Hold, batch: Batch | None
     ) -> Call:
-        emit, run, depth = self._events.emit, caller.run, caller.depth  # an `Emitter` takes 1.8 us more
+        emit, run, depth = self._events.emit, caller.run, caller.depth  # an `Emitter` would take 1.8 us more
         is_wanted = self._events.is_wanted
         if is_wanted:
             prompt, system = shown(request, is_of_code=caller.block > 0), new_system(request)
@@ -302,7 +313,7 @@ class TreeCalls:
                 session=(id(self), run),
                 on_retry=(lambda *told: emit(CallRetried, run, depth, number, *told)) if is_wanted else None,
             )
-        except BaseException as error:  # recorded, and raised again
+        except BaseException as error:  # also a cancellation: the event and the recording must have each call's end
             why = in_words(error)
             if isinstance(error, RlmBrokerError):
                 self._record(request, error, client.model_name)
@@ -319,11 +330,11 @@ class TreeCalls:
 
     def _record_unanswered(self, request: Callable[[], LMRequest]) -> None:
         if self._recorder is not None:
-            with contextlib.suppress(MessageInvalid):  # it would not have been sent
+            with contextlib.suppress(MessageInvalid):  # a prompt that cannot be decoded would not have been sent
                 self._record(request(), None)
 
     def _record(self, request: LMRequest, outcome: Call | RlmBrokerError | None, model: str = "") -> None:
-        """Write a call down once, if anybody wants that; None is one that nobody waited for to its end."""
+        """Write a call down once, if calls are recorded. The outcome None is a call that was cancelled."""
         if self._recorder is None or request.id is None or request.id in self._recorded:
             return
         self._recorded.add(request.id)
@@ -340,19 +351,20 @@ class TreeCalls:
         self._recorder.add(recorded)
 
     def _is_stopped(self) -> bool:
-        """Whether the run was stopped from outside. A time limit of the run cancels only what is below its task."""
+        """Whether the run was stopped from outside. A time limit of the run cancels only tasks below the root's."""
         return self._root_task is not None and self._root_task.cancelling() > 0
 
 
 def in_words(error: BaseException) -> str:
-    """What to tell of an error that may have no text of its own."""
+    """Return the text of an error; its class name, or "cancelled", if it has no text of its own."""
     if isinstance(error, asyncio.CancelledError):
         return "cancelled"
     return str(error) or type(error).__name__
 
 
 def _counted(batch: Batch | None) -> tuple[int, ...]:
-    """Count a call as ended; return its batch, how many calls of that have ended, and of how many."""
+    """Count a call of a batch as ended; return the batch's number, its ended calls and all its calls. Empty without a
+    batch."""
     if batch is None:
         return ()
     batch.done += 1
@@ -366,6 +378,7 @@ def _smaller(one: int | None, other: int | None) -> int | None:
 
 
 def block_of(query: Query) -> int:
-    """The number before the colon of a query's id, which the REPL counts: it labels, and nothing depends on it."""
+    """Return the number before the colon of a query's id, which the REPL counts. It only labels: no decision depends on
+    it."""
     number = query.id.partition(":")[0]
     return int(number) if number.isdecimal() and len(number) < 10 else 0

@@ -1,4 +1,20 @@
-"""What `rlm_query` becomes: child runs with REPLs of their own; or completions, where a child would be of no use."""
+"""Children of a run: `rlm_query` as runs with REPLs of their own, or as plain completions.
+
+Theory of operation. A query of a thousand prompts must not take the memory of a thousand runs. A parent must not wait
+for a child that waits for the parent's place. Five rules follow.
+
+1. A child run, a plain completion or an error answers each prompt. A completion serves a prompt at the greatest depth,
+   with `repl=False`, or with the parent's own task, which divides no work. It also serves a prompt that
+   `recursion="auto"` judges to need no REPL. Errors name the limit: `max_children_per_batch`, `max_children_total`.
+2. Equal prompts with equal contexts are answered once, unless the query wants samples.
+3. A prompt stays data until it has a place (`bounded_map`). One task for each of 65,000 prompts took 17 s to cancel.
+4. Places are per depth (`Tree.child_places`). With one pool for all depths, parents that wait for their children would
+   hold the places that those need: a deadlock.
+5. The context of a child is opened when it has its place, not when the query comes: as many contexts are in memory as
+   there are places.
+
+A failure of a child, also one in the user's own functions, fills its slot and leaves its siblings alone.
+"""
 
 import asyncio
 import time
@@ -30,7 +46,9 @@ from sandbox_worker.wire.prompts import MAX_PROMPT_BYTES, Prompts
 from sandbox_worker.wire.tasks import LONG_TASK_CHARS, beginning_and_end
 
 TOO_MANY_CHILDREN = Slot(error="max_children_total exceeded")
+"""Answer to each prompt whose child run would exceed `max_children_total`."""
 OWN_TASK = "rlm_query: this is the task that this run has itself, so a plain completion answered it: divide it"
+"""Note beside the answer to a prompt that is its run's own task. The REPL prints it to stderr."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,9 +56,9 @@ class _Child:
     """One child of a query.
 
     Attributes:
-        index: Of its prompt.
-        given: Its context; None where that is the prompt.
-        is_echo: The task is its parent's own.
+        index: Index of its prompt.
+        given: Its context; None if the prompt is the context.
+        is_echo: Whether its task is the parent's own.
     """
 
     index: int
@@ -53,11 +71,11 @@ class Children:
 
     Args:
         caller: The run.
-        ends_at: When the time of that run is up, as `time.monotonic` says it; None is never.
-        begin: Makes the loop of a child, of who calls and when its time is up.
+        ends_at: `time.monotonic()` at which the run's time is up; None is never.
+        begin: Makes the loop of a child, from its caller and the time at which it must end.
 
     Attributes:
-        traces: What became of them, in the order of their ends.
+        traces: Traces of the children, in the order of their ends.
     """
 
     def __init__(
@@ -71,12 +89,13 @@ class Children:
         self._started = 0
 
     async def slots(self, query: Query, below: Caller) -> list[Slot]:
-        """Answer each prompt of a query, as far as the limits allow. Equal ones are answered once, or each by its own.
+        """Answer each prompt of a query, as far as the limits allow.
 
-        A prompt stays data until there is a place for its child: prompts beyond a limit never become more.
+        Equal prompts share one answer, unless the query wants samples. A prompt stays data until there is a place for
+        its child, so prompts beyond a limit never become more.
 
         Args:
-            below: On whose behalf the REPL asks just now.
+            below: Caller of the queries of this run's REPL.
         """
         limits, count = self._tree.limits, len(query.prompts)
         try:
@@ -92,7 +111,8 @@ class Children:
         chosen = {child.index for child in runs}
         completions = [child for child in todo if child.index not in chosen]
         left = self._tree.ledger.left()["max_children_total"]
-        allowed = len(runs) if left is None or self._decides(query) else int(left)  # a completion is no child
+        # With "auto" some of `runs` will become completions, which are not counted: each run is counted as it begins.
+        allowed = len(runs) if left is None or self._decides(query) else int(left)
         room = self._tree.child_places[below.depth]
         async with asyncio.TaskGroup() as group:
             completing = group.create_task(self._completions(query, completions, below, room))
@@ -106,13 +126,13 @@ class Children:
         answers = [*children, *[TOO_MANY_CHILDREN] * (len(runs) - len(children)), *completing.result()]
         by_index: dict[int, Slot] = {}
         for child, slot in zip([*runs, *completions], answers, strict=True):
-            assert slot is not None  # without a time limit, each piece of work is done
+            assert slot is not None  # `bounded_map` gives None only for work beyond a time limit, and there is none
             by_index[child.index] = slot
         beyond = Slot(error=f"max_children_per_batch exceeded: {count} > {most}")
         return [*(by_index[place] for place in places), *[beyond] * (count - len(places))]
 
     async def _different(self, query: Query, count: int) -> tuple[list[_Child], list[int]]:
-        """Return the first `count` prompts without those that are there before, and for each the index that counts."""
+        """Return the first `count` prompts without repetitions, and for each of them the index of its first equal."""
         given = query.given if isinstance(query, QueryWithContexts) else ()
         prompts = query.prompts
         first: dict[object, int] = {}
@@ -132,12 +152,13 @@ class Children:
         return todo, places
 
     def _is_echo(self, prompt: object, given: GivenContext | None) -> bool:
-        """Whether a child is handed the task of its parent, which is a child itself."""
+        """Whether a child of a child run would get the task of its parent. A root's REPL has no task of its own to pass
+        on."""
         if not self._caller.depth:
             return False
         if given is None:
             return self._caller.has_task_as_context and prompt == self._caller.question
-        if given.name != CONTEXT:  # the first of the names that a REPL has for it
+        if given.name != CONTEXT:  # `GivenContext.name` is the first name of a context, and the REPL's own has this one
             return False
         return self._caller.has_task_as_context if given.is_task else prompt == self._caller.question
 
@@ -147,13 +168,13 @@ class Children:
         return self._tree.is_auto and query.repl is None
 
     async def _has_repl(self, query: Query, child: _Child, below: Caller) -> bool:
-        """Decide about a child whose context is known before it begins."""
+        """Decide about a child whose context is known before it begins. A given context is judged when it is opened."""
         if child.given is not None:
-            return True  # which is decided when the context is stored
-        await asyncio.sleep(0)  # a decision looks through a text
+            return True  # for now: `_begun` decides when the context is stored
+        await asyncio.sleep(0)  # each decision looks through a text: other tasks run between two of them
         try:
             prompt = str(query.prompts[child.index])
-        except MessageInvalid:  # its child will say so
+        except MessageInvalid:  # `_child` decodes the prompt again, and reports the error
             return True
         return needs_repl(*divided(prompt), len(prompt), self._window(query, below))
 
@@ -180,13 +201,14 @@ class Children:
         return msgspec.structs.replace(slot, note=OWN_TASK) if child.is_echo else slot
 
     async def _with_context(self, prompt: str, given: GivenContext, room: ChildPlaces, held: AsyncExitStack) -> str:
-        """Return what a completion is asked about a context. Its memory is held until `held` is left.
+        """Return the prompt of a completion about a context. Its memory is accounted for until `held` is left.
 
         Raises:
-            ContextRefused: The context cannot be had, or is too long for a prompt.
+            ContextRefused: The context cannot be read, or is too long for a prompt.
         """
         async with room.reading, given.opened(MAX_PROMPT_BYTES) as context:
-            size_bytes = min(context.size_bytes, MAX_PROMPT_BYTES)  # a longer one is refused
+            size_bytes = min(context.size_bytes, MAX_PROMPT_BYTES)  # `_one_text` refuses a longer context
+            # A stored byte may become a character of 4 bytes: one wide character makes all of its text as wide.
             await held.enter_async_context(room.memory.held(4 * size_bytes))
             return _one_text(prompt, context, given.is_task)
 
@@ -223,7 +245,7 @@ class Children:
                 return await self._run(
                     replace(below, question=shown, model=query.model, has_task_as_context=has_task), context, served_by
                 )
-        except RlmBrokerError as problem:  # its context cannot be had
+        except RlmBrokerError as problem:  # the context cannot be opened
             return Slot(error=in_words(problem))
 
     def _is_for_a_repl(
@@ -247,7 +269,7 @@ class Children:
         slot = Slot(error="cancelled")
         try:
             slot = await self._answered(caller, context, served_by)
-        except Exception as error:  # noqa: BLE001 - of the user's own functions: its siblings go on
+        except Exception as error:  # noqa: BLE001 - the user's functions may raise anything: the siblings go on
             slot = Slot(error=f"{type(error).__name__}: {error}")
         finally:
             self.traces.append(
@@ -277,7 +299,11 @@ class Children:
 
 
 def _one_text(prompt: str, context: StoredContext, is_task: bool) -> str:
-    """Return what a plain completion is asked. Raises: ContextRefused."""
+    """Return the prompt of a completion about a context.
+
+    Raises:
+        ContextRefused: The context is too long for a prompt.
+    """
     text = whole_text(context, MAX_PROMPT_BYTES)
     return text if is_task else f"{text}\n\n{prompt}"
 

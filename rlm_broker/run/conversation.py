@@ -1,7 +1,8 @@
 """The messages of one run's loop, kept within what its model reads.
 
-What comes next is counted before it is sent. When it is too much, older outputs are shortened first, then the
-conversation is summarised, and then the newest output is shortened.
+Each request is counted before it is sent. If it is too long, three steps follow, until it fits: older outputs are cut,
+then a summary by the model replaces the conversation, then the newest output is cut. The summary comes second since it
+costs a call; the newest output comes last since the model has not read it yet.
 """
 
 from collections.abc import Awaitable, Callable, Sequence
@@ -14,13 +15,14 @@ from rlm_broker.run.tokens import estimated
 from rlm_broker.run.tree import Progress
 
 FEWEST_OLDER_CHARS: Final = 500
-"""Of an older message that is shortened."""
+"""Characters that an older message keeps at least when it is cut."""
 FEWEST_LAST_CHARS: Final = 2_000
-"""Of the newest message: the end of it says what to do."""
+"""Characters that the newest message keeps at least when it is cut: its end says what to do."""
 AFTER_REFUSAL: Final = 0.7
-"""Share of a request that was too long for its provider: what is sent next, and from then on."""
+"""Share of a request that its provider refused as too long: the next request, and all later ones, are cut to it."""
 LEAST_FACTOR: Final = 0.5
-"""Of what a provider says that it has counted, to our own count. Less is no count of the whole request."""
+"""Least ratio of the provider's count of input tokens to our own. A lower one is no count of the whole request: some
+providers leave out what they had cached."""
 _TOO_LONG: Final = (
     "context_length_exceeded",
     "contextwindowexceeded",
@@ -34,16 +36,17 @@ _TOO_LONG: Final = (
     "input token",
     "prompt tokens",
 )
-"""What providers say of a request that does not fit, in lower case."""
+"""Phrases with which providers refuse a request that is too long, in lower case."""
 Summarise = Callable[[], Awaitable[None]]
+"""Replaces all messages of a conversation but the last by a summary."""
 
 
 class Conversation:
     """Keeps `progress.messages` short enough. The first two, system prompt and opening, stay as they are.
 
     Args:
-        limit_tokens: Of a request; None is no limit.
-        count: Tokens of a text.
+        limit_tokens: Tokens that a request may have; None sets no limit.
+        count: Returns the tokens of a text.
     """
 
     def __init__(
@@ -62,7 +65,7 @@ class Conversation:
         """Make the next request short enough, as far as that is possible.
 
         Args:
-            summarise: Puts a summary in the place of all messages but the last.
+            summarise: Replaces all messages but the last by a summary.
         """
         limit = self._limit_tokens
         if limit is None or len(self._progress.messages) <= 2 or self._certainly_fits(limit):
@@ -70,12 +73,17 @@ class Conversation:
         if await self.tokens() <= limit:
             return
         await self.shorten(range(2, len(self._progress.messages) - 1), FEWEST_OLDER_CHARS, only_role="user")
+        # Up to 4 are the system prompt, the opening, one reply and its outcome: there is no earlier turn to summarise.
         if await self.tokens() > limit and len(self._progress.messages) > 4:
             await summarise()
         await self.shorten(range(len(self._progress.messages) - 1, len(self._progress.messages)), FEWEST_LAST_CHARS)
 
     async def shorten(self, which: range, fewest_chars: int, only_role: str | None = None) -> None:
-        """Cut the longest of some messages, as far as it takes and no further than to `fewest_chars`."""
+        """Cut the longest messages of `which` until the request fits, but none to fewer than `fewest_chars` characters.
+
+        The cap is halved step by step, and all messages above it are cut to it. The tokens of a cut message are
+        estimated from its share of characters: counting each again would call the tokenizer once for each step.
+        """
         messages = self._progress.messages
         before = {each: str(messages[each].content) for each in which if only_role in (None, messages[each].role)}
         counted = {each: self._counted.get(text) or estimated(text) for each, text in before.items()}
@@ -90,15 +98,17 @@ class Conversation:
                     messages[each] = ChatMessage(messages[each].role, short)
 
     def _certainly_fits(self, limit: float) -> bool:
-        """Whether the next request has no more characters than it may have tokens."""
+        """Whether the next request has no more characters than it may have tokens. It is not counted then, which takes
+        longer."""
         return sum(len(str(message.content)) for message in self._progress.messages) * max(1, self._factor) <= limit
 
     async def tokens(self) -> float:
-        """Of the next request: what the client counts, corrected by what its provider has counted so far."""
+        """Return the tokens of the next request: the client's count, corrected by the counts of its provider."""
         return await self._counts(self._progress.messages) * self._factor
 
     async def learn(self, input_tokens: int) -> None:
-        """Take what the provider has counted of the last request; its reply is the last message."""
+        """Correct later counts by the provider's count of the last request. The reply to that request is the last
+        message."""
         if input_tokens and self._limit_tokens is not None:
             counted = await self._counts(self._progress.messages[:-1])
             self._factor = max(LEAST_FACTOR, input_tokens / max(counted, 1.0))
@@ -113,7 +123,7 @@ class Conversation:
         return total
 
     async def takes_refusal(self, failed: ModelFailed) -> bool:
-        """Whether a shorter request may be tried in the place of one that failed. Then the limit is lower."""
+        """Whether a shorter request may replace one that failed. If so, the limit is lowered."""
         if self._limit_tokens is None or len(self._progress.messages) <= 2 or not says_too_long(str(failed)):
             return False
         self._limit_tokens = min(self._limit_tokens, AFTER_REFUSAL * await self.tokens())
@@ -121,6 +131,6 @@ class Conversation:
 
 
 def says_too_long(message: str) -> bool:
-    """Whether a provider's words say that a request was longer than its model reads."""
+    """Whether a provider's message says that a request was longer than its model reads."""
     lower = message.lower()
     return any(each in lower for each in _TOO_LONG)

@@ -1,4 +1,4 @@
-"""What the system prompt of a run tells: found in its tree, and not configured twice."""
+"""Facts for the system prompt of a run, read from its tree, so that no number is configured twice."""
 
 import sys
 from typing import Final
@@ -16,16 +16,16 @@ WORTH_TELLING: Final = (
     *("numpy", "pandas", "polars", "pyarrow", "scipy", "sklearn", "statsmodels", "networkx", "sympy", "matplotlib"),
     *("PIL", "bs4", "lxml", "yaml", "regex", "dateutil", "openpyxl", "pypdf", "docx", "pydantic", "nltk", "spacy"),
 )
-"""Packages that model code may want to import."""
+"""Packages that model code may want to import. The prompt names those that the sandbox can import."""
 MOST_MODELS: Final = 20
-"""That are named to a model."""
+"""Most models that a prompt names; it leaves out further ones."""
 
 
 def facts_of(tree: Tree, caller: Caller, tools: Tools, context_name: str = CONTEXT) -> Facts:
     """Return the facts of a run.
 
     Args:
-        context_name: Of the variable that holds the context.
+        context_name: Name of the variable that holds the context.
     """
     routing, below = tree.calls.routing, caller.depth + 1
     sandbox = tree.sandbox
@@ -44,7 +44,7 @@ def facts_of(tree: Tree, caller: Caller, tools: Tools, context_name: str = CONTE
 
 
 def reads_chars(client: BaseClient) -> int | None:
-    """Return how many characters a model reads for certain, as a round number; None is not known."""
+    """Return how many characters a model reads for certain, as a round number; None if its window is not known."""
     if client.context_tokens is None:
         return None
     chars = int(client.context_tokens * CAUTIOUS_CHARS_PER_TOKEN)

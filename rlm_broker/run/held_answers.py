@@ -1,4 +1,4 @@
-"""What the answers of unfinished batches hold in memory."""
+"""Bound of the memory that the answers of unfinished batches take."""
 
 import sys
 from collections import Counter
@@ -7,15 +7,16 @@ from collections.abc import Awaitable
 from sandbox_worker.wire.messages import Slot
 
 MOST_ANSWER_BYTES = 32 << 20
-"""Memory of the answers that unfinished batches of one run hold, in bytes. Further ones are dropped, with an error."""
+"""Memory in bytes of the answers that unfinished batches of one run hold. Further answers are dropped, with an
+error."""
 
 
 class HeldAnswers:
     """The answers of one batch.
 
     Args:
-        by_run: Bytes that the batches of each run hold.
-        run: Of the batch.
+        by_run: Bytes that the unfinished batches of each run hold, by run.
+        run: Name of the batch's run.
     """
 
     def __init__(self, by_run: Counter[str], run: str) -> None:
@@ -24,7 +25,7 @@ class HeldAnswers:
         self._bytes = 0
 
     async def kept(self, answering: Awaitable[Slot]) -> Slot:
-        """Await an answer, and count it. One that is too much is dropped, with an error."""
+        """Await an answer and count its memory. If that exceeds `MOST_ANSWER_BYTES`, return an error in its place."""
         slot = await answering
         size = sys.getsizeof(slot.text)
         if self._by_run[self._run] + size > MOST_ANSWER_BYTES:
@@ -35,7 +36,7 @@ class HeldAnswers:
         return slot
 
     def forget(self) -> None:
-        """The batch has ended: its answers are the REPL's."""
+        """Stop counting the answers of this batch: it has ended, and they belong to the REPL."""
         self._by_run[self._run] -= self._bytes
         if not self._by_run[self._run]:
             del self._by_run[self._run]

@@ -1,4 +1,19 @@
-"""What one run tree has spent. The only counters there are, and the only place that raises LimitReached for them."""
+"""The ledger of one run tree: calls, children, tokens and money, used and left.
+
+Theory of operation. All runs of a tree share one ledger on one event loop, so a check and a count between two `await`s
+are one step: no lock is needed. No other module counts these four, or raises `LimitReached` for them.
+
+Calls and children are counted before they start, so their limits are exact. What a call costs is known only
+afterwards. So if tokens or money are bounded, each call sets aside what it may cost (`hold`). It waits while the open
+calls may take all that is left. Its estimate of tokens is the prompt plus `max_completion_tokens`, or plus the largest
+output so far if that is not set. Its estimate of money is the largest cost so far. Before the first reply the largest
+are infinite, so the first call runs alone. Calls at the same time then overshoot a limit together by no more than one
+would: the estimate was too low, or the last call took more than was left. Two other ways were rejected: to refuse at
+the limit alone, since a batch of hundreds of calls would pass it together; and to run calls one by one, since a batch
+would take as long as the sum of its calls.
+
+With a ledger above (a `Budget` of several trees), each count goes to both, and the smaller remainder holds.
+"""
 
 import asyncio
 import math
@@ -12,15 +27,17 @@ from rlm_broker.limits import Limits
 from rlm_broker.results import Tally, Usage, UsageSummary
 
 CAUTIOUS_CHARS_PER_TOKEN = 3.0
-"""Characters that count as one token against `max_tokens`. Fewer than a token has on average: an estimate that is too
-high stops a run early, one that is too low lets it spend more than the limit."""
+"""Characters that count as one token against `max_tokens`. Tokens have more characters on average: an estimate that is
+too high stops a run early, while one that is too low lets it spend more than the limit."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Hold:
-    """What an open call may still spend, as far as that can be known: infinite where it cannot.
+    """Means that an open call may still spend. A value that cannot be known yet is infinite.
 
     Attributes:
+        tokens: Tokens of the prompt and its reply together.
+        cost_usd: Money in US dollars.
         input_tokens: The part of `tokens` that is sent, estimated.
         above: What is set aside for the same call in the ledger above.
     """
@@ -32,19 +49,19 @@ class Hold:
 
 
 NOTHING = Hold(0, 0)
-"""Where neither tokens nor money are bounded, nothing has to be set aside."""
+"""Hold of every call if neither tokens nor money are bounded: no means are set aside then."""
 
 
 class Ledger:
-    """Shared by every run of a tree; lives on the event loop, so that check and count are one step.
+    """Counts what a tree has used; every run of the tree shares one. It lives on one event loop.
 
     Args:
-        above: A ledger that several trees share: what is counted here is counted there, too.
+        above: Ledger that several trees share; every count here is made there, too.
 
     Attributes:
-        calls: Language model calls so far, the open ones included.
+        calls: Language model calls so far, including those that are open.
         children: Child runs so far.
-        has_bounded_means: Whether there is a limit of tokens or money, for which calls have to `hold`.
+        has_bounded_means: Whether tokens or money have a limit, here or above. If so, each call must `hold`.
     """
 
     def __init__(self, limits: Limits, above: "Ledger | None" = None) -> None:
@@ -97,13 +114,13 @@ class Ledger:
     async def hold(self, input_chars: int, max_completion_tokens: int | None) -> Hold:
         """Set aside what a call may cost, before it is made. `settle` or `release` it afterwards.
 
-        Where open calls might already take all that is left, this waits until one of them has ended. A call whose size
-        cannot be known, such as the very first, is made while no other is: so calls that run at the same time
-        overshoot `max_tokens` and `max_budget_usd` together by no more than one would.
+        While open calls may take all that is left, this waits until one of them ends. A call whose cost cannot be
+        known, such as the very first, runs alone. So calls at the same time overshoot `max_tokens` and `max_budget_usd`
+        together by no more than one would.
 
         Raises:
             LimitReached: The tokens or the budget are spent.
-            ConfigurationError: The budget cannot be kept, since a model's price is not known.
+            ConfigurationError: `max_budget_usd` is set, and the price of a model that was called is not known.
         """
         if not self.has_bounded_means:
             return NOTHING
@@ -129,18 +146,18 @@ class Ledger:
     # -- after -------------------------------------------------------------------------------------------------------
 
     def settle(self, hold: Hold, run: str, model: str, depth: int, usage: Usage, output_chars: int) -> None:
-        """A call has ended: add what it used, under its run and the model that served it.
+        """Add what a call used, under its run, its depth and the model that served it.
 
-        Where the client counted no tokens, `max_tokens` counts an estimate. No usage has that in it.
+        If the client counted no tokens, `max_tokens` counts an estimate. The estimate is not part of any usage.
         """
         if self._above is not None:
-            self._above.settle(hold, run, model, depth, usage, output_chars)  # `release` gives back what is held there
+            self._above.settle(hold, run, model, depth, usage, output_chars)  # `release` below gives back its hold, too
         self._usage[run, model, depth].add(usage)
-        if not self.has_bounded_means:  # nothing was set aside, and nothing asks what is left
+        if not self.has_bounded_means:  # no means were set aside, and no call will ask what is left
             return
         output: float = usage.total_output_tokens
         tokens: float = usage.total_input_tokens + output
-        if not tokens and not usage.stored_calls:  # a stored reply takes none
+        if not tokens and not usage.stored_calls:  # a reply from the cache takes no tokens
             output = estimate_tokens(output_chars, CAUTIOUS_CHARS_PER_TOKEN)
             tokens = math.ceil(hold.input_tokens + output)
         self._tokens += tokens
@@ -153,7 +170,8 @@ class Ledger:
         self.release(hold)
 
     def release(self, hold: Hold) -> None:
-        """A call has ended without a reply: nothing is known to have been used. Harmless when repeated."""
+        """Give back what a call set aside. A call without a reply is not known to have used any. Harmless when
+        repeated."""
         if self._above is not None and hold.above is not None:
             self._above.release(hold.above)
         if hold in self._open:
@@ -164,7 +182,7 @@ class Ledger:
     # -- what there is -----------------------------------------------------------------------------------------------
 
     def summary(self, run: str | None = None) -> UsageSummary:
-        """Usage by model, of `run` and all below it; None is the whole tree."""
+        """Return the usage by model, of `run` and all below it; None is the whole tree."""
         totals: dict[str, Usage] = {}
         for (of, model, _), tally in self._usage.items():
             if _is_within(of, run):
@@ -172,7 +190,7 @@ class Ledger:
         return UsageSummary(totals)
 
     def by_depth(self, run: str | None = None) -> Mapping[int, Usage]:
-        """The same by depth: 0 is the root's own loop."""
+        """Return the usage by depth, of `run` and all below it; depth 0 is the root's own loop."""
         totals: dict[int, Usage] = {}
         for (of, _, depth), tally in sorted(self._usage.items(), key=lambda item: item[0][2]):
             if _is_within(of, run):
@@ -180,7 +198,7 @@ class Ledger:
         return totals
 
     def left(self) -> dict[str, float | None]:
-        """What may still be used, by the name of its limit; None is without a bound."""
+        """Return what may still be used, by the name of its limit; None means that there is no bound."""
         limits = self.limits
         own = {
             "max_llm_calls": _left(limits.max_llm_calls, self.calls),

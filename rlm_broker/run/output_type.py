@@ -1,4 +1,4 @@
-"""Answers of a type: any that pydantic can validate, or that a JSON Schema describes."""
+"""Answers of a type: of any that pydantic can validate, or that a JSON Schema describes."""
 
 from typing import Any
 
@@ -10,13 +10,13 @@ from sandbox_worker.wire.counting import MAX_VALUES, has_more_values_than
 
 
 class OutputType:
-    """What a run's answer has to be. For one run: it counts how often the model was told.
+    """Type that the answer of one run must have. It counts how often the model was told that an answer is of another.
 
     Args:
-        wanted: A pydantic model, or whatever else `pydantic.TypeAdapter` takes; or a JSON Schema, as a dict.
+        wanted: A pydantic model, or any other type that `pydantic.TypeAdapter` takes; or a JSON Schema, as a dict.
 
     Raises:
-        ConfigurationError: pydantic cannot validate it, or no JSON can describe it.
+        ConfigurationError: pydantic cannot validate the type, or no JSON Schema can describe it.
     """
 
     def __init__(self, wanted: Any) -> None:
@@ -25,14 +25,14 @@ class OutputType:
         self._schema = self._type.json_schema()
 
     def task(self, question: str | None) -> str:
-        """The question, and what its answer has to be."""
+        """Return the question together with the type that its answer must have."""
         return prompts.typed_task(question, self._schema)
 
     def judge(self, answer: str, max_retries: int) -> tuple[str | None, Any]:
-        """What to tell the model of an answer, or None and the value.
+        """Return None and the value of an answer; or a message for the model that says what is wrong, and None.
 
         Raises:
-            OutputInvalid: It is wrong, and the model was told `max_retries` times.
+            OutputInvalid: The answer is wrong, and the model was told so `max_retries` times already.
         """
         text = _unfenced(answer)
         if has_more_values_than(MAX_VALUES, text.encode(errors="replace")):
@@ -43,7 +43,7 @@ class OutputType:
             except Unfit as unfit:
                 problem = str(unfit)
         try:
-            return None, self._type.of(answer)  # text that is no JSON, where text is wanted
+            return None, self._type.of(answer)  # if text is wanted, the answer need not be a JSON string
         except Unfit:
             pass
         if self._retries >= max_retries:
@@ -53,7 +53,7 @@ class OutputType:
 
 
 def _unfenced(answer: str) -> str:
-    """JSON as models like to hand it over: in a fence of its own."""
+    """Return the answer without the fence that models often put around JSON."""
     text = answer.strip()
     if text.startswith("```") and text.endswith("```") and "\n" in text:
         return text.partition("\n")[2].removesuffix("```").strip()

@@ -1,4 +1,4 @@
-"""One REPL for several runs: its variables live on, and each run adds its context and, at its end, its messages."""
+"""A REPL for several runs. Its variables live on; each run adds its context and, at its end, its messages."""
 
 import contextlib
 import json
@@ -19,27 +19,30 @@ from sandbox_worker.wire.text_json import written_out
 
 
 def as_values(messages: Sequence[ChatMessage]) -> list[dict[str, Any]]:
-    """Return messages as code finds them, with lone surrogates written out."""
+    """Return messages as model code finds them: dicts with `role` and `content`, lone surrogates written out."""
     said = [{"role": message.role, "content": message.content} for message in messages]
     values: list[dict[str, Any]] = json.loads(written_out(json.dumps(said, ensure_ascii=False)))
     return values
 
 
 LATER_CONTEXT_BYTES = 1 << 40
-"""Address space for the contexts of later runs, where the limits say nothing of it."""
+"""Address space in bytes for the contexts of later runs, if the limits do not say: 1 TiB, so that memory is the
+bound."""
 
 
 class PersistentRepl:
-    """The REPL of a persistent RLM. `context` and `context_0` are the first run's, `context_1` the second's, and so on;
-    `history_0` are the messages of the first run.
+    """The REPL of a persistent RLM.
+
+    `context` and `context_0` are the context of the first run, `context_1` of the second, and so on; `history_0` holds
+    the messages of the first run. The first run opens the REPL.
 
     Args:
-        sandbox: Where the REPL is, when the first run needs it.
-        limits: Its bounds; None takes those of the sandbox.
+        sandbox: Sandbox in which the REPL is made.
+        limits: Bounds of the REPL; None takes those of the sandbox.
 
     Attributes:
-        runs: How many runs have had it.
-        context_name: Of the variable that holds the context of the last run.
+        runs: Number of runs that have had the REPL.
+        context_name: Name of the variable that holds the context of the last run.
     """
 
     def __init__(self, sandbox: Sandbox, limits: ReplLimits | None = None) -> None:
@@ -55,10 +58,10 @@ class PersistentRepl:
 
     @contextlib.asynccontextmanager
     async def repl(self, context: StoredContext, answer: QueryHandler, tools: Tools) -> AsyncIterator[SandboxedRepl]:
-        """The REPL for one run at a time, with `context` in it under `context_name`.
+        """Lend the REPL to one run at a time, with `context` in it under `context_name`.
 
         Raises:
-            ContextRefused: A later context has no room.
+            ContextRefused: There is no room for a later context.
         """
         self._answer = answer
         try:
@@ -69,11 +72,11 @@ class PersistentRepl:
             self._answer = refuse
 
     def remember(self, messages: Sequence[ChatMessage]) -> None:
-        """What was said in the run that has just ended."""
+        """Put the messages of the run that has just ended into the REPL, as `history_N`."""
         if self._repl is not None:
             said = as_values(messages)
             number = self.runs - 1
-            with contextlib.suppress(ValueTooLarge):  # then it is not there: the next question is not to fail for it
+            with contextlib.suppress(ValueTooLarge):  # without a history the next question can still be answered
                 self._repl.provide_known({numbered(HISTORY, number): said, **({HISTORY: said} if number == 0 else {})})
 
     async def close(self) -> None:
@@ -83,7 +86,8 @@ class PersistentRepl:
 
     async def _add(self, context: StoredContext, tools: Tools) -> str:
         if self._repl is None:
-            # Of its own: the REPL may be forked anew from it when the run that brought it is long over.
+            # A copy with descriptors of its own: after a kill the REPL is forked anew with this context, perhaps long
+            # after the run that brought it has closed its own.
             kept = self._opened.enter_context(context.another())
             made = self._sandbox.repl(kept, self._forward, tools=tools.names, values=tools.values, limits=self._limits)
             self._repl = await self._opened.enter_async_context(made)

@@ -1,4 +1,4 @@
-"""A batch, as the calls that it needs: the same prompt twice is sent once, unless samples are wanted."""
+"""The calls that a batch needs: equal prompts are sent once, unless the query wants samples."""
 
 import asyncio
 from collections import Counter
@@ -11,19 +11,19 @@ from rlm_broker.run.asking import prompt_key
 from sandbox_worker.wire.messages import Query
 
 KEYS_IN_A_ROW = 512
-"""Prompts of a batch that are compared before the event loop gets its turn. A large one counts as all of these."""
+"""Prompts of a batch that are compared before the event loop runs other tasks. Large prompts count several times."""
 
 Piece = tuple[int, int, CallId]
 """One call of a batch: the index of its prompt, the number of its sample, and its id."""
 
 
 class Batch(msgspec.Struct):
-    """How far the calls of one batch have come.
+    """Progress of the calls of one batch.
 
     Attributes:
-        number: Among the batches of its tree, from 1.
-        of: How many calls it makes.
-        done: How many of them have ended.
+        number: Number among the batches of its tree, from 1.
+        of: Calls that it makes in all.
+        done: Calls that have ended.
     """
 
     number: int
@@ -32,13 +32,14 @@ class Batch(msgspec.Struct):
 
 
 class Turns:
-    """Says after which of many prompts the event loop gets its turn."""
+    """Decides after which of many prompts the event loop runs other tasks."""
 
     def __init__(self) -> None:
         self._in_a_row = 0
 
     def is_due(self, size: int) -> bool:
-        """Count a prompt of so many bytes or characters, one of 4,096 twice; return whether others are to go on now."""
+        """Count a prompt of `size` bytes or characters, and once more for each 4,096 of them; return whether to yield
+        now."""
         self._in_a_row += 1 + (size >> 12)
         if self._in_a_row < KEYS_IN_A_ROW:
             return False

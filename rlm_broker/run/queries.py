@@ -1,4 +1,4 @@
-"""What a REPL's queries become: a completion, child runs (see `children`), or a call of a tool."""
+"""Answers to a REPL's queries: a completion, child runs (see `children`), a call of a tool, or what is left."""
 
 import asyncio
 import json
@@ -21,20 +21,21 @@ from sandbox_worker.wire.messages import Query, Slot
 from sandbox_worker.wire.prompts import Prompt, Prompts
 
 VALUE_WEIGHT = 512
-"""Bytes of memory for each value among a tool's arguments: what pydantic makes of it, or notes as wrong with it."""
+"""Memory in bytes that each value among a tool's arguments is taken to need: pydantic makes an object of it, or a note
+of what is wrong with it."""
 
 
 class QueryAnswers:
-    """Answers the REPL of one run. The depth is ours: no frame can claim another.
+    """Answers the REPL of one run. It knows the depth from its run: no message of a REPL can claim another.
 
     Args:
-        ends_at: When the run's time is up, as `time.monotonic` says it; None is never.
-        tools: What code of this run may call.
-        progress: How far the run has come: which block asks.
+        ends_at: `time.monotonic()` at which the run's time is up; None is never.
+        tools: Functions and values that code of this run may use.
+        progress: Progress of the run; it has the number of the block that asks.
 
     Attributes:
-        child_traces: What became of the children, in the order of their ends.
-        tools: What code may call from now on.
+        child_traces: Traces of the children, in the order of their ends.
+        tools: Functions that code may call from now on.
     """
 
     def __init__(self, tree: Tree, caller: Caller, ends_at: float | None, tools: Tools, progress: Progress) -> None:
@@ -51,18 +52,19 @@ class QueryAnswers:
 
     @property
     def _below(self) -> Caller:
-        """On whose behalf the REPL asks just now."""
+        """Caller of the queries of this REPL: one depth below the run, with the block that runs now."""
         return Caller(self._caller.run, self._caller.depth + 1, self._caller.question, block=self._progress.blocks)
 
     def _begin(self, caller: Caller, ends_at: float | None) -> Runner:
         return open_run(self._tree, caller, ends_at, self.tools.for_children)
 
     def handler(self) -> QueryHandler:
-        """What answers the REPL: this, or what the user puts in its place."""
+        """Return the handler of the REPL's queries: this object, or the handler that the user puts in its place."""
         replaced = self._tree.query_handler
         return self if replaced is None else replaced(self._caller.run, self._caller.depth, self)
 
     async def __call__(self, query: Query) -> list[Slot]:
+        """Answer each prompt of a query. Errors are texts in the slots: model code must be able to go on."""
         limits = self._tree.limits
         most = limits.max_batch_prompts
         if len(query.prompts) > most:
@@ -81,9 +83,9 @@ class QueryAnswers:
         return [_cut(slot, limits.max_result_chars) for slot in slots]
 
     async def _tool(self, name: str, prompts: Sequence[Prompt], index: int) -> Slot:
-        """Call a tool. What its arguments may take in memory, as text and as values, is part of an allowance."""
+        """Call a tool, when there is room for its arguments: text and values count against `MOST_DECODED_BYTES`."""
         if index:
-            await asyncio.sleep(0)  # many that are refused at once would hold the event loop
+            await asyncio.sleep(0)  # a batch of calls that are all refused at once would hold the event loop
         if name not in self.tools.names:
             return self.tools.unknown(name)
         encoded = prompts.encoded(index) if isinstance(prompts, Prompts) else str(prompts[index]).encode()
@@ -123,12 +125,12 @@ def open_run(
     """Compose one run: its loop, and what answers its REPL. The root is made of the same parts as each child.
 
     Args:
-        tree: What all its runs share.
-        caller: Which run it is, at which depth, about which question.
-        ends_at: When its time is up, as `time.monotonic` says it; None is never.
-        tools: What its code may call.
-        output_type: What its answer has to be; None is any text.
-        persistent_repl: The REPL of several runs; None is one of its own.
+        tree: What all runs of its tree share.
+        caller: The run: its name, depth and question.
+        ends_at: `time.monotonic()` at which its time is up; None is never.
+        tools: Functions and values that its code may use.
+        output_type: Type that its answer must have; None takes any text.
+        persistent_repl: REPL that several runs share; None opens one for this run.
     """
     progress = Progress()
     queries = QueryAnswers(tree, caller, ends_at, tools, progress)

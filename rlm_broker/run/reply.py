@@ -1,4 +1,4 @@
-"""Does what the replies of one run say: runs their code, block by block, and finds the answer in them."""
+"""Actions of one run's replies: running their code, block by block, and finding the answer in them."""
 
 import asyncio
 import sys
@@ -14,11 +14,13 @@ from rlm_broker.sandbox.repl import SandboxedRepl
 from rlm_broker.trace.events import BlockEnded, BlockPrinted, BlockStarted, Emitter, Replied
 
 MAX_DISPLAYS_BYTES = 64 << 20
-"""Of what the blocks of one run show, in memory. Beyond, displays are only counted, as omitted."""
+"""Memory in bytes of the displays of one run's blocks. Displays of blocks beyond it are only counted, as omitted."""
 MAX_REPLY_CHARS = 1_000_000
-"""Of a reply that is read. The longest that models write today is half as long; reading it takes 0.1 s."""
+"""Longest reply, in characters, that is read; none of a longer one is run. Reading it takes 0.1 s, and the longest
+replies of models today have half as many characters."""
 SHORT_REPLY_CHARS = 50_000
-"""Of a reply that is read on the event loop, in some milliseconds."""
+"""Longest reply, in characters, that is read on the event loop, where it takes some milliseconds; a longer one takes a
+thread."""
 _FAILED = "A block before it did not run through: look at its output first, then submit."
 
 
@@ -27,7 +29,7 @@ class Answer:
     """An answer that a reply has given.
 
     Attributes:
-        is_guess: It is text of a reply that had no code, or code whose outcome was not known when it was written.
+        is_guess: Whether the model wrote it without code, or before the outcome of the code beside it was known.
     """
 
     text: str
@@ -35,10 +37,10 @@ class Answer:
 
 
 class ReplyActions:
-    """Runs what replies of one run want to be run.
+    """Does what the replies of one run say.
 
     Args:
-        progress: Of the run; what blocks leave in it is kept here.
+        progress: Progress of the run; the number of blocks, the draft and the last text are kept there.
     """
 
     def __init__(self, repl: SandboxedRepl, limits: Limits, emit: Emitter, progress: Progress) -> None:
@@ -56,11 +58,14 @@ class ReplyActions:
     async def act(self, number: int, reply: str, blocks: list[Block]) -> tuple[Answer | None, Sequence[NotRun]]:
         """Do what the reply of turn `number` says; add each block that ran to `blocks`.
 
+        Blocks run in order, until one submits an answer or is killed. After a kill the rest is not run, since it was
+        written for variables that are lost.
+
         Returns:
             The answer, and what was not run.
 
         Raises:
-            LimitReached: The REPL was killed too often.
+            LimitReached: The REPL was killed more often than `max_repl_restarts` allows.
         """
         parsed = await read_reply(reply)
         not_run = tuple(f"{item.what}: {item.reason}" for item in parsed.not_run)
@@ -82,7 +87,7 @@ class ReplyActions:
         return None if found is None else Answer(found), parsed.not_run
 
     async def look_up(self, number: int, final: FinalVar, blocks: list[Block]) -> str | None:
-        """Return what a variable holds that a reply submits. The REPL tells the model if there is none."""
+        """Return the value of a variable that a reply submits. If there is none, the REPL tells the model."""
         blocks.append(await self._execute(number, _lookup(final)))
         return blocks[-1].final_answer
 
@@ -112,7 +117,7 @@ class ReplyActions:
 
 
 async def read_reply(reply: str) -> ParsedReply:
-    """Read a reply; a long one in a thread. Of one that is too long nothing is done, and the model is told so."""
+    """Read a reply; a long one in a thread. A reply that is too long is not run, and the model is told so."""
     if len(reply) > MAX_REPLY_CHARS:
         why = f"A reply may have {MAX_REPLY_CHARS:,} characters: write less, and keep long values in variables."
         return ParsedReply((), None, (NotRun(f"all of a reply of {len(reply):,} characters", why),))
@@ -124,12 +129,12 @@ def _lookup(final: FinalVar) -> str:
 
 
 def _tells_something(block: Block) -> bool:
-    """Whether what came of a block may contradict an answer beside it."""
+    """Whether the outcome of a block may contradict an answer beside it."""
     return block.status != "ok" or bool(block.stdout or block.stderr or block.displays)
 
 
 def _skipped(parsed: ParsedReply, blocks: Sequence[Block]) -> list[NotRun]:
-    """What came after a block that was killed, for whose variables it was written, or after the last that may run."""
+    """Return what was not run: a lookup after a failure, the blocks after a killed one, and those past `max_blocks`."""
     was_killed = bool(blocks) and blocks[-1].status == "killed"
     names = [f"block {number}" for number in range(len(blocks) + 1, len(parsed.code) + 1)]
     has_failed = any(block.status != "ok" for block in blocks)

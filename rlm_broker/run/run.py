@@ -1,4 +1,4 @@
-"""One question that is being answered, as its caller holds it: followed, stopped, cancelled and awaited."""
+"""The handle of one question that is being answered: its caller follows, stops, cancels and awaits it."""
 
 import asyncio
 import concurrent.futures
@@ -15,21 +15,22 @@ from rlm_broker.trace.event_log import EventLog
 from rlm_broker.trace.events import Event
 
 ID_BYTES = 8
-"""Random bytes of a run's id: two of a billion runs share one with a probability of 3 %."""
+"""Random bytes of a run's id: among a billion runs, two share one with a probability of 3 %."""
 
 
 class Run:
-    """A question that is being answered. Made by `RLM.start`; may be used from any thread.
+    """A question that is being answered. `RLM.start` makes it; it may be used from any thread.
 
-    Awaited, it is the `Completion`. Cancelling the task that awaits it cancels the run, and so does leaving it as an
-    async context manager: nothing of it is left running then. Shield it (`asyncio.shield(run)`) to keep it alive.
+    Awaiting it returns the `Completion`. Cancelling the task that awaits it cancels the run, and so does leaving it as
+    an async context manager: the run and its processes have ended then. Shield it (`asyncio.shield(run)`) to keep it
+    alive.
 
     Attributes:
-        id: Unique text of 16 characters, which is also the field `tree` of all its events.
+        id: Unique text of 16 characters. All events of the run have it in their field `tree`.
 
     Args:
-        event_loop: Where it runs.
-        answer: Makes the work that answers the question; it gets this run, and calls `begin`.
+        event_loop: Event loop on which it runs.
+        answer: Makes the work that answers the question, from this run, and calls `begin`.
         is_followed: Whether events are kept for `events`.
     """
 
@@ -52,10 +53,10 @@ class Run:
     # -- what callers do with it -------------------------------------------------------------------------------------
 
     def events(self, after: int = 0) -> AsyncIterator[Event]:
-        """Iterate over the events of the run and of all runs below it, from the beginning to the last one.
+        """Iterate over the events of the run and of all runs below it, from the first to the last.
 
-        Any number of followers may do so, on any event loop, also after the end. A follower that is so slow that events
-        it has not read were dropped (beyond 16 million characters) gets an `EventsMissed` in their place.
+        Any number of followers may do so, on any event loop, also after the end. Unread events are dropped beyond 16
+        million characters; a follower that is so slow gets an `EventsMissed` in their place.
 
         Args:
             after: Number of the last event that is known already; 0 begins with the first.
@@ -67,28 +68,28 @@ class Run:
     def stop(self) -> None:
         """End the run with the best answer that it has so far: its completion has `is_stopped`.
 
-        Harmless when it has ended. A run that has not begun yet, whose context is being read, ends as it begins.
+        Harmless after its end. A run that has not begun yet, since its context is being read, ends as it begins.
         """
         self._event_loop.call_soon(self._stop)
 
     def cancel(self) -> None:
-        """End the run without an answer: `RunCancelled` is raised where it is awaited. Harmless when it has ended."""
+        """End the run without an answer: awaiting it raises `RunCancelled`. Harmless after its end."""
         self._job.cancel()
 
     @property
     def is_done(self) -> bool:
-        """Whether the run has ended, and nothing of it is left running."""
+        """Whether the run, and all that it started, has ended."""
         return self._job.outcome.done()
 
     def result(self, timeout_s: float | None = None) -> Completion:
         """Wait for the completion, in a thread that may block.
 
         Args:
-            timeout_s: Seconds to wait at most; the run goes on when they are over. None waits until the end.
+            timeout_s: Seconds to wait at most; the run goes on afterwards. None waits until the end.
 
         Raises:
             TimeoutError: The run has not ended within `timeout_s` seconds.
-            RunCancelled: It was cancelled.
+            RunCancelled: The run was cancelled.
         """
         require_kind("timeout_s", timeout_s, int, float, type(None))
         if self._event_loop.is_here and not self.is_done:
@@ -118,7 +119,7 @@ class Run:
         return self
 
     def run(self) -> Completion:
-        """Start the work and wait for it; what interrupts the wait, as Ctrl+C does, cancels it.
+        """Start the work and wait for it. Ctrl+C, or another interruption of the wait, cancels it.
 
         Raises:
             RunCancelled: Ctrl+C came, or the run was cancelled.
@@ -132,19 +133,19 @@ class Run:
             raise self._cancelled() from None
 
     def hand_to(self, failure: RunFailed) -> None:
-        """Put what the run has into the error that ends it."""
+        """Put the partial results of the run into the error that ends it."""
         if self._runner is not None:
             self._runner.hand_to(failure)
 
     def begin(self, runner: Runner) -> Runner:
-        """Note the loop of the root run, which is about to begin."""
+        """Take the loop of the root run, which is about to begin. A `stop` that came before reaches it now."""
         self._runner = runner
         if self._wants_stop:
             runner.stop()
         return runner
 
     async def ended(self) -> None:
-        """Wait for the end, whatever it is."""
+        """Wait for the end of the run, also if it is a failure or a cancellation."""
         outcome = asyncio.wrap_future(self._job.outcome)
         await asyncio.wait({outcome})
         if not outcome.cancelled():

@@ -1,4 +1,30 @@
-"""One run at one depth: prompt, code, REPL, observation, until there is an answer."""
+"""The loop of one run at one depth: prompt, code, REPL, observation, until there is an answer.
+
+Theory of operation. A turn (`_turn`) is one reply of the model and what is done with it:
+
+1. `Conversation.fit` shortens the messages to what the model reads.
+2. `TreeCalls.turn` makes the call.
+3. `ReplyActions.act` runs the blocks of the reply, one after the other, and looks for an answer.
+4. `_doubt` judges the answer. If it is taken, the run ends. Otherwise the next user message is the observation:
+   outputs, what was not run, and what is wrong with the answer.
+
+A run ends in one of these ways, which its event `RunEnded` tells apart by `kind` and `limit`:
+
+- An answer was taken. A guess is doubted once: the model wrote it before it saw the output beside it, or before it
+  looked at the context. The same text again is taken, since a second doubt would only cost a turn.
+- `max_iterations` or `max_blocks` is used up. One more call asks for the best answer (`_last_answer`); its code is not
+  run, and `Completion.limit` names the limit. To raise an error instead would throw away all work of the run.
+- `stop` was called. The best answer so far is returned, and no further call is made.
+- A time limit, another limit, a failure or a cancellation. The error carries what the run has (`hand_to`).
+
+All ends pass through one `within`: it cancels the task of the loop once and awaits its end. So a REPL of the run's own
+is closed, and its processes are dead, when `run` returns. `stop` resolves a future that `within` watches. It does not
+cancel: a cancellation means that the caller wants no answer, and the two could not be told apart.
+
+The loop is one class on purpose. A state machine or a class for each phase was rejected: the phases share nearly all of
+their state (`Progress`, `Messages`, `Conversation`), and a reader would have to put the story together again. What can
+be judged without that state has its own module: `reply`, `conversation`, `output_type`, `facts`.
+"""
 
 import asyncio
 import contextlib
@@ -42,16 +68,16 @@ from sandbox_worker.wire.names import CONTEXT, HISTORY, numbered
 
 
 class Runner:
-    """Asks the model, runs its code, shows it the outcome, until it answers or its turns are used up.
+    """Asks the model, runs its code and shows it the outcome, until it answers or its turns are used up.
 
     Args:
-        caller: Which run this is, at which depth, about which question.
-        answer: Answers what its REPL asks.
-        child_traces: Filled by what answers.
-        progress: How far the run has come; shared with what answers.
-        tools: What its code may call.
-        output_type: What its answer has to be; None is any text.
-        persistent_repl: The REPL of several runs; None is one of its own.
+        caller: The run: its name, depth and question.
+        answer: Answers the queries of its REPL.
+        child_traces: Traces of its children, which `answer` appends to.
+        progress: Progress of the run, which `answer` reads.
+        tools: Functions and values that its model code may use.
+        output_type: Type that its answer must have; None takes any text.
+        persistent_repl: REPL that several runs share; None opens one for this run.
     """
 
     def __init__(
@@ -94,12 +120,12 @@ class Runner:
         self.progress = progress
 
     async def run(self, context: StoredContext) -> Completion:
-        """Answer the question about `context`, within `run_timeout_s`, or for a child `child_timeout_s`.
+        """Answer the question about `context`, within `run_timeout_s`, or within `child_timeout_s` for a child.
 
         Raises:
-            LimitReached: A limit ended the run; it carries the partial answer.
+            LimitReached: A limit ended the run; the error carries the partial answer.
             ModelFailed: The model failed.
-            OutputInvalid: The answer was not of the type that was asked for, as often as it was asked.
+            OutputInvalid: The answer was not of the type that was asked for, after `max_output_retries` corrections.
             SandboxFailed: The sandbox itself broke.
         """
         self._started = time.monotonic()
@@ -126,12 +152,12 @@ class Runner:
         return completion
 
     def stop(self) -> None:
-        """End the run with the best answer that it has so far. Harmless when it has ended."""
+        """End the run with the best answer so far. Harmless after its end."""
         if not self._stop.done():
             self._stop.set_result(None)
 
     def hand_to(self, failure: RunFailed) -> None:
-        """Put what the run has into the error that ends it."""
+        """Put the partial results of the run into the error that ends it."""
         failure.take(self._completion(None), self.progress.partial_answer)
 
     async def _in_turn_time(self, work: Coroutine[Any, Any, T]) -> T:
@@ -218,12 +244,12 @@ class Runner:
         blocks: list[Block] = []
         try:
             answer, not_run = await self._actions.act(number, reply, blocks)
-        finally:  # a turn that is cut short is part of what the run had
+        finally:  # also of a turn that is cut short: its blocks belong to the partial results
             self.progress.trajectory.append(Iteration(number, reply, tuple(blocks)))
         return answer, blocks, not_run
 
     async def _reply(self, repl: SandboxedRepl) -> str:
-        """One reply of a loop. What is said to the model is made short enough before; and once more if it refuses."""
+        """Return one reply of a loop. If the provider refuses the request as too long, shorten it and ask once more."""
         summarise = partial(self._summarise, repl)
         try:
             await self._conversation.fit(summarise)
@@ -249,7 +275,7 @@ class Runner:
         return call.response
 
     async def _summarise(self, repl: SandboxedRepl) -> None:
-        """Put a summary in the place of all messages but the last."""
+        """Replace all messages but the last by the model's own summary. `history` in the REPL keeps all of them."""
         last = self.progress.messages.pop()
         self.progress.messages.append(ChatMessage("user", SUMMARISE))
         try:
@@ -260,14 +286,15 @@ class Runner:
             raise
         self._earlier += self.progress.messages
         name = HISTORY if self._persistent_repl is None else numbered(HISTORY, self._persistent_repl.runs - 1)
-        with contextlib.suppress(ValueTooLarge):  # then the notes have to do
+        with contextlib.suppress(ValueTooLarge):  # the run goes on with the summary alone
             repl.provide_known({name: as_values(self._earlier)})
         started_again = ChatMessage("user", after_summary(self._opening, name))
         notes = ChatMessage("assistant", summary if summary.strip() else EMPTY_REPLY)
         self.progress.messages = [self.progress.messages[0], started_again, notes, last]
 
     async def _last_answer(self, repl: SandboxedRepl) -> str | None:
-        """The turns are used up: one more call, or some for an answer of a type. Their code is not run."""
+        """Ask for the best answer when the turns are used up. An answer of a type may take several calls. No code is
+        run."""
         while True:
             try:
                 reply = await self._in_turn_time(self._reply(repl))
@@ -280,7 +307,7 @@ class Runner:
                 else:
                     answer = parsed.prose or self.progress.partial_answer
             except (ModelFailed, LimitReached):
-                if self._output_type is not None:  # what was said on the way is of no type
+                if self._output_type is not None:  # the partial answer is text that was never validated
                     raise
                 return self.progress.partial_answer
             if (problem := self._problem_with(answer or "")) is None:
@@ -290,10 +317,10 @@ class Runner:
     # -- what ends it ------------------------------------------------------------------------------------------------
 
     def _doubt(self, answer: Answer, blocks: Sequence[Block], can_ask: bool) -> str | None:
-        """What to tell the model of an answer that is not taken. One that was not earned it may give again.
+        """Return why an answer is not taken, as a message for the model; None takes it. The model may repeat a guess.
 
         Args:
-            can_ask: Whether there is another turn.
+            can_ask: Whether another turn is left.
         """
         if answer.is_guess and can_ask and answer.text != self._asked_about:
             if blocks:
@@ -306,10 +333,10 @@ class Runner:
         return self._problem_with(answer.text)
 
     def _problem_with(self, answer: str) -> str | None:
-        """What to tell the model if its answer is not of the type that is wanted.
+        """Return why an answer is not of the wanted type, as a message for the model; None if it is.
 
         Raises:
-            OutputInvalid: It was told often enough.
+            OutputInvalid: The model was told `max_output_retries` times already.
         """
         if self._output_type is None:
             return None

@@ -1,4 +1,4 @@
-"""How many tokens a text has for a model: counted where its client can, of long texts by samples."""
+"""The number of tokens that a text has for a model: counted if its client can, and by samples for a long text."""
 
 import asyncio
 from typing import Final
@@ -8,26 +8,26 @@ from rlm_broker.errors import ModelFailed
 from rlm_broker.run.ledger import CAUTIOUS_CHARS_PER_TOKEN
 
 SAMPLE_CHARS: Final = 10_000
-"""Of each of the three samples of a long text: its beginning, its middle and its end."""
+"""Characters of each of the three samples of a long text: its beginning, its middle and its end."""
 WIDE_FROM: Final = "\u2e80"
-"""First character of the scripts of East Asia, where each takes about a token."""
+"""First character of the scripts of East Asia, in which each character takes about one token."""
 SMALL_CHARS: Final = 4_000
-"""A request of no more characters is not counted: every model reads as much."""
+"""Longest request, in characters, that is not counted: every model reads as much."""
 CERTAINLY_TOO_LONG: Final = 8
-"""Characters for each token of a window, of a request that is refused without being counted."""
+"""Characters for each token of a window from which a request is refused without being counted."""
 
 
 async def require_fit(client: BaseClient, request: LMRequest, *, is_exact: bool = True) -> None:
-    """Refuse a request that its model cannot read.
+    """Refuse a request that is too long for its model.
 
     Args:
-        is_exact: The client may count, if it can.
+        is_exact: Whether the client may count, if it can.
 
     Raises:
-        ModelFailed: It is longer than the client's window, with the numbers.
+        ModelFailed: The request is longer than the client's window; the message has the numbers.
     """
     window = client.context_tokens
-    if window is None or request.chars <= window:  # of which no tokenizer makes more tokens
+    if window is None or request.chars <= window:  # no tokenizer makes more tokens than there are characters
         return
     texts = [str(message.content) for message in request.messages if isinstance(message.content, str)]
     tokens = request.chars / CHARS_PER_TOKEN
@@ -42,7 +42,11 @@ async def require_fit(client: BaseClient, request: LMRequest, *, is_exact: bool 
 
 
 async def count_tokens(client: BaseClient, text: str, *, is_exact: bool = True) -> float:
-    """Return how many tokens a text has, by the client's own count where that is wanted; or an estimate."""
+    """Return how many tokens a text has.
+
+    Args:
+        is_exact: Whether the client counts, if it can. Otherwise the number is an estimate.
+    """
     if not is_exact:
         return estimated(text)
     if len(text) <= 3 * SAMPLE_CHARS:
@@ -52,7 +56,7 @@ async def count_tokens(client: BaseClient, text: str, *, is_exact: bool = True) 
 
 
 def estimated(text: str) -> float:
-    """Return an estimate of how many tokens a text has, rather too many; of a long one by three samples."""
+    """Return an estimate of how many tokens a text has, rather too high. A long text is estimated by three samples."""
     if len(text) > 3 * SAMPLE_CHARS:
         sample = _sample(text)
         return estimated(sample) * len(text) / len(sample)

@@ -1,4 +1,4 @@
-"""Functions of the user's that code in a REPL may call: they run here, with their arguments validated."""
+"""The user's functions that code in a REPL may call. They run in the orchestrator, with validated arguments."""
 
 import asyncio
 import dataclasses
@@ -27,6 +27,7 @@ from sandbox_worker.wire.messages import Slot
 from sandbox_worker.wire.values import decode, encode, has_tags
 
 _PATH = re.compile(r"(?<![\w.])/(?:[\w.+@-]+/)+")
+"""An absolute path of this machine, up to its last slash. It is cut out of the errors that a model reads."""
 MAX_ARGUMENT_CHARS = 4 << 20
 """Characters of the arguments of one call, as JSON; a call with more is refused."""
 MAX_THREADS = 64
@@ -34,7 +35,7 @@ MAX_THREADS = 64
 
 
 _ANY_CLASS = pydantic.ConfigDict(arbitrary_types_allowed=True)
-"""So that an array may be an argument: of a class that pydantic does not know, it has to be an instance."""
+"""Configuration that allows an array as an argument: pydantic checks classes that it does not know by `isinstance`."""
 
 
 class _Arguments(msgspec.Struct):
@@ -43,17 +44,17 @@ class _Arguments(msgspec.Struct):
 
 
 class Tools:
-    """What code may call, and the values that it finds.
+    """Functions that code may call, and values that it finds.
 
     Args:
-        given: Name → a callable (sync or async), a value that crosses, or `{"tool": either, "description": text}`; for
-            a callable also `"schema"`: a JSON Schema of an object, whose properties are its arguments.
-        for_children: The same for child runs; None is those of their parent, `{}` is none.
+        given: Name → a callable (sync or async), a value that crosses, or `{"tool": either, "description": text}`. A
+            callable may also have a `"schema"`: a JSON Schema of an object, whose properties are its arguments.
+        for_children: The same for child runs; None gives them the tools of their parent, `{}` gives none.
 
     Attributes:
-        names: Of the callables.
+        names: Names of the callables.
         values: Name → value.
-        for_children: What children get.
+        for_children: Tools of child runs.
 
     Raises:
         ConfigurationError: A name cannot be used, a callable's arguments cannot be validated, or a value does not
@@ -74,22 +75,23 @@ class Tools:
 
     @property
     def names(self) -> list[str]:
+        """Names of the callables."""
         return list(self._tools)
 
     def documentation(self) -> list[str]:
-        """A line for each, for a prompt."""
+        """Return a line for each function and value, for a prompt."""
         lines = [f"- `{name}{tool.signature}`: {self._described[name]}" for name, tool in self._tools.items()]
         return lines + [f"- `{name}`: {self._described[name]}" for name in self.values]
 
     def unknown(self, name: str) -> Slot:
-        """The answer to a call of a tool that there is not."""
+        """Return the answer to a call of a tool that does not exist."""
         return Slot(error=f"there is no tool {name[:80]!r}; there are: {', '.join(self._tools) or 'none'}")
 
     async def call(self, name: str, arguments: str, timeout_s: float) -> Slot:
         """Call a tool with arguments that code gave, as an encoded dict of `args` and `kwargs`.
 
         Returns:
-            Its result, encoded; or an error with the traceback of its own lines, without paths of this machine.
+            Its result, encoded; or an error with the traceback of the tool's own lines, without paths of this machine.
         """
         tool = self._tools.get(name)
         if tool is None:
@@ -107,7 +109,7 @@ class Tools:
                 raise
             return Slot(error=f"{name}() cancelled itself")
         except pydantic.ValidationError as error:
-            traceback.clear_frames(error.__traceback__)  # their arguments would live until the collector finds them
+            traceback.clear_frames(error.__traceback__)  # else the arguments live until the garbage collector runs
             return Slot(error=f"{name}(): {complaints(error, 'arguments')}")
         except (Unfit, ValueRefused) as refused:
             return Slot(error=f"{name}(): {refused}")
@@ -124,14 +126,14 @@ class Tools:
         if isinstance(what, dict) and "tool" in what:
             if what.keys() - {"tool", "description", "schema"}:
                 raise ConfigurationError(
-                    f"tool {name!r}: give {{'tool': ..., 'description': ..., 'schema': ...}} and nothing else"
+                    f"tool {name!r}: a dict with 'tool' may have 'description' and 'schema' as well, and no other keys"
                 )
             schema = what.get("schema")
             require_kind(f"the description of tool {name!r}", what.get("description"), str, type(None))
             what, description = what["tool"], what.get("description")
             if schema is not None:
                 if not callable(what):
-                    raise ConfigurationError(f"tool {name!r}: a schema is of a function's arguments")
+                    raise ConfigurationError(f"tool {name!r}: a schema needs a function, whose arguments it describes")
                 what = with_schema(what, schema, f"the schema of tool {name!r}")
         if callable(what):
             self._tools[name] = _Tool(name, what, self._threads)
@@ -146,7 +148,7 @@ class Tools:
 
 
 async def _decoded(arguments: str) -> _Arguments | str:
-    """The arguments of a call, or why it is not made."""
+    """Return the arguments of a call, or why the call is refused."""
     if len(arguments) > MAX_ARGUMENT_CHARS:
         return f"was given {len(arguments):,} characters, more than {MAX_ARGUMENT_CHARS:,}: give less at a time"
     encoded = arguments.encode()
@@ -157,20 +159,20 @@ async def _decoded(arguments: str) -> _Arguments | str:
             return msgspec.convert(await asyncio.to_thread(decode, encoded, MAX_VALUES), _Arguments)
         return msgspec.convert(decode(encoded, MAX_VALUES), _Arguments)
     except ValueInvalid as invalid:
-        return f"was given what is no value: {invalid}"
+        return f"was given an invalid value: {invalid}"
     except msgspec.ValidationError:
-        return "was called in a way that no REPL does"
+        return "was called with arguments in a form that no REPL sends"
 
 
 class _Tool:
-    """One callable."""
+    """One callable of the user's."""
 
     def __init__(self, name: str, function: Callable[..., Any], threads: DaemonThreads) -> None:
         called: Any = function if inspect.isroutine(function) else getattr(function, "__call__", function)  # noqa: B004
         try:
             self.signature = str(inspect.signature(function))
             self._validated = pydantic.validate_call(config=_ANY_CLASS)(called)
-        except Exception as error:  # noqa: BLE001 - it is the user's: pydantic may call anything of it
+        except Exception as error:  # noqa: BLE001 - pydantic may call methods of the user's class, which raise anything
             why = str(error).splitlines()[0]
             raise ConfigurationError(
                 f"tool {name!r}: its arguments cannot be validated ({why}); wrap it in a function"
@@ -179,7 +181,7 @@ class _Tool:
         self._threads = threads
 
     async def call(self, args: list[Any], kwargs: dict[str, Any]) -> str:
-        """Its result, encoded."""
+        """Call it, and return its result, encoded."""
         if self._is_async:
             return await self._awaited(partial(self._validated, *args, **kwargs))
         invoke = partial(_called, partial(self._validated, *args, **kwargs))
@@ -189,17 +191,17 @@ class _Tool:
     async def _awaited(self, invoke: Callable[[], Awaitable[Any]]) -> str:
         try:
             return _encoded(await invoke())
-        except (KeyboardInterrupt, SystemExit, GeneratorExit) as error:  # out of a task, these end the whole loop
+        except (KeyboardInterrupt, SystemExit, GeneratorExit) as error:  # raised in a task, these end the event loop
             raise RuntimeError(f"{type(error).__name__}: {error}") from None
 
 
 def _called(invoke: Callable[[], Any]) -> Any:
-    """In a thread: an encoded result, or what is to be awaited."""
+    """Call a blocking tool in its thread; return its encoded result, or an awaitable for the event loop."""
     try:
         result = invoke()
         return result if isinstance(result, Awaitable) else _encoded(result)
     except (KeyboardInterrupt, SystemExit, GeneratorExit, StopIteration) as error:
-        # A future cannot carry the last one; the others would end whoever hears of them.
+        # A future cannot carry StopIteration; the others would end the event loop that awaits it.
         raise RuntimeError(f"{type(error).__name__}: {error}") from None
 
 
@@ -226,7 +228,9 @@ def _require_mapping(tools: object) -> None:
         return
     named = [getattr(each, "__name__", "name") for each in tools] if isinstance(tools, list | tuple | set) else []
     example = ", ".join(f"{name!r}: {name}" for name in named) or "'name': function"
-    raise ConfigurationError(f"tools are a dict from name to function, and not {type(tools).__name__}: {{{example}}}")
+    raise ConfigurationError(
+        f"tools must be a dict from name to function, not {type(tools).__name__}: give {{{example}}}"
+    )
 
 
 def _first_paragraph(function: Callable[..., Any]) -> str:
@@ -234,7 +238,11 @@ def _first_paragraph(function: Callable[..., Any]) -> str:
 
 
 def _traceback_text(name: str, error: BaseException) -> str:
-    """Where the user's own code failed: names of files and functions, no line of source, which may hold a secret."""
+    """Return the error of a tool, and the names of the user's files and functions on its way.
+
+    No line of source is in it, since one may hold a secret; no folder is in it, since model code need not know the
+    host.
+    """
     ours = str(Path(__file__).parents[1])
     lines = []
     for frame in traceback.extract_tb(error.__traceback__):

@@ -1,4 +1,4 @@
-"""What all runs of one tree share, and how far each of them has come."""
+"""State that all runs of one tree share, and the progress of each."""
 
 import asyncio
 from collections import defaultdict
@@ -17,18 +17,19 @@ from rlm_broker.trace.events import TreeEvents
 from rlm_broker.transport.connection import QueryHandler
 
 QueryHandlerFactory = Callable[[str, int, QueryHandler], QueryHandler]
-"""From a run's name, its depth and the handler that it would have, what answers its REPL."""
+"""From a run's name, its depth and the handler that it would have, makes the handler of its REPL's queries."""
 
 
 @dataclass(frozen=True, slots=True)
 class ChildPlaces:
-    """What the children at one depth of a tree share. Each depth has its own: parents that wait for their children hold
-    nothing that these need.
+    """Bounds that the children at one depth of a tree share.
+
+    Each depth has its own: a parent that waits for its children holds no place that these need.
 
     Attributes:
-        places: One for each child that runs.
-        memory: Bytes for the prompts of large queries, which live as long as their child or call.
-        reading: Contexts that are stored and read for completions, one at a time.
+        places: One place for each child that runs.
+        memory: Bytes for the prompts of large queries, each of which lives as long as its child or call.
+        reading: Held while a context is stored and read for a completion: one at a time.
     """
 
     places: FairSemaphore
@@ -38,10 +39,10 @@ class ChildPlaces:
 
 @dataclass(frozen=True, slots=True)
 class Tree:
-    """What all runs of one tree share. Without a sandbox, none of them has a REPL that is made here.
+    """State that all runs of one tree share. Without a sandbox none of them has a REPL that is made here.
 
     Attributes:
-        is_auto: A child gets a REPL only where it needs one, see `recursion`.
+        is_auto: Whether a child gets a REPL only if it needs one, see `recursion`.
     """
 
     calls: TreeCalls
@@ -59,18 +60,19 @@ class Tree:
 
     @property
     def limits(self) -> Limits:
-        """The bounds of the tree."""
+        """The limits of the tree."""
         return self.ledger.limits
 
 
 @dataclass(slots=True)
 class Progress:
-    """How far a run has come; what is left of it when it is ended from outside.
+    """Progress of a run. It is what the run leaves behind if it is ended from outside.
 
     Attributes:
-        said: Text of the model's last reply that had any outside of its code.
-        turns_left: After the one that is under way; None where the loop is the user's own.
-        draft: What code had in `answer["content"]` at the end of the last block that ended by itself.
+        said: Text outside of code, of the last reply that had any.
+        turns_left: Turns after the one that is under way; None if the loop is the user's own.
+        draft: Value of `answer["content"]` at the end of the last block that was not cut short.
+        errors_in_a_row: Turns in a row that had a failed block.
     """
 
     messages: list[ChatMessage] = field(default_factory=list)
@@ -83,5 +85,5 @@ class Progress:
 
     @property
     def partial_answer(self) -> str | None:
-        """The best answer so far: what code has put down as such, else what the model said last."""
+        """The best answer so far: the draft that code has put down, else the model's last text."""
         return self.said if self.draft is None else self.draft

@@ -1,1 +1,1 @@
-"""A worker's start, its time and its end. Usable without any model."""
+"""Sandboxes: a worker's start, its time and its end. Usable without any model."""

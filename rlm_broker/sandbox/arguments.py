@@ -1,4 +1,4 @@
-"""What is given to a sandbox and its REPLs, refused in words where it cannot be used."""
+"""Checks of the arguments of a sandbox and its REPLs."""
 
 import math
 
@@ -7,33 +7,50 @@ from rlm_broker.limits import ReplLimits
 
 
 def require_answer(answer: object) -> None:
-    """Raises: ConfigurationError."""
+    """Refuse an `answer` that cannot be called.
+
+    Raises:
+        ConfigurationError: It is not a function.
+    """
     if not callable(answer):
         raise ConfigurationError(
-            f"answer is an async function of one query, and not {type(answer).__name__}: "
+            f"answer must be an async function of one query, not {type(answer).__name__}: "
             "with an LMHandler give answer=handler.answers(...)"
         )
 
 
 def require_limits(limits: object) -> None:
-    """Raises: ConfigurationError."""
+    """Refuse `limits` of a wrong type.
+
+    Raises:
+        ConfigurationError: They are neither None nor a `ReplLimits`.
+    """
     if limits is not None and not isinstance(limits, ReplLimits):
-        raise ConfigurationError(f"limits is a ReplLimits or a Limits, and not {type(limits).__name__}")
+        raise ConfigurationError(f"limits must be a ReplLimits or a Limits, not {type(limits).__name__}")
 
 
 def require_block(code: object, stdin: object) -> None:
-    """Raises: ConfigurationError."""
+    """Refuse code and input that are not text.
+
+    Raises:
+        ConfigurationError: `code` is not text, or `stdin` is neither text nor None.
+    """
     if not isinstance(code, str):
-        raise ConfigurationError(f"code is text, and not {type(code).__name__}")
+        raise ConfigurationError(f"code must be text, not {type(code).__name__}")
     if stdin is not None and not isinstance(stdin, str):
-        raise ConfigurationError(f"stdin is text or None, and not {type(stdin).__name__}")
+        raise ConfigurationError(f"stdin must be text or None, not {type(stdin).__name__}")
 
 
 def seconds_or(name: str, given: object, default: float) -> float:
-    """Return the seconds that were given for a block, or else the default.
+    """Return the seconds that were given for a block, or the default if none were.
+
+    Args:
+        name: Name of the argument, for the error.
+        given: Seconds, or None.
+        default: Seconds to take in place of None.
 
     Raises:
-        ConfigurationError: They are no positive number.
+        ConfigurationError: `given` is not a positive number.
     """
     if given is None:
         return default

@@ -1,4 +1,4 @@
-"""What a REPL begins with beside its context: variables of its environment, and a seed."""
+"""The environment of a REPL: variables of its environment, and a seed."""
 
 from collections.abc import Mapping
 from typing import Final
@@ -7,13 +7,14 @@ from rlm_broker.errors import ConfigurationError
 from sandbox_worker.wire.messages import Environment
 
 SEED_BITS: Final = 32
-"""Bits of a seed: what PYTHONHASHSEED and numpy take."""
+"""Bits of a seed, as PYTHONHASHSEED and numpy take it. A larger seed is refused."""
 MAX_ENV_BYTES: Final = 64 << 10
-"""Bytes of all names and values of variables. With more of them the kernel may start no program; they are refused."""
+"""Bytes of all names and values of variables; more are refused. They share the kernel's room for a program's arguments
+(execve(2)), and with more of them the REPL could start no program."""
 
 
 def environment_of(env: Mapping[str, str] | None, seed: int | None) -> Environment | None:
-    """Return what is said to a REPL before its first block; None where there is nothing to say.
+    """Return the message that a REPL gets before its first block; None if there are neither variables nor a seed.
 
     Raises:
         ConfigurationError: A variable or the seed cannot be used.
@@ -24,28 +25,36 @@ def environment_of(env: Mapping[str, str] | None, seed: int | None) -> Environme
 
 
 def require_seed(seed: object) -> None:
-    """Raises: ConfigurationError."""
+    """Refuse a seed out of range.
+
+    Raises:
+        ConfigurationError: It is neither None nor an integer of `SEED_BITS` bits.
+    """
     if seed is not None and (isinstance(seed, bool) or not isinstance(seed, int) or not 0 <= seed < 1 << SEED_BITS):
         raise ConfigurationError(f"seed must be an integer from 0 to 2**{SEED_BITS} - 1, or None, got {seed!r}")
 
 
 def variables_of(env: Mapping[str, str] | None) -> dict[str, str]:
-    """Return a copy of variables that the kernel takes as they are. Raises: ConfigurationError."""
+    """Return a copy of the variables, in a form that the kernel takes as it is.
+
+    Raises:
+        ConfigurationError: A name or value cannot be that of a variable.
+    """
     if env is None:
         return {}
     if not isinstance(env, Mapping):
-        raise ConfigurationError(f"env is a dict from name to text, and not {type(env).__name__}")
+        raise ConfigurationError(f"env must be a dict from name to text, not {type(env).__name__}")
     variables: dict[str, str] = {}
     size = 0
     for name, value in env.items():
         if not isinstance(name, str) or not name or "=" in name:
-            raise ConfigurationError(f"env: a variable's name is text without '=', and not {name!r}")
+            raise ConfigurationError(f"env: a variable's name must be text without '=', not {name!r}")
         if not isinstance(value, str):
-            raise ConfigurationError(f"env: the variable {name} is text, and not {type(value).__name__}")
+            raise ConfigurationError(f"env: the variable {name} must be text, not {type(value).__name__}")
         try:
             encoded = f"{name}={value}".encode()
         except UnicodeEncodeError:
-            raise ConfigurationError(f"env: the variable {name!r} has lone surrogates, which UTF-8 has not") from None
+            raise ConfigurationError(f"env: {name!r} has lone surrogates, which UTF-8 cannot encode") from None
         if b"\0" in encoded:
             raise ConfigurationError(f"env: the variable {name!r} has a NUL character, which would end it")
         size += len(encoded) + 1

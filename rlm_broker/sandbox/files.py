@@ -1,4 +1,4 @@
-"""Files of a REPL, from outside: written, read, saved and listed, beside a running block."""
+"""Files of a REPL, as the orchestrator writes, reads, saves and lists them, beside a running block."""
 
 import os
 import secrets
@@ -17,33 +17,38 @@ from rlm_broker.sandbox.workers.worker import Worker
 from sandbox_worker.wire.control import OpenToRead, OpenToWrite
 
 PIECE_BYTES: Final = 1 << 18
-"""Bytes that are copied at once. Between two pieces a copy can be stopped."""
+"""Bytes that are copied at once. A copy can be stopped between two pieces."""
 MAX_READ_BYTES: Final = 64 << 20
-"""Bytes of a file that `read` returns unless it is told otherwise. A larger one is refused: `save` streams it."""
+"""Bytes that `read` returns at most, unless its caller says otherwise. A larger file is refused; `save` streams it."""
 MAX_ENTRIES: Final = 10_000
-"""Entries of a folder that `list` returns. Init refuses a folder with more."""
+"""Entries of a folder that `list` returns at most. Init refuses a folder with more."""
 MAX_PATH_BYTES: Final = 4096
-"""Longest path in a REPL. A longer one is refused, as the kernel would."""
+"""Bytes of a path in a REPL. A longer one is refused, as the kernel would (PATH_MAX)."""
 
 Data = bytes | bytearray | memoryview | Path
 Entries = list[FileEntry]
 
 
 class ReplFiles:
-    """The files in a REPL's scratch folder, which is the current folder of its code. It is `repl.files`.
+    """The files in a REPL's scratch folder, which is the current folder of its code: `repl.files`.
 
-    The shape is that of E2B's `sandbox.files` (`write`, `read`, `list`), so that code for it needs few changes; `save`
-    is for files that shall not pass through memory. Each has an awaited twin: `awrite`, `aread`, `asave`, `alist`.
+    The methods are those of E2B's `sandbox.files` (`write`, `read`, `list`), so that code for it needs few changes.
+    `save` is for files that should not pass through memory. Async code has awaited twins: `awrite`, `aread`, `asave`,
+    `alist`.
 
-    A path is relative to that folder. No link is followed anywhere in it, and only regular files are opened. It works
-    while a block runs, and does not ask the REPL: its init opens each file, and the file is copied in a thread. A block
-    that reads while a file is written sees what there is so far. Files stay when a REPL is killed, unless its worker
-    had to be replaced, as it is where the scratch folder was too full.
+    A path is relative to the scratch folder. No link is followed anywhere in it, and only regular files are opened.
+    Files can be used while a block runs: init opens each of them, and a thread copies it. A block that reads a file
+    while it is written sees the part that is written so far.
+
+    Files stay when a REPL is killed, unless its worker had to be replaced, as after a scratch folder that was too full.
+
+        repl.files.write("data.csv", Path("/home/me/data.csv"))
+        repl.files.read("result.txt").decode()
 
     Args:
-        event_loop: Returns the one that the REPL lives on.
+        event_loop: Returns the loop that the REPL lives on.
         worker: Returns the worker that has the files.
-        max_bytes: What the scratch folder may hold.
+        max_bytes: Bytes that the scratch folder may hold (`scratch_bytes`).
     """
 
     def __init__(
@@ -54,52 +59,68 @@ class ReplFiles:
         self._max_bytes = max_bytes
 
     def write(self, path: str | PurePath, data: Data) -> None:
-        """Write a file, in the place of one that is there. Folders on the way are made.
+        """Write a file, and replace one of that name. Missing folders of its path are made.
 
         Args:
-            data: Its bytes; or a `Path` of the host, which is copied in pieces.
+            path: File in the REPL.
+            data: Bytes of the file; or a `Path` of the host's file, which is copied in pieces.
 
         Raises:
-            ConfigurationError: The path leads out of the folder, or the data cannot be read.
-            FileRefused: There is no room (`scratch_bytes`, `max_scratch_files`), or something else has that name.
+            ConfigurationError: The path leads out of the scratch folder, or the data cannot be read.
+            FileRefused: There is no room (`scratch_bytes`, `max_scratch_files`), or the name is that of a folder or
+                link.
             ReplClosed, SandboxFailed: As for `SandboxedRepl.execute`.
         """
         self._event_loop().run(self._write(path, data))
 
     async def awrite(self, path: str | PurePath, data: Data) -> None:
-        """`write`, awaited."""
+        """Write a file as `write` does, awaited."""
         await self._event_loop().arun(self._write(path, data))
 
     def read(self, path: str | PurePath, max_bytes: int = MAX_READ_BYTES) -> bytes:
-        """Return what is in a file.
+        """Return the bytes of a file.
+
+        Args:
+            path: File in the REPL.
+            max_bytes: Bytes of the file at most; a larger one is refused.
 
         Raises:
-            ConfigurationError: The path leads out of the folder.
+            ConfigurationError: The path leads out of the scratch folder.
             FileRefused: There is no such file, or it has more than `max_bytes`.
             ReplClosed, SandboxFailed: As for `SandboxedRepl.execute`.
         """
         return self._event_loop().run(self._read(path, max_bytes))
 
     async def aread(self, path: str | PurePath, max_bytes: int = MAX_READ_BYTES) -> bytes:
-        """`read`, awaited."""
+        """Return the bytes of a file as `read` does, awaited."""
         return await self._event_loop().arun(self._read(path, max_bytes))
 
     def save(self, path: str | PurePath, to: str | Path) -> None:
-        """Copy a file to the host, in pieces. `to` appears when it is whole, in the place of one that is there.
+        """Copy a file to the host, in pieces. `to` appears when it is complete, and replaces a file of that name.
+
+        Args:
+            path: File in the REPL.
+            to: File of the host.
 
         Raises:
-            ConfigurationError: The path leads out of the folder, or `to` cannot be written.
+            ConfigurationError: The path leads out of the scratch folder, or `to` cannot be written.
             FileRefused: There is no such file, or it has more than `scratch_bytes`.
             ReplClosed, SandboxFailed: As for `SandboxedRepl.execute`.
         """
         self._event_loop().run(self._save(path, to))
 
     async def asave(self, path: str | PurePath, to: str | Path) -> None:
-        """`save`, awaited."""
+        """Copy a file to the host as `save` does, awaited."""
         await self._event_loop().arun(self._save(path, to))
 
     def list(self, path: str | PurePath = ".") -> Entries:
-        """Return what is in a folder, by name; up to 10,000 entries. What is in its folders is not part of it.
+        """Return the entries of a folder, ordered by name. Those of its folders are not among them.
+
+        Args:
+            path: Folder in the REPL.
+
+        Returns:
+            Up to 10,000 entries, each with name, kind and size in bytes.
 
         Raises:
             ConfigurationError: The path leads out of the scratch folder.
@@ -109,7 +130,7 @@ class ReplFiles:
         return self._event_loop().run(self._list(path))
 
     async def alist(self, path: str | PurePath = ".") -> Entries:
-        """`list`, awaited."""
+        """Return the entries of a folder as `list` does, awaited."""
         return await self._event_loop().arun(self._list(path))
 
     # -- on the loop -------------------------------------------------------------------------------------------------
@@ -122,7 +143,7 @@ class ReplFiles:
             source = memoryview(data.tobytes() if isinstance(data, memoryview) else data)
         else:
             raise ConfigurationError(
-                f"data is bytes, or a Path of the host, and not {type(data).__name__}: text is `data.encode()`"
+                f"data must be bytes or a Path of the host, not {type(data).__name__}: for text give `data.encode()`"
             )
         with source if isinstance(source, memoryview) else _closing(source):
             size_bytes = len(source) if isinstance(source, memoryview) else os.fstat(source).st_size
@@ -142,7 +163,7 @@ class ReplFiles:
 
     async def _save(self, path: object, to: object) -> None:
         if not isinstance(to, str | Path) or not str(to):
-            raise ConfigurationError(f"to is a path of the host, and not {to!r}")
+            raise ConfigurationError(f"to must be a path of the host, not {to!r}")
         target, names = Path(to), names_of(path)
         fd = await self._opened(OpenToRead(names), path)
         with _closing(fd), _naming(path):
@@ -159,59 +180,63 @@ class ReplFiles:
                 listed = await worker.list_folder(names, after)
             found += [FileEntry(os.fsdecode(each.name), each.kind, each.size_bytes) for each in listed.entries]
             last = listed.entries[-1].name if listed.entries else after
-            if len(found) > MAX_ENTRIES or (listed.entries and last <= after):  # no init of ours says that
+            if len(found) > MAX_ENTRIES or (listed.entries and last <= after):  # only a forged list does that
                 raise SandboxFailed(f"the list of {str(path)!r} that came out of the sandbox does not end")
             if listed.is_all or not listed.entries:
                 return found
             after = last
 
     async def _opened(self, request: OpenToRead | OpenToWrite, path: object) -> int:
-        """Return a descriptor of a regular file, for the caller to close."""
+        """Return a descriptor of a regular file, which the caller closes."""
         worker = await self._worker()
         with _naming(path):
             fd = await worker.open_file(request)
-        if not stat.S_ISREG(os.fstat(fd).st_mode):  # init has looked; what comes out of a worker is looked at again
+        if not stat.S_ISREG(os.fstat(fd).st_mode):  # init checks, too, but a descriptor out of a worker is untrusted
             os.close(fd)
-            raise FileRefused(f"{str(path)!r} is no regular file")
+            raise FileRefused(f"{str(path)!r} is not a regular file")
         return fd
 
 
 def names_of(path: object, may_be_empty: bool = False) -> list[bytes]:
-    """Return the names of a path below the scratch folder.
+    """Return the names in a path below the scratch folder, from its first folder to its last name.
 
     Raises:
-        ConfigurationError: It is none.
+        ConfigurationError: The path is of a wrong type, leads out of the folder, or cannot be a path.
     """
     if not isinstance(path, str | PurePath):
-        raise ConfigurationError(f"a path in a REPL is text, and not {type(path).__name__}")
+        raise ConfigurationError(f"a path in a REPL must be text, not {type(path).__name__}")
     try:
         whole = os.fsencode(path)
     except UnicodeEncodeError:
-        raise ConfigurationError(f"the path {str(path)!r} has lone surrogates that are no name of a file") from None
+        raise ConfigurationError(f"the path {str(path)!r} has lone surrogates, which no file name has") from None
     names = [name for name in whole.split(b"/") if name not in (b"", b".")]
     if b"\0" in whole or len(whole) > MAX_PATH_BYTES:
         raise ConfigurationError(f"the path {str(path)[:80]!r} has a NUL character or over {MAX_PATH_BYTES:,} bytes")
     if whole.startswith(b"/") or b".." in names:
-        raise ConfigurationError(f"the path {str(path)!r} is to be relative to the REPL's scratch folder, without '..'")
+        raise ConfigurationError(f"the path {str(path)!r} must be relative to the REPL's scratch folder, without '..'")
     if not names and not may_be_empty:
         raise ConfigurationError(f"the path {str(path)!r} names no file")
     return names
 
 
 def _open_host_file(path: Path) -> int:
-    """Return a descriptor of a regular file of the host. Raises: ConfigurationError."""
+    """Return a descriptor of a regular file of the host.
+
+    Raises:
+        ConfigurationError: The file cannot be opened, or is not a regular file.
+    """
     try:
         fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     except (OSError, ValueError) as error:
         raise ConfigurationError(f"{path} cannot be read: {getattr(error, 'strerror', None) or error}") from None
     if not stat.S_ISREG(os.fstat(fd).st_mode):
         os.close(fd)
-        raise ConfigurationError(f"{path} is no regular file")
+        raise ConfigurationError(f"{path} is not a regular file")
     return fd
 
 
 def _fill(fd: int, source: "memoryview | int", size_bytes: int, stop: threading.Event) -> None:
-    """Write so many bytes of the source, or fewer if it has become shorter."""
+    """Write `size_bytes` of the source, or fewer if it has become shorter."""
     done = 0
     while done < size_bytes and not stop.is_set():
         length = min(PIECE_BYTES, size_bytes - done)
@@ -222,10 +247,10 @@ def _fill(fd: int, source: "memoryview | int", size_bytes: int, stop: threading.
 
 
 def _copy(fd: int, take: Callable[[bytes], Any], max_bytes: int, beyond: str, stop: threading.Event) -> None:
-    """Hand on what is in a file, which may grow meanwhile.
+    """Pass the content of a file to `take`, piece by piece. The file may grow meanwhile.
 
     Raises:
-        FileRefused: It has more than `max_bytes`. The message is the rest of a sentence about it.
+        FileRefused: The file has more than `max_bytes`. The message is the rest of a sentence about it.
     """
     size_bytes = os.fstat(fd).st_size
     if size_bytes > max_bytes:
@@ -239,7 +264,7 @@ def _copy(fd: int, take: Callable[[bytes], Any], max_bytes: int, beyond: str, st
 
 
 def _save_as(target: Path, fd: int, max_bytes: int, beyond: str, stop: threading.Event) -> None:
-    """Copy to a file beside the target, which takes its place when it is whole."""
+    """Copy to a file beside the target. It replaces the target once it is complete."""
     part = target.with_name(f".{target.name[:100]}.{secrets.token_hex(8)}") if target.name else target
     try:
         if target.is_dir():
@@ -273,7 +298,7 @@ def _closing(fd: int) -> Iterator[None]:
 
 @contextmanager
 def _naming(path: object) -> Iterator[None]:
-    """Name the path in what is refused in here, and refuse what the kernel does not do."""
+    """Put the path before the message of a refusal, and turn an error of the kernel into one."""
     try:
         yield
     except FileRefused as error:

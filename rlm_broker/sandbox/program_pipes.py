@@ -1,4 +1,4 @@
-"""The three pipes of a program: its input is written and its output read on the event loop."""
+"""The three pipes of a program. The event loop writes its input and reads its output."""
 
 import asyncio
 import os
@@ -10,18 +10,22 @@ from rlm_broker.errors import SandboxFailed
 from sandbox_worker.wire.headtail import HeadTail, OutputBounds
 
 PIECE_BYTES: Final = 1 << 16
-"""Bytes that are read or written in one turn of the loop: what a pipe holds."""
+"""Bytes that are read or written in one turn of the loop: the capacity of a pipe (pipe(7))."""
 FLOOD_PAUSE_S: Final = 0.001
-"""Between two reads of output of which the head is full: at most 64 MB/s of each pipe, at little cost to the loop."""
+"""Seconds between two reads of an output whose head is full. So each pipe passes 64 MB/s at little cost."""
 LAST_READS: Final = 64
-"""Reads of a pipe when nothing of its program is left: more than it can hold."""
+"""Reads of a pipe at most once the program has ended: 4 MB, more than a pipe can hold."""
 
 
 class ProgramPipes:
-    """To be used as a context manager, which closes all ends.
+    """The pipes of one program: a context manager that closes all ends.
+
+    Args:
+        given: Bytes that the program reads from descriptor 0.
+        bounds: Bounds on what is kept of each output.
 
     Attributes:
-        theirs: The ends that become the program's descriptors 0, 1 and 2.
+        theirs: Descriptors that become the program's 0, 1 and 2.
     """
 
     def __init__(self, given: bytes, bounds: OutputBounds) -> None:
@@ -55,13 +59,13 @@ class ProgramPipes:
             end.close()
 
     def started(self) -> None:
-        """The program has its ends: close ours of them, which would keep a pipe from ending."""
+        """Close our copies of the program's ends once it has them: a pipe ends when all copies are closed."""
         theirs, self.theirs = self.theirs, []
         for fd in theirs:
             os.close(fd)
 
     def finish(self) -> tuple[str, str]:
-        """Return all of stdout and of stderr, when nothing of the program is left."""
+        """Return all of stdout and of stderr, once all processes of the program have ended."""
         return self._stdout.finish(), self._stderr.finish()
 
     def _pipe(self, opened: ExitStack) -> tuple[int, int]:
@@ -72,14 +76,14 @@ class ProgramPipes:
 
 
 class _End:
-    """Our end of a pipe, served when the loop has time and the pipe is ready."""
+    """Our end of a pipe. The loop serves it when the pipe is ready."""
 
     def __init__(self, fd: int) -> None:
         self._fd = fd
         self._loop = asyncio.get_running_loop()
 
     def close(self) -> None:
-        """Harmless when repeated."""
+        """Close the end. Has no effect when repeated."""
         if self._fd >= 0:
             self._stop()
             os.close(self._fd)
@@ -91,7 +95,7 @@ class _End:
 
 
 class _Input(_End):
-    """What the program reads; then its end. What it does not read stays here."""
+    """The program's input. The pipe ends after its last byte. Input that the program does not read is dropped."""
 
     def __init__(self, fd: int, given: bytes) -> None:
         super().__init__(fd)
@@ -104,14 +108,14 @@ class _Input(_End):
                 self._left = self._left[os.write(self._fd, self._left[:PIECE_BYTES]) :]
         except BlockingIOError:
             return
-        except BrokenPipeError:  # it has closed its end
+        except BrokenPipeError:  # the program has closed its end
             self._left = self._left[:0]
         if not self._left:
             self.close()
 
 
 class _Output(_End):
-    """What the program writes, head and tail of it. All is read, so that the program goes on."""
+    """The program's output, of which head and tail are kept. All is read, so that the program never waits for us."""
 
     def __init__(self, fd: int, bounds: OutputBounds) -> None:
         super().__init__(fd)
@@ -121,7 +125,7 @@ class _Output(_End):
         self._listen()
 
     def finish(self) -> str:
-        """Return what was kept, with a note of what was cut, as text."""
+        """Return the output that was kept as text, with a note of what was cut."""
         for _ in range(LAST_READS):
             if self._fd < 0 or not self._read():
                 break
@@ -138,7 +142,7 @@ class _Output(_End):
             self._pause = self._loop.call_later(FLOOD_PAUSE_S, self._listen)
 
     def _read(self) -> bool:
-        """Whether there may be more."""
+        """Read once, and return whether there may be more."""
         try:
             data = os.read(self._fd, PIECE_BYTES)
         except BlockingIOError:

@@ -1,4 +1,4 @@
-"""Programs that the host runs in a REPL's sandbox, beside its blocks."""
+"""Programs that the orchestrator runs in a REPL's sandbox, beside its blocks."""
 
 import asyncio
 import contextlib
@@ -27,28 +27,30 @@ from sandbox_worker.wire.headtail import OutputBounds
 from sandbox_worker.wire.program import MAX_ARGUMENT_BYTES, MAX_PROGRAM_BYTES, Program, pack_program
 
 ProgramStatus = Literal["ended", "timeout", "killed"]
-"""How a program ended, see `ProgramResult`."""
+"""End of a program, see `ProgramResult`."""
 FEWEST_OUTPUT_BYTES: Final = 100
-"""As of `Limits.max_output_bytes`."""
+"""Smallest `max_output_bytes`, the same as that of `Limits`. A smaller one is refused."""
 MAX_REASON_CHARS: Final = 1_000
-"""Of what init says of a program that cannot be started."""
+"""Characters of init's reason why a program cannot be started; a longer one is cut."""
 _ELSEWHERE: Final = "give more as input, or in a file"
 
 
 @dataclass(frozen=True, slots=True)
 class ProgramResult:
-    """What came of one program.
+    """Outcome of one program.
 
     Attributes:
-        argv: What was run.
-        status: "ended": its first process ended, by itself or by a signal. "timeout": it and all that it started were
-            killed at `timeout_s`. "killed": they were killed at a limit, with their REPL, or when that was closed.
-        exit_code: Of its first process; None if a signal ended it.
-        signal: Number of the signal that ended its first process, or None.
-        stdout, stderr: Head and tail of what was written, as UTF-8; other bytes are U+FFFD. A note says what was cut.
-        limit: Name of the limit that ended it: "timeout_s", or a field of `Limits`.
-        error: Why it was killed, in a sentence; None if it ended by itself.
-        execution_time: Seconds.
+        argv: Name and arguments of the program.
+        status: "ended": its first process ended, by itself or by a signal. "timeout": it was killed at `timeout_s`,
+            with all that it started. "killed": the same at a limit, with its REPL, or when that was closed.
+        exit_code: Exit code of its first process; None if a signal ended it.
+        signal: Number of the signal that ended its first process; None if it exited.
+        stdout: Head and tail of what was written to descriptor 1, as UTF-8. Other bytes are U+FFFD. A note says how
+            much was cut.
+        stderr: The same for descriptor 2.
+        limit: Name of the limit that ended it: "timeout_s", or a field of `Limits`; None if none did.
+        error: Reason of the kill, as a sentence; None if it ended by itself.
+        execution_time: Wall time in seconds.
     """
 
     argv: tuple[str, ...]
@@ -64,11 +66,16 @@ class ProgramResult:
 
 @dataclass(frozen=True, slots=True)
 class Command:
-    """What is to be run, checked.
+    """A checked request to run a program.
 
     Attributes:
-        packed: Arguments and variables, for init's child.
+        argv: Name and arguments, as text.
+        packed: Arguments and variables, as init's child reads them.
         given: Bytes of its input.
+        cwd: Its current folder, as the caller gave it.
+        names: The same as names below the scratch folder.
+        timeout_s: Wall time in seconds until it is killed.
+        bounds: Bounds on what is kept of each output.
     """
 
     argv: tuple[str, ...]
@@ -81,13 +88,13 @@ class Command:
 
 
 class Programs:
-    """Those of one REPL.
+    """The programs of one REPL.
 
     Args:
-        fork_server: Of the REPL's workers.
-        repl: Whose they are.
-        worker: Returns the worker that programs run in, also where it has to be started first.
-        limits: Of the REPL.
+        fork_server: Fork server of the REPL's workers.
+        repl: The REPL's worker and connection.
+        worker: Returns the worker that programs run in. Starts one if there is none.
+        limits: Limits of the REPL.
         env: Variables of the REPL.
     """
 
@@ -115,7 +122,7 @@ class Programs:
         timeout_s: float | None,
         max_output_bytes: int | None,
     ) -> ProgramResult:
-        """See `SandboxedRepl.run`."""
+        """Run a program, see `SandboxedRepl.run`."""
         command = self._command(argv, given, cwd, env, timeout_s, max_output_bytes)
         self._require_level()
         if self._running >= self._limits.max_programs:
@@ -127,18 +134,26 @@ class Programs:
             self._running -= 1
 
     def _require_level(self) -> None:
-        """Raises: ConfigurationError, where code may start no programs, or what they start could not be found."""
+        """Refuse to run a program at a level, or in a sandbox, that cannot end all that it starts.
+
+        Raises:
+            ConfigurationError: No program can be run here.
+        """
         level = self._fork_server.level
         if not level.runs_programs:
             raise ConfigurationError(
-                f"no program can be run at isolation level {level.name!r}, since not all that it starts would be found "
-                "and ended: that takes 'strict'"
+                f"no program can be run at isolation level {level.name!r}, which cannot find and end all that it "
+                "starts: use 'strict'"
             )
         if not self._fork_server.allow_exec:
             raise ConfigurationError("no program can be run in a sandbox that was made with allow_exec=False")
 
     def _command(self, argv: object, given: object, cwd: Any, env: Any, timeout_s: object, most: object) -> Command:
-        """Return what was given. Raises: ConfigurationError."""
+        """Return the arguments of `run`, checked.
+
+        Raises:
+            ConfigurationError: An argument cannot be used.
+        """
         timeout_s = seconds_or("timeout_s", timeout_s, self._limits.block_timeout_s)
         if most is None:
             most = self._limits.max_output_bytes
@@ -186,17 +201,19 @@ class Programs:
         return ProgramResult(command.argv, **outcome, stdout=stdout, stderr=stderr, execution_time=taken_s)
 
     def _outcome(self, said: ProgramEnded, limit: str | None, late_s: float | None) -> dict[str, Any]:
-        """Return how a program ended, as fields of a result.
+        """Return the end of a program, as fields of a result.
 
         Args:
-            late_s: The time that it had, if that was over.
+            said: Init's message.
+            limit: Name of the limit that was reached; None if none was.
+            late_s: Time in seconds that the program had, if it was over; else None.
         """
         how: dict[str, Any] = {"status": "killed", "exit_code": said.exit_code, "signal": said.signal, "limit": limit}
         if limit is not None:
             with_repl = " with its REPL" if said.with_repl else ""
             return {**how, "error": f"it was killed{with_repl} at {limit} = {getattr(self._limits, limit):,.10g}"}
         if said.with_repl:
-            return {**how, "error": "its REPL was killed, and it with the REPL"}
+            return {**how, "error": "it was killed with its REPL"}
         if late_s is not None and said.signal == signal.SIGKILL:
             late = f"it ran longer than timeout_s = {late_s:g} s"
             return {**how, "status": "timeout", "limit": "timeout_s", "error": late}
@@ -204,7 +221,12 @@ class Programs:
 
 
 def _require_started(command: Command, said: ProgramEnded) -> None:
-    """Raises: FileRefused, ProgramNotStarted."""
+    """Raise the error of a program that was not started.
+
+    Raises:
+        FileRefused: Its current folder cannot be entered.
+        ProgramNotStarted: It cannot be executed.
+    """
     if said.no_folder is not None:
         raise FileRefused(f"cwd = {command.cwd!r} {said.no_folder[:MAX_REASON_CHARS]}")
     if said.not_started is not None:
@@ -212,17 +234,21 @@ def _require_started(command: Command, said: ProgramEnded) -> None:
 
 
 def _arguments(argv: object) -> tuple[tuple[str, ...], list[bytes]]:
-    """Return the arguments as text and as the program gets them. Raises: ConfigurationError."""
+    """Return the arguments as text, and as the program gets them.
+
+    Raises:
+        ConfigurationError: They cannot be used.
+    """
     if not isinstance(argv, Sequence) or isinstance(argv, str | bytes | bytearray | memoryview):
-        raise ConfigurationError(f"argv is a list of texts, such as ['ls', '-l'], and not {type(argv).__name__}")
+        raise ConfigurationError(f"argv must be a list of texts, such as ['ls', '-l'], not {type(argv).__name__}")
     encoded = []
     for place, text in enumerate(argv):
         if not isinstance(text, str):
-            raise ConfigurationError(f"argv[{place}] is text, and not {type(text).__name__}")
+            raise ConfigurationError(f"argv[{place}] must be text, not {type(text).__name__}")
         try:
-            argument = text.encode("utf-8", "surrogateescape")  # names of files may hold any bytes
+            argument = text.encode("utf-8", "surrogateescape")  # file names may hold any bytes
         except UnicodeEncodeError:
-            raise ConfigurationError(f"argv[{place}] has lone surrogates, which UTF-8 has not") from None
+            raise ConfigurationError(f"argv[{place}] has lone surrogates, which UTF-8 cannot encode") from None
         if b"\0" in argument:
             raise ConfigurationError(f"argv[{place}] has a NUL character, which would end it")
         if len(argument) > MAX_ARGUMENT_BYTES:
@@ -235,22 +261,30 @@ def _arguments(argv: object) -> tuple[tuple[str, ...], list[bytes]]:
 
 
 def _input(given: object) -> bytes:
-    """Return what the program reads. Raises: ConfigurationError."""
+    """Return the bytes that the program reads.
+
+    Raises:
+        ConfigurationError: The input is of a wrong type, or cannot be encoded.
+    """
     if given is None:
         return b""
     if isinstance(given, str):
         try:
             return given.encode()
         except UnicodeEncodeError:
-            raise ConfigurationError("input has lone surrogates, which UTF-8 has not: give bytes") from None
+            raise ConfigurationError("input has lone surrogates, which UTF-8 cannot encode: give bytes") from None
     if isinstance(given, bytes | bytearray | memoryview):
         return bytes(given)
-    raise ConfigurationError(f"input is bytes, text or None, and not {type(given).__name__}")
+    raise ConfigurationError(f"input must be bytes, text or None, not {type(given).__name__}")
 
 
 @contextlib.contextmanager
 def _memfd_of(data: bytes) -> Iterator[int]:
-    """Raises: SandboxFailed."""
+    """Hold the data in a memfd, since a packet to init could not hold it.
+
+    Raises:
+        SandboxFailed: There is no memory or descriptor for it.
+    """
     try:
         fd = new_memfd("program")
     except OSError as error:

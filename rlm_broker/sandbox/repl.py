@@ -35,22 +35,22 @@ BY_CALLER: Final = "was interrupted by its caller"
 
 
 class SandboxedRepl(AsyncResource):
-    """Runs blocks of untrusted code one after the other; variables persist from one to the next.
+    """Runs blocks of untrusted code, one after the other. Variables persist from one block to the next.
 
-    Made by `Sandbox.repl` and `Template.repl`. Use it as a context manager: its processes are gone when it is left,
-    however it is left.
+    Made by `Sandbox.repl` and `Template.repl`. Use it as a context manager (`with` or `async with`): all processes of
+    the REPL have ended when it is left. Call methods from any thread; async code has awaited twins, such as `aexecute`.
 
     Args:
-        event_loop: Where it lives.
-        workers: Give it a worker, and another one if that is lost.
-        context: See `Sandbox.repl`, as for those below. `Inherited`: the one that the fork server has.
+        event_loop: Loop that the REPL lives on.
+        workers: Source of its worker, and of another one if that is lost.
+        context: As all arguments below, see `Sandbox.repl`. `Inherited` stands for the context of the fork server.
 
     Attributes:
-        kills_when_cancelled: A block whose caller is cancelled is killed with its REPL, and not interrupted: set by an
-            owner that then closes the REPL, and so need not wait for the block.
+        kills_when_cancelled: Whether a block whose caller is cancelled is killed with its REPL, and not interrupted.
+            Set by an owner that closes the REPL then, and so need not wait for the block.
 
     Raises:
-        ConfigurationError: One of them cannot be used.
+        ConfigurationError: An argument cannot be used.
     """
 
     kills_when_cancelled = False
@@ -90,13 +90,13 @@ class SandboxedRepl(AsyncResource):
 
     @property
     def isolation(self) -> Isolation:
-        """What is enforced, as the worker reported it before any model code ran."""
+        """Level and layers that are enforced, as the worker reported them before any model code ran."""
         layers = self._worker.worker.layers if self._worker.started else ()
         return Isolation(self._fork_server.level.name, (*self._fork_server.layers, *layers))
 
     @property
     def files(self) -> ReplFiles:
-        """The files in its scratch folder, which is the current folder of its code."""
+        """Files in the REPL's scratch folder, which is the current folder of its code."""
         return self._files
 
     def execute(
@@ -111,26 +111,26 @@ class SandboxedRepl(AsyncResource):
         submit: bool | Mapping[str, Any] | None = None,
         variables: bool = False,
     ) -> Block:
-        """Run one block. When the caller is interrupted (Ctrl+C) or cancelled, so is the block, and variables stay.
+        """Run one block. If the caller is interrupted (Ctrl+C) or cancelled, the block is, too, and variables stay.
 
         Args:
             code: Python source, up to `Limits.max_frame_bytes`.
             timeout_s: Compute time in seconds; None takes `Limits.block_timeout_s`.
             on_output: Called with each piece of output as it comes.
-            value: Whether `Block.value` is to be the value of the last statement, if that is an expression.
+            value: Whether `Block.value` has the value of the last statement, if that is an expression.
             wall_timeout_s: Seconds, waiting for replies included; None takes `Limits.block_wall_timeout_s`.
-            stdin: What `input()` and `sys.stdin` give to the block; None, or at its end: `input()` raises EOFError.
-            submit: True has the block end where it submits: by `SUBMIT`, `FINAL` or `FINAL_VAR`, past any `except
-                Exception`. A dict from field to type (what pydantic can validate, or a JSON Schema) has it submit all
-                of these fields, by `SUBMIT(field=value)`; code that gives others gets a TypeError there. They are
-                `Block.final_value`. None lets it go on.
-            variables: Whether `Block.variables` is to tell which variables the block has made or changed.
+            stdin: Text that `input()` and `sys.stdin` read. With None, or at its end, `input()` raises EOFError.
+            submit: True ends the block where it submits, by `SUBMIT`, `FINAL` or `FINAL_VAR`, past any `except
+                Exception`. With a dict from field to type (for pydantic, or a JSON Schema), code submits all these
+                fields by `SUBMIT(field=value)`; other fields or types raise a TypeError there. `Block.final_value` has
+                the submission. None lets the block go on after one.
+            variables: Whether `Block.variables` names the variables that the block has made or changed.
 
         Returns:
             The outcome. A block that raises, times out or is killed is a result with that `status`, not an exception.
 
         Raises:
-            ConfigurationError: The code or `stdin` is no text, a time no positive number, or `submit` cannot be used.
+            ConfigurationError: `code` or `stdin` is not text, a time is not positive, or `submit` cannot be used.
             ReplBusy: The REPL runs another block.
             ReplClosed: The REPL was closed before, or has been restarted too often.
             SandboxFailed: The REPL is not open, or the sandbox itself broke.
@@ -150,22 +150,25 @@ class SandboxedRepl(AsyncResource):
         submit: bool | Mapping[str, Any] | None = None,
         variables: bool = False,
     ) -> Block:
-        """`execute`, awaited."""
+        """Run one block as `execute` does, awaited."""
         wanted = Wanted(value, stdin=stdin, variables=variables)
         return await self.bind_loop().arun(self._execute(code, timeout_s, on_output, wall_timeout_s, wanted, submit))
 
     def get(self, *names: str) -> Any:
-        """Return values of variables: of one its value, of several a tuple. They are the code's own word.
+        """Return values of variables: for one name its value, for several a tuple. Model code decides what they are.
+
+        Args:
+            names: Variables, at least one.
 
         Raises:
-            ConfigurationError: One is no name, or there is none.
-            ValueUnavailable: There is no such variable, or its value does not cross.
+            ConfigurationError: A name is not an identifier, or no name is given.
+            ValueUnavailable: There is no such variable, or its value cannot be sent as it is.
             ReplClosed, SandboxFailed: As for `execute`.
         """
         return values_of(names, self.bind_loop().run(self._get(names)))
 
     async def aget(self, *names: str) -> Any:
-        """`get`, awaited."""
+        """Return values of variables as `get` does, awaited."""
         block = await self.bind_loop().arun(self._get(names))
         return await asyncio.to_thread(values_of, names, block)  # decoding may take long, or import a package
 
@@ -179,19 +182,19 @@ class SandboxedRepl(AsyncResource):
         timeout_s: float | None = None,
         max_output_bytes: int | None = None,
     ) -> ProgramResult:
-        """Run a program in the sandbox, beside a block and up to `Limits.max_programs` others; no shell is between.
+        """Run a program in the sandbox, without a shell, beside a block and up to `Limits.max_programs` - 1 others.
 
-        It has the isolation and the limits of the REPL's code. What it leaves running ends with it. When its time is
-        over, or the caller is interrupted (Ctrl+C) or cancelled, it and all that it started are killed; the REPL goes
-        on. A limit that all processes of the REPL share, such as `memory_bytes`, ends the REPL, too.
+        It has the isolation and the limits of the REPL's code. Processes that it leaves end with it. If its time is
+        over, or the caller is interrupted or cancelled, it is killed with all that it started, and the REPL goes on.
+        A limit that all processes of the REPL share, such as `memory_bytes`, ends the REPL, too.
 
         Args:
-            argv: Its name and its arguments, up to 128 KiB each. A name without "/" is looked for in PATH.
-            input: What it reads from descriptor 0; None is nothing.
+            argv: Name and arguments, up to 128 KiB each. A name without "/" is looked for in PATH.
+            input: Bytes or text that it reads from descriptor 0; None gives it no input.
             cwd: Its current folder, relative to the scratch folder. No link is followed.
-            env: Name → text of variables, beside those that the REPL was given.
-            timeout_s: Seconds; None takes `Limits.block_timeout_s`.
-            max_output_bytes: Kept of stdout, and of stderr; None takes `Limits.max_output_bytes`.
+            env: Name → text of variables, added to those that the REPL was given.
+            timeout_s: Wall time in seconds; None takes `Limits.block_timeout_s`.
+            max_output_bytes: Bytes kept of stdout, and of stderr; None takes `Limits.max_output_bytes`.
 
         Returns:
             The outcome. A program that fails, or is killed, is a result, and not an exception.
@@ -215,35 +218,35 @@ class SandboxedRepl(AsyncResource):
         timeout_s: float | None = None,
         max_output_bytes: int | None = None,
     ) -> ProgramResult:
-        """`run`, awaited."""
+        """Run a program as `run` does, awaited."""
         return await self.bind_loop().arun(self._programs.run(argv, input, cwd, env, timeout_s, max_output_bytes))
 
     def interrupt(self) -> None:
-        """Interrupt the block that runs, from any thread, as a limit of time does: variables stay if it reacts.
+        """Interrupt the block that runs, from any thread, as a time limit does: variables stay if it reacts.
 
-        It does not wait for the end of the block, whose status is then "interrupted". Harmless when none runs.
+        Does not wait for the block's end; its status is then "interrupted". Has no effect if no block runs.
         """
         self.bind_loop().call_soon(self._interrupt)
 
     async def ainterrupt(self) -> None:
-        """`interrupt`, awaited."""
+        """Interrupt the block that runs as `interrupt` does, awaited."""
         await self.bind_loop().acall(self._interrupt)
 
     @property
     def is_closed(self) -> bool:
-        """Whether the REPL was closed. Then no block runs any more."""
+        """Whether the REPL was closed, and so runs no block any more."""
         return self._worker.is_closed
 
     def provide(self, values: Mapping[str, Any], *, restore: bool = True) -> None:
         """Give code more values by name. They are there from the next block on, also after a kill.
 
         Args:
-            restore: Whether each later block finds the same objects again under these names; else they are code's own.
+            values: Name → value, as for `Sandbox.repl`.
+            restore: Whether each later block finds these values again, although code has bound the names to others.
 
         Raises:
-            ConfigurationError: One of them does not cross: it would not arrive as it is. Or its name is that of a tool.
-                Then none is given.
-            ValueTooLarge: One of them is more than a message may hold. Then none is given.
+            ConfigurationError: A value cannot be sent as it is, or a name is that of a tool. No value is given then.
+            ValueTooLarge: A value is longer than a message may be. No value is given then.
             ReplClosed: The REPL was closed.
         """
         require_kind("restore", restore, bool)
@@ -251,37 +254,40 @@ class SandboxedRepl(AsyncResource):
         self._provide(Provisions.of(values, self._limits.max_frame_bytes, are_restored=restore))
 
     def add_context(self, context: object) -> str:
-        """Give code one more context from the next block on, mapped as the first; return the name of its variable.
+        """Give code one more context, mapped as the first, from the next block on; return the name of its variable.
 
-        The names are `context_1`, `context_2` and so on. Objects (what is not made of texts) are decoded in the REPL,
-        and are part of its `memory_bytes`.
+        The names are `context_1`, `context_2` and so on. Texts are mapped; all other objects are decoded in the REPL,
+        and count towards its `memory_bytes`.
 
         Args:
             context: As for `Sandbox.repl`.
 
         Raises:
             ConfigurationError: The REPL's `later_context_bytes` have no room for it.
-            ContextRefused: It cannot be read.
+            ContextRefused: The context cannot be read.
             ReplClosed, SandboxFailed: As for `execute`.
         """
         return self.bind_loop().run(self._worker.add_context(context))
 
     async def aadd_context(self, context: object) -> str:
-        """`add_context`, awaited."""
+        """Give code one more context as `add_context` does, awaited."""
         return await self.bind_loop().arun(self._worker.add_context(context))
 
     def set_tools(self, tools: Sequence[str]) -> None:
-        """Have code find the functions of these names, and no others, from the next block on, as with `Sandbox.repl`.
+        """Give code the tools of these names, and no others, from the next block on.
+
+        Args:
+            tools: Names of all tools, as for `Sandbox.repl`.
 
         Raises:
-            ConfigurationError: One cannot be a name, or is that of a value. Then nothing changes.
+            ConfigurationError: A name is not an identifier, or is that of a value. The tools do not change then.
             ReplClosed: The REPL was closed.
         """
         require_given(tools, dict.fromkeys(self._provisions.names()))
         self._provide(Provisions.of({}, self._limits.max_frame_bytes, tools))
 
     def provide_known(self, values: Mapping[str, Any]) -> None:
-        """Do as `provide` with names of our own and values that came out of JSON: checking large ones takes seconds."""
+        """Give code values under names of our own. They come out of JSON: checking large ones would take seconds."""
         self._provide(Provisions.of(values, self._limits.max_frame_bytes, are_json=True))
 
     def _provide(self, more: Provisions) -> None:
@@ -292,10 +298,10 @@ class SandboxedRepl(AsyncResource):
             self._worker.connection.provide(more)
 
     def renew(self) -> None:
-        """Count restarts from 0 again: another run begins, with as many fresh REPLs as the one before."""
+        """Count restarts from 0 again: the next run of the same REPL may have as many restarts as the first."""
         self._worker.renew()
 
-    # -- its life ----------------------------------------------------------------------------------------------------
+    # -- worker ------------------------------------------------------------------------------------------------------
 
     async def _open(self) -> None:
         await self._worker.open()
@@ -304,7 +310,7 @@ class SandboxedRepl(AsyncResource):
         await self._worker.close()
 
     async def _worker_beside_blocks(self) -> Worker:
-        """Return the worker, which has the files and runs programs also while its REPL is dead or runs a block."""
+        """Return the worker, which has the files and runs programs, also while its REPL is dead or runs a block."""
         self._worker.require_open()
         if self._worker.started is None and not self._busy.locked():
             async with self._busy:
@@ -361,18 +367,18 @@ class SandboxedRepl(AsyncResource):
                 return Block(
                     code, "error", error=f"code and stdin are too long for a message: {error}; raise max_frame_bytes"
                 )
-            except UnicodeEncodeError as error:  # as the compiler would say
+            except UnicodeEncodeError as error:  # a lone surrogate in the code: the compiler's own sentence
                 return Block(code, "error", error=f"UnicodeEncodeError: {error}")
             except asyncio.CancelledError:
                 await to_its_end(partial(self._end_block, run))
                 raise
-            except BaseException:  # nobody waits for this block any more
+            except BaseException:  # the block has no caller any more that could end it
                 await self._worker.end_repl()
                 raise
             finally:
                 self._run = None
             if result is None:
-                limit = run.limit  # known only as long as the worker is there
+                limit = run.limit  # read before `end_repl`, after which the worker may be gone
                 seen = post_mortem.located(await self._worker.end_repl(explain=True), connection.block)
                 why = run.killed_because or "its processes are gone"
                 return outcome.killed(code, output, why, seen, limit, time.monotonic() - started)
@@ -384,7 +390,7 @@ class SandboxedRepl(AsyncResource):
             self._run.interrupt(BY_CALLER)
 
     async def _end_block(self, run: BlockRun) -> None:
-        """End a block that nobody waits for any more. The REPL goes on with its variables, if the block reacts."""
+        """End a block whose caller was cancelled. If the block reacts, the REPL goes on with its variables."""
         goes_on = not self.kills_when_cancelled and await run.end(BY_CALLER)
         if not goes_on and not self._worker.is_closed:
             await self._worker.end_repl()

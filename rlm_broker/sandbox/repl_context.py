@@ -1,4 +1,4 @@
-"""The contexts of one REPL, as its workers load them: each worker anew, so they are kept as long as the REPL."""
+"""The contexts of one REPL. Each of its workers loads them anew, so that they are kept as long as the REPL."""
 
 import asyncio
 from dataclasses import dataclass
@@ -11,31 +11,38 @@ from sandbox_worker.wire.names import CONTEXT, numbered
 
 @dataclass(frozen=True, slots=True)
 class Inherited:
-    """Given in place of a context: the REPL has the one that its fork server has."""
+    """Stands for a context that the REPL's fork server has, and each of its workers inherits.
+
+    Attributes:
+        stored: The same context as the orchestrator has stored it.
+    """
 
     stored: StoredContext
 
 
 SMALL_CHARS = 1 << 16
-"""Longest text that is stored on the event loop, in less time than a thread takes to start. Beyond it a thread does."""
+"""Characters of a text that is stored on the event loop, in less time than a thread takes to start. A thread stores a
+longer one."""
 
 
 MAX_LATER = 256
-"""Memfds of contexts that one REPL is given while it lives. A fresh REPL gets all at once, and the kernel keeps 278."""
+"""Memfds of contexts that one REPL may be given while it lives; more are refused. A fresh REPL gets all of them at
+once, and the kernel queues 278 small packets on a unix socket: each takes 768
+of the 212,992 bytes of net.core.wmem_default."""
 
 
 class ReplContext:
-    """What was given as the context of a REPL, stored once.
+    """The contexts of one REPL, each stored once.
 
     Args:
-        given: See `Sandbox.repl`; or `Inherited`.
-        later_bytes: Room for what is added.
+        given: Context that the REPL begins with, see `Sandbox.repl`; or `Inherited`.
+        later_bytes: Bytes that contexts which are added may take together.
 
     Attributes:
-        later: Name → what was added.
+        later: Name of the variable → context that was added.
 
     Raises:
-        ContextRefused: It is the name of something else than itself.
+        ContextRefused: A name was given where its content was meant, such as that of a file.
     """
 
     def __init__(self, given: object, later_bytes: int) -> None:
@@ -47,11 +54,11 @@ class ReplContext:
         self._is_closed = False
 
     async def stored(self) -> StoredContext | None:
-        """Return the context as a worker loads it; None where the fork server has it.
+        """Return the context as a worker loads it; None if the fork server has it.
 
         Raises:
             ReplClosed: The REPL was closed, maybe while a worker was restarted.
-            ContextRefused: It cannot be read.
+            ContextRefused: The context cannot be read.
         """
         if self._is_closed:
             raise ReplClosed("this REPL was closed")
@@ -68,7 +75,7 @@ class ReplContext:
         return self._own
 
     def named(self, name: str) -> StoredContext | None:
-        """Return the context that code has as the variable `name`, or None. It is closed with the REPL."""
+        """Return the context that code has as the variable `name`, or None. The REPL closes it."""
         if name in self.later:
             return self.later[name]
         if self._is_closed or name not in (CONTEXT, numbered(CONTEXT, 0)):
@@ -77,7 +84,7 @@ class ReplContext:
         return given if isinstance(given, StoredContext) else self._own
 
     async def add(self, given: object) -> str:
-        """Store one more context, which the REPL is given while it lives; return its name.
+        """Store one more context, which the REPL is given while it lives, and return its name.
 
         Raises:
             ConfigurationError: There is no room for it.
@@ -96,7 +103,7 @@ class ReplContext:
         return name
 
     def drop(self, name: str) -> None:
-        """Forget the context that was added last."""
+        """Forget and close the context that was added last."""
         self.later.pop(name).close()
 
     def _require_room(self, sizes_bytes: list[int]) -> None:
@@ -104,14 +111,14 @@ class ReplContext:
         room_bytes = self._later_bytes - sum(has)
         if sum(sizes_bytes) > room_bytes:
             raise ConfigurationError(
-                f"a further context of {sum(sizes_bytes):,} bytes, and room for {room_bytes:,}: raise "
+                f"a further context has {sum(sizes_bytes):,} bytes, and there is room for {room_bytes:,}: raise "
                 f"later_context_bytes = {self._later_bytes:,} in the limits of the REPL"
             )
         if len(has) + len(sizes_bytes) > MAX_LATER:
             raise ConfigurationError(f"a REPL is given {MAX_LATER} contexts at most while it lives: open another REPL")
 
     def close(self) -> None:
-        """Free what was stored for this REPL. Harmless when repeated."""
+        """Free all that was stored for this REPL. Has no effect when repeated."""
         self._is_closed = True
         for stored in (self._own, *self.later.values()):
             if stored is not None:

@@ -17,17 +17,19 @@ from sandbox_worker.wire.control import Exceeded, LastSeen
 
 
 class ReplWorker:
-    """Holds the worker of one REPL, and the connection of the REPL that runs in it.
+    """The worker of one REPL, and the connection of the REPL process that runs in it.
 
     Args:
-        workers: Give a worker, and another one if that is lost.
-        context: See `ReplContext`.
-        provisions: What each REPL gets with its first block.
+        workers: Source of the worker, and of another one if that is lost.
+        context: Context of the REPL, see `ReplContext`.
+        limits: Limits of the REPL.
+        provisions: Tools, values and environment that each REPL process gets with its first block.
 
     Attributes:
-        started: The worker, or None.
-        connection: Of the REPL that lives, or None.
-        is_open, is_closed: Whether it was opened; and closed.
+        started: The worker; None before the REPL opens, and while there is none.
+        connection: Connection of the REPL process that lives; None after it was killed.
+        is_open: Whether the REPL was opened.
+        is_closed: Whether the REPL was closed, after which it stays closed.
     """
 
     def __init__(self, workers: Workers, context: object, limits: ReplLimits, provisions: Provisions) -> None:
@@ -44,20 +46,29 @@ class ReplWorker:
 
     @property
     def worker(self) -> Worker:
-        """The worker that there is. Raises: ReplClosed."""
+        """The present worker.
+
+        Raises:
+            ReplClosed: The REPL has no worker, since it was closed.
+        """
         if self.started is None:
             raise ReplClosed("this REPL was closed")
         return self.started.worker
 
     def require_open(self) -> None:
-        """Raises: ReplClosed, SandboxFailed."""
+        """Refuse a REPL that is not open.
+
+        Raises:
+            ReplClosed: It was closed.
+            SandboxFailed: It was never opened.
+        """
         if self.is_closed:
             raise ReplClosed("this REPL was closed")
-        if not self.is_open:  # what ends its processes is the end of `with`
+        if not self.is_open:  # only the end of its `with` block would end its processes
             raise SandboxFailed("the REPL is not open: use it as `with sandbox.repl() as repl:`")
 
     async def open(self) -> None:
-        """Get the first worker. Harmless when repeated."""
+        """Take the first worker. Has no effect when repeated."""
         if self.is_closed:
             raise ReplClosed("this REPL was closed: make another")
         if self.is_open:
@@ -70,7 +81,7 @@ class ReplWorker:
             raise
 
     async def close(self) -> None:
-        """End the worker and all that it started. Harmless when repeated."""
+        """End the worker and all that it started. Has no effect when repeated."""
         self.is_closed = True
         if self.connection is not None:
             await self.connection.close()
@@ -78,16 +89,16 @@ class ReplWorker:
         self._context.close()
 
     async def require_repl(self) -> Connection:
-        """Return the connection of a REPL that lives: if need be, of a fresh one.
+        """Return the connection of a REPL process that lives. If there is none, start one.
 
         Raises:
-            ReplClosed: It was closed, or has been restarted too often.
-            SandboxFailed: It is not open, or no REPL can be started.
+            ReplClosed: The REPL was closed, or has been restarted too often.
+            SandboxFailed: The REPL is not open, or no process can be started.
         """
         self.require_open()
         if self._is_lost_unused():
             await self.end_repl()
-            await self._end()  # it may be its REPL alone that died
+            await self._end()  # also if init lives, and only its REPL died
         elif self.connection is None:
             if self._restarts >= self._limits.max_repl_restarts:
                 raise ReplClosed(f"this REPL was killed more often than max_repl_restarts = {self._restarts} allows")
@@ -95,7 +106,7 @@ class ReplWorker:
             if self.started is not None:
                 try:
                     await self._connected(await self.started.restart())
-                except WorkerDied:  # its init was ended from outside since the last block, or with the zygote
+                except WorkerDied:  # init was killed by another process since the last block, or ended with the zygote
                     await self._end()
         if self.started is None:
             await self._use(await self._workers.start(await self._context.stored(), self._limits))
@@ -103,19 +114,22 @@ class ReplWorker:
         return self.connection
 
     async def end_repl(self, explain: bool = False) -> LastSeen | None:
-        """Kill the REPL, and end the queries that it has open. Its worker stays, with the context in place.
+        """Kill the REPL process, and end its open queries. Its worker stays, with the context in place.
+
+        Args:
+            explain: Whether init looks at the REPL before it is killed.
 
         Returns:
-            What the REPL was doing, if `explain` asks for it and it could be seen.
+            The state of the REPL, if `explain` asks for it and init could see it.
         """
         connection, self.connection = self.connection, None
         worker = self.worker
         exceeded = worker.died if isinstance(worker.died, Exceeded) else None
         seen = exceeded.post_mortem if exceeded else None
         if not worker.gone.is_set():
-            with contextlib.suppress(SandboxFailed):  # then its init was killed, and the REPL with it
+            with contextlib.suppress(SandboxFailed):  # init was killed meanwhile, and the REPL with it
                 seen = await worker.stop(explain and seen is None) or seen
-        # A scratch folder that is too full would end the next REPL, too: that one gets another worker.
+        # A scratch folder that is too full would end the next REPL, too. So the next one gets another worker.
         if worker.gone.is_set() or (exceeded is not None and exceeded.limit in SCRATCH_LIMITS):
             await self._end()
         if connection is not None:
@@ -123,13 +137,13 @@ class ReplWorker:
         return seen
 
     async def add_context(self, given: object) -> str:
-        """Give the REPL one more context; return its name. A REPL that takes the place of this one gets it, too.
+        """Give the REPL one more context, and return its name. A process that replaces this one gets it, too.
 
         Raises:
             ReplClosed: The REPL was closed.
-            SandboxFailed: It is not open.
+            SandboxFailed: The REPL is not open.
             ConfigurationError: There is no room for the context.
-            ContextRefused: It cannot be read.
+            ContextRefused: The context cannot be read.
         """
         self.require_open()
         async with self._adding:
@@ -138,7 +152,7 @@ class ReplWorker:
             more = Provisions.of_context(name, [piece for _, piece in pieces], self._limits.max_frame_bytes)
             try:
                 if self.connection is not None and self.started is not None:
-                    with contextlib.suppress(WorkerDied):  # the next one gets it
+                    with contextlib.suppress(WorkerDied):  # the process that replaces this one gets the context
                         await self.started.worker.hand(pieces)
             except BaseException:
                 self._context.drop(name)
@@ -160,7 +174,7 @@ class ReplWorker:
         """Go on with a worker. If the REPL was closed while the worker was started, end the worker.
 
         Raises:
-            ReplClosed: It was closed.
+            ReplClosed: The REPL was closed.
         """
         if self.is_closed:
             await started.connection.close()
@@ -170,23 +184,23 @@ class ReplWorker:
         await self._connected(started.connection)
 
     async def _connected(self, connection: Connection) -> None:
-        """Go on with a fresh REPL, which gets all that was provided so far with its first block.
+        """Go on with a fresh REPL process, which gets all that was provided so far with its first block.
 
         Raises:
             WorkerDied: It died meanwhile.
         """
-        async with self._adding:  # or a context that is added just now would be handed twice
+        async with self._adding:  # without the lock, a context that is added now would be handed over twice
             try:
                 for stored in self._context.later.values():
                     await self.worker.hand(stored.pieces())
-            except BaseException:  # no block is to run without what it was to find
+            except BaseException:  # a block must not run without the contexts that it was promised
                 await to_its_end(connection.close)
                 raise
             self.connection = connection
             connection.provide(self._provisions)
 
     async def _end(self) -> None:
-        """End the worker, if there is one. It is kept until it has ended, since this may be cancelled."""
+        """End the worker, if there is one. `started` is kept until it has ended, since this may be cancelled."""
         started = self.started
         if started is not None:
             await started.end()
@@ -194,7 +208,7 @@ class ReplWorker:
                 self.started = None
 
     def _is_lost_unused(self) -> bool:
-        """Return whether its processes died before any block ran: there are no variables that code could miss."""
+        """Whether the processes died before any block ran, so that no variables are lost with them."""
         if self.started is None or self.connection is None or self.connection.block:
             return False
         worker = self.started.worker

@@ -30,39 +30,48 @@ from rlm_broker.transport.listener import Listener
 from sandbox_worker.wire.level import LevelName
 
 MOST_WARM = 10_000
-"""REPLs that can be kept ready. They take 3.5 MB each."""
+"""REPLs that can be kept ready; a larger number is refused. Each takes 3.5 MB."""
 MAX_SETUP_BYTES = 32 << 10
-"""Largest set-up code: it goes in one packet with the rest of `Configure`. Beyond it the code is refused."""
+"""Bytes of set-up code, which goes in one packet with the rest of `Configure`. Longer code is refused."""
 
 
 class Sandbox(AsyncResource):
     """Starts REPLs in processes of their own, isolated from the machine and from each other.
 
-    Use it as a context manager (`with` or `async with`): the fork server is started when it is entered, and nothing
-    that was started in it is left when it is left.
+    Use it as a context manager (`with` or `async with`). Entering it starts a fork server. When it is left, all
+    processes that were started in it have ended.
+
+        with Sandbox() as sandbox, sandbox.repl({"a": 1}) as repl:
+            print(repl.execute("print(context)").stdout)
 
     Args:
-        limits: Bounds of each REPL that is given none of its own; None takes the defaults. A `Limits` is one, too.
-        isolation: "auto" (the stronger of the first two that there is, or an error), "strict", "standard", or
-            "process", which protects nothing and is never chosen by itself.
-        allow_exec: Whether code may start other programs, within the same isolation. None: wherever that is possible,
-            which at "standard" it is not.
-        exact_memory: Hold each REPL's memory by a control group, exactly and with the kernel's own for it. It takes up
-            to 30 ms more for each REPL; without it memory is watched, every 10 ms while a block runs.
-        warm: Number of REPLs that are kept ready, made ahead and each used once. A ready REPL is there in less than a
-            millisecond. None: one, from the second REPL on that is asked for.
-        seed: From 0 to 2**32 - 1: code draws the same numbers from `random` and numpy's global generator in each REPL,
-            also after a kill, and sets of text have the same order. None: every REPL draws others.
-        python: Folder of a virtual environment whose packages code has in the place of yours, read-only. It is one of
-            your version of Python.
-        packages: The same as a list, such as `["numpy>=2"]`: uv or pip make an environment of them, from wheels alone,
-            when the sandbox is opened. It is kept, and used again for the same list.
-        listener: The port that REPLs connect to; None opens one of its own on loopback.
-        event_loop: Where it lives; None is decided by how it is opened.
+        limits: Limits of each REPL that is given none of its own; None takes the defaults. A `Limits` will do.
+        isolation: "auto", "strict", "standard" or "process". "auto" takes the stronger of "strict" and "standard" that
+            this machine can give, or raises. "process" gives no protection, and is never chosen by "auto".
+        allow_exec: Whether code may start programs, which have the same isolation. None allows it at every level but
+            "standard", where it is impossible.
+        exact_memory: Whether a control group limits each REPL's memory exactly, the kernel's memory for it included.
+            It takes up to 30 ms more for each REPL. Without it, memory is sampled every 10 ms while a block runs.
+        warm: Number of REPLs that are started ahead and kept ready, each for one use. A ready REPL is opened in less
+            than 1 ms. None keeps one ready, from the second REPL on.
+        seed: Seed from 0 to 2**32 - 1. Each REPL then draws the same numbers from `random` and numpy's global
+            generator, also after a kill, and orders sets of text alike. None lets every REPL draw others.
+        python: Folder of a virtual environment for your version of Python. Code has its packages, read-only, in place
+            of yours.
+        packages: List of packages, such as `["numpy>=2"]`, in place of a folder. When the sandbox is opened, uv or pip
+            make an environment of them, from wheels alone. It is kept, and used again for the same list.
+        listener: Port that REPLs connect to; None opens one on loopback.
+        event_loop: Loop that the sandbox lives on; None takes one when it is opened.
+
+    Attributes:
+        limits: Limits of each REPL that is given none of its own.
+        seed: Seed that was given, or None.
 
     Raises:
-        ConfigurationError: There is no such level, or it cannot allow what is wanted; or no such environment. That
-            packages cannot be installed is said when it is opened.
+        ConfigurationError: An argument cannot be used, or the level cannot allow programs. Packages that cannot be
+            installed raise it when the sandbox is opened.
+        IsolationUnavailable: This machine cannot give the level. Raised when the sandbox is opened.
+        SandboxFailed: No process can be started. Raised when the sandbox is opened.
     """
 
     def __init__(
@@ -110,13 +119,17 @@ class Sandbox(AsyncResource):
         python: str | os.PathLike[str] | None = None,
         packages: Sequence[str] | None = None,
     ) -> "Sandbox":
-        """Return the sandbox of this process that has these settings, open: the same for all who ask for it.
+        """Return the open sandbox of this process with these settings: each call with the same ones returns the same.
 
-        For frameworks that make and drop objects by the thousand, from any thread. It lives on the background loop, is
-        opened anew in a forked process, and is closed at exit with all below it. Leave it open: it is everybody's.
+        For frameworks that make and drop objects by the thousand, from any thread. The sandbox lives on the background
+        loop. A forked process opens one of its own. It is closed at exit with all below it. Do not close it, since
+        other callers use it.
+
+        Args:
+            limits, isolation, allow_exec, warm, python, packages: As for `Sandbox`.
 
         Raises:
-            ConfigurationError, IsolationUnavailable, SandboxFailed: As for a `Sandbox` and its opening.
+            ConfigurationError, IsolationUnavailable, SandboxFailed: As for `Sandbox` and its opening.
         """
         require_limits(limits)
         candidates(isolation, allow_exec)
@@ -127,7 +140,7 @@ class Sandbox(AsyncResource):
         return shared(key, lambda: cls(limits, isolation, **of_its_own))
 
     def stats(self) -> SandboxStats:
-        """What lives in the sandbox now, and how much it has started."""
+        """Return the number of REPLs that live in the sandbox, that are ready, and that it has started so far."""
         if self._fork_server is None or self._pool is None:
             return SandboxStats(self.level)
         alive, started = self._fork_server.counts()
@@ -135,7 +148,7 @@ class Sandbox(AsyncResource):
 
     @property
     def level(self) -> LevelName:
-        """The level that is enforced; before it is open, the strongest that it is going to try."""
+        """Name of the level that is enforced; before the sandbox is open, of the strongest level that it will try."""
         return (self._fork_server.level if self._fork_server else self._candidates[0]).name
 
     def repl(
@@ -149,25 +162,28 @@ class Sandbox(AsyncResource):
         env: Mapping[str, str] | None = None,
         seed: int | None = None,
     ) -> SandboxedRepl:
-        """Return a new REPL, to be used as a context manager.
+        """Return a new REPL. It is started when it is entered as a context manager.
 
         Args:
-            context: What its variable `context` holds: text, a dict or list of plain values, or a path; see `store`.
-                A `StoredContext` is shared: it stays the caller's to close.
-            answer: Async function of one query, which answers `llm_query` and its like; of an `LMHandler`,
-                `handler.answers(...)`. Without one they say that no model is connected.
-            tools: Names of functions that code may call; `answer` is asked, by queries that want a "tool".
+            context: Value of its variable `context`: text, a dict or list of plain values, or a path, see `store`.
+                A `StoredContext` is shared, and stays the caller's to close.
+            answer: Async function that answers a query of code, such as `llm_query`. For an `LMHandler`, give
+                `handler.answers(...)`. Without one, code is told that no model is connected.
+            tools: Names of functions that code may call. Each call is a query that wants a "tool".
             values: Name → value that code finds.
-            limits: Bounds of this REPL; None takes those of the sandbox. With others than those no REPL is ready: a
-                worker is made.
+            limits: Limits of this REPL; None takes those of the sandbox. With other limits no REPL is ready, and a
+                worker is started.
             env: Name → text that code finds in `os.environ`, also after a kill. Up to 64 KiB together.
-            seed: As that of a sandbox, and in its place, for `random` and numpy's global generator. The order of sets
-                is the sandbox's: its fork server has one for all of its REPLs, which only `Sandbox(seed=)` fixes.
+            seed: Seed of `random` and numpy's global generator in this REPL, in place of the sandbox's. The order of
+                sets is fixed by `Sandbox(seed=)` alone: all REPLs are forked from one process.
+
+        Returns:
+            A REPL that is not open yet. Entering it raises `ContextRefused` if the context cannot be read.
 
         Raises:
-            ConfigurationError: `answer` cannot be called, a tool is no name, a value does not cross, or one of the
-                others cannot be used or is larger than a message to a REPL may be.
-            SandboxFailed: The sandbox is not open. (A context that cannot be read is refused when it is entered.)
+            ConfigurationError: `answer` cannot be called, the name of a tool or value is not an identifier, a value
+                cannot be sent as it is, or another argument cannot be used or is too large.
+            SandboxFailed: The sandbox is not open.
         """
         if self._workers is None:
             raise SandboxFailed("the sandbox is not open: use it as `with Sandbox() as sandbox:`")
@@ -183,30 +199,33 @@ class Sandbox(AsyncResource):
         warm: int = 0,
         timeout_s: float = PREPARE_TIMEOUT_S,
     ) -> Template:
-        """Return a template, to be used as a context manager: its REPLs are forked from a process that has it all.
+        """Return a template. Its REPLs are forked from a process that has the context, modules and variables ready.
 
         Args:
-            context: What the variable `context` of each holds, as for `repl`. (Texts need none: they are mapped.)
-            imports: Modules that are imported already.
-            setup: Code whose variables each REPL finds; `context` is there. It runs once, and is trusted like your own
-                program: at "strict" it has no network and none of your files, at "standard" all that you have. It must
-                leave no threads, processes, open files or shared memory.
-            warm: REPLs that are kept ready, as those of the sandbox.
-            timeout_s: Seconds for all of that.
+            context: Value of the variable `context` in each REPL, as for `repl`. Useful for objects: texts are mapped,
+                and need no template.
+            imports: Modules that are imported ahead.
+            setup: Code that runs once, with `context`; each REPL finds its variables. It is trusted like your own
+                program: at "strict" it has no network and none of your files, at "standard" it has all that you have.
+                It must leave no threads, processes, open files or shared memory.
+            warm: Number of REPLs that are kept ready, as for `Sandbox`.
+            timeout_s: Seconds for the preparation as a whole.
+
+        Returns:
+            A template that is not open yet. `Template` lists the errors of entering it.
 
         Raises:
-            ConfigurationError: `setup` or a module's name is no text. Errors of the code itself are raised when the
-                template is entered.
+            ConfigurationError: `setup` or a module's name is not text, or another argument cannot be used.
             SandboxFailed: The sandbox is not open.
         """
         if self._fork_server is None or (listener := self._listener or self._own_listener) is None:
             raise SandboxFailed("the sandbox is not open: use it as `with Sandbox() as sandbox:`")
         is_list = isinstance(imports, Sequence) and not isinstance(imports, str)
         if not isinstance(setup, str) or not is_list or not all(isinstance(name, str) for name in imports):
-            raise ConfigurationError("imports is a list of modules' names, and setup is code as text")
+            raise ConfigurationError("imports must be a list of module names, and setup must be code as text")
         for code in (setup, *imports):
             if code.encode("utf-8", "replace").decode() != code:
-                raise ConfigurationError("setup or the name of a module has a lone surrogate, which no source has")
+                raise ConfigurationError("setup or a module name has a lone surrogate, which Python source cannot have")
         if len(setup.encode()) > MAX_SETUP_BYTES:
             raise ConfigurationError(f"setup is longer than {MAX_SETUP_BYTES:,} bytes: put it into a module")
         if isinstance(timeout_s, bool) or not isinstance(timeout_s, int | float) or not 0 < timeout_s < math.inf:
@@ -216,7 +235,10 @@ class Sandbox(AsyncResource):
         return Template(self.bind_loop(), self._fork_server, listener, self.limits, preparation, context, warm)
 
     def importable(self, names: Sequence[str]) -> tuple[str, ...]:
-        """Return which of these modules its code can import. They are looked for once, and none is imported.
+        """Return which of these modules code can import. They are looked for once, and none is imported.
+
+        Args:
+            names: Names of modules.
 
         Raises:
             SandboxFailed: The sandbox is not open.
@@ -248,7 +270,11 @@ class Sandbox(AsyncResource):
             raise
 
     async def _strongest(self, listener: Listener, venv: Venv | None) -> ForkServer:
-        """Start a fork server at the strongest level for which a canary shows that it holds on this machine."""
+        """Start a fork server at the strongest level that a canary shows to hold on this machine.
+
+        Raises:
+            IsolationUnavailable: No level holds. The message has the reason for each.
+        """
         refusals = []
         for level in self._candidates:
             may_exec = self._allow_exec and level.may_exec
@@ -266,10 +292,14 @@ class Sandbox(AsyncResource):
                 raise
         if len(refusals) == 1:
             raise refusals[0]
-        raise IsolationUnavailable(" Nor: ".join(dict.fromkeys(map(str, refusals))))
+        raise IsolationUnavailable(" Also: ".join(dict.fromkeys(map(str, refusals))))
 
     async def _send_canary(self, fork_server: ForkServer, listener: Listener) -> None:
-        """Run the canary in a REPL of its own. Raises: IsolationUnavailable."""
+        """Run the canary in a REPL of its own.
+
+        Raises:
+            IsolationUnavailable: An attempt of the canary succeeded, or it did not report.
+        """
         workers = Workers(ColdStart(fork_server, listener), ReplLimits())
         async with SandboxedRepl(self.bind_loop(), workers) as repl:
             block = await repl.aexecute(canary.PROGRAM)

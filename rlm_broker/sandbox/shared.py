@@ -1,4 +1,4 @@
-"""Sandboxes of the process: one for each set of settings, for callers that come and go by the thousand."""
+"""Shared sandboxes of the process: one for each set of settings, for callers that come and go by the thousand."""
 
 import atexit
 import os
@@ -11,15 +11,15 @@ if TYPE_CHECKING:
 
 _lock = threading.Lock()
 _sandboxes: "dict[tuple[Any, ...], Sandbox]" = {}
-"""By process id and settings: what a forked process has inherited is not its own."""
+"""Process id and settings → sandbox. A forked process inherits the table, and must not use its parent's sandboxes."""
 
 
 def shared(key: tuple[Any, ...], make: "Callable[[], Sandbox]") -> "Sandbox":
-    """Return the open sandbox of this process for `key`: made and opened where there is none, closed at exit."""
+    """Return the open sandbox of this process for `key`. If there is none, `make` makes it. It is closed at exit."""
     with _lock:
         known = (os.getpid(), *key)
         sandbox = _sandboxes.get(known)
-        if sandbox is None or not sandbox.is_open:  # its owner may have closed it: then another takes its place
+        if sandbox is None or not sandbox.is_open:  # a caller may have closed it: a new one then takes its place
             sandbox = make()
             sandbox.__enter__()
             _sandboxes[known] = sandbox
@@ -36,7 +36,7 @@ def close_all() -> None:
 
 
 def _forget() -> None:
-    """In a forked child: the lock may be held by a thread that is not there."""
+    """Start empty in a forked child. The lock may be held there by a thread that was not forked."""
     global _lock
     _lock = threading.Lock()
     _sandboxes.clear()

@@ -1,4 +1,4 @@
-"""A fork server that has a context, modules and variables ready for many REPLs."""
+"""A fork server of the user's own: it has a context, modules and variables ready for many REPLs."""
 
 import asyncio
 from collections.abc import Mapping, Sequence
@@ -19,16 +19,28 @@ from rlm_broker.transport.connection import QueryHandler, refuse
 from rlm_broker.transport.listener import Listener
 
 NO_CONTEXT: Final = object()
+"""Stands for a context that was not given. None is a context."""
 PREPARE_TIMEOUT_S = 300.0
+"""Seconds for imports, set-up code and the decoding of the context. Beyond it, opening the template raises."""
 
 
 class Template(AsyncResource):
     """Makes REPLs that find a context, modules and variables in place. Made by `Sandbox.template`.
 
-    It owns a fork server of its own. Use it as a context manager, within its sandbox: when it is left, its REPLs end.
+    A template has a fork server of its own. Use it as a context manager (`with` or `async with`), inside the block of
+    its sandbox. When it is left, its REPLs have ended.
+
+    Entering it raises `ConfigurationError` if an import or the set-up code fails, `ContextRefused` if the context
+    cannot be read, and `SandboxFailed` if the fork server cannot start or takes longer than `timeout_s`.
 
     Args:
-        sandboxes_fork_server: Makes the template's own, and ends it with the sandbox at the latest.
+        event_loop: Loop that the template lives on.
+        sandboxes_fork_server: Starts the template's own fork server, and ends it with the sandbox at the latest.
+        listener: Port that REPLs connect to.
+        limits: Limits of each REPL that is given none of its own.
+        preparation: Modules and set-up code.
+        context: Value of the variable `context` in each REPL; `NO_CONTEXT` lets each REPL have its own.
+        warm: Number of REPLs that are kept ready; None as for `Sandbox`.
     """
 
     def __init__(
@@ -63,21 +75,24 @@ class Template(AsyncResource):
         env: Mapping[str, str] | None = None,
         seed: int | None = None,
     ) -> SandboxedRepl:
-        """Return a new REPL, see `Sandbox.repl`.
+        """Return a new REPL. It is started when it is entered as a context manager.
 
         Args:
-            context: Of this REPL alone; only where the template has none.
+            answer, tools, values, limits, env, seed: As for `Sandbox.repl`.
+            context: Context of this REPL alone, if the template has none.
 
         Raises:
-            ConfigurationError: The template has a context; or as for `Sandbox.repl`.
+            ConfigurationError: The template has a context already, or an argument cannot be used.
             SandboxFailed: The template is not open.
         """
         if self._workers is None:
             raise SandboxFailed("the template is not open: use it as `with sandbox.template(...) as template:`")
         if self._context is not NO_CONTEXT:
             if context is not NO_CONTEXT:
-                raise ConfigurationError("the template has a context already: make another for another one")
-            assert self._stored is not None  # it is open
+                raise ConfigurationError(
+                    "the template has a context already: make another template for another context"
+                )
+            assert self._stored is not None  # set by `_open`
             context = Inherited(self._stored)
         given = None if context is NO_CONTEXT else context
         more: dict[str, Any] = {"tools": tools, "values": values, "limits": limits, "env": env, "seed": seed}
@@ -89,7 +104,7 @@ class Template(AsyncResource):
         preparation = self._preparation
         if self._context is not NO_CONTEXT:
             given = self._context
-            if isinstance(given, StoredContext):  # its owner may close it
+            if isinstance(given, StoredContext):  # its owner may close it while the template is open
                 self._stored = given.another()
             else:
                 self._stored = await asyncio.to_thread(store, given)

@@ -1,1 +1,1 @@
-"""One conversation with one worker. Nothing here knows what a model is."""
+"""The socket protocol between the orchestrator and one worker. A package without knowledge of models."""

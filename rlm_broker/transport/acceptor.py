@@ -1,4 +1,4 @@
-"""Listening sockets, and the connections that they accept a few at a time."""
+"""Listening sockets, and the connections that they accept, a few at a time."""
 
 import asyncio
 import errno
@@ -10,13 +10,13 @@ from collections.abc import Callable, Sequence
 from rlm_broker.errors import ConfigurationError, SandboxFailed
 
 BACKLOG = 4096
-"""Connections that the kernel keeps until they are accepted: more than a machine full of REPLs that connect at once.
-The kernel caps it at net.core.somaxconn."""
+"""Connections that the kernel keeps until they are accepted. It is more than the REPLs of a full machine that connect
+at the same time. The kernel caps it at net.core.somaxconn (4,096 since Linux 5.4)."""
 ACCEPTS_IN_A_ROW = 4
-"""Connections accepted at once. asyncio's own server accepts as many as its backlog, and goes on after an error:
-thousands of strangers would keep the event loop for seconds."""
+"""Connections accepted in one turn of the event loop. asyncio's own server accepts as many as its backlog, and goes on
+after an error (`BaseSelectorEventLoop._accept_connection`). Thousands of strangers would keep the loop for seconds."""
 RETRY_S = 0.1
-"""Seconds until connections are accepted again after the process or the machine ran out of descriptors or memory."""
+"""Seconds until the next attempt to accept, after the process or the machine ran out of descriptors or memory."""
 
 _Address = tuple[
     socket.AddressFamily, socket.SocketKind, int, str, tuple[str, int] | tuple[str, int, int, int] | tuple[int, bytes]
@@ -28,9 +28,9 @@ class Acceptor:
     """Accepts connections on every address of a host.
 
     Args:
-        sockets: From `bind`; they are closed with this.
-        take: Given each connected socket.
-        make_room: Called when there is no descriptor left, to give up a connection.
+        sockets: Listening sockets, from `bind`. `close` closes them.
+        take: Called with each connected socket, which is non-blocking.
+        make_room: Called when no descriptor is left. It should give up a connection.
     """
 
     def __init__(
@@ -77,7 +77,7 @@ class Acceptor:
             self._take(connected)
 
     def _wait(self, listening: socket.socket, error: OSError) -> None:
-        """Look away for a moment: the socket stays readable, and would be tried again in every turn of the loop."""
+        """Stop accepting for `RETRY_S`: the socket stays readable, and would be tried in every turn of the loop."""
         self._make_room()
         self._loop.remove_reader(listening.fileno())
         self._retries[listening] = self._loop.call_later(
@@ -89,22 +89,26 @@ class Acceptor:
 
 
 async def bind(host: str, port: int) -> list[socket.socket]:
-    """Sockets that listen on every address that `host` stands for.
+    """Return sockets that listen on every address of `host`.
+
+    Args:
+        host: Name or number of an address; empty for all addresses.
+        port: 0 takes a free port of the first address, and of no other.
 
     Raises:
-        ConfigurationError: None can be bound.
-        SandboxFailed: This process may make no socket of their families.
+        ConfigurationError: An address cannot be bound.
+        SandboxFailed: This process may make no socket of the address's family.
     """
     bound: list[socket.socket] = []
     try:
         found = await _addresses(host, port)
         for family, kind, protocol, _, address in dict.fromkeys(found):
-            if bound and port == 0:  # one free port, and not one for each address
+            if bound and port == 0:  # the kernel would choose another port for each address
                 break
             try:
                 bound.append(socket.socket(family, kind, protocol))
             except OSError as error:
-                if error.errno == errno.EAFNOSUPPORT:  # "localhost" is also ::1, where a kernel has no IPv6
+                if error.errno == errno.EAFNOSUPPORT:  # "localhost" is ::1, too, and the kernel may lack IPv6
                     continue
                 raise
             bound[-1].setblocking(False)
@@ -112,12 +116,12 @@ async def bind(host: str, port: int) -> list[socket.socket]:
             if family == socket.AF_INET6:
                 bound[-1].setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
             bound[-1].bind(address)
-            bound[-1].listen(BACKLOG)  # here, since another socket on the same port may be noticed only now
+            bound[-1].listen(BACKLOG)  # here: a socket that is bound to the port and not listening is noticed only now
     except OSError as error:
         for each in bound:
             each.close()
         number = error.errno or 0
-        why = os.strerror(number) if number > 0 else error.strerror  # below 0: the resolver's own
+        why = os.strerror(number) if number > 0 else error.strerror  # below 0: an error of the resolver, no errno
         raise ConfigurationError(
             f"cannot listen on {host}:{port}: {why}; choose another port, or 0 for a free one"
         ) from None
@@ -130,7 +134,9 @@ async def bind(host: str, port: int) -> list[socket.socket]:
 
 
 async def _addresses(host: str, port: int) -> Sequence[_Address]:
-    """What `host` stands for. A number is read at once; a name is looked up in a thread, which may be one too many.
+    """Return the addresses of `host`.
+
+    A number is read at once. A name is looked up in a thread, which the limit of processes may forbid.
 
     Raises:
         OSError: The name is not known.

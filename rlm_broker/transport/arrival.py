@@ -1,4 +1,4 @@
-"""A connection that has shown no token: it shows one, or asks in the field's one-shot protocol, or is turned away."""
+"""A connection that has shown no token. It shows one, or uses the field's one-shot protocol, or is turned away."""
 
 import asyncio
 import contextlib
@@ -13,19 +13,19 @@ from sandbox_worker.wire.frames import FrameDecoder, Payload, encode_frame
 from sandbox_worker.wire.messages import Welcome, decode_hello, encode
 
 MAX_HELLO_BYTES = 512
-"""Bytes of a first frame where only a token can be shown; a `Hello` has about 70."""
+"""Bytes of a first frame on a port that takes tokens alone; a longer one is refused. A `Hello` has about 70."""
 ONE_AT_A_TIME = "one request at a time: send the next one after the reply"
 NOT_SERVED = "this port serves the one-shot protocol only when it was started with one_shot=True"
 
 OneShotServer = Callable[[bytes], Awaitable[bytes]]
-"""Answers one request of the field's one-shot protocol: payload in, payload out."""
+"""Function that answers one request of the field's one-shot protocol: payload in, payload out."""
 
 
 class Arrival(asyncio.Protocol):
-    """One such connection.
+    """One connection without a token.
 
     Args:
-        strangers: Counts it, and drops it when there are too many.
+        strangers: Counts the connection, and drops it when there are too many.
         claim: Returns the connection that a token was made for, or None.
         server: Answers one-shot requests; None turns them away.
     """
@@ -44,19 +44,19 @@ class Arrival(asyncio.Protocol):
         self._refused = False
 
     def hang_up(self) -> None:
-        """Close the connection at once, without a word."""
+        """Close the connection at once, without a message."""
         self._transport.abort()
 
     async def end(self) -> None:
-        """Hang up, and wait for the end of what is being done for the caller."""
+        """Close the connection, and wait for the end of the request that is served for it."""
         self.hang_up()
         self._cancel_call()
         if self._serving is not None:
             await asyncio.wait({self._serving})
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._transport = cast("asyncio.Transport", transport)  # not isinstance: that of uvloop is none
-        self._transport.set_write_buffer_limits(high=0)  # so that `resume_writing` says when a reply was read
+        self._transport = cast("asyncio.Transport", transport)  # not isinstance: uvloop's is not an asyncio.Transport
+        self._transport.set_write_buffer_limits(high=0)  # so that `resume_writing` is called when a reply was read
         self._strangers.present.add(self)
         self._strangers.awaits(self)
 
@@ -84,11 +84,11 @@ class Arrival(asyncio.Protocol):
         if self._serving is None:
             self._leave()
         else:
-            self._cancel_call()  # its client has left
+            self._cancel_call()  # the client has left
             self._serving.add_done_callback(lambda _: self._leave())
 
     def _leave(self) -> None:
-        self._strangers.hears(self)  # a call that ignored its cancellation has begun to wait for the next request
+        self._strangers.hears(self)  # a call that ignored its cancellation has since begun to await the next request
         self._strangers.present.discard(self)
         self._strangers.weigh(self, 0)
 
@@ -102,7 +102,7 @@ class Arrival(asyncio.Protocol):
 
     def _show(self, token: str, rest: list[Payload]) -> None:
         connection = self._claim(token)
-        if connection is None:  # a stranger learns nothing, not even that tokens exist
+        if connection is None:  # no reply: a stranger must not learn that tokens exist
             self._transport.abort()
             return
         self._leave()
@@ -110,7 +110,7 @@ class Arrival(asyncio.Protocol):
         self._transport.write(encode_frame(encode(Welcome()), MAX_HELLO_BYTES))
         connection.connection_made(self._transport)
         early = b"".join(encode_frame(payload, len(payload)) for payload in rest) + self._frames.pending
-        self._frames = FrameDecoder(0)  # nothing more is ours
+        self._frames = FrameDecoder(0)  # all further bytes belong to `connection`
         if early:
             connection.receive(early)
 
@@ -141,7 +141,7 @@ class Arrival(asyncio.Protocol):
         self._strangers.awaits(self)  # the next request, or the end of the connection
 
     def _cancel_call(self) -> None:
-        """Cancel the call once: a second time would hit the client while it is tidying up."""
+        """Cancel the call once: a second cancellation would hit the clean-up of the model's client."""
         if self._serving is not None and not self._call_cancelled:
             self._call_cancelled = True
             self._serving.cancel()
@@ -153,8 +153,8 @@ class Arrival(asyncio.Protocol):
         self._frames = FrameDecoder(0)
         self._cancel_call()
         self._write(one_shot.error_reply(why))
-        # Not closed: what still comes to a closed socket is answered with a reset, which overtakes the reason.
-        with contextlib.suppress(OSError):  # reset by the other side, who wants no reason
+        # Not closed: the kernel answers data for a closed socket with a reset, which overtakes the reason.
+        with contextlib.suppress(OSError):  # the other side has reset the connection, and reads no reason
             self._transport.write_eof()
         self._strangers.awaits(self)  # the end of the connection
 

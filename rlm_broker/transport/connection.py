@@ -1,4 +1,8 @@
-"""A session on a socket: the asyncio shell, as thin as it can be."""
+"""A session on a socket: the asyncio shell around `Session`.
+
+Flow control: a connection stops reading while its REPL does not read, or while its open queries weigh too much. What
+the REPL then sends fills the kernel's buffers, and after that the REPL's own memory, which is limited.
+"""
 
 import asyncio
 import threading
@@ -15,13 +19,14 @@ from sandbox_worker.wire.messages import Display, FromWorker, Output, Query, Rea
 READ_BYTES = 1 << 16
 """Bytes read at once. Between two reads, all other connections have their turn."""
 MESSAGES_IN_A_ROW = 32
-"""Messages taken at once. A read may hold a thousand, which would keep the event loop for a tenth of a second."""
+"""Messages taken at once; the rest waits for the next turn of the event loop. A read may hold a thousand messages,
+which would keep the loop busy for a tenth of a second."""
 MOST_OPEN_WEIGHT = 64 << 20
-"""Bytes that the open queries of one connection may weigh, see `session.weight_of`. Beyond, nothing more is taken from
-it until one of them is answered. A single query may weigh more than that while no other is open."""
+"""Bytes that the open queries of one connection may weigh, see `session.weight_of`. Beyond, no further query is taken
+from it until one of them is answered. A single query may weigh more than that while no other is open."""
 UNREAD_BYTES = 8 << 20
-"""Bytes of replies that a REPL has not read. Beyond, nothing more is read from the REPL either: one that only asks and
-never listens fills its own socket, not this process."""
+"""Bytes of replies that a REPL has not read. Beyond, the connection does not read from the REPL either. So a REPL that
+asks and never reads fills its own socket, and not this process."""
 MOST_UNREAD_BYTES = 32 << 20
 """Bytes of unread replies beyond which a further reply is replaced by an error."""
 
@@ -29,7 +34,7 @@ CANCELLED = "cancelled, the block that asked has ended"
 
 
 class _Incoming(threading.local):
-    """Where a thread's loop reads into: one buffer for all of its connections, since each takes it at once."""
+    """The buffer that a thread's loop reads into. All of its connections share one: each takes the data at once."""
 
     def __init__(self) -> None:
         self.buffer = memoryview(bytearray(READ_BYTES))
@@ -39,38 +44,54 @@ _incoming = _Incoming()
 
 
 class QueryHandler(Protocol):
-    """Whoever answers a REPL: given by the runner, so that nothing here knows what a model is."""
+    """Answers the queries of a REPL.
+
+    An async function with this signature. The caller of `execute` gives it, so that the transport depends on no model.
+    """
 
     async def __call__(self, query: Query, /) -> list[Slot]:
-        """One slot for each prompt, in order. Cancelling it ends whatever was started for it."""
+        """Answer one query.
+
+        Cancelled when the block ends or is interrupted, or when the connection is lost. It must then end all that it
+        has started for the query.
+
+        Args:
+            query: Query of model code, with its prompts. Its content is untrusted.
+
+        Returns:
+            One slot for each prompt, in order. With any other number, each prompt gets an error.
+
+        Raises:
+            Exception: Any error becomes the text of each slot's error; the block goes on.
+        """
         ...
 
 
 OnShown = Callable[[Output | Display], None]
 """Called with each piece of output and each display of a block, as it comes."""
 _CALLED = {"llm": "llm_query", "rlm": "rlm_query", "budget": "budget()"}
-"""What model code calls for each kind of query."""
+"""Name that model code calls for each kind of query."""
 
 
 async def refuse(query: Query) -> list[Slot]:
-    """The answer of a REPL without models."""
+    """Refuse every prompt of a query: the answer of a REPL without models."""
     if query.want == "tool":
-        reason = f"this REPL was given no answer=, so that the tool {query.tool}() is not available"
+        reason = f"the tool {query.tool}() is not available: this REPL was opened without answer="
     else:
-        reason = f"no model is connected to this sandbox, {_CALLED[query.want]} is not available"
+        reason = f"{_CALLED[query.want]} is not available: no model is connected to this sandbox"
     return [Slot(error=reason)] * len(query.prompts)
 
 
 class Connection(asyncio.BufferedProtocol):
     """Runs blocks in the REPL at the other end of a connected socket.
 
-    Made before the socket is: a listener gives it one when somebody shows the right token. When the socket is lost,
-    whatever waits here fails with `WorkerDied`, and what was being done for the REPL is cancelled.
+    Made before the socket is: the listener gives it the socket on which its token is shown. When the socket is lost,
+    `ready` and the future of `execute` fail with `WorkerDied`, and each query that is being answered is cancelled.
 
     Args:
-        session: A fresh one.
-        max_queries_in_flight: At this number of open queries no further one is taken, until one of them is answered;
-            the same at `MOST_OPEN_WEIGHT`.
+        session: A fresh session, which the connection owns.
+        max_queries_in_flight: Open queries at most. A further one is taken once one of them is answered, as it is at
+            `MOST_OPEN_WEIGHT`.
     """
 
     def __init__(self, session: Session, max_queries_in_flight: int) -> None:
@@ -106,7 +127,7 @@ class Connection(asyncio.BufferedProtocol):
 
         Raises:
             WorkerDied: The socket was lost first.
-            ProtocolViolation: The worker said anything else.
+            ProtocolViolation: The worker sent any other message.
         """
         await self._ready.wait()
         if self._lost:
@@ -115,19 +136,21 @@ class Connection(asyncio.BufferedProtocol):
     def execute(
         self, code: str, answer: QueryHandler, on_shown: OnShown, wanted: Wanted = NOTHING
     ) -> asyncio.Future[Result]:
-        """Start one block, and answer its queries from now on. `settle` when the future is done.
+        """Start one block, and answer its queries from now on. Call `settle` when the future is done.
 
         Args:
+            code: Python source.
             answer: Called for each query, several at the same time.
             on_shown: Called for each piece of output and each display as it comes.
-            wanted: What the block is given beside its code, and values that the result is to have.
+            wanted: Input of the block beside its code, and values that the result should have.
 
         Returns:
-            The block's result; `WorkerDied` or `ProtocolViolation` if the connection ends before.
+            A future of the block's result. It fails with `WorkerDied` or `ProtocolViolation` if the connection ends
+            before.
 
         Raises:
-            WorkerDied, ProtocolViolation: It has ended already.
-            FrameTooLarge: The code and `stdin` are longer than a frame may be.
+            WorkerDied, ProtocolViolation: The connection has ended already.
+            FrameTooLarge: `code` and `stdin` are longer than a frame may be.
         """
         if self._lost:
             raise self._lost
@@ -138,40 +161,40 @@ class Connection(asyncio.BufferedProtocol):
 
     @property
     def is_open(self) -> bool:
-        """Whether there is still somebody at its other end, as far as is known."""
+        """Whether the worker is still there, as far as is known: its death may not have arrived yet."""
         return self._lost is None
 
     def provide(self, provisions: Provisions) -> None:
-        """Give the REPL more, see `Session.provide`; code finds it from its next block on."""
+        """Give the REPL more tools and values, see `Session.provide`. Code finds them from its next block on."""
         self._session.provide(provisions)
 
     def let_go(self) -> None:
-        """Answer all that the block asks, and has asked, with an error: it is being interrupted.
+        """Answer all present and further queries of the block with an error, since it is being interrupted.
 
-        A query for which there is no room holds back what came after it, and that may be the block's result.
+        A query without room holds back all messages behind it, and the block's result may be one of them.
         """
         self._lets_go = True
         self._cancel_answers()
         self._go_on()
 
     async def settle(self) -> None:
-        """Cancel what is still being answered and wait: a model call or a whole child run may hang below it."""
+        """Cancel what is still being answered, and wait for its end: a model call or a whole child run may be below."""
         while self._answering or self._cancelled:
             self._cancel_answers()
             await asyncio.wait(self._cancelled)
             self._cancelled = {task for task in self._cancelled if not task.done()}
 
     async def close(self) -> None:
-        """Hang up, and wait until everything that was being done for the REPL has ended. Harmless when repeated."""
+        """Close the socket, and wait until all answering for the REPL has ended. Has no effect when repeated."""
         self._lose(WorkerDied("the connection was closed"))
         await self.settle()
 
-    # -- asyncio's side ----------------------------------------------------------------------------------------------
+    # -- called by asyncio -------------------------------------------------------------------------------------------
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        # Not isinstance: that of uvloop is no asyncio.Transport.
+        # A cast and no isinstance: uvloop's transports are not subclasses of asyncio.Transport.
         transport = cast("asyncio.Transport", transport)
-        if self._lost:  # whoever expected this worker has given up
+        if self._lost:  # closed before the worker came
             transport.abort()
             return
         self._transport = transport
@@ -184,7 +207,7 @@ class Connection(asyncio.BufferedProtocol):
         self.receive(_incoming.buffer[:nbytes])
 
     def receive(self, data: bytes | memoryview) -> None:
-        """Take what arrived."""
+        """Take bytes that arrived, also those that came right behind the token."""
         try:
             self._session.feed(data)
         except ProtocolViolation as violation:
@@ -205,11 +228,14 @@ class Connection(asyncio.BufferedProtocol):
         self._writable = True
         self._regulate()
 
-    # -- ours --------------------------------------------------------------------------------------------------------
+    # -- internal ----------------------------------------------------------------------------------------------------
 
     def _take_messages(self) -> None:
-        """Take some messages. Those beyond `MESSAGES_IN_A_ROW` wait for the next turn of the loop; a query for which
-        there is no room waits for a reply to another one, and what came after it with it."""
+        """Take some messages, and leave the others where they are.
+
+        Those beyond `MESSAGES_IN_A_ROW` wait for the next turn of the loop. A query without room waits for a reply to
+        another one, and all messages behind it wait with it.
+        """
         self._takes_more_soon = False
         try:
             for _ in range(MESSAGES_IN_A_ROW):
@@ -256,7 +282,7 @@ class Connection(asyncio.BufferedProtocol):
 
     @property
     def _has_room(self) -> bool:
-        """Whether the query that came last may be answered beside those that are being answered."""
+        """Whether the last query may be answered now, beside those that are being answered."""
         session = self._session
         if self._lets_go or len(session.open_queries) <= 1:
             return True
@@ -267,7 +293,7 @@ class Connection(asyncio.BufferedProtocol):
         )
 
     def _go_on(self) -> None:
-        """Begin with the query that was held back if there is room for it now, and read on if there is for more."""
+        """Begin the query that was held back if there is room now, and read on if there is room for more."""
         if self._held_back is not None:
             if self._has_room:
                 query, self._held_back = self._held_back, None
@@ -278,7 +304,7 @@ class Connection(asyncio.BufferedProtocol):
         self._regulate()
 
     def _cancel_answers(self) -> None:
-        """Once each: a second time would hit what is tidying up, and a child run's processes would outlive it."""
+        """Cancel each answering task once: a second cancellation would hit the clean-up that ends a child run."""
         for task in self._answering.values():
             task.cancel()
         self._cancelled.update(self._answering.values())
@@ -289,16 +315,16 @@ class Connection(asyncio.BufferedProtocol):
         try:
             slots = await self._answer(query)
             if not isinstance(slots, list) or not all(type(slot) is Slot for slot in slots):
-                failed = "what answers this REPL returned something else than a list of slots"
+                failed = "the function that answers this REPL must return a list of Slot"
             elif len(slots) == len(query.prompts):
                 self._send(query, slots)
             else:
                 failed = f"{len(slots)} answers to {len(query.prompts)} prompts"
         except RlmBrokerError as error:
             failed = str(error)
-        except Exception as error:  # noqa: BLE001 - a bug of whoever answers must not block the REPL
+        except Exception as error:  # noqa: BLE001 - a bug in the answering function must not block the REPL
             failed = f"{type(error).__name__}: {error}"
-        finally:  # whatever happened: a query without its reply would block the REPL
+        finally:  # also when cancelled: without a reply, the REPL would wait for as long as the block may take
             if query.id in self._session.open_queries:
                 self._send(query, [Slot(error=failed)] * len(query.prompts))
             self._answering.pop(query.id, None)  # before the REPL can use the id again
@@ -306,7 +332,7 @@ class Connection(asyncio.BufferedProtocol):
     def _send(self, query: Query, slots: list[Slot]) -> None:
         weight = self._session.open_queries.get(query.id)
         if weight is None:
-            return  # answered already, or the connection was lost meanwhile
+            return  # answered already, or the connection was lost since
         if self._transport is not None and self._transport.get_write_buffer_size() > MOST_UNREAD_BYTES:
             why = f"dropped: more than {MOST_UNREAD_BYTES:,} bytes of earlier replies are still unread"
             slots = [Slot(error=why)] * len(slots)
@@ -317,21 +343,21 @@ class Connection(asyncio.BufferedProtocol):
             try:
                 frame = self._session.reply(Reply(query.id, too_large))
             except FrameTooLarge as error:
-                why = f"not even the errors of {len(slots):,} prompts fit into a reply: {error}"
+                why = f"the errors of {len(slots):,} prompts do not fit into a reply: {error}"
                 self._lose(ProtocolViolation(why))
                 return
         self._write(frame)
         self._load_share -= weight
         self._load.lighten(weight)
-        if not self._is_reading or self._held_back is not None:  # else a reply changes nothing: there is only more room
+        if not self._is_reading or self._held_back is not None:  # else the connection reads on as it did
             self._go_on()
 
     def _regulate(self) -> None:
-        """Read on, or leave what comes in the kernel's buffers."""
+        """Read on, or leave what comes in the kernel's buffers, as the bounds at the top of this module say."""
         if self._transport is None:
             return
         reads = self._writable and self._held_back is None and not self._takes_more_soon
-        if reads and self._session.open_queries:  # the frame that has begun to arrive is collected beside them
+        if reads and self._session.open_queries:  # the frame that is arriving will be held beside the open queries
             reads = self._session.open_weight + self._session.announced_bytes <= MOST_OPEN_WEIGHT
         if self._is_reading != reads:
             self._is_reading = reads
@@ -352,9 +378,9 @@ class Connection(asyncio.BufferedProtocol):
         self._load.lighten(share)
         self._lost = self._lost or reason
         self._ready.set()
-        if self._result is not None and not self._result.done():  # one that was complete before the end counts
+        if self._result is not None and not self._result.done():  # a result that was complete before the end counts
             self._result.set_exception(self._lost)
-            self._result.exception()  # whoever waits gets it; if nobody does any more, that is no news
+            self._result.exception()  # read, or asyncio would report it as never retrieved if its caller was cancelled
         self._cancel_answers()
         if self._transport is not None:
             self._transport.abort()
@@ -362,4 +388,4 @@ class Connection(asyncio.BufferedProtocol):
 
 
 def _ignore(_shown: Output | Display) -> None:
-    """What nobody waits for."""
+    """Drop output: the default before the first block."""

@@ -1,4 +1,6 @@
-"""The orchestrator connects for a REPL: shows the token, is welcomed. The connected socket goes on to the worker."""
+"""The orchestrator's connection for a REPL: it shows the token and is welcomed. The socket is then sent to the worker.
+
+A worker cannot connect itself: at `strict` it has no network."""
 
 import asyncio
 import os
@@ -10,15 +12,24 @@ from sandbox_worker.wire.frames import FrameDecoder, encode_frame
 from sandbox_worker.wire.messages import Hello, decode_welcome, encode
 
 MAX_WELCOME_BYTES = 4096
+"""Bytes of the handler's first frame; a longer one is refused."""
 
 
 async def dial(address: tuple[str, int], token: str, timeout_s: float) -> socket.socket:
-    """A connected socket that the handler at `address` has accepted for the session of `token`.
+    """Return a connected socket that the handler at `address` has accepted for the session of `token`.
 
-    After the welcome the handler says nothing before the REPL does, so nothing of its conversation is read here.
+    The handler's only message before the REPL's first is the welcome, so that no byte of the REPL's is read here.
+
+    Args:
+        address: Host and port of the handler.
+        token: One-time token, see `Listener.expect`.
+        timeout_s: Seconds for all of it.
+
+    Returns:
+        A blocking socket.
 
     Raises:
-        SandboxFailed: Nobody listens there, the token is not known, or it took longer than `timeout_s` seconds.
+        SandboxFailed: The port is closed, the token is not known, or it took longer than `timeout_s`.
     """
     loop = asyncio.get_running_loop()
     family = socket.AF_INET6 if ":" in address[0] else socket.AF_INET
@@ -27,7 +38,7 @@ async def dial(address: tuple[str, int], token: str, timeout_s: float) -> socket
         connected.setblocking(False)
         async with asyncio.timeout(timeout_s):
             await loop.sock_connect(connected, address)
-            connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)  # frames are answered one by one
+            connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)  # each frame is answered on its own
             await loop.sock_sendall(connected, encode_frame(encode(Hello(token=token)), MAX_WELCOME_BYTES))
             await _welcome(connected)
         connected.setblocking(True)
@@ -43,10 +54,10 @@ async def dial(address: tuple[str, int], token: str, timeout_s: float) -> socket
 
 
 def _reason(error: OSError | WireError, timeout_s: float) -> str:
-    if isinstance(error, TimeoutError):  # an OSError, and without a word of its own
+    if isinstance(error, TimeoutError):  # an OSError without a text
         return f"no answer within {timeout_s:g} s"
     number = error.errno if isinstance(error, OSError) else None
-    return os.strerror(number) if number is not None and number > 0 else str(error)  # below 0: the resolver's own
+    return os.strerror(number) if number is not None and number > 0 else str(error)  # below 0: resolver, not errno
 
 
 async def _welcome(connected: socket.socket) -> None:
@@ -55,7 +66,7 @@ async def _welcome(connected: socket.socket) -> None:
     while True:
         data = await loop.sock_recv(connected, MAX_WELCOME_BYTES)
         if not data:
-            raise ConnectionResetError("it hung up on the token")
+            raise ConnectionResetError("it closed the connection after the token was shown")
         if payloads := frames.feed(data):
             decode_welcome(payloads[0])
             return

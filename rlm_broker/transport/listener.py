@@ -1,4 +1,4 @@
-"""The one port: accepts connections, and gives each to the session whose token its first frame shows."""
+"""The one port: it accepts connections, and gives each to the session whose token its first frame shows."""
 
 import asyncio
 import secrets
@@ -15,17 +15,18 @@ from rlm_broker.transport.strangers import Strangers
 
 LAST_PORT = 65_535
 TOKEN_BYTES = 32
+"""Random bytes of a token: 256 bits cannot be guessed."""
 
 
 class Listener:
-    """Accepts connections; a one-time token in the first frame says which session each belongs to.
+    """Accepts connections; a one-time token in the first frame names the session that each belongs to.
 
     Args:
-        host: Address to bind. Beyond loopback it is refused, see `insecure_bind`.
+        host: Address to bind. An address beyond loopback is refused without `insecure_bind`.
         port: 0 takes a free one.
-        first_frame_timeout_s: How long a connection may stay without having said whose it is.
+        first_frame_timeout_s: Seconds until a connection without a complete first frame is dropped.
         one_shot: Answers clients of the field's one-shot protocol, which have no token. None turns them away.
-        insecure_bind: The caller knows that tokens and contexts would cross a network in the clear.
+        insecure_bind: The caller knows that tokens and contexts cross the network unencrypted.
 
     Raises:
         ConfigurationError: The port does not exist, or the address is beyond loopback.
@@ -48,7 +49,7 @@ class Listener:
                 "bind to 127.0.0.1, or pass insecure_bind=True if the network is yours"
             )
         if not 0 <= port <= LAST_PORT:
-            raise ConfigurationError(f"there is no port {port}: choose one up to {LAST_PORT}, or 0 for a free one")
+            raise ConfigurationError(f"port {port} does not exist: choose 1 to {LAST_PORT}, or 0 for a free one")
         self._bind = (host, port)
         self._one_shot = one_shot
         self._acceptor: Acceptor | None = None
@@ -66,13 +67,13 @@ class Listener:
         return None if self._acceptor is None else self._acceptor.address
 
     async def start(self) -> tuple[str, int]:
-        """Listen; called twice it returns the same address.
+        """Begin to listen, and return host and port. If it listens already, they are the same.
 
         Raises:
             ConfigurationError: The address cannot be bound.
             SandboxFailed: This process may make no socket of the address's family.
         """
-        async with self._changing:  # two that start it at once must not bind two ports
+        async with self._changing:  # two callers at once must not bind two ports
             if self._acceptor is None:
                 sockets = await bind(*self._bind)
                 self._acceptor = Acceptor(sockets, self._accepted, self._strangers.drop_longest_silent)
@@ -80,7 +81,7 @@ class Listener:
             return self._acceptor.address
 
     async def stop(self) -> None:
-        """Close the port and every connection that has not said whose it is. Harmless when repeated."""
+        """Close the port and every connection without a session. Has no effect when repeated."""
         async with self._changing:
             acceptor, self._acceptor = self._acceptor, None
             self._stopped = True
@@ -95,11 +96,16 @@ class Listener:
 
     @property
     def connections(self) -> int:
-        """REPLs that are connected."""
+        """Number of REPLs that are connected."""
         return sum(connection.is_open for connection in self._claimed)
 
     def expect(self, connection: Connection, timeout_s: float) -> str:
-        """A token that works once, within `timeout_s` seconds: whoever shows it gets `connection`."""
+        """Return a token that gives `connection` the socket on which it is first shown.
+
+        Args:
+            connection: Connection of the session.
+            timeout_s: Seconds for which the token is valid.
+        """
         token = secrets.token_urlsafe(TOKEN_BYTES)
         expiry = asyncio.get_running_loop().call_later(timeout_s, self._expected.pop, token, None)
         self._expected[token] = (connection, expiry)
@@ -107,11 +113,15 @@ class Listener:
         return token
 
     async def attach(self, connected: socket.socket) -> None:
-        """Serve a socket that is connected already (a socketpair, an inherited descriptor) like one just accepted."""
+        """Serve a socket that is connected already (a socketpair, an inherited descriptor) like an accepted one.
+
+        Raises:
+            OSError: The socket cannot be served.
+        """
         await self._accepted(connected)
 
     def _accepted(self, connected: socket.socket) -> "asyncio.Task[None]":
-        """A task of ours, so that `stop` waits for what arrives just now, and then ends it with all others."""
+        """Start a task for a connected socket. `stop` waits for it, and then ends the connection with all others."""
         arriving = asyncio.get_running_loop().create_task(self._arrive(connected))
         self._arriving.add(arriving)
         arriving.add_done_callback(self._arrived)
@@ -126,13 +136,13 @@ class Listener:
     def _arrived(self, arriving: "asyncio.Task[None]") -> None:
         self._arriving.discard(arriving)
         if not arriving.cancelled():
-            arriving.exception()  # the peer may be gone already; `attach` raises it
+            arriving.exception()  # read here, since the peer may be gone already; `attach` raises it
 
     def _arrival(self) -> Arrival:
         return Arrival(self._strangers, self.claim, self._one_shot)
 
     def claim(self, token: str) -> Connection | None:
-        """The connection that `token` was made for, once."""
+        """Return the connection that `token` was made for, and forget the token; None if it is not valid."""
         connection, expiry = self._expected.pop(token, (None, None))
         if connection is not None:
             self._claimed.add(connection)

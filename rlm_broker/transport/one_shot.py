@@ -1,15 +1,16 @@
-"""The field's one-shot protocol: one request, one reply, and the connection ends. No I/O.
+"""The field's one-shot protocol, without I/O: one request, one reply, and the connection ends.
 
 A request is a JSON object without a token:
 
     {"prompt": P | "prompts": [P, ...], "model"?: str | null, "depth"?: int}
 
-`P` is text, one chat message or a list of them; a `prompts` that is not empty wins. A reply has exactly these keys:
+`P` is text, one chat message or a list of them. If `prompts` is not empty, `prompt` is ignored. A reply has exactly
+these keys:
 
     {"chat_completion": C | null, "chat_completions": [C, ...] | null, "error": str | null}
 
-Both are read and written with `json`, not msgspec: the peers' JSON has lone surrogates as `\\ud800` and NaN, and so
-has ours. The texts of errors are the field's wherever its own handler has one.
+Both are read and written with `json` and not with msgspec: the JSON of clients may hold lone surrogates as `\\ud800`,
+and NaN, and so may the replies. Texts of errors are those of the field's own handler wherever it has one.
 """
 
 import json
@@ -32,19 +33,19 @@ MAX_BATCH_PROMPTS = 4_096
 MAX_MODEL_CHARS = 256
 """Characters of a model's name; a longer one is refused."""
 MAX_PROMPT_NESTING = 100
-"""Lists and objects inside each other. `json` gives up near 1,000, less deep in a stack: the reply echoes the prompt,
-and must be writable after the call has been paid."""
+"""Lists and objects inside each other; a deeper prompt is refused. `json` gives up near 1,000, and earlier in a deep
+stack. The reply repeats the prompt, and must be writable after the call has been paid."""
 
 _NOT_AN_OBJECT = "Request must be a JSON object"
 _NO_PROMPT = "Missing 'prompt' or 'prompts' in request."
 _NOT_A_PROMPT = "must be a string, a chat message or a list of chat messages"
 
 _ROLES: dict[Any, Role] = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant"}
-"""`developer` is a newer name of the same role."""
+"""Role that a client may give → role of our messages. `developer` is a newer name of "system"."""
 
 
 class OneShotRefused(ProtocolViolation):
-    """A request that cannot be served; the message is the `error` of the reply."""
+    """A request that cannot be served. Its message is the `error` of the reply."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,9 +53,10 @@ class OneShotRequest:
     """One request.
 
     Attributes:
-        prompts: One for a single request; as they came, since the reply echoes them.
-        is_batch: The reply is a list, even for one prompt.
-        depth: What the caller claims; -1 where it claims none.
+        prompts: One prompt for a single request. Unchanged, since the reply repeats them.
+        is_batch: Whether the reply is a list, also for one prompt.
+        model: Name of the model that is asked for; None leaves the choice to the handler.
+        depth: Depth that the caller claims; -1 if it claims none.
     """
 
     prompts: tuple[Prompt, ...]
@@ -64,49 +66,49 @@ class OneShotRequest:
 
 
 def is_one_shot(payload: bytes | bytearray) -> bool:
-    """Whether the first frame of a connection is to be answered in this protocol: all that is not our `Hello`."""
-    if b'"token"' not in payload:  # most are none: a look at the bytes costs less than an error
+    """Whether a connection's first frame is of this protocol. All frames are, but for our `Hello`."""
+    if b'"token"' not in payload:  # most requests: a search in the bytes takes less time than a failed decoding
         return True
     try:
         decode_hello(payload)
     except MessageInvalid:
         return True
-    return "type" not in json.loads(payload)  # msgspec takes a lone Struct without its tag
+    return "type" not in json.loads(payload)  # msgspec decodes a Struct without its tag if the type is not a union
 
 
 def parse_request(payload: bytes) -> OneShotRequest:
     """Read a request. Unknown fields are ignored.
 
     Raises:
-        OneShotRefused: It is none. No other exception leaves here, whatever the bytes.
+        OneShotRefused: The payload is not a request. No other exception is raised, for any bytes.
     """
     if has_more_values_than(MAX_VALUES, payload):
         raise OneShotRefused(f"the request holds more than {MAX_VALUES:,} values")
     try:
         request = json.loads(payload.decode())
-    except (ValueError, RecursionError) as error:  # UTF-8, JSON, a number of 5,000 digits; 100,000 '['
+    except (ValueError, RecursionError) as error:  # bad UTF-8 or JSON, an int of 5,000 digits; deep nesting
         raise OneShotRefused(str(error)) from None
     if not isinstance(request, dict):
         raise OneShotRefused(_NOT_AN_OBJECT)
     model = request.get("model")
     if model is not None and not isinstance(model, str):
         raise OneShotRefused("'model' must be a string or null")
-    if model is not None and len(model) > MAX_MODEL_CHARS:  # each reply of a batch repeats it
+    if model is not None and len(model) > MAX_MODEL_CHARS:  # bounded, since each reply of a batch repeats it
         raise OneShotRefused(f"'model' has {len(model):,} characters, more than {MAX_MODEL_CHARS}")
     depth = request.get("depth")
     return OneShotRequest(
         prompts=_prompts(request),
         is_batch=bool(request.get("prompts")),
         model=model or None,
-        depth=depth if type(depth) is int else -1,  # not isinstance: True is no depth
+        depth=depth if type(depth) is int else -1,  # not isinstance: a bool is not a depth
     )
 
 
 def to_messages(prompt: Prompt) -> tuple[ChatMessage, ...]:
-    """The conversation that a prompt stands for: text is one message of the user.
+    """Return the conversation that a prompt stands for. Text is one message of the user.
 
     Raises:
-        OneShotRefused: A chat message lacks a role or content that we know.
+        OneShotRefused: A chat message has no role or content that the protocol knows, or the list is empty.
     """
     if isinstance(prompt, str):
         return (ChatMessage("user", prompt),)
@@ -117,16 +119,17 @@ def to_messages(prompt: Prompt) -> tuple[ChatMessage, ...]:
 
 
 def single_reply(request: OneShotRequest, call: Call) -> bytes:
-    """The reply to a single request that was answered. One that failed gets an `error_reply`."""
+    """Return the reply to a single request that was answered. A failed one gets an `error_reply`."""
     return _reply(chat_completion=_completion(request.prompts[0], call))
 
 
 def batch_reply(request: OneShotRequest, outcomes: Sequence[Call | str], model_name: str) -> bytes:
-    """The reply to a batch.
+    """Return the reply to a batch.
 
     Args:
-        outcomes: For each prompt, in order: the call that answered it, or why there is none.
-        model_name: The model that the failed ones were for.
+        request: Request that was served.
+        outcomes: For each prompt, in order: the call that answered it, or the reason why there is none.
+        model_name: Model that the failed prompts were for.
     """
     return _reply(
         chat_completions=[
@@ -139,8 +142,8 @@ def batch_reply(request: OneShotRequest, outcomes: Sequence[Call | str], model_n
 
 
 def error_reply(text: str) -> bytes:
-    """The reply to a request that could not be served at all."""
-    # An empty error would read as success without a completion in a caller that tests its truth.
+    """Return the reply to a request that could not be served at all."""
+    # Never empty: a client that tests the truth of `error` would read it as success without a completion.
     return _reply(error=text or "unknown error")
 
 

@@ -1,4 +1,4 @@
-"""What a REPL is given beside its context: names of tools, values, and what its process begins with."""
+"""Provisions of a REPL beside its context: names of tools, values, and its environment."""
 
 import contextlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -15,13 +15,13 @@ from sandbox_worker.wire.values import encode as encode_value
 from sandbox_worker.wire.values import encode_json
 
 _PLACE = b"0.0"
-"""A number, which no name of a variable holds: the place of a value in its message."""
+"""A stand-in for a value in its message. No name of a variable holds this number, so that it can be searched for."""
 
 
 class Provisions:
-    """Names of tools, values by name, each as the frame that gives it to a REPL, and an environment.
+    """Names of tools, values by name, and an environment; values and environment as the frames that carry them.
 
-    Each holder has one of its own: `add` copies, and what is added to one later changes no other.
+    Each holder has its own copy: `add` copies, so that a later addition to one changes no other.
     """
 
     __slots__ = ("_environment", "_frames", "_tools")
@@ -42,17 +42,19 @@ class Provisions:
         are_restored: bool = True,
         are_json: bool = False,
     ) -> "Provisions":
-        """Return those of `tools`, `values` and `environment`.
+        """Return provisions with these values, tools and environment.
 
         Args:
+            values: Values by the names of their variables.
             max_frame_bytes: Largest payload of the frame of one value.
-            tools: All that code may call from then on; None changes nothing.
-            are_restored: Whether each block finds the values again, whatever the block before made of the names.
-            are_json: Whether the values came out of JSON, and hold nothing else.
+            tools: Names of all tools that code may call from then on; None leaves them as they are.
+            environment: Environment variables and seed of the REPL; None leaves them as they are.
+            are_restored: Whether each block finds the values again, also if the block before rebound their names.
+            are_json: Whether the values came out of JSON, so that they need no check.
 
         Raises:
-            ConfigurationError: A value does not cross.
-            ValueTooLarge: A value, or the environment, is more than a message may hold.
+            ConfigurationError: A value cannot be sent to a REPL.
+            ValueTooLarge: A value, or the environment, is longer than a message may be.
         """
         made = cls()
         made._tools = None if tools is None else [*tools]
@@ -70,10 +72,15 @@ class Provisions:
 
     @classmethod
     def of_context(cls, name: str, context: Sequence[ContextPiece], max_frame_bytes: int) -> "Provisions":
-        """Return what gives a REPL a context, whose memfds init hands to it.
+        """Return the provisions that give a REPL a context, whose memfds init hands to it.
+
+        Args:
+            name: Variable that will hold the context.
+            context: Its pieces, in order.
+            max_frame_bytes: Largest payload of a frame.
 
         Raises:
-            ValueTooLarge: The names of its pieces are more than a message may hold.
+            ValueTooLarge: The names of its pieces are longer than a message may be.
         """
         made = cls()
         with _in_a_frame(f"the context {name}"):
@@ -81,14 +88,14 @@ class Provisions:
         return made
 
     def add(self, more: "Provisions") -> None:
-        """Take what another one has, too. Its values come in the place of ours of the same names, its tools of all."""
+        """Add all of `more`. Its values replace those of the same names, and its tools, if it has any, all tools."""
         if more._tools is not None:
             self._tools = more._tools
         self._frames.update(more._frames)
         self._environment.extend(more._environment)
 
     def tools(self) -> list[str] | None:
-        """Return the names of all tools, in their order; None leaves them as they are."""
+        """Return the names of all tools, in order; None leaves the REPL's tools as they are."""
         return None if self._tools is None else [*self._tools]
 
     def names(self) -> set[str]:
@@ -96,7 +103,7 @@ class Provisions:
         return {*self._frames}
 
     def frames(self) -> list[bytes]:
-        """Return the frames that give the REPL an environment and the values, each of them one, with its next block."""
+        """Return the frames for the REPL's next block: those of the environment, then one for each value."""
         return [*self._environment, *self._frames.values()]
 
 
@@ -109,7 +116,7 @@ def _in_a_frame(what: str) -> Iterator[None]:
 
 
 def _frame(name: str, encoded: bytes, is_restored: bool, max_frame_bytes: int) -> bytes:
-    """Return the frame that gives a REPL one value: put together at once, since a large one would be copied thrice."""
+    """Return the frame of one value. It is joined once: `encode` and `encode_frame` would copy a large value thrice."""
     begin, end = encode(Provide(name, msgspec.Raw(_PLACE), is_restored)).split(_PLACE)
     payload_bytes = len(begin) + len(encoded) + len(end)
     if payload_bytes > max_frame_bytes:

@@ -1,4 +1,4 @@
-"""One REPL's conversation, without I/O: bytes in, messages out, and which message may come when."""
+"""The protocol of one REPL's connection, without I/O: bytes in, messages out, and which message may come when."""
 
 from collections import deque
 from enum import IntEnum, auto
@@ -31,21 +31,23 @@ from sandbox_worker.wire.messages import (
 from sandbox_worker.wire.prompts import Prompts
 
 LONGEST_QUERY_ID = 40
+"""Characters of a query's id. A longer one violates the protocol: ids are keys that are kept while queries are open."""
 PROMPT_WEIGHT = 1024
-"""Bytes of memory that a prompt costs while its query is open, beside its text: its place, its id, its reply."""
+"""Bytes of memory that an open query takes for each prompt beside its text: its place, its id, its reply."""
 DECODED_WEIGHT = 8
-"""Bytes of memory for each byte of a query that was decoded whole: wide characters take four, small parts more."""
+"""Bytes of memory for each byte of a query that was decoded whole: a wide character takes 4, small objects more."""
 
 
 class Wanted(NamedTuple):
-    """What a block is given beside its code, and the values that its result is to have.
+    """The input of a block beside its code, and the values that its result should have.
 
     Attributes:
-        value: Whether that of the last statement, if it is an expression.
-        names: Variables whose values are wanted. Then there is no code.
-        stdin: What the code may read; None is nothing.
-        submit: The block ends where it submits; these are its fields, none for any value. None lets it go on.
-        variables: Whether the result is to tell which variables the block has made or changed.
+        value: Whether the result has the value of the last statement, if that is an expression.
+        names: Variables whose values are wanted. The block then has no code.
+        stdin: Text that the code may read from descriptor 0; None gives it no text.
+        submit: Names of the fields with which the code submits, and so ends the block. An empty tuple takes any value;
+            with None, the block does not end at a submission.
+        variables: Whether the result names the variables that the block has made or changed.
     """
 
     value: bool = False
@@ -59,17 +61,17 @@ NOTHING: Final = Wanted()
 
 
 class State(IntEnum):
-    """Where a conversation stands. An `IntEnum`, whose hash is a number's own: it is looked up for each message."""
+    """The state of a session. An `IntEnum`, since its hash is that of an int: a state is looked up for each message."""
 
-    STARTING = auto()  # the worker locks itself down and loads the context
+    STARTING = auto()  # the worker applies its layers and loads the context
     IDLE = auto()  # the REPL waits for a block
-    RUNNING = auto()  # it runs one, and may be waiting for any number of replies
+    RUNNING = auto()  # the REPL runs a block, and may wait for any number of replies
     CLOSED = auto()
 
 
 TRANSITIONS: dict[State, dict[type[Message], State]] = {
     State.STARTING: {Ready: State.IDLE},
-    # A block may end while its threads still wait: their replies come late, and the REPL drops them.
+    # A block may end while its threads still wait for replies. Those replies come late, and the REPL drops them.
     State.IDLE: {
         Execute: State.RUNNING,
         Environment: State.IDLE,
@@ -89,21 +91,24 @@ TRANSITIONS: dict[State, dict[type[Message], State]] = {
 
 
 def weight_of(query: Query, payload_bytes: int) -> int:
-    """Memory in bytes that an open query may take, at most."""
-    is_decoded = type(query.prompts) is not Prompts  # not `isinstance`: of an abstract class it takes 0.2 us more
+    """Return the memory in bytes that an open query may take at most."""
+    is_decoded = type(query.prompts) is not Prompts  # not `isinstance`: for an abstract class it takes 0.2 us more
     parts = len(query.prompts) + len(query.contexts)
     return payload_bytes * (DECODED_WEIGHT if is_decoded else 1) + PROMPT_WEIGHT * parts
 
 
 class Session:
-    """The state of one conversation. What the worker claims is checked here, once, for everybody above.
+    """The state of the protocol on one connection. All that the worker claims is checked here, once for all callers.
+
+    Args:
+        max_frame_bytes: Largest payload of a frame in either direction.
 
     Attributes:
-        state: What may come next, see `TRANSITIONS`.
+        state: Decides which messages may come next, see `TRANSITIONS`.
         block: Number of the current or last block; the first is 1.
-        open_queries: Id of each query that still wants its reply → its weight, see `weight_of`.
+        open_queries: Id of each query without a reply → its weight in bytes, see `weight_of`.
         open_weight: Sum of these weights.
-        max_frame_bytes: Largest payload, either way.
+        max_frame_bytes: Largest payload of a frame in either direction.
     """
 
     def __init__(self, max_frame_bytes: int) -> None:
@@ -115,20 +120,20 @@ class Session:
         self.open_queries: dict[str, int] = {}
         self.open_weight = 0
         self.max_frame_bytes = max_frame_bytes
-        # A worker's largest message is a query: what announces more is refused before any of it is collected.
+        # The largest message of a worker is a query. A longer frame is refused at its prefix, before it is collected.
         self._frames = FrameDecoder(min(max_frame_bytes, MAX_QUERY_BYTES))
         self._payloads: deque[Payload] = deque()
 
     @property
     def announced_bytes(self) -> int:
-        """Size of the frame that is arriving just now; 0 between two frames."""
+        """Size in bytes of the frame that is arriving; 0 between two frames."""
         return self._frames.announced_bytes
 
     def feed(self, data: bytes | memoryview) -> None:
-        """Add what arrived. `next_message` decodes it, message by message.
+        """Add the bytes that arrived. `next_message` decodes them, message by message.
 
         Raises:
-            ProtocolViolation: A frame is larger than allowed, and no complete frame is before it. Close the connection.
+            ProtocolViolation: A frame is larger than allowed, and no complete frame precedes it. Close the connection.
         """
         try:
             self._payloads.extend(self._frames.feed(data))
@@ -136,7 +141,7 @@ class Session:
             self._violated(str(error))
 
     def next_message(self) -> FromWorker | None:
-        """The next complete message, legal in the state it came in; None if there is none.
+        """Return the next complete message, if its state allows it; None if there is none.
 
         Raises:
             ProtocolViolation: The bytes or their order are wrong. Close the connection.
@@ -162,14 +167,15 @@ class Session:
         return message
 
     def execute(self, code: str, wanted: Wanted = NOTHING) -> bytes:
-        """The frame that starts the next block.
+        """Return the frames that start the next block, with all that was provided since the last one.
 
         Args:
-            stdin: What its code may read; None is nothing.
+            code: Python source.
+            wanted: Further input, and the values that the result should have.
 
         Raises:
             ProtocolViolation: The REPL is not idle.
-            FrameTooLarge: The code and `stdin` are longer than a frame may be. Nothing has changed.
+            FrameTooLarge: `code` and `stdin` are longer than a frame may be. The session is unchanged.
         """
         unsent = self._unsent
         submit = None if wanted.submit is None else [*wanted.submit]
@@ -192,11 +198,11 @@ class Session:
         return b"".join([*unsent.frames(), frame])
 
     def provide(self, provisions: Provisions) -> None:
-        """Give the REPL more tools and values, with its next block."""
+        """Keep more tools and values for the REPL. They go out with its next block."""
         self._unsent.add(provisions)
 
     def reply(self, reply: Reply) -> bytes:
-        """The frame that answers an open query.
+        """Return the frame that answers an open query.
 
         Raises:
             ProtocolViolation: No query with this id is open.
@@ -210,7 +216,7 @@ class Session:
         return frame
 
     def close(self) -> None:
-        """Nothing may come any more, in either direction."""
+        """Accept no further message, in either direction, and drop those that were not taken."""
         self.state = State.CLOSED
         self._payloads.clear()
         self.open_queries.clear()

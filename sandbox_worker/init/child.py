@@ -1,4 +1,4 @@
-"""A child of init on its way to be a REPL or a program: what it keeps, and the layers that it puts itself behind."""
+"""A child of init before it becomes a REPL or a program: which descriptors it keeps, and how it locks itself in."""
 
 import fcntl
 import os
@@ -15,11 +15,14 @@ LAST_OF_STDIO = 2
 
 
 class Confinement:
-    """The same for every child that runs model code or what the host runs beside it.
+    """The steps by which every child locks itself in, a REPL as well as a program.
 
     Args:
-        ruleset: Descriptor of the Landlock ruleset of init, or None.
-        has_group: Whether `GROUP_FD` leads into a control group.
+        shared: Layers that the fork server has set up for all its workers.
+        bounds: Limits of this worker.
+        ruleset: Descriptor of init's Landlock ruleset, or None.
+        proc: The /proc of this worker.
+        has_group: Whether `GROUP_FD` leads to a control group.
     """
 
     def __init__(
@@ -34,11 +37,11 @@ class Confinement:
         self._mapped_bytes = 0
 
     def settle(self, wanted: Sequence[tuple[int, int]]) -> None:
-        """In the child: into the control group and a session of its own, without init's descriptors.
+        """Enter the control group and a new session, and close init's descriptors. Called in the child.
 
         Args:
-            wanted: Descriptors and the numbers that they get, up to `HANDED_FD`. Those below `RULESET_FD` that are not
-                named stay as they are; those above are closed.
+            wanted: Descriptors and the numbers that they get, up to `HANDED_FD`. Numbers below `RULESET_FD` that are
+                not named stay as they are; numbers above are closed.
         """
         if self._has_group:
             os.write(GROUP_FD, b"0")
@@ -46,7 +49,7 @@ class Confinement:
         self._mapped_bytes = mapped_bytes - unwritten_bytes
         if self._ruleset is not None:
             wanted = [*wanted, (self._ruleset, RULESET_FD)]
-        # First above the numbers that are to be taken, so that none is overwritten before it is its turn.
+        # Copy all above the target numbers first, so that no descriptor is overwritten before it is moved.
         copies = [(fcntl.fcntl(fd, fcntl.F_DUPFD, HANDED_FD + 1), number) for fd, number in wanted]
         for copy, number in copies:
             os.dup2(copy, number, inheritable=number <= LAST_OF_STDIO)
@@ -58,13 +61,13 @@ class Confinement:
         syscalls.begin_session()
 
     def lock_down(self, *, takes_contexts: bool) -> tuple[Layer, ...]:
-        """In the child that has settled: apply the layers; return their names.
+        """Apply the layers and return their names. Called in the child, after `settle`.
 
         Args:
-            takes_contexts: Whether it has address space for contexts that come later.
+            takes_contexts: Whether the child gets address space for contexts that are added later.
 
         Raises:
-            LayerFailed, OSError: End the process.
+            LayerFailed, OSError: A layer could not be applied. The caller ends the process.
         """
         ruleset, bounds = None if self._ruleset is None else RULESET_FD, self.bounds
         if not takes_contexts:

@@ -1,4 +1,4 @@
-"""Init's end of its control socket. Saying something never makes it wait: it is what watches and ends the REPL."""
+"""Init's end of its control socket. Sending never blocks, because init also watches and ends the REPL."""
 
 import array
 import contextlib
@@ -11,13 +11,13 @@ from sandbox_worker.wire.control import MAX_PACKET_BYTES, Control, pack
 from sandbox_worker.wire.descriptors import receive
 
 MOST_FDS = 4
-"""Descriptors beside one packet: those of `RunProgram`."""
+"""Most descriptors beside one packet: `RunProgram` has four."""
 
 
 class ControlSocket:
-    """Packets out, as far as the orchestrator takes them and then from a queue; packets in.
+    """Sends and receives packets. Packets that the orchestrator does not take at once wait in a queue.
 
-    The queue is bounded by who fills it: while it is not empty, a REPL's output stays in its pipes.
+    The queue stays small: while it is not empty, init leaves the REPL's output in its pipes.
     """
 
     def __init__(self, connected: socket.socket, poll: "select.poll") -> None:
@@ -31,26 +31,26 @@ class ControlSocket:
 
     @property
     def is_clear(self) -> bool:
-        """Whether everything that was said has been taken."""
+        """Whether the orchestrator has taken all packets."""
         return not self._queue
 
     def say(self, message: Control, *fds: int) -> None:
-        """Send a message, with descriptors that are ours no longer."""
+        """Send a message with descriptors, which are closed here once they are sent."""
         self._queue.append((pack(message), fds))
         if len(self._queue) == 1:
             self.flush()
 
     def flush(self) -> None:
-        """Send what the orchestrator takes without making us wait."""
+        """Send as many packets as the orchestrator takes without blocking."""
         while self._queue:
             packet, fds = self._queue[0]
             try:
-                # Not socket.send_fds, which forgets its flags.
+                # socket.send_fds ignores its `flags` argument, and would block.
                 beside = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", fds))] if fds else []
                 self._socket.sendmsg([packet], beside, socket.MSG_DONTWAIT)
             except BlockingIOError:
                 break
-            except OSError:  # the orchestrator is gone, and we are going to read that
+            except OSError:  # the orchestrator is gone: the next read finds the end of the stream
                 pass
             self._queue.popleft()
             for fd in fds:
@@ -60,9 +60,9 @@ class ControlSocket:
             self._poll.modify(self._socket.fileno(), events)
 
     def hear(self) -> tuple[bytes, list[int]]:
-        """The next packet and its descriptors; an empty packet when the orchestrator has hung up."""
+        """Return the next packet and its descriptors; an empty packet if the orchestrator has hung up."""
         return receive(self._socket, MAX_PACKET_BYTES, MOST_FDS)
 
     def close(self) -> None:
-        """In a process that is not init."""
+        """Close the descriptor in a child, which is not init."""
         self._socket.close()

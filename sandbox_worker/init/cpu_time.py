@@ -1,8 +1,9 @@
-"""CPU time of processes: those that live, those that were waited for, and those that are never waited for.
+"""Counts the CPU time of processes: living ones, ended ones that were waited for, and ended ones that never are.
 
-The kernel adds the time of a process that ended to its parent's, when the parent waits for it. Below a parent that
-ignores SIGCHLD it is added nowhere. Such a process is seen as long as it lives; what it used is estimated from how
-often it was seen running, as a sampling profiler does.
+When a parent waits for an ended child, the kernel adds the child's time to the parent's (getrusage(2),
+RUSAGE_CHILDREN). If the parent ignores SIGCHLD, the kernel discards the child, and its time is lost. So a process that
+is young, and could vanish that way, is sampled: each sample that finds it running counts for the time since the sample
+before, as in a sampling profiler. If it vanishes and its time arrives at no parent, the sampled time counts.
 """
 
 import os
@@ -12,23 +13,21 @@ from collections.abc import Callable, Collection, Sequence
 from sandbox_worker.init.procfs import Seen
 
 YOUNG_LOOKS = 5
-"""How often a process is seen until what /proc says of it is precise enough: the kernel counts in 10 ms."""
-
-
+"""Samples after which the time in /proc is precise enough for a process: the kernel counts in ticks of 10 ms."""
 SAMPLED_FOR_EACH_HEARD = 4
-"""Seconds sampled for each second that the kernel added to parents, up to which the kernel's word counts alone: where
-the machine is busy, a process is seen running while it waits for a CPU."""
+"""Largest ratio of sampled seconds to seconds that arrived at parents for which the kernel's figure alone counts. On a
+busy machine samples overcount: a process that waits for a CPU is also in state R."""
 
 
 class CpuTime:
-    """Of one process and all that it starts.
+    """CPU time of one process and its descendants.
 
     Args:
-        dead_s: Returns the CPU seconds of those of them that init took leave of, and of theirs.
+        dead_s: Returns the CPU seconds of descendants that init has waited for, and of their own children.
 
     Attributes:
-        block_s: Used since the block started.
-        runs_unheard: Processes that may end without being counted were running at the last look.
+        block_s: CPU seconds since the start of the block.
+        runs_unheard: Whether young processes, which may end uncounted, were running in the last sample.
     """
 
     def __init__(self, dead_s: Callable[[], float]) -> None:
@@ -41,14 +40,14 @@ class CpuTime:
         self.runs_unheard = False
 
     def started(self, pid: int) -> None:
-        """A fresh process is to be looked at. It has run no code but ours."""
+        """Count a new process, which has run no code but ours so far."""
         self._each = {pid: 0.0}
         self._young.clear()
         self._all_s = self._of_the_dead_s()
         self.block_started()
 
     def block_started(self) -> None:
-        """Count from here."""
+        """Count `block_s` from here."""
         self._living_s = self._dead_s = self._unheard_s = 0.0
 
     @property
@@ -57,13 +56,14 @@ class CpuTime:
         return self._living_s + (self._dead_s if is_heard else self._unheard_s)
 
     def look(self, seen: Sequence[Seen], since_s: float) -> float:
-        """Count `seen`, which are all that live.
+        """Count one sample.
 
         Args:
-            since_s: Seconds since the last look.
+            seen: All living processes.
+            since_s: Seconds since the last sample.
 
         Returns:
-            CPU seconds that the living and the dead that were waited for have used since the last look.
+            CPU seconds since the last sample, of living processes and of ended ones that were waited for.
         """
         each = {one.pid: one.times.cpu_s for one in seen}
         all_s = self._of_the_dead_s() + sum(one.times.cpu_s + one.times.childrens_cpu_s for one in seen)
@@ -76,7 +76,7 @@ class CpuTime:
         return living_s + dead_s
 
     def _sample(self, seen: Sequence[Seen], since_s: float) -> None:
-        """Count for each young process that runs the time since the last look, as far as there are CPUs for it."""
+        """Count the time since the last sample for each young process that runs, shared out over the CPUs."""
         young = [one for one in seen if one.pid in self._young or one.pid not in self._each]
         running = {one.pid: one.status.threads for one in young if one.times.runs or one.status.threads > 1}
         share_s = since_s * min(1.0, self._cpus / max(1, sum(running.values())))
@@ -85,14 +85,14 @@ class CpuTime:
             looks, sampled_s = self._young.pop(one.pid, (0, 0.0))
             if looks < YOUNG_LOOKS:
                 counted[one.pid] = looks + 1, sampled_s + share_s * running.get(one.pid, 0)
-        for pid, (_, sampled_s) in self._young.items():  # those that have ended
+        for pid, (_, sampled_s) in self._young.items():  # young processes that have ended
             self._unheard_s += max(0.0, sampled_s - self._each.get(pid, 0.0))
         self._young = counted
         self.runs_unheard = bool(running)
 
 
 class CpuTimes:
-    """Of a worker, counted apart: of the REPL and its block, and of each program beside it.
+    """CPU time of a worker: of the REPL's block, and apart from it of each program beside it.
 
     Args:
         session_of: Returns the session of a process.
@@ -112,27 +112,27 @@ class CpuTimes:
         self._programs[session].started(session)
 
     def process_ended(self, session: int, used_s: float) -> None:
-        """Init took leave of a process that has used so much, with those that it had waited for."""
+        """Record that init has waited for a process, which used `used_s` together with its waited-for children."""
         if session in self._programs:
             self._dead_s[session] += used_s
             self._dead_programs_s += used_s
 
     def only(self, sessions: Collection[int]) -> None:
-        """Forget programs of other sessions."""
+        """Forget all programs but those of `sessions`."""
         for session in self._programs.keys() - set(sessions):
             del self._programs[session], self._dead_s[session]
 
     def of_program(self, session: int) -> float:
-        """CPU seconds of a program, from its start to the last look."""
+        """Return the CPU seconds of a program, from its start to the last sample."""
         return self._programs[session].block_s
 
     @property
     def runs_unheard(self) -> bool:
-        """Whether processes that may end without being counted were running at the last look."""
+        """Whether young processes, which may end uncounted, were running in the last sample."""
         return self.block.runs_unheard or any(each.runs_unheard for each in self._programs.values())
 
     def look(self, seen: Sequence[Seen], since_s: float) -> float:
-        """Count all that live, see `CpuTime.look`."""
+        """Count one sample of all living processes. See `CpuTime.look`."""
         if not self._programs:
             return self.block.look(seen, since_s)
         of_block: list[Seen] = []
@@ -144,6 +144,6 @@ class CpuTimes:
 
 
 def _of_the_dead_s() -> float:
-    """CPU seconds of the children that init took leave of, orphans among them, and of theirs."""
+    """Return the CPU seconds of the children that init has waited for, orphans included, and of their children."""
     used = resource.getrusage(resource.RUSAGE_CHILDREN)
     return used.ru_utime + used.ru_stime

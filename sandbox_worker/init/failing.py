@@ -1,4 +1,4 @@
-"""The end of an init or of its child that cannot go on: the orchestrator is told why."""
+"""The end of init, or of a child of it, that cannot go on: it reports the reason to the orchestrator."""
 
 import contextlib
 import os
@@ -10,7 +10,7 @@ from sandbox_worker.wire.descriptors import CONTROL_FD
 
 
 def fail(step: InitStep, error: BaseException) -> NoReturn:
-    """Say which step failed, and end the process."""
+    """Report the step that failed on the control socket, and end the process."""
     layer, code = (error.layer, error.code) if isinstance(error, LayerFailed) else (None, 0)
     with contextlib.suppress(OSError):
         os.write(CONTROL_FD, pack(Failed(step=step, reason=str(error) or repr(error), layer=layer, code=code)))

@@ -1,7 +1,8 @@
 """Files in the scratch folder, opened for the orchestrator: it reads and writes them through descriptors.
 
-Model code cannot alter init, but it can change every name meanwhile. So no link is followed at any place of a path, and
-what was opened is looked at afterwards: only a regular file is handed over. Nothing is opened that could make us wait.
+Model code cannot change init, but it can replace every name in the folder at any moment. So init follows no link at any
+place of a path, and checks the descriptor after opening: only a regular file is passed on. Files are opened with
+O_NONBLOCK, since opening a FIFO would otherwise wait for its other end.
 """
 
 import os
@@ -24,26 +25,27 @@ from sandbox_worker.wire.control import (
 )
 
 MAX_ENTRIES = 10_000
-"""Entries of a folder that is listed. Beyond it the folder is refused: sorting more would keep init from watching."""
+"""Most entries of a folder that is listed. A larger folder is refused: sorting it would keep init from watching."""
 PAGE_BYTES = 1 << 14
-"""Bytes of entries in one answer. The rest comes with the next."""
+"""Most bytes of entries in one answer. The rest comes with the next answer."""
 ENTRY_BYTES = 24
-"""What an entry takes in it beside its name, at most."""
+"""Most bytes of one entry in an answer, without its name."""
 _FOLDER = os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _FILE = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
 _BLOCK_BYTES = 512
-"""What `st_blocks` counts in."""
+"""Unit of `st_blocks`, in bytes."""
 
 
 class FileNotOpened(Exception):
-    """A file cannot be had. The message says why, as the rest of a sentence about its path."""
+    """A file cannot be opened. The message gives the reason, as the rest of a sentence about its path."""
 
 
 def answer(request: FileRequest, bounds: ReplBounds | None) -> tuple[Opened | Listed | Refused, list[int]]:
-    """Do what the orchestrator asks; return what is said, and the descriptors that go beside it.
+    """Carry out the orchestrator's request. Return the answer and the descriptors to send with it.
 
     Args:
-        bounds: Of the scratch folder; None where it is a file system with bounds of its own.
+        request: The request.
+        bounds: Bounds of the scratch folder; None if it is a file system with a size of its own.
     """
     try:
         match request:
@@ -58,7 +60,7 @@ def answer(request: FileRequest, bounds: ReplBounds | None) -> tuple[Opened | Li
 
 
 def reason(error: FileNotOpened | OSError) -> str:
-    """Why a file or folder cannot be had, as the rest of a sentence about its path."""
+    """Return why a file or folder cannot be opened, as the rest of a sentence about its path."""
     return f"cannot be opened: {error.strerror}" if isinstance(error, OSError) else str(error)
 
 
@@ -66,7 +68,7 @@ def open_to_read(path: Sequence[bytes]) -> int:
     """Return a descriptor of a regular file below the current folder.
 
     Raises:
-        FileNotOpened, OSError: There is none.
+        FileNotOpened, OSError: There is no such file, or it is not a regular one.
     """
     folder = open_folder(path[:-1])
     try:
@@ -77,14 +79,15 @@ def open_to_read(path: Sequence[bytes]) -> int:
 
 
 def open_to_write(path: Sequence[bytes], size_bytes: int, bounds: ReplBounds | None) -> int:
-    """Return a descriptor of a file below the current folder that is empty now. Missing folders are made.
+    """Empty or create a file below the current folder, and its missing folders. Return a descriptor of it.
 
     Args:
-        size_bytes: What is going to be written. A file that is there stays as it is if there is no room for that.
-        bounds: Of the folder; None where the folder is a file system with bounds of its own.
+        path: Names from the current folder to the file.
+        size_bytes: Bytes that will be written. If there is no room for them, an existing file stays as it is.
+        bounds: Bounds of the scratch folder; None if it is a file system with a size of its own.
 
     Raises:
-        FileNotOpened, OSError: It cannot be written, or there is no room.
+        FileNotOpened, OSError: The file cannot be written, or the folder has no room for it.
     """
     room_bytes, room_files = (1 << 63, 1 << 63) if bounds is None else _room(bounds)
     folder, made = _walk_and_make(path[:-1], room_files - 1)
@@ -112,10 +115,11 @@ def open_to_write(path: Sequence[bytes], size_bytes: int, bounds: ReplBounds | N
 
 
 def listed(path: Sequence[bytes], after: bytes) -> Listed:
-    """Return entries of a folder below the current one, by name, as many as one answer holds.
+    """Return entries of a folder below the current one, sorted by name, as many as fit one answer.
 
     Args:
-        after: The last name that is known already, or nothing.
+        path: Names from the current folder to the folder.
+        after: The last name of the answer before; empty for the first answer.
 
     Raises:
         FileNotOpened, OSError: There is no such folder, or it has more than `MAX_ENTRIES`.
@@ -159,7 +163,7 @@ def open_folder(path: Sequence[bytes]) -> int:
 
 
 def _walk_and_make(path: Sequence[bytes], room_files: int) -> tuple[int, int]:
-    """Do as `open_folder`, and make the folders that are not there; return how many were made, too."""
+    """Open a folder as `open_folder` does, and make missing folders. Return its descriptor and the number made."""
     folder = os.open(".", _FOLDER)
     made = 0
     for name in path:
@@ -182,11 +186,11 @@ def _walk_and_make(path: Sequence[bytes], room_files: int) -> tuple[int, int]:
 
 
 def _step(folder: int, name: bytes) -> int:
-    """Go into a folder; the descriptor of the one before is closed."""
+    """Open a folder inside of `folder`, whose descriptor is closed."""
     try:
         found = os.stat(name, dir_fd=folder, follow_symlinks=False)
         if not stat.S_ISDIR(found.st_mode):
-            kind = "a link, and links are not followed" if stat.S_ISLNK(found.st_mode) else "no folder"
+            kind = "a link, and links are not followed" if stat.S_ISLNK(found.st_mode) else "not a folder"
             raise FileNotOpened(f"goes through {os.fsdecode(name)!r}, which is {kind}")
         return os.open(name, _FOLDER, dir_fd=folder)
     finally:
@@ -194,7 +198,7 @@ def _step(folder: int, name: bytes) -> int:
 
 
 def _regular(fd: int) -> int:
-    """Return the descriptor again, if it is of a regular file: it may have been replaced since it was looked at."""
+    """Return `fd` if it is of a regular file. The name may have been replaced between the check and the opening."""
     try:
         _require_file(os.fstat(fd))
     except BaseException:
@@ -209,11 +213,11 @@ def _require_file(found: os.stat_result) -> None:
     if stat.S_ISLNK(found.st_mode):
         raise FileNotOpened("is a link, and links are not followed")
     if not stat.S_ISREG(found.st_mode):
-        raise FileNotOpened("is no regular file")
+        raise FileNotOpened("is not a regular file")
 
 
 def _room(bounds: ReplBounds) -> tuple[int, int]:
-    """Return how many bytes and files the current folder has room for."""
+    """Return the number of bytes and of files that the current folder has room for."""
     found = contents(".", bounds.max_scratch_files)
     if found.files > bounds.max_scratch_files:
         raise FileNotOpened("cannot be added: the scratch folder has more files than max_scratch_files allows")

@@ -1,4 +1,4 @@
-"""The socket on which init hands descriptors to the REPL: contexts that the REPL is given while it lives."""
+"""The socket on which init passes descriptors to the REPL: contexts that are added while the REPL lives."""
 
 import array
 import contextlib
@@ -9,10 +9,10 @@ from sandbox_worker.wire.descriptors import receive
 
 
 class Hands:
-    """Both ends: init's, which is never read, and the one that each REPL inherits.
+    """Both ends of the socket: init's, which init never reads, and the one that each REPL inherits.
 
-    To be made before init is locked down. All that the REPL can do with its end is to take what is meant for it, and to
-    fill the buffer of the other one.
+    Make it before init is locked down, which denies new sockets. The REPL can receive on its end, or fill the buffer
+    of init's end, which harms only itself.
     """
 
     def __init__(self) -> None:
@@ -20,22 +20,22 @@ class Hands:
 
     @property
     def taking_fd(self) -> int:
-        """The REPL's end."""
+        """Descriptor of the REPL's end."""
         return self._taking.fileno()
 
     def hand(self, fd: int) -> bool:
-        """Put a descriptor where the REPL takes it, and close it here; return whether there was room for it."""
+        """Pass a descriptor to the REPL and close it here. Return whether the socket had room for it."""
         try:
             beside = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", [fd]))]
             self._giving.sendmsg([b"."], beside, socket.MSG_DONTWAIT)
-        except OSError:  # as many wait as the kernel lets
+        except OSError:  # the kernel's limit of waiting messages (net.unix.max_dgram_qlen) is reached
             return False
         finally:
             os.close(fd)
         return True
 
     def empty(self) -> None:
-        """Take back what a REPL that has ended has left."""
+        """Close the descriptors that an ended REPL has not received."""
         with contextlib.suppress(BlockingIOError):
             while True:
                 _, fds = receive(self._taking, 1, 1, socket.MSG_DONTWAIT)

@@ -1,7 +1,7 @@
 """Pid 1 of a worker: locks itself in, loads the context, starts the REPL, drains its output, and ends it.
 
-It never runs model code, and nothing that model code does reaches it: it has no signal handlers, its memory cannot be
-read, and all it takes from the REPL's side are bytes in two pipes.
+Init never runs model code. Model code cannot reach init either: init has no signal handlers, its memory cannot be read,
+and it reads nothing from the REPL's side but the bytes of two pipes.
 """
 
 import contextlib
@@ -62,29 +62,41 @@ from sandbox_worker.wire.names import CONTEXT
 from sandbox_worker.wire.zygote_control import Spawn
 
 EXPLAIN_QUICKLY_S = 0.02
-"""`EXPLAIN_S` for one that is past a limit, and goes on."""
+"""Seconds to wait for the stack of a REPL that is past a limit. The REPL still runs, so the wait is shorter than
+`EXPLAIN_S`."""
 WORTH_SAYING_S = 0.5
-"""CPU time that the orchestrator is told of."""
+"""CPU seconds between two reports to the orchestrator."""
 
 
 def handle_no_signals() -> None:
-    """To be called in the zygote, for every init: see the module's docstring. Their REPLs have handlers again."""
-    # Python's only own one. Without any, pid 1 cannot be signalled from inside at all.
+    """Remove Python's signal handlers. The fork server calls this once, for every init; a REPL installs its own.
+
+    The kernel drops a signal from inside a pid namespace if its pid 1 has no handler for it (pid_namespaces(7)). So no
+    process of the worker can signal init.
+    """
+    # SIGINT's is the only handler that Python installs.
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGCHLD})  # read from a descriptor instead
 
 
 def live_in(folder: str) -> None:
-    """Where programs of ours find it. To be called in the zygote where all its workers have theirs at one place."""
+    """Set HOME and TMPDIR to the scratch folder.
+
+    At `strict` the fork server calls this once: every worker mounts its scratch folder at the same path.
+    """
     os.environ["HOME"] = os.environ["TMPDIR"] = folder
 
 
 def main(fds: list[int], spawn: Spawn, shared: ZygoteLayers, mapping_works: bool, preloaded: Preloaded) -> NoReturn:
-    """Be a worker: from the zygote's fork to the end.
+    """Be init of one worker, from the fork to the end.
 
     Args:
-        preloaded: What the zygote has for it.
-        fds: The control socket, and what puts whoever writes "0" to it into the REPL's control group, if there is one.
+        fds: The control socket and, if the REPL has a control group, its `cgroup.procs` file. A process that writes
+            "0" to that file moves into the group.
+        spawn: The bounds of this worker.
+        shared: Layers that the fork server has set up for all its workers.
+        mapping_works: Whether contexts can be mapped as Python strings here.
+        preloaded: Contexts and values that the fork server has loaded.
     """
     _keep_only(fds)
     control = socket.socket(fileno=CONTROL_FD)
@@ -93,7 +105,7 @@ def main(fds: list[int], spawn: Spawn, shared: ZygoteLayers, mapping_works: bool
     children = syscalls.ended_children()
     bounds = _worker_bounds(spawn)
     try:
-        proc = None if shared.proc_is_fresh else Proc()  # else it is going to be covered
+        proc = None if shared.proc_is_fresh else Proc()  # opened now: locking down mounts a file system over it
         if not shared.level.has_own_root:
             os.chdir(spawn.scratch)
         locked = lock_down_init(shared, bounds)
@@ -107,12 +119,12 @@ def main(fds: list[int], spawn: Spawn, shared: ZygoteLayers, mapping_works: bool
     init = Init(control, bell, children, spawn, confinement, layers, mapping_works, preloaded, hands)
     try:
         init.serve()
-    except BaseException as error:  # noqa: BLE001 - whatever it is, the orchestrator learns it: nobody else could
+    except BaseException as error:  # noqa: BLE001 - init has no other way to report it than the control socket
         fail("go on", error)
 
 
 class Init:
-    """What a locked-in init does until its end."""
+    """The loop of init, once it is locked in."""
 
     def __init__(
         self,
@@ -149,7 +161,10 @@ class Init:
         )
 
     def serve(self) -> NoReturn:
-        """Do what the orchestrator says. Its end of the control socket closing is our end, and everybody's below us."""
+        """Carry out the orchestrator's requests, forward output and watch the REPL.
+
+        When the orchestrator's end of the control socket closes, init kills all processes of the worker and exits.
+        """
         while True:
             paused_s = self._output.regulate(self._control.is_clear)
             for fd, events in self._poll.poll(self._wait_ms(paused_s)):
@@ -206,7 +221,7 @@ class Init:
                 self._control.say(*self._answered(request, fds))
 
     def _answered(self, request: Hand | FileRequest, fds: list[int]) -> tuple[Control, *tuple[int, ...]]:
-        """Return the answer, and the descriptors that go with it."""
+        """Return the answer and the descriptors to send with it."""
         if isinstance(request, Hand):
             return (Handed(taken=self._hands is not None and self._hands.hand(fds[0])),)
         bounds = None if self._level.has_own_root else self._spawn.bounds
@@ -223,7 +238,7 @@ class Init:
             self._preloaded.undecoded.append(undecoded)
         if piece.form.kind != "text":
             gc.collect()
-            gc.freeze()  # a collection in the REPL would otherwise write to every page of a loaded object
+            gc.freeze()  # else each collection in the REPL would write to, and so copy, every page of the objects
 
     def _begin(self, cpu_s: float) -> None:
         self._said_cpu_s = 0.0
@@ -248,33 +263,33 @@ class Init:
             self._is_watched = True
 
     def _start(self, connection_fd: int) -> None:
-        if self._has_started:  # else there is nobody: to look for them would go through the machine's processes
+        if self._has_started:  # before the first start there is no process to kill, and listing them reads all of /proc
             self._kill_all()
             self._output.close()
         self._has_started = True
         self._repl.start(connection_fd)
 
     def _kill_all(self, limit: WatchedLimit | None = None) -> None:
-        """Kill the REPL, and the programs beside it."""
+        """Kill the REPL and the programs beside it."""
         self._repl.kill_all()
         self._programs.all_were_killed(limit)
         self._watch.cpu_times.only(())
-        self._is_watched = False  # until the next REPL's first block or a program: till then no code runs but ours
+        self._is_watched = False  # the next block or program begins to watch again: until then only our code runs
         self._block_cpu_s = math.inf
 
     def _end_repl(self, limit: WatchedLimit | None = None) -> None:
-        """Kill it, and hand over its last output."""
+        """Kill the REPL and the programs, and forward their last output."""
         self._kill_all(limit)
         self._output.drain()
         self._output.close()
 
     def _reap(self) -> None:
-        """Take leave of children that ended: the REPL, and orphans, which would else count against its limit."""
+        """Wait for all children that have ended: the REPL, and orphans, which count as processes until then."""
         os.read(self._children, 4096)
         with contextlib.suppress(ChildProcessError):
             while (found := os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)) is not None:
                 pid = found.si_pid
-                session = os.getsid(pid)  # which it has until we take leave of it
+                session = os.getsid(pid)  # a zombie keeps its session until it is waited for
                 _, status, used = os.wait4(pid, 0)
                 self._watch.cpu_times.process_ended(session, used.ru_utime + used.ru_stime)
                 self._programs.ended(pid, status)
@@ -285,13 +300,13 @@ class Init:
         self._sweep()
 
     def _sweep(self) -> None:
-        """Go on with the end of programs. What cannot be ended alone is ended with everything else."""
+        """Continue to end programs that are to end. If one cannot be ended alone, kill all code of the worker."""
         if not self._programs.sweep():
             self._end_repl()
             self._control.say(Died(signal=signal.SIGKILL))
         self._watch.cpu_times.only(self._programs.sessions())
 
-    # -- what it uses, and what it was doing -------------------------------------------------------------------------
+    # -- its resources, and where it was -----------------------------------------------------------------------------
 
     def _look(self) -> None:
         usage = self._watch.look()
@@ -322,7 +337,7 @@ class Init:
             self._sweep()
 
     def _explained(self, usage: WorkerUsage | None = None) -> LastSeen:
-        """Where the REPL is, and what it uses."""
+        """Return the REPL's Python stack and the worker's usage, for the post-mortem."""
         stack = b""
         wait_s = EXPLAIN_S if usage is None else EXPLAIN_QUICKLY_S
         usage = usage or self._watch.look()
@@ -340,7 +355,8 @@ class Init:
 
 
 def _worker_bounds(spawn: Spawn) -> WorkerBounds:
-    # One process alone is to get a MemoryError before the watch ends it: its page tables, 1 byte in 512, are counted.
+    # A single process shall get a MemoryError before the watch kills it. The watch also counts page tables, which take
+    # 1 byte for each 512 bytes mapped: so the address space is smaller than the memory limit by 1/128.
     address_space_bytes = spawn.bounds.memory_bytes - spawn.bounds.memory_bytes // 128
     later_bytes, reserved = spawn.bounds.later_context_bytes, reserved_bytes(address_space_bytes)
     return WorkerBounds(spawn.allow_exec, spawn.bounds, address_space_bytes + later_bytes, reserved + later_bytes)
@@ -348,18 +364,18 @@ def _worker_bounds(spawn: Spawn) -> WorkerBounds:
 
 def _watch(proc: Proc, level: Level, spawn: Spawn) -> Watch:
     bounds, is_loose = (spawn.bounds.memory_bytes, spawn.bounds.max_processes), spawn.bounds.later_context_bytes > 0
-    if level.has_own_root:  # whose scratch folder bounds itself
+    if level.has_own_root:  # then the scratch folder is a tmpfs with a size of its own
         return Watch(proc, *bounds, proc.others if proc.is_own else proc.below, is_loose=is_loose)
     most_files = spawn.bounds.max_scratch_files
     return Watch(proc, *bounds, scratch=spawn.scratch, max_scratch_files=most_files, is_loose=is_loose)
 
 
 def _keep_only(fds: list[int]) -> None:
-    """Close everything but these, which get the numbers from 3 on; /dev/null for stdio."""
+    """Close all descriptors but `fds`, renumber those from 3 on, and connect 0, 1 and 2 to /dev/null."""
     null = os.open(os.devnull, os.O_RDWR)
     for fd in (0, 1, 2):
         os.dup2(null, fd)
-    copies = [os.dup(fd) for fd in fds]  # ascending, so that none is overwritten before it is its turn
+    copies = [os.dup(fd) for fd in fds]  # ascending numbers: no copy is overwritten before it is moved
     for number, copy in enumerate(copies, CONTROL_FD):
         os.dup2(copy, number, inheritable=False)
     os.closerange(CONTROL_FD + len(fds), os.sysconf("SC_OPEN_MAX"))

@@ -1,7 +1,8 @@
-"""What the kernel keeps for the mappings of a REPL's processes: 65,530 each, with 60 processes some 800 MB.
+"""Estimates the kernel memory that a REPL's memory mappings take.
 
-No number of a process shows it, and counting the lines of /proc/PID/maps takes 30 ms where there are that many. Making
-them takes the process as long in the kernel, so that they are counted again whenever it has spent some time there.
+A process may have 65,530 mappings (vm.max_map_count); 60 processes make the kernel hold some 800 MB, which no figure in
+/proc shows. Counting the lines of /proc/PID/maps takes 30 ms for that many mappings. Making them costs the process at
+least as much time in the kernel, so a process's mappings are counted again only after it has spent such time there.
 """
 
 from collections.abc import Sequence
@@ -9,22 +10,25 @@ from collections.abc import Sequence
 from sandbox_worker.init.procfs import Proc, Seen
 
 WORTH_COUNTING_S = 0.02
-"""CPU seconds in the kernel after which the mappings of a process are counted anew: it could have made 20,000."""
+"""CPU seconds in the kernel after which a process's mappings are counted again: enough to make 20,000 of them."""
 FREE_MAPPINGS = 16_384
-"""Of all processes together, at no charge. A Python that has loaded pandas has a thousand."""
+"""Mappings of all processes together that are not charged. A Python that has loaded pandas has 1,000."""
 MAPPING_BYTES = 320
-"""Kernel memory for one mapping, its place in the tree of mappings included."""
+"""Bytes of kernel memory for one mapping, with its node in the tree of mappings."""
 
 
 class Mappings:
-    """Of one REPL."""
+    """Mappings of one REPL's processes."""
 
     def __init__(self, proc: Proc) -> None:
         self._proc = proc
         self._known: dict[int, tuple[float, int]] = {}
 
     def held_bytes(self, seen: Sequence[Seen]) -> int:
-        """Kernel memory for the mappings of `seen`, which are all that live. A new process has those of its parent."""
+        """Return the bytes that are charged for the mappings of all living processes.
+
+        A new process counts with its parent's mappings until it is counted itself.
+        """
         known: dict[int, tuple[float, int]] = {}
         for each in seen:
             counted_at_s, count = self._known.get(each.pid, (0.0, 0))

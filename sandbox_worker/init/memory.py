@@ -1,9 +1,10 @@
-"""What the processes of a REPL hold together: estimated at each look, measured where the estimate is past the limit.
+"""Counts the memory of a REPL's processes: estimated in each sample, measured if the estimate is past the limit.
 
-The estimate is the sum of what each process has written (RssAnon, VmSwap, VmPTE), which counts a page for each process
-that shares it, and for each descriptor the most that any can hold: it costs little and is never too small. Where it is
-past the limit, each process is asked for its proportional set size, in which a shared page counts in parts, and for
-what its descriptors lead to. That takes milliseconds, which count as the REPL's CPU time.
+The estimate is the sum of each process's private memory (RssAnon, VmSwap, VmPTE), plus, for each descriptor, the most
+that a descriptor can hold in the kernel. It costs little. It is never too small, because a page that n processes share
+counts n times. If the estimate is past the limit, the proportional set size of each process is read, in which each of
+the n processes counts 1/n of a shared page, and the targets of its descriptors. Such a measurement takes milliseconds,
+which count as the REPL's CPU time: otherwise code could make init work for nothing.
 """
 
 import functools
@@ -17,18 +18,25 @@ from sandbox_worker.init.mappings import Mappings
 from sandbox_worker.init.procfs import Proc, Seen, Status
 
 MEASURING_S = 0.1
-"""CPU time of one measurement. Processes that are not reached count with their estimates: all could grow meanwhile."""
+"""Most CPU seconds of one measurement. Processes beyond it count with their estimates: a longer measurement would let
+the processes grow meanwhile."""
 MEASURED_FOR_S = 0.03
-"""Time for which a measurement holds while pages are written to; it holds for as long as none are."""
+"""Seconds for which a measurement stays valid while pages are written. Without writes it stays valid."""
 FREE_BYTES = 4 << 20
-"""What sockets and pipes of all processes together may hold without being counted: an event loop has two sockets."""
+"""Bytes in sockets and pipes of all processes together that are not charged: each event loop has two sockets."""
 PIPE_BYTES = 1 << 16
-"""What a pipe holds at most; model code cannot make it larger."""
+"""Most bytes in one pipe: the kernel's default capacity, which model code cannot raise."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Measured:
-    """What all held when it was measured (`time.monotonic`), and each process's faults and own memory at that time."""
+    """One measurement.
+
+    Attributes:
+        at: Its time (`time.monotonic`).
+        memory_bytes: Memory of all processes.
+        each: pid → page faults and private memory at that time.
+    """
 
     at: float
     memory_bytes: int
@@ -36,10 +44,11 @@ class _Measured:
 
 
 class Memory:
-    """Of one REPL.
+    """Memory of one REPL's processes.
 
     Args:
-        limit_bytes: Below it the estimate is good enough.
+        proc: The /proc in which the processes are seen.
+        limit_bytes: The limit. Below it the estimate is precise enough.
 
     Attributes:
         measuring_s: CPU seconds that measurements have taken so far.
@@ -55,23 +64,23 @@ class Memory:
         self.measuring_s = 0.0
 
     def repl_started(self, inherited_bytes: int) -> None:
-        """A fresh REPL is to be looked at.
+        """Count a new REPL from here on.
 
         Args:
-            inherited_bytes: What it shares with init from the start (a context made of objects) is not its own.
+            inherited_bytes: Memory that it shares with init from the start, such as a context made of objects.
         """
         self._inherited_bytes = inherited_bytes
         self._measured = None
 
     def used_bytes(self, seen: Sequence[Seen]) -> int:
-        """What `seen`, which are all that live, hold together."""
+        """Return the memory of all living processes together."""
         worked_s = time.thread_time()
         mappings_bytes = self._mappings.held_bytes(seen)
         if mappings_bytes:
             self.measuring_s += time.thread_time() - worked_s
         estimate = sum(self._own_bytes(each.status) for each in seen)
         used = estimate - sum(min(self._own_bytes(each.status), self._inherited_bytes) for each in seen)
-        most = estimate - self._inherited_bytes  # each process may have made a copy of what it had inherited
+        most = estimate - self._inherited_bytes  # each process may have copied the inherited pages by writing to them
         descriptors = sum(self._proc.descriptors(each.status.speaker) for each in seen)
         if most + mappings_bytes + max(0, descriptors * self._socket_bytes - FREE_BYTES) <= self._limit_bytes:
             return used + mappings_bytes
@@ -87,7 +96,7 @@ class Memory:
         return self._limit_bytes if status.is_hidden else status.memory_bytes
 
     def _held_bytes(self, seen: Sequence[Seen]) -> int:
-        """The most that their sockets and pipes can hold in the kernel, of those that several share once."""
+        """Return the most bytes that their sockets and pipes can hold in the kernel. A shared one counts once."""
         kinds: set[str] = set()
         unseen = 0
         for each in seen:
@@ -100,10 +109,11 @@ class Memory:
         return max(0, sockets * self._socket_bytes + pipes * PIPE_BYTES - FREE_BYTES)
 
     def _since_measured(self, seen: Sequence[Seen]) -> int | None:
-        """What they can hold by now, by what was measured last; None if that was too long ago or a process is new.
+        """Return an upper bound of the memory now, from the last measurement.
 
-        A page that was written to for the first time shows in RssAnon; a shared one that was copied shows as a fault.
-        Both together are too small only for huge pages that took the place of others.
+        A page that is written for the first time shows in RssAnon. A shared page that is copied shows as a fault. Both
+        together are too small only where a huge page has replaced small ones. None if the measurement is too old or a
+        process is new.
         """
         measured = self._measured
         if measured is None or any(each.pid not in measured.each for each in seen):
@@ -115,14 +125,15 @@ class Memory:
         return measured.memory_bytes + pages * mmap.PAGESIZE + grown
 
     def _measure(self, seen: Sequence[Seen]) -> int:
-        """What they hold beyond what init gave, of pages that they share each once.
+        """Measure the memory of the processes beyond what they inherited from init; a shared page counts once.
 
-        What is still shared counts for each process no more than it does for init, which shares it with them all, and
-        perhaps with other workers of a template; and for init and all processes together no more than once. And no
-        process has more of init's than it got. All bounds hold, so that the largest of the results is used for certain.
+        Init shares its pages with all processes, and perhaps with other workers of a template. Three lower bounds hold:
+        the largest process has at least its private memory less what it inherited; all processes and init together
+        have the sum of their set sizes less the inherited bytes, which count once; and each process shares no more of
+        init's pages than init's own set size. The largest of the three is used for certain.
         """
         alone = max(self._own_bytes(each.status) - self._inherited_bytes for each in seen)
-        if alone > self._limit_bytes:  # asking for more waits for the process, which may go on growing meanwhile
+        if alone > self._limit_bytes:  # measuring waits for the process's lock, while it may grow further
             return alone
         until_s = time.thread_time() + MEASURING_S
         inits = self._proc.shared_out_bytes(self._proc.own_pid) or 0
@@ -131,7 +142,7 @@ class Memory:
         at, measured = time.monotonic(), {}
         for each in seen:
             own_bytes = self._own_bytes(each.status)
-            # Asked first: a child of vfork that has run its program since then has next to nothing.
+            # Checked before measuring: a child of vfork that has exec'd since then has almost no memory of its own.
             if each.status.parent in pids and self._proc.have_one_memory(each.pid, each.status.parent):
                 continue
             measured[each.pid] = each.times.faults, own_bytes
@@ -147,8 +158,10 @@ class Memory:
 
 @functools.cache
 def most_in_a_socket() -> int:
-    """Bytes: messages are taken as long as their sum is below the size of the buffer (net.core.wmem_default), so that
-    one of that size comes on top; and each has a header of the kernel's.
+    """Return the most bytes that one socket can hold in the kernel.
+
+    The kernel takes a message while the sum of the waiting ones is below the buffer's size (net.core.wmem_default). So
+    one message of that size comes on top, and each message has a header of the kernel's.
     """
     one, other = socket.socketpair()
     with one, other:

@@ -1,6 +1,7 @@
-"""What a REPL writes to its descriptors 1 and 2, and the stack that it prints before its end: read by init.
+"""Reads the REPL's output (descriptors 1 and 2) and the stack that the REPL prints before init kills it.
 
-Not by a thread of the REPL: that deadlocks with C code that holds the GIL while it writes more than a pipe holds.
+Init reads the pipes. A thread of the REPL could not: C code that holds the GIL while it writes more than a pipe holds
+would wait for the thread, and the thread for the GIL.
 """
 
 import fcntl
@@ -17,15 +18,18 @@ from sandbox_worker.wire.headtail import HeadTail, OutputBounds
 from sandbox_worker.wire.messages import Stream
 
 PIPE_BYTES = 1 << 14
-"""With the default of 64 KiB some 1,000 pipes exhaust an ordinary user's allowance (fs.pipe-user-pages-soft)."""
+"""Capacity of a pipe. At the default of 64 KiB some 1,000 pipes exhaust an ordinary user's allowance
+(fs.pipe-user-pages-soft)."""
 DRAIN_READS = 8
-"""Reads of a pipe for one `drain`: more than it can hold, and an end when something writes on and on."""
+"""Most reads of a pipe in one `drain`: more than it can hold, and an end if a process keeps writing."""
 EXPLAIN_S = 0.25
-"""How long a REPL that is to be killed may take to say where it is; one that is stopped says nothing."""
+"""Most seconds that a REPL gets to print its stack before it is killed. A stopped REPL prints none."""
 PAUSE_S = 0.01
+"""Seconds without a further piece after which the stack counts as complete."""
 FLOOD_PAUSE_S = 0.002
-"""Between two reads of a pipe whose output is not passed on any more: at most 8 MB/s, at little cost to us."""
+"""Seconds between two reads of a pipe whose output is not forwarded any more: 8 MB/s at most."""
 STACK_BYTES = 8192
+"""Most bytes of a stack. The rest is dropped."""
 
 
 class WriteEnds(NamedTuple):
@@ -37,13 +41,13 @@ class WriteEnds(NamedTuple):
 
 
 class ReplOutput:
-    """Init's ends of a REPL's pipes, one REPL after the other.
+    """Init's ends of the pipes of its REPL, and of each REPL that replaces it.
 
     Args:
-        poll: Told which descriptors to wait for; `forward` is to be called for those that are readable.
-        bounds: Of what is passed on of one block, head and tail; see `HeadTail`.
-        say: Called with each piece.
-        bell: Shared memory of at least 8 bytes, which shows the REPL that its pipes were read.
+        poll: Gets the descriptors to wait for. Call `forward` for each that is readable.
+        bounds: Most output of one block that is forwarded, head and tail. See `HeadTail`.
+        say: Called with each piece of output.
+        bell: Shared memory of at least 8 bytes, by which the REPL sees that its pipes were read.
     """
 
     def __init__(
@@ -58,7 +62,7 @@ class ReplOutput:
         self._stack_fd = -1
 
     def open(self) -> WriteEnds:
-        """Pipes for a fresh REPL; the caller closes these ends when the REPL has them."""
+        """Make pipes for a new REPL and return its ends. The caller closes them once the REPL has inherited them."""
         write_ends = []
         streams: tuple[Stream, ...] = ("stdout", "stderr")
         for stream in streams:
@@ -72,7 +76,7 @@ class ReplOutput:
         return WriteEnds(stdout, stderr, stack_end)
 
     def close(self) -> None:
-        """Forget the REPL. Harmless when repeated."""
+        """Close the pipes. Harmless if they are closed already."""
         for pipe in self._pipes.values():
             self._listen(pipe, False)
             os.close(pipe.fd)
@@ -82,10 +86,15 @@ class ReplOutput:
             self._stack_fd = -1
 
     def regulate(self, host_listens: bool) -> float | None:
-        """Choose the pipes to wait for: none while the orchestrator does not listen, none that flooded us just now.
+        """Choose the pipes to wait for.
+
+        A pipe is left out while the orchestrator does not take messages, and for a moment after a flood.
+
+        Args:
+            host_listens: Whether the orchestrator has taken all messages so far.
 
         Returns:
-            Seconds until this is to be called again, or None.
+            Seconds until the next call is due, or None.
         """
         now = time.monotonic()
         paused = [pipe.paused_until - now for pipe in self._pipes.values() if pipe.paused_until > now]
@@ -94,7 +103,7 @@ class ReplOutput:
         return min(paused, default=None)
 
     def forward(self, fd: int) -> bool:
-        """Pass on what is in a pipe; whether there was something."""
+        """Read a pipe and forward the output. Return whether there was any."""
         pipe = self._pipes.get(fd)
         if pipe is None:
             return False
@@ -103,17 +112,17 @@ class ReplOutput:
             data = os.read(fd, PIPE_BYTES)
         except BlockingIOError:
             return False
-        if not data:  # every write end is closed: nothing can come any more, and poll would report just that for ever
+        if not data:  # all write ends are closed: poll would report the end of the stream again and again
             pipe.has_ended = True
             return False
         if head := pipe.kept.add(data):
             self._say(Written(stream=pipe.stream, data=head))
-        if not pipe.kept.head_left:  # nothing of it is going to be passed on soon: let the flood wait in its pipe
+        if not pipe.kept.head_left:  # the head is full: leave the flood in its pipe, so that its writer waits
             pipe.paused_until = time.monotonic() + FLOOD_PAUSE_S
         return True
 
     def drain(self) -> None:
-        """Pass on all that was written so far; what comes later belongs to the next block."""
+        """Forward all output so far. Later output belongs to the next block."""
         for pipe in self._pipes.values():
             for _ in range(DRAIN_READS):
                 if not pending_bytes(pipe.fd) or not self.forward(pipe.fd):
@@ -121,18 +130,19 @@ class ReplOutput:
             self._finish(pipe)
 
     def begin_block(self) -> None:
-        """Give a block that begins all of its bounds: what came after the last one's end uses up none of them.
+        """Reset the bounds for a new block: output that came after the last block's end does not count against it.
 
-        The pipes are not read here. The block may be running by now, and have written what is in them.
+        The pipes are not read here: the block may be running already, and have written to them.
         """
         for pipe in self._pipes.values():
             self._finish(pipe)
 
     def read_stack(self, wait_s: float) -> bytes:
-        """The stack that the REPL was just asked for: what comes until nothing more comes, it is written in pieces.
+        """Return the stack that the REPL was just signalled to print. It comes in pieces.
 
         Args:
-            wait_s: For all of it. Whatever model code writes there itself, or reads before us, it takes no longer.
+            wait_s: Most seconds to wait. Model code has the descriptor too: it may write its own text to it, or read
+                the stack before init does, but it cannot make the wait longer.
         """
         deadline = time.monotonic() + wait_s
         printed = select.poll()
@@ -159,9 +169,9 @@ class ReplOutput:
         pipe.paused_until = 0.0
 
     def _ring(self) -> None:
-        """Let the REPL see that its pipes were read, before they are: what is not in them any more may be on its way.
+        """Show the REPL that its pipes are about to be read: output that has left them may still be on its way.
 
-        Only ever written here. What model code makes of this memory is that its own output comes late.
+        Init only writes this memory. If model code changes it, only model code's own output comes late.
         """
         self._rung += 1
         BELL.pack_into(self._bell, 0, self._rung)

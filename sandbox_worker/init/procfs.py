@@ -1,4 +1,4 @@
-"""/proc, through a descriptor: which processes are a worker's, and what each of them uses."""
+"""Reads /proc through a descriptor: which processes belong to a worker, and which resources each of them uses."""
 
 import contextlib
 import errno
@@ -12,9 +12,11 @@ from sandbox_worker.isolation import syscalls
 _COUNTED = (b"RssAnon:", b"VmSwap:", b"VmPTE:")
 _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 _GONE = (FileNotFoundError, ProcessLookupError, PermissionError)
-"""PermissionError: an ending process has no memory any more, so that its descriptors and maps are refused."""
+"""Errors of reading a process that has ended. PermissionError is one: an exiting process has given up its memory map,
+and the kernel then refuses its descriptors and maps (`ptrace_may_access` fails without an mm)."""
 _LISTINGS = 16
-"""How often the threads of a process are listed at most until one is found that lives long enough to be read."""
+"""Most listings of a process's threads until one of them lives long enough to be read. Beyond it the process counts as
+hidden."""
 _KCMP_VM = 1
 
 
@@ -23,11 +25,13 @@ class Status:
     """Threads and memory of one process.
 
     Attributes:
-        memory_bytes: What is its own: written privately, swapped out, or spent on page tables.
+        parent: Its parent's pid.
+        threads: Number of its threads.
+        memory_bytes: Its own memory: private pages, swap and page tables.
         table_bytes: Page tables alone.
-        speaker: Thread whose files in /proc show memory and descriptors, which all threads share. The first thread's
-            files show none once it has ended.
-        is_hidden: No thread lived long enough to be read. No ordinary program does that.
+        speaker: A living thread, whose files in /proc show the memory and descriptors that all threads share. The files
+            of a first thread that has ended show none.
+        is_hidden: Whether no thread lived long enough to be read. Ordinary programs do not do that.
     """
 
     parent: int = 0
@@ -40,14 +44,14 @@ class Status:
 
 @dataclass(frozen=True, slots=True)
 class Times:
-    """What one process has done since it began.
+    """Activity of one process since it began.
 
     Attributes:
-        runs: Its first thread was running or waiting for a CPU.
-        faults: Page faults. A fault takes one page at most where a page is copied.
+        runs: Whether its first thread was running or waiting for a CPU.
+        faults: Page faults. One fault copies one page at most.
         cpu_s: CPU seconds of all its threads.
-        system_s: The part of it that was spent in the kernel.
-        childrens_cpu_s: The same of the children that it has waited for.
+        system_s: The part of `cpu_s` that was spent in the kernel.
+        childrens_cpu_s: CPU seconds of the children that it has waited for.
     """
 
     runs: bool = False
@@ -59,7 +63,7 @@ class Times:
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """One living process, as it was looked at."""
+    """One living process in one sample."""
 
     pid: int
     status: Status
@@ -67,11 +71,12 @@ class Seen:
 
 
 class Proc:
-    """The folder as it was when this was made, even when something is mounted over it later.
+    """/proc as it was when this object was made, also if a file system is mounted over it later.
 
     Attributes:
-        own_pid: This process, as the folder names it: where it is a container's, not what os.getpid says.
-        is_own: Whether it names processes as they are named here, and shows no others.
+        own_pid: This process's number in /proc. If /proc belongs to another pid namespace, `os.getpid` differs.
+        is_own: Whether /proc belongs to this process's pid namespace: it shows its processes by their numbers here,
+            and no others.
     """
 
     def __init__(self) -> None:
@@ -85,14 +90,15 @@ class Proc:
         os.close(self._fd)
 
     def others(self) -> list[int]:
-        """Every process but this one."""
-        names = os.listdir(self._fd)  # noqa: PTH208 - a hundred times a second: names are enough
+        """Return the pids of all processes but this one."""
+        names = os.listdir(self._fd)  # noqa: PTH208 - 100 times a second: only names are needed
         return [int(name) for name in names if name.isdigit() and int(name) != self.own_pid]
 
     def below(self) -> list[int]:
-        """Every process below this one, in a folder that shows others, too: as pid 1 it is the parent of orphans.
+        """Return the pids of all descendants of this process, if /proc also shows other processes.
 
-        Each process is asked for its parent once, or a look would cost what the whole machine runs.
+        Orphans stay descendants: pid 1 of a namespace becomes their parent. Each process's parent is read once and
+        remembered, so that a sample does not cost a read for each process of the machine.
         """
         others = set(self.others())
         self._below &= others
@@ -107,13 +113,13 @@ class Proc:
             strange = {pid for pid, parent in parents.items() if parent == 0 or parent in self._strangers}
             self._below |= below
             self._strangers |= strange
-            # A parent that was not in the list yet, because it is as new, is known the next time.
+            # A process whose parent is too new to be in this listing is placed by the next sample.
             parents = {pid: parent for pid, parent in parents.items() if pid not in below | strange}
             grown = bool(below or strange)
         return list(self._below)
 
     def status(self, pid: int) -> Status | None:
-        """None if it has ended."""
+        """Return threads and memory of a process, or None if it has ended."""
         status = self._status(str(pid))
         if status is not None and status.threads > 1 and not status.table_bytes:  # the first thread has ended
             return self._status_from_another_thread(pid, status)
@@ -127,13 +133,13 @@ class Proc:
                 other = self._status(f"{pid}/task/{thread}")
                 if other is not None and other.table_bytes:
                     return replace(other, speaker=int(thread))
-            if threads <= known:  # no new ones: the process is ending, and has let go of its memory
+            if threads <= known:  # no new threads: the process is exiting, and its memory is freed
                 return replace(status, speaker=pid)
             known = threads
         return replace(status, speaker=pid, is_hidden=True)
 
     def _status(self, path: str) -> Status | None:
-        """What the file of one thread says; no memory if that thread has ended and others have not."""
+        """Read one thread's status file. It shows no memory if that thread has ended while others live."""
         kilobytes = tables = threads = parent = 0
         for line in self._read(f"{path}/status").splitlines():
             if line.startswith(_COUNTED):
@@ -147,8 +153,8 @@ class Proc:
         return Status(parent, threads, kilobytes * 1024, tables * 1024) if threads else None
 
     def times(self, pid: int) -> Times:
-        """All zero if it has ended."""
-        # The second field is the program's name in brackets, which may hold anything.
+        """Return the activity of a process; all zero if it has ended."""
+        # The second field is the program's name in brackets. It may hold brackets and blanks: read behind the last one.
         fields = self._read(f"{pid}/stat").rpartition(b")")[2].split()
         if not fields:
             return Times()
@@ -162,14 +168,14 @@ class Proc:
         )
 
     def mapped_bytes(self) -> tuple[int, int]:
-        """The address space of the process that asks, and how much of it may still become private memory."""
+        """Return the size of this process's address space, and the bytes of it that may still become private memory."""
         size, resident, shared, _, _, writable, _ = map(int, self._read("self/statm").split())
         return size * mmap.PAGESIZE, max(0, writable - (resident - shared)) * mmap.PAGESIZE
 
     def shared_out_bytes(self, speaker: int) -> int | None:
-        """Proportional set size (anonymous and swap): a page that several processes share counts in parts.
+        """Return the proportional set size (anonymous and swap): each of n processes counts 1/n of a shared page.
 
-        It takes the kernel 7 ms for each gigabyte. None if it cannot be read: the process has ended, or runs a program
+        The kernel needs 7 ms for each gigabyte. None if it cannot be read: the process has ended, or runs a program
         that init may not read.
         """
         kilobytes: list[int] = []
@@ -179,8 +185,8 @@ class Proc:
         return sum(kilobytes) * 1024 if kilobytes else None
 
     def have_one_memory(self, pid: int, other: int) -> bool:
-        """Whether two processes have the same memory, as a child of vfork has its parent's until it runs a program."""
-        if self.own_pid != os.getpid():  # the folder's numbers are not those of our pid namespace
+        """Return whether two processes share one memory map. A child of vfork uses its parent's until it execs."""
+        if self.own_pid != os.getpid():  # kcmp takes pids of our namespace, and /proc shows those of another one
             return False
         try:
             return syscalls.call("kcmp", pid, other, _KCMP_VM, 0, 0) == 0
@@ -188,7 +194,7 @@ class Proc:
             return False
 
     def number_here(self, pid: int) -> int:
-        """The number by which this process knows another; 0 if that has ended."""
+        """Return a process's pid in this process's pid namespace; 0 if it has ended."""
         if self.is_own:
             return pid
         for line in self._read(f"{pid}/status").splitlines():
@@ -197,7 +203,7 @@ class Proc:
         return 0
 
     def session(self, pid: int) -> int:
-        """The session of a process, by the number that this process knows it by; 0 if it has ended."""
+        """Return the session of a process, as a pid in this process's pid namespace; 0 if it has ended."""
         number = self.number_here(pid)
         try:
             return os.getsid(number) if number else 0
@@ -205,19 +211,22 @@ class Proc:
             return 0
 
     def mappings(self, speaker: int) -> int:
-        """How many it has; 0 if it has ended."""
+        """Return the number of a process's memory mappings; 0 if it has ended."""
         return self._read(f"{speaker}/maps").count(b"\n")
 
     def descriptors(self, speaker: int) -> int:
-        """How many it has open; 0 if it has ended."""
+        """Return the number of a process's open descriptors; 0 if it has ended."""
         try:
             count = os.stat(f"{speaker}/fd", dir_fd=self._fd).st_size
         except _GONE:
             return 0
-        return count or len(self._names(f"{speaker}/fd"))  # before Linux 6.2 the size says nothing
+        return count or len(self._names(f"{speaker}/fd"))  # before Linux 6.2 the size of this folder is 0
 
     def opened(self, speaker: int) -> list[str]:
-        """What its descriptors lead to: "socket:[1234]", a path; nothing if it has ended or may not be looked into."""
+        """Return the targets of its descriptors, such as "socket:[1234]" or a path.
+
+        The list is empty if the process has ended or init may not read its descriptors.
+        """
         found = []
         for name in self._names(f"{speaker}/fd"):
             with contextlib.suppress(OSError):
@@ -225,11 +234,12 @@ class Proc:
         return found
 
     def unlinked_bytes(self, speaker: int, folder: str) -> int:
-        """Of files of `folder` that have no name any more, but are still open in the process or mapped by it.
+        """Return the bytes of deleted files of `folder` that the process still has open or mapped.
 
         Args:
-            folder: Its path without links. Devices cannot tell what is in it: on an overlay of several file systems a
-                file's is another one than its folder's.
+            speaker: A living thread of the process.
+            folder: Path without links. Paths are compared, and not device numbers: on an overlay file system, the
+                device of a file can differ from that of its folder.
         """
         sizes: dict[int, int] = {}
         for name in self._names(f"{speaker}/fd"):
@@ -250,24 +260,24 @@ class Proc:
         try:
             return os.readlink(link, dir_fd=self._fd).startswith(f"{folder}/")
         except OSError as error:
-            # A path of more than a page: model code can write nowhere but in the folder.
+            # A path longer than a page. Model code can write only below the folder, so the file is there.
             return error.errno == errno.ENAMETOOLONG
 
     def _names(self, path: str) -> list[str]:
-        """Nothing if the process has ended."""
+        """Return the names in a folder of /proc; none if the process has ended."""
         try:
             fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=self._fd)
         except _GONE:
             return []
         try:
             return os.listdir(fd)  # noqa: PTH208 - below a descriptor
-        except _GONE:  # just now
+        except _GONE:  # since the folder was opened
             return []
         finally:
             os.close(fd)
 
     def _read(self, path: str) -> bytes:
-        """Nothing if the process has ended."""
+        """Return a file's content; empty if the process has ended."""
         try:
             fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC, dir_fd=self._fd)
         except _GONE:

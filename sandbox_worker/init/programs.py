@@ -1,8 +1,8 @@
-"""Programs that the host runs beside the REPL: started, told apart from what the REPL started, and ended whole.
+"""Programs that the caller runs beside the REPL: their start, and their end with all processes that they started.
 
-A program's processes are found by their session. Each program begins one before it is behind its layers, and no process
-behind them can leave it: there `setsid` succeeds and does nothing. So a daemon is found whatever became of its parents,
-and the kernel gives the session's number to no other process as long as one of the session lives.
+Init finds a program's processes by their session. Each program starts a session before it locks itself in. No process
+can leave the session afterwards: behind the seccomp filter `setsid` succeeds without an effect. So init also finds a
+daemon whose parents have ended. The kernel does not reuse the session's number while one of its processes lives.
 """
 
 import contextlib
@@ -23,25 +23,29 @@ from sandbox_worker.wire.control import ProgramEnded, RunProgram
 from sandbox_worker.wire.program import MAX_PROGRAM_BYTES, unpack_program
 
 ROUNDS = 200
-"""How often a program's processes are looked for until no new one is there. Those that have ended count against
-`max_processes` until init takes leave of them, so that what forks on and on soon cannot."""
+"""Most searches for new processes of a program that is being killed. Killed processes count against `max_processes`
+until init waits for them, so a fork bomb soon cannot fork."""
 QUIET_ROUNDS = 2
-"""So often nothing new has to be found: the list of processes is read while they come and go."""
+"""Searches in a row that must find no new process: /proc is read while processes come and go."""
 REPORT_FD, FOLDER_FD, PROGRAM_FD = 3, 4, 5
-"""In the child: where it says why the program cannot be started, its current folder, and what is started."""
+"""Descriptors in the child: its report if the program cannot start, its current folder, and the packed program."""
 NOT_STARTED = 127
+"""Exit code of a child whose program cannot start, as a shell's."""
 MAX_REPORT_BYTES = 1000
+"""Most bytes of such a report. The rest is cut."""
 
 
 @dataclass(slots=True)
 class _Program:
-    """One that runs, or is being ended.
+    """A program that runs or is being ended.
 
     Attributes:
-        pid: Of its first process; its session has the same number.
-        report_fd: Readable end of what its child says.
-        limit: At which it is being ended, if it is one.
-        status: Of its first process, once that has ended.
+        number: Number by which the orchestrator knows it.
+        pid: Its first process; its session has the same number.
+        report_fd: Readable end of the pipe in which its child reports a failed start.
+        is_ending: Whether it is being ended.
+        limit: The limit at which it is being ended, or None.
+        status: Wait status of its first process, once that has ended.
     """
 
     number: int
@@ -53,11 +57,12 @@ class _Program:
 
 
 class Programs:
-    """Those of one worker.
+    """The programs of one worker.
 
     Args:
+        confinement: Locks each program in.
         pids: Lists the processes of the worker, as `Proc` names them.
-        say: Called with the end of each.
+        say: Called with the end of each program.
     """
 
     def __init__(
@@ -73,14 +78,15 @@ class Programs:
         return bool(self._running)
 
     def sessions(self) -> list[int]:
-        """Of those that run."""
+        """Return the sessions of running programs."""
         return list(self._running)
 
     def start(self, request: RunProgram, fds: list[int]) -> int | None:
-        """Start a program; return its session. None: it cannot be started, and that was said.
+        """Start a program and return its session. Return None if it cannot start, which was reported.
 
         Args:
-            fds: What travelled beside the request. They are closed.
+            request: The request.
+            fds: Descriptors that came with the request. They are closed.
         """
         opened = list(fds)
         try:
@@ -100,29 +106,29 @@ class Programs:
         return pid
 
     def end(self, number: int) -> None:
-        """End the program of that number; nothing happens if it has ended."""
+        """End the program of that number. Harmless if it has ended."""
         for program in self._running.values():
             if program.number == number:
                 program.is_ending = True
 
     def end_at(self, limit: WatchedLimit, session: int) -> None:
-        """End the program of a session, which is past a limit of its own."""
+        """End the program of a session, which has exceeded `limit`."""
         program = self._running[session]
         program.is_ending, program.limit = True, limit
 
     def ended(self, pid: int, status: int) -> None:
-        """Take note that a child of init has ended. What a program leaves running ends with its first process."""
+        """Record that a child of init has ended. If it was a program's first process, the whole program ends."""
         if (program := self._running.get(pid)) is not None:
             program.status = status
             program.is_ending = True
 
     def sweep(self) -> bool:
-        """Kill what there is of programs that are being ended, and say of which nothing is left.
+        """Kill the processes of programs that are being ended. Report each program that has none left.
 
-        To be called again whenever children of init have ended.
+        Call it again whenever children of init have ended.
 
         Returns:
-            False if a program cannot be emptied in this way: then everything has to be killed at once.
+            False if a program keeps having new processes. The caller then kills all processes of the worker at once.
         """
         for program in [each for each in self._running.values() if each.is_ending]:
             found = self._kill(program)
@@ -133,21 +139,24 @@ class Programs:
         return True
 
     def all_were_killed(self, limit: WatchedLimit | None = None) -> None:
-        """Say that all have ended with the REPL; at which limit, if it was one."""
+        """Report all programs as ended together with the REPL, at `limit` if there was one."""
         for program in list(self._running.values()):
             program.limit = program.limit or limit
             self._forget(program, signal.SIGKILL if program.status is None else program.status, with_repl=True)
 
     def _forked(self, request: RunProgram, opened: list[int]) -> tuple[int, int]:
-        """Return the pid of a program's child, and the end of the pipe in which it says why it cannot start.
+        """Fork a program's child. Return its pid and the readable end of the pipe for its report.
 
         Args:
-            opened: What travelled beside the request. What init needs no more is added, for the caller to close.
+            request: The request.
+            opened: Descriptors that came with the request. Further ones that init does not keep are added; the caller
+                closes all of them.
 
         Raises:
-            FileNotOpened, OSError: There is none.
+            FileNotOpened: There is no such folder.
+            OSError: The child cannot be forked.
         """
-        if len(opened) != MOST_FDS:  # the kernel drops those for which init has no room
+        if len(opened) != MOST_FDS:  # init had too many open files: the kernel drops descriptors that do not fit
             raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
         try:
             opened.append(files.open_folder(request.cwd))
@@ -165,7 +174,7 @@ class Programs:
         return pid, report_fd
 
     def _fork(self) -> int:
-        """Fork as `max_processes` allows. It binds init only here: elsewhere it has to be able to start a REPL."""
+        """Fork within `max_processes`. Elsewhere the limit does not bind init, which must be able to start a REPL."""
         soft, hard = resource.getrlimit(resource.RLIMIT_NPROC)
         most = self._confinement.bounds.repl.max_processes
         resource.setrlimit(resource.RLIMIT_NPROC, (most if hard == resource.RLIM_INFINITY else min(most, hard), hard))
@@ -175,27 +184,27 @@ class Programs:
             resource.setrlimit(resource.RLIMIT_NPROC, (soft, hard))
 
     def _become_program(self, opened: list[int]) -> NoReturn:
-        """In the child: behind the layers that the REPL has, in its folder, into the program."""
+        """Lock the child in as the REPL is, enter the folder, and exec the program."""
         program_fd, stdin, stdout, stderr, folder, report_fd = opened
         try:
             places = (stdin, 0), (stdout, 1), (stderr, 2), (report_fd, REPORT_FD), (folder, FOLDER_FD)
             self._confinement.settle([*places, (program_fd, PROGRAM_FD)])
             report_fd = REPORT_FD
             program = unpack_program(os.pread(PROGRAM_FD, MAX_PROGRAM_BYTES, 0))
-            for number in (signal.SIGPIPE, signal.SIGXFSZ):  # which Python ignores, and programs inherit
+            for number in (signal.SIGPIPE, signal.SIGXFSZ):  # Python ignores these, and a program would inherit that
                 signal.signal(number, signal.SIG_DFL)
             self._confinement.lock_down(takes_contexts=False)
             os.fchdir(FOLDER_FD)
             os.execvpe(program.argv[0], program.argv, {**os.environb, **program.env})
-        except BaseException as error:  # noqa: BLE001 - init learns it
+        except BaseException as error:  # noqa: BLE001 - reported to init
             why = error.strerror if isinstance(error, OSError) and not isinstance(error, LayerFailed) else str(error)
             with contextlib.suppress(OSError):
                 os.write(report_fd, f"cannot be started: {why or repr(error)}".encode()[:MAX_REPORT_BYTES])
         os._exit(NOT_STARTED)
 
     def _kill(self, program: _Program) -> bool | None:
-        """SIGKILL to all its processes; whether there were any. None: there are ever more of them."""
-        if program.status is None:  # it may not have its session yet
+        """Kill all processes of a program. Return whether there were any; None if new ones keep appearing."""
+        if program.status is None:  # the child may not have its session yet
             os.kill(program.pid, signal.SIGKILL)
         killed: set[int] = set()
         quiet = 0
@@ -205,7 +214,7 @@ class Programs:
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(self._proc.number_here(pid), signal.SIGKILL)
             killed.update(new)
-            if len(killed) > self._confinement.bounds.repl.max_processes:  # which the kernel does not bound here
+            if len(killed) > self._confinement.bounds.repl.max_processes:  # here no kernel limit bounds their number
                 return None
             quiet = 0 if new else quiet + 1
             if quiet == QUIET_ROUNDS:
@@ -216,7 +225,7 @@ class Programs:
         del self._running[program.pid]
         try:
             said = os.read(program.report_fd, MAX_REPORT_BYTES).decode("utf-8", "replace")
-        except BlockingIOError:  # killed before it could say
+        except BlockingIOError:  # killed before it could report
             said = ""
         os.close(program.report_fd)
         code = os.waitstatus_to_exitcode(status)

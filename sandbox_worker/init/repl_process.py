@@ -1,4 +1,4 @@
-"""The REPL as init's child, one after the other: its fork, its signals, its end."""
+"""The REPL as init's child: its fork, its signals and its end. A new REPL may replace one that ended."""
 
 import contextlib
 import faulthandler
@@ -29,20 +29,25 @@ from sandbox_worker.wire.control import BROKEN, Forked, Started, pack
 from sandbox_worker.wire.descriptors import CONNECTION_FD, CONTROL_FD, HANDED_FD, STACK_FD
 
 STACK_SIGNAL = int(signal.SIGRTMAX)
-"""Has the REPL print the stack of its threads to `STACK_FD`: one that model code hardly takes for itself."""
+"""Signal at which the REPL prints the stacks of its threads to `STACK_FD`. Programs rarely use the last real-time
+signal themselves."""
 
 
 class ReplProcess:
-    """Init's handle on the REPL that it has forked.
+    """Init's handle on the REPL that it forks.
 
     Args:
-        bell: Shared with the REPL.
-        preloaded: What the REPL finds.
-        mapping_works: Whether texts of contexts can be mapped.
-        hands: On which the REPL is given contexts later, if it may be given any.
+        confinement: Locks the REPL in.
+        control: The socket to the orchestrator.
+        output: Init's ends of the REPL's pipes.
+        bell: Memory shared with the REPL.
+        bounds: Limits of the REPL.
+        preloaded: Contexts and values that the REPL begins with.
+        mapping_works: Whether contexts can be mapped as Python strings here.
+        hands: Socket on which the REPL gets contexts later; None if it gets none.
 
     Attributes:
-        pid: Of the REPL that lives, or None.
+        pid: The living REPL's pid, or None.
     """
 
     def __init__(
@@ -67,11 +72,11 @@ class ReplProcess:
         self._hands = hands
 
     def start(self, connection_fd: int) -> None:
-        """Fork a REPL, which speaks on the connection. It is closed here. No other REPL may be there."""
+        """Fork a REPL that uses `connection_fd`, which is closed here. No other REPL of this worker may live."""
         write_ends = self._output.open()
         if self._hands is not None:
             self._hands.empty()
-        BELL.pack_into(self._bell, INTERRUPTED_AT, 0)  # a fresh REPL counts its blocks anew
+        BELL.pack_into(self._bell, INTERRUPTED_AT, 0)  # a new REPL counts its blocks from the start
         pid = os.fork()
         if pid == 0:
             self._become_repl(connection_fd, write_ends)
@@ -82,38 +87,39 @@ class ReplProcess:
             os.close(fd)
 
     def interrupt(self, block: int) -> None:
-        """SIGINT, for the block of that number."""
+        """Send SIGINT for the block of that number."""
         BELL.pack_into(self._bell, INTERRUPTED_AT, block)
         self.signal(signal.SIGINT)
 
     def signal(self, number: int) -> None:
-        """Send a signal, if there is a REPL."""
+        """Send a signal to the REPL if it lives."""
         if self.pid is not None:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(self.pid, number)
 
     def kill_all(self) -> None:
-        """SIGKILL to the REPL, to programs beside it, and to all that they started; return when they are gone."""
+        """Kill the REPL, the programs beside it and all their descendants. Return when all of them have ended."""
         if self.pid is not None or os.getpid() == 1:
             while True:
                 with contextlib.suppress(ProcessLookupError):
                     if os.getpid() == 1:
-                        os.kill(-1, signal.SIGKILL)  # everything in the namespace but ourselves
+                        os.kill(-1, signal.SIGKILL)  # all processes of the namespace but init itself
                     elif self.pid is not None:
-                        os.kill(self.pid, signal.SIGKILL)  # which may not have a process group of its own yet
+                        os.kill(self.pid, signal.SIGKILL)  # before it has a process group of its own, killpg misses it
                         os.killpg(self.pid, signal.SIGKILL)
                 try:
                     os.waitpid(-1, 0)
                     while os.waitpid(-1, os.WNOHANG)[0]:
-                        pass  # all that have ended: a signal to all for each of thousands would take minutes
+                        pass  # reap all that have ended before the next kill(-1): one kill a process takes minutes
                 except ChildProcessError:
                     break
         self.pid = None
 
     def stop_all_but_repl(self) -> None:
-        """SIGSTOP to what the REPL started, which could go on growing while we listen to it: alone it is bounded.
+        """Stop the REPL's descendants, so that they do not grow while the REPL prints its stack.
 
-        They are killed with the REPL. Killed before it, they would be taken for ended by a block that waits for them.
+        RLIMIT_AS bounds the REPL alone. The descendants are killed later, with the REPL: if they were killed first, a
+        block that waits for one would go on and report its end.
         """
         if self._confinement.level.has_pid_namespace and self._confinement.proc.is_own:
             for pid in self._confinement.proc.others():
@@ -122,7 +128,7 @@ class ReplProcess:
                         os.kill(pid, signal.SIGSTOP)
 
     def _become_repl(self, connection_fd: int, write_ends: WriteEnds) -> NoReturn:
-        """In the child: behind the REPL's layers, without the control socket, into the loop."""
+        """Lock the child in, close the control socket, and serve blocks until the end."""
         self._confinement.settle(
             [
                 (write_ends.stdout, 1),
@@ -132,7 +138,7 @@ class ReplProcess:
                 *([] if self._hands is None else [(self._hands.taking_fd, HANDED_FD)]),
             ]
         )
-        faulthandler.register(STACK_SIGNAL, file=STACK_FD)  # in C: it also works for code that holds the GIL
+        faulthandler.register(STACK_SIGNAL, file=STACK_FD)  # a handler in C: it needs no GIL
         interrupts = Interrupts()
         interrupts.install()
         try:
@@ -151,5 +157,5 @@ class ReplProcess:
         rest = preloaded.variables, handed, preloaded.undecoded
         try:
             Repl(preloaded.contexts, channel, interrupts, reserve, bounds, self._bell, *rest).serve()
-        except BaseException:  # noqa: BLE001 - nothing is left that could tell more than an exit code
+        except BaseException:  # noqa: BLE001 - the control socket is closed: only the exit code can tell
             os._exit(BROKEN)

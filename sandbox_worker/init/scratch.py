@@ -1,4 +1,8 @@
-"""The scratch folder where it is a folder of the host's: nothing but looking bounds it as a whole."""
+"""Counts the scratch folder where it lies on the host's file system, which has no limit for one folder.
+
+Model code changes the folder while it is walked. openat2(2) with RESOLVE_BENEATH and RESOLVE_NO_SYMLINKS keeps the walk
+inside, also if a folder on the way is replaced by a link.
+"""
 
 import contextlib
 import errno
@@ -16,16 +20,21 @@ _RESOLVE_NO_SYMLINKS, _RESOLVE_BENEATH = 0x04, 0x08
 
 @dataclass(frozen=True, slots=True)
 class Contents:
-    """`files` counts folders, too."""
+    """Size of a folder.
+
+    Attributes:
+        size_bytes: Bytes that its files take on the disk.
+        files: Number of its files and folders.
+    """
 
     size_bytes: int
     files: int
 
 
 def contents(folder: str, max_files: int) -> Contents:
-    """What is in a folder, as far as it need be known: nothing is looked at beyond `max_files`.
+    """Count a folder. The walk stops beyond `max_files`.
 
-    A folder that cannot be looked into, such as one nested deeper than a path can say, counts as too many files.
+    A folder that cannot be read, such as one nested deeper than a path can name, counts as too many files.
     """
     size_bytes = files = 0
     folders = ["."]
@@ -40,7 +49,7 @@ def contents(folder: str, max_files: int) -> Contents:
             path = folders.pop()
             try:
                 entries = _entries(base, path)
-            except FileNotFoundError:  # removed or exchanged meanwhile; what there is instead is seen the next time
+            except FileNotFoundError:  # removed or replaced meanwhile: the next walk counts it
                 continue
             for entry in entries:
                 found = entry.stat(follow_symlinks=False)
@@ -58,13 +67,17 @@ def contents(folder: str, max_files: int) -> Contents:
 
 
 def _entries(base: int, path: str) -> "list[os.DirEntry[str]]":
-    """List a folder below `base`. Nothing is done to a folder outside, whatever model code puts in the place of one."""
+    """List a folder below `base`, also if model code has taken away its permissions.
+
+    A folder outside of `base` is never changed, also if model code replaces a folder by a link to it.
+    """
     found = _below(base, path)
     try:
         try:
             folder = os.open(".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=found)
         except PermissionError:
-            # Model code has made it so; it is its owner, and so are we. By this name, it is what was found.
+            # Model code has changed its mode. Init has the same owner and sets it back. The name in /proc/self/fd leads
+            # to the folder that was opened, also if its own name leads elsewhere by now.
             os.chmod(f"/proc/self/fd/{found}", 0o700)  # noqa: PTH101
             folder = os.open(".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=found)
     finally:
@@ -74,7 +87,7 @@ def _entries(base: int, path: str) -> "list[os.DirEntry[str]]":
             listed = []
             for entry in entries:
                 with contextlib.suppress(FileNotFoundError):  # removed meanwhile
-                    entry.stat(follow_symlinks=False)  # kept by the entry, which needs the descriptor
+                    entry.stat(follow_symlinks=False)  # the entry keeps the result; later the descriptor is closed
                     listed.append(entry)
             return listed
     finally:
@@ -85,8 +98,8 @@ def _below(base: int, path: str) -> int:
     """Return a descriptor of a folder, reached without following a link.
 
     Raises:
-        FileNotFoundError: Something else is there now.
-        OSError: It cannot be reached.
+        FileNotFoundError: There is no folder of this name any more.
+        OSError: The folder cannot be opened.
     """
     how = _HOW.pack(_FOLDER, 0, _RESOLVE_NO_SYMLINKS | _RESOLVE_BENEATH)
     try:
@@ -94,6 +107,6 @@ def _below(base: int, path: str) -> int:
     except OSError as error:
         if error.errno in (errno.ENOENT, errno.ELOOP, errno.ENOTDIR, errno.EAGAIN):
             raise FileNotFoundError from None
-        if error.errno in (errno.ENOSYS, errno.EPERM):  # before Linux 5.6, where no level protects anything
+        if error.errno in (errno.ENOSYS, errno.EPERM):  # before Linux 5.6, where only `process` runs
             return os.open(path, _FOLDER, dir_fd=base)
         raise

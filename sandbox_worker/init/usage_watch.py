@@ -1,9 +1,25 @@
-"""What a REPL and everything it started use, as init sees it in /proc: where no cgroup counts, this is what holds.
+"""The watch: how much memory, CPU time and scratch space a worker's processes use, sampled by init from /proc.
 
-Approximate by nature: memory (`memory`) is read every few milliseconds while a block runs, so that a writer at full
-speed is some megabytes past its limit when it is seen. What these numbers do not show (memfds, shared anonymous
-mappings, pages in flight to a socket) is denied by seccomp. A scratch folder that is a file system has a size of its
-own; one that is a folder of the host's is looked through now and then. CPU time is in `cpu_time`.
+Theory of operation
+-------------------
+An ordinary user cannot create control groups, and RLIMIT_AS and RLIMIT_CPU bound one process, not a family. So init
+samples all processes of the worker and compares the sums with the limits. Where the orchestrator could make a memory
+control group, the group is exact and the watch is the second line.
+
+The watch is approximate. While a block runs it samples every 10 ms or so; a writer at full speed is some megabytes past
+its limit when a sample notices it. Three decisions keep that gap small and the cost low:
+
+- The interval follows the load. It starts at `FASTEST_S` with each block, stays there while CPU time or memory grows,
+  and doubles while the REPL sleeps, up to `SLOWEST_S`. A single process may sleep that long unseen, because RLIMIT_AS
+  bounds it; several processes are sampled at `SLOWEST_OF_SEVERAL_S`, because each of them could grow that much.
+- The watch spends at most a share of one CPU (`MOST_OF_A_CPU`). With many processes the samples become rarer.
+- The moment of a sample is random within its interval. Otherwise code could allocate right after a sample and free
+  right before the next one.
+
+Memory that /proc does not attribute to a process could be hidden from the samples: memfds, shared anonymous mappings,
+pages in flight to a socket. seccomp denies all three. Processes that live shorter than an interval are counted through
+their parents' accumulated CPU time (`cpu_time`). At `strict` the scratch folder is a tmpfs with a size of its own; a
+scratch folder on the host's file system is walked every `SCRATCH_S` at most.
 """
 
 import os
@@ -19,29 +35,39 @@ from sandbox_worker.wire.layers import Layer
 
 WATCH: Layer = "memory and CPU watch (approximate)"
 GROUP: Layer = "memory control group"
-"""What holds memory exactly, beside the watch, where the orchestrator has made one."""
+"""Exact bound of memory, beside the watch, where the orchestrator could make a control group."""
 FASTEST_S = 0.01
-"""Seconds between two looks while something works."""
+"""Seconds between two samples while CPU time or memory grows."""
 LEAST_OF_INTERVAL = 0.25
-"""Share of an interval that is waited at least; up to all of it is drawn on top, so that no process can know when it is
-not looked at."""
+"""Smallest share of an interval that is waited. A random part, up to a whole interval, is added, so that no process
+can predict a sample."""
 SLOWEST_S = 0.5
-"""While the REPL sleeps. One process alone is bounded by its address space; of several each could grow that much."""
+"""Seconds between two samples of a single sleeping process, which RLIMIT_AS bounds between samples."""
 SLOWEST_OF_SEVERAL_S = 0.02
+"""Seconds between two samples of several sleeping processes, each of which could grow up to RLIMIT_AS."""
 LITTLE_CPU_S = 0.005
-"""Half of what the kernel counts in."""
+"""CPU seconds between two samples below which a worker counts as sleeping: half a tick of the kernel (10 ms)."""
 SCRATCH_S = 0.1
-"""The scratch folder is looked through so often at most: it costs 5 microseconds a file."""
+"""Least seconds between two walks through the scratch folder. A walk costs 5 microseconds a file."""
 MOST_OF_A_CPU = 0.05
-"""Looking takes 40 microseconds a process; with many of them the looks become rarer, not dearer."""
+"""Largest share of one CPU that sampling takes. A sample costs 40 microseconds a process."""
 MOST_WHILE_GROWING = 0.5
-"""While there is more memory in use than ever before: then each look also waits for the kernel, and time is short. The
-same after a look that had to measure, which is the REPL's time."""
+"""The same share while memory is at a new peak, or after an exact measurement. A sample then also waits for the
+kernel's lock on the memory, and a late sample would let memory grow further."""
 
 
 @dataclass(frozen=True, slots=True)
 class WorkerUsage:
-    """Of all processes together. `cpu_s` counts from the start of the block; `scratch_*` only where it is watched."""
+    """Resources of all processes of a worker together.
+
+    Attributes:
+        memory_bytes: Private memory, swap and page tables.
+        cpu_s: CPU seconds since the start of the block.
+        processes: Number of living processes.
+        threads: Number of their threads.
+        scratch_bytes: Size of the scratch folder; 0 if it is not watched.
+        scratch_files: Number of its files; 0 if it is not watched.
+    """
 
     memory_bytes: int = 0
     cpu_s: float = 0.0
@@ -56,20 +82,20 @@ EMPTY = Contents(0, 0)
 
 
 class Watch:
-    """Looks at a worker's processes, often while they work and rarely while they sleep.
+    """Samples a worker's processes, often while they work and rarely while they sleep.
 
     Args:
-        proc: Where they are seen.
-        pids: Those of the REPL; None where it can have no process but its own.
-        memory_bytes: The limit, near which it looks more closely.
-        max_processes: The limit, beyond which it looks no further.
-        scratch: The folder to look through, or None.
-        max_scratch_files: It is not looked through beyond this number.
-        is_loose: Whether one process alone is not bounded by its address space either.
+        proc: The /proc in which the processes are seen.
+        memory_bytes: The limit of memory. Near it, memory is measured exactly.
+        max_processes: The limit of processes. If there are more, only their number is read.
+        pids: Lists the processes. None if the REPL cannot start any.
+        scratch: The scratch folder to walk; None if it has a size of its own.
+        max_scratch_files: A walk stops at this number of files.
+        is_loose: Whether RLIMIT_AS leaves a single process more room than `memory_bytes`.
 
     Attributes:
-        pids: Lists those that it looks at.
-        cpu_times: What they used.
+        pids: Lists the processes that are sampled.
+        cpu_times: CPU time of the block and of each program.
     """
 
     def __init__(
@@ -101,23 +127,25 @@ class Watch:
         self._scratch_due = 0.0
 
     def repl_started(self, pid: int, inherited_bytes: int) -> None:
-        """A fresh REPL is to be looked at from here on.
+        """Sample a new REPL from here on.
 
         Args:
-            inherited_bytes: What it shares with init from the start (a context made of objects) is not its own.
+            pid: The REPL's process.
+            inherited_bytes: Memory that the REPL shares with init from the start, such as a context made of objects.
+                It does not count as the REPL's own.
         """
         self._repl_pid = pid
         self._memory.repl_started(inherited_bytes)
         self.cpu_times.block.started(pid)
 
     def block_started(self) -> None:
-        """Count CPU time from here, and look closely."""
+        """Count the block's CPU time from here, and sample at the fastest rate."""
         self.cpu_times.block.block_started()
         self._measuring_s = self._memory.measuring_s
         self._look_closely()
 
     def program_started(self, session: int) -> None:
-        """Count the CPU time of a session apart, and look closely."""
+        """Count the CPU time of a program's session apart, and sample at the fastest rate."""
         self.cpu_times.program_started(session)
         self._look_closely()
 
@@ -125,17 +153,17 @@ class Watch:
         self._most_bytes = 0
         self._looked = time.monotonic()
         self._interval_s = FASTEST_S
-        self._due = self._looked + FASTEST_S  # not drawn: most blocks have ended by then
+        self._due = self._looked + FASTEST_S  # without a random part: most blocks have ended by then
 
     def wait_s(self) -> float:
-        """Seconds until the next look."""
+        """Return the seconds until the next sample is due."""
         return max(0.0, self._due - time.monotonic())
 
     def look(self) -> WorkerUsage:
-        """What is used now. Of more processes than there may be, nothing is known but how many they are."""
+        """Take a sample. If there are more processes than `max_processes`, only their number is new in it."""
         worked_s = time.process_time()
         pids = self.pids()
-        if len(pids) > self._max_processes:  # they grow faster than they can be read about
+        if len(pids) > self._max_processes:  # a fork bomb grows faster than its processes can be read
             return replace(self._last, processes=len(pids), threads=len(pids))
         seen = [each for pid in pids if (each := self._seen(pid)) is not None]
         now = time.monotonic()
@@ -156,7 +184,7 @@ class Watch:
         )
         works = burned_s >= LITTLE_CPU_S or self.cpu_times.runs_unheard or memory_bytes > self._last.memory_bytes
         slowest_s = self._slowest_alone_s if len(seen) <= 1 else SLOWEST_OF_SEVERAL_S
-        cost_s = time.process_time() - worked_s  # not the clock's: processes that keep us waiting are looked at sooner
+        cost_s = time.process_time() - worked_s  # CPU time: a wait for the kernel must not delay the next sample
         share = MOST_WHILE_GROWING if had_to_measure or memory_bytes > self._most_bytes else MOST_OF_A_CPU
         self._most_bytes = max(self._most_bytes, memory_bytes)
         self._look_in(max(FASTEST_S if works else min(2 * self._interval_s, slowest_s), cost_s / share))
@@ -164,7 +192,7 @@ class Watch:
         return usage
 
     def _seen(self, pid: int) -> Seen | None:
-        """None if it has ended."""
+        """Return one process as it is now, or None if it has ended."""
         status = self._proc.status(pid)
         return None if status is None else Seen(pid, status, self._proc.times(pid))
 
@@ -178,5 +206,5 @@ class Watch:
 
     def _look_in(self, interval_s: float) -> None:
         self._interval_s = interval_s
-        drawn = time.monotonic_ns() // 64 % 1024 / 1024  # what the clock says below a tenth of a millisecond
+        drawn = time.monotonic_ns() // 64 % 1024 / 1024  # random: the clock's digits below 0.1 ms
         self._due = time.monotonic() + interval_s * (LEAST_OF_INTERVAL + drawn)

@@ -1,6 +1,7 @@
-"""Landlock: which files a process may open, and whom outside its domain it may signal or connect to.
+"""Landlock: which files a process may open, and which processes outside of its domain it may signal or connect to.
 
-It does not govern chmod, chown, utime, inotify and stat: a root of our own has to. See landlock(7).
+Landlock does not govern chmod, chown, utime, inotify and stat (landlock(7)). Only a root of the worker's own, at
+`strict`, keeps them from the host's files.
 """
 
 import os
@@ -32,10 +33,10 @@ READ = READ_FILE | READ_DIR
 CHANGE = (
     WRITE_FILE | TRUNCATE | REMOVE_DIR | REMOVE_FILE | MAKE_DIR | MAKE_REG | MAKE_SOCK | MAKE_FIFO | MAKE_SYM | REFER
 )
-"""Everything but devices, which nothing in a worker may make or control."""
+"""All rights to change files, but for devices: no process of a worker may make or control one."""
 
 _OF_A_FILE = EXECUTE | WRITE_FILE | READ_FILE | TRUNCATE | IOCTL_DEV
-"""A rule about a file with any other right is EINVAL."""
+"""Rights that a rule about a file may have. The kernel refuses others with EINVAL."""
 _CREATE_RULESET_VERSION = 1
 _RULE_PATH_BENEATH = 1
 _BIND_AND_CONNECT_TCP = 0b11
@@ -45,11 +46,12 @@ _RESTRICT_SELF_LOG_SAME_EXEC_OFF = 1
 
 @dataclass(frozen=True)
 class Grant:
-    """What may be done to a file, or to a folder and everything below it.
+    """Rights to a file, or to a folder and all that lies below it.
 
     Attributes:
-        path: Absolute, existing.
-        rights: Of EXECUTE to IOCTL_DEV. Those that the kernel does not govern, or that a file cannot have, are dropped.
+        path: Absolute path, which exists.
+        rights: Bits from EXECUTE to IOCTL_DEV. Bits that the kernel does not govern, or that a file cannot have, are
+            dropped.
     """
 
     path: str
@@ -57,16 +59,16 @@ class Grant:
 
 
 def abi() -> int:
-    """The version of Landlock in this kernel, from 1 (5.13) on.
+    """Return the version of Landlock in this kernel: 1 (Linux 5.13) or higher.
 
     Raises:
-        OSError: ENOSYS, it was not built in; EOPNOTSUPP, it was switched off at boot.
+        OSError: ENOSYS if it was not built in; EOPNOTSUPP if it was switched off at boot.
     """
     return syscalls.call("landlock_create_ruleset", 0, 0, _CREATE_RULESET_VERSION)
 
 
 def governed_rights(version: int) -> int:
-    """The file rights that a kernel with this ABI governs: all of them are denied except where granted."""
+    """Return the file rights that a kernel with this ABI governs. It denies them all, except where granted."""
     rights = (1 << 13) - 1
     for since, right in ((2, REFER), (3, TRUNCATE), (5, IOCTL_DEV)):
         if version >= since:
@@ -75,7 +77,7 @@ def governed_rights(version: int) -> int:
 
 
 def ruleset_attributes(version: int) -> bytes:
-    """`struct landlock_ruleset_attr`, as long as this ABI knows it: a longer one with set bits is E2BIG."""
+    """Return `struct landlock_ruleset_attr`, as long as this ABI knows it. A longer one with bits set is E2BIG."""
     attributes = struct.pack("=Q", governed_rights(version))
     if version >= 4:
         attributes += struct.pack("=Q", _BIND_AND_CONNECT_TCP)
@@ -85,24 +87,24 @@ def ruleset_attributes(version: int) -> bytes:
 
 
 def restrict(ruleset: int, version: int) -> None:
-    """Confine the calling thread and its future children to a ruleset; within a domain this makes another one.
+    """Confine the calling thread and its future children to a ruleset. Within a domain this nests another one.
 
-    TCP, abstract Unix sockets and signals to processes outside the domain are denied as far as the kernel can.
+    TCP, abstract Unix sockets and signals to processes outside of the domain are denied as far as this kernel can.
     The process must have no_new_privs or CAP_SYS_ADMIN.
 
     Raises:
-        OSError: Also E2BIG, for the 17th domain in each other.
+        OSError: Also E2BIG, for the 17th nested domain.
     """
-    # Denials are what model code makes at will: it shall not fill the host's audit log with them.
+    # Model code can cause denials at will. They are not logged, so that it cannot fill the host's audit log.
     flags = _RESTRICT_SELF_LOG_SAME_EXEC_OFF if version >= 7 else 0
     syscalls.call("landlock_restrict_self", ruleset, flags)
 
 
 def make_ruleset(grants: Sequence[Grant], version: int) -> int:
-    """A descriptor of a new ruleset, which confines nobody yet; the caller closes it.
+    """Return a descriptor of a new ruleset, which is not in force yet. The caller closes it.
 
     Raises:
-        OSError: Also ENOENT, for a granted path that does not exist.
+        OSError: Also ENOENT, if a granted path does not exist.
     """
     attributes = ruleset_attributes(version)
     ruleset = syscalls.call("landlock_create_ruleset", attributes, len(attributes), 0)

@@ -1,4 +1,4 @@
-"""What the layers of zygote, init and REPL have in common: bounds, what was applied, how one fails."""
+"""Common types of the layers of fork server, init and REPL: bounds, the layers applied, the failure of one."""
 
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
@@ -7,17 +7,17 @@ from sandbox_worker.isolation.namespaces import WorkerIds
 from sandbox_worker.wire.layers import Layer
 from sandbox_worker.wire.level import Level
 
-if TYPE_CHECKING:  # msgspec is not needed to apply these layers, so that any Python can
+if TYPE_CHECKING:  # `doctor` applies these layers with any Python, also one without msgspec
     from sandbox_worker.wire.bounds import ReplBounds
 
 
 class LayerFailed(Exception):
-    """A layer could not be applied, and nothing may run without it.
+    """A layer could not be applied. No code may run without it.
 
     Attributes:
-        layer: Its name, by which the orchestrator finds what would give it.
+        layer: Its name, by which the orchestrator finds the remedy.
         reason: The call that failed, and the kernel's reason.
-        code: The kernel's error number, or 0 if the kernel did not refuse anything.
+        code: The kernel's error number; 0 if no call failed.
     """
 
     def __init__(self, layer: Layer, reason: str, code: int = 0) -> None:
@@ -28,15 +28,16 @@ class LayerFailed(Exception):
 
 
 class WorkerBounds(NamedTuple):
-    """What one worker may do and use at most. All numbers are positive: to a tmpfs, 0 means without a bound.
+    """Bounds of one worker that the kernel enforces. All numbers are positive: a tmpfs takes 0 as unbounded.
 
     Attributes:
-        allow_exec: Whether model code may start programs, which are as confined as it is itself. Only at "strict".
-        repl: What the kernel enforces of these bounds: `max_processes` counts init too, and holds where the kernel can
-            count by worker; `max_open_files` holds for each process; `scratch_bytes` holds for a single file, and as
-            `max_scratch_files` does for the scratch folder as a whole where that is a file system of its own.
-        address_space_bytes: That each process of the REPL may map on top of what it finds mapped.
-        reserved_bytes: The part of that for our own code: the soft limit is lower by it, and model code could raise it.
+        allow_exec: Whether model code may start programs, which are confined as it is. Only at "strict".
+        repl: The REPL's bounds. `max_processes` includes init, and holds where the kernel can count by worker.
+            `max_open_files` holds for each process. `scratch_bytes` holds for a single file; if the scratch folder is
+            a file system of its own, `scratch_bytes` and `max_scratch_files` also hold for the whole folder.
+        address_space_bytes: Bytes that each process of the REPL may map in addition to what it finds mapped.
+        reserved_bytes: The part of these bytes for our own code. The soft limit is lower by it; model code could raise
+            the soft limit.
     """
 
     allow_exec: bool
@@ -47,19 +48,20 @@ class WorkerBounds(NamedTuple):
 
 @dataclass(frozen=True)
 class ZygoteLayers:
-    """What `enter_zygote` did and found out, for the workers to be forked.
+    """Layers that `enter_zygote` applied, and facts that it found out, for the workers to be forked.
 
     Attributes:
-        level: What was asked for, and holds.
-        layers: Names of what was applied, in order; without "other uid" the zygote is still who it was.
-        worker_ids: Users for the workers, where they can be others than the zygote's.
-        readable: Files and folders of the host that a worker may read, where no root of its own hides the rest.
-        proc_is_fresh: Whether a /proc of our own can be mounted; elsewhere workers have none.
-        temporary_is_free: Whether workers see their scratch folder at /tmp, too.
-        own_pid: Of the zygote, in its own pid namespace.
-        own_pidfd: Of the zygote at "strict", else -1. It is the way back after a worker's pid namespace was made.
-        landlock_abi: 0 at "process".
-        last_capability: The highest one of this kernel; 0 at "process".
+        level: The level that was asked for, which holds.
+        layers: Names of the applied layers, in order. Without "other uid" the fork server kept its user.
+        worker_ids: Users for the workers; None if they have the fork server's.
+        readable: Files and folders of the host that a worker may read, at levels without a root of its own.
+        proc_is_fresh: Whether a /proc of the worker's own can be mounted. If not, workers at "strict" have none.
+        temporary_is_free: Whether workers also see their scratch folder at /tmp.
+        own_pid: The fork server's pid in its own pid namespace.
+        own_pidfd: A pidfd of the fork server at "strict", else -1. With it the fork server returns to its pid namespace
+            after it has made one for a worker.
+        landlock_abi: Version of Landlock; 0 at "process".
+        last_capability: The kernel's highest capability; 0 at "process".
     """
 
     level: Level
@@ -75,7 +77,10 @@ class ZygoteLayers:
 
 
 class layer:
-    """Apply the layer `name` in this block: an OSError becomes `LayerFailed`, success adds the name to `applied`."""
+    """Context manager that applies the layer `name`.
+
+    An OSError in its block becomes `LayerFailed`. Success adds the name to `applied`.
+    """
 
     __slots__ = ("_applied", "_name")
 

@@ -1,4 +1,4 @@
-"""What a worker sees of the file system: a read-only root of its own, and one small writable folder."""
+"""The file system of a worker at `strict`: a read-only root of its own, and one small writable folder."""
 
 import errno
 import os
@@ -8,7 +8,7 @@ from pathlib import Path
 from sandbox_worker.isolation import syscalls
 
 SYSTEM = ("/bin", "/sbin", "/usr", "/etc/ld.so.cache", "/etc/localtime", "/etc/mime.types", "/etc/fonts")
-"""What programs and the C library need, besides /lib*. Where it is a link (a merged /usr) the link is kept."""
+"""Paths that programs and the C library need, besides /lib*. A path that is a link (a merged /usr) stays a link."""
 DEVICES = ("null", "zero", "full", "random", "urandom")
 DEVICE_LINKS = {
     "fd": "/proc/self/fd",
@@ -17,43 +17,45 @@ DEVICE_LINKS = {
     "stderr": "/proc/self/fd/2",
 }
 RESERVED = ("/dev", "/proc", "/sys", "/w")
-"""Folders that cannot hold anything of the host's."""
+"""Folders that each worker has anew: no file of the host can be shown there."""
 SCRATCH, SHARED_MEMORY, TEMPORARY = "/w", "/dev/shm", "/tmp"
 LENT_BYTES = 64 << 20
 """Bytes of the scratch folder that a fork server has while it imports modules and runs set-up code."""
 OWN_INODES = 3
-"""What a scratch folder's own structure takes, on top of the files in it."""
+"""Inodes of a scratch folder's own structure, in addition to the files in it."""
 INODES_OF_ONE = 16
-"""Of a cover, for what is shown on top of it: a file or folder with the folders on its way. Beyond it: ENOSPC."""
+"""Inodes of a cover for each path that is shown on top of it, with the folders that lead to it. Beyond them: ENOSPC."""
 
 _CONFINED = syscalls.MOUNT_ATTR_RDONLY | syscalls.MOUNT_ATTR_NOSUID | syscalls.MOUNT_ATTR_NODEV
 _PLAIN_FILES = syscalls.MS_NOSUID | syscalls.MS_NODEV
 _PROC_FLAGS = syscalls.MS_NOSUID | syscalls.MS_NODEV | syscalls.MS_NOEXEC
 
 
-# -- the root: once, in the zygote -----------------------------------------------------------------------------------
+# -- the root: once, in the fork server ------------------------------------------------------------------------------
 
 
 def enter_private_root(
     new_root: str, readable: Sequence[str], hidden: Sequence[str], mount_proc: Callable[[str], None]
 ) -> None:
-    """Make a minimal read-only tree at `new_root` and go there for good. Needs a mount namespace of our own.
+    """Build a minimal read-only tree at `new_root` and make it this process's root for good.
+
+    The process must have a mount namespace of its own.
 
     Args:
         new_root: An existing empty folder.
         readable: Absolute folders or files of the host to show besides the system's.
-        hidden: Absolute folders to show as empty where they lie in something that is shown, but for what of them is
-            itself in `readable`.
-        mount_proc: Called with the place for /proc, while the host's is still there: the kernel grants a new one only
-            where a whole one can be seen already.
+        hidden: Absolute folders to show as empty where they lie in a shown folder. Their parts that are in `readable`
+            are shown.
+        mount_proc: Called with the place for /proc, while the host's /proc is still mounted: the kernel allows a new
+            one only where a complete one is visible (`mount_too_revealing` in fs/namespace.c).
 
     Raises:
-        OSError: EINVAL for paths that cannot be shown or hidden, else what the kernel refused.
+        OSError: EINVAL for paths that cannot be shown or hidden; else the kernel's refusal.
     """
-    umask = os.umask(0o022)  # another uid is going to walk through the folders that are made here
+    umask = os.umask(0o022)  # a worker of another uid walks through the folders that are made here
     try:
-        syscalls.mount("none", "/", flags=syscalls.MS_REC | syscalls.MS_PRIVATE)  # else the host would see what we do
-        # nodev does not reach the devices below: each of them is a mount with flags of its own.
+        syscalls.mount("none", "/", flags=syscalls.MS_REC | syscalls.MS_PRIVATE)  # else our mounts spread to the host
+        # nodev does not affect the devices below: each of them is a mount with its own flags.
         syscalls.mount("tmpfs", new_root, "tmpfs", _PLAIN_FILES, "size=1m,nr_inodes=4096,mode=755")
         folders, links = _show_system(new_root)
         shown = _show_readable(new_root, readable, folders, links)
@@ -65,19 +67,19 @@ def enter_private_root(
         os.umask(umask)
     mount_proc(new_root + "/proc")
     syscalls.pivot_into(new_root)
-    # Remounted by itself and last, since only now is it complete; the mounts below have flags of their own.
+    # The root is remounted last, when it is complete. The mounts below it have their own flags.
     flags = syscalls.MS_REMOUNT | syscalls.MS_BIND | syscalls.MS_RDONLY | _PLAIN_FILES
     syscalls.mount("none", "/", flags=flags)
 
 
 def outermost(paths: Iterable[str]) -> list[str]:
-    """`paths` in order, without those that lie below another one and without repetitions."""
+    """Return `paths` in order, without repetitions and without those that lie below another one."""
     unique = list(dict.fromkeys(os.path.normpath(path) for path in paths))
     return [path for path in unique if not any(_is_below(path, other) for other in unique if other != path)]
 
 
 def temporary_is_free(readable: Iterable[str]) -> bool:
-    """Whether nothing that a worker needs lies below /tmp, so that the scratch folder can be seen there, too."""
+    """Return whether no readable path lies below /tmp, so that the scratch folder can also be shown there."""
     return not any(_is_below(path, TEMPORARY) for given in readable for path in (given, os.path.realpath(given)))
 
 
@@ -86,7 +88,7 @@ def _is_below(path: str, folder: str) -> bool:
 
 
 def _show_system(new_root: str) -> tuple[list[str], list[str]]:
-    """Show the system's folders and files; return the folders shown and the links kept."""
+    """Show the system's folders and files. Return the shown folders and the kept links."""
     folders, links = [], []
     for path in (*SYSTEM, *map(str, Path("/").glob("lib*"))):
         if path.count("/") == 1 and Path(path).is_symlink():
@@ -101,7 +103,7 @@ def _show_system(new_root: str) -> tuple[list[str], list[str]]:
 def _show_readable(
     new_root: str, readable: Sequence[str], folders: Sequence[str], links: Sequence[str]
 ) -> Sequence[str]:
-    """Show what was asked for, also under the name that its links lead to; return all that is shown now."""
+    """Show the readable paths, also under the names that their links lead to. Return all shown paths."""
     for path in readable:
         if not Path(path).is_absolute() or not Path(path).exists():
             raise OSError(errno.EINVAL, f"readable path {path!r} is not absolute or does not exist")
@@ -120,7 +122,7 @@ def _show_readable(
 def _show(path: str, target: str) -> None:
     if Path(path).is_dir():
         _make_folder(target)
-    elif Path(path).is_symlink():  # such as a Python's, which finds its folders by where it was called
+    elif Path(path).is_symlink():  # such as a venv's python, which finds its folders by the path of the link
         _make_folder(str(Path(target).parent))
         Path(target).symlink_to(os.path.realpath(path))
         return
@@ -131,12 +133,12 @@ def _show(path: str, target: str) -> None:
 
 
 def _hide(new_root: str, hidden: Sequence[str], shown: Sequence[str], readable: Sequence[str]) -> None:
-    """Cover folders wherever they came along with something shown. What did not come along is not there to be seen.
+    """Cover hidden folders with empty ones wherever they lie in a shown folder.
 
-    What lies below such a folder, and is readable by itself, is shown on top of the cover.
+    A readable path below a hidden folder is shown on top of the cover.
     """
     for path in outermost(os.path.realpath(given) for given in hidden if Path(given).exists()):
-        for outer in shown:  # under each of its names: a cover on one is none on the other
+        for outer in shown:  # under each of its names: a cover on one name does not cover another
             inner = os.path.realpath(outer)
             if not _is_below(path, inner):
                 continue
@@ -153,12 +155,12 @@ def _hide(new_root: str, hidden: Sequence[str], shown: Sequence[str], readable: 
 
 def _make_devices(new_root: str) -> None:
     for name in DEVICES:
-        if name != "null" and not Path(f"/dev/{name}").exists():  # a container may have few; init needs /dev/null
+        if name != "null" and not Path(f"/dev/{name}").exists():  # a container may lack some; init needs only /dev/null
             continue
         target = f"{new_root}/dev/{name}"
         _make_file(target)
         syscalls.bind(f"/dev/{name}", target)
-        # Read-only holds for the node's owner and mode, not for what is written into the device.
+        # Read-only protects the node's owner and mode. Writing to the device stays possible.
         syscalls.restrict_mount(target, syscalls.MOUNT_ATTR_RDONLY | syscalls.MOUNT_ATTR_NOSUID)
     for name, destination in DEVICE_LINKS.items():
         Path(f"{new_root}/dev/{name}").symlink_to(destination)
@@ -178,20 +180,22 @@ def _make_file(path: str) -> None:
 
 
 def mount_own_proc(target: str, only_processes: bool) -> None:
-    """Mount the /proc of our pid namespace.
+    """Mount the /proc of this process's pid namespace.
 
     Args:
-        only_processes: Without all that tells of the machine (meminfo, sys, ...): what a worker gets.
+        target: Folder to mount it on.
+        only_processes: Show processes alone, without files about the machine such as meminfo and sys. Workers get
+            this one.
     """
     syscalls.mount("proc", target, "proc", _PROC_FLAGS, "subset=pid" if only_processes else "")
 
 
 def cover_proc() -> None:
-    """Put an empty folder over somebody else's /proc: unmounting an inherited one is not allowed."""
+    """Mount an empty folder over an inherited /proc, which a user namespace may not unmount."""
     syscalls.mount("tmpfs", "/proc", "tmpfs", _PROC_FLAGS | syscalls.MS_RDONLY, "size=4k,nr_inodes=1,mode=555")
 
 
-# -- the scratch folder: in each worker, and for a while in the zygote ------------------------------------------------
+# -- the scratch folder: in each worker, and for a while in the fork server -------------------------------------------
 
 
 def lend_scratch() -> None:
@@ -200,24 +204,25 @@ def lend_scratch() -> None:
 
 
 def take_scratch_back() -> None:
-    """Unmount it: its workers have scratch folders of their own."""
+    """Unmount the fork server's scratch folder. Its workers mount their own."""
     syscalls.unmount(SCRATCH)
 
 
 def mount_scratch(size_bytes: int, max_files: int, also_temporary: bool) -> None:
-    """Give this mount namespace one writable tmpfs, and go there: /w and /dev/shm share its bytes and inodes.
+    """Mount one writable tmpfs and change into it: /w and /dev/shm share its bytes and inodes.
 
     Args:
-        size_bytes, max_files: Of both together; folders are files, too.
-        also_temporary: Show /w at /tmp, too.
+        size_bytes: Size of both together.
+        max_files: Number of files and folders in both together.
+        also_temporary: Whether to show /w at /tmp as well.
     """
     options = f"size={size_bytes},nr_inodes={max_files + OWN_INODES},mode=700"
     syscalls.mount("tmpfs", SCRATCH, "tmpfs", _PLAIN_FILES, options)
     files, shared = f"{SCRATCH}/files", f"{SCRATCH}/shm"
-    os.mkdir(shared, 0o700)  # noqa: PTH102 - in each worker: path objects would cost it 40 copied pages
+    os.mkdir(shared, 0o700)  # noqa: PTH102 - runs in each worker: path objects would copy 40 pages
     syscalls.bind(shared, SHARED_MEMORY)
     os.mkdir(files, 0o700)  # noqa: PTH102
     if also_temporary:
         syscalls.bind(files, TEMPORARY)
-    syscalls.bind(files, SCRATCH)  # over itself: nothing leads to the two folders' parent any more
+    syscalls.bind(files, SCRATCH)  # over itself: no path leads to the parent of the two folders any more
     os.chdir(SCRATCH)

@@ -1,4 +1,21 @@
-"""Namespaces, the identity inside them, and the processes that hold them."""
+"""Namespaces: how the fork server enters them, which user it is inside, and how workers get pid namespaces.
+
+Theory of operation
+-------------------
+An ordinary user may create a user namespace, and owns all other namespaces that it creates inside. `unshare(2)` moves
+the calling process, with one exception: a pid namespace holds the process's future children only. So the fork server
+forks once after `unshare`, and its child is pid 1 (`continue_as_pid_1`).
+
+Each worker needs a pid namespace of its own, whose init is pid 1: when it ends, the kernel kills all processes of the
+worker. `clone(CLONE_NEWPID)` would make one, but Python has only `fork`, which also runs its `os.register_at_fork`
+hooks. So the fork server calls `unshare(CLONE_NEWPID)`, forks, and returns to its own pid namespace by `setns` on its
+own pidfd (`fork_into_new_pid_namespace`). The kernel allows this return because the fork server is pid 1 of a namespace
+that its user namespace owns.
+
+An id map of a user namespace may be written once. One's own id can be mapped by the process itself; ids of other users
+only by a process outside that has CAP_SETUID (user_namespaces(7)). So a root fork server forks an `IdMapper` first,
+which stays outside and writes the maps.
+"""
 
 import contextlib
 import errno
@@ -22,22 +39,25 @@ ZYGOTE_NAMESPACES = (
 
 
 NOBODY = 65534
-"""User and group of the workers of a root that has no unused ids to give."""
+"""User and group `nobody`: for workers of a root whose user namespace has no unused ids."""
 _FREE_IDS = range(0x7000_0000, 0x8000_0000)
-"""Ids that nothing uses: above those that systemd-nspawn hands out (UIDS-GIDS.md of systemd), positive as a C int."""
+"""Ids that no system uses: above those that systemd-nspawn assigns (UIDS-GIDS.md of systemd), positive as a C int."""
 _IDS_EACH = 1 << 16
+"""Ids for the workers of one fork server."""
 
 
 @dataclass
 class WorkerIds:
-    """Users (and groups of the same numbers) for the workers of one zygote.
+    """Users (and groups of the same numbers) for the workers of one fork server.
 
-    A user of its own is a worker's protection from its siblings in what the kernel counts by user: processes, pipes,
-    epoll watches, locked memory, signals. They are given in turn, and again after `count` workers. Were they given by
-    pid, a REPL could choose by forks who gets its own.
+    The kernel counts processes, pipes, epoll watches, locked memory and pending signals by user. A user of its own
+    protects a worker from its siblings there. Ids are assigned in turn, and again after `count` workers. If they were
+    derived from pids, a REPL could fork until a later worker got the REPL's own id.
 
     Attributes:
-        forked: Workers so far.
+        first: The first id.
+        count: Number of ids.
+        forked: Number of workers so far.
     """
 
     first: int
@@ -45,14 +65,15 @@ class WorkerIds:
     forked: int = 0
 
     def of_newest(self) -> int:
-        """The id of the worker that was forked last: never the first one, the zygote's, where there are others."""
+        """Return the id of the last forked worker. The first id is the fork server's own if there is more than one."""
         return self.first + (self.forked % (self.count - 1) + 1 if self.count > 1 else 0)
 
 
 def unused_ids() -> WorkerIds:
-    """Ids for workers, for somebody who is root: an own one for each, or one for all where a container has no more.
+    """Return ids for the workers of a root process: one each, or `NOBODY` for all if a container has no more.
 
-    Two zygotes may get the same ones, by a chance of 1 in 4,096; their workers then share what is counted by user.
+    Two fork servers get the same ids with a probability of 1 in 4,096. Their workers then share what is counted by
+    user.
     """
     slots = len(_FREE_IDS) // _IDS_EACH
     first = _FREE_IDS.start + int.from_bytes(os.urandom(4), "little") % slots * _IDS_EACH
@@ -61,19 +82,19 @@ def unused_ids() -> WorkerIds:
 
 
 def exist(ids: WorkerIds) -> bool:
-    """Whether our user namespace has them: the "root" of `unshare -r` has none but its own."""
+    """Return whether this user namespace has the ids. The "root" of `unshare -r` has only its own."""
     return all(_is_mapped(ids.first, ids.first + ids.count - 1, kind) for kind in ("uid", "gid"))
 
 
 def _is_mapped(first: int, last: int, kind: str) -> bool:
-    """Whether ids exist in our user namespace; each line of a map is the first id inside, the one outside, a count."""
+    """Return whether ids exist in this user namespace. A line of a map is: first id inside, first outside, count."""
     lines = Path(f"/proc/self/{kind}_map").read_text().splitlines()
     ranges = [(int(inside), int(count)) for inside, _, count in map(str.split, lines)]
     return any(inside <= first and last < inside + count for inside, count in ranges)
 
 
 def require_one_thread() -> None:
-    """Check what unshare(CLONE_NEWUSER) demands, whose own answer is a bare EINVAL.
+    """Require that this process has one thread, as unshare(CLONE_NEWUSER) does: its own error is a bare EINVAL.
 
     Raises:
         OSError: EINVAL, with the number of threads.
@@ -84,19 +105,19 @@ def require_one_thread() -> None:
 
 
 def become(uid: int) -> bool:
-    """Become `uid` as user and group, for good. Call it before any user namespace is made, or in one that has `uid`.
+    """Become `uid` as user and group, for good. Call it before a user namespace is made, or in one that has `uid`.
 
-    Uid 0 would stay the kernel's uid 0 within a user namespace: RLIMIT_NPROC never binds that one, and it owns root's
-    files.
+    Inside of a user namespace, uid 0 would still be the kernel's uid 0: RLIMIT_NPROC never binds that one, and it owns
+    root's files.
 
     Returns:
-        False where no second id exists: we are "root" of somebody's user namespace (bubblewrap, `unshare -r`), and
-        RLIMIT_NPROC binds only as far as it binds whoever made that.
+        False if this user namespace has no second id, as that of bubblewrap or `unshare -r`. RLIMIT_NPROC then binds
+        only as far as it binds the user who made the namespace.
 
     Raises:
-        OSError: Real root without the capability to become somebody else. It must not go on as root.
+        OSError: Real root lacks the capability to change its user. It must not go on as root.
     """
-    with contextlib.suppress(PermissionError):  # denied for good in such a namespace, where there are no groups to lose
+    with contextlib.suppress(PermissionError):  # always denied in such a namespace, which has no groups to drop
         os.setgroups([])
     try:
         os.setresgid(uid, uid, uid)
@@ -105,15 +126,15 @@ def become(uid: int) -> bool:
         if error.errno != errno.EINVAL:
             raise
         return False
-    syscalls.prctl(syscalls.PR_SET_DUMPABLE, 1)  # cleared by setresuid, and then /proc/self/uid_map belongs to root
+    syscalls.prctl(syscalls.PR_SET_DUMPABLE, 1)  # setresuid clears it, and then root would own /proc/self/uid_map
     return True
 
 
 class IdMapper:
     """A child that stays root, and maps `ids` in the user namespace that its parent enters later.
 
-    user_namespaces(7): more than one's own id can only be mapped by somebody outside with CAP_SETUID. /proc must be
-    that of the present pid namespace.
+    Only a process outside of the namespace that has CAP_SETUID may map ids of other users (user_namespaces(7)). /proc
+    must be that of the present pid namespace.
     """
 
     def __init__(self, ids: WorkerIds) -> None:
@@ -132,7 +153,7 @@ class IdMapper:
         os.close(our_end)
 
     def map(self) -> None:
-        """To be called in the new namespace, once."""
+        """Have the child write the maps. Call it once, in the new namespace."""
         os.close(self._go)
         error = os.waitstatus_to_exitcode(os.waitpid(self._pid, 0)[1])
         if error:
@@ -146,36 +167,37 @@ def _write_maps(process: Path, line: str) -> None:
 
 
 def enter_user_namespace(flags: int, proc_self_fd: int, mapper: IdMapper | None = None) -> None:
-    """Leave for the new namespaces `flags`, CLONE_NEWUSER among them, and stay who we are inside.
+    """Enter new namespaces, a user namespace among them, with the same user and group inside.
 
     Args:
-        proc_self_fd: /proc/self, opened before; it stays good when /proc is covered.
-        mapper: Maps further ids besides our own.
+        flags: CLONE_NEW* flags, with CLONE_NEWUSER.
+        proc_self_fd: /proc/self, opened before. It stays valid when /proc is covered.
+        mapper: Maps the ids of workers; None maps this process's own ids.
     """
     uid, gid = os.getuid(), os.getgid()
     try:
         syscalls.unshare(flags)
     except OSError as error:
-        if error.errno == errno.ENOSPC:  # of all codes; user_namespaces(7)
+        if error.errno == errno.ENOSPC:  # the code for a sysctl's limit: user_namespaces(7)
             raise OSError(
-                error.errno, "unshare: sysctl user.max_user_namespaces, or one like it, is reached"
+                error.errno, "unshare: the limit of sysctl user.max_user_namespaces (or user.max_*) is reached"
             ) from error
         raise
     if mapper is not None:
         mapper.map()
         return
-    write_below(proc_self_fd, "setgroups", "deny")  # user_namespaces(7): without it gid_map is not ours to write
+    write_below(proc_self_fd, "setgroups", "deny")  # required before gid_map may be written: user_namespaces(7)
     write_below(proc_self_fd, "uid_map", f"{uid} {uid} 1")
     write_below(proc_self_fd, "gid_map", f"{gid} {gid} 1")
 
 
 def open_proc_self() -> int:
-    """A descriptor of /proc/self for `write_below`; the caller closes it."""
+    """Return a descriptor of /proc/self for `write_below`. The caller closes it."""
     return os.open("/proc/self", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
 
 
 def write_below(folder_fd: int, name: str, text: str) -> None:
-    """Write `text` to the existing file `name` below an open folder, in one write(2), as files of /proc demand."""
+    """Write `text` to the existing file `name` below an open folder, in one write(2) as files of /proc require."""
     fd = os.open(name, os.O_WRONLY | os.O_CLOEXEC, dir_fd=folder_fd)
     try:
         os.write(fd, text.encode())
@@ -184,7 +206,7 @@ def write_below(folder_fd: int, name: str, text: str) -> None:
 
 
 def continue_as_pid_1() -> None:
-    """Fork into the pid namespace that was just made: the child returns, the parent only waits for it."""
+    """Fork into the new pid namespace. Only the child returns; the parent waits for it and ends as it ends."""
     pid = os.fork()
     if pid:
         _monitor(pid)
@@ -192,19 +214,19 @@ def continue_as_pid_1() -> None:
 
 
 def _monitor(pid: int) -> NoReturn:
-    """End as the child `pid` ends. It holds no descriptor, so that whoever waits for the child's EOF gets it."""
+    """Wait for the child and end with its code. All descriptors are closed: a reader of the child gets its EOF."""
     os.closerange(0, os.sysconf("SC_OPEN_MAX"))
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl+C is for the orchestrator, which ends us when it has finished
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl+C is for the orchestrator, which ends this process later
     code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
     os._exit(code if code >= 0 else 128 - code)
 
 
 def fork_into_new_pid_namespace(own_pidfd: int) -> int:
-    """os.fork; the child is pid 1 of a pid namespace of its own.
+    """Fork a child that is pid 1 of a pid namespace of its own.
 
     Args:
-        own_pidfd: A pidfd of the calling process, which must be pid 1 of a pid namespace that its own user namespace
-            owns: only into such a one it may come back.
+        own_pidfd: A pidfd of the calling process. It must be pid 1 of a pid namespace that its user namespace owns:
+            the kernel lets it return only to such a namespace.
 
     Returns:
         The child's pid in the parent, 0 in the child.
@@ -214,6 +236,6 @@ def fork_into_new_pid_namespace(own_pidfd: int) -> int:
     try:
         pid = os.fork()
     finally:
-        if pid != 0:  # after a failed fork, too: the namespace would stay pending, and every later unshare be EINVAL
+        if pid != 0:  # also after a failed fork: else the new namespace stays pending, and the next unshare is EINVAL
             syscalls.setns(own_pidfd, syscalls.CLONE_NEWPID)
     return pid

@@ -1,4 +1,4 @@
-"""Resource limits of one process: the coarse bounds. What a worker may use as a whole is for cgroups and watchdogs."""
+"""Resource limits of one process. They are coarse: control groups and the watch bound a worker as a whole."""
 
 import resource
 
@@ -6,25 +6,27 @@ import resource
 def forbid_core_dumps() -> bool:
     """Set RLIMIT_CORE to 1 byte, soft and hard.
 
-    Not 0: core(5), a `core_pattern` that is a pipe ignores every other value, and its handler runs as root on the
-    host for each crash.
+    1 and not 0: if `core_pattern` is a pipe, the kernel ignores all other values (core(5)), and runs the handler as
+    root on the host for each crash.
 
     Returns:
-        False where the hard limit is already 0, which only a privileged process can raise to 1.
+        False if the hard limit is 0 already. Only a privileged process can raise it to 1.
     """
     if resource.getrlimit(resource.RLIMIT_CORE) != (1, 1):
         try:
             resource.setrlimit(resource.RLIMIT_CORE, (1, 1))
-        except ValueError:  # how the module says EPERM
+        except ValueError:  # `resource` turns EPERM into it
             return False
     return True
 
 
 def set_hard(limit: int, value: int, reserved: int = 0) -> None:
-    """Bound `limit` (RLIMIT_*) for good: hard at `value` or at the present hard limit if that is lower.
+    """Set a limit for good: the hard limit becomes `value`, or stays as it is if it is lower.
 
     Args:
-        reserved: How much lower the soft limit is.
+        limit: An RLIMIT_* number.
+        value: The hard limit.
+        reserved: Difference between the hard and the soft limit.
     """
     hard = resource.getrlimit(limit)[1]
     if hard != resource.RLIM_INFINITY:

@@ -1,23 +1,25 @@
 """Seccomp: which system calls a process may make, and with which arguments.
 
-An allow-list by name (`seccomp_rules`), turned into a BPF program by a pure function. Filters add up: what a later one
-allows, the ones before it must allow too. There are four:
+`seccomp_rules` is an allow-list by name. A pure function turns it into a BPF program. Filters add up: a call passes if
+all filters of the process allow it, so an earlier filter must allow what a later one allows. There are four:
 
-    template                        what init may, and what applies init's layers: for fork servers that load things
-    init                            what the REPL may, and what applies the REPL's layers
+    template                        init's calls, and those that apply init's layers: for fork servers with set-up code
+    init                            the REPL's calls, and those that apply the REPL's layers
     repl                            ordinary Python, in a pid namespace and a root of its own
-    threads                         the same where it has neither: no process but its own to start or to signal
+    threads                         the same without either: it may start and signal no process but its own
 
-    not this machine's calls        the process is killed
-    allowed, arguments fit          the call
+A call is answered in one of these ways:
+
+    another architecture's call     the process is killed
+    allowed, arguments fit          the call is made
     clone3, unknown or newer, x32   ENOSYS: the C library falls back to an older call
-    sendfile, at times getxattr     an error that Python takes as "copy it otherwise", see `seccomp_rules`
-    setsid, at times chmod          0, and nothing happens, see `seccomp_rules`
-    everything else                 EPERM
+    sendfile, at times getxattr     an error on which Python copies in another way, see `seccomp_rules`
+    setsid, at times chmod          0, without an effect, see `seccomp_rules`
+    all else                        EPERM
 
-With a connected TCP socket as the only way out no other layer will do: from an empty network namespace and a Landlock
-domain without TCP it can still be made to listen, or be aimed at another peer. io_uring, which bypasses any filter, is
-denied as a whole.
+The REPL's only way out is a connected TCP socket. Other layers cannot guard it: also in an empty network namespace, and
+in a Landlock domain without TCP, a socket that exists can be made to listen or be connected to another peer. The filter
+denies both. io_uring makes system calls that no filter sees, and is denied as a whole.
 """
 
 import ctypes
@@ -57,7 +59,7 @@ Kind = Literal["template", "init", "repl", "threads"]
 
 # -- the program: pure -----------------------------------------------------------------------------------------------
 
-Verdict = int | tuple[Check, ...]  # what a call gets: a SECCOMP_RET_* value, or checks of its arguments
+Verdict = int | tuple[Check, ...]  # the answer to a call: a SECCOMP_RET_* value, or checks of its arguments
 
 RET_KILL_PROCESS = 0x80000000
 RET_ALLOW = 0x7FFF0000
@@ -80,16 +82,17 @@ Instruction = tuple[int, int, int, int]  # struct sock_filter: code, jump if tru
 
 @functools.cache
 def program(kind: Kind, allow_exec: bool, arch: str) -> bytes:
-    """The BPF program for one process of a worker, as an array of `struct sock_filter`.
+    """Return the BPF program for one process of a worker, as an array of `struct sock_filter`.
 
     Args:
         kind: "template" may make namespaces and mounts. "init" may pass descriptors, and apply the REPL's layers after
-            its fork. In "threads" `OWN_PID` stands for the process's own pid.
-        allow_exec: Whether it may start programs. Init's must allow it if the REPL's is going to; "threads" never may.
-        arch: As `uname -m` says it.
+            its fork. In "threads", `OWN_PID` stands for the process's own pid.
+        allow_exec: Whether the process may start programs. Init must be allowed to if its REPL will be; "threads" never
+            is.
+        arch: Machine, as `uname -m` prints it.
 
     Raises:
-        OSError: ENOSYS, there is no table of system calls for `arch`.
+        OSError: ENOSYS if there is no table of system calls for `arch`.
     """
     if arch not in NUMBERS:
         known = ", ".join(sorted(NUMBERS))
@@ -115,9 +118,9 @@ def program(kind: Kind, allow_exec: bool, arch: str) -> bytes:
 
 
 def _ranges(verdicts: dict[int, Verdict]) -> list[tuple[int, Verdict]]:
-    """First number and verdict of each run of equal verdicts, from 0 to the end of all numbers."""
+    """Return the first number and the verdict of each run of equal verdicts, from 0 to the highest number."""
     ranges: list[tuple[int, Verdict]] = []
-    for number in range(max(verdicts) + 2):  # one past the last, where the unknown begins; x32 calls lie there too
+    for number in range(max(verdicts) + 2):  # one past the last number: unknown calls begin there, x32 calls among them
         verdict = verdicts.get(number, RET_ENOSYS)
         if not ranges or ranges[-1][1] != verdict:
             ranges.append((number, verdict))
@@ -125,7 +128,7 @@ def _ranges(verdicts: dict[int, Verdict]) -> list[tuple[int, Verdict]]:
 
 
 def _assemble(ranges: Sequence[tuple[int, Verdict]], audit_arch: int) -> list[Instruction]:
-    """Check the architecture, search the number, then check the arguments where the verdict depends on them."""
+    """Return a program that checks the architecture, searches the number, and checks arguments where needed."""
     start: list[Instruction] = [
         (_LOAD, 0, 0, _OFFSET_ARCH),
         (_IF_EQUAL, 1, 0, audit_arch),
@@ -142,17 +145,18 @@ def _assemble(ranges: Sequence[tuple[int, Verdict]], audit_arch: int) -> list[In
 
 
 def _search_length(ranges: Sequence[tuple[int, Verdict]]) -> int:
-    return 2 * len(ranges) - 1  # a leaf for each, and a comparison for all but one
+    return 2 * len(ranges) - 1  # one leaf for each range, and one comparison less
 
 
 def _search(
     ranges: Sequence[tuple[int, Verdict]], to_blocks: int, block_starts: dict[tuple[Check, ...], int]
 ) -> list[Instruction]:
-    """A binary search: the kernel loads it in a third of the time that a list of comparisons takes.
+    """Return a binary search. The kernel loads it in a third of the time of a list of comparisons.
 
     Args:
-        to_blocks: Instructions from the first one here to the blocks that check arguments.
-        block_starts: Where each block begins, counted from the first.
+        ranges: First number and verdict of each range.
+        to_blocks: Distance from the first instruction here to the blocks that check arguments.
+        block_starts: Checks → where their block begins, counted from the first block.
     """
     if len(ranges) == 1:
         verdict = ranges[0][1]
@@ -161,7 +165,7 @@ def _search(
         return [(_JUMP, 0, 0, to_blocks - 1 + block_starts[verdict])]  # counted from the next instruction
     middle = len(ranges) // 2
     below, above = ranges[:middle], ranges[middle:]
-    below_length = _search_length(below)  # at most 255, which the field's one byte enforces
+    below_length = _search_length(below)  # 255 at most: the field has one byte
     return [
         (_IF_AT_LEAST, below_length, 0, above[0][0]),
         *_search(below, to_blocks - 1, block_starts),
@@ -175,7 +179,7 @@ def _check_all(checks: tuple[Check, ...]) -> list[Instruction]:
 
 
 def _check(check: Check) -> list[Instruction]:
-    """Go on behind these instructions if `check` holds, else EPERM."""
+    """Return instructions that fall through if `check` holds, and answer EPERM otherwise."""
     low = _OFFSET_ARGUMENTS + 8 * check.argument  # both architectures are little-endian
     load: Instruction = (_LOAD, 0, 0, low)
     refuse: Instruction = (_RETURN, 0, 0, RET_EPERM)
@@ -202,7 +206,7 @@ _SET_MODE_FILTER = 1
 
 
 class _LoadableProgram(ctypes.Structure):
-    """`struct sock_fprog`: the number of instructions, and where they lie."""
+    """`struct sock_fprog`: the number of instructions and their address."""
 
     _fields_ = (("length", ctypes.c_ushort), ("instructions", ctypes.c_void_p))
 
@@ -214,7 +218,7 @@ def _loadable(code: bytes) -> tuple[bytes, ctypes.Array[ctypes.c_char]]:
 
 
 def prepare() -> None:
-    """Assemble every program that a worker may want, so that `install` after a fork is little but the system call.
+    """Assemble all programs of workers, so that `install` costs hardly more than the system call after a fork.
 
     Raises:
         OSError: See `program`.
@@ -224,7 +228,7 @@ def prepare() -> None:
 
 
 def install(kind: Kind, allow_exec: bool) -> None:
-    """Put the calling thread and all that it starts under `program`, for ever. The process must have no_new_privs."""
+    """Apply `program` to the calling thread and all its future children, for good. no_new_privs must be set."""
     code = program(kind, allow_exec, MACHINE)
     if kind == "threads":
         code = code.replace(struct.pack("=I", OWN_PID), struct.pack("=I", os.getpid()))

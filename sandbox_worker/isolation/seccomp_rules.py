@@ -1,4 +1,4 @@
-"""Which system calls a REPL, its init and a template may make: the rules, by name. `seccomp` makes programs of them."""
+"""The system calls that a REPL, its init and a template may make, by name. `seccomp` turns them into BPF programs."""
 
 import errno
 from dataclasses import dataclass
@@ -41,11 +41,13 @@ ALLOWED = _names(
     recvfrom getsockname getpeername
     """
 )
-"""What both processes may call with any arguments. Ordinary Python needs all of it: `listxattr` and `statfs` are
-`shutil.copy2`, `getsockname` makes a `socket` object of a descriptor. Not here, though it may seem harmless: mincore
-and cachestat (what others read), inotify (the names that others open), sysinfo (load, threads and free memory of the
-machine), io_uring, splice and its kin (a history of kernel bugs), memfd_create and shared memory (pages that no limit
-sees), sendmsg (descriptors), shutdown."""
+"""Calls that REPL and init may make with any arguments. Ordinary Python needs all of them: `shutil.copy2` calls
+`listxattr` and `statfs`, and making a `socket` object of a descriptor calls `getsockname`.
+
+Left out on purpose, though they seem harmless: mincore and cachestat (they tell which pages others read), inotify (it
+tells which names others open), sysinfo (load, threads and free memory of the machine), io_uring, splice and its kin (a
+history of kernel bugs), memfd_create and shared memory (pages that no limit sees), sendmsg (it passes descriptors), and
+shutdown."""
 
 ALLOWED_TO_EXEC = _names("execve execveat")
 ALLOWED_TO_INIT = _names(
@@ -55,27 +57,29 @@ ALLOWED_TO_TEMPLATE = ALLOWED_TO_INIT | _names(
     "unshare setns mount umount2 pivot_root sethostname capset capget setresuid setresgid setgroups setpriority "
     "fcntl mmap madvise prctl prlimit64 socketpair sysinfo"
 )
-"""With any arguments, for a fork server that applies the layers of workers."""
+"""Further calls with any arguments, for a fork server that applies the layers of workers."""
 NOT_WITHOUT_NAMESPACES = _names("fork vfork tkill pidfd_open pidfd_send_signal setpgid truncate execve execveat")
-"""Not for `threads`: processes that would outlive a kill, signals to strangers, and what Landlock governs only by
-name or in part (truncate by path, before its ABI 3)."""
+"""Calls denied to `threads`: they start processes that would outlive a kill, signal foreign processes, or are governed
+by Landlock only in part (truncate by path, before its ABI 3)."""
 PRETENDED = _names("setsid")
-"""For the REPL this succeeds and does nothing. The scheduler shares the CPUs out by sessions (sched_autogroup_enabled):
-thirty of them would be thirty times a sibling. Refused, it would break `subprocess` and daemons: see `adapted`."""
+"""Calls that succeed without an effect for the REPL. The scheduler shares CPUs among sessions
+(sched_autogroup_enabled), so thirty sessions would get thirty times a sibling's share. A refusal would break
+`subprocess` and daemons: see `adapted`."""
 PRETENDED_TO_THREADS = _names(
     "chmod fchmod fchmodat fchmodat2 chown fchown lchown fchownat utime utimes futimesat utimensat"
 )
-"""For `threads` these, too: Landlock does not govern them at any ABI, so without a root of our own they would reach the
-user's files; refused, they would break `shutil.copy`."""
+"""Further calls that succeed without an effect for `threads`. Landlock governs them at no ABI, so without a root of the
+worker's own they would reach the user's files. A refusal would break `shutil.copy`."""
 ANSWERED = {"clone3": errno.ENOSYS, "sendfile": errno.ENOTSOCK}
-"""Refused with an error that callers take as a reason to use another call.
+"""Calls refused with an error on which callers use another call.
 
-The flags of clone3 lie in memory, where no filter can see them: on ENOSYS the C library calls clone. `sendfile` to a
-socket or a pipe pins pages of a file, which stay after the file was cut and are in no sum. No filter can tell what a
-descriptor is, so that copies from file to file are refused, too: on ENOTSOCK `shutil` and `pathlib` read and write."""
+The flags of clone3 lie in memory, which a filter cannot read: on ENOSYS the C library calls clone. `sendfile` to a
+socket or a pipe pins pages of a file; they stay when the file is truncated, and no figure counts them. A filter cannot
+tell what a descriptor is, so copies from file to file are refused as well: on ENOTSOCK `shutil` and `pathlib` read and
+write instead."""
 ANSWERED_TO_THREADS = dict.fromkeys(("getxattr", "lgetxattr", "listxattr", "llistxattr"), errno.ENOTSUP)
-"""For `threads` these, too: Landlock does not govern them, so without a root of our own they would read attributes of
-the user's files. `shutil.copy2` takes ENOTSUP for a file system without attributes."""
+"""Further such calls for `threads`. Landlock does not govern them, so without a root of the worker's own they would
+read attributes of the user's files. `shutil.copy2` takes ENOTSUP for a file system without attributes."""
 
 # -- the rules: arguments --------------------------------------------------------------------------------------------
 
@@ -114,7 +118,7 @@ class AllOf:
 
 @dataclass(frozen=True)
 class IfThen:
-    """`then` is set in the low half of an argument wherever `bit` is. Each is one bit."""
+    """If `bit` is set in the low half of an argument, `then` is set too. Each is a single bit."""
 
     argument: int
     bit: int
@@ -155,9 +159,9 @@ MAP_HUGETLB = 0x40000
 MAP_LOCKED = 0x2000
 MAP_POPULATE = 0x8000
 MADVICE_HARMLESS = (0, 1, 2, 3, 4, 8, 9, 10, 11, 14, 15, 16, 17, 18, 19, 20, 21)
-"""Not MADV_POPULATE_READ and MADV_POPULATE_WRITE (22, 23), nor what may be added."""
+"""Advice without MADV_POPULATE_READ and MADV_POPULATE_WRITE (22, 23), and without any that later kernels add."""
 PRCTL_HARMLESS = (
-    2,  # PR_GET_PDEATHSIG; setting it would let a descendant outlive or kill at a distance
+    2,  # PR_GET_PDEATHSIG; setting it would let a process outlive its worker's death signal
     3,  # PR_GET_DUMPABLE
     15,  # PR_SET_NAME
     16,  # PR_GET_NAME
@@ -183,7 +187,8 @@ FCNTL_HARMLESS = (
     1032,  # F_GETPIPE_SZ
     1034,  # F_GET_SEALS
 )
-"""Not F_SETOWN, F_SETSIG (a signal to a stranger), F_NOTIFY, F_SETLEASE (what others do with a shared file)."""
+"""Commands without F_SETOWN and F_SETSIG (they signal foreign processes), F_NOTIFY and F_SETLEASE (they tell what
+others do with a shared file)."""
 IOCTL_HARMLESS = (
     0x5401,  # TCGETS: isatty
     0x5413,  # TIOCGWINSZ
@@ -194,8 +199,9 @@ IOCTL_HARMLESS = (
 )
 
 ARGUMENTS: dict[str, tuple[Check, ...]] = {
-    # CLONE_PARENT would plant a child of init, which init would take for its REPL's. A thread without CLONE_FILES would
-    # have a table of descriptors of its own, and /proc/PID/fd shows the first thread's alone. The C library sets both.
+    # CLONE_PARENT would make a sibling, which init would take for an orphan of its REPL. A thread without CLONE_FILES
+    # would have its own table of descriptors, and /proc/PID/fd shows only the first thread's. The C library always sets
+    # CLONE_FILES for threads.
     "clone": (
         IfThen(0, CLONE_THREAD, CLONE_FILES),
         NoneOf(
@@ -210,24 +216,24 @@ ARGUMENTS: dict[str, tuple[Check, ...]] = {
             | CLONE_PARENT,
         ),
     ),
-    "close_range": (NoneOf(2, CLOSE_RANGE_UNSHARE),),  # the same: it gives the calling thread a table of its own
+    "close_range": (NoneOf(2, CLOSE_RANGE_UNSHARE),),  # else the calling thread gets its own table of descriptors
     "fcntl": (OneOf(1, FCNTL_HARMLESS),),
-    # Every level and option is code of the kernel of its own: TCP_ZEROCOPY_RECEIVE maps what arrived.
+    # Each level and option runs kernel code of its own: TCP_ZEROCOPY_RECEIVE, for example, maps received pages.
     "getsockopt": (OneOf(1, (SOL_SOCKET,)), OneOf(2, SOCKET_OPTIONS_HARMLESS)),
     "ioctl": (OneOf(1, IOCTL_HARMLESS),),
-    # Without a file behind it, shared memory can be filled and unmapped from sight: no per-process number shows it.
-    # Memory that is filled in one call keeps init waiting for the numbers of the process that grows.
+    # Anonymous shared memory can be filled and unmapped: then no figure of a process shows it. MAP_POPULATE fills
+    # memory in one call, during which init cannot read the figures of the growing process.
     "mmap": (NotAllOf(3, MAP_SHARED | MAP_ANONYMOUS), NoneOf(3, MAP_HUGETLB | MAP_LOCKED | MAP_POPULATE)),
     "madvise": (OneOf(2, MADVICE_HARMLESS),),
     "prctl": (OneOf(0, PRCTL_HARMLESS),),
-    # RWF_NOWAIT tells which pages of a file are in memory: what others read.
+    # RWF_NOWAIT tells which pages of a file are in memory, and so what others read.
     "preadv2": (OneOf(5, (0,)),),
     "pwritev2": (NoneOf(5, 0xFFFF_FFFF ^ RWF_TO_WRITE),),
     "prlimit64": (OneOf(0, (0,)),),
-    # Descriptors of contexts, which init sends. No other socket of a REPL's has any: nothing in it may send them.
+    # Only on the socket by which init passes contexts. No other socket of a REPL carries descriptors.
     "recvmsg": (OneOf(0, (HANDED_FD,)),),
     "sched_setaffinity": (OneOf(0, (0,)),),
-    # An address, or MSG_FASTOPEN, aims a TCP socket anew. MSG_OOB on a socketpair is a rare and buggy corner.
+    # An address, or MSG_FASTOPEN, connects a TCP socket to another peer. MSG_OOB on a socketpair has been buggy.
     "sendto": (Null(4), NoneOf(3, MSG_FASTOPEN | MSG_OOB)),
     "socketpair": (OneOf(0, (AF_UNIX,)),),
 }
@@ -238,7 +244,7 @@ ARGUMENTS_OF_INIT: dict[str, tuple[Check, ...]] = {
 }
 
 OWN_PID = 0x7FFF_FFF1
-"""Stands for the process's own pid in a program for `threads`, until it is known: no pid is that large."""
+"""Placeholder for the process's own pid in a program for `threads`. Pids are smaller: PID_MAX_LIMIT is 4,194,304."""
 
 ARGUMENTS_OF_THREADS: dict[str, tuple[Check, ...]] = {
     "clone": (AllOf(0, CLONE_VM | CLONE_THREAD | CLONE_FILES), *ARGUMENTS["clone"]),

@@ -1,7 +1,7 @@
 """The names and numbers of system calls: x86_64 and aarch64, Linux 6.17 and before.
 
-From the kernel's headers (`asm/unistd_64.h`; aarch64 uses `asm-generic/unistd.h`). Filters are written by name, because
-a list of bare numbers cannot be reviewed. A number in no table is newer than this module.
+The source is the kernel's headers (`asm/unistd_64.h`; aarch64 uses `asm-generic/unistd.h`). Filters are written by
+name, because a list of bare numbers cannot be reviewed. A number that stands in no table is newer than this module.
 """
 
 import os
@@ -112,7 +112,7 @@ NUMBERS: dict[str, dict[str, int]] = {
     "x86_64": _numbered(_X86_64, _SINCE_424),
     "aarch64": _numbered(_AARCH64, _SINCE_424),
 }
-"""Machine, as `uname -m` says it, to name to number. From 424 on all architectures count alike."""
+"""Machine, as `uname -m` prints it → name → number. From 424 on all architectures have the same numbers."""
 
 MACHINE = os.uname().machine
-"""The machine that this process runs on; not necessarily one that `NUMBERS` knows."""
+"""Machine that this process runs on. `NUMBERS` may lack it."""

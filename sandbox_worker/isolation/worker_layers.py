@@ -1,4 +1,4 @@
-"""The layers of one worker, in their order. Each layer needs what the ones after it take away.
+"""The layers of one worker, in their order. Each layer needs rights that later ones take away.
 
               init                                                                            REPL
     strict    session → own uid → mounts → user namespace → capabilities → no_new_privs →     limits → narrower Landlock
@@ -7,12 +7,12 @@
               not dumpable → Landlock → seccomp
     process   parent's death → no_new_privs                                                   limits
 
-A worker is two processes with two sets of layers, because one cannot be had: a filter under which init may fork would
-let model code do it, and a limit of init's own would let model code end it by using it up.
+A worker is two processes with two sets of layers. One process would not do: a filter that lets init fork would let
+model code fork, and model code could end init by using up a limit that both share.
 
-Covered at "strict": files, network, other processes, privileges, devices, kernel interfaces, and the bytes of the
-scratch folder. At "standard" the same, but for what stat tells of the host's files. At "process" nothing is covered:
-that level is no boundary. Nowhere covered: bugs of the kernel, and what shared caches tell.
+"strict" covers files, network, other processes, privileges, devices, kernel interfaces, and the bytes of the scratch
+folder. "standard" covers the same, but for what stat(2) tells of the host's files. "process" is not a boundary. No
+level covers bugs of the kernel and side channels through shared caches.
 """
 
 import contextlib
@@ -30,19 +30,19 @@ from sandbox_worker.wire.layers import Layer
 from sandbox_worker.wire.level import PROCESS, STANDARD, STRICT, LevelName
 
 OOM_SCORE = 1000
-"""The first to be killed when the machine runs out of memory: a worker, not its orchestrator."""
+"""The highest `oom_score_adj`: if memory runs out, the kernel kills a worker and not its orchestrator."""
 NICENESS = 5
 
 InitLayer = Callable[[ZygoteLayers, WorkerBounds], int | None]
-"""Returns the descriptor of what its REPL is to be confined by as well, if there is such a thing."""
+"""Applies one layer. Returns the descriptor of a ruleset that also confines the REPL, or None."""
 
 
 class LockedInit(NamedTuple):
-    """What came of it.
+    """Result of `lock_down_init`.
 
     Attributes:
-        layers: Names of the layers applied, in order.
-        ruleset: Descriptor of the Landlock ruleset that the REPL is to be confined by, or None: it makes its own.
+        layers: Names of the applied layers, in order.
+        ruleset: Descriptor of the Landlock ruleset for the REPL. None if the REPL makes its own.
     """
 
     layers: tuple[Layer, ...]
@@ -50,13 +50,13 @@ class LockedInit(NamedTuple):
 
 
 def lock_down_init(shared: ZygoteLayers, bounds: WorkerBounds) -> LockedInit:
-    """Apply init's layers in a freshly forked worker.
+    """Apply init's layers in a newly forked worker.
 
-    Call it with every descriptor closed that the worker must not keep. At "strict" the current folder is the empty
-    scratch folder afterwards; elsewhere it has to be that before.
+    The caller has closed all descriptors that the worker must not keep. At "strict" the current folder is the empty
+    scratch folder afterwards. At other levels the caller has changed into it before.
 
     Raises:
-        LayerFailed: Naming the layer and the kernel's reason. End the process.
+        LayerFailed: A layer could not be applied. The caller ends the process.
     """
     applied: list[Layer] = []
     ruleset: int | None = None
@@ -71,22 +71,24 @@ def lock_down_init(shared: ZygoteLayers, bounds: WorkerBounds) -> LockedInit:
 def lock_down_repl(
     shared: ZygoteLayers, bounds: WorkerBounds, ruleset: int | None, mapped_bytes: int
 ) -> tuple[Layer, ...]:
-    """Apply the REPL's layers in init's fork, before any model code.
+    """Apply the REPL's layers in init's child, before it runs any model code.
 
     Args:
-        ruleset: What `lock_down_init` returned; it is closed.
-        mapped_bytes: Address space that this process has by now and that is not counted: a context of init's is there
-            in every process that inherits it.
+        shared: Layers that the fork server has set up.
+        bounds: Limits of the worker.
+        ruleset: Ruleset that `lock_down_init` returned. It is closed.
+        mapped_bytes: Address space that this process has already, such as a context inherited from init. It does not
+            count against the limit.
 
     Returns:
-        Names of the layers applied, in order.
+        Names of the applied layers, in order.
 
     Raises:
-        LayerFailed: Naming the layer and the kernel's reason. End the process.
+        LayerFailed: A layer could not be applied. The caller ends the process.
     """
     applied: list[Layer] = []
     level = shared.level
-    if not level.has_pid_namespace:  # where no pid namespace sees to it
+    if not level.has_pid_namespace:  # a pid namespace ends with its pid 1 by itself
         with layer("parent death signal", applied):
             syscalls.prctl(syscalls.PR_SET_PDEATHSIG, signal.SIGKILL)
     with layer("rlimits", applied):
@@ -94,20 +96,20 @@ def lock_down_repl(
         rlimits.set_hard(resource.RLIMIT_AS, mapped_bytes + bounds.address_space_bytes, bounds.reserved_bytes)
         rlimits.set_hard(resource.RLIMIT_NOFILE, bounds.repl.max_open_files)
         rlimits.set_hard(resource.RLIMIT_FSIZE, bounds.repl.scratch_bytes)
-        if level.has_user_namespace or shared.worker_ids is not None:  # else it would count all that the user runs
+        if level.has_user_namespace or shared.worker_ids is not None:  # else it would count all processes of the user
             rlimits.set_hard(resource.RLIMIT_NPROC, bounds.repl.max_processes)
     if not level.is_security_boundary:
         return tuple(applied)
     with layer("landlock", applied):
         if ruleset is None:
             ruleset = landlock.make_ruleset(_standard_grants(shared), shared.landlock_abi)
-        # At "strict" the same as init's: what counts is a domain within it, from which nobody can reach out to init.
+        # At "strict" the rules are init's own. The nested domain matters: from it, code cannot signal or trace init.
         landlock.restrict(ruleset, shared.landlock_abi)
         os.close(ruleset)
-    if no_core:  # else staying undumpable is what keeps a core_pattern's handler away
+    if no_core:  # else the process stays undumpable, which keeps a core_pattern's handler from running
         with layer("dumpable", []):
-            # Or its own files below /proc/self would be root's, and init could not see which files it has open. Its
-            # siblings cannot trace it: nobody can from one Landlock domain into another.
+            # Without this, root owns its files in /proc/self, and init could not count its descriptors. Siblings still
+            # cannot trace it: Landlock denies ptrace from one domain into another.
             syscalls.prctl(syscalls.PR_SET_DUMPABLE, 1)
     with layer("seccomp", applied):
         seccomp.install("repl" if level.may_exec else "threads", bounds.allow_exec)
@@ -118,10 +120,11 @@ def lock_down_repl(
 
 
 def _session(_shared: ZygoteLayers, _bounds: WorkerBounds) -> None:
-    # A process group does not end at a pid namespace: kill(0) would reach the zygote and every sibling.
+    # A process group spans pid namespaces: without a session of its own, kill(0) would reach the fork server and all
+    # siblings.
     if os.getsid(0) != os.getpid():
         os.setsid()
-    with contextlib.suppress(PermissionError):  # a favour to the machine; isolation holds without it
+    with contextlib.suppress(PermissionError):  # only kind to the machine: isolation holds without it
         os.nice(NICENESS)
 
 
@@ -139,7 +142,7 @@ def _mounts(shared: ZygoteLayers, bounds: WorkerBounds) -> None:
 
 
 def _user_namespace(shared: ZygoteLayers, _bounds: WorkerBounds) -> None:
-    # RLIMIT_NPROC counts per user namespace. The mounts belong to the outer one, and cannot be changed from this.
+    # RLIMIT_NPROC counts by user namespace. The mounts belong to the outer namespace, and cannot be changed from this.
     proc_self = namespaces.open_proc_self()
     try:
         be_the_first_to_go(proc_self)
@@ -153,12 +156,12 @@ def _user_namespace(shared: ZygoteLayers, _bounds: WorkerBounds) -> None:
 
 
 def be_the_first_to_go(proc_self: int) -> None:
-    """Where memory of the machine runs out: before the orchestrator.
+    """Raise `oom_score_adj`, so that the kernel kills this process before the orchestrator.
 
     Args:
-        proc_self: An open /proc/self.
+        proc_self: Descriptor of /proc/self.
     """
-    with contextlib.suppress(PermissionError):  # a favour to the machine; isolation holds without it
+    with contextlib.suppress(PermissionError):  # only kind to the machine: isolation holds without it
         namespaces.write_below(proc_self, "oom_score_adj", str(OOM_SCORE))
 
 
@@ -170,18 +173,18 @@ def _capabilities_if_any(shared: ZygoteLayers, _bounds: WorkerBounds) -> None:
     proc_self = namespaces.open_proc_self()
     be_the_first_to_go(proc_self)
     os.close(proc_self)
-    # An ordinary user has none, and may not touch the bounding set; no_new_privs keeps them from coming.
+    # An ordinary user has no capabilities, and may not change the bounding set. no_new_privs keeps new ones away.
     with contextlib.suppress(PermissionError):
         capabilities.drop_all(shared.last_capability)
     capabilities.drop_own()
 
 
 def _no_new_privs(_shared: ZygoteLayers, _bounds: WorkerBounds) -> None:
-    syscalls.prctl(syscalls.PR_SET_NO_NEW_PRIVS, 1)  # what Landlock and seccomp demand of the unprivileged
+    syscalls.prctl(syscalls.PR_SET_NO_NEW_PRIVS, 1)  # Landlock and seccomp require it of an unprivileged process
 
 
 def _not_dumpable(_shared: ZygoteLayers, _bounds: WorkerBounds) -> None:
-    syscalls.prctl(syscalls.PR_SET_DUMPABLE, 0)  # memory, environment and descriptors are closed to the REPL
+    syscalls.prctl(syscalls.PR_SET_DUMPABLE, 0)  # the REPL cannot read memory, environment and descriptors of init
 
 
 def _landlock(shared: ZygoteLayers, bounds: WorkerBounds) -> int:
@@ -191,7 +194,7 @@ def _landlock(shared: ZygoteLayers, bounds: WorkerBounds) -> int:
 
 
 def _landlock_without_root(shared: ZygoteLayers, _bounds: WorkerBounds) -> None:
-    proc = Grant("/proc", landlock.READ)  # to see how much memory its REPL has
+    proc = Grant("/proc", landlock.READ)  # init reads the memory of its REPL there
     ruleset = landlock.make_ruleset([*_standard_grants(shared), proc], shared.landlock_abi)
     landlock.restrict(ruleset, shared.landlock_abi)
     os.close(ruleset)
@@ -203,7 +206,7 @@ def _seccomp(_shared: ZygoteLayers, _bounds: WorkerBounds) -> None:
 
 def _end_with_zygote(shared: ZygoteLayers, _bounds: WorkerBounds) -> None:
     syscalls.prctl(syscalls.PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != shared.own_pid:  # it ended before that
+    if os.getppid() != shared.own_pid:  # the fork server ended before the signal was set
         os._exit(1)
 
 
@@ -212,7 +215,7 @@ OWN_UID: Layer = "own uid"
 _INIT_LAYERS: dict[LevelName, tuple[tuple[Layer, InitLayer], ...]] = {
     STRICT.name: (
         ("session", _session),
-        (OWN_UID, _own_uid),  # the scratch folder, which is mounted next, shall be its own
+        (OWN_UID, _own_uid),  # before the mounts: the worker then owns its scratch folder
         ("mounts", _mounts),
         ("user namespace", _user_namespace),
         ("capabilities", _capabilities),
@@ -247,7 +250,7 @@ def _strict_grants(allow_exec: bool) -> list[Grant]:
     execute = landlock.EXECUTE if allow_exec else 0
     scratch = landlock.READ | landlock.CHANGE | execute
     return [
-        # Not writing: /dev/zero, opened for writing and mapped as shared, is memory that no limit sees.
+        # No right to write: a shared writable mapping of /dev/zero is memory that no limit counts.
         Grant("/", landlock.READ | execute),
         Grant(mounts.SCRATCH, scratch),
         Grant(mounts.SHARED_MEMORY, scratch),
@@ -256,7 +259,7 @@ def _strict_grants(allow_exec: bool) -> list[Grant]:
 
 
 def _standard_grants(shared: ZygoteLayers) -> list[Grant]:
-    """The same files as in a private root, as far as names can say it; no program may be started."""
+    """Return grants to read the files that a private root would show. None lets a program be started."""
     devices = [f"/dev/{name}" for name in mounts.DEVICES]
     system = [*mounts.SYSTEM, *map(str, Path("/").glob("lib*")), *shared.readable, *devices]
     readable = [Grant(path, landlock.READ) for path in _existing(system)]

@@ -1,9 +1,9 @@
-"""The layers that all workers of a zygote share, applied once; and the fork of a worker.
+"""The layers that all workers of a fork server share, applied once, and the fork of a worker.
 
 strict    (real root: private root, another uid) → user, mount, pid, net, ipc, uts and cgroup namespaces → pid 1 →
           /proc (and, for an ordinary user, the private root around it) → host name, where it may be set
-standard  nothing that would need namespaces: its workers apply all of their layers themselves
-process   nothing
+standard  no namespaces: each worker applies all of its layers itself
+process   none
 """
 
 import contextlib
@@ -21,39 +21,39 @@ HOSTNAME = "rlm"
 
 
 def enter_zygote(level: Level, new_root: str, readable: Sequence[str], hidden: Sequence[str]) -> ZygoteLayers:
-    """Apply the layers that all workers share. At "strict" the caller goes on as a forked child, pid 1 of a namespace.
+    """Apply the layers that all workers share. At "strict" it returns in a forked child, pid 1 of a namespace.
 
-    Call it in a freshly exec'd process with one thread, as real root or as an ordinary user. What else is imported
+    Call it in a newly exec'd process with one thread, as real root or as an ordinary user. Modules that are imported
     later must lie in /usr or in `readable`.
 
     Args:
-        level: "process" does nothing, not even for root.
-        new_root: At "strict", an existing empty private folder, where the root is built; nothing of it stays.
+        level: The level. "process" applies no layer, also for root.
+        new_root: At "strict", an existing empty private folder, on which the root is built. It stays empty on the host.
         readable: Absolute folders and files that workers may read, such as the Python installation. At "strict" they
             are shown read-only under their own names, and may lie below folders that the host keeps private.
-        hidden: Absolute folders that "strict" shows as empty where they lie in something that is shown.
+        hidden: Absolute folders that "strict" shows as empty if they lie in a shown folder.
 
     Raises:
-        LayerFailed: Naming the layer and the kernel's reason. Nothing can be undone: end the process.
+        LayerFailed: A layer could not be applied. Earlier layers cannot be undone: the caller ends the process.
     """
     if not level.is_security_boundary:
         return ZygoteLayers(level, own_pid=os.getpid())
     with layer("one thread", []):
         namespaces.require_one_thread()
-    rlimits.forbid_core_dumps()  # here, since real root can still raise a hard limit of 0
+    rlimits.forbid_core_dumps()  # here real root can still raise a hard limit of 0
     if level.confines_zygote:
         return _strict(new_root, readable, hidden)
     return _standard(readable)
 
 
 def fork_worker(shared: ZygoteLayers) -> int:
-    """os.fork, at "strict" with the child as pid 1 of a pid namespace of its own.
+    """Fork a worker. At "strict" the child is pid 1 of a pid namespace of its own.
 
     Returns:
         The child's pid in the parent, 0 in the child.
 
     Raises:
-        LayerFailed: No namespace or no process could be had; the next call may succeed.
+        LayerFailed: The kernel refused a namespace or a process. The next call may succeed.
     """
     if shared.worker_ids is not None:
         shared.worker_ids.forked += 1
@@ -68,8 +68,9 @@ def fork_worker(shared: ZygoteLayers) -> int:
 
 def _standard(readable: Sequence[str]) -> ZygoteLayers:
     landlock_abi = _find_landlock_and_seccomp()
-    # Without a root of our own Python must be in reach of another user: a worker imports lazily. Without these
-    # capabilities its workers could not be made, ended or cleaned up after: they stay uid 0, which has no rights left.
+    # Without a root of the worker's own, another user must be able to read Python: a worker imports lazily. Without
+    # these capabilities, root could not make, end or clean up after workers of another user. Then they stay uid 0,
+    # which has no capabilities left.
     may_change = os.getuid() == 0 and not capabilities.missing(capabilities.TO_OWN_WORKERS)
     ids = namespaces.unused_ids() if may_change and all(map(_others_can_read, readable)) else None
     return ZygoteLayers(
@@ -97,10 +98,10 @@ def _strict(new_root: str, readable: Sequence[str], hidden: Sequence[str]) -> Zy
     built, ids, mapper = False, None, None
     if os.getuid() == 0:
         built = _build_root_as_root(new_root, readable, hidden, applied)
-        # Mapping more than one id needs CAP_SYS_ADMIN, like the root; root of a container may lack it.
+        # Mapping more than one id needs CAP_SYS_ADMIN, as building the root does. Root of a container may lack it.
         ids = namespaces.unused_ids() if built else WorkerIds(namespaces.NOBODY, 1)
         with layer("other uid", []):
-            if namespaces.exist(ids):  # elsewhere `become` leaves us who we are
+            if namespaces.exist(ids):  # else `become` keeps this process's user
                 capabilities.require(capabilities.TO_MAP_IDS if ids.count > 1 else capabilities.TO_BECOME_ANOTHER)
             mapper = IdMapper(ids) if ids.count > 1 else None
             if namespaces.become(ids.first):
@@ -112,7 +113,7 @@ def _strict(new_root: str, readable: Sequence[str], hidden: Sequence[str]) -> Zy
     with layer("pid 1", applied):
         namespaces.continue_as_pid_1()
     proc_is_fresh = _make_proc_and_root(None if built else new_root, readable, hidden, applied)
-    # Rootless podman's default profile denies it. The UTS namespace is ours in any case; a name isolates nothing.
+    # Rootless podman's default profile denies it. Isolation does not depend on the name.
     with contextlib.suppress(OSError):
         syscalls.sethostname(HOSTNAME)
         applied.append("host name")
@@ -130,7 +131,7 @@ def _strict(new_root: str, readable: Sequence[str], hidden: Sequence[str]) -> Zy
 
 
 def _those_of_each(ids: WorkerIds | None) -> WorkerIds | None:
-    """Ids that a worker can still become: a single one is the zygote's own by now."""
+    """Return ids that workers can become. A single id is the fork server's own already: then None."""
     return ids if ids is not None and ids.count > 1 else None
 
 
@@ -143,17 +144,17 @@ def _find_landlock_and_seccomp() -> int:
 
 
 def _build_root_as_root(new_root: str, readable: Sequence[str], hidden: Sequence[str], applied: list[Layer]) -> bool:
-    """Build the root with real rights, since another uid may not be able to reach Python.
+    """Build the root with root's rights, because another user may not be able to read Python.
 
     Returns:
-        Whether it was built: root of a container may lack CAP_SYS_ADMIN, and goes on like any user.
+        Whether it was built. Root of a container may lack CAP_SYS_ADMIN, and continues as an ordinary user does.
     """
     try:
         syscalls.unshare(syscalls.CLONE_NEWNS)
     except PermissionError:
         return False
     with layer("private root", applied):
-        # The host's own /proc, to be covered as soon as there is a pid namespace to mount one for.
+        # The host's own /proc, until there is a pid namespace for which a new one can be mounted over it.
         mounts.enter_private_root(new_root, readable, hidden, lambda target: syscalls.bind("/proc", target))
     return True
 
@@ -161,10 +162,10 @@ def _build_root_as_root(new_root: str, readable: Sequence[str], hidden: Sequence
 def _make_proc_and_root(
     new_root: str | None, readable: Sequence[str], hidden: Sequence[str], applied: list[Layer]
 ) -> bool:
-    """Mount the /proc of the new pid namespace, and build the root around it where none is given.
+    """Mount the /proc of the new pid namespace, and build the root around it if it is not built yet.
 
     Returns:
-        False where the kernel refuses one because parts of the host's are masked, as in many containers.
+        False if the kernel refuses it because parts of the host's /proc are masked, as in many containers.
     """
     fresh = True
 

@@ -1,1 +1,1 @@
-"""How a context becomes a Python value: `form` says how it lies in its memfd, `context` loads it from there."""
+"""Loading of a context as a Python value: `form` describes its layout in a memfd, `context` loads it from there."""

@@ -1,9 +1,10 @@
-"""A context, from the sealed memfd that the orchestrator wrote to the Python value that model code sees.
+"""Loading of a context: from the sealed memfd that the orchestrator wrote to the Python value that model code sees.
 
-Text is no heap object: its characters stay in the memfd, and only headers that point to them are made (`strings`). So a
-gigabyte costs a worker neither time nor memory, and ten thousand texts cost it what their headers do. Where that does
-not work (`self_test`), they are copied into ordinary ones. JSON becomes ordinary objects. For little-endian machines,
-like the rest of the sandbox.
+The characters of a text stay in the memfd; only a header that points to them is made (`strings`). So a gigabyte of text
+costs a worker neither time nor memory, and ten thousand texts cost their headers alone. If this interpreter does not
+work with mapped strings (`self_test`), then texts are copied into ordinary strings. JSON becomes ordinary objects.
+
+This code expects a little-endian machine, like the rest of the sandbox.
 """
 
 import contextlib
@@ -28,25 +29,28 @@ _from_characters.restype = ctypes.py_object
 _from_characters.argtypes = [ctypes.c_int, ctypes.c_void_p, ctypes.c_ssize_t]
 
 SMALL_BYTES = 1 << 14
-"""A text that is copied in less time than it is mapped, and that each REPL may as well have to itself."""
+"""Maximum bytes of a text that is copied: up to here a copy takes less time than a mapping, and little memory."""
 
 
 NO_MEMORY = "there is no memory left for it"
+"""Reason in an error message, for a context that cannot be decoded for lack of memory."""
 
 
 class ContextBroken(Exception):
-    """What a descriptor holds is not the context that was announced. The message is one sentence."""
+    """A descriptor does not hold the announced context, or it cannot be loaded. The message is one sentence."""
 
 
 Decode = Callable[[bytes], Any]
-"""Makes a value of what a context of kind `value` holds. Raises ContextBroken."""
+"""Decoder of the bytes of a context of kind `value`. It raises ContextBroken."""
 
 
 class Undecoded:
-    """In the place of a context of kind `value`. What decodes it may import packages, which init is not to do.
+    """Placeholder for a context of kind `value`, until the REPL decodes it.
+
+    Init does not decode: a table has pandas imported, and init, pid 1 of the worker, must import no package.
 
     Args:
-        mapped: What it is decoded from.
+        mapped: Bytes to decode.
     """
 
     def __init__(self, mapped: MappedBytes) -> None:
@@ -55,11 +59,15 @@ class Undecoded:
         self._key = ""
 
     def lies_in(self, holder: dict[str, Any], key: str) -> None:
-        """Remember where it lies."""
+        """Set the dict and the key where the value shall stand."""
         self._holder, self._key = holder, key
 
     def decode(self, decode: Decode) -> None:
-        """Put the value in its place. Raises: ContextBroken."""
+        """Decode the value, put it where the placeholder stands, and unmap the bytes.
+
+        Raises:
+            ContextBroken: The value cannot be decoded.
+        """
         try:
             data = self._mapped.copied()
         except MemoryError:
@@ -69,21 +77,23 @@ class Undecoded:
 
 
 def load(fd: int, form: ContextForm, mapping_works: bool) -> Any:
-    """The context that `fd` holds. `fd` stays open, and may be closed at once.
+    """Return the content of a memfd.
 
-    A mapped text lives as long as its process. After a context of many objects, `gc.freeze()` keeps the collector from
-    touching (and so copying, after a fork) the pages that it lies on.
+    `fd` stays open; the caller may close it at once. A mapped text lives as long as its process. After loading many
+    objects, call `gc.freeze()`: otherwise the collector writes to their headers, and so copies their pages after a
+    fork.
 
     Args:
-        fd: A memfd with all four seals.
-        mapping_works: What `mapping_works()` said in this interpreter. If not, texts are copied into ordinary ones.
+        fd: Memfd with all four seals.
+        form: Layout of the content.
+        mapping_works: Result of `self_test.mapping_works()` in this interpreter. If False, texts are copied.
 
     Returns:
-        The value; an `Undecoded` in the place of one of kind `value`.
+        The value; for kind `value` an `Undecoded`.
 
     Raises:
-        ContextBroken: It is not sealed, its size is not what `form` says, it is not JSON, its texts do not end
-            where it says, or there is no memory for it.
+        ContextBroken: The memfd is not sealed, or its size differs from `form`. Or its content is not JSON, or its
+            columns contradict each other. Or there is not enough memory.
     """
     _refuse_all_but(fd, form)
     strings = mapped_strings if mapping_works else _copied_strings
@@ -103,24 +113,27 @@ def load(fd: int, form: ContextForm, mapping_works: bool) -> Any:
                 return texts if names is None else dict(zip(names, texts, strict=True))
     except (OSError, MemoryError) as error:
         reason = getattr(error, "strerror", None) or "out of memory"
-        raise ContextBroken(
-            f"a context of {form.size_bytes:,} bytes cannot be brought into memory: {reason}"
-        ) from error
+        raise ContextBroken(f"a context of {form.size_bytes:,} bytes cannot be loaded into memory: {reason}") from error
 
 
 def load_into(
     contexts: dict[str, Any], name: str, fd: int, piece: ContextPiece, mapping_works: bool, decode: Decode | None = None
 ) -> Undecoded | None:
-    """Load one piece of the context called `name`: all of it, or one value of the dict that it is.
+    """Load one piece of the context called `name`: the whole context, or one value of a context that is a dict.
 
     Args:
-        decode: Decodes one of kind `value` at once.
+        contexts: Name of a context → its value. The piece is added here.
+        name: Name of the context.
+        fd: Memfd of the piece.
+        piece: Description of the piece.
+        mapping_works: See `load`.
+        decode: Decoder that is applied to a piece of kind `value` at once; None leaves it undecoded.
 
     Returns:
-        What is still to be decoded, or None.
+        The placeholder that must still be decoded, or None.
 
     Raises:
-        ContextBroken: As for `load` and `decode`.
+        ContextBroken: See `load` and `Undecoded.decode`.
     """
     value = load(fd, piece.form, mapping_works)
     holder, key = (contexts, name) if piece.name is None else (contexts.setdefault(name, {}), piece.name)
@@ -135,15 +148,15 @@ def load_into(
 
 
 def _refuse_all_but(fd: int, form: ContextForm) -> None:
-    # The seals first: only behind them is the size a fact, and a mapping past the end of a file is a SIGBUS.
+    # Check the seals first: an unsealed file may still shrink, and access to a mapping beyond its end raises SIGBUS.
     try:
         seals = fcntl.fcntl(fd, fcntl.F_GET_SEALS)
     except OSError as error:
         raise ContextBroken(f"the context's descriptor is not a memfd: {error.strerror}") from error
     if seals & SEALS != SEALS:
-        raise ContextBroken(f"the context's memfd has the seals {seals:#x}, it needs all of {SEALS:#x}")
+        raise ContextBroken(f"the context's memfd has the seals {seals:#x}, expected all of {SEALS:#x}")
     if (size_bytes := os.fstat(fd).st_size) != form.size_bytes:
-        raise ContextBroken(f"the context's memfd has {size_bytes:,} bytes, {form.size_bytes:,} were announced")
+        raise ContextBroken(f"the context's memfd has {size_bytes:,} bytes, expected {form.size_bytes:,}")
     if (form.kind == "texts") != bool(form.texts) or (form.names_bytes and not form.texts):
         raise ContextBroken(f"a context of kind {form.kind!r} cannot have {form.texts:,} texts")
     if form.width != 1 and (form.ascii or form.kind != "text"):
@@ -154,17 +167,21 @@ def _refuse_all_but(fd: int, form: ContextForm) -> None:
 
 
 def index(fd: int, form: ContextForm) -> "tuple[array[int], bytes, array[int], list[str] | None]":
-    """Length, kind and start of each text, and their names, if they have any."""
+    """Return length, kind and start of each text, and their names or None.
+
+    Raises:
+        ContextBroken: The columns contradict each other or the size of the memfd.
+    """
     columns = os.pread(fd, form.texts * ENTRY_BYTES, form.length)
     lengths, kinds = array("Q", columns[: -form.texts]), columns[-form.texts :]
     if not set(kinds) <= set(KINDS):
-        raise ContextBroken(f"the context's texts are said to be of the kinds {sorted(set(kinds))}")
+        raise ContextBroken(f"the context's texts have the kinds {sorted(set(kinds))}, expected some of {KINDS}")
     try:
         starts = array("Q", accumulate(map(span_bytes, lengths, kinds), initial=0))
     except OverflowError:
-        raise ContextBroken("the context's texts are said to be longer than any memory") from None
+        raise ContextBroken("the context's texts have lengths that exceed any memory") from None
     if (end := starts.pop()) != form.length:
-        raise ContextBroken(f"the context's texts end at byte {end:,} by their lengths, at {form.length:,} in fact")
+        raise ContextBroken(f"the context's texts end at byte {end:,} by their lengths, expected {form.length:,}")
     try:
         names: list[str] | None = _decoded(fd, form.size_bytes - form.names_bytes, list[str] | None)
     except ContextBroken as error:
@@ -175,7 +192,7 @@ def index(fd: int, form: ContextForm) -> "tuple[array[int], bytes, array[int], l
 
 
 def _copied_strings(fd: int, size_bytes: int, kinds: bytes, lengths: Sequence[int], starts: Sequence[int]) -> list[str]:
-    # Not a codec: UTF-16 would join two lone surrogates that stand side by side into one character.
+    # A codec would not do: UTF-16 joins two adjacent lone surrogates into one character.
     with mmap.mmap(fd, size_bytes, access=mmap.ACCESS_COPY) as view:
         first = ctypes.c_char.from_buffer(view)
         base = ctypes.addressof(first)
@@ -185,15 +202,15 @@ def _copied_strings(fd: int, size_bytes: int, kinds: bytes, lengths: Sequence[in
                 for kind, length, start in zip(kinds, lengths, starts, strict=True)
             ]
         finally:
-            del first  # a mapping with an exported buffer cannot be closed
+            del first  # `mmap.close` raises BufferError while a ctypes object uses its buffer
 
 
 # -- JSON ------------------------------------------------------------------------------------------------------------
 
 
 def _decoded(fd: int, start: int, wanted: Any) -> Any:
-    """What lies behind the first `start` bytes."""
-    if os.fstat(fd).st_size == start:  # and mmap would refuse to map nothing
+    """Decode the JSON that follows the first `start` bytes."""
+    if os.fstat(fd).st_size == start:  # mmap refuses to map 0 bytes, so this case has an error of its own
         raise ContextBroken("the context is not JSON: it is empty")
     with mmap.mmap(fd, 0, prot=mmap.PROT_READ, flags=mmap.MAP_PRIVATE) as view, memoryview(view)[start:] as data:
         try:
@@ -201,22 +218,26 @@ def _decoded(fd: int, start: int, wanted: Any) -> Any:
                 try:
                     return msgspec.json.decode(data, type=wanted)
                 except (msgspec.MsgspecError, UnicodeError):
-                    # msgspec refuses lone surrogates, which a `str` may hold, in both forms: raw and escaped.
+                    # msgspec refuses lone surrogates, raw and escaped. A `str` may hold them, and `json` reads them.
                     value = json.loads(str(data, "utf-8", "surrogatepass"), parse_constant=_refuse_constant)
                     return msgspec.convert(value, wanted)
         except RecursionError:
-            raise ContextBroken("the context is nested too deep for JSON") from None
+            raise ContextBroken("the context is JSON that is nested too deeply") from None
         except (ValueError, msgspec.MsgspecError) as error:
             raise ContextBroken(f"the context is not JSON: {error}") from error
 
 
 def _refuse_constant(name: str) -> object:
-    raise ValueError(f"{name} is no JSON value")
+    raise ValueError(f"{name} is not a JSON value")
 
 
 @contextlib.contextmanager
 def _no_collection() -> Iterator[None]:
-    """While millions of objects are made and none is dropped, collecting takes three times as long as making them."""
+    """Switch the garbage collector off meanwhile.
+
+    Decoding makes millions of objects and drops none. The collector, which each allocation may start, would take three
+    times as long as the decoding itself.
+    """
     enabled = gc.isenabled()
     gc.disable()
     try:

@@ -1,14 +1,16 @@
-"""How a context lies in its memfd: what the orchestrator writes, and what a worker goes by.
+"""Layout of a context in its memfd, which the orchestrator writes and a worker loads.
 
     text     characters │ zeros
     texts    characters │ zeros │ characters │ zeros │ ... │ lengths │ kinds │ names
     json     UTF-8 JSON
     value    UTF-8 JSON with tags
 
-The characters of a text lie there as CPython keeps them: 1, 2 or 4 bytes each, by the widest. A zero of their width
-ends them, as CPython wants it; more go up to the next multiple of `ALIGNMENT`, where the next text begins.
-Behind all of them are the length of each, in characters and 8 bytes wide; the kind of each, one byte wide; and a list
-of their names, or null, as JSON. Where a text begins follows from those before it.
+The characters of a text have the form that CPython has in memory: 1, 2 or 4 bytes each, as the widest character needs
+(PEP 393). A zero character of the same width ends them, because C code reads ASCII as C strings. Further zeros fill up
+to the next multiple of `ALIGNMENT`, where the next text begins.
+
+Three columns follow the last text: the length of each text in characters, 8 bytes wide; the kind of each text, one byte
+wide; and a list of their names, or null, as JSON. The start of a text is the sum of the spans before it.
 """
 
 import fcntl
@@ -18,30 +20,34 @@ import msgspec
 
 Width = Literal[1, 2, 4]
 Kind = Literal[0, 1, 2, 4]
-"""Of a text: the bytes of each character, or 0 where it is ASCII, of which each takes one as well."""
+"""Kind of a text: bytes of each character, or 0 for ASCII, whose characters take one byte as well."""
 KINDS: tuple[Kind, ...] = (0, 1, 2, 4)
 
 SEALS = fcntl.F_SEAL_SEAL | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_WRITE
-"""With all four neither the bytes nor their number can change any more, for anybody who holds the descriptor."""
+"""Seals of a context's memfd. With all four, no process that holds the descriptor can change the bytes or the size
+(F_ADD_SEALS in fcntl(2))."""
 
 ALIGNMENT = 8
+"""Alignment of the start of each text, in bytes: that of the lengths, which follow the last text."""
 ENTRY_BYTES = 9
-"""Of a text, behind the texts."""
+"""Bytes of one text's entries in the columns of lengths and kinds."""
 
 _Length = Annotated[int, msgspec.Meta(ge=0, le=1 << 60)]
 
 
 class ContextForm(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What has to be known of a descriptor to load it.
+    """The facts about a memfd that are needed to load its content.
 
     Attributes:
-        kind: `text`: one `str`; `texts`: a list of them, or a dict of them by name; `json`: UTF-8 JSON; `value`: a
-            value as it crosses (see `wire.values`), such as a table.
-        length: Characters of a text; bytes of all texts together, with their zeros; bytes of JSON.
-        width: Bytes of each character of a text. It must be the narrowest that holds the widest character, as in
-            CPython: otherwise neither `==` nor `hash` is right. Whoever writes the descriptor answers for that.
-        ascii: Whether the text is ASCII; a text of width 1 that is not has characters from U+0080 to U+00FF.
-        texts, names_bytes: How many there are, and what their names take.
+        kind: `text`: one `str`; `texts`: a list of texts, or a dict of texts by name; `json`: UTF-8 JSON; `value`: a
+            value in its wire form (see `wire.values`), such as a table.
+        length: For `text` the number of its characters. For `texts` the bytes of all texts with their zeros. For
+            `json` and `value` the bytes of the JSON.
+        width: Bytes of each character of a text. It must be the narrowest width that holds the widest character, as in
+            CPython: otherwise `==` and `hash` are wrong. The orchestrator, which writes the memfd, guarantees this.
+        ascii: Whether the text is ASCII. A text of width 1 that is not ASCII has a character from U+0080 to U+00FF.
+        texts: Number of texts, for `texts`.
+        names_bytes: Bytes of the names of the texts as JSON, for `texts`.
     """
 
     kind: Literal["text", "texts", "json", "value"]
@@ -53,23 +59,24 @@ class ContextForm(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     @property
     def size_bytes(self) -> int:
-        """Bytes that the descriptor has to hold."""
+        """Bytes that the memfd must have."""
         if self.kind == "text":
             return span_bytes(self.length, self.width)
         return self.length + self.texts * ENTRY_BYTES + self.names_bytes
 
     @property
     def mapped_bytes(self) -> int:
-        """Address space that it takes when it is loaded, but for objects that are made of JSON."""
+        """Address space of the loaded context in bytes, without the objects that are made of JSON."""
         return self.size_bytes + self.texts * HEADER_BYTES + MARGIN_BYTES
 
 
 class ContextPiece(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What one descriptor of a context holds.
+    """Description of one memfd of a context.
 
     Attributes:
-        form: How it lies there.
-        name: None where it is the whole context; else the context is a dict, and this is the key of the value.
+        form: Layout of the content.
+        name: None if the memfd holds the whole context. Otherwise the context is a dict, and this is the key under
+            which the content of this memfd stands.
     """
 
     form: ContextForm
@@ -77,17 +84,19 @@ class ContextPiece(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 MAX_PIECES = 64
-"""Descriptors of one context, at most: a message of a Unix socket takes 253."""
+"""Maximum memfds of one context; a context with more is refused. One message of a Unix socket carries at most 253
+descriptors (SCM_MAX_FD in unix(7))."""
 MAX_NAME_CHARS = 200
-"""Of the name of a piece."""
+"""Maximum characters of the name of a piece; a longer one is refused."""
 
 
-HEADER_BYTES = 64
-"""Address space of the header of a mapped text, at most."""
+HEADER_BYTES = 80
+"""Address space that is counted for the header of a mapped text: the largest `str.__basicsize__`, that of CPython 3.11.
+Later releases need 64."""
 MARGIN_BYTES = 1 << 14
-"""What the kernel adds to both at most, since it maps whole pages."""
+"""Address space that is added for the rounding of both mappings to whole pages: 16 KiB, four pages of 4 KiB."""
 
 
 def span_bytes(length: int, kind: int) -> int:
-    """From the start of a text of `length` characters to the start of the next one."""
+    """Return the bytes from the start of a text of `length` characters to the start of the next text."""
     return -(-(length + 1) * (kind or 1) // ALIGNMENT) * ALIGNMENT

@@ -1,4 +1,4 @@
-"""What a fork server has loaded for all of its workers."""
+"""Content of a fork server that all its workers inherit."""
 
 from dataclasses import dataclass, field
 from typing import Any
@@ -8,13 +8,13 @@ from sandbox_worker.loading.context import Undecoded
 
 @dataclass
 class Preloaded:
-    """What a worker finds in its memory when it is forked.
+    """Objects that a worker has in memory when it is forked.
 
     Attributes:
-        seed: What the generators of `random` and numpy begin with in each REPL; None is another seed for each.
-        contexts: Name → value.
-        variables: Of the set-up code, by name.
-        undecoded: Contexts that the REPL decodes.
+        seed: Seed of `random` and of numpy's global generator in each REPL; None for a different one in each.
+        contexts: Name of a context → its value.
+        variables: Name → value, for the variables of the set-up code.
+        undecoded: Parts of contexts that the REPL must still decode.
     """
 
     seed: int | None = None

@@ -1,4 +1,8 @@
-"""Whether this interpreter's `str` is what `strings` takes it for: found out by making some and using them."""
+"""Self-test of mapped strings: makes some in a child process, and uses them in every way that CPython distinguishes.
+
+`strings` depends on the layout of `str`, which CPython does not document. If the layout differs, the test fails or the
+child crashes, and contexts are copied instead.
+"""
 
 import fcntl
 import io
@@ -19,9 +23,11 @@ _LENGTHS = (0, 1, 7, 8, 100, 5000)
 
 
 def mapping_works() -> bool:
-    """Whether texts can be mapped here. Found out in a forked child, which keeps the test's mappings, and a crash.
+    """Whether this interpreter works with mapped texts.
 
-    Needs `memfd_create`, and a SIGCHLD that is not ignored. Call it in a process with one thread, before isolation.
+    A forked child runs the test: its crash would do no harm, and its mappings, which are never unmapped, end with it.
+    Call this in a process with one thread, before isolation. It needs `memfd_create`, and a SIGCHLD that is not
+    ignored, since an ignored one would take the child's status away from `waitpid`.
     """
     child = os.fork()
     if not child:
@@ -29,13 +35,13 @@ def mapping_works() -> bool:
         try:
             works = models_are_known() and _survive_mapping(dict(_known_texts()))
         finally:
-            os._exit(0 if works else 1)  # nothing of the parent's may run twice, whatever went wrong here
-    # What was read there is read again, for all workers: after a fork each would do it for itself.
+            os._exit(0 if works else 1)  # no `finally` or `atexit` of the parent may run a second time
+    # Read the models here as well. They are cached, so that workers inherit them and need not read them again.
     return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0 and models_are_known()
 
 
 def _known_texts() -> Iterator[tuple[str, str]]:
-    """Of every kind, side by side."""
+    """Yield names and texts of every kind and of lengths around the sizes of words and pages."""
     for length in _LENGTHS:
         for sample in SAMPLES.values():
             text = (sample + " needle,\n" * (length // 9 + 1))[:length]
@@ -87,7 +93,7 @@ def _is_like(same: str, text: str) -> bool:
         and str(same) is same
         and same.isascii() == text.isascii()
         and same.encode() == text.encode()
-        and same.encode() == text.encode()  # which may be kept from the first time on
+        and same.encode() == text.encode()  # again: CPython may have cached the UTF-8 form in the header
         and same[1:] == text[1:]
         and same[-3:] == text[-3:]
         and same + "x" == text + "x"

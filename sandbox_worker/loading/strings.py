@@ -1,16 +1,56 @@
-"""`str` objects whose characters lie where somebody else put them: in a mapping that many processes share.
+"""`str` objects whose characters lie in a mapped memfd, which many processes share.
 
-    one anonymous mapping           pages of the memfd, shared by every worker
+Theory of operation
+===================
+A worker maps the memfd of a context. It makes only the headers of the texts itself, and each header points to the
+characters in the mapping:
+
+    one anonymous mapping           pages of the memfd, shared by all workers
     ┌────────┬────────┬────         ┌──────────────────┬──────────────────┬────
     │ header │ header │ ...         │ characters, zero │ characters, zero │ ...
     └───┬────┴───┬────┴────         └──────────────────┴──────────────────┴────
         │        └─────────────────────────────────────▲
         └───────────────────────────▲
 
-A header with a pointer is how CPython keeps instances of *subclasses* of `str` (PyUnicodeObject in
-Include/cpython/unicodeobject.h, 3.11 to 3.13; those of `str` itself have their characters right behind the header), and
-all of its own code goes by what the header says. Its fields differ between versions, so they are read off such
-instances. It is an implementation detail nevertheless: `self_test` tries it out.
+A gigabyte of text then costs a worker one mapping and one header. Model code sees exact `str` objects.
+
+Layout. CPython has two forms of a string (Include/cpython/unicodeobject.h, 3.11 to 3.14). In the *compact* form the
+characters follow the header. In the *legacy* form (`PyUnicodeObject`, `state.compact == 0`) the header ends with a
+pointer to characters elsewhere. CPython makes the legacy form for instances of subclasses of `str`
+(`unicode_subtype_new` in Objects/unicodeobject.c). The macro `PyUnicode_DATA`, through which all code of CPython finds
+the characters, looks at `state.compact` and not at the class. So a legacy header whose class is `str` works as well.
+
+The fields of the header differ between versions. So none is computed here: `_read` makes instances of a subclass with
+two known lengths, and reads off which words hold the length and the pointer (`_Model`). A new header has the words of
+the model, its text's length and address, the class `str`, and a reference count that never reaches 0.
+
+Why it is safe:
+
+- Bytes cannot change. The memfd has all four seals (`form.SEALS`), so no process can write to it or shrink it. A cached
+  hash stays right, and no access beyond the end of the file raises SIGBUS. The mapping is read-only as well.
+- CPython writes to no string of this kind in place. `unicode_modifiable` demands a reference count of 1, and these
+  counts are huge, so `text += "x"` copies.
+- CPython frees none. The count is beyond any real one, so neither `free` nor the deallocator sees the addresses.
+  Mappings live until the process ends: no code could tell when the last reference is gone.
+- CPython does write to headers: hash, cached UTF-8, interning. Headers are private memory of the process.
+- Invariants of CPython hold because `form` demands them. Each text has the narrowest width for its widest character,
+  since `==` takes strings of different widths for unequal. A zero character ends it, since C code reads ASCII as a C
+  string.
+- Offsets cannot lead out of the mapping: `context.index` checks the spans of all texts against the size of the memfd.
+
+What would break it: a CPython that drops the legacy form, that asks for the class instead of `state.compact`, or that
+counts references in another way (free-threaded builds; builds that trace references). `models_are_known` refuses builds
+with another object head. `self_test` uses mapped strings in a forked child before any worker does. If either fails,
+then `context` copies texts into ordinary strings, which is slower and otherwise equal.
+
+Alternatives rejected:
+
+- Copying: each worker pays the memory of all texts and the time of the copy, where a mapping costs microseconds.
+- Inheriting one copy from a fork server: the fork server must load the context before it forks, so it serves the
+  workers of that context alone.
+- Instances of a subclass, as CPython makes them: `type(text) is str` is false, and packages such as msgspec refuse
+  them.
+- `bytes`, `mmap` or a class of our own: model code expects the methods of `str`.
 """
 
 import ctypes
@@ -27,21 +67,24 @@ from typing import Any
 from sandbox_worker.loading.form import KINDS
 
 SAMPLES: dict[int, str] = {0: "a", 1: "\xe9", 2: "\u20ac", 4: "\U0001f600"}
+"""Kind → a character that needs this kind."""
 CODECS: dict[int, str] = {0: "ascii", 1: "latin-1", 2: "utf-16-le", 4: "utf-32-le"}
+"""Kind → codec whose bytes are those of CPython's characters, but for lone surrogates."""
 
 _WORD_BYTES = 8
-_HEAD_BYTES = 16  # PyObject_HEAD with a GIL, without tracing
-_COUNT, _TYPE, _LENGTH, _HASH = range(4)  # PyASCIIObject; what is behind it differs
-_NO_HASH = (1 << 64) - 1  # -1: not computed yet
-# On 3.11 larger than any real count, so that nothing ever frees the object; on 3.12 and 3.13 these 32 ones are the mark
-# of an immortal one (PEP 683, _Py_IMMORTAL_REFCNT in Include/object.h). 3.14 begins such counts in the middle of the
-# immortal range (_Py_IMMORTAL_INITIAL_REFCNT in Include/refcount.h), and frees an object with 32 ones.
+_HEAD_BYTES = 16  # PyObject_HEAD: reference count and class. Builds without a GIL or with Py_TRACE_REFS have more.
+_COUNT, _TYPE, _LENGTH, _HASH = range(4)  # first words of PyASCIIObject, equal in 3.11 to 3.14; later ones differ
+_NO_HASH = (1 << 64) - 1  # -1 as unsigned: the hash is not computed yet
+# A reference count with which no string is freed. On 3.11 it is an ordinary count, larger than any real one. On 3.12
+# and 3.13 the 32 ones mark an immortal object (PEP 683; _Py_IMMORTAL_REFCNT in Include/object.h). 3.14 uses the middle
+# of the immortal range instead (_Py_IMMORTAL_INITIAL_REFCNT, 3 << 30, in Include/refcount.h): it would free an object
+# with 32 ones.
 _NEVER_FREED = 0xC000_0000 if sys.version_info >= (3, 14) else 0xFFFF_FFFF
-# From 3.14 on a bit of the state says that an object was never allocated: its end, at the interpreter's exit, is
-# otherwise that of an interned string, which crashes. Where the bit lies is read off a one-character string.
+# From 3.14 on, a bit of the state must say that the string is statically allocated. Without it, the interpreter
+# releases an interned string at its exit, which crashes for a mapped one. `_static_bit` finds the bit.
 _HAS_STATIC_BIT = sys.version_info >= (3, 14)
-_STATE, _FLAGS, _INTERNED = 4, 0xFF, 0x3  # the word, and in it the bits that say something, and which are of interning
-_MODEL_LENGTHS = (1009, 2003)  # which no other field has by chance, and not both
+_STATE, _FLAGS, _INTERNED = 4, 0xFF, 0x3  # word of the state; bits of it that are used; bits that concern interning
+_MODEL_LENGTHS = (1009, 2003)  # no other field of a header has one of these values by chance, still less both in turn
 _MAP_FAILED = ctypes.c_void_p(-1).value
 
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -51,23 +94,23 @@ _libc.munmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
 
 
 class LayoutUnknown(Exception):
-    """This interpreter keeps its strings in another way. The message says in which respect."""
+    """This interpreter's strings have another layout. The message shows the header."""
 
 
 class _Apart(str):
-    """Its instances have their characters apart from their headers."""
+    """Subclass of `str`: its instances have their characters apart from their headers."""
 
     __slots__ = ()
 
 
 @dataclass(frozen=True, slots=True)
 class _Model:
-    """The header of all texts of one kind.
+    """Header that all texts of one kind have in common.
 
     Attributes:
-        words: With zeros where texts differ.
-        lengths_at: Which of them hold the number of characters. Of ASCII this is also that of its bytes in UTF-8.
-        pointers_at: Which of them point to the characters. Of ASCII they are its UTF-8, too.
+        words: Words of 8 bytes, with zeros where texts differ.
+        lengths_at: Indexes of the words that hold the number of characters. ASCII has two: its UTF-8 form is as long.
+        pointers_at: Indexes of the words that point to the characters. ASCII has two: they are its UTF-8 form as well.
     """
 
     words: "array[int]"
@@ -76,8 +119,11 @@ class _Model:
 
 
 def models_are_known() -> bool:
-    """Read real strings before one is made up. Where they are not what they are taken for, this may well crash."""
-    # Free-threaded builds and those that trace references have other fields at the start of every object.
+    """Whether the headers of this interpreter's strings have the expected layout.
+
+    The models are cached for `mapped_strings`. With an unexpected layout this may crash: call it in a child first.
+    """
+    # Free-threaded builds, and builds that trace references, have other fields at the start of every object.
     if sys.implementation.name != "cpython" or object.__basicsize__ != _HEAD_BYTES or sys.byteorder != "little":
         return False
     try:
@@ -87,12 +133,19 @@ def models_are_known() -> bool:
 
 
 def mapped_strings(fd: int, size_bytes: int, kinds: bytes, lengths: Sequence[int], starts: Sequence[int]) -> list[str]:
-    """Texts in the first `size_bytes` of `fd`, as objects that are never freed. Their spans have to lie within.
+    """Return the texts in a memfd as strings that are never freed.
+
+    Args:
+        fd: Sealed memfd.
+        size_bytes: Bytes to map, from the start.
+        kinds: Kind of each text, one byte each.
+        lengths: Characters of each text.
+        starts: Offset of each text. Each text, with its final zero, must lie within `size_bytes`: this is not checked.
 
     Raises:
-        OSError: There is no memory or no address space for it.
+        OSError: There is not enough memory or address space.
     """
-    # Read-only, so that neither an RLIMIT_DATA nor a strict overcommit counts what every worker shares.
+    # Map read-only: neither RLIMIT_DATA nor strict overcommit then counts pages that all workers share.
     characters = _map_pages(size_bytes, mmap.PROT_READ, mmap.MAP_PRIVATE, fd)
     header_bytes = str.__basicsize__
     try:
@@ -104,7 +157,7 @@ def mapped_strings(fd: int, size_bytes: int, kinds: bytes, lengths: Sequence[int
         raise
     texts = [""] * len(kinds)
     for kind in set(kinds):
-        # All of a kind at once, field by field: one after the other they would take ten times as long.
+        # Make all headers of one kind at once, field by field. One header after the other would take ten times as long.
         chosen = kinds.translate(bytes(each == kind for each in range(256)))
         of_kind = array("Q", compress(lengths, chosen))
         pointers = array("Q", map(characters.__add__, compress(starts, chosen)))
@@ -114,16 +167,16 @@ def mapped_strings(fd: int, size_bytes: int, kinds: bytes, lengths: Sequence[int
             for field in places:
                 words[field::fields] = values
         for at, text in zip(compress(count(), chosen), _objects_of(words, headers), strict=True):
-            if lengths[
-                at
-            ]:  # there is but one empty string: from 3.12 on `if text` may look only whether it is that one
+            # Keep "" itself for empty texts. From 3.13 on, `if text` may compare the address with that of the one empty
+            # string (TO_BOOL_STR in Python/bytecodes.c), so a second empty string would count as true.
+            if lengths[at]:
                 texts[at] = text
         headers += len(of_kind) * header_bytes
     return texts
 
 
 def _objects_of(words: "array[int]", address: int) -> list[str]:
-    """Put headers into place, and take them for what they are."""
+    """Copy headers to `address`, and return references to them as objects."""
     size_bytes = len(words) * _WORD_BYTES
     ctypes.memmove(address, words.buffer_info()[0], size_bytes)
     addresses = array("Q", range(address, address + size_bytes, str.__basicsize__))
@@ -132,10 +185,14 @@ def _objects_of(words: "array[int]", address: int) -> list[str]:
 
 
 class MappedBytes:
-    """Bytes of `fd`, mapped without a descriptor, until `unmap`.
+    """Bytes of a memfd that stay mapped until `unmap`, also once its descriptor is closed.
+
+    Args:
+        fd: Sealed memfd.
+        size_bytes: Bytes to map, from the start.
 
     Raises:
-        OSError: They cannot be mapped.
+        OSError: There is not enough memory or address space.
     """
 
     def __init__(self, fd: int, size_bytes: int) -> None:
@@ -143,11 +200,11 @@ class MappedBytes:
         self._size_bytes = size_bytes
 
     def copied(self) -> bytes:
-        """Return them."""
+        """Return a copy of the bytes."""
         return bytes(memoryview((ctypes.c_char * self._size_bytes).from_address(self._address)))
 
     def unmap(self) -> None:
-        """Give the address space back. To be called once, and last."""
+        """Release the address space. Call this once; no other method works afterwards."""
         _libc.munmap(self._address, self._size_bytes)
 
 
@@ -159,12 +216,16 @@ def _map_pages(size_bytes: int, rights: int, flags: int, fd: int) -> int:
     return int(mapped)
 
 
-# -- how this interpreter does it ------------------------------------------------------------------------------------
+# -- layout of this interpreter's strings ----------------------------------------------------------------------------
 
 
 @cache
 def _model(kind: int) -> _Model:
-    """Raises: LayoutUnknown."""
+    """Return the header that all texts of a kind have in common.
+
+    Raises:
+        LayoutUnknown: The headers of two texts differ in more than length and address.
+    """
     one, other = (_read(kind, length) for length in _MODEL_LENGTHS)
     if one != other:
         raise LayoutUnknown(f"headers of kind {kind} differ in more than length and address")
@@ -172,6 +233,7 @@ def _model(kind: int) -> _Model:
 
 
 def _read(kind: int, length: int) -> _Model:
+    """Read the header of a string of a subclass, after a check of each field that is known."""
     text = _Apart("".join([SAMPLES[kind]] * length))
     words = _words_of(text)
     pointer = words[-1]
@@ -186,7 +248,7 @@ def _read(kind: int, length: int) -> _Model:
         text.__sizeof__() == len(words) * _WORD_BYTES + len(characters),
     )
     if not all(there):
-        raise LayoutUnknown(f"a header of kind {kind} is {words.tolist()}")
+        raise LayoutUnknown(f"a header of kind {kind} has an unexpected layout: {words.tolist()}")
     lengths_at = tuple(at for at, word in enumerate(words) if word == length)
     pointers_at = tuple(at for at, word in enumerate(words) if word == pointer)
     for at in (*lengths_at, *pointers_at):
@@ -198,18 +260,18 @@ def _read(kind: int, length: int) -> _Model:
 
 @cache
 def _static_bit() -> int:
-    """The bit of the state word by which a string of the interpreter's own differs from one that was allocated.
+    """Return the bit of the state word that marks statically allocated strings; 0 before CPython 3.14.
 
     Raises:
-        LayoutUnknown: They do not differ by one bit.
+        LayoutUnknown: A static and an allocated string do not differ by exactly one bit.
     """
     if not _HAS_STATIC_BIT:
         return 0
-    # One latin-1 character alone is a string of the interpreter's own; two are allocated, of the same width and form.
+    # CPython allocates strings of one latin-1 character statically. A string of two is allocated, with the same kind.
     own, allocated = (_words_of(text)[_STATE] & _FLAGS for text in ("\xe9", "".join(["\xe9", "\xea"])))
     bit = own & ~allocated & ~_INTERNED
     if bit.bit_count() != 1:
-        raise LayoutUnknown(f"the states of strings are {own:#x} and {allocated:#x}")
+        raise LayoutUnknown(f"expected states of strings that differ by one bit, got {own:#x} and {allocated:#x}")
     return bit
 
 

@@ -1,17 +1,15 @@
-"""What modules do otherwise in a REPL, so that ordinary code works there. They are adapted when they are imported.
+"""Modules that are adapted when they are imported, so that ordinary code works in a REPL.
 
-With a seed, the global generators of `random` and numpy begin with it.
+- With a seed, the global generators of `random` and numpy start from it.
+- Pictures of matplotlib and PIL become displays of the block, see `pictures`.
 
-What matplotlib and PIL show becomes displays of the block, see `pictures`.
+At "strict" also:
 
-At "strict" also the following.
-
-`setsid` succeeds in a REPL and does nothing (see `isolation/seccomp.py`). A child that asks for a session gets a
-process group of its own instead: then `os.killpg` of its group ends the child, and not the REPL. A program that calls
-setsid itself stays in the group that it has.
-
-From Python 3.14 on multiprocessing starts its processes through a server on a socket, which a REPL may not have: the
-start method is fork, as it was before.
+- `os.setsid` and `subprocess`: the system call setsid succeeds in a REPL without an effect (see
+  `isolation/seccomp.py`). A child that asks for a session gets a process group of its own instead. So `os.killpg` of
+  its group ends the child, not the REPL. A program that calls setsid itself stays in its group.
+- `multiprocessing`: from Python 3.14 on it starts processes through a server on a socket, which a REPL may not have.
+  Its start method is set to fork, the default before 3.14.
 """
 
 import importlib.machinery
@@ -29,15 +27,21 @@ SHOWN_BY = {
     "matplotlib.backend_bases": "adapt_backends",
     "PIL.Image": "adapt_pil",
 }
-"""Module → the function of `pictures` that adapts it."""
+"""Module → name of the function of `pictures` that adapts it."""
 GENERATORS = ("random", "numpy.random")
+"""Modules with a global generator of random numbers and a function `seed`."""
 _Adapt = Callable[[ModuleType], object]
 
 
 def adapt(level: Level, seed: int | None) -> None:
-    """To be called in the zygote, once, before modules of the user's are imported."""
+    """Install the finder that adapts modules. Call this once in the fork server, before it imports the user's modules.
+
+    Args:
+        level: Isolation level of the workers.
+        seed: Seed of the global generators; None leaves them alone.
+    """
     adapted: dict[str, _Adapt] = dict.fromkeys(SHOWN_BY, _adapt_pictures)
-    if level.is_security_boundary and level.may_exec:  # behind a filter under which processes may be started
+    if level.is_security_boundary and level.may_exec:  # a filter is in force, and code may start processes
         os.setsid = _setsid
         adapted |= {"subprocess": _adapt_subprocess, "multiprocessing.context": _adapt_multiprocessing}
     if seed is not None:
@@ -46,26 +50,27 @@ def adapt(level: Level, seed: int | None) -> None:
 
 
 def seed_generators(seed: int | Sequence[int], names: Sequence[str]) -> None:
-    """Seed the global generators of those of these modules that are imported."""
+    """Seed the global generators of those of these modules that are imported already."""
     for name in names:
         if (module := sys.modules.get(name)) is not None:
             module.seed(seed)
 
 
 def begin_with(seed: int) -> None:
-    """To be called in a REPL that has a seed of its own: its generators begin with it, also those imported later."""
+    """Seed the generators, also of modules that are imported later. Call this in a REPL that has a seed of its own."""
     seed_generators(seed, GENERATORS)
     to_come = [name for name in GENERATORS if name not in sys.modules]
     sys.meta_path.insert(0, _Finder(dict.fromkeys(to_come, lambda module: module.seed(seed))))
 
 
 def draw_apart(seed: int | None) -> None:
-    """To be called in each REPL: forks of one process would else draw the same random numbers.
+    """Give a forked REPL random numbers of its own. Call this in each REPL.
 
-    The module `random` sees to that itself, also where all REPLs are to draw the same.
+    Without this, numpy would draw the same numbers in all forks of one process. The module `random` seeds itself anew
+    after a fork. So it must be seeded here again if all REPLs shall draw the same numbers.
 
     Args:
-        seed: What the generators begin with; None is another seed for each REPL.
+        seed: Seed of the generators in all REPLs; None for a different one in each.
     """
     if seed is not None:
         seed_generators(seed, GENERATORS)
@@ -86,7 +91,7 @@ def _adapt_subprocess(module: ModuleType) -> None:
             kwargs["process_group"] = 0
         popen(self, *args, **kwargs)
 
-    __init__.__wrapped__ = popen  # type: ignore[attr-defined] # `inspect.signature` shows the real one
+    __init__.__wrapped__ = popen  # type: ignore[attr-defined] # so that `inspect.signature` shows the original's
     module.Popen.__init__ = __init__
 
 
@@ -95,13 +100,13 @@ def _adapt_multiprocessing(module: ModuleType) -> None:
 
 
 def _adapt_pictures(module: ModuleType) -> None:
-    from sandbox_worker.repl import pictures  # most REPLs never need it
+    from sandbox_worker.repl import pictures  # imported here: most REPLs never need it
 
     getattr(pictures, SHOWN_BY[module.__name__])(module)
 
 
 class _Finder:
-    """Finds modules where they are, and has them adapted when they have been loaded."""
+    """Finder of the modules to adapt, with a loader that adapts them once they are loaded."""
 
     def __init__(self, adapted: dict[str, _Adapt]) -> None:
         self._adapted = adapted
@@ -122,7 +127,7 @@ class _AdaptingLoader:
         self._loader = loader
         self._adapt = adapt
 
-    def __getattr__(self, name: str) -> Any:  # `get_source` and others, for tracebacks and `inspect`
+    def __getattr__(self, name: str) -> Any:  # passes on `get_source` and others, for tracebacks and `inspect`
         return getattr(self._loader, name)
 
     def create_module(self, spec: importlib.machinery.ModuleSpec) -> ModuleType | None:

@@ -1,4 +1,4 @@
-"""What a call of model code's says between its parentheses, read from the source of its block."""
+"""Source of a call in model code: the expression between its parentheses, read from the source of its block."""
 
 import ast
 import itertools
@@ -6,20 +6,24 @@ import linecache
 from types import FrameType
 
 BLOCK = "<block "
-"""Begins the name of the file that a block's code seems to come from."""
+"""Beginning of the file name under which a block's code is compiled, such as "<block 3>"."""
 
 
 def argument(caller: FrameType, function: str) -> ast.expr | None:
-    """Return the one argument of the call `function(argument)` that `caller` is in, by place or by name.
+    """Return the expression of the only argument of the call `function(argument)` that `caller` evaluates.
+
+    Args:
+        caller: Frame of the code that made the call.
+        function: Name of the called function.
 
     Returns:
-        None where that cannot be known: the code is of no block, its source is gone, it calls something else (such as
-        `map`, which calls the function), or with `*args`.
+        The expression, given by position or by name. None if it is unknown: the code belongs to no block, its source is
+        gone, the call is of another function (such as `map`, which calls this one), or it has `*args`.
     """
     source = _source_of_call(caller)
     try:
         call = ast.parse(source, mode="eval").body if source else None
-    except (SyntaxError, ValueError):  # ValueError: a null character
+    except (SyntaxError, ValueError):  # ValueError is raised for a null character
         return None
     if not isinstance(call, ast.Call) or not isinstance(call.func, ast.Name) or call.func.id != function:
         return None
@@ -28,7 +32,10 @@ def argument(caller: FrameType, function: str) -> ast.expr | None:
 
 
 def _source_of_call(caller: FrameType) -> str:
-    """The text of the expression that `caller` evaluates just now; empty if it is not known."""
+    """Return the source of the expression that `caller` evaluates just now; "" if it is unknown.
+
+    Positions of instructions come from PEP 657. An instruction takes two bytes, so half of `f_lasti` is its index.
+    """
     code = caller.f_code
     kept = linecache.cache.get(code.co_filename) if code.co_filename.startswith(BLOCK) else None
     place = next(itertools.islice(code.co_positions(), caller.f_lasti // 2, None), None)
@@ -37,7 +44,7 @@ def _source_of_call(caller: FrameType) -> str:
     first, last, begin, end = place
     if first is None or last is None or begin is None or end is None:
         return ""
-    lines = [line.encode() for line in kept[2][first - 1 : last]]  # columns are counted in UTF-8
+    lines = [line.encode() for line in kept[2][first - 1 : last]]  # columns count bytes of UTF-8
     if len(lines) != last - first + 1:
         return ""
     lines[-1] = lines[-1][:end]

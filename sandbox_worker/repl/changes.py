@@ -1,4 +1,4 @@
-"""Which variables a block has made or changed, told without holding large objects and without running their code."""
+"""Detection of the variables that a block has made or changed, without holding large objects or running their code."""
 
 import dis
 import sys
@@ -10,7 +10,7 @@ from sandbox_worker.repl.classes import class_name, is_a
 from sandbox_worker.wire.variables import MAX_DIMENSIONS, MAX_VARIABLE_CHARS, MAX_VARIABLES, Size, VariableFact
 
 KEPT_BYTES = 1 << 10
-"""Bytes of an object that is held while a block runs. Of a larger one only its address is known."""
+"""Maximum bytes of an object that is held while a block runs. Of a larger object only the address is kept."""
 _PLAIN: Final = (int, float, complex, bool, str, bytes, type(None))
 _SIZED: Final[tuple[type[Any], ...]] = (str, bytes, bytearray, list, tuple, dict, set, frozenset)
 _SHAPED: Final = (("numpy", "ndarray"), ("pandas", "DataFrame"), ("pandas", "Series"), ("polars", "DataFrame"))
@@ -24,24 +24,24 @@ class _Seen(NamedTuple):
 
 
 class Changes:
-    """The variables as they are before a block.
+    """State of the variables before a block.
 
     Args:
-        variables: Name and value of each.
+        variables: Name and value of each variable.
     """
 
     def __init__(self, variables: Iterable[tuple[str, Any]]) -> None:
         self._seen = {name: _Seen(id(value), _size_of(value), _kept(value)) for name, value in variables}
 
     def made(self, variables: Iterable[tuple[str, Any]], compiled: Sequence[CodeType]) -> list[VariableFact]:
-        """Return those that are new, bound to another object, or containers of another length.
+        """Return the variables that are new, bound to another object, or containers of another length.
 
-        Another object may lie at the address of one that is gone. So a variable that the block's own code binds counts
-        as changed, unless its value was held and is the same.
+        A new object may have the address of one that was freed. So a variable that the block's own code binds counts as
+        changed, unless its old value was held and is the same object.
 
         Args:
-            variables: As they are now.
-            compiled: The block's code.
+            variables: Name and value of each variable after the block.
+            compiled: Code objects of the block.
         """
         bound: set[str] | None = None
         found: list[VariableFact] = []
@@ -61,14 +61,14 @@ class Changes:
 
 
 def _kept(value: Any) -> Any:
-    is_plain = any(type(value) is kind for kind in _PLAIN)  # not `in`, which asks the metaclass
+    is_plain = any(type(value) is kind for kind in _PLAIN)  # `in` would call `__eq__` of a metaclass
     return value if is_plain and sys.getsizeof(value) <= KEPT_BYTES else None
 
 
 def _size_of(value: Any) -> Size | None:
     for kind in _SIZED:
         if is_a(value, kind):
-            length: int = kind.__len__(value)  # not `len`, which asks the class of the value
+            length: int = kind.__len__(value)  # `len` would call `__len__` of a subclass
             return length
     for module, name in _SHAPED:
         package = sys.modules.get(module)
@@ -78,25 +78,25 @@ def _size_of(value: Any) -> Size | None:
 
 
 def _shape_of(value: Any) -> Size | None:
-    """The shape of an array or a table; None if it has none, since model code may have replaced anything."""
+    """Return the shape of an array or a table; None if it is not a shape, since model code may have replaced it."""
     try:
         shape = value.shape
         if type(shape) is not tuple or len(shape) > MAX_DIMENSIONS:
             return None
         return shape if all(type(each) is int and 0 <= each <= _LARGEST for each in shape) else None
-    except Exception:  # noqa: BLE001 - as above
+    except Exception:  # noqa: BLE001 - a replaced `shape` may raise any class
         return None
 
 
 def _bound_by(compiled: Sequence[CodeType]) -> Iterator[str]:
-    """Names of variables that code binds: at its top level, or as `global` within its functions."""
+    """Yield the names of variables that code binds: at its top level, or as `global` within its functions."""
     inner = list[CodeType]()
     for code in compiled:
         for instruction in dis.get_instructions(code):
             if instruction.opname in ("STORE_NAME", "STORE_GLOBAL"):
                 yield str(instruction.argval)
         inner += (each for each in code.co_consts if isinstance(each, CodeType))
-    for code in inner:  # grows while it is walked
+    for code in inner:  # the list grows during the loop
         inner += (each for each in code.co_consts if isinstance(each, CodeType))
         for instruction in dis.get_instructions(code):
             if instruction.opname == "STORE_GLOBAL":

@@ -1,7 +1,7 @@
-"""The worker's end of the connection: a blocking socket that any thread of model code may send on and wait at.
+"""The REPL's end of the connection: a blocking socket, on which any thread of model code may send and wait.
 
-There is no reader thread. Of the threads that wait, one reads for all of them; when it has what it wanted, the next one
-takes over. So the usual case, a single thread, costs no hand-over.
+There is no reader thread. One of the waiting threads reads for all of them. When it has its reply, another waiting
+thread takes over. So the usual case, a single thread, needs no switch between threads.
 """
 
 import itertools
@@ -36,27 +36,36 @@ from sandbox_worker.wire.messages import (
 )
 
 READ_BYTES = 1 << 18
+"""Maximum bytes of one read from the socket."""
 Given = Environment | Provide | Attach
-"""What comes with a block, before it."""
+"""Messages that the orchestrator sends before the `Execute` of a block."""
 MOST_BYTES: dict[type[Message], int] = {
     Query: MAX_QUERY_BYTES,
     Result: MAX_RESULT_BYTES,
     Display: MAX_DISPLAY_BYTES,
 }
-"""What the orchestrator takes of each kind of message; of others, `FEW_BYTES`."""
+"""Kind of message → maximum bytes that the orchestrator accepts; for other kinds `FEW_BYTES`."""
 ONLY_HERE = "another process cannot use the REPL's connection: call llm_query_batched, or use threads"
+"""Error message for a query from a process that model code started."""
 
 
 class ConnectionClosed(BaseException):
-    """The orchestrator hung up: there is nothing left to live for. No `except Exception` of model code stops it."""
+    """The orchestrator has closed the connection, so the REPL ends. No `except Exception` catches this."""
 
 
 class CannotAsk(RuntimeError):
-    """Model code asks from where no reply could come: another process, or a thread that outlived its block."""
+    """A query came from another process, or from a thread that outlived its block: a reply could not reach it."""
 
 
 class Channel:
-    """Sends messages to the orchestrator, and hands what it says to whoever waits for it."""
+    """Connection to the orchestrator: sends messages, and passes each reply to the thread that waits for it.
+
+    Args:
+        connected: Socket that has received `Welcome`.
+        max_frame_bytes: Largest payload of a frame, in both directions.
+        interrupts: State of SIGINT, which must not interrupt a frame.
+        reserve: Address space that is opened to read, so that a read cannot fail for lack of memory.
+    """
 
     def __init__(
         self, connected: socket.socket, max_frame_bytes: int, interrupts: Interrupts, reserve: Reserve
@@ -81,46 +90,47 @@ class Channel:
         self._provided: list[Given] = []
 
     def encode(self, message: FromWorker) -> bytes:
-        """The message as a frame.
+        """Return the message as a frame.
 
         Raises:
-            FrameTooLarge: The orchestrator would not accept it.
+            FrameTooLarge: The frame is larger than the orchestrator accepts.
         """
         return encode_frame(encode(message), min(self._max_frame_bytes, MOST_BYTES.get(type(message), FEW_BYTES)))
 
     def send(self, frame: bytes) -> None:
-        """Send a frame, whole."""
+        """Send a whole frame. An interrupt meanwhile is raised at the end."""
         with self._interrupts.held(), self._sending:
             self._send(frame)
 
     def send_in(self, block: int, frame: bytes) -> None:
-        """Send a frame if that block still runs: a thread may come too late for it."""
+        """Send a frame if that block still runs. A thread that comes too late sends no frame."""
         with self._interrupts.held(), self._sending:
             if block == self._block:
                 self._send(frame)
 
     def send_result(self, frame: bytes) -> None:
-        """Send the last frame of a block. Nobody can ask from here on."""
+        """Send the last frame of a block. From here on, `ask` refuses queries until the next block."""
         with self._sending:
             self._block = None
             self._send(frame)
 
     def ask(self, query: Query) -> Reply:
-        """Give `query` its id, send it and wait for its reply. An interrupt ends the wait; a late reply is dropped.
+        """Give `query` its id, send it, and wait for its reply. An interrupt ends the wait; a late reply is dropped.
 
         Raises:
             CannotAsk: No block is running, or this is not the REPL's own process.
-            FrameTooLarge: The orchestrator would not accept it. Nothing was sent.
+            FrameTooLarge: The query is larger than the orchestrator accepts. It was not sent.
         """
         if os.getpid() != self._owner:
             raise CannotAsk(ONLY_HERE)
         with self._interrupts.held():
             block = self._block
             query_id = f"{block}:{next(self._numbers)}"
-            # Not while `_sending` is held: it allocates, so finalizers of model code may run in it, and print.
+            # Encode before `_sending` is taken: encoding allocates, so finalizers of model code may run, and print.
             frame = self.encode(msgspec.structs.replace(query, id=query_id))
             with self._sending:
-                if block is None or block != self._block:  # it ended, maybe just now: this may not be asked in the next
+                # Compare again: the block may have ended just now, and the query must not count for the next one.
+                if block is None or block != self._block:
                     raise CannotAsk("the block that started this thread has ended: ask while it runs")
                 self._wanted.add(query_id)
                 self._send(frame)
@@ -134,7 +144,7 @@ class Channel:
                     self._replies.pop(query_id, None)
 
     def next_block(self) -> tuple[Execute, list[Given]]:
-        """Wait for the next block, and what is provided with it. The reserve is open when it is there."""
+        """Wait for the next block, and return it with the messages before it. The reserve is open afterwards."""
         self._reserve.shut()
         self._wait(lambda: self._next is not None)
         provided, self._provided = self._provided, []
@@ -145,10 +155,14 @@ class Channel:
         return block, provided
 
     def _send(self, frame: bytes) -> None:
-        """Send a frame; `_sending` is held."""
+        """Send a frame. The caller holds `_sending`, an RLock.
+
+        A finalizer or signal handler of model code may run in the middle of `sendall`, in this thread, and print. Its
+        frame is appended to the outbox, and the outer call sends it after its own.
+        """
         self._outbox.append(frame)
         if len(self._outbox) > 1:
-            return  # a finalizer or signal handler of model code printed in the middle of a frame: it goes out after it
+            return
         try:
             while self._outbox:
                 self._socket.sendall(self._outbox[0])
@@ -177,7 +191,8 @@ class Channel:
                     self._changed.notify_all()
 
     def _read(self) -> None:
-        self._reserve.open()  # what has been read has to be kept: after a part of a frame nothing could be understood
+        # If memory were missing here, then bytes that are read would be lost, and all later frames with them.
+        self._reserve.open()
         try:
             data = self._socket.recv(READ_BYTES)
         except OSError as error:

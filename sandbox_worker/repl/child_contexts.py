@@ -1,8 +1,8 @@
-"""What the children of `rlm_query` get as their contexts: in the message, in a file, or one of the REPL's own.
+"""Contexts of the children of `rlm_query`: in the message, in a file, or by the name of one of the REPL's own.
 
-A small value goes in the message. A larger one is written to the scratch folder, from where the orchestrator stores it
-for the child: a message of 70 MB would keep the orchestrator from all other REPLs. One of the REPL's own contexts is
-named, and nothing of it is copied.
+A small value goes into the message. A larger one is written to the scratch folder, from which the orchestrator stores
+it for the child: a message of 70 MB would keep the orchestrator's event loop from all other REPLs. If the value is a
+context of this REPL, then only its name is sent, and no byte of it is copied.
 """
 
 import contextlib
@@ -19,11 +19,11 @@ from sandbox_worker.wire.messages import plain
 from sandbox_worker.wire.tasks import LONG_TASK_CHARS, MAX_INLINE_BYTES, ChildContext, beginning_and_end
 
 PREFIX = ".context-"
-"""How the names of the files begin. The process that writes one is named next."""
+"""Beginning of the names of the files. The number of the process that wrote the file follows."""
 MOST_INLINE_BYTES = 1 << 18
-"""Of all values that go in one message."""
+"""Maximum bytes of all values inside one message; further ones go into files."""
 PIECE_CHARS = 1 << 20
-"""Characters that are encoded at a time."""
+"""Characters of a text that are encoded at a time, so that no second copy of the whole text is made."""
 
 
 class ContextNotGiven(Exception):
@@ -31,11 +31,11 @@ class ContextNotGiven(Exception):
 
 
 class ChildContexts:
-    """The contexts of one call's children. Leaving it removes the files that were written for them.
+    """Contexts of the children of one call: a context manager that removes their files at its end.
 
     Args:
-        own: Returns the contexts of this REPL, by name.
-        folder: The scratch folder.
+        own: Function that returns the contexts of this REPL, by name.
+        folder: Path of the scratch folder.
     """
 
     def __init__(self, own: Callable[[], Mapping[str, Any]], folder: str) -> None:
@@ -53,15 +53,15 @@ class ChildContexts:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         for name in self._files:
-            with contextlib.suppress(OSError):  # model code may have removed it
-                os.unlink(f"{self._folder}/{name}")  # noqa: PTH108 - pathlib is not imported in a REPL
+            with contextlib.suppress(OSError):  # model code may have removed the file
+                os.unlink(f"{self._folder}/{name}")  # noqa: PTH108 - a REPL does not import pathlib
 
     def given(self, name: str, parts: Sequence[Any]) -> list[ChildContext]:
-        """Hand over what code gives as contexts to the function `name`.
+        """Return descriptions of the contexts that code gave to the function `name`. Large ones are written to files.
 
         Raises:
-            TypeError: One of them is no value that JSON has.
-            ContextNotGiven: There is no room for it in the scratch folder.
+            TypeError: JSON cannot express one of them.
+            ContextNotGiven: A file could not be written.
         """
         found = []
         for number, part in enumerate(parts):
@@ -69,14 +69,18 @@ class ChildContexts:
                 found.append(self._handed(part))
             except TypeError as error:
                 which = "context" if name == "rlm_query" else f"contexts[{number}]"
-                raise TypeError(f"{name}() argument {which!r} is no text and no plain value: {error}") from None
+                raise TypeError(f"{name}() argument {which!r} is neither text nor a plain value: {error}") from None
         return found
 
     def tasks(self, prompts: Sequence[str]) -> tuple[list[str], list[ChildContext | None]]:
-        """Hand over long prompts as contexts. Return the prompts, of a long one its beginning and end, and these.
+        """Turn long tasks into contexts of their children.
+
+        Returns:
+            The prompts, where a long one is replaced by its beginning and end; and one context or None for each prompt.
+            The second list is empty if no prompt is long.
 
         Raises:
-            ContextNotGiven: There is no room for one in the scratch folder.
+            ContextNotGiven: A file could not be written.
         """
         texts, handed = list(prompts), list[ChildContext | None]()
         for number, prompt in enumerate(texts):
@@ -88,12 +92,12 @@ class ChildContexts:
         return texts, handed if any(handed) else []
 
     def _handed(self, part: Any) -> ChildContext:
-        if not is_a(part, str):  # code may have changed it since it came
+        if not is_a(part, str):  # any other value is mutable: even a context of this REPL may have been changed
             return self._value(part)
         for name, value in self._own().items():
             if value is part:
                 return ChildContext(own=name)
-        text = str.__str__(part)  # of a class of the model's, it may say anything of itself
+        text = str.__str__(part)  # the plain text: methods of a `str` subclass of model code could return any other
         made = self._texts.get(text)
         if made is None:
             made = self._texts[text] = self._text(text)
@@ -101,7 +105,7 @@ class ChildContexts:
 
     def _text(self, text: str) -> ChildContext:
         if len(text) <= MAX_INLINE_BYTES:
-            with contextlib.suppress(UnicodeEncodeError):  # a lone surrogate, which a file can hold
+            with contextlib.suppress(UnicodeEncodeError):  # a text with lone surrogates goes into a file
                 return self._inline(_encode(text)) or self._file(_pieces(text))
         return self._file(_pieces(text))
 
@@ -113,9 +117,9 @@ class ChildContexts:
             raise TypeError("it has lone surrogates, or an integer of thousands of digits") from None
         if (made := self._inline(data)) is not None:
             return made
-        from hashlib import blake2b  # most REPLs never need it
+        from hashlib import blake2b  # imported here: most REPLs never need it
 
-        digest = blake2b(data).digest()  # and not the bytes themselves, which would all be held
+        digest = blake2b(data).digest()  # as the key; the bytes themselves would stay in memory
         made = self._values.get(digest)
         if made is None:
             made = self._values[digest] = self._file([data], is_json=True)
@@ -137,7 +141,7 @@ class ChildContexts:
         except OSError as error:
             raise ContextNotGiven(
                 f"a context could not be written to the scratch folder: {error.strerror}; give smaller parts, or "
-                "remove files of yours"
+                "remove files there"
             ) from None
         return ChildContext(file=name, is_json=is_json)
 
@@ -160,16 +164,20 @@ def _encode(value: Any) -> bytes:
 
 
 def _require_plain(value: Any, depth: int = 0) -> None:
-    """Raises: TypeError, for what would not arrive as it is."""
+    """Check that JSON can express a value without a change.
+
+    Raises:
+        TypeError: It cannot. The message says why.
+    """
     if is_a(value, dict):
         if not all(is_a(key, str) for key in value):
-            raise TypeError("it has a key that is no text")
+            raise TypeError("it has a key that is not text")
         inside: Iterable[Any] = dict.values(value)
     elif is_a(value, list, tuple):
         inside = value
     elif is_a(value, float):
         if not -float("inf") < value < float("inf"):
-            raise TypeError(f"it has the number {float.__float__(value)}, which JSON has not")
+            raise TypeError(f"it has the number {float.__float__(value)}, which JSON cannot express")
         return
     elif value is None or is_a(value, str, int):
         return
@@ -178,15 +186,15 @@ def _require_plain(value: Any, depth: int = 0) -> None:
     if depth >= MAX_NESTING:
         raise TypeError(f"it is nested deeper than {MAX_NESTING} levels, or contains itself")
     for each in inside:
-        if type(each) is not str:  # what most of a large value is
+        if type(each) is not str:  # saves a call for texts, of which most large values consist
             _require_plain(each, depth + 1)
 
 
 def remove_leftovers(folder: str) -> None:
-    """Remove the files of a REPL that was killed while its children had them: they would take the room of others."""
+    """Remove files that an earlier REPL of this worker left when it was killed. They would take up scratch space."""
     own = f"{PREFIX}{os.getpid()}-"
     with contextlib.suppress(OSError), os.scandir(folder) as entries:
         for entry in entries:
             if entry.name.startswith(PREFIX) and not entry.name.startswith(own):
                 with contextlib.suppress(OSError):
-                    os.unlink(entry.path)  # noqa: PTH108 - as above
+                    os.unlink(entry.path)  # noqa: PTH108 - a REPL does not import pathlib

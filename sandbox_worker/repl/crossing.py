@@ -1,4 +1,4 @@
-"""Values on their way out of the REPL: encoded, or the reason why not. Objects of model code may do anything."""
+"""Encoding of values that leave the REPL. Objects of model code may raise any exception: each failure is caught."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
@@ -11,21 +11,27 @@ from sandbox_worker.wire.messages import MAX_RESULT_BYTES, EncodedValue
 from sandbox_worker.wire.values import MAX_DECODED_VALUES, encode
 
 PROBLEM_CHARS = 1000
-"""Of the sentence on why a value does not cross; the rest of a longer one is cut."""
+"""Maximum characters of the reason why a value cannot cross; the rest is cut."""
 
 
 class Crossing(NamedTuple):
-    """An encoded value; or nothing, and why."""
+    """Result of an attempt to encode a value.
+
+    Attributes:
+        encoded: Encoded value, or UNSET.
+        problem: Reason why there is no encoded value; or None.
+    """
 
     encoded: EncodedValue = msgspec.UNSET
     problem: str | None = None
 
 
 def crossing(value: object, whole: str) -> Crossing:
-    """Encode a value of model code's. An interrupt is let through.
+    """Encode a value of model code. Only KeyboardInterrupt leaves this function.
 
     Args:
-        whole: Its name in the sentence.
+        value: Value to encode.
+        whole: Name of the value for the reason.
     """
     try:
         data = encode(value, whole, most_values=MAX_DECODED_VALUES, most_bytes=MAX_RESULT_BYTES)
@@ -36,13 +42,13 @@ def crossing(value: object, whole: str) -> Crossing:
         problem = str(refused)[:PROBLEM_CHARS]
     except MemoryError:
         problem = f"there is no memory left for sending {whole}"
-    except BaseException as error:  # noqa: BLE001 - of the model's own classes, or since it has replaced builtins
+    except BaseException as error:  # noqa: BLE001 - classes of model code, and builtins that it replaced, may raise any
         problem = f"{whole} cannot be read: {class_name(error)}"
     return Crossing(problem=written_out(problem))
 
 
 def crossing_of(names: Sequence[str], namespace: Mapping[str, Any]) -> Crossing:
-    """Encode the values of variables as a list."""
+    """Encode the values of variables as one list."""
     encoded: list[bytes] = []
     for name in names:
         if name not in namespace:
@@ -55,5 +61,5 @@ def crossing_of(names: Sequence[str], namespace: Mapping[str, Any]) -> Crossing:
 
 
 def written_out(text: str) -> str:
-    """Return text with its lone surrogates as Python source has them, which any message can hold."""
+    """Return text with lone surrogates replaced by their escapes in Python source, so that any message can hold it."""
     return str.encode(text, "utf-8", "backslashreplace").decode()

@@ -1,6 +1,7 @@
-"""What model code shows beside text, as a notebook would: each thing in the forms that it has of itself.
+"""Displays: pictures, tables and other rich output of model code, as in a notebook.
 
-The names are those of IPython: `display`, and the methods `_repr_png_`, `_repr_html_` and others that objects have.
+Names and behaviour are those of IPython: the function `display`, and the methods of objects that return their forms,
+such as `_repr_png_` and `_repr_html_`.
 """
 
 import binascii
@@ -17,9 +18,10 @@ from sandbox_worker.wire.messages import MAX_DISPLAY_BYTES, MAX_DISPLAYS, MAX_DI
 from sandbox_worker.wire.mime import PICTURE_TYPES, TEXT_TYPES, PictureType, TextType
 
 PLAIN_CHARS = 1 << 16
-"""Longest text beside other forms of an object. It is in the block's output in any case."""
+"""Maximum characters of the plain text beside other forms of an object; a longer one is left out. The block's output
+has the text in any case."""
 PICTURE_BYTES = (MAX_DISPLAY_BYTES - 4 * PLAIN_CHARS - 1024) // 4 * 3
-"""Bytes of the largest picture that fits into a message, as base64 beside such a text."""
+"""Maximum bytes of a picture: as base64 it fits into a message, beside such a text. A larger one is left out."""
 BUNDLE = "_repr_mimebundle_"
 PICTURE_METHODS: tuple[tuple[PictureType, str], ...] = (("image/png", "_repr_png_"), ("image/jpeg", "_repr_jpeg_"))
 TEXT_METHODS: tuple[tuple[TextType, str], ...] = (
@@ -28,40 +30,43 @@ TEXT_METHODS: tuple[tuple[TextType, str], ...] = (
     ("text/markdown", "_repr_markdown_"),
     ("text/latex", "_repr_latex_"),
 )
-"""Form, and the method of an object that makes it."""
+"""MIME type of a form, and the method of an object that returns this form."""
 HAVE_NONE = frozenset({bool, int, float, complex, str, bytes, list, tuple, dict, set, frozenset})
-"""Classes of most values of last expressions, so that these need not be asked for each form."""
+"""Classes without forms of their own. Most last expressions have one of them, so their methods are not looked up."""
 
 
 class Forms(NamedTuple):
-    """One thing in the forms that it has, by MIME type."""
+    """Forms of one object, by MIME type."""
 
     texts: dict[TextType, str]
     pictures: dict[PictureType, bytes]
 
 
 NOTHING = Forms({}, {})
-"""In the place of what cannot be shown any more. It is counted."""
+"""Forms of an object that cannot be shown: `show` only counts it."""
 
 
 class Displays:
-    """Sends what the running block shows, within the bounds of one block.
+    """Displays of the running block, sent to the orchestrator within the bounds of one block.
+
+    Args:
+        channel: Connection to the orchestrator.
 
     Attributes:
         block: Number of the block that runs, or 0.
-        omitted: Displays of the block that were too large, or too many.
+        omitted: Number of displays that were dropped, since they were too large or too many.
     """
 
     def __init__(self, channel: Channel) -> None:
         self._channel = channel
         self._owner = os.getpid()
-        self._lock = threading.RLock()  # of the numbers alone: to send a frame may take long
+        self._lock = threading.RLock()  # protects the counters alone; it is not held while a frame is sent
         self._count = self._bytes = 0
         self.block = 0
         self.omitted = 0
 
     def begin_block(self, number: int) -> None:
-        """From here on displays belong to this block."""
+        """Begin a block: displays belong to it from now on."""
         global _current
         with self._lock:
             self.block = number
@@ -69,7 +74,7 @@ class Displays:
         _current = self
 
     def end_block(self) -> None:
-        """What threads show from here on is lost."""
+        """End the block: displays of threads that it has left are dropped from now on."""
         global _current
         _current = None
         self.block = 0
@@ -81,11 +86,11 @@ class Displays:
 
     @property
     def is_here(self) -> bool:
-        """Whether this is the REPL's own process: a forked one cannot use the connection."""
+        """Whether this is the REPL's own process. A process that model code forked cannot use the connection."""
         return os.getpid() == self._owner
 
     def show(self, forms: Forms) -> None:
-        """Send one thing in these forms. A form that is too large is left out, and a thing without any is counted."""
+        """Send one object in these forms. Forms that are too large are left out; an object without forms is counted."""
         block = self.block
         frame = None if self.is_full else self._frame(block, forms)
         with self._lock:
@@ -110,24 +115,25 @@ class Displays:
 
 
 _current: Displays | None = None
-"""Of the block that runs: modules that were adapted before this process was forked find it here."""
+"""Displays of the running block, or None. It is a global because packages are adapted before this process is forked."""
 at_end: list[Callable[[Callable[[str], object]], None]] = []
-"""Called at the end of a block, to show what it has left open, each with what takes a complaint."""
+"""Functions that are called at the end of a block, to show figures and the like that it has left open. The argument is
+a function that prints a line to stderr of the block."""
 
 
 def current() -> Displays | None:
-    """Return what shows things now; None between two blocks and in a process that model code has forked."""
+    """Return the displays of the running block; None between blocks, and in a process that model code forked."""
     return _current if _current is not None and _current.is_here else None
 
 
 def display(*values: object) -> None:
-    """Show each object as the last expression of a block is shown: its text, and the other forms that it has."""
+    """Show each object like the last expression of a block: its text, and its other forms."""
     for value in values:
         show_value(value)
 
 
 def show_value(value: object) -> None:
-    """Print the text of an object, and show its other forms, if it has any."""
+    """Print the text of an object, and send its other forms, if it has any."""
     text = repr(value)
     print(text)
     if (forms := forms_of(value)) and (displays := current()) is not None:
@@ -135,7 +141,7 @@ def show_value(value: object) -> None:
 
 
 def forms_of(value: object) -> Forms | None:
-    """Return the forms that an object has of itself, beside its text. What fails in it is left out."""
+    """Return the forms of an object beside its text; None if it has none. Forms whose methods raise are left out."""
     if type(value) in HAVE_NONE:
         return None
     try:
@@ -156,13 +162,13 @@ def _forms_of(value: object) -> Forms | None:
             if (data := _picture(_made_by(value, method))) is not None:
                 pictures[picture] = data
                 if len(data) <= PICTURE_BYTES:
-                    break  # one is enough
+                    break  # one picture is enough
         texts = {mime: text for mime, name in TEXT_METHODS if (text := _text(_made_by(value, name))) is not None}
     return Forms(texts, pictures) if texts or pictures else None
 
 
 def _made_by(value: object, method: str, **given: object) -> object:
-    """Return what a method of the object's class returns, without the metadata beside it; None if there is none."""
+    """Return the form that a method of the object returns, without metadata; None without such a method."""
     try:
         if not hasattr(type(value), method):
             return None
@@ -170,7 +176,7 @@ def _made_by(value: object, method: str, **given: object) -> object:
         return made[0] if type(made) is tuple and len(made) == 2 else made
     except KeyboardInterrupt:
         raise
-    except BaseException:  # noqa: BLE001 - it is the model's: it may raise anything, and its text was printed
+    except BaseException:  # noqa: BLE001 - a method of model code may raise any class; the text is printed in any case
         return None
 
 
@@ -179,7 +185,7 @@ def _text(made: object) -> str | None:
 
 
 def _picture(made: object) -> bytes | None:
-    """Return the bytes of a picture, which may come as base64."""
+    """Return the bytes of a picture that a method returned, as bytes or as base64; None for any other object."""
     if is_a(made, bytes):
         return made if type(made) is bytes else memoryview(made).tobytes()
     if is_a(made, str):

@@ -1,4 +1,4 @@
-"""Running one block as a person at a prompt expects: its last expression is shown, `await` works at the top level."""
+"""Execution of blocks, as at a prompt: the last expression is shown, and `await` works at the top level."""
 
 import __future__
 
@@ -26,18 +26,19 @@ if TYPE_CHECKING:
 
 OWN_FOLDER = str(Path(__file__).parent)
 ERROR_CHARS = 1000
-"""Of the line that says how a block ended. The whole traceback is in its output."""
+"""Maximum characters of the line with a block's error; the rest is cut. The block's output has the whole traceback."""
 EXIT_CODES = (1 << 31) - 1
-"""Largest exit code, either way: what a C `int` holds."""
+"""Largest absolute value of an exit code, that of a C `int`; larger ones are replaced by it."""
 
 
 class Outcome:
-    """How a block ended.
+    """End of a block.
 
     Attributes:
-        error: One line; for `exited` what `sys.exit` was given.
-        exit_code: For `exited`.
-        value: Of the last statement, if the block ran through, that is an expression, and its value was asked for.
+        status: End of the block, see `Result`.
+        error: One line, for "error", "interrupted" and "exited"; for "exited" the argument of `sys.exit`.
+        exit_code: Exit code, for "exited".
+        value: Value of the last statement, if it was requested, the block ran through, and it is an expression.
     """
 
     def __init__(
@@ -50,14 +51,15 @@ class Outcome:
 
 
 class Executor:
-    """Runs blocks in one namespace.
+    """Executor of blocks in one namespace.
 
     Args:
-        complain: Called with the text of a traceback. (`sys.stderr` is whatever the block made of it.)
-        reserve: Closed while a block's code runs.
+        namespace: Variables of model code.
+        complain: Function that prints the text of a traceback. (Model code may have replaced `sys.stderr`.)
+        reserve: Reserve that is closed while a block's code runs.
 
     Attributes:
-        compiled: The code of the last block; empty if it is no Python.
+        compiled: Code objects of the last block; empty if its source could not be compiled.
     """
 
     def __init__(self, namespace: dict[str, Any], complain: Callable[[str], object], reserve: Reserve) -> None:
@@ -69,15 +71,17 @@ class Executor:
         self.compiled: list[CodeType] = []
 
     def run(self, number: int, code: str, wants_value: bool = False) -> Outcome:
-        """Run one block. Whatever it raises is printed as a traceback of its own lines and returned as an outcome.
+        """Run one block. If it raises, then print a traceback of model code's lines, and return one line of it.
 
         Args:
-            wants_value: Whether the outcome has the value of the last expression.
+            number: Number of the block, for the file name in tracebacks.
+            code: Source of the block.
+            wants_value: Whether the outcome shall have the value of the last expression.
         """
         self.compiled = []
         file = f"{BLOCK}{number}>"
-        # Tracebacks of functions that outlive their block still show their lines. Each ends in a newline, as those of
-        # a file do: `traceback` counts on it when it places its carets.
+        # Keep the source, so that tracebacks of functions that outlive their block still show lines. Each line ends in
+        # a newline, as in a file: `traceback` relies on this when it places its carets.
         linecache.cache[file] = (len(code), None, io.StringIO(f"{code}\n", newline=None).readlines(), file)
         try:
             statements, last = self._compiled(code, file)
@@ -92,31 +96,31 @@ class Executor:
         except KeyboardInterrupt as interrupt:
             self._complain(_traceback_of(interrupt))
             return Outcome("interrupted", "KeyboardInterrupt")
-        except BaseException as error:  # noqa: BLE001 - whatever model code raises ends its block, never the REPL
+        except BaseException as error:  # noqa: BLE001 - any exception of model code ends its block, never the REPL
             self._complain(_traceback_of(error))
             return Outcome("error", _one_line(error))
         return Outcome("ok", value=value if wants_value else None)
 
     def _compiled(self, code: str, file: str) -> tuple[CodeType, CodeType | None]:
-        """The statements, and the last one apart if it is an expression whose value is to be shown."""
+        """Return the code of the statements, and that of the last one apart if it is an expression."""
         try:
             tree = ast.parse(code, file)
             last = tree.body.pop() if tree.body and isinstance(tree.body[-1], ast.Expr) else None
             statements = compile(tree, file, "exec", self._flags, dont_inherit=True)
-            # `from __future__ import annotations` holds for the blocks that follow, as at any prompt.
+            # `from __future__ import annotations` holds for later blocks as well, as at any prompt.
             self._flags |= statements.co_flags & __future__.annotations.compiler_flag
             if not isinstance(last, ast.Expr):
                 return statements, None
             return statements, compile(ast.Expression(last.value), file, "eval", self._flags, dont_inherit=True)
         except SyntaxError as error:
-            if error.text is None and error.lineno:  # the compiler looks for a file of that name
+            if error.text is None and error.lineno:  # the compiler reads the line from a file, which does not exist
                 error.text = linecache.getline(file, error.lineno)
             raise
 
     def _evaluate(self, statements: CodeType, last: CodeType | None) -> Any:
         if any(part is not None and part.co_flags & inspect.CO_COROUTINE for part in (statements, last)):
             return self._await(statements, last)
-        eval(statements, self._namespace)  # running model code is what this process is for
+        eval(statements, self._namespace)  # model code runs here, and in `_awaiting`
         return None if last is None else self._shown(eval(last, self._namespace))
 
     async def _awaiting(self, statements: CodeType, last: CodeType | None) -> Any:
@@ -129,11 +133,17 @@ class Executor:
         return self._shown(await value if last.co_flags & inspect.CO_COROUTINE else value)
 
     def _await(self, statements: CodeType, last: CodeType | None) -> Any:
-        """In one go, so that tasks live from line to line."""
-        if "asyncio" not in sys.modules:  # an import that was interrupted leaves parts that no later one puts together
+        """Run statements and last expression in one task, on one event loop for all blocks.
+
+        So tasks that a line of code starts still run while a later line awaits.
+        """
+        # An interrupted import leaves submodules of asyncio in sys.modules without the package. A later import would
+        # not set them as attributes of the package.
+        if "asyncio" not in sys.modules:
             for name in [name for name in sys.modules if name.startswith("asyncio.")]:
                 del sys.modules[name]
-        import asyncio  # with what it needs a quarter of a fork server's memory, which each fork would pay for
+        # Import asyncio here: with its imports it takes a quarter of a fork server's memory, which each fork would pay.
+        import asyncio
 
         if self._loop is None or self._loop.is_closed():
             self._loop = asyncio.new_event_loop()
@@ -142,14 +152,14 @@ class Executor:
         try:
             return self._loop.run_until_complete(task)
         except (KeyboardInterrupt, SystemExit) as request:
-            if not task.done():  # it was raised beside the coroutine, not in it
+            if not task.done():  # the exception was raised in the event loop's own code, not in the coroutine
                 task.cancel()
                 self._loop.run_until_complete(asyncio.wait({task}))
             try:
                 task.result()
-            except asyncio.CancelledError as cancelled:  # it knows the line that was waiting
+            except asyncio.CancelledError as cancelled:  # its traceback shows the line of model code that was waiting
                 raise request.with_traceback(cancelled.__traceback__) from None
-            except BaseException:  # noqa: BLE001, S110 - looked at, or asyncio would report it
+            except BaseException:  # noqa: BLE001, S110 - retrieved, since asyncio reports exceptions that never are
                 pass
             raise
 
@@ -162,13 +172,13 @@ class Executor:
     def _exited(self, request: SystemExit) -> Outcome:
         code = 0 if request.code is None else request.code
         if type(code) in (int, bool):
-            known = max(-EXIT_CODES, min(EXIT_CODES, int(code)))  # Python refuses to print one of 5,000 digits
+            known = max(-EXIT_CODES, min(EXIT_CODES, int(code)))  # Python refuses to print more than 4,300 digits
             return Outcome("exited", f"sys.exit({known})", known)
         try:
             text = str(code)
-        except BaseException as broken:  # noqa: BLE001 - the object is the model's, and its `__str__` may raise
+        except BaseException as broken:  # noqa: BLE001 - an object of model code: its `__str__` may raise any class
             text = f"a {class_name(request.code)} whose text cannot be shown: {class_name(broken)}"
-        self._complain(f"{text}\n")  # as the interpreter itself would
+        self._complain(f"{text}\n")  # the interpreter also prints an argument that is not an integer
         return Outcome("exited", text[:ERROR_CHARS], 1)
 
 
@@ -178,20 +188,20 @@ def _traceback_of(error: BaseException) -> str:
         for part in _parts(shown):
             part.stack = traceback.StackSummary.from_list(_without_ours(part.stack))
         return "".join(shown.format())
-    except BaseException as broken:  # noqa: BLE001 - model code may have given its exception a `__str__` that raises
+    except BaseException as broken:  # noqa: BLE001 - an exception of model code: its `__str__` may raise any class
         return f"{class_name(error)} (its traceback cannot be shown: {class_name(broken)})\n"
 
 
 def _parts(shown: traceback.TracebackException) -> list[traceback.TracebackException]:
-    """An exception, those that caused it, and those in its group."""
+    """Return an exception with its causes, its contexts, and the members of its group."""
     parts = [shown]
-    for part in parts:  # grows while it is walked
+    for part in parts:  # the list grows during the loop
         parts += [more for more in (part.__cause__, part.__context__, *(part.exceptions or ())) if more is not None]
     return parts
 
 
 def _without_ours(frames: list[traceback.FrameSummary]) -> list[traceback.FrameSummary]:
-    """Leave out our own frames, and those of what we called, up to the next line of model code."""
+    """Return frames without those of our own modules, and of functions that these called, up to model code's next."""
     kept, in_ours = [], False
     for frame in frames:
         in_ours = frame.filename.startswith(OWN_FOLDER) or (in_ours and not frame.filename.startswith(BLOCK))
@@ -202,9 +212,9 @@ def _without_ours(frames: list[traceback.FrameSummary]) -> list[traceback.FrameS
 
 def _one_line(error: BaseException) -> str:
     try:
-        # A SyntaxError's text begins with lines that show the place, indented; a note comes after the message.
+        # The text of a SyntaxError begins with indented lines that show the place. Notes follow the message.
         lines = traceback.format_exception_only(error)
         text = next(line for line in lines if not line.startswith(" ")).splitlines()[0]
-    except BaseException:  # noqa: BLE001 - as above
+    except BaseException:  # noqa: BLE001 - see `_traceback_of`
         text = class_name(error)
     return text[:ERROR_CHARS]

@@ -1,4 +1,4 @@
-"""Contexts that a REPL is given while it lives: memfds come from init, and are mapped as the first context was."""
+"""Later contexts: those that a REPL is given while it lives. Init hands over their memfds, and the REPL maps them."""
 
 import os
 import socket
@@ -13,11 +13,11 @@ from sandbox_worker.wire.values import decode_context
 
 
 class HandedContexts:
-    """Takes contexts out of the socket on which init hands them over.
+    """Receiver of later contexts, from the socket on which init hands over their memfds.
 
     Args:
-        reserve: Lets the process have address space for them.
-        mapping_works: Whether texts can be mapped; else they are copied.
+        reserve: Reserve that lends address space for them.
+        mapping_works: Whether texts can be mapped. Otherwise they are copied.
     """
 
     def __init__(self, reserve: Reserve, mapping_works: bool) -> None:
@@ -26,10 +26,10 @@ class HandedContexts:
         self._mapping_works = mapping_works
 
     def take(self, pieces: Sequence[ContextPiece]) -> Any:
-        """Return the context of these pieces, whose memfds are the next in the socket.
+        """Return the context of these pieces, whose memfds are the next ones in the socket.
 
         Raises:
-            ContextBroken: They are not there, or cannot be loaded.
+            ContextBroken: A memfd is missing, or a piece cannot be loaded.
         """
         loaded: dict[str, Any] = {}
         for piece in pieces:
@@ -44,8 +44,8 @@ class HandedContexts:
     def _next(self) -> int:
         try:
             _, fds = receive(self._socket, 1, 1, socket.MSG_DONTWAIT)
-        except OSError as error:  # model code has taken it, or has closed the socket
-            raise ContextBroken(f"its memfd is not there: {error.strerror}") from None
+        except OSError as error:  # model code has received the memfd itself, or has closed the socket
+            raise ContextBroken(f"its memfd is missing: {error.strerror}") from None
         if len(fds) != 1:
-            raise ContextBroken("its memfd is not there")
+            raise ContextBroken("its memfd is missing")
         return fds[0]

@@ -1,13 +1,14 @@
-"""Address space that model code may not use: our own code needs it when model code has used up all the rest.
+"""Reserve of address space for the REPL's own code, which model code cannot use up.
 
-RLIMIT_AS has two values. The hard one is the limit of the process. While model code runs, the soft one is lower by
-`reserved_bytes` (see `lock_down_repl`); our own code raises it to the hard one. So the reserve is there again for each
-block, also after a block that used up all memory. It costs two system calls.
+RLIMIT_AS has a soft and a hard value (getrlimit(2)). The hard one is the limit of the process. While model code runs,
+the soft one is lower by `reserved_bytes` (see `lock_down_repl`). The REPL's own code raises it to the hard one. So the
+reserve is available for each block, also after a block that used up all memory. This costs two system calls per block.
 
-What our own code maps above the soft limit is freed in part, and free memory of a process serves model code, too. Code
-that adds to full memory, block after block, would take the reserve bit by bit: the C library maps 2 MiB at a time,
-CPython 1 MiB. So while memory is full, `close` fills what is free with objects of its own, and `open` lets go of them.
-Of some it lets go at once: with these short statements run, such as the `del` that frees the memory.
+The REPL's own code frees a part of what it maps above the soft limit, and the allocator gives freed memory to model
+code. If code adds objects to full memory block after block, then it would take the reserve step by step: the C library
+maps 2 MiB at a time, CPython 1 MiB. So while memory is full, `close` fills the free memory with objects of its own, the
+ballast, and `open` drops them. `close` drops some at once, as room for short statements, such as the `del` that frees
+the memory.
 """
 
 import mmap
@@ -15,30 +16,34 @@ import resource
 import time
 
 RESERVE_BYTES = 8 << 20
-"""Bytes of address space, at most; an eighth of a smaller limit. They are not written to, and so take no memory."""
+"""Maximum bytes of the reserve; of a small limit it is an eighth. It is address space alone, which takes no memory."""
 BALLAST = 8192
-"""Objects of `OBJECT_BYTES` that fill what is free, at most: 4 MiB."""
+"""Maximum objects of `OBJECT_BYTES` in the ballast: 4 MiB."""
 OBJECT_BYTES = 512
-"""Bytes of the largest object that CPython's own allocator serves. Room for these serves smaller ones, too."""
+"""Bytes of the largest object that CPython's own allocator serves (SMALL_REQUEST_THRESHOLD). Pages of such objects can
+serve smaller ones as well."""
 PIECE_BYTES = 1 << 14
-"""Bytes of an object that the C library serves."""
+"""Bytes of an object that the C library's allocator serves."""
 LEFT, LEFT_AT_LEAST = 1024, 64
-"""Objects of `OBJECT_BYTES` that model code gets in full memory: 512 KiB, or 32 KiB once half of the reserve is used.
-One of `PIECE_BYTES` comes with 128 of them."""
+"""Objects of `OBJECT_BYTES` that `close` leaves for model code in full memory: 512 KiB, or 32 KiB once half of the
+reserve is used. It leaves one more of `PIECE_BYTES` for each 128 of them."""
 SLOW_S = 0.001
-"""Seconds. Whether memory is full is not looked for after a block that took less: looking costs 4 microseconds."""
+"""Seconds of a block, below which the REPL does not test whether memory is full. The test costs 4 microseconds, and no
+block fills the memory that fast."""
 
 
 def reserved_bytes(address_space_bytes: int) -> int:
-    """The part of a limit of address space that is kept from model code."""
+    """Return the part of a limit of address space, in bytes, that model code cannot use."""
     return min(RESERVE_BYTES, address_space_bytes // 8)
 
 
 class Reserve:
-    """The reserve of this process, where it has one: open for our own code, closed while model code runs.
+    """Reserve of this process: open for the REPL's own code, closed while model code runs.
+
+    Without a difference between the soft and the hard limit there is no reserve, and all methods do no harm.
 
     Args:
-        later_bytes: The part of what lies between the two limits that is for contexts alone, and lent one by one.
+        later_bytes: Bytes between the two limits that are for later contexts alone; see `lend`.
     """
 
     def __init__(self, later_bytes: int = 0) -> None:
@@ -50,39 +55,39 @@ class Reserve:
         self._closed_at = 0.0
 
     def close(self) -> None:
-        """Keep it from the block that runs next."""
+        """Close the reserve before a block's code runs, and make the ballast if memory is full."""
         if self._is_full:
             self._fill()
         self.shut()
         self._closed_at = time.monotonic()
 
     def lend(self, size_bytes: int) -> None:
-        """Let the process have this much address space more: for a context that is mapped now."""
+        """Raise both limits by `size_bytes`, for a context that is mapped next, and open the reserve."""
         hard = self._opened[1]
         self._closed = min(self._closed[0] + size_bytes, hard - self._bytes), hard
         self._opened = min(self._opened[0] + size_bytes, hard), hard
         self.open()
 
     def end_block(self) -> None:
-        """Open it, after a look whether the block has filled the memory."""
+        """Open the reserve after a block's code, and note whether the block has filled the memory."""
         if self._bytes and (self._is_full or time.monotonic() - self._closed_at > SLOW_S):
             self._is_full = not self._is_half_free()
         self.open()
 
     def open(self) -> None:
-        """Let our own code have it. Harmless when repeated."""
+        """Open the reserve, and drop the ballast. Repeated calls do no harm."""
         self._set(self._opened)
         self._ballast.clear()
 
     def shut(self) -> None:
-        """Keep it from code that runs while ours waits, such as a thread that a block has left."""
+        """Close the reserve for model code that runs meanwhile, such as a thread that a block has left."""
         self._set(self._closed)
 
     def _set(self, limits: tuple[int, int]) -> None:
         if self._bytes:
             try:
                 resource.setrlimit(resource.RLIMIT_AS, limits)
-            except ValueError:  # model code has lowered the hard limit
+            except ValueError:  # model code has lowered the hard limit, which cannot be raised again: do without
                 self._bytes = 0
 
     def _fill(self) -> None:
@@ -91,16 +96,17 @@ class Reserve:
             left = LEFT if self._is_half_free() else LEFT_AT_LEAST
             for_model_code = [bytes(OBJECT_BYTES - bytes.__basicsize__) for _ in range(left)]
             for_model_code += [bytes(PIECE_BYTES) for _ in range(left // 128 + 1)]
-            ballast.extend([b""] * BALLAST)  # as long as it is going to be, while there is memory for that
+            ballast.extend([b""] * BALLAST)  # make the list as long as it will be while there is memory for it
             self.shut()
             for at in range(BALLAST):
                 ballast[at] = bytes(OBJECT_BYTES - bytes.__basicsize__)
         except MemoryError:
             pass
-        for_model_code = []  # not before: what lies behind them keeps CPython from unmapping where they lay
+        # Drop these only now: ballast that was allocated after them keeps CPython from unmapping their pages.
+        for_model_code = []
 
     def _is_half_free(self) -> bool:
-        """Whether as much as half of the reserve can be mapped now."""
+        """Whether half of the reserve can be mapped now."""
         try:
             mmap.mmap(-1, self._bytes // 2, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS).close()
         except (OSError, MemoryError):

@@ -1,7 +1,8 @@
-"""What `os.sysconf` says of the machine's memory in a REPL: the REPL's own limit.
+"""Replacement of `os.sysconf`, which reports the REPL's own limit as the machine's memory.
 
-The call that it makes for that, sysinfo, tells load, threads and free memory of the whole machine, and is denied. The C
-library does not look at the error, and would give what lies on its stack.
+The C library answers SC_PHYS_PAGES and SC_AVPHYS_PAGES by the system call sysinfo. It also reveals load, threads and
+free memory of the whole machine, so the filter denies it. The C library does not check for the error, and would return
+random bytes of its stack.
 """
 
 import mmap
@@ -14,12 +15,15 @@ _pages = 0
 
 
 def answer() -> None:
-    """Take the place of `os.sysconf`. To be called in the zygote, for all of its workers."""
+    """Replace `os.sysconf`. Call this in the fork server, for all its workers."""
     os.sysconf = _sysconf
 
 
 def be(memory_bytes: int) -> None:
-    """To be called in each REPL: code that divides its work by the memory that there is gets a number it can use."""
+    """Set the memory that `os.sysconf` reports. Call this in each REPL.
+
+    Packages that plan their work by the size of memory then plan within the REPL's limit.
+    """
     global _pages
     _pages = memory_bytes // mmap.PAGESIZE
 

@@ -1,7 +1,7 @@
-"""matplotlib and PIL as in a notebook: what they show, save or leave open at the end of a block becomes a display.
+"""Displays of matplotlib and PIL, as in a notebook: pictures that code shows, saves, or leaves open when a block ends.
 
-Imported when one of them is, see `adapted`. A figure that has not changed since is shown once in a block, however many
-ways code takes to show it.
+`adapted` imports this module when code imports one of these packages. An unchanged figure is shown once in a block,
+even if code shows and saves it.
 """
 
 import io
@@ -19,25 +19,25 @@ from sandbox_worker.repl.displays import NOTHING, PICTURE_BYTES, Displays, Forms
 
 PNG, JPEG = b"\x89PNG\r\n\x1a\n", b"\xff\xd8\xff"
 SVG_WITHIN = 1000
-"""Bytes within which the element of an SVG picture begins, after declarations and comments."""
+"""Bytes of a file that are searched for the tag of an SVG picture, which may follow declarations and comments."""
 
 DRAWN_MODES = ("1", "L", "LA", "I;16", "P", "RGB", "RGBA")
-"""Modes of images of PIL that PNG has."""
+"""Modes of PIL images that PNG can store. Images of other modes are converted."""
 
 _shown: "weakref.WeakKeyDictionary[Any, int]" = weakref.WeakKeyDictionary()
-"""Figure → the block in which it was shown last."""
+"""Figure → number of the block in which it was shown last."""
 _savefig: Callable[..., Any]
 
 
 def adapt_matplotlib(module: ModuleType) -> None:
-    """Draw without a screen from the start: what looks for one imports every toolkit that is installed."""
-    if not isinstance(dict.__getitem__(module.rcParams, "backend"), str):  # else `MPLBACKEND` names one
+    """Choose a backend without a screen. The automatic choice would import every installed toolkit."""
+    if not isinstance(dict.__getitem__(module.rcParams, "backend"), str):  # a str comes from `MPLBACKEND`
         module.use("agg")
     logging.getLogger("matplotlib.font_manager").addFilter(_is_of_use)
 
 
 def adapt_figure(module: ModuleType) -> None:
-    """Have figures shown by their own methods."""
+    """Replace methods of figures, so that showing or saving one makes a display."""
     global _savefig
     _savefig = module.Figure.savefig
     module.Figure.savefig = _save
@@ -47,12 +47,12 @@ def adapt_figure(module: ModuleType) -> None:
 
 
 def adapt_backends(module: ModuleType) -> None:
-    """Have `pyplot.show` show, with each backend that has no window."""
+    """Have `pyplot.show` make displays, with every backend that has no window."""
     module.FigureManagerBase.show = _show_and_close
 
 
 def adapt_pil(module: ModuleType) -> None:
-    """Show a picture in place of starting a program for it."""
+    """Have `Image.show` make a display. The original starts a program."""
 
     def show(self: Any, title: str | None = None) -> None:  # noqa: ARG001 - PIL's signature
         """Display this image."""
@@ -65,7 +65,7 @@ def adapt_pil(module: ModuleType) -> None:
 
 
 def _is_of_use(record: logging.LogRecord) -> bool:
-    """Leave out that the list of fonts is being made: it is made once for each REPL."""
+    """Whether a log record is useful. Each REPL builds the font cache once, so the warning about it is not."""
     return "building the font cache" not in record.getMessage()
 
 
@@ -78,7 +78,7 @@ def _show(figure: Any, warn: bool = True) -> None:  # noqa: ARG001 - matplotlib'
 
 
 def _show_and_close(manager: Any) -> None:
-    """Display a figure of pyplot's, and close it: what is drawn next goes into another one."""
+    """Display a figure of pyplot and close it, so that later drawing goes into a new figure."""
     figure = manager.canvas.figure
     _show(figure)
     sys.modules["matplotlib.pyplot"].close(figure)
@@ -92,7 +92,7 @@ def _show_what_is_open(complain: Callable[[str], object]) -> None:
         figure = pyplot.figure(number)
         try:
             _show(figure)
-        except Exception as error:  # noqa: BLE001 - such as for a formula in its title that cannot be read
+        except Exception as error:  # noqa: BLE001 - drawing may raise any class, as for a bad formula in a title
             why = "".join(traceback.format_exception_only(error))
             complain(f"a figure that was left open cannot be drawn: {why}")
         finally:
@@ -100,12 +100,12 @@ def _show_what_is_open(complain: Callable[[str], object]) -> None:
 
 
 def _drawn_once(figure: Any) -> bytes | None:
-    """The figure as a PNG picture; None if this block has shown it."""
+    """Return the figure as a PNG picture; None if this block has shown it already."""
     displays = current()
     if displays is None or _is_shown(figure, displays):
         return None
     if displays.is_full:
-        _show(figure)  # it is counted
+        _show(figure)  # counts it as dropped
         return None
     data = _drawn(figure)
     _have_shown(figure, displays)
@@ -128,13 +128,13 @@ def _save(figure: Any, fname: Any, **options: Any) -> Any:
     if not was_shown and (forms := _saved(fname, start, options)):
         displays.show(forms)
         was_shown = True
-    if was_shown:  # to save it counts as a change
+    if was_shown:  # saving marks the figure as changed, so mark it as shown again
         _have_shown(figure, displays)
     return done
 
 
 def _saved(fname: Any, start: int, options: dict[str, Any]) -> Forms | None:
-    """What was saved, if it is a picture that can be shown, in a file or in memory."""
+    """Return the forms of a saved figure, from its file or from memory; None if they are no known picture."""
     if type(fname) is io.BytesIO:
         return _forms(bytes(fname.getbuffer()[start:]))
     try:
@@ -142,7 +142,7 @@ def _saved(fname: Any, start: int, options: dict[str, Any]) -> Forms | None:
         if isinstance(path, str) and not options.get("format") and not Path(path).suffix.strip("."):
             path = f"{path.rstrip('.')}.{sys.modules['matplotlib'].rcParams['savefig.format']}"
         with open(path, "rb") as file:
-            return _forms(file.read(PICTURE_BYTES + 1))  # more is not shown
+            return _forms(file.read(PICTURE_BYTES + 1))  # `Displays` drops a picture of more than PICTURE_BYTES
     except (TypeError, OSError):
         return None
 
@@ -163,4 +163,4 @@ def _is_shown(figure: Any, displays: Displays) -> bool:
 
 def _have_shown(figure: Any, displays: Displays) -> None:
     _shown[figure] = displays.block
-    figure.stale = False  # matplotlib sets it when anything in the figure changes
+    figure.stale = False  # matplotlib sets `stale` whenever the figure changes

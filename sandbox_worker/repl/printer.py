@@ -1,4 +1,4 @@
-"""What Python code prints: sent over the connection while the block still runs, head and tail of it."""
+"""Output of Python code: `sys.stdout` and `sys.stderr`, which send it over the connection while the block runs."""
 
 import codecs
 import io
@@ -13,14 +13,16 @@ from sandbox_worker.wire.headtail import HeadTail, OutputBounds
 from sandbox_worker.wire.messages import Stream
 
 MAX_PIECE_CHARS = 1 << 16
-"""Longest text in one message: far below any frame limit, whatever it becomes as JSON."""
+"""Maximum characters of text in one message; longer text is split. As JSON they stay far below any frame limit."""
 BURST = 64
-"""So many lines in a row go out at once. A loop that prints more is bundled, or each line would cost a frame."""
+"""Number of lines in a row that are each sent at once. Further lines of a fast loop are sent together: otherwise each
+line would cost a frame."""
 PIECES_PER_S = 500.0
+"""Lines per second that are each sent at once, after a burst."""
 
 
 class _Allowance:
-    """A token bucket: at most `BURST` pieces at once, and `PIECES_PER_S` in the long run."""
+    """Token bucket: permits `BURST` pieces at once, and `PIECES_PER_S` in the long run."""
 
     def __init__(self) -> None:
         self._tokens = float(BURST)
@@ -39,14 +41,14 @@ class _Allowance:
 class Printer(io.TextIOBase):
     """`sys.stdout` or `sys.stderr` of the REPL.
 
-    A line goes out when it is complete, as long as there are not too many a second; the rest goes out with the next
-    one, or at the end of the block. Text past its bounds is kept as a tail and not sent before the end.
+    A complete line is sent at once, as long as there are not too many per second. Other text is sent with the next
+    line, or at the end of the block. Text beyond the head of the bounds is kept, and its tail is sent at the end.
 
     Args:
-        stream: Which of the two.
-        bounds: Of what is sent for one block, see `HeadTail`.
-        send: Called with each piece of text.
-        undisturbed: Entered around each sending, so that an interrupt in between loses nothing of it.
+        stream: "stdout" or "stderr".
+        bounds: Bounds of the output of one block, see `HeadTail`.
+        send: Function that is called with each piece of text.
+        undisturbed: Context manager around each call of `send`, which delays interrupts so that no text is lost.
     """
 
     encoding = "utf-8"
@@ -65,7 +67,7 @@ class Printer(io.TextIOBase):
         self._undisturbed = undisturbed
         self.buffer = _Bytes(self)
         self._owner = os.getpid()
-        self._forked = threading.Lock()  # never taken here, so that it is free in every forked process
+        self._forked = threading.Lock()  # only forked processes take it, so that it is free in each of them
         self._line_of: tuple[int, str] = (0, "")
         self._lock = threading.RLock()
         self._kept: HeadTail[str] = HeadTail(bounds, "")
@@ -85,7 +87,7 @@ class Printer(io.TextIOBase):
         return False
 
     def fileno(self) -> int:
-        """The descriptor that init reads: what C code and subprocesses write there is captured too."""
+        """Return the descriptor that init reads. Output of C code and subprocesses to it is captured as well."""
         return 1 if self._stream == "stdout" else 2
 
     def write(self, text: str) -> int:
@@ -104,8 +106,9 @@ class Printer(io.TextIOBase):
         return len(text)
 
     def flush(self) -> None:
-        """Send what waits, unless it was asked for too often just now."""
-        if os.getpid() != self._owner:  # before the lock: another thread of the parent may have held it at the fork
+        """Send the waiting text, unless there were too many flushes just before."""
+        # Compare before taking the lock: in a forked process, a thread of the parent may have held it at the fork.
+        if os.getpid() != self._owner:
             self._write_in_fork("", whole_lines=False)
             return
         with self._lock:
@@ -113,15 +116,15 @@ class Printer(io.TextIOBase):
                 self.send_waiting()
 
     def close(self) -> None:
-        """Flush, and stay open: what is printed after it, by this block or the next, would be lost."""
+        """Flush, and stay open: otherwise later output of this block, or of the next one, would be lost."""
         self.flush()
 
     def reconfigure(self, **_options: Any) -> None:
-        """Accept what a program asks of its stdout, usually UTF-8, which it is."""
+        """Accept and ignore all options. Programs usually ask for UTF-8, which this stream has."""
         self.flush()
 
     def send_waiting(self) -> None:
-        """Send what waits, if there is a block that it belongs to."""
+        """Send the waiting text if a block runs. Between blocks it waits for the next one."""
         if os.getpid() != self._owner:
             return
         with self._lock, self._undisturbed():
@@ -133,13 +136,13 @@ class Printer(io.TextIOBase):
                 self._send(self._stream, text[at : at + MAX_PIECE_CHARS])
 
     def begin_block(self) -> None:
-        """From here on text may be sent; what threads printed meanwhile belongs to this block."""
+        """Begin a block. Text that threads printed since the last block belongs to this one."""
         with self._lock:
             self._block_runs = True
             self._lines, self._flushes = _Allowance(), _Allowance()
 
     def end_block(self) -> None:
-        """Send everything, tail included. What is written from here on waits for the next block."""
+        """Send all waiting text with the tail, and end the block. Later text waits for the next block."""
         with self._lock:
             if tail := self._kept.finish():
                 self._waiting.append(tail)
@@ -148,7 +151,7 @@ class Printer(io.TextIOBase):
             self._block_runs = False
 
     def _write_in_fork(self, text: str, whole_lines: bool) -> None:
-        """A forked process prints where any other would: to the descriptor, which init reads."""
+        """Write text of a forked process to the descriptor, which init reads: the connection is the REPL's alone."""
         with self._forked:
             pid, before = self._line_of
             text = before + text if pid == os.getpid() else text
@@ -160,11 +163,11 @@ class Printer(io.TextIOBase):
 
 
 class _Bytes(io.RawIOBase):
-    """`sys.stdout.buffer`, for code that writes bytes: they become the same text."""
+    """`sys.stdout.buffer`: bytes that code writes are decoded as UTF-8 and printed as text."""
 
     def __init__(self, printer: Printer) -> None:
         self._printer = printer
-        self._decoder: codecs.IncrementalDecoder | None = None  # made when bytes come: most REPLs never write any
+        self._decoder: codecs.IncrementalDecoder | None = None  # made at the first write: most REPLs write no bytes
 
     def writable(self) -> bool:
         return True
@@ -174,7 +177,8 @@ class _Bytes(io.RawIOBase):
 
     def write(self, data: Any) -> int:
         if self._decoder is None:
-            self._decoder = codecs.getincrementaldecoder("utf-8")("replace")  # a character may come in two writes
+            # An incremental decoder joins the bytes of one character that come in two writes.
+            self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
         raw = memoryview(data).tobytes()
         self._printer.write(self._decoder.decode(raw))
         return len(raw)
@@ -183,5 +187,5 @@ class _Bytes(io.RawIOBase):
         self._printer.flush()
 
     def close(self) -> None:
-        """Flush, and stay open: a wrapper around this one closes it when it is collected."""
+        """Flush, and stay open: a wrapper such as TextIOWrapper closes its buffer when it is collected."""
         self._printer.flush()

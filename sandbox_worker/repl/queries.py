@@ -1,4 +1,4 @@
-"""What model code may call: each call becomes a `Query` and waits for its `Reply`."""
+"""Functions of model code that ask the orchestrator: each call sends a `Query` and waits for its `Reply`."""
 
 import json
 import os
@@ -20,30 +20,32 @@ from sandbox_worker.wire.tasks import LONG_TASK_CHARS, ChildContext
 from sandbox_worker.wire.values import decode, encode
 
 SHORTEST_S = 0.001
-"""Of what is left of a time limit in seconds: it has to be more than nothing."""
+"""Minimum of a remaining time limit in seconds, since a query's `timeout_s` must be positive."""
 _KINDS: dict[str, tuple[type, ...]] = {
     "max_completion_tokens": (int,),
     "system": (str,),
     "max_concurrent": (int,),
     "timeout_s": (int, float),
 }
-"""What arguments of the functions may be, beside None."""
+"""Argument → the types that it may have, beside None."""
 MOST_CONTEXTS = 1 << 13
-"""Children with contexts in one message, which may have 1 MB beside its prompts. More are asked for in parts."""
+"""Maximum children with contexts in one message, which may have 1 MiB beside its prompts. More are sent in parts."""
 
 
 class ToolError(RuntimeError):
-    """A tool of the orchestrator's failed; the text says where and why."""
+    """A tool of the orchestrator failed. The text names the tool and the reason."""
 
 
 class Queries:
-    """The functions `llm_query`, `rlm_query` and their batched forms of one REPL.
+    """The functions `llm_query`, `rlm_query`, their batched forms, and tools of one REPL.
 
-    A call that fails returns a text that starts with `Error:`, and never raises for it: model code reads it like any
-    other answer. Wrong arguments raise a TypeError, as with any function.
+    If a query fails, then the function returns a text that starts with `Error:` instead of raising: model code reads it
+    like any other answer. Wrong arguments raise TypeError or ValueError, as with any function.
 
     Args:
-        own_contexts: Returns the contexts of this REPL, by name.
+        channel: Connection to the orchestrator.
+        flush_output: Function that sends text that was printed before.
+        own_contexts: Function that returns the contexts of this REPL, by name.
     """
 
     def __init__(
@@ -55,11 +57,15 @@ class Queries:
         self._channel = channel
         self._flush_output = flush_output
         self._own_contexts = own_contexts
-        self._folder = os.getcwd()  # noqa: PTH109 - the scratch folder; model code may go elsewhere
+        self._folder = os.getcwd()  # noqa: PTH109 - the scratch folder, now: model code may change the current one
         self._is_tidy = False
 
     def __reduce__(self) -> NoReturn:
-        """Raises: CannotAsk. A process pool pickles the functions that it is given."""
+        """Refuse pickling, by which a process pool would pass these functions to another process.
+
+        Raises:
+            CannotAsk: Always.
+        """
         raise CannotAsk(ONLY_HERE)
 
     def llm_query(
@@ -73,17 +79,18 @@ class Queries:
         max_tokens: int | None = None,
         temperature: float | None = None,
     ) -> Any:
-        """One plain completion of `prompt`.
+        """Ask a model for one plain completion of `prompt`, and return its text.
 
         Args:
             prompt: Text; or a list of chat messages, as `{"role": "user", "content": ...}`; or a list of content parts,
                 as `{"type": "text", "text": ...}` and `{"type": "image_url", "image_url": {"url":
-                "data:image/png;base64,..."}}`, which the content of a message may be, too.
-            max_completion_tokens: Tokens of the answer at most; `max_tokens` is the same.
-            system: A system prompt, for a prompt without a system message.
-            output_type: A JSON schema (a dict), or a pydantic model. Then the value is returned and not its text; or,
-                when the model could not be made to give one, a text that starts with `Error:`.
-            temperature: From 0 to 2.
+                "data:image/png;base64,..."}}`. The content of a message may be such a list as well.
+            model: Name of the model; None for the default.
+            max_completion_tokens: Maximum tokens of the answer. `max_tokens` is another name of it.
+            system: System prompt, for a prompt without a system message.
+            output_type: A JSON schema (a dict), or a pydantic model. Then the value is returned instead of its text;
+                or, if no answer was valid, a text that starts with `Error:`.
+            temperature: Sampling temperature from 0 to 2.
         """
         asked: dict[str, Any] = {
             "model": model,
@@ -109,13 +116,16 @@ class Queries:
         max_tokens: int | None = None,
         temperature: float | None = None,
     ) -> list[Any]:
-        """One plain completion for each prompt, at the same time; the texts in the order of the prompts.
+        """Ask for one plain completion of each prompt, at the same time; return the texts in the order of the prompts.
+
+        Other arguments apply to each prompt, as in `llm_query`.
 
         Args:
-            prompts: Any number, each as that of `llm_query`. The same one twice is sent once, unless `samples` is true.
-            max_completion_tokens, system, temperature: Of each, as for `llm_query`.
-            timeout_s: Seconds for all together: what has no answer by then is an error in its place.
-            output_type: Of each answer, as for `llm_query`; in the list are values, and texts that start with `Error:`.
+            prompts: Any number of prompts. Equal prompts are sent once, unless `samples` is true.
+            max_concurrent: Maximum prompts that are answered at the same time.
+            timeout_s: Seconds for all prompts together. A prompt without an answer by then gets an error text.
+            samples: Whether equal prompts get an answer each.
+            output_type: As in `llm_query`. The list then has values, and texts that start with `Error:`.
         """
         asked: dict[str, Any] = {
             "model": model,
@@ -131,11 +141,11 @@ class Queries:
         return self._ask_typed("llm_query_batched", prompts, output_type, asked)
 
     def llm_batch(self, prompts: Sequence[str | list[Any]], max_concurrent: int = 10, **options: Any) -> list[Any]:
-        """`llm_query_batched` with its options, at most `max_concurrent` at a time."""
+        """Call `llm_query_batched` with these options."""
         return self.llm_query_batched(prompts, max_concurrent=max_concurrent, **options)
 
     def budget(self) -> dict[str, Any]:
-        """What this run may still use: name of the limit → what is left, None where there is no limit."""
+        """Return the remaining means of this run: name of a limit → amount that is left, None without a limit."""
         slot = self._channel.ask(Query(id="", want="budget", prompts=[""])).slots[0]
         if slot.error is not None:
             raise RuntimeError(slot.error)
@@ -143,9 +153,9 @@ class Queries:
         return left
 
     def tool(self, name: str) -> Callable[..., Any]:
-        """A function that calls the orchestrator's tool of that name, with values in and out.
+        """Return a function that calls the orchestrator's tool of that name.
 
-        It raises TypeError for arguments that do not cross, and ToolError for whatever the tool raised.
+        The function raises TypeError for arguments that cannot cross, and ToolError if the tool raised an exception.
         """
 
         def call(*args: Any, **kwargs: Any) -> Any:
@@ -160,13 +170,17 @@ class Queries:
             try:
                 return decode(slot.text.encode())
             except ValueInvalid as invalid:
-                raise ToolError(f"{name}(): its result cannot be had here: {invalid}") from None
+                raise ToolError(f"{name}(): its result cannot be decoded: {invalid}") from None
 
         call.__name__ = call.__qualname__ = name
         return call
 
     def check_fields(self, fields: dict[str, Any]) -> None:
-        """Have the orchestrator check what a block submits. Raises: TypeError, with what is wrong."""
+        """Have the orchestrator check the fields that a block submits.
+
+        Raises:
+            TypeError: A field cannot cross, or the orchestrator refuses it. The message says why.
+        """
         try:
             encoded = encode(fields, "SUBMIT()").decode()
         except ValueRefused as refused:
@@ -177,10 +191,12 @@ class Queries:
             raise TypeError(f"SUBMIT(): {slot.error}")
 
     def rlm_query(self, task: str, model: str | None = None, *, context: Any = ..., repl: bool | None = None) -> str:
-        """A child run with a REPL of its own, about `context`; returns its answer.
+        """Start a child run with a REPL of its own, and return its answer.
 
         Args:
-            context: Text, or a value that JSON has: what the child finds as `context`. Left out: the task is that, too.
+            task: Task of the child.
+            model: Name of the child's model; None for the default.
+            context: Text, or a value of JSON's types, which the child finds as `context`. By default it is the task.
             repl: False asks for a plain completion of context and task; True for a REPL, if the child may have one.
         """
         return self._children("rlm_query", [task], model, None if context is ... else [context], False, repl)[0]
@@ -194,11 +210,11 @@ class Queries:
         samples: bool = False,
         repl: bool | None = None,
     ) -> list[str]:
-        """One child run for each task, at the same time; their answers in the order of the tasks.
+        """Start one child run for each task, at the same time; return their answers in the order of the tasks.
 
         Args:
-            tasks: The same task about the same context is done once, unless `samples` is true.
-            contexts: One for each task, as that of `rlm_query`.
+            tasks: Tasks of the children. Equal tasks with equal contexts are done once, unless `samples` is true.
+            contexts: One context for each task, as in `rlm_query`.
         """
         name = "rlm_query_batched"
         if is_a(contexts, str, bytes, dict) or not isinstance(contexts, Iterable | None):
@@ -237,7 +253,7 @@ class Queries:
     def _ask(
         self, want: Want, name: str, prompts: Sequence[str | list[Any]], model: str | None = None, **asked: Any
     ) -> list[str]:
-        """Ask what the function `name` was called with; `asked` are further fields of the query."""
+        """Send a query for the function `name`, and return the answers. `asked` are further fields of the query."""
         texts = _checked(name, prompts, asked.get("system"), takes_parts=want == "llm")
         _check_type(name, "model", model, (str,))
         for argument, kinds in _KINDS.items():
@@ -247,8 +263,8 @@ class Queries:
             return []
         if len(texts) > MAX_PROMPTS:
             return _too_many(texts)
-        self._flush_output()  # what was printed before the question is seen before the wait
-        query = Query(id="", want=want, prompts=texts, model=model, **asked)  # the id is the channel's business
+        self._flush_output()  # shows text that was printed before the query, which may wait for long
+        query = Query(id="", want=want, prompts=texts, model=model, **asked)  # the channel sets the id
         try:
             return [_rendered(slot) for slot in self._slots(query)]
         except UnicodeEncodeError as error:
@@ -271,7 +287,7 @@ class Queries:
         return typed_answers(name, checked, output_type, ask)
 
     def _slots(self, query: Query) -> list[Slot]:
-        """Ask about all prompts; in parts, one after the other, where a message cannot hold them."""
+        """Return the slots of all prompts. If a message cannot hold them, ask for one half after the other."""
         started = time.monotonic()
         if len(query.contexts) <= MOST_CONTEXTS:
             try:
@@ -292,7 +308,11 @@ def _too_many(prompts: Sequence[Any]) -> list[str]:
 
 
 def _require_short(name: str, tasks: Sequence[Any]) -> None:
-    """Raises: ValueError. A task beside a context is told in every turn."""
+    """Refuse long tasks beside contexts: each turn of the child sends the whole task.
+
+    Raises:
+        ValueError: A task has more than `LONG_TASK_CHARS`.
+    """
     for number, task in enumerate(tasks):
         if len(task) > LONG_TASK_CHARS:
             which = "task" if name == "rlm_query" else f"tasks[{number}]"
@@ -331,7 +351,7 @@ def _checked(
 
 
 def _checked_parts(name: str, which: str, prompt: list[Any], system: str | None) -> Prompt:
-    """A prompt of content parts or of chat messages, which are tagged on the wire as parts are."""
+    """Return a prompt of content parts or chat messages as its wire types, where a message has a tag as parts have."""
     try:
         parts = msgspec.convert([{"type": "message", **each} if _is_message(each) else each for each in prompt], Prompt)
         assert isinstance(parts, list)
@@ -340,7 +360,7 @@ def _checked_parts(name: str, which: str, prompt: list[Any], system: str | None)
         kinds = "text, content parts or chat messages"
         raise TypeError(f"{name}() needs {kinds}: {which} is none of them: {error}") from None
     if system and has_messages and any(isinstance(each, MessagePart) and each.role == "system" for each in parts):
-        raise TypeError(f"{name}() takes system= or a system message, and not both: {which} has one")
+        raise TypeError(f"{name}() takes either system= or a system message, not both: {which} has one")
     return parts
 
 
@@ -352,7 +372,7 @@ def _either(name: str, max_completion_tokens: int | None, max_tokens: int | None
     if max_tokens is None:
         return max_completion_tokens
     if max_completion_tokens is not None:
-        raise TypeError(f"{name}() takes max_tokens= or max_completion_tokens=, and not both: they are the same")
+        raise TypeError(f"{name}() takes either max_tokens= or max_completion_tokens=, not both: they are the same")
     _check_type(name, "max_tokens", max_tokens, (int,))
     return max_tokens
 

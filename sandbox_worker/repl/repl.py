@@ -1,4 +1,4 @@
-"""The REPL: one namespace that lives from block to block, and the loop that runs them."""
+"""The REPL: one namespace for all blocks, and the loop that runs them."""
 
 import builtins
 import contextlib
@@ -47,17 +47,18 @@ _FIRST_CONTEXT = names.numbered(names.CONTEXT, 0)
 
 
 class Repl:
-    """Runs blocks for the orchestrator at the other end of `channel`.
+    """REPL that runs blocks for the orchestrator.
 
     Args:
-        contexts: Name → value: what the REPL holds from the start.
-        reserve: Closed while model code runs.
-        bounds: Of what is sent of what one block prints to one stream.
-        variables: What code finds, and may overwrite for good.
-        handed: Has contexts that the REPL is given later, if it can be given any.
-        undecoded: Those of `contexts` that the first block decodes.
-        bell: Memory in which init shows that it has read what was written to the descriptors, and which block it has
-            interrupted, see `wire.bell`.
+        contexts: Name → value, for the contexts that exist from the start.
+        channel: Connection to the orchestrator.
+        interrupts: State of SIGINT.
+        reserve: Address space that is closed while model code runs.
+        bounds: Bounds of the output of one block to one stream.
+        bell: Memory shared with init, which counts reads of output there and names the interrupted block (`wire.bell`).
+        variables: Name → value, for further variables that code finds, and may overwrite for good.
+        handed: Receiver of later contexts; None if there can be none.
+        undecoded: Parts of `contexts` that the first block must decode.
     """
 
     def __init__(
@@ -87,8 +88,8 @@ class Repl:
             Printer("stdout", bounds, self._print, interrupts.held),
             Printer("stderr", bounds, self._print, interrupts.held),
         ]
-        self._stdin = open(os.devnull)  # noqa: SIM115 - it lives as long as the process
-        # A real module: pickle and multiprocessing look up what a block defined in `sys.modules["__main__"]`.
+        self._stdin = open(os.devnull)  # noqa: SIM115 - stays open as long as the process lives
+        # Use a real module: pickle and multiprocessing look up definitions of blocks in `sys.modules["__main__"]`.
         main = sys.modules["__main__"] = types.ModuleType("__main__")
         self._namespace: dict[str, Any] = main.__dict__
         self._submission = submission = Submission(
@@ -114,11 +115,11 @@ class Repl:
         self._namespace.update(HELPERS)
         self._namespace.update(variables)
         self._executor = Executor(self._namespace, self._printers[1].write, reserve)
-        # What the module `site` gives to other prompts. Its own `exit` closes stdin, for good.
+        # The fork server runs without the module `site`, which defines these names. Its `exit` would close stdin.
         vars(builtins).update(exit=sys.exit, quit=sys.exit, help=_help, display=display)
 
     def serve(self) -> NoReturn:
-        """Say ready, then run one block after the other until the orchestrator hangs up."""
+        """Send `Ready`, then run one block after another until the orchestrator closes the connection."""
         try:
             self.say_ready()
             while True:
@@ -129,6 +130,7 @@ class Repl:
             os._exit(OUT_OF_MEMORY)
 
     def say_ready(self) -> None:
+        """Send `Ready`."""
         self._channel.send(self._channel.encode(Ready(RELEASE)))
 
     def run_next(self) -> None:
@@ -147,7 +149,7 @@ class Repl:
         if execute.tools is not None:
             self._offer(execute.tools)
         refused = self._take_given(given)
-        self._namespace.update(self._provided)  # `context = "oops"` must not break the run
+        self._namespace.update(self._provided)  # restores names such as `context`, which a block may have reassigned
         self._submission.begin(execute.submit)
         (rung,) = BELL.unpack_from(self._bell)
         changes = self._changes() if execute.tells_variables and refused is None else None
@@ -155,20 +157,20 @@ class Repl:
         try:
             with self._interrupts.armed():
                 if BELL.unpack_from(self._bell, INTERRUPTED_AT) == (execute.block,):
-                    raise KeyboardInterrupt  # the signal came before its block
+                    raise KeyboardInterrupt  # the signal came before its block was armed, see `interrupts`
                 outcome = refused or self._executed(execute)
                 variables = [] if changes is None else self._changed(changes)
                 self._show_what_is_open(outcome)
                 value = self._asked_for(execute, outcome)
                 self._flush_replaced()
-        except KeyboardInterrupt:  # it hit between the model's code and ours
+        except KeyboardInterrupt:  # the signal came while our own code ran around the model code
             outcome = Outcome("interrupted", "KeyboardInterrupt")
-        self._reserve.open()  # an interrupt may have come before
-        # Anything else means that model code has broken our own: then this process ends, and a fresh one is forked.
+        # Any other exception means that model code has broken ours: this process ends, and init forks a fresh REPL.
+        self._reserve.open()  # an interrupt may have skipped this
         if os.getpid() != self._pid:
-            os._exit(0)  # model code forked, and this is the child: it may not answer for its parent
+            os._exit(0)  # model code forked, and this is the child: it must not answer for its parent
         for timer in TIMERS:
-            signal.setitimer(timer, 0)  # one that went off in a later block would hit it, or between two end the REPL
+            signal.setitimer(timer, 0)  # its signal would hit a later block, or end the REPL between two blocks
         for printer in self._printers:
             printer.end_block()
         self._displays.end_block()
@@ -197,7 +199,7 @@ class Repl:
         return outcome if problem is None else Outcome("error", problem)
 
     def _show_what_is_open(self, outcome: Outcome) -> None:
-        """Show what the block has left open, unless it has to end now."""
+        """Show figures that the block has left open, unless it was interrupted."""
         if at_end and outcome.status != "interrupted":
             self._reserve.shut()
             complain = self._printers[1].write
@@ -206,20 +208,20 @@ class Repl:
                     show(complain)
                 except KeyboardInterrupt:
                     raise
-                except BaseException as error:  # noqa: BLE001 - model code may have put anything there
-                    complain(f"what the block left open cannot be shown: {class_name(error)}\n")
+                except BaseException as error:  # noqa: BLE001 - model code may have replaced any function in `at_end`
+                    complain(f"figures that the block left open cannot be shown: {class_name(error)}\n")
 
     def _asked_for(self, execute: Execute, outcome: Outcome) -> Crossing:
-        """The values that the orchestrator wants of this block."""
+        """Return the values that the orchestrator asked for, encoded."""
         if outcome.status != "ok" or not (execute.names or (execute.wants_value and outcome.value is not None)):
             return Crossing()
-        self._reserve.shut()  # a value that needs all memory leaves what the result needs
+        self._reserve.shut()  # encoding a large value may use all memory but the reserve, which the result needs
         if execute.names:
             return crossing_of(execute.names, self._namespace)
         return crossing(outcome.value, "the value")
 
     def _frame_of(self, result: Result) -> bytes:
-        """The result as a frame. What cannot be part of it is left out: a value, or with an error the final answer."""
+        """Return the result as a frame. If it is too large, leave out values first, then the final answer."""
         try:
             return self._channel.encode(result)
         except (FrameTooLarge, MemoryError) as reason:
@@ -236,10 +238,10 @@ class Repl:
         return self._channel.encode(msgspec.structs.replace(result, status="error", error=error, final_answer=None))
 
     def _was_written(self, rung: int) -> bool:
-        """Whether something was written to descriptor 1 or 2: it is still there, or init has read since it rang."""
+        """Whether descriptor 1 or 2 was written to: a pipe holds bytes, or the bell has rung since the block began."""
         try:
             return bool(pending_bytes(1) or pending_bytes(2)) or BELL.unpack_from(self._bell) != (rung,)
-        except OSError:  # model code has put something else there
+        except OSError:  # model code has replaced one of the descriptors by a file that is no pipe
             return True
 
     # -- output ------------------------------------------------------------------------------------------------------
@@ -252,41 +254,45 @@ class Repl:
             printer.send_waiting()
 
     def _flush_replaced(self) -> None:
-        """Have what model code put in the place of stdout hand on what it holds: it may be a wrapper around it."""
+        """Flush streams that model code put in the place of stdout and stderr: they may wrap ours, and hold text."""
         for stream in (sys.stdout, sys.stderr):
             if not isinstance(stream, Printer):
-                with contextlib.suppress(Exception):  # it may be anything, and need not have a `flush`
+                with contextlib.suppress(Exception):  # the object may be of any class, also without a `flush`
                     stream.flush()
 
     def _restore_streams(self, stdin: str | None) -> None:
         if self._stdin.closed:
-            self._stdin = open(os.devnull)  # noqa: SIM115 - as above
+            self._stdin = open(os.devnull)  # noqa: SIM115 - stays open as long as the process lives
         sys.stdin = self._stdin if stdin is None else io.TextIOWrapper(io.BytesIO(stdin.encode()), "utf-8")
         sys.stdout, sys.stderr = self._printers
-        # Model code that has redirected stdout often ends it with `sys.stdout = sys.__stdout__`.
+        # Model code that has redirected stdout often restores it with `sys.stdout = sys.__stdout__`.
         sys.__stdout__, sys.__stderr__ = self._printers  # type: ignore[misc, assignment]
 
-    # -- the names that we provide -----------------------------------------------------------------------------------
+    # -- provided names ----------------------------------------------------------------------------------------------
 
     def _attached(self, attach: Attach) -> Any:
-        """Return a context that is given later. Raises: ContextBroken."""
+        """Return a later context.
+
+        Raises:
+            ContextBroken: The context cannot be loaded.
+        """
         if self._handed is None:
-            raise ContextBroken("this REPL takes none")
+            raise ContextBroken("this REPL can be given no later context")
         return self._handed.take(attach.pieces)
 
     def _decode_contexts(self) -> Outcome | None:
-        """Decode what init has mapped. A context that cannot be had here is the error of each block."""
+        """Decode the contexts that init has mapped. If one fails, then each block ends with its error."""
         try:
             while self._undecoded:
                 self._undecoded[-1].decode(decode_context)
                 self._undecoded.pop()
         except ContextBroken as why:
-            return Outcome("error", f"the context cannot be had here: {why}")
+            return Outcome("error", f"the context cannot be loaded: {why}")
         self._provided[names.CONTEXT] = self._provided[_FIRST_CONTEXT] = self._contexts[names.CONTEXT]
         return None
 
     def _take_given(self, given: list[Given]) -> Outcome | None:
-        """Take what code is to find. A value that cannot be had here is the block's error: it is not run."""
+        """Take the variables for code. If one cannot be loaded, then the block does not run and ends with an error."""
         refused = self._decode_contexts() if self._undecoded else None
         for each in given:
             if isinstance(each, Environment):
@@ -296,7 +302,7 @@ class Repl:
                 value = self._attached(each) if isinstance(each, Attach) else decode(bytes(each.value))
             except (ValueInvalid, ContextBroken) as why:
                 what = "context" if isinstance(each, Attach) else "value"
-                refused = Outcome("error", f"the {what} {each.name} cannot be had here: {why}")
+                refused = Outcome("error", f"the {what} {each.name} cannot be loaded: {why}")
                 continue
             if isinstance(each, Attach) or each.name == names.CONTEXT:
                 self._contexts[each.name] = value
@@ -310,7 +316,7 @@ class Repl:
         return refused
 
     def _offer(self, tools: list[str]) -> None:
-        """Have code find these tools and no others. A name to which code has given a value of its own keeps it."""
+        """Let code find these tools and no others. A variable of code with the name of a removed tool stays."""
         for name in self._tools.keys() - tools:
             tool = self._tools.pop(name)
             self._provided.pop(name, None)
@@ -320,9 +326,9 @@ class Repl:
         self._provided |= self._tools
 
     def _changes(self) -> "Changes | None":
-        """The variables before a block; None if there is no memory left for that."""
+        """Return the variables before a block; None if there is not enough memory."""
         with contextlib.suppress(MemoryError):
-            from sandbox_worker.repl.changes import Changes  # a REPL that is not asked need not have it
+            from sandbox_worker.repl.changes import Changes  # imported here: most REPLs never need it
 
             return Changes(self._variables())
         return None
@@ -333,13 +339,13 @@ class Repl:
         return []
 
     def _show_vars(self) -> dict[str, str]:
-        """Name → type of the variables that exist."""
+        """Return name → type of the existing variables."""
         return {name: class_name(value) for name, value in self._variables()}
 
     def _variables(self) -> list[tuple[str, Any]]:
-        """Name and value of the variables that are code's own, by name."""
+        """Return name and value of the variables that code itself made, ordered by name."""
         own = {names.ANSWER, names.LAST_VALUE, *self._provided}
-        # Not looked up by name: a key may be of a class of the model's, which compares itself as it likes.
+        # Take names and values together. A lookup by name may run `__eq__` of a key whose class is model code's.
         found = [(name, value) for name, value in list(self._namespace.items()) if type(name) is str]
         return [
             (name, value)
@@ -355,7 +361,7 @@ def _too_large(error: Exception) -> str:
 
 
 def _enter(environment: Environment) -> None:
-    """Begin with variables and a seed that were given to this REPL alone."""
+    """Set the environment variables and the seed that this REPL alone was given."""
     os.environ.update(environment.variables)
     if "TZ" in environment.variables:
         time.tzset()
@@ -365,6 +371,6 @@ def _enter(environment: Environment) -> None:
 
 def _help(*request: object) -> None:
     """Show the documentation of an object."""
-    import pydoc  # most REPLs never need it
+    import pydoc  # imported here: most REPLs never need it
 
     pydoc.help(*request)

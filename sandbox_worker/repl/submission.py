@@ -1,8 +1,9 @@
-"""What model code submits: by a call of `FINAL`, `FINAL_VAR` or `SUBMIT`, or by the dict `answer`.
+"""Submission of an answer by model code: a call of `FINAL`, `FINAL_VAR` or `SUBMIT`, or the dict `answer`.
 
-A submission is noted when it is made. By default the block goes on. A block that ends where it submits has a
-`SystemExit` raised in it, with `SUBMITTED` as its code: no `except Exception` stops it, asyncio lets it through, and a
-thread ends by it without a word (`threading` says nothing of a SystemExit alone, and not of a subclass).
+A submission is recorded at once. By default the block continues. If a block shall end where it submits, then
+`SystemExit` is raised in it, with `SUBMITTED` as its code. No `except Exception` catches a SystemExit, and asyncio lets
+it through. A thread that raises it ends without a traceback: `threading.excepthook` ignores exactly this class, and
+would print a traceback for a subclass.
 """
 
 import ast
@@ -20,26 +21,26 @@ from sandbox_worker.wire.names import ANSWER, FINAL_VAR
 
 
 class _ExitCode(int):
-    """An exit code that is told from any other 0 by its identity."""
+    """Exit code that differs from any other 0 by its identity."""
 
 
 SUBMITTED: Final = _ExitCode(0)
-"""Code of the SystemExit that ends a block which has submitted."""
+"""Code of the SystemExit that ends a block after its submission."""
 
 
 class Submission:
-    """The submission of the block that runs.
+    """Submission of the block that runs.
 
     Args:
-        namespace: Where `answer` is.
-        warn: Prints a line for the model to read.
-        variables: Returns name → type of the variables that exist.
-        check_fields: Has the orchestrator check fields; raises TypeError if they are not what it wants.
+        namespace: Variables of model code, among them `answer`.
+        warn: Function that prints a line for the model to read.
+        variables: Function that returns name → type of the existing variables.
+        check_fields: Function that has the orchestrator check fields. It raises TypeError if they are refused.
 
     Attributes:
-        text: What was submitted, as text; None is nothing.
-        value: The same as a value, where that is no text.
-        draft: What stands in `answer["content"]` at the end of the block without being submitted; None is nothing.
+        text: Submitted text, or text of the submitted value; None if the block has submitted no answer.
+        value: Submitted value, if it is not a text.
+        draft: Text that is in `answer["content"]` at the end of the block without being submitted; or None.
     """
 
     def __init__(
@@ -59,7 +60,8 @@ class Submission:
         """Begin a block.
 
         Args:
-            submit: Names of the fields that it has to submit, none for any value; None lets it go on after submitting.
+            submit: Names of the fields that the block must submit; it ends where it submits. An empty list permits any
+                value. With None the block continues after a submission of any value.
         """
         self.text: str | None = None
         self.value = Crossing()
@@ -68,20 +70,21 @@ class Submission:
         self._fields = submit or []
         self._restore_answer()
 
-    # -- what model code calls ---------------------------------------------------------------------------------------
+    # -- functions of model code -------------------------------------------------------------------------------------
 
     def final(self, value: Any = None) -> None:
-        """End the run: `value` is the answer."""
+        """End the run with `value` as the answer."""
         if type(value) is dict and value.keys() == _fresh_answer().keys():
-            value = value["content"]  # FINAL(answer) means what is in it
+            value = value["content"]  # FINAL(answer) means the content of `answer`
         self._note(self._named((value,), {}) if self._fields else value)
         self._end_block()
 
     def final_var(self, name: str) -> None:
-        """End the run: the value of the variable called `name` is the answer; of `FINAL_VAR(result)` that of `result`.
+        """End the run with the value of the variable called `name` as the answer.
 
-        The source of the call decides. A string literal is a name, any other expression is the answer itself, whatever
-        text it is. An f-string is a name if there is such a variable, and so is text of which the source is not known.
+        Models also write `FINAL_VAR(result)`. So the source of the call decides: a string literal is a name, and any
+        other expression is the answer itself. An f-string is a name if such a variable exists, and so is text whose
+        source is unknown.
         """
         if not is_a(name, str):
             self.final(name)
@@ -104,7 +107,7 @@ class Submission:
         return key in self._namespace and self._namespace[key] is not HELPERS.get(key)
 
     def submit(self, *values: Any, **fields: Any) -> None:
-        """End the run: one value, or named fields as a JSON object."""
+        """End the run with one value as the answer, or with named fields as a JSON object."""
         if self._fields:
             self._note(self._named(values, fields))
         elif fields:
@@ -116,17 +119,17 @@ class Submission:
     # -- the dict `answer` -------------------------------------------------------------------------------------------
 
     def take_answer(self) -> str | None:
-        """Take what the block has left in `answer`. `answer["ready"] = True` submits `answer["content"]`.
+        """Submit `answer["content"]` if the block has set `answer["ready"]`; otherwise keep it as the draft.
 
         Returns:
-            Why it cannot be taken, as the error of the block.
+            Error of the block, if the answer cannot be read; or None.
         """
         try:
             self._take_answer()
         except KeyboardInterrupt:
             raise
-        except BaseException as error:  # noqa: BLE001 - what stands in `answer` is the model's, its `__str__` may raise
-            self._namespace[ANSWER] = _fresh_answer()  # or each later block would end like this one
+        except BaseException as error:  # noqa: BLE001 - `answer` holds objects of model code, whose methods may raise
+            self._namespace[ANSWER] = _fresh_answer()  # otherwise each later block would fail in the same way
             why = f": {error}" if self._fields and type(error) is TypeError else ""
             return f"the answer cannot be read: {class_name(error)}{why}"
         return None
@@ -148,34 +151,39 @@ class Submission:
             answer["ready"] = False
 
     def _restore_answer(self) -> None:
-        """Make `answer` a dict again. What a block assigned to that name becomes its content: nothing is lost."""
+        """Make `answer` a dict again. If a block assigned another value to this name, then it becomes the content."""
         value = self._namespace.get(ANSWER)
         if type(value) is dict:
             return
         self._namespace[ANSWER] = _fresh_answer()
         if value is None:
             return
-        if is_a(value, dict):  # of a class of the model's, whose methods may do anything: they are called once
+        # An instance of a subclass of model code: its methods may do anything, so they are called only once, here.
+        if is_a(value, dict):
             self._namespace[ANSWER] = dict(value)
             return
         self._namespace[ANSWER]["content"] = value
         if self.text is None:
             self._warn('`answer` is the dict that submits: your value is now in answer["content"]\n')
 
-    # -- taking it ---------------------------------------------------------------------------------------------------
+    # -- recording ---------------------------------------------------------------------------------------------------
 
     def _note(self, value: Any) -> None:
         text = value if is_a(value, str) else _text(value)
-        str.encode(text)  # a lone surrogate is an error where the answer is submitted
+        str.encode(text)  # raise UnicodeEncodeError for lone surrogates here, at the line that submits
         self.value = Crossing() if text is value else crossing(value, "the final answer")
         self.text = text
 
     def _named(self, values: tuple[Any, ...], fields: dict[str, Any]) -> dict[str, Any]:
-        """Return the fields of a submission by name, once the orchestrator has checked them."""
+        """Return the fields of a submission by name, after the orchestrator has checked them.
+
+        Raises:
+            TypeError: There are too many values, a field is given twice, or the orchestrator refuses a field.
+        """
         if len(values) == 1 and not fields and self._is_whole(values[0]):
             named: dict[str, Any] = values[0]
         elif len(values) > len(self._fields):
-            raise TypeError(f"SUBMIT() takes the fields {', '.join(self._fields)}, and was given {len(values)} values")
+            raise TypeError(f"SUBMIT() takes the fields {', '.join(self._fields)}, but was given {len(values)} values")
         else:
             named = dict(zip(self._fields, values, strict=False))
             if twice := sorted(named.keys() & fields.keys()):
@@ -185,7 +193,7 @@ class Submission:
         return named
 
     def _is_whole(self, value: Any) -> bool:
-        """Return whether a value is the dict of all fields, and not one field that is a dict."""
+        """Whether a value is the dict of all fields. Otherwise it is the value of one field, which may be a dict."""
         return type(value) is dict and (len(self._fields) > 1 or [*value] == self._fields)
 
     def _end_block(self) -> None:
@@ -204,5 +212,5 @@ def _text(value: Any) -> str:
         try:
             return json.dumps(value, ensure_ascii=False)
         except (TypeError, ValueError, RecursionError):
-            pass  # not JSON: shown as Python shows it
+            pass  # JSON cannot express it: return its `str`
     return str(value)

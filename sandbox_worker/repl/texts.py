@@ -1,4 +1,4 @@
-"""Looking through large texts: matches, chunks and lines. No text is copied but for what is returned of it."""
+"""Search in large texts, chunks and lines of them. Only the returned parts of a text are copied."""
 
 import itertools
 import re
@@ -10,9 +10,9 @@ from typing import Any, NamedTuple, overload
 from sandbox_worker.repl.classes import class_name, is_a
 
 SHOWN_CHARS = 300
-"""Characters of a match, with what is around it, that the `repr` of matches shows."""
+"""Maximum characters of a match and its surroundings in the `repr` of matches; the rest is cut."""
 STEP_CHARS = 1 << 16
-"""Characters whose line breaks are counted at once on the way to a line."""
+"""Characters whose line breaks are counted in one step of the search for a line."""
 
 
 class Match(NamedTuple):
@@ -27,10 +27,10 @@ class Match(NamedTuple):
 
 
 class Matches(list[Match]):
-    """The first matches. Printed, each takes a line.
+    """List of the first matches. Its `repr` has a line for each.
 
     Attributes:
-        total: How many there are in all.
+        total: Number of all matches.
     """
 
     def __init__(self, matches: Iterable[Match], total: int) -> None:
@@ -45,7 +45,7 @@ class Matches(list[Match]):
 
 
 def search(pattern: Any, text: Any, around: int, limit: int, *, plain: bool) -> Matches:
-    """See `helpers.search`."""
+    """Search for a pattern, see `helpers.search`."""
     _require_number("search", "around", around, 0)
     _require_number("search", "limit", limit, 0)
     looked_for = _looked_for(pattern, plain=plain)
@@ -65,7 +65,7 @@ def search(pattern: Any, text: Any, around: int, limit: int, *, plain: bool) -> 
 
 
 def _looked_for(pattern: Any, *, plain: bool) -> "str | re.Pattern[str]":
-    """The very text to look for where that will do, which is faster; else a regular expression."""
+    """Return the literal text to search for if the pattern is one, which is faster; else a regular expression."""
     if is_a(pattern, re.Pattern) and not plain and isinstance(pattern.pattern, str):
         return pattern
     if not is_a(pattern, str):
@@ -79,7 +79,7 @@ def _looked_for(pattern: Any, *, plain: bool) -> "str | re.Pattern[str]":
         return re.compile(pattern)
     except (re.error, RecursionError, OverflowError) as error:
         raise ValueError(
-            f"search(): {pattern!r} is no regular expression: {error}; plain=True looks for the text itself"
+            f"search(): {pattern!r} is not a regular expression: {error}; plain=True looks for the text itself"
         ) from None
 
 
@@ -100,7 +100,7 @@ def _shown(match: Match) -> str:
 
 
 class Chunk(str):
-    """One chunk: a text that knows where it is from, see `helpers.chunks`."""
+    """A chunk: a `str` with its place in the text, see `helpers.chunks`."""
 
     __slots__ = ("end", "part", "start")
     part: Any
@@ -109,7 +109,7 @@ class Chunk(str):
 
 
 class Chunks(Sequence[Chunk]):
-    """The chunks of texts, see `helpers.chunks`. Only where they end is kept."""
+    """Sequence of chunks, see `helpers.chunks`. It keeps their ends alone, and makes a chunk when it is read."""
 
     def __init__(self, text: Any, size: int, overlap: int) -> None:
         _require_number("chunks", "size", size, 1)
@@ -131,7 +131,7 @@ class Chunks(Sequence[Chunk]):
     def __getitem__(self, index: slice) -> list[Chunk]: ...
 
     def __getitem__(self, index: int | slice) -> Chunk | list[Chunk]:
-        """Make one chunk, or a list of them."""
+        """Make one chunk, or a list of chunks for a slice."""
         if isinstance(index, slice):
             return [self[each] for each in range(len(self))[index]]
         try:
@@ -152,7 +152,7 @@ class Chunks(Sequence[Chunk]):
 
 
 def _ends(text: str, size: int, overlap: int) -> "array[int]":
-    """Where the chunks of a text end."""
+    """Return the ends of the chunks of a text."""
     ends = array("Q")
     start = 0
     while start + size < len(text):
@@ -167,7 +167,7 @@ def _ends(text: str, size: int, overlap: int) -> "array[int]":
 
 
 def lines(text: Any, first: int, last: int | None) -> Any:
-    """See `helpers.lines`."""
+    """Return lines of a text, see `helpers.lines`."""
     _require_number("lines", "first", first, 1)
     if last is not None:
         _require_number("lines", "last", last, 0)
@@ -185,7 +185,7 @@ def _lines(text: str, first: int, last: int | None) -> str:
 
 
 def _begin_of(line: int, text: str, at: int) -> int:
-    """Where a line begins, counted from 1 at `at`; the end of the text if it has fewer."""
+    """Return the start of a line, counted from 1 at `at`; the end of the text if it has fewer lines."""
     missing = line - 1
     while missing and at < len(text):
         there = text.count("\n", at, at + STEP_CHARS)
@@ -201,7 +201,11 @@ def _begin_of(line: int, text: str, at: int) -> int:
 
 
 def _parts(function: str, text: Any) -> Iterator[tuple[Any, str]]:
-    """Key or index and text of each part; a text alone has None."""
+    """Yield key or index, and text, of each part of a dict or list; None and the text for a text.
+
+    Raises:
+        TypeError: `text`, or a part of it, is of another type.
+    """
     if is_a(text, str):
         yield None, text
         return

@@ -1,4 +1,4 @@
-"""Answers of a type: asked for with a schema, validated here, and asked for again where they are not of it."""
+"""Answers of a type: the model is asked with a schema, the answer is validated here, and a wrong one is asked again."""
 
 import json
 from collections.abc import Callable
@@ -8,9 +8,9 @@ from sandbox_worker.repl.classes import class_name
 from sandbox_worker.wire.prompts import MessagePart, Prompt, TextPart, are_messages
 
 TYPED_ATTEMPTS = 3
-"""How often each prompt is asked, at most."""
+"""Maximum attempts for each prompt; after the last one the answer is an error text."""
 SHOWN_CHARS = 500
-"""Characters of a wrong answer that the model is shown again, and of what is wrong with it."""
+"""Maximum characters of a wrong answer, and of its fault, that the next attempt shows the model; the rest is cut."""
 
 
 def typed_answers(
@@ -19,11 +19,15 @@ def typed_answers(
     """Return one value for each prompt, or a text that starts with `Error:`.
 
     Args:
-        name: Of the function that model code called.
-        ask: Returns the answers to prompts, as texts. What failed validation is asked again, all in one call.
+        name: Name of the function that model code called.
+        prompts: Prompts without the schema.
+        output_type: JSON schema (a dict), or pydantic model.
+        ask: Function that returns the answers to prompts, as texts. Prompts whose answers failed are asked again, all
+            in one call.
 
     Raises:
-        TypeError, ValueError: The type is none.
+        TypeError: `output_type` is neither a dict nor a pydantic model.
+        ValueError: `output_type` is a dict that is not a JSON schema.
     """
     schema, value_of = _schema_of(name, output_type)
     wanted = f"Answer with a JSON value of this schema, and nothing else: {schema}"
@@ -37,7 +41,7 @@ def typed_answers(
                 continue
             try:
                 answers[place] = value_of(_unfenced(text))
-            except Exception as error:  # noqa: BLE001 - the schema may make its validator do anything
+            except Exception as error:  # noqa: BLE001 - a validator of model code may raise any class
                 problem = (str(error) or class_name(error))[:SHOWN_CHARS]
                 answers[place] = f"Error: the answer is not of the output_type: {problem}"
                 told = f"{wanted}\n\nYou answered: {text[:SHOWN_CHARS]}\nThat is wrong: {problem}"
@@ -49,28 +53,29 @@ def typed_answers(
 
 
 def _with(prompt: Prompt, text: str) -> Prompt:
-    """The prompt with more text after it."""
+    """Return the prompt with more text after it."""
     if isinstance(prompt, str):
         return f"{prompt}\n\n{text}"
     return [*prompt, MessagePart("user", text) if are_messages(prompt) else TextPart(text)]
 
 
 def _schema_of(name: str, output_type: Any) -> tuple[str, Callable[[str], Any]]:
-    """The schema as JSON, and what makes a value of a reply or raises a ValueError.
+    """Return the schema as JSON, and a function that makes a value of a reply or raises an exception.
 
-    All of it happens here and not at the orchestrator: a schema of model code's own may keep a validator busy for ever.
+    Validation happens in the REPL, not in the orchestrator: a schema of model code may keep a validator busy without
+    end, as with a regular expression.
     """
     if hasattr(output_type, "model_json_schema") and hasattr(output_type, "model_validate_json"):
         return json.dumps(output_type.model_json_schema()), output_type.model_validate_json
     if not isinstance(output_type, dict):
         raise TypeError(f"{name}() argument 'output_type' must be a JSON schema (a dict) or a pydantic model")
-    import jsonschema  # most REPLs never need it
+    import jsonschema  # imported here: most REPLs never need it
 
     kind = jsonschema.validators.validator_for(output_type, default=jsonschema.Draft202012Validator)
     try:
         kind.check_schema(output_type)
     except jsonschema.SchemaError as error:
-        raise ValueError(f"{name}() argument 'output_type' is no JSON schema: {error.message}") from None
+        raise ValueError(f"{name}() argument 'output_type' is not a JSON schema: {error.message}") from None
     validator = kind(output_type)
 
     def value_of(text: str) -> Any:
@@ -83,7 +88,7 @@ def _schema_of(name: str, output_type: Any) -> tuple[str, Callable[[str], Any]]:
 
 
 def _unfenced(text: str) -> str:
-    """JSON as models like to hand it over: in a fence of its own."""
+    """Return the text without a Markdown fence around it, in which models often wrap JSON."""
     text = text.strip()
     if text.startswith("```") and text.endswith("```") and "\n" in text:
         return text.partition("\n")[2].removesuffix("```").strip()

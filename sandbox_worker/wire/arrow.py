@@ -1,4 +1,4 @@
-"""Tables of polars and pyarrow on the wire: names, and columns with the names of their types. (More: `tables`.)"""
+"""Tables of polars and pyarrow on the wire: names, and columns with the names of their types. (See also `tables`.)"""
 
 import re
 import sys
@@ -12,10 +12,10 @@ _ZONE: Final = re.compile(r"[A-Za-z0-9_+-]{1,40}(/[A-Za-z0-9_+-]{1,40}){0,2}|[+-
 
 
 def encoded(value: Any, encoding: Any) -> dict[str, Any] | None:
-    """Return a tag for a table of polars or pyarrow; None for anything else.
+    """Return the tag for a table of polars or pyarrow; None for any other object.
 
     Raises:
-        ValueProblem: A column is of a type that does not cross.
+        ValueProblem: A column has a type that cannot cross.
     """
     kind = type(value)
     polars: Any = sys.modules.get("polars")
@@ -52,7 +52,7 @@ def _polars_column(polars: Any, column: Any, encoding: Any) -> list[Any]:
 
 
 def polars_frame(content: Any) -> Any:
-    """Return the data frame of a tag's decoded content."""
+    """Return the data frame for a tag's decoded content."""
     names, columns = content
     polars = module("polars")
     made = []
@@ -90,7 +90,7 @@ def _arrow_column(pyarrow: Any, name: str, column: Any, encoding: Any) -> list[A
 
 
 def arrow_table(content: Any) -> Any:
-    """Return the table of a tag's decoded content."""
+    """Return the table for a tag's decoded content."""
     names, columns = content
     pyarrow = module("pyarrow")
     made = []
@@ -106,16 +106,16 @@ def arrow_table(content: Any) -> Any:
 
 def _texts(names: Any) -> list[str]:
     if type(names) is not list or not all(type(name) is str for name in names):
-        raise ValueProblem("a table has names of columns that are no texts")
+        raise ValueProblem("a table has column names that are not texts")
     return names
 
 
 def _known(kind: Any, types: dict[str, Any]) -> Any:
     if type(kind) is not str or kind not in types:
-        raise ValueProblem(f"a table has a column of the kind {kind!r:.60}")
+        raise ValueProblem(f"a table has a column of the unknown kind {kind!r:.60}")
     return types[kind]
 
 
 def _require_time(unit: Any, zone: Any) -> None:
     if unit not in _UNITS or not (zone is None or (type(zone) is str and _ZONE.fullmatch(zone))):
-        raise ValueProblem("a table has times of no unit or zone")
+        raise ValueProblem("a table has times of an unknown unit or zone")

@@ -1,4 +1,4 @@
-"""The bounds of one REPL: the one definition that both sides use."""
+"""Bounds of one REPL, and how init watches them: the one definition that both sides use."""
 
 from typing import Annotated, Literal, NamedTuple
 
@@ -9,15 +9,17 @@ from sandbox_worker.wire.messages import PositiveInt
 
 
 class ReplBounds(OutputBounds, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What one REPL may use, with everything it starts. Each field is a field of `Limits`, which describes it.
+    """Bounds of one REPL together with all that it starts. Each field is a field of `Limits`, which describes it.
 
-    No bound of a folder is 0, which a tmpfs takes for no bound. A new bound is declared here and there;
-    `Limits.repl_bounds` carries it over by its name. Those of output stand beside the code that keeps to them.
+    A new bound is declared here and in `Limits`; `Limits.repl_bounds` copies it by its name. The bounds of output
+    are inherited from `OutputBounds`, which stands beside the code that enforces them. The bounds of the scratch
+    folder are at least 1, because tmpfs takes 0 for "no bound".
 
     Attributes:
-        cpu_s: CPU time of one block in seconds, or None. Past it the REPL is killed.
-        max_frame_bytes: Payload of one message. Here it keeps an honest REPL from being ended by it.
-        later_context_bytes: Address space of contexts that the REPL is given while it lives; 0 is none.
+        cpu_s: CPU time of one block in seconds, or None for no bound. Beyond it, init kills the REPL.
+        max_frame_bytes: Largest payload of one message in bytes. The orchestrator ends a REPL that sends a larger one;
+            with this field the REPL's own code refuses first, so that an honest REPL survives.
+        later_context_bytes: Address space in bytes for contexts that the REPL is given while it lives. 0 permits none.
     """
 
     memory_bytes: PositiveInt
@@ -31,11 +33,12 @@ class ReplBounds(OutputBounds, frozen=True, kw_only=True, forbid_unknown_fields=
 
 
 class Watched(NamedTuple):
-    """How init watches a bound; past it the REPL is killed.
+    """The way init watches one bound. Beyond the bound, init kills the REPL.
 
     Attributes:
-        usage: Field of what init sees in use, which is compared with the bound.
-        divisor, unit: What both are told in: numbers are divided by the one and followed by the other.
+        usage: Field of init's measured usage that is compared with the bound.
+        divisor: Number by which bound and usage are divided in messages to users.
+        unit: Unit that follows the divided numbers.
     """
 
     usage: str
@@ -46,9 +49,10 @@ class Watched(NamedTuple):
 WatchedLimit = Literal[
     "memory_bytes", "max_processes", "cpu_s", "block_timeout_s", "scratch_bytes", "max_scratch_files"
 ]
-"""Fields of `Limits` for which init ends a REPL."""
+"""Fields of `Limits` for which init kills a REPL."""
 SCRATCH_LIMITS: frozenset[WatchedLimit] = frozenset({"scratch_bytes", "max_scratch_files"})
-"""Those of what stays when a REPL has ended."""
+"""Limits of the scratch folder. Its content outlives a REPL, so a new REPL of the same worker would exceed them again;
+the worker is replaced."""
 WATCHED: dict[WatchedLimit, Watched] = {
     "memory_bytes": Watched("memory_bytes", 1 << 20, "MiB"),
     "max_processes": Watched("threads", 1, "threads and processes"),
@@ -56,4 +60,5 @@ WATCHED: dict[WatchedLimit, Watched] = {
     "scratch_bytes": Watched("scratch_bytes", 1 << 20, "MiB of the scratch folder"),
     "max_scratch_files": Watched("scratch_files", 1, "files in the scratch folder"),
 }
-"""Field of `ReplBounds` -> how it is watched."""
+"""Field of `ReplBounds` → the way init watches it. "block_timeout_s" is missing here: `Begin` gives its CPU time anew
+for each block."""

@@ -1,7 +1,8 @@
-"""What the orchestrator says to each worker's init, and what it answers; `zygote_control` has the zygote's part.
+"""Control messages between the orchestrator and each worker's init. (Those of the fork server: `zygote_control`.)
 
-These travel over AF_UNIX sockets of kind SOCK_SEQPACKET, one message a packet, often with descriptors beside it. No
-model code ever holds one of these sockets. They carry raw output, so they are MessagePack and not JSON.
+They travel over AF_UNIX sockets of type SOCK_SEQPACKET, one message per packet, often with descriptors beside it. Model
+code never holds one of these sockets. The messages carry raw output, so their encoding is MessagePack: JSON has no
+form for bytes.
 """
 
 from typing import Annotated, Literal, TypeVar
@@ -15,95 +16,104 @@ from sandbox_worker.wire.layers import Layer
 from sandbox_worker.wire.messages import Stream
 
 MAX_PACKET_BYTES = 1 << 16
-"""Longest packet. Output is cut into pieces well below it."""
+"""Maximum bytes of a packet. Init cuts output into pieces well below this."""
 
 OUT_OF_MEMORY, BROKEN = 250, 251
-"""Exit codes of a REPL whose own code could not go on: without memory, or because model code has broken it."""
+"""Exit codes of a REPL whose own code could not continue, without memory or because model code has broken it."""
 
 EntryKind = Literal["file", "folder", "link", "other"]
 InitStep = Literal["lock down", "load", "start", "go on", "speak"]
-"""What init can fail to do; "speak" is the orchestrator's word for an init whose packet is no message."""
+"""Step of init that can fail. The orchestrator itself uses "speak", for an init that sends a packet without a valid
+message."""
 
 Path = Annotated[list[bytes], msgspec.Meta(min_length=1)]
+"""Path below the scratch folder: the names of the folders, then that of the file."""
 
 T = TypeVar("T")
 
 
 class Control(msgspec.Struct, frozen=True, tag_field="type", tag=str.lower, forbid_unknown_fields=True):
-    """A message is a value, like those on the connection."""
+    """Base of all control messages. A message is a value, like those on a connection."""
 
 
-# -- the orchestrator says to init -------------------------------------------------------------------------------------
+# -- from the orchestrator to init -------------------------------------------------------------------------------------
 
 
 class Load(Control, frozen=True):
-    """Load one piece of the context; beside it travels the memfd that holds it. None: there is one already, or none."""
+    """Command to load one piece of the context. The memfd of the piece travels beside it.
+
+    With None there is no memfd: the fork server has loaded the context already, or there is no context.
+    """
 
     piece: ContextPiece | None
 
 
 class Start(Control, frozen=True):
-    """Fork a fresh REPL; beside it travels its connection, a socket that has been welcomed."""
+    """Command to fork a fresh REPL. Its connection travels beside it: a socket that has received `Welcome`."""
 
 
 class Hand(Control, frozen=True):
-    """Hand on to the REPL the memfd that travels beside it: a piece of a context that it is given later."""
+    """Command to pass the memfd that travels beside it on to the REPL: a piece of a later context."""
 
 
 class Begin(Control, frozen=True):
-    """A block starts, and what it uses is looked at often.
+    """Note that a block starts. Init measures usage often from now on.
 
     Attributes:
-        cpu_s: That the REPL's processes may use from here until the next block starts, however long that takes.
+        cpu_s: CPU time in seconds that the REPL's processes may use until the next block starts.
     """
 
     cpu_s: float
 
 
 class Interrupt(Control, frozen=True):
-    """SIGINT to the REPL, for the block of that number."""
+    """Command to send SIGINT to the REPL, for the block of that number."""
 
     block: int
 
 
 class Drain(Control, frozen=True):
-    """Hand over what was written to descriptors 1 and 2 so far."""
+    """Command to send all output that was written to descriptors 1 and 2 so far."""
 
 
 class Stop(Control, frozen=True):
-    """SIGKILL to the REPL and everything it started.
+    """Command to send SIGKILL to the REPL and all that it started.
 
     Attributes:
-        explain: Find out first what it is doing, for a moment at most.
+        explain: Whether init first finds out what the REPL is doing, within a short time limit.
     """
 
     explain: bool = False
 
 
 class OpenToRead(Control, frozen=True):
-    """Open a regular file of the scratch folder. `path` is its folders' names and its own; no name is ".."."""
+    """Command to open a regular file of the scratch folder. No name of the path is ".."."""
 
     path: Path
 
 
 class OpenToWrite(Control, frozen=True):
-    """The same to write `size_bytes` to it, in the place of what is there. Missing folders are made."""
+    """Command to open a file of the scratch folder for `size_bytes` of new content. Missing folders are made."""
 
     path: Path
     size_bytes: int
 
 
 class ListFolder(Control, frozen=True):
-    """Say what is in a folder of the scratch folder, by name, from behind `after` on."""
+    """Command to list a folder of the scratch folder, ordered by name, starting after the name `after`."""
 
     path: list[bytes]
     after: bytes = b""
 
 
 class RunProgram(Control, frozen=True):
-    """Start a program beside the REPL. Beside it travel a memfd of a `Program`, and its descriptors 0, 1 and 2.
+    """Command to start a program beside the REPL.
 
-    No other program has the number. `cwd` is the path of its current folder below the scratch folder.
+    A memfd with a `Program` travels beside it, and the program's descriptors 0, 1 and 2.
+
+    Attributes:
+        number: Number of the program, unique in its worker.
+        cwd: Path of the program's current folder below the scratch folder.
     """
 
     number: int
@@ -111,17 +121,20 @@ class RunProgram(Control, frozen=True):
 
 
 class EndProgram(Control, frozen=True):
-    """SIGKILL to a program and everything that it started; it may have ended."""
+    """Command to send SIGKILL to a program and all that it started. The program may have ended already."""
 
     number: int
 
 
 class LastSeen(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What a REPL was doing when it was killed, as far as could be seen from outside.
+    """State of a REPL when it was killed, as far as init could see it from outside.
 
     Attributes:
-        stack: As `faulthandler` prints it, newest frame first. The REPL wrote it: it may say anything.
-        memory_bytes, cpu_s, processes, threads: Of all its processes together; `cpu_s` of its block.
+        stack: Stack as `faulthandler` prints it, newest frame first. The REPL wrote it, so it may be false.
+        memory_bytes: Memory of all its processes together, in bytes.
+        cpu_s: CPU time of its block, of all its processes together, in seconds.
+        processes: Number of its processes.
+        threads: Number of threads of all its processes together.
     """
 
     stack: str = ""
@@ -131,31 +144,36 @@ class LastSeen(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     threads: int = 0
 
 
-# -- init says -------------------------------------------------------------------------------------------------------
+# -- from init -------------------------------------------------------------------------------------------------------
 
 
 class Loaded(Control, frozen=True):
-    """The context is in memory and its descriptor closed. `layers` are those that init had applied before."""
+    """Report that the context is in memory and its descriptor is closed. Init applied `layers` before."""
 
     layers: list[Layer]
 
 
 class Forked(Control, frozen=True):
-    """A REPL was forked. Beside it travels a pidfd of it, where the end of init does not end everything below it."""
+    """Report that a REPL was forked.
+
+    If the end of init does not end the REPL (`Level.has_pid_namespace`), then the REPL's pidfd travels beside it.
+    """
 
 
 class Started(Control, frozen=True):
-    """The REPL has applied its own layers. Said by the REPL itself, as the last thing before it drops this socket."""
+    """Report that the REPL has applied its own layers. The REPL itself sends it, just before it closes this socket."""
 
     layers: list[Layer]
 
 
 class Failed(Control, frozen=True):
-    """`step` failed, and init ends.
+    """Report that `step` failed. Init ends.
 
     Attributes:
-        layer: Name of the isolation layer that failed, if one did.
-        code: The kernel's error number, or 0.
+        step: Step that failed.
+        reason: Description of the failure.
+        layer: Isolation layer that failed, or None.
+        code: Error number of the kernel, or 0.
     """
 
     step: InitStep
@@ -165,44 +183,44 @@ class Failed(Control, frozen=True):
 
 
 class Written(Control, frozen=True):
-    """Bytes that something wrote to descriptor 1 or 2 of the REPL."""
+    """Bytes that were written to descriptor 1 or 2 of the REPL."""
 
     stream: Stream
     data: bytes
 
 
 class Handed(Control, frozen=True):
-    """The REPL can take the memfd; or not, since too many wait for it."""
+    """Answer to `Hand`: the memfd waits in the REPL's socket; or it was not taken, since too many wait there."""
 
     taken: bool
 
 
 class Interrupted(Control, frozen=True):
-    """The signal is queued: whatever the REPL reads from now on comes after it."""
+    """Report that the signal is queued: the REPL gets it before any message that is sent from now on."""
 
 
 class Drained(Control, frozen=True):
-    """All that was in the pipes when `Drain` came has been sent before this."""
+    """Report that all output that was in the pipes when `Drain` came has been sent."""
 
 
 class Stopped(Control, frozen=True):
-    """Nothing of the REPL is left."""
+    """Report that all processes of the REPL have ended."""
 
     post_mortem: LastSeen | None = None
 
 
 class Opened(Control, frozen=True):
-    """A file was opened. Beside it travels its descriptor.
+    """Report that a file was opened. Its descriptor travels beside it.
 
     Attributes:
-        fd: Filled in where the descriptor has arrived.
+        fd: Number of the received descriptor. Only the receiver sets it.
     """
 
     fd: int = -1
 
 
 class Entry(msgspec.Struct, frozen=True, array_like=True):
-    """One entry of a folder, as `lstat` tells of it. A name may be any bytes."""
+    """One entry of a folder, from `lstat`. A name may be any bytes."""
 
     name: bytes
     kind: EntryKind
@@ -210,26 +228,33 @@ class Entry(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Listed(Control, frozen=True):
-    """Entries of a folder. `is_all` says whether these are the last."""
+    """Entries of a folder. `is_all` is true for the last message of a listing."""
 
     entries: list[Entry]
     is_all: bool
 
 
 class Refused(Control, frozen=True):
-    """A file or folder cannot be had: `reason` is the rest of a sentence about it."""
+    """Refusal of a request for a file or folder. `reason` completes a sentence that begins with its path."""
 
     reason: str
 
 
 class Burned(Control, frozen=True):
-    """The REPL's processes used so much CPU time since this was said last."""
+    """Report of the CPU time that the REPL's processes used since the last such report."""
 
     cpu_s: float
 
 
 class Exceeded(Control, frozen=True):
-    """The REPL used more than it may, in the unit that the field's name gives, and nothing of it is left."""
+    """Report that the REPL exceeded a limit, and that init has ended all its processes.
+
+    Attributes:
+        limit: Field of `Limits`.
+        used: Measured usage, in the unit of the field.
+        allowed: Value of the limit.
+        post_mortem: State of the REPL before its end.
+    """
 
     limit: WatchedLimit
     used: float
@@ -238,18 +263,23 @@ class Exceeded(Control, frozen=True):
 
 
 class Died(Control, frozen=True):
-    """The REPL ended by itself: by `signal`, or with `exit_code`."""
+    """Report that the REPL ended by itself: by `signal`, or with `exit_code`."""
 
     exit_code: int | None = None
     signal: int | None = None
 
 
 class ProgramEnded(Control, frozen=True):
-    """Nothing of a program is left. Its first process ended by `signal`, or with `exit_code`.
+    """Report that all processes of a program have ended. Its first one ended by `signal`, or with `exit_code`.
 
     Attributes:
-        limit: At which it was ended, if it was one; `with_repl`: since the REPL was.
-        not_started, no_folder: Why it or its current folder cannot be had, as the rest of a sentence.
+        number: Number of the program.
+        exit_code: Exit code of its first process, or None.
+        signal: Signal that ended its first process, or None.
+        limit: Limit for which init ended it, or None.
+        with_repl: Whether init ended it because it ended the REPL.
+        not_started: Reason why it could not be started, as the rest of a sentence; or None.
+        no_folder: Reason why its current folder could not be opened, as the rest of a sentence; or None.
     """
 
     number: int
@@ -288,22 +318,34 @@ _from_init: msgspec.msgpack.Decoder[FromInit] = msgspec.msgpack.Decoder(FromInit
 
 
 def pack(message: Control) -> bytes:
-    """The message as one packet."""
+    """Return the message as one packet."""
     return _encoder.encode(message)
 
 
 def unpack_to_init(packet: bytes) -> ToInit:
-    """Raises: MessageInvalid."""
+    """Return the message of a packet to init.
+
+    Raises:
+        MessageInvalid: The packet is not such a message.
+    """
     return unpack(_to_init, packet)
 
 
 def unpack_from_init(packet: bytes) -> FromInit:
-    """Raises: MessageInvalid."""
+    """Return the message of a packet from init.
+
+    Raises:
+        MessageInvalid: The packet is not such a message.
+    """
     return unpack(_from_init, packet)
 
 
 def unpack(decoder: "msgspec.msgpack.Decoder[T]", packet: bytes) -> T:
-    """Return the message. Raises: MessageInvalid."""
+    """Return the message of a packet.
+
+    Raises:
+        MessageInvalid: The packet is not a message that `decoder` accepts.
+    """
     try:
         return decoder.decode(packet)
     except (msgspec.MsgspecError, RecursionError, UnicodeError) as error:

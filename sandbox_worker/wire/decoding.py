@@ -1,7 +1,8 @@
-"""One value on its way in: tags become what they stand for. What comes out of a worker is decoded here as well.
+"""Decoding of one value from the wire: each tag is replaced by the object that it stands for.
 
-Each tag is looked up in a table of our own, and its content is of the type that belongs to it, or the value is invalid.
-Nothing here takes more than linear time.
+Values from workers are decoded here as well, so the input is hostile. Each tag is looked up in a fixed table, and its
+content must have the type that the table's function expects; otherwise the value is invalid. Every step takes linear
+time at most.
 """
 
 import binascii
@@ -18,8 +19,8 @@ from sandbox_worker.wire.encoding import MAX_DECIMAL_DIGITS, MAX_LONG_BITS, MAX_
 from sandbox_worker.wire.errors import ValueProblem
 
 MAX_COLLISIONS: Final = 32
-"""Keys of one hash in a dict or set; more are refused. Numbers can be chosen so that all collide, and adding them to a
-dict then takes quadratic time."""
+"""Maximum keys with the same hash in a dict or set; more are refused. CPython hashes an integer to its value modulo
+2**61 - 1, so a sender can choose integers that all collide. Adding them to a dict then takes quadratic time."""
 _FLOATS: Final = {"nan": float("nan"), "inf": float("inf"), "-inf": float("-inf")}
 _HEXADECIMAL: Final = re.compile("-?[0-9a-f]+")
 _CONTAINERS: Final = (list, dict)
@@ -29,13 +30,17 @@ M = TypeVar("M", datetime.datetime, datetime.time)
 
 
 class Decoding:
-    """Puts values in the place of tags."""
+    """Replacement of tags by the objects that they stand for."""
 
     def value(self, node: Any, depth: int = 0) -> Any:
-        """Return what a node of decoded JSON stands for. Lists and dicts are changed in place.
+        """Return the object for a node of decoded JSON. Lists and dicts are changed in place.
+
+        Args:
+            node: Tree of JSON values.
+            depth: Number of containers around the node.
 
         Raises:
-            ValueProblem, ValueError, TypeError, ArithmeticError, LookupError: It is no value.
+            ValueProblem, ValueError, TypeError, ArithmeticError, LookupError: The node does not encode a value.
         """
         if type(node) is list:
             return self._items(node, depth)
@@ -81,7 +86,7 @@ class Decoding:
 
 def _typed(content: Any, kind: type[T]) -> T:
     if type(content) is not kind:
-        raise ValueProblem(f"it has a tag with a {type(content).__name__} where a {kind.__name__} belongs")
+        raise ValueProblem(f"it has a tag with content of type {type(content).__name__}, expected {kind.__name__}")
     return content
 
 
@@ -102,7 +107,7 @@ def _bytes(content: Any) -> bytes:
 
 def _int(content: Any) -> int:
     if not _HEXADECIMAL.fullmatch(_typed(content, str)):
-        raise ValueProblem("an integer has other digits")
+        raise ValueProblem("an integer has characters that are not hexadecimal digits")
     if 4 * len(content) > MAX_LONG_BITS + 8:
         raise ValueProblem("an integer is too long")
     return int(content, 16)

@@ -1,29 +1,36 @@
-"""Descriptors: the numbers that those of a worker's processes have, beside 0, 1 and 2, and how they are received."""
+"""Fixed descriptor numbers of a worker's processes, beside 0, 1 and 2, and the reception of descriptors."""
 
 import array
 import socket
 
 CONTROL_FD = 3
-"""Init's control socket to the orchestrator."""
+"""Control socket between init and the orchestrator."""
 GROUP_FD = 4
-"""What puts a process into the REPL's control group. Init has it; `CONNECTION_FD` of the REPL takes the number."""
+"""File `cgroup.procs` of the REPL's control group: a process that writes 0 to it joins the group. Only init keeps it;
+in the REPL, `CONNECTION_FD` replaces it."""
 CONNECTION_FD = 4
-"""The REPL's connection to the handler."""
+"""Connection of the REPL to the handler."""
 STACK_FD = 5
-"""Where the REPL prints the stack of its threads when init asks for it."""
+"""Pipe to init, to which the REPL prints the stacks of its threads when init asks for them."""
 RULESET_FD = 6
-"""The Landlock ruleset of the REPL, until it is in force."""
+"""Landlock ruleset of the REPL. The REPL closes it once the ruleset is in force."""
 HANDED_FD = 7
-"""Where the REPL takes the memfds of contexts that it is given later, if it may be given any."""
+"""Socket from init with the memfds of later contexts. It exists only if the REPL may be given such contexts."""
 
 
 def receive(connected: socket.socket, most_bytes: int, most_fds: int, flags: int = 0) -> tuple[bytes, list[int]]:
-    """Return the next packet of a Unix socket and the descriptors beside it, which no program inherits.
+    """Return the next packet of a Unix socket and the descriptors beside it, which are close-on-exec.
 
-    `socket.recv_fds` forgets its flags.
+    `socket.recv_fds` cannot do this: it does not pass its flags on to `recvmsg`, so MSG_CMSG_CLOEXEC would be lost.
+
+    Args:
+        connected: A connected SOCK_SEQPACKET socket.
+        most_bytes: Size of the buffer for the packet; the kernel discards what lies beyond it.
+        most_fds: Number of descriptors that fit; the kernel closes further ones.
+        flags: Further flags of `recvmsg`.
 
     Raises:
-        OSError: As of `recvmsg`.
+        OSError: `recvmsg` failed.
     """
     fds = array.array("i")
     beside = socket.CMSG_LEN(most_fds * fds.itemsize)

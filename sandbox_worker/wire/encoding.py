@@ -1,4 +1,8 @@
-"""One value on its way out: what is plain is passed on as it is, and all else becomes a tag. (The tags: `values`.)"""
+"""Encoding of one value for the wire: plain values stay as they are, all others become tags. (`values` lists the tags.)
+
+Plain is what msgspec encodes as JSON by itself. Methods of built-in classes are called on the class
+(`list.__iter__(value)`), so that no method of a subclass of model code runs.
+"""
 
 import binascii
 import datetime
@@ -13,24 +17,27 @@ from sandbox_worker.wire import arrays, tables, zones
 from sandbox_worker.wire.errors import ValueProblem, ValueRefused
 
 MAX_NESTING: Final = 200
-"""Containers inside containers; deeper ones are refused. Recursive code reads that much anywhere; Python's own limit is
-near 1,000."""
+"""Maximum depth of containers inside containers; deeper values are refused. Recursive code can read this depth under
+Python's default recursion limit of 1,000."""
 MAX_LONG_BITS: Final = 33_220
-"""Bits of an integer of 10,000 digits. To make digits of one takes quadratic time under the interpreter's lock."""
+"""Maximum bits of an integer, which are 10,000 decimal digits; longer ones are refused. The conversion to digits takes
+quadratic time, under the interpreter's lock."""
 MAX_INT_BITS: Final = 14_000
-"""Bits of an integer that crosses in decimal digits; a longer one crosses as hexadecimal ones. Python refuses to read
-4,300 decimal digits, since that takes quadratic time."""
+"""Maximum bits of an integer that crosses as decimal digits; a longer one crosses as hexadecimal digits. Python refuses
+to read more than 4,300 decimal digits, since that takes quadratic time (`sys.set_int_max_str_digits`)."""
 MAX_DECIMAL_DIGITS: Final = 10_000
-"""Digits of a Decimal, and of what it is as an integer. `1E+999999999` is short, and a gigabyte as an integer. Beyond,
-it is refused."""
+"""Maximum digits of a Decimal, written out without an exponent; longer ones are refused. `1E+999999999` is a short
+text, and a gigabyte once it is written out."""
 SHOWN_CHARS: Final = 200
-"""Of the place of a value in another one; of a longer one the beginning is shown."""
+"""Maximum characters of a place in an error message, such as `context['a'][3]`; of a longer place the beginning is
+shown."""
 
 Others = Callable[[Any], Any]
+"""Function that returns a substitute for an object that cannot cross; see `values.encode`."""
 
 
 class _Key:
-    """In a place: what is looked at is no value but a key, or has none."""
+    """Step of a place that is not an index or a key: to a key of a dict, or to an element of a set."""
 
     def __init__(self, words: str) -> None:
         self.words = words
@@ -40,19 +47,25 @@ _A_KEY: Final = _Key("a key of ")
 _AN_ELEMENT: Final = _Key("an element of ")
 _LONE: Final = re.compile("[\ud800-\udfff]")
 _name_of = type.__dict__["__name__"].__get__
-"""Of a class. Its metaclass may have a `__name__` of its own, which `type.__getattribute__` would prefer."""
+"""Getter of a class's name. A plain `kind.__name__` would run code of a metaclass that defines `__name__`."""
 _LEAVES: Final = frozenset({str, int, bool, type(None)})
 _WITH_FLOATS: Final = _LEAVES | {float}
 _STR: Final = frozenset({str})
 
 
 class Encoding:
-    """Turns one value into what JSON holds.
+    """Conversion of one value to a tree that msgspec encodes as JSON.
 
-    What is plain is passed on as it is, a container of plain leaves by a look at the set of their types.
+    Plain parts are passed on as they are. A container of plain leaves is recognised by the set of their types, without
+    a look at each leaf in Python.
 
     Args:
-        is_plain_checked: Whether each text and integer is looked at. Else the encoder finds what it cannot encode.
+        whole: Name of the value for error messages.
+        others: See `values.encode`.
+        most_values: See `values.encode`.
+        most_bytes: See `values.encode`.
+        is_plain_checked: Whether each text and integer is examined as well. If not, msgspec raises for a text with lone
+            surrogates or for an integer that is too long, and the caller encodes again with True.
     """
 
     def __init__(
@@ -68,7 +81,7 @@ class Encoding:
         self._keys: list[object] = []
 
     def wire(self, value: Any) -> Any:
-        """Return `value` as the encoder takes it."""
+        """Return `value` as a tree that msgspec encodes."""
         kind = type(value)
         if kind in self._leaves:
             return value
@@ -76,29 +89,36 @@ class Encoding:
         return self._foreign(value, kind) if encode_kind is None else encode_kind(self, value)
 
     def inside(self, key: object, value: Any) -> Any:
-        """Do the same with what is in a container at `key`."""
+        """Return the tree of an element of a container, which stands there at `key`."""
         self._keys.append(key)
         encoded = self.wire(value)
         self._keys.pop()
         return encoded
 
     def base64(self, data: bytes | bytearray | memoryview) -> str:
-        """Return bytes as text."""
+        """Return bytes as base64 text, and count them."""
         self.take(len(data))
         return binascii.b2a_base64(data, newline=False).decode()
 
     def take(self, length: int) -> None:
-        """Count bytes before they are copied.
+        """Count `length` bytes, before they are copied.
 
         Raises:
-            ValueRefused: They are too many.
+            ValueRefused: The value has more than `most_bytes`.
         """
         self._bytes_left -= length
         if self._bytes_left < 0:
             self.refuse(f"has more than {self._most_bytes:,} bytes")
 
     def refuse(self, why: str) -> NoReturn:
-        """Raises: ValueRefused, with the place."""
+        """Refuse the current part of the value.
+
+        Args:
+            why: End of a sentence that begins with the place of the part, such as "contains itself".
+
+        Raises:
+            ValueRefused: Always.
+        """
         place, words = self._whole, ""
         for key in self._keys:
             if isinstance(key, _Key):
@@ -112,7 +132,7 @@ class Encoding:
     # -- containers --------------------------------------------------------------------------------------------------
 
     def _take_container(self, container: object, values: int) -> None:
-        """Count what is in a container, and look how deep it lies."""
+        """Count `values` values of a container, and refuse a container that is nested too deeply."""
         self._values_left -= values
         if self._values_left < 0:
             del self._keys[:]
@@ -135,7 +155,7 @@ class Encoding:
         for index, item in enumerate(items):
             if type(item) in leaves:
                 encoded.append(item)
-            else:  # `inside` without its call, which would be one more level of Python's stack for each container
+            else:  # This is `inside`, inlined: its call would add one level of Python's stack for each container.
                 keys.append(index)
                 encoded.append(self.wire(item))
                 keys.pop()
@@ -152,7 +172,7 @@ class Encoding:
         return all(math.isfinite(value) for value in values if type(value) is float)
 
     def _list(self, value: list[Any]) -> Any:
-        """Encode one of a subclass."""
+        """Encode a list of a subclass."""
         return self._items(list(list.__iter__(value)))
 
     def _tuple(self, value: tuple[Any, ...]) -> Any:
@@ -245,14 +265,14 @@ class Encoding:
         return {"$decimal": str(value)}
 
     def _foreign(self, value: Any, kind: type) -> Any:
-        """Encode an object of numpy's, a table, one of a subclass, or what `others` makes of it."""
+        """Encode an object of numpy, a table, an object of a subclass, or the substitute that `others` returns."""
         try:
             encoded = arrays.encoded(value, self) or tables.encoded(value, self)
         except ValueProblem as problem:
             self.refuse(str(problem))
         except (ValueRefused, MemoryError, RecursionError):
             raise
-        except Exception as error:  # noqa: BLE001 - of a table's package, which raises whatever it likes
+        except Exception as error:  # noqa: BLE001 - pandas, polars and pyarrow raise classes of their own
             self.refuse(f"cannot be read: {type(error).__name__}: {error!s:.200}")
         if encoded is not None:
             return encoded
@@ -292,22 +312,22 @@ _ENCODE: Final[dict[type, Callable[[Encoding, Any], Any]]] = {
 }
 
 _BASES: Final = tuple(kind for kind in _ENCODE if kind not in (type(None), bool))
-"""Classes whose subclasses cross as these; a class comes before what it is derived from."""
+"""Classes whose subclasses cross as the class itself. A derived class stands before its base: datetime before date."""
 
 
 def is_like_a_tag(value: dict[str, Any]) -> bool:
-    """Whether a dict would be taken for a tag."""
+    """Whether a receiver would take a dict for a tag."""
     return len(value) == 1 and next(iter(value)).startswith("$")
 
 
 def is_too_long(value: decimal.Decimal) -> bool:
-    """Whether a Decimal has too many digits, written out."""
+    """Whether a Decimal has more than `MAX_DECIMAL_DIGITS` digits, written out without an exponent."""
     return value.is_finite() and (
         len(value.as_tuple().digits) > MAX_DECIMAL_DIGITS or abs(value.adjusted()) > MAX_DECIMAL_DIGITS
     )
 
 
 def with_article(kind: type) -> str:
-    """Return the name of a class as a sentence has it."""
+    """Return the name of a class with its article, such as "an object"."""
     name = str.__str__(_name_of(kind))
     return f"an {name}" if name[:1] in "aeiouAEIOU" else f"a {name}"

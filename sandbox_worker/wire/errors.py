@@ -1,12 +1,12 @@
-"""What can be wrong with bytes that arrived.
+"""Errors of the wire: faults in bytes that arrived, and values that cannot be sent.
 
 WireError
 ├── FrameTooLarge     a length prefix announces more than the limit
 ├── FrameTruncated    the stream ended inside a frame
 └── MessageInvalid    a whole frame is not one of our messages
-    └── ValueInvalid  what came as a value is none
+    └── ValueInvalid  bytes that should encode a value do not
 
-ValueRefused is raised before anything is sent: a value does not cross.
+ValueRefused is raised before any byte is sent, for a value that cannot cross the wire.
 """
 
 
@@ -19,7 +19,7 @@ class FrameTooLarge(WireError):
 
     Attributes:
         frame_bytes: Length of the payload that was announced or offered.
-        limit_bytes: The limit it exceeds.
+        limit_bytes: Limit that it exceeds.
     """
 
     def __init__(self, frame_bytes: int, limit_bytes: int) -> None:
@@ -33,16 +33,19 @@ class FrameTruncated(WireError):
 
 
 class MessageInvalid(WireError):
-    """A frame is not JSON, or not one of the messages that may come here."""
+    """A frame is not JSON, or not one of the messages that the receiver accepts."""
 
 
 class ValueInvalid(MessageInvalid):
-    """What came as a value is none, or cannot be made here."""
+    """Bytes that should encode a value do not, or this process cannot build the value."""
 
 
 class ValueRefused(Exception):
-    """A value does not cross; the text says where in it, and why."""
+    """A value cannot cross the wire. The text names the place in the value, and the reason."""
 
 
 class ValueProblem(Exception):
-    """What is wrong with one part of a value, without its place. It leaves no function that encodes or decodes."""
+    """A fault in one part of a value, without its place.
+
+    Functions that encode or decode whole values turn it into `ValueRefused` or `ValueInvalid`, which name the place.
+    """

@@ -1,4 +1,4 @@
-"""Frames: a 4-byte big-endian unsigned length, then that many bytes. No I/O."""
+"""Frames: a prefix of 4 bytes with the length, unsigned and big-endian, then that many bytes of payload. No I/O."""
 
 import struct
 
@@ -8,14 +8,18 @@ Payload = bytes | bytearray
 
 PREFIX = struct.Struct(">I")
 LARGE_BYTES = 1 << 16
-"""Bytes of a frame beyond which its payload is not copied out of the buffer that collected it."""
+"""Bytes of a frame, beyond which the decoder returns the buffer that collected the frame instead of a copy."""
 
 
 def encode_frame(payload: Payload, max_frame_bytes: int) -> bytes:
-    """Put the length in front.
+    """Return the frame of a payload.
+
+    Args:
+        payload: Bytes to frame.
+        max_frame_bytes: Largest payload that the other side accepts.
 
     Raises:
-        FrameTooLarge: `payload` is more than the other side accepts. Nothing was sent.
+        FrameTooLarge: `payload` is longer than `max_frame_bytes`.
     """
     if len(payload) > max_frame_bytes:
         raise FrameTooLarge(len(payload), max_frame_bytes)
@@ -23,16 +27,17 @@ def encode_frame(payload: Payload, max_frame_bytes: int) -> bytes:
 
 
 class FrameDecoder:
-    """Splits a byte stream into frames: feed it what arrived, get what is complete.
+    """Decoder that splits a byte stream into frames.
 
-    A payload of more than `LARGE_BYTES` that arrives in pieces is handed over in the buffer that it was collected in,
-    without a second copy.
+    A frame of more than `LARGE_BYTES` that arrives in pieces is returned as the buffer that collected it, which saves a
+    second copy.
 
     Args:
-        max_frame_bytes: Largest payload accepted. A larger prefix raises before any of that payload is buffered.
+        max_frame_bytes: Largest payload accepted. A prefix that announces more raises before any of that payload is
+            buffered.
 
     Attributes:
-        error: Why nothing more can be split, once a prefix announced too much.
+        error: The error after which the stream cannot be split any further; None until a prefix announces too much.
     """
 
     def __init__(self, max_frame_bytes: int) -> None:
@@ -43,28 +48,28 @@ class FrameDecoder:
 
     @property
     def pending(self) -> bytes:
-        """Bytes of the incomplete frame: what another decoder of the same stream has to start with."""
+        """Bytes of the incomplete frame. Another decoder that continues this stream must be fed with them first."""
         return bytes(self._buffer)
 
     @property
     def announced_bytes(self) -> int:
-        """Size of the frame that is incomplete, its prefix included; 0 between two frames."""
+        """Size of the incomplete frame in bytes, its prefix included; 0 between two frames."""
         return self._needed if self._buffer else 0
 
     @property
     def buffered_bytes(self) -> int:
-        """Bytes that have arrived of the incomplete frame."""
+        """Number of bytes that have arrived of the incomplete frame."""
         return len(self._buffer)
 
     def feed(self, data: bytes | memoryview) -> list[Payload]:
-        """Add `data`; return the payloads it completes, in order.
+        """Add `data`, and return the payloads that it completes, in order.
 
         Raises:
             FrameTooLarge: A prefix announces more than `max_frame_bytes`. The complete frames before it are returned
                 first; then the next call raises.
         """
         if not self._buffer:
-            # Nearly always one read is one frame: to be told so early saves 0.8 us of 1.5.
+            # One read is nearly always one frame. This check, before the general way, takes 0.7 us instead of 1.5.
             length = len(data)
             if PREFIX.size <= length <= self._max_frame_bytes and self.error is None:
                 (payload_bytes,) = PREFIX.unpack_from(data)
@@ -81,17 +86,18 @@ class FrameDecoder:
         return payloads
 
     def _completed(self) -> list[Payload]:
-        """The payloads in the buffer, whose first frame is whole."""
+        """Return the payloads in the buffer, whose first frame is complete."""
         whole, self._buffer = self._buffer, bytearray()
         if self._needed <= LARGE_BYTES:
             return self._split(whole)
         rest = bytes(whole[self._needed :])
         del whole[self._needed :]
-        del whole[: PREFIX.size]  # moves no byte: a bytearray remembers where it begins
+        # Deleting the prefix moves no bytes: CPython's bytearray keeps an offset of its start (`ob_start`).
+        del whole[: PREFIX.size]
         return [whole, *self._split(rest)]
 
     def _split(self, data: bytes | bytearray | memoryview) -> list[Payload]:
-        """The payloads that are whole; the rest goes into the buffer."""
+        """Return the payloads that are complete, and keep the rest in the buffer."""
         payloads: list[Payload] = []
         with memoryview(data) as stream:
             start, length = 0, len(stream)
@@ -112,10 +118,10 @@ class FrameDecoder:
         return payloads
 
     def finish(self) -> None:
-        """Say that the stream has ended.
+        """Check that the stream, which has ended, ended between two frames.
 
         Raises:
-            FrameTruncated: It ended inside a frame.
+            FrameTruncated: The stream ended inside a frame.
         """
         if self._buffer:
             raise FrameTruncated(f"the stream ended with {len(self._buffer):,} bytes of an incomplete frame")

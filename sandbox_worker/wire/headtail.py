@@ -1,4 +1,4 @@
-"""Keeping the head and the tail of a stream of output, and saying how much is missing between them. No I/O."""
+"""Head and tail of a stream of output, with a note of how much is cut between them. No I/O."""
 
 from collections import deque
 from typing import Generic, TypeVar
@@ -10,39 +10,44 @@ from sandbox_worker.wire.messages import PositiveInt
 Text = TypeVar("Text", str, bytes)
 
 PIECE = 1 << 13
-"""Small pieces are put together to this length: of a million lines, a million objects would be kept."""
+"""Characters or bytes up to which small pieces are joined to one. Without this, a million short lines would be kept as
+a million objects."""
 NOTE_LINES = 2
-"""Lines that the note of a cut adds at most: an empty one, and its own."""
+"""Maximum lines that the note of a cut adds: an empty line, and its own."""
 
 
 class OutputBounds(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What is kept of what one block writes to one stream. Each field is a field of `Limits`, which describes it.
+    """Bounds of the output that one block writes to one stream. Each field is a field of `Limits`, which describes it.
 
     Attributes:
-        max_output_bytes: Characters or bytes kept, head and tail together. A note of the cut comes on top.
-        max_output_lines: Lines kept, in the same way; None means no bound. A part of a line counts as one.
+        max_output_bytes: Maximum characters or bytes kept, head and tail together. A note of the cut comes on top.
+        max_output_lines: Maximum lines kept, head and tail together; None means no bound. A part of a line counts as a
+            line.
     """
 
     max_output_bytes: PositiveInt
     max_output_lines: PositiveInt | None = None
 
     def both_ways(self) -> "OutputBounds":
-        """Return what may come of one stream: Python's text and the descriptor's bytes, each within these bounds."""
+        """Return the bounds of both ways of one stream together: Python's text, and bytes of the descriptor.
+
+        Each way has the bounds of its own, and at most one note of a cut.
+        """
         lines = None if self.max_output_lines is None else 2 * (self.max_output_lines + NOTE_LINES)
         return OutputBounds(max_output_bytes=2 * self.max_output_bytes, max_output_lines=lines)
 
 
 class HeadTail(Generic[Text]):
-    """Of everything that is added, the first half of what is kept goes through; of the rest the last half is kept.
+    """Filter that passes on the head of a stream at once, keeps its tail, and counts the part between.
 
-    The cost of adding a piece does not depend on how much is kept.
+    Head and tail have half of the bounds each. The cost of adding a piece does not depend on how much is kept.
 
     Args:
-        bounds: What is kept at most.
-        empty: `""` or `b""`: which of the two this one is for.
+        bounds: Bounds of head and tail together.
+        empty: `""` for a stream of text, `b""` for a stream of bytes.
 
     Attributes:
-        head_left: How much will still go through.
+        head_left: Characters or bytes that will still be passed on.
     """
 
     def __init__(self, bounds: OutputBounds, empty: Text) -> None:
@@ -60,7 +65,7 @@ class HeadTail(Generic[Text]):
         self._cut = self._cut_lines = 0
 
     def add(self, piece: Text) -> Text:
-        """Take `piece`; return the part of it that belongs to the head, to be passed on at once."""
+        """Add `piece`, and return the part of it that belongs to the head, for the caller to pass on at once."""
         head = self._head_of(piece)
         if len(head) == len(piece):
             return piece
@@ -80,7 +85,7 @@ class HeadTail(Generic[Text]):
         return head
 
     def finish(self) -> Text:
-        """The note of what was cut, if anything was, and the tail. From here on everything counts as tail."""
+        """Return the tail, after a note of the cut if there was one, and begin a new tail."""
         self._put_together()
         tail = self._empty.join(self._pieces)
         excess = max(0, len(tail) - self._tail_limit)
@@ -96,7 +101,7 @@ class HeadTail(Generic[Text]):
         return (note if isinstance(tail, str) else note.encode()) + tail
 
     def _head_of(self, piece: Text) -> Text:
-        """Take the part of `piece` that belongs to the head, within both bounds."""
+        """Return the part of `piece` that belongs to the head, within both bounds, and count it."""
         head = piece[: self.head_left]
         if self._max_lines is None or not head:
             self.head_left -= len(head)
@@ -112,16 +117,16 @@ class HeadTail(Generic[Text]):
         return head
 
     def _count_cut(self, text: Text, length: int) -> None:
-        """Count the first `length` of `text` as cut, and the lines that end there if these are bounded."""
+        """Count the first `length` characters of `text` as cut, and the lines that end there if lines are bounded."""
         self._cut += length
         if self._max_lines is not None:
             self._cut_lines += text.count(self._newline, 0, length)
 
     def _excess_of_lines(self, tail: Text, left: int, is_cut: bool) -> int:
-        """Return how much stands before the last `left` lines of `tail`."""
+        """Return the number of characters before the last `left` lines of `tail`."""
         lines = tail.count(self._newline) + (not tail.endswith(self._newline))
         if self._head_ends_in_line and (is_cut or self._cut or lines > left):
-            left -= 1  # what was begun in the head does not go on in the tail, and is a line of its own
+            left -= 1  # the head ends inside a line that is cut: this part counts as one more line
         return _end_of_line(tail, max(0, lines - left), self._newline)
 
     def _put_together(self) -> None:
@@ -131,9 +136,10 @@ class HeadTail(Generic[Text]):
 
 
 def _end_of_line(text: Text, number: int, newline: Text) -> int:
-    """Return where line `number` of `text` ends, counted from 1; the length of `text` if fewer lines end in it.
+    """Return the end of line `number` of `text`, counted from 1; the length of `text` if fewer lines end in it.
 
-    Halves are searched, and not line after line: of a text of newlines alone that would take a step for each.
+    The search halves the text, so it takes log2(length) calls of `count`. A search line by line would take a step in
+    Python for each line, and a text may consist of newlines alone.
     """
     if not number or text.count(newline) < number:
         return len(text) if number else 0

@@ -1,9 +1,9 @@
-"""Names of isolation layers: those that a worker reports, and those that can fail."""
+"""Names of isolation layers: those that a process reports as applied, and those that it names in a failure."""
 
 from typing import Literal
 
 Layer = Literal[
-    # of the fork server
+    # applied by the fork server
     "one thread",
     "other uid",
     "private root",
@@ -14,7 +14,7 @@ Layer = Literal[
     "scratch",
     "out of memory first",
     "fork",
-    # of init
+    # applied by init
     "session",
     "own uid",
     "mounts",
@@ -24,13 +24,13 @@ Layer = Literal[
     "not dumpable",
     "memory control group",
     "memory and CPU watch (approximate)",
-    # of the REPL
+    # applied by the REPL
     "rlimits",
     "dumpable",
-    # of several of them
+    # applied by more than one of them
     "parent death signal",
     "landlock",
     "seccomp",
-    # of a process that was killed before it could name one
+    # named for a process that was killed, as by SIGSYS, before it could name a layer
     "system calls",
 ]

@@ -1,31 +1,32 @@
-"""Isolation levels, as facts that both sides ask for. A name stands for a level where users or the wire give one.
+"""Isolation levels, as facts that both sides look up. Users and the wire give a level by its name.
 
-Code that applies layers imports this, so it needs the standard library alone; `layers` likewise.
+This module and `layers` import the standard library alone, because the code that applies layers imports them.
 """
 
 from typing import Literal, NamedTuple
 
 LevelName = Literal["strict", "standard", "process"]
-"""An isolation level, the strongest first; see `LEVELS`."""
+"""Name of an isolation level, the strongest first; see `LEVELS`."""
 
 
 class Level(NamedTuple):
-    """What a level gives. `LEVELS` holds all that there are.
+    """The facts about one isolation level. `LEVELS` holds all levels.
 
     Attributes:
-        name: What users give and see, and what the wire carries.
-        is_security_boundary: Whether layers are applied at all, for code that means harm.
-        confines_zygote: Whether the fork server is isolated, too: what it decodes or runs has no network and none
-            of the host's files.
-        has_own_root: Whether workers have a root of their own; their scratch folder is then a file system in it.
-            Elsewhere they see the host's names, and the scratch folder is one of the host's.
-        has_pid_namespace: Whether the end of init is the end of all processes of its worker. Elsewhere init ends with
-            the fork server and the REPL with init, by a signal, and the orchestrator holds a pidfd of the REPL.
+        name: Name that users give and see, and that the wire carries.
+        is_security_boundary: Whether layers are applied at all, so that malicious code is confined.
+        confines_zygote: Whether the fork server is isolated as well. If so, what it decodes or runs has no network
+            and none of the host's files.
+        has_own_root: Whether workers have a private root. If so, the scratch folder is a file system in it.
+            Otherwise workers see the host's paths, and the scratch folder is a folder of the host.
+        has_pid_namespace: Whether the kernel ends all processes of a worker when its init ends. Otherwise parent
+            death signals end init with the fork server and the REPL with init, and the orchestrator holds a pidfd
+            of the REPL.
         has_user_namespace: Whether the kernel counts a worker's processes apart from all others of its user.
-        may_exec: Whether code may start processes, and programs where `allow_exec` is set. Elsewhere it has threads
-            alone, since nothing would end its processes.
-        runs_programs: Whether the host may run programs beside code, where code may: each has a session that its
-            processes cannot leave, by which all of them are found and ended.
+        may_exec: Whether code may start processes, and other programs if `allow_exec` is set. Otherwise code has
+            threads alone, since no mechanism would end its processes.
+        runs_programs: Whether the orchestrator may run programs beside code, if `allow_exec` is set. Each program has
+            a session that its processes cannot leave; by this session init finds and ends all of them.
     """
 
     name: LevelName
@@ -73,12 +74,12 @@ LEVELS = (STRICT, STANDARD, PROCESS)
 
 
 def level_named(name: object) -> Level:
-    """Find the level of that name.
+    """Return the level that is called `name`.
 
     Raises:
-        LookupError: There is none.
+        LookupError: No level has that name.
     """
     for level in LEVELS:
         if level.name == name:
             return level
-    raise LookupError(f"there is no isolation level {name!r}")
+    raise LookupError(f"there is no isolation level {name!r}: choose strict, standard or process")

@@ -1,7 +1,7 @@
-"""What the two ends of a connection say to each other: one frozen Struct each, as JSON.
+"""Messages of the two ends of a connection: one frozen Struct each, encoded as JSON.
 
-A field that the sender may not decide (depth, budget, deadline, the models it may use) is in no message at all: it
-belongs to the session on the orchestrator's side.
+No message has a field that its sender may not decide: depth, budget, deadline, the models that it may use. Such facts
+belong to the session, on the orchestrator's side.
 """
 
 from collections.abc import Sequence
@@ -22,86 +22,96 @@ from sandbox_worker.wire.variables import MAX_VARIABLES, VariableFact
 T = TypeVar("T")
 
 Status = Literal["ok", "error", "exited", "interrupted"]
-"""How a block ended, as far as the REPL itself can tell: it ran through, raised, called `sys.exit`, got SIGINT."""
+"""End of a block, as the REPL reports it: the code ran through, raised, called `sys.exit`, or got SIGINT."""
 
 Stream = Literal["stdout", "stderr"]
-"""Where a piece of output was printed."""
+"""Stream to which a piece of output was printed."""
 Want = Literal["llm", "rlm", "budget", "tool", "submit"]
-"""What a query asks for: a completion, a child run, what may still be used, a call of a tool, a check of what code
-submits."""
+"""Kind of a query: a completion, a child run, the remaining means, a call of a tool, or a check of submitted fields."""
 MAX_PROMPTS = 1 << 16
-"""Of one query. Far above the default `max_batch_prompts`, which refuses in words: a slot for each of the 20 million
-empty prompts that fit into a frame would be gigabytes."""
+"""Maximum prompts of one query; a query with more is invalid. Without this bound, a slot for each of the 20 million
+empty prompts that fit into a frame would take gigabytes. `max_batch_prompts`, far lower by default, answers with an
+error text instead."""
 FEW_BYTES = 1 << 20
-"""Longest message in bytes of any kind. A longer one must be a query, a result or a display."""
+"""Maximum bytes of a message from a worker, of any kind. A longer message must be a query, a result or a display."""
 MAX_QUERY_BYTES = 16 << 20
-"""Bytes of a `Query` as JSON. A larger batch is asked in parts; reading one of this size takes up to 100 ms."""
+"""Maximum bytes of a `Query` as JSON; the REPL sends a larger batch in parts. Reading a query of this size takes up to
+100 ms."""
 MAX_RESULT_BYTES = 16 << 20
-"""Bytes of a `Result` as JSON, which is to say of a final answer; the REPL reports a larger one as an error."""
+"""Maximum bytes of a `Result` as JSON. The REPL reports a larger one, which has a long final answer, as an error."""
 MAX_DISPLAY_BYTES = 4 << 20
-"""Bytes of a `Display` as JSON, in which a picture takes four thirds of its own; the REPL leaves out a larger one."""
+"""Maximum bytes of a `Display` as JSON; the REPL leaves out a larger one. A picture, as base64, takes four thirds of
+its own bytes."""
 MAX_DISPLAYS = 32
-"""Displays of one block. The REPL counts what is over."""
+"""Maximum displays of one block. The REPL drops further ones and reports their number."""
 MAX_DISPLAYS_BYTES = 16 << 20
-"""Bytes of all displays of one block as JSON."""
+"""Maximum bytes of all displays of one block as JSON. The REPL drops further ones and reports their number."""
 EncodedValue = msgspec.Raw | msgspec.UnsetType
-"""A value as `values` encodes it, or none."""
+"""Value, encoded by `values`; or UNSET for no value."""
 MAX_DRAFT_CHARS = 1 << 16
-"""Characters of the draft of an answer; the rest of a longer one is cut."""
+"""Maximum characters of the draft of an answer; the REPL cuts the rest."""
 MAX_RELEASE_CHARS = 40
+"""Maximum characters of a release in `Ready`; a message with more is invalid."""
 PositiveInt = Annotated[int, msgspec.Meta(ge=1)]
 PositiveFloat = Annotated[float, msgspec.Meta(gt=0)]
 Temperature = Annotated[float, msgspec.Meta(ge=0, le=2)]
 
 
 class Message(msgspec.Struct, frozen=True, tag_field="type", tag=str.lower, forbid_unknown_fields=True):
-    """A message is a value: frozen, compared by content, complete when it exists."""
+    """Base of all messages on a connection. A message is a value: frozen, compared by content, complete once made."""
 
 
 # -- on every connection, before anything else -----------------------------------------------------------------------
 
 
 class Hello(Message, frozen=True):
-    """First frame of a connection: the one-time token of a session. The orchestrator says it, never a worker."""
+    """First frame of a connection, with the one-time token of a session. The orchestrator sends it, never a worker."""
 
     token: str
 
 
 class Welcome(Message, frozen=True):
-    """The token was right; the connection now belongs to its session. From here on the other side is a REPL."""
+    """Answer to a valid token: the connection belongs to its session now. From here on the other side is a REPL."""
 
 
-# -- the worker says -------------------------------------------------------------------------------------------------
+# -- from the worker -------------------------------------------------------------------------------------------------
 
 
 class Ready(Message, frozen=True):
-    """The REPL waits for its first block. No model code ran before this.
+    """Report that the REPL waits for its first block. No model code ran before this.
 
     Attributes:
-        release: Of the worker's code. The orchestrator talks to its own release alone: one that was installed over it
-            while it runs may have other messages.
+        release: Release of the worker's code. The orchestrator refuses any release but its own: after an upgrade in
+            place, workers load newer code, whose messages may differ.
     """
 
     release: Annotated[str, msgspec.Meta(max_length=MAX_RELEASE_CHARS)] = "unknown"
 
 
 class Query(Message, frozen=True, omit_defaults=True):
-    """Model code wants what only the orchestrator has. One thread of the REPL waits for the `Reply` with the same id.
+    """Request of model code to the orchestrator. One thread of the REPL waits for the `Reply` with the same id.
 
     Attributes:
-        id: `block:n`, counted up by the REPL.
-        prompts: One or many; the reply has one slot for each, in order. Only for "llm" may they be content parts or
-            chat messages. For "budget" one, which says nothing; its slot's text is a JSON object. For "tool" a JSON
-            object of `args` and `kwargs`, and its slot's text is a value: both as `values` encodes them. For "submit" a
-            JSON object of the fields, encoded in the same way; its slot has no text.
-        model: The model's wish. The session's policy decides.
-        max_concurrent: How many of the prompts at once, at most; the orchestrator's own limit binds as well.
-        timeout_s: For all prompts together; those that have no answer by then get an error.
-        samples: Whether the same prompt twice is to be answered twice.
-        tool: The tool's name, for "tool".
-        contexts: For "rlm" the context of each prompt's child, None where the prompt is that, too; or none at all.
-        repl: Whether children get a REPL; None leaves it to the orchestrator, which also gives none below `max_depth`.
-        temperature: Of sampling; None leaves it to the client.
+        id: `block:n`, where the REPL counts n upwards.
+        want: Kind of the query.
+        prompts: Prompts in order; the reply has one slot for each. Their meaning depends on `want`:
+
+            - "llm": texts, content parts or chat messages.
+            - "rlm": texts, the tasks of child runs.
+            - "budget": one empty text. The slot's text is a JSON object.
+            - "tool": one JSON object of `args` and `kwargs`. The slot's text is the result. `values` encodes both.
+            - "submit": one JSON object of the fields, encoded by `values`. The slot has no text.
+        model: Name of the model that code wishes; the session's policy decides. None leaves the choice to the policy.
+        system: System prompt of the calls, or None.
+        max_completion_tokens: Maximum output tokens of each call; None leaves it to the orchestrator.
+        max_concurrent: Maximum prompts that are answered at the same time. The orchestrator's own limit holds as well.
+        timeout_s: Time for all prompts together, in seconds. Prompts without an answer by then get an error.
+        samples: Whether equal prompts are separate samples, each with an answer of its own.
+        tool: Name of the tool, for "tool".
+        contexts: For "rlm", the context of each prompt's child, or None for a child whose context is the prompt. Empty
+            if no child has a context of its own.
+        repl: Whether children get a REPL. None leaves it to the orchestrator. Below `max_depth` no child gets one.
+        temperature: Sampling temperature; None leaves it to the client.
     """
 
     id: str
@@ -133,7 +143,7 @@ class Query(Message, frozen=True, omit_defaults=True):
 
 
 class Output(Message, frozen=True):
-    """Text that Python code printed, as it happens. (What C code and subprocesses write comes through init.)"""
+    """Text that Python code printed, sent while the block runs. (Output of C code and subprocesses comes from init.)"""
 
     block: int
     stream: Stream
@@ -141,10 +151,11 @@ class Output(Message, frozen=True):
 
 
 class Display(Message, frozen=True, omit_defaults=True):
-    """Something that code has shown, as it happens: one thing in one or more forms.
+    """One object that code has shown, in one or more forms, sent while the block runs.
 
     Attributes:
-        texts, pictures: MIME type → what it is in that form.
+        texts: MIME type → text.
+        pictures: MIME type → bytes of the picture.
     """
 
     block: int
@@ -153,21 +164,23 @@ class Display(Message, frozen=True, omit_defaults=True):
 
 
 class Result(Message, frozen=True, omit_defaults=True):
-    """A block has ended.
+    """End of a block.
 
     Attributes:
-        block: Number of the `Execute` that it answers.
-        error: One line, for `error` (`ZeroDivisionError: division by zero`) and `exited` (what `sys.exit` was given).
-        exit_code: For `exited`: what the process would have returned.
-        final_answer: Text that code submitted by one of the agreed ways, or None.
-        descriptor_output: Something may have been written to descriptors 1 and 2, so that init must be asked for it.
-        value: What the `Execute` asked for, as `values` encodes it, if it asked for something and there is one.
-        value_problem: Why there is none.
-        final_value: What was submitted, where that is no text.
-        final_value_problem: Why it is not there although it is no text.
+        block: Number of the `Execute` that this answers.
+        status: End of the block.
+        error: One line, for "error" (`ZeroDivisionError: division by zero`) and "exited" (argument of `sys.exit`).
+        exit_code: Exit code that the process would have returned, for "exited".
+        final_answer: Text that code submitted, or None.
+        descriptor_output: Whether the block may have written to descriptors 1 and 2. If so, the orchestrator asks init
+            for this output.
+        value: Value that the `Execute` asked for; UNSET if it asked for none, or if there is none.
+        value_problem: Reason why the requested value is missing.
+        final_value: Submitted value, if it is not a text.
+        final_value_problem: Reason why `final_value` is missing although the submitted value is not a text.
         draft: Text in `answer["content"]` that is not submitted: the best answer so far. At most `MAX_DRAFT_CHARS`.
-        displays_omitted: How many displays were too large, or too many.
-        variables: What the block has made or changed, if the `Execute` asked for it.
+        displays_omitted: Number of displays that were dropped, since they were too large or too many.
+        variables: Variables that the block made or changed, if the `Execute` asked for them.
     """
 
     block: int
@@ -185,21 +198,20 @@ class Result(Message, frozen=True, omit_defaults=True):
     variables: Annotated[list[VariableFact], msgspec.Meta(max_length=MAX_VARIABLES)] = []
 
 
-# -- the orchestrator says -------------------------------------------------------------------------------------------
+# -- from the orchestrator -------------------------------------------------------------------------------------------
 
 
 class Execute(Message, frozen=True, omit_defaults=True):
-    """Run one block. Its `Result` comes before the next `Execute` is sent.
+    """Command to run one block. The orchestrator waits for its `Result` before it sends the next `Execute`.
 
     Attributes:
-        tools: Names of all functions of the orchestrator's that code may call from now on; None leaves them as they
-            are.
-        wants_value: Whether the result is to have the value of the last statement, if that is an expression.
-        names: Variables whose values the result is to have, as a list. Then there is no code.
-        stdin: What code reads from `sys.stdin`; None is nothing.
-        submit: The block ends where it submits, and these are the names of the fields that it has to submit; none for
-            any value. None lets it go on.
-        tells_variables: Whether the result is to tell which variables the block has made or changed.
+        tools: Names of all tools that code may call from now on; None leaves them as they are.
+        wants_value: Whether the result shall have the value of the last statement, if that is an expression.
+        names: Variables whose values the result shall have, as a list. If there are names, then there is no code.
+        stdin: Text that code reads from `sys.stdin`; None is an empty one.
+        submit: Names of the fields that the block must submit; the block ends where it submits. An empty list permits
+            any value. With None the block continues after it has submitted any value.
+        tells_variables: Whether the result shall list the variables that the block made or changed.
     """
 
     block: int
@@ -213,11 +225,11 @@ class Execute(Message, frozen=True, omit_defaults=True):
 
 
 class Environment(Message, frozen=True):
-    """What the process begins with. Said before the first block of a connection.
+    """Environment of the process. The orchestrator sends it before the first block of a connection.
 
     Attributes:
-        variables: Of `os.environ`.
-        seed: What `random` and numpy's global generator begin with; None leaves them as they are.
+        variables: Variables that are set in `os.environ`.
+        seed: Seed of `random` and of numpy's global generator; None leaves them as they are.
     """
 
     variables: dict[str, str] = {}
@@ -225,11 +237,11 @@ class Environment(Message, frozen=True):
 
 
 class Provide(Message, frozen=True, omit_defaults=True):
-    """From the next block on, code finds `value` under `name`. Said between two blocks.
+    """Value that code finds under `name` from the next block on. Sent between two blocks.
 
     Attributes:
-        value: As `values` encodes it.
-        is_restored: Whether each later block finds it again, whatever code has made of the name.
+        value: Value, encoded by `values`.
+        is_restored: Whether the REPL restores the variable before each block, even if code has reassigned it.
     """
 
     name: str
@@ -238,10 +250,10 @@ class Provide(Message, frozen=True, omit_defaults=True):
 
 
 class Attach(Message, frozen=True):
-    """From the next block on, code finds a context under `name`. Said between two blocks.
+    """Context that code finds under `name` from the next block on. Sent between two blocks.
 
     Attributes:
-        pieces: Init has handed their memfds to the REPL, in this order.
+        pieces: Pieces of the context. Init has handed their memfds to the REPL before, in this order.
     """
 
     name: str
@@ -249,10 +261,12 @@ class Attach(Message, frozen=True):
 
 
 class Slot(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """What became of one prompt: `text`, or why there is none. A failed child run may have both.
+    """Answer to one prompt, or the reason why there is none.
 
     Attributes:
-        note: What code is told on stderr about the way in which the prompt was answered.
+        text: The answer. A failed child run may have both a text and an error.
+        error: Reason of the failure, or None.
+        note: Remark about the answer for stderr of the block, or None.
     """
 
     text: str = ""
@@ -261,14 +275,14 @@ class Slot(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_default
 
 
 class Reply(Message, frozen=True):
-    """One slot for each prompt of the `Query` with this id, in order."""
+    """Answer to the `Query` with this id: one slot for each prompt, in order."""
 
     id: str
     slots: list[Slot]
 
 
 class _RawQuery(msgspec.Struct, frozen=True, tag_field="type", tag="query", forbid_unknown_fields=True):
-    """A `Query` of which nothing is decoded. A field that was left out is empty."""
+    """A `Query` whose fields are left encoded. An omitted field is empty."""
 
     id: msgspec.Raw
     want: msgspec.Raw
@@ -290,7 +304,11 @@ FromOrchestrator = Execute | Environment | Provide | Attach | Reply
 
 
 def plain(value: object) -> str | int | float:
-    """Return the plain value of a subclass such as `numpy.str_` or `numpy.float64`, which msgspec does not take."""
+    """Return the plain value of a subclass such as `numpy.str_` or `numpy.float64`, which msgspec refuses.
+
+    Raises:
+        TypeError: The value is neither text nor a number.
+    """
     if isinstance(value, str):
         return str.__str__(value)
     if isinstance(value, float):
@@ -301,7 +319,7 @@ def plain(value: object) -> str | int | float:
 
 
 _MOST_BYTES = {b'{"type":"result"': MAX_RESULT_BYTES, b'{"type":"display"': MAX_DISPLAY_BYTES}
-"""How a message begins that may have more than `FEW_BYTES`: how many it may have."""
+"""First bytes of a message that may be longer than `FEW_BYTES` → its maximum bytes."""
 _encoder = msgspec.json.Encoder(enc_hook=plain)
 _hello = msgspec.json.Decoder(Hello)
 _welcome = msgspec.json.Decoder(Welcome)
@@ -311,12 +329,11 @@ _from_orchestrator: msgspec.json.Decoder[FromOrchestrator] = msgspec.json.Decode
 
 
 def encode(message: Message) -> bytes:
-    """The message as UTF-8 JSON.
-
-    In what is to be read, output and answers of models, lone surrogates are written out, see `text_json`.
+    """Return the message as UTF-8 JSON. Lone surrogates in output and in answers are written out, see `text_json`.
 
     Raises:
-        UnicodeEncodeError: There are some in what code works with: a block, a value, a question.
+        UnicodeEncodeError: Text that code works with (a block, a value, a question) has lone surrogates. Such text must
+            arrive unchanged.
     """
     try:
         return _encoder.encode(message)
@@ -327,56 +344,56 @@ def encode(message: Message) -> bytes:
 
 
 def decode_hello(payload: Payload) -> Hello:
-    """Raises: MessageInvalid, see `decode_from_worker`."""
+    """Parse and validate the first frame of a connection. Errors: see `decode_from_worker`."""
     return _decode(_hello, payload)
 
 
 def decode_welcome(payload: Payload) -> Welcome:
-    """Raises: MessageInvalid, see `decode_from_worker`."""
+    """Parse and validate the answer to a token. Errors: see `decode_from_worker`."""
     return _decode(_welcome, payload)
 
 
 def decode_from_worker(payload: Payload) -> FromWorker:
-    """Parse and validate what a worker said.
+    """Parse and validate a message from a worker.
 
-    The prompts of a query of more than `FEW_BYTES` are left as they came, see `Prompts`: a decoded text may take four
-    times its bytes, and decoding 64 MB of it would keep the event loop for 0.2 s.
+    The prompts of a query of more than `FEW_BYTES` are left encoded, see `Prompts`. A decoded text may take four times
+    its bytes, and decoding 64 MB of text would hold the event loop for 0.2 s.
 
     Raises:
-        MessageInvalid: Anything else; no other exception leaves here, whatever the bytes.
+        MessageInvalid: The payload is not such a message, or is too long. No payload causes any other exception.
     """
     if len(payload) <= FEW_BYTES:
         return _decode(_from_worker, payload)
-    if payload.startswith(b'{"type":"query"'):  # the tag comes first in all that a worker encodes
+    if payload.startswith(b'{"type":"query"'):  # msgspec writes the tag first, so a worker's own messages begin so
         return _decode_large_query(payload)
     most = next((most for begin, most in _MOST_BYTES.items() if payload.startswith(begin)), 0)
     if len(payload) > most:
-        raise MessageInvalid(f"a message of {len(payload):,} bytes that may not be as long")
+        raise MessageInvalid(f"a message has {len(payload):,} bytes, more than one of its kind may have")
     return _decode(_from_worker, payload)
 
 
 def _decode_large_query(payload: Payload) -> FromWorker:
     if len(payload) > MAX_QUERY_BYTES:
-        raise MessageInvalid(f"a query of {len(payload):,} bytes, more than {MAX_QUERY_BYTES:,}")
+        raise MessageInvalid(f"a query has {len(payload):,} bytes, more than {MAX_QUERY_BYTES:,}")
     raw = _decode(_raw_query, payload)
     fields = [(name, bytes(getattr(raw, name))) for name in raw.__struct_fields__ if name != "prompts"]
     if sum(len(value) for _, value in fields) > FEW_BYTES:
-        raise MessageInvalid(f"a query with more than {FEW_BYTES:,} bytes beside its prompts")
+        raise MessageInvalid(f"a query has more than {FEW_BYTES:,} bytes beside its prompts")
     head = b",".join(b'"%s":%s' % (name.encode(), value) for name, value in fields if value)
     query = _decode(_from_worker, b'{"type":"query","prompts":[],%s}' % head)
     prompts = split_prompts(bytes(raw.prompts), MAX_PROMPTS)
     if prompts is None:
-        raise MessageInvalid(f"prompts are text, content parts or chat messages, {MAX_PROMPTS:,} at most")
+        raise MessageInvalid(f"expected text, content parts or chat messages as prompts, {MAX_PROMPTS:,} at most")
     return msgspec.structs.replace(query, prompts=Prompts(prompts))
 
 
 def decode_from_orchestrator(payload: Payload) -> FromOrchestrator:
-    """Raises: MessageInvalid, see `decode_from_worker`."""
+    """Parse and validate a message from the orchestrator. Errors: see `decode_from_worker`."""
     return _decode(_from_orchestrator, payload)
 
 
 def _decode(decoder: "msgspec.json.Decoder[T]", payload: Payload) -> T:
     try:
         return decoder.decode(payload)
-    except (msgspec.MsgspecError, RecursionError, UnicodeError) as error:  # 100,000 '[' is a RecursionError
+    except (msgspec.MsgspecError, RecursionError, UnicodeError) as error:  # 100,000 times "[" raises RecursionError
         raise MessageInvalid(str(error) or type(error).__name__) from None

@@ -1,4 +1,4 @@
-"""The names that a REPL has, which neither a tool nor a value of the user's can have."""
+"""Names of a REPL's own functions and variables."""
 
 LLM_QUERY = "llm_query"
 LLM_QUERY_BATCHED = "llm_query_batched"
@@ -14,23 +14,24 @@ FUNCTIONS = frozenset(
     {LLM_QUERY, LLM_QUERY_BATCHED, LLM_BATCH, RLM_QUERY, RLM_QUERY_BATCHED, BUDGET}
     | {FINAL, FINAL_VAR, SUBMIT, SHOW_VARS}
 )
-"""Functions that every REPL has, restored before each block."""
+"""Names of the functions that every REPL has. The REPL restores them before each block."""
 
 SEARCH = "search"
 CHUNKS = "chunks"
 LINES = "lines"
-"""Functions for large texts, which every REPL begins with: variables like code's own, and names that tools may have."""
+"""Names of the functions for large texts. Every REPL starts with them as ordinary variables: code may reassign them,
+and a tool may have such a name."""
 
 CONTEXT = "context"
-"""What the question is about. The context of run number n in one REPL is also `context_n`, from `context_0`."""
+"""Name of the context. The context of run number n in one REPL is also `context_n`, from `context_0`."""
 HISTORY = "history"
-"""Messages of earlier turns or runs. Those of run number n in one REPL are `history_n`."""
+"""Name of the messages of earlier turns or runs. Those of run number n in one REPL are also `history_n`."""
 ANSWER = "answer"
-"""Dict that submits its `content` once `ready` is true."""
+"""Name of the dict that submits its `content` once its `ready` is true."""
 LAST_VALUE = "_"
-"""Value of the last expression that a block showed."""
+"""Name of the value of the last expression that a block showed."""
 RESERVED = FUNCTIONS | {CONTEXT, HISTORY, ANSWER, LAST_VALUE}
-"""All of these names, without the numbered ones."""
+"""Names that neither a tool nor a value of the user's may have. `context_n` and `history_n` are reserved as well."""
 
 
 def numbered(name: str, run: int) -> str:

@@ -1,17 +1,28 @@
-"""A program that the host has run in a sandbox: what it is started with. Init's child alone decodes it."""
+"""Arguments and variables of a program that the orchestrator starts in a sandbox, encoded for a memfd.
+
+Only the child that init forks for the program decodes them: init itself, pid 1 of the worker, parses as little as it
+can.
+"""
 
 import msgspec
 
 from sandbox_worker.wire.errors import MessageInvalid
 
 MAX_PROGRAM_BYTES = 1 << 20
-"""Arguments and variables of one program together. The kernel takes 2 MiB with the usual limit of a stack."""
+"""Maximum bytes of one encoded `Program`; the orchestrator refuses more. The kernel's own bound for arguments and
+variables is a quarter of the stack limit: 2 MiB with the usual 8 MiB (execve(2))."""
 MAX_ARGUMENT_BYTES = (1 << 17) - 1
-"""Of one argument, as the kernel has it (MAX_ARG_STRLEN)."""
+"""Maximum bytes of one argument or variable; more is refused. The kernel's MAX_ARG_STRLEN is 32 pages (131,072 bytes),
+the final 0 byte included (execve(2))."""
 
 
 class Program(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Arguments, the name of the program first, and what is added to init's variables. None of the bytes is 0."""
+    """The start of one program.
+
+    Attributes:
+        argv: Arguments, the name of the program first. None contains a 0 byte.
+        env: Variables that are added to init's own. None contains a 0 byte.
+    """
 
     argv: list[bytes]
     env: dict[bytes, bytes]
@@ -21,12 +32,16 @@ _decoder = msgspec.msgpack.Decoder(Program)
 
 
 def pack_program(program: Program) -> bytes:
-    """The program as bytes, for a memfd."""
+    """Return the program as MessagePack bytes, for a memfd."""
     return msgspec.msgpack.encode(program)
 
 
 def unpack_program(data: bytes) -> Program:
-    """Raises: MessageInvalid."""
+    """Return the program that `pack_program` encoded.
+
+    Raises:
+        MessageInvalid: The bytes are not an encoded `Program`.
+    """
     try:
         return _decoder.decode(data)
     except (msgspec.MsgspecError, RecursionError, UnicodeError) as error:

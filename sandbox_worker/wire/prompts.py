@@ -1,7 +1,7 @@
-"""What a prompt may consist of, and the prompts of a large query, which are decoded one at a time.
+"""Types of a prompt, and the prompts of a large query, which are decoded one at a time.
 
-Content parts have the shape of OpenAI's API, and a chat message is one part more. They are typed to the last field: a
-frame could hold so many empty lists or dicts that they would be gigabytes in memory.
+Content parts have the shape of OpenAI's API; a chat message is one more kind of part. Each field is typed, so that the
+decoder refuses free JSON: a frame could hold empty lists or dicts that take gigabytes in memory.
 """
 
 from collections.abc import Iterator, Sequence
@@ -12,9 +12,10 @@ import msgspec
 from sandbox_worker.wire.errors import MessageInvalid
 
 MAX_PARTS = 256
-"""Content parts or messages of one prompt, and content parts of one message; a prompt with more is invalid."""
+"""Maximum content parts or messages of one prompt, and content parts of one message; a prompt with more is invalid."""
 MAX_PROMPT_BYTES = 8 << 20
-"""Bytes of one prompt as JSON; a larger one is refused. They are two million tokens, more than models read."""
+"""Maximum bytes of one prompt as JSON; a larger one is refused. 8 MiB are about two million tokens, more than models
+read."""
 
 
 class TextPart(msgspec.Struct, frozen=True, tag_field="type", tag="text", forbid_unknown_fields=True):
@@ -24,7 +25,7 @@ class TextPart(msgspec.Struct, frozen=True, tag_field="type", tag="text", forbid
 
 
 class ImageUrl(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """A picture as a `data:` address. How much of its detail is looked at, the provider decides."""
+    """A picture as a `data:` address. `detail` is a hint to the provider, such as "low"."""
 
     url: str
     detail: str | None = None
@@ -54,25 +55,25 @@ Content = str | Annotated[list[Part], msgspec.Meta(min_length=1, max_length=MAX_
 
 
 class MessagePart(msgspec.Struct, frozen=True, tag_field="type", tag="message", forbid_unknown_fields=True):
-    """A chat message, of a prompt that is a list of nothing else."""
+    """A chat message. A prompt that has one consists of chat messages alone."""
 
     role: Literal["system", "user", "assistant"]
     content: Content
 
 
 Prompt = str | Annotated[list[Part | MessagePart], msgspec.Meta(min_length=1, max_length=MAX_PARTS)]
-"""What code asks a model: a text, content parts, or chat messages."""
+"""Prompt of a model: a text, content parts, or chat messages."""
 
 
 def are_messages(parts: Sequence[Part | MessagePart]) -> bool:
-    """Return whether a prompt that is a list consists of chat messages.
+    """Whether a prompt that is a list consists of chat messages.
 
     Raises:
-        MessageInvalid: It has both messages and content parts.
+        MessageInvalid: The prompt has both messages and content parts.
     """
     messages = sum(isinstance(part, MessagePart) for part in parts)
     if 0 < messages < len(parts):
-        raise MessageInvalid("a prompt is a list of content parts or of chat messages, and not of both")
+        raise MessageInvalid("a prompt that is a list has either content parts or chat messages, not both")
     return messages > 0
 
 
@@ -80,10 +81,13 @@ _prompt: msgspec.json.Decoder[Prompt] = msgspec.json.Decoder(Prompt)
 
 
 class Prompts(Sequence[Prompt]):
-    """Prompts as they came, slices of their frame, each decoded anew whenever it is asked for.
+    """Sequence of prompts that are still encoded: slices of their frame, each decoded anew whenever it is read.
 
-    A query of 64 MB would be up to four times as large if all its prompts were decoded at once: CPython keeps a text
-    with a single wide character in four bytes a character.
+    If all prompts of a query were decoded at once, then they could take four times the bytes of the query. CPython
+    stores a text at one, two or four bytes per character, and its widest character decides (PEP 393).
+
+    Args:
+        raw: One JSON text for each prompt.
     """
 
     def __init__(self, raw: Sequence[memoryview]) -> None:
@@ -99,7 +103,7 @@ class Prompts(Sequence[Prompt]):
     def __getitem__(self, index: slice) -> "Prompts": ...
 
     def __getitem__(self, index: int | slice) -> "Prompt | Prompts":
-        """Decode one prompt; a slice decodes none.
+        """Decode one prompt; or return the prompts of a slice, still encoded.
 
         Raises:
             MessageInvalid: The prompt is neither text, content parts nor chat messages, or it is larger than
@@ -110,7 +114,7 @@ class Prompts(Sequence[Prompt]):
         raw = self._raw[index]
         if len(raw) > MAX_PROMPT_BYTES:
             raise MessageInvalid(
-                f"a prompt of {len(raw):,} bytes, more than {MAX_PROMPT_BYTES:,}: ask about a smaller part"
+                f"a prompt has {len(raw):,} bytes, more than {MAX_PROMPT_BYTES:,}: ask about a smaller part"
             )
         try:
             return _prompt.decode(raw)
@@ -128,15 +132,15 @@ class Prompts(Sequence[Prompt]):
     __hash__ = None  # type: ignore[assignment]
 
     def subset(self, indexes: Sequence[int]) -> "Prompts":
-        """Some of the prompts, still as they came."""
+        """Return the prompts at `indexes`, still encoded."""
         return Prompts([self._raw[index] for index in indexes])
 
     def is_text(self, index: int) -> bool:
-        """Whether a prompt is text, told without decoding it."""
+        """Whether a prompt is text. The prompt is not decoded for this."""
         return self._raw[index][0] == ord('"')
 
     def decoded_bytes(self, index: int) -> int:
-        """Memory that a prompt may take once it is decoded, at most; 0 for one that is too large to be decoded."""
+        """Return the maximum bytes of a prompt in memory once it is decoded; 0 if it is too large to be decoded."""
         if len(self._raw[index]) > MAX_PROMPT_BYTES:
             return 0
         raw = bytes(self._raw[index])
@@ -144,5 +148,5 @@ class Prompts(Sequence[Prompt]):
         return len(raw) if is_narrow else 4 * len(raw)
 
     def encoded(self, index: int) -> bytes:
-        """A prompt as it came, as JSON."""
+        """Return a prompt as its JSON, unchanged."""
         return bytes(self._raw[index])

@@ -1,8 +1,13 @@
-"""Tables on the wire: columns of values with their names, of pandas, polars and pyarrow.
+"""Tables of pandas, polars and pyarrow on the wire: columns of values, with their names.
 
-A column is a list of a kind and its content: an array for numbers, a list for all else. `$series` has a column, an
-index and a name; `$frame` columns, the axis of their names, and an index; `$polars` and `$arrow` names and columns. The
-package is imported where a table arrives. What a table has beside its cells and names, such as `attrs`, does not cross.
+A column is a list of a kind and its content: an array for numbers, a list for all other types. The tags have:
+
+- `$series`: a column, an index and a name.
+- `$frame`: the columns, the axis of their names, and an index.
+- `$polars`, `$arrow`: the names and the columns.
+
+The receiver imports the package when a table arrives. Only cells and names cross; other data of a table, such as
+`attrs`, is left out.
 """
 
 import re
@@ -15,33 +20,34 @@ from sandbox_worker.wire.arrays import MAX_EMPTY_LENGTH, module
 from sandbox_worker.wire.errors import ValueProblem
 
 MAX_CATEGORIES: Final = 10_000
-"""Of one column; more are refused. pandas looks for equal ones, and takes quadratic time if they are chosen for it."""
+"""Maximum categories of one column; more are refused. pandas searches them for duplicates by their hash, which takes
+quadratic time if a sender chose them to collide."""
 _KINDS: Final = "biufcmM"
 _LISTED: Final = re.compile(r"object|str|string|boolean|U?Int(8|16|32|64)|Float(32|64)")
 _OF_A_ZONE: Final = re.compile(r"datetime64\[(s|ms|us|ns), .*\]")
 
 
 class Inside(Protocol):
-    """What encodes the values in a table."""
+    """Encoder of the values in a table; `encoding.Encoding` is one."""
 
     def inside(self, key: object, value: Any) -> Any:
-        """Encode what is at `key`."""
+        """Encode the part of the table that stands at `key`."""
         ...
 
 
 class Values(Protocol):
-    """What decodes the values in a table."""
+    """Decoder of the values in a table; `decoding.Decoding` is one."""
 
     def value(self, node: Any, depth: int) -> Any:
-        """Return what a node stands for."""
+        """Return the object for a node of decoded JSON."""
         ...
 
 
 def encoded(value: Any, encoding: Inside) -> dict[str, Any] | None:
-    """Return a tag for a table; None for anything else.
+    """Return the tag for a table; None for any other object.
 
     Raises:
-        ValueProblem: A column is of a type that does not cross.
+        ValueProblem: A column has a type that cannot cross.
     """
     kind = type(value)
     pandas: Any = sys.modules.get("pandas")
@@ -103,38 +109,43 @@ def _plain_array(codes: Any) -> Any:
 
 
 def series(content: Any, decoding: Values, depth: int) -> Any:
-    """Return the series of a tag's content.
+    """Return the series of pandas for a tag's content.
+
+    Args:
+        content: Content of the tag, as decoded JSON.
+        decoding: Decoder of the values inside.
+        depth: Number of containers around the tag.
 
     Raises:
-        ValueProblem: It is none.
+        ValueProblem: The content does not describe such a table, or the package is not installed here.
     """
     return _checked(_series, content, decoding, depth)
 
 
 def frame(content: Any, decoding: Values, depth: int) -> Any:
-    """Return the data frame of a tag's content, see `series`."""
+    """Return the data frame of pandas for a tag's content, see `series`."""
     return _checked(_frame, content, decoding, depth)
 
 
 def polars_frame(content: Any, decoding: Values, depth: int) -> Any:
-    """Return the data frame of polars, see `series`."""
+    """Return the data frame of polars for a tag's content, see `series`."""
     return _checked(arrow.polars_frame, content, decoding, depth)
 
 
 def arrow_table(content: Any, decoding: Values, depth: int) -> Any:
-    """Return the table of pyarrow, see `series`."""
+    """Return the table of pyarrow for a tag's content, see `series`."""
     return _checked(arrow.arrow_table, content, decoding, depth)
 
 
 def _checked(made: Callable[[Any], Any], content: Any, decoding: Values, depth: int) -> Any:
-    """Decode what is inside, and then make the table of it. The packages raise whatever they like."""
+    """Decode the values inside, make the table of them, and turn any exception of its package into `ValueProblem`."""
     content = decoding.value(content, depth)
     try:
         return made(content)
     except (ValueProblem, MemoryError, RecursionError):
         raise
-    except Exception as error:  # noqa: BLE001 - pandas alone has a dozen classes
-        raise ValueProblem(f"it has a table that is none: {type(error).__name__}: {error!s:.200}") from None
+    except Exception as error:  # noqa: BLE001 - pandas alone raises a dozen classes of its own
+        raise ValueProblem(f"it has an invalid table: {type(error).__name__}: {error!s:.200}") from None
 
 
 def _series(content: Any) -> Any:
@@ -152,7 +163,7 @@ def _frame(content: Any) -> Any:
     pandas = module("pandas")
     index, labels = _decoded_axis(pandas, rows), _decoded_axis(pandas, names)
     if len(index) > MAX_EMPTY_LENGTH and not columns:
-        raise ValueProblem(f"a table without columns has {len(index):,} rows")
+        raise ValueProblem(f"a table without columns has {len(index):,} rows, more than {MAX_EMPTY_LENGTH:,}")
     made = {at: _decoded_column(pandas, column) for at, column in enumerate(columns)}
     for column in made.values():
         _require_length(len(column), len(index))
@@ -175,7 +186,7 @@ def _decoded_column(pandas: Any, content: Any) -> Any:
         index = pandas.Index(categories)
         return pandas.Series(pandas.Categorical.from_codes(_array(values, "i"), index, ordered=more[1] is True))
     if type(kind) is not str or not _LISTED.fullmatch(kind) or type(values) is not list:
-        raise ValueProblem(f"a table has a column of the kind {kind!r:.60}")
+        raise ValueProblem(f"a table has a column of the unknown kind {kind!r:.60}")
     return pandas.Series(values, dtype=kind)
 
 
@@ -192,10 +203,10 @@ def _decoded_axis(pandas: Any, content: Any) -> Any:
         for level, code in zip(levels, codes, strict=True):
             _require_length(len(code), len(codes[0]))
             if len(code) and not -1 <= code.min() <= code.max() < len(level):
-                raise ValueProblem("a table has a label that there is not")
+                raise ValueProblem("a table has an index with a code that points to no label")
         made = pandas.MultiIndex(levels, codes, verify_integrity=False)
     else:
-        raise ValueProblem(f"a table has an index of the kind {kind!r:.60}")
+        raise ValueProblem(f"a table has an index of the unknown kind {kind!r:.60}")
     made.names = names
     return made
 
@@ -203,10 +214,10 @@ def _decoded_axis(pandas: Any, content: Any) -> Any:
 def _array(values: Any, kinds: str) -> Any:
     numpy = module("numpy")
     if type(values) is not numpy.ndarray or values.ndim != 1 or values.dtype.kind not in kinds:
-        raise ValueProblem("a table has a column that is no array")
+        raise ValueProblem("a table has a column that is not an array of one dimension and of the expected kind")
     return values
 
 
 def _require_length(length: int, wanted: int) -> None:
     if length != wanted:
-        raise ValueProblem(f"a table has {length:,} values where {wanted:,} belong")
+        raise ValueProblem(f"a table has {length:,} values in one place, expected {wanted:,}")

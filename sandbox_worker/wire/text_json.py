@@ -1,11 +1,12 @@
-"""JSON of text with lone surrogates: half characters that a `str` may hold, and UTF-8 may not.
+"""JSON of text with lone surrogates: halves of a character, which a `str` may hold and UTF-8 may not.
 
-msgspec refuses them. There are four ways to go on, and each function here that encodes says which one it takes:
+msgspec refuses to encode them. There are four ways to handle them. The name of each function here says its way:
 
-- refuse: `msgspec.json.encode` alone, for what must arrive unchanged.
-- as JSON escapes: for files of our own, since `json` and `decode_escaped` read them back.
-- written out: for what a person or a model reads, and for other programs, whose JSON need not have them.
-- raw: for contexts, whose texts must arrive unchanged whatever they hold.
+- refused: `msgspec.json.encode` alone, for values that must arrive unchanged.
+- escaped: as JSON escapes such as `\\ud800`, for files of our own, since `json` and `decode_escaped` read them back.
+- written out: as six visible characters, for text that a person or a model reads, and for other programs, whose JSON
+  parsers may refuse the escapes.
+- raw: as bytes that UTF-8 does not permit, for contexts, whose texts must arrive unchanged.
 """
 
 import json
@@ -20,7 +21,7 @@ _LONE = re.compile("[\ud800-\udfff]")
 
 
 def encode_escaped(value: Any) -> bytes:
-    """Encode as JSON with lone surrogates as its escapes, `\\ud800`. `decode_escaped` and `json` read it."""
+    """Encode as JSON, with lone surrogates as JSON escapes such as `\\ud800`. `decode_escaped` and `json` read it."""
     try:
         return msgspec.json.encode(value)
     except UnicodeEncodeError:
@@ -28,25 +29,27 @@ def encode_escaped(value: Any) -> bytes:
 
 
 def decode_escaped(data: bytes, wanted: type[T]) -> T:
-    """Decode what `encode_escaped` returned.
+    """Decode JSON that `encode_escaped` returned.
 
     Raises:
-        msgspec.ValidationError: It is not of the type `wanted`.
-        ValueError, RecursionError: It is not JSON, or is nested too deeply.
+        msgspec.ValidationError: The value is not of the type `wanted`.
+        ValueError: The bytes are not JSON.
+        RecursionError: The value is nested too deeply.
     """
     try:
         return msgspec.json.decode(data, type=wanted)
     except msgspec.ValidationError:
         raise
-    except msgspec.DecodeError:  # it does not read lone surrogates
+    except msgspec.DecodeError:  # msgspec does not read escapes of lone surrogates; `json` does
         return msgspec.convert(json.loads(data), wanted)
 
 
 def encode_written_out(value: Any, enc_hook: Callable[[Any], Any] | None = None) -> bytes:
-    """Encode as UTF-8 JSON with lone surrogates written out.
+    """Encode as UTF-8 JSON, with lone surrogates written out as six visible characters.
 
     Args:
-        enc_hook: As for `msgspec.json.encode`.
+        value: Value to encode.
+        enc_hook: Function for objects of other types, as for `msgspec.json.encode`.
     """
     try:
         return msgspec.json.encode(value, enc_hook=enc_hook)
@@ -55,16 +58,19 @@ def encode_written_out(value: Any, enc_hook: Callable[[Any], Any] | None = None)
 
 
 def encode_raw(value: Any) -> bytes:
-    """Encode as JSON with lone surrogates as UTF-8 would have them (`surrogatepass`). `value` is plain.
+    """Encode as JSON, with lone surrogates as the three bytes that UTF-8 would give them (`surrogatepass`).
 
-    As escapes, two that stand side by side would be read as one character.
+    Escapes would not do: a reader joins two adjacent escapes of a high and a low surrogate into one character.
+
+    Args:
+        value: Value of JSON's types.
     """
     try:
         return msgspec.json.encode(value)
-    except (UnicodeEncodeError, TypeError):  # TypeError: a subclass of str, int or float
+    except (UnicodeEncodeError, TypeError):  # msgspec raises TypeError for a subclass of str, int or float
         return json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode("utf-8", "surrogatepass")
 
 
 def written_out(json_text: str) -> str:
-    """Return JSON with its lone surrogates as Python source has them: `\\\\ud800`, six characters that can be read."""
+    """Return JSON in which each lone surrogate is replaced by six visible characters, its escape in Python source."""
     return _LONE.sub(lambda half: f"\\\\u{ord(half[0]):04x}", json_text)

@@ -1,11 +1,11 @@
-"""Values on the wire: JSON, and tags for what JSON does not have. Both sides use it; it imports neither.
+"""Values on the wire: JSON, with tags for the types that JSON lacks. Both sides import it; it imports neither side.
 
-What JSON holds is itself. All else is an object of one key that begins with `$`:
+A value that JSON can express stands for itself. Any other value is an object with one key, a tag that begins with `$`:
 
 | tag | content |
 | --- | --- |
 | `$tuple`, `$set`, `$frozenset` | list of the elements |
-| `$dict` | list of key, value, key, value: keys that are not all text, or a dict that looks like a tag |
+| `$dict` | list of key, value, key, value; for a dict with a key that is not text, or one that looks like a tag |
 | `$float` | `nan`, `inf` or `-inf` |
 | `$int` | hexadecimal digits of an integer that is too long for JSON |
 | `$str` | text with lone surrogates: its UTF-8 with `surrogatepass`, as base64 |
@@ -14,11 +14,11 @@ What JSON holds is itself. All else is an object of one key that begins with `$`
 | `$date`, `$timedelta` | ISO text; days, seconds, microseconds |
 | `$datetime`, `$time` | ISO text without a zone, fold, and the zone: null, microseconds from UTC, or a name |
 | `$decimal`, `$path`, `$purepath` | text |
-| `$array`, `$scalar` | of numpy, see `arrays` |
-| `$series`, `$frame`, `$polars`, `$arrow` | of tables, see `tables` |
+| `$array`, `$scalar` | array or scalar of numpy, see `arrays` |
+| `$series`, `$frame`, `$polars`, `$arrow` | tables, see `tables` |
 
-Of a subclass, such as a Counter, the built-in class arrives, which is equal. Nothing is pickled, and no name in a text
-is looked up but in tables of our own.
+An object of a subclass, such as a Counter, arrives as an equal object of the built-in class. Pickle is not used: it
+would run code of the sender's choice. Names in a message are looked up in the fixed tables of these modules alone.
 """
 
 import mmap
@@ -33,16 +33,17 @@ from sandbox_worker.wire.encoding import MAX_NESTING, Encoding, Others
 from sandbox_worker.wire.errors import MessageInvalid, ValueInvalid, ValueProblem, ValueRefused
 
 MAX_ENCODED_VALUES: Final = 1 << 25
-"""Values inside one that is encoded; more are refused. As many do not fit into a frame of the default size."""
+"""Maximum values inside one value that is encoded; more are refused. A frame of the default 64 MiB holds fewer: each
+takes two bytes or more."""
 MAX_DECODED_VALUES: Final = 1 << 20
-"""Values inside one that comes out of a worker because the user asked for it; more are refused. Decoding as many empty
-lists takes 60 MB and a tenth of a second, of the thread that looks at the value."""
+"""Maximum values inside one value that a worker sends because the user asked for it; more are refused. Decoding as many
+empty lists takes 60 MB, and 0.1 s of the thread that reads the value."""
 MAX_BINARY_BYTES: Final = 1 << 30
-"""Bytes of arrays and bytes inside one value; more are refused before they are copied."""
+"""Maximum bytes of all arrays and bytes objects inside one value; more are refused before they are copied."""
 
 
 DECODING_FACTOR: Final = 3
-"""Memory that decoding takes, at most, in sizes of what is decoded: its text, its bytes, and the array of them."""
+"""Peak memory of decoding, as a multiple of the encoded size: the text, its bytes, and the array made of them."""
 
 
 def encode(
@@ -53,53 +54,61 @@ def encode(
     most_values: int = MAX_ENCODED_VALUES,
     most_bytes: int = MAX_BINARY_BYTES,
 ) -> bytes:
-    """Encode a value as JSON.
+    """Encode a value as JSON with tags.
 
     Args:
-        whole: Name of the value, for the sentence.
-        others: Called with what does not cross. What it returns crosses in its place; `repr` is one. It raises
-            `ValueProblem` where it has nothing either.
-        most_values: Values inside of `value`; one with more is refused.
-        most_bytes: Bytes of all arrays and bytes inside of `value`; one with more is refused.
+        value: Value to encode.
+        whole: Name of the value for error messages, such as "the final answer".
+        others: Function that is called with each object that cannot cross, such as `repr`. The object that it returns
+            crosses instead. It raises `ValueProblem` to refuse the object.
+        most_values: Maximum values inside of `value`; more are refused.
+        most_bytes: Maximum bytes of all arrays and bytes objects inside of `value`; more are refused.
 
     Raises:
-        ValueRefused: Something in it does not cross.
+        ValueRefused: The value, or a part of it, cannot cross. The message names the part.
     """
     try:
         try:
             return msgspec.json.encode(Encoding(whole, others, most_values, most_bytes).wire(value))
-        except (UnicodeEncodeError, ValueError):  # lone surrogates, or an integer of more digits than Python prints
+        # msgspec met lone surrogates, or an integer of more digits than Python prints. Look at each text and integer.
+        except (UnicodeEncodeError, ValueError):
             encoding = Encoding(whole, others, most_values, most_bytes, is_plain_checked=True)
             return msgspec.json.encode(encoding.wire(value))
     except RecursionError:
         raise ValueRefused(f"{whole} is nested too deeply") from None
-    except RuntimeError as error:  # a thread changes a dict or set meanwhile
+    except RuntimeError as error:  # another thread changed a dict or set while it was iterated
         raise ValueRefused(f"{whole} cannot be read: {error}") from None
 
 
 def encode_json(value: object, whole: str) -> bytes:
-    """Do the same with a value that came out of JSON, or of a context: large ones need not be looked through.
+    """Encode a value that was decoded from JSON or is a context, without walking through it in Python.
+
+    Args:
+        value: Value of JSON's types. A value with other types is encoded as `encode` does it.
+        whole: Name of the value for error messages.
 
     Raises:
-        ValueRefused: It is nested too deeply.
+        ValueRefused: The value cannot cross, or is nested too deeply.
     """
     try:
         data = msgspec.json.encode(value)
         if not has_tags(data):
             return data
     except (UnicodeEncodeError, ValueError, TypeError, RecursionError):
-        pass  # lone surrogates, or of a subclass
+        pass  # the value has lone surrogates, or an object of a subclass or of another type
     return encode(value, whole)
 
 
 def decode(data: bytes | bytearray | memoryview, most_values: int | None = None) -> Any:
-    """Decode what `encode` returned.
+    """Decode a value that `encode` encoded.
 
     Args:
-        most_values: Values that may be inside, and then depth is bounded, too. None is for what the orchestrator sent.
+        data: JSON with tags.
+        most_values: Maximum values inside; more are refused, and so is deep nesting. None, for no bound, is meant for
+            values from the orchestrator alone.
 
     Raises:
-        ValueInvalid: It is something else; no other exception leaves here, whatever the bytes.
+        ValueInvalid: The bytes do not encode a value. No bytes cause any other exception.
     """
     data = bytes(data)
     try:
@@ -116,17 +125,17 @@ def decode(data: bytes | bytearray | memoryview, most_values: int | None = None)
     except RecursionError:
         raise ValueInvalid("it is nested too deeply") from None
     except (msgspec.MsgspecError, ValueError, TypeError, ArithmeticError, LookupError, AttributeError) as error:
-        raise ValueInvalid(f"it is no value: {error}") from None
+        raise ValueInvalid(f"it does not encode a value: {error}") from None
 
 
 def decode_context(data: bytes) -> Any:
     """Decode a context of kind `value`, which the orchestrator wrote.
 
     Raises:
-        ContextBroken: It cannot be had here: a package is missing, or there is no memory for it.
+        ContextBroken: A package is missing here, or there is not enough memory.
     """
     try:
-        # Ask for the memory first: msgspec crashes where there is none for a long text.
+        # Map that much memory first, and release it: msgspec crashes if the memory for a long text is missing.
         mmap.mmap(-1, DECODING_FACTOR * len(data), mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS).close()
         return decode(data)
     except ValueInvalid as invalid:
@@ -136,5 +145,5 @@ def decode_context(data: bytes) -> Any:
 
 
 def has_tags(data: bytes) -> bool:
-    """Whether some part of an encoded value is no plain JSON."""
-    return b"$" in data and b'{"$' in data  # one character is found ten times as fast as three
+    """Whether an encoded value may have a tag. False means plain JSON; a text can look like a tag."""
+    return b"$" in data and b'{"$' in data  # a search for one character is ten times as fast as one for three

@@ -1,23 +1,24 @@
-"""What is told of a variable: its name, its type and its size, each within bounds."""
+"""Facts about a variable of model code: its name, its type and its size, each within bounds."""
 
 from typing import Annotated
 
 import msgspec
 
 MAX_VARIABLES = 40
-"""Variables that are told of one block; the rest of more is left out."""
+"""Maximum variables in the result of one block; the REPL leaves out further ones."""
 MAX_VARIABLE_CHARS = 60
-"""Characters of the name of a variable, which is left out if it has more, and of that of its type, which is cut."""
+"""Maximum characters of a variable's name and of its type's name. A variable with a longer name is left out; a longer
+type name is cut."""
 MAX_DIMENSIONS = 8
-"""Numbers of a shape. An array with more has no size."""
+"""Maximum dimensions of a shape. An array with more is reported without a size."""
 Length = Annotated[int, msgspec.Meta(ge=0, le=(1 << 63) - 1)]
 Size = Length | Annotated[tuple[Length, ...], msgspec.Meta(max_length=MAX_DIMENSIONS)]
-"""A length; or the shape of an array or a table."""
+"""Length of a value, or the shape of an array or a table."""
 ShortText = Annotated[str, msgspec.Meta(max_length=MAX_VARIABLE_CHARS)]
 
 
 class VariableFact(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """A variable of model code's, by its own word."""
+    """A variable of model code. The REPL reports it, so all fields are claims of model code, not facts."""
 
     name: ShortText
     type: ShortText

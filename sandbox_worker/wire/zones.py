@@ -1,4 +1,4 @@
-"""Time zones on the wire: the distance from UTC in microseconds, or the name of a zone."""
+"""Time zones on the wire: the offset from UTC in microseconds, or the name of a zone."""
 
 import datetime
 import functools
@@ -13,10 +13,10 @@ _NAME: Final = re.compile(r"[A-Za-z0-9_+-]{1,40}(/[A-Za-z0-9_+-]{1,40}){0,2}")
 
 
 def encoded(zone: datetime.tzinfo | None) -> int | str | None:
-    """Return what stands for a zone.
+    """Return the wire form of a zone: its offset in microseconds, its name, or None for no zone.
 
     Raises:
-        ValueProblem: It is of another class than the standard library's two.
+        ValueProblem: The zone is neither a `datetime.timezone` nor a `zoneinfo.ZoneInfo`.
     """
     if zone is None:
         return None
@@ -26,15 +26,15 @@ def encoded(zone: datetime.tzinfo | None) -> int | str | None:
     name = getattr(zone, "key", None) if zoneinfo is not None and type(zone) is zoneinfo.ZoneInfo else None
     if name is not None:
         return str(name)
-    raise ValueProblem(f"has the time zone {zone!r:.60}: use datetime.timezone or zoneinfo.ZoneInfo")
+    raise ValueProblem(f"has a time zone of another class, {zone!r:.60}: use datetime.timezone or zoneinfo.ZoneInfo")
 
 
 def decoded(zone: Any) -> datetime.tzinfo | None:
-    """Return what `encoded` stands for.
+    """Return the zone of a wire form that `encoded` made.
 
     Raises:
-        ValueProblem: There is no such zone here.
-        ValueError: The distance is a day or more.
+        ValueProblem: This machine has no zone of that name.
+        ValueError: The offset is a day or more.
     """
     if zone is None:
         return None
@@ -49,8 +49,11 @@ def decoded(zone: Any) -> datetime.tzinfo | None:
 
 @functools.lru_cache(maxsize=1024)
 def _named(name: str) -> datetime.tzinfo:
-    """Return a zone from a file. A name that is none would have `zoneinfo` look for a module."""
-    import zoneinfo  # most processes never need it
+    """Return the zone of a name.
+
+    The name is checked first: for an unknown name, `zoneinfo` would import a module that the peer named.
+    """
+    import zoneinfo  # imported here because most processes never need it
 
     if not any(Path(folder, name).is_file() for folder in zoneinfo.TZPATH) and name not in _packaged():
         raise ValueProblem(f"the time zone {name!r} is not known here: it needs the package tzdata")

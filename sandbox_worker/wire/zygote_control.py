@@ -1,4 +1,4 @@
-"""What the orchestrator says to the zygote, and what it answers: packets as those of `control`."""
+"""Control messages between the orchestrator and the fork server (zygote): packets like those of `control`."""
 
 from typing import Annotated, Literal
 
@@ -11,19 +11,20 @@ from sandbox_worker.wire.layers import Layer
 from sandbox_worker.wire.level import LevelName
 
 PreparationStep = Literal["imports", "context", "setup"]
-"""What a fork server gets ready for its workers."""
+"""Step of a fork server's preparation for its workers."""
 
 
-# -- the orchestrator says to the zygote -------------------------------------------------------------------------------
+# -- from the orchestrator to the fork server --------------------------------------------------------------------------
 
 
 class Packages(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What workers import from, where it is not what the fork server was started with.
+    """Installation from which workers import, if it differs from the one that the fork server was started with.
 
     Attributes:
-        search: `sys.path`.
-        own: Module → its file or its folder, which is found after all else: what a worker's own code needs.
-        executable: `sys.executable`.
+        search: Value of `sys.path`.
+        own: Module → its file or folder, for the modules that a worker's own code needs. They are found last, so the
+            installation's own modules come first.
+        executable: Value of `sys.executable`.
     """
 
     search: list[str]
@@ -32,19 +33,20 @@ class Packages(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Configure(Control, frozen=True):
-    """First message: which level, what is visible in it, and what every worker is to find.
+    """First message: the level, the visible files, and the contents of every worker.
 
-    Beside it travel the sealed memfds of a context, if there is one.
+    The sealed memfds of the context travel beside it, if there is a context.
 
     Attributes:
-        new_root: An empty private folder of the host where the worker's root is built.
-        readable: Folders and files of the Python installation.
-        hidden: Folders below them that no worker shall see.
-        preload: Modules that every REPL finds imported already.
-        setup: Code whose variables every REPL finds.
-        context: The pieces of the context that every REPL finds.
-        seed: What `random` and numpy's global generator begin with in every REPL.
-        packages: None leaves `sys.path` as it is.
+        level: Name of the isolation level.
+        new_root: Empty private folder of the host, in which the workers' root is built.
+        readable: Folders and files of the Python installation, which workers may read.
+        hidden: Folders below `readable` that workers must not see.
+        preload: Modules that are imported before the first fork, so that every REPL has them already.
+        setup: Code that runs before the first fork. Every REPL finds its variables.
+        context: Pieces of the context that every REPL finds.
+        seed: Seed of `random` and of numpy's global generator in every REPL; None for a different one in each.
+        packages: Installation from which workers import; None leaves `sys.path` as it is.
     """
 
     level: LevelName
@@ -59,10 +61,12 @@ class Configure(Control, frozen=True):
 
 
 class Spawn(Control, frozen=True):
-    """Fork a worker. Beside it travels one descriptor: init's end of the worker's control socket.
+    """Command to fork a worker. Beside it travels init's end of the worker's control socket.
 
     Attributes:
-        scratch: The scratch folder, for a level without a mount namespace of its own.
+        allow_exec: Whether code may start other programs.
+        scratch: Path of the scratch folder on the host, for a level whose workers have no root of their own.
+        bounds: Bounds of the REPL.
     """
 
     allow_exec: bool
@@ -70,15 +74,15 @@ class Spawn(Control, frozen=True):
     bounds: ReplBounds
 
 
-# -- the zygote says -------------------------------------------------------------------------------------------------
+# -- from the fork server --------------------------------------------------------------------------------------------
 
 
 class ZygoteReady(Control, frozen=True):
-    """It is locked in and can fork.
+    """Report that the fork server is isolated and prepared, and can fork.
 
     Attributes:
-        layers: The layers that all its workers share.
-        memory_bytes: What it takes.
+        layers: Layers that all its workers share.
+        memory_bytes: Memory of the fork server in bytes.
     """
 
     layers: list[Layer]
@@ -86,10 +90,12 @@ class ZygoteReady(Control, frozen=True):
 
 
 class ZygoteFailed(Control, frozen=True):
-    """It could not be locked in, and has ended.
+    """Report that a layer failed. The fork server ends.
 
     Attributes:
-        code: The kernel's error number, or 0.
+        reason: Description of the failure.
+        layer: Layer that failed.
+        code: Error number of the kernel, or 0.
     """
 
     reason: str
@@ -98,18 +104,18 @@ class ZygoteFailed(Control, frozen=True):
 
 
 class NotPrepared(Control, frozen=True):
-    """Its layers are in place, but `step` of what it was to get ready failed, and it has ended."""
+    """Report that the layers hold, but `step` of the preparation failed. The fork server ends."""
 
     step: PreparationStep
     reason: str
 
 
 class Spawned(Control, frozen=True):
-    """A worker was forked. Beside it travels the pidfd of its init."""
+    """Report that a worker was forked. The pidfd of its init travels beside it."""
 
 
 class SpawnFailed(Control, frozen=True):
-    """No worker could be forked."""
+    """Report that a worker could not be forked."""
 
     reason: str
 
@@ -122,10 +128,18 @@ _from_zygote: msgspec.msgpack.Decoder[FromZygote] = msgspec.msgpack.Decoder(From
 
 
 def unpack_to_zygote(packet: bytes) -> ToZygote:
-    """Raises: MessageInvalid."""
+    """Return the message of a packet to the fork server.
+
+    Raises:
+        MessageInvalid: The packet is not such a message.
+    """
     return unpack(_to_zygote, packet)
 
 
 def unpack_from_zygote(packet: bytes) -> FromZygote:
-    """Raises: MessageInvalid."""
+    """Return the message of a packet from the fork server.
+
+    Raises:
+        MessageInvalid: The packet is not such a message.
+    """
     return unpack(_from_zygote, packet)

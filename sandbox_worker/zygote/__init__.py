@@ -1,1 +1,1 @@
-"""The fork server: prepares a process once, then forks workers from it. It runs no model code."""
+"""The fork server (zygote): prepares a process once, then forks workers from it. It runs no model code."""

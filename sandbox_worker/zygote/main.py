@@ -1,6 +1,7 @@
-"""The fork server: everything slow is done once here, then it only forks.
+"""Main function of the fork server: does all slow work once, then only forks.
 
-One thread, no model code, no secret. It was exec'd with `-I -S`, an explicit path and an environment of our own.
+The process has one thread, runs no model code and holds no secret. The orchestrator executes it with `-I -S`, an
+explicit `sys.path` and an environment of its own.
 """
 
 import contextlib
@@ -40,8 +41,13 @@ from sandbox_worker.zygote.warm_up import rehearse
 
 
 def main(control_fd: int) -> NoReturn:
-    """Serve the orchestrator at the other end of `control_fd` until it hangs up."""
-    # A supervisor may have left SIGCHLD ignored. The kernel would then reap children itself: waitpid fails with ECHILD.
+    """Serve the orchestrator at the other end of `control_fd` until it closes its end.
+
+    The first packet must be `Configure`; the answer is `ZygoteReady`, `ZygoteFailed` or `NotPrepared`. Every later one
+    must be `Spawn`.
+    """
+    # A supervisor may have left SIGCHLD ignored. The kernel would then reap children itself, and waitpid would fail
+    # with ECHILD (waitpid(2)).
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     control = socket.socket(fileno=control_fd)
     packet, fds = receive(control, MAX_PACKET_BYTES, MAX_PIECES)
@@ -50,7 +56,7 @@ def main(control_fd: int) -> NoReturn:
     try:
         shared = enter_zygote(level_named(configure.level), configure.new_root, configure.readable, configure.hidden)
         if configure.packages is not None:
-            from sandbox_worker.zygote.packages import import_from  # most fork servers never need it
+            from sandbox_worker.zygote.packages import import_from  # imported here: most fork servers never need it
 
             import_from(configure.packages)
         adapt(shared.level, configure.seed)
@@ -63,13 +69,15 @@ def main(control_fd: int) -> NoReturn:
     except PreparationFailed as error:
         control.send(pack(NotPrepared(step=error.step, reason=error.reason)))
         os._exit(1)
-    if shared.level.is_security_boundary:  # where sysinfo is denied
+    if shared.level.is_security_boundary:  # the filters of these levels deny sysinfo
         own_memory.answer()
     rehearse(shared.landlock_abi)
     init.handle_no_signals()
     if shared.level.has_own_root:
         init.live_in(SCRATCH)
-    gc.freeze()  # a collection in a worker would otherwise write to every page that it shares with us
+    # Keep the collector of workers away from inherited objects: it writes to each object's header, and so would copy
+    # all pages that the worker shares with this process.
+    gc.freeze()
     gc.disable()
     proc = Proc()
     own = proc.status(proc.own_pid) or Status()
@@ -79,7 +87,7 @@ def main(control_fd: int) -> NoReturn:
 
 
 def _serve(control: socket.socket, shared: ZygoteLayers, mapped: bool, preloaded: Preloaded) -> NoReturn:
-    ended = syscalls.ended_children()  # not a pidfd of each: whatever is open here is copied by every fork
+    ended = syscalls.ended_children()  # one descriptor for all: every fork copies each open descriptor, so no pidfds
     poll = select.poll()
     poll.register(ended, select.POLLIN)
     poll.register(control.fileno(), select.POLLIN)
@@ -90,7 +98,7 @@ def _serve(control: socket.socket, shared: ZygoteLayers, mapped: bool, preloaded
                 continue
             packet, fds = receive(control, MAX_PACKET_BYTES, 2)
             if not packet:
-                os._exit(0)  # the orchestrator is gone, and as pid 1 we take every worker with us
+                os._exit(0)  # the orchestrator has ended; if this is pid 1, then the kernel ends all workers as well
             spawn = unpack_to_zygote(packet)
             assert isinstance(spawn, Spawn)
             try:
@@ -109,7 +117,7 @@ def _serve(control: socket.socket, shared: ZygoteLayers, mapped: bool, preloaded
 
 
 def _reap(ended: int) -> None:
-    """Take leave of workers that ended, with everything in their namespaces."""
+    """Reap all workers that have ended."""
     os.read(ended, 1 << 12)
     with contextlib.suppress(ChildProcessError):
         while os.waitpid(-1, os.WNOHANG)[0]:
@@ -117,6 +125,13 @@ def _reap(ended: int) -> None:
 
 
 def _require_one_thread() -> None:
-    """A process with a second thread cannot enter a user namespace, and what it forks may hold a lock for ever."""
+    """Refuse a second thread in this process.
+
+    A forked process has a copy of the forking thread alone. If another thread held a lock, then the lock would never
+    be released in any worker. A process with two threads cannot enter a user namespace either (unshare(2)).
+
+    Raises:
+        PreparationFailed: An import or the set-up code has started a thread.
+    """
     if started := other_threads():
         raise PreparationFailed("setup", f"it or an import started {started}")

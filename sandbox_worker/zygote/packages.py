@@ -1,4 +1,4 @@
-"""Packages of an environment in the place of the orchestrator's: what a fork server and its workers import from."""
+"""Imports of a fork server and its workers from another environment than the orchestrator's."""
 
 import os
 import sys
@@ -11,9 +11,10 @@ from sandbox_worker.wire.zygote_control import Packages
 
 
 def import_from(packages: Packages) -> None:
-    """Import from these packages alone from here on. To be called in the zygote, before modules of the user's are.
+    """Have all later imports come from these packages alone.
 
-    Modules of the worker's own that are loaded stay what they are, but for those that the environment may have, too.
+    Call this in the fork server before it imports modules of the user. Loaded modules of the worker's own code stay
+    loaded. Only packages in `packages.own` are imported anew, since the environment may have another version of them.
     """
     for name in packages.own:
         sys.modules.pop(name, None)
@@ -24,7 +25,7 @@ def import_from(packages: Packages) -> None:
 
 
 class _OwnFinder:
-    """Finds what the worker's own code needs and the environment does not have."""
+    """Finder of last resort, for packages that the worker's own code needs and the environment does not have."""
 
     def __init__(self, places: dict[str, str]) -> None:
         self._places = places
@@ -35,6 +36,6 @@ class _OwnFinder:
         place = self._places.get(name)
         if place is None:
             return None
-        if os.path.isdir(place):  # noqa: PTH112 - path objects copy pages
+        if os.path.isdir(place):  # noqa: PTH112 - pathlib would touch, and so copy, pages of the fork server
             return spec_from_file_location(name, f"{place}/__init__.py", submodule_search_locations=[place])
         return spec_from_file_location(name, place)

@@ -1,7 +1,7 @@
-"""What a fork server has ready for all of its workers: modules, a context, and the variables of set-up code.
+"""Preparation of a fork server for its workers: modules, a context, and the variables of set-up code.
 
-It is done once, before the first fork, and none of it is model code: `setup` is the user's, and trusted like the rest
-of his program. At "strict" it runs without network in the private root, elsewhere like the rest of his program.
+It happens once, before the first fork. None of it is model code: the user wrote `setup`, which is trusted like the rest
+of the user's program. At "strict" it runs in the private root without network, at the other levels without bounds.
 """
 
 import builtins
@@ -22,11 +22,11 @@ from sandbox_worker.wire.zygote_control import Configure, PreparationStep
 
 
 class PreparationFailed(Exception):
-    """The imports, the context or the setup of a template failed. Its layers are in place.
+    """The imports, the context or the set-up code of a fork server failed. Its layers hold.
 
     Attributes:
-        step: Which of them.
-        reason: What went wrong in it.
+        step: Step that failed.
+        reason: Description of the failure.
     """
 
     def __init__(self, step: PreparationStep, reason: str) -> None:
@@ -36,11 +36,17 @@ class PreparationFailed(Exception):
 
 
 def prepare(configure: Configure, fds: list[int], shared: ZygoteLayers, mapping_works: bool) -> Preloaded:
-    """Get it all.
+    """Import modules, load the context and run the set-up code.
+
+    Args:
+        configure: Message with the modules, the pieces of the context and the code.
+        fds: Memfds of the pieces. They are closed.
+        shared: Layers that are in force already.
+        mapping_works: Result of `self_test.mapping_works()`.
 
     Raises:
-        PreparationFailed: One of them could not be done.
-        LayerFailed: What they run behind cannot be had.
+        PreparationFailed: One of the steps failed.
+        LayerFailed: A layer that confines these steps could not be applied.
     """
     preloaded = Preloaded(seed=configure.seed)
     before = _open_files()
@@ -74,10 +80,11 @@ def prepare(configure: Configure, fds: list[int], shared: ZygoteLayers, mapping_
 
 
 def _have_scratch(shared: ZygoteLayers, folder: str) -> None:
-    """Some modules refuse to be imported where they find no folder to write to, such as matplotlib.
+    """Give imports and set-up code a folder to write to, without which matplotlib, for one, refuses to be imported.
 
     Args:
-        folder: One of the host's, which ends with this fork server; at "strict" it has one of its own.
+        shared: Layers of the fork server. With a root of its own, the fork server mounts a scratch folder.
+        folder: Folder of the host for the other levels. The orchestrator removes it with this fork server.
     """
     if shared.level.has_own_root:
         with layer("scratch", []):
@@ -89,16 +96,17 @@ def _have_scratch(shared: ZygoteLayers, folder: str) -> None:
 def _import(module: str) -> None:
     try:
         importlib.import_module(module)
-    except BaseException as error:  # noqa: BLE001 - a module may do anything when it is imported
+    except BaseException as error:  # noqa: BLE001 - a module may raise any class when it is imported
         raise PreparationFailed("imports", f"{module}: {_said(error)}") from None
     if started := other_threads():
         raise PreparationFailed("imports", f"{module} starts {started}: leave this import to the REPLs")
 
 
 def other_threads() -> str | None:
-    """Say how many threads there are beside this one, with their names, and that there may be none."""
+    """Return the number and names of threads beside this one, as part of an error message; None if there are none."""
     known = {each.native_id: each.name for each in threading.enumerate()}
-    own = os.readlink("/proc/self")  # noqa: PTH115 - by its name there: where it is a container's, not by os.getpid
+    # This process's number in this /proc, which may be a container's, whose numbers differ from that of os.getpid.
+    own = os.readlink("/proc/self")  # noqa: PTH115
     others = [int(each) for each in os.listdir("/proc/self/task") if each != own]  # noqa: PTH208
     if not others:
         return None
@@ -118,16 +126,18 @@ def _open_files() -> set[str]:
 
 def _target(fd: str) -> str:
     try:
-        return os.readlink(f"/proc/self/fd/{fd}")  # noqa: PTH115 - as it is, and no path
-    except OSError:  # that of the listing itself
+        return os.readlink(f"/proc/self/fd/{fd}")  # noqa: PTH115 - the target may be no path, such as "socket:[1]"
+    except OSError:  # the descriptor of the listing itself, which is closed by now
         return ""
 
 
 def _refuse_what_is_left(before: set[str]) -> None:
-    """What workers would share: a file or shared memory is a channel between them, a process outlives them.
+    """Refuse objects that workers would share: files, shared memory and processes.
+
+    Through an open file or shared memory two workers could exchange data. A process would outlive the workers.
 
     Raises:
-        PreparationFailed: "setup", with what it left.
+        PreparationFailed: The imports or the set-up code left such an object. The step is "setup".
     """
     for opened in sorted(_open_files() - before):
         if not opened.endswith(" -> "):
@@ -142,7 +152,10 @@ def _refuse_what_is_left(before: set[str]) -> None:
 
 
 def _shared_memory() -> str | None:
-    """The first mapping that forks share and can write to, now or after mprotect: it may be read-only just now."""
+    """Return the first mapping that forks share and may write to, as a line of smaps; None if there is none.
+
+    The flag "mw" (may write) counts, not the current rights: mprotect could make a read-only mapping writable.
+    """
     mapping = ""
     with open("/proc/self/smaps") as smaps:
         for line in smaps:
@@ -158,7 +171,7 @@ def _variables_of(setup: str, contexts: dict[str, Any]) -> dict[str, Any]:
     namespace: dict[str, Any] = {"__name__": "__main__", "__builtins__": builtins, **contexts}
     try:
         exec(compile(setup, "<setup>", "exec"), namespace)
-    except BaseException as error:  # noqa: BLE001 - it is the user's, and may raise anything
+    except BaseException as error:  # noqa: BLE001 - code of the user may raise any class
         raise PreparationFailed("setup", _said(error)) from None
     return {name: value for name, value in namespace.items() if name not in ("__name__", "__builtins__", *contexts)}
 

@@ -1,8 +1,8 @@
-"""A worker's life, gone through in the zygote before the first fork, as far as it can be without layers and processes.
+"""Warm-up: the fork server runs the code of a worker's life before the first fork, without layers and processes.
 
-CPython makes much of its state on first use: where it found the attributes of a type, bytecode rewritten for the types
-that it met. In a forked process each of these is a page to be copied; here they are made once, for all workers. Without
-this a spawn takes a sixth longer, and an idle worker a fifth more memory.
+CPython makes much of its state on first use: the type cache of attributes, and specialised bytecode (PEP 659). In a
+forked process each of these writes copies a page. The fork server makes them once, and all workers inherit them.
+Without the warm-up, a spawn takes a sixth longer, and an idle worker has a fifth more memory.
 """
 
 import fcntl
@@ -35,8 +35,9 @@ from sandbox_worker.wire.headtail import OutputBounds
 from sandbox_worker.wire.messages import Execute, encode
 
 TIMES = 10
-"""Bytecode is rewritten from the eighth time on."""
+"""Number of rounds. CPython specialises the bytecode of a function from its eighth call on."""
 ENOUGH = 1 << 16
+"""Value of every bound: more than the warm-up uses."""
 PRINTED = OutputBounds(max_output_bytes=ENOUGH)
 BLOCK = "x = 1; print(x)"
 SAID_BY_INIT: tuple[Control, ...] = (Loaded(layers=["seccomp"]), Started(layers=["seccomp"]))
@@ -44,7 +45,13 @@ SAID_TO_INIT: tuple[Control, ...] = (Start(), Begin(cpu_s=1.0), Stop())
 
 
 def rehearse(landlock_abi: int) -> None:
-    """Leave nothing behind but what makes workers faster. SIGINT has a handler afterwards."""
+    """Run the code of init and REPL `TIMES` times, and restore the state of the process.
+
+    SIGINT keeps the REPL's handler. Further effects are caches inside of CPython alone.
+
+    Args:
+        landlock_abi: Version of Landlock's interface in this kernel, or 0.
+    """
     proc = Proc()
     with _everything_put_back():
         for _ in range(TIMES):
@@ -55,12 +62,12 @@ def rehearse(landlock_abi: int) -> None:
             if landlock_abi:
                 os.close(landlock.make_ruleset([Grant("/", landlock.READ)], landlock_abi))
     proc.close()
-    gc.collect()  # a REPL holds itself, and descriptors
+    gc.collect()  # a Repl is part of reference cycles, and holds descriptors until it is collected
 
 
 def _load_context() -> None:
     with (
-        suppress(OSError),  # where the administrator has set vm.memfd_noexec=2
+        suppress(OSError),  # memfd_create fails if the administrator has set vm.memfd_noexec=2
         open(os.memfd_create("context", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING), "wb", buffering=0) as memfd,
     ):
         memfd.write(bytes(span_bytes(0, 1)))
@@ -110,7 +117,7 @@ def _be_repl(bell: mmap.mmap) -> None:
 
 @contextmanager
 def _everything_put_back() -> Iterator[None]:
-    """The REPL takes the place of the interpreter's own streams and main module."""
+    """Restore the interpreter's streams and main module afterwards, which a REPL replaces."""
     streams = sys.stdin, sys.stdout, sys.stderr, sys.__stdout__, sys.__stderr__
     main = sys.modules["__main__"]
     try:

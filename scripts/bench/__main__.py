@@ -92,7 +92,7 @@ def main(arguments: list[str] | None = None) -> None:
 
 
 def machine() -> dict[str, Any]:
-    """What the figures were measured on."""
+    """Return facts about the machine that the figures depend on."""
     models = [line for line in Path("/proc/cpuinfo").read_text().splitlines() if line.startswith("model name")]
     return {
         "machine": f"{models[0].partition(':')[2].strip() if models else platform.machine()}, {os.cpu_count()} cores",

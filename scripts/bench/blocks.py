@@ -1,4 +1,4 @@
-"""What code in a REPL waits for: a block's round trip, one query, a batch of them, the end of everything."""
+"""Waiting times of code in a REPL: a block's round trip, one query, a batch of queries, the end of a REPL."""
 
 import asyncio
 import contextlib
@@ -51,7 +51,7 @@ class Model:
         self._answer = answer
 
     async def complete(self, request: LMRequest) -> LMReply:
-        """One call."""
+        """Answer one call."""
         if request.is_loop:
             return LMReply(f"```repl\n{self._program}\n```", Usage(total_calls=1))
         if self._answer is not None:
@@ -59,11 +59,11 @@ class Model:
         return LMReply("ok", Usage(total_calls=1))
 
     async def aclose(self) -> None:
-        """Nothing is held."""
+        """Close no resource: there is none."""
 
 
 def round_trip(effort: Effort) -> list[Row]:
-    """One block through the plain form, from the call to its result."""
+    """Time one block through the synchronous API, from the call to its result."""
     with (
         Sandbox() as sandbox,
         sandbox.repl() as repl,
@@ -97,7 +97,7 @@ def round_trip(effort: Effort) -> list[Row]:
 
 
 def queries(effort: Effort) -> list[Row]:
-    """`llm_query` and a batch, timed by the code that asks, in runs with a client that does nothing."""
+    """Time `llm_query` and a batch from inside the REPL, with a client that answers at once."""
     prompts = effort.size(1_000)
     one = "for _ in range(50): llm_query('hello')\ntaken = [timed(lambda: llm_query('hello')) for _ in range(200)]"
     many = f"taken = [timed(lambda: llm_query_batched([f'hello {{n}}' for n in range({prompts})])) for _ in range(5)]"
@@ -129,7 +129,7 @@ def queries(effort: Effort) -> list[Row]:
 
 
 def slow_provider(effort: Effort) -> list[Row]:
-    """A batch of 100 prompts where each call takes 200 ms and 16 may be open."""
+    """Time a batch of 100 prompts where each call takes 200 ms and 16 may be open."""
     program = "taken = [timed(lambda: llm_query_batched([f'hello {n}' for n in range(100)]))]"
 
     async def provider() -> None:
@@ -155,7 +155,7 @@ def slow_provider(effort: Effort) -> list[Row]:
 
 
 def kill(effort: Effort) -> list[Row]:
-    """From the order to the news that a REPL and its 100 hostile descendants are gone."""
+    """Time the kill of a REPL with 100 hostile descendants, from the order to the report of its end."""
 
     def ours() -> list[float]:
         with contextlib.ExitStack() as stack:
@@ -176,7 +176,7 @@ def kill(effort: Effort) -> list[Row]:
 
 
 def _timed_inside(program: str, answer: Callable[[], Awaitable[object]] | None = None) -> list[float]:
-    """What the program measured in its REPL: it leaves seconds in `taken`."""
+    """Return the seconds that the program measured in its REPL and left in `taken`."""
     code = f"import json, time\n{_TIMED}\n{program}\nFINAL(json.dumps(taken))"
     rlm = RLM(Model(code, answer), limits=Limits(max_llm_calls=None, max_concurrent_calls=AT_ONCE))
     response = rlm.completion("a context", "how long?").response

@@ -28,7 +28,7 @@ NON_ASCII = "Zeitüberschreitung — naïve café №7 "
 
 
 def ascii_file(effort: Effort) -> list[Row]:
-    """A file of ASCII text: into a first REPL, into a further one, and into a fresh one after a kill."""
+    """Time a file of ASCII text: into a first REPL, a further one, and a new one after a kill."""
     size = effort.size(1_000) * MB
     with _folder() as folder, Sandbox(warm=0) as sandbox, Peer("DSPy", "dspy_repl.py", "dspy") as dspy:
         path = _log(folder, size)
@@ -57,7 +57,7 @@ def ascii_file(effort: Effort) -> list[Row]:
 
 
 def folder(effort: Effort) -> list[Row]:
-    """A folder of many files: into a first REPL, into a further one, and into a fresh one after a kill."""
+    """Time a folder of many files: into a first REPL, a further one, and a new one after a kill."""
     files = effort.size(FILES)
     with _folder() as place, Sandbox(warm=0) as sandbox:
         tree = _tree(place, files)
@@ -73,7 +73,7 @@ def folder(effort: Effort) -> list[Row]:
 
 
 def other_contexts(effort: Effort) -> list[Row]:
-    """Contexts that have to be read, next to the same in a bare python."""
+    """Time contexts that have to be decoded, next to the same work in a bare python."""
     size = effort.size(1_000) * MB
     with _folder() as folder, Sandbox(Limits(memory_bytes=8 << 30)) as sandbox:
         text = _non_ascii(folder, size)
@@ -100,7 +100,7 @@ def other_contexts(effort: Effort) -> list[Row]:
 
 
 def sizes(effort: Effort) -> list[Curve]:
-    """How loading grows with the size."""
+    """Time loading for growing sizes."""
     lines: dict[str, list[tuple[float, float]]] = {}
     with _folder() as folder, Sandbox(warm=0) as sandbox:
         for size in SIZES_MB[:2] if effort.quick else SIZES_MB:
@@ -121,13 +121,13 @@ def sizes(effort: Effort) -> list[Curve]:
 
 
 def _load_seconds(sandbox: Sandbox, context: object) -> list[float]:
-    """From the call to a REPL that has it; its end is not counted."""
+    """Time a start, from the call to a REPL that has the context. The REPL's end is not counted."""
     with contextlib.ExitStack() as stack:
         return seconds(lambda: stack.enter_context(sandbox.repl(context)))
 
 
 def _further(sandbox: Sandbox, path: Path, times: int, at_most: float) -> list[Row]:
-    """What a stored context costs a further REPL, beside one whose context is empty: so many ms or MB more, at most."""
+    """Compare a further REPL on a stored context with one on an empty context: `at_most` ms or MB more."""
     with store(path) as stored, store("") as empty, sandbox.repl(stored):
         full, bare = by_turns(times, lambda: _load_seconds(sandbox, stored), lambda: _load_seconds(sandbox, empty))
         size, bare_size = by_turns(
@@ -158,7 +158,7 @@ def _repl_bytes(sandbox: Sandbox, context: object) -> float:
 
 
 def _after_kill(sandbox: Sandbox, context: object) -> float:
-    """The first block after one that ended the REPL: a fresh one is started for it."""
+    """Time the first block after one that ended the REPL: a new REPL is started for it."""
     with sandbox.repl(context) as repl:
         repl.execute("import os; os._exit(1)")
         return seconds(lambda: repl.execute("len(context)"))[0]
@@ -188,7 +188,7 @@ def _folder() -> Iterator[Path]:
 
 
 def _log(folder: Path, size: int) -> Path:
-    """A log of that size, made of one piece again and again."""
+    """Write a log of that size, which repeats one piece."""
     piece, path = folder / "piece", folder / f"{size}.log"
     make_log.write(piece, min(size, 10 * MB), seed=7)
     _repeat(path, piece.read_bytes(), size)
@@ -217,7 +217,7 @@ def _tree(folder: Path, files: int) -> Path:
 
 
 def plain_dict(size: int) -> dict[str, object]:
-    """Records of about a kilobyte, `size` bytes in all."""
+    """Return records of about a kilobyte each, `size` bytes in all."""
     rng = random.Random(7)
     record = {"id": 1, "user": "someone", "tags": ["a", "b", "c"], "score": 0.5, "text": "some words " * 80}
     return {f"key_{number}": {**record, "id": number, "score": rng.random()} for number in range(size // 1_000)}

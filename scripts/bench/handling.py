@@ -31,21 +31,21 @@ ECHO = "asyncio + msgspec echo"
 
 
 class NoOp:
-    """A model that says ok at once."""
+    """A model that answers ok at once."""
 
     model_name = "noop"
 
     async def complete(self, request: LMRequest) -> LMReply:
-        """One call."""
+        """Answer one call."""
         del request
         return LMReply("ok", Usage(total_calls=1))
 
     async def aclose(self) -> None:
-        """Nothing is held."""
+        """Close no resource: there is none."""
 
 
 def sessions(effort: Effort) -> list[Row]:
-    """Callers that keep their connection, as REPLs do."""
+    """Load the handler with callers that keep their connection, as REPLs do."""
 
     async def measure() -> Row:
         with Peer(RLMS_HANDLER, "rlms_handler.py", "rlms") as rlms:
@@ -68,7 +68,7 @@ def sessions(effort: Effort) -> list[Row]:
 
 
 def one_shot(effort: Effort) -> list[Row]:
-    """The field's one-shot protocol: a connection for each request."""
+    """Load the handler by the one-shot protocol of the field: a connection for each request."""
 
     async def measure() -> Row:
         with Peer(RLMS_HANDLER, "rlms_handler.py", "rlms") as rlms:
@@ -88,7 +88,7 @@ def one_shot(effort: Effort) -> list[Row]:
 
 
 def crowd(effort: Effort) -> list[Row]:
-    """How long the slowest of very many callers wait, with and without a connection that stays."""
+    """Time the slowest of very many callers, with and without a connection that stays."""
 
     async def measure() -> list[Row]:
         rounds = effort.times(6) // 2
@@ -116,7 +116,7 @@ def crowd(effort: Effort) -> list[Row]:
 
 
 def crowds(effort: Effort) -> list[Curve]:
-    """Requests a second as the callers become more."""
+    """Measure requests a second for growing numbers of callers."""
 
     async def measure() -> Curve:
         lines: dict[str, list[tuple[float, float]]] = {}
@@ -141,7 +141,7 @@ def crowds(effort: Effort) -> list[Curve]:
 
 
 async def of_sessions(callers: int, seconds: float) -> Outcome:
-    """`LMHandler`, each request counted and recorded as in a run."""
+    """Load `LMHandler`; each request is counted and recorded as in a run."""
     limits = Limits(max_llm_calls=None, max_concurrent_calls=callers)
     async with LMHandler(NoOp()) as handler:
         calls = TreeCalls(handler, Ledger(limits), TreeEvents("t", []))
@@ -164,19 +164,19 @@ async def of_sessions(callers: int, seconds: float) -> Outcome:
 
 
 async def of_one_shots(callers: int, seconds: float) -> Outcome:
-    """`LMHandler`, asked by strangers."""
+    """Load `LMHandler` by one-shot requests."""
     async with LMHandler(NoOp(), one_shot=True) as handler:
         return await load(handler.port, callers, seconds, "one_shot")
 
 
 async def of_echo(callers: int, seconds: float) -> Outcome:
-    """The same frames, decoded, and answered by a reply that is encoded, with nothing in between."""
+    """Load an echo: the same frames are decoded, and a reply is encoded, without a handler between."""
     async with _echo() as port:
         return await load(port, callers, seconds, "echo")
 
 
 async def of_peer(rlms: Peer, callers: int, seconds: float) -> Outcome | None:
-    """The reference implementation's handler, in a process of its own."""
+    """Load the reference implementation's handler, in a process of its own."""
     port = rlms.ask("port")
     return None if port is None else await load(port[0], callers, seconds, "one_shot")
 
@@ -228,4 +228,4 @@ def _told(outcomes: Sequence[Outcome]) -> str:
 
 
 def _ignore(_shown: Output | Display) -> None:
-    """There is none."""
+    """Ignore output: there is none."""

@@ -24,13 +24,13 @@ Way = Literal["session", "echo", "one_shot"]
 
 MAX_FRAME_BYTES = 1 << 20
 PATIENCE_S = 10.0
-"""How long after the last request replies are waited for."""
+"""Seconds to wait for replies after the last request."""
 ROOM = 1 << 16
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """What came of a load.
+    """Result of a load.
 
     Attributes:
         rate: Replies a second.
@@ -46,7 +46,7 @@ class Outcome:
 
 
 async def load(port: int, callers: int, seconds: float, way: Way, tokens: Sequence[str] = ()) -> Outcome:
-    """Let `callers` ask for `seconds`, each its next request when it has its reply."""
+    """Have `callers` ask for `seconds`. Each sends its next request when it has its reply."""
     order = {"port": port, "callers": callers, "seconds": seconds, "way": way, "tokens": list(tokens)}
     process = await asyncio.create_subprocess_exec(
         sys.executable, "-m", __name__, stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE
@@ -59,7 +59,7 @@ async def load(port: int, callers: int, seconds: float, way: Way, tokens: Sequen
 
 
 def frame(payload: bytes) -> bytes:
-    """As it goes over the wire."""
+    """Return a frame: the payload behind its length."""
     return encode_frame(payload, MAX_FRAME_BYTES)
 
 
@@ -182,7 +182,7 @@ class _Callers:
         self._hang_up(fd)
 
     def _hang_up(self, fd: int) -> None:
-        """The end of a connection; whoever needs one for each request asks again."""
+        """Close a connection. A one-shot caller then opens the next one."""
         self._poll.unregister(fd)
         self._sockets.pop(fd).close()
         if self._order["way"] == "one_shot" and time.perf_counter() < self._last_at:

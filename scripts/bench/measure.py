@@ -1,4 +1,4 @@
-"""How things are measured: by turns, as often as it takes, and the bare floors that several rows share."""
+"""Measurement: contenders by turns, with as many repetitions as needed, and the bare floors that rows share."""
 
 import contextlib
 import os
@@ -12,21 +12,21 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Effort:
-    """How much work a run of the bench is: all of it, or a quick look whose figures say little."""
+    """Amount of work of a run of the bench: all of it, or a quick look whose figures say little."""
 
     quick: bool = False
 
     def times(self, usual: int) -> int:
-        """Repetitions."""
+        """Return the number of repetitions."""
         return max(2, usual // 20) if self.quick else usual
 
     def size(self, usual: int) -> int:
-        """Bytes, or things at the same time."""
+        """Return the number of bytes, or of things at the same time."""
         return max(1, usual // 50) if self.quick else usual
 
 
 def seconds(work: Callable[[], object], times: int = 1) -> list[float]:
-    """How long each of `times` runs of `work` took."""
+    """Return the seconds of each of `times` runs of `work`."""
     taken = []
     for _ in range(times):
         started = time.perf_counter()
@@ -36,7 +36,7 @@ def seconds(work: Callable[[], object], times: int = 1) -> list[float]:
 
 
 def by_turns(rounds: int, *works: Callable[[], Sequence[float]]) -> list[list[float]]:
-    """All samples of each work. They take turns, so that what else the machine does meets them all alike."""
+    """Return all samples of each work. They take turns, so that other load of the machine meets them alike."""
     samples: list[list[float]] = [[] for _ in works]
     for _ in range(rounds):
         for work, taken in zip(works, samples, strict=True):
@@ -45,12 +45,12 @@ def by_turns(rounds: int, *works: Callable[[], Sequence[float]]) -> list[list[fl
 
 
 def bare_python(code: str = "pass", *options: str) -> None:
-    """A python without isolation, from its start to the line that says that it has run `code`; its end comes after."""
+    """Run a python without isolation, from its start to the line that says that it has run `code`."""
     bare_pythons(1, code, *options)
 
 
 def bare_pythons(count: int, code: str = "pass", *options: str) -> None:
-    """The same, many at once."""
+    """Do as `bare_python`, many at once."""
     command = [sys.executable, "-I", *options, "-c", f"{code}\nprint(flush=True)\nimport os; os._exit(0)"]
     with contextlib.ExitStack() as stack:
         processes = [stack.enter_context(subprocess.Popen(command, stdout=subprocess.PIPE)) for _ in range(count)]

@@ -21,7 +21,7 @@ PACKAGES = {
     "sandlock": ("sandlock",),
     "dspy": ("dspy", "deno"),
 }
-"""Environment → what is installed there. Each has its own: what one peer needs must not change another."""
+"""Environment → packages. Each peer has its own environment, so that one peer's packages do not change another's."""
 
 ANSWER_S = 120.0
 GOODBYE_S = 20.0
@@ -30,7 +30,7 @@ SCRIPTS = Path(__file__).parent / "peers"
 
 
 class NotInstallable(Exception):
-    """A peer's packages cannot be had here; the message is a sentence for the table."""
+    """A peer's packages cannot be installed here. The message is a sentence for the table."""
 
 
 class Peer:
@@ -46,7 +46,7 @@ class Peer:
         arguments: For the script.
 
     Attributes:
-        problem: Why it gives no samples, or nothing.
+        problem: Why it gives no samples; empty if it does.
     """
 
     def __init__(self, name: str, script: str, environment: str | None = None, *arguments: str) -> None:
@@ -88,7 +88,7 @@ class Peer:
         self._complaints.close()
 
     def ask(self, word: str) -> Any:
-        """What it answers, or None when it has a problem."""
+        """Return its answer, or None if it has a problem."""
         if self._process is None or self.problem:
             return None
         assert self._process.stdin is not None
@@ -108,11 +108,11 @@ class Peer:
         return None
 
     def samples(self, word: str) -> list[float]:
-        """Samples of one turn, in seconds, bytes or per second."""
+        """Return the samples of one turn, in seconds, bytes or per second."""
         return self.ask(word) or []
 
     def side(self, unit: str, samples: list[float]) -> Side:
-        """Its column of a row."""
+        """Return its column of a row."""
         return side(self.name, unit, samples, "" if samples else self.problem)
 
     def _failed(self) -> None:
@@ -124,10 +124,10 @@ class Peer:
 
 @functools.cache
 def python_of(environment: str) -> Path:
-    """The interpreter of an environment, which is made when it is first asked for.
+    """Return the interpreter of an environment, which is made on first use.
 
     Raises:
-        NotInstallable: With the last line of what pip had to say.
+        NotInstallable: The message is pip's last line.
     """
     folder = _folder(environment)
     python, installed = folder / "bin" / "python", folder / "installed"
@@ -148,7 +148,7 @@ def python_of(environment: str) -> Path:
 
 
 def versions() -> dict[str, str]:
-    """Of every peer that is installed."""
+    """Return the versions of all installed peers."""
     return {
         name: found.version
         for environment, names in PACKAGES.items()

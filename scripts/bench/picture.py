@@ -70,11 +70,11 @@ class _Axis:
 
     @property
     def decades(self) -> list[float]:
-        """Where the lines of the grid are."""
+        """Return the values of the grid's lines."""
         return [10.0**power for power in range(self._low, self._high + 1)]
 
     def at(self, value: float) -> float:
-        """Where a value is."""
+        """Return the place of a value."""
         share = (math.log10(value) - self._low) / (self._high - self._low)
         return self._start + share * (self._end - self._start)
 

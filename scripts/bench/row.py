@@ -1,4 +1,4 @@
-"""What a measurement gives: a row of the table, or a curve of the picture. Values only."""
+"""Results of a measurement: a row of the table, or a curve of the picture. Values only."""
 
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
@@ -8,12 +8,12 @@ from typing import Any
 OURS = "rlm-broker"
 
 _PER_SI = {"s": 1.0, "ms": 1e3, "µs": 1e6, "MB": 1e-6, "GB": 1e-9, "/s": 1.0}
-"""What one second, one byte or one a second is in each unit of a table."""
+"""Unit of a table → value of one second, one byte or one per second in it."""
 
 
 @dataclass(frozen=True)
 class Check:
-    """One thing that a row is to reach. `met` is None where what it is compared with could not be measured."""
+    """A target of a row. `met` is None if the other side of the comparison could not be measured."""
 
     text: str
     met: bool | None
@@ -21,7 +21,7 @@ class Check:
 
 @dataclass(frozen=True)
 class Side:
-    """What one contender took, in `unit`. Without samples, `problem` says why there are none."""
+    """Samples of one contender, in `unit`. If there are none, `problem` says why."""
 
     name: str
     unit: str
@@ -41,7 +41,7 @@ class Side:
         return ordered[min(len(ordered) - 1, int(share * len(ordered)))]
 
     def times(self, other: "Side") -> float | None:
-        """How many times the other's median this one's is."""
+        """Return the ratio of this median to the other's."""
         return self.median / other.median if self.median is not None and other.median else None
 
     def at_most(self, limit: float) -> Check:
@@ -85,7 +85,7 @@ class Row:
 
     @property
     def met(self) -> bool | None:
-        """Whether all checks are; None where there is none that could be made, and none that failed."""
+        """Whether all checks are met; None if none could be made and none failed."""
         known = [check.met for check in self.checks if check.met is not None]
         return all(known) if known else None
 
@@ -122,7 +122,7 @@ class Row:
 
 @dataclass(frozen=True)
 class Curve:
-    """How something grows: for each contender, points (x, y)."""
+    """Growth of a figure: for each contender, points (x, y)."""
 
     what: str
     along: str

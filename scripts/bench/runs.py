@@ -30,12 +30,12 @@ class Turns:
     model_name = "turns"
 
     async def complete(self, request: LMRequest) -> LMReply:
-        """One turn."""
+        """Answer one turn."""
         spoken = sum(message.role == "assistant" for message in request.messages)
         return LMReply(f"```repl\n{TURNS[spoken]}\n```", Usage(total_calls=1))
 
     async def aclose(self) -> None:
-        """Nothing is held."""
+        """Close no resource: there is none."""
 
 
 def many_runs(effort: Effort) -> list[Row]:
@@ -100,7 +100,7 @@ def answer(effort: Effort) -> list[Row]:
 
 
 def starting(effort: Effort) -> list[Row]:
-    """What a user waits for before anything happens."""
+    """Time the start of the commands, before any work."""
     ours, command, bare, other = by_turns(
         effort.times(15),
         lambda: seconds(lambda: _python("-c", "import rlm_broker")),

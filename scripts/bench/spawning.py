@@ -19,7 +19,7 @@ BLOCK = "x = 1; print(x)"
 
 
 def spawn(effort: Effort) -> list[Row]:
-    """From the call to a REPL that is isolated and says ready. Its end is not counted."""
+    """Time a spawn, from the call to a REPL that is isolated and ready. Its end is not counted."""
     with (
         Sandbox(warm=0) as sandbox,
         Peer("Jupyter", "jupyter_repl.py", "jupyter") as jupyter,
@@ -62,7 +62,7 @@ def spawn(effort: Effort) -> list[Row]:
 
 
 def burst(effort: Effort) -> list[Row]:
-    """Many asked for at once, until all are ready."""
+    """Time many spawns at once, until all REPLs are ready."""
 
     async def at_once(count: int) -> float:
         async with Sandbox(warm=0) as sandbox, contextlib.AsyncExitStack() as stack:
@@ -84,7 +84,7 @@ def burst(effort: Effort) -> list[Row]:
 
 
 def alive(effort: Effort) -> list[Row | Curve]:
-    """How spawning and a round trip grow with the REPLs that live, and what all of them take."""
+    """Time spawning and a round trip for growing numbers of living REPLs, and measure their memory."""
     counts = sorted({min(count, effort.size(ALIVE[-1])) for count in ALIVE})
     spawns: list[Side] = []
     trips: list[Side] = []
@@ -122,7 +122,7 @@ def alive(effort: Effort) -> list[Row | Curve]:
 
 
 def memory(effort: Effort) -> list[Row]:
-    """Unique memory of an idle worker's processes."""
+    """Measure the unique memory of an idle worker's processes."""
     with Sandbox(warm=0) as sandbox, contextlib.ExitStack() as stack:
         for _ in range(effort.times(20)):
             stack.enter_context(sandbox.repl("context"))
@@ -135,14 +135,14 @@ def memory(effort: Effort) -> list[Row]:
 
 
 def spawn_seconds(sandbox: Sandbox) -> float:
-    """One REPL, until it is ready."""
+    """Return the seconds until one REPL is ready."""
     started = time.perf_counter()
     with sandbox.repl():
         return time.perf_counter() - started
 
 
 def _unique_bytes() -> Iterator[int]:
-    """Of each worker: a REPL and its init."""
+    """Yield the unique bytes of each worker: of a REPL and its init."""
     for repl in psutil.Process().children(recursive=True):
         init = repl.parent()
         if init is not None and not repl.children() and init.name() == repl.name():
@@ -150,14 +150,14 @@ def _unique_bytes() -> Iterator[int]:
 
 
 def block_seconds(repl: SandboxedRepl) -> float:
-    """One round trip of a trivial block."""
+    """Return the seconds of a round trip of a trivial block."""
     started = time.perf_counter()
     repl.execute(BLOCK)
     return time.perf_counter() - started
 
 
 def _answer_each(repls: Sequence[SandboxedRepl]) -> list[float]:
-    """One block in each: none has just been used."""
+    """Return the seconds of one block in each, none of which was just used."""
     return [block_seconds(repl) for repl in repls]
 
 

@@ -5,7 +5,7 @@
     .venv/bin/python -m scripts.faults --quick              # the short form that the tests run
 
 Each fault is played in a process of its own. The exit code is 1 if something was lost or left that must not be, or if
-the caller was told nothing sensible.
+the caller got no sensible message.
 """
 
 import argparse

@@ -1,4 +1,4 @@
-"""What is tried, and what came of it. Values only."""
+"""A fault in a phase, and its result. Values only."""
 
 import dataclasses
 import json
@@ -10,7 +10,7 @@ from typing import Any, Final, Literal
 Phase = Literal[
     "starting", "idle", "block running", "query in flight", "batch half done", "child two deep", "closing", "-"
 ]
-"""Where a run stands when the fault comes; "-" for a fault of something else, such as a file."""
+"""Phase of a run in which the fault comes; "-" for a fault of something else, such as a file."""
 
 STARTING: Final = "starting"
 IDLE: Final = "idle"
@@ -33,13 +33,13 @@ Losses = Mapping[Phase, frozenset[str]]
 
 @dataclass
 class Report:
-    """What one fault in one phase led to.
+    """Result of one fault in one phase.
 
     Attributes:
-        told: What the caller got: an answer or an error, in one line.
+        told: The caller's answer or error, in one line.
         is_sensible: Whether that names the cause in one sentence, or is the answer.
-        lost: What should be there afterwards and is not.
-        left: What should not be there afterwards and is: processes, descriptors, tasks, folders, mounts.
+        lost: Things that should be there afterwards and are not.
+        left: Things that should not be there afterwards and are: processes, descriptors, tasks, folders, mounts.
     """
 
     told: str = ""
@@ -70,12 +70,12 @@ class Cell:
     """One fault in one phase.
 
     Attributes:
-        may_lose: What this fault costs by its nature; all else must still be there.
+        may_lose: Losses that this fault causes by its nature. All else must still be there.
         dies: The signal that ends the playing process, where the fault is its death.
         stops: The playing process is stopped, and the engine lets it go on.
         leaves_folder: A folder may be left that the next start removes; after a death that is so by its nature.
         is_quick: It belongs to the short form.
-        needs: Why it cannot be played on this machine, or nothing.
+        needs: Why it cannot be played on this machine; empty if it can.
     """
 
     fault: str
@@ -90,7 +90,7 @@ class Cell:
 
     @property
     def name(self) -> str:
-        """What the command line calls it."""
+        """Its name on the command line."""
         return self.fault if self.phase == "-" else f"{self.fault}, {self.phase}"
 
 
@@ -100,7 +100,7 @@ class Result:
 
     Attributes:
         problems: Why it is not as it must be; empty if it is.
-        seconds: Time from its start until nothing more was expected to end.
+        seconds: Seconds from its start until all expected ends have come.
     """
 
     cell: Cell
@@ -110,7 +110,7 @@ class Result:
 
 
 def judged(cell: Cell, report: Report, seconds: float) -> Result:
-    """Compare what came of a cell with what may come of it."""
+    """Compare the report of a cell with its allowed results."""
     problems = []
     if lost := [each for each in report.lost if each not in cell.may_lose]:
         problems.append(f"lost: {', '.join(lost)}")

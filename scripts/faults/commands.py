@@ -111,7 +111,7 @@ def forked(stage: Stage) -> None:
 
 
 def _in_the_child(stage: Stage) -> str:
-    """What is wrong in a forked process; nothing if all is well."""
+    """Return what is wrong in a forked process; empty if all is well."""
     assert stage.rlm is not None
     stage.is_armed = False
     wrong = []

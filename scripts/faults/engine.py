@@ -18,11 +18,11 @@ from scripts.faults import leftovers
 from scripts.faults.cell import Cell, Report, Result, judged
 
 DEADLINE_S = 150.0
-"""Time in seconds that a run may take; then the caller was told nothing, and its processes are killed."""
+"""Most seconds of a run. Beyond it the caller counts as hanging, and its processes are killed."""
 LONG_DEADLINE_S = 900.0
-"""The same for a cell that is no run, such as the many cuts of a file."""
+"""The same for a cell that is not a run, such as the many cuts of a file."""
 STOPPED_S = 1.0
-"""Time in seconds that a stopped process stays so."""
+"""Seconds for which a stopped process stays stopped."""
 REPORT, TEMPORARY, SAID = "report.json", "tmp", "stderr"
 
 
@@ -56,7 +56,7 @@ def play(cell: Cell, folder: Path) -> Result:
 
 
 def _play_here(cell: Cell, folder: Path) -> None:
-    """In the child: play, leave the report, and exit without the engine's own clean-up."""
+    """Play in the child, leave the report, and exit without the engine's own clean-up."""
     code = 1
     try:
         signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -114,7 +114,7 @@ def _kill_the_rest() -> None:
 
 
 def _unswept(temporary: Path) -> list[str]:
-    """What the next start does not remove of a folder that a killed process left."""
+    """Return what the next start does not remove of a folder that a killed process left."""
     kept, tempfile.tempdir = tempfile.tempdir, str(temporary)
     try:
         private_folder.PrivateFolder().remove()

@@ -1,4 +1,4 @@
-"""One way to look for what is left: processes, descriptors, tasks, mounts and folders."""
+"""Search for leftovers: processes, descriptors, tasks, mounts and folders."""
 
 import asyncio
 import contextlib
@@ -61,7 +61,7 @@ def mounts(folder: Path) -> list[str]:
 
 
 def folders(temporary: Path) -> list[str]:
-    """What is in the temporary folder of a cell."""
+    """List the temporary folder of a cell."""
     return [f"folder: {each.name.rstrip('0123456789_')}" for each in temporary.iterdir()] if temporary.is_dir() else []
 
 
@@ -81,12 +81,12 @@ def tasks() -> list[str]:
 
 
 def more(now: Counter[str], before: Counter[str], kind: str) -> list[str]:
-    """What has been added since `before`."""
+    """Return what was added since `before`."""
     return [f"{kind}: {name}" for name in (now - before).elements() if not name.startswith("/proc/")]
 
 
 def after_a_while(look: Callable[[], Iterable[str]]) -> Sequence[str]:
-    """What `look` still finds after `WAIT_S`; nothing as soon as it finds nothing."""
+    """Return what `look` still finds after `WAIT_S`. Return at once if it finds an empty list."""
     until = time.monotonic() + WAIT_S
     while found := list(look()):
         if time.monotonic() > until:

@@ -47,7 +47,7 @@ class _Request(http.server.BaseHTTPRequestHandler):
         self.wfile.write(body)
 
     def log_message(self, format: str, *args: Any) -> None:
-        """Say nothing."""
+        """Log no line."""
 
 
 class _Server(http.server.ThreadingHTTPServer):
@@ -107,7 +107,7 @@ def reset(request: _Request) -> None:
 
 
 def stall(request: _Request) -> None:
-    """Send the head and half of the body, and nothing more."""
+    """Send the head and half of the body, and then stall."""
     body = completion("answered")
     request.send_response(200)
     request.send_header("content-length", str(len(body)))

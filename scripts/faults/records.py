@@ -95,7 +95,7 @@ def truncated(make: Callable[[Path], Path], look: Callable[[Path, int], str], st
                     wrong.append(f"at byte {size:,}: several lines")
                 if size == len(whole):
                     wrong.append(f"the whole file: {error}")
-            except BaseException as error:  # noqa: BLE001 - whatever comes is the report
+            except BaseException as error:  # noqa: BLE001 - any error is the report
                 wrong.append(f"at byte {size:,}: {type(error).__name__}: {error}")
         said = "; ".join(sorted(told)) or "nothing is wrong"
         return Report(f"{len(whole):,} bytes: {said}", not wrong, wrong[:3])
@@ -185,7 +185,7 @@ def write_cache(path: Path, number: int) -> str:
 
 
 def look_at_cache(path: Path, _told: Sequence[str]) -> list[str]:
-    """What either wrote is there."""
+    """Check that the lines of both are there."""
     with contextlib.closing(Cache(path)) as cache:
         there = sum(asyncio.run(cache.get(_key(row))) is not None for row in range(ROWS))
     return [] if there == ROWS else [f"{ROWS - there} replies"]
@@ -198,7 +198,7 @@ class _Asked(BaseClient):
         raise NotImplementedError
 
     async def aclose(self) -> None:
-        """Hold nothing."""
+        """Close no resource: there is none."""
 
 
 def _key(number: int) -> bytes:

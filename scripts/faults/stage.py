@@ -104,7 +104,7 @@ class Stage:
 
     def play(self, strike: Strike) -> Report:
         """Bring a run to the phase, inject the fault there, and look at what comes of it."""
-        EventLoopRef.background().run(asyncio.sleep(0))  # its descriptors are nobody's leftovers
+        EventLoopRef.background().run(asyncio.sleep(0))  # its descriptors are not leftovers
         with contextlib.suppress(OSError):
             EventLoopRef.background().run(asyncio.to_thread(int))
         before = leftovers.descriptors()
@@ -117,7 +117,7 @@ class Stage:
             report.told, report.is_sensible = f"{report.told}; KeyboardInterrupt".lstrip("; "), True
             if not report.told.startswith("answer"):
                 report.lost.append(ANSWER)
-        except BaseException as error:  # noqa: BLE001 - whatever the caller gets is the report
+        except BaseException as error:  # noqa: BLE001 - any error that the caller gets is the report
             _tell_error(report, error)
         self._undo(striker)
         for end in self.at_end:
@@ -250,7 +250,7 @@ class Script:
         return LMReply(text, Usage(1, 10, 5, 0.01))
 
     async def aclose(self) -> None:
-        """Hold nothing."""
+        """Close no resource: there is none."""
 
     def said(self, request: LMRequest) -> tuple[str, bool]:
         """The answer to a request, and whether the fault comes before it."""

@@ -15,7 +15,7 @@ Gate = Callable[[LMRequest], Awaitable[object]]
 
 
 def nothing(_stage: Stage) -> None:
-    """Inject nothing more: the function of the user's is the fault."""
+    """Inject no further fault: the user's function is the fault."""
 
 
 # -- clients -----------------------------------------------------------------------------------------------------------

@@ -29,7 +29,7 @@ NEVER_STARTED = (125, 126, 127)
 
 @dataclass
 class Row:
-    """What was found on one host.
+    """Findings on one host.
 
     Attributes:
         auto: The level that `auto` takes there, or "none".

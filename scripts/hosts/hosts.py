@@ -20,7 +20,7 @@ OLDEST, NEWEST = 11, 15
 INSTALL_TIMEOUT_S = 900
 IMAGE = "rlm-broker-hosts:latest"
 SYSTEM_FOLDERS = ("/usr", "/bin", "/sbin", "/lib", "/lib64", "/etc")
-"""Shown to containers, whose own image is empty: nothing has to be downloaded."""
+"""Shown to containers, whose own image is empty, so that no download is needed."""
 PODMANS_LIMIT = 4096
 """Open files, and processes."""
 CONTAINERS = (
@@ -136,7 +136,7 @@ def _podmans_limits(options: str) -> tuple[str, ...]:
 
 
 def _image() -> bytes:
-    """An image that has a temporary folder and nothing else."""
+    """An image that has only a temporary folder."""
     memory = io.BytesIO()
     with tarfile.open(fileobj=memory, mode="w") as archive:
         folder = tarfile.TarInfo("tmp")

@@ -136,7 +136,7 @@ def _no_user_namespaces() -> None:
 def few_processes(limit: int) -> Callable[[], None]:
     """A surrounding of an ordinary user who may have so many processes and threads.
 
-    RLIMIT_NPROC binds neither root nor whoever has CAP_SYS_ADMIN; the user here may still read all files.
+    RLIMIT_NPROC binds neither root nor a process with CAP_SYS_ADMIN; the user here may still read all files.
     """
 
     def make() -> None:

@@ -1,4 +1,4 @@
-"""Small faults that are put into a module, one at a time: what its tests are to notice."""
+"""Small faults that are put into a module, one at a time: its tests have to notice each."""
 
 import ast
 import random
@@ -55,7 +55,7 @@ class Mutant:
 
     @property
     def key(self) -> tuple[str, str, str, int]:
-        """What names it for as long as its function stays what it is."""
+        """Its name, for as long as its function does not change."""
         return self.where, self.was, self.becomes, self.number
 
 

@@ -55,7 +55,7 @@ class Trial:
 
 @dataclass(frozen=True)
 class Verdict:
-    """How it ended, in how many seconds, and of how many of them a CPU was used."""
+    """The end of a trial, with its seconds and CPU seconds."""
 
     outcome: Outcome
     took_s: float

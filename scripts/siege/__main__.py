@@ -25,7 +25,7 @@ from rich.table import Table
 from scripts.siege.attacks import ATTACKS
 
 ROUND_TRIPS = 300
-"""Of the honest REPL before the attack, at least as many during it, and once more while it is ended."""
+"""Round trips of the honest REPL before the attack. During it and at its end there are at least as many."""
 MOST_MS = 100.0
 MOST_TIMES = 3.0
 MOST_GROWTH_MB = 256.0

@@ -1,6 +1,6 @@
-"""What a hostile REPL, or a stranger on the port, can send. Each attack goes on for as long as its process lives.
+"""Frames that a hostile REPL, or a stranger on the port, can send. Each attack goes on until its process ends.
 
-An attack is a generator. What it yields first says that it has done what it can: sent all, or filled the connection.
+An attack is a generator. It yields once it has done what it can: sent all, or filled the connection.
 """
 
 import contextlib
@@ -30,7 +30,7 @@ from sandbox_worker.wire.prompts import MAX_PROMPT_BYTES
 FRAME_BYTES = 64 << 20
 LARGE_BYTES = MAX_QUERY_BYTES - 1000
 STUCK_S = 0.5
-"""Seconds for which a connection takes nothing more, after which it counts as full."""
+"""Seconds after which a connection that takes no more bytes counts as full."""
 WIDE = "\U0001f600"
 
 
@@ -57,7 +57,7 @@ class Repl:
         """Send frames.
 
         Raises:
-            Full: The other side has read nothing for `STUCK_S`.
+            Full: The other side has not read for `STUCK_S`.
         """
         for payload in payloads:
             push(self.socket, encode_frame(payload, FRAME_BYTES))
@@ -91,13 +91,13 @@ def push(to: socket.socket, data: bytes) -> None:
 
 
 def _flood(repl: Repl, frames: Iterator[bytes]) -> Iterator[None]:
-    """Send for ever; say so when the connection is full, or after many."""
+    """Send without end; yield when the connection is full, or after many frames."""
     for number, frame in enumerate(frames, 1):
         try:
             push(repl.socket, frame)
         except (Full, OSError):  # not read any more, or hung up on
             yield
-            return  # a frame was cut: nothing more can be said
+            return  # a frame was cut: no further one can be sent
         if number % 5_000 == 0:
             yield
 
@@ -181,7 +181,7 @@ def displays(port: int, token: str) -> Iterator[None]:
 
 
 def deaf(port: int, token: str) -> Iterator[None]:
-    """Replies of a megabyte that nothing reads."""
+    """Ask for replies of a megabyte, and read none."""
     repl = Repl(port, token, reads=False)
     queries = (repl.query("llm", [f"echo {n} {m}" for m in range(40)]) for n in itertools.count())
     yield from _flood(repl, queries)
@@ -196,7 +196,7 @@ def numbers(port: int, token: str) -> Iterator[None]:
 
 
 def quotes(port: int, token: str) -> Iterator[None]:
-    """Prompts of nothing but quotes, each of which is escaped."""
+    """Prompts that consist of quotes, each of which is escaped."""
     repl = Repl(port, token)
     yield from _flood(repl, (repl.query("llm", ['"' * (LARGE_BYTES // 4)] * 2) for _ in range(6)))
     yield
@@ -214,7 +214,7 @@ def mistakes(port: int, token: str) -> Iterator[None]:
 
 
 def silent(port: int, _token: str) -> Iterator[None]:
-    """Thousands of connections that say nothing."""
+    """Thousands of connections that send no byte."""
     held = []
     while True:
         for _ in range(3_000):

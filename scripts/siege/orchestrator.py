@@ -44,7 +44,7 @@ WAIT_S = 300.0
 
 
 class Model:
-    """Answers the honest REPL at once and `echo` with a megabyte. All others wait for ever."""
+    """Answers the honest REPL at once and `echo` with a megabyte. All others wait without end."""
 
     model_name = "siege"
     max_concurrent = None
@@ -58,7 +58,7 @@ class Model:
         return LMReply("ok", Usage(1, 1, 1, None))
 
     async def aclose(self) -> None:
-        """Nothing is open."""
+        """Close no resource: there is none."""
 
 
 class Loop(asyncio.SelectorEventLoop):
@@ -116,7 +116,7 @@ async def besiege(attack: str, round_trips: int) -> dict[str, Any]:
         handler = await stack.enter_async_context(LMHandler(Model(), one_shot=is_strangers))
         sandbox = await stack.enter_async_context(Sandbox())
         writer = stack.enter_context(TraceWriter(folder / "trace.jsonl"))
-        for _ in range(2):  # whatever is made once is made now
+        for _ in range(2):  # all that is made once is made now
             async with sandbox.repl() as repl:
                 await repl.aexecute("1")
         block, connection = _session(handler, sandbox, writer)

@@ -1,4 +1,4 @@
-"""Where attacks are tried, and what is looked at from outside to see whether one got through.
+"""The place where attacks are tried, and what is looked at from outside to see whether one got through.
 
 Everything is harmless if it gets through: canaries, loopback only, bounded sizes.
 """
@@ -42,9 +42,9 @@ class Arena:
     Attributes:
         secret: Only in the canary file, a file's name, a neighbour's environment, and this process.
         neighbour: Another process of the host, with a key in its environment.
-        folder: Of the host, readable and writable for everybody; `file` lies in it.
+        folder: Of the host, readable and writable for all users; `file` lies in it.
         repl: Where attacks run.
-        sibling: Must go on as if nothing had happened.
+        sibling: Must go on undisturbed.
     """
 
     def __init__(self, level: str, stack: ExitStack) -> None:
@@ -115,7 +115,7 @@ class Arena:
         return self.repl.execute(self.fill_in(attack.code), timeout_s=attack.timeout_s)
 
     def goes_on(self) -> None:
-        """The victim's next block works, and its sibling knows of nothing."""
+        """The victim's next block works, and its sibling is undisturbed."""
         assert self.repl.execute("print(context)").stdout == "the context\n"
         assert self.sibling.execute("print(state, context)").stdout == "untouched the sibling's context\n"
         assert self.neighbour.poll() is None
@@ -131,7 +131,7 @@ class Attack:
     Attributes:
         succeeded: Whether it did, by what can be seen from outside.
         levels: Where it must not.
-        shown: At `process`, which protects nothing, it must get through: else this test could not fail.
+        shown: At `process`, which does not protect, it must get through: else this test could not fail.
     """
 
     name: str
@@ -173,7 +173,7 @@ def changed_the_host(arena: Arena, _block: Block) -> bool:
 
 
 def reached_a_listener(arena: Arena, _block: Block) -> bool:
-    """Somebody connected, or sent something."""
+    """A connection or data arrived."""
     reached = False
     for listener in (arena.tcp, arena.unix, arena.abstract):
         try:
@@ -191,7 +191,7 @@ def reached_a_listener(arena: Arena, _block: Block) -> bool:
 
 @contextmanager
 def arena_of(level: str) -> Iterator[Arena]:
-    """An arena at a level, and nothing left of it afterwards."""
+    """An arena at a level, and no trace of it afterwards."""
     before = living_below()
     with ExitStack() as stack:
         yield Arena(level, stack)
@@ -200,7 +200,7 @@ def arena_of(level: str) -> Iterator[Arena]:
 
 
 def check(arena: Arena, attack: Attack) -> None:
-    """It must not get through at this level, or must, where nothing protects."""
+    """Require that the attack fails at this level, or succeeds where no layer protects."""
     if arena.level != "process" and arena.level not in attack.levels:
         pytest.skip(f"the level {arena.level} does not promise this")
     if arena.level == "process" and not attack.shown:

@@ -1,7 +1,7 @@
-"""The same attacks once more, started by somebody who is not root: other layers hold them then.
+"""The same attacks once more, started by an ordinary user: other layers hold them then.
 
 Where the tests are run by root. He becomes user 1000 of a user namespace, without capabilities. To files he is still
-root's user, whom nothing but the isolation keeps from them.
+root's user, so only the isolation keeps him from them.
 """
 
 import os

@@ -1,4 +1,4 @@
-"""Model code that changes names while the orchestrator reads and writes files: nothing of the host is read or changed."""
+"""Model code that changes names while the orchestrator reads and writes files: no file of the host is read or changed."""
 
 import contextlib
 import os
@@ -68,7 +68,7 @@ def test_swapped_names_lead_to_nothing_of_the_host(protected: Arena) -> None:
 
 
 def test_folder_exchanged_for_a_link_while_it_is_counted_changes_no_mode(protected: Arena) -> None:
-    """Init opens what nobody may list, to count it: that has to be the scratch folder's own."""
+    """Init opens folders without permissions to count them. It must open only those of the scratch folder."""
     before = protected.folder.stat()
     with protected.sandbox.repl() as repl:
         block = repl.execute(protected.fill_in(SHUTS))

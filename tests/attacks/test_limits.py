@@ -188,7 +188,7 @@ def test_processes_past_a_limit_are_ended(repl: SandboxedRepl, program: str, lim
     assert block.stdout == ""
 
 
-def test_cpu_time_of_children_of_nobody_is_bounded_between_blocks(repl: SandboxedRepl) -> None:
+def test_cpu_time_of_orphans_is_bounded_between_blocks(repl: SandboxedRepl) -> None:
     if repl.isolation.level != "strict":
         pytest.skip("at this level there is one process")
     assert repl.execute("x = 1").status == "ok"

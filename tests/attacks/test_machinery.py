@@ -1,4 +1,4 @@
-"""The REPL's own machinery and its init: model code may ruin its REPL, and nothing else."""
+"""The REPL's own machinery and its init: model code may ruin only its own REPL."""
 
 import psutil
 import pytest
@@ -79,7 +79,7 @@ OF_INIT = {
 
 
 @pytest.mark.parametrize("name", BREAKS)
-def test_a_ruined_repl_is_replaced_with_its_context_and_nobody_else_notices(arena: Arena, name: str) -> None:
+def test_a_ruined_repl_is_replaced_with_its_context_unnoticed_by_others(arena: Arena, name: str) -> None:
     if arena.level == "process":
         pytest.skip(PROTECTS_NOTHING)
     before = psutil.Process().memory_info().rss

@@ -1,4 +1,4 @@
-"""Reaching anybody but the handler: with new sockets, and with the one that is there."""
+"""Attempts to reach another peer than the handler: with new sockets, and with the one that is there."""
 
 import pytest
 
@@ -87,5 +87,5 @@ ATTACKS = [
 
 
 @pytest.mark.parametrize("attack", ATTACKS, ids=str)
-def test_nobody_but_the_handler_is_reached(arena: Arena, attack: Attack) -> None:
+def test_only_the_handler_is_reached(arena: Arena, attack: Attack) -> None:
     check(arena, attack)

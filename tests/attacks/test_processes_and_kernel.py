@@ -47,7 +47,7 @@ ASKS = C + (
     "    result = c.syscall(number, 0, 0, 0, 0, 0, 0)\n"
     "    if result >= 0 or ctypes.get_errno() not in (1, 38): print('<GOT>', result, ctypes.get_errno())"
 )
-"""EPERM or ENOSYS and nothing else: any other answer is the call's own, so that it was reached."""
+"""Only EPERM or ENOSYS: any other answer is the call's own, so that it was reached."""
 EVERYBODY_MAY = {"inotify_init1", "memfd_create", "shmget", "msgget", "semget", "mincore", "personality", "tee", "kcmp"}
 
 PRIVILEGES = {

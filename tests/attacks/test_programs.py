@@ -1,4 +1,4 @@
-"""Programs that the host runs, and code beside them, that mean harm: nothing outlives its end, nothing reaches init."""
+"""Programs that the host runs, and code beside them, that mean harm: no process outlives its end, and none reaches init."""
 
 import asyncio
 import os

@@ -1,6 +1,6 @@
-"""What one hostile REPL, or strangers on the port, cost an honest REPL of the same handler.
+"""The cost of one hostile REPL, or of strangers on the port, for an honest REPL of the same handler.
 
-Nothing here reads a clock of the machine: a step of the event loop is measured in its own CPU time, and compared with a
+No test here reads a clock of the machine: a step of the event loop is measured in its own CPU time, and compared with a
 piece of work of known size.
 """
 
@@ -10,7 +10,7 @@ from scripts.siege.__main__ import MOST_GROWTH_MB, besiege
 from scripts.siege.attacks import ATTACKS
 
 ROUND_TRIPS = 60
-"""Of the honest REPL, before, during and after the attack: fewer than the command makes, which shows a percentile."""
+"""Round trips of the honest REPL before, during and after the attack: fewer than the command makes, which shows a percentile."""
 STEP_UNITS = 8
 """Longest step of the event loop, as multiples of a piece of work that takes 23 ms on the machine of SECURITY.md. The
 longest that was seen there is 4.6. Without bounds, steps took from 0.5 s to 30 s."""

@@ -24,14 +24,14 @@ def result(block, field, value):
 CRAFTED = {
     "a_huge_shape": (b'{"$array":["<f8",[1000000000,1000000000],"AAAAAAAAAAA="]}', "has 1 elements"),
     "a_huge_empty_shape": (b'{"$array":["<f8",[1000000000000,0],""]}', "an array without elements"),
-    "elements_of_no_size": (b'{"$array":["|S0",[1000000000000],""]}', "has the dtype '|S0'"),
-    "objects": (b'{"$array":["|O",[1],"AAAAAAAAAAA="]}', "has the dtype '|O'"),
-    "a_dtype_of_fields": (b'{"$array":["f8,f8",[1],"AAAAAAAAAAA="]}', "has the dtype 'f8,f8'"),
-    "a_dtype_that_is_none": (b'{"$array":["__class__",[1],"AAAA"]}', "has the dtype '__class__'"),
+    "elements_of_no_size": (b'{"$array":["|S0",[1000000000000],""]}', "has the unsupported dtype '|S0'"),
+    "objects": (b'{"$array":["|O",[1],"AAAAAAAAAAA="]}', "has the unsupported dtype '|O'"),
+    "a_dtype_of_fields": (b'{"$array":["f8,f8",[1],"AAAAAAAAAAA="]}', "has the unsupported dtype 'f8,f8'"),
+    "a_dtype_that_is_none": (b'{"$array":["__class__",[1],"AAAA"]}', "has the unsupported dtype '__class__'"),
     "wrong_base64": (b'{"$bytes":"####"}', "is no value"),
     "half_of_a_base64": (b'{"$array":["<f8",[1],"AAAA"]}', "has 3 bytes"),
     "an_unknown_tag": (b'{"$import":"os"}', "unknown tag '$import'"),
-    "a_tag_of_a_wrong_type": (b'{"$tuple":{"$set":5}}', "a tag with a dict where a list belongs"),
+    "a_tag_of_a_wrong_type": (b'{"$tuple":{"$set":5}}', "a tag with content of type dict"),
     "a_zone_that_is_a_path": (b'{"$datetime":["2026-01-01",0,"../../etc/passwd"]}', "there is no time zone"),
     "a_gigabyte_as_an_integer": (b'{"$decimal":"1E+999999999"}', "a Decimal is too long"),
     "deep_tags": (b'{"$tuple":[' * 300 + b"1" + b"]}" * 300, "nested deeper than 200 levels"),
@@ -76,7 +76,7 @@ def test_a_crafted_final_value_is_one_sentence_and_its_text_is_there(sandbox: Sa
     with sandbox.repl() as repl:
         block = repl.execute(f"{FORGES}\nresult(1, 'final_value', b'{{\"$x\":1}}')", timeout_s=WAIT_S)
         assert (block.status, block.final_answer, block.final_value) == ("ok", "text", None)
-        assert block.final_value_problem == "what the REPL sent is no value: it has the unknown tag '$x'"
+        assert block.final_value_problem == "the REPL sent an invalid value: it has the unknown tag '$x'"
 
 
 def test_a_value_that_was_not_asked_for_is_not_there(sandbox: Sandbox) -> None:
@@ -104,9 +104,7 @@ n = [Meta('Forges', (), {})()]
 def test_what_get_did_not_ask_for_is_an_error(sandbox: Sandbox, sent: bytes) -> None:
     with sandbox.repl() as repl:
         repl.execute(f"SENT = {sent!r}\n{FORGES}\n{ANSWERS_GET}")
-        with pytest.raises(
-            ValueUnavailable, match=r"n cannot be had: what the REPL sent is something else|is no value"
-        ):
+        with pytest.raises(ValueUnavailable, match=r"n is not available: the REPL sent other values|invalid value"):
             repl.get("n")
         repl.execute("time.sleep(1000)", timeout_s=0.1)
         assert repl.execute("1", value=True).value == 1

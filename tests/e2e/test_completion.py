@@ -1,4 +1,4 @@
-"""What comes out of a run: every field of its `Completion`, and what its calls cost."""
+"""The results of a run: every field of its `Completion`, and what its calls cost."""
 
 import dataclasses
 import time
@@ -33,7 +33,7 @@ class Priced:
         return LMReply(text, Usage(1, 100 * (depth + 1), 10, COSTS[depth]))
 
     async def aclose(self) -> None:
-        """Nothing is held."""
+        """Close no resource: there is none."""
 
 
 def test_completion_has_all_of_a_run() -> None:

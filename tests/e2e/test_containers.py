@@ -72,7 +72,7 @@ def container(profile: dict[str, Any] | None, root: str, command: list[str]) -> 
 
 
 def run_in_container(folder: Path, profile: dict[str, Any] | None, command: list[str]) -> str:
-    """What `command` printed."""
+    """Return what `command` printed."""
     if os.getuid() != 0:
         pytest.skip(NEEDS_ROOT)
     if not shutil.which("crun"):

@@ -58,7 +58,7 @@ def test_table_that_cannot_be_had_is_the_error_of_each_block(tmp_path: Path) -> 
             with sandbox.repl(frame(rows)) as repl:
                 block = repl.execute("print('ran')")
                 assert (block.status, block.stdout) == ("error", "")
-                assert "context cannot be had here: it needs the package" in str(block.error)
+                assert "context cannot be loaded: it needs the package" in str(block.error)
                 assert "which is not installed here" in str(block.error)
 
 

@@ -1,4 +1,4 @@
-"""What code shows beside its text arrives as displays of its block: from matplotlib, PIL, pandas and own objects."""
+"""Objects that code shows beside its text arrive as displays of its block: from matplotlib, PIL, pandas and own objects."""
 
 import importlib.util
 import json

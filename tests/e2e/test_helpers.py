@@ -1,4 +1,4 @@
-"""What code finds for large texts and for queries, in real sandboxes."""
+"""Helpers that code finds for large texts and for queries, in real sandboxes."""
 
 import pickle
 from collections.abc import Iterator
@@ -101,7 +101,7 @@ def test_block_tells_the_variables_that_it_has_made(sandbox: Sandbox) -> None:
         assert pickle.loads(pickle.dumps(block)) == block
 
 
-def test_variables_that_nobody_asked_for_are_dropped(sandbox: Sandbox) -> None:
+def test_variables_that_were_not_asked_for_are_dropped(sandbox: Sandbox) -> None:
     forge = (
         "import gc, msgspec\nfrom sandbox_worker.repl.repl import Repl\n"
         "(own,) = [each for each in gc.get_objects() if type(each) is Repl]\n"

@@ -222,7 +222,7 @@ async def test_stdin_of_a_block_is_read_to_its_end(level: str) -> None:
 
 async def test_stdin_that_cannot_be_given_is_refused_or_said() -> None:
     async with Sandbox(ReplLimits(max_frame_bytes=1 << 12)) as sandbox, sandbox.repl() as repl:
-        with pytest.raises(ConfigurationError, match="stdin is text or None, and not bytes"):
+        with pytest.raises(ConfigurationError, match="stdin must be text or None, not bytes"):
             await repl.aexecute("1", stdin=b"x")  # type: ignore[arg-type]
         assert "too long" in ((await repl.aexecute("1", stdin="x" * (1 << 13))).error or "")
         assert "UnicodeEncodeError" in ((await repl.aexecute("1", stdin="\ud800")).error or "")

@@ -1,4 +1,4 @@
-"""Whatever model code does while its REPL is being explained, ended or forgotten: it ends in time, the next one works."""
+"""All that model code can do while its REPL is being explained, ended or forgotten: it ends in time, the next one works."""
 
 import asyncio
 import contextlib
@@ -59,7 +59,7 @@ def test_a_stack_that_comes_byte_by_byte_delays_no_kill(level: str) -> None:
         assert inits == living_parents_below()  # it answered before the host gave it up
 
 
-def test_whoever_steals_the_stack_from_init_does_not_hurt_it() -> None:
+def test_code_that_steals_the_stack_from_init_does_not_hurt_it() -> None:
     with Sandbox(LIMITS, "strict") as sandbox, sandbox.repl("the context") as repl:
         inits = living_parents_below()
         for _ in range(5):
@@ -83,7 +83,7 @@ async def test_blocks_cancelled_at_any_moment_leave_nothing_for_the_next(level: 
 
 
 @LEVELS
-async def test_a_kill_that_nobody_waits_for_any_more_is_still_finished(level: str) -> None:
+async def test_a_kill_without_a_waiting_caller_is_still_finished(level: str) -> None:
     async with Sandbox(LIMITS, level) as sandbox, sandbox.repl("the context") as repl:
         for wait_s in (0.35, 0.5, 0.55, 0.7):
             with contextlib.suppress(TimeoutError):

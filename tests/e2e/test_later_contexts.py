@@ -147,13 +147,13 @@ def test_stolen_context_is_an_error_of_the_block_that_wants_it(repl: SandboxedRe
     repl.add_context("lost")
     block = repl.execute("context_1")
     assert block.status == "error"
-    assert "the context context_1 cannot be had here: its memfd is not there" in (block.error or "")
+    assert "the context context_1 cannot be loaded: its memfd is missing" in (block.error or "")
 
 
 def test_what_cannot_be_added_is_refused(sandbox: Sandbox) -> None:
     with sandbox.repl(limits=LIMITS.model_copy(update={"later_context_bytes": 1 << 20})) as repl:
         with pytest.raises(
-            ConfigurationError, match=r"a further context of 2,\d{3},\d{3} bytes, and room for 1,048,576"
+            ConfigurationError, match=r"a further context has 2,\d{3},\d{3} bytes, and there is room for 1,048,576"
         ):
             repl.add_context("x" * (2 << 20))
         assert repl.add_context("x" * (1 << 19)) == "context_1"

@@ -228,7 +228,7 @@ def test_descriptors_are_bounded(repl: SandboxedRepl) -> None:
     ],
     ids=["from_python", "to_the_descriptor", "from_c_with_the_gil"],
 )
-def test_a_print_loop_costs_nobody_memory(repl: SandboxedRepl, loop: str) -> None:
+def test_a_print_loop_costs_no_process_memory(repl: SandboxedRepl, loop: str) -> None:
     before = psutil.Process().memory_info().rss
     block = repl.execute(loop, timeout_s=1)
     assert block.status in ("interrupted", "killed")

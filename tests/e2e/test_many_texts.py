@@ -28,7 +28,7 @@ LIMITS = Limits(memory_bytes=128 * MIB, interrupt_grace_s=0.5, max_repl_restarts
 @pytest.fixture(scope="module", params=["strict", "standard", "process"])
 def sandbox(request: pytest.FixtureRequest) -> Iterator[Sandbox]:
     if request.param == "process":
-        with pytest.warns(UserWarning, match="no security boundary"):
+        with pytest.warns(UserWarning, match="not a security boundary"):
             unprotected = Sandbox(LIMITS, "process", warm=0)
         with unprotected as opened:
             yield opened
@@ -58,7 +58,7 @@ def large(tree: Path) -> Iterator[StoredContext]:
 
 
 def written_bytes(processes: set[psutil.Process]) -> int:
-    """What is not mapped from a file or memfd. Pages that they share with their fork server count for each of them."""
+    """Return the bytes that are not mapped from a file or memfd. Pages that they share with their fork server count for each of them."""
     written = 0
     for process in processes:
         lines = Path(f"/proc/{process.pid}/status").read_text().splitlines()
@@ -143,7 +143,7 @@ os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), len(context)
         assert (block.status, block.stdout) == ("ok", "(7, 1000)\n"), block
 
 
-def test_nobody_can_write_to_what_others_map(sandbox: Sandbox, large: StoredContext) -> None:
+def test_mapped_texts_cannot_be_written_to(sandbox: Sandbox, large: StoredContext) -> None:
     code = """
 import ctypes
 text = context['part_0/0.txt']

@@ -55,7 +55,7 @@ def fan_out(prompts: int) -> ScriptedClient:
 
 @pytest.mark.usefixtures("_many_files")
 async def test_a_thousand_calls_of_many_repls_are_in_flight_at_once() -> None:
-    """The server answers nobody before all of them have come: were they not sent at the same time, none would return."""
+    """The server answers none of them before all have come: were they not sent at the same time, none would return."""
     limits = Limits(max_concurrent_calls=125)
     arrived: list[str] = []
     everybody = asyncio.Event()
@@ -351,7 +351,7 @@ async def test_runs_of_one_rlm_at_the_same_time_share_their_bounds_and_close_nob
     assert server.at_once == 2
 
 
-def test_a_replay_asks_nobody_whatever_its_policy_allows(tmp_path: Path) -> None:
+def test_a_replay_asks_no_client_under_any_policy(tmp_path: Path) -> None:
     file = tmp_path / "run.jsonl"
     root = ScriptedClient(["```repl\nFINAL(llm_query('x', model='offline'))\n```"], "root")
     first = RLM(root, model_policy="open", record=file).completion("x", "?")

@@ -191,7 +191,7 @@ async def test_a_run_can_be_followed_event_by_event_to_its_completion() -> None:
     assert seen[-1].response == "done"
 
 
-async def test_whoever_stops_following_a_run_ends_it() -> None:
+async def test_a_run_ends_when_its_follower_stops() -> None:
     before = living_below()
     async with contextlib.aclosing(RLM(ScriptedClient(["```repl\nwhile True: pass\n```"])).stream("c", "q")) as events:
         async for event in events:

@@ -224,7 +224,7 @@ def test_the_configuration_of_fonts_is_inside_and_read_only(repl: SandboxedRepl)
     assert (block.error or "").startswith(("OSError: [Errno 30]", "PermissionError: [Errno 13]"))
 
 
-def test_the_network_and_the_door_cannot_be_used_to_reach_anybody(repl: SandboxedRepl) -> None:
+def test_the_network_and_the_connection_lead_to_no_other_peer(repl: SandboxedRepl) -> None:
     with socket.create_server(("127.0.0.1", 0)) as canary:
         address = canary.getsockname()
         for attempt in (
@@ -347,7 +347,7 @@ def test_an_unknown_level_is_refused_with_the_ones_there_are() -> None:
 
 
 def test_the_level_process_runs_code_and_warns() -> None:
-    with pytest.warns(UserWarning, match="no security boundary"):
+    with pytest.warns(UserWarning, match="not a security boundary"):
         unprotected = Sandbox(isolation="process")
     with unprotected, unprotected.repl("text") as repl:
         assert repl.execute("print(context)").stdout == "text\n"

@@ -111,7 +111,7 @@ def test_what_a_repl_claims_without_a_check_is_no_submission(repl: SandboxedRepl
 @pytest.mark.parametrize(
     ("submit", "problem"),
     [
-        ("n", "submit is True or a dict from field to type, such as {'answer': str}, and not str"),
+        ("n", "submit must be True or a dict from field to type, such as {'answer': str}, not str"),
         ({}, "submit has no fields"),
         ({"n": "Nope"}, "the field n: a type is given by itself, and not as the text 'Nope'"),
         ({"n": list["Nope"]}, "the field n: pydantic cannot validate .* is not defined"),  # type: ignore[name-defined]  # noqa: F821

@@ -1,4 +1,4 @@
-"""Functions of the user's may do anything: it ends their call, and nothing else."""
+"""Functions of the user's may do anything: it ends only their call."""
 
 import multiprocessing
 import sys

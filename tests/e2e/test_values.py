@@ -95,7 +95,7 @@ def test_a_value_whose_package_is_missing_is_the_error_of_its_block(repl: Sandbo
     repl.provide({"X": numpy.arange(3)})
     block = repl.execute("print('ran')")
     assert (block.status, block.stdout) == ("error", "")
-    assert block.error == "the value X cannot be had here: it needs the package numpy, which is not installed here"
+    assert block.error == "the value X cannot be loaded: it needs the package numpy, which is not installed here"
     assert repl.execute("print('ran')").stdout == "ran\n"
 
 

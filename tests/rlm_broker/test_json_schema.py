@@ -98,5 +98,5 @@ def test_bad_schema_of_a_tool_is_refused(schema: Any, why: str) -> None:
 
 
 def test_schema_of_a_value_is_refused() -> None:
-    with pytest.raises(ConfigurationError, match="a schema is of a function's arguments"):
+    with pytest.raises(ConfigurationError, match="a schema needs a function, whose arguments it describes"):
         RLM(tools={"x": {"tool": 5, "schema": PERSON}})

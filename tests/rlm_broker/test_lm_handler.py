@@ -127,12 +127,12 @@ async def test_depth_decides_which_model_answers() -> None:
     ("given", "why"),
     [
         ({"limits": 5}, "limits is a Limits, and not int"),
-        ({"depth": 0}, "depth is that of what the REPL asks, 1 or more, and not 0"),
-        ({"depth": True}, "and not True"),
-        ({"tools": 5}, "tools are a dict"),
+        ({"depth": 0}, "depth must be an integer of 1 or more"),
+        ({"depth": True}, "not True"),
+        ({"tools": 5}, "tools must be a dict"),
         ({"on_event": 3}, "on_event is a plain function"),
         ({"on_event": asyncio.sleep}, "on_event is a plain function"),
-        ({"limits": Limits(run_timeout_s=1)}, "run_timeout_s has no effect here"),
+        ({"limits": Limits(run_timeout_s=1)}, "run_timeout_s has no effect on a loop of your own"),
         ({"limits": Limits(max_depth=3)}, "max_depth = 3 needs sandbox="),
     ],
 )

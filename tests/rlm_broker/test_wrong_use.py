@@ -35,8 +35,8 @@ ANSWERS = "```repl\nFINAL(context)\n```"
         ({"handler": "x"}, "handler is a LMHandler, and not str"),
         ({"sandbox": "x"}, "no isolation level 'x'"),
         ({"models": ["offline"]}, "models is a dict from name to model, or a Models, not ['offline']"),
-        ({"tools": [asyncio.sleep]}, "tools are a dict from name to function, and not list: {'sleep': sleep}"),
-        ({"sub_tools": "search"}, "tools are a dict from name to function, and not str: {'name': function}"),
+        ({"tools": [asyncio.sleep]}, "tools must be a dict from name to function, not list: give {'sleep': sleep}"),
+        ({"sub_tools": "search"}, "tools must be a dict from name to function, not str: give {'name': function}"),
     ],
 )
 def test_what_cannot_be_used_is_refused_by_the_constructor(given: dict[str, Any], why: str) -> None:
@@ -70,7 +70,7 @@ def test_a_text_that_names_a_path_is_refused_with_what_to_write(folder: Path, te
 
 @pytest.mark.parametrize("answer", ["yes", None, 5, LMHandler(FunctionClient(lambda _: ""))])
 def test_answer_that_cannot_be_called_is_refused_with_what_to_give(answer: Any) -> None:
-    said = re.escape(f"and not {type(answer).__name__}: with an LMHandler give answer=handler.answers(...)")
+    said = re.escape(f"not {type(answer).__name__}: with an LMHandler give answer=handler.answers(...)")
     with Sandbox(warm=0) as sandbox, sandbox.template() as template:
         for make in (sandbox.repl, template.repl):
             with pytest.raises(ConfigurationError, match=said):
@@ -78,7 +78,7 @@ def test_answer_that_cannot_be_called_is_refused_with_what_to_give(answer: Any) 
 
 
 def test_an_address_is_refused_as_a_context() -> None:
-    with pytest.raises(ContextRefused, match="is an address and not what is there: fetch that first"):
+    with pytest.raises(ContextRefused, match="is an address, not its content: fetch the content first"):
         RLM(ScriptedClient([])).completion("https://example.org/report.txt", "?")
 
 
@@ -120,7 +120,7 @@ def test_a_question_is_text() -> None:
 
 
 def test_limits_of_a_sandbox_are_limits() -> None:
-    with pytest.raises(ConfigurationError, match="limits is a ReplLimits or a Limits, and not int"):
+    with pytest.raises(ConfigurationError, match="limits must be a ReplLimits or a Limits, not int"):
         Sandbox(5)  # type: ignore[arg-type]
 
 
@@ -136,7 +136,7 @@ def test_a_time_that_is_none_is_refused_and_bounds_what_it_should(timeout_s: Any
 def test_code_is_text_and_nothing_else_costs_variables(code: Any) -> None:
     with Sandbox() as sandbox, sandbox.repl() as repl:
         repl.execute("v = 1")
-        with pytest.raises(ConfigurationError, match="code is text"):
+        with pytest.raises(ConfigurationError, match="code must be text"):
             repl.execute(code)
         assert repl.execute("v").stdout == "1\n"
 
@@ -176,7 +176,7 @@ def test_an_answer_that_was_asked_for_at_a_limit_says_so() -> None:
         ({"tools": {"f": print}}, "tools are names of functions, as a list"),
         ({"tools": ["f", "f"]}, "tools has a name twice"),
         ({"tools": ["f"], "values": {"f": 1}}, "f: a name is that of a tool or of a value, not of both"),
-        ({"answer": 3}, "answer is an async function of one query"),
+        ({"answer": 3}, "answer must be an async function of one query"),
     ],
 )
 def test_what_a_repl_cannot_be_given_is_refused(given: dict[str, Any], why: str) -> None:
@@ -187,7 +187,7 @@ def test_what_a_repl_cannot_be_given_is_refused(given: dict[str, Any], why: str)
 @pytest.mark.parametrize(
     ("given", "why"),
     [
-        ({"limits": 3}, "limits is a ReplLimits or a Limits"),
+        ({"limits": 3}, "limits must be a ReplLimits or a Limits"),
         ({"isolation": []}, "no isolation level []"),
         ({"warm": []}, "warm must be a number of REPLs"),
         ({"allow_exec": 0}, "allow_exec is a bool, and not int"),
@@ -206,7 +206,7 @@ async def test_answer_of_another_kind_is_an_error_of_its_query() -> None:
 
     async with Sandbox() as sandbox, sandbox.repl("text", answer=answers) as repl:
         block = await repl.aexecute("llm_query('x')")
-    assert "what answers this REPL returned something else than a list of slots" in block.stdout
+    assert "the function that answers this REPL must return a list of Slot" in block.stdout
 
 
 def test_value_for_a_closed_repl_is_refused() -> None:

@@ -47,7 +47,7 @@ def shout(query: Query) -> list[Slot]:
 
 @dataclass(frozen=True)
 class Ran:
-    """What became of one block."""
+    """The result of one block."""
 
     result: Result
     stdout: str
@@ -147,7 +147,7 @@ def bare_repl(**contexts: Any) -> Iterator[BareRepl]:
 
 
 def serve(connection_fd: int, contexts: str) -> None:
-    """In the process: become the REPL."""
+    """Become the REPL, in the new process."""
     interrupts = Interrupts()
     interrupts.install()
     reserve = Reserve()

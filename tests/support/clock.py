@@ -13,7 +13,7 @@ import pytest
 
 
 class Clock:
-    """What `time.monotonic` says for the length of one test, and with it the event loop's own time."""
+    """A clock that replaces `time.monotonic` for the length of one test, and with it the event loop's own time."""
 
     def __init__(self, patched: pytest.MonkeyPatch) -> None:
         self.now_s = time.monotonic()

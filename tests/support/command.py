@@ -30,7 +30,7 @@ def run(*arguments: str | Path, stdin: bytes = b"") -> "subprocess.CompletedProc
 
 
 def sentence(done: "subprocess.CompletedProcess[str]") -> str:
-    """The one line on stderr of a command that failed, and nothing else."""
+    """The one line on stderr of a command that failed, and no other line."""
     assert "Traceback" not in done.stderr
     lines = done.stderr.strip().splitlines()
     assert len(lines) == 1, done.stderr

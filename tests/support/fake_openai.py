@@ -103,7 +103,7 @@ class FakeOpenAI:
 
     @property
     def base_url(self) -> str:
-        """What a client takes as `api_base`."""
+        """The address that a client takes as `api_base`."""
         return f"http://127.0.0.1:{self.port}/v1"
 
     def __enter__(self) -> Self:

@@ -1,4 +1,4 @@
-"""A zygote with one worker and one REPL and nothing else: applies the layers, evaluates, prints what it found.
+"""A zygote with only one worker and one REPL: applies the layers, evaluates, prints what it found.
 
     python -I isolated_worker.py JSON
 

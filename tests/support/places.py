@@ -1,4 +1,4 @@
-"""Where things lie."""
+"""Paths of this repository."""
 
 from pathlib import Path
 

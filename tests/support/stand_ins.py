@@ -20,7 +20,7 @@ class Echo:
         return LMReply(f"ok {last}", Usage(1, 10, 5, 0.01))
 
     async def aclose(self) -> None:
-        """Nothing is held."""
+        """Close no resource: there is none."""
 
 
 class Hanging:
@@ -43,4 +43,4 @@ class Hanging:
         raise AssertionError
 
     async def aclose(self) -> None:
-        """Nothing is held."""
+        """Close no resource: there is none."""

@@ -50,4 +50,4 @@ async def turns(number: int = 5) -> None:
 async def for_ever() -> NoReturn:
     """Wait until the task is cancelled."""
     await asyncio.get_running_loop().create_future()
-    raise AssertionError("nobody sets this future")
+    raise AssertionError("this future is never set")

@@ -1,1 +1,1 @@
-"""One block of code: its time, its output, and what came of it."""
+"""One block of code: its time, its output, and its outcome."""

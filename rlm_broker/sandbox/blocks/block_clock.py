@@ -1,4 +1,4 @@
-"""How long a block may still compute, without a clock of its own: the caller says what time it is."""
+"""The time that a block may still take. Callers pass the present time in, so that the clock has none of its own."""
 
 from typing import Literal
 
@@ -8,20 +8,20 @@ Verdict = Literal["run", "interrupt", "kill"]
 class BlockClock:
     """Decides when a block is interrupted and when its REPL is killed.
 
-    The clock stands while the REPL waits for at least one reply, so that a slow provider does not kill a healthy REPL.
-    What its other threads compute meanwhile is bounded by CPU time: as much as all CPUs could do within the limit.
-
-    CPU time of processes that live for a moment only is not seen; so there is a limit of wall time, too.
+    Compute time stands still while the REPL waits for at least one reply: a slow provider must not kill a healthy REPL.
+    Other threads of the REPL may compute meanwhile. They are bounded by CPU time: as much as all CPUs have within the
+    limit. CPU time is sampled, and misses processes that live for a moment only. So wall time has a limit, too.
 
     Args:
-        limit_s: Compute time until SIGINT.
-        wall_s: Wall time until SIGINT, waiting included.
-        grace_s: Wall time from SIGINT to SIGKILL; queries meanwhile do not extend it.
-        cpus: That the REPL's threads and processes can use at the same time.
+        limit_s: Compute time in seconds until the interrupt.
+        wall_s: Wall time in seconds until the interrupt, waiting for replies included.
+        grace_s: Wall time in seconds from the interrupt to the kill. Queries do not extend it.
+        now: Present time in seconds of a monotonic clock, as in all methods. The block begins now.
+        cpus: CPUs that the REPL's threads and processes can use at the same time.
 
     Attributes:
-        limit: Name of the limit that was reached, once one was.
-        over: The same as the rest of a sentence about the block.
+        limit: Name of the limit that was reached; None before.
+        over: The reason of the interrupt, as the rest of a sentence about the block; None before.
     """
 
     def __init__(self, limit_s: float, wall_s: float, grace_s: float, now: float, cpus: int) -> None:
@@ -39,27 +39,31 @@ class BlockClock:
         self._wish: str | None = None
 
     def query_opened(self, now: float) -> None:
-        """The REPL asked something."""
+        """Note that the REPL waits for one more reply. With the first, compute time stands still."""
         if self._open_queries == 0:
             self._left_s -= now - self._running_since
         self._open_queries += 1
 
     def query_closed(self, now: float) -> None:
-        """It was answered; with the last answer the clock goes on."""
+        """Note that a query was answered. With the last answer, compute time goes on."""
         self._open_queries -= 1
         if self._open_queries == 0:
             self._running_since = now
 
     def burned(self, cpu_s: float) -> None:
-        """The REPL used so much CPU time, waiting or not."""
+        """Note that the REPL used `cpu_s` more seconds of CPU time, waiting or not."""
         self._left_cpu_s -= cpu_s
 
     def wish(self, over: str) -> None:
-        """Somebody wants the block interrupted, as at a limit. `over` says so, as the rest of a sentence about it."""
+        """Have the block interrupted with the next verdict, as at a limit.
+
+        Args:
+            over: The reason, as the rest of a sentence about the block.
+        """
         self._wish = over
 
     def verdict(self, now: float) -> Verdict:
-        """What to do now. "interrupt" is said once."""
+        """Return what to do now. "interrupt" is returned once."""
         if self._interrupted_at is not None:
             return "kill" if now - self._interrupted_at >= self._grace_s else "run"
         if self._wish is not None:
@@ -79,7 +83,7 @@ class BlockClock:
         return "interrupt"
 
     def wait_s(self, now: float) -> float:
-        """Seconds until the verdict can change by itself."""
+        """Return the seconds until the verdict can change with time alone."""
         if self._interrupted_at is not None:
             return max(0.0, self._interrupted_at + self._grace_s - now)
         if self._left_cpu_s <= 0 or self._wish is not None:

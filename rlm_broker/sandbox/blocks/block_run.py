@@ -1,4 +1,8 @@
-"""One block in a worker: its start, its clock, its interrupt, and the reason why it has to be killed."""
+"""One block in a worker: its start, its clock, its interrupt, and the reason why its REPL must be killed.
+
+One loop (`_ends`) waits on one event (`_wake`), which is set by each fact that may end the block: its result, news from
+init, CPU time that was used, an answered query, a wish to interrupt, or the time of the clock's next verdict.
+"""
 
 import asyncio
 import os
@@ -21,19 +25,29 @@ from sandbox_worker.wire.control import Exceeded
 from sandbox_worker.wire.messages import Query, Result, Slot
 
 LEFT_RUNNING_S = 2.0
-"""CPU seconds on top of what a block may use, before what it left running is killed: init only samples what it uses."""
+"""CPU seconds beyond what a block may use, until the processes that it left running are killed. The margin is needed
+because init samples CPU time."""
 DEATH_NEWS_S = 1.0
-"""Seconds in which init says how a REPL died whose connection was lost. Beyond, the REPL lives and hung up itself."""
+"""Seconds in which init reports how a REPL died whose connection was lost. Beyond, the REPL lives and has closed the
+connection itself."""
 
 
 class BlockRun:
-    """One block, from its start to its result or to the reason why it has to be killed.
+    """One block, from its start to its result or to the reason why its REPL must be killed.
 
     Args:
-        timeout_s: Compute time in seconds until it is interrupted.
-        wall_timeout_s: The same with waiting for replies.
-        contexts: Has those that the block's queries give.
-        fields: What the block has to submit; None is nothing in particular.
+        worker: Worker of the REPL.
+        connection: Connection of the REPL.
+        output: Collects what the block prints and shows.
+        limits: Limits of the REPL.
+        answer: Called for each query of the block.
+        timeout_s: Compute time in seconds until the block is interrupted.
+        wall_timeout_s: Wall time in seconds until then, waiting for replies included.
+        contexts: Contexts that the block's queries give to children.
+        fields: Fields that the block has to submit; None if it has none.
+
+    Attributes:
+        killed_because: Reason why the REPL must be killed, as one clause; None while it can go on.
     """
 
     def __init__(
@@ -63,24 +77,31 @@ class BlockRun:
 
     @property
     def limit(self) -> str | None:
-        """Name of the limit that was reached, if one was."""
+        """Name of the limit that was reached; None if none was."""
         died = self._worker.died
         return self._clock.limit or (died.limit if isinstance(died, Exceeded) else None)
 
     def interrupt(self, over: str) -> None:
-        """Interrupt the block, as at a limit. `over` says so, as the rest of a sentence about it."""
+        """Interrupt the block, as at a limit.
+
+        Args:
+            over: The reason, as the rest of a sentence about the block.
+        """
         self._clock.wish(over)
         self._wake.set()
 
     async def result(self, code: str, wanted: Wanted = NOTHING) -> Result | None:
-        """Run it. None when the REPL must be killed, or is dead already; `killed_because` then says why.
+        """Run the block, and return its result.
 
-        When this is cancelled, the block goes on: `end` ends it.
+        If the caller is cancelled, the block goes on until `end` is called.
+
+        Returns:
+            The result; None if the REPL must be killed, or is dead already. `killed_because` then has the reason.
         """
         self._worker.on_written = self._output.written
         self._worker.on_burned, self._worker.on_change = self._burned, self._wake.set
         try:
-            # What the clock sees in time it interrupts. This is for what a block leaves running when it has ended.
+            # The clock interrupts a block that runs. This bound is for processes that a block leaves when it has ended.
             self._worker.begin(self._cpu_s)
             self._block = self._connection.execute(code, self._off_the_clock, self._output.shown, wanted)
         except ProtocolViolation as violation:
@@ -93,12 +114,12 @@ class BlockRun:
         return await self._rest(self._block)
 
     async def end(self, over: str) -> bool:
-        """Interrupt a block whose `result` was cancelled; return whether its REPL can go on."""
+        """Interrupt a block whose `result` was cancelled, and return whether its REPL can go on."""
         self.interrupt(over)
         return self._block is not None and await self._rest(self._block) is not None
 
     async def _rest(self, block: "asyncio.Future[Result]") -> Result | None:
-        """Wait for the end of the block, and of what was done for it."""
+        """Wait for the end of the block, and for the end of all answering of its queries."""
         result = await self._outcome(block)
         await self._connection.settle()
         return result
@@ -113,7 +134,7 @@ class BlockRun:
             result = block.result()
             if result.descriptor_output:
                 await self._worker.drain()
-            if result.status == "interrupted":  # to the REPL a KeyboardInterrupt of the code's own looks the same
+            if result.status == "interrupted":  # the REPL cannot tell our SIGINT from a KeyboardInterrupt of the code's
                 over = self._clock.over
                 result = msgspec.structs.replace(
                     result, status="interrupted" if over else "error", error=f"it {over}" if over else result.error
@@ -126,11 +147,15 @@ class BlockRun:
         return None
 
     async def _ends(self, block: "asyncio.Future[Result]") -> bool:
-        """Wait for the block; interrupt it at its limit. False when it has to be killed."""
+        """Wait for the block, and interrupt it at its limit.
+
+        Returns:
+            Whether the block ended; False if the REPL must be killed.
+        """
         loop = asyncio.get_running_loop()
         while not block.done():
             if (why := self._death()) is not None:
-                # A result that was complete before the end counts, and may still be on its way.
+                # A result that was complete before the REPL's end counts, and may still be on its way.
                 await asyncio.wait({block}, timeout=DEATH_NEWS_S)
                 self.killed_because = why
                 return block.done() and block.exception() is None
@@ -185,7 +210,7 @@ class BlockRun:
         return None if died is None else post_mortem.reason(died)
 
     async def _reason_of_its_end(self) -> str | None:
-        """How the REPL died, if it did: its connection is lost a moment before init tells."""
+        """Return how the REPL died, if init says so in time: the connection is lost a moment before init's message."""
         try:
             async with asyncio.timeout(DEATH_NEWS_S):
                 while (why := self._death()) is None:

@@ -1,4 +1,4 @@
-"""What came of one block, as its caller gets it."""
+"""The outcome of one block, as its caller gets it."""
 
 from rlm_broker.results import Block, PostMortem, Sent, Variable, with_values
 from rlm_broker.sandbox.blocks import post_mortem
@@ -10,7 +10,7 @@ from rlm_broker.transport.session import Wanted
 from sandbox_worker.wire.messages import MAX_DRAFT_CHARS, Result
 
 MAX_ERROR_CHARS = 2_000
-"""Characters of the sentence on how a block ended; beyond it is cut. An honest REPL sends fewer."""
+"""Characters of the sentence on how a block ended; a longer one is cut. The REPL's own code sends fewer."""
 
 
 def ended(
@@ -25,14 +25,19 @@ def ended(
     """Return a block whose REPL said how it ended. Its values are decoded when they are first looked at.
 
     Args:
-        limit: Name of the limit that interrupted it, if one did.
-        fields: What it had to submit. Nothing else counts as submitted.
+        code: Source of the block.
+        output: Its output so far.
+        result: Result that the REPL sent.
+        limit: Name of the limit that interrupted the block; None if none did.
+        wanted: Values that were wanted of it.
+        fields: Fields that it had to submit. If it had any, only checked values of them count as submitted.
+        execution_time: Seconds that it took.
     """
     stdout, stderr = output.finish()
     final_answer = result.final_answer
     final_value: Sent | None = sent(result.final_value, result.final_value_problem)
     if fields is not None and fields.names:
-        if final_answer is not None:  # its text is made of what was checked, since the REPL may say anything
+        if final_answer is not None:  # made anew of the checked values: the REPL's own text is untrusted
             final_answer = None if fields.values is None else as_json(jsonable(fields.values))
         final_value = Held(fields.values)
     block = Block(
@@ -63,8 +68,12 @@ def killed(
     """Return a block whose REPL was killed.
 
     Args:
-        why: The reason, as one clause.
-        seen: What it was doing.
+        code: Source of the block.
+        output: Its output so far.
+        why: Reason of the kill, as one clause.
+        seen: State of the REPL just before, as init saw it.
+        limit: Name of the limit that was reached; None if none was.
+        execution_time: Seconds that it took.
     """
     stdout, stderr = output.finish()
     sentence = post_mortem.sentence(why, seen)

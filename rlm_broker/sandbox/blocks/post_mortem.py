@@ -1,4 +1,4 @@
-"""What can be told of a REPL that was killed: the reason, and the line it was on."""
+"""The end of a REPL in words: the reason, and the line of code that it was on."""
 
 import re
 import signal
@@ -18,11 +18,12 @@ _BY_EXIT_CODE: dict[int | None, str] = {
     OUT_OF_MEMORY: "it used up its memory (memory_bytes) to the point that its REPL could not go on",
     BROKEN: "it broke the REPL that it runs in",
 }
-"""Model code can end its process with these codes as well: then it is the one that is told something wrong."""
+"""Reason → sentence for exit codes of the REPL's own. Model code can end its process with these codes as well, and then
+misleads only the model that wrote it."""
 
 
 def reason(died: Died | Exceeded) -> str:
-    """Why a REPL is gone, as one clause."""
+    """Return the reason why a REPL has ended, as one clause."""
     match died:
         case Exceeded(limit="block_timeout_s", used=used):
             return (
@@ -37,13 +38,14 @@ def reason(died: Died | Exceeded) -> str:
 
 
 def located(seen: LastSeen | None, block: int) -> PostMortem:
-    """What init saw, with the line that the model's code was on. The stack is the REPL's word.
+    """Return what init saw, with the line that the model's code was on. The stack is the REPL's word, and so untrusted.
 
     Args:
+        seen: State of the REPL that init reported; None if it reported none.
         block: Number of the block that was running, within its REPL.
     """
     seen = seen or LastSeen()
-    lines = [line for line in seen.stack.splitlines() if "/sandbox_worker/" not in line]  # frames of ours tell nothing
+    lines = [line for line in seen.stack.splitlines() if "/sandbox_worker/" not in line]  # without the worker's frames
     stack = "\n".join(line[:200] for line in lines)
     frame = _FRAME.search(stack)
     where = ""
@@ -55,12 +57,12 @@ def located(seen: LastSeen | None, block: int) -> PostMortem:
 
 
 def sentence(why: str, post_mortem: PostMortem) -> str:
-    """The reason, the place and what was in use, for the model."""
+    """Return the reason, the place and the resources in use, as sentences for the model."""
     parts = [why]
     if post_mortem.where:
         parts.append(post_mortem.where)
     if post_mortem.processes:
-        mib = post_mortem.memory_bytes / (1 << 20)  # what it has of its own: a small program has next to nothing
+        mib = post_mortem.memory_bytes / (1 << 20)  # private memory alone, which is under 1 MiB for a small program
         memory = "less than 1 MiB" if mib < 1 else f"{mib:,.0f} MiB"
         parts.append(f"It used {memory} (processes: {post_mortem.processes:,}, threads: {post_mortem.threads:,})")
     return ". ".join(parts)

@@ -1,4 +1,4 @@
-"""The contexts that code gives its children: found when a query comes, stored when the child begins."""
+"""The contexts that model code gives to its children: found when a query comes, stored when the child begins."""
 
 import asyncio
 import contextlib
@@ -24,12 +24,12 @@ Opener = Callable[[int | None], contextlib.AbstractAsyncContextManager[StoredCon
 
 
 class QueryContexts:
-    """Has the contexts that the queries of one REPL give.
+    """The contexts that the queries of one REPL give to children.
 
     Args:
         worker: Returns the worker that has the REPL's files.
         own: Returns the context that the REPL has under a name, or None.
-        max_bytes: Of a file that is stored.
+        max_bytes: Largest size of a file; a larger one is refused.
     """
 
     def __init__(
@@ -43,10 +43,10 @@ class QueryContexts:
         self._max_bytes = max_bytes
 
     def of(self, query: Query) -> "QueryWithContexts":
-        """Return the query with its contexts.
+        """Return the query with its contexts, of which none is stored yet.
 
         Raises:
-            ContextRefused: Not each prompt has one, or None.
+            ContextRefused: The number of contexts is not the number of prompts.
         """
         if len(query.contexts) != len(query.prompts):
             raise ContextRefused(f"{len(query.contexts):,} contexts for {len(query.prompts):,} prompts")
@@ -58,16 +58,16 @@ class QueryContexts:
         return QueryWithContexts(**fields, given=given)
 
     def _opener(self, asked: ChildContext, files: "dict[str, _Shared]") -> "Opener":
-        """Return what stores a context. Children of one query that have one file share what is stored of it."""
+        """Return a function that stores a context. Children of one query share what is stored of the same file."""
         if asked.file is None:
             return _Shared(partial(self._stored, asked)).held
         return files.setdefault(f"{asked.file}/{asked.is_json}", _Shared(partial(self._stored, asked))).held
 
     async def _stored(self, asked: ChildContext, most_bytes: int | None) -> StoredContext:
-        """Store one, for the caller to close.
+        """Store a context, which the caller closes.
 
         Raises:
-            ContextRefused: It cannot be had, or takes more than `most_bytes`.
+            ContextRefused: The context is not available, or takes more than `most_bytes`.
         """
         try:
             if asked.own is not None:
@@ -76,26 +76,26 @@ class QueryContexts:
                 return await self._read(asked.file, asked.is_json, most_bytes)
             if asked.value is None:
                 raise ContextRefused("a context has no value")
-            if len(asked.value) > MAX_INLINE_BYTES:  # decoding a long one would hold the event loop
+            if len(asked.value) > MAX_INLINE_BYTES:  # decoding a longer one would hold up the event loop
                 raise ContextRefused(f"a value of {len(asked.value):,} bytes in a query, {MAX_INLINE_BYTES:,} at most")
             return store_as_it_is(msgspec.json.decode(asked.value))
         except (RlmBrokerError, OSError, msgspec.MsgspecError, RecursionError, UnicodeError) as error:
-            raise ContextRefused(f"a context cannot be had: {error}") from None
+            raise ContextRefused(f"a context is not available: {error}") from None
 
     def _another(self, name: str) -> StoredContext:
         own = self._own(name)
         if own is None:
-            raise ContextRefused(f"this REPL has no context {name!r} that a child could have: give a copy")
+            raise ContextRefused(f"this REPL has no context {name!r} to give to a child: give a copy")
         return own.another()
 
     async def _read(self, name: str, is_json: bool, most_bytes: int | None) -> StoredContext:
         if "/" in name or "\0" in name or name in ("", ".", ".."):
-            raise ContextRefused(f"{name!r} is no name of a file")
+            raise ContextRefused(f"{name!r} is not a file name")
         fd = await (await self._worker()).open_file(OpenToRead([os.fsencode(name)]))
         try:
             found = os.fstat(fd)
-            if not stat.S_ISREG(found.st_mode):  # init has looked; what comes out of a worker is looked at again
-                raise ContextRefused(f"{name!r} is no regular file")
+            if not stat.S_ISREG(found.st_mode):  # init checks, too, but a descriptor out of a worker is untrusted
+                raise ContextRefused(f"{name!r} is not a regular file")
             if most_bytes is not None and found.st_size > most_bytes:
                 raise ContextRefused(f"it has {found.st_size:,} bytes, more than {most_bytes:,}: give a smaller part")
             return await in_thread(lambda stop: store_part(fd, is_json, self._max_bytes, stop))
@@ -104,10 +104,10 @@ class QueryContexts:
 
 
 class _Shared:
-    """A context that is stored once for all that have it open at the same time.
+    """A context that is stored once for all children that have it open at the same time.
 
     Args:
-        store: Stores it, unless it takes more bytes than it is told.
+        store: Stores the context, unless it takes more bytes than its argument says.
     """
 
     def __init__(self, store: Callable[[int | None], Awaitable[StoredContext]]) -> None:
@@ -118,7 +118,7 @@ class _Shared:
 
     @contextlib.asynccontextmanager
     async def held(self, most_bytes: int | None = None) -> AsyncIterator[StoredContext]:
-        """Have it stored until this is left by the last one."""
+        """Keep the context stored inside the block. The last of several blocks at the same time closes it."""
         async with self._storing:
             context = self._context
             if context is None:
@@ -134,11 +134,11 @@ class _Shared:
 
 
 class GivenContext:
-    """The context of one child, as code has given it.
+    """The context of one child, as model code has given it.
 
     Args:
-        opener: Stores it for as long as its context manager is not left.
-        asked: Where it is.
+        opener: Stores the context until its context manager is left.
+        asked: Description of the context, from the query.
     """
 
     __slots__ = ("_asked", "_opener")
@@ -149,27 +149,28 @@ class GivenContext:
 
     @property
     def is_task(self) -> bool:
-        """Whether the child's task stands in it; the prompt is then its beginning and end."""
+        """Whether the child's task is inside the context. The prompt then is the task's beginning and end."""
         return self._asked.is_task
 
     @property
     def name(self) -> str | None:
-        """Name of the REPL's own context that it is, or None."""
+        """Name of the REPL's own context that the child gets; None for any other."""
         return self._asked.own
 
     @property
     def key(self) -> object:
-        """What equal ones of one query have in common."""
+        """Key of the context. Equal contexts of one query have equal keys."""
         return msgspec.structs.astuple(self._asked)
 
     def opened(self, most_bytes: int | None = None) -> contextlib.AbstractAsyncContextManager[StoredContext]:
-        """Store it for as long as this is not left.
+        """Store the context until the context manager is left.
 
         Args:
-            most_bytes: A larger file is refused before it is read. None: up to the `scratch_bytes` of the REPL.
+            most_bytes: Bytes of a file; a larger one is refused before it is read. None allows the `scratch_bytes` of
+                the REPL.
 
         Raises:
-            ContextRefused: It cannot be had.
+            ContextRefused: The context is not available.
         """
         return self._opener(most_bytes)
 
@@ -178,7 +179,7 @@ class QueryWithContexts(Query, frozen=True):
     """A query whose children have contexts.
 
     Attributes:
-        given: For each prompt its context; None where that is the prompt.
+        given: Context of each prompt; None where the prompt itself is the context.
     """
 
     given: tuple[GivenContext | None, ...] = ()

@@ -1,4 +1,4 @@
-"""The fields that a block has to submit. The orchestrator checks them while the block runs and can still mend them."""
+"""Fields that a block submits. The orchestrator checks them while the block runs, so that its code can correct them."""
 
 import asyncio
 from collections.abc import Mapping
@@ -23,17 +23,17 @@ _threads = DaemonThreads(16)
 
 
 class SubmitFields:
-    """What one block has to submit.
+    """Fields that one block submits, with their types.
 
     Args:
-        types: Field → its type, as `WantedType` takes it; none is any value.
+        types: Field → its type, as `WantedType` takes it. An empty mapping stands for one value of any type.
 
     Attributes:
-        names: Of the fields, in their order.
-        values: Field → value, once the code has submitted them.
+        names: Fields, in order.
+        values: Field → value, once the code has submitted them; None before.
 
     Raises:
-        ConfigurationError: A field is no name, or its type cannot be validated.
+        ConfigurationError: A field is not a name, or its type cannot be validated.
     """
 
     def __init__(self, types: Mapping[str, Any]) -> None:
@@ -45,24 +45,32 @@ class SubmitFields:
 
     @classmethod
     def of(cls, submit: object) -> "SubmitFields | None":
-        """Return those of the argument `submit`: True is any value, None and False are a block that goes on.
+        """Return the fields that the argument `submit` stands for.
+
+        Args:
+            submit: True for one value of any type; a mapping from field to type; None or False for a block that does
+                not end at a submission, for which None is returned.
 
         Raises:
-            ConfigurationError: It is something else, or a field cannot be used.
+            ConfigurationError: It has any other type, or a field cannot be used.
         """
         if submit is None or submit is False:
             return None
         if submit is not True and not isinstance(submit, Mapping):
             kind = type(submit).__name__
             raise ConfigurationError(
-                f"submit is True or a dict from field to type, such as {{'answer': str}}, and not {kind}"
+                f"submit must be True or a dict from field to type, such as {{'answer': str}}, not {kind}"
             )
         if submit == {}:
             raise ConfigurationError("submit has no fields: give one, such as {'answer': str}, or True for any value")
         return cls({} if submit is True else submit)
 
     async def answer(self, query: Query) -> list[Slot]:
-        """Check the fields that code wants to submit: one slot without a text, or with what is wrong."""
+        """Check the fields that code wants to submit.
+
+        Returns:
+            One slot, without a text if all fields are right, else with an error that says what is wrong.
+        """
         encoded = query.texts
         if len(encoded) != 1 or len(query.prompts) != 1:
             return [Slot(error="one submission at a time")] * len(query.prompts)
@@ -73,7 +81,7 @@ class SubmitFields:
         return [Slot(error=problem)]
 
     async def _checked(self, encoded: str) -> str | None:
-        """Check in a thread: a value may have a package imported. Threads of ours alone, and one for each block."""
+        """Check in a thread, since a type may have a package imported. Each block uses one of these threads at most."""
         if self._check is not None and not self._check.done():
             return "another submission of this block is being checked"
         self._check = _threads.submit(partial(self._take, encoded))
@@ -85,7 +93,7 @@ class SubmitFields:
         try:
             given = decode(encoded.encode(), MAX_VALUES)
         except ValueInvalid as invalid:
-            return f"this is no value: {invalid}"
+            return f"the submission is invalid: {invalid}"
         if type(given) is not dict or given.keys() != self._types.keys():
             return f"give the fields {', '.join(self.names)}, each once; {_told(given)}"
         try:
@@ -97,5 +105,5 @@ class SubmitFields:
 
 def _told(given: object) -> str:
     if type(given) is not dict:
-        return "this is something else"
+        return "given was no dict of fields"
     return f"given were {', '.join(map(str, given)) or 'none'}"[:200]

@@ -1,1 +1,1 @@
-"""Isolation levels: what each promises, whether it holds here, and what to do where it does not."""
+"""Isolation levels: what each promises, whether it holds on this machine, and the remedy if it does not."""

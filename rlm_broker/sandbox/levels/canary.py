@@ -1,7 +1,7 @@
-"""A real worker that tries what must be impossible, before any model code may run within the same isolation.
+"""A real worker that attempts forbidden operations, before any model code may run behind the same layers.
 
-Each layer reports that it was applied; whether it holds is another question. A level that lets one of these through is
-not to be had on this machine.
+Each layer reports that it was applied, which does not prove that it holds. If one of the attempts succeeds, the level
+is refused on this machine.
 """
 
 import msgspec
@@ -28,7 +28,7 @@ ATTEMPTS = {
     "use io_uring": "libc.syscall(425, 1, bytes(120))",  # io_uring_setup, on every architecture
     "take memory that no limit sees": "os.memfd_create('unseen')",
 }
-"""What a worker cannot do: code that must raise. All of it is harmless where it succeeds."""
+"""Forbidden operation → code that must raise. Each is harmless if it succeeds."""
 
 PROGRAM = f"""
 import ctypes, os, socket
@@ -53,10 +53,14 @@ _decoder = msgspec.json.Decoder(dict[str, bool])
 
 
 def verdict(level: Level, answer: str | None) -> dict[str, bool]:
-    """What the canary said: each of `ATTEMPTS`, and whether it was prevented.
+    """Return each of `ATTEMPTS`, and whether it was prevented, from the canary's answer.
+
+    Args:
+        level: Level of the canary's worker.
+        answer: JSON that the canary sent; None if it sent none.
 
     Raises:
-        IsolationUnavailable: It could not do its work, so nothing is known.
+        IsolationUnavailable: The canary did not report on all attempts, so the level is not proved.
     """
     try:
         held = _decoder.decode(answer or "")
@@ -70,7 +74,11 @@ def verdict(level: Level, answer: str | None) -> dict[str, bool]:
 
 
 def require_held(level: Level, held: dict[str, bool]) -> None:
-    """Raises: IsolationUnavailable, if anything got through."""
+    """Refuse the level if an attempt succeeded.
+
+    Raises:
+        IsolationUnavailable: At least one attempt succeeded.
+    """
     through = [name for name, was_held in held.items() if not was_held]
     if through:
         raise IsolationUnavailable(

@@ -1,4 +1,4 @@
-"""From what users call a level of isolation to the levels to try, and what to do where one cannot be had."""
+"""Isolation levels by their names: the levels to try for a name, and the error for a level that is not available."""
 
 import warnings
 
@@ -8,9 +8,9 @@ from sandbox_worker.wire.layers import Layer
 from sandbox_worker.wire.level import LEVELS, Level, level_named
 
 AUTO = "auto"
-"""The strongest security boundary that this machine can give."""
+"""Name for the strongest security boundary that this machine can give."""
 CHOICES: tuple[str, ...] = (AUTO, *(level.name for level in LEVELS))
-"""All that a user may ask for."""
+"""All names that a user may give."""
 
 
 class IsolationWarning(UserWarning):
@@ -18,14 +18,15 @@ class IsolationWarning(UserWarning):
 
 
 def candidates(isolation: str, allow_exec: bool | None) -> tuple[Level, ...]:
-    """The levels to try, the strongest first. `auto` never means one that is no security boundary.
+    """Return the levels to try, the strongest first. "auto" stands only for levels that are a security boundary.
 
     Args:
         isolation: One of `CHOICES`.
-        allow_exec: True is possible only at levels with `Level.may_exec`; None is wherever it is possible.
+        allow_exec: Whether code may start programs. True needs a level with `Level.may_exec`; None allows it where the
+            level does.
 
     Raises:
-        ConfigurationError: There is no such level, or it cannot allow that.
+        ConfigurationError: There is no such level, or it cannot allow programs.
     """
     require_kind("allow_exec", allow_exec, bool, type(None))
     if isolation == AUTO:
@@ -36,22 +37,22 @@ def candidates(isolation: str, allow_exec: bool | None) -> tuple[Level, ...]:
         raise ConfigurationError(no_such_level(isolation)) from None
     if allow_exec and not level.may_exec:
         raise ConfigurationError(
-            f"isolation level {level.name!r} cannot start programs, since nothing would end them: leave allow_exec "
-            "out, or use the level 'strict'"
+            f"isolation level {level.name!r} cannot start programs, since they could outlive their REPL: leave "
+            "allow_exec out, or use the level 'strict'"
         )
     return (level,)
 
 
 def no_such_level(name: object) -> str:
-    """Say that there is no such level, and which there are."""
+    """Return the sentence that `name` is not a level, with the names of all levels."""
     return f"no isolation level {name!r}; choose one of: {', '.join(CHOICES)}"
 
 
 def warn_if_unprotected(level: Level) -> None:
-    """Say what the level does not do, where that is everything."""
+    """Warn of a level that is not a security boundary."""
     if not level.is_security_boundary:
         warnings.warn(
-            f"isolation level {level.name!r} is no security boundary: code in it can read your files, your keys and "
+            f"isolation level {level.name!r} is not a security boundary: code in it can read your files, your keys and "
             "other processes' environments, and use the network",
             IsolationWarning,
             stacklevel=3,
@@ -59,14 +60,17 @@ def warn_if_unprotected(level: Level) -> None:
 
 
 def unavailable(level: Level, layer: Layer, reason: str, code: int = 0) -> IsolationUnavailable:
-    """The error for a level that this machine cannot give, with what would give it.
+    """Return the error for a level that this machine cannot give, with the remedy.
 
     Args:
-        code: The kernel's error number, or 0.
+        level: Level that was tried.
+        layer: Layer that failed.
+        reason: Operation that failed, with the kernel's error.
+        code: The kernel's error number; 0 if there is none.
     """
     what_would = remedy(layer, reason, code)
     return IsolationUnavailable(
-        f"isolation level {level.name!r} cannot be had here: {reason}. {what_would} "
+        f"isolation level {level.name!r} is not available here: {reason}. {what_would} "
         "`rlm-broker doctor` shows every layer; `--isolation process` runs without any protection",
         layer=layer,
         reason=reason,

@@ -1,7 +1,7 @@
-"""Finds one command or setting that gives an isolation layer which this machine refused.
+"""One command or setting that gives an isolation layer which this machine refused.
 
-The same refusal has several causes. The error number tells two of them apart: AppArmor answers EACCES to mount(2), a
-system call filter answers EPERM or ENOSYS, or kills with SIGSYS. Files below /proc and the environment tell the rest.
+The same refusal has several causes. The error number tells two of them apart: AppArmor answers EACCES to mount(2), and
+a system call filter answers EPERM or ENOSYS, or kills with SIGSYS. Files below /proc and the environment tell the rest.
 """
 
 import errno
@@ -19,19 +19,19 @@ SWITCHES = (
     ("user/max_user_namespaces", "0", "15000"),
 )
 FILTERED = "2"
-"""`Seccomp:` in /proc/self/status of a process that a system call filter confines: a container's, or a unit's."""
+"""`Seccomp:` in /proc/self/status of a process that a system call filter confines, as in a container or a unit."""
 FIRST_LINUX = (5, 13)
 """First version with Landlock; mount_setattr(2) came with 5.12."""
 SYSTEM_CALLS: Layer = "system calls"
-"""Layer of a fork server that a system call filter killed."""
+"""Layer that is named when a system call filter killed a fork server."""
 NEED_RIGHTS: frozenset[Layer] = frozenset({"other uid", "own uid"})
-"""Layers that a root without capabilities lacks."""
+"""Layers that root needs capabilities for."""
 NEED_NAMESPACES: frozenset[Layer] = frozenset(
     {"namespaces", "user namespace", "mounts", "private root", "own proc", "pid 1", "fork"}
 )
-"""Layers for which namespaces have to be allowed."""
+"""Layers that need namespaces to be allowed."""
 NEED_KERNEL: frozenset[Layer] = frozenset({"landlock", "seccomp"})
-"""Layers that not every kernel and machine has."""
+"""Layers that need a kernel and machine with support for them."""
 WITHOUT_REMEDY: Mapping[Layer, str] = {
     "one thread": "the fork server is exec'd, and has a single thread",
     "host name": "a level holds without it",
@@ -47,7 +47,7 @@ WITHOUT_REMEDY: Mapping[Layer, str] = {
     "memory control group": "without one nothing starts that needs it: `GROUP_REMEDY`",
     "memory and CPU watch (approximate)": "it reads files of the worker's own /proc",
 }
-"""Layers without a remedy of their own -> why no command or setting would give them. A filter may still refuse them."""
+"""Layers without a remedy → why no command or setting would give them. A filter may still refuse them."""
 CONTAINER_FILES = (".dockerenv", "run/.containerenv")
 OUT_OF_RESOURCES = {
     errno.EMFILE: "Raise the limit of open files: `ulimit -n 4096`.",
@@ -60,10 +60,12 @@ OUT_OF_RESOURCES = {
 def remedy(
     layer: Layer, reason: str = "", code: int = 0, root: Path = Path("/"), environment: Mapping[str, str] = os.environ
 ) -> str:
-    """One sentence.
+    """Return the remedy for a layer that failed, as one sentence.
 
     Args:
-        layer, reason, code: As in `LayerFailed`.
+        layer: Layer that failed, as in `LayerFailed`.
+        reason: Operation that failed, with the kernel's error.
+        code: The kernel's error number; 0 if there is none.
         root: Folder with the /proc of this process.
         environment: Variables of this process.
     """

@@ -1,1 +1,1 @@
-"""Packages that code may import: of an environment of the user's, or of one that is made from a list."""
+"""Packages that code may import: those of a user's environment, or of one that is made from a list."""

@@ -1,8 +1,8 @@
-"""Environments that were made of lists of packages, kept below the user's cache folder and used again.
+"""Environments that were made from lists of packages. They are kept below the user's cache folder and used again.
 
-environments/DIGEST         an environment: whole, since it was made beside and renamed
+environments/DIGEST         an environment: always complete, since it is made in another folder and renamed
 environments/DIGEST.XXXX    one that is being made, or was left by a process that was killed
-environments/DIGEST.lock    locked by the process that makes it
+environments/DIGEST.lock    locked by the process that makes the environment
 """
 
 import asyncio
@@ -23,16 +23,20 @@ from rlm_broker.sandbox.workers.private_folder import removed
 from rlm_broker.sandbox.workers.venv import Venv, read_venv
 
 MAKE_TIMEOUT_S = 600.0
-"""Longest time for an environment, with waiting for another process that makes the same one. Beyond it: an error."""
+"""Seconds to make an environment, with waiting for another process that makes the same one. Beyond it: an error."""
 PAUSE_S = 0.05
-"""Seconds between looks at a lock that another process holds."""
+"""Seconds between two attempts to take a lock that another process holds."""
 
 
 async def venv_with(requirements: Requirements, timeout_s: float = MAKE_TIMEOUT_S) -> Venv:
-    """Return the environment with these packages: the one that is there, or a new one.
+    """Return the environment with these packages: the one that is kept, or a new one.
+
+    Args:
+        requirements: List of packages.
+        timeout_s: Seconds for a new one.
 
     Raises:
-        ConfigurationError: It cannot be made, not in that time, or not be kept.
+        ConfigurationError: It cannot be made, or not in that time, or there is no folder to keep it in.
     """
     try:
         folder = _environments()
@@ -41,7 +45,7 @@ async def venv_with(requirements: Requirements, timeout_s: float = MAKE_TIMEOUT_
             await within(timeout_s, _made(requirements, made))
     except Late:
         raise ConfigurationError(
-            f"packages: no environment could be made of them within {timeout_s:g} s: try again, or give python= a venv"
+            f"packages: no environment could be made within {timeout_s:g} s: try again, or give python= a venv"
         ) from None
     except OSError as error:
         raise ConfigurationError(f"packages cannot be kept: {error.strerror}: {error.filename}") from None
@@ -50,7 +54,7 @@ async def venv_with(requirements: Requirements, timeout_s: float = MAKE_TIMEOUT_
 
 async def _made(requirements: Requirements, made: Path) -> None:
     async with _alone(made):
-        if _is_there(made):  # another process has made it meanwhile
+        if _is_there(made):  # another process has made it while this one waited for the lock
             return
         for left in made.parent.glob(f"{made.name}.*"):
             if left.suffix != ".lock":
@@ -66,7 +70,7 @@ async def _made(requirements: Requirements, made: Path) -> None:
 
 @contextlib.asynccontextmanager
 async def _alone(made: Path) -> AsyncIterator[None]:
-    """Hold the lock of an environment, which the kernel takes from a process that ends."""
+    """Hold the lock of an environment. The kernel releases the lock of a process that ends."""
     lock = os.open(f"{made}.lock", os.O_CREAT | os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
     try:
         while True:
@@ -74,18 +78,18 @@ async def _alone(made: Path) -> AsyncIterator[None]:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 break
             except BlockingIOError:
-                await asyncio.sleep(PAUSE_S)  # a thread that blocks in flock could not be ended
+                await asyncio.sleep(PAUSE_S)  # polled: a thread that blocks in flock(2) could not be cancelled
         yield
-        fcntl.flock(lock, fcntl.LOCK_UN)  # a forked process may have a copy of the descriptor
+        fcntl.flock(lock, fcntl.LOCK_UN)  # by hand: a forked process may have a copy of the descriptor, and so the lock
     finally:
         os.close(lock)
 
 
 def _environments() -> Path:
-    """Return the folder of all environments: this user's alone, who trusts what code imports from there.
+    """Return the folder of all environments, which no other user can write to: code is imported from there.
 
     Raises:
-        ConfigurationError: There is none to be had.
+        ConfigurationError: There is no such folder, and none can be made.
     """
     given = os.environ.get("XDG_CACHE_HOME", "")
     try:
@@ -98,7 +102,7 @@ def _environments() -> Path:
     others_may_swap = found.st_mode & 0o022 and not found.st_mode & stat.S_ISVTX
     if others_may_swap or found.st_uid not in (0, os.geteuid()):
         raise ConfigurationError(
-            f"packages: another user may replace what lies in {cache}: set XDG_CACHE_HOME to a folder of this user's"
+            f"packages: another user may replace files in {cache}: set XDG_CACHE_HOME to a folder of this user's"
         )
     for each in (folder.parent, folder):
         each.mkdir(mode=0o700, exist_ok=True)
@@ -114,7 +118,11 @@ def _is_there(made: Path) -> bool:
 
 
 def _require_own(folder: Path) -> None:
-    """Raises: ConfigurationError, where another user may have put something there."""
+    """Refuse a folder that another user may have filled.
+
+    Raises:
+        ConfigurationError: It is not a folder, or another user owns it or can write to it.
+    """
     found = folder.lstat()
     if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid() or found.st_mode & 0o022:
         raise ConfigurationError(

@@ -1,6 +1,6 @@
-"""Packages, installed by uv or pip into a new virtual environment: on the host, never from inside a sandbox.
+"""An installer, uv or pip, that puts packages into a new virtual environment: on the host, outside of all sandboxes.
 
-Only wheels are installed: to build a source distribution would run code of its author on this machine.
+Only wheels are installed: a source distribution would run its author's code on this machine when it is built.
 """
 
 import contextlib
@@ -22,9 +22,9 @@ from rlm_broker.sandbox.packages.requirements import Requirements
 from rlm_broker.sandbox.workers.held_process import ended
 
 LOCK = "packages.lock"
-"""File of an environment: what was installed, as lines of `name==version` with hashes."""
+"""File of an environment that lists the installed packages, as lines of `name==version` with hashes."""
 SAID_LINES, SAID_BYTES = 8, 4096
-"""What is told of an installer that failed: its last lines, of its last bytes."""
+"""Last lines of a failed installer's output that the error shows, and last bytes of it that are read for them."""
 ONLY_WHEELS = ("--only-binary", ":all:")
 
 _WATCHED = """
@@ -38,21 +38,26 @@ if ended not in select.select([0, ended], [], [])[0]:
 if installer.wait() == 0:
     open("succeeded", "x")
 """
-"""Runs its arguments as a program, and ends it with all that it started when descriptor 0 is closed. That the program
-succeeded is said by a file, which it says also to a process that ignores SIGCHLD."""
+"""Program that runs its arguments as a program, and ends it with all that it started when descriptor 0 is closed.
+
+A file reports that the program succeeded: an exit status is lost if the orchestrator ignores SIGCHLD."""
 _REDIRECTING = re.compile(
     r"(UV|PIP)_(TARGET|PREFIX|SYSTEM_PYTHON|BREAK_SYSTEM_PACKAGES|ROOT|USER|PYTHON|REQUIREMENT|EDITABLE|NO_BINARY|REQUIRE_VIRTUALENV)"
 )
-"""Variables that would have an installer put packages elsewhere, or others."""
+"""Variables that make an installer put packages elsewhere, or install others."""
 
 
 async def install(requirements: Requirements, folder: Path) -> Path:
-    """Make a virtual environment with these packages below an empty folder, and return it.
+    """Make a virtual environment with these packages below an empty folder, and return its folder.
 
-    Cancelled, it ends the installer with all that it started.
+    If the caller is cancelled, the installer is ended with all that it started.
+
+    Args:
+        requirements: List of packages.
+        folder: Empty folder.
 
     Raises:
-        ConfigurationError: There is no installer, or it could not install them; with what it said.
+        ConfigurationError: There is no installer, or it failed. The message has its last lines.
     """
     venv, listed = folder / "venv", folder / "requirements.txt"
     listed.write_text("".join(f"{text}\n" for text in requirements.texts))
@@ -66,8 +71,8 @@ async def install(requirements: Requirements, folder: Path) -> Path:
         await _run([uv, *compiling, "--output-file", str(lock)], folder)
         copying = ["--require-hashes", "--link-mode", "copy"]
         await _run([uv, "pip", "install", *chosen, *copying, "--requirement", str(lock)], folder)
-        with contextlib.suppress(ConfigurationError):  # files that are no Python of this version, as some tests are not
-            # Not by uv, which starts the environment's own Python: that runs lines of .pth files.
+        with contextlib.suppress(ConfigurationError):  # wheels may have files for other versions, which do not compile
+            # Not by uv, which would start the environment's own Python: that runs code in .pth files.
             await _run([sys.executable, "-I", "-S", "-m", "compileall", "-q", str(venv / "lib")], folder)
     elif importlib.util.find_spec("pip") is not None:
         report = folder / "report.json"
@@ -83,7 +88,7 @@ async def install(requirements: Requirements, folder: Path) -> Path:
 
 
 def _locked(report: Mapping[str, Sequence[Mapping[str, Mapping[str, object]]]]) -> list[str]:
-    """Return the lines of a lock file for what pip says that it has installed."""
+    """Return the lines of a lock file for pip's report of what it has installed."""
     lines = []
     for each in report["install"]:
         archive = each["download_info"].get("archive_info")
@@ -95,10 +100,10 @@ def _locked(report: Mapping[str, Sequence[Mapping[str, Mapping[str, object]]]]) 
 
 
 async def _run(command: list[str], folder: Path) -> None:
-    """Run a program in `folder`, in a process group of its own that ends with us.
+    """Run a program in `folder`, in a process group of its own. The whole group ends with this call.
 
     Raises:
-        ConfigurationError: It failed; with what it said.
+        ConfigurationError: The program failed. The message has its last lines.
     """
     said, succeeded = folder / "said.txt", folder / "succeeded"
     succeeded.unlink(missing_ok=True)
@@ -106,7 +111,7 @@ async def _run(command: list[str], folder: Path) -> None:
         process = subprocess.Popen(
             [sys.executable, "-I", "-S", "-c", _WATCHED, *command],
             env=_environment(),
-            cwd=folder,  # not the user's: a project of another author may have settings for installers there
+            cwd=folder,  # not the user's folder: a project of another author may have settings for installers there
             stdin=subprocess.PIPE,
             stdout=output,
             stderr=subprocess.STDOUT,
@@ -116,7 +121,7 @@ async def _run(command: list[str], folder: Path) -> None:
         await _ended(process)
     finally:
         with contextlib.suppress(ProcessLookupError):
-            # All that the installer left. It is not waited for yet, so the number of the group is its own.
+            # Ends all processes that the installer left. The group's number is its pid, which stays taken until `wait`.
             os.killpg(process.pid, signal.SIGKILL)
         assert process.stdin is not None
         process.stdin.close()
@@ -126,10 +131,10 @@ async def _run(command: list[str], folder: Path) -> None:
 
 
 async def _ended(process: "subprocess.Popen[bytes]") -> None:
-    """Wait for its end, and leave its exit status for `wait`."""
+    """Wait for the process to end, and leave its exit status for `wait`."""
     try:
         pidfd = os.pidfd_open(process.pid)
-    except ProcessLookupError:  # it has ended already where SIGCHLD is ignored
+    except ProcessLookupError:  # SIGCHLD is ignored, and it has ended already
         return
     try:
         await ended(pidfd)
@@ -138,7 +143,7 @@ async def _ended(process: "subprocess.Popen[bytes]") -> None:
 
 
 def _environment() -> dict[str, str]:
-    """Our variables, for proxies, indexes and certificates, without keys that are no installer's."""
+    """Return our variables, which name proxies, indexes and certificates, without keys that no installer uses."""
     kept = {}
     for name, value in os.environ.items():
         is_installers = name.startswith(("UV_", "PIP_"))
@@ -150,7 +155,7 @@ def _environment() -> dict[str, str]:
 
 
 def _addresses() -> list[str]:
-    """List the addresses in our variables for installers: tokens may stand anywhere in them."""
+    """Return the addresses in our variables for installers. They are redacted, since any part may be a token."""
     given = [value for name, value in os.environ.items() if name.startswith(("UV_", "PIP_")) or "PROXY" in name.upper()]
     return [address for value in given for address in value.split() if "://" in address]
 

@@ -1,4 +1,4 @@
-"""Which packages code in a sandbox may import: those of the orchestrator, of an environment, or of a list."""
+"""The packages that code in a sandbox may import: the orchestrator's, an environment's, or those of a list."""
 
 import asyncio
 import functools
@@ -13,11 +13,11 @@ from rlm_broker.sandbox.workers.venv import Venv, read_venv
 _log = logging.getLogger("rlm_broker")
 
 Chosen = Venv | Requirements | None
-"""None: those of the orchestrator."""
+"""Environment, or list to make one from; None for the packages of the orchestrator."""
 
 
 def chosen_packages(python: str | os.PathLike[str] | None, packages: Sequence[str] | None) -> Chosen:
-    """Return what these two arguments of a `Sandbox` say.
+    """Return the choice that the arguments `python` and `packages` of a `Sandbox` make.
 
     Raises:
         ConfigurationError: One of them cannot be used, or both are given.
@@ -30,18 +30,18 @@ def chosen_packages(python: str | os.PathLike[str] | None, packages: Sequence[st
 
 
 async def venv_of(chosen: Chosen) -> Venv | None:
-    """Return the environment, which is made if need be.
+    """Return the chosen environment. One from a list is made, unless it was made before and kept.
 
     Raises:
-        ConfigurationError: It cannot be had.
+        ConfigurationError: The environment cannot be read or made.
     """
     if isinstance(chosen, Requirements):
-        from rlm_broker.sandbox.packages.cache import venv_with  # few sandboxes need it
+        from rlm_broker.sandbox.packages.cache import venv_with  # imported here, since few sandboxes need it
 
         return await venv_with(chosen)
     if chosen is None:
         return None
-    venv = await asyncio.to_thread(read_venv, chosen.folder)  # again: it may have changed
+    venv = await asyncio.to_thread(read_venv, chosen.folder)  # read again: it may have changed since it was chosen
     if venv.left_out:
         _tell_what_is_left_out(venv)
     return venv

@@ -1,1 +1,1 @@
-"""Where workers come from, and how each is held and ended."""
+"""Workers: their sources, and the handles that hold and end each of them."""

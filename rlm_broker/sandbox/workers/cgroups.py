@@ -1,7 +1,7 @@
-"""Control groups for memory, where this process may make some: an exact limit for all processes of a worker together.
+"""Control groups for memory, if this process may make some: an exact limit for all processes of a worker together.
 
-Version 1 where its memory hierarchy is writable, version 2 where the group that we are in is delegated to us. Elsewhere
-there are none, and what init sees in /proc is what holds.
+Version 1 is used if its memory hierarchy is writable, version 2 if the group of this process is delegated to it. With
+neither, memory is limited by what init sees in /proc.
 
 In version 2 a group that has processes cannot have groups with limits below it (cgroups(7), "no internal processes").
 So the processes of a delegated group are moved to a group `main` in it, and workers' groups are made beside that.
@@ -16,23 +16,23 @@ from pathlib import Path
 
 PREFIX = "rlm-broker-"
 LIMITS = (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"))
-"""Of a container as a whole, as it sees it itself: version 2, version 1."""
+"""Files with the memory limit of a container, as it sees them itself: version 2, version 1."""
 
 
 GROUP_REMEDY = "`systemd-run --user --scope -p Delegate=yes COMMAND` starts a command in one (as root without `--user`)"
 MAIN = "main"
-"""Group for the processes of a delegated group."""
+"""Name of the group that the processes of a delegated group are moved to."""
 _DELEGATED = ("user.delegate", "trusted.delegate")
-"""Attributes of a group that systemd sets to "1" where it leaves the group to its processes (`Delegate=`)."""
+"""Extended attributes that systemd sets to "1" on a group that it leaves to its processes (`Delegate=`)."""
 _MOVES = 100
-"""How often the processes of a group are moved at most: each may have started others meanwhile."""
+"""Attempts to move all processes of a group, which may start others meanwhile. Beyond them, it is not used."""
 
 
 def memory_bytes(limits: Sequence[Path] = LIMITS) -> int:
-    """Memory of the machine, or of the container that we are in."""
+    """Return the memory in bytes of the machine, or of the container that this process is in."""
     found = [os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")]
     for limit in limits:
-        with contextlib.suppress(OSError, ValueError):  # there is none; "max"
+        with contextlib.suppress(OSError, ValueError):  # there is no such file; it says "max"
             found.append(int(limit.read_text()))
     return min(found)
 
@@ -41,7 +41,7 @@ class MemoryGroups:
     """A folder of groups, one for each worker. Made by `find`.
 
     Attributes:
-        version: Of control groups: 1 or 2.
+        version: Version of control groups, 1 or 2.
     """
 
     def __init__(self, folder: Path, limit_file: str, kills_file: str) -> None:
@@ -53,7 +53,7 @@ class MemoryGroups:
 
     @classmethod
     def find(cls) -> "MemoryGroups | None":
-        """Groups below the one that we are in, or None where we may not make any. Sweeps what a killed process left."""
+        """Return groups below that of this process; None if it may make none. Sweeps those of killed processes."""
         for base, limit_file, kills_file in _bases():
             with contextlib.suppress(OSError):
                 _sweep(base)
@@ -71,14 +71,14 @@ class MemoryGroups:
         return None
 
     def make(self, limit_bytes: int) -> "MemoryGroup":
-        """A group whose processes together, with the kernel's memory for them, get no more than that."""
+        """Make a group whose processes, with the kernel's memory for them, get `limit_bytes` together."""
         folder = self._folder / str(next(self._numbers))
         folder.mkdir()
         try:
             (folder / self._limit_file).write_text(str(limit_bytes))
             if self.version == 2:
-                (folder / "memory.oom.group").write_text("1")  # a REPL whose children were killed cannot be trusted
-                with contextlib.suppress(FileNotFoundError):  # where the kernel does not account for swap
+                (folder / "memory.oom.group").write_text("1")  # kills all: a REPL that lost children is not reliable
+                with contextlib.suppress(FileNotFoundError):  # the kernel does not account for swap
                     (folder / "memory.swap.max").write_text("0")
             return MemoryGroup(folder, limit_bytes, folder / self._kills_file)
         except OSError:
@@ -86,17 +86,19 @@ class MemoryGroups:
             raise
 
     def close(self) -> None:
-        """When all of its groups were removed. Harmless when repeated."""
+        """Remove the folder, once all groups in it were removed. Has no effect when repeated."""
         with contextlib.suppress(OSError):
             self._folder.rmdir()
 
 
 class MemoryGroup:
-    """One worker's group.
+    """The group of one worker.
 
     Attributes:
+        limit_bytes: Limit of its memory.
         folder: Its place in the control group file system.
-        join_fd: Whoever writes "0" to it is in the group from then on, whatever rights it has.
+        join_fd: Descriptor of its cgroup.procs. A process that writes "0" to it joins the group, with or without
+            rights.
     """
 
     def __init__(self, folder: Path, limit_bytes: int, kills: Path) -> None:
@@ -107,12 +109,12 @@ class MemoryGroup:
         self._known_kills = 0
 
     def new_kills(self) -> int:
-        """How many of these kills happened since this was asked last."""
+        """Return how many kills there were since the last call."""
         before, self._known_kills = self._known_kills, self.kills()
         return self._known_kills - before
 
     def kills(self) -> int:
-        """How often the kernel killed a process in it because the limit was reached."""
+        """Return how often the kernel has killed a process of the group because its limit was reached."""
         for line in self._kills.read_text().splitlines():
             name, _, count = line.partition(" ")
             if name == "oom_kill":
@@ -120,7 +122,10 @@ class MemoryGroup:
         return 0
 
     def remove(self) -> bool:
-        """Whether it is gone; the kernel may take a moment after its last process. Harmless when repeated."""
+        """Remove the group, and return whether it is gone. The kernel holds it for a moment after its last process.
+
+        Has no effect when repeated.
+        """
         if self.join_fd >= 0:
             os.close(self.join_fd)
             self.join_fd = -1
@@ -134,7 +139,7 @@ class MemoryGroup:
 
 
 def _bases() -> Iterator[tuple[Path, str, str]]:
-    """Folders in which groups with a memory limit might be made, and the names of two files of such a group."""
+    """Yield folders in which groups with a memory limit might be made, and the names of two files of such a group."""
     mounts = [line.split() for line in Path("/proc/self/mounts").read_text().splitlines()]
     for line in Path("/proc/self/cgroup").read_text().splitlines():
         _, controllers, path = line.split(":", 2)
@@ -156,11 +161,11 @@ def _has_memory(base: Path) -> bool:
 
 
 def _place_in(own: Path, root: Path) -> Path | None:
-    """Where groups with a limit can be made: in the group that we are in or beside it, as far as it is left to us."""
+    """Return a folder for groups with a limit: the group of this process or its parent, if it is delegated; or None."""
     if _has_memory(own):
         return own
     if own != root and _is_delegated(own.parent, root) and _give_memory(own.parent):
-        return own.parent  # we are in its `main`, or in what systemd's DelegateSubgroup= made
+        return own.parent  # this process is in its `main`, or in a group of systemd's DelegateSubgroup=
     return own if _is_delegated(own, root) and _make_room_in(own) else None
 
 
@@ -174,13 +179,13 @@ def _is_delegated(group: Path, root: Path) -> bool:
 
 
 def _make_room_in(group: Path) -> bool:
-    """Move all of its processes to a group below it, so that others below it can have limits."""
+    """Move all processes of the group to a group below it, so that others below it can have limits."""
     main = group / MAIN
     with contextlib.suppress(OSError):
         main.mkdir(exist_ok=True)
         for _ in range(_MOVES):
             for pid in (group / "cgroup.procs").read_text().split():
-                with contextlib.suppress(ProcessLookupError):  # it has ended
+                with contextlib.suppress(ProcessLookupError):  # the process has ended
                     (main / "cgroup.procs").write_text(pid)
             if _give_memory(group):
                 return True
@@ -188,7 +193,7 @@ def _make_room_in(group: Path) -> bool:
 
 
 def _give_memory(group: Path) -> bool:
-    """Let groups below it have limits. Not possible as long as it has processes itself."""
+    """Let groups below this one have limits, and return whether they can: not while it has processes itself."""
     try:
         (group / "cgroup.subtree_control").write_text("+memory")
     except OSError as error:
@@ -202,7 +207,7 @@ def _sweep(base: Path) -> None:
     for folder in base.glob(f"{PREFIX}*"):
         pid = folder.name.removeprefix(PREFIX).partition("-")[0]
         if pid.isdigit() and not Path("/proc", pid).exists():
-            with contextlib.suppress(OSError):  # somebody else's, or swept by another just now
+            with contextlib.suppress(OSError):  # another user's, or swept by another process just now
                 for group in folder.iterdir():
                     if group.is_dir():
                         group.rmdir()

@@ -1,9 +1,9 @@
-"""Contexts of objects that are used again: decoded once, in a fork server of their own, and shared by their REPLs.
+"""Fork servers for contexts of objects that are used again: each decodes one, and its workers share the objects.
 
-Texts are shared as they are: every worker maps them. Other objects are made anew in each worker, which takes seconds
-and memory for large ones. When a second REPL has the same context, a fork server decodes it. From there on that fork
-server only forks, and it runs no model code. This is for "strict" alone, which confines the fork server: elsewhere a
-hostile context would be decoded without any isolation.
+Every worker maps the texts of a context. Other objects are decoded in each worker, which takes seconds and memory for
+large ones. When a second REPL has the same context, a fork server of its own decodes it once. After that it only forks,
+and it runs no model code. This is done at "strict" alone, where the fork server is confined. At other levels it would
+decode a hostile context without any isolation.
 """
 
 import asyncio
@@ -27,13 +27,13 @@ from rlm_broker.sandbox.workers.zygote_process import Preparation
 from rlm_broker.transport.listener import Listener
 
 SHARED_FROM_BYTES: Final = 4 << 20
-"""Smallest JSON that is shared: less is decoded in the time that a fork server takes to start."""
+"""Bytes of JSON from which on a context is shared. A smaller one is decoded faster than a fork server starts."""
 OF_ALL_MEMORY: Final = 0.25
 """Share of the machine's memory for all these fork servers. Beyond it the least recently used one is ended."""
 HEAP_PER_BYTE: Final = 6
-"""Bytes of objects for each byte of their JSON: a guess until they are decoded. Records have 4, numbers 10."""
+"""Bytes of objects for each byte of their JSON, as a guess until they are decoded. Records have 4, numbers 10."""
 MAX_SEEN: Final = 256
-"""Contexts whose use and memory are remembered. Beyond it the first of them is forgotten."""
+"""Contexts whose use and memory are remembered. Beyond it the oldest one is forgotten."""
 
 T = TypeVar("T")
 
@@ -42,11 +42,12 @@ _log = logging.getLogger("rlm_broker")
 
 @dataclass(eq=False)
 class _Shared:
-    """One context's fork server.
+    """The fork server of one context.
 
     Attributes:
+        digest: Digest of the context.
         memory_bytes: Memory that it takes; a guess while it is being made.
-        making: Returns the fork server, or None where there could be none.
+        making: Returns the fork server, or None if it could not be started.
         users: REPLs that have it or wait for it. While there are any, it is not ended.
         is_listed: Whether further REPLs may have it.
     """
@@ -59,14 +60,15 @@ class _Shared:
 
 
 class ContextCache:
-    """Has workers for contexts that were used before, each forked from a fork server that has decoded the context.
+    """A source of workers for contexts that were used before. Each is forked from a process that has the context.
 
     Lives on one event loop.
 
     Args:
-        fork_server: Of the same level; its `prepared` makes the others.
-        limits: Say how long a fork server may take to decode a context.
-        max_bytes: Memory of all these fork servers together. One whose REPLs live is not ended for another.
+        fork_server: Fork server of the same level, whose `prepared` starts the others.
+        listener: Port that REPLs connect to.
+        limits: Limits that say how long a fork server may take to decode a context.
+        max_bytes: Memory of all these fork servers together. One whose REPLs live is not ended to make room.
     """
 
     def __init__(self, fork_server: ForkServer, listener: Listener, limits: ReplLimits, max_bytes: int) -> None:
@@ -75,27 +77,27 @@ class ContextCache:
         self._limits = limits
         self._max_bytes = max_bytes
         self._seen: dict[asyncio.Task[bytes | None], int] = {}
-        """Digests of the contexts that were used so far, and their sizes."""
+        """Task that computes the digest of a context that was used → the size of the context in bytes."""
         self._digests = weakref.WeakKeyDictionary[StoredContext, asyncio.Task[bytes | None]]()
-        """The same digests by the object that was given, which may be given again."""
+        """Context object that was given → the same task. The same object may be given again."""
         self._listed: dict[bytes, _Shared] = {}
-        """By digest; the one that was used last comes last."""
+        """Digest → fork server; the one that was used last comes last."""
         self._alive: set[_Shared] = set()
         self._heaps: dict[bytes, int] = {}
-        """By digest: memory in bytes that a context took when it was decoded."""
+        """Digest → memory in bytes that the context took when it was decoded."""
         self._ending: set[asyncio.Task[None]] = set()
         self._closed = False
         self._has_failed = False
 
     async def take(self, context: StoredContext | None, limits: ReplLimits) -> StartedWorker | None:
-        """See `WorkerSource`."""
+        """Return a worker that has the context, if it was used before, see `WorkerSource`."""
         if context is None or self._closed or not self._is_worth_it(context):
             return None
         digest = await self._digest_if_used_before(context)
         return None if digest is None else await self._take_shared(digest, context, limits)
 
     async def close(self) -> None:
-        """End all that no REPL uses; the others end with the fork server that made them. Harmless when repeated."""
+        """End the fork servers without REPLs. The others end with the one that made them. May be repeated."""
         self._closed = True
         digests = {*self._seen, *self._digests.values()}
         for digest in digests:
@@ -137,11 +139,11 @@ class ContextCache:
     # -- the fork servers --------------------------------------------------------------------------------------------
 
     async def _take_shared(self, digest: bytes, context: StoredContext, limits: ReplLimits) -> StartedWorker | None:
-        """Return None where there can be no fork server for the context, or it can fork no more."""
+        """Return a worker; None if no fork server can have the context, or the one that has it can fork no more."""
         if self._closed:  # while the digests were compared
             return None
         shared = self._listed.pop(digest, None) or self._to_be_made(digest, context)
-        self._listed[digest] = shared  # at the end: it was used last
+        self._listed[digest] = shared  # moved to the end, since it was used last
         shared.users += 1
         started: StartedWorker | None = None
         try:
@@ -173,14 +175,14 @@ class ContextCache:
             try:
                 preparation = Preparation(context=context, timeout_s=self._limits.start_timeout_s)
                 return await self._fork_server.prepared(preparation)
-            except (RlmBrokerError, OSError) as error:  # each of its REPLs decodes it, and says what is wrong
+            except (RlmBrokerError, OSError) as error:  # each REPL decodes the context itself, and gives the reason
                 if not self._has_failed and not self._closed:
                     self._has_failed = True
-                    _log.warning("a context is decoded by each REPL, since no process for all could be had: %s", error)
+                    _log.warning("a context is decoded by each REPL, since its fork server cannot start: %s", error)
                 return None
 
     def _weigh(self, shared: _Shared, memory_bytes: int) -> None:
-        """Replace the guess by what it takes, now that it is made. Too large a one ends with its present users."""
+        """Replace the guess by the measured memory. If that is too much, give the fork server to no further REPL."""
         if shared.memory_bytes != memory_bytes:
             shared.memory_bytes = memory_bytes
             self._remember_heap(shared.digest, memory_bytes)
@@ -193,7 +195,7 @@ class ContextCache:
             del self._heaps[next(iter(self._heaps))]
 
     def _make_room(self, needed_bytes: int) -> bool:
-        """End unused fork servers until there is room, and return whether there is; end none if that is not enough."""
+        """End fork servers without REPLs until there is room, and return whether there is. If not, end none."""
         in_use_bytes = sum(shared.memory_bytes for shared in self._alive if shared.users)
         if in_use_bytes + needed_bytes > self._max_bytes:
             return False
@@ -203,7 +205,7 @@ class ContextCache:
         return True
 
     def _unlist(self, shared: _Shared) -> None:
-        """Give it to no further REPL: it ends with its last user."""
+        """Give the fork server to no further REPL. It ends with its last one."""
         if shared.is_listed:
             shared.is_listed = False
             del self._listed[shared.digest]
@@ -217,14 +219,14 @@ class ContextCache:
         if shared.is_listed or shared.users:
             return
         self._alive.discard(shared)
-        shared.making.cancel()  # it has no user any more
+        shared.making.cancel()  # no REPL waits for it any more
         ending = asyncio.get_running_loop().create_task(_ended(shared.making))
         self._ending.add(ending)
         ending.add_done_callback(self._ending.discard)
 
 
 async def _result(task: "asyncio.Task[T]") -> T | None:
-    """Return the task's result; None where it was cancelled, which the end of the sandbox does, not the caller's."""
+    """Return the task's result; None if the sandbox cancelled it. Cancelling the caller does not cancel the task."""
     await asyncio.wait({task})
     return None if task.cancelled() else task.result()
 
@@ -233,12 +235,12 @@ async def _ended(making: "asyncio.Task[ForkServer | None]") -> None:
     await asyncio.wait({making})
     fork_server = None if making.cancelled() or making.exception() is not None else making.result()
     if fork_server is not None:
-        with contextlib.suppress(SandboxFailed):  # the one that made it says what could not be removed
+        with contextlib.suppress(SandboxFailed):  # the fork server that made it reports what could not be removed
             await fork_server.close()
 
 
 async def _digested(context: StoredContext) -> bytes | None:
-    """Return the digest; None without memory or a thread to compute it: then the context is like no other."""
+    """Return the digest; None if there is no memory or thread to compute it. The context then equals no other."""
     try:
         return await asyncio.to_thread(_digest, context)
     except (OSError, RuntimeError):
@@ -249,7 +251,7 @@ def _digest(context: StoredContext) -> bytes:
     digest = hashlib.sha256()
     with context:
         for fd, piece in context.pieces():
-            digest.update(msgspec.json.encode(piece))  # two forms may have the same bytes
+            digest.update(msgspec.json.encode(piece))  # the form, too: contexts of two forms may have the same bytes
             with mmap.mmap(fd, piece.form.size_bytes, access=mmap.ACCESS_READ) as mapped:
                 digest.update(mapped)
     return digest.digest()

@@ -22,23 +22,30 @@ from sandbox_worker.wire.zygote_control import ZygoteReady
 GROUP_TRIES, GROUP_PAUSE_S = 100, 0.01
 """Attempts to remove a control group, and seconds between them. Beyond them it is reported as left behind."""
 TRIES = 3
-"""Attempts where a fork server or a worker dies while a REPL starts. Beyond them the caller gets the error."""
+"""Attempts to start a REPL while its fork server or worker dies. Beyond them the caller gets the error."""
 PREPARED_TRIES = 2
-"""Attempts to start a zygote that prepares something. Fewer than `TRIES`: it may be what took all memory."""
+"""Attempts to start a zygote that prepares something. Fewer than `TRIES`, since the preparation may have taken all
+memory, for which the kernel killed it."""
 
 
 class ForkServer:
     """One zygote and the workers that it forked. The object that made it, or had it `prepared`, closes it.
 
-    When the zygote dies, so do its workers; the next `spawn` starts a new one.
+    When the zygote dies, its workers die with it. The next `spawn` starts a new zygote.
 
     Args:
-        venv: Whose packages its workers have; None: those of the orchestrator.
+        level: Isolation level.
+        allow_exec: Whether code may start programs.
+        exact_memory: Whether each worker has a control group that limits its memory.
+        preparation: Imports, set-up code and context that the zygote has ready.
+        seed: Seed of the hashes of all workers; None draws one.
+        venv: Environment whose packages workers have; None for those of the orchestrator.
 
     Attributes:
-        layers: The layers that all workers share, once started.
+        level: Isolation level.
+        layers: Layers that all workers share; empty before the start.
         allow_exec: Whether code may start programs.
-        memory_bytes: What the zygote had when it was ready.
+        memory_bytes: Memory that the zygote took when it was ready.
     """
 
     def __init__(
@@ -68,20 +75,20 @@ class ForkServer:
         self._others: list[ForkServer] = []
 
     def counts(self) -> tuple[int, int]:
-        """Return how many workers of this fork server and of those that it prepared live, and how many were forked."""
+        """Return how many workers live and how many were forked, by this fork server and those that it prepared."""
         others = [other.counts() for other in self._others]
         alive = len(self._workers) + sum(count for count, _ in others)
         return alive, self._forked + sum(count for _, count in others)
 
     def importable(self, names: Sequence[str]) -> tuple[str, ...]:
-        """Return which of these modules code in its workers can import."""
+        """Return which of these modules code in the workers can import."""
         return installed(names, self._venv)
 
     async def prepared(self, preparation: Preparation) -> "ForkServer":
-        """Start another one of the same level, whose zygote has something ready. It ends with this one at the latest.
+        """Start another fork server of the same level, with a preparation. It ends with this one at the latest.
 
         Raises:
-            ConfigurationError, IsolationUnavailable, SandboxFailed: It cannot be started. Nothing of it is left.
+            ConfigurationError, IsolationUnavailable, SandboxFailed: It cannot be started. All of it has ended.
         """
         self._require_open()
         other = ForkServer(self.level, self.allow_exec, self._exact_memory, preparation, self._seed, self._venv)
@@ -119,17 +126,17 @@ class ForkServer:
                     )
 
     async def spawn(self, limits: ReplLimits) -> Worker:
-        """Fork a worker, which is not isolated yet: `Worker.launch` waits for that. `end` ends it."""
+        """Fork a worker. It is not isolated before `Worker.launch` has returned. `end` ends it."""
         forking = asyncio.get_running_loop().create_task(self._fork(limits))
         try:
             return await asyncio.shield(forking)
         except asyncio.CancelledError:
-            # The zygote's answer is taken in any case: it would else be taken for the answer to the next request.
+            # The zygote's answer is awaited also now: the next request would take it for its own answer.
             await to_its_end(partial(self._end_forked, forking))
             raise
 
     async def end(self, worker: Worker) -> None:
-        """Kill a worker; return when it is gone, with its folder and its control group. Harmless when repeated."""
+        """Kill a worker, and remove its folder and its control group. Has no effect when repeated."""
         await worker.kill()
         self._workers.discard(worker)
         if worker.scratch and not await removed(Path(worker.scratch)):
@@ -138,14 +145,14 @@ class ForkServer:
             self._left_behind.append(str(worker.group.folder))
 
     async def close(self) -> None:
-        """End every worker and the zygote, for good; return when all are gone. Harmless when repeated.
+        """End all workers and the zygote for good; return when they have ended. Has no effect when repeated.
 
         Raises:
-            SandboxFailed: Something could not be removed, and is named. All the rest is gone.
+            SandboxFailed: A folder or group, which is named, could not be removed. All processes have ended.
         """
         self._closed = True
         await asyncio.gather(*(other.close() for other in self._others))
-        async with self._one_at_a_time:  # a worker that is being forked is one of them
+        async with self._one_at_a_time:  # waits for a worker that is being forked, and so ends it, too
             await asyncio.gather(*map(self.end, list(self._workers)))
             if self._zygote is not None:
                 await self._end_zygote(self._zygote)
@@ -161,16 +168,16 @@ class ForkServer:
             raise SandboxFailed("the sandbox was closed")
 
     async def _new_zygote(self) -> tuple[Zygote, ZygoteReady]:
-        """Start a zygote. Another one takes the place of one that is killed meanwhile."""
+        """Start a zygote. If it is killed meanwhile, try again with another one."""
         tries = TRIES if self._preparation == Preparation() else PREPARED_TRIES
         while True:
             zygote = Zygote(self.level, self.allow_exec, self._preparation, self._seed, self._venv)
             try:
                 ready = await zygote.start()
-                self._require_open()  # still: `close` did not know of it
+                self._require_open()  # checked again: a `close` that came meanwhile did not know of this zygote
                 return zygote, ready
             except BaseException as error:
-                await to_its_end(zygote.end)  # also when it is cancelled meanwhile: nothing else knows of it
+                await to_its_end(zygote.end)  # also when cancelled: no other object knows of this zygote
                 tries -= 1
                 if not isinstance(error, ZygoteGone) or not tries:
                     raise
@@ -181,12 +188,12 @@ class ForkServer:
             self._left_behind.append(str(zygote.folder.path))
 
     async def _fork(self, limits: ReplLimits) -> Worker:
-        """Fork a worker. Where the zygote dies meanwhile, the next zygote is asked, `TRIES` times in all."""
+        """Fork a worker. If the zygote dies meanwhile, ask the next zygote, up to `TRIES` in all."""
         tries = TRIES
         async with self._one_at_a_time:
             while True:
                 try:
-                    await self.start()  # it may have died since the last worker
+                    await self.start()  # the zygote may have died since the last worker
                     assert self._zygote is not None
                     worker = await self._zygote.spawn(limits, self._new_group(limits))
                 except ZygoteGone:
@@ -199,10 +206,10 @@ class ForkServer:
                     return worker
 
     def _new_group(self, limits: ReplLimits) -> MemoryGroup | None:
-        """Make a worker's control group, where memory is exact.
+        """Make a worker's control group, if memory is exact.
 
-        The watch of init stops what grows slowly, with a post-mortem; the group what is faster than that. To the kernel
-        the scratch folder is memory, too.
+        Init's watch catches memory that grows slowly, and adds a post-mortem. The group catches memory that grows
+        faster than the watch looks. The kernel counts the scratch folder (a tmpfs) as memory, too.
         """
         return self._groups.make(limits.memory_bytes + limits.scratch_bytes) if self._groups else None
 
@@ -212,7 +219,7 @@ class ForkServer:
 
 
 async def _removed_group(group: MemoryGroup) -> bool:
-    """Remove a group, of which the kernel lets go a moment after its last process; return whether it is gone."""
+    """Remove a group, and return whether it is gone. The kernel holds it for a moment after its last process."""
     for _ in range(GROUP_TRIES):
         if group.remove():
             return True

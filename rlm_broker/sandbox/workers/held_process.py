@@ -1,4 +1,4 @@
-"""A process held by its pidfd: it cannot be confused with a process that got the pid later."""
+"""A process held by its pidfd, which cannot be confused with a process that got the same pid later."""
 
 import asyncio
 import contextlib
@@ -9,11 +9,11 @@ from collections.abc import Callable
 from rlm_broker.errors import SandboxFailed
 
 KILL_TIMEOUT_S = 60.0
-"""Longest wait for the end of a killed process. Beyond it the worker counts as not killed, which is an error."""
+"""Seconds until a killed process counts as not killed, which is an error: a process in a system call may end late."""
 
 
 async def ended(pidfd: int) -> None:
-    """Wait until the process of a pidfd has ended; its exit status stays to be asked for."""
+    """Wait until the process of a pidfd has ended. Its exit status can still be asked for."""
     loop, has_ended = asyncio.get_running_loop(), asyncio.Event()
     loop.add_reader(pidfd, has_ended.set)
     try:
@@ -26,7 +26,8 @@ class HeldProcess:
     """A process held by its pidfd.
 
     Args:
-        on_gone: Called when it has ended.
+        pidfd: Descriptor of the process, which this object owns.
+        on_gone: Called once, when the process has ended.
     """
 
     def __init__(self, pidfd: int, on_gone: Callable[[], None]) -> None:
@@ -37,10 +38,10 @@ class HeldProcess:
         self._loop.add_reader(pidfd, self._ended)
 
     async def kill(self) -> None:
-        """SIGKILL; return when it is gone.
+        """Send SIGKILL, and return when the process has ended.
 
         Raises:
-            SandboxFailed: It is there after `KILL_TIMEOUT_S`.
+            SandboxFailed: It has not ended after `KILL_TIMEOUT_S`.
         """
         if self._pidfd >= 0 and not self._gone.is_set():
             self.send_kill()
@@ -52,14 +53,14 @@ class HeldProcess:
         self.forget()
 
     def send_kill(self) -> None:
-        """SIGKILL, without waiting for the end."""
-        # ProcessLookupError: it ended by itself. PermissionError: root without CAP_KILL, or AppArmor; then the end of
-        # init's control socket, or of init, has to end it.
+        """Send SIGKILL, without waiting for the end."""
+        # ProcessLookupError: the process ended by itself. PermissionError: root without CAP_KILL, or AppArmor. The
+        # process then ends with init's control socket, or with init.
         with contextlib.suppress(ProcessLookupError, PermissionError):
             signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
 
     def forget(self) -> None:
-        """Give the descriptor back. Harmless when repeated."""
+        """Close the descriptor. Has no effect when repeated."""
         if self._pidfd >= 0:
             self._loop.remove_reader(self._pidfd)
             os.close(self._pidfd)

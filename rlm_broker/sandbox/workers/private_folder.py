@@ -1,4 +1,4 @@
-"""A folder of the host for one zygote, and the end of those that killed orchestrators left behind."""
+"""A folder of the host for one zygote, and the removal of folders that killed orchestrators left behind."""
 
 import asyncio
 import contextlib
@@ -20,10 +20,13 @@ _log = logging.getLogger("rlm_broker")
 
 
 class PrivateFolder:
-    """A new folder below the system's temporary one. Its lock says that its owner lives: the kernel ends both together.
+    """A new folder below the system's temporary one. A lock on it shows that its owner lives.
+
+    The kernel takes the lock away when the owner ends, also when it is killed. The next owner removes all folders
+    without a lock.
 
     Attributes:
-        path: Other users may go through it, and not list it: workers may run as another user.
+        path: Path of the folder. Other users may enter it without listing it, since workers may run as another user.
 
     Raises:
         SandboxFailed: No temporary folder can be written to.
@@ -36,7 +39,7 @@ class PrivateFolder:
         self.path.chmod(0o711)
 
     def remove(self) -> bool:
-        """Whether it is gone now. Harmless when repeated."""
+        """Remove the folder, and return whether it is gone. Has no effect when repeated."""
         gone = remove_tree(self.path)
         if self._lock >= 0:
             os.close(self._lock)
@@ -45,7 +48,7 @@ class PrivateFolder:
 
 
 def _new_folder() -> tuple[Path, int]:
-    """Make a folder, and take its lock. Another process may sweep the folder before the lock is taken: then again."""
+    """Make a folder, and lock it. If another process sweeps it before it is locked, make another."""
     while True:
         try:
             folder = Path(tempfile.mkdtemp(prefix=PREFIX))
@@ -59,30 +62,30 @@ def _new_folder() -> tuple[Path, int]:
         except OSError:
             folder.rmdir()
             raise
-        fcntl.flock(lock, fcntl.LOCK_SH)  # waits until a sweep that was first has removed the folder
+        fcntl.flock(lock, fcntl.LOCK_SH)  # waits while a sweep that was first removes the folder
         if os.fstat(lock).st_nlink:
             return folder, lock
         os.close(lock)
 
 
 def remove_tree(path: Path) -> bool:
-    """Remove a folder that model code may have filled: with folders that nobody may enter, or a thousand in each other.
+    """Remove a folder that model code may have filled, with folders without permissions or a thousand in each other.
 
     Returns:
-        Whether it is gone. Harmless when repeated.
+        Whether it is gone. Has no effect when repeated.
     """
     try:
         shutil.rmtree(path)
     except FileNotFoundError:
         pass
-    except (OSError, RecursionError):  # these two follow no link, and know no limit of depth
+    except (OSError, RecursionError):  # chmod and rm follow no link, and have no limit of depth
         for command in (["chmod", "-R", "u+rwx"], ["rm", "-rf"]):
             subprocess.run([*command, "--", path], stderr=subprocess.DEVNULL, check=False)
     return not path.exists()
 
 
 async def removed(path: Path) -> bool:
-    """`remove_tree` in a thread; here in the loop while the interpreter exits, which then starts no threads."""
+    """Remove a folder as `remove_tree` does, in a thread. At the interpreter's exit no thread can start: then here."""
     try:
         return await asyncio.to_thread(remove_tree, path)
     except RuntimeError:
@@ -90,21 +93,21 @@ async def removed(path: Path) -> bool:
 
 
 def _sweep() -> None:
-    """Remove the folders of owners that do not live any more."""
+    """Remove the folders whose owners have ended."""
     removed = 0
-    with contextlib.suppress(OSError):  # no temporary folder is usable: making one says so
+    with contextlib.suppress(OSError):  # no usable temporary folder: `_new_folder` reports it
         for folder in Path(tempfile.gettempdir()).glob(f"{PREFIX}*"):
-            with contextlib.suppress(OSError):  # of another user, still in use, or swept by another just now
+            with contextlib.suppress(OSError):  # another user's, still in use, or swept by another process just now
                 removed += _sweep_one(folder)
     if removed:
         _log.info("folders of processes that were killed were removed from %s: %d", tempfile.gettempdir(), removed)
 
 
 def _sweep_one(folder: Path) -> bool:
-    """Return whether it was one that was left, and is gone."""
+    """Remove a folder if its owner has ended, and return whether it is gone."""
     found = folder.lstat()
     if found.st_uid != os.geteuid() or not stat.S_ISDIR(found.st_mode):
-        return False  # root could take any user's lock, and would remove what a link leads to
+        return False  # root can take the lock of any user, and must not remove the target of a user's link
     lock = os.open(folder / LOCK, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)

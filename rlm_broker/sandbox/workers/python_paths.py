@@ -1,4 +1,4 @@
-"""What of this Python installation a fork server runs on, and what of it its workers may read."""
+"""The Python installation: the parts of it that a fork server runs on, and the parts that its workers may read."""
 
 import functools
 import importlib.util
@@ -18,32 +18,32 @@ from sandbox_worker.loading.self_test import mapping_works
 from sandbox_worker.wire.zygote_control import Packages
 
 ENVIRONMENT = {
-    # This Python first: `subprocess.run(["python", ...])` is to find the same packages.
+    # This Python first, so that `subprocess.run(["python", ...])` finds the same packages.
     "PATH": ":".join(dict.fromkeys([str(Path(sys.executable).parent), "/usr/bin", "/bin"])),
-    # What `getpass.getuser` takes: there is no entry in a password file for a worker's user.
+    # `getpass.getuser` reads these: a password file has no entry for a worker's user.
     "LOGNAME": "rlm",
     "USER": "rlm",
     "LANG": "C.UTF-8",
-    # One thread: a process with a second one cannot enter a user namespace.
+    # One thread: a process with a second one cannot enter a user namespace (unshare(2): EINVAL).
     "OPENBLAS_NUM_THREADS": "1",
     "OMP_NUM_THREADS": "1",
     "JE_ARROW_MALLOC_CONF": "background_thread:false",  # pyarrow's allocator, which pandas imports
-    # Huge pages for the heap: forking a process that holds 1 GB costs 1 ms instead of 11.
+    # Huge pages for the heap: a process that holds 1 GB forks in 1 ms, and without them in 11 ms.
     "GLIBC_TUNABLES": "glibc.malloc.hugetlb=1",
 }
-"""All of the zygote's environment. Nothing of ours is inherited: it may hold keys."""
+"""All variables of the zygote. It inherits none of the orchestrator's, since these may hold keys."""
 OWN_PACKAGES = ("jsonschema", "jsonschema_specifications", "referencing", "rpds", "attr", "attrs", "typing_extensions")
-"""Modules that a worker's own code imports when it first needs them, beside msgspec, which it has from the start."""
+"""Modules that a worker's own code imports when it first needs them. msgspec is imported from the start."""
 
 
 @dataclass(frozen=True)
 class Shown:
-    """What a fork server is told of packages and files.
+    """Packages and files that a fork server shows to its workers.
 
     Attributes:
         readable: Folders and files that workers may read.
-        hidden: Folders below them that "strict" shows as empty, but for what of them is readable by itself.
-        packages: What workers import from. None: from the `sys.path` that the fork server was started with.
+        hidden: Folders below those that "strict" shows as empty, except what is named in `readable` itself.
+        packages: Folders that workers import from; None for the `sys.path` that the fork server was started with.
     """
 
     readable: list[str]
@@ -52,7 +52,7 @@ class Shown:
 
 
 def environment(seed: int | None, venv: Venv | None = None) -> dict[str, str]:
-    """Of a zygote; with a seed, sets and dicts of text are ordered alike in all of them."""
+    """Return the variables of a zygote. With a seed, sets and dicts of text have the same order in all zygotes."""
     variables = dict(ENVIRONMENT)
     if venv is not None:
         variables["PATH"] = ":".join(dict.fromkeys([str(Path(_python_of(venv)).parent), "/usr/bin", "/bin"]))
@@ -60,14 +60,14 @@ def environment(seed: int | None, venv: Venv | None = None) -> dict[str, str]:
 
 
 def isolated(seed: int | None) -> list[str]:
-    """Options that keep the user's folders away. -I is -E, -P and -s, and -E would ignore PYTHONHASHSEED."""
+    """Return options that keep the user's folders away. -I means -E, -P and -s, and -E would ignore PYTHONHASHSEED."""
     return ["-I"] if seed is None else ["-P", "-s"]
 
 
 def python_paths() -> list[str]:
-    """`sys.path` of the zygote: this Python's own folders, and where msgspec and the worker's package are.
+    """Return the zygote's `sys.path`: this Python's own folders, and those of msgspec and of the worker's package.
 
-    Nothing else of our `sys.path`: it may hold the user's project.
+    The rest of our `sys.path` is left out, since it may hold the user's project.
     """
     scheme = sysconfig.get_paths()
     folders = [*_standard_library(), scheme["purelib"], scheme["platlib"]]
@@ -76,7 +76,7 @@ def python_paths() -> list[str]:
 
 
 def readable(paths: list[str]) -> list[str]:
-    """What a worker may read. The worker's package alone, not the folder that it lies in, which may be a checkout."""
+    """Return the folders that a worker may read. Of a checkout, the worker's package alone is among them."""
     package = _package_folder(sandbox_worker)
     folders = {sys.prefix, sys.base_prefix, sys.exec_prefix, sys.base_exec_prefix, *paths, str(package)}
     if not any(str(package.parent) == folder for folder in sysconfig.get_paths().values()):
@@ -85,11 +85,12 @@ def readable(paths: list[str]) -> list[str]:
 
 
 def shown(paths: list[str], venv: Venv | None) -> Shown:
-    """Return what a fork server is told.
+    """Return the packages and files that a fork server shows to its workers.
 
     Args:
-        paths: `sys.path` that it is started with.
-        venv: Whose packages workers have in the place of ours. Of ours they then have what they need themselves.
+        paths: `sys.path` that the fork server is started with.
+        venv: Environment whose packages workers have; None for the orchestrator's. With an environment, workers also
+            have the packages of the orchestrator's that their own code needs.
     """
     if venv is None:
         return Shown(readable(paths), [str(Path(path) / "litellm") for path in paths])
@@ -105,10 +106,11 @@ def shown(paths: list[str], venv: Venv | None) -> Shown:
 
 
 def installed(names: Iterable[str], venv: Venv | None) -> tuple[str, ...]:
-    """Return which of these modules workers can import, told by their files: none is imported.
+    """Return which of these modules workers can import. Their files are looked for; none is imported.
 
     Args:
-        venv: Whose packages workers have; None: ours.
+        names: Names of modules.
+        venv: Environment whose packages workers have; None for the orchestrator's.
     """
     paths = python_paths()
     packages = shown(paths, venv).packages
@@ -121,7 +123,7 @@ def _has(folder: Path, name: str) -> bool:
 
 
 def maps_texts() -> bool:
-    """Whether workers of this Python share the texts of a context; elsewhere each has a copy of its own."""
+    """Whether workers of this Python share the texts of a context; else each has a copy of its own."""
     return mapping_works()
 
 
@@ -133,7 +135,7 @@ def _standard_library() -> list[str]:
 
 
 def _programs_of(venv: Venv) -> list[Path]:
-    """What has Python find this environment when code starts it: none where it runs on a Python that is not shown."""
+    """Return the files that make Python use this environment; none if its interpreter is not shown to workers."""
     if _python_of(venv) != str(venv.python):
         return []
     names = [f"python{suffix}" for suffix in ("", "3", f"3.{sys.version_info.minor}")]
@@ -142,7 +144,7 @@ def _programs_of(venv: Venv) -> list[Path]:
 
 
 def _python_of(venv: Venv) -> str:
-    """Return what is `sys.executable`: the environment's, or ours where that one lies in what is not shown."""
+    """Return `sys.executable` of workers: the environment's Python, or ours if that one lies in a folder not shown."""
     return str(venv.python) if _is_shown(venv.python) else os.path.realpath(sys.executable)
 
 
@@ -157,7 +159,7 @@ def _own_packages() -> dict[str, str]:
 
 
 def _place_of(name: str) -> Path | None:
-    """Return the folder of a package or the file of a module, which is not imported; None where it is not there."""
+    """Return the folder of a package or the file of a module, without importing it; None if it is not installed."""
     spec = importlib.util.find_spec(name)
     if spec is None or spec.origin is None:
         return None

@@ -1,4 +1,4 @@
-"""Errors for a fork server that this machine does not let start, or kills."""
+"""Errors for a fork server that this machine refuses to start, or kills."""
 
 import contextlib
 import os
@@ -13,7 +13,7 @@ from rlm_broker.sandbox.levels.remedies import OUT_OF_RESOURCES, SYSTEM_CALLS
 from sandbox_worker.wire.level import Level
 
 EXIT_OF_SIGNAL = 128
-"""Added to a signal's number in the exit status of the fork server's parent, where there is one (as shells do)."""
+"""Added to a signal's number in the exit status of the fork server's parent, if it has one, as shells do."""
 
 
 def cannot_start(error: OSError) -> SandboxFailed:

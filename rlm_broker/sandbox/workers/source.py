@@ -1,4 +1,4 @@
-"""Where a REPL's worker comes from: sources that are asked in order, and the one that makes a worker at once."""
+"""Sources of workers, which are asked in order, and the one that starts a worker when it is asked."""
 
 import asyncio
 import contextlib
@@ -21,29 +21,30 @@ from rlm_broker.transport.session import Session
 
 
 class WorkerSource(Protocol):
-    """Has workers for some contexts."""
+    """A store of workers for some contexts."""
 
     async def take(self, context: StoredContext | None, limits: ReplLimits) -> "StartedWorker | None":
-        """Return a worker for the caller to end, or None: then the next source is asked.
+        """Return a worker, which the caller ends; or None, after which the next source is asked.
 
         Args:
-            context: What the REPL's variable holds; None is what the fork server has.
-            limits: Of the REPL.
+            context: Value of the REPL's variable; None for the context that the fork server has.
+            limits: Limits of the REPL.
         """
         ...
 
     async def close(self) -> None:
-        """End all that it keeps. Workers that were taken are ended by their takers."""
+        """End all workers that were not taken. A caller that took one ends it."""
         ...
 
 
 class StartedWorker:
-    """A worker whose REPL is ready, and how to restart and end it.
+    """A worker whose REPL is ready, with the means to restart and end it.
 
     Attributes:
-        connection: Of its first REPL.
-        limits: Of each of its REPLs. The taker may change those that the worker itself is not bounded by.
-        on_end: Called once, when the worker has been ended; set by the source that wants to know.
+        worker: Handle on its init.
+        connection: Connection of its first REPL.
+        limits: Limits of each of its REPLs. The caller that takes it may change those that init does not enforce.
+        on_end: Called once, when the worker has ended. Its source may set it.
     """
 
     def __init__(self, worker: Worker, connection: Connection, limits: ReplLimits, cold_start: "ColdStart") -> None:
@@ -55,19 +56,19 @@ class StartedWorker:
         self._context: Provisions | None = None
 
     def provide_context(self, context: Provisions) -> None:
-        """Give the REPL its context as a value. A REPL that is started again gets it again: it has none in place."""
+        """Give the REPL its context as a value. A restarted REPL gets it again, since init does not have it."""
         self._context = context
         self.connection.provide(context)
 
     async def restart(self) -> Connection:
-        """Start a fresh REPL, with the same context, in place of one that has ended; return its connection."""
+        """Start a fresh REPL with the same context, in place of one that has ended, and return its connection."""
         connection = await self._cold_start.restart(self.worker, self.limits)
         if self._context is not None:
             connection.provide(self._context)
         return connection
 
     async def end(self) -> None:
-        """Kill the worker; return when it is gone. Harmless when repeated."""
+        """Kill the worker, and return when it is gone. Has no effect when repeated."""
         try:
             await self._cold_start.fork_server.end(self.worker)
         finally:
@@ -77,16 +78,16 @@ class StartedWorker:
 
 
 class ColdStart:
-    """Makes each worker when it is asked for: forked, behind its layers, with its context, on its own connection."""
+    """Starts each worker when it is asked for one: forks it, has it apply its layers, load its context and connect."""
 
     def __init__(self, fork_server: ForkServer, listener: Listener) -> None:
         self.fork_server = fork_server
         self._listener = listener
 
     async def take(self, context: StoredContext | None, limits: ReplLimits) -> StartedWorker:
-        """See `WorkerSource`; there always is one. A worker that dies before its REPL is ready is replaced unseen.
+        """Return a new worker, see `WorkerSource`. A worker that dies before its REPL is ready is replaced silently.
 
-        The worker has run no code by then. The connection is opened while init is forked: neither needs the other.
+        It has run no model code by then. The connection is opened while init is forked, since neither needs the other.
         """
         tries = TRIES
         while True:
@@ -107,7 +108,7 @@ class ColdStart:
                     raise
 
     async def restart(self, worker: Worker, limits: ReplLimits) -> Connection:
-        """Start a fresh REPL in a worker, on a fresh connection: the last REPL may have stopped inside a frame."""
+        """Start a fresh REPL in a worker, on a fresh connection: the last REPL may have ended inside a frame."""
         connection, connected = await self._connect(limits)
         with connected:
             await worker.start(connected.fileno(), limits.start_timeout_s)
@@ -115,7 +116,7 @@ class ColdStart:
         return connection
 
     async def _connect(self, limits: ReplLimits, after_others: bool = False) -> tuple[Connection, socket.socket]:
-        if after_others:  # such as the request to the fork server, which has the longer way to go
+        if after_others:  # the request to the fork server is sent first, since its answer takes longer
             await asyncio.sleep(0)
         timeout_s = limits.start_timeout_s
         session = Session(limits.max_frame_bytes)
@@ -134,7 +135,7 @@ class ColdStart:
             raise SandboxFailed(f"a REPL was not ready within start_timeout_s = {timeout_s:g} s") from None
 
     async def _undo(self, opening: "asyncio.Task[tuple[Connection, socket.socket]]", worker: Worker | None) -> None:
-        """End what there is of a worker that could not be started."""
+        """End all parts of a worker that could not be started."""
         opening.cancel()
         with contextlib.suppress(asyncio.CancelledError, SandboxFailed):
             connection, connected = await opening
@@ -145,12 +146,17 @@ class ColdStart:
 
 
 class Workers:
-    """Starts workers: asks each source in turn, and makes one where none has one.
+    """Starts workers: asks each source in turn, and starts a new worker if none has one.
+
+    Args:
+        cold_start: Starts new workers.
+        limits: Limits of each REPL that is given none of its own.
+        sources: Sources, in the order in which they are asked.
 
     Attributes:
-        fork_server: The one that new workers are forked from. Others have the same level and layers.
-        limits: Of each REPL that is given none of its own.
-        sources: In the order in which they are asked.
+        fork_server: Fork server of new workers. Those of the sources have the same level and layers.
+        limits: Limits of each REPL that is given none of its own.
+        sources: Sources, in the order in which they are asked.
     """
 
     def __init__(self, cold_start: ColdStart, limits: ReplLimits, sources: tuple[WorkerSource, ...] = ()) -> None:
@@ -160,11 +166,11 @@ class Workers:
         self._cold_start = cold_start
 
     async def start(self, context: StoredContext | None, limits: ReplLimits) -> StartedWorker:
-        """Return a worker for the caller to end.
+        """Return a worker, which the caller ends.
 
         Args:
-            context: What the REPL's variable holds; None is what the fork server has.
-            limits: Of the REPL.
+            context: Value of the REPL's variable; None for the context that the fork server has.
+            limits: Limits of the REPL.
         """
         for source in self.sources:
             if (taken := await source.take(context, limits)) is not None:
@@ -172,6 +178,6 @@ class Workers:
         return await self._cold_start.take(context, limits)
 
     async def close(self) -> None:
-        """Close the sources. Harmless when repeated."""
+        """Close the sources. Has no effect when repeated."""
         for source in self.sources:
             await source.close()

@@ -1,4 +1,4 @@
-"""A virtual environment whose packages code may import: what is read of it, and when it cannot be used here."""
+"""A virtual environment whose packages code may import: the parts of it that are used, and the reasons to refuse it."""
 
 import os
 import sys
@@ -8,12 +8,12 @@ from pathlib import Path
 from rlm_broker.errors import ConfigurationError
 
 MAX_PTH_BYTES = 1 << 16
-"""Largest .pth file that is read. Beyond it the file is left out, and named."""
+"""Bytes of a .pth file; a larger one is left out, and named in the log."""
 MAX_ADDED_BYTES = 1 << 14
-"""Names of folders that .pth files add, in bytes: they go in one packet. Beyond it the environment is refused."""
+"""Bytes of the names of folders that .pth files add, which go in one packet. With more, the environment is refused."""
 VERSION = f"{sys.version_info.major}.{sys.version_info.minor}"
 _LIBRARY = f"python{VERSION}{'t' if 't' in sys.abiflags else ''}"
-"""Folder of an environment's packages: one without the interpreter's lock has other C extensions."""
+"""Folder of an environment's packages. An interpreter without the global lock has a "t": its C extensions differ."""
 MAKE_ONE = f"make one by `uv venv --python {VERSION} FOLDER` or `python{VERSION} -m venv FOLDER`"
 
 
@@ -22,10 +22,10 @@ class Venv:
     """A virtual environment of the orchestrator's version of Python.
 
     Attributes:
-        folder: Absolute, without links.
-        site_packages: Its folders of packages; outside of them nothing of it is readable but its Python.
-        search: What of it is in `sys.path`: these folders, and those within them that its .pth files name.
-        left_out: Names of .pth files that lead out of it. What they would add is not there.
+        folder: Absolute path, without links.
+        site_packages: Its folders of packages. Beside them, only its Python is readable.
+        search: Folders that it adds to `sys.path`: these, and folders within them that its .pth files name.
+        left_out: Names of .pth files that lead out of it. The folders that they name are not added.
     """
 
     folder: Path
@@ -35,18 +35,21 @@ class Venv:
 
     @property
     def python(self) -> Path:
-        """Its interpreter, a link to the one that it was made with."""
+        """Path of its interpreter, a link to the one that it was made with."""
         return self.folder / "bin" / "python"
 
 
 def read_venv(given: object) -> Venv:
     """Read a virtual environment.
 
+    Args:
+        given: Its folder, as a path or text.
+
     Raises:
-        ConfigurationError: It is none, or none that a worker can import from.
+        ConfigurationError: It is not a virtual environment, or workers cannot import from it.
     """
     if not isinstance(given, str | os.PathLike) or not isinstance(os.fspath(given), str):
-        raise ConfigurationError(f"python is the path of a virtual environment, and not {type(given).__name__}")
+        raise ConfigurationError(f"python must be the path of a virtual environment, not {type(given).__name__}")
     if not os.fspath(given):
         raise ConfigurationError("python is empty: give the folder of a virtual environment")
     try:
@@ -67,7 +70,7 @@ def read_venv(given: object) -> Venv:
         added, left_out = _of_pth_files(site_packages)
         if sum(len(os.fsencode(path)) for path in added) > MAX_ADDED_BYTES:
             raise ConfigurationError(f"python: .pth files of {folder} add {len(added):,} folders, which are too many")
-    except (OSError, RuntimeError, ValueError) as error:  # a home that there is not, links in a circle, a NUL
+    except (OSError, RuntimeError, ValueError) as error:  # "~" without a home, links in a circle, a NUL character
         why = (error.strerror if isinstance(error, OSError) else None) or str(error)
         raise ConfigurationError(f"python: {os.fspath(given)!r} cannot be read: {why}") from None
     return Venv(folder, site_packages, (*site_packages, *added), left_out)
@@ -78,15 +81,19 @@ def _configuration(folder: Path) -> dict[str, str]:
         text = (folder / "pyvenv.cfg").read_text(errors="replace")
     except FileNotFoundError:
         raise ConfigurationError(
-            f"python: {folder} is no virtual environment, it has no pyvenv.cfg: {MAKE_ONE}"
+            f"python: {folder} is not a virtual environment, since it has no pyvenv.cfg: {MAKE_ONE}"
         ) from None
     lines = (line.partition("=") for line in text.splitlines())
     return {name.strip().lower(): value.strip() for name, _, value in lines}
 
 
 def _require_suitable(folder: Path, config: dict[str, str]) -> None:
-    """Raises: ConfigurationError."""
-    version = config.get("version") or config.get("version_info") or ""  # as `venv` and virtualenv name it
+    """Refuse an environment of another Python, and one that shows the packages of its system.
+
+    Raises:
+        ConfigurationError: REPLs cannot use the environment.
+    """
+    version = config.get("version") or config.get("version_info") or ""  # venv writes the first, virtualenv the other
     if version and version.split(".")[:2] != VERSION.split("."):
         _refuse_version(folder, f"Python {version}")
     implementation = config.get("implementation", sys.implementation.name)
@@ -95,7 +102,7 @@ def _require_suitable(folder: Path, config: dict[str, str]) -> None:
     if config.get("include-system-site-packages", "false").lower() == "true":
         raise ConfigurationError(
             f"python: {folder} shows the packages of its system, too (include-system-site-packages = true), and REPLs "
-            "are shown its own alone: make one without, and install what is needed there"
+            "are shown its own alone: make one without, and install the packages that you need there"
         )
 
 
@@ -106,13 +113,13 @@ def _refuse_other_version(folder: Path) -> None:
 
 def _refuse_version(folder: Path, got: str) -> None:
     raise ConfigurationError(
-        f"python: {folder} is for {got}, and REPLs run on {sys.implementation.name} {VERSION}, whose C extensions "
-        f"alone can be loaded there: {MAKE_ONE}"
+        f"python: {folder} is for {got}, and REPLs run on {sys.implementation.name} {VERSION}, which cannot load its "
+        f"C extensions: {MAKE_ONE}"
     )
 
 
 def _of_pth_files(site_packages: tuple[Path, ...]) -> tuple[tuple[Path, ...], tuple[str, ...]]:
-    """Return folders that .pth files add, and names of those files that lead out. No line of code is run."""
+    """Return the folders that .pth files add, and the names of .pth files that lead out. No code in them is run."""
     added: list[Path] = []
     left_out: list[str] = []
     for folder in site_packages:
@@ -120,7 +127,7 @@ def _of_pth_files(site_packages: tuple[Path, ...]) -> tuple[tuple[Path, ...], tu
             leads_out = False
             for line in _lines_of(file):
                 if line is None or line.startswith(("import ", "import\t")):
-                    # Code such as that of editable installs, which would find modules elsewhere.
+                    # Code, such as that of editable installs, which makes modules importable from other folders.
                     leads_out |= line is None or "__editable__" in line
                     continue
                 path = (folder / line).resolve()
@@ -134,7 +141,7 @@ def _of_pth_files(site_packages: tuple[Path, ...]) -> tuple[tuple[Path, ...], tu
 
 
 def _lines_of(file: Path) -> list[str | None]:
-    """Return lines without comments; a single None for a file that is not read."""
+    """Return the lines without comments; a single None if the file is too large to be read."""
     with file.open("rb") as opened:
         content = opened.read(MAX_PTH_BYTES + 1)
     if len(content) > MAX_PTH_BYTES:

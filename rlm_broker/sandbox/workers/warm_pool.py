@@ -1,4 +1,4 @@
-"""Workers made and locked down ahead of time, each used once."""
+"""Workers that are started ahead, with all layers applied. Each is used once."""
 
 import asyncio
 import logging
@@ -12,22 +12,26 @@ from rlm_broker.transport.provisions import Provisions
 from sandbox_worker.loading.context import ContextBroken
 
 REFILL_AFTER_S = 0.002
-"""Delay before refilling, so that the caller that just took a worker runs first."""
+"""Seconds until the pool is refilled, so that the caller that has just taken a worker runs first."""
 SMALL_BYTES = 1 << 16
-"""Largest context that is given to a ready REPL as a value, which is faster than a fork. Beyond it none is taken."""
+"""Bytes of a context that is given to a ready REPL as a value, in less time than a fork takes. For a larger context the
+pool gives no worker."""
 
 
 _log = logging.getLogger("rlm_broker")
 
 
 class WarmPool:
-    """Keeps `size` workers ready, and makes each new one in the background when one is taken.
+    """Keeps `size` workers ready, and starts a new one in the background when one is taken.
 
-    A small context is given to a worker that is ready. For a large one, which is mapped and not sent, there is none.
+    A ready worker gets a small context as a value. A large one is mapped by init when it is forked, so that a ready
+    worker is of no use for it.
 
     Args:
-        limits: Those that its workers are made with. A REPL with other bounds gets none of them.
-        size: None: one, from the second REPL on that is asked for. A caller that wants one REPL does not pay for two.
+        cold_start: Starts the workers.
+        limits: Limits of the workers. A REPL with other bounds gets none of them.
+        size: Number of workers. None keeps one ready, from the second REPL on: a caller that wants one REPL should not
+            pay for two.
 
     Attributes:
         ready: Workers that wait to be taken.
@@ -45,7 +49,7 @@ class WarmPool:
         self._has_failed = False
 
     async def take(self, context: StoredContext | None, limits: ReplLimits) -> StartedWorker | None:
-        """See `WorkerSource`."""
+        """Return a ready worker if there is one that suits, see `WorkerSource`."""
         if limits is not self._limits and not self._suits(limits):
             return None
         self._asked += 1
@@ -58,12 +62,12 @@ class WarmPool:
         return taken
 
     def fill(self) -> None:
-        """Begin to make what is missing."""
+        """Begin to start workers, if the pool has a fixed size."""
         if self._size is not None:
             self._refill()
 
     async def close(self) -> None:
-        """End the workers that were not taken. Harmless when repeated."""
+        """End the workers that were not taken. Has no effect when repeated."""
         self._closed = True
         for task in self._making:
             task.cancel()
@@ -72,7 +76,7 @@ class WarmPool:
             await _give_up(self.ready.pop())
 
     def _suits(self, limits: ReplLimits) -> bool:
-        """Return whether a worker that was made ahead has what these limits say of it and of its connection."""
+        """Return whether a ready worker has the bounds that these limits set for it and for its connection."""
         return (
             limits.repl_bounds() == self._bounds and limits.max_queries_in_flight == self._limits.max_queries_in_flight
         )
@@ -83,7 +87,7 @@ class WarmPool:
             worker = started.worker
             if started.connection.is_open and worker.died is None and not worker.gone.is_set():
                 return started
-            await _give_up(started)  # its fork server died meanwhile
+            await _give_up(started)  # its fork server died since
         return None
 
     def _refill(self) -> None:
@@ -97,22 +101,22 @@ class WarmPool:
         try:
             self.ready.append(await self._cold_start.take(None, self._limits))
             self._has_failed = False
-        except RlmBrokerError as error:  # the next caller finds none, makes one, and hears what is wrong
+        except RlmBrokerError as error:  # the next caller finds no worker, starts one itself, and gets the error
             if not self._has_failed and not self._closed:
                 self._has_failed = True
-                _log.warning("no REPL can be made ready ahead; until one can, this is not logged again: %s", error)
+                _log.warning("no REPL can be started ahead; not logged again until one can: %s", error)
         finally:
-            self._making.discard(task)  # in the same step, or it would be counted twice
+            self._making.discard(task)  # in the same step as `append`, or `_refill` would count the worker twice
 
     def _as_value(self, context: StoredContext | None) -> Provisions | None:
-        """Return what gives a small context to a REPL that is ready; None for a context that has to be loaded."""
+        """Return the provisions that give a small context to a ready REPL; None for one that init has to load."""
         if context is None:
             return Provisions()
         if not self.ready or context.size_bytes > SMALL_BYTES:
             return None
         try:
             value = context.value()
-        except ContextBroken:  # code of a parent has made it: the worker that loads it says why
+        except ContextBroken:  # a parent run's code has made it; the worker that loads it gives the reason
             return None
         try:
             are_json = all(piece.form.kind != "value" for _, piece in context.pieces())

@@ -1,4 +1,4 @@
-"""One worker: a handle on its init. Start, interrupt, drain, stop, kill; not what the REPL says on its connection."""
+"""A handle on a worker's init: start, interrupt, drain, stop, kill. The REPL's own connection is not part of it."""
 
 import asyncio
 import contextlib
@@ -54,9 +54,9 @@ from sandbox_worker.wire.errors import MessageInvalid
 from sandbox_worker.wire.level import Level
 
 PROGRAM_END_S = 30.0
-"""A program may have started hundreds of processes that all compute, and init has to find each of them."""
+"""Seconds until init has ended a program, which may have started hundreds of busy processes: init finds each."""
 ANSWER_TIMEOUT_S = 10.0
-"""Init does nothing but answer: one that takes longer is as good as dead. A fork bomb of 64 costs it 0.1 s."""
+"""Seconds until init counts as dead, and is killed. It has no other work; to end 64 processes takes it 0.1 s."""
 HUNG_UP = (errno.EPIPE, errno.ECONNRESET, errno.EBADF)
 """Error numbers of a send to an init that has ended, or after `Worker.kill`."""
 
@@ -66,17 +66,17 @@ _Piece = tuple[int, ContextPiece]
 
 
 class Worker:
-    """A worker's init, held by a pidfd: it cannot be confused with a process that got the pid later.
+    """One worker: its init, held by a pidfd, and the control socket to it.
 
     Attributes:
-        died: How the REPL ended by itself or at a limit, or None while it lives or was ended by us.
-        gone: The init is dead, and with it everything that the worker ever started.
-        layers: Those of init and of the REPL, as they reported them before any model code ran.
-        on_written: Called with what was written to the REPL's descriptors.
+        died: How the REPL ended by itself or at a limit; None while it lives, or if the orchestrator ended it.
+        gone: Set when init is dead, and with it all processes of the worker.
+        layers: Layers of init and of the REPL, as they reported them before any model code ran.
+        on_written: Called with bytes that were written to the REPL's descriptors 1 and 2.
         on_burned: Called with seconds of CPU time that the REPL used.
         on_change: Called when `died` or `gone` changes.
-        scratch: Its folder on the host, at a level without a root of its own; else nothing.
-        group: The control group of its REPL, where there is one.
+        scratch: Its folder on the host, at a level without a root of its own; else empty.
+        group: Control group of its REPL, if it has one.
     """
 
     def __init__(
@@ -96,19 +96,19 @@ class Worker:
         self._exchanging = asyncio.Lock()
         self._loop = asyncio.get_running_loop()
         control.setblocking(False)
-        self._loop.add_reader(control.fileno(), self._on_control)  # the socket itself would be described each time
+        self._loop.add_reader(control.fileno(), self._on_control)  # by number: a socket would be formatted each time
         self._init = HeldProcess(pidfd, self._on_gone)
         self._repl: HeldProcess | None = None
         self._programs: dict[int, asyncio.Future[ProgramEnded | None]] = {}
         self._programs_started = 0
 
     async def launch(self, context: Sequence[_Piece] | None, connection_fd: int, timeout_s: float) -> None:
-        """Wait until init is isolated, has loaded the context and forked a REPL that speaks on `connection_fd`.
+        """Wait until init is isolated, has loaded the context and forked a REPL that uses `connection_fd`.
 
-        All that init needs for it is said at once.
+        All requests for it are sent at once.
 
         Args:
-            context: Its pieces, each with its descriptor; None is what init was forked with.
+            context: Pieces of the context, each with its descriptor; None for the one that init was forked with.
 
         Raises:
             IsolationUnavailable: A layer could not be applied.
@@ -123,15 +123,15 @@ class Worker:
         self.layers = tuple(dict.fromkeys([*loaded.layers, *started.layers]))
 
     async def start(self, connection_fd: int, timeout_s: float) -> None:
-        """Fork a REPL that speaks on `connection_fd`; what was left of an earlier one is killed first."""
+        """Fork a REPL that uses `connection_fd`, after all processes of the last one were killed."""
         self.died = None
         await self._exchange([(Start(), connection_fd)], Started, timeout_s=timeout_s)
 
     def begin(self, cpu_s: float) -> None:
-        """A block starts: init looks closely at what it uses.
+        """Have init watch closely, since a block starts.
 
         Args:
-            cpu_s: CPU time in seconds that it and what it leaves running may use before the next block.
+            cpu_s: CPU time in seconds that the block, and the processes that it leaves, may use until the next block.
         """
         if self.group is not None:
             self.group.new_kills()
@@ -141,7 +141,7 @@ class Worker:
         """Hand the memfds of a context to the REPL, which takes them before its next block.
 
         Raises:
-            ContextRefused: Too many wait there.
+            ContextRefused: Too many memfds wait there.
             WorkerDied: Init has ended.
         """
         said: list[_Said] = [(Hand(), fd) for fd, _ in context]
@@ -150,21 +150,21 @@ class Worker:
             raise ContextRefused("a REPL takes no more contexts before its next block: run one first")
 
     async def interrupt(self, block: int) -> None:
-        """SIGINT to the REPL, for the block of that number; harmless when it has ended.
+        """Send SIGINT to the REPL if it runs the block of this number.
 
-        When this returns the signal is queued: what is sent afterwards comes after it.
+        When this returns, the signal is queued: all that is sent afterwards arrives after it.
         """
         await self._exchange([(Interrupt(block=block), None)], Interrupted)
 
     async def drain(self) -> None:
-        """Wait until all that was written to descriptors 1 and 2 so far has been handed to `on_written`."""
+        """Wait until all that was written to descriptors 1 and 2 so far has been passed to `on_written`."""
         await self._exchange([(Drain(), None)], Drained)
 
     async def stop(self, explain: bool = False) -> LastSeen | None:
-        """SIGKILL to the REPL and all that it started; return when they are gone, their last output handed over.
+        """Kill the REPL and all that it started; return when they have ended and their last output was passed on.
 
         Args:
-            explain: First find out what it is doing, which is then returned.
+            explain: Whether init looks at the REPL first. Its state is then returned.
         """
         (stopped,) = await self._exchange([(Stop(explain=explain), None)], Stopped)
         assert isinstance(stopped, Stopped)
@@ -172,7 +172,7 @@ class Worker:
         return stopped.post_mortem
 
     async def open_file(self, request: OpenToRead | OpenToWrite) -> int:
-        """Have init open a regular file of the scratch folder; return a descriptor for the caller to close.
+        """Have init open a regular file of the scratch folder; return a descriptor, which the caller closes.
 
         Raises:
             FileRefused: It cannot be opened. The message is the rest of a sentence about it.
@@ -189,17 +189,17 @@ class Worker:
         return opened.fd
 
     async def list_folder(self, path: list[bytes], after: bytes) -> Listed:
-        """Return what is in a folder of the scratch folder, see `ListFolder`.
+        """Return the entries of a folder below the scratch folder, see `ListFolder`.
 
         Raises:
-            FileRefused: As above.
+            FileRefused: As for `open_file`.
         """
         (listed,) = await self._exchange([(ListFolder(path, after), None)], Listed)
         assert isinstance(listed, Listed)
         return listed
 
     def run_program(self, cwd: list[bytes], *fds: int) -> "Program":
-        """Have init start a program, see `RunProgram`. The descriptors beside it stay the caller's."""
+        """Have init start a program, see `RunProgram`. The caller keeps its copies of the descriptors."""
         self._programs_started += 1
         number = self._programs_started
         ended: asyncio.Future[ProgramEnded | None] = self._loop.create_future()
@@ -211,7 +211,7 @@ class Worker:
         return Program(number, ended)
 
     async def end_program(self, program: "Program") -> None:
-        """SIGKILL to a program and all that it started; return when they are gone. Harmless when it has ended.
+        """Kill a program and all that it started; return when they have ended. Has no effect once it has ended.
 
         Raises:
             SandboxFailed: Init did not answer. The whole worker was killed.
@@ -224,17 +224,17 @@ class Worker:
             raise SandboxFailed(f"a program did not end within {PROGRAM_END_S:g} s, and its worker was killed")
 
     async def kill(self) -> None:
-        """SIGKILL to init, and return when the whole worker is gone. Harmless when it already is.
+        """Kill init, and return when the whole worker is gone. Has no effect when it already is.
 
         Raises:
-            SandboxFailed: A process is there after `held_process.KILL_TIMEOUT_S`.
+            SandboxFailed: A process has not ended after `held_process.KILL_TIMEOUT_S`.
         """
         with contextlib.suppress(OSError):  # closed, or init has ended
-            # The end of the control socket is the end of init, also where the kernel or AppArmor forbids the signal.
-            # What init said before can still be read.
+            # Init ends with its control socket, also where the kernel or AppArmor forbids the signal. Messages that it
+            # has sent before can still be read.
             self._control.shutdown(socket.SHUT_WR)
         try:
-            if self._repl is not None:  # the kernel ends it only after init: its own pidfd says when it is gone
+            if self._repl is not None:  # the kernel ends it after init, so that its own pidfd has to be awaited
                 await self._repl.kill()
             await self._init.kill()
         finally:
@@ -248,10 +248,10 @@ class Worker:
     async def _exchange(
         self, messages: Sequence[_Said], *kinds: type[FromInit], timeout_s: float = ANSWER_TIMEOUT_S
     ) -> list[FromInit]:
-        """Say something, each message with the descriptor beside it, and wait for the answers to all of it.
+        """Send messages, each with the descriptor beside it, and return the answers to all of them.
 
-        They are awaited even if nobody waits for us any more: one that is left would be taken for the answer to what is
-        said next.
+        The answers are awaited also if the caller is cancelled. One that was left over would be taken for the answer to
+        the next message.
         """
 
         async def exchanged() -> list[FromInit]:
@@ -260,15 +260,15 @@ class Worker:
                     self._say(message, *fds)
                 return [await self._answer(kind, timeout_s) for kind in kinds]
 
-        # The caller may close his descriptors as soon as he is cancelled.
+        # Copies, since the caller may close its descriptors as soon as it is cancelled.
         said = [(message, () if fd is None else (os.dup(fd),)) for message, fd in messages]
         exchange = self._loop.create_task(exchanged())
         exchange.add_done_callback(lambda done: _exchanged(done, [fd for _, fds in said for fd in fds]))
         return await asyncio.shield(exchange)
 
     def _say(self, message: Control, *fds: int) -> None:
-        """Send a message. One to an init that has ended is dropped: what init said last is still to be read, and says
-        why; `_answer` and `gone` tell of the end.
+        """Send a message. If init has ended, the message is dropped without an error: the last message of init has the
+        reason, and must still be read. `_answer` and `gone` report the end.
         """
         try:
             socket.send_fds(self._control, [pack(message)], fds)
@@ -294,7 +294,7 @@ class Worker:
                 raise ContextRefused(message.reason)
             raise SandboxFailed(f"a worker could not {message.step}: {message.reason}")
         if message is None:
-            self._answers.put_nowait(None)  # the next exchange shall not wait for an init that has ended
+            self._answers.put_nowait(None)  # so that the next exchange does not wait for an init that has ended
         raise WorkerDied("the worker's init ended before it answered")
 
     def _on_control(self) -> None:
@@ -302,8 +302,8 @@ class Worker:
         try:
             packet, fds = receive(self._control, MAX_PACKET_BYTES, 1)
         except (BlockingIOError, ConnectionResetError):
-            # unix(7): an init that ends with a message unread makes one read fail with ECONNRESET, before those that
-            # return what it sent. The loop calls again.
+            # unix(7): if init ends with a message unread, one read fails with ECONNRESET, before the reads that return
+            # what init sent. The loop calls again.
             return
         except OSError:
             packet = b""
@@ -314,7 +314,7 @@ class Worker:
         try:
             message = unpack_from_init(packet)
         except MessageInvalid:
-            message = Failed(step="speak", reason="its init sent something that is no message")
+            message = Failed(step="speak", reason="its init sent an invalid message")
         self._heard(message, fds)
 
     def _heard(self, message: FromInit, fds: list[int]) -> None:
@@ -341,17 +341,17 @@ class Worker:
         if ended is not None:
             ended.set_result(said)
             return
-        self._answers.put_nowait(Failed(step="speak", reason="its init told of a program that does not run"))
+        self._answers.put_nowait(Failed(step="speak", reason="its init named a program that does not run"))
         self._init.send_kill()
 
     def is_past_its_groups_limit(self) -> bool:
-        """Whether the kernel has killed in the REPL's group during this block: perhaps others than the REPL itself."""
+        """Whether the kernel has killed a process of the REPL's group during this block, maybe not the REPL itself."""
         if self.died is None:
             self.died = self._at_the_groups_limit()
         return self.died is not None
 
     def _at_the_groups_limit(self) -> Exceeded | None:
-        """Whether the kernel has killed in the REPL's group since we looked last."""
+        """Return the limit of the REPL's group if the kernel has killed a process of the group since the last call."""
         if self.group is None or not self.group.new_kills():
             return None
         return Exceeded("memory_bytes", self.group.limit_bytes, self.group.limit_bytes, LastSeen())
@@ -364,16 +364,16 @@ class Worker:
         self.on_change()
 
     def _forget_repl(self) -> None:
-        """Init replaced it, and init starts one only when nothing is left of the last."""
+        """Forget the pidfd of the last REPL. Init starts a REPL only when all processes of the last have ended."""
         if self._repl is not None:
             self._repl.forget()
 
 
 class Program(NamedTuple):
-    """One that runs beside a REPL.
+    """A program that runs beside a REPL.
 
     Attributes:
-        ended: What init says of its end; None: the whole worker is gone. To be waited for, and not cancelled.
+        ended: Init's message on its end; None if the whole worker is gone. Wait for it without cancelling it.
     """
 
     number: int
@@ -384,11 +384,11 @@ def _exchanged(exchange: "asyncio.Task[list[FromInit]]", fds: list[int]) -> None
     for fd in fds:
         os.close(fd)
     if not exchange.cancelled():
-        exchange.exception()  # whoever waits gets it; if nobody does any more, that is no news
+        exchange.exception()  # read, or asyncio would report it as never retrieved if its caller was cancelled
 
 
 def _close_opened(exchange: "asyncio.Task[list[FromInit]]") -> None:
-    """Close the descriptor that nobody waits for any more."""
+    """Close the descriptor of a file whose caller was cancelled."""
     if exchange.cancelled() or exchange.exception() is not None:
         return
     for answer in exchange.result():
@@ -397,4 +397,4 @@ def _close_opened(exchange: "asyncio.Task[list[FromInit]]") -> None:
 
 
 def _ignore(*_news: object) -> None:
-    """Do nothing with the news."""
+    """Ignore the event: the default callback."""

@@ -1,4 +1,4 @@
-"""The fork server's process: how it is started, asked for workers over its control socket, and ended."""
+"""The fork server's process: its start, the requests on its control socket, and its end."""
 
 import asyncio
 import contextlib
@@ -42,19 +42,20 @@ from sandbox_worker.wire.zygote_control import (
 _log = logging.getLogger("rlm_broker")
 
 START_TIMEOUT_S = 60.0
+"""Seconds until a fork server without imports and set-up code must be ready. Beyond it, its start has failed."""
 END_TIMEOUT_S = 5.0
-"""Longest wait for a fork server to end by itself after its socket has closed. Beyond it the fork server is killed."""
+"""Seconds until a fork server must have ended after its socket was closed. Beyond it, it is killed."""
 
 
 @dataclass(frozen=True)
 class Preparation:
-    """What a zygote gets ready for all of its workers, once.
+    """Imports, set-up code and a context that a zygote has ready for all of its workers.
 
     Attributes:
         imports: Names of modules to import.
-        setup: Code of the user's; every REPL finds its variables.
-        context: Every REPL finds it; it has to stay open, since a zygote that dies is replaced.
-        timeout_s: Seconds for all of it.
+        setup: Code of the user's, whose variables every REPL finds.
+        context: Context that every REPL finds. It must stay open, since a zygote that dies is replaced.
+        timeout_s: Seconds for the preparation as a whole.
     """
 
     imports: tuple[str, ...] = ()
@@ -70,7 +71,8 @@ class ZygoteGone(SandboxFailed):
 class Zygote:
     """One zygote: the process, its control socket, and its folder on the host.
 
-    Requests are made one at a time, and each answer is awaited: one that is left over would be taken for the next.
+    Requests are made one at a time, and each answer is awaited. An answer that was left over would be taken for that to
+    the next request.
     """
 
     def __init__(
@@ -94,7 +96,15 @@ class Zygote:
             raise
 
     async def start(self) -> ZygoteReady:
-        """Start the process; return what it says of itself."""
+        """Start the process, and return its own report.
+
+        Raises:
+            ZygoteGone: It was killed before it was ready.
+            ConfigurationError: The preparation failed.
+            IsolationUnavailable: A layer could not be applied.
+            SandboxFailed: It cannot start for any other reason, or took too long.
+            OSError: There was no process or descriptor for it.
+        """
         (root := self.folder.path / "root").mkdir()
         paths = python_paths()
         self._process, self._pidfd = start(self._theirs.fileno(), paths, self._seed, self._venv)
@@ -117,14 +127,14 @@ class Zygote:
             answer, _ = await self._answer(self._preparation.timeout_s)
         except ZygoteGone as error:
             if self._preparation == Preparation():
-                raise SandboxFailed(str(error)) from None  # its time is over: it is not tried again
+                raise SandboxFailed(str(error)) from None  # no ZygoteGone: its time is over, so it is not tried again
             limit = f"timeout_s = {self._preparation.timeout_s:g}"
             raise SandboxFailed(f"a template's imports, setup and context took longer than {limit}") from None
         except (OSError, EOFError):
-            with contextlib.suppress(TimeoutError):  # its socket closes before it has an exit status
+            with contextlib.suppress(TimeoutError):  # a process closes its sockets before it has an exit status
                 await asyncio.wait_for(ended(self._pidfd), END_TIMEOUT_S)
             why = refusals.ended(self._level, self._process)
-            if self._process.poll() == -signal.SIGKILL:  # not by a system call filter, which kills with SIGSYS
+            if self._process.poll() == -signal.SIGKILL:  # killed from outside: a system call filter sends SIGSYS
                 raise ZygoteGone(str(why)) from None
             raise why from None
         if isinstance(answer, NotPrepared):
@@ -132,16 +142,17 @@ class Zygote:
         if isinstance(answer, ZygoteFailed):
             raise unavailable(self._level, answer.layer, answer.reason, answer.code)
         if not isinstance(answer, ZygoteReady):
-            raise SandboxFailed("the sandbox's fork server answered out of turn")
+            raise SandboxFailed("the sandbox's fork server sent an unexpected message")
         if self._level.has_own_root:
-            self.folder.remove()  # the root is mounted in the zygote's own namespace only
+            self.folder.remove()  # the root is mounted in the zygote's own mount namespace only
         return answer
 
     async def spawn(self, limits: ReplLimits, group: MemoryGroup | None = None) -> Worker:
         """Have the zygote fork a worker.
 
         Args:
-            group: The worker's control group. It is removed if there is no worker.
+            limits: Limits of its REPL.
+            group: Control group of the worker. It is removed if the worker cannot be forked.
 
         Raises:
             ZygoteGone: The zygote does not answer.
@@ -167,16 +178,16 @@ class Zygote:
             if isinstance(answer, SpawnFailed):
                 raise SandboxFailed(f"no worker could be forked: {answer.reason}")
             if not isinstance(answer, Spawned) or len(answer_fds) != 1:
-                raise SandboxFailed("the sandbox's fork server answered out of turn")
+                raise SandboxFailed("the sandbox's fork server sent an unexpected message")
             undo.pop_all()
         return Worker(self._level, answer_fds[0], ours, scratch, group)
 
     def is_usable(self) -> bool:
-        """Return whether it lives, as far as is known, and has answered every request."""
+        """Return whether the zygote lives, as far as is known, and has answered every request."""
         return self._usable and self._process is not None and self._process.poll() is None
 
     async def end(self) -> bool:
-        """Close its socket, which ends it and all its workers; return when its processes are gone.
+        """Close the zygote's socket, which ends it and all its workers; return when the zygote has ended.
 
         Returns:
             Whether its folder is gone, too.
@@ -187,7 +198,7 @@ class Zygote:
             try:
                 await asyncio.wait_for(ended(self._pidfd), END_TIMEOUT_S if self._usable else 0)
             except TimeoutError:
-                # PermissionError: it is another user's, and root lacks CAP_KILL.
+                # PermissionError: the process is another user's, and root lacks CAP_KILL.
                 with contextlib.suppress(ProcessLookupError, PermissionError):
                     signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
                 await ended(self._pidfd)
@@ -216,7 +227,7 @@ class Zygote:
             async with asyncio.timeout(timeout_s):
                 await has_answered.wait()
         except TimeoutError:
-            self._usable = False  # its answer may still come, and would be taken for the next one's
+            self._usable = False  # the answer may still come, and would be taken for that to the next request
             raise ZygoteGone(f"the sandbox's fork server did not answer within {timeout_s:g} s") from None
         finally:
             loop.remove_reader(control_fd)
@@ -232,12 +243,13 @@ def start(
     """Start the process, which serves the other end of `control_fd`; return it and a pidfd of it.
 
     Args:
+        control_fd: Its end of the control socket.
         paths: Its `sys.path`.
-        seed: Of its hashes; None draws one.
-        venv: Whose programs code that it starts finds first. None: ours.
+        seed: Seed of its hashes; None draws one.
+        venv: Environment whose programs code finds first; None for the orchestrator's.
 
     Raises:
-        OSError: No process or no descriptor could be had. Nothing is left.
+        OSError: There was no process or descriptor. No process is left.
     """
     program = f"import sys; sys.path[:] = {paths!r}; from sandbox_worker.zygote.main import main; main({control_fd})"
     with FORKING:
@@ -249,18 +261,18 @@ def start(
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.PIPE,
-            start_new_session=True,  # a Ctrl+C at the terminal is ours to pass on
+            start_new_session=True,  # a Ctrl+C at the terminal signals the orchestrator alone, which decides
         )
     try:
         return process, os.pidfd_open(process.pid)
-    except OSError:  # no descriptor is free; or it has ended already where SIGCHLD is ignored
+    except OSError:  # no descriptor is free; or SIGCHLD is ignored, and the process has ended and was reaped already
         process.kill()
         process.communicate()
         raise
 
 
 def raise_descriptor_limit() -> None:
-    """Raise the soft limit of open files to the hard one: three are open for a REPL, and the usual 1,024 end at 300."""
+    """Raise the soft limit of open files to the hard one: a REPL takes 3, so that the usual 1,024 allow 300."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft < hard:
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))

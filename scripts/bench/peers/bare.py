@@ -1,4 +1,4 @@
-"""What any process costs the kernel: forks of a python that has loaded nothing."""
+"""Cost of a process in the kernel: forks of a python without further modules."""
 
 import json
 import os
@@ -10,7 +10,7 @@ DESCENDANTS = 100
 
 
 def fork() -> list[float]:
-    """Fork, exit, wait."""
+    """Time a fork, exit and wait."""
     taken = []
     for _ in range(5):
         started = time.perf_counter()
@@ -23,7 +23,7 @@ def fork() -> list[float]:
 
 
 def kill() -> list[float]:
-    """The end of many forks at once."""
+    """Time the end of many forks at once."""
     pids = []
     for _ in range(DESCENDANTS):
         pids.append(os.fork())

@@ -1,4 +1,4 @@
-"""The reference implementation's `LMHandler` with a client that does nothing: says its port, and serves."""
+"""The reference implementation's `LMHandler` with a client that answers ok: prints its port, and serves."""
 
 import json
 import sys

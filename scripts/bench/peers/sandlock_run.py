@@ -10,7 +10,7 @@ READABLE = ["/usr", "/lib", "/lib64", "/bin", "/etc", "/proc", "/dev", sys.prefi
 
 
 def spawn() -> list[float]:
-    """One run of nothing."""
+    """Time a run of an empty program."""
     started = time.perf_counter()
     result = Sandbox(fs_readable=READABLE).run([sys.executable, "-I", "-c", "print()"])
     taken = time.perf_counter() - started
@@ -20,7 +20,7 @@ def spawn() -> list[float]:
 
 
 def clone() -> list[float]:
-    """A copy of a process that is within the same isolation already; there is none between the copies."""
+    """Time a copy of a process in the same isolation. The copies are not isolated from each other."""
     started = time.perf_counter()
     parent.fork(1)
     return [time.perf_counter() - started]

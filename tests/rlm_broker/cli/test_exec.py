@@ -95,7 +95,7 @@ def test_what_the_program_shows_is_counted_and_part_of_the_json() -> None:
         (["/"], "cannot read /: Is a directory"),
         (["--isolation", "vault", "-"], "no isolation level 'vault'; choose one of"),
         (["--python", "/nowhere", "-"], "python: there is no /nowhere: make one by `uv venv"),
-        (["--packages", "-r list", "-"], "packages: '-r' is no name with versions"),
+        (["--packages", "-r list", "-"], "packages: '-r' is not a name with versions"),
         (["--python", "/nowhere", "--packages", "six", "-"], "give either python or packages"),
         (["--timeout", "0", "-"], "limit block_timeout_s = 0: input should be greater than 0"),
         (["--timeout", "nan", "-"], "limit block_timeout_s = nan: "),
@@ -136,7 +136,7 @@ def test_a_file_that_may_not_be_read_is_named(script: Path) -> None:
 def test_without_protection_it_warns() -> None:
     done = run("exec", "--isolation", "process", "-", stdin=b"print(1)")
     assert (done.returncode, done.stdout) == (0, "1\n")
-    assert "warning: isolation level 'process' is no security boundary" in done.stderr
+    assert "warning: isolation level 'process' is not a security boundary" in done.stderr
 
 
 def test_what_stands_behind_the_file_is_the_programs(script: Path) -> None:
@@ -164,10 +164,10 @@ def test_its_own_file_and_those_that_it_is_given_lie_where_it_runs(script: Path,
     ("files", "said"),
     [
         (["nowhere"], "nowhere cannot be read: No such file or directory"),
-        (["FOLDER"], "is no regular file"),
+        (["FOLDER"], "is not a regular file"),
         (["FOLDER/script.py"], "there is a file script.py already: give it a name by LOCAL=NAME"),
         (["FOLDER/data=a", "FOLDER/script.py=./a"], "there is a file a already"),
-        (["FOLDER/data=../a"], "the path '../a' is to be relative to the REPL's scratch folder"),
+        (["FOLDER/data=../a"], "the path '../a' must be relative to the REPL's scratch folder"),
         (["FOLDER/data="], "give LOCAL or LOCAL=NAME, for example /srv/table.csv=data.csv"),
         (
             ["FOLDER/data"],

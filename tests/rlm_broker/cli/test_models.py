@@ -129,7 +129,7 @@ def test_who_would_serve_a_call_and_why_is_told(config: Path) -> None:
             "[[routes]]\nto = 'x'\ndepths = '2-1'",
             "route 1: route (no model named) at depth 2-1 to x: there is no depth",
         ),
-        ("[[routes]]\nto = 'x'", "leads nowhere: there are only offline"),
+        ("[[routes]]\nto = 'x'", "leads to no client: choose one of offline"),
         ("[[routes]]\nto = 'offline'\nmatch = '*'\n[[routes]]\nto = 'offline'\nmatch = 'a'", "is never taken: route *"),
         ("model = 'm'\n[models.m]\nbase_url = 'localhost'", "'localhost' is no address of a server"),
     ],

@@ -1,4 +1,4 @@
-"""Bytes of memory that holders share."""
+"""`Allowance`: parts of an amount, order of arrival, and cancelled holders."""
 
 import asyncio
 import random
@@ -11,7 +11,7 @@ WAIT_S = 60
 
 
 class Holders:
-    """Tasks that hold parts of one allowance until they are told to let go."""
+    """Tasks that hold parts of one allowance until the test releases them."""
 
     def __init__(self, amount: int) -> None:
         self.allowance = Allowance(amount)

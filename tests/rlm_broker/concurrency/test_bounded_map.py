@@ -1,4 +1,4 @@
-"""Much work, few workers."""
+"""`bounded_map`: order of results, bounds on what runs at once, time limits and cancellation."""
 
 import asyncio
 import itertools
@@ -68,7 +68,7 @@ async def test_what_is_late_is_cancelled_and_what_has_not_begun_never_does(leapi
     assert sorted(heard) == [1, 2]
 
 
-async def test_whoever_is_cancelled_cancels_once_and_nothing_begins_after_it() -> None:
+async def test_cancelled_batch_cancels_its_pieces_once_and_begins_no_more() -> None:
     begun = cancelled = 0
 
     async def work(_: int) -> None:
@@ -77,7 +77,7 @@ async def test_whoever_is_cancelled_cancels_once_and_nothing_begins_after_it() -
         try:
             await for_ever()
         except asyncio.CancelledError:
-            cancelled += 1  # and it does not heed it
+            cancelled += 1  # and goes on in spite of the cancellation
 
     crew = asyncio.create_task(bounded_map(range(50), work, 4))
     await turns()
@@ -135,7 +135,7 @@ async def test_batches_that_share_a_place_take_turns_piece_by_piece(at_once: int
         )
     runs = [len(list(run)) for _, run in itertools.groupby(done)]
     assert done.count("a") == done.count("b") == 4
-    assert runs == [1] * 8 if at_once == 1 else max(runs) <= 2  # the first to come queues for its second worker, too
+    assert runs == [1] * 8 if at_once == 1 else max(runs) <= 2  # the first batch queues for its second worker, too
     assert (places.taken, places.waiting) == (0, 0)
 
 

@@ -71,11 +71,11 @@ async def test_a_result_that_was_just_in_time_counts() -> None:
     assert await within(10, late()) == "saved"
 
 
-# -- in the task that runs -------------------------------------------------------------------------------------------
+# -- `in_time`: in the caller's task ----------------------------------------------------------------------------------
 
 
 def timers() -> int:
-    """Of the loop that runs."""
+    """Number of timers of the running loop that are set and not cancelled."""
     return sum(not timer.cancelled() for timer in asyncio.get_running_loop()._scheduled)  # type: ignore[attr-defined]
 
 
@@ -126,7 +126,7 @@ async def test_at_the_limit_work_that_waits_is_cancelled_and_its_end_awaited() -
         with pytest.raises(Late):
             await in_time(10, tidies_up(how))
     assert ended == ["as it was told", "with another error"]
-    await asyncio.sleep(0)  # no cancellation is left over
+    await asyncio.sleep(0)  # a cancellation that was left over would be raised here
 
 
 async def test_the_time_counts_from_the_start_and_not_from_the_first_wait(clock: Clock) -> None:
@@ -188,7 +188,7 @@ async def test_what_ends_things_goes_to_its_end_however_often_it_is_cancelled() 
 
 
 async def _deaf(ended: asyncio.Event) -> str:
-    """Ignore every cancellation; end in one way only."""
+    """Ignore every cancellation; end only once `ended` is set."""
     try:
         while True:
             with contextlib.suppress(asyncio.CancelledError):
@@ -242,7 +242,7 @@ async def test_work_of_the_users_that_never_waits_gives_its_value() -> None:
     assert await deadline.closed_if_deaf(at_once()) == "done"
 
 
-async def test_an_error_that_comes_after_our_own_cancellation_is_told_to_no_one() -> None:
+async def test_error_after_our_own_cancellation_is_not_reported_by_asyncio() -> None:
     told: list[dict[str, Any]] = []
     asyncio.get_running_loop().set_exception_handler(lambda _loop, context: told.append(context))
 

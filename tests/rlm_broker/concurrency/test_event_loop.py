@@ -1,4 +1,4 @@
-"""Where things live: from threads, from other loops, and what happens at Ctrl+C."""
+"""`EventLoopRef`, `Job` and `AsyncResource`: calls from threads and other loops, and what Ctrl+C does."""
 
 import asyncio
 import gc

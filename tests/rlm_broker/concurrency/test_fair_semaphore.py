@@ -1,4 +1,4 @@
-"""Who gets the next place."""
+"""`FairSemaphore`: turns of sessions, cancelled turns, and the time that a turn takes."""
 
 import asyncio
 import gc
@@ -60,7 +60,7 @@ async def test_never_more_than_the_places_hold_them_and_all_come_back() -> None:
 
 
 @pytest.mark.parametrize("when", ["while it waits", "in the moment of its turn"])
-async def test_whoever_is_cancelled_takes_no_place_with_it(when: str) -> None:
+async def test_cancelled_task_takes_no_place_with_it(when: str) -> None:
     slots = FairSemaphore(1)
     await slots.acquire("holder")
     waiting = asyncio.create_task(slots.acquire("cancelled"))
@@ -88,7 +88,7 @@ async def test_a_holder_and_a_waiter_that_are_cancelled_together_lose_no_place()
     await asyncio.wait_for(slots.acquire("next"), WAIT_S)
 
 
-async def test_whatever_is_cancelled_whenever_all_places_come_back() -> None:
+async def test_all_places_come_back_whenever_tasks_are_cancelled() -> None:
     chance = random.Random(7)
     for _ in range(200):
         slots, opened = FairSemaphore(2), asyncio.Event()
@@ -105,7 +105,7 @@ async def test_whatever_is_cancelled_whenever_all_places_come_back() -> None:
 
 
 async def _cancelling_s(number: int) -> float:
-    """CPU time of cancelling so many turns of one session, the last one first."""
+    """Return the CPU time in seconds of cancelling `number` turns of one session, the last one first."""
     slots = FairSemaphore(1)
     await slots.acquire("holder")
     waiting = [asyncio.create_task(slots.acquire("many")) for _ in range(number)]
@@ -120,28 +120,28 @@ async def _cancelling_s(number: int) -> float:
 
 
 async def test_cancelling_a_turn_takes_constant_time() -> None:
-    """A queue that is searched takes up to 16 times as long for 4 times as many."""
+    """A queue that is searched takes up to 16 times as long for 4 times as many turns."""
     few, many = 2_000, 8_000
     growth = []
-    for _ in range(3):  # where something else took the processor's caches, it is measured again
+    for _ in range(3):  # measured again if another process took the processor's caches
         growth.append(await _cancelling_s(many) / await _cancelling_s(few))
         if growth[-1] < 2 * many / few:
             return
     pytest.fail(f"growth: {growth}")
 
 
-async def test_without_a_bound_nobody_waits() -> None:
+async def test_without_a_bound_no_session_waits() -> None:
     slots = FairSemaphore(None)
     await asyncio.wait_for(asyncio.gather(*(slots.acquire("s") for _ in range(1000))), WAIT_S)
 
 
-async def test_a_place_is_taken_at_once_only_where_nobody_waits_for_it() -> None:
+async def test_place_is_taken_at_once_only_if_no_turn_waits_for_it() -> None:
     places = FairSemaphore(1)
     assert places.take()
     assert not places.take()
     waiting = asyncio.create_task(places.acquire("a"))
     await asyncio.sleep(0)
-    places.release()  # it is the waiting one's from here on, even before that runs
+    places.release()  # the place belongs to the waiting turn from here on, even before its task runs
     assert not places.take()
     await waiting
     places.release()
@@ -156,7 +156,7 @@ async def test_turns_of_one_session_come_in_their_order_and_one_that_was_passed_
     first, second, third = (asyncio.create_task(places.acquire("a")) for _ in range(3))
     await asyncio.sleep(0)
     first.cancel()
-    places.release()  # before the cancelled one runs: its turn is passed over, and the second has the place
+    places.release()  # before the cancelled task runs: its turn is passed over, and the second turn has the place
     await asyncio.wait({first, second})
     assert first.cancelled()
     assert not second.cancelled()

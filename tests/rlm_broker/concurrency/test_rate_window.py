@@ -1,4 +1,4 @@
-"""When there is room in the last minute."""
+"""`RateWindow`: the wait until an amount fits into the last minute."""
 
 import random
 

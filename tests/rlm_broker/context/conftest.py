@@ -1,4 +1,4 @@
-"""What each test of a context has to leave behind: nothing."""
+"""Check after each test of a context that no descriptor was left open."""
 
 import gc
 from collections.abc import Iterator
@@ -16,5 +16,5 @@ def _no_descriptor_is_left() -> Iterator[None]:
     before = descriptors()
     yield
     if descriptors() - before:
-        gc.collect()  # a generator that is left half-way holds its file until it is collected
+        gc.collect()  # a generator that was not read to its end holds its file until it is collected
     assert not descriptors() - before

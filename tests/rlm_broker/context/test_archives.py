@@ -1,4 +1,4 @@
-"""Archives are dicts of the texts of their members; what is in one that is no text is left out, or refuses it."""
+"""Archives as dicts of the texts of their members. A member without text is left out, or refused."""
 
 import contextlib
 import gzip
@@ -254,10 +254,10 @@ def test_archive_without_text_or_from_a_stream_is_refused(tmp_path: Path) -> Non
     with pytest.raises(ContextRefused, match=r"there is no text in .*; left out: nothing"):
         store(path)
     for made in (zipped(tmp_path / "b.zip", FILES), tarred(tmp_path / "b.tar", FILES)):
-        with pytest.raises(ContextRefused, match="the stream is an archive, which is read from a file alone"):
+        with pytest.raises(ContextRefused, match="the stream is an archive, which can be read only from a file"):
             store(io.BytesIO(made.read_bytes()))
     twice = written(tmp_path / "c.zip.gz", gzip.compress((tmp_path / "b.zip").read_bytes()))
-    with pytest.raises(ContextRefused, match="is an archive, which is read from a file alone"):
+    with pytest.raises(ContextRefused, match="is an archive, which can be read only from a file"):
         store(twice)
 
 

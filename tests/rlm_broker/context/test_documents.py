@@ -1,4 +1,4 @@
-"""PDF and office files are their text, read by a process that has bounds; without the libraries one sentence says so."""
+"""PDF and office files as text, read by a process that has bounds. Without the libraries an error says so."""
 
 import importlib.util
 import io
@@ -233,5 +233,5 @@ def test_texts_of_documents_count_as_what_is_unpacked(tmp_path: Path, monkeypatc
 
 def test_no_process_can_be_had(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "executable", os.devnull)
-    with pytest.raises(ContextRefused, match=r"a\.pdf cannot be read: no process for it"):
+    with pytest.raises(ContextRefused, match=r"a\.pdf cannot be read: its process did not start"):
         store(written(tmp_path / "a.pdf", pdf("text")))

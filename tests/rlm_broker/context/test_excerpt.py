@@ -1,4 +1,4 @@
-"""What of a context goes into a prompt."""
+"""Excerpts of a context for a prompt."""
 
 from pathlib import Path
 from typing import Any

@@ -1,4 +1,4 @@
-"""Files, folders and globs become their texts; whatever is none is refused or counted, and never waited for."""
+"""Files, folders and globs as texts. Any other kind of file is refused or counted, and never waited for."""
 
 import contextlib
 import os
@@ -23,7 +23,7 @@ MB = 1 << 20
 
 @contextlib.contextmanager
 def ordinary_user_folder() -> Iterator[Path]:
-    """A folder of nobody's, as nobody: the permissions of files bind everybody but root."""
+    """A folder of an unprivileged user, whom the permissions of files bind; root may read every file."""
     with tempfile.TemporaryDirectory(dir="/tmp") as folder:
         user = 65534 if os.geteuid() == 0 else os.geteuid()
         if os.geteuid() == 0:
@@ -91,8 +91,8 @@ def test_what_is_appended_to_an_empty_file_is_left_out(tmp_path: Path, monkeypat
             b"a" * MB + b"\0",
             "file is binary (a zero byte at offset 1,048,576), not text: convert it to UTF-8 text, or name its encoding",
         ),
-        (b"", "file is empty: there is nothing in it to ask about"),
-        (b"\xef\xbb\xbf", "file is empty: there is nothing in it to ask about"),
+        (b"", "file is empty: give a file that has text"),
+        (b"\xef\xbb\xbf", "file is empty: give a file that has text"),
     ],
     ids=[
         "invalid",

@@ -1,4 +1,4 @@
-"""Every text comes back equal, at its narrowest width; nobody can change what is stored; nobody's memory holds it."""
+"""Stored texts come back equal, at their narrowest width, sealed, and without a copy in the memory of a process."""
 
 import fcntl
 import os
@@ -132,7 +132,7 @@ assert "pydantic" not in sys.modules
 
 
 @pytest.mark.parametrize("value", ["text", {"a": "x" * 5000}, {"a": 1}], ids=["text", "texts", "json"])
-def test_what_is_stored_cannot_be_changed_by_anybody_who_gets_the_descriptor(value: object) -> None:
+def test_stored_bytes_cannot_be_changed_through_the_descriptor(value: object) -> None:
     with store(value) as stored:
         assert fcntl.fcntl(fd_of(stored), fcntl.F_GET_SEALS) & SEALS == SEALS
         assert not os.get_inheritable(fd_of(stored))
@@ -298,7 +298,7 @@ for _ in range(2):
 
 
 def test_a_view_that_another_thread_holds_does_not_stop_the_writing(monkeypatch: pytest.MonkeyPatch) -> None:
-    """`gc.get_objects` in another thread, as in a profiler, holds the view that is being written just then."""
+    """A thread of a profiler holds the view that is being written, which it got from `gc.get_objects`."""
     held: list[object] = []
     write = os.write
 

@@ -1,4 +1,4 @@
-"""Objects, tables and arrays as contexts: as dicts of plain values where they can be, else as they cross."""
+"""Objects, tables and arrays as contexts: dicts of plain values if possible, else as they cross."""
 
 import dataclasses
 import datetime
@@ -16,7 +16,7 @@ from tests.support.contexts import form_of, loaded
 
 
 class Color(enum.Enum):
-    """What JSON has by its value alone."""
+    """An enumeration, which JSON has by its values alone."""
 
     RED = "red"
 
@@ -146,7 +146,7 @@ def test_model_that_cannot_be_json_is_refused() -> None:
         field: object
 
     for value in (Odd(field=object()), [Odd(field=object())]):
-        with pytest.raises(ContextRefused, match=r"context(\[0\])? cannot be had as JSON"):
+        with pytest.raises(ContextRefused, match=r"context(\[0\])? cannot be dumped as JSON"):
             store(value)
 
 

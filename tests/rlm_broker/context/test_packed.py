@@ -1,4 +1,4 @@
-"""Compressed files and streams are their text; what is cut, damaged or a bomb is refused, and takes little memory."""
+"""Compressed files and streams as text. Cut or damaged ones, and bombs, are refused and take little memory."""
 
 import bz2
 import gzip
@@ -148,7 +148,7 @@ def test_compressed_twice_or_binary_inside_is_refused(tmp_path: Path) -> None:
         store(written(tmp_path / "twice", gzip.compress(bz2.compress(b"text"))))
     with pytest.raises(ContextRefused, match=r"binary \(a zero byte at offset 1\)"):
         store(written(tmp_path / "binary", gzip.compress(b"a\0b")))
-    with pytest.raises(ContextRefused, match="empty: there is nothing in it"):
+    with pytest.raises(ContextRefused, match="empty: give a file"):
         store(written(tmp_path / "empty", gzip.compress(b"")))
 
 

@@ -1,4 +1,4 @@
-"""Contexts that come out of a REPL: whatever is in the file, bounded, and nothing is left open."""
+"""Contexts that come out of a REPL: any bytes may be in the file; they are bounded, and no descriptor is left open."""
 
 import os
 import threading
@@ -37,7 +37,7 @@ def stored(path: Path, data: bytes, *, is_json: bool = False, most: int = MOST) 
 )
 def test_a_text_comes_out_as_it_went_in_also_where_a_piece_ends_within_a_character(tmp_path: Path, text: str) -> None:
     with stored(tmp_path / "file", text.encode("utf-8", "surrogatepass")) as part:
-        assert ascii(loaded(part)) == ascii(text)  # lone surrogates could not be shown
+        assert ascii(loaded(part)) == ascii(text)  # lone surrogates could not be printed
         assert (part.info.type_name, part.info.total_chars) == ("str", len(text))
 
 
@@ -66,7 +66,7 @@ def test_json_that_is_none_is_stored_and_not_looked_at(tmp_path: Path, data: byt
 
 @pytest.mark.parametrize("data", [b"\xff", b"cut \xe4\xb8", b"x" * PIECE_BYTES + b"\xf0\x9d"])
 def test_bytes_that_are_no_utf8_are_refused(tmp_path: Path, data: bytes) -> None:
-    with pytest.raises(ContextRefused, match=r"a context is no UTF-8: (invalid start byte|unexpected end of data)"):
+    with pytest.raises(ContextRefused, match=r"a context is not UTF-8: (invalid start byte|unexpected end of data)"):
         stored(tmp_path / "file", data)
 
 

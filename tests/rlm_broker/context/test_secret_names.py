@@ -1,4 +1,4 @@
-"""Files whose names are those of secrets are no part of a folder, and a part of what names them."""
+"""Files with the names of secrets are left out of a folder, and taken if the user names them."""
 
 import tarfile
 import zipfile

@@ -1,4 +1,4 @@
-"""What a user hands in comes out of a worker's `load` equal; what cannot cross is refused with its place."""
+"""Contexts of every kind come out of a worker's `load` equal. A value that cannot cross is refused with its place."""
 
 import collections
 import dataclasses
@@ -18,7 +18,7 @@ from sandbox_worker.wire.encoding import MAX_NESTING
 from tests.support.contexts import fd_of, form_of, loaded, written
 
 
-def test_closing_is_idempotent_and_never_closes_a_descriptor_that_was_given_to_somebody_else() -> None:
+def test_closing_is_idempotent_and_never_closes_a_descriptor_that_was_reused() -> None:
     stored = store("text")
     number = fd_of(stored)
     stored.close()
@@ -90,7 +90,7 @@ def test_a_folder_or_glob_without_text_is_refused(tmp_path: Path, names: list[st
         store(tmp_path / "none.*")
     with pytest.raises(ContextRefused, match="missing does not exist"):
         store(Paths([tmp_path, tmp_path / "missing"]))
-    with pytest.raises(ContextRefused, match="no file or folder was named"):
+    with pytest.raises(ContextRefused, match="Paths has no path: name a file or a folder"):
         store(Paths([]))
 
 
@@ -101,7 +101,7 @@ class Color(enum.StrEnum):
 
 
 class Text(str):
-    """Another one."""
+    """A plain subclass of str."""
 
     __slots__ = ()
 
@@ -113,7 +113,7 @@ class Number(enum.IntEnum):
 
 
 class Odd(str):
-    """One that has other characters when asked."""
+    """A str whose methods report other characters than it has."""
 
     __slots__ = ()
 
@@ -317,8 +317,8 @@ def test_dict_of_stored_texts_counts_their_characters() -> None:
     ("made", "problem"),
     [
         (lambda one: {"a": one, "b": object()}, "an object"),
-        (lambda one: {1: one}, "1: beside a StoredContext a key is printable text"),
-        (lambda one: {"a" * 201: one}, "a key is printable text of up to 200 characters"),
+        (lambda one: {1: one}, "the key 1, beside a StoredContext, must be printable text"),
+        (lambda one: {"a" * 201: one}, "must be printable text of up to 200 characters"),
         (lambda one: {"a": store({"b": one})}, "'a' is a dict of stored contexts itself: put them into one dict"),
         (lambda one: {str(number): one for number in range(65)}, "has 65 keys, more than 64"),
         (lambda one: [one], "a StoredContext"),

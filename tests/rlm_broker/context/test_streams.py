@@ -53,10 +53,10 @@ def test_stream_stays_the_callers_to_close() -> None:
 @pytest.mark.parametrize(
     ("pieces", "why"),
     [
-        ([b"a", "b"], "a stream gives bytes or text, and its `read` gave str"),
-        (["a", b"b"], "its `read` gave bytes"),
-        ([5], "its `read` gave int"),
-        ([b"half", None], "has nothing to read just now, and does not wait"),
+        ([b"a", "b"], "must give only bytes or only text, not str"),
+        (["a", b"b"], "must give only bytes or only text, not bytes"),
+        ([5], "must give only bytes or only text, not int"),
+        ([b"half", None], "gave None: it has no data just now, so give one that blocks"),
         ([b"\xff"], "the stream is not UTF-8 text: 1 of its 1 bytes cannot be decoded"),
         ([b"a", b"\x00"], "the stream is binary"),
         ([b"a", ConnectionError("gone")], "the stream cannot be read: ConnectionError: gone"),

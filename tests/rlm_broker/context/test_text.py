@@ -1,4 +1,4 @@
-"""Bytes become text by a byte order mark, a named encoding or as UTF-8; what is replaced is counted and told."""
+"""Bytes become text by a byte order mark, by a named encoding, or as UTF-8. Replaced bytes are counted and reported."""
 
 import codecs
 import io

@@ -1,4 +1,4 @@
-"""Replies on disk."""
+"""The cache of replies on disk."""
 
 import sqlite3
 import subprocess
@@ -64,7 +64,7 @@ async def test_whatever_shapes_a_reply_is_part_of_the_question(tmp_path: Path) -
         LMReply("", Usage(1)),
         LMReply("", Usage(1), problem="no text"),
         LMReply("text", Usage(1), model="a fallback"),
-        LMReply("a lone surrogate \ud800", Usage(1)),  # it could only be kept changed
+        LMReply("a lone surrogate \ud800", Usage(1)),  # sqlite could not store it as it is
     ],
 )
 async def test_only_what_that_very_model_said_is_kept(tmp_path: Path, reply: LMReply) -> None:
@@ -118,7 +118,7 @@ async def test_several_processes_share_it(tmp_path: Path) -> None:
         assert kept.text == f"text {number}"
 
 
-async def test_prompts_are_not_in_the_file_and_nobody_else_can_read_it(tmp_path: Path) -> None:
+async def test_prompts_are_not_in_the_file_and_only_its_user_can_read_it(tmp_path: Path) -> None:
     with FakeOpenAI(completion("the reply")) as server:
         client = OpenAICompatibleClient(server.base_url, "m", api_key="sk-of-the-test")
         await LMHandler(client, cache=Cache(tmp_path / "cache")).complete(client, request("a private prompt"))
@@ -160,7 +160,7 @@ def test_what_others_made_or_could_write_to_is_no_cache(tmp_path: Path) -> None:
     (tmp_path / "open").touch(mode=0o666)
     (tmp_path / "open").chmod(0o666)
     (tmp_path / "link").symlink_to(tmp_path / "target")
-    for name, why in (("bookmarks", "something else"), ("open", "others may write"), ("link", "")):
+    for name, why in (("bookmarks", "another program"), ("open", "other users may write"), ("link", "")):
         with pytest.raises(ConfigurationError, match=f"as a cache: .*{why}"):
             Cache(tmp_path / name)
     assert not (tmp_path / "target").exists()

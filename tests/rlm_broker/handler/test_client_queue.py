@@ -1,4 +1,4 @@
-"""How often a client is asked, how fast, and who is asked in its place."""
+"""The queue before a client: its attempts, its pace and its fallbacks."""
 
 import asyncio
 import time
@@ -38,7 +38,7 @@ class Failing:
         return LMReply(self.model_name, Usage(1, self._tokens, 0))
 
     async def aclose(self) -> None:
-        """Nothing is held."""
+        """Close no connection: there is none."""
 
 
 def handler_of(client: Client, serving: Serving) -> LMHandler:
@@ -79,7 +79,7 @@ async def test_waits_grow_and_differ() -> None:
     assert len(set(waits)) == 24
 
 
-async def test_nobody_asks_before_the_time_that_the_provider_names() -> None:
+async def test_no_call_is_made_before_the_time_that_the_provider_names() -> None:
     client = Failing(ModelFailed("slow down", "transient", retry_after_s=30))
     handler = LMHandler(client)
     first = asyncio.create_task(handler.complete(client, REQUEST))

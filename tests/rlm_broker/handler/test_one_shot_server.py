@@ -39,10 +39,10 @@ def without_times(reply: dict[str, Any]) -> dict[str, Any]:
 
 
 def expected(name: str) -> Any:
-    """The recorded reply, but where the recording names another model than the one that served."""
+    """Return the recorded reply, corrected in the two cases in which the recording names a model that did not serve."""
     reply = copy.deepcopy(FRAMES[name]["response"])
     completion = reply["chat_completion"]
-    if name == "message_list":  # of which the recorded mock said only that it was a list
+    if name == "message_list":  # the mock of the recording replied only that the prompt was a list
         completion["response"] = f"ok {FRAMES[name]['request']['prompt'][-1]['content']}"
     if name in ("single_depth2_default", "unknown_model_depth1"):
         (usage,) = completion["usage_summary"]["model_usage_summaries"].values()

@@ -1,3 +1,5 @@
+"""Choice of the client: by name, by route, by depth, and by the policy for model code."""
+
 import re
 from typing import Any
 
@@ -145,7 +147,7 @@ def test_a_name_that_is_taken_or_empty_is_refused() -> None:
 
 
 def test_a_policy_that_does_not_exist_is_refused_by_name() -> None:
-    with pytest.raises(ConfigurationError, match="'alow' does not exist; choose one of allow, pinned, open"):
+    with pytest.raises(ConfigurationError, match="must be one of allow, pinned, open, not 'alow'"):
         routing(model_policy="alow")
 
 
@@ -216,8 +218,8 @@ def test_the_first_route_that_takes_a_call_has_it() -> None:
 @pytest.mark.parametrize(
     ("routes", "why"),
     [
-        ([Route("nowhere", "x")], "route x at depth 0- to nowhere leads nowhere: there are only fast, root, sub"),
-        ([Route("root", "fast")], "is never taken: there is a model of that very name"),
+        ([Route("nowhere", "x")], "route x at depth 0- to nowhere leads to no client: choose one of fast, root, sub"),
+        ([Route("root", "fast")], "is never taken: a client is registered under that very name"),
         (
             [Route("fast", "a*"), Route("root", "ab")],
             "route ab at depth 0- to root is never taken: route a* at depth 0- to",
@@ -258,7 +260,7 @@ def test_why_a_client_serves_is_told() -> None:
         ({"to": 5}, "a route's to is"),
         ({"to": "root", "match": 5}, "a route's match is"),
         ({"to": "root", "depths": 5}, "a route's depths is"),
-        ({"to": "root", "match": ""}, "a route's match is a name or a pattern; leave it out"),
+        ({"to": "root", "match": ""}, "a route's match must be a name or a pattern, not empty; leave it out"),
     ],
 )
 def test_a_route_of_another_kind_is_refused(given: dict[str, Any], why: str) -> None:

@@ -53,7 +53,7 @@ async def test_retries_rates_and_fallbacks_of_a_description_hold() -> None:
 
 def test_routes_are_checked_when_the_models_are_known() -> None:
     one, other = ScriptedClient(["x"], "one"), ScriptedClient(["x"], "other")
-    with pytest.raises(ConfigurationError, match="leads nowhere: there are only named, one"):
+    with pytest.raises(ConfigurationError, match="leads to no client: choose one of named, one"):
         RLM(one, models={"named": other}, routes=[Route(to="missing", match="a")])
     handler = Registry(one, None, Models({"named": other}, [Route(to="named", match="gpt-*")])).handler(LIMITS)
     assert handler.routing.pick_for_code("gpt-5", 1) is other

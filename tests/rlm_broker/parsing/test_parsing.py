@@ -1,4 +1,4 @@
-"""Real shapes of replies and what must happen; then what must hold for every text."""
+"""Real shapes of replies, with the result of each; then properties that hold for every text."""
 
 import gc
 import time
@@ -518,7 +518,7 @@ PATHOLOGICAL: dict[str, Callable[[int], str]] = {
 @pytest.mark.parametrize("reply", PATHOLOGICAL.values(), ids=PATHOLOGICAL.keys())
 def test_anything_is_parsed_in_time_that_grows_with_its_length(reply: Callable[[int], str]) -> None:
     def cpu_s(text: str) -> float:
-        gc.disable()  # its cost grows with what all other tests of this process have left
+        gc.disable()  # a collection costs more, the more objects earlier tests of this process have left
         started = time.process_time()
         try:
             parse_reply(text)
@@ -526,5 +526,5 @@ def test_anything_is_parsed_in_time_that_grows_with_its_length(reply: Callable[[
         finally:
             gc.enable()
 
-    little_s = max(cpu_s(reply(SIZE // TIMES)), 0.005)  # below, it says little
+    little_s = max(cpu_s(reply(SIZE // TIMES)), 0.005)  # shorter times are mostly noise
     assert cpu_s(reply(SIZE)) < 4 * TIMES * little_s, f"were it the square, it would be {TIMES**2} times"

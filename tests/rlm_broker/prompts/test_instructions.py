@@ -1,3 +1,5 @@
+"""The user's instructions: wrong ones are refused when they are made."""
+
 from typing import Any, get_args
 
 import pytest
@@ -15,7 +17,7 @@ def test_a_profile_is_one_of_the_known(profile: Profile) -> None:
     ("given", "why"),
     [
         ({"profile": "loud"}, "must be one of both, final, answer, compact, not 'loud'"),
-        ({"system": 5}, "a system prompt is text or a function, not int"),
+        ({"system": 5}, "the system prompt must be text or a function, not int"),
         ({"prologue": ["a"]}, "the prologue"),
         ({"system": "mine", "profile": "final"}, "either a system prompt or a prompt profile"),
     ],

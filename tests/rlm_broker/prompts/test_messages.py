@@ -1,4 +1,4 @@
-"""What a run says to its model in its turns: true, short, and the user's text is only text."""
+"""User messages of a run: true, short, and with the user's text as text only."""
 
 import pytest
 
@@ -85,7 +85,9 @@ def test_turns_that_are_left_are_told() -> None:
 
 
 def test_context_that_no_prompt_holds_is_refused_without_a_repl() -> None:
-    with pytest.raises(ContextRefused, match=r"without a REPL \(max_depth = 0\) a context is text or plain values"):
+    with pytest.raises(
+        ContextRefused, match=r"without a REPL \(max_depth = 0\) a context must be text or plain values"
+    ):
         without_repl({"a": {1}}, "q")
 
 

@@ -1,4 +1,4 @@
-"""What a model is shown of its blocks: one bound for all of them, repeated lines folded, text that is only text."""
+"""The observation of a turn: one bound for all blocks, repeated lines folded, output as text only."""
 
 import pytest
 from hypothesis import given

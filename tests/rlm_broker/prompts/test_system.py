@@ -47,7 +47,7 @@ NO_NAMES = {
     *("repl", "Error", "await"),
     *("part", "parts", "pattern", "text", "size", "overlap", "first", "last", "value", "the", "report"),
 }
-"""What stands in backticks and is no name in the REPL: a fence's tag, how an error begins, a keyword of Python; and
+"""Words in backticks that are not names in the REPL: a fence's tag, how an error begins, a keyword of Python; and
 arguments, and what code has made itself."""
 
 
@@ -100,7 +100,7 @@ CHANGED = {
     "block_timeout_s": 86.5,
     "max_iterations": 47,
 }
-"""Each limit that a prompt tells, with a value that nothing else has."""
+"""Each limit that a prompt tells, with a value that no other number of the prompt has."""
 COMPACT = {"max_observation_chars", "max_iterations"}
 
 

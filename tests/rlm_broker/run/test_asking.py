@@ -1,4 +1,4 @@
-"""What code asks, as it reaches a client and the events."""
+"""Prompts of code, as they reach a client and the events."""
 
 from typing import Any
 
@@ -65,7 +65,7 @@ REMOTE: list[Part] = [ImagePart(ImageUrl("http://169.254.169.254/"))]
 @pytest.mark.parametrize(
     ("prompt", "system", "said"),
     [
-        ([MessagePart("user", "a"), TextPart("b")], None, "content parts or of chat messages, and not of both"),
+        ([MessagePart("user", "a"), TextPart("b")], None, "content parts or chat messages, not both"),
         ([MessagePart("system", "a"), MessagePart("user", "b")], "s", "takes no system prompt beside it"),
         ([MessagePart("user", REMOTE)], None, "an image is given as data:"),
         (REMOTE, None, "an image is given as data:"),

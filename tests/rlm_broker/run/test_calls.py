@@ -1,4 +1,4 @@
-"""The calls of one tree: how many at a time, in which order, at whose cost."""
+"""The calls of one tree: their number at a time, their order, their cost."""
 
 import asyncio
 import itertools
@@ -54,7 +54,7 @@ class Counting:
         return LMReply(text.upper(), Usage(1, 3, 2, 0.5))
 
     async def aclose(self) -> None:
-        """Nothing is held."""
+        """Close no connection: there is none."""
 
 
 def calls_with(client: Counting, limits: Limits, events: list[Event] | None = None) -> tuple[TreeCalls, Ledger]:
@@ -209,7 +209,7 @@ async def test_no_prompts_are_no_calls() -> None:
 
 
 class AtOnce:
-    """Never waits."""
+    """Client that never waits."""
 
     model_name = "at once"
 
@@ -223,7 +223,7 @@ class AtOnce:
         return LMReply(str(request.messages[-1].content).upper(), Usage(1, 3, 2, 0.5))
 
     async def aclose(self) -> None:
-        """Nothing is held."""
+        """Close no connection: there is none."""
 
 
 async def test_a_batch_that_is_answered_at_once_is_counted_exactly_and_lets_others_in_between() -> None:

@@ -1,4 +1,4 @@
-"""Children have a task and a context apart: what each is told, how large its requests are, and which need no run."""
+"""Children, with task and context apart: what each is told, how large its requests are, and which need no run."""
 
 import asyncio
 import contextlib
@@ -85,7 +85,7 @@ def request_chars(request: LMRequest) -> int:
 # -- how large requests are ------------------------------------------------------------------------------------------
 
 CHILDS_OWN = 2 * SHOWN_CHARS + BEGINNING_CHARS + 1_000
-"""What a child's opening may have beside the system prompt: a task by its ends, the beginning of a context, words."""
+"""Characters of a child's opening beside the system prompt: a task by its ends, the beginning of a context, words."""
 
 
 @pytest.mark.parametrize("chars", [400_000, 10_000_000])
@@ -213,7 +213,7 @@ def test_below_the_last_depth_it_is_a_completion_of_part_and_task(sandbox: Sandb
 def test_a_part_that_no_prompt_can_hold_is_refused_as_a_completion(sandbox: Sandbox) -> None:
     code = "FINAL(rlm_query('Task?', context='x' * 9_000_000, repl=False))"
     assert (ran(sandbox, Tree(code)).response or "").startswith(
-        "Error: a context cannot be had: it has 9,000,000 bytes, more than 8,388,608: give a smaller part"
+        "Error: a context is not available: it has 9,000,000 bytes, more than 8,388,608: give a smaller part"
     )
 
 
@@ -257,7 +257,7 @@ def test_a_scratch_folder_that_is_full_is_an_error_and_no_file_is_left() -> None
     code = "import os\nanswer = rlm_query('a', context='x' * 500_000)\nFINAL(f'{answer} {os.listdir()}')"
     response = RLM(Tree(code), limits=limits).completion("", "?").response or ""
     assert response.startswith("Error: a context could not be written to the scratch folder: ")
-    assert response.endswith("give smaller parts, or remove files of yours []")
+    assert response.endswith("give smaller parts, or remove files there []")
 
 
 def test_an_interrupted_block_leaves_no_file(sandbox: Sandbox) -> None:
@@ -453,7 +453,7 @@ async def test_contexts_of_completions_are_read_one_at_a_time_whatever_many_are_
         assert most_bytes == MAX_PROMPT_BYTES
         open_now += 1
         most_open = max(most_open, open_now)
-        await asyncio.sleep(0)  # any other that may open one does it now
+        await asyncio.sleep(0)  # another call that may open a context opens it now
         with store_as_it_is("the part") as stored:
             yield stored
         open_now -= 1

@@ -1,4 +1,5 @@
-"""A conversation is kept within what its model reads: before it is too long, and once more where a provider refuses."""
+"""A conversation within what its model reads: shortened before it is too long, and once more if a provider refuses
+it."""
 
 import json
 from typing import Any
@@ -81,7 +82,7 @@ def test_what_cannot_be_cut_is_summarised_as_often_as_it_takes_and_the_notes_do_
 
 def test_a_provider_that_refuses_once_is_asked_again_with_less() -> None:
     class Unknown(ScriptedClient):
-        """Says nothing of its window, and reads no more than 40,000 characters."""
+        """Client that does not state its window, and reads 40,000 characters at most."""
 
         async def complete(self, request: LMRequest) -> Any:
             self.sizes = [*getattr(self, "sizes", []), chars(request)]
@@ -225,7 +226,7 @@ async def test_older_outputs_are_cut_first_the_longest_most_and_replies_never() 
 
 async def test_the_newest_is_cut_last_and_its_end_stays() -> None:
     kept, progress = conversation(4_000, "s" * 1_000, "o" * 1_000, "a" * 100, "u" * 20_000 + "What to do.")
-    await kept.fit(never)  # there is nothing to be summarised
+    await kept.fit(never)  # no older messages are there to summarise
     newest = str(progress.messages[-1].content)
     assert newest.endswith("What to do.")
     assert FEWEST_LAST_CHARS <= len(newest) < 3_000
@@ -313,7 +314,7 @@ async def test_what_the_provider_counts_corrects_the_count_but_not_to_nothing() 
 
 async def test_without_a_limit_nothing_is_counted() -> None:
     async def count(_text: str) -> float:
-        raise AssertionError("nothing needs it")
+        raise AssertionError("tokens were counted without a limit")
 
     kept = Conversation(Progress(messages=[ChatMessage("user", "x")] * 5), None, count)
     await kept.fit(never)

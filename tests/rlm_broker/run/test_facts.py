@@ -1,4 +1,4 @@
-"""What a system prompt tells is what is: the limits, the models that code may name, the packages that it can import."""
+"""Facts of a system prompt are true: the limits, the models that code may name, the packages that it can import."""
 
 import re
 import sys
@@ -83,7 +83,7 @@ def test_the_packages_and_the_python_that_are_told_are_there() -> None:
 
 def test_tools_are_told_and_so_are_the_turns_of_a_child() -> None:
     def in_stock(name: str) -> int:
-        """How many there are."""
+        """Return the number of pieces."""
         return len(name)
 
     client = ScriptedClient(["```repl\nFINAL(rlm_query('x'))\n```", "FINAL(done)"])
@@ -91,7 +91,7 @@ def test_tools_are_told_and_so_are_the_turns_of_a_child() -> None:
     assert RLM(client, tools={"in_stock": in_stock}, limits=limits).completion("short", "?").response == "done"
     root, child = (str(request.messages[0].content) for request in client.requests)
     assert "in_stock(name: str) -> int" in root
-    assert "How many there are." in root
+    assert "Return the number of pieces." in root
     assert "You have 11 turns" in root
     assert "You have 7 turns" in child
     assert "contexts=parts" in root

@@ -1,3 +1,5 @@
+"""The ledger of a tree: counts, means that are set aside, and limits, at their boundaries."""
+
 import asyncio
 
 import pytest
@@ -172,7 +174,7 @@ async def test_a_call_that_is_cancelled_while_it_waits_holds_nothing_above() -> 
     tree, other = Ledger(Limits(max_tokens=100), above), Ledger(Limits(), above)
     await spend(tree, "1", "a", 0, Usage(1, 1, 1))
     held = await tree.hold(30, 60)
-    waiting = asyncio.create_task(tree.hold(30, 60))  # it has its part above, and waits for one in its own tree
+    waiting = asyncio.create_task(tree.hold(30, 60))  # it holds means above, and waits for means of its own tree
     await turns()
     waiting.cancel()
     await asyncio.wait({waiting})
@@ -255,7 +257,7 @@ async def test_a_call_that_has_ended_holds_nothing_above_and_is_known_there_by_i
     tree = Ledger(Limits(), above)
     await spend(tree, "1.2", "a", 0, Usage(1, 1, 1))
     assert above.summary("1.2").model_usage_summaries == {"a": Usage(1, 1, 1, None)}
-    await asyncio.wait_for(tree.hold(30, 500), WAIT_S)  # more than there is: only where no other is open
+    await asyncio.wait_for(tree.hold(30, 500), WAIT_S)  # more than is left: granted only while no other call is open
 
 
 async def test_a_call_that_set_nothing_aside_may_end_without_a_reply() -> None:

@@ -1,3 +1,5 @@
+"""Answers of a type: which are taken, and what the model is told of the others."""
+
 import json
 from typing import Any, Literal
 

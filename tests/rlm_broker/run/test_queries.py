@@ -1,4 +1,4 @@
-"""What a REPL's queries become: children with REPLs of their own, bounded, and ended with their parents."""
+"""Answers to a REPL's queries: children with REPLs of their own, bounded, and ended with their parents."""
 
 import asyncio
 import json
@@ -41,7 +41,7 @@ def test_children_run_at_the_same_time_but_only_so_many_and_answer_in_order() ->
         with lock:
             running += 1
             most = max(most, running)
-        meet.wait(WAIT_S)  # two at a time, or nobody goes on
+        meet.wait(WAIT_S)  # the barrier opens only for two calls at a time
         with lock:
             running -= 1
         return f"FINAL(child {question})"
@@ -472,4 +472,4 @@ def test_code_can_ask_for_a_value_of_a_pydantic_model() -> None:
 def test_an_output_type_that_is_no_schema_is_said_so() -> None:
     code = "try: llm_query('x', output_type={'type': 'nonsense'})\nexcept ValueError as error: FINAL(str(error))"
     response = RLM(ScriptedClient([f"```repl\n{code}\n```"])).completion("", "?").response or ""
-    assert response.startswith("llm_query() argument 'output_type' is no JSON schema: ")
+    assert response.startswith("llm_query() argument 'output_type' is not a JSON schema: ")

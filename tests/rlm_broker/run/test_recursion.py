@@ -1,4 +1,4 @@
-"""Who gets a REPL under `recursion="auto"`: told by size and form, in any language."""
+"""Judgement whether a child gets a REPL under `recursion="auto"`: by size and form, in any language."""
 
 import json
 
@@ -128,7 +128,7 @@ def lines(count: int, chars: int) -> str:
         (lines(8, 40), True),
         (lines(8, 41), False),
         (lines(7, 40) + "\n" + "x" * 41, False),
-        ("\n\n \n".join(["x" * 40] * 8), True),  # lines of nothing are none
+        ("\n\n \n".join(["x" * 40] * 8), True),  # empty lines do not count
         ("\n\n \n".join(["x" * 40] * 7), False),
     ],
 )

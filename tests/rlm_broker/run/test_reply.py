@@ -1,4 +1,4 @@
-"""Which answers are taken: those that were written when what they rest on had been seen."""
+"""Answers that are taken: those that the model wrote after it had seen what they rest on."""
 
 import sys
 from collections.abc import Iterator

@@ -1,4 +1,4 @@
-"""A run as its caller holds it: followed, stopped, cancelled, awaited."""
+"""The handle of a run: followed, stopped, cancelled and awaited."""
 
 import asyncio
 import threading

@@ -1,4 +1,4 @@
-"""How many tokens a text has: by the client's count where it has one, and never too few by much."""
+"""The number of tokens of a text: by the client's count if it has one, and never much too low."""
 
 import threading
 

@@ -140,7 +140,7 @@ def test_the_model_is_told_of_tools_by_signature_and_description() -> None:
         ({"two words": add}, "no name in Python"),
         ({"class": add}, "no name in Python"),
         ({"x": threading.Lock()}, "neither a callable nor a value that crosses"),
-        ({"x": {"tool": add, "docs": "?"}}, "and nothing else"),
+        ({"x": {"tool": add, "docs": "?"}}, "and no other keys"),
     ],
 )
 def test_what_cannot_be_a_tool_is_refused_at_once(given: dict[str, Any], why: str) -> None:

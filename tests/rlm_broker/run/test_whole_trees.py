@@ -1,4 +1,4 @@
-"""What holds for a tree of runs and not for one: their number, what each returns, what is told of each."""
+"""Properties of a whole tree of runs: their number, what each returns, what is told of each."""
 
 import pytest
 
@@ -41,7 +41,7 @@ def test_children_of_several_blocks_and_parents_are_counted_together() -> None:
 
     response = RLM(ScriptedClient(reply), limits=Limits(max_depth=3, max_children_total=5)).completion("", "?").response
     refused = "Error: max_children_total exceeded"
-    assert response == str(["leaf", "leaf", refused, refused])  # of the third child, its own child was refused
+    assert response == str(["leaf", "leaf", refused, refused])  # the third child ran, and its own child was refused
 
 
 ROOT_AGAIN = block("FINAL(str([*kept, rlm_query('x')]))")

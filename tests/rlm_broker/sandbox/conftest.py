@@ -1,4 +1,4 @@
-"""Where packages come from, and where they are kept: no network, and no folder of this user's."""
+"""Fixtures for packages: their source, and the folder that keeps them, without network or the user's folders."""
 
 from pathlib import Path
 
@@ -27,7 +27,7 @@ def installer(request: pytest.FixtureRequest, tmp_path: Path, wheels: Path, monk
 
 @pytest.fixture
 def cache(tmp_path: Path, wheels: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The folder of environments; packages are installed by pip."""
+    """The folder of environments, into which pip installs."""
     variables = installers_environment(tmp_path, wheels, "pip")
     _set(monkeypatch, variables)
     return Path(variables["XDG_CACHE_HOME"]) / "rlm-broker" / "environments"

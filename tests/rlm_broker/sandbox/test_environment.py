@@ -1,4 +1,4 @@
-"""Variables and a seed of one REPL: what is refused, and what its code finds."""
+"""Variables and a seed of one REPL: values that are refused, and those that its code finds."""
 
 import re
 from typing import Any
@@ -18,11 +18,11 @@ DRAWS = "import random; print(random.random())"
 @pytest.mark.parametrize(
     ("env", "why"),
     [
-        ("PATH=/bin", "env is a dict from name to text, and not str"),
-        ({"": "x"}, "a variable's name is text without '=', and not ''"),
-        ({"A=B": "x"}, "a variable's name is text without '=', and not 'A=B'"),
-        ({1: "x"}, "a variable's name is text without '=', and not 1"),
-        ({"PORT": 80}, "the variable PORT is text, and not int"),
+        ("PATH=/bin", "env must be a dict from name to text, not str"),
+        ({"": "x"}, "a variable's name must be text without '=', not ''"),
+        ({"A=B": "x"}, "a variable's name must be text without '=', not 'A=B'"),
+        ({1: "x"}, "a variable's name must be text without '=', not 1"),
+        ({"PORT": 80}, "the variable PORT must be text, not int"),
         ({"A": "x\0y"}, "the variable 'A' has a NUL character"),
         ({"A\0": "x"}, "has a NUL character"),
         ({"A": "\ud800"}, "has lone surrogates"),
@@ -54,7 +54,7 @@ def test_bad_values_are_refused_where_they_are_given() -> None:
                 make(env={"A": "\0"})
             with pytest.raises(ConfigurationError, match="seed must be"):
                 make(seed=-1)
-            with pytest.raises(ConfigurationError, match="limits is a ReplLimits or a Limits, and not dict"):
+            with pytest.raises(ConfigurationError, match="limits must be a ReplLimits or a Limits, not dict"):
                 make(limits={"memory_bytes": 1})
             with pytest.raises(ConfigurationError, match="env is too large for a message"):
                 make(env={"A": "x" * (1 << 13)})

@@ -1,4 +1,4 @@
-"""Files of real REPLs, at each level: written, read, saved and listed from outside, also beside a running block."""
+"""Files of real REPLs at each level: written, read, saved and listed by the orchestrator, also beside a running block."""
 
 import asyncio
 import os
@@ -72,8 +72,8 @@ async def test_files_are_copied_beside_a_running_block(level: str) -> None:
         ("a\0b", "NUL character"),
         ("x" * 5000, "over 4,096 bytes"),
         ("\ud800", "lone surrogates"),
-        (7, "a path in a REPL is text, and not int"),
-        (b"x", "a path in a REPL is text, and not bytes"),
+        (7, "a path in a REPL must be text, not int"),
+        (b"x", "a path in a REPL must be text, not bytes"),
     ],
 )
 def test_path_that_is_none_is_refused_at_each_door(path: Any, why: str, tmp_path: Path) -> None:
@@ -91,12 +91,14 @@ def test_what_cannot_be_given_is_refused_in_words(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "fifo")
     with Sandbox() as sandbox, sandbox.repl() as repl:
         write: Any = repl.files.write
-        with pytest.raises(ConfigurationError, match=r"data is bytes, or a Path .* not str: text is `data.encode\(\)`"):
+        with pytest.raises(
+            ConfigurationError, match=r"data must be bytes or a Path .* not str: for text give `data.encode\(\)`"
+        ):
             write("x", "text")
         with pytest.raises(ConfigurationError, match="cannot be read: No such file"):
             write("x", tmp_path / "none")
         for what in ("fifo", "."):
-            with pytest.raises(ConfigurationError, match="is no regular file"):
+            with pytest.raises(ConfigurationError, match="is not a regular file"):
                 write("x", tmp_path / what)
         read: Any = repl.files.read
         for bound in (-1, True, "9"):
@@ -108,7 +110,7 @@ def test_what_cannot_be_given_is_refused_in_words(tmp_path: Path) -> None:
             repl.files.save("x", tmp_path)
         with pytest.raises(ConfigurationError, match="cannot be written: No such file"):
             repl.files.save("x", tmp_path / "none" / "x")
-        with pytest.raises(ConfigurationError, match="to is a path of the host"):
+        with pytest.raises(ConfigurationError, match="to must be a path of the host"):
             repl.files.save("x", "")
         with pytest.raises(FileRefused, match="'none' cannot be opened: No such file or directory"):
             repl.files.save("none", tmp_path / "never")
@@ -198,7 +200,7 @@ async def test_copy_that_is_cancelled_leaves_nothing_open(tmp_path: Path) -> Non
 
 async def test_list_that_never_ends_is_refused() -> None:
     class Init:
-        """Says the same page again and again, or a new one each time."""
+        """Return the same page again and again, or a new one each time."""
 
         def __init__(self, *, goes_on: bool) -> None:
             self.goes_on, self.pages = goes_on, 0

@@ -1,4 +1,4 @@
-"""A REPL's start, given up at any moment: its fork and its connection are on their way at the same time."""
+"""A REPL's start that is given up at any moment, while its fork and its connection are under way."""
 
 import asyncio
 import gc
@@ -23,7 +23,7 @@ def left() -> tuple[int, int]:
 
 
 async def until_left(expected: tuple[int, int]) -> None:
-    await until(lambda: left() == expected)  # the listener hears a moment later that a connection was closed
+    await until(lambda: left() == expected)  # the listener notices a moment later that a connection was closed
 
 
 async def test_a_start_cancelled_at_any_moment_leaves_no_process_and_no_descriptor() -> None:
@@ -46,7 +46,7 @@ async def test_a_start_cancelled_at_any_moment_leaves_no_process_and_no_descript
 
 async def test_a_fork_that_fails_leaves_no_door(monkeypatch: pytest.MonkeyPatch) -> None:
     async def no_spawn(_host: ForkServer, _limits: ReplLimits) -> None:
-        await turns(50)  # the connection is there by then
+        await turns(50)  # the connection is made by then
         raise SandboxFailed("no process can be had")
 
     async with Sandbox(warm=0) as sandbox:

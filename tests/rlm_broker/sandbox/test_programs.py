@@ -56,7 +56,7 @@ def repl(sandbox: Sandbox) -> Iterator[SandboxedRepl]:
 
 @contextmanager
 def nothing_more() -> Iterator[None]:
-    """No process and no descriptor is left beside those that were there."""
+    """Check that no process and no descriptor is left in addition to those before."""
     before, files = living_below(), len(os.listdir("/proc/self/fd"))  # noqa: PTH208 - a number
     yield
     assert living_below() <= before
@@ -139,7 +139,7 @@ def test_program_sees_what_a_process_of_code_sees(repl: SandboxedRepl) -> None:
     assert repl.execute(code).stdout == repl.run(["python3", "look.py"]).stdout + "0\n"
     bound = "import resource; print(resource.getrlimit(resource.RLIMIT_AS)[0])"
     of_code = int(repl.execute(f"import subprocess\n{bound}").stdout)
-    of_program = int(repl.run(["python3", "-c", bound]).stdout)  # init, of which it is a fork, may have grown by pages
+    of_program = int(repl.run(["python3", "-c", bound]).stdout)  # forked from init, which may have grown
     assert abs(of_code - of_program) < 1 << 20
 
 
@@ -153,7 +153,7 @@ def test_current_folder_is_one_of_the_scratch_folder(repl: SandboxedRepl) -> Non
             repl.run(["ls"], cwd=path)
     with pytest.raises(FileRefused, match="cwd = 'none' cannot be opened: No such file"):
         repl.run(["ls"], cwd="none")
-    with pytest.raises(FileRefused, match=r"'sub/er/x'.*no folder"):
+    with pytest.raises(FileRefused, match=r"'sub/er/x'.*not a folder"):
         repl.run(["ls"], cwd="sub/er/x")
     for path in ("..", "/usr", "sub/../.."):
         with pytest.raises(ConfigurationError, match="relative to the REPL's scratch folder"):
@@ -186,21 +186,21 @@ def test_program_that_cannot_be_started_is_an_error(repl: SandboxedRepl) -> None
     [
         ({"argv": []}, "argv names no program"),
         ({"argv": [""]}, "argv names no program"),
-        ({"argv": "ls -l"}, r"argv is a list of texts, such as \['ls', '-l'\], and not str"),
-        ({"argv": b"ls"}, "and not bytes"),
-        ({"argv": None}, "and not NoneType"),
-        ({"argv": ["ls", 5]}, r"argv\[1\] is text, and not int"),
-        ({"argv": ["ls", b"x"]}, r"argv\[1\] is text, and not bytes"),
+        ({"argv": "ls -l"}, r"argv must be a list of texts, such as \['ls', '-l'\], not str"),
+        ({"argv": b"ls"}, "not bytes"),
+        ({"argv": None}, "not NoneType"),
+        ({"argv": ["ls", 5]}, r"argv\[1\] must be text, not int"),
+        ({"argv": ["ls", b"x"]}, r"argv\[1\] must be text, not bytes"),
         ({"argv": ["ls", "a\0b"]}, r"argv\[1\] has a NUL character"),
         ({"argv": ["ls", "\ud800"]}, r"argv\[1\] has lone surrogates"),
         ({"argv": ["ls", "x" * (MAX_ARGUMENT_BYTES + 1)]}, r"argv\[1\] has 131,072 bytes, more than 131,071"),
         ({"argv": ["ls", *["x" * 100_000] * 11]}, "argv and env have 1,1.* more than 1,048,576: give more as input"),
-        ({"input": 5}, "input is bytes, text or None, and not int"),
+        ({"input": 5}, "input must be bytes, text or None, not int"),
         ({"input": "\ud800"}, "input has lone surrogates"),
-        ({"cwd": 5}, "a path in a REPL is text, and not int"),
-        ({"env": {"A=": ""}}, "env: a variable's name is text without '='"),
+        ({"cwd": 5}, "a path in a REPL must be text, not int"),
+        ({"env": {"A=": ""}}, "env: a variable's name must be text without '='"),
         ({"env": {"A": "\0"}}, "env: the variable 'A' has a NUL character"),
-        ({"env": 5}, "env is a dict from name to text, and not int"),
+        ({"env": 5}, "env must be a dict from name to text, not int"),
         ({"timeout_s": 0}, "timeout_s = 0: give a positive number"),
         ({"timeout_s": True}, "timeout_s = True: give a positive number"),
         ({"max_output_bytes": 5}, "max_output_bytes = 5: give a number of bytes"),
@@ -220,7 +220,7 @@ def test_longest_argument_and_names_of_any_bytes_arrive(repl: SandboxedRepl) -> 
 
 
 @pytest.mark.parametrize(
-    ("level", "why"), [("standard", "'standard'.*takes 'strict'"), ("process", "'process'.*takes 'strict'")]
+    ("level", "why"), [("standard", "'standard'.*use 'strict'"), ("process", "'process'.*use 'strict'")]
 )
 def test_levels_that_would_not_end_all_of_it_refuse(level: str, why: str) -> None:
     with Sandbox(isolation=level) as sandbox, sandbox.repl() as repl, pytest.raises(ConfigurationError, match=why):
@@ -305,7 +305,7 @@ async def test_programs_end_with_a_killed_repl_and_say_so(sandbox: Sandbox) -> N
         code = "import signal, time\nsignal.signal(signal.SIGINT, signal.SIG_IGN)\ntime.sleep(1000)"
         assert (await repl.aexecute(code, timeout_s=0.1)).status == "killed"
         result = await asyncio.wait_for(running, WAIT_S)
-        assert (result.status, result.error) == ("killed", "its REPL was killed, and it with the REPL")
+        assert (result.status, result.error) == ("killed", "it was killed with its REPL")
         assert not sleeping()
         assert (await repl.arun(["echo", "again"])).stdout == "again\n"
         assert (await repl.aexecute("1")).stdout == "1\n"
@@ -384,7 +384,7 @@ def test_program_past_its_cpu_time_ends_alone(sandbox: Sandbox) -> None:
 
 
 async def test_cpu_time_of_programs_and_blocks_counts_apart(sandbox: Sandbox) -> None:
-    """Each takes less than the limit, and together they take more: of living, waited for and orphaned processes."""
+    """Each process takes less than the limit, and all together more: living, waited-for and orphaned ones."""
     burn = "import time\nwhile time.process_time() < 0.8: pass"
     async with sandbox.repl(limits=ReplLimits(cpu_s=2)) as repl:
         await repl.files.awrite("burn.py", burn.encode())
@@ -415,7 +415,7 @@ with Sandbox(ReplLimits(cpu_s=1), "strict", warm=0) as sandbox, sandbox.repl() a
 
 
 def test_where_proc_is_masked_all_of_a_program_is_found_too() -> None:
-    """As in containers: workers then see no processes, and init sees them under other numbers."""
+    """As in a container: workers see no processes in /proc, and init sees them under other numbers."""
     if os.getuid() != 0:
         pytest.skip(NEEDS_ROOT)
     mask = 'mount -t tmpfs -o ro tmpfs /proc/sys && exec "$@"'
@@ -460,7 +460,7 @@ def test_memory_of_a_control_group_ends_a_program_by_name() -> None:
             pytest.skip(str(error))
         repl = stack.enter_context(sandbox.repl())
         hog = "python3 -c \"x = bytearray(b'x') * (150 << 20); import time; time.sleep(0.5)\""
-        # The kernel chooses whom it kills: a shell that hears of it ends in the same way.
+        # The kernel chooses which process it kills. A shell whose child was killed ends in the same way.
         result = repl.run(["sh", "-c", f"{hog} & one=$!; {hog} & two=$!; wait $one && wait $two || kill -9 $$"])
         assert (result.status, result.limit) == ("killed", "memory_bytes"), result
         assert repl.run(["true"]).exit_code == 0

@@ -1,4 +1,4 @@
-"""Sandboxes of the process: the same for all, anew after a fork, gone at exit."""
+"""Shared sandboxes of the process: the same for all callers, new after a fork, closed at exit."""
 
 import os
 import subprocess
@@ -25,7 +25,7 @@ def test_equal_settings_share_a_sandbox_from_any_thread() -> None:
     with found[0].repl("text") as repl:
         assert repl.execute("len(context)").stdout == "4\n"
     close_all()
-    assert Sandbox.shared(ReplLimits(cpu_s=5)) is not found[0]  # closed ones are not given out
+    assert Sandbox.shared(ReplLimits(cpu_s=5)) is not found[0]  # a closed sandbox is not returned again
     close_all()
 
 

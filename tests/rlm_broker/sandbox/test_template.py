@@ -1,4 +1,4 @@
-"""Fork servers that have something ready: what their REPLs find, what they cannot change, and when they go."""
+"""Templates: what their REPLs find, what they cannot change, and when their fork servers end."""
 
 import contextlib
 from pathlib import Path
@@ -87,7 +87,7 @@ async def test_warm_repls_of_a_template_are_its_own() -> None:
         ready = set(pool.ready)
         async with template.repl() as repl:
             assert (await repl.aexecute("print(context)")).stdout == "['data']\n"
-            assert len(ready - set(pool.ready)) == 1  # it was one of those
+            assert len(ready - set(pool.ready)) == 1  # the REPL was one of the ready ones
         assert (await run(sandbox.repl("text"), "print(context)")).stdout == "text\n"
 
 
@@ -148,7 +148,7 @@ async def test_files_mapped_for_reading_are_shared_only_if_they_cannot_be_writte
     file = tmp_path / "data"
     file.write_bytes(bytes(4096))
     file.chmod(0o644)
-    # Not by the module mmap, which keeps the file open, and that is refused in any case.
+    # Not by the module mmap, which keeps the file open: a template refuses that in any case.
     setup = (
         "import ctypes, os\nmap = ctypes.CDLL(None).mmap\nmap.restype = ctypes.c_void_p\n"
         f"f = os.open({str(file)!r}, os.O_RDONLY)\nm = map(None, 4096, 1, 1, f, 0)\nos.close(f)"
@@ -186,9 +186,9 @@ async def test_set_up_code_is_isolated_too(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("given", "said"),
     [
-        ({"setup": 5}, "imports is a list"),
-        ({"imports": "numpy"}, "imports is a list"),
-        ({"imports": [5]}, "imports is a list"),
+        ({"setup": 5}, "imports must be a list"),
+        ({"imports": "numpy"}, "imports must be a list"),
+        ({"imports": [5]}, "imports must be a list"),
         ({"setup": "#" * 40_000}, "setup is longer than"),
         ({"timeout_s": -1}, "give a positive number"),
         ({"timeout_s": "5"}, "give a positive number"),
@@ -209,7 +209,7 @@ async def test_what_is_no_template_is_refused(given: dict[str, Any], said: str) 
 
 
 async def test_copies_of_what_is_shared_are_counted_while_siblings_share_it() -> None:
-    """Each of the REPL's processes takes a copy of its own, by reference counts; its siblings and their inits do not."""
+    """Each REPL process has a copy of its own, made by reference counts. Its siblings and their inits have none."""
     setup = "texts = [str(number) * 3 for number in range(1_200_000)]"
     code = (
         "import os\n"
@@ -243,7 +243,7 @@ STAND_INS = {
     ),
     "is_quiet": "value = 5",
 }
-"""Modules that do when imported what matplotlib and pyarrow do, which are too large to be installed for this."""
+"""Modules that do at import what matplotlib and pyarrow do, which are too large to be installed for this test."""
 
 
 @pytest.fixture
@@ -264,7 +264,7 @@ async def test_template_imports_a_module_that_writes_a_cache(level: str) -> None
         template.repl() as repl,
     ):
         block = await repl.aexecute(code)
-    assert block.stdout == "True []\n"  # in a folder of its own, where nothing was left for it
+    assert block.stdout == "True []\n"  # its home is a scratch folder of its own, without the import's file
 
 
 @pytest.mark.usefixtures("stand_ins")

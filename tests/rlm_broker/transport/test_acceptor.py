@@ -1,4 +1,4 @@
-"""Binding on a machine that refuses families of addresses, as a filter of system calls makes it here."""
+"""`bind` on a machine that refuses families of addresses, as a system call filter does here."""
 
 import asyncio
 import socket
@@ -13,7 +13,7 @@ from tests.support.forked_child import in_child
 
 
 def bound_without(host: str, *families: int) -> list[int] | str:
-    """Families of the sockets that `host` gets where `families` are refused, or the refusal."""
+    """Return the families of the sockets that `host` gets while `families` are refused, or the refusal."""
 
     async def tried() -> list[int] | str:
         try:
@@ -48,7 +48,7 @@ async def test_number_is_bound_without_a_thread_and_a_name_says_what_it_lacks(mo
     def refused(_thread: threading.Thread) -> None:
         raise RuntimeError("can't start new thread")
 
-    with monkeypatch.context() as patch:  # the loop starts a thread at its end
+    with monkeypatch.context() as patch:  # undone before the loop ends: the loop then starts a thread
         patch.setattr(threading.Thread, "start", refused)
         (bound,) = await bind("127.0.0.1", 0)
         bound.close()

@@ -1,4 +1,4 @@
-"""A session on a socket, with a worker at its other end that the test plays."""
+"""`Connection`: a session on a socket, whose worker is played by the test."""
 
 import asyncio
 import gc
@@ -42,7 +42,7 @@ SMALL_FRAME_BYTES = 1 << 16
 
 
 class Worker(Peer):
-    """The other end: what a REPL says and hears."""
+    """The worker's end: sends what a REPL would send, and reads what it would read."""
 
     def say(self, message: FromWorker) -> None:
         self.send(encode(message))
@@ -59,7 +59,7 @@ def query(number: int, *prompts: str) -> Query:
 
 @asynccontextmanager
 async def connected(max_frame_bytes: int, in_flight: int = IN_FLIGHT) -> AsyncIterator[tuple[Connection, Worker]]:
-    """Both ends. Whatever the test does, no task of ours may end with an error that nobody hears of."""
+    """Both ends. The test fails if a task of the connection ends with an error that was never retrieved."""
     unheard: list[object] = []
     loop = asyncio.get_running_loop()
     loop.set_exception_handler(lambda _, context: unheard.append(context))
@@ -69,7 +69,7 @@ async def connected(max_frame_bytes: int, in_flight: int = IN_FLIGHT) -> AsyncIt
     async with Worker(*await asyncio.open_connection(sock=theirs)) as worker:
         yield connection, worker
     await connection.close()
-    gc.collect()  # a task's error is unheard once nobody holds the task any more
+    gc.collect()  # asyncio reports a task's error when the task is collected
     assert unheard == []
 
 
@@ -148,7 +148,7 @@ async def test_a_handler_that_answers_too_few_prompts_fills_every_slot_with_that
 async def test_without_models_every_prompt_is_refused_in_words(pair: tuple[Connection, Worker]) -> None:
     await running(pair)
     pair[1].say(query(1, "a", "b"))
-    no_model = "no model is connected to this sandbox, llm_query is not available"
+    no_model = "llm_query is not available: no model is connected to this sandbox"
     assert await pair[1].hear() == Reply(id="1:1", slots=[Slot(error=no_model)] * 2)
 
 
@@ -169,7 +169,7 @@ async def test_a_query_whose_errors_alone_are_too_large_ends_the_connection_and_
 ) -> None:
     block = await running(pair)
     pair[1].say(query(1, *[""] * 10_000))
-    with pytest.raises(ProtocolViolation, match="not even the errors of 10,000 prompts fit into a reply"):
+    with pytest.raises(ProtocolViolation, match="the errors of 10,000 prompts do not fit into a reply"):
         await asyncio.wait_for(block, WAIT_S)
     assert await pair[1].is_hung_up_on()
 
@@ -268,8 +268,8 @@ async def test_with_so_many_queries_open_nothing_more_is_read_until_one_is_answe
     for number in range(flood):
         pair[1].say(query(number, padding))
     await until(lambda: len(asked) >= IN_FLIGHT)
-    await turns(200)  # several times what reading all of it would take
-    # One read may complete several queries; the next one waits.
+    await turns(200)  # several times as many as reading all queries would take
+    # One read may complete several queries; the next read waits.
     assert len(asked) < flood / 4
     for _ in range(flood):
         release.release()
@@ -291,7 +291,7 @@ async def test_a_worker_that_never_reads_its_replies_is_not_read_any_more(pair: 
     for number in range(flood):
         pair[1].say(query(number, "x" * 1_000))
     await until(lambda: answered)
-    await turns(200)  # several times what reading all of it would take
+    await turns(200)  # several times as many as reading all queries would take
     assert answered < flood / 4
 
 
@@ -303,7 +303,7 @@ async def test_closing_ends_what_is_being_answered_before_it_returns(pair: tuple
         try:
             await asyncio.Event().wait()
         finally:
-            await turns()  # the end of the socket is heard as well
+            await turns()  # the end of the socket arrives here, too
             ended.set()
         return []
 

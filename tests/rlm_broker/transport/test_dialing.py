@@ -1,4 +1,4 @@
-"""The host's side of a connection."""
+"""`dial`: the orchestrator's side of a connection."""
 
 import asyncio
 from collections.abc import Awaitable, Callable
@@ -30,7 +30,7 @@ async def test_a_door_is_connected_welcomed_and_blocking() -> None:
 
 
 async def refusal_of(serve: Serve, timeout_s: float = WAIT_S) -> str:
-    """The reason in the one sentence; the socket is closed by then."""
+    """Return the reason within the error's sentence; the socket is closed by then."""
     hung_up = asyncio.Event()
 
     async def serve_and_wait(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -54,7 +54,7 @@ async def test_a_handler_that_hangs_up_on_the_token_is_named() -> None:
     async def hang_up(_reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         writer.write_eof()
 
-    assert await refusal_of(hang_up) == "it hung up on the token"
+    assert await refusal_of(hang_up) == "it closed the connection after the token was shown"
 
 
 async def test_a_handler_that_never_answers_is_given_up() -> None:
@@ -81,7 +81,7 @@ async def test_a_handler_that_speaks_something_else_is_named(answer: bytes, reas
 
 async def test_a_wrong_token_is_named_as_what_the_handler_did_not_take() -> None:
     listener = Listener()
-    with pytest.raises(SandboxFailed, match="it hung up on the token"):
+    with pytest.raises(SandboxFailed, match="it closed the connection after the token was shown"):
         await dial(await listener.start(), "x" * 43, WAIT_S)
     await listener.stop()
 
@@ -97,7 +97,7 @@ async def test_a_welcome_may_arrive_in_pieces() -> None:
     server.close()
 
 
-async def test_nobody_there_is_named() -> None:
+async def test_port_without_a_listener_is_named() -> None:
     server = await asyncio.start_server(lambda _reader, _writer: None, "127.0.0.1", 0)
     address = server.sockets[0].getsockname()
     server.close()

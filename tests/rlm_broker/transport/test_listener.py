@@ -1,4 +1,4 @@
-"""The port: who gets a connection, and who is turned away."""
+"""`Listener`: the port, tokens that give a connection, and callers that are turned away."""
 
 import asyncio
 import contextlib
@@ -42,7 +42,7 @@ def hello(token: str) -> bytes:
     return encode(Hello(token=token))
 
 
-async def test_whoever_shows_the_token_gets_its_connection(listener: Listener) -> None:
+async def test_caller_that_shows_the_token_gets_its_connection(listener: Listener) -> None:
     connection = fresh_connection()
     token = listener.expect(connection, WAIT_S)
     async with await Peer.to(port_of(listener)) as peer:
@@ -64,7 +64,7 @@ async def test_a_token_works_once(listener: Listener) -> None:
 async def test_a_token_expires(listener: Listener) -> None:
     connection = fresh_connection()
     token = listener.expect(connection, 0.0)
-    await turns(2)  # the loop's next turn is past its time
+    await turns(2)  # the time of the loop's next turn is past the expiry
     async with await Peer.to(port_of(listener)) as peer:
         peer.send(hello(token))
         assert await peer.is_hung_up_on()
@@ -127,7 +127,7 @@ async def test_connections_of_one_port_share_the_weight_of_their_queries(
                 peer.send(encode(Query(id=f"1:{prompt}", want="llm", prompts=[prompt])))
             await until(lambda wanted=queries[0]: wanted in asked)  # type: ignore[misc]
         await turns(50)
-        assert asked == ["first", "second"]  # a connection without an open query is read, one with an open query waits
+        assert asked == ["first", "second"]  # a connection without an open query is read; one with an open query waits
         answered.set()
         await until(lambda: len(asked) == 3)
 
@@ -142,7 +142,7 @@ async def test_what_comes_right_behind_the_hello_reaches_the_connection(listener
 
 
 @pytest.mark.parametrize("said", [b"", b"\x00\x00\x00\x20half a fr"], ids=["silent", "half_a_frame"])
-async def test_whoever_does_not_say_whose_it_is_in_time_is_hung_up_on(said: bytes) -> None:
+async def test_caller_without_a_complete_first_frame_in_time_is_hung_up_on(said: bytes) -> None:
     listener = Listener(first_frame_timeout_s=0.05)
     await listener.start()
     async with await Peer.to(port_of(listener)) as peer:
@@ -168,7 +168,7 @@ async def test_the_time_for_the_first_frame_ends_with_it(clock: Clock) -> None:
         caller.send(b"{}")
         await asyncio.wait_for(asked.wait(), WAIT_S)
         async with await Peer.to(port) as silent:
-            await turns(20)  # it is accepted
+            await turns(20)  # the connection is accepted here
             clock.forward(11)
             assert await silent.is_hung_up_on()
         worker.send(encode(Ready(RELEASE)))
@@ -199,7 +199,7 @@ async def writing_until_it_fails(peer: Peer) -> None:
         await turns()
 
 
-async def test_whoever_was_refused_and_stays_is_hung_up_on() -> None:
+async def test_refused_caller_that_stays_is_hung_up_on() -> None:
     listener = Listener(first_frame_timeout_s=0.05)
     await listener.start()
     async with await Peer.to(port_of(listener)) as peer:
@@ -223,7 +223,7 @@ async def test_a_stranger_that_breaks_the_protocol_ends_only_itself(listener: Li
         decode_welcome(await peer.receive())
 
 
-async def test_stopping_hangs_up_on_whoever_has_not_said_whose_it_is(listener: Listener) -> None:
+async def test_stopping_hangs_up_on_callers_without_a_session(listener: Listener) -> None:
     port = port_of(listener)
     async with await Peer.to(port) as peer:
         token = listener.expect(fresh_connection(), WAIT_S)
@@ -238,7 +238,7 @@ async def test_stopping_hangs_up_on_whoever_has_not_said_whose_it_is(listener: L
 
 
 @pytest.mark.parametrize("before", range(6))
-async def test_whoever_is_accepted_while_the_port_closes_does_not_stay(before: int) -> None:
+async def test_caller_that_is_accepted_while_the_port_closes_does_not_stay(before: int) -> None:
     listener = Listener(first_frame_timeout_s=WAIT_S * 10)
     address = await listener.start()
     with contextlib.ExitStack() as callers:
@@ -298,7 +298,7 @@ async def test_stopping_lets_a_call_tidy_up_and_waits_for_it(caller_left: bool) 
             await asyncio.wait_for(tidying.wait(), WAIT_S)
         stopping = asyncio.create_task(listener.stop())
         await asyncio.wait_for(tidying.wait(), WAIT_S)
-        await turns()  # the end of the socket is heard as well
+        await turns()  # the end of the socket arrives here, too
         assert not stopping.done()
         may_end.set()
         await asyncio.wait_for(stopping, WAIT_S)
@@ -337,7 +337,7 @@ async def test_a_token_shown_in_the_middle_of_a_call_is_refused_and_stays_good()
     await listener.stop()
 
 
-async def test_a_connection_that_is_lost_says_so_to_whoever_waits_for_it(listener: Listener) -> None:
+async def test_lost_connection_is_an_error_for_the_caller_that_waits_for_it(listener: Listener) -> None:
     connection = fresh_connection()
     token = listener.expect(connection, WAIT_S)
     async with await Peer.to(port_of(listener)) as peer:
@@ -367,7 +367,7 @@ async def test_two_that_start_it_at_once_get_the_same_port() -> None:
 
 @pytest.mark.parametrize("port", [-1, 65_536])
 def test_a_port_that_does_not_exist_is_named(port: int) -> None:
-    with pytest.raises(ConfigurationError, match=f"there is no port {port}: choose one up to 65535, or 0"):
+    with pytest.raises(ConfigurationError, match=f"port {port} does not exist: choose 1 to 65535, or 0"):
         Listener(port=port)
 
 
@@ -393,9 +393,9 @@ async def test_each_that_stays_silent_is_hung_up_on_at_its_own_time(clock: Clock
         peers = []
         for _ in range(4):
             peers.append(await callers.enter_async_context(await Peer.to(port_of(listener))))
-            await turns(20)  # it is accepted
+            await turns(20)  # the connection is accepted here
             clock.forward(20)
-        for speaks in peers[1], peers[3]:  # at 80 s; it may then be silent until 180
+        for speaks in peers[1], peers[3]:  # at 80 s; each may then be silent until 180 s
             speaks.send(b'{"prompt": "p"}')
             assert await speaks.receive() == b"{}"
         clock.forward(19)

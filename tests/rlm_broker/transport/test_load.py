@@ -1,4 +1,4 @@
-"""What the queries of all connections weigh together."""
+"""`QueryLoad`: the weight of all connections' queries together."""
 
 from rlm_broker.transport.load import QueryLoad
 

@@ -1,4 +1,4 @@
-"""Which message may come when: all pairs of state and message."""
+"""`Session`: all pairs of state and message, and the bounds on what a worker claims."""
 
 import itertools
 import tomllib
@@ -40,7 +40,7 @@ SAMPLES: dict[type[Message], Message] = {
     Result: Result(block=1, status="ok"),
 }
 
-# Written out, not read from the table under test: a wrong table must fail here.
+# Written out and not read from the table under test: a wrong table must fail here.
 LEGAL = {
     (State.STARTING, Ready): State.IDLE,
     (State.RUNNING, Query): State.RUNNING,
@@ -202,7 +202,7 @@ def test_release_has_one_number() -> None:
 
 
 def sent(data: bytes) -> list[Message]:
-    """What a REPL would read."""
+    """Return the messages that a REPL would read."""
     return [decode_from_orchestrator(payload) for payload in FrameDecoder(1 << 20).feed(data)]
 
 

@@ -1,4 +1,4 @@
-"""Bounds for connections that have shown no token."""
+"""`Strangers`: bounds for connections that have shown no token."""
 
 import asyncio
 import itertools
@@ -35,11 +35,11 @@ class Named:
         self._dropped.append(self.name)
 
     async def end(self) -> None:
-        """Nothing is held."""
+        """Return at once: this stranger has no request that is served."""
 
 
 class Gate:
-    """A one-shot server that answers once it is opened."""
+    """A one-shot server that answers once the test opens it."""
 
     def __init__(self) -> None:
         self.asked, self.opened = asyncio.Event(), asyncio.Event()
@@ -57,7 +57,7 @@ async def test_longest_silent_is_dropped_when_there_are_too_many(monkeypatch: py
     for each in named[:3]:
         counted.awaits(each)
     counted.hears(named[0])
-    counted.awaits(named[0])  # silent again, since just now
+    counted.awaits(named[0])  # silent again, from now on
     counted.awaits(named[3])
     counted.awaits(named[4])
     assert dropped == ["b", "c"]
@@ -179,7 +179,7 @@ async def test_second_frame_that_comes_while_the_first_is_served_is_weighed(monk
 
 
 class Listening(socket.socket):
-    """A listening socket whose `accept` fails as often as it is told to."""
+    """A listening socket whose `accept` fails as often as the test says."""
 
     failures: Iterator[OSError] = iter(())
 

@@ -19,7 +19,7 @@ def ends() -> Iterator[tuple[ControlSocket, socket.socket]]:
         yield ControlSocket(ours, select.poll()), theirs
 
 
-def test_what_the_host_does_not_take_waits_in_order_and_nobody_waits_for_it(
+def test_packets_that_the_orchestrator_does_not_take_are_queued_without_blocking(
     ends: tuple[ControlSocket, socket.socket],
 ) -> None:
     control, host = ends

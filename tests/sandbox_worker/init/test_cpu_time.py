@@ -30,7 +30,7 @@ def test_time_of_those_that_live_is_what_the_kernel_says(counted: CpuTime) -> No
     assert counted.block_s == 0
 
 
-def test_children_that_nobody_waits_for_are_sampled(counted: CpuTime) -> None:
+def test_children_without_a_waiting_parent_are_sampled(counted: CpuTime) -> None:
     for look in range(100):
         counted.look([seen(REPL), seen(100 + look, runs=look % 2 == 0)], LOOK_S)
     assert counted.block_s == pytest.approx(0.5, abs=0.02)

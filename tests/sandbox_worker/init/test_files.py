@@ -82,9 +82,9 @@ def make(scratch: Path, what: str) -> None:
 @pytest.mark.parametrize("what", ["link", "loop", "folder", "fifo", "socket", "device"])
 def test_what_is_no_regular_file_is_refused(scratch: Path, what: str) -> None:
     make(scratch, what)
-    with pytest.raises(FileNotOpened, match=r"is a folder|is a link|is no regular file"):
+    with pytest.raises(FileNotOpened, match=r"is a folder|is a link|is not a regular file"):
         open_to_read([b"it"])
-    with pytest.raises(FileNotOpened, match=r"is a folder|is a link|is no regular file"):
+    with pytest.raises(FileNotOpened, match=r"is a folder|is a link|is not a regular file"):
         open_to_write([b"it"], 1, BOUNDS)
     assert (scratch.parent / "outside" / "secret").read_text() == "secret"
 
@@ -104,7 +104,7 @@ def test_path_through_what_is_no_folder_is_refused(scratch: Path, what: str) -> 
         lambda: open_to_write([b"it", b"more", b"secret"], 1, None),
         lambda: listed([b"it"], b""),
     ):
-        with pytest.raises(FileNotOpened, match=r"goes through 'it', which is (a link, and links|no folder)"):
+        with pytest.raises(FileNotOpened, match=r"goes through 'it', which is (a link, and links|not a folder)"):
             call()
 
 

@@ -1,4 +1,4 @@
-"""What processes hold together, on real ones that this process started."""
+"""Memory that processes hold together, on real ones that this process started."""
 
 import os
 import signal
@@ -60,7 +60,7 @@ def _obey(told: socket.socket, shared: bytearray) -> None:
 
 @contextmanager
 def family(children: int = 3) -> Iterator[Family]:
-    """Of children that share 60 MiB, which this process lets go of."""
+    """Start children that share 60 MiB, which this process lets go of."""
     shared = bytearray(b"x") * (60 * MIB)
     made = Family(children, shared)
     del shared

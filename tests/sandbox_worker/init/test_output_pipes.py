@@ -22,7 +22,7 @@ def said() -> Said:
 
 @pytest.fixture
 def pipes(said: Said) -> Iterator[tuple[ReplOutput, WriteEnds]]:
-    """Of which 4 bytes of a block are kept."""
+    """Return output of which 4 bytes of a block are kept."""
     with mmap.mmap(-1, mmap.PAGESIZE) as bell:
         output = ReplOutput(select.poll(), OutputBounds(max_output_bytes=4), said, bell)
         ends = output.open()

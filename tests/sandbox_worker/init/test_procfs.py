@@ -1,4 +1,4 @@
-"""What is seen of processes, on real ones."""
+"""Facts in /proc about processes, on real ones."""
 
 import itertools
 import os
@@ -39,7 +39,7 @@ def test_others_are_all_but_this_one(tmp_path: Path) -> None:
         assert os.getpid() not in proc.others()
 
 
-def test_below_are_children_and_theirs_and_nobody_else(tmp_path: Path) -> None:
+def test_below_lists_descendants_alone(tmp_path: Path) -> None:
     proc = Proc()
     before = set(proc.below())
     assert os.getppid() not in before

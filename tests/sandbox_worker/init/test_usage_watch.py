@@ -1,4 +1,4 @@
-"""What init sees of its REPL, on real processes."""
+"""The watch, on real processes."""
 
 import signal
 import subprocess

@@ -155,7 +155,7 @@ def start_monitored(pipe: int) -> int:
     """Fork a monitor whose child writes to `pipe` and stays; return the monitor's pid."""
     monitor = os.fork()
     if monitor == 0:
-        signal.alarm(2 * WAIT_S)  # where the layers under test fail, nobody else would end them
+        signal.alarm(2 * WAIT_S)  # where the layers under test fail, no other process would end them
         namespaces.continue_as_pid_1()
         signal.alarm(2 * WAIT_S)
         os.write(pipe, b"up")
@@ -175,7 +175,7 @@ def holds_nothing_soon(pid: int) -> bool:
 
 
 def ended(pipe: int) -> bool:
-    """Whether nobody holds the other end any more."""
+    """Whether no process holds the other end any more."""
     return bool(select.select([pipe], [], [], WAIT_S)[0]) and os.read(pipe, 1) == b""
 
 

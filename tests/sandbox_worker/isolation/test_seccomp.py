@@ -243,7 +243,7 @@ HIGH = 1 << 32
         *[("pwritev2", (4, 0, 1, 0, 0, flags), ALLOW) for flags in (0, 2, 4, 16)],
         *[("pwritev2", (4, 0, 1, 0, 0, flags), EPERM) for flags in (1, 8, 9, 64, 1 << 31)],
         *[("ioctl", (0, request), ALLOW) for request in (0x5401, 0x5413, 0x541B, 0x5421, 0x5450, 0x5451)],
-        ("ioctl", (0, 0x5412), EPERM),  # TIOCSTI: types into somebody's terminal
+        ("ioctl", (0, 0x5412), EPERM),  # TIOCSTI: types into another terminal
         ("ioctl", (0, 0x5452), EPERM),  # FIOASYNC
         *[("prctl", (option,), ALLOW) for option in (2, 3, 15, 16, 21, 23, 38, 39, 0x53564D41)],
         ("prctl", (1,), EPERM),  # PR_SET_PDEATHSIG

@@ -1,4 +1,4 @@
-"""What a worker makes of a context's descriptor: exactly the announced value, or one sentence."""
+"""Loading of a context: a memfd becomes exactly the announced value, or an error of one sentence."""
 
 import fcntl
 import gc
@@ -27,7 +27,7 @@ Sealed = Callable[..., int]
 
 @pytest.fixture
 def sealed() -> Iterator[Sealed]:
-    """Makes memfds with the given bytes and seals."""
+    """Return a function that makes memfds with the given bytes and seals."""
     made = []
 
     def make(data: bytes, seals: int = SEALS) -> int:
@@ -268,5 +268,5 @@ for maps in (True, False):
     assert (run.returncode, run.stderr) == (0, "")
     assert (
         run.stdout.splitlines()
-        == ["a context of 1,099,511,627,776 bytes cannot be brought into memory: Cannot allocate memory"] * 6
+        == ["a context of 1,099,511,627,776 bytes cannot be loaded into memory: Cannot allocate memory"] * 6
     )

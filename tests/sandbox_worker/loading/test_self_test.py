@@ -1,4 +1,4 @@
-"""Whether texts can be mapped is found out without harm, whatever the interpreter's strings are like."""
+"""The self-test of mapped strings: it notices every difference of the interpreter's strings, and survives its crash."""
 
 import faulthandler
 import os
@@ -19,7 +19,7 @@ def _children_crash_without_a_word(monkeypatch: pytest.MonkeyPatch) -> None:
     def quiet() -> int:
         child = fork()
         if not child:
-            faulthandler.disable()  # pytest's would print a fatal error, and the tests want these crashes
+            faulthandler.disable()  # pytest's would print an error for the crashes that these tests cause
         return child
 
     monkeypatch.setattr(os, "fork", quiet)
@@ -44,7 +44,7 @@ def test_this_interpreter_can_map_texts() -> None:
         ("_TYPE", strings._LENGTH),
         ("_HEAD_BYTES", 32),
         ("_NO_HASH", 0),
-        # 3.14 makes a string immortal again whose state says that it was never allocated.
+        # 3.14 makes a string immortal again if its state says that it is statically allocated.
         *([("_NEVER_FREED", 0)] if sys.version_info < (3, 14) else []),
     ],
 )
@@ -85,7 +85,7 @@ def test_a_header_with_a_field_too_few_or_too_many_shows_in_use(monkeypatch: pyt
         assert not mapping_works()
 
 
-def test_a_self_test_that_crashes_or_differs_says_no_and_harms_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_self_test_that_crashes_or_differs_says_no_and_leaves_its_parent_alive(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(self_test, "_survive_mapping", lambda _texts: os.kill(os.getpid(), signal.SIGKILL))
     assert not mapping_works()
     monkeypatch.setattr(self_test, "_survive_mapping", lambda _texts: 1 / 0)

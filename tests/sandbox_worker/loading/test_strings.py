@@ -21,7 +21,7 @@ import msgspec
 import pytest
 
 from sandbox_worker.loading.context import ContextBroken, load
-from sandbox_worker.loading.form import ContextForm
+from sandbox_worker.loading.form import HEADER_BYTES, ContextForm
 from tests.support.places import PROJECT
 from tests.support.sealed import CODECS, characters_of, kind_of, memfd, texts_in_memfd, texts_with
 
@@ -136,7 +136,7 @@ USES: list[Callable[[str], object]] = [
 
 
 @pytest.mark.parametrize("sample", ["a", "\xe9", "\u017c", "\U0001f600"])
-def test_whatever_is_done_with_a_mapped_text_gives_what_an_ordinary_one_gives(sample: str) -> None:
+def test_each_use_of_a_mapped_text_gives_the_result_of_an_ordinary_one(sample: str) -> None:
     texts = [(sample + " 0123456789\n" * 200)[:length] for length in (1, 7, 12, 2000)]
     for text, same in zip(texts, loaded(texts), strict=True):
         assert type(same) is str
@@ -169,7 +169,7 @@ def test_an_empty_text_is_false_however_often_it_is_asked(maps: bool) -> None:
     empties = [*loaded(["x", "", "\u20ac", ""], maps)[1::2], load(memfd(bytes(8)), ContextForm("text", 0), maps)]
     for text in empties:
         asked = [bool(text), not text, "" if text else "false"] * 100
-        for _ in range(100):  # enough for the interpreter to take a shortcut for texts
+        for _ in range(100):  # enough rounds for CPython to specialise the test for strings (TO_BOOL_STR, from 3.13 on)
             if text:
                 asked.append("true")
         assert asked == [False, True, "false"] * 100
@@ -191,7 +191,7 @@ def test_each_text_is_mapped_from_where_the_one_before_it_ends() -> None:
     assert base % os.sysconf("SC_PAGESIZE") == 0
 
 
-# -- what may not be said of texts -----------------------------------------------------------------------------------
+# -- false columns ---------------------------------------------------------------------------------------------------
 
 TEXTS = ["one", "two \xe9", "", "three \U0001f600" * 3]
 LENGTHS, KINDS, NAMES = [3, 5, 0, 21], [0, 1, 0, 4], b'["a","b","c","d"]'
@@ -201,20 +201,20 @@ LENGTHS, KINDS, NAMES = [3, 5, 0, 21], [0, 1, 0, 4], b'["a","b","c","d"]'
 @pytest.mark.parametrize(
     ("lengths", "kinds", "sentence"),
     [
-        ([3, 5, 0, 21], [0, 1, 0, 3], r"said to be of the kinds \[0, 1, 3\]"),
-        ([3, 5, 0, 21], [0, 1, 0, 255], "said to be of the kinds"),
-        ([3, 5, 0, 21], [0, 1, 8, 4], "said to be of the kinds"),
-        ([3, 5, 0], [0, 1, 0], "end at byte 24 by their lengths, at 112 in fact"),
-        ([3], [4], "end at byte 16 by their lengths, at 112 in fact"),
-        ([3, 5, 0, 1 << 60], [0, 1, 0, 4], "end at byte 4,611,686,018,427,387,936 by their lengths, at 112 in fact"),
-        ([3, 5, 0, (1 << 64) - 1], [0, 1, 0, 0], "longer than any memory"),
-        ([3, 5, 0, (1 << 62) - 1], [0, 1, 0, 4], "longer than any memory"),
-        ([1 << 63, 1 << 63], [0, 0], "longer than any memory"),
-        ([3, 5, 0, 40], [0, 1, 0, 4], "end at byte 192 by their lengths, at 112 in fact"),
-        ([3, 5, 0, 22], [0, 1, 0, 4], "end at byte 120 by their lengths, at 112 in fact"),
-        ([3, 5, 0, 21], [0, 1, 0, 2], "end at byte 72 by their lengths, at 112 in fact"),
-        ([3, 5, 0, 21], [4, 4, 4, 4], "end at byte 136 by their lengths, at 112 in fact"),
-        ([3, 5, 0, 21, 0], [0, 1, 0, 4, 0], "end at byte 120 by their lengths, at 112 in fact"),
+        ([3, 5, 0, 21], [0, 1, 0, 3], r"have the kinds \[0, 1, 3\]"),
+        ([3, 5, 0, 21], [0, 1, 0, 255], "have the kinds"),
+        ([3, 5, 0, 21], [0, 1, 8, 4], "have the kinds"),
+        ([3, 5, 0], [0, 1, 0], "end at byte 24 by their lengths, expected 112"),
+        ([3], [4], "end at byte 16 by their lengths, expected 112"),
+        ([3, 5, 0, 1 << 60], [0, 1, 0, 4], "end at byte 4,611,686,018,427,387,936 by their lengths, expected 112"),
+        ([3, 5, 0, (1 << 64) - 1], [0, 1, 0, 0], "exceed any memory"),
+        ([3, 5, 0, (1 << 62) - 1], [0, 1, 0, 4], "exceed any memory"),
+        ([1 << 63, 1 << 63], [0, 0], "exceed any memory"),
+        ([3, 5, 0, 40], [0, 1, 0, 4], "end at byte 192 by their lengths, expected 112"),
+        ([3, 5, 0, 22], [0, 1, 0, 4], "end at byte 120 by their lengths, expected 112"),
+        ([3, 5, 0, 21], [0, 1, 0, 2], "end at byte 72 by their lengths, expected 112"),
+        ([3, 5, 0, 21], [4, 4, 4, 4], "end at byte 136 by their lengths, expected 112"),
+        ([3, 5, 0, 21, 0], [0, 1, 0, 4, 0], "end at byte 120 by their lengths, expected 112"),
     ],
 )
 def test_lengths_and_kinds_that_are_not_those_of_the_texts_are_refused(
@@ -237,7 +237,7 @@ def test_lengths_and_kinds_that_are_not_those_of_the_texts_are_refused(
         (b'["a","b","c","d"', "names of the context's texts are broken"),
         (b'["a","b","c","\xff"]', "names of the context's texts are broken"),
         (b'["a","b","c","\\ud83d",5]', "names of the context's texts are broken"),
-        (b"[" * 100_000, "names of the context's texts are broken: .*nested too deep"),
+        (b"[" * 100_000, "names of the context's texts are broken: .*nested too deeply"),
         (b"[]", "has 4 texts and 0 names"),
         (b'["a","b","c"]', "has 4 texts and 3 names"),
         (b'["a","b","c","d","e"]', "has 4 texts and 5 names"),
@@ -282,7 +282,7 @@ def test_what_is_behind_the_texts_may_be_changed_anywhere_and_nothing_outside_of
 
 
 def _width_of(text: str) -> int:
-    """As its header says it: what is changed may be wider than its characters need."""
+    """Return the characters as the header describes them: a changed text may be wider than its characters need."""
     return (text.__sizeof__() - str.__basicsize__) // (len(text) + 1) if text else 0
 
 
@@ -293,7 +293,7 @@ def test_texts_that_were_announced_elsewhere_are_refused(maps: bool) -> None:
     for moved in (-112, -9, -8, -1, 1, 5):
         for texts, names_bytes in ((4, form.names_bytes - moved), (5, form.names_bytes - 9 - moved)):
             wrong = ContextForm("texts", form.length + moved, texts=texts, names_bytes=names_bytes)
-            with pytest.raises(ContextBroken, match=r"said to be|end at byte|names"):
+            with pytest.raises(ContextBroken, match=r"have the kinds|end at byte|names"):
                 load(fd, wrong, maps)
 
 
@@ -347,3 +347,7 @@ gc.collect()
     )
     assert (run.returncode, run.stderr) == (0, "")
     assert int(run.stdout) < 3_000
+
+
+def test_counted_header_is_as_large_as_this_pythons() -> None:
+    assert str.__basicsize__ <= HEADER_BYTES

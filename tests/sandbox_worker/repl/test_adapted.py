@@ -11,7 +11,7 @@ from tests.support.places import PROJECT
 
 
 def after(adapt: str, code: str) -> Any:
-    """What `code` prints, as JSON, after a call of `adapt`."""
+    """Return the output of `code`, decoded from JSON, after a call of `adapt`."""
     imports = "from sandbox_worker.repl.adapted import adapt\nfrom sandbox_worker.wire.level import STANDARD, STRICT"
     program = f"import json, os, sys\n{imports}\nadapt({adapt})\n{code}"
     command = [sys.executable, "-W", "error", "-c", program]

@@ -24,7 +24,7 @@ def repl() -> Iterator[BareRepl]:
         ("FINAL_VAR(name=x)", "Paris"),
         ("FINAL_VAR('`x`')", "Paris"),
         ("FINAL_VAR(r'x')", "Paris"),
-        ("FINAL_VAR(PIN)", "x"),  # the value is the name of a variable, and the answer all the same
+        ("FINAL_VAR(PIN)", "x"),  # the value is also a variable's name, but the source decides
         ("FINAL_VAR(d['k'])", "x"),
         ("FINAL_VAR(c.a)", "x"),
         ("FINAL_VAR(d['n'])", "7"),

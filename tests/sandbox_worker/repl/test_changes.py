@@ -1,4 +1,4 @@
-"""Which variables a block has made or changed, in a REPL of its own process."""
+"""Variables that a block has made or changed, in a REPL of its own process."""
 
 from collections.abc import Iterator
 

@@ -1,4 +1,4 @@
-"""The worker's end of the connection, against a peer that the test plays on the other end of a socketpair."""
+"""The REPL's end of the connection, with the test as its peer on a socketpair."""
 
 import os
 import socket
@@ -88,7 +88,7 @@ def test_many_threads_each_get_their_own_reply_in_whatever_order_they_come(pair:
     assert got == {prompt: prompt.upper() for prompt in prompts}
 
 
-def test_a_reply_that_nobody_waits_for_any_more_is_dropped(pair: tuple[Channel, Orchestrator]) -> None:
+def test_a_late_reply_of_an_earlier_block_is_dropped(pair: tuple[Channel, Orchestrator]) -> None:
     begin(pair)
     pair[1].say(Reply(id="0:9", slots=[Slot(text="late")]))
     pair[1].say(Reply(id="1:1", slots=[Slot(text="mine")]))
@@ -146,7 +146,7 @@ def test_when_the_orchestrator_hangs_up_nothing_waits_on(pair: tuple[Channel, Or
     assert ended == ["closed"] * 3
 
 
-def test_door_closed_is_stopped_by_no_except_exception() -> None:
+def test_connection_closed_is_caught_by_no_except_exception() -> None:
     assert not issubclass(ConnectionClosed, Exception)
 
 

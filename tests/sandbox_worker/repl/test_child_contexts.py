@@ -1,4 +1,4 @@
-"""What a REPL does with the parts that code gives to children, at a channel that keeps what it was asked."""
+"""Contexts of children: in the message, in files or by name, at a channel that records its queries."""
 
 import json
 import os
@@ -32,17 +32,17 @@ LONG = MAX_INLINE_BYTES + 1
 
 
 class Text(str):
-    """As `numpy.str_` is one."""
+    """Subclass of `str`, as `numpy.str_` is one."""
 
     __slots__ = ()
 
 
 class Number(float):
-    """As `numpy.float64` is one."""
+    """Subclass of `float`, as `numpy.float64` is one."""
 
 
 class Asked:
-    """In the place of a channel: keeps each query, and what was in its files while it was open."""
+    """Substitute for a channel: records each query, and the content of its files while the query was open."""
 
     def __init__(self, folder: Path, then: Callable[[], object] = lambda: None) -> None:
         self.queries: list[Query] = []
@@ -58,7 +58,7 @@ class Asked:
 
     @property
     def contexts(self) -> list[ChildContext]:
-        """Those of the last query."""
+        """Contexts of the last query."""
         given = list(self.queries[-1].contexts)
         assert all(given)
         return cast("list[ChildContext]", given)
@@ -119,7 +119,7 @@ def test_a_long_text_is_a_file_of_text_while_the_query_is_open_and_gone_afterwar
     assert context.file
     assert not context.is_json
     assert len(context.file) <= MAX_CONTEXT_NAME_CHARS
-    assert ascii(asked.value(context)) == ascii(str(part))  # lone surrogates could not be shown
+    assert ascii(asked.value(context)) == ascii(str(part))  # pytest could not show lone surrogates
     assert not list(folder.iterdir())
 
 
@@ -142,7 +142,7 @@ def test_contexts_of_the_repl_are_named_and_nothing_of_them_is_copied(folder: Pa
         ChildContext(own="context_1"),
         ChildContext(own="context"),
     ]
-    ask.rlm_query(str(own["context"]))  # as the task of a child, too
+    ask.rlm_query(str(own["context"]))  # also as the task of a child
     assert asked.contexts == [ChildContext(own="context", is_task=True)]
     assert asked.queries[-1].prompts == [beginning_and_end(str(own["context"]))]
     assert asked.files == {}
@@ -187,10 +187,10 @@ for _ in range(MAX_NESTING + 1):
         (object(), "it has a value of class object"),
         (b"bytes", "it has a value of class bytes"),
         ([{"a": object}], "it has a value of class type"),
-        (float("nan"), "it has the number nan, which JSON has not"),
-        ([Number("inf")], "it has the number inf, which JSON has not"),
-        ({1: "a"}, "it has a key that is no text"),
-        ([{("a", "b"): 1}], "it has a key that is no text"),
+        (float("nan"), "it has the number nan, which JSON cannot express"),
+        ([Number("inf")], "it has the number inf, which JSON cannot express"),
+        ({1: "a"}, "it has a key that is not text"),
+        ([{("a", "b"): 1}], "it has a key that is not text"),
         (["\ud800"], "it has lone surrogates, or an integer of thousands of digits"),
         ({"\ud800": 1}, "it has lone surrogates, or an integer of thousands of digits"),
         pytest.param(10**5000, "it has lone surrogates, or an integer of thousands of digits", id="digits"),
@@ -204,9 +204,9 @@ def test_what_would_not_arrive_as_it_is_is_refused_in_words(folder: Path, part: 
     with pytest.raises(TypeError) as refused:
         ask.rlm_query_batched(["a", "b"], contexts=["x" * LONG, part])
     said = str(refused.value)
-    assert said.startswith(f"rlm_query_batched() argument 'contexts[1]' is no text and no plain value: {why}")
-    if part is not ...:  # which is what stands for no context there
-        with pytest.raises(TypeError, match=r"rlm_query\(\) argument 'context' is no text"):
+    assert said.startswith(f"rlm_query_batched() argument 'contexts[1]' is neither text nor a plain value: {why}")
+    if part is not ...:  # Ellipsis is the default of `rlm_query`, for no context
+        with pytest.raises(TypeError, match=r"rlm_query\(\) argument 'context' is neither text"):
             ask.rlm_query("a", context=part)
     assert asked.queries == []
     assert not list(folder.iterdir())

@@ -1,4 +1,4 @@
-"""Blocks in this process; what only a process of its own can show is in `test_repl.py`."""
+"""Blocks in this process. Tests that need a process of their own are in `test_repl.py`."""
 
 import asyncio
 import subprocess
@@ -13,7 +13,7 @@ from sandbox_worker.repl.memory_reserve import Reserve
 
 
 class Prompt:
-    """An executor, what it complained of, and its blocks' numbers."""
+    """An executor with its complaints, which numbers its blocks."""
 
     def __init__(self) -> None:
         self.namespace: dict[str, Any] = {"__name__": "__main__"}
@@ -26,7 +26,7 @@ class Prompt:
         return self.executor.run(self._number, code)
 
     def complaint(self, code: str) -> str:
-        """What the block, which raises, is said to have done."""
+        """Run a block that raises, and return its error."""
         self.complaints.clear()
         assert self.run(code).status != "ok"
         return "".join(self.complaints)
@@ -124,7 +124,7 @@ def test_an_import_of_asyncio_that_was_interrupted_is_made_good() -> None:
         executor._loop.close()
     """
     ended = subprocess.run([sys.executable, "-W", "error", "-c", code], capture_output=True, text=True)
-    assert (ended.returncode, ended.stderr) == (0, "")  # nor a word of a coroutine that was never awaited
+    assert (ended.returncode, ended.stderr) == (0, "")  # and no warning of a coroutine that was never awaited
 
 
 def test_a_task_goes_on_in_the_next_block_that_awaits(prompt: Prompt, capsys: pytest.CaptureFixture[str]) -> None:
@@ -171,7 +171,7 @@ def test_frames_of_libraries_are_shown_and_ours_are_not(prompt: Prompt) -> None:
 
 
 def test_ours_are_left_out_of_causes_and_groups_too(prompt: Prompt) -> None:
-    prompt.namespace["ours"] = Prompt().executor._shown  # prints a value: what its `__repr__` raises comes through us
+    prompt.namespace["ours"] = Prompt().executor._shown  # prints a value, whose `__repr__` raises through it
     prompt.run("class Bites:\n    def __repr__(self): raise ValueError('inner')")
     for code in (
         "try:\n    ours(Bites())\nexcept ValueError as error:\n    raise KeyError('outer') from error",
@@ -201,7 +201,7 @@ def test_ours_are_left_out_of_causes_and_groups_too(prompt: Prompt) -> None:
         ("x = = 1", "SyntaxError: invalid syntax"),
         ("return 5", "SyntaxError: 'return' outside function"),
         ("if True:\nx = 1", "IndentationError: expected an indented block after 'if' statement on line 1"),
-        ("x = '\0'", ""),  # its class changed within 3.11
+        ("x = '\0'", ""),  # the class of this error changed within 3.11
         ("async def f(): raise ValueError('awaited')\nawait f()", "ValueError: awaited"),
     ],
 )

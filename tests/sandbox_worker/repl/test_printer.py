@@ -1,3 +1,5 @@
+"""Output of Python code: pieces, bounds, threads and forked processes."""
+
 import os
 import threading
 
@@ -32,7 +34,7 @@ def test_a_line_goes_out_when_it_is_complete(sent: Sent) -> None:
     assert sent == ["half a line\n"]
 
 
-@pytest.mark.usefixtures("clock")  # the more slowly they come, the more pieces
+@pytest.mark.usefixtures("clock")  # a slower machine sends more pieces
 def test_a_flood_of_lines_is_bundled_and_nothing_of_it_is_lost(sent: Sent) -> None:
     out = printer(sent)
     for number in range(20_000):

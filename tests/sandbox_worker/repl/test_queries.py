@@ -1,3 +1,5 @@
+"""Functions of model code that ask the orchestrator, at a channel that answers at once."""
+
 from collections.abc import Callable
 from typing import Any, cast
 
@@ -11,7 +13,7 @@ from sandbox_worker.wire.prompts import MessagePart, TextPart
 
 
 class Answering:
-    """In the place of a channel: answers at once."""
+    """Substitute for a channel, which answers at once."""
 
     def __init__(self, answer: Callable[[Query], list[Slot]]) -> None:
         self._answer = answer
@@ -108,7 +110,7 @@ def test_max_tokens_is_max_completion_tokens() -> None:
     asking.llm_query("a", max_completion_tokens=8)
     assert [query.max_completion_tokens for query in channel.asked] == [5, 6, 7, 8]
     for call in (asking.llm_query, asking.llm_query_batched):
-        with pytest.raises(TypeError, match=r"takes max_tokens= or max_completion_tokens=, and not both"):
+        with pytest.raises(TypeError, match=r"takes either max_tokens= or max_completion_tokens=, not both"):
             call(["a"], max_completion_tokens=5, max_tokens=5)
     with pytest.raises(TypeError, match="argument 'max_tokens' must be int, not str"):
         asking.llm_query("a", max_tokens="5")  # type: ignore[arg-type]
@@ -146,8 +148,8 @@ def test_prompt_may_be_chat_messages() -> None:
 @pytest.mark.parametrize(
     ("prompt", "options", "said"),
     [
-        (MESSAGES, {"system": "s"}, "takes system= or a system message, and not both: prompt has one"),
-        ([{"role": "user", "content": "a"}, {"type": "text", "text": "b"}], {}, "and not of both"),
+        (MESSAGES, {"system": "s"}, "takes either system= or a system message, not both: prompt has one"),
+        ([{"role": "user", "content": "a"}, {"type": "text", "text": "b"}], {}, "not both"),
         ([{"role": "tool", "content": "a"}], {}, "needs text, content parts or chat messages: prompt is none of them"),
         ([{"role": "user", "content": None}], {}, "prompt is none of them"),
         ([{"role": "user", "content": "a", "name": "b"}], {}, "prompt is none of them"),

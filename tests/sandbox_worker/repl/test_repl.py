@@ -1,4 +1,4 @@
-"""What only a process of its own can show of a REPL; single blocks are in `test_execution.py`."""
+"""A REPL in a process of its own. Tests of single blocks are in `test_execution.py`."""
 
 import json
 from collections.abc import Iterator
@@ -261,7 +261,7 @@ def test_show_vars_names_what_the_model_made(repl: BareRepl) -> None:
     ],
 )
 def test_code_too_deep_for_the_compiler_is_an_error(repl: BareRepl, code: str, error: str) -> None:
-    # In a process of its own: the parsers of some releases leave theirs damaged.
+    # In a process of its own: the parsers of some releases of CPython leave the process damaged.
     assert (repl.run(code).result.error or "").startswith(error)
 
 

@@ -1,4 +1,4 @@
-"""What code submits, in a REPL of its own process; the ways to do it are in `test_repl.py`."""
+"""Submissions in a REPL of its own process. `test_repl.py` tests each way to submit."""
 
 from collections.abc import Iterator
 
@@ -81,7 +81,7 @@ def test_fields_are_submitted(repl: BareRepl, code: str, submitted: str) -> None
     ("code", "error"),
     [
         ("SUBMIT(n='one', why='x')", "TypeError: SUBMIT(): n: not a number"),
-        ("SUBMIT(1, 'x', 2)", "TypeError: SUBMIT() takes the fields n, why, and was given 3 values"),
+        ("SUBMIT(1, 'x', 2)", "TypeError: SUBMIT() takes the fields n, why, but was given 3 values"),
         ("SUBMIT(1, n=2)", "TypeError: SUBMIT() was given n twice"),
         ("SUBMIT(n=object())", "TypeError: SUBMIT()['n'] is an object, which does not cross"),
         (
@@ -129,7 +129,7 @@ def test_tools_come_and_go_between_blocks(repl: BareRepl) -> None:
     assert repl.run("two = 2\nprint('one' in globals(), two)", called, tools=["two"]).stdout == "False 2\n"
     assert repl.run("print(two())", called).stdout == "two\n"
     assert repl.run("two = 2", called).result.status == "ok"
-    assert repl.run("print(two)", called, tools=[]).stdout == "2\n"  # the code's own by then
+    assert repl.run("print(two)", called, tools=[]).stdout == "2\n"  # a variable of code by then
 
 
 def test_value_is_given_once_or_restored(repl: BareRepl) -> None:

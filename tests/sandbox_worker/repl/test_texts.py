@@ -1,4 +1,4 @@
-"""Matches, chunks and lines of large texts; no process."""
+"""Matches, chunks and lines of large texts, in this process."""
 
 import re
 import tracemalloc
@@ -62,7 +62,7 @@ BYTES: Any = b"x"
 @pytest.mark.parametrize(
     ("call", "error", "said"),
     [
-        (lambda: SEARCH("(", "x"), ValueError, r"'\(' is no regular expression: .*; plain=True looks for"),
+        (lambda: SEARCH("(", "x"), ValueError, r"'\(' is not a regular expression: .*; plain=True looks for"),
         (lambda: SEARCH("", "x"), ValueError, "'pattern' must not be empty"),
         (lambda: SEARCH(5, "x"), TypeError, "'pattern' must be text or a compiled regular expression, not int"),
         (lambda: SEARCH(re.compile("x"), "x", plain=True), TypeError, "'pattern' must be text, not Pattern"),

@@ -1,4 +1,4 @@
-"""Answers of a type, of `llm_query` and `llm_query_batched`; no process."""
+"""Answers of a type from `llm_query` and `llm_query_batched`, in this process."""
 
 from collections import Counter
 from typing import Any
@@ -53,7 +53,7 @@ def test_pydantic_models_make_values_of_their_class() -> None:
     assert asking.llm_query("a", output_type=Count) == Count(n=5)
 
 
-def test_schema_follows_whatever_kind_the_prompt_is_of() -> None:
+def test_schema_follows_a_prompt_of_each_kind() -> None:
     asking, channel = queries(lambda query: [Slot(text='{"n": 1}')] * len(query.prompts))
     conversation = [{"role": "user", "content": "a"}]
     asking.llm_query_batched(["a", [{"type": "text", "text": "a"}], conversation], output_type=NUMBER)
@@ -83,7 +83,7 @@ def test_no_prompts_are_no_query() -> None:
     ("output_type", "error", "said"),
     [
         (int, TypeError, r"llm_query_batched\(\) argument 'output_type' must be a JSON schema"),
-        ({"type": "nothing"}, ValueError, "is no JSON schema"),
+        ({"type": "nothing"}, ValueError, "is not a JSON schema"),
     ],
 )
 def test_type_that_is_none_is_refused_before_anything_is_asked(

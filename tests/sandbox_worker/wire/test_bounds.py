@@ -1,3 +1,5 @@
+"""Bounds of a REPL, and how init watches them."""
+
 from sandbox_worker.init.usage_watch import NOTHING
 from sandbox_worker.wire.bounds import WATCHED, ReplBounds
 

@@ -1,3 +1,5 @@
+"""Control messages of init and of the fork server: each arrives unchanged, and any other packet is one error."""
+
 import random
 from collections.abc import Callable
 from typing import Any
@@ -67,7 +69,7 @@ FROM_INIT = [
 
 
 @pytest.mark.parametrize("message", TO_ZYGOTE)
-def test_what_the_host_says_to_the_zygote_comes_out_as_it_went_in(message: zygote_control.ToZygote) -> None:
+def test_what_the_orchestrator_says_to_the_zygote_comes_out_as_it_went_in(message: zygote_control.ToZygote) -> None:
     assert zygote_control.unpack_to_zygote(control.pack(message)) == message
 
 
@@ -77,7 +79,7 @@ def test_what_the_zygote_says_comes_out_as_it_went_in(message: zygote_control.Fr
 
 
 @pytest.mark.parametrize("message", TO_INIT)
-def test_what_the_host_says_comes_out_as_it_went_in(message: control.ToInit) -> None:
+def test_what_the_orchestrator_says_comes_out_as_it_went_in(message: control.ToInit) -> None:
     assert control.unpack_to_init(control.pack(message)) == message
 
 

@@ -1,4 +1,4 @@
-"""How much JSON holds, without decoding it."""
+"""Counts of the values in JSON, without decoding it."""
 
 import json
 from typing import Any
@@ -18,7 +18,7 @@ FLAT_LISTS = st.lists(st.dictionaries(st.text('a"]'), st.text('b"[\\'), max_size
 
 
 def values_of(plain: Any) -> int:
-    """All values in plain data, containers included."""
+    """Yield all values in plain data, containers included."""
     if isinstance(plain, dict):
         return 1 + sum(map(values_of, plain.values()))
     return 1 + sum(map(values_of, plain)) if isinstance(plain, list) else 1

@@ -1,3 +1,5 @@
+"""Head and tail of output: the same is kept however the text is cut into pieces."""
+
 import random
 import re
 import time
@@ -23,7 +25,7 @@ def through(pieces: list[str], limit: int) -> str:
 
 
 def cut(text: str, limit: int) -> str:
-    """The same at once, for a text that is there as a whole."""
+    """Return the same result in one step, for a text that is complete."""
     if len(text) <= limit:
         return text
     tail = limit // 2
@@ -165,7 +167,7 @@ def test_what_may_come_both_ways_is_twice_as_much_and_two_lines_for_each_note() 
     assert bytes_at_most(10).both_ways() == bytes_at_most(20)
 
 
-# -- where pieces are as long as those that are put together ---------------------------------------------------------
+# -- pieces as long as those that are joined -------------------------------------------------------------------------
 
 LONG_PIECES = st.lists(st.sampled_from([1, 8_190, 8_191, 8_192, 8_193, 20_000]), max_size=8)
 

@@ -1,4 +1,4 @@
-"""Names of layers, steps and limits: closed sets, and the wire refuses what is not in them."""
+"""Names of layers, steps and limits: closed sets, and the wire refuses other names."""
 
 import ast
 import subprocess
@@ -21,7 +21,7 @@ DECLARED = PROJECT / "sandbox_worker/wire/layers.py"
 
 
 def named_where_raised() -> Iterator[str]:
-    """What `layer(...)` and `applied.append(...)` are called with, and the constants of type `Layer`."""
+    """Return the arguments of `layer(...)` and `applied.append(...)`, and the constants of type `Layer`."""
     for path in sorted((PROJECT / "sandbox_worker").rglob("*.py")):
         for node in ast.walk(ast.parse(path.read_text())):
             match node:
@@ -35,7 +35,7 @@ def named_where_raised() -> Iterator[str]:
 
 def test_layer_that_the_sandbox_names_is_in_the_set_and_the_set_holds_no_other() -> None:
     named = {*named_where_raised(), *(name for rows in _INIT_LAYERS.values() for name, _ in rows)}
-    assert named == LAYERS - {"system calls"}  # which the orchestrator says of one that was killed
+    assert named == LAYERS - {"system calls"}  # which the orchestrator names for a process that was killed
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Isolation levels: their facts agree with each other, and nothing but these facts is asked for."""
+"""Isolation levels: their facts agree with each other, and code asks for these facts alone."""
 
 import ast
 from pathlib import Path

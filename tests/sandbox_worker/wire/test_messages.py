@@ -1,4 +1,4 @@
-"""Each message survives its way; whatever is none is one error. (Frames with garbage in them: `test_frames.py`.)"""
+"""Messages: each arrives unchanged, and any other payload is one error. (Frames with garbage: `test_frames.py`.)"""
 
 import contextlib
 import enum
@@ -133,7 +133,7 @@ def test_a_display_is_bounded_and_nothing_else_is_taken_for_one() -> None:
         encode(Display(block=1, texts={"text/html": "x" * messages.MAX_DISPLAY_BYTES})),
         encode(Output(block=1, stream="stdout", text="x" * (messages.FEW_BYTES + 1))),
     ):
-        with pytest.raises(MessageInvalid, match="may not be as long"):
+        with pytest.raises(MessageInvalid, match="more than one of its kind may have"):
             decode_from_worker(long)
 
 
@@ -147,7 +147,7 @@ def test_a_display_has_known_types_alone(field: str, forms: object) -> None:
 
 
 @pytest.mark.parametrize("status", ["killed", "OK", None])
-def test_a_worker_cannot_claim_an_outcome_that_only_the_host_sees(status: str | None) -> None:
+def test_a_worker_cannot_claim_an_outcome_that_only_the_orchestrator_sees(status: str | None) -> None:
     with pytest.raises(MessageInvalid):
         decode_from_worker(json.dumps({"type": "result", "block": 1, "status": status}).encode())
 
@@ -198,7 +198,7 @@ class Text(str):
         return "not this"
 
 
-class Colour(str, enum.Enum):  # noqa: UP042 - what model code writes
+class Colour(str, enum.Enum):  # noqa: UP042 - model code writes such classes
     RED = "red"
 
 

@@ -1,3 +1,5 @@
+"""Arguments and variables of a program, encoded for a memfd."""
+
 import pytest
 
 from sandbox_worker.wire.errors import MessageInvalid

@@ -1,4 +1,4 @@
-"""Prompts of a large query, decoded one at a time."""
+"""Prompts of a large query, which are decoded one at a time."""
 
 import pytest
 
@@ -19,7 +19,7 @@ PADDING = "x" * FEW_BYTES
 
 
 def large(*prompts: Prompt) -> Query:
-    """A query that is too large to be decoded at once, as it arrives."""
+    """Return a query that is too large to be decoded at once, as it arrives."""
     query = decode_from_worker(encode(Query("1:1", "llm", [*prompts, PADDING], "m", "s", 5, 2, 1.5, True)))
     assert isinstance(query, Query)
     assert isinstance(query.prompts, Prompts)
@@ -140,7 +140,7 @@ def test_message_of_another_shape_is_refused(message: bytes) -> None:
 def test_parts_and_messages_do_not_mix() -> None:
     assert are_messages([MessagePart("user", "a")])
     assert not are_messages([TextPart("a")])
-    with pytest.raises(MessageInvalid, match="not of both"):
+    with pytest.raises(MessageInvalid, match="not both"):
         are_messages([MessagePart("user", "a"), TextPart("b")])
 
 

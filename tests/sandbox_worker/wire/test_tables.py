@@ -1,4 +1,4 @@
-"""Tables come out as they went in, or are refused with their place; whatever is no table is one error."""
+"""Tables on the wire: each arrives equal or is refused with the place of its fault; other content is one error."""
 
 import datetime
 import json
@@ -129,7 +129,7 @@ RANGE = ["range", [0, 1, 1], [None]]
         ("$arrow", [["a"], [["extension", [1], None, None]]]),
     ],
 )
-def test_whatever_is_no_table_is_one_error(tag: str, content: Any) -> None:
+def test_content_that_is_no_table_is_one_error(tag: str, content: Any) -> None:
     with pytest.raises(ValueInvalid) as invalid:
         decode(json.dumps({tag: content}, separators=(",", ":")).encode(), MOST)
     assert len(str(invalid.value)) < 400

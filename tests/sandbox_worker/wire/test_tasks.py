@@ -1,3 +1,5 @@
+"""Long tasks of children, shown by their beginning and end."""
+
 import pytest
 
 from sandbox_worker.wire.tasks import LONG_TASK_CHARS, SHOWN_CHARS, beginning_and_end

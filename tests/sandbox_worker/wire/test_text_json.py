@@ -1,4 +1,4 @@
-"""Text with lone surrogates in JSON: each way keeps what it says that it keeps."""
+"""Text with lone surrogates in JSON: each function handles them as it promises."""
 
 import json
 from typing import Any
@@ -25,7 +25,7 @@ class Said(msgspec.Struct, frozen=True):
 
 
 class Name(str):
-    """A subclass, which msgspec does not encode."""
+    """Subclass of `str`, which msgspec does not encode."""
 
     __slots__ = ()
 

@@ -1,4 +1,4 @@
-"""The rehearsal, in a process of its own: what it must not leave behind, and that it does what it is for."""
+"""The warm-up, in a process of its own: it leaves no trace, and saves copied pages in forked processes."""
 
 import json
 import subprocess
@@ -54,7 +54,7 @@ def test_it_leaves_nothing_behind_and_spares_forked_processes_copied_pages() -> 
         check=True,
         cwd=PROJECT,
         stdin=subprocess.DEVNULL,
-        env={"PYTHONHASHSEED": "0"},  # where objects lie depends on it
+        env={"PYTHONHASHSEED": "0"},  # the addresses of objects depend on it
     )
     found = json.loads(done.stdout)
     assert found["after"] == found["before"]

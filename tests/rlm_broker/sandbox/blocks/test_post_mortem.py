@@ -81,7 +81,7 @@ def test_a_stack_that_says_nothing_is_left_out(stack: str) -> None:
 
 
 def test_line_in_digits_of_another_script_is_no_frame() -> None:
-    """Code may write to the descriptor that the stack comes through."""
+    """Model code may write to the descriptor that the stack comes through."""
     seen = LastSeen(stack='  File "<block 1>", line \u0662 in <module>\n  File "<block 1>", line 5 in <module>\n')
     assert post_mortem.located(seen, 1).where == "It was at line 5 of the block"
 

@@ -1,7 +1,6 @@
-"""Contexts that a REPL gives its children: what code may say of them, by hand, on the connection.
+"""Contexts that a REPL gives its children, as code may describe them by hand on the connection.
 
-Whatever it says, each child that cannot have its context is an error in its slot; the REPL goes on, and no descriptor
-is left open.
+A child that cannot have its context is an error in its slot. The REPL goes on, and no descriptor is left open.
 """
 
 import json
@@ -73,7 +72,7 @@ def sandbox() -> Iterator[Sandbox]:
 
 
 def asked(handler: LMHandler, sandbox: Sandbox, code: str, limits: Limits = LIMITS) -> list[dict[str, Any]]:
-    """Run code with `ask` in a REPL; return the slots. Afterwards the REPL goes on, and nothing is left open."""
+    """Run code with `ask` in a REPL, and return the slots. The REPL goes on afterwards, and no context stays open."""
     with sandbox.repl("the parent's", answer=handler.answers(limits, sandbox=sandbox)) as repl:
         before = descriptors()
         block = repl.execute(RAW + code)
@@ -84,7 +83,7 @@ def asked(handler: LMHandler, sandbox: Sandbox, code: str, limits: Limits = LIMI
 
 
 def error(slots: list[dict[str, Any]]) -> str:
-    """The error of all slots."""
+    """Return the error of all slots."""
     (said,) = {slot["error"] for slot in slots}
     assert isinstance(said, str)
     return said
@@ -112,7 +111,7 @@ def test_contexts_of_another_number_than_prompts(handler: LMHandler, sandbox: Sa
 
 @pytest.mark.parametrize("name", ["../secret", "/etc/passwd", "a/b", "..", ".", "", "a\0b", "\0"])
 def test_a_name_that_is_no_name_in_the_scratch_folder(handler: LMHandler, sandbox: Sandbox, name: str) -> None:
-    assert error(asked(handler, sandbox, f"ask([{{'file': {name!r}}}])")).endswith("is no name of a file")
+    assert error(asked(handler, sandbox, f"ask([{{'file': {name!r}}}])")).endswith("is not a file name")
 
 
 @pytest.mark.parametrize(
@@ -128,15 +127,15 @@ def test_a_name_that_is_no_name_in_the_scratch_folder(handler: LMHandler, sandbo
 )
 def test_what_is_no_file(handler: LMHandler, sandbox: Sandbox, code: str, why: str) -> None:
     said = error(asked(handler, sandbox, f"try:\n    {code}\nexcept OSError: pass\nask([{{'file': 'x'}}])"))
-    assert said.startswith("a context cannot be had: ")
+    assert said.startswith("a context is not available: ")
     assert why in said
     assert "root:" not in said
 
 
 def test_a_file_that_is_larger_than_may_be(handler: LMHandler, sandbox: Sandbox) -> None:
     code = f"f = open('x', 'wb'); f.truncate({SCRATCH_BYTES + 1}); f.close()\nask([{{'file': 'x'}}])"
-    with sandbox.repl(answer=handler.answers(LIMITS, sandbox=sandbox)) as repl:  # the kernel bounds files, so
-        block = repl.execute(RAW + code)  # that it cannot be made in the first place
+    with sandbox.repl(answer=handler.answers(LIMITS, sandbox=sandbox)) as repl:  # the kernel bounds files, so that
+        block = repl.execute(RAW + code)  # the file cannot be made in the first place
     assert block.status in ("error", "killed") or "more than scratch_bytes" in block.stdout
 
 
@@ -159,7 +158,7 @@ def test_a_file_that_changes_while_it_is_read(handler: LMHandler, sandbox: Sandb
 @pytest.mark.parametrize("data", ["b'\\xff\\xfe'", "b'cut \\xe4\\xb8'"])
 def test_bytes_that_are_no_text(handler: LMHandler, sandbox: Sandbox, data: str) -> None:
     said = error(asked(handler, sandbox, f"open('x', 'wb').write({data})\nask([{{'file': 'x'}}])"))
-    assert said.startswith("a context cannot be had: a context is no UTF-8: ")
+    assert said.startswith("a context is not available: a context is not UTF-8: ")
 
 
 @pytest.mark.parametrize(
@@ -192,8 +191,8 @@ def test_a_value_that_no_child_could_have(handler: LMHandler, sandbox: Sandbox, 
     )
     with sandbox.repl(answer=handler.answers(LIMITS, sandbox=sandbox)) as repl:
         before = descriptors()
-        block = repl.execute(RAW + code)  # no valid JSON at all is a broken protocol
-        assert block.status == "killed" or "a context cannot be had" in block.stdout
+        block = repl.execute(RAW + code)  # text that is no JSON at all breaks the protocol
+        assert block.status == "killed" or "a context is not available" in block.stdout
         assert repl.execute("1 + 1").status == "ok"
         until_now(lambda: descriptors() <= before)
 
@@ -201,13 +200,13 @@ def test_a_value_that_no_child_could_have(handler: LMHandler, sandbox: Sandbox, 
 def test_a_value_that_is_longer_than_a_message_may_have(handler: LMHandler, sandbox: Sandbox) -> None:
     said = error(asked(handler, sandbox, f"ask([{{'value': '1' * {MAX_INLINE_BYTES + 1}}}])"))
     size = MAX_INLINE_BYTES + 1
-    assert said == f"a context cannot be had: a value of {size:,} bytes in a query, {MAX_INLINE_BYTES:,} at most"
+    assert said == f"a context is not available: a value of {size:,} bytes in a query, {MAX_INLINE_BYTES:,} at most"
 
 
 def test_as_many_contexts_as_a_query_may_have_leak_nothing(handler: LMHandler, sandbox: Sandbox) -> None:
     limits = LIMITS.model_copy(update={"max_children_total": 2})
     slots = asked(handler, sandbox, f"ask([{{'value': '1'}}] * {MAX_PROMPTS}, ['t'] * {MAX_PROMPTS})", limits)
-    assert [slot["text"] for slot in slots] == ["int of 1"] * MAX_PROMPTS  # equal ones are one child
+    assert [slot["text"] for slot in slots] == ["int of 1"] * MAX_PROMPTS  # equal contexts are one child
     code = f"ask([{{'own': 'context'}}] * {1 << 14}, [str(n) for n in range({1 << 14})])"
     slots = asked(handler, sandbox, code, limits)
     assert sum("text" in slot for slot in slots) == 2
@@ -217,11 +216,11 @@ def test_as_many_contexts_as_a_query_may_have_leak_nothing(handler: LMHandler, s
 @pytest.mark.parametrize("name", ["context_1", "history", "llm_query", "os", ""])
 def test_a_name_of_no_context(handler: LMHandler, sandbox: Sandbox, name: str) -> None:
     said = error(asked(handler, sandbox, f"ask([{{'own': {name!r}}}])"))
-    assert f"this REPL has no context {name!r} that a child could have: give a copy" in said
+    assert f"this REPL has no context {name!r} to give to a child: give a copy" in said
 
 
 def test_a_context_of_nothing(handler: LMHandler, sandbox: Sandbox) -> None:
-    assert error(asked(handler, sandbox, "ask([{}])")) == "a context cannot be had: a context has no value"
+    assert error(asked(handler, sandbox, "ask([{}])")) == "a context is not available: a context has no value"
 
 
 @pytest.mark.parametrize("want", ["llm", "budget"])
@@ -250,7 +249,7 @@ def test_what_is_no_context_breaks_the_protocol(handler: LMHandler, sandbox: San
         assert repl.execute("1 + 1").status == "ok"
 
 
-# -- alone -----------------------------------------------------------------------------------------------------------
+# -- without a REPL --------------------------------------------------------------------------------------------------
 
 
 async def no_worker() -> Worker:

@@ -1,4 +1,4 @@
-"""The canary: what it tries fails inside the isolation, and would not fail without them."""
+"""The canary: its attempts fail behind the layers, and would succeed without them."""
 
 import json
 

@@ -36,21 +36,21 @@ def test_what_is_no_name_of_a_level_is_refused_as_an_unknown_one(isolation: obje
         candidates(isolation, None)  # type: ignore[arg-type]
 
 
-def test_programs_at_standard_are_refused_because_nothing_would_end_them() -> None:
+def test_programs_at_standard_are_refused_because_they_could_outlive_their_repl() -> None:
     with pytest.raises(ConfigurationError, match="'standard' cannot start programs"):
         candidates("standard", allow_exec=True)
 
 
 def test_a_level_that_cannot_be_had_names_the_reason_and_what_would_give_it() -> None:
     error = unavailable(STRICT, "landlock", "landlock: Operation not supported")
-    assert str(error).startswith("isolation level 'strict' cannot be had here: landlock: Operation not supported. ")
+    assert str(error).startswith("isolation level 'strict' is not available here: landlock: Operation not supported. ")
     assert error.remedy is not None
     assert error.remedy in str(error)
     assert "`rlm-broker doctor`" in str(error)
 
 
 def test_only_process_is_warned_of() -> None:
-    with pytest.warns(IsolationWarning, match="no security boundary"):
+    with pytest.warns(IsolationWarning, match="not a security boundary"):
         warn_if_unprotected(PROCESS)
     warn_if_unprotected(STRICT)
     warn_if_unprotected(STANDARD)

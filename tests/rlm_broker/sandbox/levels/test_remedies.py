@@ -24,7 +24,7 @@ LOGIN = {"proc__self__status": "Seccomp:\t0", "proc__self__cgroup": "0::/user.sl
 
 
 def machine(folder: Path, **files: str) -> Path:
-    """A root folder whose /proc says this; names with __ for each slash."""
+    """Return a root folder with these files below /proc; names have __ for each slash."""
     for name, text in files.items():
         path = folder / name.replace("__", "/")
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -1,4 +1,4 @@
-"""Environments that are made of lists: whole or not there, made once, by whichever installer there is."""
+"""Environments that are made of lists: complete or absent, made once, by either installer."""
 
 import asyncio
 import importlib.util
@@ -31,14 +31,14 @@ if "compile" in sys.argv:
     open("began", "x")
     time.sleep(3600)
 """
-"""An installer that has started another program, and stands still."""
+"""An installer that has started another program, and hangs."""
 INSTALLS = """
 with open(os.environ["RUNS"], "a") as runs:
     runs.write(sys.argv[2] + "\\n")
 if "compile" in sys.argv:
     open(sys.argv[sys.argv.index("--output-file") + 1], "w").write("lenses==1.0\\n")
 """
-"""An installer that writes down how often it runs."""
+"""An installer that records how often it runs."""
 OPENS = "from rlm_broker import Sandbox\nwith Sandbox(packages=['lenses'], warm=0): print('opened', flush=True)\n"
 
 
@@ -54,7 +54,7 @@ async def test_environment_has_what_was_listed_and_what_that_needs(installer: st
     venv = await venv_with(LENSES)
     (packages,) = venv.site_packages
     assert {path.name for path in packages.glob("*.py")} == {"lenses.py", "glass.py"}
-    assert list(packages.glob("__pycache__/lenses.*.pyc"))  # code inside cannot write them
+    assert list(packages.glob("__pycache__/lenses.*.pyc"))  # compiled here, since code in a sandbox cannot write them
     lock = (venv.folder / installer_module.LOCK).read_text()
     assert [line.split()[0] for line in lock.splitlines() if "==" in line] == ["glass==2.0", "lenses==1.0"]
     assert lock.count("sha256:") == 2
@@ -160,7 +160,7 @@ def test_two_processes_at_once_make_one(tmp_path: Path, cache: Path) -> None:
 
 
 async def test_one_that_waits_too_long_for_another_says_so(cache: Path) -> None:
-    await venv_with(Requirements.of([]))  # the folders are there
+    await venv_with(Requirements.of([]))  # makes the folders
     async with package_cache._alone(cache / LENSES.digest):
         with pytest.raises(ConfigurationError, match=r"within 0\.2 s"):
             await venv_with(LENSES, timeout_s=0.2)
@@ -181,7 +181,7 @@ async def test_installer_that_never_ends_is_ended_with_all_that_it_started(tmp_p
 
 async def test_deadline_ends_the_installer(tmp_path: Path, cache: Path) -> None:
     stand_in_for_uv(tmp_path / "programs", NEVER_ENDS)
-    with pytest.raises(ConfigurationError, match="no environment could be made of them within 1 s"):
+    with pytest.raises(ConfigurationError, match="no environment could be made within 1 s"):
         await venv_with(LENSES, timeout_s=1)
     assert living_below() == set()
     assert left(cache) == []
@@ -200,14 +200,14 @@ def test_process_that_is_ended_while_it_installs_leaves_nothing_that_is_taken_fo
     assert len(below) == 3
     process.send_signal(how)
     said = process.communicate(timeout=WAIT_S)[1]
-    assert psutil.wait_procs(below, timeout=WAIT_S)[1] == []  # whoever takes leave of them
+    assert psutil.wait_procs(below, timeout=WAIT_S)[1] == []  # killed as well, not only orphaned
     assert not (cache / LENSES.digest).exists()
     if how == signal.SIGINT:
         assert said.decode().splitlines()[-1] == "KeyboardInterrupt"
         assert left(cache) == []
     (tmp_path / "programs" / "uv").unlink()
     assert asyncio.run(venv_with(LENSES)).folder.name == LENSES.digest
-    assert left(cache) == [LENSES.digest]  # what was left has been removed
+    assert left(cache) == [LENSES.digest]  # the folder of the killed process has been removed
 
 
 @pytest.mark.skipif(os.getuid() != 0, reason="needs root")
@@ -284,7 +284,7 @@ async def test_cache_in_a_folder_that_others_can_change_is_refused(
     shared.mkdir()
     shared.chmod(0o777)
     monkeypatch.setenv("XDG_CACHE_HOME", str(shared))
-    with pytest.raises(ConfigurationError, match="another user may replace what lies in"):
+    with pytest.raises(ConfigurationError, match="another user may replace files in"):
         await venv_with(LENSES)
     shared.chmod(0o1777)
     assert (await venv_with(Requirements.of([]))).folder.is_relative_to(shared)

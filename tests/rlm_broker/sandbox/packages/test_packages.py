@@ -1,4 +1,4 @@
-"""What code finds of an environment: its packages and no others, to be read and never written."""
+"""Packages of an environment: code finds these and no others, and can read and never write them."""
 
 import logging
 import os
@@ -27,7 +27,7 @@ LISTED = ["lenses"]
 
 @pytest.fixture(scope="module")
 def venv(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """One of the user's, with a module."""
+    """Make an environment of the user's, with a module."""
     folder = tmp_path_factory.mktemp("venv") / "own"
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", folder], check=True)
     (read_venv(folder).site_packages[0] / "lenses.py").write_text("COUNT = 40\n")
@@ -35,9 +35,9 @@ def venv(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 OF_THE_ORCHESTRATOR = ["numpy", "pydantic", "aiohttp", "click", "pytest", "rlm_broker", "tests", "pip"]
-"""What this process could import, and what is no need of a worker."""
+"""Modules that this process can import, and that a worker does not need."""
 FIRST_LOOKED_FOR = ["sitecustomize", "usercustomize", "typing_extensions", "jsonschema", "attr", "numpy", "readline"]
-"""What a Python or a library may look for by itself."""
+"""Modules that Python or a library looks for by itself."""
 IMPORTS = f"""
 found = []
 for name in {OF_THE_ORCHESTRATOR}:
@@ -87,7 +87,7 @@ def test_nothing_of_the_orchestrators_packages_is_shown_but_what_a_worker_needs(
 
 @pytest.mark.parametrize("level", LEVELS)
 async def test_worker_has_what_it_needs_itself(level: str, venv: Path) -> None:
-    """What asks for JSON of a schema imports a validator in the REPL, where the environment has none."""
+    """A query for JSON of a schema imports a validator in the REPL, also if the environment has none."""
     code = "import jsonschema\njsonschema.validate(7, {'type': 'integer'})\nprint('valid')"
     async with Sandbox(isolation=level, python=venv) as sandbox, sandbox.repl() as repl:
         block = await repl.aexecute(code)
@@ -112,8 +112,8 @@ async def test_no_line_of_an_environment_runs_in_the_fork_server(venv: Path, tmp
     for name in (*FIRST_LOOKED_FOR, "msgspec", "sandbox_worker", "json", "encodings"):
         (packages / f"{name}.py").write_text(code)
     (packages / "code.pth").write_text(f"import os; {code}\n")
-    with pytest.warns(match="no security boundary"):
-        sandbox = Sandbox(isolation="process", python=own)  # where code could write anywhere
+    with pytest.warns(match="not a security boundary"):
+        sandbox = Sandbox(isolation="process", python=own)  # a level at which code could write anywhere
     async with sandbox, sandbox.repl() as repl:
         await repl.aexecute("import json, msgspec, encodings\nmsgspec.json.decode(json.dumps(1))")
     assert not ran.exists()
@@ -131,7 +131,7 @@ for python in (sys.executable, "python", "python3"):
 
 
 async def test_venv_of_another_build_of_python_has_its_packages_and_not_its_programs(tmp_path: Path) -> None:
-    own = a_venv(tmp_path / "own")  # its interpreter is not shown: it has none
+    own = a_venv(tmp_path / "own")  # it has no interpreter, so that none is shown
     (read_venv(own).site_packages[0] / "lenses.py").write_text("COUNT = 40\n")
     code = (
         "import lenses, subprocess, sys\nprint(subprocess.call([sys.executable, '-c', 'import lenses']), lenses.COUNT)"

@@ -1,4 +1,4 @@
-"""Lists of packages: what is one, and which say the same."""
+"""Lists of packages: those that are accepted, and those that are equal."""
 
 from typing import Any
 
@@ -41,7 +41,7 @@ def test_lists_that_say_the_same_have_one_name_and_others_another() -> None:
     ],
 )
 def test_all_else_is_refused_in_one_sentence(text: str) -> None:
-    with pytest.raises(ConfigurationError, match="no name with versions") as why:
+    with pytest.raises(ConfigurationError, match="not a name with versions") as why:
         Requirements.of(["numpy", text])
     assert len(str(why.value)) < 300
 
@@ -53,7 +53,7 @@ def test_what_is_no_list_of_texts_is_refused(given: Any) -> None:
 
 
 def test_item_that_is_no_text_is_refused() -> None:
-    with pytest.raises(ConfigurationError, match="each is text such as 'numpy>=2', and not NoneType"):
+    with pytest.raises(ConfigurationError, match="each must be text such as 'numpy>=2', not NoneType"):
         Requirements.of([None])
 
 

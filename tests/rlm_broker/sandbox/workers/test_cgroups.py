@@ -1,4 +1,4 @@
-"""Control groups for memory, on a machine that lets us make some."""
+"""Control groups for memory, on a machine where this process may make some."""
 
 import os
 import re
@@ -41,7 +41,7 @@ def groups() -> Iterator[MemoryGroups]:
 
 
 def eat(join_fd: int, megabytes: int) -> int:
-    """The exit code of a process that joins and writes to so much memory."""
+    """Return the exit code of a process that joins the group and writes to `size_bytes` of memory."""
     command = [sys.executable, "-I", "-S", "-c", EATS, str(join_fd), str(megabytes)]
     return subprocess.run(command, pass_fds=[join_fd], capture_output=True, check=False).returncode
 
@@ -51,8 +51,8 @@ def test_a_member_past_the_limit_is_killed_by_the_kernel_and_that_is_counted(gro
     assert eat(group.join_fd, 16) == 0
     assert group.kills() == 0
     assert eat(group.join_fd, 128) == -signal.SIGKILL
-    assert group.kills() >= 1  # version 2 counts the one process twice where a group is killed as a whole
-    until_now(group.remove)  # the kernel lets go of it a moment after its last process
+    assert group.kills() >= 1  # version 2 counts the one process twice if a group is killed as a whole
+    until_now(group.remove)  # the kernel holds it for a moment after its last process
     assert group.remove()
 
 
@@ -107,7 +107,8 @@ def test_memory_of_the_kernel_that_no_process_shows_is_bounded_and_named(groups:
         assert "memory control group" in repl.isolation.layers
         block = repl.execute(code)
         assert block.status == "killed"
-        # The watch, which estimates, or the group, in which scratch files count: which is first depends on the machine.
+        # Either the watch, which estimates, or the group, which counts scratch files, is first, depending on the
+        # machine.
         assert re.search(r"memory_bytes = 2[45] MiB", block.error or "")
         assert repl.execute("print(context)").stdout == "text\n"
 
@@ -117,7 +118,7 @@ def test_a_block_whose_children_the_kernel_killed_has_not_ended_well(
 ) -> None:
     del groups
     with Sandbox(exact_memory=True) as sandbox, sandbox.repl("text") as repl:
-        kills = iter([0, 1])  # when the block begins, and when it has ended
+        kills = iter([0, 1])  # counts at the block's begin, and at its end
         monkeypatch.setattr(MemoryGroup, "kills", lambda _: next(kills))
         block = repl.execute("x = 1")
         assert (block.status, block.limit) == ("killed", "memory_bytes")
@@ -126,7 +127,7 @@ def test_a_block_whose_children_the_kernel_killed_has_not_ended_well(
 
 
 def test_processes_of_a_delegated_group_make_room_below_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """By plain files: on a machine with version 2 all tests of this module run on the real thing."""
+    """Run on plain files. On a machine with version 2, all tests of this module run on the real file system."""
     delegated, other = tmp_path / "a.scope", tmp_path / "b.scope"
     for group in (delegated, other, delegated / "main"):
         group.mkdir()

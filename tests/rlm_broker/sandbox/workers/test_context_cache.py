@@ -35,7 +35,7 @@ def _small_ones_are_shared(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @contextlib.contextmanager
 def room_for_one(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """There is no room for a second fork server beside the first, which shows when it is there."""
+    """Room for one fork server. A second one turns out not to fit when it is ready."""
     with Sandbox(warm=0) as sandbox:
         assert sandbox._fork_server is not None
         one_bytes = sandbox._fork_server.memory_bytes
@@ -62,7 +62,7 @@ def prepared(monkeypatch: pytest.MonkeyPatch) -> list[ForkServer]:
 
 
 def places(sandbox: Sandbox, context: object, times: int = 3) -> list[str]:
-    """Where objects lie: the same address in two REPLs, one after the other, is that of one fork server."""
+    """Addresses of objects: two REPLs with the same address, one after the other, have the same fork server."""
     found = []
     for _ in range(times):
         with sandbox.repl(context) as repl:
@@ -142,7 +142,7 @@ async def test_starts_that_are_cancelled_leave_nothing_and_do_not_spoil_it_for_o
                     if not each.cancelled():
                         await (await each).aclose()
             assert len(fork_servers() - before) == 1
-            await cache_of(sandbox).close()  # ends what has no users
+            await cache_of(sandbox).close()  # ends fork servers without users
             assert fork_servers() == before
     assert not living_below()
 
@@ -166,12 +166,12 @@ def test_one_whose_repls_live_is_not_ended_for_another(monkeypatch: pytest.Monke
             (server,) = fork_servers() - before
             assert [place.split()[1] for place in places(sandbox, OF_THE_SAME_SIZE)] == ["3"] * 3
             _, alive = psutil.wait_procs(fork_servers() - before - {server}, timeout=WAIT_S)
-            assert not alive  # the second ended with the first REPL that had it, and there was not another
+            assert not alive  # the second fork server ended with the first REPL that had it, and no other was made
             assert len(made) == 2
             assert repl.execute("print(context['c'])").stdout == "0.5\n"
 
 
-def test_for_what_can_never_fit_nobody_has_to_go(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_context_that_can_never_fit_ends_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
     with Sandbox(warm=0) as sandbox:
         before = fork_servers()
         places(sandbox, OBJECTS)
@@ -222,7 +222,7 @@ def test_a_fork_server_that_the_machine_does_not_give_is_asked_for_again_later(
         assert len(set(places(sandbox, OBJECTS))) == 1
         assert len(fork_servers() - before) == 1
     (logged,) = caplog.messages
-    assert logged.startswith("a context is decoded by each REPL, since no process for all could be had: ")
+    assert logged.startswith("a context is decoded by each REPL, since its fork server cannot start: ")
 
 
 def test_a_context_that_could_not_be_looked_at_is_no_harm_to_others(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -259,7 +259,7 @@ async def test_what_is_asked_for_while_the_sandbox_is_closed_leaves_no_fork_serv
                 assert fork_servers() == before
 
 
-async def test_one_that_nobody_waits_for_any_more_is_not_waited_for_either(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_fork_server_whose_caller_was_cancelled_is_not_awaited(monkeypatch: pytest.MonkeyPatch) -> None:
     source = asyncio.Event()
 
     async def that_takes_its_time(_fork_server: ForkServer) -> None:
@@ -277,12 +277,12 @@ async def test_one_that_nobody_waits_for_any_more_is_not_waited_for_either(monke
             opening.cancel()
             await asyncio.wait({opening})
             (shared,) = cache._listed.values()
-            cache._unlist(shared)  # as for another one that needs the room
+            cache._unlist(shared)  # as if another context needed the room
             await asyncio.gather(*cache._ending)
 
 
 @pytest.mark.parametrize("level", ["standard", "process"])
-@pytest.mark.filterwarnings("ignore:.*no security boundary")
+@pytest.mark.filterwarnings("ignore:.*not a security boundary")
 def test_outside_of_isolation_nothing_is_decoded(level: str) -> None:
     with Sandbox(isolation=level, warm=0) as sandbox:
         before = fork_servers()

@@ -41,7 +41,7 @@ async def opened(level: Level = STRICT) -> AsyncIterator[ForkServer]:
 
 
 async def launched(worker: Worker) -> Worker:
-    ours, theirs = socket.socketpair()  # hung up at once: its REPL ends, and init stays
+    ours, theirs = socket.socketpair()  # closed at once: the REPL ends, and init stays
     with ours, theirs, store("context") as context:
         await worker.launch(context.pieces(), theirs.fileno(), WAIT_S)
     return worker
@@ -68,7 +68,7 @@ async def test_many_workers_at_once_all_come_and_all_go(level: Level) -> None:
         assert not any(worker.gone.is_set() for worker in workers)
 
 
-async def test_a_cancelled_spawn_leaves_no_worker_and_takes_nobody_elses() -> None:
+async def test_cancelled_spawn_leaves_no_worker_and_takes_no_other_callers_worker() -> None:
     chance = random.Random(7)
     async with opened() as fork_server:
         idle = len(living_below())
@@ -79,7 +79,7 @@ async def test_a_cancelled_spawn_leaves_no_worker_and_takes_nobody_elses() -> No
             results = await asyncio.wait_for(asyncio.gather(*spawning, return_exceptions=True), WAIT_S)
             for worker in results:
                 if isinstance(worker, Worker):
-                    await launched(worker)  # an answer to another's request would be another's control socket
+                    await launched(worker)  # fails if it has the control socket of another request
                     await fork_server.end(worker)
         assert len(living_below()) == idle
 
@@ -140,7 +140,7 @@ def test_no_descriptor_is_left_after_many_sandboxes() -> None:
             for _ in range(3):
                 with sandbox.repl("context") as repl:
                     repl.execute("open('file', 'w').write('x')")
-    until_now(lambda: counted() == before)  # the loop closes the sockets of a worker that nobody took a moment later
+    until_now(lambda: counted() == before)  # a moment later, the loop closes the sockets of workers that were not taken
 
 
 @pytest.mark.filterwarnings("ignore::rlm_broker.sandbox.levels.level.IsolationWarning")
@@ -182,5 +182,5 @@ def test_without_user_namespaces_auto_is_standard_and_strict_says_what_would_giv
     )
     level, sentence = done.stdout.splitlines()
     assert level == "standard", done.stderr
-    assert "isolation level 'strict' cannot be had here: " in sentence
+    assert "isolation level 'strict' is not available here: " in sentence
     assert "max_user_namespaces" in sentence

@@ -1,4 +1,4 @@
-"""A fork server or a worker that dies while a REPL starts is replaced unseen; a block that ran on one is told."""
+"""A fork server or worker that dies while a REPL starts is replaced silently; a block that ran on one reports it."""
 
 import asyncio
 import contextlib
@@ -37,7 +37,7 @@ async def opened(level: str = "strict") -> AsyncIterator[Sandbox]:
 
 
 def kill_fork_servers() -> None:
-    """SIGKILL to all, and wait for the end of what they started: at "strict" that is also their workers."""
+    """Kill all, and wait for the end of the processes that they started: at "strict" these include their workers."""
     below = set(psutil.Process().children(recursive=True))
     for process in psutil.Process().children():
         with contextlib.suppress(psutil.NoSuchProcess):
@@ -46,12 +46,12 @@ def kill_fork_servers() -> None:
 
 
 def await_end(worker: Worker) -> None:
-    """Wait for the end of a worker: an orphan is below us no more, and might still get ready before it ends."""
+    """Wait for the end of a worker: an orphan is no longer below this process, and might still get ready first."""
     assert select.select([worker._init._pidfd], [], [], WAIT_S)[0]
 
 
 def wrap(monkeypatch: pytest.MonkeyPatch, of: type, name: str, before: Callable[[int, Any], None]) -> list[int]:
-    """Have `before` called at each call of a coroutine method, with its number from 0; return the numbers."""
+    """Call `before` at each call of a coroutine method, with the call's number from 0; return the numbers."""
     called, method, numbers = list[int](), getattr(of, name), itertools.count()
 
     async def wrapped(self: Any, *args: Any) -> Any:
@@ -162,12 +162,12 @@ async def test_many_repls_started_while_fork_servers_are_killed_all_come() -> No
         kill_fork_servers()
         said = await asyncio.wait_for(asyncio.gather(*working, return_exceptions=True), WAIT_S)
         assert not [each for each in said if isinstance(each, SandboxFailed)]
-        # What was running a block was told so; all others have their context.
+        # A block that ran was told of the kill; all other REPLs have their context.
         assert {each for number, each in enumerate(said) if each != f"context {number}\n"} <= {""}
 
 
 async def lost(repl: SandboxedRepl, kill: Callable[[], None]) -> None:
-    """Kill, and wait until its end has been noticed."""
+    """Kill a process, and wait until its end has been noticed."""
     assert repl._worker.started is not None
     kill()
     await asyncio.wait_for(repl._worker.started.worker.gone.wait(), WAIT_S)
@@ -176,7 +176,7 @@ async def lost(repl: SandboxedRepl, kill: Callable[[], None]) -> None:
 async def test_fork_server_that_is_stopped_is_replaced_within_the_start_timeout() -> None:
     async with Sandbox(Limits(start_timeout_s=1), warm=0) as sandbox:
         for process in psutil.Process().children(recursive=True):
-            with contextlib.suppress(psutil.NoSuchProcess):  # the canary, which ends in these moments
+            with contextlib.suppress(psutil.NoSuchProcess):  # the canary ends at about this time
                 process.suspend()
         async with sandbox.repl("the context") as repl:
             assert (await repl.aexecute("print(context)")).stdout == "the context\n"

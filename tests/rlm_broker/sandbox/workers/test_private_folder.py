@@ -99,7 +99,7 @@ def test_whatever_model_code_made_in_a_folder_can_be_removed(temporary: Path) ->
     try:
         os.chdir(made)
         for _ in range(1500):
-            os.mkdir("deep")  # noqa: PTH102 - no path could say it
+            os.mkdir("deep")  # noqa: PTH102 - a path to it would be longer than the kernel accepts
             os.chdir("deep")
     finally:
         os.fchdir(before)

@@ -11,7 +11,7 @@ from sandbox_worker.wire.level import STANDARD, STRICT
 
 
 def fork_server(status: int, words: str = "") -> "subprocess.Popen[bytes]":
-    """A process that says `words` on stderr and ends with `status`."""
+    """Return a process that writes `words` to stderr and ends with `status`."""
     end = f"os.kill(os.getpid(), {-status})" if status < 0 else f"os._exit({status})"
     program = f"import os; os.write(2, {words.encode()!r}); {end}"
     process = subprocess.Popen([sys.executable, "-I", "-S", "-c", program], stderr=subprocess.PIPE)
@@ -21,7 +21,7 @@ def fork_server(status: int, words: str = "") -> "subprocess.Popen[bytes]":
 
 @pytest.mark.parametrize("status", [-signal.SIGSYS, 128 + signal.SIGSYS])
 def test_fork_server_killed_by_a_filter_makes_the_level_unavailable(status: int) -> None:
-    """At "strict" the fork server is a child of the process that the host started, which ends as shells do."""
+    """At "strict" the fork server is a child of the process that was started, which ends as shells do."""
     error = refusals.ended(STRICT, fork_server(status))
     assert isinstance(error, IsolationUnavailable)
     assert error.layer == "system calls"

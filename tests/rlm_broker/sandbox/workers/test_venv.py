@@ -1,4 +1,4 @@
-"""What is read of a virtual environment, and which ones are refused."""
+"""Virtual environments: the parts of them that are read, and those that are refused."""
 
 import subprocess
 import sys
@@ -21,7 +21,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def written(tmp_path: Path) -> Path:
-    """One that is written by hand: what is read of it."""
+    """Write an environment by hand, with the parts that are read of one."""
     return a_venv(tmp_path / "written")
 
 
@@ -49,7 +49,7 @@ def test_lib64_that_is_no_link_is_searched_too(written: Path) -> None:
 
 def test_what_is_not_there_is_a_file_or_no_venv_is_refused(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
-    for path, why in (("nowhere", "there is no"), ("file", "is a file"), ("", "no virtual environment")):
+    for path, why in (("nowhere", "there is no"), ("file", "is a file"), ("", "not a virtual environment")):
         with pytest.raises(ConfigurationError, match=f"python: .*{why}") as refused:
             Sandbox(python=tmp_path / path)
         assert len(str(refused.value)) < 400
@@ -57,7 +57,7 @@ def test_what_is_not_there_is_a_file_or_no_venv_is_refused(tmp_path: Path) -> No
 
 @pytest.mark.parametrize("given", [7, b"/venv", ["/venv"], True])
 def test_what_is_no_path_is_refused(given: Any) -> None:
-    with pytest.raises(ConfigurationError, match="python is the path of a virtual environment"):
+    with pytest.raises(ConfigurationError, match="python must be the path of a virtual environment"):
         Sandbox(python=given)
 
 

@@ -1,4 +1,4 @@
-"""Workers that are ready before anybody asks: given out once, with the right context, and ended with the sandbox."""
+"""Workers that are started ahead: given out once, with the right context, and ended with the sandbox."""
 
 import asyncio
 import contextlib
@@ -96,7 +96,7 @@ async def test_by_itself_a_sandbox_begins_with_the_second_repl() -> None:
             assert ready(sandbox) == 0
             async with sandbox.repl("context"):
                 if number == 0:
-                    await asyncio.sleep(2 * REFILL_AFTER_S)  # it had its occasion
+                    await asyncio.sleep(2 * REFILL_AFTER_S)  # in this time the pool would have been refilled
         await until(lambda: ready(sandbox) == 1)
         async with sandbox.repl("context") as repl:
             assert (await repl.aexecute("print(context)")).stdout == "context\n"
@@ -177,7 +177,7 @@ async def test_a_sandbox_that_was_left_stays_closed() -> None:
     assert living_below() == set()
 
 
-async def test_a_repl_of_a_template_that_was_left_gets_nobody_elses_context() -> None:
+async def test_repl_of_a_template_that_was_left_gets_no_other_context() -> None:
     async with Sandbox(warm=0) as sandbox:
         async with sandbox.template(["mine"]) as template:
             repl = template.repl()
@@ -293,6 +293,4 @@ async def test_pool_that_cannot_be_filled_is_logged_once(
             await until(lambda: len(tries) == 2)
         pool._refill()
         await until(lambda: ready(sandbox) == 1)
-    assert caplog.messages == [
-        "no REPL can be made ready ahead; until one can, this is not logged again: no more processes"
-    ]
+    assert caplog.messages == ["no REPL can be started ahead; not logged again until one can: no more processes"]

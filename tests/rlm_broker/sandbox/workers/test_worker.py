@@ -1,4 +1,4 @@
-"""The host's handle on a worker, with an init that the test plays."""
+"""`Worker`, the orchestrator's handle on a worker, with an init that the test plays."""
 
 import asyncio
 import os
@@ -30,16 +30,16 @@ FAILED = pack(Failed(step="lock down", reason="chown: Operation not permitted", 
 
 @pytest.fixture
 def sockets() -> Iterator[tuple[socket.socket, socket.socket]]:
-    """The host's end of a control socket, and init's."""
+    """The orchestrator's end of a control socket, and init's."""
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     with ours, theirs:
         yield ours, theirs
 
 
-async def test_whoever_waits_for_an_answer_is_told_when_the_worker_is_killed(
+async def test_caller_that_waits_for_an_answer_is_told_when_the_worker_is_killed(
     sockets: tuple[socket.socket, socket.socket], clock: Clock
 ) -> None:
-    del clock  # which stands still: an answer would be awaited for ever
+    del clock  # it stands still, so that no answer is ever late
     ours, theirs = sockets
     with subprocess.Popen(["sleep", "1000"]) as init:
         worker = Worker(STRICT, os.pidfd_open(init.pid), ours)
@@ -57,7 +57,7 @@ async def test_whoever_waits_for_an_answer_is_told_when_the_worker_is_killed(
 async def test_worker_that_may_not_be_signalled_ends_with_its_control_socket(
     sockets: tuple[socket.socket, socket.socket], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A host that is root without CAP_KILL, or confined by AppArmor, gets EPERM for every signal."""
+    """An orchestrator that is root without CAP_KILL, or confined by AppArmor, gets EPERM for every signal."""
 
     def refused(_pidfd: int, _number: int) -> None:
         raise PermissionError(1, "Operation not permitted")
@@ -88,7 +88,7 @@ async def test_last_words_of_a_worker_can_be_read_while_it_is_killed(
 async def test_reason_of_a_worker_that_fails_is_told_whenever_it_ends(
     sockets: tuple[socket.socket, socket.socket], when: str
 ) -> None:
-    """Unread messages make the host's read fail with ECONNRESET, a closed socket makes its send fail with EPIPE."""
+    """Unread messages make the read fail with ECONNRESET; a closed socket makes the send fail with EPIPE."""
     ours, theirs = sockets
     loop = asyncio.get_running_loop()
     theirs.setblocking(False)
@@ -105,7 +105,7 @@ async def test_reason_of_a_worker_that_fails_is_told_whenever_it_ends(
         with pytest.raises(IsolationUnavailable, match="chown: Operation not permitted") as caught:
             await launching
         assert caught.value.layer == "own uid"
-        with pytest.raises(WorkerDied):  # and at once, for what is asked after its end
+        with pytest.raises(WorkerDied):  # at once, for a request after its end
             await asyncio.wait_for(worker.drain(), WAIT_S)
         assert not worker.gone.is_set()
         await worker.kill()
@@ -119,7 +119,7 @@ async def test_init_that_tells_of_a_program_that_does_not_run_is_killed(
     with subprocess.Popen(["sleep", "1000"]) as init, open(os.devnull) as null:
         worker = Worker(STRICT, os.pidfd_open(init.pid), ours)
         program = worker.run_program([], null.fileno())
-        theirs.send(pack(ProgramEnded(1, exit_code=0)))  # once is what init says
+        theirs.send(pack(ProgramEnded(1, exit_code=0)))  # init sends this once
         theirs.send(pack(ProgramEnded(number, exit_code=0)))
         await asyncio.wait_for(worker.gone.wait(), WAIT_S)
         assert program.ended.result() == ProgramEnded(1, exit_code=0)

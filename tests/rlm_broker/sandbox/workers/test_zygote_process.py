@@ -23,7 +23,7 @@ def forker() -> Iterator["Forker"]:
 
 
 class Forker(threading.Thread):
-    """Forks a process that lives until `end`."""
+    """Forks a process that lives until `end` is called."""
 
     def __init__(self) -> None:
         super().__init__(daemon=True)
@@ -41,7 +41,7 @@ class Forker(threading.Thread):
         self.forked.set()
 
     def has_come_to_its_fork(self) -> bool:
-        """Whether it has forked, or waits to."""
+        """Whether it has forked, or waits for the lock to do so."""
         stat = Path(f"/proc/self/task/{self.native_id}/stat")
         return self.forked.is_set() or (
             self.native_id is not None and stat.read_text().rpartition(")")[2].split()[0] == "S"
@@ -55,7 +55,7 @@ class Forker(threading.Thread):
 
 
 def test_fork_in_another_thread_does_not_delay_the_start(forker: Forker, monkeypatch: pytest.MonkeyPatch) -> None:
-    """`Popen` returns although a process was to be forked in the moment before its own, and lives on."""
+    """`Popen` returns although another thread is about to fork a process that lives on."""
     real = subprocess._fork_exec  # type: ignore[attr-defined]
 
     def fork_exec(*arguments: Any) -> Any:
