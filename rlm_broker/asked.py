@@ -1,4 +1,4 @@
-"""What one run is to do, as callers give it: the context, the question, and what holds for this run alone."""
+"""One run's request, as callers give it: the context, the question, and the settings of this run alone."""
 
 import warnings
 from dataclasses import dataclass
@@ -17,19 +17,24 @@ from rlm_broker.run.tools import Tools
 
 ORDER = "the context comes first, then the question"
 NOT_GIVEN: Final = object()
+"""Default of a context argument, since None may be a context."""
 LONG_QUESTION_CHARS = 10_000
-"""Characters from which on a question beside a shorter context that ends with "?" is taken for the context."""
+"""Characters above which a question warns that it may be the context.
+
+It warns only if the context is shorter than this and ends with "?": the caller has most likely swapped the two.
+"""
 PROMPT_CHARS = 1 << 16
-"""Characters of the longest context that a `Completion` has as its `prompt`."""
+"""Maximum characters of a context that `Completion.prompt` keeps; for a longer one it is None."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Asked:
-    """What one run is to do.
+    """One run's request, checked.
 
     Attributes:
-        on_event: Told of this run, beside what is told of all.
-        tells_text: Whether replies are followed as they come.
+        model, sub_model: Models of this run alone; None takes those of the `RLM`.
+        on_event: Called with the events of this run, in addition to the callbacks of the `RLM`.
+        tells_text: Whether pieces of replies become `CallText` events.
     """
 
     context: object
@@ -45,7 +50,7 @@ class Asked:
 
     @property
     def prompt(self) -> str | None:
-        """What a `Completion` tells of the context: a short text itself. It keeps no large one in memory."""
+        """Context for `Completion.prompt`: a short text, else None, so that no large one stays in memory."""
         return self.context if isinstance(self.context, str) and len(self.context) <= PROMPT_CHARS else None
 
 
@@ -60,24 +65,33 @@ def given_once(
     given = [each for each in (prompt, context) if each is not NOT_GIVEN]
     if len(given) != 1:
         raise ConfigurationError(
-            "give the context once: it is prompt or context" if given else "there is no context: give it first"
+            "give the context once, as prompt or as context" if given else "there is no context: give it first"
         )
     if root_prompt is not None and question is not None:
-        raise ConfigurationError("give the question once: it is root_prompt or question")
+        raise ConfigurationError("give the question once, as root_prompt or as question")
     return given[0], question if root_prompt is None else root_prompt
 
 
 def require_question(question: object) -> None:
-    """Raises: ConfigurationError."""
+    """Refuse a question that is not text, or is empty.
+
+    Raises:
+        ConfigurationError: It is neither text nor None, or has only white space.
+    """
     if question is not None and not isinstance(question, str):
         order = f": {ORDER}" if isinstance(question, PathLike | dict | list) else ""
-        raise ConfigurationError(f"the question is text or None, and not {type(question).__name__}{order}")
+        raise ConfigurationError(f"the question must be text or None, not {type(question).__name__}{order}")
     if question is not None and not question.strip():
         raise ConfigurationError("the question is empty: say what you want to know")
 
 
 def stored(prompt: object, question: str | None) -> StoredContext:
-    """Store what the user hands in; in a thread, since it reads files. Refuse a name that stands for what it names."""
+    """Store the context that the user gave. Call it in a thread: it reads files.
+
+    Args:
+        prompt: Context, in any form that `store` takes.
+        question: Checked as well: the name of an existing file is refused, since its content is most likely meant.
+    """
     is_long = question is not None and len(question) > LONG_QUESTION_CHARS
     if is_long and isinstance(prompt, str) and len(prompt) < LONG_QUESTION_CHARS and prompt.rstrip().endswith("?"):
         warnings.warn(
@@ -94,21 +108,21 @@ def limits_of_a_run(
     """Return the limits of one run.
 
     Args:
-        base: What holds where nothing is given.
-        limits: What is set of them holds.
-        timeout_s: The run's time in seconds; None is that of `limits`.
-        keeps_repl: Whether the REPL is one for several runs, so that its bounds are none of this run's.
+        base: Limits of the `RLM`.
+        limits: Fields that were set replace those of `base`.
+        timeout_s: Seconds of the run; None takes `run_timeout_s` of `limits` or `base`.
+        keeps_repl: Whether the REPL serves several runs, so that a single run cannot change the REPL's limits.
 
     Raises:
         ConfigurationError: The time is given twice, or a limit cannot be used.
     """
     if not isinstance(limits, RunLimits | ReplLimits | None):
-        raise ConfigurationError(f"limits is a Limits, and not {type(limits).__name__}")
+        raise ConfigurationError(f"limits must be a Limits, not {type(limits).__name__}")
     require_kind("timeout_s", timeout_s, int, float, type(None))
     fields = set() if limits is None else limits.model_fields_set
     if keeps_repl and (of_repl := sorted(fields & ReplLimits.model_fields.keys())):
         raise ConfigurationError(f"a persistent RLM has one REPL: give {', '.join(of_repl)} to RLM, for all runs")
     if timeout_s is not None and "run_timeout_s" in fields:
-        raise ConfigurationError("give the run's time once: it is timeout_s or run_timeout_s of limits")
+        raise ConfigurationError("give the run's time once, as timeout_s or as run_timeout_s of limits")
     changed = base if limits is None else with_set(base, limits)
     return changed if timeout_s is None else with_set(changed, RunLimits(run_timeout_s=timeout_s))

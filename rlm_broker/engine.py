@@ -1,4 +1,4 @@
-"""What any number of runs share: a handler, a sandbox whose REPLs connect to it, and a recorder of calls."""
+"""Parts that any number of runs share: a handler, a sandbox whose REPLs connect to it, and a recorder of calls."""
 
 import contextlib
 import os
@@ -22,10 +22,11 @@ from rlm_broker.sandbox.sandbox import SEED_BITS, Sandbox, require_seed
 
 @dataclass(frozen=True, slots=True)
 class OwnSandbox:
-    """What is said of a sandbox that an `RLM` makes for itself; see `Sandbox`.
+    """Settings of a sandbox that an `RLM` makes for itself; see `Sandbox`.
 
     Raises:
-        ConfigurationError: There is no such level, seed or environment, or the level cannot allow what is wanted.
+        ConfigurationError: The level, the seed or the environment does not exist, or the level cannot allow
+            `allow_exec`.
     """
 
     isolation: str = AUTO
@@ -42,7 +43,7 @@ class OwnSandbox:
 
 @dataclass(frozen=True, slots=True)
 class Engine:
-    """A handler that listens, a sandbox that is open, and what records their calls."""
+    """A listening handler, an open sandbox, and the recorder of their calls if there is one."""
 
     handler: LMHandler
     sandbox: Sandbox
@@ -50,21 +51,23 @@ class Engine:
 
 
 class EngineParts:
-    """What an engine is made of: parts that are lent stay their owner's, all others are made and ended with it.
+    """Parts of an engine: those that the caller lends, and settings for the others.
+
+    A lent part is used as it is. The others are made when the engine starts and closed when it ends.
 
     Args:
-        registry: Makes the handler. None where one is lent.
-        handler: The handler that is lent.
-        models: What is cached and recorded.
-        sandbox: A sandbox that is lent, or what is said of one to be made. One that is lent closed is opened for as
-            long as it is used.
-        limits: Bounds of calls and REPLs. What is not set is that of a sandbox that is lent, or the default.
+        registry: Makes the handler; None if the caller lends one.
+        handler: Handler that the caller lends, or None.
+        models: Settings of the cache and the recording.
+        sandbox: Sandbox that the caller lends, or the settings of one to make. A lent sandbox that is closed is opened
+            while the engine runs.
+        limits: Limits of calls and REPLs. A field that is not set is taken from a lent sandbox, else has its default.
 
     Attributes:
-        limits: The bounds that hold.
+        limits: Limits that hold.
 
     Raises:
-        ConfigurationError: A recording or a seed does not go with a sandbox that is lent.
+        ConfigurationError: The recording's seed differs from that of the lent sandbox, or a seed is given beside it.
     """
 
     def __init__(
@@ -86,24 +89,24 @@ class EngineParts:
 
     @property
     def event_loop(self) -> EventLoopRef | None:
-        """Where the parts that are lent live; None where that is not decided."""
+        """Event loop of the lent parts; None if none of them is bound to a loop yet."""
         lent = [part for part in (self._sandbox, self._handler) if isinstance(part, Sandbox | LMHandler)]
         return next((part.event_loop for part in lent if part.event_loop is not None), None)
 
     @contextlib.asynccontextmanager
     async def running(self, event_loop: EventLoopRef) -> AsyncIterator[Engine]:
-        """An engine, until this is left.
+        """Run an engine until the context manager exits.
 
         Raises:
-            ModelFailed, UnknownModel: What every call would raise.
-            ConfigurationError: A file cannot be used, or a budget in dollars cannot be kept.
-            IsolationUnavailable, SandboxFailed: There is no sandbox to be had.
+            ModelFailed, UnknownModel: A preflight failed: every call would fail in the same way.
+            ConfigurationError: A file cannot be used, or a limit in US dollars needs a price that is not known.
+            IsolationUnavailable, SandboxFailed: No sandbox can be started.
         """
         async with contextlib.AsyncExitStack() as own:
             handler = self._handler or await self._own_handler(own, event_loop)
             recorder = None
             if self._models.record is not None:
-                for client in handler.routing.clients:  # a window is known then, if it ever is
+                for client in handler.routing.clients:  # context windows are known only once clients are loaded
                     await client.loaded()
                 recorded = recorded_models(handler, self._seed)
                 recorder = own.enter_context(contextlib.closing(Recorder(Path(self._models.record), recorded)))
@@ -134,23 +137,23 @@ class EngineParts:
         )
 
     def _required_seed(self) -> int | None:
-        """Return the seed of the sandbox: a recording that is replayed brings one, and a new one needs one."""
+        """Return the sandbox's seed: that of a replayed recording, else the given one, else one drawn to record."""
         replayed = self.registry.replay if self.registry else None
         if replayed is None:
             is_drawn = self._sandbox.seed is None and isinstance(self._sandbox, OwnSandbox) and self._models.record
             return secrets.randbits(SEED_BITS) if is_drawn else self._sandbox.seed
         seed = replayed.models.seed
         if isinstance(self._sandbox, OwnSandbox) and self._sandbox.seed is not None:
-            raise ConfigurationError("seed must be None here: the seed of the recording holds")
+            raise ConfigurationError("seed must be None for a replay: the recording brings its own seed")
         if isinstance(self._sandbox, Sandbox) and self._sandbox.seed != seed:
             raise ConfigurationError(
-                f"the recording was made with seed={seed}, and the sandbox has {self._sandbox.seed}"
+                f"the recording was made with seed={seed}, but the sandbox has {self._sandbox.seed}: give it that seed"
             )
         return seed
 
 
 def recorded_models(handler: LMHandler, seed: int | None) -> RecordedModels:
-    """Return what a recording says of the models, whose names a replay has to have, and of the sandbox."""
+    """Return the first line of a recording: names that a replay needs, the windows of its models, and the seed."""
     root, sub = handler.get_client(depth=0), handler.get_client(depth=1)
     routing = handler.routing
     routes = [(route.to, route.match, route.depths) for route in routing.routes]

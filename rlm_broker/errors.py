@@ -1,26 +1,33 @@
-"""Everything this package raises on purpose.
+"""Errors that this package raises on purpose.
 
 RlmBrokerError
-├── ConfigurationError       what the caller gave cannot be used; nothing was started
-│   ├── ReplBusy             a REPL runs a block already
+├── ConfigurationError       an argument or a setting cannot be used; no process was started
+│   ├── ReplBusy             a REPL already runs a block
 │   ├── ContextRefused       a context cannot be read, or is not text, a dict or a list
-│   ├── ValueTooLarge        a value is more than a message to a REPL may hold
+│   ├── ValueTooLarge        a value is larger than one message to a REPL may be
 │   └── UnknownModel         no client is registered under that name
 ├── FileRefused              a file of a REPL cannot be read, written or listed
 ├── ProgramNotStarted        a program cannot be started in a sandbox
-├── IsolationUnavailable     this machine cannot give the isolation that was asked for
-├── ValueUnavailable         a variable of a REPL is not there, or its value does not cross
-├── ProtocolViolation        a peer said what it may not say now; its connection is closed
+├── IsolationUnavailable     this machine cannot give the isolation level that was asked for
+├── ValueUnavailable         a variable of a REPL does not exist, or its value cannot be transferred
+├── ProtocolViolation        a peer sent a message that is not allowed now; its connection is closed
 │   └── OneShotRefused       a request of the one-shot protocol cannot be served (in `transport.one_shot`)
-└── RunFailed                a run may end by it; then it carries what the run had: messages, usage, partial answer
-    ├── SandboxFailed        the sandbox itself broke; nothing is known of the code that ran in it
+└── RunFailed                can end a run; it then carries the run's messages, usage and partial answer
+    ├── SandboxFailed        the sandbox itself broke; the state of the code in it is unknown
     │   ├── WorkerDied       a worker's processes ended before their block did
-    │   └── ReplClosed       the REPL was closed, or may not be restarted any more
+    │   └── ReplClosed       the REPL was closed, or may not be restarted again
     ├── ModelFailed          a language model call failed
-    │   └── ReplayDiverged   a replayed run asked something that was not recorded
-    ├── OutputInvalid        the answer is not of the type that was asked for; carries the last one
+    │   └── ReplayDiverged   a replayed run asked for a reply that was not recorded
+    ├── OutputInvalid        the answer is not of the wanted type; carries the last answer
     ├── LimitReached         a limit ended the run
-    └── RunCancelled         the run was stopped, by Ctrl+C for example
+    └── RunCancelled         the run was stopped, for example by Ctrl+C
+
+Example, which keeps what a failed run had found:
+
+    try:
+        completion = rlm.completion(context, question)
+    except RunFailed as failed:
+        print(failed.partial_answer, failed.usage_summary.total_cost)
 """
 
 from collections.abc import Callable, Mapping
@@ -31,35 +38,42 @@ from rlm_broker.results import ChatMessage, ChildTrace, Completion, Isolation, I
 from rlm_broker.shown import described, had
 
 FailureCause = Literal["transient", "request", "provider"]
-"""Why a call failed: `transient`, the same call may succeed later; `request`, no model would take it (too long, refused
-content, malformed); `provider`, anything else, such as a wrong key, an unknown model, an answer of nonsense."""
+"""Why a call failed.
+
+- `transient`: the same call may succeed later, for example after status 429 or a broken connection.
+- `request`: no model would accept the request, for example because it is too long, malformed or refused.
+- `provider`: any other cause, such as a wrong key, an unknown model or a malformed reply.
+"""
 
 
 class RlmBrokerError(Exception):
     """Base of every error that this package raises on purpose.
 
+    Errors can be pickled, with all their attributes.
+
     Attributes:
-        kind: The error's name in JSON output.
-        exit_code: What the command line returns for it.
+        kind: Name of the error in JSON output.
+        exit_code: Exit status of the command line for this error.
     """
 
     kind: ClassVar[str] = "failed"
     exit_code: ClassVar[int] = 1
 
     def __reduce__(self) -> tuple[Callable[..., "RlmBrokerError"], tuple[Any, ...], dict[str, Any]]:
-        """Pickle without `__init__`, which takes other arguments than the message: a process pool passes errors on."""
+        """Pickle without `__init__`, whose parameters differ from `args`: process pools pickle the errors of their
+        workers."""
         return _unpickled, (type(self), *self.args), self.__dict__
 
 
 class ConfigurationError(RlmBrokerError):
-    """What the caller gave cannot be used."""
+    """An argument, a setting or a file that the caller gave cannot be used."""
 
     kind = "configuration"
     exit_code = 2
 
 
 class ReplBusy(ConfigurationError):
-    """A REPL runs a block already. It runs one at a time."""
+    """A REPL already runs a block. It runs one block at a time."""
 
     kind = "busy"
 
@@ -71,7 +85,7 @@ class ContextRefused(ConfigurationError):
 
 
 class ValueTooLarge(ConfigurationError):
-    """A value is more than a message to a REPL may hold, see `Limits.max_frame_bytes`."""
+    """A value is larger than one message to a REPL may be; see `Limits.max_frame_bytes`."""
 
     kind = "value"
 
@@ -83,22 +97,27 @@ class UnknownModel(ConfigurationError):
 
 
 class FileRefused(RlmBrokerError):
-    """A file of a REPL's scratch folder cannot be read, written or listed, as it is there."""
+    """A file of a REPL's scratch folder cannot be read, written or listed."""
 
     kind = "file"
 
 
 class ProgramNotStarted(RlmBrokerError):
-    """A program cannot be started in a sandbox: it is not there, cannot be executed, or is one process too many."""
+    """A program cannot be started in a sandbox.
+
+    It does not exist, cannot be executed, or the REPL has as many processes as `Limits.max_processes` allows.
+    """
 
     kind = "program"
 
 
 class IsolationUnavailable(RlmBrokerError):
-    """This machine cannot give the isolation that was asked for. Nothing ran with less.
+    """This machine cannot give the isolation level that was asked for. No code ran at a weaker level.
 
     Attributes:
-        layer, reason, remedy: Which layer failed, why, and what would give it, where it was one.
+        layer: Name of the layer that failed, or None if the cause is not a layer.
+        reason: Why it failed, or None.
+        remedy: A change of the machine that would make it available, or None.
     """
 
     kind = "isolation"
@@ -114,34 +133,35 @@ class IsolationUnavailable(RlmBrokerError):
 
 
 class ValueUnavailable(RlmBrokerError):
-    """A variable of a REPL is not there, or its value does not cross; the text says which and why."""
+    """A variable of a REPL does not exist, or its value cannot be transferred; the message says which and why."""
 
     kind = "value"
 
 
 class ProtocolViolation(RlmBrokerError):
-    """A peer said what it may not say now; its connection is closed."""
+    """A peer sent a message that is not allowed at that point; its connection is closed."""
 
     kind = "protocol"
     exit_code = 4
 
 
 class RunFailed(RlmBrokerError):
-    """Base of the errors that can end a run. One that ended a run carries what the run had by then.
+    """Base of the errors that can end a run. An error that ended a run carries what the run had by then.
 
-    The fields below are empty if no run had begun: a client's own `ModelFailed`, for example. `Completion` has fields
-    of the same names.
+    The attributes are empty if no run had begun, for example when a client raises `ModelFailed` on its own.
+    `Completion` has fields of the same names.
 
     Attributes:
-        partial_answer: The best answer so far: what code has put into `answer["content"]`, else the text of the model's
-            last reply outside of its code; or None.
-        root_model: The model of the run.
-        isolation: What was enforced; None if it had no REPL.
-        messages: The conversation with the root model.
-        trajectory: The turns of the run. The last one may lack the block that was running.
-        child_traces: Its child runs.
-        usage_summary, usage_by_depth: What the run and all below it used; a call that was under way is not counted.
-        execution_time: Seconds.
+        partial_answer: Best answer so far: what code has put into `answer["content"]`, else the text of the model's
+            last reply outside of its code, else None.
+        root_model: Name of the run's model.
+        isolation: Isolation that was enforced, or None if the run had no REPL.
+        messages: Conversation with the root model.
+        trajectory: Turns of the run. The last turn may lack the block that was running.
+        child_traces: Child runs that the run started.
+        usage_summary: Usage of the run and everything below it, by model. A call that was under way is not counted.
+        usage_by_depth: The same usage by depth.
+        execution_time: Duration of the run in seconds.
     """
 
     partial_answer: str | None = None
@@ -155,7 +175,12 @@ class RunFailed(RlmBrokerError):
     execution_time: float = 0.0
 
     def take(self, run: Completion, partial_answer: str | None) -> None:
-        """Carry what `run`, which has no response, came to."""
+        """Copy the results of a run that ended without a response.
+
+        Args:
+            run: Outcome of the run, with `response` None.
+            partial_answer: Best answer so far; an answer that the error already has is kept.
+        """
         self.partial_answer = self.partial_answer or partial_answer
         self.messages, self.trajectory, self.child_traces = run.messages, run.trajectory, run.child_traces
         self.usage_summary, self.usage_by_depth = run.usage_summary, run.usage_by_depth
@@ -168,7 +193,7 @@ class RunFailed(RlmBrokerError):
 
 
 class SandboxFailed(RunFailed):
-    """The sandbox itself broke; nothing is known of the code that ran in it."""
+    """The sandbox itself broke. The state of the code that ran in it is unknown."""
 
     kind = "sandbox"
     exit_code = 4
@@ -179,15 +204,15 @@ class WorkerDied(SandboxFailed):
 
 
 class ReplClosed(SandboxFailed):
-    """The REPL was closed, or has been restarted as often as `Limits.max_repl_restarts` allows."""
+    """The REPL was closed, or was restarted as often as `Limits.max_repl_restarts` allows."""
 
 
 class ModelFailed(RunFailed):
     """A language model call failed; the message is one sentence in the provider's own words.
 
     Attributes:
-        cause: Whether trying again, or asking another model, may help.
-        retry_after_s: How long the provider wants to be left alone, in seconds, if it said so.
+        cause: Whether another attempt, or another model, may help; see `FailureCause`.
+        retry_after_s: Seconds that the provider asks to wait before the next call, or None if it does not say.
     """
 
     kind = "provider"
@@ -200,34 +225,36 @@ class ModelFailed(RunFailed):
 
 
 class ReplayDiverged(ModelFailed):
-    """A replayed run asked something that was not recorded; the message shows the difference. Or it has come to the
-    call in which the run was stopped."""
+    """A replayed run asked for a reply that was not recorded; the message shows the difference.
+
+    It is also raised at the call during which the recorded run was stopped.
+    """
 
     kind = "replay"
     exit_code = 1
 
 
 class OutputInvalid(RunFailed):
-    """The answer is not of the type that was asked for, and the model was told so as often as it may be.
+    """The answer is not of the wanted type, also after `Limits.max_output_retries` further turns.
 
     Attributes:
-        answer: The last one.
+        answer: Last answer of the model, as text.
     """
 
     kind = "output"
 
     def __init__(self, problem: str, answer: str) -> None:
-        super().__init__(f"the answer is not of the type that was asked for: {problem}")
+        super().__init__(f"the answer is not of the wanted type: {problem}")
         self.answer = self.partial_answer = answer
 
 
 class LimitReached(RunFailed):
-    """A run stopped at a limit.
+    """A limit ended a run, or refused a call or a child run.
 
     Attributes:
         limit: Name of the field of `Limits`.
-        spent: How much was used, in the unit that the field's name gives.
-        allowed: The field's value.
+        spent: Amount used, in the unit of the field.
+        allowed: Value of the field.
     """
 
     kind = "limit"
@@ -242,7 +269,7 @@ class LimitReached(RunFailed):
 
 
 class RunCancelled(RunFailed):
-    """The run was cancelled before it had an answer, by Ctrl+C for example."""
+    """The run was cancelled before it had an answer, for example by Ctrl+C."""
 
     kind = "cancelled"
     exit_code = 130
@@ -253,15 +280,20 @@ class RunCancelled(RunFailed):
 
 
 def require_kind(what: str, value: object, *kinds: type) -> None:
-    """Refuse a value of another kind. A bool is no number here.
+    """Refuse a value of another type. A bool does not count as a number.
+
+    Args:
+        what: Name of the value in the message.
+        value: Value to check.
+        kinds: Allowed types; with `type(None)` among them, None is allowed.
 
     Raises:
-        ConfigurationError: It is of none of `kinds`.
+        ConfigurationError: The value is of none of the `kinds`.
     """
     if not isinstance(value, kinds) or (isinstance(value, bool) and bool not in kinds):
         names = [kind.__name__ for kind in kinds if kind is not type(None)]
         article = "an" if names[0][0] in "aeiou" else "a"
-        raise ConfigurationError(f"{what} is {article} {' or '.join(names)}, and not {type(value).__name__}")
+        raise ConfigurationError(f"{what} must be {article} {' or '.join(names)}, not {type(value).__name__}")
 
 
 def _unpickled(kind: type[RlmBrokerError], *args: Any) -> RlmBrokerError:

@@ -1,4 +1,4 @@
-"""JSON Schemas that the user brings: for an answer, or for the arguments of a tool."""
+"""JSON Schemas that users bring: for answers, and for the arguments of tools."""
 
 import inspect
 import json
@@ -9,31 +9,31 @@ from typing import Any
 from rlm_broker.errors import ConfigurationError
 
 MOST = 10
-"""Mistakes that are named at a time; a long list may be wrong in each of its places."""
+"""Mistakes named in one error; further ones are left out, because a long list may be wrong in each of its places."""
 
 
 class Unfit(ValueError):
-    """A value is not what its schema asks for; the text names each place."""
+    """A value does not fit its schema; the message names each wrong place."""
 
 
 class JsonSchema:
-    """A schema that values can be compared with.
+    """A JSON Schema that validates values.
 
-    Its patterns are searched by `re`, which a pattern such as `(a+)+$` keeps busy for hours: bring trusted schemas.
+    Bring only schemas that you trust: `re` searches their patterns, and one such as `(a+)+$` keeps it busy for hours.
 
     Args:
-        schema: The draft that its "$schema" names; without one 2020-12.
-        what: What it is for, for the error.
+        schema: Schema of the draft that its "$schema" names, else of draft 2020-12.
+        what: Name of the schema's owner in errors about the schema.
 
     Attributes:
-        text: The schema as JSON.
+        text: Schema as JSON text.
 
     Raises:
-        ConfigurationError: It is no JSON Schema.
+        ConfigurationError: It is not a valid JSON Schema.
     """
 
     def __init__(self, schema: Mapping[str, Any], what: str) -> None:
-        import jsonschema  # 0.1 s that most runs need not pay
+        import jsonschema  # its import takes 0.1 s, which runs without a schema save
 
         try:
             self.text = json.dumps(schema, ensure_ascii=False)
@@ -47,7 +47,15 @@ class JsonSchema:
         _require_references(schema, what)
 
     def require(self, value: Any, whole: str) -> None:
-        """Raise `Unfit` unless a value is what the schema asks for; `whole` stands for the value itself."""
+        """Check a value.
+
+        Args:
+            value: Plain value.
+            whole: Word that stands for the value itself in the error.
+
+        Raises:
+            Unfit: The value does not fit; the message names up to `MOST` places.
+        """
         problems = []
         for error in self._validator.iter_errors(value):
             problems.append(f"{'.'.join(map(str, error.absolute_path)) or whole}: {error.message}")
@@ -58,17 +66,17 @@ class JsonSchema:
 
 
 def _unique_items(_validator: Any, wanted: Any, instance: Any, _schema: Any) -> Iterator[Any]:
-    """Check "uniqueItems" by a set. That of jsonschema compares each item with all others."""
+    """Check "uniqueItems" with a set, in linear time. The check of jsonschema compares each item with all others."""
     import jsonschema
 
     if wanted is True and isinstance(instance, list):
         known = {_comparable(item) for item in instance}
         if len(known) < len(instance):
-            yield jsonschema.ValidationError(f"{len(instance) - len(known):,} items are there already")
+            yield jsonschema.ValidationError(f"{len(instance) - len(known):,} items repeat earlier ones")
 
 
 def _comparable(value: Any) -> Any:
-    """Return what is equal for equal values: 1 is 1.0 and not true, as in JSON."""
+    """Return a hashable key that is the same for values equal in JSON: 1 equals 1.0, and not true."""
     if isinstance(value, Mapping):
         return "dict", frozenset((key, _comparable(each)) for key, each in value.items())
     if isinstance(value, list | tuple):
@@ -79,7 +87,11 @@ def _comparable(value: Any) -> Any:
 
 
 def _require_references(schema: Mapping[str, Any], what: str) -> None:
-    """Refuse references that lead out of the schema, or nowhere: nothing is fetched, and a run is not to end by it."""
+    """Refuse references that cannot be resolved within the schema.
+
+    References to other documents are never fetched. Without this check a missing target would end the run at the first
+    value.
+    """
     import referencing
     import referencing.jsonschema
 
@@ -90,7 +102,7 @@ def _require_references(schema: Mapping[str, Any], what: str) -> None:
         try:
             resolver.lookup(reference)
         except referencing.exceptions.Unresolvable:
-            raise ConfigurationError(f"{what} refers to {reference!r}, which is not in it") from None
+            raise ConfigurationError(f"{what} refers to {reference!r}, which the schema does not define") from None
 
 
 def _references(schema: Any) -> Iterator[str]:
@@ -106,7 +118,7 @@ def _references(schema: Any) -> Iterator[str]:
 
 
 class _LeftOut:
-    """Stands for an optional argument that is not given: the function has a default of its own."""
+    """Placeholder default of an optional argument: if the caller omits it, the function's own default holds."""
 
     def __init__(self, schema: Mapping[str, Any]) -> None:
         self._shown = repr(schema["default"]) if "default" in schema else "..."
@@ -116,14 +128,15 @@ class _LeftOut:
 
 
 def with_schema(function: Callable[..., Any], schema: Mapping[str, Any], what: str) -> Callable[..., Any]:
-    """Return a function that is called with the properties of an object schema, and refuses what does not fit.
+    """Return a function that takes the properties of an object schema as arguments and validates them.
 
     Args:
-        schema: Of type "object". Positional arguments are its properties in their order, the required ones first.
-        what: Whose schema it is, for the error.
+        function: Called with the given arguments by keyword. An async function stays async.
+        schema: Schema of type "object". Positional arguments are its properties in order, the required ones first.
+        what: Name of the schema's owner in errors.
 
     Raises:
-        ConfigurationError: It is no JSON Schema of an object whose properties can be parameters.
+        ConfigurationError: It is not a valid JSON Schema of an object, or its properties cannot be parameter names.
     """
     if not isinstance(schema, Mapping) or schema.get("type") != "object":
         raise ConfigurationError(f'{what} must be a JSON Schema with "type": "object"')

@@ -1,4 +1,4 @@
-"""Keyword arguments of `RLM` that stand for an argument of one of its objects, and what other systems call them."""
+"""Keyword arguments of `RLM` that stand for one argument of `Models`, `Tools`, `Instructions` or `Sandbox`."""
 
 import inspect
 import os
@@ -24,10 +24,10 @@ T = TypeVar("T")
 
 
 class Keywords(TypedDict, total=False):
-    """What `RLM` takes besides its parameters: each is short for an argument of the object that is named here."""
+    """Keyword arguments that `RLM` takes besides its parameters. Each is short for the argument that is named here."""
 
     routes: Sequence[Route]
-    """`Models(routes=...)`, and so are the next four."""
+    """`Models(routes=...)`; the next four stand for arguments of `Models`, too."""
     model_policy: ModelPolicy
     cache: FilePath | Cache | None
     record: FilePath | None
@@ -35,17 +35,17 @@ class Keywords(TypedDict, total=False):
     sub_tools: Mapping[str, Any] | None
     """`Tools(tools, for_children=...)`"""
     system_prompt: str | Callable[[int], str] | None
-    """`Instructions(system=...)`, and so are the next two."""
+    """`Instructions(system=...)`; the next two stand for arguments of `Instructions`, too."""
     prompt_profile: Profile
     user_prologue: str | None
     isolation: str
-    """`Sandbox(isolation=...)`, and so are the next four."""
+    """`Sandbox(isolation=...)`; the next four stand for arguments of `Sandbox`, too."""
     allow_exec: bool | None
     seed: int | None
     python: str | os.PathLike[str] | None
     packages: Sequence[str] | None
     verbose: bool
-    """`on_event=print_events`, beside an `on_event` of one's own"""
+    """`on_event=print_events`, in addition to an `on_event` that is given."""
 
 
 _MODELS = {"routes": "routes", "model_policy": "policy", "cache": "cache", "record": "record", "replay": "replay"}
@@ -69,16 +69,16 @@ _ELSEWHERE = {
     "custom_system_prompt": 'instructions are given as instructions: RLM(model, instructions="...")',
     "logger": 'what happens goes to on_event: RLM(model, on_event=TraceWriter("run.jsonl"))',
 }
-"""How it is said here what the reference runtime has these names for."""
+"""Maps argument names of the reference runtime to a sentence on what replaces them here."""
 
 
 def models_with(given: Any, keywords: Mapping[str, Any]) -> Models:
-    """Return the models that the parameter `models` and keywords stand for."""
+    """Return the models that the parameter `models` and the keywords stand for."""
     return _with("models", models_of(given), isinstance(given, Models), _MODELS, keywords)
 
 
 def instructions_with(given: Any, keywords: Mapping[str, Any]) -> Instructions:
-    """Return the instructions that the parameter `instructions` and keywords stand for."""
+    """Return the instructions that the parameter `instructions` and the keywords stand for."""
     if given is not None and not isinstance(given, Instructions):
         given = Instructions(given)
     is_whole = given is not None
@@ -86,17 +86,17 @@ def instructions_with(given: Any, keywords: Mapping[str, Any]) -> Instructions:
 
 
 def sandbox_with(given: Any, keywords: Mapping[str, Any]) -> Sandbox | OwnSandbox:
-    """Return the sandbox that the parameter `sandbox` and keywords stand for."""
+    """Return the sandbox that the parameter `sandbox` and the keywords stand for."""
     if not isinstance(given, str | Sandbox | None):
-        raise ConfigurationError(f"sandbox is a Sandbox, or the name of a level, and not {type(given).__name__}")
+        raise ConfigurationError(f"sandbox must be a Sandbox or the name of a level, not {type(given).__name__}")
     made = given if isinstance(given, Sandbox) else OwnSandbox() if given is None else OwnSandbox(given)
     if isinstance(given, str) and "isolation" in keywords:
-        raise ConfigurationError("give the isolation level once: sandbox or isolation")
+        raise ConfigurationError("give the isolation level once, as sandbox or as isolation")
     return _with("sandbox", made, isinstance(given, Sandbox), _SANDBOX, keywords)
 
 
 def tools_with(given: Any, keywords: Mapping[str, Any]) -> Tools:
-    """Return the tools that the parameter `tools` and keywords stand for."""
+    """Return the tools that the parameter `tools` and the keywords stand for."""
     if not isinstance(given, Tools):
         return Tools(given, keywords.get("sub_tools"))
     if "sub_tools" in keywords:
@@ -105,7 +105,7 @@ def tools_with(given: Any, keywords: Mapping[str, Any]) -> Tools:
 
 
 def receivers_with(on_event: Any, keywords: Mapping[str, Any]) -> tuple[Callback, ...]:
-    """Return what is told of each event, by the parameter `on_event` and keywords."""
+    """Return the callbacks for each event, from the parameter `on_event` and the keywords."""
     verbose = keywords.get("verbose", False)
     require_kind("verbose", verbose, bool)
     own = (Callback(print_events, "verbose"),) if verbose else ()
@@ -113,13 +113,14 @@ def receivers_with(on_event: Any, keywords: Mapping[str, Any]) -> tuple[Callback
 
 
 def require_known(keywords: Mapping[str, Any], front_door: Callable[..., Any]) -> None:
-    """Refuse keywords that there are not, and say how it is said here.
+    """Refuse unknown keywords, and name what replaces them.
 
     Args:
-        front_door: Has the parameters beside which the keywords were given.
+        keywords: Keywords that the caller gave.
+        front_door: Function or class that took them; its parameters are suggested for misspelt names.
 
     Raises:
-        ConfigurationError: There is one.
+        ConfigurationError: A keyword is unknown.
     """
     for name in keywords:
         if name in Keywords.__annotations__:
@@ -137,7 +138,11 @@ def require_known(keywords: Mapping[str, Any], front_door: Callable[..., Any]) -
 
 
 def _with(parameter: str, made: T, is_whole: bool, names: Mapping[str, str], keywords: Mapping[str, Any]) -> T:
-    """Return `made` with what the keywords say, unless the caller made it as a whole and could say it there."""
+    """Return `made`, changed as the keywords say.
+
+    Raises:
+        ConfigurationError: `is_whole`: the caller gave the object itself, so its arguments belong into its constructor.
+    """
     said = {name: keywords[name] for name in names if name in keywords}
     if said and is_whole:
         kind, first = type(made).__name__, next(iter(said))

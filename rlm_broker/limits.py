@@ -1,4 +1,7 @@
-"""What one run tree may use. Values only: what has been spent is in `ledger`."""
+"""Limits of one run tree and of its REPLs: the fields, their defaults and their checks.
+
+These are values only. `run/ledger.py` counts what a tree has spent.
+"""
 
 from typing import Annotated, Any, Self
 
@@ -22,17 +25,23 @@ from sandbox_worker.wire.bounds import ReplBounds
 from sandbox_worker.wire.messages import MAX_PROMPTS
 
 BLOCKS_EACH_TURN = 5
+"""Default of `max_blocks`, per turn of the root run."""
 MOST = 1 << 50
-"""Bytes that no machine has: more than these would be too many for the kernel's own numbers."""
+"""Largest limit in bytes: 1 PiB, which no machine has. Far larger numbers would not fit into the kernel's 64-bit
+fields."""
 FEWEST_TURNS = 3
+"""Turns that a child run gets at least, if the root run has as many."""
 MOST_CHARS = 200
-"""Of a wrong value in a sentence."""
+"""Characters of a refused value that an error message shows. Longer text is cut and marked with "..."."""
 MOST_DIGITS = 18
-"""Of a whole number as text: Python reads only so many, and no limit means more."""
+"""Digits of a whole number given as text; longer text is not read as a number.
+
+18 digits stay below the 4,300 at which `int` raises `ValueError`, and above any limit that has a meaning.
+"""
 
 
 def _short(value: object) -> str:
-    """Return a value as text, cut where it is longer than any limit."""
+    """Return a value as text, cut after `MOST_CHARS` characters."""
     if isinstance(value, int) and value.bit_length() > MOST_CHARS:
         return "a number of too many digits"
     text = str(value)
@@ -40,14 +49,17 @@ def _short(value: object) -> str:
 
 
 class _Bounds(BaseModel):
-    """Bounds of something, checked when they are made."""
+    """A frozen set of limits that is checked when it is made."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, use_attribute_docstrings=True)
 
     @model_validator(mode="wrap")
     @classmethod
     def _refuse_in_words(cls, given: Any, validate: ModelWrapValidatorHandler[Self], info: ValidationInfo) -> Self:
-        """Raise this package's error. The context of the validation may say of a name where its value came from."""
+        """Raise `ConfigurationError` in place of pydantic's error.
+
+        The context of the validation maps a limit's name to the words that say where its value came from.
+        """
         sources = info.context or {}
         written = given if isinstance(given, dict) else {}
         for name, value in written.items():
@@ -67,70 +79,99 @@ class _Bounds(BaseModel):
 
 
 class RunLimits(_Bounds):
-    """Bounds of one run and of everything below it. None means no bound.
+    """Limits of one run and of everything below it. None means no limit.
 
-    Of a dict, as from a file, `model_validate` also takes text with a unit where a name ends in `_bytes` or `_s`:
-    {"run_timeout_s": "1h30m"}; see `units`.
+    `model_validate` takes a dict, such as a table of a settings file. There, text with a unit is accepted for each name
+    that ends in `_bytes` or `_s`: `{"run_timeout_s": "1h30m"}`.
 
     Raises:
-        ConfigurationError: There is no limit of a name, or it cannot have the value.
+        ConfigurationError: A name is not that of a limit, or a value is not allowed for its limit.
     """
 
     max_depth: NonNegativeInt = 1
-    """Levels that have a REPL: 0 is a plain completion, 1 only the root. A child query below them is a completion."""
+    """Maximum levels that have a REPL; a child query below them is answered by a plain completion.
+
+    0 makes the run itself a plain completion. 1 gives a REPL to the root run alone.
+    """
     max_iterations: PositiveInt | Annotated[tuple[PositiveInt, ...], Field(min_length=1)] = 30
-    """Turns of one run. Children get fewer, see `iterations`; or one number for each depth."""
+    """Maximum turns of one run; after the last turn the model is asked once more for its best answer.
+
+    A single number is for the root run, and `iterations` derives fewer turns for its children. A tuple has one number
+    for each depth, and its last number holds for all deeper runs. The completion's `limit` is then "max_iterations".
+    """
     max_blocks: PositiveInt | None = None
-    """Code blocks of one run; past it code is not run. Left out: 5 times the root's turns."""
+    """Maximum code blocks of one run; beyond it no code is run, and the model is asked for its best answer.
+
+    If it is not given, it is 5 times the turns of the root run. The completion's `limit` is then "max_blocks".
+    """
     max_llm_calls: PositiveInt | None = 10_000
-    """Language model calls of the whole tree."""
+    """Maximum language model calls of the whole tree; a further call fails with `LimitReached`.
+
+    A call that is retried counts once. If code in a REPL makes the call, the code gets the error as its answer.
+    """
     max_tokens: PositiveInt | None = None
-    """Input and output tokens of the whole tree. Estimated, three characters each, of a model that counts none."""
+    """Maximum tokens of the whole tree, input and output; once they are spent, each call fails with `LimitReached`.
+
+    Each call sets aside in advance what it may need, so concurrent calls overshoot by no more than one would. For a
+    model that counts no tokens, three characters count as one token.
+    """
     max_budget_usd: PositiveFloat | None = None
-    """US dollars of the whole tree. It needs models whose price is known."""
+    """Maximum cost of the whole tree in US dollars; once it is spent, a further call fails with `LimitReached`.
+
+    The price of each model must be known, or the run fails with `ConfigurationError`.
+    """
     max_consecutive_errors: PositiveInt | None = None
-    """Turns of one run in a row in which a block failed."""
+    """Turns in a row with a failed block at which one run ends with `LimitReached`."""
     max_children_total: NonNegativeInt | None = 100
-    """Child runs of the whole tree, at any depth."""
+    """Maximum child runs of the whole tree, at any depth; a further child query fails with an error in its slot."""
     max_children_per_batch: PositiveInt | None = None
-    """Child runs of one query; the prompts beyond are refused, slot by slot."""
+    """Maximum child runs of one query; each prompt beyond it gets an error in its slot."""
     max_batch_prompts: Annotated[int, Field(ge=1, le=MAX_PROMPTS)] = 4_096
-    """Prompts in one batch; a larger one is refused slot by slot."""
+    """Maximum prompts in one batch; each prompt of a larger batch gets an error in its slot."""
     max_concurrent_calls: PositiveInt = 16
-    """Language model calls of the tree at the same time."""
+    """Maximum language model calls of the tree at the same time; further calls wait."""
     max_concurrent_children: PositiveInt = 4
-    """Children at one depth of the tree at the same time. Each depth has its own places: parents that wait hold none
-    that their children need."""
+    """Maximum child runs at one depth of the tree at the same time; further ones wait.
+
+    Each depth has places of its own. With a common pool, waiting parents would hold the places that their children
+    need.
+    """
     max_completion_tokens: PositiveInt | None = None
-    """Output tokens of one call; None leaves it to the provider."""
+    """Maximum output tokens of one call, sent with each request; None leaves the number to the provider."""
     max_result_chars: PositiveInt | None = None
-    """Of what a call or a child returns to the code that asked; a cut is named."""
+    """Maximum characters that a call or a child returns to the code that asked; longer text is cut and marked."""
     compaction_threshold: Annotated[float, Field(gt=0, le=1)] | None = 0.85
-    """Share of the model's context window that a request of a run's loop may fill. Beyond it older outputs are cut, and
-    then the conversation is summarised. A window that is not known counts as 128,000 tokens. None is never."""
+    """Share of the model's context window that a request of a run's loop may fill; None means no compaction.
+
+    Beyond it older outputs are cut. If the request is still too long, the model summarises the conversation. A window
+    that is not known counts as 128,000 tokens.
+    """
     max_output_retries: NonNegativeInt = 2
-    """Further turns for an answer that is not of the type that was asked for."""
+    """Further turns for an answer that is not of the wanted type; after these the run fails with `OutputInvalid`."""
 
     # -- time
     run_timeout_s: PositiveFloat | None = 3_600.0
-    """One whole run, everything below it included."""
+    """Seconds of one whole run, with everything below it; then it ends with `LimitReached`."""
     child_timeout_s: PositiveFloat | None = 600.0
-    """One child run; never longer than what is left of its parent's time."""
+    """Seconds of one child run; then its query gets an error. A child never outlives its parent's own time limit."""
     iteration_timeout_s: PositiveFloat | None = None
-    """One turn: its call and its blocks."""
+    """Seconds of one turn, with its call and its blocks; then the run ends with `LimitReached`."""
     tool_timeout_s: PositiveFloat = 60.0
-    """One call of a tool."""
+    """Seconds of one tool call; then the code that called the tool gets an error."""
     call_timeout_s: PositiveFloat = 120.0
-    """One language model call."""
+    """Seconds of one language model call with its retries; then it fails. The wait for its turn does not count."""
 
     # -- what the model is shown
     max_observation_chars: PositiveInt = 20_000
-    """Told to the model of what the blocks of one reply printed, all together."""
+    """Maximum characters shown to the model of what all blocks of one reply printed; longer output is cut and marked.
+
+    For a model with a small context window the number is lower.
+    """
 
     @model_validator(mode="wrap")
     @classmethod
     def _default_blocks(cls, given: Any, validate: ModelWrapValidatorHandler[Self]) -> Self:
-        """Derive `max_blocks` from the turns where it is not given. It does not count as set then."""
+        """Derive `max_blocks` from the turns if it is not given. It then does not count as set."""
         if isinstance(given, dict) and "max_blocks" not in given:
             turns = given.get("max_iterations", cls.model_fields["max_iterations"].default)
             first = turns[0] if isinstance(turns, list | tuple) and turns else turns
@@ -143,77 +184,111 @@ class RunLimits(_Bounds):
         return validate(given)
 
     def iterations(self, depth: int) -> int:
-        """Turns of a run at `depth`: fewer the deeper it is, but at least three, and never more than the root's."""
+        """Return the maximum turns of a run at `depth`.
+
+        The number falls with the depth, but not below three unless the root run itself has fewer.
+
+        Example:
+            >>> RunLimits(max_iterations=30).iterations(1)
+            15
+        """
         if isinstance(self.max_iterations, tuple):
             return self.max_iterations[min(depth, len(self.max_iterations) - 1)]
         return min(self.max_iterations, max(FEWEST_TURNS, self.max_iterations // (depth + 1)))
 
 
 class ReplLimits(_Bounds):
-    """Bounds of one REPL. None means no bound.
+    """Limits of one REPL, with all processes that its code starts. None means no limit.
 
     Raises:
-        ConfigurationError: There is no limit of a name, or it cannot have the value.
+        ConfigurationError: A name is not that of a limit, or a value is not allowed for its limit.
     """
 
     memory_bytes: Annotated[int, Field(ge=1 << 20, le=MOST)] = 2 << 30
-    """Memory of all processes of a REPL together, beyond the shared context; also the address space of each."""
+    """Maximum memory in bytes of all processes of a REPL together; beyond it the REPL is killed.
+
+    The shared context does not count. It is also the address space of each process, so one process alone mostly gets a
+    `MemoryError` before the kill.
+    """
     cpu_s: PositiveFloat | None = None
-    """CPU time of one block, all its threads and processes together."""
+    """Maximum CPU seconds of one block, summed over all threads and processes; beyond it the REPL is killed."""
     max_processes: Annotated[int, Field(ge=1, le=1 << 22)] = 64
-    """Processes and threads of one REPL."""
+    """Maximum processes and threads of one REPL; beyond it, starting one fails or the REPL is killed."""
     scratch_bytes: Annotated[int, Field(ge=1 << 12, le=MOST)] = 256 << 20
-    """Size of the private scratch folder, which is also the largest file."""
+    """Maximum bytes of the private scratch folder, and of one file; beyond it, a write fails or the REPL is killed."""
     max_scratch_files: Annotated[int, Field(ge=1, le=1 << 31)] = 8_192
-    """Files and folders in the scratch folder: each costs about a kilobyte of the kernel's memory."""
+    """Maximum files and folders in the scratch folder; beyond it, creating one fails or the REPL is killed.
+
+    Each costs about 1 KB of kernel memory, which `scratch_bytes` does not count.
+    """
     max_open_files: Annotated[int, Field(ge=16, le=1 << 20)] = 256
-    """Descriptors of one process."""
+    """Maximum open file descriptors of one process; beyond it, opening a file fails with EMFILE."""
     max_programs: PositiveInt = 16
-    """Programs of `repl.run` at the same time; one more is refused."""
+    """Maximum programs of `repl.run` at the same time; a further one is refused."""
     later_context_bytes: Annotated[int, Field(ge=0, le=MOST)] = 0
-    """Contexts that one REPL is given by `repl.add_context` while it lives: they are mapped, and their address space
-    comes on top of that of `memory_bytes`. 0: it can be given none."""
+    """Bytes of contexts that one REPL can be given by `repl.add_context` while it lives; more is refused.
+
+    These contexts are mapped, and their address space comes on top of that of `memory_bytes`. With 0 the REPL can be
+    given none.
+    """
     max_repl_restarts: NonNegativeInt = 5
-    """Fresh REPLs after a kill, in one run."""
+    """Maximum fresh REPLs after kills in one run; at the next block the run ends with `LimitReached`."""
 
     # -- time
     block_timeout_s: PositiveFloat = 60.0
-    """Compute time of one code block, then SIGINT. The clock stops while the REPL waits for a reply."""
+    """Seconds of computing in one block, then SIGINT; the clock stops while the REPL waits for a reply."""
     block_wall_timeout_s: PositiveFloat = 3_600.0
-    """One code block, waiting for replies included, then SIGINT."""
+    """Seconds of one block with its waits for replies, then SIGINT."""
     interrupt_grace_s: PositiveFloat = 1.0
-    """After SIGINT, how long until SIGKILL."""
+    """Seconds between SIGINT and SIGKILL, for a block that does not end when it is interrupted."""
     start_timeout_s: PositiveFloat = 30.0
-    """A worker's start, its context loaded and its REPL ready."""
+    """Seconds for a worker's start, until its REPL is ready with the context loaded; then the start fails."""
 
     # -- output and messages
     max_output_bytes: Annotated[int, Field(ge=100, le=MOST)] = 1 << 20
-    """Kept of what one block prints to one stream: its head and its tail."""
+    """Maximum bytes of output kept per block and stream; longer output keeps its beginning and its end, half each.
+
+    Text that Python code prints is counted in characters. A note says how much was cut.
+    """
     max_output_lines: Annotated[int, Field(ge=1, le=MOST)] | None = None
-    """Lines, each ended by a newline, kept of what one block prints to one stream, and as many of what it writes to
-    descriptor 1 or 2: head and tail, as far as `max_output_bytes` leaves them; a cut is named."""
+    """Maximum lines kept per block and stream; longer output keeps its beginning and its end, half each.
+
+    A line ends with a newline. Text that Python code prints and bytes that are written to descriptor 1 or 2 are counted
+    apart. A note says how much was cut. `max_output_bytes` holds as well.
+    """
     max_frame_bytes: Annotated[int, Field(ge=1 << 12, le=(1 << 32) - 1)] = 64 << 20
-    """Largest message that either side of a connection accepts."""
+    """Maximum bytes of one message on a REPL's connection, in both directions; a larger one is refused.
+
+    A value for the REPL that is larger raises `ValueTooLarge`.
+    """
     max_queries_in_flight: PositiveInt = 256
-    """Open queries of one REPL. At this number the handler takes no more from it. Each takes a thread of model code, so
-    that `max_processes` is reached before, unless it was raised."""
+    """Maximum open queries of one REPL; at this number the handler reads no further one until one is answered.
+
+    Each open query occupies a thread of model code, so `max_processes` is reached first, unless it was raised.
+    """
 
     def repl_bounds(self) -> ReplBounds:
-        """Return the limits of one REPL, as its worker is told them: those whose names are fields of `ReplBounds`."""
+        """Return the limits that a worker enforces: those whose names are fields of `ReplBounds`."""
         return ReplBounds(**{name: getattr(self, name) for name in ReplBounds.__struct_fields__})
 
 
 class Limits(ReplLimits, RunLimits):
-    """Bounds of one run tree, and of each REPL in it: `RunLimits` and `ReplLimits` in one. None means no bound.
+    """Limits of one run tree and of each REPL in it: `RunLimits` and `ReplLimits` in one. None means no limit.
+
+    Example:
+        >>> Limits(max_budget_usd=0.5, run_timeout_s=60).max_depth
+        1
+        >>> Limits.model_validate({"memory_bytes": "512MB"}).memory_bytes
+        536870912
 
     Raises:
-        ConfigurationError: There is no limit of a name, or it cannot have the value.
+        ConfigurationError: A name is not that of a limit, or a value is not allowed for its limit.
     """
 
 
 def with_set(base: RunLimits | ReplLimits, limits: RunLimits | ReplLimits) -> Limits:
-    """Return the fields of `base` with those in their place that were set when `limits` was made."""
+    """Return `base` with the fields replaced that were set when `limits` was made."""
     fields = {**base.model_dump(), **limits.model_dump(include=limits.model_fields_set)}
     if "max_blocks" not in base.model_fields_set | limits.model_fields_set:
-        fields.pop("max_blocks", None)  # it follows the turns, also where they are changed
+        fields.pop("max_blocks", None)  # `Limits` derives it again, from the turns that hold now
     return Limits(**fields)

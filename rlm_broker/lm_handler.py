@@ -1,4 +1,4 @@
-"""The public handler: the broker, and what answers the REPLs of a loop of the user's own."""
+"""The public handler: a broker that can also answer the REPLs of a loop that is the user's own."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -27,20 +27,30 @@ class LMHandler(Broker):
         sandbox: Sandbox | None = None,
         budget: Budget | None = None,
     ) -> ReplAnswers:
-        """Return what answers one REPL: `Sandbox.repl(answer=...)` takes it.
+        """Return the query handler of one REPL, for `Sandbox.repl(answer=...)`.
 
-        Each has a session, limits, a usage and a fair share of the clients' places of its own. It runs on the event
-        loop of the handler, also where the sandbox is on another.
+        Each has its own session, limits, usage and fair share of the clients' places. It runs on the event loop of the
+        handler, even if the sandbox lives on another.
+
+        Example:
+            with LMHandler(OpenAICompatibleClient(url, "qwen3")) as handler, Sandbox() as sandbox:
+                answers = handler.answers(Limits(max_llm_calls=50))
+                with sandbox.repl("some text", answer=answers) as repl:
+                    repl.execute("print(llm_query('Summarise: ' + context))")
 
         Args:
-            limits: Bounds of what the REPL asks, and of all below it. None takes the defaults.
-            depth: Of what the REPL asks; it decides which model answers. 1 is below a root.
-            tools: What code may call, as for `RLM`. Give their names and values to the REPL as well.
-            on_event: Called with each call, tool and child. It must not block.
-            question: What the REPL works on, for clients that retrieve.
-            sandbox: Where child runs of `rlm_query` have their REPLs, as far as `Limits.max_depth` allows any. None:
-                `rlm_query` is answered as `llm_query`.
-            budget: Means that this REPL shares with others, beside its own limits.
+            limits: Limits of the REPL's queries and of everything below them. None takes the defaults.
+            depth: Depth of the REPL's queries, 1 or more; it decides which model answers them. 1 is directly below a
+                root.
+            tools: Functions and values for code, as for `RLM`. Give their names and values to the REPL as well.
+            on_event: Called with the events of each call, tool and child. It must not block.
+            question: Task of the REPL, for clients that retrieve instead of reasoning.
+            sandbox: Sandbox for the REPLs of child runs, if `Limits.max_depth` allows any. With None, `rlm_query` is
+                answered like `llm_query`.
+            budget: Limits that this REPL shares with others, in addition to its own.
+
+        Returns:
+            The query handler, with the attributes `tools`, `values` and `usage`.
 
         Raises:
             ConfigurationError: An argument cannot be used.

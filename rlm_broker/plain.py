@@ -1,6 +1,6 @@
-"""Names that values and tools may have in a REPL, and what a context is made of: plain values, which JSON holds.
+"""Checks of what a REPL is given: names of tools and values, and contexts made of plain values, which JSON holds.
 
-What is not plain crosses with its types, which is the business of `wire.values`.
+Other values are transferred with their types, by `wire.values`.
 """
 
 import builtins
@@ -18,35 +18,43 @@ from sandbox_worker.wire.names import CONTEXT, HISTORY, RESERVED
 _NUMBERED: Final = re.compile(rf"({CONTEXT}|{HISTORY})_\d+")
 
 _Place = tuple["_Place", object] | None
-"""The keys that lead to a value, from the last to the first."""
+"""Keys that lead to a value, as a linked list from the last key to the first. None is the context itself.
+
+So each value costs one tuple, and the text is made only for an error.
+"""
 
 
 def is_plain(context: object) -> bool:
-    """Whether a context is made of what JSON holds without a change, tuples aside.
+    """Whether JSON holds the context without a change. Tuples count as lists.
 
     Raises:
-        ContextRefused: It never ends, is nested too deeply, or has bytes or paths where their content may be meant.
+        ContextRefused: The context contains itself, is nested too deeply, or is or holds bytes or paths whose content
+            is most likely meant.
     """
     return _is_plain(context, None, ())
 
 
 def require_value_names(values: object) -> None:
-    """Refuse what is no dict from name to value.
+    """Refuse values that are not a dict from name to value.
 
     Raises:
-        ConfigurationError: It is something else, or has a name that no value can have.
+        ConfigurationError: They are of another type, or a name cannot be that of a value.
     """
     if not isinstance(values, Mapping):
-        raise ConfigurationError(f"values are a dict from name to value, and not {type(values).__name__}")
+        raise ConfigurationError(f"values must be a dict from name to value, not {type(values).__name__}")
     for name in values:
         require_name(name, "a value")
 
 
 def require_given(tools: Iterable[object], values: object) -> None:
-    """Refuse names of tools, and values by name, that a REPL cannot be given.
+    """Refuse tools and values that a REPL cannot be given.
+
+    Args:
+        tools: Names of functions.
+        values: Dict from name to value.
 
     Raises:
-        ConfigurationError: One cannot be a name, or is the name of two things.
+        ConfigurationError: A name cannot be used, or is that of a tool and of a value.
     """
     require_names(tools)
     require_value_names(values)
@@ -56,15 +64,15 @@ def require_given(tools: Iterable[object], values: object) -> None:
 
 
 def require_names(tools: Iterable[object]) -> None:
-    """Refuse what is no list of names, such as the functions themselves.
+    """Refuse tools that are not a list of names, for example the functions themselves.
 
     Raises:
-        ConfigurationError: It is something else, or has a name that no tool can have.
+        ConfigurationError: They are of another type, or a name cannot be that of a tool.
     """
     names = list(tools) if isinstance(tools, Iterable) else []
     is_list = isinstance(tools, Iterable) and not isinstance(tools, str | Mapping)
     if not is_list or not all(isinstance(name, str) for name in names):
-        raise ConfigurationError("tools are names of functions, as a list: `answer` answers their calls")
+        raise ConfigurationError("tools must be a list of names of functions: `answer` answers their calls")
     for name in names:
         require_name(name, "a tool")
     if len(set(names)) < len(names):
@@ -72,42 +80,43 @@ def require_names(tools: Iterable[object]) -> None:
 
 
 def require_name(name: object, what: str) -> None:
-    """Refuse a name under which a REPL cannot give its code something.
+    """Refuse a name that a tool or a value cannot have in a REPL.
 
     Args:
-        what: That is to have the name: "a tool" or "a value".
+        name: Name to check.
+        what: Owner of the name in the error: "a tool" or "a value".
 
     Raises:
-        ConfigurationError: It is no name in Python, or a REPL has something else under it.
+        ConfigurationError: It is not a Python identifier, or a REPL already has something under this name.
     """
     if not isinstance(name, str) or not name.isidentifier() or keyword.iskeyword(name):
-        raise ConfigurationError(f"{what} cannot be called {name!r}: that is no name in Python")
+        raise ConfigurationError(f"{what} cannot be called {name!r}: that is not a Python identifier")
     if name in RESERVED or _NUMBERED.fullmatch(name) or name.startswith("__") or hasattr(builtins, name):
         raise ConfigurationError(f"{what} cannot be called {name!r}: that name is taken in a REPL")
 
 
 def require_variables(names: tuple[object, ...]) -> None:
-    """Refuse what can be the name of no variable.
+    """Refuse names that no variable can have.
 
     Raises:
-        ConfigurationError: One is no name in Python, or there is none.
+        ConfigurationError: A name is not a Python identifier, or there are no names.
     """
     if not names:
         raise ConfigurationError("get() takes names of variables: repl.get('rows')")
     for name in names:
         if not isinstance(name, str) or not name.isidentifier() or keyword.iskeyword(name):
-            raise ConfigurationError(f"there can be no variable {name!r:.60}: that is no name in Python")
+            raise ConfigurationError(f"no variable can be called {name!r:.60}: that is not a Python identifier")
 
 
 def require_field_names(names: Iterable[object]) -> None:
-    """Refuse what can be the name of no argument of `SUBMIT`.
+    """Refuse names that no argument of `SUBMIT` can have.
 
     Raises:
-        ConfigurationError: One is no name in Python.
+        ConfigurationError: A name is not a Python identifier.
     """
     for name in names:
         if not isinstance(name, str) or not name.isidentifier() or keyword.iskeyword(name):
-            raise ConfigurationError(f"a field cannot be called {name!r:.60}: that is no name in Python")
+            raise ConfigurationError(f"a field cannot be called {name!r:.60}: that is not a Python identifier")
 
 
 def _is_plain(value: object, place: _Place, around: tuple[int, ...]) -> bool:
@@ -126,7 +135,7 @@ def _is_plain(value: object, place: _Place, around: tuple[int, ...]) -> bool:
     for key, child in inside:
         if type(key) is not str and isinstance(value, dict) and not isinstance(key, str):
             are_plain = False
-        if type(child) is not str:  # what most of a large context is
+        if type(child) is not str:  # the common case, skipped early: most of a large context is text
             are_plain &= _is_plain(child, (place, key), around)
     return are_plain
 

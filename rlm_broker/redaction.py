@@ -1,7 +1,18 @@
-"""Secrets, taken out of text that is shown or written down: those that are known, and what looks like one.
+"""Removal of secrets from text that is shown or written down: known secrets, and text that looks like a secret.
 
-`RULES` is the one list of what looks like a secret. A rule is cheap where its mark does not occur, and takes time in
-proportion to the text where it does: whatever may be long is read once, and what is looked at again is bounded.
+Theory of operation. `RULES` is the one list of what looks like a secret. The search runs on the event loop, and model
+code may have written the text to make it slow. So its time must be proportional to the length of the text:
+
+- Each rule has a mark, literal text that is part of every match. `str.find` looks for it first, and a pattern is
+  compiled and tried only if its mark occurs. Marks are grouped by a character that they contain, so that text without
+  any of `_-:=.` skips most rules.
+- Repetitions that may be long are possessive (`++`), so a failed match never backtracks into them. Parts that may be
+  read again, such as lookaheads, are bounded by a number. Otherwise a text of marks would take quadratic time.
+- Half a megabyte of prose takes 5 ms, and 100 ms if code filled it with the beginnings of keys. Longer texts lose their
+  middle (`LONGEST_CHARS`).
+
+A rule errs towards too much: placeholders (`your_key`, `${KEY}`) and expressions of code are excluded, other text below
+a name such as `password` is replaced.
 """
 
 import functools
@@ -19,19 +30,20 @@ _NAME = re.compile(
 )
 _NO_SECRET_NAMES = frozenset({"PWD", "OLDPWD"})
 _MIN_SECRET_CHARS = 6
-"""Characters of the shortest known secret. A shorter value is not one, and hiding every "1" would garble the text."""
+"""Minimum characters of a known secret; a shorter one is not replaced. Replacing every "1" would garble the text."""
 LONGEST_CHARS = 1 << 19
-"""Characters of the longest text in an event: the search is on the event loop. Beyond, the middle is left out."""
+"""Maximum characters of a text in an event; a longer one loses its middle, because the search holds the event loop."""
 
 
 class Rule(NamedTuple):
-    """What one kind of secret looks like.
+    """Form of one kind of secret.
 
     Attributes:
-        mark: Literal text that each such secret has: without it the pattern is not tried.
-        pattern: Regular expression that begins with the mark, compiled when the mark is first met. The group that
-            matched is the secret; without groups all of it is.
-        any_case: The mark and the pattern are in small letters, and are looked for in the text in small letters.
+        mark: Literal text in each secret of this kind. Without it in the text, the pattern is not tried.
+        pattern: Regular expression that begins with the mark. It is compiled when the mark first occurs. The group that
+            matched is the secret, or the whole match if there is no group.
+        any_case: Whether case is ignored. The mark and the pattern are then lower case, and lower-case text is
+            searched.
     """
 
     mark: str
@@ -66,9 +78,9 @@ _TOKENS = {
     "SG.": r"[A-Za-z0-9_-]{22}\.[A-Za-z0-9_-]{43}",
     "eyJ": r"[A-Za-z0-9_-]{8,}+\.[A-Za-z0-9_-]{8,}+(?:\.[A-Za-z0-9_-]*+){0,3}",  # JWT and JWE
 }
-"""What follows the words that tokens of the large providers begin with."""
+"""Maps the first characters of large providers' tokens to the pattern of the rest."""
 
-# What stands between a name and its value: the end of the name's quotation, an annotation, the sign.
+# Text between a name and its value: the closing quote of the name, a type annotation, and the sign.
 _IS = r"""(?:\\*["'])?\]?\s{0,8}(?::\s?str\s{0,4})?(?:=>|:=|%3d|[:=])\s{0,8}"""
 _ENDS = r"""(?![^\s"'`\\,;&)}\]>|])"""
 _CHAR = r"""[^\s"'`\\,;&<>(){}\[\]|]"""
@@ -86,16 +98,17 @@ _BARE = f"{_PLACEHOLDER}{_CODE}(?={_CHAR}{{8}}|{_CHAR}{{0,7}}[0-9]){_CHAR}{{6,}}
 _LISTED = rf"""\[\s{{0,8}}\\*["']({_PLACEHOLDER}(?={_CHAR}{{0,63}}[0-9]){_CHAR}{{6,}}+)(?=\\*["'])"""
 _BELOW = rf"[>|][+-]?[ \t]{{0,8}}\r?\n[ \t]{{1,16}}({_BARE})(?=[ \t]{{0,8}}(?:[\r\n]|\Z))"  # YAML's block, of one word
 _ANYTHING = rf"(?:{_QUOTED}|{_LISTED}|{_BELOW}|({_BARE}))"
-"""A value below a name that says that it is secret."""
+"""Pattern of a value whose name says that it is secret: quoted, in a list, in a YAML block, or bare."""
 _RUN_CHARS = 256
-"""Characters of a value beyond which it is no code, whatever ends it."""
+"""Characters of a random-looking value above which it is a secret even if code follows: no identifier is as long."""
 
 
 def _mixed(chars: int) -> str:
-    """What looks random below a name that may be that of something else: this many characters, letters and digits.
+    """Return the pattern of a random-looking value: at least `chars` characters, with letters and digits.
 
-    A longer run than any code has is a secret whatever ends it: read again from each mark in it, it would take time in
-    proportion to the square of its length.
+    It is for names, such as `token`, that may name other things than secrets. A run of more than `_RUN_CHARS`
+    characters is matched without looking at its end. Otherwise each mark in it would read the rest again, in time
+    proportional to the square of its length.
     """
     one = r"[a-z0-9+/._~=%-]"
     both = rf"(?={one}{{0,63}}[0-9])(?={one}{{0,63}}[a-z])"
@@ -104,12 +117,16 @@ def _mixed(chars: int) -> str:
 
 
 def _after(word: str, *before: str) -> str:
-    """That one of these stands before the word, which has just been read."""
+    """Return a pattern that requires one of `before` directly before `word`, which the pattern has just matched."""
     return "(?:" + "|".join(f"(?<={each}{word})" for each in before) + ")"
 
 
 def _begun(mark: str) -> str:
-    """That the mark, which has just been read, begins a word, also after an escape or a terminal's colour."""
+    """Return a pattern that requires the mark, which was just matched, to begin a word.
+
+    A word may also begin behind an escape sequence, a percent escape or a terminal's colour code, which end in a letter
+    or digit.
+    """
     mark = re.escape(mark)
     colours = "|".join(rf"(?<=[\[;][0-9]{{{digits}}}m{mark})" for digits in range(4))
     return rf"(?:(?<![A-Za-z0-9_-]{mark})|(?<=\\[nrtbf]{mark})|(?<=%[0-9A-Fa-f][0-9A-Fa-f]{mark})|{colours})"
@@ -122,7 +139,7 @@ _TOKENS_OF = [f"{name}{between}" for name in _TOKEN_NAMES for between in ("", "[
 _SCHEMES = r"(?:bearer|basic|token|apikey|negotiate)\s{1,4}"
 _WORDS = {
     "passw": rf"(?:or)?d(?:{_IS}{_ANYTHING}|>({_PLACEHOLDER}[^\s<>&]{{6,256}}+)(?=</[\w:.-]{{0,64}}passw))",
-    "machine": (  # of a netrc
+    "machine": (  # a line of .netrc
         r"\s{1,8}\S{1,256}+\s{1,8}login\s{1,8}\S{1,256}+\s{1,8}password\s{1,8}"
         rf"({_PLACEHOLDER}{_CHAR}{{6,}}+)"
     ),
@@ -145,7 +162,7 @@ _WORDS = {
         r"|(?:digest|hawk|aws4-hmac-sha256)\s{1,4}([^\r\n]{6,}+))"
     ),
 }
-"""What follows words that stand before a secret."""
+"""Maps lower-case words that stand before a secret to the pattern of the rest."""
 
 RULES = (
     *(Rule(mark, re.escape(mark) + _begun(mark) + rest) for mark, rest in _TOKENS.items()),
@@ -162,29 +179,30 @@ RULES = (
     Rule(":AA", r":(?<=[0-9]{8}:)(AA[A-Za-z0-9_-]{33})(?![A-Za-z0-9_-])"),  # Telegram
     *(Rule(mark, mark + rest, any_case=True) for mark, rest in _WORDS.items()),
 )
-"""All that looks like a secret, wherever it comes from."""
+"""All kinds of text that look like a secret. Events, recordings, errors and notes use this one list."""
 _SIGNS = "_-:=."
 _BY_SIGN = {
     sign: [rule for rule in RULES if next((each for each in _SIGNS if each in rule.mark), "") == sign]
     for sign in ("", *_SIGNS)
 }
-"""The rules by the first of these signs that their mark has."""
+"""Maps the first of `_SIGNS` that a mark contains to its rules, and "" to the rules without any."""
 _compiled = functools.cache(re.compile)
-"""All together they take 14 ms to compile, which a process that meets none need not spend."""
+"""Compiles a pattern once. All patterns together take 14 ms, which a process saves if it meets no mark."""
 
 
 def is_secret_name(name: str) -> bool:
-    """Tell whether a variable, option or header of this name holds a secret; headers as a whole count as one."""
+    """Whether a variable, option or header of this name holds a secret. A dict of headers counts as one."""
     return _NAME.search(name) is not None and name not in _NO_SECRET_NAMES
 
 
 def secrets_in(value: Any, name: str = "") -> list[str]:
-    """List the secrets among options: texts that are there under a secret name, at any depth.
+    """Return the secrets among options: texts under a secret name, at any depth.
 
-    Each word of such a text is one, too: a header may hold its secret after a word such as Bearer.
+    Each word of such a text is a secret, too: the value of a header may begin with a word such as "Bearer".
 
     Args:
-        name: That `value` has.
+        value: Options, or a part of them.
+        name: Name of `value`.
     """
     if isinstance(value, Mapping):
         within = name if is_secret_name(name) else None
@@ -193,39 +211,41 @@ def secrets_in(value: Any, name: str = "") -> list[str]:
 
 
 def secrets_of_environment() -> list[str]:
-    """List the values of all environment variables with a secret name."""
+    """Return the values of all environment variables with a secret name."""
     return [value for name, value in os.environ.items() if is_secret_name(name)]
 
 
 def redact(text: str, secrets: Iterable[str] = ()) -> str:
-    """Replace secrets by `[redacted]`: those given, and what looks like one. Of `name=value` the name is kept.
+    """Replace secrets by `[redacted]`: the given ones, and text that looks like one. In `name=value` the name stays.
 
     Args:
-        secrets: Those of fewer than 6 characters are left as they are.
+        text: Text to redact.
+        secrets: Known secrets. Those of fewer than 6 characters are not replaced.
     """
-    for secret in sorted(set(secrets), key=len, reverse=True):  # one may be part of another
+    for secret in sorted(set(secrets), key=len, reverse=True):  # longest first: a secret may contain another
         if len(secret) >= _MIN_SECRET_CHARS:
             text = text.replace(secret, REDACTED)
     return _without_patterns(text)
 
 
 def in_words(error: BaseException) -> str:
-    """Return what an error is called and what it says, without secrets."""
+    """Return the name and the message of an error, without secrets."""
     return redact(f"{type(error).__name__}: {error}", secrets_of_environment())
 
 
 def without_credentials(text: str) -> str:
-    """Replace user names and passwords in addresses, such as that of a private index."""
+    """Replace user names and passwords in URLs, such as that of a private package index."""
     return _CREDENTIALS.sub(f"{REDACTED}@", text)
 
 
 def redacted(value: Any, longest_chars: int | None = None) -> Any:
-    """Return a value without what looks like a secret: the same object where there is nothing to replace.
+    """Return a value without text that looks like a secret; the same object if there is none.
 
-    A text under a secret name of a mapping is one as a whole.
+    A text under a secret name of a mapping is replaced as a whole.
 
     Args:
-        longest_chars: Characters of the longest text; of a longer one the middle is left out. None leaves none out.
+        value: Plain values and dataclasses, nested at will.
+        longest_chars: Maximum characters of a text; a longer one loses its middle. None keeps all of it.
     """
     if isinstance(value, str):
         return redact(value if longest_chars is None or len(value) <= longest_chars else _short(value, longest_chars))
@@ -272,9 +292,9 @@ def _found(text: str) -> Iterator[tuple[int, int]]:
         return
     signs = [sign for sign in _SIGNS if sign in text]
     lowered = text.lower()
-    if len(lowered) != len(text):  # one letter has two in small: a capital I with a dot
+    if len(lowered) != len(text):  # "\u0130", I with a dot, becomes two characters: offsets would shift
         lowered = text.replace("\u0130", "i").lower()
-    for sign in ("", *signs):  # one character is found many times as fast as a mark
+    for sign in ("", *signs):  # finding one character is many times as fast as finding a mark
         for mark, pattern, any_case in _BY_SIGN[sign]:
             searched = lowered if any_case else text
             if mark in searched:

@@ -1,4 +1,4 @@
-"""What comes out of a run, a block or a call: frozen values that every room may hold."""
+"""Results of runs, blocks and calls: frozen values that every package here may import."""
 
 import dataclasses
 from collections.abc import Mapping
@@ -9,9 +9,9 @@ from rlm_broker.display import Display
 from rlm_broker.shown import as_json, described, had, jsonable
 
 Role = Literal["system", "user", "assistant"]
-"""Who says a message of a conversation."""
+"""Author of a message in a conversation."""
 BlockStatus = Literal["ok", "error", "exited", "interrupted", "killed"]
-"""How a block ended, see `Block`."""
+"""Outcome of a block; see `Block.status`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,15 +24,20 @@ class ChatMessage:
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """What calls to one model used. Adding two of them is exact; a cost is known only if both are."""
+    """Usage of calls to one model. `a + b` adds two; the sum's cost is known only if both costs are.
+
+    Attributes:
+        total_calls: Calls that were made. A call with several attempts counts once.
+        total_input_tokens, total_output_tokens: Tokens as the provider counted them; 0 if it did not.
+    """
 
     total_calls: int = 0
     total_input_tokens: int = 0
     total_output_tokens: int = 0
     total_cost: float | None = None
-    """US dollars, or None where the price is not known."""
+    """US dollars, or None if a price is not known."""
     stored_calls: int = 0
-    """Of the calls, those answered from a cache or a recording: nothing was sent, and nothing paid."""
+    """Calls among `total_calls` answered from a cache or a recording: no request was sent, and none was paid."""
 
     def __add__(self, other: "Usage") -> "Usage":
         if self.total_calls == 0 or other.total_calls == 0:
@@ -50,7 +55,7 @@ class Usage:
         )
 
     def to_dict(self) -> dict[str, Any]:
-        """The field's shape: `total_cost` only where it is known; `stored_calls` only where there are any."""
+        """Return the shape of other RLM runtimes: `total_cost` only if known, `stored_calls` only if above 0."""
         cost: dict[str, Any] = {} if self.total_cost is None else {"total_cost": self.total_cost}
         stored = {"stored_calls": self.stored_calls} if self.stored_calls else {}
         return {
@@ -63,7 +68,7 @@ class Usage:
 
 
 class Tally:
-    """The sum of any number of usages. It grows in place: after each call, a new `Usage` would cost more than it."""
+    """Sum of any number of usages. It is mutable, because a new `Usage` for each call costs more than the addition."""
 
     __slots__ = ("_calls", "_cost", "_input_tokens", "_output_tokens", "_stored_calls")
 
@@ -72,7 +77,7 @@ class Tally:
         self._cost: float | None = None
 
     def add(self, usage: Usage) -> None:
-        """The same as `Usage.__add__`."""
+        """Add a usage, by the rules of `Usage.__add__`."""
         if self._calls == 0:
             self._cost = usage.total_cost
         elif self._cost is not None and usage.total_calls:
@@ -84,19 +89,19 @@ class Tally:
 
     @property
     def usage(self) -> Usage:
-        """As it stands."""
+        """Sum so far."""
         return Usage(self._calls, self._input_tokens, self._output_tokens, self._cost, self._stored_calls)
 
 
 @dataclass(frozen=True, slots=True)
 class UsageSummary:
-    """Usage by the name of the model that served."""
+    """Usage by the name of the model that served the calls."""
 
     model_usage_summaries: Mapping[str, Usage] = field(default_factory=dict)
 
     @property
     def total(self) -> Usage:
-        """All models together."""
+        """Usage of all models together."""
         tally = Tally()
         for usage in self.model_usage_summaries.values():
             tally.add(usage)
@@ -119,11 +124,11 @@ class UsageSummary:
 
     @property
     def total_cost(self) -> float | None:
-        """US dollars of all models, or None where a price is not known."""
+        """US dollars of all models, or None if a price is not known."""
         return self.total.total_cost
 
     def to_dict(self) -> dict[str, Any]:
-        """The field's shape: `{"model_usage_summaries": {model: {...}}, "total_cost"?}`."""
+        """Return the shape of other RLM runtimes: `{"model_usage_summaries": {model: {...}}, "total_cost"?}`."""
         summary: dict[str, Any] = {
             "model_usage_summaries": {model: usage.to_dict() for model, usage in self.model_usage_summaries.items()}
         }
@@ -134,13 +139,13 @@ class UsageSummary:
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """One language model call that was answered; in `LMHandler.batch_completion` also one that failed.
+    """One language model call that was answered. `LMHandler.batch_completion` also returns calls that failed.
 
     Attributes:
-        root_model: The model that served it.
-        requested_model: The name that was asked for, where it differs.
-        execution_time: Seconds.
-        problem: Why there is no text: the provider sent none, or the call failed.
+        root_model: Name of the model that served the call.
+        requested_model: Name that was asked for, if it differs from `root_model`, else None.
+        execution_time: Duration in seconds.
+        problem: Reason why `response` is empty: the provider sent no text, or the call failed. None if there is text.
     """
 
     root_model: str
@@ -153,7 +158,7 @@ class Call:
 
 @dataclass(frozen=True, slots=True)
 class FileEntry:
-    """One entry of a folder in a REPL. A link is told of itself, and never of what it leads to."""
+    """One entry of a folder in a REPL. A symbolic link is described itself, never its target."""
 
     name: str
     kind: Literal["file", "folder", "link", "other"]
@@ -162,13 +167,13 @@ class FileEntry:
 
 @dataclass(frozen=True, slots=True)
 class PostMortem:
-    """What a killed REPL was doing and using, seen from outside as far as that was possible.
+    """Activity and usage of a killed REPL, as far as they could be seen from outside.
 
     Attributes:
-        where: A sentence about the line that the block was on, or nothing.
-        stack: All of it, newest frame first; the REPL's own word.
-        memory_bytes, processes, threads: Of all its processes together.
-        cpu_s: CPU time of the block, in seconds.
+        where: Sentence about the line that the block was executing; empty if the line is unknown.
+        stack: Whole stack, newest frame first. The REPL reported it, so it is not trusted.
+        memory_bytes, processes, threads: Totals of all its processes.
+        cpu_s: CPU time of the block in seconds.
     """
 
     where: str
@@ -181,12 +186,12 @@ class PostMortem:
 
 @dataclass(frozen=True, slots=True)
 class Variable:
-    """A variable of code in a REPL, by that code's own word.
+    """A variable of code in a REPL. The REPL reported it, so it is not trusted.
 
     Attributes:
         name: At most 60 characters.
         type: Name of its class, cut to 60 characters.
-        size: Length of a text, bytes or a built-in container, or the shape of an array or a table; None of all else.
+        size: Length of a text, bytes or a built-in container, or the shape of an array or table; None for other types.
     """
 
     name: str
@@ -195,21 +200,21 @@ class Variable:
 
 
 class Sent(Protocol):
-    """A value that code in a REPL has sent, which is decoded when it is first looked at."""
+    """A value that code in a REPL has sent. It is decoded when it is first read."""
 
     @property
     def value(self) -> Any:
-        """The value; None if there is a problem."""
+        """Decoded value; None if there is a problem."""
         ...
 
     @property
     def problem(self) -> str | None:
-        """Why there is no value: it does not cross, is too large, or is no value."""
+        """Reason why there is no value: it cannot be transferred, is too large or malformed; None if there is one."""
         ...
 
 
 class _WithValues:
-    """What a block has beside its fields: values of any class, which no JSON form of a block could hold."""
+    """Values of a block that are not dataclass fields, because they are of any class and may have no JSON form."""
 
     __slots__ = ("_final_value", "_value")
     _value: Sent | None
@@ -218,25 +223,25 @@ class _WithValues:
 
 @dataclass(frozen=True, slots=True)
 class Block(_WithValues):
-    """One executed code block and what came of it.
+    """One executed code block and its outcome.
 
     Attributes:
-        status: `ok`, `error` (it raised), `exited` (`sys.exit`), `interrupted` (SIGINT; its variables are still
-            there), `killed` (its processes are gone, and so are its variables).
-        stdout: What it printed, at most `Limits.max_output_bytes`: head, a note of what was cut, tail.
-        error: One line that says why, unless `ok`.
-        exit_code: For `exited`: what `sys.exit` was given, as a process would return it.
-        final_answer: What the code submitted, or None.
-        draft: Text in `answer["content"]` that the code has not submitted: its best answer so far. At most 65,536
-            characters.
-        execution_time: Seconds, waiting included.
-        limit: Name of the limit that interrupted or killed it; None if it was none.
-        post_mortem: For `killed`.
-        displays: Pictures and tables that it showed, in this order: up to 32, of up to 4 MiB each and 16 MiB together,
-            all as JSON. One that was killed has those that it showed before.
-        displays_omitted: How many more it showed.
-        variables: Where they were asked for, those that it has made or bound to another object, and containers whose
-            length it has changed; by name, the first 40. None are known of one that was killed.
+        code: Source text of the block.
+        status: `ok`, `error` (it raised), `exited` (`sys.exit`), `interrupted` (SIGINT; its variables still exist), or
+            `killed` (its processes and variables are gone).
+        stdout, stderr: Printed text, each at most `Limits.max_output_bytes`: head, a note on what was cut, tail.
+        error: One line with the reason, unless `ok`.
+        exit_code: For `exited`, the argument of `sys.exit` as a process's exit status.
+        final_answer: Answer that the code submitted, or None.
+        draft: Text in `answer["content"]` that is not submitted, the best answer so far; at most 65,536 characters.
+        execution_time: Seconds, with waits for replies.
+        limit: Name of the limit that interrupted or killed it, or None.
+        post_mortem: Usage of the killed REPL, for `killed` alone.
+        displays: Pictures and tables that it showed, in order: up to 32, each up to 4 MiB and together 16 MiB, counted
+            as JSON. A killed block keeps those that it showed before.
+        displays_omitted: Number of further displays that were not kept.
+        variables: If asked for, the first 40 by name of the variables that it created, rebound or changed in length.
+            Empty for a killed block.
     """
 
     code: str
@@ -263,39 +268,39 @@ class Block(_WithValues):
 
     @property
     def value(self) -> Any:
-        """Value of the last statement, if it was asked for and that is an expression; else None."""
+        """Value of the last statement, if it was asked for and the statement is an expression; else None."""
         return None if self._value is None else self._value.value
 
     @property
     def value_problem(self) -> str | None:
-        """Why `value` is None although there is one, with the place in it."""
+        """Reason why `value` is None although the expression has a value, with the place in it; else None."""
         return None if self._value is None else self._value.problem
 
     @property
     def final_value(self) -> Any:
-        """What the code submitted, with its type, where `final_answer` is its text; None if it does not cross."""
+        """Submitted answer with its type, whose text is `final_answer`; None if it cannot be transferred."""
         return self.final_answer if self._final_value is None else self._final_value.value
 
     @property
     def final_value_problem(self) -> str | None:
-        """Why `final_value` is None although there is a `final_answer`, with the place in it."""
+        """Reason why `final_value` is None although there is a `final_answer`, with the place in it; else None."""
         return None if self._final_value is None else self._final_value.problem
 
 
 def _block(fields: tuple[Any, ...], value: Sent | None, final_value: Sent | None) -> Block:
-    """Return a block that was pickled."""
+    """Return a block from its pickled parts."""
     return with_values(Block(*fields), value, final_value)
 
 
 def with_values(block: Block, value: Sent | None, final_value: Sent | None) -> Block:
-    """Give a block the values that its REPL has sent. `dataclasses.replace` leaves them out."""
+    """Attach the values that the REPL has sent, and return the block. `dataclasses.replace` drops them."""
     object.__setattr__(block, "_value", value)
     object.__setattr__(block, "_final_value", final_value)
     return block
 
 
 def without_displays(block: Block, omitted: int = 0) -> Block:
-    """Return the block without what it showed; as many displays more count as omitted."""
+    """Return the block without its displays, and with `omitted` more in `displays_omitted`."""
     if not block.displays:
         return block
     bare = dataclasses.replace(block, displays=(), displays_omitted=block.displays_omitted + omitted)
@@ -304,7 +309,7 @@ def without_displays(block: Block, omitted: int = 0) -> Block:
 
 @dataclass(frozen=True, slots=True)
 class Iteration:
-    """One turn of a run: what the model said, and what its code did."""
+    """One turn of a run: its number from 1, the model's whole reply, and the blocks that ran for it, in order."""
 
     number: int
     reply: str
@@ -313,7 +318,10 @@ class Iteration:
 
 @dataclass(frozen=True, slots=True)
 class ChildTrace:
-    """One child run. Previews are the first 80 characters; there is none where there was no text."""
+    """One child run: depth, seconds, and previews of its prompt and result, of at most 80 characters each.
+
+    `result_preview` is None if the child failed, and `error` then says why.
+    """
 
     depth: int
     duration_s: float
@@ -324,7 +332,7 @@ class ChildTrace:
 
 @dataclass(frozen=True, slots=True)
 class Isolation:
-    """What was really enforced, as the worker reported it before any model code ran."""
+    """Isolation level and the names of its layers, as the worker reported them before any model code ran."""
 
     level: str
     layers: tuple[str, ...] = ()
@@ -332,22 +340,24 @@ class Isolation:
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Completion:
-    """What a run returns. Its `repr` is one line; `to_dict` has all of it.
+    """Outcome of a run. Its `repr` is one line, and `to_dict` returns all of it.
 
     Attributes:
-        response: The answer; None if the run ended without any.
-        iterations: Turns taken.
-        execution_time: Seconds.
-        usage_summary, usage_by_depth: Of this run and all below it; depth 0 is the root's own loop.
-        limit: Name of the limit at which the model was asked for its best answer so far, which `response` then is; None
-            if it answered by itself.
-        is_stopped: Whether `Run.stop` ended the run; `response` is the best answer that it had by then.
-        parsed: The answer as a value of the `output_type` that was asked for.
-        trajectory: The turns of this run.
-        child_traces: Its child runs.
-        messages: The conversation with the root model.
-        prompt: The context, if it was given as a text of at most 65,536 characters; None if it was longer, or no text.
-        root_prompt: The question, as it was given.
+        response: Answer as text; None if the run ended without one.
+        root_model: Name of the run's model.
+        depth: Depth of the run; 0 is a root run.
+        iterations: Number of turns taken.
+        execution_time: Duration in seconds.
+        usage_summary, usage_by_depth: Usage of this run and everything below it. Depth 0 is the root's own loop.
+        limit: Name of the limit at which the model was asked for its best answer so far; None if it answered by itself.
+        is_stopped: Whether `Run.stop` ended the run. `response` is then the best answer that it had.
+        parsed: Answer as a value of the wanted `output_type`, or None.
+        isolation: Isolation that was enforced; None if the run had no REPL.
+        trajectory: Turns of this run.
+        child_traces: Child runs that this run started.
+        messages: Conversation with the root model.
+        prompt: Context, if it is text of at most 65,536 characters, else None.
+        root_prompt: Question, as it was given.
     """
 
     response: str | None
@@ -372,10 +382,10 @@ class Completion:
         return f"Completion({described(response=self.response, root_model=self.root_model, **had(self), **limit)})"
 
     def to_dict(self) -> dict[str, Any]:
-        """All of it as values that JSON has, under the names of the fields.
+        """Return all fields as values that JSON has, under their own names.
 
-        Usage has the field's shape, see `Usage.to_dict`. Of `parsed`, pydantic models, dataclasses and Structs become
-        dicts, and what JSON has no form for becomes text. Numbers that JSON has not are None.
+        Usage has the shape of `Usage.to_dict`. In `parsed`, pydantic models, dataclasses and Structs become dicts.
+        Values without a JSON form become text, and NaN and infinities become None.
         """
         shown = {each.name: jsonable(getattr(self, each.name)) for each in dataclasses.fields(self)}
         shown["usage_summary"] = self.usage_summary.to_dict()
@@ -383,5 +393,5 @@ class Completion:
         return shown
 
     def to_json(self) -> str:
-        """`to_dict` as JSON text."""
+        """Return `to_dict` as JSON text."""
         return as_json(self.to_dict())

@@ -1,4 +1,4 @@
-"""The front door: composes everything, the one module that knows all rooms."""
+"""The front door: `RLM`, which composes all other packages."""
 
 import asyncio
 import contextlib
@@ -45,46 +45,49 @@ from rlm_broker.sandbox.sandbox import Sandbox
 from rlm_broker.trace.events import Emit, Event, RunStarted, TreeEvents
 
 ROOT_RUN = "1"
+"""Name of the root run in its tree; its children are "1.1", "1.2" and so on."""
 
 
 class RLM(AsyncResource):
     """A language model whose context is a variable in a sandboxed REPL.
 
-    As a context manager it keeps its handler and its fork server between calls; otherwise each call starts its own and
-    ends them.
+    Within `with` it keeps its handler and fork server between calls; otherwise each call starts its own and ends them.
+
+    Example:
+        with RLM("openai/gpt-5", "openai/gpt-5-mini", limits=Limits(max_budget_usd=2)) as rlm:
+            print(rlm.completion(Path("logs/"), "Which service failed first?").response)
 
     Args:
-        model: The root model: a name ("offline", "openai/gpt-5-mini", or one of `models`), a `Model`, a client object
-            (one with the reference runtime's `completion`, too), or a function, see `FunctionClient`. None is
-            "offline".
-        sub_model: Answers what the REPL asks. None is the root model.
-        models: Further models by name, which code may name, or a `Models`, which also has routes, the policy, the
+        model: Root model: a name ("offline", "openai/gpt-5-mini", or one of `models`), a `Model`, a client object (also
+            one with the reference runtime's `completion`), or a function, see `FunctionClient`. None is "offline".
+        sub_model: Model for what code in the REPL asks. None is the root model.
+        models: Further models by name, which code may name; or a `Models`, which also has routes, the model policy, the
             cache, and the file to record to or to replay.
-        limits: Bounds of each run tree and of its REPLs. What is not set is that of `sandbox`, or the default.
-        tools: Name → a function that code may call, a plain value, or `{"tool": either, "description": text}`; or a
-            `Tools`, which also has those of child runs. Functions run here, sync ones in threads, with their arguments
-            validated by their annotations.
-        instructions: A system prompt in place of our own, or `Instructions`.
-        recursion: "always" gives each child that may have one a REPL; "auto" only where its prompt is too long for its
-            model, or asks for code.
-        on_event: Called with everything that happens. It must not block. What it raises is logged once.
-        persistent: Keep the REPL between calls, within `with`: variables live on, each call adds its context as
+        limits: Limits of each run tree and its REPLs. A field that is not set is taken from `sandbox`, or has its
+            default.
+        tools: Name → a function for code, a plain value, or `{"tool": either, "description": text}`; or a `Tools`,
+            which also has those of child runs. Functions run in this process, sync ones in threads; their annotations
+            validate their arguments.
+        instructions: System prompt that replaces the built-in one, or `Instructions`.
+        recursion: "always" gives a REPL to each child that may have one. "auto" does so only if its prompt is too long
+            for its model, or asks for code.
+        on_event: Called with each event. It must not block. Its first exception is logged.
+        persistent: Keep the REPL between calls, within `with`. Variables stay, and each call adds its context as
             `context_1` and so on, and its messages as `history_0` and so on.
-        query_handler: Replaces the recursion: from a run's name, its depth and the handler that it would have, makes
-            what answers its REPL.
-        sandbox: The isolation level ("auto", "strict", "standard", "process"), or a `Sandbox`, which several RLMs may
-            share. One that is open stays its owner's to close; one that is not is opened for as long as it is used.
-        handler: To be shared by several RLMs: its models serve, in place of `model` and its like. It stays its
-            owner's to open and close, as client objects do.
-        keywords: Short forms for single arguments of `Models`, `Tools`, `Instructions` and `Sandbox`, and `verbose`,
-            which prints what happens: see `Keywords`.
+        query_handler: Replaces the recursion. It gets a run's name, its depth and its default query handler, and
+            returns the query handler of the run's REPL.
+        sandbox: Isolation level ("auto", "strict", "standard", "process"), or a `Sandbox`, which several RLMs may
+            share. An open sandbox stays open; a closed one is opened while it is used.
+        handler: Handler that several RLMs may share. Its models replace `model` and its like. Its owner opens and
+            closes it.
+        keywords: Short forms of single arguments of `Models`, `Tools`, `Instructions` and `Sandbox`, and `verbose`,
+            which prints events; see `Keywords`.
 
     Attributes:
-        limits: The bounds that hold.
+        limits: Limits that hold.
 
     Raises:
-        ConfigurationError: A model, key, level or keyword that there is not, or arguments of which one decides what the
-            other says.
+        ConfigurationError: A model, key, level or keyword is unknown, or two arguments contradict each other.
     """
 
     def __init__(
@@ -114,7 +117,7 @@ class RLM(AsyncResource):
         if said.replay is not None and has_models:
             raise ConfigurationError("give either models or a recording to replay: it brings its own models")
         if query_handler is not None and not callable(query_handler):
-            raise ConfigurationError(f"query_handler is a function, and not {type(query_handler).__name__}")
+            raise ConfigurationError(f"query_handler must be a function, not {type(query_handler).__name__}")
         require_kind("persistent", persistent, bool)
         if recursion not in ("always", "auto"):
             raise ConfigurationError(f"recursion must be 'always' or 'auto', not {recursion!r}")
@@ -135,7 +138,7 @@ class RLM(AsyncResource):
 
     @property
     def handler(self) -> LMHandler:
-        """The handler that its runs share, within `with`.
+        """Handler that all runs share, within `with`.
 
         Raises:
             SandboxFailed: The RLM is not open.
@@ -144,7 +147,7 @@ class RLM(AsyncResource):
 
     @property
     def sandbox(self) -> Sandbox:
-        """The sandbox that its runs share, within `with`.
+        """Sandbox that all runs share, within `with`.
 
         Raises:
             SandboxFailed: The RLM is not open.
@@ -163,22 +166,21 @@ class RLM(AsyncResource):
         limits: RunLimits | ReplLimits | None = None,
         timeout_s: float | None = None,
     ) -> Completion:
-        """Answer a question about a context.
+        """Answer a question about a context, and return the outcome of the run.
 
         Args:
-            prompt, context: The context, under one of its names: text, a dict or list of plain values, or a path; see
+            prompt, context: Context, under one of its names: text, a dict or list of plain values, or a path; see
                 `store`.
-            root_prompt, question: The question, under one of its names. None: the task is in the context.
-            output_type: What the answer has to be: a pydantic model, or whatever else pydantic validates. The value is
-                the completion's `parsed`.
-            model, limits, timeout_s: For this run alone, as for `start`.
+            root_prompt, question: Question, under one of its names. None: the task is in the context.
+            output_type: Type of the answer: a pydantic model, or another type that pydantic can validate. The value is
+                `Completion.parsed`.
+            model, limits, timeout_s: For this run alone, as in `start`.
 
         Raises:
-            OutputInvalid: The answer was not of that type, `max_output_retries` times and once more.
-            LimitReached: A limit ended it.
-            RunCancelled: Ctrl+C ended it.
-            ModelFailed, SandboxFailed: What their names say. These five are `RunFailed`, with the run's messages,
-                trajectory, usage and partial answer.
+            OutputInvalid: The answer was not of the type, also after `max_output_retries` further turns.
+            LimitReached, RunCancelled: A limit or Ctrl+C ended the run.
+            ModelFailed, SandboxFailed: The model or the sandbox failed. These five are `RunFailed`, with the run's
+                messages, trajectory, usage and partial answer.
             ContextRefused, IsolationUnavailable: The run did not begin.
         """
         given = given_once(prompt, root_prompt, context, question)
@@ -197,7 +199,7 @@ class RLM(AsyncResource):
         limits: RunLimits | ReplLimits | None = None,
         timeout_s: float | None = None,
     ) -> Completion:
-        """`completion`, awaited. Cancelling it ends the run and everything below it."""
+        """Answer as `completion` does, with its arguments. Cancelling it ends the run and everything below it."""
         given = given_once(prompt, root_prompt, context, question)
         asked = self._asked(*given, output_type, model=model, limits=limits, timeout_s=timeout_s)
         return await self._run(asked, self._loop or EventLoopRef.here()).start()
@@ -214,10 +216,10 @@ class RLM(AsyncResource):
         limits: RunLimits | ReplLimits | None = None,
         timeout_s: float | None = None,
     ) -> AsyncGenerator[Event | Completion, None]:
-        """`acompletion` as it happens: each event of the run, then the completion.
+        """Answer as `acompletion` does, and yield each event of the run, then the completion.
 
-        Leaving the loop (use `contextlib.aclosing`) ends the run and everything below it. `start` gives a handle on the
-        run, from which its partial answer is to be had then.
+        Leaving the loop ends the run and everything below it; use `contextlib.aclosing`. For a partial answer use
+        `start`, whose handle outlives the loop.
         """
         given = given_once(prompt, root_prompt, context, question)
         async with self.start(*given, output_type=output_type, model=model, limits=limits, timeout_s=timeout_s) as run:
@@ -239,23 +241,22 @@ class RLM(AsyncResource):
         tools: Tools | Mapping[str, Any] | None = None,
         on_event: Emit | None = None,
     ) -> Run:
-        """Begin to answer a question about a context, and return a handle on that.
+        """Begin to answer a question about a context, and return a handle on the run.
 
-        In a coroutine it runs on the caller's event loop, elsewhere on a background loop of this process. Each argument
-        that is given holds for this run in the place of that of the `RLM`.
+        In a coroutine the run uses the caller's event loop, elsewhere a background loop of this process. Arguments
+        replace those of the `RLM` for this run.
 
         Args:
             context: Text, a dict or list of plain values, or a path; see `context.store`.
-            question: None: the task is in the context.
-            model, sub_model, instructions, tools: As for `RLM`. With a handler that is lent, `model` is a name that it
-                knows.
-            limits: What is set of them holds for this run; the rest is that of the `RLM`.
+            question: Question; None: the task is in the context.
+            model, sub_model, instructions, tools: As for `RLM`. With a lent handler, `model` is a name that it knows.
+            limits: Fields that were set hold for this run; the others are those of the `RLM`.
             timeout_s: Short for `limits=RunLimits(run_timeout_s=...)`, in seconds.
             output_type: As for `completion`.
-            on_event: Called with the events of this run, beside that of the `RLM`.
+            on_event: Called with each event of this run, in addition to that of the `RLM`.
 
         Raises:
-            ConfigurationError: An argument cannot be used. What is wrong with the context or a model, the run raises.
+            ConfigurationError: An argument cannot be used. Errors of the context or a model are raised by the run.
         """
         asked = self._asked(
             context,
@@ -271,7 +272,7 @@ class RLM(AsyncResource):
             **({} if tools is None else {"tools": tools_with(tools, {})}),
         )
         if tools is not None and self._persistent:
-            raise ConfigurationError("a persistent RLM has the tools that it was made with: give them to RLM")
+            raise ConfigurationError("a persistent RLM keeps its tools between runs: give tools to RLM, not to start")
         is_in_loop = asyncio._get_running_loop() is not None
         here = EventLoopRef.here if is_in_loop else EventLoopRef.background
         return self._run(asked, self._loop or here(), is_followed=True).start()
@@ -289,7 +290,7 @@ class RLM(AsyncResource):
             self._keeping.push_async_callback(self._persistent_repl.close)
 
     async def _close(self) -> None:
-        for run in list(self._runs):  # an RLM ends with all that it has begun
+        for run in list(self._runs):  # runs use the engine that is closed below
             run.cancel()
             await run.ended()
         self._engine = None
@@ -325,11 +326,11 @@ class RLM(AsyncResource):
         return Run(event_loop, lambda run: self._answered(asked, run), is_followed=is_followed)
 
     async def _answered(self, asked: Asked, run: Run) -> Completion:
-        """Answer the question: read the context, and have an engine for as long as that takes."""
+        """Answer the question: store the context, and have an engine for as long as that takes."""
         if self._persistent and self._engine is None:
-            raise ConfigurationError("a persistent RLM keeps its REPL within `with RLM(...) as rlm:`: use it so")
+            raise ConfigurationError("a persistent RLM keeps its REPL within `with RLM(...) as rlm:`: call it there")
         if self._persistent and self._runs:
-            raise ConfigurationError("a persistent RLM answers one question at a time: await the one before")
+            raise ConfigurationError("a persistent RLM answers one question at a time: wait for the run before")
         async with contextlib.AsyncExitStack() as own:
             self._runs.add(run)
             own.callback(self._runs.discard, run)
@@ -342,13 +343,13 @@ class RLM(AsyncResource):
             completion = await (await self._composed(asked, run, context, engine)).run(context)
         replay = self._parts.registry.replay if self._parts.registry else None
         if replay is not None and replay.diverged:
-            diverged = ReplayDiverged(replay.diverged)  # code may have taken the error for an answer
+            diverged = ReplayDiverged(replay.diverged)  # raised again: model code may have caught it and answered
             run.hand_to(diverged)
             raise diverged
         return dataclasses.replace(completion, prompt=asked.prompt, root_prompt=asked.question)
 
     async def _composed(self, asked: Asked, run: Run, context: StoredContext, engine: Engine) -> Runner:
-        """Make the loop of the root run, with all that its tree shares."""
+        """Make the loop of the root run, and all parts that its tree shares."""
         limits, routing = asked.limits, await self._routing(asked, engine)
         root = routing.pick(None, 0)
         if asked.output_type is not None and not root.answers_types:
@@ -376,7 +377,7 @@ class RLM(AsyncResource):
         clients: list[BaseClient | None] = []
         for name in (asked.model, asked.sub_model):
             if not isinstance(name, str | None):
-                raise ConfigurationError("a handler that is lent has its own models: give the name of one of them")
+                raise ConfigurationError("the handler brings its own models: give the name of one of them")
             clients.append(None if name is None else routing.pick(name, 0))
         return routing.instead(*clients)
 

@@ -1,4 +1,4 @@
-"""What sandboxes and handlers are doing just now."""
+"""Snapshots of the activity of sandboxes and handlers."""
 
 from dataclasses import dataclass
 
@@ -7,13 +7,13 @@ from rlm_broker.results import UsageSummary
 
 @dataclass(frozen=True, slots=True)
 class SandboxStats:
-    """What lives in a sandbox.
+    """Number of workers in a sandbox; see `Sandbox.stats`.
 
     Attributes:
-        level: Its isolation level.
-        workers: REPLs that live, those that wait to be taken included.
-        ready: Those that were made ahead and wait to be taken.
-        started: All that were forked since it was opened.
+        level: Isolation level of the sandbox.
+        workers: Live workers, with those that wait to be used.
+        ready: Workers that were started ahead and wait to be used.
+        started: Workers that were forked since the sandbox was opened.
     """
 
     level: str
@@ -24,13 +24,13 @@ class SandboxStats:
 
 @dataclass(frozen=True, slots=True)
 class ClientStats:
-    """How one client of a handler is doing.
+    """Load of one client of a handler.
 
     Attributes:
-        model: The name that it is reported under.
-        calls: Calls that are under way, those between two attempts included.
+        model: Name under which the client is reported.
+        calls: Calls under way, with those that wait between two attempts.
         waiting: Calls that wait for a place.
-        is_cooling: Whether its last calls failed, so that its fallbacks are asked first.
+        is_cooling: Whether its last calls failed, so that its fallbacks are called first.
     """
 
     model: str
@@ -41,12 +41,12 @@ class ClientStats:
 
 @dataclass(frozen=True, slots=True)
 class HandlerStats:
-    """What a handler is doing.
+    """Load and usage of a handler; see `LMHandler.stats`.
 
     Attributes:
         connections: REPLs that are connected to its port.
-        clients: The clients that were called so far.
-        usage: What was used so far, by model.
+        clients: One entry for each client that was called so far.
+        usage: Usage so far, by model.
     """
 
     connections: int

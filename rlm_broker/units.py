@@ -1,4 +1,4 @@
-"""Amounts that are written with a unit: sizes such as `64MB`, times such as `1h30m`."""
+"""Amounts written with a unit: sizes such as `64MB`, times such as `1h30m`."""
 
 import re
 from collections.abc import Callable
@@ -10,13 +10,14 @@ _POWERS = {None: 0, "K": 1, "M": 2, "G": 3, "T": 4}
 _SECONDS = {"d": Decimal(86_400), "h": Decimal(3_600), "m": Decimal(60), "s": Decimal(1), "ms": Decimal("0.001")}
 _TIME = re.compile(r"\s*".join(rf"(?:({_NUMBER})\s*{unit})?" for unit in _SECONDS), re.IGNORECASE)
 MOST_CHARS = 40
-"""Of an amount with a unit. A longer text is none: no limit is that large."""
+"""Longest text in characters that is read as an amount. No limit needs more, and reading longer text takes longer."""
 
 
 def in_bytes(text: str) -> int | None:
-    """Return the bytes that a size comes to, such as "64MB", "64MiB", "1.5g" or "512B"; None if it is no size.
+    """Return a size such as "64MB", "64MiB", "1.5g" or "512B" in bytes, or None if the text is not a size.
 
-    K, M, G and T are powers of 1024, with and without an "i", as memory is counted. A part of a byte is left out.
+    K, M, G and T are powers of 1024, with or without an "i", because memory is counted that way. Fractions of a byte
+    are dropped.
     """
     found = _SIZE.fullmatch(text)
     if found is None:
@@ -26,9 +27,9 @@ def in_bytes(text: str) -> int | None:
 
 
 def in_seconds(text: str) -> float | None:
-    """Return the seconds that a time comes to, such as "90s", "1h30m" or "250ms"; None if it is no time.
+    """Return a time such as "90s", "1h30m" or "250ms" in seconds, or None if the text is not a time.
 
-    The units are d, h, m (minutes), s and ms, each once, the largest first.
+    The units are d, h, m (minutes), s and ms. Each may occur once, larger units first.
     """
     found = _TIME.fullmatch(text)
     if found is None or not any(found.groups()):
@@ -41,13 +42,14 @@ _UNITS: dict[str, tuple[Callable[[str], float | None], str]] = {
     "_bytes": (in_bytes, "give bytes, or a size such as 64MB (K, M, G and T are powers of 1024)"),
     "_s": (in_seconds, "give seconds, or a time such as 90s, 1h30m or 250ms"),
 }
-"""End of an amount's name: what reads a text, and what texts there are."""
+"""Maps the end of an amount's name to the function that reads its text and to the sentence that describes the text."""
 
 
 def amount(name: str, value: object) -> object:
-    """Return the value of an amount in the unit that its name ends in, `_bytes` or `_s`, if it is text with a unit.
+    """Convert text with a unit to the unit that the name of the amount ends in, `_bytes` or `_s`.
 
-    Anything else is returned as it is.
+    Returns:
+        The number of bytes or seconds. Any other value, and text that cannot be read, is returned unchanged.
     """
     for end, (read, _) in _UNITS.items():
         if name.endswith(end) and isinstance(value, str) and len(value) <= MOST_CHARS:
@@ -57,5 +59,5 @@ def amount(name: str, value: object) -> object:
 
 
 def accepted(name: str) -> str | None:
-    """Say which texts the amount of a name may be; None if its name ends in no unit."""
+    """Return a sentence on the texts that an amount of this name may have, or None if its name ends in no unit."""
     return next((said for end, (_, said) in _UNITS.items() if name.endswith(end)), None)

@@ -1,4 +1,4 @@
-"""What is wrong with given values, in words: for a model, and for a user."""
+"""Sentences on wrong values and unknown names, for models and for users."""
 
 import difflib
 from collections.abc import Iterable
@@ -6,14 +6,19 @@ from collections.abc import Iterable
 import pydantic
 
 MOST = 10
-"""Told at a time: a long list may be wrong in each of its places."""
+"""Mistakes named in one sentence; further ones are left out, because a long list may be wrong in each of its places."""
 
 MANY = 1_000
-"""Mistakes beyond which none is named: pydantic describes all of them at once, at 4 microseconds each."""
+"""Mistakes above which only their number is given: pydantic describes all of them at once, at 4 microseconds each."""
 
 
 def complaints(error: pydantic.ValidationError, whole: str) -> str:
-    """Each place and what is wrong with it; `whole` stands for the value itself."""
+    """Return each place and what is wrong with it, as one line.
+
+    Args:
+        error: Error of pydantic.
+        whole: Word that stands for the value itself, such as "it".
+    """
     if (count := error.error_count()) > MANY:
         return f"{whole}: {count:,} values are not of the type that is wanted"
     found = error.errors(include_url=False)[:MOST]
@@ -21,16 +26,16 @@ def complaints(error: pydantic.ValidationError, whole: str) -> str:
 
 
 def shown(name: str) -> str:
-    """Return a name as it is, or quoted with escapes if it holds what a terminal obeys."""
+    """Return a name unchanged, or quoted with escapes if it has characters that could steer a terminal."""
     return name if name.isprintable() else repr(name)
 
 
 def suggestion(name: str, known: Iterable[str]) -> str:
-    """End a sentence about an unknown name: with the known one that is most like it, or with all of them."""
+    """Return the end of a sentence about an unknown name: the known name most like it, or all known names."""
     return did_you_mean(name, known := list(known)) or f"; there are: {', '.join(known)}"
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:
-    """End a sentence about an unknown name with the known one that is most like it, if there is one."""
+    """Return the end of a sentence about an unknown name: the known name most like it, or an empty text."""
     close = difflib.get_close_matches(name, list(known), 1)
     return f"; did you mean {close[0]}?" if close else ""

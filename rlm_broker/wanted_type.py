@@ -1,4 +1,4 @@
-"""A type that a value has to have: any that pydantic can validate, or that a JSON Schema describes."""
+"""A type that a value must have: any type that pydantic can validate, or one that a JSON Schema describes."""
 
 import contextlib
 import functools
@@ -14,19 +14,22 @@ from rlm_broker.json_schema import JsonSchema, Unfit
 from rlm_broker.validation import complaints
 
 MAX_RECURSION = 14
-"""Levels of a value of a type that refers to itself."""
+"""Maximum nesting of a value whose type refers to itself; deeper values are refused.
+
+Pydantic may try every branch of a union at each level, 2, 4, 8 and so on: 14 levels bound this to some 16,000 attempts.
+"""
 
 
 class WantedType:
-    """Makes values of one type, or says why it cannot.
+    """Validates values of one type, or says what is wrong with them.
 
     Args:
-        wanted: A pydantic model, or whatever else `pydantic.TypeAdapter` takes; or a JSON Schema, as a dict.
-        what: Whose type it is, for the error.
-        whole: Stands for the value in sentences on what is wrong with it.
+        wanted: A type for `pydantic.TypeAdapter`, such as a pydantic model, or a JSON Schema as a dict.
+        what: Name of the type's owner in errors about the type, such as "output_type".
+        whole: Word that stands for the value in errors about the value.
 
     Raises:
-        ConfigurationError: It is no JSON Schema, or pydantic cannot validate it.
+        ConfigurationError: `wanted` is not a valid JSON Schema, or pydantic cannot validate it.
     """
 
     def __init__(self, wanted: Any, what: str, whole: str) -> None:
@@ -37,11 +40,11 @@ class WantedType:
             schema = JsonSchema(wanted, what)
             wanted = Annotated[Any, pydantic.AfterValidator(_fitting(schema, whole))]
         if isinstance(wanted, str):
-            raise ConfigurationError(f"{what}: a type is given by itself, and not as the text {wanted!r:.60}")
+            raise ConfigurationError(f"{what}: give the type itself, not the text {wanted!r:.60}")
         try:
             self._adapter: pydantic.TypeAdapter[Any] = pydantic.TypeAdapter(wanted)
-            self._adapter.rebuild()  # what it refers to by a text has to be known by now
-        except Exception as error:  # noqa: BLE001 - it is the user's: pydantic may call anything of it
+            self._adapter.rebuild()  # raises now, not at the first value, if a forward reference is not defined
+        except Exception as error:  # noqa: BLE001 - pydantic calls hooks of the user's class
             why = _first_line(error)
             raise ConfigurationError(f"{what}: pydantic cannot validate {self._wanted!r:.80}: {why}") from None
 
@@ -56,29 +59,45 @@ class WantedType:
         return False
 
     def json_schema(self) -> str:
-        """Return the JSON Schema of the type as text. Raises: ConfigurationError, if no JSON can describe it."""
+        """Return the JSON Schema of the type as text.
+
+        Raises:
+            ConfigurationError: No JSON Schema can describe the type.
+        """
         if isinstance(self._wanted, Mapping):
             return json.dumps(self._wanted, ensure_ascii=False)
         try:
             return json.dumps(self._adapter.json_schema(), ensure_ascii=False)
         except Exception as error:  # noqa: BLE001 - as above
-            why = f"{self._what} {self._wanted!r} cannot be asked for as JSON: {_first_line(error)}"
+            why = f"{self._what} {self._wanted!r} has no JSON Schema: {_first_line(error)}"
             raise ConfigurationError(why) from None
 
     def of(self, value: Any) -> Any:
-        """Return a value of the type, made of one that is like it. Raises: Unfit, with each place that is wrong."""
+        """Convert a value to the type.
+
+        Raises:
+            Unfit: The value does not fit; the message names each wrong place.
+        """
         self._require_shallow(value)
         return self._made(self._adapter.validate_python, value)
 
     def of_json(self, text: str) -> Any:
-        """Return the value of the type that JSON text describes. Raises: Unfit, with each place that is wrong."""
+        """Convert JSON text to a value of the type.
+
+        Raises:
+            Unfit: The text is not JSON or does not fit; the message names each wrong place.
+        """
         if self._is_recursive:
-            with contextlib.suppress(ValueError, RecursionError):  # pydantic says what is wrong with it
+            with contextlib.suppress(ValueError, RecursionError):  # pydantic reports malformed JSON below
                 self._require_shallow(json.loads(text))
         return self._made(self._adapter.validate_json, text)
 
     def _require_shallow(self, value: Any) -> None:
-        """Raises: Unfit. Where a type refers to itself, pydantic may try all ways at each level: 2, 4, 8 and so on."""
+        """Refuse a value nested deeper than `MAX_RECURSION` if the type refers to itself.
+
+        Raises:
+            Unfit: It is nested deeper.
+        """
         if self._is_recursive and _is_deeper_than(value, MAX_RECURSION):
             raise Unfit(f"{self._whole}: nested deeper than {MAX_RECURSION} levels, in a type that refers to itself")
 
@@ -87,7 +106,7 @@ class WantedType:
             return validate(value)
         except pydantic.ValidationError as error:
             raise Unfit(complaints(error, self._whole)) from None
-        except (TypeError, ValueError, ArithmeticError, RecursionError) as error:  # of a validator of the user's own
+        except (TypeError, ValueError, ArithmeticError, RecursionError) as error:  # raised by the user's own validator
             raise Unfit(f"{type(error).__name__}: {error}") from None
 
 
@@ -106,7 +125,7 @@ def _is_deeper_than(value: Any, levels: int) -> bool:
 
 
 def _references(schema: Any) -> Iterator[str]:
-    """Find the definitions that a part of a schema of pydantic's refers to."""
+    """Yield the names of the definitions that a part of a pydantic core schema refers to."""
     if isinstance(schema, Mapping):
         if schema.get("type") == "definition-ref":
             yield schema["schema_ref"]
@@ -118,7 +137,7 @@ def _references(schema: Any) -> Iterator[str]:
 
 
 def _first_line(error: Exception) -> str:
-    """Return what pydantic says, without its advice to those who extend it."""
+    """Return the first line of pydantic's message; the others are advice for authors of extensions."""
     return (str(error).strip() or type(error).__name__).splitlines()[0]
 
 

@@ -1,4 +1,4 @@
-"""For each argument of a public call, what comes out is an error of this package, or a documented one of Python's."""
+"""Bad values of each argument of a public call: only errors of this package or documented ones of Python come out."""
 
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -90,14 +90,14 @@ def require_ours(call: Callable[..., Any], base: dict[str, Any], names: list[str
 
 @pytest.mark.filterwarnings("ignore::UserWarning")
 @pytest.mark.parametrize(("constructor", "base", "names"), CONSTRUCTORS)
-def test_constructor_raises_nothing_else(
+def test_constructor_raises_only_documented_errors(
     constructor: Callable[..., Any], base: dict[str, Any], names: list[str]
 ) -> None:
     require_ours(constructor, base, names)
 
 
 @pytest.mark.filterwarnings("ignore::UserWarning")
-def test_runs_raise_nothing_else(rlm: RLM) -> None:
+def test_runs_raise_only_documented_errors(rlm: RLM) -> None:
     require_ours(rlm.completion, {"context": "text"}, ["context", "question", "root_prompt", "output_type"])
 
     def started(**given: Any) -> None:
@@ -110,7 +110,7 @@ def test_runs_raise_nothing_else(rlm: RLM) -> None:
     require_ours(run.events, {}, ["after"])
 
 
-def test_handler_raises_nothing_else(rlm: RLM) -> None:
+def test_handler_raises_only_documented_errors(rlm: RLM) -> None:
     handler = rlm.handler
     require_ours(handler.answers, {}, ["limits", "depth", "tools", "on_event", "question", "sandbox", "budget"])
     require_ours(handler.get_client, {"depth": 1}, ["model"])
@@ -118,7 +118,7 @@ def test_handler_raises_nothing_else(rlm: RLM) -> None:
     require_ours(handler.serve, {"client": ScriptedClient([]), "serving": Serving()}, ["client"])
 
 
-def test_sandbox_raises_nothing_else(rlm: RLM, repl: SandboxedRepl) -> None:
+def test_sandbox_raises_only_documented_errors(rlm: RLM, repl: SandboxedRepl) -> None:
     require_ours(rlm.sandbox.repl, {}, ["context", "answer", "tools", "values"])
     require_ours(rlm.sandbox.template, {}, ["context", "imports", "setup", "timeout_s"])
     require_ours(repl.execute, {"code": "1"}, ["code", "timeout_s", "on_output"])
@@ -126,7 +126,8 @@ def test_sandbox_raises_nothing_else(rlm: RLM, repl: SandboxedRepl) -> None:
     require_ours(repl.run, {"argv": ["true"]}, ["argv", "input", "cwd", "env", "timeout_s", "max_output_bytes"])
 
 
-def test_value_that_no_message_can_hold_is_refused_by_name() -> None:
+def test_oversized_value_is_refused_by_name() -> None:
+    """A value that no message can hold is refused by its name."""
     with Sandbox(Limits(max_frame_bytes=1 << 16)) as sandbox, sandbox.repl() as repl:
         with pytest.raises(ValueTooLarge, match="the value big is too large for a message to a REPL: frame of"):
             repl.provide({"small": 1, "big": "x" * (1 << 17)})

@@ -15,7 +15,8 @@ from scripts.bench.row import Curve, Row, Side, side
 from tests.support.places import PROJECT
 
 
-def test_the_command_prints_a_table_and_writes_figures_and_a_picture(tmp_path: Path) -> None:
+def test_command_prints_table_and_writes_files(tmp_path: Path) -> None:
+    """The command prints a table, and writes the figures and a picture."""
     command = [sys.executable, "-m", "scripts.bench", "--quick", "queries", "context_curve", "--json"]
     done = subprocess.run(
         [*command, str(tmp_path / "bench.json")], cwd=PROJECT, capture_output=True, text=True, check=True
@@ -34,7 +35,7 @@ def test_the_command_prints_a_table_and_writes_figures_and_a_picture(tmp_path: P
     assert len(picture.findall(".//{http://www.w3.org/2000/svg}polyline")) == 3
 
 
-def test_help_names_what_can_be_measured(capsys: pytest.CaptureFixture[str]) -> None:
+def test_help_names_measurements(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         main(["--help"])
     shown = capsys.readouterr().out
@@ -43,7 +44,9 @@ def test_help_names_what_can_be_measured(capsys: pytest.CaptureFixture[str]) -> 
     assert "{" not in shown
 
 
-def test_a_peer_that_cannot_be_installed_says_so_and_gives_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_peer_not_installable_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A peer that cannot be installed says so and gives no figures."""
+
     def refused(_environment: str) -> Path:
         raise peer.NotInstallable("not installable here: no matching distribution")
 
@@ -55,7 +58,7 @@ def test_a_peer_that_cannot_be_installed_says_so_and_gives_nothing(monkeypatch: 
     assert row.ours.at_most_times(1, row.others[0]).met is None
 
 
-def test_a_peer_that_dies_says_why(tmp_path: Path) -> None:
+def test_peer_that_dies_says_why(tmp_path: Path) -> None:
     script = tmp_path / "script.py"
     script.write_text("print('chatter', flush=True)\nraise SystemExit('some Error: it has no legs')")
     with peer.Peer("somebody", str(script)) as somebody:
@@ -64,7 +67,7 @@ def test_a_peer_that_dies_says_why(tmp_path: Path) -> None:
     assert somebody.problem == "does not run here: some Error: it has no legs"
 
 
-def test_what_a_row_reaches_is_told_by_its_medians() -> None:
+def test_row_goals_are_judged_by_medians() -> None:
     ours, theirs = side("ours", "ms", [0.001, 0.002, 0.009]), side("theirs", "ms", [0.004])
     assert ours.median == 2
     assert ours.at_most(2).met
@@ -73,5 +76,6 @@ def test_what_a_row_reaches_is_told_by_its_medians() -> None:
     assert not ours.at_least_times(0.6, theirs).met
 
 
-def test_a_picture_of_one_point_and_awkward_names_is_xml() -> None:
+def test_picture_with_awkward_names_is_xml() -> None:
+    """A picture of one point and of names with markup in them is valid XML."""
     ElementTree.fromstring(svg([Curve("a < b & c", "x", "ms", {'"quoted" & <b>': [(1, 5)], "none": [(0, 0)]})]))

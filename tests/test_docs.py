@@ -18,21 +18,22 @@ from rlm_broker.sandbox.workers.zygote_process import Zygote
 from tests.support.places import PROJECT
 
 
-def test_every_test_that_the_list_of_differences_names_exists() -> None:
+def test_differences_name_existing_tests() -> None:
     named = set(re.findall(r"`(test_\w+)`", (PROJECT / "docs" / "differences.md").read_text()))
     sources = "\n".join(path.read_text() for path in (PROJECT / "tests").rglob("test_*.py"))
     assert len(named) > 60
     assert {name for name in named if f"def {name}(" not in sources} == set()
 
 
-def test_every_limit_that_the_documents_name_exists() -> None:
+def test_documents_name_existing_limits() -> None:
     text = "".join(path.read_text() for path in (PROJECT / "docs").rglob("*.md"))
     for call in re.findall(r"\bLimits\(([^()]*)\)", text):
         names = [part.partition("=")[0].strip() for part in call.split(",") if part.strip()]
         assert set(names) - set(Limits.model_fields) == set()
 
 
-def test_defaults_in_the_list_of_differences_are_those_of_the_limits() -> None:
+def test_differences_name_the_default_limits() -> None:
+    """The defaults in the list of differences are those of `Limits`."""
     text = (PROJECT / "docs" / "differences.md").read_text().partition("## Other defaults")[2].partition("\n## ")[0]
     rows = re.findall(r"^\|[^|]*\|[^|]*\| `(\w+)` \| ([^|]*) \|$", text, re.MULTILINE)
     assert len(rows) == 7
@@ -44,14 +45,15 @@ def test_public_names_can_be_imported() -> None:
     assert all(getattr(rlm_broker, name) is not None for name in rlm_broker.__all__)
 
 
-def test_each_function_of_the_walkthrough_exists() -> None:
+def test_walkthrough_names_existing_functions() -> None:
     steps = re.findall(r"`([\w/]+\.py):([\w.]+)`", (PROJECT / "docs/walkthrough.md").read_text())
     assert len(steps) > 30
     missing = [f"{file}:{name}" for file, name in steps if name not in _defined_in(file)]
     assert missing == []
 
 
-def test_way_to_the_first_fork_is_as_the_walkthrough_says(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_walkthrough_of_first_fork_is_true(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The way to the first fork is as the walkthrough says."""
     text = (PROJECT / "docs/walkthrough.md").read_text().partition("## From a question to the first fork")[2]
     steps = re.findall(r"`[\w/]+\.py:([\w.]+)`", text.partition("\n## ")[0])
     ways: list[set[str]] = []

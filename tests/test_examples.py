@@ -23,7 +23,7 @@ EXPECTED = {
 
 
 @pytest.mark.parametrize("name", EXPECTED)
-def test_an_example_prints_what_it_says(name: str) -> None:
+def test_example_prints_its_documented_output(name: str) -> None:
     done = subprocess.run(
         [sys.executable, PROJECT / "examples" / name],
         env={"PYTHONPATH": str(PROJECT), "PATH": "/usr/bin:/bin"},

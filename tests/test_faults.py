@@ -29,13 +29,14 @@ for result in play_all([Cell("bad", "-", scene, frozenset({"variables"})), Cell(
 """
 
 
-def test_faults_of_the_short_form_lose_and_leave_nothing() -> None:
+def test_faults_lose_and_leave_nothing() -> None:
     done = _run("-m", "scripts.faults", "--quick")
     assert done.returncode == 0, done.stderr + done.stdout
     assert "0 not as they must be" in done.stdout
 
 
-def test_fault_that_loses_leaves_and_tells_nothing_is_found() -> None:
+def test_fault_checks_find_defects() -> None:
+    """A fault that loses an answer, leaves a process or gives no sensible message is found."""
     done = _run("-c", BAD_CELL)
     bad, dies = done.stdout.splitlines()
     assert "'lost: answer'" in bad
@@ -51,7 +52,7 @@ def test_soak_ends_flat() -> None:
     assert "NOT AS IT MUST BE" not in done.stdout
 
 
-def test_soak_finds_what_grows() -> None:
+def test_soak_finds_growth() -> None:
     samples = [Sample(float(at), 50 << 20, 20 + 3 * at, 1, 6, 0, 0) for at in range(9)]
     assert grown(samples) == ["descriptors: from 26 to 44"]
     assert grown(samples[:3]) == []

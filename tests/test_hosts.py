@@ -12,7 +12,8 @@ from scripts.hosts.hosts import Host
 from scripts.hosts.surroundings import CANNOT_BE_MADE, PROJECT
 
 
-def test_command_names_hosts_that_it_cannot_try_and_writes_rows(tmp_path: Path) -> None:
+def test_command_writes_rows_for_each_host(tmp_path: Path) -> None:
+    """The command names the hosts that it cannot try, and writes rows of the others."""
     command = [sys.executable, "-m", "scripts.hosts", "root", "--json", str(tmp_path / "rows.json")]
     done = subprocess.run(command, cwd=PROJECT, capture_output=True, text=True, check=True)
     assert "not tried: no --root DIR: `debootstrap" in done.stdout
@@ -28,7 +29,7 @@ def test_command_refuses_an_unknown_kind() -> None:
     assert "no kind planet; choose from surrounding, container" in done.stderr
 
 
-def test_this_machine_is_a_host_where_doctor_and_exec_agree() -> None:
+def test_doctor_and_exec_agree_here() -> None:
     host = next(each for each in every_host(["surrounding"], []) if each.name.startswith("plain"))
     row = tried(host, with_tests=False)
     assert row.defects == []
@@ -63,7 +64,7 @@ def test_host_where_the_broker_misbehaves_is_a_defect(
     assert f"DEFECT: {defect}" in shown(row)
 
 
-def test_surrounding_that_cannot_be_made_is_named_with_the_reason() -> None:
+def test_unavailable_surrounding_names_its_reason() -> None:
     program = f"import sys; print('no such right', file=sys.stderr); sys.exit({CANNOT_BE_MADE})"
     row = tried(Host("surrounding", "refused", (sys.executable, "-c", program)), with_tests=False)
     assert (row.notes, row.defects) == ("not tried: no such right", [])

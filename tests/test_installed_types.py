@@ -58,7 +58,7 @@ def test_wheel_and_sdist_say_that_they_are_typed(wheel: Path, tmp_path: Path, mo
         assert (sdist / package / "py.typed").exists()
 
 
-def test_mypy_accepts_examples_and_rejects_what_there_is_not(programs: Path) -> None:
+def test_mypy_accepts_examples_and_rejects_misuse(programs: Path) -> None:
     (programs / "mypy.ini").write_text(NO_LITELLM)
     files = sorted(map(str, programs.glob("examples/*.py")))
     flags = ["--strict", "--config-file=mypy.ini", "--cache-dir=cache", "--no-error-summary"]
@@ -68,7 +68,7 @@ def test_mypy_accepts_examples_and_rejects_what_there_is_not(programs: Path) -> 
     assert found == [("rejected.py", str(line)) for line in REJECTED_LINES], told
 
 
-def test_pyright_accepts_examples_and_rejects_what_there_is_not(programs: Path) -> None:
+def test_pyright_accepts_examples_and_rejects_misuse(programs: Path) -> None:
     settings = {"include": ["examples/*.py", "rejected.py"], "venvPath": ".", "venv": "env"}
     (programs / "pyrightconfig.json").write_text(json.dumps({**settings, "typeCheckingMode": "standard"}))
     told = json.loads(_output([sys.executable, "-m", "basedpyright", "--outputjson", "--level", "error"], programs))

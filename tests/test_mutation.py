@@ -53,7 +53,8 @@ def changes(tried: list[Tried], outcome: str) -> list[tuple[str, str]]:
     return [(each.mutant.was, each.mutant.becomes) for each in tried if each.verdict.outcome == outcome]
 
 
-def test_what_no_test_notices_survives_and_the_module_stays_as_it_is(tried: list[Tried], root: Path) -> None:
+def test_unnoticed_fault_survives(tried: list[Tried], root: Path) -> None:
+    """A fault that no test notices survives, and the module stays unchanged."""
     assert changes(tried, "passed") == [("spent >= most", "(spent > most)")]
     assert {("True", "False"), ("is_strict and spent >= most", "(is_strict or spent >= most)")} <= {
         *changes(tried, "failed")
@@ -62,17 +63,19 @@ def test_what_no_test_notices_survives_and_the_module_stays_as_it_is(tried: list
     assert [each.mutant.line for each in tried if each.survived] == [3]
 
 
-def test_what_never_ends_is_ended_and_counts_as_noticed(tried: list[Tried]) -> None:
+def test_endless_fault_is_ended_and_noticed(tried: list[Tried]) -> None:
+    """A fault that makes tests endless is ended and counts as noticed."""
     assert ("spent -= 1", "pass") in changes(tried, "too slow")
 
 
-def test_tests_that_fail_by_themselves_are_no_proof(root: Path) -> None:
+def test_failing_tests_are_no_proof(root: Path) -> None:
     (root / "test_wrong.py").write_text("def test_wrong(): assert False")
     with pytest.raises(FailsAnyway, match=r"test_wrong.py: failed without any fault in small.py"):
         try_all(root, {"small.py": ["test_wrong.py"]})
 
 
-def test_known_survivors_are_explained_and_those_that_died_or_went_are_told(tried: list[Tried]) -> None:
+def test_known_survivors_are_explained(tried: list[Tried]) -> None:
+    """A known survivor is explained; one that died or is gone is reported."""
     known = Survivor("small.py", "is_allowed", "spent >= most", "(spent > most)", "an example")
     died = Survivor("small.py", "waits", "spent -= 1", "pass", "an example")
     gone = Survivor("small.py", "was_here", "1", "(2)", "an example")
@@ -113,14 +116,15 @@ def test_each_kind_of_fault(source: str, expected: list[str]) -> None:
         assert mutated == []
 
 
-def test_faults_that_look_the_same_are_told_apart_by_a_number() -> None:
+def test_equal_faults_are_numbered() -> None:
+    """Faults of equal text are told apart by a number."""
     assert [each.key for each in mutants_of("def f():\n    a(not b)\n    a(not b)") if each.was == "not b"] == [
         ("f", "not b", "(b)", 1),
         ("f", "not b", "(b)", 2),
     ]
 
 
-def test_a_sample_is_the_same_for_the_same_seed() -> None:
+def test_sample_is_fixed_by_its_seed() -> None:
     mutants = mutants_of(SMALL)
     assert sampled(mutants, 3, 1) == sampled(mutants, 3, 1)
     assert len(sampled(mutants, 3, 1)) == 3
@@ -128,7 +132,8 @@ def test_a_sample_is_the_same_for_the_same_seed() -> None:
     assert sampled(mutants, None, 1) == sampled(mutants, 10_000, 1) == mutants
 
 
-def test_the_table_names_modules_tests_and_faults_that_are_there() -> None:
+def test_table_names_existing_modules_and_tests() -> None:
+    """The table names modules, tests and faults that exist."""
     for module, tests in MODULES.items():
         assert tests
         assert all((PROJECT / path).is_file() for path in [module, *tests])
@@ -138,9 +143,10 @@ def test_the_table_names_modules_tests_and_faults_that_are_there() -> None:
         assert (known.where, known.was, known.becomes, known.number) in keys, known
 
 
-def test_the_command_prints_survivors_and_a_row_and_writes_what_came_of_each_fault(
+def test_command_prints_and_writes_each_fault(
     root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    """The command prints survivors and a row, and writes the outcome of each fault."""
     file = tmp_path / "tried.json"
     known = Survivor("small.py", "is_allowed", "spent >= most", "(spent < most)", "an example")
     monkeypatch.setattr(command, "PROJECT", root)
@@ -160,6 +166,6 @@ def test_the_command_prints_survivors_and_a_row_and_writes_what_came_of_each_fau
     assert [each["outcome"] for each in json.loads(file.read_text())] == ["passed", "failed"]
 
 
-def test_an_unknown_module_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+def test_unknown_module_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
     assert command.main(["planet"]) == 2
     assert "no module of the table is named like that" in capsys.readouterr().err

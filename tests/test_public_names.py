@@ -42,11 +42,11 @@ def shown_to_type_checkers() -> dict[str, str]:
     return {alias.name: str(node.module) for node in imports for alias in node.names}
 
 
-def test_type_checkers_see_the_same_names() -> None:
+def test_type_checkers_see_all_public_names() -> None:
     assert shown_to_type_checkers() == rlm_broker._PUBLIC
 
 
-def test_no_name_is_exported_twice_or_hides_a_submodule() -> None:
+def test_public_names_are_unique() -> None:
     counted = Counter(name for names in rlm_broker._MODULES.values() for name in names.split())
     assert max(counted.values()) == 1
     submodules = {path.stem for path in (PROJECT / "rlm_broker").iterdir()}
@@ -80,7 +80,7 @@ def test_classes_in_a_public_alias_are_public(name: str) -> None:
         assert is_public(kind.__name__, kind), f"{name} needs {kind.__name__}, which is not public"
 
 
-def test_no_exception_is_left_of_what_is_gone() -> None:
+def test_exceptions_name_existing_names() -> None:
     every = (annotations_of(name, getattr(rlm_broker, name)) for name in rlm_broker.__all__)
     assert {where for found in every for where, _, _ in found} >= INTERNAL
 

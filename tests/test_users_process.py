@@ -66,14 +66,16 @@ def changes(before: dict[str, Any], after: dict[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in after.items() if value != before[name]}
 
 
-def test_runs_and_sandboxes_change_nothing_but_a_limit_and_log_that(states: Any) -> None:
+def test_process_state_changes_only_open_files(states: Any) -> None:
+    """Runs and sandboxes change one limit of the process, and log that."""
     before, used, _, logged = states
     soft, hard = before["open files"]
     assert changes(before, used) == {"open files": [hard, hard]}
     assert f"this process's soft limit of open files was raised from {soft} to {hard}, its hard one" in logged
 
 
-def test_import_of_litellm_leaves_environment_and_settings_as_they_were(states: Any) -> None:
+def test_litellm_import_keeps_environment(states: Any) -> None:
+    """An import of litellm leaves environment and settings as they were."""
     _, used, after, _ = states
     assert changes(used, after).keys() <= {"filters"}
     added = [each for each in after["filters"] if each not in used["filters"]]

@@ -1,1 +1,1 @@
-"""How a model is called. Each module is one way; all of them are a `Client`."""
+"""Clients: each module is one way to call a model, and all are a `Client`."""

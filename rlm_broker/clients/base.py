@@ -1,4 +1,4 @@
-"""What every client is: one async call that returns its text and its own usage."""
+"""The interface of all clients: one async call that returns the model's text and the usage of that call."""
 
 from collections.abc import Callable, Coroutine
 from typing import Any, Protocol
@@ -10,29 +10,30 @@ from rlm_broker.errors import ConfigurationError
 from rlm_broker.results import ChatMessage, Usage
 
 PICTURE_CHARS = 6_000
-"""What a content part that is no text counts as: some 2,000 tokens, as most providers take for a picture."""
+"""Characters that a content part without text counts as: about 2,000 tokens, as most providers count a picture."""
 CHARS_PER_TOKEN = 4.0
-"""Characters of one token, as text in Latin script has them on average."""
+"""Average characters per token of text in Latin script."""
 
 
 class LMRequest(msgspec.Struct, frozen=True):
     """One language model call.
 
     Attributes:
-        messages: The conversation, in order; at least one.
-        model: The name that was asked for, or None for the client's own.
-        max_completion_tokens: Output tokens at most; None leaves it to the provider.
-        depth: 0 for the root model of a run, 1 and more for what its REPL asks.
-        question: The question of the run, out of band: for clients that retrieve and do not reason. A client that
-            sends requests to a model ignores it.
-        is_loop: The call is a turn of a run's loop, whose reply may hold code; otherwise it is a plain completion.
-        sample: Which of several answers to one and the same prompt this is to be, from 0.
-        on_text: Called with each piece of the reply as it comes, by clients that can; it must not block. A call that is
-            tried again begins anew.
-        id: Which call of a run it is, for whoever writes it down.
-        has_own_prompt: The system prompt is this package's, whose words depend on the machine and the release.
-        temperature: Of sampling, in place of the one that the client's options have; None leaves it to them. A client
-            that cannot set it (a function, an object of another runtime) does not.
+        messages: Conversation, in order; at least one message.
+        model: Name that was asked for; None means the client's own model.
+        max_completion_tokens: Maximum output tokens; None leaves the number to the provider.
+        depth: 0 for a turn of the root run's loop, 1 and more for queries of REPLs.
+        question: Question of the run, outside of the prompt, for clients that retrieve instead of reasoning. A client
+            that calls a language model ignores it.
+        is_loop: Whether the call is a turn of a run's loop, so that the reply may hold code. Otherwise it is a plain
+            completion.
+        sample: Number from 0 of this reply among several to the same prompt.
+        on_text: Called with each piece of the reply as it arrives, by clients that stream. It must not block. If the
+            call is retried, the pieces begin again.
+        id: Place of the call in its run, for recordings.
+        has_own_prompt: Whether the system prompt is this package's, whose words depend on the machine and the release.
+        temperature: Sampling temperature, which replaces that of the client's options; None keeps theirs. A function or
+            an object of another runtime cannot be given one.
     """
 
     messages: tuple[ChatMessage, ...]
@@ -49,17 +50,21 @@ class LMRequest(msgspec.Struct, frozen=True):
 
     @property
     def chars(self) -> int:
-        """Characters of all messages, for an estimate of tokens; a content part without text counts as a picture."""
+        """Characters of all messages, to estimate tokens. A content part without text counts as `PICTURE_CHARS`."""
         return sum(_chars(message.content) for message in self.messages)
 
 
 class LMReply(msgspec.Struct, frozen=True):
-    """What one call returned.
+    """Outcome of one call.
+
+    Example:
+        LMReply("Paris", Usage(total_calls=1, total_input_tokens=12, total_output_tokens=1))
 
     Attributes:
-        usage: What this call alone used; its `total_calls` is 1.
-        problem: Why there is no text, where the provider sent none.
-        model: The model that served, where that is not the client's own.
+        text: Reply; empty if there is none.
+        usage: Usage of this call alone, with `total_calls` 1.
+        problem: Reason why there is no text, if the provider sent none.
+        model: Name of the model that served, if it is not the client's own.
     """
 
     text: str
@@ -69,51 +74,73 @@ class LMReply(msgspec.Struct, frozen=True):
 
 
 def with_text(reply: LMReply) -> LMReply:
-    """Return a reply of a client of the user's; where its text is None, one with an empty text."""
+    """Return the reply of a user's client; if its text is None, return it with an empty text."""
     has_none = isinstance(reply, LMReply) and reply.text is None
     return msgspec.structs.replace(reply, text="") if has_none else reply
 
 
 class Client(Protocol):
-    """A way to call models. It may have further attributes, each of which may be missing or None:
+    """A way to call one model, as users implement it.
 
-    - `context_tokens`: how many tokens its model can read.
-    - `max_concurrent`: how many calls it takes at the same time; further ones are queued before it.
-    - `fingerprint`: text that tells on what its replies depend beside the request, without any secret. Only the replies
-      of a client that has one are kept in a `Cache`.
-    - `preflight()`: awaited before a run starts anything; it raises what every call would.
-    - `is_priced`: False where what its calls cost will not be known.
-    - `count_tokens(text)`: how many tokens a text has for its model, or None. It may take milliseconds: it is called in
-      a thread.
+    Further attributes are optional, and each may be missing or None:
+
+    - `context_tokens`: size of the model's context window in tokens.
+    - `max_concurrent`: calls that it takes at the same time. Further calls wait in a queue.
+    - `fingerprint`: text on which the replies depend besides the request, without secrets. Only replies of clients that
+      have one are kept in a `Cache`.
+    - `preflight()`: awaited before a run starts. It raises the error that every call would raise.
+    - `is_priced`: False if the cost of its calls will not be known.
+    - `count_tokens(text)`: tokens of a text for its model, or None. It runs in a thread, so it may take milliseconds.
+
+    Example:
+        class Upper:
+            model_name = "upper"
+
+            async def complete(self, request: LMRequest) -> LMReply:
+                return LMReply(str(request.messages[-1].content).upper(), Usage(total_calls=1))
+
+            async def aclose(self) -> None:
+                pass
     """
 
     @property
     def model_name(self) -> str:
-        """The name it is registered and reported under."""
+        """Name under which it is registered and reported."""
         ...
 
     async def complete(self, request: LMRequest) -> LMReply:
-        """Answer one request. Cancelling it ends the call at the provider.
+        """Answer one request. Cancelling it must end the call at the provider.
+
+        Args:
+            request: The call.
+
+        Returns:
+            The reply, with its usage.
 
         Raises:
-            ModelFailed: With one sentence that says why.
+            ModelFailed: The call failed; the message is one sentence with the reason.
         """
         ...
 
     async def aclose(self) -> None:
-        """Give back what the client holds (connections, threads). Harmless when called twice."""
+        """Release what the client holds, such as connections and threads. A second call has no effect."""
         ...
 
 
 class BaseClient:
-    """A `Client` that has a value for each of the optional abilities: here those of one that has none of them.
+    """A `Client` with a default for each optional ability, as of a client that has none of them.
 
-    All clients of this package are of this class. A user's own need not be: `brought.adapted` wraps them.
+    All clients of this package are of this class. Clients of users need not be: `brought.adapted` wraps them.
 
     Attributes:
-        why_unusable: The error of every call, where it is known before the first; None where calls may succeed.
-        counts_tokens: Whether `count_tokens` may know more than an estimate does.
-        answers_types: Whether an answer may be of a type that is asked for. False where it is text by rules.
+        model_name: Name under which it is registered and reported.
+        context_tokens: Size of the model's context window in tokens; None if it is not known.
+        max_concurrent: Calls at the same time, beyond which further ones wait; None leaves it to the handler.
+        fingerprint: Text on which the replies depend besides the request; None keeps its replies out of a `Cache`.
+        is_priced: Whether the cost of its calls will be known; None if that is not known yet.
+        why_unusable: Error of every call, if it is known before the first one; None if calls may succeed.
+        counts_tokens: Whether `count_tokens` may be more exact than an estimate.
+        answers_types: Whether it can give an answer of a wanted type. False if it answers in text by rules.
     """
 
     model_name: str
@@ -126,28 +153,28 @@ class BaseClient:
     answers_types: bool = True
 
     def complete(self, request: LMRequest) -> Coroutine[Any, Any, LMReply]:
-        """Answer one request, see `Client`."""
+        """Answer one request; see `Client.complete`."""
         raise NotImplementedError
 
     async def aclose(self) -> None:
-        """Give back what the client holds: nothing."""
+        """Release what the client holds. This one holds no resources."""
 
     async def preflight(self) -> None:
-        """Raise what every call would raise."""
+        """Raise the error that every call would raise, if there is one."""
 
     def count_tokens(self, text: str) -> int | None:  # noqa: ARG002
-        """Return how many tokens a text has for its model, where that is known."""
+        """Return the tokens of a text for the client's model, or None if that is not known."""
         return None
 
     def start_loading(self) -> None:
-        """Begin, in the background, to load what the first call would wait for. Harmless when repeated."""
+        """Start to load in the background what the first call would wait for. A second call has no effect."""
 
     async def loaded(self) -> None:
-        """Wait until `is_priced` is known, as far as it can be."""
+        """Wait until `is_priced` and `context_tokens` are as exact as they will be."""
 
 
 def estimate_tokens(chars: int, chars_per_token: float = CHARS_PER_TOKEN) -> float:
-    """Estimate how many tokens a text of `chars` characters has, where the provider has not counted them."""
+    """Estimate the tokens of a text of `chars` characters, for providers that do not count them."""
     return chars / chars_per_token
 
 

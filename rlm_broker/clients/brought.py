@@ -1,4 +1,4 @@
-"""Objects that users hand in as models, made clients with all abilities. Nothing further in asks what they have."""
+"""Adapters that give the clients of users all abilities of a `BaseClient`, so that no other module checks for them."""
 
 import weakref
 from collections.abc import Callable
@@ -12,12 +12,15 @@ from rlm_broker.results import Usage
 
 
 def _of_original(name: str) -> Any:
-    """Make a property that reads the attribute each time, since the object may change it; None if there is none."""
+    """Return a property that reads the original's attribute at each access, because the object may change it.
+
+    The value is None if the object has no such attribute.
+    """
     return property(lambda self: getattr(self.original, name, None))
 
 
 class BroughtClient(BaseClient):
-    """Calls a client that is the user's own, and says what that has of the optional abilities of a `Client`.
+    """Calls a client of the user, and answers for the optional abilities that it lacks.
 
     Attributes:
         original: The user's object.
@@ -33,18 +36,18 @@ class BroughtClient(BaseClient):
         self.original = original
 
     async def complete(self, request: LMRequest) -> LMReply:
-        """Answer one request: the original does. Where it returns None, or a reply without text, the text is empty."""
+        """Have the original answer. If it returns None, or a reply whose text is None, the text is empty."""
         reply: LMReply | None = await self.original.complete(request)
         return LMReply("", Usage(total_calls=1)) if reply is None else with_text(reply)
 
     @property
     def counts_tokens(self) -> bool:  # type: ignore[override]
-        """Whether the original can count."""
+        """Whether the original has a method `count_tokens`."""
         return callable(getattr(self.original, "count_tokens", None))
 
     def count_tokens(self, text: str) -> int | None:
-        """Have the original count; None where what it says is no number."""
-        counted = getattr(self.original, "count_tokens")(text)  # noqa: B009 - a `Client` need not have it
+        """Return what the original counts, or None if that is not a number of tokens."""
+        counted = getattr(self.original, "count_tokens")(text)  # noqa: B009 - `Client` does not declare it
         return counted if isinstance(counted, int) and counted >= 0 else None
 
     async def aclose(self) -> None:
@@ -59,10 +62,12 @@ class BroughtClient(BaseClient):
 
 
 def adapted(client: Client | FieldLike) -> BaseClient:
-    """Return `client` itself if it is a `BaseClient`, else the wrapper of it: always the same while that is in use.
+    """Return `client` if it is a `BaseClient`, else its wrapper.
+
+    The wrapper of one object stays the same while it is in use, so that one queue holds all its calls.
 
     Raises:
-        ConfigurationError: It is no client.
+        ConfigurationError: It is not a client.
     """
     if isinstance(client, BaseClient):
         return client
@@ -70,7 +75,7 @@ def adapted(client: Client | FieldLike) -> BaseClient:
         if is_field_client(client):
             return field_client(client)
         raise ConfigurationError(
-            f"a client is an object with `complete` or `completion`, and not {type(client).__name__}; for a function "
+            f"a client must be an object with `complete` or `completion`, not {type(client).__name__}; for a function "
             "give FunctionClient(function), for a name use RLM"
         )
     client = cast("Client", client)
@@ -81,26 +86,26 @@ def adapted(client: Client | FieldLike) -> BaseClient:
 
 
 def original(client: BaseClient) -> Client:
-    """Return the object that the user handed in for `client`."""
+    """Return the object that the user gave for `client`."""
     return client.original if isinstance(client, BroughtClient | FieldClient) else client
 
 
 def client_of(given: Client | FieldLike | Callable[..., Any]) -> BaseClient:
-    """Return a client that calls what a user gives as a model.
+    """Return a client for an object that a user gives as a model.
 
     Raises:
         ConfigurationError: It is neither a client nor a function.
     """
     if isinstance(given, type):
-        raise ConfigurationError(f"a model is an object, and not the class {given.__name__}: make one of it")
+        raise ConfigurationError(f"a model must be an object, not the class {given.__name__}: give an instance of it")
     if hasattr(given, "complete") and hasattr(given, "model_name"):
         return adapted(cast("Client", given))
     if is_field_client(given):
         return field_client(given)
     if callable(given):
         return FunctionClient(given)
-    raise ConfigurationError(f"a model is a name, a Model, a client or a function, and not {type(given).__name__}")
+    raise ConfigurationError(f"a model must be a name, a Model, a client or a function, not {type(given).__name__}")
 
 
 _wrapped: "weakref.WeakValueDictionary[int, BroughtClient]" = weakref.WeakValueDictionary()
-"""By the identity of the object, which lives as long as its wrapper does."""
+"""Maps the `id` of an original to its wrapper, which keeps the original alive, so the `id` is not reused."""

@@ -1,4 +1,4 @@
-"""What providers say when a call fails: whether to try again, and the words without their secrets."""
+"""Failed calls of providers: whether to retry, how long to wait, and their words without secrets."""
 
 import email.utils
 import time
@@ -9,23 +9,30 @@ from rlm_broker.errors import FailureCause
 from rlm_broker.redaction import redact, secrets_of_environment
 
 _MAX_CHARS = 500
+"""Maximum characters of a provider's words in an error; longer text is cut."""
 _LOOKED_AT_CHARS = 20_000
+"""Maximum characters of a provider's words that are read; redaction of a megabyte would hold the event loop."""
 LONGEST_RETRY_AFTER_S = 3_600.0
-"""Seconds that a provider may ask to be left alone. A larger number is no wish but a mistake, and counts as none given:
-it would close the client to all runs for as long as each may take."""
+"""Maximum seconds that a provider may ask to wait. A larger number is taken for a mistake and counts as none.
+
+It would close the client to all runs for as long as each may take.
+"""
 _OF_THE_REQUEST = frozenset({400, 413, 422})
 _TRANSIENT = frozenset({408, 409, 425, 429})
 
 
 def cause_of(status: int) -> FailureCause:
-    """What an HTTP status says of a failed call."""
+    """Return the cause of a failed call by its HTTP status."""
     if status in _TRANSIENT or status >= 500:
         return "transient"
     return "request" if status in _OF_THE_REQUEST else "provider"
 
 
 def retry_after_s(headers: Mapping[str, str]) -> float | None:
-    """Seconds that the provider wants to be left alone: `retry-after-ms`, or `retry-after` as a number or a date."""
+    """Return the seconds that the provider asks to wait, or None.
+
+    It reads the header `retry-after-ms`, then `retry-after` as seconds or as an HTTP date.
+    """
     for name, scale in (("retry-after-ms", 1e-3), ("retry-after", 1.0)):
         text = headers.get(name)
         if not text:
@@ -40,10 +47,11 @@ def retry_after_s(headers: Mapping[str, str]) -> float | None:
 
 
 def one_line(text: str, secrets: Iterable[str] = ()) -> str:
-    """Return `text` without secrets, on one line, not too long, and with what would steer a terminal written out.
+    """Return text as one line of at most 500 characters, without secrets and with control characters escaped.
 
     Args:
-        secrets: Known ones, beside those of the environment.
+        text: Words of a provider.
+        secrets: Known secrets, in addition to those of the environment.
     """
     text = redact(text[:_LOOKED_AT_CHARS], [*secrets_of_environment(), *secrets])
     text = "".join(each if each.isprintable() else ascii(each)[1:-1] for each in " ".join(text.split()))
@@ -51,13 +59,13 @@ def one_line(text: str, secrets: Iterable[str] = ()) -> str:
 
 
 def no_text(text: str | None, finish_reason: str | None) -> str | None:
-    """Why a reply has no text, if that is not what the model wanted."""
+    """Return the reason why a reply has no text, or None if it has text or the model meant to send none."""
     if text or (text is not None and finish_reason in (None, "stop")):
         return None
     why = {
-        "length": ": its tokens were used up before it said anything",
+        "length": ": its output tokens were used up before any text came",
         "content_filter": ": the provider's content filter withheld it",
-        "tool_calls": ": the model wants to call a tool of the provider's, and there is none",
+        "tool_calls": ": the model asked for a tool of the provider, and the request names none",
     }
     return f"the provider's answer has no text{why.get(finish_reason or '', '')}"
 

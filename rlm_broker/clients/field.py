@@ -1,4 +1,4 @@
-"""Other people's client objects, with the interface that the field's runtimes share."""
+"""Clients of other RLM runtimes, which share one interface: `completion` or `acompletion`, and `get_last_usage`."""
 
 import asyncio
 import inspect
@@ -13,38 +13,43 @@ from rlm_broker.results import Usage
 
 
 class SyncFieldLike(Protocol):
-    """An object that is called in a thread. `get_last_usage` and `model_name` are used where it has them."""
+    """An object whose `completion` is called in a thread. `get_last_usage` and `model_name` are used if it has them."""
 
     def completion(self, prompt: Any, /) -> str:
-        """Return the reply to a text, or to a list of chat messages, each a dict with `role` and `content`."""
+        """Return the reply to a text, or to a list of chat messages: dicts with `role` and `content`."""
         ...
 
 
 class AsyncFieldLike(Protocol):
-    """An object that is awaited. `get_last_usage` and `model_name` are used where it has them."""
+    """An object whose `acompletion` is awaited. `get_last_usage` and `model_name` are used if it has them."""
 
     async def acompletion(self, prompt: Any, /) -> str:
-        """Return the reply, as `SyncFieldLike.completion`."""
+        """Return the reply; see `SyncFieldLike.completion`."""
         ...
 
 
 FieldLike = SyncFieldLike | AsyncFieldLike
-"""A client object of another runtime: whatever has `completion(messages)` or `acompletion(messages)`."""
+"""A client object of another runtime: any object with `completion(messages)` or `acompletion(messages)`."""
 
 
 class FieldClient(BaseClient):
-    """Calls an object with `completion(prompt)` or `acompletion(prompt)`, where a prompt is a list of chat messages.
+    """Calls an object with `completion(prompt)` or `acompletion(prompt)`.
 
-    A request of nothing but one text reaches the object as text. If it has `get_last_usage()`, what that says after a
-    call is what the call used. An `acompletion` notes its usage in the step in which it returns, so reading it right
-    after the await is exact. Calls of a `completion` in threads could not be told apart, and are made one after the
-    other. Without `get_last_usage` tokens and cost are unknown.
+    A prompt is a list of chat messages, or text if the request is a single text of the user.
+
+    If the object has `get_last_usage()`, its result after a call is the usage of that call; else tokens and cost are
+    unknown. The result has to be read before another call ends:
+
+    - An `acompletion` sets its usage in the event loop step in which it returns, so a read right after the await is
+      exact.
+    - Calls of `completion` run in threads and could not be told apart, so they run one after the other.
 
     Args:
-        client: `model_name` is the name it is reported under; `context_tokens`, if it has that, how much it can read.
+        client: The object. `model_name` is the name under which it is reported, and `context_tokens` the size of its
+            model's context window, if it has these.
 
     Attributes:
-        original: The same.
+        original: The object.
     """
 
     def __init__(self, client: Any) -> None:
@@ -57,19 +62,20 @@ class FieldClient(BaseClient):
         self._is_alone = self._tells_usage and not self._is_async
         if self._is_alone:
             self.max_concurrent = 1
-        self._turn = asyncio.Lock()  # for those who use it without a handler
+        self._turn = asyncio.Lock()  # `max_concurrent` holds in a handler alone; this holds everywhere
         self._calls: set[asyncio.Task[LMReply]] = set()
         self._function = FunctionClient(self._aask if self._is_async else self._ask, self.model_name)
 
     async def complete(self, request: LMRequest) -> LMReply:
-        """One call.
+        """Call the object once.
 
         Raises:
-            ModelFailed: The object raised, or returned something else than text.
+            ModelFailed: The object raised, or returned something other than text.
         """
         if not self._is_alone:
             return await self._function.complete(request)
-        # A call in a thread goes on when it is cancelled, and until its end the last usage is not the next one's.
+        # A cancelled call goes on in its thread, and would set the last usage while the next call runs. So it keeps the
+        # turn until its thread ends.
         call = asyncio.get_running_loop().create_task(self._alone(request))
         self._calls.add(call)
         call.add_done_callback(self._ended)
@@ -83,10 +89,10 @@ class FieldClient(BaseClient):
     def _ended(self, call: "asyncio.Task[LMReply]") -> None:
         self._calls.discard(call)
         if not call.cancelled():
-            call.exception()  # nobody may wait for it any more
+            call.exception()  # marks it as read: asyncio logs exceptions of cancelled callers' tasks otherwise
 
     async def aclose(self) -> None:
-        """The object stays its maker's."""
+        """Release the threads. The object itself stays open: it belongs to the user."""
         await self._function.aclose()
 
     def _ask(self, messages: list[Any]) -> Any:
@@ -94,7 +100,7 @@ class FieldClient(BaseClient):
 
     async def _aask(self, messages: list[Any]) -> Any:
         reply = await self.original.acompletion(_prompt_of(messages))
-        # In the same step in which the call returned, before any other call can note its own usage.
+        # Read in the same event loop step in which the call returned, before another call can set its usage.
         return LMReply(reply, self._last_usage()) if self._tells_usage and isinstance(reply, str) else reply
 
     def _last_usage(self) -> Usage:
@@ -103,24 +109,24 @@ class FieldClient(BaseClient):
             inputs, outputs = told.total_input_tokens or 0, told.total_output_tokens or 0
             cost = getattr(told, "total_cost", None)
             return Usage(1, int(inputs), int(outputs), None if cost is None else float(cost))
-        except Exception as error:  # noqa: BLE001 - the object is anybody's
+        except Exception as error:  # noqa: BLE001 - the object is the user's and may raise anything
             raise ModelFailed(f"{self.model_name}: get_last_usage: {in_words(error)}") from None
 
 
 def _prompt_of(messages: list[Any]) -> str | list[Any]:
-    """Return a single text as text, and any other conversation as messages."""
+    """Return a conversation of a single user text as text, and any other conversation as messages."""
     if len(messages) == 1 and messages[0]["role"] == "user" and isinstance(messages[0]["content"], str):
         return str(messages[0]["content"])
     return messages
 
 
 def is_field_client(value: Any) -> bool:
-    """Whether an object has that interface."""
+    """Whether an object has `completion` or `acompletion`."""
     return not isinstance(value, type) and callable(getattr(value, "completion", getattr(value, "acompletion", None)))
 
 
 def field_client(client: Any) -> FieldClient:
-    """The one of an object: two of them would not know of each other's calls."""
+    """Return the wrapper of an object, always the same: two wrappers could not serialise its calls."""
     found = _wrapped.get(id(client))
     if found is None:
         found = _wrapped[id(client)] = FieldClient(client)
@@ -128,4 +134,4 @@ def field_client(client: Any) -> FieldClient:
 
 
 _wrapped: "weakref.WeakValueDictionary[int, FieldClient]" = weakref.WeakValueDictionary()
-"""By the identity of the object, which lives as long as its client does."""
+"""Maps the `id` of an object to its wrapper, which keeps the object alive, so the `id` is not reused."""

@@ -14,18 +14,24 @@ from rlm_broker.redaction import in_words
 from rlm_broker.results import Usage
 
 MAX_THREADS = 64
-"""Calls of one synchronous function at the same time; further ones wait for a thread."""
+"""Maximum concurrent calls of one synchronous function; further calls wait for a thread."""
 
 
 class FunctionClient(BaseClient):
-    """Calls a function of yours in place of a model.
+    """Calls a function of the user in place of a model.
+
+    Example:
+        def ask(messages, model=None):
+            return my_model.generate(messages[-1]["content"])
+
+        RLM(FunctionClient(ask, "mine"))  # or short: RLM(ask)
 
     Args:
-        fn: Sync or async, `fn(messages, model)` or `fn(messages)`: `messages` is a list of dicts with `role` and
-            `content`, `model` the name that was asked for, or None. A second positional parameter, whatever its name,
-            is the model. It returns the text, or an `LMReply` if it knows what the call used; None is an empty text. A
-            sync function runs in a thread, up to `MAX_THREADS` at once, so it may block; it has to be thread-safe.
-        model_name: The name it is reported under.
+        fn: Sync or async, `fn(messages, model)` or `fn(messages)`. `messages` is a list of dicts with `role` and
+            `content`; `model` is the name that was asked for, or None, and is any second positional parameter. It
+            returns text, None for an empty text, or an `LMReply` with its usage. A sync function runs in up to
+            `MAX_THREADS` threads, so it may block and must be thread-safe.
+        model_name: Name under which it is reported.
 
     Raises:
         ConfigurationError: `fn` cannot be called in either way.
@@ -52,21 +58,21 @@ class FunctionClient(BaseClient):
                 answer = await answer
         except ModelFailed:
             raise
-        except Exception as error:  # the function is the caller's: it may raise anything
+        except Exception as error:  # the function is the user's and may raise anything
             raise self._failed(error) from error
         return self._reply(answer)
 
     async def aclose(self) -> None:
-        """Let the threads go. One that is stuck in the function is left behind; it holds up nobody.
+        """End the threads. A thread that is stuck in the function is left behind and delays no other.
 
-        A later call starts new ones.
+        A later call starts new threads. All are daemons, so the process ends without them.
         """
         threads, self._threads = self._threads, self._new_threads()
         threads.close(self._closed())
 
     def _new_threads(self) -> "DaemonThreads":
         threads = DaemonThreads(MAX_THREADS)
-        weakref.finalize(self, threads.close, self._closed())  # nobody has to close a client
+        weakref.finalize(self, threads.close, self._closed())  # ends the threads of a client that was never closed
         return threads
 
     def _closed(self) -> ModelFailed:
@@ -97,8 +103,14 @@ class FunctionClient(BaseClient):
 
 
 def _calling_convention(fn: Callable[..., Any]) -> Callable[[list[dict[str, Any]], str | None], Any]:
-    """How to call `fn`, decided by its signature. Trying it out would take a TypeError from inside for a refusal,
-    and make (and pay) the call twice."""
+    """Return a function that calls `fn`, chosen by its signature.
+
+    Trying out a call instead would take a TypeError from inside `fn` for a wrong signature, and make and pay the call
+    twice.
+
+    Raises:
+        ConfigurationError: `fn` is not callable, or takes other arguments.
+    """
     if not callable(fn):
         raise ConfigurationError(f"a function client needs a callable, not {type(fn).__name__}")
     try:
@@ -117,11 +129,11 @@ def _calling_convention(fn: Callable[..., Any]) -> Callable[[list[dict[str, Any]
 
 
 def _binds(signature: inspect.Signature, *args: Any, **kwargs: Any) -> bool:
-    # `bind` takes `model=None` into any **options, where it is not asked for.
+    # `bind` accepts `model=None` for any **options, whose function may not expect it.
     if kwargs.keys() - signature.parameters.keys():
         return False
     try:
         signature.bind(*args, **kwargs)
-    except TypeError:  # of `bind`: nothing has been called
+    except TypeError:  # raised by `bind`: `fn` itself was not called
         return False
     return True

@@ -1,4 +1,4 @@
-"""Models by name, at any provider that litellm knows. The only module that imports litellm."""
+"""Models by name, at any provider that litellm supports. This is the only module that imports litellm."""
 
 import asyncio
 import difflib
@@ -31,17 +31,17 @@ _KEYS: dict[str, tuple[str, ...]] = {
     "together_ai": ("TOGETHERAI_API_KEY", "TOGETHER_API_KEY", "TOGETHER_AI_API_KEY"),
     "xai": ("XAI_API_KEY",),
 }
-"""Provider: the variables of which one must be set. These are checked without litellm's import."""
+"""Maps a well-known provider to the variables of which one must be set. They are checked without importing litellm."""
 
 _KEYLESS = frozenset(
-    {"ollama", "ollama_chat"}  # a server of one's own, at the place where it usually is
-    | {"bedrock", "sagemaker", "vertex_ai"}  # credentials may come from files or the machine: only a call can tell
+    {"ollama", "ollama_chat"}  # a local server with a default address
+    | {"bedrock", "sagemaker", "vertex_ai"}  # credentials may come from files or the machine, so only a call shows
 )
 _SERVERS = {"hosted_vllm": "HOSTED_VLLM_API_BASE", "lm_studio": "LM_STUDIO_API_BASE", "llamafile": "LLAMAFILE_API_BASE"}
-"""Providers that are servers of one's own: without their address litellm would send the conversation to OpenAI."""
+"""Maps a provider that is the user's own server to its address variable: without it litellm calls OpenAI instead."""
 
 _BARE_NAMES: tuple[tuple[re.Pattern[str], str], ...] = (
-    (re.compile(r"gpt-(?!oss)|chatgpt-|o\d+(-|$)"), "openai"),  # gpt-oss has open weights and many hosts
+    (re.compile(r"gpt-(?!oss)|chatgpt-|o\d+(-|$)"), "openai"),  # gpt-oss models have many hosts
     (re.compile(r"claude-"), "anthropic"),
     (re.compile(r"gemini-"), "gemini"),
     (re.compile(r"(mistral|magistral|ministral|codestral)-"), "mistral"),
@@ -50,33 +50,33 @@ _BARE_NAMES: tuple[tuple[re.Pattern[str], str], ...] = (
 )
 
 _READ_BY_IMPORT = {
-    "LITELLM_LOCAL_MODEL_COST_MAP": "True",  # else it fetches a price list
-    "LITELLM_LOCAL_ANTHROPIC_BETA_HEADERS": "True",  # else it fetches a table of headers
+    "LITELLM_LOCAL_MODEL_COST_MAP": "True",  # else the import fetches a price list
+    "LITELLM_LOCAL_ANTHROPIC_BETA_HEADERS": "True",  # else a call fetches a table of headers
     "LITELLM_LOG": "ERROR",
-    "LITELLM_MODE": "PRODUCTION",  # else it reads a file .env, of whatever folder this is
+    "LITELLM_MODE": "PRODUCTION",  # else the import reads the file .env of the current folder
 }
-"""Variables that litellm reads when it is imported. Those that a user has set are left as they are."""
+"""Variables that litellm reads when it is imported. They are set only meanwhile, and the user's own are kept."""
 _FILTERED = ("Accessing the.*attribute on the instance", "conflict with protected namespace")
-"""Parts of the messages that its import has Python ignore, wherever they come from. A third, "`ReadOnly` qualifier",
-stays ignored: its calls cause it."""
+"""Parts of warnings that litellm's import silences for the whole process; these filters are removed again. A third,
+"`ReadOnly` qualifier", stays: calls of litellm raise it."""
 
 LIKENESS = 0.8
-"""Ratio of `difflib` from which on a provider's name is taken for a misspelt one."""
+"""Minimum ratio of `difflib` at which an unknown provider's name is taken for a misspelt known one."""
 
 MAX_CONCURRENT = 256
-"""Requests at the same time; further calls wait in turn."""
+"""Default maximum of concurrent requests of one client; further calls wait."""
 
 
 def is_hosted(model_name: str) -> bool:
-    """Whether a name can only lead to a well-known provider, and to no address."""
+    """Whether a name can lead only to a well-known provider, and to no other address."""
     provider, _, model = (full_name(model_name) or "").partition("/")
     return provider in _KEYS and "://" not in model
 
 
 def full_name(model_name: str) -> str | None:
-    """`provider/model` for a name with a provider or a well-known bare one (`gpt-5-mini`, `claude-sonnet-4-5`).
+    """Return `provider/model`, also for a well-known bare name such as `gpt-5-mini`; None for any other name.
 
-    None for any other name. Whether the provider exists is not looked at.
+    Whether the provider exists is not checked.
     """
     provider, slash, model = model_name.partition("/")
     if slash:
@@ -89,9 +89,9 @@ def full_name(model_name: str) -> str | None:
 
 @functools.cache
 def prefetch() -> "Future[Any]":
-    """Begin litellm's import (2 to 4 seconds) on a background thread; the future holds the module.
+    """Start litellm's import, which takes 2 to 4 seconds, on a background thread; return a future of the module.
 
-    The thread is a daemon, so that a program that ends meanwhile does not wait for an import that nobody needs.
+    The thread is a daemon, so that a process that ends meanwhile does not wait for it.
     """
     future: Future[Any] = Future()
 
@@ -99,7 +99,7 @@ def prefetch() -> "Future[Any]":
         future.set_running_or_notify_cancel()
         try:
             future.set_result(_import_litellm())
-        except BaseException as error:  # noqa: BLE001 - it belongs to whoever waits for the module
+        except BaseException as error:  # noqa: BLE001 - raised by those who wait for the future
             future.set_exception(error)
 
     threading.Thread(target=load, name="import-litellm", daemon=True).start()
@@ -107,19 +107,22 @@ def prefetch() -> "Future[Any]":
 
 
 class LiteLLMClient(BaseClient):
-    """A model at a provider, called through litellm.
+    """A model at a provider, called through litellm. One call is one request: the handler makes retries.
 
-    One call is one request: retries are the handler's business.
+    Example:
+        RLM(LiteLLMClient("anthropic/claude-sonnet-4-5", temperature=0.2, max_concurrent=8))
 
     Args:
         model_name: `provider/model`, or a well-known bare name.
-        max_concurrent: Calls at the same time.
-        usd_per_million_tokens: Of input and of output; None takes litellm's prices.
-        context_tokens: How much the model can read; None takes litellm's number.
-        options: Passed to litellm as they are (`temperature`, `api_base`, `api_key`, `extra_headers`, `timeout`, ...).
+        max_concurrent: Maximum concurrent calls; further ones wait.
+        usd_per_million_tokens: Prices of input and output in US dollars; None takes litellm's prices.
+        context_tokens: Size of the model's context window in tokens; None takes litellm's number.
+        options: Further arguments for litellm, such as `temperature`, `api_base`, `api_key`, `extra_headers`,
+            `timeout`.
 
     Raises:
-        ConfigurationError: litellm is not installed, or `stream` is no option.
+        ConfigurationError: litellm is not installed, an argument is of the wrong type, or `stream` is among the
+            options.
     """
 
     def __init__(
@@ -134,13 +137,13 @@ class LiteLLMClient(BaseClient):
         require_kind("the model's name", model_name, str)
         if "stream" in options:
             raise ConfigurationError(
-                f"{model_name}: stream is no option: a reply is streamed to whoever follows the run"
+                f"{model_name}: leave out the option stream: replies of followed runs are streamed"
             )
         _require_installed(model_name)
         if usd_per_million_tokens is not None:
             require_kind("usd_per_million_tokens", usd_per_million_tokens, tuple, list)
             if len(usd_per_million_tokens) != 2:
-                raise ConfigurationError("usd_per_million_tokens are two prices: of input and of output")
+                raise ConfigurationError("usd_per_million_tokens must be two prices: of input and of output")
             names = ("input_cost_per_token", "output_cost_per_token")
             options |= {name: usd / 1e6 for name, usd in zip(names, usd_per_million_tokens, strict=True)}
         self.model_name = model_name
@@ -151,54 +154,54 @@ class LiteLLMClient(BaseClient):
 
     @property
     def context_tokens(self) -> int | None:  # type: ignore[override]
-        """How much the model can read, once litellm is there to know it."""
+        """Size of the model's context window in tokens; None until litellm is imported, or if it does not know."""
         if self._context_tokens is not None or not prefetch().done():
             return self._context_tokens
         try:
             found = prefetch().result().get_model_info(self._litellm_name).get("max_input_tokens")
-        except Exception:  # noqa: BLE001 - litellm raises a plain Exception for what it does not know
+        except Exception:  # noqa: BLE001 - litellm raises a plain Exception for unknown models
             return None
         return found if isinstance(found, int) and found > 0 else None
 
     counts_tokens = True
 
     def count_tokens(self, text: str) -> int | None:
-        """Count by the tokenizer that litellm has for the model; None while litellm is being imported."""
+        """Count with litellm's tokenizer for the model; None while litellm is being imported, or if it has none."""
         if not prefetch().done():
             return None
         try:
             return int(prefetch().result().token_counter(model=self._litellm_name, text=text))
-        except Exception:  # noqa: BLE001 - a tokenizer may have to be downloaded
+        except Exception:  # noqa: BLE001 - some tokenizers would have to be downloaded
             return None
 
     @property
     def fingerprint(self) -> str:  # type: ignore[override]
-        """What its replies depend on, beside the request."""
+        """Text on which its replies depend besides the request: the model and all options but secrets."""
         public = {name: value for name, value in self._options.items() if not is_secret_name(name)}
         return json.dumps([self._litellm_name, public], sort_keys=True, default=str)
 
     @property
     def is_priced(self) -> bool | None:  # type: ignore[override]
-        """Whether litellm knows what its calls cost; None before it is there."""
+        """Whether the cost of its calls will be known; None until litellm is imported."""
         if "input_cost_per_token" in self._options:
             return True
         if not prefetch().done():
             return None
         try:
             info = prefetch().result().get_model_info(self._litellm_name)
-        except Exception:  # noqa: BLE001 - litellm raises a plain Exception for what it does not know
+        except Exception:  # noqa: BLE001 - litellm raises a plain Exception for unknown models
             return False
         return info.get("input_cost_per_token") is not None
 
     def start_loading(self) -> None:
-        """Begin litellm's import, which takes seconds."""
+        """Start litellm's import in the background, which takes 2 to 4 seconds."""
         prefetch()
 
     async def loaded(self) -> None:
-        """Wait for litellm's import: from then on it is known what its model costs.
+        """Wait for litellm's import; from then on `is_priced` and `context_tokens` are final.
 
         Raises:
-            ModelFailed: It cannot be imported.
+            ModelFailed: litellm cannot be imported.
         """
         try:
             await asyncio.wrap_future(prefetch())
@@ -206,18 +209,18 @@ class LiteLLMClient(BaseClient):
             raise self._failed(error) from None
 
     def check(self) -> None:
-        """See whether a call could be made at all, before anything is started. Nothing is sent.
+        """Check whether a call could be made at all. No request is sent.
 
         For a provider that is not well known it imports litellm, which takes seconds.
 
         Raises:
-            ConfigurationError: The provider's key is in no environment variable; it names them.
-            UnknownModel: No provider has that name.
+            ConfigurationError: The provider's key is not set; the message names its variables.
+            UnknownModel: The provider does not exist.
         """
         provider = self._litellm_name.partition("/")[0]
         if (variable := _SERVERS.get(provider)) and not (self._options.get("api_base") or os.environ.get(variable)):
             raise ConfigurationError(
-                f"model {self.model_name!r} is on a server of your own, and nothing says where: set {variable}, or "
+                f"model {self.model_name!r} is on a server of your own: set {variable} to its address, or "
                 "give its base_url and the name that the model has there"
             )
         if variable or self._options.get("api_key") or provider in _KEYLESS:
@@ -235,18 +238,16 @@ class LiteLLMClient(BaseClient):
             )
 
     async def complete(self, request: LMRequest) -> LMReply:
-        """Ask the provider once. Cancelling closes the connection.
-
-        The cost is None where litellm does not know the model's price.
+        """Send one request. Cancelling closes the connection. The cost is None if the price is not known.
 
         Raises:
-            ModelFailed: With the provider's own words in one line; no secret of the environment is in it.
+            ModelFailed: The call failed; the message has the provider's own words in one line, without secrets.
         """
         try:
             litellm = await asyncio.wrap_future(prefetch())
             response = await self._asked(litellm, request)
-        except Exception as error:  # noqa: BLE001 - six of litellm's own errors have no base class that it exports
-            # Without its cause: that one's text, and the request it holds, have the key in them.
+        except Exception as error:  # noqa: BLE001 - six of litellm's errors share no exported base class
+            # `from None`: the text of the cause, and the request that it holds, contain the key.
             raise self._failed(error) from None
         if response is None or not response.choices:
             raise ModelFailed(f"{self.model_name}: the provider's answer has no choices")
@@ -255,10 +256,10 @@ class LiteLLMClient(BaseClient):
         return LMReply(text or "", self._usage(litellm, response), failures.no_text(text, choice.finish_reason))
 
     async def aclose(self) -> None:
-        """Nothing is held here: litellm keeps connections per event loop and closes them when idle or at exit."""
+        """Release no resources: litellm keeps connections per event loop, and closes them when idle or at exit."""
 
     async def _asked(self, litellm: Any, request: LMRequest) -> Any:
-        """Not in `complete`, whose frame is in the traceback of its errors: here the key is among the variables."""
+        """Call litellm. Apart from `complete`, because tracebacks of its errors would show the key among variables."""
         messages = [{"role": message.role, "content": message.content} for message in request.messages]
         call = {"model": self._litellm_name, "messages": messages, "drop_params": True, "max_retries": 0}
         call |= self._options
@@ -287,7 +288,7 @@ class LiteLLMClient(BaseClient):
         input_tokens = getattr(counted, "prompt_tokens", None) or 0
         output_tokens = getattr(counted, "completion_tokens", None) or 0
         cost = response._hidden_params.get("response_cost")
-        # litellm computes 0 from tokens that the provider did not count, and from a price that is missing.
+        # litellm also gives 0 if the provider counted no tokens or the price is missing, so 0 needs a check.
         if cost == 0 and not (input_tokens + output_tokens > 0 and _is_free(litellm, self._litellm_name)):
             cost = None
         return Usage(1, input_tokens, output_tokens, cost)
@@ -298,13 +299,13 @@ class LiteLLMClient(BaseClient):
         text = re.sub(rf"\A(\s*(litellm\.)?{re.escape(kind)}:)+", "", text)
         status = getattr(error, "status_code", None)
         cause = failures.cause_of(status) if isinstance(status, int) else "provider"
-        headers = getattr(error, "litellm_response_headers", None) or {}  # its `response` is made up, without any
+        headers = getattr(error, "litellm_response_headers", None) or {}  # its `response` is made up by litellm
         said = failures.one_line(text, secrets_in(self._options))
         return ModelFailed(f"{self.model_name}: {kind}: {said}", cause, failures.retry_after_s(headers))
 
 
 def _require_installed(model_name: str) -> None:
-    """Raises: ConfigurationError."""
+    """Raise `ConfigurationError` if litellm is not installed."""
     if "litellm" in sys.modules:
         return
     try:
@@ -318,9 +319,9 @@ def _require_installed(model_name: str) -> None:
 
 
 def _refuse_misspelt(model_name: str, provider: str) -> None:
-    """Refuse a provider that is most likely a well-known one misspelt, without the seconds of litellm's import.
+    """Raise `UnknownModel` if a provider is most likely a misspelt well-known one, without importing litellm.
 
-    Of the 166 further providers that litellm 1.100 knows, none is so like a well-known one.
+    None of the 166 further providers of litellm 1.100 has a name so similar to a well-known one.
     """
     known = [*_KEYS, *_KEYLESS, *_SERVERS]
     if close := difflib.get_close_matches(provider.lower(), known, 1, LIKENESS):
@@ -329,18 +330,18 @@ def _refuse_misspelt(model_name: str, provider: str) -> None:
 
 
 def _import_litellm() -> Any:
-    """Import it with `_READ_BY_IMPORT` set, and leave environment and warnings as they were."""
+    """Import litellm with `_READ_BY_IMPORT` set, then restore the environment and the warning filters."""
     ours = {name: value for name, value in _READ_BY_IMPORT.items() if name not in os.environ}
     os.environ.update(ours)
     try:
         import litellm
 
-        litellm.suppress_debug_info = True  # else it prints advertisements to stdout
+        litellm.suppress_debug_info = True  # else errors print advertisements to stdout
         litellm.telemetry = False
         litellm.drop_params = True
-        litellm.disable_hf_tokenizer_download = True  # else it asks a model hub for tokenizers
+        litellm.disable_hf_tokenizer_download = True  # else it downloads tokenizers from a model hub
         if not _beta_headers_are_read():
-            ours.pop("LITELLM_LOCAL_ANTHROPIC_BETA_HEADERS", None)  # then it has to stay
+            ours.pop("LITELLM_LOCAL_ANTHROPIC_BETA_HEADERS", None)  # the first call reads it, so it stays set
     finally:
         for name, value in ours.items():
             if os.environ.get(name) == value:
@@ -350,26 +351,26 @@ def _import_litellm() -> Any:
 
 
 def _beta_headers_are_read() -> bool:
-    """Have it read the table of headers that it comes with. By itself it reads one at the first call that needs it."""
+    """Have litellm read its bundled table of headers now; return whether it did. By itself it does so in a call."""
     try:
         from litellm import anthropic_beta_headers_manager as manager
 
         manager._load_beta_headers_config()
-    except Exception:  # noqa: BLE001 - this is no promise of litellm's: another release may have it elsewhere
+    except Exception:  # noqa: BLE001 - not a public function: another release may lack it
         return False
     return True
 
 
 def _forget_filters() -> None:
-    """Remove the filters that its import adds for all warnings of the process, the user's own included."""
+    """Remove the filters that litellm's import adds for all warnings of the process, also those of the user."""
     for each in list(warnings.filters):
         pattern = getattr(each[1], "pattern", None) or each[1]
         if isinstance(pattern, str) and any(part in pattern for part in _FILTERED) and each[2] is Warning:
-            warnings.filters.remove(each)  # type: ignore[attr-defined]  # a list, as the interpreter itself has it
+            warnings.filters.remove(each)  # type: ignore[attr-defined]  # it is a list at run time
 
 
 async def _streamed(litellm: Any, call: dict[str, Any], on_text: Callable[[str], None]) -> Any:
-    """The whole response, whose text was told as it came."""
+    """Return the whole response, after passing on its text as it arrived."""
     chunks = []
     async for chunk in await litellm.acompletion(**call, stream=True, stream_options={"include_usage": True}):
         chunks.append(chunk)

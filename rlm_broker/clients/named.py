@@ -1,4 +1,4 @@
-"""From a model's name, as a user types it, to a client that is ready to be called."""
+"""Clients by the name of their model, as users type it."""
 
 from typing import Any
 
@@ -10,24 +10,25 @@ _EXAMPLES = "'offline' (no key, no network), 'openai/gpt-5-mini' or 'anthropic/c
 
 
 def client_for(name: str, **options: Any) -> BaseClient:
-    """The client of a model: `offline`, `provider/model`, or a well-known bare name such as `gpt-5-mini`.
+    """Return the client of a model: `offline`, `provider/model`, or a well-known bare name such as `gpt-5-mini`.
+
+    No request is sent. For a provider that is not well known it imports litellm, which takes seconds.
 
     Args:
-        options: See `LiteLLMClient`.
-
-    Nothing is sent. For a provider that is not among the well-known ones it imports litellm, which takes seconds.
+        name: Name of the model.
+        options: Arguments of `LiteLLMClient`.
 
     Raises:
-        UnknownModel: It is no such name, or the provider does not exist.
+        UnknownModel: It is not the name of a model, or the provider does not exist.
         ConfigurationError: The provider's key is not set.
     """
     if not name.strip():
         raise UnknownModel(f"the model's name is empty; give one such as {_EXAMPLES}")
     if name == "offline":
-        from rlm_broker.clients.offline import OfflineClient  # brings what only it needs
+        from rlm_broker.clients.offline import OfflineClient  # imported here: only this model needs its modules
 
         return OfflineClient()
-    if "://" in name:  # litellm would send the conversation there
+    if "://" in name:  # litellm would send the conversation to that address
         raise UnknownModel(
             f"{name!r} has an address in it; give that as base_url, and the name that the model has there"
         )

@@ -1,4 +1,4 @@
-"""Any server that speaks OpenAI's chat completions: vLLM, SGLang, Ollama, llama.cpp, a proxy."""
+"""Any server with OpenAI's chat completions API: vLLM, SGLang, Ollama, llama.cpp, or a proxy."""
 
 import asyncio
 import contextlib
@@ -21,32 +21,37 @@ from sandbox_worker.wire.text_json import encode_written_out
 
 MAX_CONCURRENT = 256
 MAX_REPLY_BYTES = 64 << 20
+"""Maximum bytes of one reply after decompression; a longer one fails the call."""
 CONNECT_TIMEOUT_S = 10.0
 PREFLIGHT_TIMEOUT_S = 10.0
 _CHUNK_BYTES = 1 << 16
 
 
 class OpenAICompatibleClient(BaseClient):
-    """One model of one server. It can be used from several event loops; each has its own connections.
+    """One model of one server. It works on several event loops, each with its own connections.
+
+    Example:
+        RLM(OpenAICompatibleClient("http://localhost:8000/v1", "qwen3", options={"temperature": 0.2}))
 
     Args:
-        base_url: As `https://host:port/v1`; `/chat/completions` is added.
-        model: As the server names it.
-        api_key: Sent as a bearer token; None sends none. No environment variable is looked at.
-        headers: Sent with every request.
-        options: Further fields of the request's body: `temperature`, `top_p`, `seed`, ... What is not given here is
-            left to the server.
-        timeout_s: Seconds of one request; None leaves that to the call's own limit.
-        max_concurrent: Requests at the same time; further calls wait in turn.
-        usd_per_million_tokens: Of input and of output; None is an unknown price.
-        context_tokens: How much the model can read; None asks the server.
-        model_name: The name it is reported under; None is `model`.
+        base_url: Address such as `https://host:port/v1`; `/chat/completions` is added.
+        model: Name of the model at the server.
+        api_key: Sent as a bearer token; None sends none. No environment variable is read.
+        headers: Sent with each request.
+        options: Further fields of the request's body, such as `temperature`, `top_p`, `seed`.
+        timeout_s: Seconds of one request; None leaves the time to the limit of the call.
+        max_concurrent: Maximum concurrent requests; further calls wait.
+        usd_per_million_tokens: Prices of input and output in US dollars; None means that they are not known.
+        context_tokens: Size of the model's context window in tokens; None asks the server.
+        model_name: Name under which it is reported; None is `model`.
 
     Attributes:
-        context_tokens: How much the model can read, where `preflight` found the server to say so.
+        context_tokens: Size of the context window in tokens; None if neither the caller nor, in `preflight`, the server
+            says.
 
     Raises:
-        ConfigurationError: `base_url` is no HTTP address, or the model has no name.
+        ConfigurationError: `base_url` is not an HTTP address, the model has no name, or an argument is of the wrong
+            type.
     """
 
     def __init__(
@@ -70,9 +75,9 @@ class OpenAICompatibleClient(BaseClient):
         for text in (each for pair in (headers or {}).items() for each in pair):
             require_kind("the name or value of a header", text, str)
         if not model:
-            raise ConfigurationError(f"name the model that {base_url} is to use")
+            raise ConfigurationError(f"the model's name is empty: give the name that it has at {base_url}")
         if "stream" in (options or {}):
-            raise ConfigurationError(f"{model}: stream is no option: a reply is streamed to whoever follows the run")
+            raise ConfigurationError(f"{model}: leave out the option stream: replies of followed runs are streamed")
         self.model_name = model_name or model
         self.max_concurrent = max_concurrent
         self.is_priced = usd_per_million_tokens is not None
@@ -93,15 +98,17 @@ class OpenAICompatibleClient(BaseClient):
 
     @property
     def fingerprint(self) -> str:  # type: ignore[override]
-        """What its replies depend on, beside the request."""
+        """Text on which its replies depend besides the request: the address, the model and the options."""
         return json.dumps([self._base_url, self._model, self._options], sort_keys=True, default=str)
 
     async def preflight(self) -> None:
-        """See whether the server is there and has the model, by its list of models, if it has one.
+        """Check with `GET /models` that the server is up and has the model.
+
+        A server without a list of models passes: a key may be allowed to call a model, and not to list them.
 
         Raises:
-            UnknownModel: It has other ones; it names them.
-            ModelFailed: It cannot be reached, or wants another key. (One that may not list models may do for calls.)
+            UnknownModel: The list lacks the model; the message names others.
+            ModelFailed: The server cannot be reached, or answers with status 401.
         """
         async with self._request("GET", "/models", None, PREFLIGHT_TIMEOUT_S) as response:
             if response.status == 401:
@@ -110,20 +117,20 @@ class OpenAICompatibleClient(BaseClient):
         try:
             listed = msgspec.json.decode(body, type=_Listed).data if response.status == 200 else []
         except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
-            return  # the calls will show
+            return  # not a list of models: the first call will show whether the server works
         for entry in listed:
-            if self._model in (entry.id, entry.id.removesuffix(":latest")):  # the latter is Ollama's
+            if self._model in (entry.id, entry.id.removesuffix(":latest")):  # Ollama lists "NAME:latest"
                 self.context_tokens = self.context_tokens or _count(entry.max_model_len) or None
                 return
-        if listed and not any("*" in entry.id for entry in listed):  # a proxy's pattern
+        if listed and not any("*" in entry.id for entry in listed):  # a proxy may list patterns such as "openai/*"
             names = ", ".join(entry.id for entry in listed[:20])
             raise UnknownModel(f"{self._base_url} has no model {self._model!r}; it has: {failures.one_line(names)}")
 
     async def complete(self, request: LMRequest) -> LMReply:
-        """Ask once. Cancelling closes the connection.
+        """Send one request. Cancelling closes the connection.
 
         Raises:
-            ModelFailed: With the server's own words in one line; no secret is in it.
+            ModelFailed: The call failed; the message has the server's own words in one line, without secrets.
         """
         body: dict[str, Any] = {
             "model": self._model,
@@ -140,13 +147,13 @@ class OpenAICompatibleClient(BaseClient):
             is_stream = response.content_type == "text/event-stream"
             if response.status == 200 and is_stream and request.on_text is not None:
                 return await self._streamed(response, request.on_text)
-            if response.status != 200:  # without a variable: what the server repeats of the key is in no traceback
+            if response.status != 200:  # no variable: a traceback would show a key that the body repeats
                 raise self._refused(response, await self._body(response))
             answer = await self._body(response)
         return self._reply(answer)
 
     async def aclose(self) -> None:
-        """Close the connections of the running loop. Harmless when repeated; a later call opens new ones."""
+        """Close the connections of this event loop. A second call has no effect; a later request opens new ones."""
         session = self._sessions.pop(asyncio.get_running_loop(), None)
         if session is not None:
             await session.close()
@@ -157,10 +164,10 @@ class OpenAICompatibleClient(BaseClient):
     async def _request(
         self, method: str, path: str, body: bytes | None, timeout_s: float | None
     ) -> AsyncIterator[aiohttp.ClientResponse]:
-        """One exchange, whose every failure is a `ModelFailed`."""
+        """Make one HTTP exchange. Each of its failures is a `ModelFailed`."""
         timeout = aiohttp.ClientTimeout(total=timeout_s, sock_connect=CONNECT_TIMEOUT_S)
         try:
-            # Redirects are not followed: the key and the conversation are for the server that was named.
+            # Redirects are not followed: they would carry the key and the conversation to another server.
             async with self._session().request(
                 method, self._base_url + path, data=body, headers=self._headers, timeout=timeout, allow_redirects=False
             ) as response:
@@ -174,13 +181,13 @@ class OpenAICompatibleClient(BaseClient):
             number = error.os_error.errno
             why = (
                 os.strerror(number) if number and number > 0 else str(error.os_error)
-            )  # names have numbers of their own
+            )  # errors of name resolution have negative numbers, which `strerror` does not know
             raise self._failed(f"cannot connect to {self._base_url}: {why}", "transient") from None
         except aiohttp.ClientConnectionError as error:
             raise self._failed(f"the connection to {self._base_url} broke: {error}", "transient") from None
         except aiohttp.ClientPayloadError:
             raise self._failed("the server broke off in the middle of its answer", "transient") from None
-        except (aiohttp.ClientError, ValueError) as error:  # what is no HTTP
+        except (aiohttp.ClientError, ValueError) as error:  # a malformed answer
             raise self._failed(f"{type(error).__name__}: {error}", "provider") from None
 
     def _session(self) -> aiohttp.ClientSession:
@@ -188,13 +195,13 @@ class OpenAICompatibleClient(BaseClient):
         session = self._sessions.get(loop)
         if session is None:
             for other in [each for each in self._sessions if each.is_closed()]:
-                self._sessions.pop(other).detach()  # its loop closed its sockets
-            connector = _Connector(limit=0)  # how many at a time is decided in turn, before they come here
+                self._sessions.pop(other).detach()  # its loop has ended and closed the sockets
+            connector = _Connector(limit=0)  # no limit of its own: the handler's queue bounds calls, in fair turns
             session = self._sessions[loop] = aiohttp.ClientSession(connector=connector)
         return session
 
     async def _body(self, response: aiohttp.ClientResponse) -> bytes:
-        """All of it, bounded after decompression; of an error as much as a sentence may need."""
+        """Return the body, at most `MAX_REPLY_BYTES` after decompression; that of an error is cut after about 64 KB."""
         body = bytearray()
         async for chunk in response.content.iter_chunked(_CHUNK_BYTES):
             body += chunk
@@ -205,7 +212,7 @@ class OpenAICompatibleClient(BaseClient):
         return bytes(body)
 
     async def _streamed(self, response: aiohttp.ClientResponse, on_text: Callable[[str], None]) -> LMReply:
-        """Server-sent events, put together to the body that would have come otherwise."""
+        """Read server-sent events, and return the reply that they make up."""
         texts: list[str] = []
         total = 0
         finish_reason, usage, ended = None, None, False
@@ -246,7 +253,7 @@ class OpenAICompatibleClient(BaseClient):
         try:
             body = msgspec.json.decode(answer, type=_Body)
         except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-            raise self._failed(f"the server's answer is no chat completion: {error}", "provider") from None
+            raise self._failed(f"the server's answer is not a chat completion: {error}", "provider") from None
         if body.error:
             code = body.error.get("code") if isinstance(body.error, dict) else None
             cause = failures.cause_of(code) if type(code) is int else "provider"
@@ -278,10 +285,10 @@ class OpenAICompatibleClient(BaseClient):
 
 class _Connector(aiohttp.TCPConnector):
     def __del__(self, *_: object) -> None:
-        """Without aiohttp's complaint on stderr: sockets end with their transports."""
+        """Omit aiohttp's warning on stderr: sockets are closed with their transports."""
 
 
-# Of what a text does not depend on, nonsense is no reason to throw the text away.
+# Fields on which the text does not depend are of type Any: a malformed one must not fail a call that has its text.
 
 
 class _Message(msgspec.Struct):
@@ -296,7 +303,7 @@ class _Choice(msgspec.Struct):
 
 
 class _Body(msgspec.Struct):
-    """Of a reply, or of one event of a streamed one; other fields are ignored."""
+    """A reply, or one event of a streamed reply. Other fields are ignored."""
 
     choices: list[_Choice] | None = None
     usage: Any = None
@@ -317,7 +324,7 @@ def _text(value: Any) -> str | None:
 
 
 def _count(value: Any) -> int:
-    """Tokens: 0 for whatever is no number of them."""
+    """Return a number of tokens, or 0 if the value is not one."""
     return max(0, int(value)) if type(value) in (int, float) and value < float("inf") else 0
 
 
@@ -326,10 +333,11 @@ def _smaller(option: Any, limit: int) -> int:
 
 
 def _text_of(content: str | list[Any] | None, between: str = "\n") -> str | None:
-    """Return the text, from servers too that answer in content parts: each is a text of its own.
+    """Return the text of a message. Some servers answer in content parts, each with a text of its own.
 
     Args:
-        between: Stands between two parts. Those of a streamed piece go on where the piece before them ended.
+        content: Text, content parts, or None.
+        between: Text between two parts. In a streamed piece it is empty, because each part continues the one before.
     """
     if not isinstance(content, list):
         return content
@@ -338,7 +346,7 @@ def _text_of(content: str | list[Any] | None, between: str = "\n") -> str | None
 
 
 def _error_in(answer: bytes) -> str | None:
-    """The message in an error's body, in any of the shapes that servers have for it."""
+    """Return the message in an error's body, in any of the shapes that servers use."""
     try:
         body = json.loads(answer)
     except (ValueError, RecursionError):
@@ -357,13 +365,11 @@ def _checked_url(text: str) -> str:
     except ValueError:
         is_one = False
     if not is_one:
-        raise ConfigurationError(f"{text!r} is no address of a server; give one such as http://localhost:8000/v1")
+        raise ConfigurationError(f"{text!r} is not the address of a server; give one such as http://localhost:8000/v1")
     if url.user or url.password:
-        raise ConfigurationError("a server's address has no password in it; give it as api_key or in headers")
+        raise ConfigurationError("base_url must not contain a password; give it as api_key or in headers")
     if url.query_string or url.fragment or "?" in text:
-        raise ConfigurationError(
-            "a server's address has nothing after a `?` or `#`; give keys as api_key or in headers"
-        )
+        raise ConfigurationError("base_url must not contain `?` or `#`; give keys as api_key or in headers")
     return text.rstrip("/").removesuffix("/chat/completions")
 
 
@@ -375,12 +381,12 @@ def _is_host(host: str | None) -> bool:
 
 
 def _abandon(sessions: Mapping[asyncio.AbstractEventLoop, aiohttp.ClientSession]) -> None:
-    """Of a client that nobody closed, since nobody has to: its connections are closed where that is still possible."""
+    """Close the connections of a client that was not closed, on each event loop that still runs."""
     for loop, session in sessions.items():
         connector = session.connector
-        session.detach()  # else it complains on stderr
+        session.detach()  # else it warns on stderr that it was not closed
         if connector is not None and loop.is_running():
-            with contextlib.suppress(RuntimeError):  # the loop has ended meanwhile
+            with contextlib.suppress(RuntimeError):  # the loop ended in the meantime
                 loop.call_soon_threadsafe(_close_soon, loop, connector)
 
 
@@ -389,4 +395,4 @@ def _close_soon(loop: asyncio.AbstractEventLoop, connector: aiohttp.BaseConnecto
         await connector.close()
 
     closing = loop.create_task(close())
-    closing.add_done_callback(lambda _: closing)  # a loop keeps its tasks by weak references only
+    closing.add_done_callback(lambda _: closing)  # the callback keeps the task alive: a loop has weak references only

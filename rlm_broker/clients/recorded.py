@@ -1,4 +1,4 @@
-"""A model that says what another one said: a run replayed."""
+"""Replays of recorded runs: a model whose replies come from a recording."""
 
 import asyncio
 
@@ -10,13 +10,14 @@ from rlm_broker.errors import ModelFailed, ReplayDiverged
 from rlm_broker.results import Usage
 
 OWN_PROMPT = "(the system prompt of rlm-broker)"
+"""Text that stands for the built-in system prompt in a recording."""
 
 
 class RecordedClient(BaseClient):
-    """Replies from a recording; nothing is sent, and nothing is paid.
+    """Replies from a recording. No request is sent, and the cost is 0.
 
-    When something is asked that was not recorded, that call and all later ones of every client on the recording fail:
-    whatever the run did after it would differ for that reason alone.
+    If a call was not recorded, it fails, and so do all later calls of all clients on the recording. Later calls of the
+    run would differ for that reason alone, and would hide the first difference.
     """
 
     def __init__(self, recording: Recording, model_name: str) -> None:
@@ -25,12 +26,12 @@ class RecordedClient(BaseClient):
         self._recording = recording
 
     async def complete(self, request: LMRequest) -> LMReply:
-        """The recorded reply.
+        """Return the recorded reply.
 
         Raises:
-            ReplayDiverged: There is none; the message shows the difference to the nearest, or says that the run was
-                stopped in this call.
-            ModelFailed: The recorded call failed, in these words.
+            ReplayDiverged: No such call was recorded, and the message shows the difference to the nearest one; or the
+                recorded run was stopped in this call.
+            ModelFailed: The recorded call failed; the message is the recorded one.
         """
         if self._recording.diverged is not None:
             raise ReplayDiverged(self._recording.diverged)
@@ -44,7 +45,7 @@ class RecordedClient(BaseClient):
             self._recording.diverged = f"the recording {path} ends here: its run was stopped in this call ({call.id})"
             raise ReplayDiverged(self._recording.diverged)
         if call.cancelled:
-            await asyncio.Event().wait()  # until the same time limit comes again
+            await asyncio.Event().wait()  # a time limit cancelled it when it was recorded, and will again
         if call.failure is not None:
             raise ModelFailed(call.failure.message, "request" if call.failure.cause == "request" else "provider")
         if request.on_text is not None and call.text:
@@ -53,7 +54,10 @@ class RecordedClient(BaseClient):
 
 
 def recorded_request(request: LMRequest) -> Request:
-    """What of a request a recording holds. A system prompt of our own is not compared: packages are told in it."""
+    """Return the parts of a request by which a recording finds its reply.
+
+    The built-in system prompt is left out, because it lists the packages of the machine.
+    """
     messages = [{"role": message.role, "content": message.content} for message in request.messages]
     if request.has_own_prompt:
         messages[0]["content"] = OWN_PROMPT

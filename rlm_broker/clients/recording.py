@@ -1,4 +1,8 @@
-"""A run's model calls on disk: written as they are made, found again when the run is replayed."""
+"""Files with a run's model calls: written while the run goes on, and read to replay it.
+
+The first line is `RecordedModels`, and each further line is one `Recorded` call, as JSON. A reply is found by its
+request, not by its time, because calls of a batch end in any order.
+"""
 
 import difflib
 import json
@@ -16,12 +20,21 @@ from rlm_broker.redaction import LONGEST_CHARS, redacted
 from sandbox_worker.wire.text_json import decode_escaped, encode_escaped
 
 FORMAT = 1
+"""Version of the file format. Files of other versions are refused."""
 DIFFERENCE_LINES = 24
+"""Maximum lines of a difference in an error; further lines are counted."""
 LINE_CHARS = 160
+"""Maximum characters of a line in a difference; longer lines are cut."""
 
 
 class CallId(msgspec.Struct, frozen=True):
-    """Which call it was: of which run, in or after which of its blocks (0: before the first), and its number there."""
+    """Place of a call in its tree.
+
+    Attributes:
+        run: Name of the run, such as "1" for the root.
+        block: Block of the run during or after which the call was made; 0 before the first block.
+        n: Number of the call in that block.
+    """
 
     run: str
     block: int
@@ -32,7 +45,7 @@ class CallId(msgspec.Struct, frozen=True):
 
 
 class Request(msgspec.Struct, frozen=True):
-    """What a reply is found by. A temperature is in it only where code has asked for one."""
+    """Parts of a request by which its reply is found. `temperature` is set only if code asked for one."""
 
     messages: list[dict[str, Any]]
     model: str | None = None
@@ -43,14 +56,14 @@ class Request(msgspec.Struct, frozen=True):
 
 
 class Failure(msgspec.Struct, frozen=True):
-    """How a call failed."""
+    """Error of a recorded call: its message and its cause."""
 
     message: str
     cause: FailureCause = "provider"
 
 
 class Counted(msgspec.Struct, frozen=True):
-    """What a call used when it was recorded."""
+    """Usage of a call when it was recorded."""
 
     input_tokens: int = 0
     output_tokens: int = 0
@@ -58,12 +71,12 @@ class Counted(msgspec.Struct, frozen=True):
 
 
 class Recorded(msgspec.Struct, frozen=True, omit_defaults=True):
-    """One call: a line of the file.
+    """One call, which is one line of the file.
 
     Attributes:
-        model: The one that served.
-        cancelled: It was cancelled before its end.
-        run_stopped: It was, because its run was stopped from outside: what the run did is known up to here.
+        model: Name of the model that served.
+        cancelled: Whether the call was cancelled before its end.
+        run_stopped: Whether it was cancelled because its run was stopped from outside. The recording then ends there.
     """
 
     id: CallId
@@ -78,11 +91,13 @@ class Recorded(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class RecordedModels(msgspec.Struct, frozen=True, omit_defaults=True):
-    """The first line: what the run's models were called, and by which routes and policy they were found.
+    """First line of the file: names of the run's models, and the routes and the policy that chose among them.
 
     Attributes:
-        seed: Of the sandbox that the run's code was in, see `Sandbox`.
-        windows: Name of a model → tokens that it can read, where that was known: conversations are cut by it.
+        rlm_broker_recording: Version of the format, see `FORMAT`.
+        seed: Seed of the sandbox of the run's code; see `Sandbox`.
+        windows: Maps the name of a model to its context window in tokens, if that was known. A conversation is cut by
+            it.
     """
 
     rlm_broker_recording: int
@@ -96,7 +111,7 @@ class RecordedModels(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class Recorder:
-    """Writes calls to a new file, readable for this user alone; each is there when its call has ended.
+    """Writes calls to a new file, which only this user can read. Each call is in the file once it has ended.
 
     Raises:
         ConfigurationError: The file exists, or cannot be written.
@@ -114,7 +129,7 @@ class Recorder:
         self._write(models)
 
     def add(self, recorded: Recorded) -> None:
-        """Write one call, without what looks like a secret, and of a reply that is too long without its middle."""
+        """Write one call, without text that looks like a secret. A reply that is too long loses its middle."""
         self._write(
             msgspec.structs.replace(
                 recorded,
@@ -127,9 +142,9 @@ class Recorder:
         )
 
     def close(self) -> None:
-        """Once. Warns if lines are missing. What a call that is still under way adds later is lost."""
+        """Close the file, and warn if lines are missing. Calls that end later are not recorded. Call it once."""
         os.close(self._descriptor)
-        self._descriptor = -1  # the number may be another file's by then
+        self._descriptor = -1  # a later `add` must not write to a reused descriptor
         if self._lost:
             warnings.warn(f"the recording {self.path} is not whole: {self._lost}", stacklevel=2)
 
@@ -140,18 +155,21 @@ class Recorder:
         try:
             while line:
                 line = line[os.write(self._descriptor, line) :]
-        except OSError as error:  # a run is not to end because it cannot be recorded
+        except OSError as error:  # a full disk must not end the run; `close` warns
             self._lost = self._lost or error.strerror or str(error)
 
 
 class Recording:
-    """What a file holds. Calls with equal requests are given out in their order, the last one again and again.
+    """Content of a recording.
+
+    Replies to equal requests are given out in their order, and the last one again for all further requests.
 
     Attributes:
-        diverged: How the run that is replayed asked for something else, once it did, or where it was stopped.
+        diverged: Message for all further calls, once the replayed run asked for a call that was not recorded, or
+            reached the end.
 
     Raises:
-        ConfigurationError: It cannot be read, or is no recording.
+        ConfigurationError: The file cannot be read, or is not a recording.
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
@@ -160,28 +178,34 @@ class Recording:
         try:
             first, *lines = self.path.read_bytes().splitlines(keepends=True) or [b""]
             if lines and not lines[-1].endswith(b"\n"):
-                lines.pop()  # of a run that was killed while it wrote
+                lines.pop()  # the process was killed while it wrote this line
             self.models = msgspec.json.decode(first, type=RecordedModels)
             self._calls = [decode_escaped(line, Recorded) for line in lines]
         except OSError as error:
             raise ConfigurationError(f"cannot read the recording {self.path}: {error.strerror}") from None
         except (msgspec.MsgspecError, ValueError, RecursionError) as error:
-            raise ConfigurationError(f"{self.path} is no recording: {error}") from None
+            raise ConfigurationError(f"{self.path} is not a recording: {error}") from None
         if self.models.rlm_broker_recording != FORMAT:
-            raise ConfigurationError(f"{self.path} was recorded by another version of rlm-broker")
+            raise ConfigurationError(f"{self.path} has another version of the format: record the run again")
         self._by_request: dict[bytes, deque[Recorded]] = defaultdict(deque)
         for call in self._calls:
             self._by_request[encode_escaped(_without_secrets(call.request))].append(call)
 
     def find(self, request: Request) -> Recorded | None:
-        """The call that was recorded for this request, or for one that differs in secrets alone."""
+        """Return the call recorded for this request, or for one that differs only in secrets; None if there is none."""
         calls = self._by_request.get(encode_escaped(_without_secrets(request)))
         if not calls:
             return None
         return calls.popleft() if len(calls) > 1 else calls[0]
 
     def difference(self, request: Request, id: CallId) -> str:
-        """How a request that was not recorded differs from the nearest: the one of the same place, else of any."""
+        """Return a message that shows how a request differs from the nearest recorded one.
+
+        Args:
+            request: A request that was not recorded.
+            id: Place of its call. A recorded call of the same place is taken as the nearest, else the one with most
+                equal lines.
+        """
         if not self._calls:
             return f"{self.path} holds no calls"
         ours = _lines_of(_without_secrets(request))
@@ -192,7 +216,7 @@ class Recording:
         more = len(shown) - DIFFERENCE_LINES
         if more > 0:
             shown = [*shown[:DIFFERENCE_LINES], f"... and {more:,} more lines"]
-        head = f"the run asks what {self.path} has no reply to ({id}); the nearest is {nearest.id}:"
+        head = f"{self.path} has no reply to this call of the run ({id}); the nearest recorded is {nearest.id}:"
         return "\n".join([head, *shown])
 
 
@@ -213,5 +237,5 @@ def _lines_of(request: Request) -> list[str]:
 
 
 def _likeness(one: Sequence[str], other: Sequence[str]) -> int:
-    """Lines that both have: enough to find the nearest, and fast for long conversations."""
+    """Return the number of different lines that both have. It finds the nearest, and is fast for long conversations."""
     return len({*one} & {*other})

@@ -1,4 +1,4 @@
-"""A model that says what it is told to: for tests, examples and demonstrations."""
+"""A model with prepared replies, for tests, examples and demonstrations."""
 
 import asyncio
 from collections.abc import Callable, Sequence
@@ -11,17 +11,21 @@ from rlm_broker.results import ChatMessage, Usage
 class ScriptedClient(BaseClient):
     """Gives prepared replies, in the order in which the calls begin.
 
-    Its tokens are words: text split at white space, of all messages for the input.
+    It counts words as tokens: text split at white space, of all messages for the input.
+
+    Example:
+        client = ScriptedClient(["```repl\\nFINAL(len(context))\\n```"])
+        RLM(client).completion("abc", "How long is it?").response  # "3"
 
     Args:
-        replies: One reply for each call, an exception for a call that fails; or a function from the request to the
+        replies: One reply for each call, with an exception for a call that fails; or a function from the request to the
             text. A sequence that is used up fails the next call.
-        model_name: The name it is reported under.
+        model_name: Name under which it is reported.
         delay_s: Seconds that each call takes.
-        cost_per_call: US dollars reported for each call; None is an unknown price.
+        cost_per_call: US dollars reported for each call; None means that the price is not known.
 
     Attributes:
-        requests: Every request so far, failed ones too.
+        requests: All requests so far, with those that failed.
     """
 
     def __init__(
@@ -32,7 +36,7 @@ class ScriptedClient(BaseClient):
         cost_per_call: float | None = None,
     ) -> None:
         if isinstance(replies, str) or not (callable(replies) or isinstance(replies, Sequence)):
-            raise ConfigurationError("a script is a list of replies; put a single one into a list")
+            raise ConfigurationError("replies must be a list or a function: put a single reply into a list")
         self.model_name = model_name
         self.requests: list[LMRequest] = []
         self._replies = replies if callable(replies) else tuple(replies)
@@ -40,10 +44,10 @@ class ScriptedClient(BaseClient):
         self._cost_per_call = cost_per_call
 
     async def complete(self, request: LMRequest) -> LMReply:
-        """The next reply.
+        """Return the next reply.
 
         Raises:
-            ModelFailed: The script says so, is used up, or its function raised.
+            ModelFailed: The script says so or is used up, or its function raised.
         """
         self.requests.append(request)
         number = len(self.requests)
@@ -65,7 +69,7 @@ class ScriptedClient(BaseClient):
     def _called(self, replies: Callable[[LMRequest], str], request: LMRequest) -> str:
         try:
             return replies(request)
-        except Exception as error:  # the function is the caller's: it may raise anything
+        except Exception as error:  # the function is the user's and may raise anything
             raise self._failed(error) from error
 
     def _scripted(self, replies: tuple[str | Exception, ...], number: int) -> str:

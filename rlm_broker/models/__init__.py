@@ -1,1 +1,1 @@
-"""Which models there are, and which client calls each."""
+"""Models as users describe them, and the clients that call them."""

@@ -1,4 +1,4 @@
-"""What a user says of one model: where it is, what it is sent, and how often."""
+"""The description of one model by its user: its address, the options of its requests, and their rates."""
 
 import os
 from collections.abc import Callable, Mapping
@@ -28,18 +28,23 @@ SAMPLING = frozenset(
     {"temperature", "top_p", "top_k", "min_p", "seed", "stop", "max_tokens", "max_completion_tokens"}
     | {"frequency_penalty", "presence_penalty", "repetition_penalty", "reasoning_effort", "verbosity", "n"}
 )
-"""Names of `Model.options` that change what a model says, and nothing else."""
+"""Names in `Model.options` that change only what a model says, not where requests go or with which key."""
 FROM_ENVIRONMENT = "env:"
-"""Before the name of the variable that holds a secret."""
+"""Prefix of the name of an environment variable that holds a secret, such as "env:OPENAI_API_KEY"."""
 HIDDEN = Field(repr=False, exclude=True)
+"""Field that may hold a secret: neither `repr` nor `model_dump` shows it."""
 USD = Annotated[float, Field(ge=0)]
 
 
 class Model(BaseModel):
-    """One model: where it is, what it is sent, and how often. What is not said is left to the provider.
+    """Description of one model. Fields that are left out are decided by the provider.
+
+    Example:
+        Model(name="openai/gpt-5-mini", options={"reasoning_effort": "low"}, requests_per_minute=500)
+        Model(name="qwen3", base_url="http://localhost:8000/v1", context_tokens=32_768)
 
     Raises:
-        ConfigurationError: There is no such field, or it cannot have the value.
+        ConfigurationError: A field does not exist, or a value is not allowed for its field.
     """
 
     model_config = ConfigDict(
@@ -47,42 +52,48 @@ class Model(BaseModel):
     )
 
     name: str = ""
-    """As litellm has it, "openai/gpt-5-mini"; with a `base_url`, as that server has it. Empty: that of its entry."""
+    """Name as litellm knows it, "openai/gpt-5-mini"; with a `base_url`, as that server knows it.
+
+    If it is empty, it is the name of the entry, in a settings file or in `Models.named`.
+    """
     base_url: str | None = None
-    """Of a server that speaks OpenAI's chat completions, called directly and without litellm."""
+    """Address of a server with OpenAI's chat completions API, which is called directly and without litellm."""
     api_key: Annotated[str | None, HIDDEN] = None
-    """"env:NAME" reads the variable NAME. Left out: the provider's own variable, or with a `base_url` none."""
+    """API key; "env:NAME" reads the variable NAME. Left out: the provider's variable, or no key with a `base_url`."""
     headers: Annotated[Mapping[str, str], HIDDEN] = {}
-    """Further ones of each request; "env:NAME" as with `api_key`."""
+    """Further headers of each request, by name; a value "env:NAME" reads the variable NAME."""
     options: Mapping[str, Any] = {}
-    """Sampling and other fields of the request: temperature, top_p, seed, reasoning_effort, ..."""
+    """Sampling options and other fields of the request: temperature, top_p, seed, reasoning_effort, ..."""
     usd_per_million_tokens: tuple[USD, USD] | None = None
-    """Prices of input and output. Left out: litellm's, or with a `base_url` unknown."""
+    """Prices of a million input and output tokens in US dollars. Left out: litellm's, or unknown with a `base_url`."""
     context_tokens: PositiveInt | None = None
-    """How much it can read. Left out: what litellm or the server says; where they do not, 128,000 is assumed."""
+    """Size of the context window in tokens. Left out: that of litellm or the server, else 128,000 is assumed."""
     max_concurrent: PositiveInt | None = None
-    """Calls at the same time; more are queued, and sessions take turns. Left out: 256."""
+    """Maximum concurrent calls; further calls wait, and sessions take turns. Left out: 256."""
     requests_per_minute: PositiveFloat | None = None
-    """Of any minute; more are queued."""
+    """Maximum requests started in any 60 seconds; further calls wait."""
     tokens_per_minute: PositiveFloat | None = None
-    """Of any minute, estimated before a call and corrected after it; more are queued."""
+    """Maximum tokens in any 60 seconds; further calls wait. A call's tokens are estimated, then corrected after it."""
     max_retries: NonNegativeInt = 4
-    """Further attempts after a failure that may pass: status 408, 409, 429, 5xx, a broken connection."""
+    """Maximum further attempts after a failure that may pass: status 408, 409, 425, 429, 5xx, a broken connection."""
     attempt_timeout_s: PositiveFloat | None = None
-    """Of one attempt. Left out: all the time that the call has."""
+    """Seconds of one attempt; then it fails and may be retried. Left out: all the time that the call has left."""
     fallbacks: tuple[str, ...] = ()
-    """Models that are asked in its place when it fails, in this order; not for what the request itself did wrong."""
+    """Names of models that are called in its place if it fails, in order; not if the request itself is at fault."""
     cooldown_s: PositiveFloat = 30.0
-    """After three calls in a row that failed, how long its fallbacks are asked first."""
+    """Seconds during which its fallbacks are called first, after three failed calls in a row."""
 
     @model_validator(mode="wrap")
     @classmethod
     def _refuse_in_words(cls, given: Any, validate: ModelWrapValidatorHandler[Self], info: ValidationInfo) -> Self:
-        """Raise this package's error. The context of the validation may say where the description stands."""
+        """Raise `ConfigurationError` in place of pydantic's error.
+
+        The context of the validation is the words that say where the description stands, such as a file and a table.
+        """
         where = info.context or "Model"
         for name in given if isinstance(given, dict) else ():
             if name in SAMPLING:
-                raise ConfigurationError(f"{where}: there is no {name!r}: sampling arguments are given in `options`")
+                raise ConfigurationError(f"{where}: there is no {name!r}: give sampling arguments in `options`")
             if name not in cls.model_fields:
                 raise ConfigurationError(f"{where}: there is no {name!r}{suggestion(str(name), cls.model_fields)}")
         try:
@@ -92,7 +103,7 @@ class Model(BaseModel):
         if model.name == "offline" and (
             model.base_url or model.api_key or model.headers or model.options or model.context_tokens
         ):
-            raise ConfigurationError(f"{where}: the model offline takes no options, and nothing is sent anywhere")
+            raise ConfigurationError(f"{where}: the model offline calls no server: give it no other fields")
         for option in model.options:
             if is_secret_name(option):
                 raise ConfigurationError(
@@ -101,15 +112,16 @@ class Model(BaseModel):
         return model
 
     def client(self) -> BaseClient:
-        """A client of it. Nothing is sent.
+        """Return a new client of the model. No request is sent.
 
         Raises:
-            ConfigurationError: A variable that it names is not set, or nothing could be called that way.
+            ConfigurationError: A named variable is not set, or the model could not be called.
+            UnknownModel: The name is not that of a model.
         """
         headers = {name: _secret(value, f"header {name}", self.name) for name, value in self.headers.items()}
         api_key = None if self.api_key is None else _secret(self.api_key, "api_key", self.name)
         if self.base_url is not None:
-            from rlm_broker.clients.openai_compatible import OpenAICompatibleClient  # 0.15 s that others need not pay
+            from rlm_broker.clients.openai_compatible import OpenAICompatibleClient  # its import takes 0.15 s
 
             return OpenAICompatibleClient(
                 self.base_url,
@@ -128,8 +140,11 @@ class Model(BaseModel):
 
 
 Given = str | Client | FieldLike | Callable[..., Any] | Model
-"""How a model may be given: its name, its description, a client, a client of another runtime, or a function of
-`(messages)` or of `(messages, model)`."""
+"""Any form in which a model may be given.
+
+It is a name, a description, a client, a client of another runtime, or a function of `(messages)` or `(messages,
+model)`.
+"""
 
 
 def _secret(text: str, what: str, model: str) -> str:
@@ -137,7 +152,7 @@ def _secret(text: str, what: str, model: str) -> str:
         return text
     variable = text.removeprefix(FROM_ENVIRONMENT)
     if not variable:
-        raise ConfigurationError(f"model {model!r}: after {FROM_ENVIRONMENT} the name of a variable is missing")
+        raise ConfigurationError(f"model {model!r}: write the name of a variable after {FROM_ENVIRONMENT}")
     value = os.environ.get(variable)
     if not value:
         raise ConfigurationError(f"model {model!r} needs {variable} for its {what}, which is not set: export it")

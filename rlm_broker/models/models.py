@@ -1,4 +1,4 @@
-"""Which models an `RLM` may use, and where their calls are kept."""
+"""The models of an `RLM` besides its root and sub-model, and the files that keep their calls."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -17,19 +17,24 @@ FilePath = str | PathLike[str]
 
 @dataclass(frozen=True, slots=True)
 class Models:
-    """The models besides the root model and the sub-model, who may call them, and where replies are kept.
+    """Further models, the rules for calling them, and the files that keep replies.
+
+    Example:
+        models = Models({"judge": "openai/gpt-5"}, cache="replies.sqlite", policy="allow")
+        RLM("openai/gpt-5-mini", models=models)
 
     Args:
-        named: Name → model. Model code may ask for these by name, and routes lead to them.
-        routes: Which names and depths go to which model; see `Route`. The first that takes a call has it.
-        policy: Which models code in the REPL may choose by name; see `ModelPolicy`.
-        cache: A file, or a `Cache`, that keeps replies of providers. None keeps none.
-        record: Path of a new file that gets every model call. None records nothing.
-        replay: Path of such a file. Its replies are used, and no model is called.
+        named: Name → model. Model code may ask for these names, and routes may lead to them.
+        routes: Rules that send calls to models by requested name and depth; the first that matches a call decides. See
+            `Route`.
+        policy: Models that code in the REPL may choose by name; see `ModelPolicy`.
+        cache: File or `Cache` that keeps replies of providers. None keeps no replies.
+        record: Path of a new file for all model calls. None records no calls.
+        replay: Path of such a file. All replies come from it, and no model is called.
 
     Raises:
-        ConfigurationError: `named` is no mapping, or models, a policy or a cache are given
-            beside a recording that brings its own.
+        ConfigurationError: An argument is of the wrong type, or stands beside a `replay`, which brings its own models,
+            policy and replies.
     """
 
     named: Mapping[str, Given] = field(default_factory=dict)
@@ -42,7 +47,7 @@ class Models:
     def __post_init__(self) -> None:
         _require_named(self.named)
         if isinstance(self.routes, str) or not isinstance(self.routes, Sequence):
-            raise ConfigurationError(f"routes are a list of Route, and not {type(self.routes).__name__}")
+            raise ConfigurationError(f"routes must be a list of Route, not {type(self.routes).__name__}")
         for route in self.routes:
             require_kind("each of the routes", route, Route)
         for name, value in (("record", self.record), ("replay", self.replay)):
@@ -59,12 +64,12 @@ class Models:
 
     @property
     def needs_own_handler(self) -> bool:
-        """Whether any of this decides what a handler does, so that it cannot go with a handler that is lent."""
+        """Whether an argument changes the handler, so that it cannot go with a handler of the caller."""
         return bool(self.named or self.routes or self.cache or self.replay) or self.policy != "allow"
 
 
 def models_of(given: Any) -> Models:
-    """Return the `Models` that a parameter `models` stands for: one as it is, or one with these names."""
+    """Return the `Models` that the parameter `models` of `RLM` stands for: itself, or one with these names."""
     if isinstance(given, Models):
         return given
     return Models() if given is None else Models(given)
@@ -72,7 +77,7 @@ def models_of(given: Any) -> Models:
 
 def _require_named(named: object) -> None:
     if not isinstance(named, Mapping):
-        raise ConfigurationError(f"models is a dict from name to model, or a Models, not {named!r:.80}")
+        raise ConfigurationError(f"models must be a dict from name to model, or a Models, not {named!r:.80}")
     for name, model in named.items():
         require_kind("the name of a model", name, str)
         is_class = isinstance(model, type)
@@ -80,5 +85,5 @@ def _require_named(named: object) -> None:
         if is_class or not (is_model or is_field_client(model)):
             what = f"the class {model.__name__}" if is_class else type(model).__name__
             raise ConfigurationError(
-                f"model {name!r}: a model is a name, a Model, a client or a function, and not {what}"
+                f"model {name!r}: a model must be a name, a Model, a client or a function, not {what}"
             )

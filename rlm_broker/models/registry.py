@@ -1,4 +1,4 @@
-"""Makes the clients of one `RLM` from its settings, and the handlers that call them."""
+"""The clients of one `RLM`, made from its settings, and the handlers that call them."""
 
 import asyncio
 import contextlib
@@ -25,19 +25,19 @@ from rlm_broker.validation import did_you_mean
 
 
 class Registry:
-    """The clients of one `RLM`, and the handlers that call them.
+    """Clients of one `RLM`, and the source of the handlers that call them.
 
     Args:
-        model: The root model. None is "offline".
-        sub_model: Answers what REPLs ask. None is the root model.
-        models: All else that is said of models. A recording to replay brings its own models and routes.
-        lists: The models are only listed: one that lacks its key is listed, too.
+        model: Root model. None is "offline".
+        sub_model: Model for queries of REPLs. None is the root model.
+        models: Further models and rules. A recording to replay brings its own models and routes.
+        lists: Whether the models are only listed: a model without its key is then accepted.
 
     Attributes:
-        replay: The recording whose replies are used, or None.
+        replay: Recording whose replies are used, or None.
 
     Raises:
-        ConfigurationError: A model, key, route or policy that cannot be used.
+        ConfigurationError: A model, key, route or policy cannot be used.
     """
 
     def __init__(
@@ -73,10 +73,10 @@ class Registry:
             self.named = {name: self._open(name) for name in recorded.others}
             self.root = self._open(recorded.root)
             self.sub = None if recorded.sub is None else self._open(recorded.sub)
-        self.handler(Limits())  # what is wrong with the routes is said here
+        self.handler(Limits())  # raises now if a route is wrong
 
     def handler(self, limits: Limits, cache: Cache | None = None, event_loop: EventLoopRef | None = None) -> LMHandler:
-        """What calls them."""
+        """Return a new handler that calls the clients."""
         handler = LMHandler(
             self.root,
             other_backend_client=self.sub,
@@ -94,11 +94,11 @@ class Registry:
 
     @contextlib.asynccontextmanager
     async def opened(self, limits: Limits, cache: Cache | None, event_loop: EventLoopRef) -> AsyncIterator[LMHandler]:
-        """A handler that is listening, its clients looked at before. Bounds and rates hold for all that are open.
+        """Open a handler, after a preflight of its clients. Bounds and rates hold for all open handlers together.
 
         Raises:
-            ModelFailed, UnknownModel: What every call would raise.
-            ConfigurationError: There is a budget in dollars, and the price of a model is not known.
+            ModelFailed, UnknownModel: A preflight failed: every call would fail in the same way.
+            ConfigurationError: A limit in US dollars is set, and the price of a model is not known.
         """
         loop = asyncio.get_running_loop()
         self._users[id(loop)] += 1
@@ -111,14 +111,14 @@ class Registry:
                 yield handler
         finally:
             self._users[id(loop)] -= 1
-            if self._users[id(loop)] == 0:  # those that were brought stay their makers'
+            if self._users[id(loop)] == 0:  # only these are the registry's own: a client of the user stays open
                 for client in [*(made for made, _ in self._made.values()), *self._opened.values()]:
                     await client.aclose()
 
     async def routing_for(
         self, handler: LMHandler, model: Given | None, sub_model: Given | None, limits: Limits
     ) -> Routing:
-        """Return the routing of one run that has models of its own in the place of the root and the sub-model.
+        """Return the routing of one run whose own models replace the root and the sub-model.
 
         Raises:
             ConfigurationError, ModelFailed, UnknownModel: As for the models of the `RLM`.
@@ -138,7 +138,7 @@ class Registry:
                 handler.serve(client, _serving(described, self._fallbacks[identity]))
 
     async def _preflight(self, limits: Limits, *models: BaseClient | None) -> None:
-        own = [client for client in models if client is not None]  # the others may never be asked
+        own = [client for client in models if client is not None]  # a run need not call the named ones
         every = [*own, *(fallback for client in own for fallback in self._fallbacks.get(id(client), ()))]
         clients = {id(client): client for client in every}.values()
         await asyncio.gather(*(client.preflight() for client in clients))
@@ -158,21 +158,24 @@ class Registry:
         return self._opened[name]
 
     def _client_or_why_not(self, given: Given, name: str) -> BaseClient:
-        """Make the client of a named model. An unusable one raises at its first call, since a run need not use it."""
+        """Return the client of a named model; for an unusable one, a placeholder that raises at its first call.
+
+        A run may never call it, so the error must not keep the run from starting.
+        """
         try:
             return self._client(given, name)
         except ConfigurationError as error:
             return _Unusable(name, error)
 
     def _known(self, given: Given) -> BaseClient:
-        """A model that may be one of the named ones."""
+        """Return the client of a model that may be given by one of the names."""
         client = self.named[given] if isinstance(given, str) and given in self.named else self._unnamed(given)
         if client.why_unusable is not None and not self._lists:
             raise client.why_unusable
         return client
 
     def _of_a_run(self, given: Given) -> BaseClient:
-        """Return the client of a run's own model: of equal descriptions always the same, so that its rates hold."""
+        """Return the client of a run's own model. Equal descriptions share one client, so that its rates hold."""
         if isinstance(given, str) and given and given not in self.named:
             given = Model(name=given)
         for client, described in self._made.values():
@@ -192,10 +195,10 @@ class Registry:
     def _client(self, given: Given, name: str = "") -> BaseClient:
         if isinstance(given, str):
             if not given:
-                raise ConfigurationError("the model's name is empty: name one, or leave it out")
+                raise ConfigurationError("the model's name is empty: give a name, or leave the argument out")
             given = Model(name=given)
         client = self._described(given, name) if isinstance(given, Model) else client_of(given)
-        client.start_loading()  # seconds that pass while the context is read and the sandbox starts
+        client.start_loading()  # takes seconds, while the context is read and the sandbox starts
         return client
 
     def _described(self, model: Model, name: str) -> BaseClient:
@@ -206,14 +209,14 @@ class Registry:
 
 
 class _Unusable(BaseClient):
-    """In the place of a model that is named and cannot be called."""
+    """Placeholder for a model that cannot be called."""
 
     def __init__(self, name: str, why: ConfigurationError) -> None:
         self.model_name = name
         self.why_unusable = why
 
     async def complete(self, request: LMRequest) -> LMReply:
-        """Raises: ModelFailed, always."""
+        """Raise `ModelFailed` with the reason."""
         del request
         raise ModelFailed(str(self.why_unusable))
 

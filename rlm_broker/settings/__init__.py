@@ -1,1 +1,1 @@
-"""Settings from flags, environment and files."""
+"""Settings of the command line: where they come from, which need trust, and the files that they name."""

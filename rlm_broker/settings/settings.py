@@ -1,4 +1,4 @@
-"""Settings of the command line: flags, then the environment, the project's file, the user's file, our defaults."""
+"""Settings of the command line, strongest source first: flags, environment, project's file, user's file, defaults."""
 
 import os
 import tomllib
@@ -18,9 +18,12 @@ from rlm_broker.settings import trust, user_files
 from rlm_broker.validation import shown, suggestion
 
 PREFIX = "RLM_BROKER_"
-"""Of variables: `RLM_BROKER_MODEL`, `RLM_BROKER_MAX_ITERATIONS`."""
+"""Prefix of environment variables with settings, such as `RLM_BROKER_MODEL` and `RLM_BROKER_MAX_ITERATIONS`."""
 PROJECT_FILE = "rlm-broker.toml"
-"""In the current folder. Limits are in its table `limits`, models in `models.NAME`, all else at its top."""
+"""Name of the project's file, in the current folder.
+
+Limits are in its table `limits`, models in `models.NAME`, routes in `[[routes]]`, and all other settings at its top.
+"""
 DEFAULTS: dict[str, Any] = {
     "model": "offline",
     "sub_model": None,
@@ -42,7 +45,7 @@ _VALUES: dict[str, tuple[str, ...]] = {
     "recursion": ("always", "auto"),
     "prompt_profile": get_args(Profile),
 }
-"""Setting: the values that it may have, where these are few."""
+"""Maps a setting with few allowed values to these values."""
 ROUTE_FIELDS = ("to", "match", "depths")
 BUILT_IN = "default"
 FLAGS = "command line"
@@ -50,30 +53,31 @@ FLAGS = "command line"
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """A value, and where it came from."""
+    """A value, and the name of its source for people."""
 
     value: Any
     source: str
 
 
 class Settings:
-    """Every setting, with the value that holds.
+    """All settings, each with the value that holds.
 
     Args:
-        flags: Name → value of those that the command line gave.
-        is_looked_at: Nothing is done with them: a project's file that its user has not trusted is not refused.
+        flags: Name → value of the settings that the command line gave.
+        is_looked_at: Whether the settings are only shown. A project's file that is not trusted is then accepted.
 
     Attributes:
-        project: The content of the project's file, and what tells the file of tools that it names; None without one.
-        refusal: Why the project's file is not used, if its user has not trusted it.
-        limits: What the limits among them come to.
-        risks: What in the project's file needs the user's word; see `trust`.
-        models, routes: Of the files; a model of the project's replaces the user's of that name, and its routes come
-            first.
+        project: Content of the project's file, with a digest of the file of tools that it names; None if there is no
+            file.
+        refusal: Reason why the project's file is not used, if the user has not trusted it, else None.
+        limits: Limits that hold.
+        risks: Settings of the project's file that need the user's trust; see `trust`.
+        models, routes: Models and routes of both files. A model of the project replaces the user's of the same name,
+            and the project's routes come first.
 
     Raises:
-        ConfigurationError: A name that there is not, a value that it cannot have, a file that is no TOML, or one of the
-            project's that does what needs its user's word. That comes last: what is trusted should be right.
+        ConfigurationError: A setting does not exist or cannot have its value, a file is not valid TOML, or the
+            project's file needs trust. The last is checked last, so that only a valid file is trusted.
     """
 
     def __init__(self, flags: Mapping[str, Any], *, is_looked_at: bool = False) -> None:
@@ -107,7 +111,10 @@ class Settings:
         return DEFAULTS[name] if found is None else found.value
 
     def all(self) -> dict[str, Setting]:
-        """Every setting by name: the value that holds, and where it came from. What is not trusted says so there."""
+        """Return every setting by name, with the value that holds and its source. A key is not shown.
+
+        A value from a project's file that is not trusted says so in its source.
+        """
         told = {name: self._found.get(name, Setting(value, BUILT_IN)) for name, value in DEFAULTS.items()}
         key = told["api_key"]
         if key.value is not None and not str(key.value).startswith(FROM_ENVIRONMENT):
@@ -121,10 +128,12 @@ class Settings:
         return told
 
     def model(self, name: str) -> str | Model | None:
-        """What `model` or `sub_model` comes to, with the settings `base_url` and `api_key` for a name of no entry.
+        """Return the model that the setting `model` or `sub_model` means.
+
+        A name without an entry gets the settings `base_url` and `api_key`.
 
         Raises:
-            ConfigurationError: There is an address, and no name of a model there.
+            ConfigurationError: There is an address or a key, and no name of a model.
         """
         given: str | None = self[name]
         base_url, api_key = self["base_url"], self["api_key"]
@@ -137,12 +146,12 @@ class Settings:
         return Model.model_validate({"name": given, "base_url": base_url, "api_key": api_key}, context=name)
 
     def path(self, name: str) -> Path | None:
-        """Return the file or folder that a setting names, with `~` as the user's home; None if it names none."""
+        """Return the path that a setting names, with `~` replaced by the user's home; None if it is not set."""
         return None if self[name] is None else _path(self[name])
 
     @property
     def packages(self) -> list[str] | None:
-        """What code is to have, as a list: the setting is text, with spaces between packages."""
+        """Packages that code can import, or None. The setting is text with spaces between packages."""
         given: str | None = self["packages"]
         return None if given is None else given.split()
 
@@ -154,13 +163,13 @@ class Settings:
 
 
 def trust_project() -> list[str]:
-    """Take the project's file, as it is now, for the user's own.
+    """Trust the project's file with its present content.
 
     Returns:
-        What in it needed that.
+        The settings in it that needed trust.
 
     Raises:
-        ConfigurationError: There is no such file, something in it is wrong, or that cannot be noted.
+        ConfigurationError: There is no such file, a setting in it is wrong, or the trust cannot be stored.
     """
     settings = Settings({}, is_looked_at=True)
     if settings.project is None:
@@ -170,10 +179,14 @@ def trust_project() -> list[str]:
 
 
 def assigned(assignments: Iterable[str], **options: Any) -> dict[str, Any]:
-    """What the command line gave: `NAME=VALUE`s of `--limit`, and options of their own that were used.
+    """Return the settings that the command line gave: `NAME=VALUE` of `--limit`, and options of their own.
+
+    Args:
+        assignments: Values of `--limit`.
+        options: Name → value of the other options; None if an option was not used.
 
     Raises:
-        ConfigurationError: One is of another form, or given twice.
+        ConfigurationError: An assignment has another form, names no limit, or is given twice.
     """
     values = {name: value for name, value in options.items() if value is not None}
     for assignment in assignments:
@@ -183,28 +196,29 @@ def assigned(assignments: Iterable[str], **options: Any) -> dict[str, Any]:
         if name not in Limits.model_fields:
             raise ConfigurationError(f"--limit {name}: there is no such limit{suggestion(name, Limits.model_fields)}")
         if name in values:
-            raise ConfigurationError(f"--limit {name}: it is given twice")
+            raise ConfigurationError(f"--limit {name} is given twice: give it once")
         values[name] = value
     return values
 
 
 def _files(project: bytes | None) -> list[tuple[str, dict[str, Any]]]:
-    """The user's file, then the project's."""
+    """Return the names and the settings of the user's file and of the project's file, in this order."""
     path, content = _users_file()
     return [(str(path), _parsed(path, content)), (PROJECT_FILE, _parsed(Path(PROJECT_FILE), project))]
 
 
 def _users_file() -> tuple[Path, bytes | None]:
-    """The user's file, and what it holds. A home that does not exist or may not be entered has none.
+    """Return the path of the user's file and its content, or None for a home that does not exist or cannot be entered.
 
-    HOME is another user's after `su` without `-`, and in an image with `ENV HOME=/root` that runs as `--user 1000`.
+    HOME may be that of another user: after `su` without `-`, or in an image with `ENV HOME=/root` that runs as `--user
+    1000`.
     """
     if folder := os.environ.get("XDG_CONFIG_HOME"):
         path = Path(folder, "rlm-broker", "config.toml")
         return path, _content(path)
     path = Path("~/.config/rlm-broker/config.toml")
     try:
-        path = path.expanduser()  # RuntimeError: no HOME, and no entry for this user in /etc/passwd
+        path = path.expanduser()  # raises RuntimeError if HOME is not set and /etc/passwd lacks this user
         path.parent.stat()
     except (FileNotFoundError, NotADirectoryError):
         return path, None
@@ -226,20 +240,22 @@ def _content(path: Path) -> bytes | None:
 
 
 def _parsed(path: Path, content: bytes | None) -> dict[str, Any]:
-    """A file's settings, limits among them."""
+    """Return a file's settings, with its limits among them."""
     try:
         document = tomllib.loads((content or b"").decode())
-        repr(document)  # what has too many digits or levels for a sentence is refused here
+        repr(document)  # raises now for numbers and nesting that no error message could show
     except ValueError as error:
-        raise ConfigurationError(f"{path} is no TOML: {error}") from None
+        raise ConfigurationError(f"{path} is not valid TOML: {error}") from None
     except RecursionError:
-        raise ConfigurationError(f"{path} is no TOML of settings: its lists or tables are nested too deeply") from None
+        raise ConfigurationError(f"{path} is not valid: its lists or tables are nested too deeply") from None
     limits = document.pop("limits", {})
     if not isinstance(limits, dict):
-        raise ConfigurationError(f"{path}: limits is a table: write [limits] and its names below")
+        raise ConfigurationError(f"{path}: limits must be a table: write [limits], and names of limits below it")
     for name in limits:
         if name not in Limits.model_fields:
-            raise ConfigurationError(f"{path}: limits.{shown(name)} is no limit{suggestion(name, Limits.model_fields)}")
+            raise ConfigurationError(
+                f"{path}: limits.{shown(name)} is not a limit{suggestion(name, Limits.model_fields)}"
+            )
     for name in document:
         if name in Limits.model_fields:
             raise ConfigurationError(f"{path}: {name} is a limit: write it below [limits]")
@@ -249,7 +265,7 @@ def _parsed(path: Path, content: bytes | None) -> dict[str, Any]:
 
 def _models(source: str, tables: Any) -> dict[str, Model]:
     if not isinstance(tables, dict) or not all(isinstance(table, dict) for table in tables.values()):
-        raise ConfigurationError(f"{source}: models are tables: write [models.NAME] and what it is below")
+        raise ConfigurationError(f"{source}: models must be tables: write [models.NAME], and its fields below it")
     found = {}
     for name, table in tables.items():
         where = f"{source}: models.{shown(name)}"
@@ -263,7 +279,7 @@ def _models(source: str, tables: Any) -> dict[str, Model]:
 
 def _routes(source: str, tables: Any) -> list[Route]:
     if not isinstance(tables, list) or not all(isinstance(table, dict) for table in tables):
-        raise ConfigurationError(f"{source}: routes are a list of tables: write [[routes]] and `to` below")
+        raise ConfigurationError(f"{source}: routes must be a list of tables: write [[routes]], and `to` below it")
     found = []
     for number, table in enumerate(tables, 1):
         where = f"{source}: route {number}"
@@ -271,9 +287,9 @@ def _routes(source: str, tables: Any) -> list[Route]:
             if field not in ROUTE_FIELDS:
                 raise ConfigurationError(f"{where}: there is no {field!r}{suggestion(field, ROUTE_FIELDS)}")
             if not isinstance(value, str):
-                raise ConfigurationError(f"{where}: {field} is text, and not {value!r}")
+                raise ConfigurationError(f"{where}: {field} must be text, not {value!r}")
         if "to" not in table:
-            raise ConfigurationError(f"{where}: it needs `to`, the model that it leads to")
+            raise ConfigurationError(f"{where}: `to` is missing: give the name of the model that it leads to")
         try:
             found.append(Route(**table))
         except ConfigurationError as error:
@@ -283,7 +299,9 @@ def _routes(source: str, tables: Any) -> list[Route]:
 
 def _require_no_key(where: str, value: Any) -> None:
     if value is not None and not str(value).startswith(FROM_ENVIRONMENT):
-        raise ConfigurationError(f"{where}: write 'env:NAME' of the variable that has it: files are read by many")
+        raise ConfigurationError(
+            f"{where}: write 'env:NAME' with the variable that holds it: other people may read the file"
+        )
 
 
 def _environment() -> dict[str, str]:
@@ -301,7 +319,7 @@ def _require_known(name: str, source: str) -> None:
 
 
 def _require_value(name: str, value: Any, where: str) -> None:
-    """Refuse a setting, one that is no limit, if it is not text or not one of its few values."""
+    """Refuse the value of a setting other than a limit, if it is not text or not an allowed value."""
     if name == "allow_exec":
         if str(value).lower() not in ("true", "false"):
             raise ConfigurationError(f"{where}{name} = {value!r}: give true or false")
@@ -314,10 +332,13 @@ def _require_value(name: str, value: Any, where: str) -> None:
 
 
 def _require_own_place(tools: str, where: str) -> None:
-    """Refuse a file of tools that would be another one in each folder: it is run, and may be somebody else's there."""
+    """Refuse a relative path of a file of tools, which the command line runs.
+
+    In each folder it names another file, which another user may have written.
+    """
     if not _path(tools).is_absolute():
         raise ConfigurationError(
-            f"{where}: tools = {tools!r} names another file in each folder, and runs it: give a whole path"
+            f"{where}: tools = {tools!r} names another file in each folder, and is run: give an absolute path"
         )
 
 
@@ -333,7 +354,7 @@ def _is_true(value: Any) -> bool:
 
 
 def _plain(value: Any) -> Any:
-    """As a limit takes it: "none" is no bound, "20,5" a number for each depth."""
+    """Return a value in the form of a limit: "none" becomes None, and "20,5" a list with a number for each depth."""
     if isinstance(value, str):
         if value.strip().lower() == "none":
             return None

@@ -1,4 +1,9 @@
-"""What a project's settings may not do unless its user has looked at them: a project may be somebody else's."""
+"""Trust in projects' files: which settings need the user's consent, and which files have it.
+
+A project may be the work of another person. Its file must not send documents or keys elsewhere, run code or weaken the
+isolation until the user has looked at it and run `rlm-broker config trust`. The consent holds for one path and one
+content, as a digest in the user's state folder.
+"""
 
 import hashlib
 import os
@@ -17,22 +22,25 @@ _HARMLESS = frozenset(
     {"name", "options", "usd_per_million_tokens", "max_concurrent", "requests_per_minute", "tokens_per_minute"}
     | {"max_retries", "attempt_timeout_s", "fallbacks", "cooldown_s"}
 )
-"""Of a model: what does not say where a request is sent, nor with which key."""
+"""Fields of a model that decide neither where a request is sent nor with which key."""
 _ALWAYS = ("base_url", "api_key", "cache", "python", "packages", "tools", "output_type")
-"""Settings that are a risk whatever they say."""
+"""Settings that are a risk with any value."""
 _MEANS = ("max_budget_usd", "max_tokens", "max_llm_calls")
+"""Limits that are a risk if the project's value is above the user's."""
 _STRENGTH = {STRICT.name: 2, AUTO: 1, STANDARD.name: 0, PROCESS.name: -1}
 _POLICIES = ("open", "allow", "pinned")
-"""Model policies, the one that lets code choose most first."""
+"""Model policies, from the one that lets code choose most to the one that lets it choose least."""
 
 
 def risks(document: Mapping[str, Any], users: Mapping[str, Any]) -> Iterator[str]:
-    """What in a project's file could send documents or keys elsewhere, run code here or with less protection, show it
-    or a model other files of the user's, have packages installed, or cost more.
+    """Yield the settings of a project's file that need the user's trust.
+
+    Such a setting could send documents or keys elsewhere, run code on the host, weaken the isolation, or install
+    packages. It could also show other files of the user to code or a model, or raise the cost.
 
     Args:
-        document: The file's settings; those of its table `limits` stand beside the others.
-        users: The same of the user's own file, which holds without the project's.
+        document: Settings of the project's file; those of its table `limits` stand beside the others.
+        users: Settings of the user's own file, in the same form.
     """
     yield from (name for name in _ALWAYS if document.get(name))
     users_level = _said(users.get("isolation", AUTO))
@@ -59,22 +67,22 @@ def risks(document: Mapping[str, Any], users: Mapping[str, Any]) -> Iterator[str
 
 
 def with_tools(project: bytes, tools: bytes) -> bytes:
-    """Return what to trust of a project whose file names a file of tools: the content of both decides."""
-    return project + b"\0" + hashlib.sha256(tools).digest()  # no TOML holds a NUL
+    """Return the content to trust if a project's file names a file of tools: a change of either needs new trust."""
+    return project + b"\0" + hashlib.sha256(tools).digest()  # NUL separates them: no TOML file contains one
 
 
 def refusal(path: Path, content: bytes, found: Sequence[str]) -> str | None:
-    """Say why a project's file in which risks were found is not used. None if it was trusted with this content."""
+    """Return the reason why a project's file with risks is not used, or None if it was trusted with this content."""
     if not found or _line(path, content) in _trusted():
         return None
-    return f"{path} sets {', '.join(map(shown, found))}: look at it, and if it is yours run `rlm-broker config trust`"
+    return f"{path} sets {', '.join(map(shown, found))}: look at it, and if you trust it run `rlm-broker config trust`"
 
 
 def trust(path: Path, content: bytes) -> None:
-    """Take the file with this content for the user's own.
+    """Trust the file with this content.
 
     Raises:
-        ConfigurationError: That cannot be noted.
+        ConfigurationError: The trust cannot be stored.
     """
     try:
         line = _line(path, content)
@@ -83,7 +91,7 @@ def trust(path: Path, content: bytes) -> None:
             store.write(f"{line}\n")
     except OSError as error:
         raise ConfigurationError(f"cannot trust {path}: {error.strerror}: {error.filename}") from None
-    except RuntimeError:  # of expanduser
+    except RuntimeError:  # raised by `Path.home`
         raise ConfigurationError(f"cannot trust {path}: this user has no home: set HOME or XDG_STATE_HOME") from None
 
 
@@ -97,13 +105,16 @@ def _risks_of(model: Mapping[str, Any], name: str, users: Mapping[str, Any]) -> 
 
 
 def _is_known(name: object, users: Mapping[str, Any]) -> bool:
-    """Whether it is a well-known provider's model, ours, or the user's own entry: no name that leads to an address."""
+    """Whether a name can lead to no address of the project's choice.
+
+    It is then the offline model, a model of a well-known provider, or an entry of the user's own file.
+    """
     own = users.get("models")
     return name == "offline" or (isinstance(name, str) and (is_hosted(name) or (isinstance(own, dict) and name in own)))
 
 
 def _frees_code(projects: str, users: str) -> bool:
-    """Whether code may choose more models under a project's policy than under the user's, or the policy is unknown."""
+    """Whether the project's policy lets code choose more models than the user's. An unknown policy counts as yes."""
     if projects not in _POLICIES or users not in _POLICIES:
         return True
     return _POLICIES.index(projects) < _POLICIES.index(users)

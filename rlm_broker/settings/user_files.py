@@ -1,4 +1,4 @@
-"""Files that settings name: a Python file whose functions and values are tools, and the JSON Schema of an answer."""
+"""Files that settings name: Python files with tools, and JSON Schemas of answers."""
 
 import json
 import os
@@ -15,22 +15,27 @@ from rlm_broker.errors import ConfigurationError
 from rlm_broker.run.tools import Tools
 
 MAX_FILE_BYTES = 4 << 20
-"""Of such a file. A larger one is refused."""
+"""Maximum bytes of such a file; a larger one is refused."""
 TOOLS_MODULE = "rlm_broker_tools"
-"""Name that the code of a file of tools runs under, as what it defines looks it up."""
+"""Name of the module that a file of tools runs as. Classes and functions look up their module by it."""
 
 
 def content(path: Path, what: str) -> bytes:
-    """Return what is in a file; `what` says in an error which setting names it.
+    """Return the content of a file.
+
+    Args:
+        path: File to read.
+        what: Setting that names the file, for the error.
 
     Raises:
-        ConfigurationError: It cannot be read, is no regular file, or has more than `MAX_FILE_BYTES`.
+        ConfigurationError: It cannot be read, is not a regular file, or has more than `MAX_FILE_BYTES`.
     """
     try:
-        fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)  # a pipe would wait for its writer
+        # Without O_NONBLOCK, opening a named pipe waits for a writer.
+        fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
         with open(fd, "rb") as file:
             if not stat.S_ISREG(os.fstat(fd).st_mode):
-                raise ConfigurationError(f"{what}: {path} is no regular file")
+                raise ConfigurationError(f"{what}: {path} is not a regular file")
             found = file.read(MAX_FILE_BYTES + 1)
     except (OSError, ValueError) as error:
         raise ConfigurationError(f"{what}: cannot read {path}: {getattr(error, 'strerror', None) or error}") from None
@@ -40,18 +45,18 @@ def content(path: Path, what: str) -> bytes:
 
 
 def tools_of(path: Path) -> Tools:
-    """Run a Python file, here and with all rights of this process, and return what it defines as tools.
+    """Run a Python file in this process, with all its rights, and return the tools that it defines.
 
-    These are the names in its `__all__`; without one all that do not begin with an underscore, but for classes and for
-    what it imports.
+    The tools are the names in its `__all__`. Without one they are all public names that it assigns, except classes and
+    imports.
 
     Raises:
-        ConfigurationError: It cannot be read, raises, defines no tool, or defines what cannot be one.
+        ConfigurationError: It cannot be read, raises, defines no tool, or defines a name that cannot be that of a tool.
     """
     source = content(path, "tools")
     module = ModuleType(TOOLS_MODULE)
     module.__file__ = str(path.resolve())
-    sys.modules[TOOLS_MODULE] = module  # dataclasses, pydantic and pickle look up there what it defines
+    sys.modules[TOOLS_MODULE] = module  # dataclasses, pydantic and pickle look modules up there
     try:
         text = decode_source(source)
         code = compile(text, module.__file__, "exec", dont_inherit=True)
@@ -70,32 +75,32 @@ def tools_of(path: Path) -> Tools:
     try:
         return Tools(given)
     except ConfigurationError as error:
-        raise ConfigurationError(f"{path}: {error}; what is no tool begins with _, or is not in __all__") from None
+        raise ConfigurationError(f"{path}: {error}; begin other names with _, or list the tools in __all__") from None
 
 
 def schema_of(path: Path) -> dict[str, Any]:
-    """Return the JSON Schema that a file holds; whether it is one the run finds out.
+    """Return the JSON Schema in a file. The run checks whether it is a valid schema.
 
     Raises:
-        ConfigurationError: It cannot be read, or holds no JSON object.
+        ConfigurationError: It cannot be read, or is not a JSON object.
     """
     try:
         schema = json.loads(content(path, "output_type"))
     except (ValueError, RecursionError) as error:
-        raise ConfigurationError(f"output_type: {path} is no JSON: {error}") from None
+        raise ConfigurationError(f"output_type: {path} is not JSON: {error}") from None
     if not isinstance(schema, dict):
-        raise ConfigurationError(f"output_type: {path} is no JSON Schema: it holds no object")
+        raise ConfigurationError(f"output_type: {path} is not a JSON Schema: it must hold a JSON object")
     return schema
 
 
 def _place(error: BaseException, module: ModuleType) -> str:
-    """Say at which line of the file an error came up, if it was one of its lines."""
+    """Return the line of the file that an error passed through, in words; empty text if it was none of its lines."""
     lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == module.__file__]
     return f" (line {lines[-1]})" if lines else ""
 
 
 def _defined(source: str, module: ModuleType) -> list[str]:
-    """Return the public names that the file itself gives a value, in its order."""
+    """Return the public names that the file itself assigns, in order."""
     symbols = symtable.symtable(source, str(module.__file__), "exec").get_symbols()
     own = {each.get_name() for each in symbols if each.is_assigned() and not each.is_imported()}
     return [

@@ -1,1 +1,1 @@
-"""What happened, as frozen events, and how they are written down. Values only: events come through a callback."""
+"""Events of runs, as frozen values, and the ways to write them down. Runs pass them to callbacks."""

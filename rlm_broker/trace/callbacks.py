@@ -1,4 +1,4 @@
-"""The field's callbacks, made of events."""
+"""The callbacks of other RLM runtimes, fed from events."""
 
 import time
 from collections.abc import Callable
@@ -8,13 +8,18 @@ from rlm_broker.trace.events import PREVIEW_CHARS, Event, IterationStarted, RunE
 
 
 class Callbacks:
-    """Calls what is given, as `RLM(on_event=Callbacks(...))`. What one of them raises is logged once.
+    """Calls functions at four kinds of events. The first exception of each function is logged.
+
+    Example:
+        RLM("offline", on_event=Callbacks(on_iteration_start=lambda depth, number: print(depth, number)))
 
     Args:
-        on_subcall_start: A child run starts: its depth, its model, the first 80 characters of its prompt.
-        on_subcall_complete: It has ended: its depth, its model, seconds, the error or None.
-        on_iteration_start: A turn starts: the run's depth, the turn's number from 1.
-        on_iteration_complete: It has ended: depth, number, seconds.
+        on_subcall_start: Called when a child run starts, with its depth, its model and the first 80 characters of its
+            prompt.
+        on_subcall_complete: Called when a child run has ended, with its depth, its model, its seconds, and the error or
+            None.
+        on_iteration_start: Called when a turn starts, with the depth of its run and its number from 1.
+        on_iteration_complete: Called when a turn has ended, with depth, number and seconds.
     """
 
     def __init__(
@@ -32,7 +37,7 @@ class Callbacks:
         self._turns: dict[str, tuple[int, int, float]] = {}
 
     def __call__(self, event: Event) -> None:
-        """Take one event."""
+        """Take one event, and call the function for it if there is one."""
         match event:
             case RunStarted(run=run, depth=depth, question=question, model=model) if depth:
                 self._models[run] = model

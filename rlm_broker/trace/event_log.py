@@ -1,4 +1,4 @@
-"""The events of one run, kept for any number of followers that read at their own pace."""
+"""The events of one run, kept in memory for any number of followers that read at their own pace."""
 
 import asyncio
 import threading
@@ -11,14 +11,20 @@ import msgspec
 from rlm_broker.trace.events import Event, EventsMissed
 
 MOST_CHARS = 1 << 24
-"""Characters of the events that one log keeps. Beyond them the oldest events are dropped: a follower that has not read
-them yet gets an `EventsMissed` in their place."""
+"""Maximum characters of the events that one log keeps; beyond it the oldest events are dropped.
+
+A follower that has not read them yet gets one `EventsMissed` in their place.
+"""
 EVENT_CHARS = 200
-"""Characters that an event without text counts as: its object, its number and its time."""
+"""Characters that each event counts in addition to its texts, for its object, its number and its time."""
 
 
 class EventLog:
-    """Keeps events, in the order of their numbers, which begin at 1 and have no gap. Used from any thread."""
+    """Keeps events in the order of their numbers, which begin at 1 and have no gap. It can be used from any thread.
+
+    Args:
+        most_chars: Maximum characters kept.
+    """
 
     def __init__(self, most_chars: int = MOST_CHARS) -> None:
         self._most_chars = most_chars
@@ -41,19 +47,19 @@ class EventLog:
         self._wake()
 
     def close(self) -> None:
-        """Say that no event follows. Followers read on to the last one, and end."""
+        """Declare that no further event follows. Followers read the last event, then end."""
         self._is_closed = True
         self._wake()
 
     async def follow(self, after: int = 0) -> AsyncIterator[Event]:
-        """Yield every event with a number above `after`, those that were kept before included, to the last."""
+        """Yield each event with a number above `after`, with those that were added before, until the log is closed."""
         after = max(0, after)
         here = (asyncio.get_running_loop(), asyncio.Event())
         self._waiting.add(here)
         try:
             while True:
                 here[1].clear()
-                is_closed = self._is_closed  # before the look: what is added later wakes us
+                is_closed = self._is_closed  # read before the events: a later `add` or `close` sets the event again
                 events = self._after(after)
                 for event in events:
                     yield event
@@ -82,12 +88,12 @@ class EventLog:
         for loop, event in list(self._waiting):
             try:
                 loop.call_soon_threadsafe(event.set)
-            except RuntimeError:  # the follower's loop has ended, and with it the follower
+            except RuntimeError:  # the follower's event loop has ended
                 self._waiting.discard((loop, event))
 
 
 def text_chars(value: object) -> int:
-    """Return how many characters the texts in an event, or in plain values, have."""
+    """Return the number of characters of all texts in an event, or in plain values."""
     if isinstance(value, str):
         return len(value)
     if isinstance(value, msgspec.Struct):

@@ -1,8 +1,8 @@
-"""What happens during a run, one frozen value each, in the order in which it happens.
+"""Events of a run, each a frozen value, in the order in which they happened.
 
-The events of a run tree are enough to rebuild it: who asked what (`CallStarted.prompt`, and `system` where it is new),
-what came back, which code ran, what it printed, and which block a call, a tool or a child belongs to. What looks like a
-secret is replaced when an event is made, so that all who get it get the same.
+The events of a run tree are enough to rebuild it. They have the prompts (`CallStarted.prompt`, and `system` when it is
+new), the replies, the code that ran and its output. Each call, tool and child names the block that it belongs to. Text
+that looks like a secret is replaced when an event is made, so that all receivers get the same.
 """
 
 import time
@@ -18,7 +18,7 @@ from sandbox_worker.wire.mime import MimeType
 P = ParamSpec("P")
 
 PREVIEW_CHARS = 80
-"""Characters of a prompt or a result where only its beginning is shown."""
+"""Characters of a prompt or result in a preview; longer text is cut."""
 
 
 class _OfARun(msgspec.Struct, frozen=True):
@@ -33,14 +33,21 @@ class _OfARun(msgspec.Struct, frozen=True):
 
 
 class Event(_OfARun, frozen=True, kw_only=True):
-    """Something that happened in one run of a tree.
+    """An event in one run of a tree.
+
+    Example:
+        def follow(event: Event) -> None:
+            if isinstance(event, BlockEnded):
+                print(event.run, event.block, event.outcome.status)
+
+        RLM("offline", on_event=follow)
 
     Attributes:
         run: Name of the run in its tree: "1" is the root, "1.2" the second child that it started.
-        depth: 0 for the root.
-        tree: Id of the run tree, `Run.id`.
-        n: Counts all events of the tree, from 1 and without a gap.
-        time: Seconds since 1970, as `time.time` says it.
+        depth: Depth of the run; 0 is the root.
+        tree: Id of the run tree, equal to `Run.id`.
+        n: Number of the event in its tree, from 1 and without a gap.
+        time: Unix time in seconds.
     """
 
     tree: str = ""
@@ -49,9 +56,13 @@ class Event(_OfARun, frozen=True, kw_only=True):
 
 
 class RunStarted(Event, frozen=True):
-    """A run began. `metadata` is given for the root: models, limits, versions, the context; no secret.
+    """A run began.
 
-    `question` is a child's whole prompt. `block` is the block of its parent that started a child; 0 for the root.
+    Attributes:
+        question: Question of the root run, or the whole prompt of a child run.
+        model: Name of the run's model.
+        metadata: Models, limits, versions and context of the root run, without secrets; empty for a child.
+        block: Block of the parent run that started a child; 0 for the root.
     """
 
     question: str | None
@@ -61,20 +72,20 @@ class RunStarted(Event, frozen=True):
 
 
 class ReplReady(Event, frozen=True):
-    """The run's REPL is isolated, with the context in place."""
+    """The REPL of the run is isolated and has the context. `duration_s` is the time that its start took, in seconds."""
 
     isolation: Isolation
     duration_s: float
 
 
 class IterationStarted(Event, frozen=True):
-    """A turn began: the model is being asked. `number` counts from 1."""
+    """A turn began: the model is being called. `number` counts from 1."""
 
     number: int
 
 
 class Replied(Event, frozen=True):
-    """The model answered its turn; `not_run` names what in its reply is not run, and why."""
+    """The model replied in its turn. `not_run` has a sentence for each part of the reply that is not run, and why."""
 
     number: int
     text: str
@@ -82,7 +93,7 @@ class Replied(Event, frozen=True):
 
 
 class BlockStarted(Event, frozen=True):
-    """A code block of turn `iteration` is being run. `block` counts over the whole run, from 1."""
+    """A code block of turn `iteration` is starting. `block` counts from 1 over the whole run."""
 
     iteration: int
     block: int
@@ -90,7 +101,7 @@ class BlockStarted(Event, frozen=True):
 
 
 class BlockPrinted(Event, frozen=True):
-    """The block that is running printed something."""
+    """The running block printed text."""
 
     block: int
     stream: Literal["stdout", "stderr"]
@@ -98,10 +109,11 @@ class BlockPrinted(Event, frozen=True):
 
 
 class BlockEnded(Event, frozen=True):
-    """The block ended, in whatever way; see `Block`.
+    """A block ended, in one of the ways of `Block.status`.
 
-    `outcome` is without its displays. Of each of them `displays` has the bytes or characters by MIME type; the pictures
-    are in `Completion.trajectory`.
+    Attributes:
+        outcome: The block, without its displays: the pictures are in `Completion.trajectory`.
+        displays: One mapping for each display, from MIME type to the number of bytes or characters.
     """
 
     block: int
@@ -110,13 +122,17 @@ class BlockEnded(Event, frozen=True):
 
 
 class CallStarted(Event, frozen=True):
-    """A language model is being asked. `call` counts over the whole tree, from 1.
+    """A language model is being called.
 
-    `prompt` is the last message: what the model is shown in this turn, or what code asks. Earlier turns are in earlier
-    events. Where code asks with chat messages, it is the list of these, each a dict of `role` and `content`. `system`
-    is the system prompt, in the first call that has it. `block` is the block that asks, or 0 where the run's own loop
-    does. `batch` numbers the batches of the tree from 1, and `of` is how many calls the batch makes: one for each
-    different prompt. Both are 0 for a call of its own.
+    Attributes:
+        call: Number of the call in its tree, from 1.
+        requested_model: Name that was asked for, or None.
+        prompt: Last message of the conversation. Earlier messages are in earlier events. If code asks with chat
+            messages, it is the list of them: dicts with `role` and `content`.
+        system: System prompt, in the first call that has it, else None.
+        block: Block that makes the call; 0 for the run's own loop.
+        batch: Number of the batch in its tree, from 1; 0 for a single call.
+        of: Calls of the batch, one for each different prompt; 0 for a single call.
     """
 
     call: int
@@ -129,14 +145,14 @@ class CallStarted(Event, frozen=True):
 
 
 class CallText(Event, frozen=True):
-    """A piece of the reply, as it comes. Told where the run is followed by `stream` and the client can."""
+    """A piece of a reply, as it arrives, if the run is followed by `stream` or `start` and the client can stream."""
 
     call: int
     text: str
 
 
 class CallRetried(Event, frozen=True):
-    """An attempt failed, for `reason`; the next, number `attempt`, is made after `wait_s` seconds and begins anew."""
+    """An attempt of a call failed for `reason`. Attempt number `attempt` begins anew after `wait_s` seconds."""
 
     call: int
     attempt: int
@@ -145,10 +161,15 @@ class CallRetried(Event, frozen=True):
 
 
 class CallEnded(Event, frozen=True):
-    """It answered, or failed with `error`. `model` is the one that really served.
+    """A call was answered, or failed with `error`. A prompt that is refused before it is sent makes no call.
 
-    `done` of the `of` calls of its `batch` have ended with this one; all three are 0 for a call of its own. A prompt
-    that is refused before it is sent makes no call.
+    Attributes:
+        model: Name of the model that served the call.
+        usage: Usage of this call.
+        duration_s: Duration in seconds.
+        response: Whole reply; empty if the call failed.
+        batch, of: As in `CallStarted`.
+        done: Calls of the batch that have ended, with this one; 0 for a single call.
     """
 
     call: int
@@ -163,7 +184,7 @@ class CallEnded(Event, frozen=True):
 
 
 class ToolStarted(Event, frozen=True):
-    """Code in block `block` calls a tool. `call` counts the calls of tools in the run, from 1."""
+    """Code in block `block` calls a tool. `call` counts the tool calls of the run, from 1; `arguments` is JSON text."""
 
     call: int
     block: int
@@ -172,7 +193,7 @@ class ToolStarted(Event, frozen=True):
 
 
 class ToolEnded(Event, frozen=True):
-    """The tool returned `result`, as it is sent to the code, or failed with `error`."""
+    """A tool returned `result`, as it is sent to the code, or failed with `error`, after `duration_s` seconds."""
 
     call: int
     tool: str
@@ -182,10 +203,16 @@ class ToolEnded(Event, frozen=True):
 
 
 class RunEnded(Event, frozen=True):
-    """A run ended: with a response, or with `error`. The usage is that of the run and of all below it.
+    """A run ended, with a response or with `error`.
 
-    `kind` is "answered", "stopped" for a run that `Run.stop` ended, or the `kind` of the error. `limit` names the limit
-    that ended it, if one did. `cost_usd` is None where a price is not known.
+    Attributes:
+        iterations: Turns taken.
+        duration_s: Duration in seconds.
+        usage: Usage of the run and everything below it, by model.
+        kind: "answered", "stopped" for a run that `Run.stop` ended, or the `kind` of the error.
+        limit: Name of the limit that ended the run, or None.
+        partial_answer: Best answer so far, if the run failed.
+        cost_usd: Cost in US dollars; None if a price is not known.
     """
 
     response: str | None
@@ -200,21 +227,21 @@ class RunEnded(Event, frozen=True):
 
 
 class EventsMissed(Event, frozen=True):
-    """`count` events are not there any more: their follower was too slow. `n` is that of the last one of them."""
+    """`count` events were dropped because their follower was too slow. `n` is the number of the last of them."""
 
     count: int
 
 
 Emit = Callable[[Event], None]
-"""Called with each event, on the run's own loop: it must not block, and what it raises is its own problem."""
+"""A callback for events. It runs on the run's event loop, so it must not block. Its first exception is logged."""
 
 
 class TreeEvents:
-    """Numbers the events of one run tree, and hands each to all who want it.
+    """Numbers the events of one run tree, and passes each to all receivers.
 
     Args:
         tree: Id of the tree.
-        receivers: Called with each event, in this order. Without any, no event is made.
+        receivers: Callbacks, called with each event in this order. If there are none, no event is made.
     """
 
     def __init__(self, tree: str, receivers: Sequence[Emit]) -> None:
@@ -224,11 +251,11 @@ class TreeEvents:
         self._number = 0
 
     def of(self, run: str, depth: int) -> "Emitter":
-        """Return what emits the events of one run, so that no place has to name the run."""
+        """Return an emitter for the events of one run, so that callers need not name the run."""
         return Emitter(self, run, depth)
 
     def emit(self, kind: Callable[..., Event], *fields: Any, **named: Any) -> None:
-        """Make an event of this `kind` and hand it on."""
+        """Make an event of class `kind`, and pass it to all receivers."""
         if self.is_wanted:
             self._number += 1
             event = kind(*fields, **named, tree=self._tree, n=self._number, time=round(time.time(), 6))
@@ -248,9 +275,9 @@ class Emitter:
 
     @property
     def is_wanted(self) -> bool:
-        """Whether an event reaches anything. What is costly to say need not be found out if not."""
+        """Whether there are receivers. If not, callers need not compute fields that are expensive."""
         return self._events.is_wanted
 
     def __call__(self, kind: Callable[Concatenate[str, int, P], Event], *args: P.args, **kwargs: P.kwargs) -> None:
-        """Emit an event of this `kind`, made of its further fields."""
+        """Emit an event of class `kind` with these further fields."""
         self._events.emit(kind, self._run, self._depth, *args, **kwargs)

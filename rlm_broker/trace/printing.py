@@ -1,4 +1,4 @@
-"""Events as lines for people: what a run did, as it does it."""
+"""Events as lines for people, printed while a run goes on."""
 
 import sys
 from typing import TextIO
@@ -17,44 +17,48 @@ from rlm_broker.trace.events import (
 )
 
 CANCELLED = "cancelled"
-"""Error of a call that its caller cancelled."""
+"""Error of a call that was cancelled by its caller."""
 MAX_ERROR_CHARS = 300
-"""Characters of an error of untrusted code that a note shows."""
+"""Characters of untrusted code's error in a note; longer text is cut."""
 TOLD_OF_A_BATCH = 10
-"""Lines for one batch, at most: one for each tenth of its calls."""
+"""Maximum lines for one batch: one for each tenth of its calls."""
 
 
 def print_events(event: Event) -> None:
-    """Print a line to stderr for what matters in a run: `RLM(on_event=print_events)`, or short `RLM(verbose=True)`.
+    """Print a line to stderr for each important event: `RLM(on_event=print_events)`, or short `RLM(verbose=True)`.
 
-    Each line begins with the depth of its run: `[depth 0] iteration 1`. It tells of runs, REPLs, turns, blocks, tenths
-    of batches, and of all that fails or is tried again. The texts of models and of code are not among them.
+    Each line begins with the depth of its run, such as `[depth 0] iteration 1`. Lines are printed for runs, REPLs,
+    turns, blocks, tenths of batches, failures and retries. They do not have the texts of models and code, except their
+    errors.
+
+    Args:
+        event: Event of a run.
     """
     print_event(event, sys.stderr)
 
 
 def print_event(event: Event, stream: TextIO) -> None:
-    """Print the line of an event, if it has one."""
+    """Write the line of an event to a text stream, if it has one."""
     if note := trouble(event) or _milestone(event):
         stream.write(f"{line_of(event, note)}\n")
         stream.flush()
 
 
 def line_of(event: Event, note: str) -> str:
-    """Return a note about an event as a line that steers no terminal."""
+    """Return a note about an event as one line, with control characters escaped."""
     return f"[depth {event.depth}] {printable(note)}"
 
 
 def trouble(event: Event) -> str | None:
-    """What a user should see also where little room is: what failed, and what is tried again."""
+    """Return a note on a failure or a retry, which users should see even in a small space; None for other events."""
     match event:
         case CallRetried():
             return f"call {event.call} failed, attempt {event.attempt} in {event.wait_s:.1f} s: {event.reason}"
-        case CallEnded(error=str(error)) if error != CANCELLED:  # of a call that is cancelled its block or run tells
+        case CallEnded(error=str(error)) if error != CANCELLED:  # its block or run has a note of its own
             return f"call {event.call} failed: {_head(error)}"
         case BlockEnded(outcome=outcome) if outcome.status not in ("ok", "exited"):
             return f"block {event.block}: {_ended(outcome)}: {_head(outcome.error or '')}"
-        case RunEnded(error=str(error)) if event.depth:  # of the root's own error the command tells
+        case RunEnded(error=str(error)) if event.depth:  # the command line prints the root's error itself
             return f"run {event.run}: {_head(error)} after {event.duration_s:.2f} s"
     return None
 
@@ -80,7 +84,7 @@ def _milestone(event: Event) -> str | None:
 
 
 def _head(error: str) -> str:
-    """The first line of an error: what follows, such as a difference, the command tells once."""
+    """Return the first line of an error. The command line prints the rest, such as a difference, once."""
     return error.partition("\n")[0][:MAX_ERROR_CHARS]
 
 

@@ -1,4 +1,4 @@
-"""A trace file as a picture: the tree of runs, with what each did, took and cost."""
+"""A trace file as text: the tree of its runs, with the work, the time and the cost of each."""
 
 import json
 from collections import defaultdict
@@ -10,11 +10,12 @@ from typing import Any
 from rlm_broker.errors import ConfigurationError
 
 TEXT_CHARS = 60
+"""Characters of a question or an answer that are shown; longer text is cut."""
 
 
 @dataclass(slots=True)
 class _Run:
-    """What a trace says of one run."""
+    """One run, as its events in a trace describe it."""
 
     name: str
     question: str = ""
@@ -28,7 +29,7 @@ class _Run:
 
 
 def tree(path: Path) -> list[str]:
-    """The runs of a trace, a line each, children below their parents; several trees in one file one after the other.
+    """Return lines that show the runs of a trace, each child below its parent. Several trees follow one another.
 
     Raises:
         ConfigurationError: The file cannot be read, or is not a trace.
@@ -36,7 +37,8 @@ def tree(path: Path) -> list[str]:
     trees: dict[str, dict[str, _Run]] = {}
     named = ""
     for event in _events(path):
-        if "tree" not in event and event["event"] == "run_started" and event["depth"] == 0:  # an older trace
+        # Older traces name no trees: each root run begins one.
+        if "tree" not in event and event["event"] == "run_started" and event["depth"] == 0:
             named = f"{len(trees)}"
         runs = trees.setdefault(str(event.get("tree", named)), {})
         try:
@@ -48,16 +50,16 @@ def tree(path: Path) -> list[str]:
     try:
         return [line for runs in trees.values() for line in _drawn(runs)]
     except ValueError:
-        raise ConfigurationError(f"{path} is not a trace: its runs have names that no run has") from None
+        raise ConfigurationError(f"{path} is not a trace: a run's name must be like 1 or 1.2") from None
 
 
 def _events(path: Path) -> Iterable[dict[str, Any]]:
     try:
         with path.open("rb") as file:
             for number, line in enumerate(file, 1):
-                if number > 1 and not line.endswith(b"\n"):  # of a run that was killed while it wrote
+                if number > 1 and not line.endswith(b"\n"):  # the process was killed while it wrote this line
                     break
-                event = json.loads(line)  # it also reads lone surrogates
+                event = json.loads(line)  # unlike msgspec, it reads lone surrogates
                 if not isinstance(event, dict) or not {"event", "run", "depth"} <= event.keys():
                     raise ConfigurationError(f"{path} is not a trace: line {number} is not an event of a run")
                 yield event

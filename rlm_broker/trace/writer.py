@@ -1,4 +1,4 @@
-"""A run's events as a file: one JSON object a line, numbered, flushed as it happens."""
+"""Trace files: the events of runs as one JSON object a line, numbered and flushed as they happen."""
 
 import os
 import re
@@ -17,35 +17,47 @@ from rlm_broker.trace.events import CallText, Event
 from sandbox_worker.wire.text_json import encode_escaped
 
 INLINE_CHARS = 1 << 16
-"""Characters of an event that is written where it happens. A longer one takes tens of milliseconds a megabyte, and
-is written by a thread, with all that come while it is behind."""
+"""Maximum characters of an event that is written on the event loop; a longer one is written by a thread.
+
+Encoding takes tens of milliseconds per megabyte. Events that come while the thread is behind are written by it, too, so
+that their order stays.
+"""
 MOST_WAITING_CHARS = 1 << 25
-"""Characters that may wait for the thread. Beyond, texts are cut to `CUT_CHARS`, and say so."""
+"""Maximum characters that wait for the thread; beyond it, texts are cut to `CUT_CHARS` and marked."""
 CUT_CHARS = 10_000
+"""Characters of a text that are kept when the thread cannot keep up."""
 
 
 class TraceWriter:
-    """Writes events to the new file `path`; a run that is killed leaves every line before its end whole.
+    """Writes events to the new file `path`. If the process is killed, all lines before the last are whole.
 
-    Pieces of replies are not written: a secret could be in two of them, and `CallEnded` has the whole reply.
+    Pieces of replies (`CallText`) are not written. A secret could be split between two of them, and `CallEnded` has the
+    whole reply.
+
+    Example:
+        with TraceWriter("run.jsonl") as trace, RLM("offline", on_event=trace) as rlm:
+            rlm.completion(Path("logs/"), "Which service failed first?")
+
+    Args:
+        path: Path of the file.
 
     Attributes:
-        lost: Why lines are missing, if any are.
+        lost: Reason why lines are missing, or None.
 
     Raises:
-        ConfigurationError: The file has something in it already, or cannot be written.
+        ConfigurationError: The file is not empty, or cannot be written.
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         require_kind("path", path, str, os.PathLike)
         path = Path(path)
         try:
-            if path.is_file() and path.stat().st_size:  # two traces in one file would be taken for one
+            if path.is_file() and path.stat().st_size:  # events of two traces in one file would mix
                 raise ConfigurationError(f"{path} exists: remove it, or write the trace to another file")
             self._file = path.open("ab", buffering=0)
         except OSError as error:
             raise ConfigurationError(f"cannot write the trace {path}: {error.strerror}") from None
-        except ValueError as error:  # no file can have that name
+        except ValueError as error:  # the path contains a NUL
             raise ConfigurationError(f"cannot write the trace {str(path)!r}: {error}") from None
         self._number = 0
         self._lock = threading.Lock()
@@ -55,7 +67,7 @@ class TraceWriter:
         self.lost: str | None = None
 
     def __call__(self, event: Event) -> None:
-        """Write one event. It is in the file when this returns, unless it or one before it is long."""
+        """Write one event. It is in the file when this returns, unless it or an event before it is long."""
         if isinstance(event, CallText):
             return
         line: dict[str, Any] = {"n": 0, "time": 0, "event": _name(event), **msgspec.to_builtins(event)}
@@ -69,7 +81,7 @@ class TraceWriter:
                 self._write_later(line, chars)
 
     def close(self) -> None:
-        """Write what waits, and close the file. Harmless when repeated."""
+        """Write all waiting events, and close the file. A second call has no effect."""
         if self._thread is not None:
             self._waiting.put(None)
             self._thread.join()
@@ -96,9 +108,9 @@ class TraceWriter:
     def _write(self, line: dict[str, Any]) -> None:
         try:
             left = memoryview(encode_escaped(line) + b"\n")
-            while left:  # a disk that is nearly full takes a part of it, and says so with the rest
+            while left:  # a nearly full disk takes a part, and fails at the rest
                 left = left[self._file.write(left) :]
-        except (OSError, ValueError) as error:  # a run is not to end because its trace cannot be written, or was closed
+        except (OSError, ValueError) as error:  # a trace must not end its run; `lost` says why
             self.lost = self.lost or getattr(error, "strerror", None) or str(error)
 
     def __enter__(self) -> Self:
@@ -111,12 +123,12 @@ class TraceWriter:
 
 
 def _name(event: Event) -> str:
-    """`BlockEnded` → `block_ended`."""
+    """Return the name of an event in the file: `BlockEnded` → `block_ended`."""
     return re.sub(r"(?<!^)(?=[A-Z])", "_", type(event).__name__).lower()
 
 
 def _cut(value: Any) -> Any:
-    """The same plain values with long texts cut."""
+    """Return the same plain values, with texts longer than `CUT_CHARS` cut."""
     if isinstance(value, str) and len(value) > CUT_CHARS:
         return f"{value[:CUT_CHARS]}... [{len(value) - CUT_CHARS:,} characters left out: the trace could not keep up]"
     if isinstance(value, dict):

@@ -27,7 +27,7 @@ assert os.getuid() == 1000
 os.execv(sys.executable, [sys.executable, "-m", "pytest", *sys.argv[1:]])
 """
 # The owner of init's entry in /proc is the kernel's root, who he is: names of descriptors are his to list, and no more.
-LISTS_NAMES = "tests/attacks/test_machinery.py::test_init_goes_on_whatever_its_repl_does[strict-lists_its_descriptors]"
+LISTS_NAMES = "tests/attacks/test_machinery.py::test_init_outlives_ruined_repls[strict-lists_its_descriptors]"
 
 SAME_USER = ("controls", "files", "host_files", "machinery", "protocol")
 """Attacks that another user would not stop: at `standard`, what keeps the rest out is the same for every user."""
@@ -39,7 +39,7 @@ SAME_USER = ("controls", "files", "host_files", "machinery", "protocol")
     [("strict", ["tests/attacks"], 300), ("standard", [f"tests/attacks/test_{name}.py" for name in SAME_USER], 150)],
     ids=["strict", "standard"],
 )
-def test_every_attack_is_held_when_no_root_started_it(level: str, attacks: list[str], fewest: int) -> None:
+def test_attacks_are_held_for_ordinary_users(level: str, attacks: list[str], fewest: int) -> None:
     options = [*attacks, "-k", level, "-n", "0", "-q", "-p", "no:cacheprovider", f"--deselect={LISTS_NAMES}"]
     done = subprocess.run(
         [sys.executable, "-c", AS_USER, *options],

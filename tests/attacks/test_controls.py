@@ -75,7 +75,8 @@ def test_ordinary_work_works(repl: SandboxedRepl, name: str) -> None:
 
 
 @pytest.mark.parametrize("name", WITH_PROCESSES)
-def test_ordinary_work_with_processes_works_where_there_can_be_some(repl: SandboxedRepl, name: str) -> None:
+def test_processes_work_where_the_level_allows(repl: SandboxedRepl, name: str) -> None:
+    """Ordinary work with processes works at each level that allows processes."""
     if repl.isolation.level != "strict":
         pytest.skip(ONE_PROCESS)
     block = repl.execute(WITH_PROCESSES[name])
@@ -92,7 +93,7 @@ def test_libraries_for_data_work(repl: SandboxedRepl, name: str) -> None:
 
 
 @pytest.mark.parametrize("draw", ["import random; print(random.random())", "import numpy; print(numpy.random.rand())"])
-def test_no_two_workers_draw_the_same_numbers(draw: str) -> None:
+def test_workers_draw_different_random_numbers(draw: str) -> None:
     if "numpy" in draw and importlib.util.find_spec("numpy") is None:
         pytest.skip("numpy is not installed")
     with Sandbox() as sandbox:

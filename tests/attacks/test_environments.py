@@ -79,7 +79,7 @@ def environment(tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize("level", PROTECTED)
-async def test_code_writes_nothing_into_its_environment(level: str, environment: Path) -> None:
+async def test_environment_is_read_only(level: str, environment: Path) -> None:
     def everything() -> list[tuple[str, int, int, int]]:
         found = sorted([environment.parent, *environment.parent.rglob("*")])
         seen = [(path, path.lstat()) for path in found]
@@ -94,7 +94,8 @@ async def test_code_writes_nothing_into_its_environment(level: str, environment:
 
 
 @pytest.mark.parametrize("level", PROTECTED)
-async def test_code_sees_no_other_environment_and_nothing_around_its_own(level: str, environment: Path) -> None:
+async def test_environment_neighbours_are_invisible(level: str, environment: Path) -> None:
+    """Code sees no other environment, and no folder around its own."""
     other, around = environment.with_name("other"), environment.parent.parent
     (packages,) = other.glob("lib/*/site-packages")
     files = [packages / "other.py", other / "pyvenv.cfg", around / "secret", PROJECT / "pyproject.toml"]

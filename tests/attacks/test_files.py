@@ -43,7 +43,7 @@ def protected(request: pytest.FixtureRequest) -> Iterator[Arena]:
         yield opened
 
 
-def test_swapped_names_lead_to_nothing_of_the_host(protected: Arena) -> None:
+def test_swapped_names_never_lead_to_the_host(protected: Arena) -> None:
     with protected.sandbox.repl() as repl:
         ended: list[str] = []
         code = protected.fill_in(SWAPS)
@@ -67,7 +67,7 @@ def test_swapped_names_lead_to_nothing_of_the_host(protected: Arena) -> None:
     protected.goes_on()
 
 
-def test_folder_exchanged_for_a_link_while_it_is_counted_changes_no_mode(protected: Arena) -> None:
+def test_folder_swapped_while_counted_keeps_modes(protected: Arena) -> None:
     """Init opens folders without permissions to count them. It must open only those of the scratch folder."""
     before = protected.folder.stat()
     with protected.sandbox.repl() as repl:
@@ -93,14 +93,15 @@ def test_links_planted_by_code_are_not_followed(protected: Arena) -> None:
     assert protected.file.read_text() == f"SECRET = '{protected.secret}'\n"
 
 
-def test_hard_link_to_a_file_of_the_host_is_not_to_be_had(protected: Arena) -> None:
+def test_hard_link_to_host_file_is_refused(protected: Arena) -> None:
     with protected.sandbox.repl() as repl:
         repl.execute(protected.fill_in("import os; os.link('<FILE>', 'hard')"))
         repl.execute("import os, sys; os.link(os.__file__, 'library')")
         assert repl.files.list() == []
 
 
-def test_folder_made_unreadable_or_endless_costs_only_its_repl(protected: Arena) -> None:
+def test_unreadable_folder_costs_only_its_repl(protected: Arena) -> None:
+    """A folder that is unreadable or endless costs only its REPL."""
     with protected.sandbox.repl() as repl:
         repl.execute(
             "import os\nos.makedirs('shut/in'); os.chmod('shut', 0)\n"

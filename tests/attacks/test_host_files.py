@@ -135,5 +135,5 @@ ATTACKS = [
 
 
 @pytest.mark.parametrize("attack", ATTACKS, ids=str)
-def test_the_hosts_files_are_out_of_reach(arena: Arena, attack: Attack) -> None:
+def test_host_files_are_out_of_reach(arena: Arena, attack: Attack) -> None:
     check(arena, attack)

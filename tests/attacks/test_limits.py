@@ -203,7 +203,7 @@ def test_cpu_time_of_orphans_is_bounded_between_blocks(repl: SandboxedRepl) -> N
 
 
 @pytest.mark.parametrize("then", ["", "ctypes.CDLL(None).syscall(<exit>, 0)"], ids=["a_thread", "no_first_thread"])
-def test_unlinked_files_count_whatever_thread_has_them_open(repl: SandboxedRepl, then: str) -> None:
+def test_unlinked_files_count_in_every_thread(repl: SandboxedRepl, then: str) -> None:
     if repl.isolation.level != "standard":
         pytest.skip("elsewhere the folder is a file system of its own")
     ends = then.replace("<exit>", "60" if os.uname().machine == "x86_64" else "93") or "time.sleep(60)"
@@ -234,12 +234,14 @@ def test_files_are_copied_and_sent_without_sendfile(repl: SandboxedRepl) -> None
     assert block.status == "ok", block.stderr
 
 
-def test_code_that_asks_for_the_machines_memory_is_told_its_limit(repl: SandboxedRepl) -> None:
+def test_memory_of_the_machine_is_refused(repl: SandboxedRepl) -> None:
+    """Code that asks for the machine's memory is told its limit."""
     assert repl.execute(ASK_FOR_MEMORY).stdout == "192 True\nTrue\n"
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="an ordinary user has one id for all workers")
-def test_forks_of_one_repl_do_not_choose_the_id_of_the_next(sandbox: Sandbox) -> None:
+def test_repl_forks_choose_no_process_id(sandbox: Sandbox) -> None:
+    """Forks of one REPL do not choose the process id of the next."""
     ask = "import os\nprint(os.getuid())"
     with sandbox.repl() as one:
         first = int(one.execute(ask).stdout)

@@ -79,7 +79,8 @@ OF_INIT = {
 
 
 @pytest.mark.parametrize("name", BREAKS)
-def test_a_ruined_repl_is_replaced_with_its_context_unnoticed_by_others(arena: Arena, name: str) -> None:
+def test_ruined_repl_is_replaced_with_its_context(arena: Arena, name: str) -> None:
+    """A ruined REPL is replaced with its context, and no other REPL is disturbed."""
     if arena.level == "process":
         pytest.skip(PROTECTS_NOTHING)
     before = psutil.Process().memory_info().rss
@@ -96,7 +97,7 @@ def test_a_ruined_repl_is_replaced_with_its_context_unnoticed_by_others(arena: A
 
 
 @pytest.mark.parametrize("name", OF_INIT)
-def test_init_goes_on_whatever_its_repl_does(arena: Arena, name: str) -> None:
+def test_init_outlives_ruined_repls(arena: Arena, name: str) -> None:
     if arena.level == "process":
         pytest.skip(PROTECTS_NOTHING)
     arena.repl.execute(WAITS_FOR_ALL)  # else the REPL may be a parent, too

@@ -87,5 +87,5 @@ ATTACKS = [
 
 
 @pytest.mark.parametrize("attack", ATTACKS, ids=str)
-def test_only_the_handler_is_reached(arena: Arena, attack: Attack) -> None:
+def test_network_reaches_only_the_handler(arena: Arena, attack: Attack) -> None:
     check(arena, attack)

@@ -115,5 +115,5 @@ ATTACKS = [
 
 
 @pytest.mark.parametrize("attack", ATTACKS, ids=str)
-def test_other_processes_and_the_kernel_are_out_of_reach(arena: Arena, attack: Attack) -> None:
+def test_processes_and_kernel_are_out_of_reach(arena: Arena, attack: Attack) -> None:
     check(arena, attack)

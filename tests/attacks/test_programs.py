@@ -103,7 +103,7 @@ def arena(request: pytest.FixtureRequest) -> Iterator[Arena]:
 
 
 @pytest.mark.parametrize("name", TRIES)
-def test_program_gets_nothing_and_all_of_it_ends(arena: Arena, name: str) -> None:
+def test_hostile_program_ends_with_all_children(arena: Arena, name: str) -> None:
     with arena.sandbox.repl() as repl:
         assert repl.execute("import os; kept = 1; os.getpid()").status == "ok"
         before = {each for each in living_below() if each.name() == "python3"}
@@ -119,7 +119,8 @@ def test_program_gets_nothing_and_all_of_it_ends(arena: Arena, name: str) -> Non
     arena.goes_on()
 
 
-def test_program_that_kills_all_it_can_costs_its_repl_alone(arena: Arena) -> None:
+def test_program_that_kills_costs_its_repl(arena: Arena) -> None:
+    """A program that kills all it can costs its own REPL alone."""
     with arena.sandbox.repl("its context") as repl:
         assert repl.execute("kept = 1").status == "ok"
         result = repl.run(["python3", "-c", "import os, time; os.kill(-1, 9); time.sleep(1000)"], timeout_s=1)
@@ -130,7 +131,7 @@ def test_program_that_kills_all_it_can_costs_its_repl_alone(arena: Arena) -> Non
     arena.goes_on()
 
 
-async def test_code_beside_a_program_cannot_reach_into_it(arena: Arena) -> None:
+async def test_program_is_out_of_reach_of_blocks(arena: Arena) -> None:
     code = """
 import os
 found = []
@@ -155,7 +156,7 @@ print(len(found), [each for each in found if each])
     await arena.sandbox.bind_loop().arun(attacked())
 
 
-async def test_floods_of_several_programs_cost_no_memory_and_end(arena: Arena) -> None:
+async def test_program_floods_cost_no_memory(arena: Arena) -> None:
     async def flooded() -> None:
         async with arena.sandbox.repl() as repl:
             await repl.arun(["true"])
@@ -174,7 +175,8 @@ async def test_floods_of_several_programs_cost_no_memory_and_end(arena: Arena) -
     arena.goes_on()
 
 
-async def test_current_folder_that_is_exchanged_for_a_link_leads_nowhere_else(arena: Arena) -> None:
+async def test_program_folder_swapped_for_link_stays_inside(arena: Arena) -> None:
+    """A current folder that is exchanged for a link leads to no other folder."""
     swap = """
 import ctypes, os
 os.mkdir('d'); os.symlink('/usr/lib', 'l')

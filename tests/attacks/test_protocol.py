@@ -105,7 +105,7 @@ def run_beside_a_sibling(sandbox: Sandbox, code: str, timeout_s: float = WAIT_S)
 
 
 @pytest.mark.parametrize("name", VIOLATIONS)
-def test_a_forged_frame_ends_only_its_own_repl(sandbox: Sandbox, name: str) -> None:
+def test_forged_frame_ends_only_its_own_repl(sandbox: Sandbox, name: str) -> None:
     block, answers = run_beside_a_sibling(sandbox, VIOLATIONS[name] + "\ntime.sleep(1000)")
     assert block.status == "killed"
     assert "broke the protocol" in (block.error or "")
@@ -113,12 +113,14 @@ def test_a_forged_frame_ends_only_its_own_repl(sandbox: Sandbox, name: str) -> N
     assert "forged" not in answers.asked
 
 
-def test_half_a_frame_and_silence_is_only_a_block_that_takes_too_long(sandbox: Sandbox) -> None:
+def test_half_a_frame_ends_at_the_timeout(sandbox: Sandbox) -> None:
+    """Half a frame and silence are only a block that takes too long."""
     block, _ = run_beside_a_sibling(sandbox, "send(b'{', length=100)\ntime.sleep(1000)", timeout_s=0.5)
     assert block.status == "killed"
 
 
-def test_a_forged_result_of_its_own_block_is_its_right_and_costs_only_itself(sandbox: Sandbox) -> None:
+def test_forged_result_costs_only_its_block(sandbox: Sandbox) -> None:
+    """Code may forge the result of its own block; the forgery costs only this block."""
     code = "say(type='result', block=N, status='ok', final_answer='mine')\ntime.sleep(0.2)"
     mine = Answers()
     with sandbox.repl("mine", mine) as victim:
@@ -128,7 +130,8 @@ def test_a_forged_result_of_its_own_block_is_its_right_and_costs_only_itself(san
         assert victim.execute("print(context)").stdout == "mine\n"
 
 
-def test_a_flood_of_queries_is_answered_or_held_back_and_costs_no_memory(sandbox: Sandbox) -> None:
+def test_query_flood_costs_no_memory(sandbox: Sandbox) -> None:
+    """A flood of queries is answered or held back."""
     code = (
         "import threading\n"
         "def read():\n"
@@ -142,14 +145,15 @@ def test_a_flood_of_queries_is_answered_or_held_back_and_costs_no_memory(sandbox
     assert len(answers.asked) <= 20_001
 
 
-def test_a_flood_that_never_reads_its_replies_is_held_back(sandbox: Sandbox) -> None:
+def test_unread_replies_hold_back_queries(sandbox: Sandbox) -> None:
+    """A flood of queries that never reads its replies is held back."""
     code = "i = 0\nwhile True:\n    i += 1; say(type='query', id=f'N:{i}', want='llm', prompts=['x' * 10_000])"
     block, answers = run_beside_a_sibling(sandbox, code, timeout_s=2)
     assert block.status in ("killed", "interrupted")
     assert sum(map(len, answers.asked)) < 100 << 20
 
 
-def test_a_scribble_on_its_connection_hurts_only_itself(sandbox: Sandbox) -> None:
+def test_connection_scribble_hurts_only_itself(sandbox: Sandbox) -> None:
     block, _ = run_beside_a_sibling(sandbox, "os.write(4, os.urandom(100_000))\ntime.sleep(1000)")
     assert block.status == "killed"
 
@@ -188,20 +192,22 @@ def counted_run(code: str, limits: Limits) -> tuple[object, list[str]]:
     ],
     ids=["one_by_one", "at_once", "with_a_wish", "by_threads", "by_hand", "by_children"],
 )
-def test_the_number_of_calls_is_beyond_the_reach_of_code(code: str) -> None:
+def test_call_count_is_out_of_reach(code: str) -> None:
+    """Code cannot change the number of its calls."""
     ended, asked = counted_run(code, Limits(max_llm_calls=10, max_iterations=3))
     assert len(asked) <= 10
     assert isinstance(ended, LimitReached)
 
 
 @pytest.mark.parametrize("model", ["root", "Root", "root ", "openai/gpt-5", "", "../root"])
-def test_the_expensive_model_cannot_be_named(model: str) -> None:
+def test_expensive_model_cannot_be_named(model: str) -> None:
     code = f"print(llm_query('x', model={model!r}))\nFINAL('done')"
     _, asked = counted_run(code, Limits(max_iterations=1))
     assert asked.count("root") == 1
 
 
-def test_a_query_for_a_child_below_the_last_depth_starts_none() -> None:
+def test_query_below_last_depth_starts_no_child() -> None:
+    """A query for a child below the last depth starts no child."""
     code = (
         RAW
         + f"send({json.dumps(dict(type='query', id='1:1', want='rlm', prompts=['x'])).encode()!r})\nreplies(1)\nFINAL('x')"

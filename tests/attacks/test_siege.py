@@ -17,7 +17,7 @@ longest that was seen there is 4.6. Without bounds, steps took from 0.5 s to 30 
 
 
 @pytest.mark.parametrize("attack", ATTACKS)
-def test_attack_leaves_the_honest_repl_its_turns(attack: str) -> None:
+def test_siege_leaves_the_honest_repl_its_turns(attack: str) -> None:
     """The honest REPL gets all its replies, or the orchestrator fails; no step is long, and memory is bounded."""
     felt = besiege(attack, ROUND_TRIPS)
     assert felt["growth_mb"] <= MOST_GROWTH_MB

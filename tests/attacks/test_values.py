@@ -28,7 +28,7 @@ CRAFTED = {
     "objects": (b'{"$array":["|O",[1],"AAAAAAAAAAA="]}', "has the unsupported dtype '|O'"),
     "a_dtype_of_fields": (b'{"$array":["f8,f8",[1],"AAAAAAAAAAA="]}', "has the unsupported dtype 'f8,f8'"),
     "a_dtype_that_is_none": (b'{"$array":["__class__",[1],"AAAA"]}', "has the unsupported dtype '__class__'"),
-    "wrong_base64": (b'{"$bytes":"####"}', "is no value"),
+    "wrong_base64": (b'{"$bytes":"####"}', "does not encode a value"),
     "half_of_a_base64": (b'{"$array":["<f8",[1],"AAAA"]}', "has 3 bytes"),
     "an_unknown_tag": (b'{"$import":"os"}', "unknown tag '$import'"),
     "a_tag_of_a_wrong_type": (b'{"$tuple":{"$set":5}}', "a tag with content of type dict"),
@@ -52,7 +52,7 @@ def sandbox() -> Iterator[Sandbox]:
 
 
 @pytest.mark.parametrize("name", CRAFTED)
-def test_a_crafted_value_is_one_sentence_and_no_more(sandbox: Sandbox, name: str) -> None:
+def test_crafted_value_is_one_sentence(sandbox: Sandbox, name: str) -> None:
     crafted, why = CRAFTED[name]
     half = len(crafted) // 2
     is_long = len(crafted) > 10_000  # then the code that sends it makes it
@@ -72,20 +72,22 @@ def test_a_crafted_value_is_one_sentence_and_no_more(sandbox: Sandbox, name: str
         assert repl.execute("1 + 1", value=True).value == 2
 
 
-def test_a_crafted_final_value_is_one_sentence_and_its_text_is_there(sandbox: Sandbox) -> None:
+def test_crafted_final_value_keeps_its_text(sandbox: Sandbox) -> None:
+    """A crafted final value is one sentence, and its text is there."""
     with sandbox.repl() as repl:
         block = repl.execute(f"{FORGES}\nresult(1, 'final_value', b'{{\"$x\":1}}')", timeout_s=WAIT_S)
         assert (block.status, block.final_answer, block.final_value) == ("ok", "text", None)
         assert block.final_value_problem == "the REPL sent an invalid value: it has the unknown tag '$x'"
 
 
-def test_a_value_that_was_not_asked_for_is_not_there(sandbox: Sandbox) -> None:
+def test_value_not_requested_is_absent(sandbox: Sandbox) -> None:
     with sandbox.repl() as repl:
         block = repl.execute(f"{FORGES}\nresult(1, 'value', b'5')", timeout_s=WAIT_S)
         assert (block.value, block.value_problem) == (None, None)
 
 
-def test_a_value_too_deep_for_any_reader_breaks_the_protocol_and_the_next_block_runs(sandbox: Sandbox) -> None:
+def test_value_too_deep_breaks_the_protocol(sandbox: Sandbox) -> None:
+    """A value too deep for any reader breaks the protocol, and the next block runs."""
     with sandbox.repl() as repl:
         block = repl.execute(f"{FORGES}\nresult(1, 'value', b'[' * 100_000)", timeout_s=WAIT_S, value=True)
         assert (block.status, block.value) == ("killed", None)
@@ -101,7 +103,7 @@ n = [Meta('Forges', (), {})()]
 
 
 @pytest.mark.parametrize("sent", [b"5", b"[1,2]", b'{"$tuple":[1]}', b'{"$x":1}', b"null"])
-def test_what_get_did_not_ask_for_is_an_error(sandbox: Sandbox, sent: bytes) -> None:
+def test_unrequested_get_value_is_an_error(sandbox: Sandbox, sent: bytes) -> None:
     with sandbox.repl() as repl:
         repl.execute(f"SENT = {sent!r}\n{FORGES}\n{ANSWERS_GET}")
         with pytest.raises(ValueUnavailable, match=r"n is not available: the REPL sent other values|invalid value"):
@@ -110,7 +112,8 @@ def test_what_get_did_not_ask_for_is_an_error(sandbox: Sandbox, sent: bytes) -> 
         assert repl.execute("1", value=True).value == 1
 
 
-async def test_crafted_arguments_of_a_tool_are_an_error_of_the_call() -> None:
+async def test_crafted_tool_arguments_are_call_errors() -> None:
+    """Crafted arguments of a tool are an error of the call."""
     seen: list[object] = []
 
     def see(value: object) -> None:

@@ -73,7 +73,8 @@ def test_completion_has_all_of_a_run() -> None:
     assert (child.depth, child.prompt_preview, child.result_preview, child.error) == (1, "child", "7", None)
 
 
-def test_cost_of_each_call_is_in_its_event_and_the_sums_are_of_these() -> None:
+def test_call_cost_is_in_its_event() -> None:
+    """The cost of each call is in its event, and the sums are sums of these costs."""
     events: list[Event] = []
     done = RLM(Priced(), limits=Limits(max_depth=2), on_event=events.append).completion("the text", "?")
     calls = [event for event in events if isinstance(event, CallEnded)]
@@ -85,7 +86,7 @@ def test_cost_of_each_call_is_in_its_event_and_the_sums_are_of_these() -> None:
     assert {depth: usage.total_cost for depth, usage in done.usage_by_depth.items()} == {0: 0.5, 1: 0.375}
 
 
-def test_run_without_a_repl_has_a_time_and_its_usage_too() -> None:
+def test_run_without_repl_has_time_and_usage() -> None:
     done = RLM(ScriptedClient(["plain"], cost_per_call=0.5), limits=Limits(max_depth=0)).completion("the text", "?")
     assert (done.response, done.isolation, done.iterations, done.trajectory) == ("plain", None, 0, ())
     assert done.execution_time > 0

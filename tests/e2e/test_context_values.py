@@ -19,7 +19,8 @@ def frame(rows: int) -> Any:
 
 
 @pytest.mark.parametrize("rows", [3, 50_000], ids=["small", "mapped"])
-def test_table_is_a_table_in_a_repl_also_after_a_kill(rows: int) -> None:
+def test_context_table_survives_a_kill(rows: int) -> None:
+    """A table is a table in a REPL, also after a kill."""
     table = frame(rows)
     expected = f"DataFrame ({rows}, 2) {table['n'].sum()} True\n"
     with Sandbox(warm=1) as sandbox, sandbox.repl(table) as repl:
@@ -30,7 +31,7 @@ def test_table_is_a_table_in_a_repl_also_after_a_kill(rows: int) -> None:
         assert repl.execute(LOOK).stdout == expected
 
 
-def test_dict_of_tables_and_texts_and_stored_ones() -> None:
+def test_context_dict_holds_tables_and_texts() -> None:
     table = frame(20_000)
     look = "print(context['sales'].shape, context['log'][:2], context['kinds'] == {1, 2})"
     with Sandbox() as sandbox, store(table) as sales:
@@ -42,7 +43,7 @@ def test_dict_of_tables_and_texts_and_stored_ones() -> None:
                 assert repl.execute(look).stdout == "(20000, 2) xx True\n"
 
 
-def test_table_that_comes_later_or_with_a_template() -> None:
+def test_context_table_comes_later_or_by_template() -> None:
     table = frame(20_000)
     with Sandbox(ReplLimits(later_context_bytes=1 << 30)) as sandbox:
         with sandbox.repl("first") as repl:
@@ -52,7 +53,8 @@ def test_table_that_comes_later_or_with_a_template() -> None:
             assert repl.execute("print(rows, context.shape)").stdout == "20000 (20000, 2)\n"
 
 
-def test_table_that_cannot_be_had_is_the_error_of_each_block(tmp_path: Path) -> None:
+def test_context_table_without_package_fails_each_block(tmp_path: Path) -> None:
+    """A table that cannot be loaded is the error of each block."""
     with Sandbox(python=a_venv(tmp_path / "venv")) as sandbox:
         for rows in (3, 50_000):
             with sandbox.repl(frame(rows)) as repl:
@@ -62,7 +64,7 @@ def test_table_that_cannot_be_had_is_the_error_of_each_block(tmp_path: Path) -> 
                 assert "which is not installed here" in str(block.error)
 
 
-def test_table_that_takes_too_much_memory_is_told() -> None:
+def test_context_table_past_memory_is_told() -> None:
     array = numpy.zeros(20_000_000)
     with Sandbox(ReplLimits(memory_bytes=400 << 20)) as sandbox, sandbox.repl(array) as repl:
         block = repl.execute("1")
@@ -70,7 +72,7 @@ def test_table_that_takes_too_much_memory_is_told() -> None:
         assert "memory" in str(block.error)
 
 
-def test_run_tells_the_model_what_the_context_is() -> None:
+def test_run_tells_the_context_type() -> None:
     seen: list[str] = []
 
     def model(messages: Any) -> str:

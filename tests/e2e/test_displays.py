@@ -57,7 +57,8 @@ def png(display: Display) -> bytes:
 
 @MATPLOTLIB
 @pytest.mark.parametrize("level", [*LEVELS, pytest.param("process", marks=pytest.mark.filterwarnings("ignore"))])
-def test_first_figure_of_a_repl_is_shown_without_a_word_beside_it(level: str) -> None:
+def test_first_figure_is_shown_without_text(level: str) -> None:
+    """The first figure of a REPL is shown without any text beside it."""
     code = (
         "import matplotlib.pyplot as plt\nimport sys\nplt.plot([1, 2])\nplt.show()\nassert 'tkinter' not in sys.modules"
     )
@@ -94,7 +95,8 @@ def test_figure_is_shown_once(drawing: SandboxedRepl, way: str) -> None:
 
 @MATPLOTLIB
 @PIL
-def test_figure_that_changes_or_comes_in_another_block_is_shown_again(drawing: SandboxedRepl) -> None:
+def test_figure_is_shown_again_when_changed(drawing: SandboxedRepl) -> None:
+    """A figure that changes, or comes in another block, is shown again."""
     block = drawing.execute("fig, ax = plt.subplots(); fig.show(); ax.set_title('x'); plt.show()")
     assert types(block) == [["image/png"]] * 2
     assert png(block.displays[0]) != png(block.displays[1])
@@ -107,7 +109,7 @@ def test_figure_that_changes_or_comes_in_another_block_is_shown_again(drawing: S
 
 @MATPLOTLIB
 @PIL
-def test_several_figures_come_in_their_order(drawing: SandboxedRepl) -> None:
+def test_figures_come_in_order(drawing: SandboxedRepl) -> None:
     block = drawing.execute("for n in (1, 2, 3): plt.figure(figsize=(n, n))\nplt.show()")
     sizes = [int.from_bytes(png(each)[16:20]) for each in block.displays]
     assert len(sizes) == 3
@@ -116,7 +118,7 @@ def test_several_figures_come_in_their_order(drawing: SandboxedRepl) -> None:
 
 @MATPLOTLIB
 @PIL
-def test_saved_picture_is_the_one_that_is_shown(drawing: SandboxedRepl) -> None:
+def test_saved_figure_is_the_one_shown(drawing: SandboxedRepl) -> None:
     block = drawing.execute("plt.plot([1]); plt.savefig('saved.png', dpi=30); plt.close()")
     assert png(block.displays[0]) == drawing.files.read("saved.png")
     assert types(drawing.execute("plt.figure(); plt.savefig('saved.svg'); plt.close()")) == [["image/svg+xml"]]
@@ -125,9 +127,10 @@ def test_saved_picture_is_the_one_that_is_shown(drawing: SandboxedRepl) -> None:
 
 @MATPLOTLIB
 @PIL
-def test_figure_that_cannot_be_drawn_is_an_error_of_show_and_a_note_where_it_was_left_open(
+def test_figure_that_fails_is_an_error(
     drawing: SandboxedRepl,
 ) -> None:
+    """A figure that cannot be drawn is an error of `show`, and a note if it was left open."""
     shown = drawing.execute(r"plt.title('$\\frac{$'); plt.show()")
     assert (shown.status, shown.displays) == ("error", ())
     drawing.execute("plt.close('all')")
@@ -147,7 +150,8 @@ def test_figures_of_a_block_that_raises_are_shown(drawing: SandboxedRepl) -> Non
 
 @MATPLOTLIB
 @PIL
-def test_note_on_the_list_of_fonts_is_left_out_and_no_other(drawing: SandboxedRepl) -> None:
+def test_font_list_note_is_left_out(drawing: SandboxedRepl) -> None:
+    """The note on the list of fonts is left out, and no other note is."""
     note = "Matplotlib is building the font cache; this may take a moment."
     block = drawing.execute(
         f"import logging\nfor said in ({note!r}, 'other'): matplotlib.font_manager._log.warning(said)"
@@ -156,7 +160,7 @@ def test_note_on_the_list_of_fonts_is_left_out_and_no_other(drawing: SandboxedRe
 
 
 @MATPLOTLIB
-def test_backend_may_be_chosen_by_a_variable(sandbox: Sandbox) -> None:
+def test_matplotlib_backend_is_chosen_by_variable(sandbox: Sandbox) -> None:
     with sandbox.repl(env={"MPLBACKEND": "pdf"}) as repl:
         block = repl.execute("import matplotlib.pyplot as plt; plt.plot([1]); plt.show(); plt.get_backend()")
     assert (types(block), block.stdout) == ([["image/png"]], "'pdf'\n")
@@ -164,7 +168,7 @@ def test_backend_may_be_chosen_by_a_variable(sandbox: Sandbox) -> None:
 
 @MATPLOTLIB
 @pytest.mark.parametrize("level", LEVELS)
-def test_template_that_has_imported_matplotlib_shows(level: str) -> None:
+def test_template_with_matplotlib_shows_figures(level: str) -> None:
     with (
         Sandbox(isolation=level, warm=0) as opened,
         opened.template(imports=["matplotlib.pyplot"]) as template,
@@ -176,7 +180,8 @@ def test_template_that_has_imported_matplotlib_shows(level: str) -> None:
 
 @MATPLOTLIB
 @PIL
-def test_figures_beyond_the_bound_are_counted_and_not_drawn(drawing: SandboxedRepl) -> None:
+def test_figures_past_the_bound_are_counted(drawing: SandboxedRepl) -> None:
+    """Figures past the bound are counted and not drawn."""
     more = "Image.new('L', (9, 9)).show(); figs = [plt.figure() for _ in range(3)]; display(figs[0]); figs[1].show()"
     block = drawing.execute(f"for _ in range({MAX_DISPLAYS}): Image.new('L', (9, 9)).show()\n{more}\nNone")
     assert (len(block.displays), block.displays_omitted) == (MAX_DISPLAYS, 4)
@@ -188,7 +193,7 @@ def test_figures_beyond_the_bound_are_counted_and_not_drawn(drawing: SandboxedRe
 @MATPLOTLIB
 @PIL
 @pytest.mark.parametrize("mode", ["RGB", "RGBA", "L", "1", "P", "F", "CMYK", "HSV"])
-def test_image_of_pil_is_shown_in_each_mode(drawing: SandboxedRepl, mode: str) -> None:
+def test_pil_image_is_shown_in_each_mode(drawing: SandboxedRepl, mode: str) -> None:
     block = drawing.execute(f"Image.new({mode!r}, (30, 20)).show('title')")
     assert types(block) == [["image/png"]]
     assert repr(block.displays[0]).startswith("Display(image/png, 30 x 20, ")
@@ -197,19 +202,21 @@ def test_image_of_pil_is_shown_in_each_mode(drawing: SandboxedRepl, mode: str) -
 
 @MATPLOTLIB
 @PIL
-def test_large_image_of_pil_is_sent_as_jpeg(drawing: SandboxedRepl) -> None:
+def test_large_pil_image_is_sent_as_jpeg(drawing: SandboxedRepl) -> None:
     block = drawing.execute("import os; Image.frombytes('RGB', (1300, 1000), os.urandom(3_900_000))")
     assert types(block) == [["image/jpeg", "text/plain"]]
 
 
-def test_table_of_pandas_has_html_and_its_text_is_printed_as_ever(repl: SandboxedRepl) -> None:
+def test_pandas_table_has_html_and_text(repl: SandboxedRepl) -> None:
+    """A table of pandas has HTML, and its text is printed as before."""
     block = repl.execute("import pandas\ntable = pandas.DataFrame({'a': [1, 2]})\ntable")
     assert types(block) == [["text/html", "text/plain"]]
     assert block.stdout == "   a\n0  1\n1  2\n"
     assert "<table" in str(block.displays[0].data["text/html"])
 
 
-def test_display_prints_and_shows_each_object_as_the_last_expression_is(repl: SandboxedRepl) -> None:
+def test_display_prints_like_the_last_expression(repl: SandboxedRepl) -> None:
+    """`display` prints and shows each object as the last expression is shown."""
     repl.execute(f"{RICH}def _repr_html_(self): return '<b>'")
     last = repl.execute("Rich()")
     block = repl.execute("display(Rich(), 'text', 5)")
@@ -218,7 +225,7 @@ def test_display_prints_and_shows_each_object_as_the_last_expression_is(repl: Sa
     assert repl.execute("display = 5\ndisplay").stdout == "5\n"  # a builtin, which code may hide
 
 
-def test_tool_may_have_the_name_of_display() -> None:
+def test_tool_may_be_named_display() -> None:
     script = ScriptedClient(["```repl\nFINAL(display('x'))\n```"])
     completion = RLM(script, tools={"display": lambda text: f"tool {text}"}).completion("c", "q")
     assert completion.response == "tool x"
@@ -262,20 +269,22 @@ IGNORED = [
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_object_has_the_forms_of_its_methods(repl: SandboxedRepl, method: str) -> None:
+def test_object_is_shown_by_its_methods(repl: SandboxedRepl, method: str) -> None:
     block = repl.execute(f"{RICH}{method}\nRich()")
     assert types(block) == [sorted([*METHODS[method], "text/plain"])]
     assert block.stdout == "Rich()\n"
 
 
 @pytest.mark.parametrize("method", IGNORED)
-def test_method_that_fails_or_returns_something_else_is_left_out(repl: SandboxedRepl, method: str) -> None:
+def test_display_method_that_fails_is_left_out(repl: SandboxedRepl, method: str) -> None:
+    """A method that fails or returns a value of another type is left out."""
     block = repl.execute(f"{RICH}{method}\nRich()")
     assert (types(block), block.displays_omitted) == ([], 0)
     assert block.stdout == "Rich()\n"
 
 
-def test_method_that_never_returns_is_ended_by_the_clock_of_its_block(repl: SandboxedRepl) -> None:
+def test_display_method_ends_at_the_block_timeout(repl: SandboxedRepl) -> None:
+    """A method that never returns is ended by the clock of its block."""
     code = f"kept = 5\n{RICH}def _repr_html_(self):\n        while True: pass\nRich()"
     block = repl.execute(code, timeout_s=0.3)
     assert (block.status, block.limit, block.stdout) == ("interrupted", "block_timeout_s", "Rich()\n")
@@ -286,7 +295,7 @@ def test_method_that_never_returns_is_ended_by_the_clock_of_its_block(repl: Sand
 
 
 @pytest.mark.parametrize("size", ["1 << 30", f"{MAX_DISPLAY_BYTES}"])
-def test_form_that_is_too_large_is_counted(repl: SandboxedRepl, size: str) -> None:
+def test_display_too_large_is_counted(repl: SandboxedRepl, size: str) -> None:
     block = repl.execute(f"{RICH}def _repr_png_(self): return bytes({size})\nRich()")
     assert (types(block), block.displays_omitted, block.stdout) == ([], 1, "Rich()\n")
     block = repl.execute(
@@ -295,7 +304,7 @@ def test_form_that_is_too_large_is_counted(repl: SandboxedRepl, size: str) -> No
     assert (types(block), block.displays_omitted) == ([["text/html", "text/plain"]], 0)
 
 
-def test_more_displays_than_a_block_may_have_are_counted(repl: SandboxedRepl) -> None:
+def test_displays_past_the_bound_are_counted(repl: SandboxedRepl) -> None:
     repl.execute(f"{RICH}def _repr_html_(self): return self.html")
     block = repl.execute("one = Rich(); one.html = 'x'\nfor n in range(10_000): display(one)")
     assert (len(block.displays), block.displays_omitted) == (MAX_DISPLAYS, 10_000 - MAX_DISPLAYS)
@@ -314,7 +323,7 @@ def test_display_must_fit_into_a_frame() -> None:
 # -- threads, forks, ends ------------------------------------------------------------------------------------------
 
 
-def test_threads_show_in_the_block_that_runs(repl: SandboxedRepl) -> None:
+def test_display_in_thread_goes_to_running_block(repl: SandboxedRepl) -> None:
     block = repl.execute(
         f"{RICH}def _repr_html_(self): return 'x'\nimport threading\n"
         "threads = [threading.Thread(target=display, args=[Rich()] * 3) for _ in range(30)]\n"
@@ -331,14 +340,14 @@ def test_threads_show_in_the_block_that_runs(repl: SandboxedRepl) -> None:
     assert repl.execute("1").displays == ()
 
 
-def test_forked_process_shows_nothing(repl: SandboxedRepl) -> None:
+def test_display_in_forked_process_is_dropped(repl: SandboxedRepl) -> None:
     code = f"{RICH}def _repr_html_(self): return 'x'\nimport os\nif not (child := os.fork()):\n    display(Rich())\n    os._exit(0)"
     block = repl.execute(f"{code}\nassert os.waitpid(child, 0)[1] == 0")
     assert (types(block), block.stdout) == ([], "Rich()\n")
 
 
 @pytest.mark.parametrize("end", ["1 / 0", "raise SystemExit", "os.kill(os.getpid(), 9)", "while True: pass"])
-def test_what_was_shown_stays_however_the_block_ends(repl: SandboxedRepl, end: str) -> None:
+def test_displays_stay_however_the_block_ends(repl: SandboxedRepl, end: str) -> None:
     code = f"{RICH}def _repr_html_(self): return 'x'\nimport os\ndisplay(Rich())\n{end}"
     block = repl.execute(code, timeout_s=0.5)
     assert block.status in ("error", "exited", "killed", "interrupted")
@@ -350,7 +359,8 @@ def test_what_was_shown_stays_however_the_block_ends(repl: SandboxedRepl, end: s
 
 
 @MATPLOTLIB
-def test_model_is_told_of_pictures_and_the_trace_has_their_sizes(tmp_path: Path) -> None:
+def test_displays_reach_the_model_and_trace(tmp_path: Path) -> None:
+    """The model is told of pictures, and the trace has their sizes."""
     seen: list[str] = []
     code = "import matplotlib.pyplot as plt; plt.figure(figsize=(2, 1)); plt.savefig('x.png', dpi=50); plt.close()"
 

@@ -41,7 +41,7 @@ def failed(kind: type[RunFailed], replies: list[Any], limits: Limits | None = No
         (OutputInvalid, [LOOKS, "FINAL(many)"], Limits(max_output_retries=0), {"output_type": int}),
     ],
 )
-def test_a_failed_run_carries_its_conversation_turns_and_usage(
+def test_failed_run_carries_its_conversation_turns_and_usage(
     kind: type[RunFailed], replies: list[Any], limits: Limits | None, options: dict[str, Any]
 ) -> None:
     error = failed(kind, replies, limits, **options)
@@ -55,21 +55,22 @@ def test_a_failed_run_carries_its_conversation_turns_and_usage(
     assert error.execution_time > 0
 
 
-def test_a_turn_that_is_cut_short_keeps_the_blocks_that_ended() -> None:
+def test_cut_turn_keeps_its_ended_blocks() -> None:
+    """A turn that is cut short keeps the blocks that ended."""
     error = failed(LimitReached, [LOOKS, HANGS], Limits(run_timeout_s=1.5))
     assert error.partial_answer == "more to come"
     assert [len(turn.blocks) for turn in error.trajectory] == [1, 1]
     assert error.trajectory[1].blocks[0].stdout == "first\n"
 
 
-def test_what_its_children_did_is_part_of_a_failed_run() -> None:
+def test_failed_run_includes_its_children() -> None:
     asks = "```repl\nprint(rlm_query('child'))\n```"
     error = failed(LimitReached, [asks, "FINAL(of the child)", LOOKS], Limits(max_depth=2, max_llm_calls=2))
     assert [child.result_preview for child in error.child_traces] == ["of the child"]
     assert {depth: usage.total_calls for depth, usage in error.usage_by_depth.items()} == {0: 1, 1: 1}
 
 
-def test_ctrl_c_leaves_what_the_run_had() -> None:
+def test_ctrl_c_keeps_the_partial_run() -> None:
     def interrupt(event: Event) -> None:
         if isinstance(event, BlockStarted) and event.block == 3:
             os.kill(os.getpid(), signal.SIGINT)
@@ -82,7 +83,7 @@ def test_ctrl_c_leaves_what_the_run_had() -> None:
     assert caught.value.usage_summary.total.total_calls == 2
 
 
-def test_a_replay_that_diverges_carries_what_it_did(tmp_path: Path) -> None:
+def test_diverged_replay_carries_its_run(tmp_path: Path) -> None:
     recording = tmp_path / "run.jsonl"
     with RLM(ScriptedClient([LOOKS, "FINAL(1)"]), record=recording) as rlm:
         rlm.completion("text", "?")
@@ -91,13 +92,13 @@ def test_a_replay_that_diverges_carries_what_it_did(tmp_path: Path) -> None:
     assert caught.value.messages
 
 
-async def test_an_awaited_run_that_fails_carries_the_same() -> None:
+async def test_awaited_failed_run_carries_the_same() -> None:
     with pytest.raises(ModelFailed) as caught:
         await RLM(ScriptedClient([LOOKS, RuntimeError("down")])).acompletion("text", "?")
     assert (caught.value.partial_answer, len(caught.value.trajectory)) == ("an idea", 1)
 
 
-def test_an_error_outside_of_a_run_carries_nothing() -> None:
+def test_error_outside_a_run_carries_nothing() -> None:
     error = ModelFailed("down")
     assert (error.messages, error.trajectory, error.partial_answer) == ((), (), None)
     assert error.usage_summary.total.total_calls == 0
@@ -114,6 +115,6 @@ def test_an_error_outside_of_a_run_carries_nothing() -> None:
         ReplClosed("closed"),
     ],
 )
-def test_an_error_survives_its_way_out_of_another_process(error: RlmBrokerError) -> None:
+def test_error_survives_pickling(error: RlmBrokerError) -> None:
     again = pickle.loads(pickle.dumps(error))
     assert (type(again), str(again), vars(again)) == (type(error), str(error), vars(error))

@@ -51,7 +51,7 @@ def test_helpers_are_no_variables_of_the_code(sandbox: Sandbox) -> None:
         assert "first: int = 1" in repl.execute("help(lines)").stdout
 
 
-def test_names_of_helpers_are_free_for_tools_and_values(sandbox: Sandbox) -> None:
+def test_helper_names_are_free_for_tools(sandbox: Sandbox) -> None:
     async def answer(query: Query) -> list[Slot]:
         assert query.tool == "search"
         return [Slot(text='"found"')]
@@ -73,7 +73,7 @@ def test_chunks_are_prompts() -> None:
     assert RLM(ScriptedClient(reply)).completion("aaa bbb ccc", "?").response == "AAA ,BBB ,CCC"
 
 
-def test_messages_and_types_reach_the_model_and_come_back() -> None:
+def test_queries_take_messages_and_types() -> None:
     def reply(request: Any) -> str:
         if request.is_loop:
             return (
@@ -87,7 +87,7 @@ def test_messages_and_types_reach_the_model_and_come_back() -> None:
     assert RLM(ScriptedClient(reply)).completion("x", "?").response == "[\"['system', 'user']\", 3, 1]"
 
 
-def test_block_tells_the_variables_that_it_has_made(sandbox: Sandbox) -> None:
+def test_block_tells_its_new_variables(sandbox: Sandbox) -> None:
     with sandbox.repl("text") as repl:
         block = repl.execute("n = 5\nrows = [1, 2]\nlines = rows", variables=True)
         assert block.variables == (Variable("lines", "list", 2), Variable("n", "int"), Variable("rows", "list", 2))
@@ -101,7 +101,7 @@ def test_block_tells_the_variables_that_it_has_made(sandbox: Sandbox) -> None:
         assert pickle.loads(pickle.dumps(block)) == block
 
 
-def test_variables_that_were_not_asked_for_are_dropped(sandbox: Sandbox) -> None:
+def test_unrequested_variables_are_dropped(sandbox: Sandbox) -> None:
     forge = (
         "import gc, msgspec\nfrom sandbox_worker.repl.repl import Repl\n"
         "(own,) = [each for each in gc.get_objects() if type(each) is Repl]\n"

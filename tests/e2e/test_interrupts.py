@@ -35,7 +35,7 @@ async def cancelled(task: "asyncio.Task[Block]") -> None:
 
 
 @LEVELS
-async def test_second_block_at_once_is_refused_as_busy(level: str) -> None:
+async def test_second_block_is_refused_as_busy(level: str) -> None:
     async with Sandbox(PATIENT, level) as sandbox, sandbox.repl() as repl:
         task = await begun(repl, LOOPS)
         with pytest.raises(ReplBusy, match="runs a block already: one at a time") as refused:
@@ -47,7 +47,7 @@ async def test_second_block_at_once_is_refused_as_busy(level: str) -> None:
 
 
 @LEVELS
-async def test_interrupted_block_says_so_and_variables_stay(level: str) -> None:
+async def test_interrupt_keeps_variables(level: str) -> None:
     async with Sandbox(PATIENT, level) as sandbox, sandbox.repl() as repl:
         await repl.aexecute("x = 41")
         task = await begun(repl, LOOPS)
@@ -58,7 +58,8 @@ async def test_interrupted_block_says_so_and_variables_stay(level: str) -> None:
         assert (await repl.aexecute("x + 1")).stdout == "42\n"
 
 
-async def test_block_that_ignores_the_interrupt_is_killed_with_the_reason() -> None:
+async def test_block_ignoring_the_interrupt_is_killed() -> None:
+    """A block that ignores the interrupt is killed with the reason."""
     async with Sandbox(QUICK) as sandbox, sandbox.repl() as repl:
         task = await begun(repl, DEAF)
         await repl.ainterrupt()
@@ -68,7 +69,7 @@ async def test_block_that_ignores_the_interrupt_is_killed_with_the_reason() -> N
         assert (await repl.aexecute("1")).stdout == "1\n"
 
 
-async def test_interrupt_of_no_block_is_harmless() -> None:
+async def test_interrupt_without_block_is_harmless() -> None:
     async with Sandbox() as sandbox:
         repl = sandbox.repl()
         await repl.ainterrupt()
@@ -143,14 +144,16 @@ async def test_block_cancelled_at_any_moment_keeps_variables() -> None:
             assert (await repl.aexecute("x")).stdout == "41\n"
 
 
-async def test_cancelled_block_that_is_deaf_is_killed_and_replaced() -> None:
+async def test_cancelled_deaf_block_is_replaced() -> None:
+    """A cancelled block that does not react is killed, and its REPL is replaced."""
     async with Sandbox(QUICK) as sandbox, sandbox.repl("the context") as repl:
         await repl.aexecute("x = 1")
         await cancelled(await begun(repl, DEAF))
         assert (await repl.aexecute("print(context, 'x' in globals())")).stdout == "the context False\n"
 
 
-async def test_close_during_the_interrupt_does_not_wait_for_the_grace() -> None:
+async def test_close_does_not_wait_for_grace() -> None:
+    """A sandbox that is closed during an interrupt does not wait for the grace."""
     async with Sandbox(PATIENT, warm=0) as sandbox:
         repl = await sandbox.repl().__aenter__()
         idle = living_below()
@@ -164,14 +167,14 @@ async def test_close_during_the_interrupt_does_not_wait_for_the_grace() -> None:
         assert living_below() < idle
 
 
-async def test_owner_that_closes_the_repl_does_not_wait_for_the_grace() -> None:
+async def test_repl_close_does_not_wait_for_grace() -> None:
     async with Sandbox(PATIENT, warm=0) as sandbox, sandbox.repl() as repl:
         repl.kills_when_cancelled = True
         async with asyncio.timeout(WAIT_S):
             await cancelled(await begun(repl, DEAF))
 
 
-async def test_cancelled_block_ends_what_it_asked() -> None:
+async def test_cancelled_block_ends_its_queries() -> None:
     ended: list[str] = []
     asked = asyncio.Event()
 
@@ -192,13 +195,13 @@ async def test_cancelled_block_ends_what_it_asked() -> None:
 
 @pytest.mark.parametrize("name", ["timeout_s", "wall_timeout_s"])
 @pytest.mark.parametrize("given", [0, -1, True, "1", float("nan"), float("inf")])
-async def test_time_that_is_no_positive_number_is_refused(name: str, given: object) -> None:
+async def test_times_must_be_positive_numbers(name: str, given: object) -> None:
     async with Sandbox() as sandbox, sandbox.repl() as repl:
         with pytest.raises(ConfigurationError, match=f"{name} = .*: give a positive number of seconds, or None"):
             await repl.aexecute("1", **{name: given})  # type: ignore[arg-type]
 
 
-async def test_wall_time_of_one_block_holds_while_it_waits() -> None:
+async def test_wall_time_holds_while_a_block_waits() -> None:
     async def never(_query: Query) -> list[Slot]:
         await for_ever()
 
@@ -220,7 +223,7 @@ async def test_stdin_of_a_block_is_read_to_its_end(level: str) -> None:
         assert (await repl.aexecute("input()", stdin="")).error == "EOFError: EOF when reading a line"
 
 
-async def test_stdin_that_cannot_be_given_is_refused_or_said() -> None:
+async def test_stdin_that_cannot_be_given_is_refused() -> None:
     async with Sandbox(ReplLimits(max_frame_bytes=1 << 12)) as sandbox, sandbox.repl() as repl:
         with pytest.raises(ConfigurationError, match="stdin must be text or None, not bytes"):
             await repl.aexecute("1", stdin=b"x")  # type: ignore[arg-type]
@@ -241,7 +244,7 @@ for line in open('/proc/self/maps'):
 """
 
 
-async def test_code_that_writes_the_interrupted_block_ends_only_its_own() -> None:
+async def test_forged_interrupt_ends_only_its_own_block() -> None:
     async with Sandbox(isolation="strict") as sandbox, sandbox.repl() as repl, sandbox.repl() as other:
         assert "written" in (await repl.aexecute(SCRIBBLES)).stdout
         block = await repl.aexecute("1")

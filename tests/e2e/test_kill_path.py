@@ -51,7 +51,8 @@ def works(repl: SandboxedRepl) -> None:
 
 
 @LEVELS
-def test_a_stack_that_comes_byte_by_byte_delays_no_kill(level: str) -> None:
+def test_slow_stack_delays_no_kill(level: str) -> None:
+    """A stack that comes byte by byte delays no kill."""
     with Sandbox(LIMITS, level) as sandbox, sandbox.repl("the context") as repl:
         inits = living_parents_below()
         assert repl.execute(DRIPS, timeout_s=0.3).status == "killed"
@@ -59,7 +60,8 @@ def test_a_stack_that_comes_byte_by_byte_delays_no_kill(level: str) -> None:
         assert inits == living_parents_below()  # it answered before the host gave it up
 
 
-def test_code_that_steals_the_stack_from_init_does_not_hurt_it() -> None:
+def test_stolen_stack_does_not_hurt_init() -> None:
+    """Init outlives code that takes the stack from its pipe."""
     with Sandbox(LIMITS, "strict") as sandbox, sandbox.repl("the context") as repl:
         inits = living_parents_below()
         for _ in range(5):
@@ -69,7 +71,8 @@ def test_code_that_steals_the_stack_from_init_does_not_hurt_it() -> None:
 
 
 @LEVELS
-async def test_blocks_cancelled_at_any_moment_leave_nothing_for_the_next(level: str) -> None:
+async def test_cancelled_blocks_leave_nothing_behind(level: str) -> None:
+    """Blocks cancelled at any moment leave no output or state for the next block."""
     async with Sandbox(LIMITS, level) as sandbox, sandbox.repl("the context") as repl:
         chance = random.Random(level)
         for number in range(60):
@@ -83,7 +86,7 @@ async def test_blocks_cancelled_at_any_moment_leave_nothing_for_the_next(level: 
 
 
 @LEVELS
-async def test_a_kill_without_a_waiting_caller_is_still_finished(level: str) -> None:
+async def test_kill_without_a_caller_is_finished(level: str) -> None:
     async with Sandbox(LIMITS, level) as sandbox, sandbox.repl("the context") as repl:
         for wait_s in (0.35, 0.5, 0.55, 0.7):
             with contextlib.suppress(TimeoutError):
@@ -91,7 +94,8 @@ async def test_a_kill_without_a_waiting_caller_is_still_finished(level: str) -> 
             assert (await repl.aexecute("print(context)")).stdout == "the context\n"
 
 
-def test_what_a_block_leaves_running_has_no_endless_share_of_the_machine() -> None:
+def test_leftover_processes_have_bounded_cpu_time() -> None:
+    """Processes that a block leaves running have a bounded share of the machine."""
     with Sandbox(LIMITS, "strict") as sandbox, sandbox.repl("the context") as repl:
         idle = len(living_below())
         burn = "import os\nfor _ in range(4):\n    if os.fork() == 0:\n        while True: pass"
@@ -105,7 +109,7 @@ def test_what_a_block_leaves_running_has_no_endless_share_of_the_machine() -> No
         works(repl)
 
 
-def test_short_lived_processes_do_not_hide_what_they_burn() -> None:
+def test_short_lived_processes_count_their_cpu_time() -> None:
     code = """
 import os, time
 for _ in range(2):
@@ -124,7 +128,7 @@ llm_query('slow')
         assert repl.execute(code, timeout_s=0.5).status in ("interrupted", "killed")
 
 
-def test_processes_that_slept_a_while_are_still_watched_closely() -> None:
+def test_sleeping_processes_are_watched_closely_again() -> None:
     code = """
 import mmap, os, time
 r, w = os.pipe()
@@ -145,7 +149,8 @@ os.close(r); time.sleep(2.5); os.close(w); time.sleep(1000)
         works(repl)
 
 
-def test_copies_of_an_inherited_context_are_counted_and_the_context_is_not() -> None:
+def test_copied_context_counts_as_memory() -> None:
+    """Copies of an inherited context are counted, and the context itself is not."""
     context = {str(number): "x" * 100 for number in range(200_000)}
     limits = LIMITS.model_copy(update={"memory_bytes": 100 << 20})
     reads = (
@@ -167,7 +172,7 @@ def test_copies_of_an_inherited_context_are_counted_and_the_context_is_not() -> 
         assert "memory_bytes = 100 MiB" in (block.error or "")
 
 
-async def test_the_watch_goes_on_while_the_orchestrator_stands_still() -> None:
+async def test_watch_goes_on_without_the_orchestrator() -> None:
     limits = LIMITS.model_copy(update={"memory_bytes": 128 << 20})
     code = """
 import os, time
@@ -188,7 +193,8 @@ time.sleep(1000)
 
 
 @LEVELS
-def test_descriptor_output_is_whole_block_after_block_whatever_came_before(level: str) -> None:
+def test_descriptor_output_is_whole_after_any_block(level: str) -> None:
+    """Descriptor output is whole, block after block, also after a flood."""
     with Sandbox(Limits(max_output_bytes=1 << 16), level) as sandbox, sandbox.repl() as repl:
         flood = repl.execute("import os\nfor _ in range(200): os.write(1, b'x' * 4096)")
         assert flood.stdout.startswith("x" * (1 << 15))
@@ -198,7 +204,7 @@ def test_descriptor_output_is_whole_block_after_block_whatever_came_before(level
             assert repl.execute(f"os.write(1, b'hello {number}'); None").stdout == f"hello {number}"
 
 
-def test_a_long_listing_is_printed_at_speed() -> None:
+def test_long_listing_is_printed_at_speed() -> None:
     with Sandbox() as sandbox, sandbox.repl() as repl:
         block = repl.execute("for i in range(300_000): print('a line of forty characters or so it is', i)")
     assert block.status == "ok"
@@ -223,7 +229,8 @@ async def waited(level: str, timeout_s: float) -> tuple[Block, list[str]]:
 
 
 @LEVELS
-async def test_a_block_may_wait_for_an_answer_longer_than_its_time(level: str) -> None:
+async def test_block_timeout_excludes_waiting_for_answers(level: str) -> None:
+    """A block may wait for an answer longer than its time."""
     for timeout_s in LONGER_AND_LONGER:  # a machine may be too slow for what the block does beside waiting
         block, others = await waited(level, timeout_s)
         if block.status == "ok":
@@ -246,7 +253,8 @@ print(open('mine.txt').read(), sorted(name for name in os.listdir(os.environ['HO
 
 
 @LEVELS
-async def test_output_and_files_of_two_repls_that_write_at_the_same_time_do_not_mix(level: str) -> None:
+async def test_two_repls_keep_output_and_files_apart(level: str) -> None:
+    """Output and files of two REPLs that write at the same time do not mix."""
     both = asyncio.Barrier(2)
 
     async def answer(query: Query) -> list[Slot]:

@@ -28,7 +28,7 @@ def repl(sandbox: Sandbox) -> Iterator[SandboxedRepl]:
         yield opened
 
 
-def test_further_contexts_are_there_and_come_back_after_a_kill(repl: SandboxedRepl, tmp_path: Path) -> None:
+def test_later_contexts_come_back_after_a_kill(repl: SandboxedRepl, tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_text("from a file")
     with store({"n": [1, 2]}) as shared:
         names = [repl.add_context("second"), repl.add_context(shared), repl.add_context({"file": shared, "more": "x"})]
@@ -43,14 +43,14 @@ def test_further_contexts_are_there_and_come_back_after_a_kill(repl: SandboxedRe
     assert repl.execute("context_5").stdout == "'after'\n"
 
 
-def test_texts_larger_than_the_memory_are_mapped(repl: SandboxedRepl) -> None:
+def test_later_texts_past_the_memory_are_mapped(repl: SandboxedRepl) -> None:
     repl.add_context("x" * (400 * MIB))
     repl.add_context([f"{number} " * 1000 for number in range(1000)])
     block = repl.execute("len(context_1), context_1.count('x'), len(context_2), context_2[999][:4]")
     assert block.stdout == "(419430400, 419430400, 1000, '999 ')\n"
 
 
-def test_memory_of_code_stays_bounded(repl: SandboxedRepl) -> None:
+def test_later_contexts_keep_memory_bounded(repl: SandboxedRepl) -> None:
     repl.add_context("x" * (100 * MIB))
     assert repl.execute("len(context_1)").stdout == "104857600\n"
     block = repl.execute("held = bytearray(300 << 20)")
@@ -74,7 +74,8 @@ GROWS = {
 
 
 @pytest.mark.parametrize("grows", GROWS)
-def test_code_that_takes_the_address_space_of_contexts_is_ended_at_its_memory(sandbox: Sandbox, grows: str) -> None:
+def test_address_space_of_contexts_cannot_be_taken(sandbox: Sandbox, grows: str) -> None:
+    """Code that takes the address space of contexts is ended at its memory limit."""
     if sandbox.level == "process" or (sandbox.level == "standard" and grows == "processes"):
         pytest.skip("no boundary, or one process")
     with sandbox.repl() as repl:
@@ -100,7 +101,7 @@ def test_memory_is_not_filled_in_one_call(sandbox: Sandbox) -> None:
         assert repl.execute(RAISED + fill).stdout == "[(-1, 1), (-1, 1), (-1, 1), (-1, 1)]\n"
 
 
-def test_programs_have_no_address_space_of_contexts() -> None:
+def test_programs_have_no_context_address_space() -> None:
     with Sandbox(LIMITS, "strict", warm=0) as sandbox, sandbox.repl() as repl:
         said = repl.run(["sh", "-c", "ulimit -v; ulimit -Hv"])
         assert all(int(kilobytes) < LIMITS.memory_bytes // 512 for kilobytes in said.stdout.split())
@@ -130,7 +131,7 @@ STEALS = {
 
 
 @pytest.mark.parametrize("steals", STEALS)
-def test_code_at_the_socket_of_contexts_harms_itself_alone(repl: SandboxedRepl, steals: str) -> None:
+def test_context_socket_misuse_harms_only_itself(repl: SandboxedRepl, steals: str) -> None:
     repl.add_context("one")
     around = "import array, os, socket\ns = socket.socket(fileno=7)\ntry:\n    {}\nfinally:\n    s.detach()"
     repl.execute(around.format(STEALS[steals]))
@@ -142,7 +143,8 @@ def test_code_at_the_socket_of_contexts_harms_itself_alone(repl: SandboxedRepl, 
     assert repl.execute("context_1, context_2, context_3").stdout == "('one', 'two', 'three')\n"
 
 
-def test_stolen_context_is_an_error_of_the_block_that_wants_it(repl: SandboxedRepl) -> None:
+def test_stolen_context_fails_its_block(repl: SandboxedRepl) -> None:
+    """A stolen context is an error of the block that needs it."""
     assert repl.execute("import os; os.close(7)").status == "ok"
     repl.add_context("lost")
     block = repl.execute("context_1")
@@ -150,7 +152,7 @@ def test_stolen_context_is_an_error_of_the_block_that_wants_it(repl: SandboxedRe
     assert "the context context_1 cannot be loaded: its memfd is missing" in (block.error or "")
 
 
-def test_what_cannot_be_added_is_refused(sandbox: Sandbox) -> None:
+def test_context_that_cannot_be_added_is_refused(sandbox: Sandbox) -> None:
     with sandbox.repl(limits=LIMITS.model_copy(update={"later_context_bytes": 1 << 20})) as repl:
         with pytest.raises(
             ConfigurationError, match=r"a further context has 2,\d{3},\d{3} bytes, and there is room for 1,048,576"
@@ -173,7 +175,8 @@ def test_what_cannot_be_added_is_refused(sandbox: Sandbox) -> None:
         sandbox.repl().add_context("z")
 
 
-def test_as_many_as_a_repl_may_have_come_back_at_once(sandbox: Sandbox) -> None:
+def test_all_later_contexts_come_back_together(sandbox: Sandbox) -> None:
+    """As many contexts as a REPL may have come back at once."""
     with sandbox.repl() as repl, store("x") as one:
         for _ in range(MAX_LATER):
             repl.add_context(one)
@@ -185,7 +188,7 @@ def test_as_many_as_a_repl_may_have_come_back_at_once(sandbox: Sandbox) -> None:
         assert repl.execute(code).stdout == f"{MAX_LATER + 1}\n"
 
 
-async def test_template_repls_take_further_contexts() -> None:
+async def test_template_repls_take_later_contexts() -> None:
     async with Sandbox(LIMITS, warm=0) as sandbox, sandbox.template("shared") as template, template.repl() as repl:
         assert await repl.aadd_context("own") == "context_1"
         assert (await repl.aexecute("context, context_1")).stdout == "('shared', 'own')\n"

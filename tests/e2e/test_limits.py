@@ -47,12 +47,13 @@ def needs_processes(repl: SandboxedRepl) -> None:
         pytest.skip(ONE_PROCESS)
 
 
-def test_one_process_that_wants_more_memory_gets_an_exception(repl: SandboxedRepl) -> None:
+def test_memory_limit_raises_memory_error(repl: SandboxedRepl) -> None:
     assert repl.execute("x = bytearray(1 << 30)").error == "MemoryError"
 
 
 @pytest.mark.parametrize("size", [10, 20_000])
-def test_a_repl_that_has_used_up_its_memory_can_be_told_to_let_go_of_it(repl: SandboxedRepl, size: int) -> None:
+def test_repl_at_memory_limit_can_free_memory(repl: SandboxedRepl, size: int) -> None:
+    """A REPL that has used up its memory can be told to free it."""
     for _ in range(3):
         filled = repl.execute(f"held = []\nwhile True: held.append(bytes({size}))")
         assert (filled.status, filled.error) == ("error", "MemoryError")
@@ -70,7 +71,7 @@ FILLS = {
 
 @pytest.mark.parametrize("level", ["strict", "standard"])
 @pytest.mark.parametrize("fills", FILLS)
-def test_repl_survives_filling_its_memory_again_and_again(level: str, fills: str) -> None:
+def test_repl_survives_repeated_memory_errors(level: str, fills: str) -> None:
     with Sandbox(Limits(memory_bytes=48 * MIB), level, warm=0) as sandbox:
         for size in (700, 20_000, 200_000, 5_000_000):
             with sandbox.repl() as repl:
@@ -82,7 +83,7 @@ def test_repl_survives_filling_its_memory_again_and_again(level: str, fills: str
                 assert repl.execute("held = [bytes(500) for _ in range(20_000)]").status == "ok"
 
 
-def test_repl_that_cannot_go_on_without_memory_says_so() -> None:
+def test_repl_without_memory_to_continue_says_so() -> None:
     no_memory = "import resource\nresource.setrlimit(resource.RLIMIT_AS, (1 << 20, 1 << 20))\nFINAL('x' * 4_000_000)"
     with Sandbox(Limits(memory_bytes=48 * MIB), warm=0) as sandbox, sandbox.repl() as repl:
         told = [repl.execute(no_memory).error, *(repl.execute("print([1] * 1_000_000)").error for _ in range(2))]
@@ -90,7 +91,7 @@ def test_repl_that_cannot_go_on_without_memory_says_so() -> None:
     assert "os._exit" not in str(told)
 
 
-def test_memory_of_all_processes_together_is_bounded_and_named(repl: SandboxedRepl) -> None:
+def test_memory_limit_covers_all_processes(repl: SandboxedRepl) -> None:
     needs_processes(repl)
     code = (
         "import os, time\n"
@@ -107,7 +108,7 @@ def test_memory_of_all_processes_together_is_bounded_and_named(repl: SandboxedRe
     assert block.post_mortem.processes >= 3
 
 
-def test_what_sockets_hold_in_the_kernel_counts_as_memory() -> None:
+def test_socket_buffers_count_as_memory() -> None:
     code = (
         "import socket, time\n"
         "pairs = [socket.socketpair() for _ in range(400)]\n"
@@ -126,7 +127,9 @@ def test_what_sockets_hold_in_the_kernel_counts_as_memory() -> None:
         assert "memory_bytes = 128 MiB" in (block.error or "")
 
 
-def test_a_block_that_waits_for_replies_for_ever_is_ended_at_its_wall_limit() -> None:
+def test_block_waiting_for_replies_ends_at_wall_limit() -> None:
+    """A block that waits for replies without end is ended at its wall limit."""
+
     async def slow(query: Query) -> list[Slot]:
         await turns()
         return [Slot(text=prompt) for prompt in query.texts]
@@ -139,13 +142,13 @@ def test_a_block_that_waits_for_replies_for_ever_is_ended_at_its_wall_limit() ->
         assert repl.execute("x").stdout == "1\n"
 
 
-def test_a_fork_bomb_ends_in_an_error_inside(repl: SandboxedRepl) -> None:
+def test_fork_bomb_ends_in_an_error(repl: SandboxedRepl) -> None:
     needs_processes(repl)
     block = repl.execute("import os, time\nwhile True:\n    if os.fork() == 0: time.sleep(1000)")
     assert (block.status, block.error) == ("error", "BlockingIOError: [Errno 11] Resource temporarily unavailable")
 
 
-def test_a_thread_bomb_is_bounded(repl: SandboxedRepl) -> None:
+def test_thread_bomb_is_bounded(repl: SandboxedRepl) -> None:
     code = (
         "import threading, time\n"
         "threading.stack_size(65536)\n"
@@ -158,7 +161,9 @@ def test_a_thread_bomb_is_bounded(repl: SandboxedRepl) -> None:
     assert "can't start new thread" in (block.error or "") or "max_processes = 12" in (block.error or "")
 
 
-def test_threads_that_compute_while_one_waits_for_a_reply_are_bounded(sandbox: Sandbox) -> None:
+def test_computing_threads_are_bounded_beside_waiting_one(sandbox: Sandbox) -> None:
+    """Threads that compute while one waits for a reply are bounded."""
+
     async def never(_query: object) -> NoReturn:
         await for_ever()
 
@@ -174,7 +179,7 @@ def test_threads_that_compute_while_one_waits_for_a_reply_are_bounded(sandbox: S
         assert repl.execute(code, timeout_s=0.5).status == "interrupted"
 
 
-def test_cpu_time_of_a_block_is_bounded_and_named() -> None:
+def test_cpu_time_limit_is_named() -> None:
     with Sandbox(Limits(cpu_s=0.5)) as sandbox, sandbox.repl() as repl:
         block = repl.execute("while True: pass", timeout_s=WAIT_S)
         assert block.status == "killed"
@@ -182,7 +187,8 @@ def test_cpu_time_of_a_block_is_bounded_and_named() -> None:
         assert repl.execute("1").stdout == "1\n"
 
 
-def test_a_file_may_not_be_larger_than_the_scratch_folder(repl: SandboxedRepl) -> None:
+def test_file_size_is_bounded_by_scratch_folder(repl: SandboxedRepl) -> None:
+    """A file may not be larger than the scratch folder."""
     assert "File too large" in (repl.execute("open('big', 'wb').truncate(9 << 20)").error or "")
 
 
@@ -204,7 +210,7 @@ def test_a_file_may_not_be_larger_than_the_scratch_folder(repl: SandboxedRepl) -
     ],
     ids=["files", "in_a_closed_folder", "without_names", "many", "deep"],
 )
-def test_the_scratch_folder_is_bounded_as_a_whole(repl: SandboxedRepl, code: str, limit: str) -> None:
+def test_scratch_folder_is_bounded_as_a_whole(repl: SandboxedRepl, code: str, limit: str) -> None:
     block = repl.execute(f"{code}\nimport time\ntime.sleep(1000)")
     if repl.isolation.level == "strict":  # it is a file system of its own, and its size the kernel's affair
         assert "No space left on device" in (block.error or "")
@@ -228,7 +234,7 @@ def test_descriptors_are_bounded(repl: SandboxedRepl) -> None:
     ],
     ids=["from_python", "to_the_descriptor", "from_c_with_the_gil"],
 )
-def test_a_print_loop_costs_no_process_memory(repl: SandboxedRepl, loop: str) -> None:
+def test_print_loop_costs_no_memory(repl: SandboxedRepl, loop: str) -> None:
     before = psutil.Process().memory_info().rss
     block = repl.execute(loop, timeout_s=1)
     assert block.status in ("interrupted", "killed")
@@ -252,15 +258,14 @@ def test_a_print_loop_costs_no_process_memory(repl: SandboxedRepl, loop: str) ->
     ],
     ids=["regex", "power", "sum", "stops_itself", "swallows", "blocks", "closes_everything"],
 )
-def test_code_that_holds_on_is_ended_in_time_and_the_next_block_works(
-    repl: SandboxedRepl, code: str, statuses: set[str]
-) -> None:
+def test_stubborn_block_is_ended_in_time(repl: SandboxedRepl, code: str, statuses: set[str]) -> None:
+    """Code that resists its end is ended in time, and the next block works."""
     block = repl.execute(code, timeout_s=0.3)
     assert block.status in statuses
     assert block.error
 
 
-def test_what_was_killed_is_told_with_the_line_it_was_on(repl: SandboxedRepl) -> None:
+def test_killed_block_names_its_line(repl: SandboxedRepl) -> None:
     repl.execute("import signal\ndef spin():\n    while True: pass")
     block = repl.execute("signal.signal(signal.SIGINT, signal.SIG_IGN)\n\nspin()", timeout_s=0.3)
     assert block.post_mortem is not None
@@ -268,7 +273,7 @@ def test_what_was_killed_is_told_with_the_line_it_was_on(repl: SandboxedRepl) ->
     assert "It was at line 3 of an earlier block, in spin" in (block.error or "")
 
 
-def test_daemonised_children_go_with_the_kill(repl: SandboxedRepl) -> None:
+def test_kill_includes_daemonised_children(repl: SandboxedRepl) -> None:
     needs_processes(repl)
     before = {process.pid for process in living_below()}
     code = (
@@ -319,20 +324,21 @@ def few_lines(sandbox_of_5_lines: Sandbox) -> Iterator[SandboxedRepl]:
     ],
     ids=["print", "one_write", "print_to_stderr", "descriptor_1", "descriptor_2"],
 )
-def test_of_many_lines_the_first_and_the_last_are_kept(few_lines: SandboxedRepl, stream: str, code: str) -> None:
+def test_output_lines_keep_first_and_last(few_lines: SandboxedRepl, stream: str, code: str) -> None:
+    """If a block prints many lines, the first and the last are kept."""
     block = few_lines.execute(code)
     assert block.status == "ok"
     assert getattr(block, stream) == OF_1000_LINES
     assert few_lines.execute("for number in range(5): print(number)").stdout == "0\n1\n2\n3\n4\n"
 
 
-def test_lines_in_forged_messages_are_bounded_on_this_side(few_lines: SandboxedRepl) -> None:
+def test_forged_output_lines_are_bounded(few_lines: SandboxedRepl) -> None:
     block = few_lines.execute(FORGES)
     assert block.status == "ok"
     head, tail = ("".join(f"{number}\n" for number in numbers) for numbers in (range(7), range(993, 1000)))
     assert block.stdout == f"{head}\n... [3,848 more cut, lines: 986] ...\n{tail}"
 
 
-def test_with_no_bound_of_lines_all_are_kept() -> None:
+def test_unbounded_output_lines_are_all_kept() -> None:
     with Sandbox(warm=0) as sandbox, sandbox.repl() as repl:
         assert repl.execute("for number in range(20_000): print()").stdout == "\n" * 20_000

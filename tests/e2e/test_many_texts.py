@@ -1,4 +1,4 @@
-"""Contexts of many texts in real REPLs: mapped once for all, and as good as ordinary ones whatever code does to them."""
+"""Contexts of many texts in real REPLs: mapped once for all, and as good as ordinary ones in every use."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -66,7 +66,8 @@ def written_bytes(processes: set[psutil.Process]) -> int:
     return written
 
 
-def test_a_folder_larger_than_the_memory_limit_is_read_whole(sandbox: Sandbox, large: StoredContext) -> None:
+def test_folder_past_memory_limit_is_read_whole(sandbox: Sandbox, large: StoredContext) -> None:
+    """A folder larger than the memory limit is read whole."""
     count = "sum(text.count('9') for text in context.values()), sum(map(len, context.values())), len(context)"
     with sandbox.repl(large) as repl:
         block = repl.execute(count)
@@ -77,7 +78,7 @@ def test_a_folder_larger_than_the_memory_limit_is_read_whole(sandbox: Sandbox, l
         assert repl.execute(count).stdout == block.stdout
 
 
-def test_each_further_repl_on_a_folder_takes_little_memory(sandbox: Sandbox, large: StoredContext) -> None:
+def test_further_repls_on_folder_take_little_memory(sandbox: Sandbox, large: StoredContext) -> None:
     taken = {}
     for context, said in (("", "0\n"), (large, "200000000\n")):
         before = living_below()
@@ -106,7 +107,8 @@ assert chosen == ordinary
 """
 
 
-def test_code_may_do_anything_with_the_texts_and_the_repl_lives_on(sandbox: Sandbox, large: StoredContext) -> None:
+def test_mapped_texts_survive_any_use(sandbox: Sandbox, large: StoredContext) -> None:
+    """Code may use the texts in any way, and the REPL lives on."""
     with sandbox.repl(large) as repl:
         for code in (
             "chosen = {name: text for name, text in context.items() if name.split('/')[1] in "
@@ -126,7 +128,7 @@ def test_code_may_do_anything_with_the_texts_and_the_repl_lives_on(sandbox: Sand
         assert repl.execute("len(context), len(context['part_0/10.txt'])").stdout == "(1000, 200000)\n"
 
 
-def test_texts_go_through_forks_and_pools(large: StoredContext) -> None:
+def test_mapped_texts_pass_forks_and_pools(large: StoredContext) -> None:
     code = """
 import multiprocessing, os
 def count(name): return context[name].count('0')
@@ -162,7 +164,7 @@ text[:7]
 
 
 @pytest.mark.parametrize("level", ["strict", "standard"])
-async def test_a_template_maps_once_for_all_its_repls(level: str, tree: Path) -> None:
+async def test_template_maps_once_for_all_repls(level: str, tree: Path) -> None:
     setup = "sizes = {name: len(text) for name, text in context.items()}"
     async with (
         Sandbox(LIMITS, level, warm=0) as sandbox,
@@ -181,7 +183,7 @@ async def test_a_template_maps_once_for_all_its_repls(level: str, tree: Path) ->
 
 
 @pytest.mark.parametrize("level", ["strict", "standard"])
-def test_a_small_folder_reaches_a_repl_that_is_ready(tmp_path: Path, level: str) -> None:
+def test_small_folder_reaches_a_ready_repl(tmp_path: Path, level: str) -> None:
     for name in ("a", "b"):
         (tmp_path / name).write_text(f"file {name} \u20ac")
     with Sandbox(LIMITS, level, warm=1) as sandbox:
@@ -192,7 +194,8 @@ def test_a_small_folder_reaches_a_repl_that_is_ready(tmp_path: Path, level: str)
 
 @pytest.mark.parametrize("level", ["strict", "standard"])
 @pytest.mark.parametrize("warm", [0, 1])
-async def test_stored_contexts_are_one_dict_for_any_number_of_repls(level: str, warm: int) -> None:
+async def test_stored_contexts_are_one_dict_for_repls(level: str, warm: int) -> None:
+    """Stored contexts are one dict, for any number of REPLs."""
     with store("x" * 1_000_000) as log, store([{"n": 1}]) as rows:
         both = {"log": log, "rows": rows, "note": "plain"}
         async with Sandbox(LIMITS, level, warm=warm) as sandbox:

@@ -54,7 +54,7 @@ def fan_out(prompts: int) -> ScriptedClient:
 
 
 @pytest.mark.usefixtures("_many_files")
-async def test_a_thousand_calls_of_many_repls_are_in_flight_at_once() -> None:
+async def test_thousand_calls_are_in_flight_at_once() -> None:
     """The server answers none of them before all have come: were they not sent at the same time, none would return."""
     limits = Limits(max_concurrent_calls=125)
     arrived: list[str] = []
@@ -83,7 +83,8 @@ async def test_a_thousand_calls_of_many_repls_are_in_flight_at_once() -> None:
     assert len(set(arrived)) == 1000
 
 
-async def test_a_repl_that_queues_ten_thousand_calls_does_not_starve_the_others() -> None:
+async def test_queued_calls_do_not_starve_other_repls() -> None:
+    """A REPL that queues 10,000 calls does not starve the other REPL."""
     limits = Limits(max_batch_prompts=10_000, max_concurrent_calls=10_000)
     order: list[str] = []
 
@@ -131,7 +132,8 @@ def outcome(done: Completion) -> tuple[Any, ...]:
     return done.response, [turn.blocks[0].stdout for turn in done.trajectory if turn.blocks], len(done.messages)
 
 
-def test_a_recorded_run_is_the_same_run_without_a_provider(tmp_path: Path) -> None:
+def test_replay_needs_no_provider(tmp_path: Path) -> None:
+    """A replay gives the outcome of the recorded run without a provider."""
     file = tmp_path / "run.jsonl"
     events: list[Event] = []
     with FakeOpenAI(multi_turn) as server:
@@ -150,7 +152,8 @@ def test_a_recorded_run_is_the_same_run_without_a_provider(tmp_path: Path) -> No
     assert sum(isinstance(event, CallEnded) for event in events) == 5
 
 
-def test_replay_of_code_that_prints_a_set_and_random_numbers_holds(tmp_path: Path) -> None:
+def test_replay_repeats_sets_and_random_numbers(tmp_path: Path) -> None:
+    """A replay of code that prints a set and random numbers does not diverge."""
     code = "```repl\nimport random\nprint({word for word in context.split()}, random.random())\n```"
     file, context = tmp_path / "run.jsonl", "alpha beta gamma delta epsilon zeta eta theta"
     RLM(ScriptedClient([code, "FINAL(done)"]), record=file).completion(context, "q")
@@ -158,7 +161,7 @@ def test_replay_of_code_that_prints_a_set_and_random_numbers_holds(tmp_path: Pat
         assert RLM(replay=file).completion(context, "q").response == "done"
     with Sandbox(seed=5) as sandbox, pytest.raises(ConfigurationError, match="was made with seed="):
         RLM(replay=file, sandbox=sandbox)
-    with pytest.raises(ConfigurationError, match="the seed of the recording holds"):
+    with pytest.raises(ConfigurationError, match="the recording brings its own seed"):
         RLM(replay=file, seed=5)
 
 
@@ -169,21 +172,23 @@ def test_recording_holds_the_seed_of_the_sandbox(tmp_path: Path) -> None:
     assert [Recording(tmp_path / name).models.seed for name in ("lent", "own")] == [5, 6]
 
 
-def test_a_replay_that_asks_for_something_else_ends_with_the_difference(tmp_path: Path) -> None:
+def test_replay_divergence_shows_the_difference(tmp_path: Path) -> None:
+    """A replay that asks for another completion ends with the difference."""
     file = tmp_path / "run.jsonl"
     with FakeOpenAI(multi_turn) as server:
         RLM(Model(base_url=server.base_url, name="m"), record=file).completion("some text to read", "What is in it?")
     with pytest.raises(ReplayDiverged) as diverged:
         RLM(replay=file).completion("some next to read", "What is in it?")
     said = str(diverged.value).splitlines()
-    assert "(run 1, block 0, call 1); the nearest is run 1, block 0, call 1:" in said[0]
+    assert "(run 1, block 0, call 1); the nearest recorded is run 1, block 0, call 1:" in said[0]
     assert "-some text to read" in said
     assert "+some next to read" in said
     assert living_below() == set()
 
 
 @pytest.mark.parametrize("stopped_in", ["the root's call", "a call of its code"])
-async def test_a_replay_of_a_run_that_was_stopped_ends_where_that_was(tmp_path: Path, stopped_in: str) -> None:
+async def test_replay_of_stopped_run_ends_there(tmp_path: Path, stopped_in: str) -> None:
+    """A replay of a stopped run ends at the call where that run was stopped."""
     file = tmp_path / "run.jsonl"
     root_answers = stopped_in == "a call of its code"
     replies = [completion("```repl\nprint(llm_query('x'))\n```")] if root_answers else []
@@ -200,7 +205,8 @@ async def test_a_replay_of_a_run_that_was_stopped_ends_where_that_was(tmp_path: 
     assert str(ended.value) == f"the recording {file} ends here: its run was stopped in this call ({call})"
 
 
-def test_a_replay_of_a_run_that_reached_its_time_limit_does_so_again(tmp_path: Path) -> None:
+def test_replay_repeats_the_time_limit(tmp_path: Path) -> None:
+    """A replay of a run that reached its time limit reaches the limit again."""
     file, limits = tmp_path / "run.jsonl", Limits(run_timeout_s=1)
     with FakeOpenAI(Answer(never=True)) as server, pytest.raises(LimitReached, match="run_timeout_s"):
         RLM(Model(base_url=server.base_url, name="m"), record=file, limits=limits).completion("some text", "?")
@@ -208,7 +214,7 @@ def test_a_replay_of_a_run_that_reached_its_time_limit_does_so_again(tmp_path: P
         RLM(replay=file, limits=limits).completion("some text", "?")
 
 
-def test_a_replay_knows_the_names_that_code_may_use(tmp_path: Path) -> None:
+def test_replay_knows_allowed_model_names(tmp_path: Path) -> None:
     file = tmp_path / "run.jsonl"
     code = "FINAL(llm_query('x', model='reader') + llm_query('y', model='alias-1') + llm_query('z', model='nobody'))"
     root, reader = ScriptedClient([f"```repl\n{code}\n```"], "root"), ScriptedClient(["one ", "two "], "reading")
@@ -220,7 +226,8 @@ def test_a_replay_knows_the_names_that_code_may_use(tmp_path: Path) -> None:
     assert again.usage_summary.model_usage_summaries.keys() == {"root", "reading"}
 
 
-async def test_the_text_of_each_call_is_told_as_it_comes() -> None:
+async def test_call_text_is_streamed() -> None:
+    """The text of each call is told as it comes."""
     replies = [streamed("```repl\n", "print(llm_query('x'))", "\n```"), streamed("a", "b"), streamed("FINAL(done)")]
     texts: dict[int, list[str]] = {}
     with FakeOpenAI(*replies) as server:
@@ -232,7 +239,8 @@ async def test_the_text_of_each_call_is_told_as_it_comes() -> None:
     assert texts == {1: ["```repl\n", "print(llm_query('x'))", "\n```"], 2: ["a", "b"], 3: ["FINAL(done)"]}
 
 
-def test_a_retry_is_an_event_and_the_run_goes_on() -> None:
+def test_retry_is_an_event() -> None:
+    """A retry is an event, and the run goes on."""
     events: list[Event] = []
     with FakeOpenAI(failure(429, "slow down", retry_after="0.1"), completion("FINAL(done)")) as server:
         model = Model(base_url=server.base_url, name="m")
@@ -244,7 +252,8 @@ def test_a_retry_is_an_event_and_the_run_goes_on() -> None:
     assert "slow down" in retried[0].reason
 
 
-def test_pictures_of_code_are_sent_as_data_and_not_as_addresses() -> None:
+def test_pictures_of_code_are_sent_as_data() -> None:
+    """Pictures of code are sent as data; addresses of pictures are refused."""
     code = (
         "picture = lambda url: [{'type': 'text', 'text': 'what?'}, {'type': 'image_url', 'image_url': {'url': url}}]\n"
         "print(llm_query(picture('data:image/png;base64,AAAA')))\n"
@@ -276,7 +285,7 @@ def test_pictures_of_the_user_pass_through_untouched() -> None:
 
 
 @pytest.mark.parametrize("kind", ["direct", "litellm"])
-def test_a_key_is_with_the_client_and_nowhere_else(
+def test_key_stays_with_its_client(
     kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     """The provider itself repeats the key in its errors; code looks for it; and everything that is written is read."""
@@ -315,7 +324,7 @@ def test_a_key_is_with_the_client_and_nowhere_else(
         assert CANARY not in text
 
 
-async def test_a_run_with_a_direct_client_imports_no_litellm() -> None:
+async def test_direct_client_imports_no_litellm() -> None:
     program = (
         "import sys\n"
         "from rlm_broker import RLM, Limits, Model\n"
@@ -330,7 +339,8 @@ async def test_a_run_with_a_direct_client_imports_no_litellm() -> None:
     assert out == b"hi False\n"
 
 
-def test_a_handler_of_ones_own_may_say_how_its_clients_are_called() -> None:
+def test_handler_sets_how_clients_are_called() -> None:
+    """A user's own handler may set how its clients are called."""
     with FakeOpenAI(failure(500, "oops")) as server:
         client = OpenAICompatibleClient(server.base_url, "m")
         handler = LMHandler(client)
@@ -342,7 +352,8 @@ def test_a_handler_of_ones_own_may_say_how_its_clients_are_called() -> None:
     assert len(server.requests) == 1
 
 
-async def test_runs_of_one_rlm_at_the_same_time_share_their_bounds_and_close_nobodys_connection() -> None:
+async def test_concurrent_runs_share_bounds_and_connections() -> None:
+    """Runs of one `RLM` at the same time share their bounds, and close no other run's connection."""
     with FakeOpenAI(replace(completion("done"), together=2)) as server:
         rlm = RLM(Model(base_url=server.base_url, name="m", max_concurrent=2), limits=Limits(max_depth=0))
         answers = await asyncio.gather(*(rlm.acompletion(f"{n}") for n in range(8)))
@@ -351,7 +362,7 @@ async def test_runs_of_one_rlm_at_the_same_time_share_their_bounds_and_close_nob
     assert server.at_once == 2
 
 
-def test_a_replay_asks_no_client_under_any_policy(tmp_path: Path) -> None:
+def test_replay_calls_no_client_under_any_policy(tmp_path: Path) -> None:
     file = tmp_path / "run.jsonl"
     root = ScriptedClient(["```repl\nFINAL(llm_query('x', model='offline'))\n```"], "root")
     first = RLM(root, model_policy="open", record=file).completion("x", "?")
@@ -363,7 +374,8 @@ def test_a_replay_asks_no_client_under_any_policy(tmp_path: Path) -> None:
     assert RLM(replay=file).completion("x", "?").response == first.response
 
 
-def test_a_batch_that_ran_out_of_time_does_so_again(tmp_path: Path) -> None:
+def test_replay_repeats_a_batch_timeout(tmp_path: Path) -> None:
+    """The replay of a batch that ran out of time runs out of time again."""
     file = tmp_path / "run.jsonl"
 
     def answer(request: dict[str, Any]) -> Answer:
@@ -384,7 +396,8 @@ def test_a_batch_that_ran_out_of_time_does_so_again(tmp_path: Path) -> None:
     assert "is 0" in printed
 
 
-async def test_a_batch_that_is_cut_off_leaves_no_place_taken() -> None:
+async def test_cut_batch_frees_its_places() -> None:
+    """A batch that is cut off leaves no place of the client taken."""
     root = ScriptedClient(
         [
             "```repl\nprint(llm_query_batched([str(n) for n in range(20)], timeout_s=0.3))\n```",
@@ -402,7 +415,8 @@ async def test_a_batch_that_is_cut_off_leaves_no_place_taken() -> None:
         assert (await rlm.acompletion("x", "?")).response == "yes"
 
 
-def test_a_run_that_filled_its_small_window_is_replayed_as_it_was(tmp_path: Path) -> None:
+def test_replay_repeats_a_full_window(tmp_path: Path) -> None:
+    """The replay of a run that filled its small window is the run as it was."""
     file = tmp_path / "run.jsonl"
     code = "```repl\nprint('a line of much text\\n' * 3, 'x' * 9_000)\n```"
 

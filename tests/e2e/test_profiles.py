@@ -20,12 +20,13 @@ from tests.support.launcher import needs_strict
 SECCOMP, APPARMOR = PROFILES / "seccomp.json", PROFILES / "apparmor"
 
 
-def test_seccomp_profile_is_what_its_script_writes() -> None:
+def test_seccomp_profile_equals_script_output() -> None:
     """After a change of the tables: python -m scripts.hosts.seccomp_profile > rlm_broker/profiles/seccomp.json."""
     assert json.loads(SECCOMP.read_text()) == seccomp_profile.profile()
 
 
-def test_seccomp_profile_allows_no_call_twice_and_none_that_engines_deny() -> None:
+def test_seccomp_profile_allows_each_call_once() -> None:
+    """The profile allows no call twice, and none that engines deny."""
     rules = json.loads(SECCOMP.read_text())["syscalls"]
     names = [name for rule in rules for name in rule["names"]]
     assert len(names) == len(set(names)) > 300
@@ -35,7 +36,9 @@ def test_seccomp_profile_allows_no_call_twice_and_none_that_engines_deny() -> No
 
 @needs_strict
 @pytest.mark.parametrize("name", seccomp_profile.FOR_STRICT)
-def test_strict_fails_without_each_call_that_the_profile_adds_for_it(name: str, tmp_path: Path) -> None:
+def test_strict_needs_each_added_call(name: str, tmp_path: Path) -> None:
+    """`strict` fails without each call that the profile adds for it."""
+
     def enter() -> str:
         follow_profile(without=[name])
         try:
@@ -49,7 +52,7 @@ def test_strict_fails_without_each_call_that_the_profile_adds_for_it(name: str, 
     assert re.match(rf"{name}\b", in_child(enter))
 
 
-def test_apparmor_profile_allows_mounts_and_names_itself_as_documented() -> None:
+def test_apparmor_profile_allows_mounts_as_documented() -> None:
     text = APPARMOR.read_text()
     rules = {line.strip() for line in text.splitlines() if not line.lstrip().startswith("#")}
     assert {"mount,", "umount,", "pivot_root,", "capability,", "network,", "file,"} <= rules
@@ -66,7 +69,8 @@ def test_apparmor_profile_is_accepted_by_the_parser() -> None:
     assert done.returncode == 0, done.stderr
 
 
-def test_documents_name_the_profiles_and_exactly_the_calls_of_strict() -> None:
+def test_documents_name_profiles_and_strict_calls() -> None:
+    """The documents name the profiles and exactly the calls that `strict` needs."""
     text = (PROFILES.parents[1] / "SECURITY.md").read_text()
     assert "rlm_broker/profiles/seccomp.json" in text
     assert "rlm_broker/profiles/apparmor" in text

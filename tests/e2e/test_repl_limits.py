@@ -13,7 +13,7 @@ TAKES_100_MB = "x = bytearray(100 << 20); print(len(x) >> 20)"
 
 
 @LEVELS
-async def test_two_repls_of_a_sandbox_have_bounds_of_their_own(level: str) -> None:
+async def test_repls_of_a_sandbox_have_own_bounds(level: str) -> None:
     small = ReplLimits(memory_bytes=64 << 20, max_output_bytes=100, max_open_files=20, scratch_bytes=1 << 20)
     async with (
         Sandbox(isolation=level) as sandbox,
@@ -33,7 +33,7 @@ async def test_two_repls_of_a_sandbox_have_bounds_of_their_own(level: str) -> No
         assert (await wide.aexecute(writes)).status == "ok"
 
 
-async def test_template_gives_bounds_to_each_of_its_repls() -> None:
+async def test_template_bounds_hold_for_its_repls() -> None:
     small = ReplLimits(memory_bytes=64 << 20)
     async with (
         Sandbox(warm=0) as sandbox,
@@ -45,7 +45,7 @@ async def test_template_gives_bounds_to_each_of_its_repls() -> None:
         assert (await wide.aexecute(f"y; {TAKES_100_MB}")).stdout == "100\n"
 
 
-async def test_limits_of_time_and_restarts_are_the_repls_own() -> None:
+async def test_time_and_restart_limits_are_per_repl() -> None:
     own = ReplLimits(block_timeout_s=0.2, interrupt_grace_s=0.2, max_repl_restarts=0)
     async with Sandbox() as sandbox, sandbox.repl(limits=own) as repl:
         block = await repl.aexecute("while True: pass")
@@ -56,7 +56,8 @@ async def test_limits_of_time_and_restarts_are_the_repls_own() -> None:
             await repl.aexecute("1")
 
 
-async def test_ready_worker_is_taken_only_by_a_repl_of_equal_bounds() -> None:
+async def test_ready_worker_needs_equal_bounds() -> None:
+    """A ready worker is taken only by a REPL of equal bounds."""
     async with Sandbox(warm=1) as sandbox:
         pool = pool_of(sandbox)
         await until(lambda: pool.ready)
@@ -77,7 +78,8 @@ async def test_ready_worker_is_taken_only_by_a_repl_of_equal_bounds() -> None:
     assert living_below() == set()
 
 
-async def test_repls_with_other_bounds_do_not_make_the_pool_grow() -> None:
+async def test_pool_does_not_grow_for_other_bounds() -> None:
+    """REPLs with other bounds do not make the pool grow."""
     async with Sandbox() as sandbox:
         for _ in range(3):
             async with sandbox.repl(limits=ReplLimits(memory_bytes=64 << 20)) as repl:
@@ -86,13 +88,14 @@ async def test_repls_with_other_bounds_do_not_make_the_pool_grow() -> None:
         assert not pool_of(sandbox)._making
 
 
-async def test_restart_keeps_the_bounds_of_the_repl() -> None:
+async def test_restart_keeps_repl_bounds() -> None:
     async with Sandbox(warm=0) as sandbox, sandbox.repl(limits=ReplLimits(memory_bytes=64 << 20)) as repl:
         assert (await repl.aexecute("import os; os._exit(1)")).status == "killed"
         assert "MemoryError" in ((await repl.aexecute(TAKES_100_MB)).error or "")
 
 
-async def test_shared_context_is_forked_with_the_bounds_of_each_repl() -> None:
+async def test_shared_context_keeps_bounds_of_each_repl() -> None:
+    """A shared context is forked with the bounds of each REPL."""
     records = [{"number": number, "text": "x" * 200} for number in range(30_000)]
     async with Sandbox(isolation="strict") as sandbox:
         for _ in range(3):

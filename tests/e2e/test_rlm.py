@@ -31,7 +31,7 @@ def model(reply: Callable[[Messages], str]) -> FunctionClient:
     return FunctionClient(lambda messages: reply(messages), "function")
 
 
-def test_an_answer_goes_from_question_to_repl_and_back() -> None:
+def test_rlm_answers_a_question_through_its_repl() -> None:
     completion = RLM(scripted("```repl\nFINAL(len(context))\n```")).completion("x" * 1234, "How long is it?")
     assert completion.response == "1234"
     assert completion.iterations == 1
@@ -40,7 +40,8 @@ def test_an_answer_goes_from_question_to_repl_and_back() -> None:
     assert completion.usage_summary.model_usage_summaries["scripted"].total_calls == 1
 
 
-def test_what_a_block_printed_is_told_and_variables_persist_between_turns() -> None:
+def test_block_output_is_told_and_variables_persist() -> None:
+    """The model is told the output of a block, and variables persist between turns."""
     seen: list[str] = []
 
     def reply(messages: Messages) -> str:
@@ -53,7 +54,8 @@ def test_what_a_block_printed_is_told_and_variables_persist_between_turns() -> N
     assert "Question: How long?" in seen[1]
 
 
-def test_code_that_was_not_run_is_named_to_the_model_with_the_reason() -> None:
+def test_skipped_code_is_named_with_its_reason() -> None:
+    """Code that was not run is named to the model with the reason."""
     seen: list[str] = []
 
     def reply(messages: Messages) -> str:
@@ -64,7 +66,8 @@ def test_code_that_was_not_run_is_named_to_the_model_with_the_reason() -> None:
     assert "Not run:" in seen[1]
 
 
-def test_a_run_out_of_turns_asks_once_more_in_the_user_role() -> None:
+def test_run_out_of_turns_asks_once_more() -> None:
+    """A run out of turns asks once more, in the user role."""
     roles: list[str] = []
 
     def reply(messages: Messages) -> str:
@@ -75,7 +78,9 @@ def test_a_run_out_of_turns_asks_once_more_in_the_user_role() -> None:
     assert roles == ["user"] * 3
 
 
-def test_a_child_run_has_its_own_repl_and_a_deeper_query_is_a_plain_completion() -> None:
+def test_child_run_has_its_own_repl() -> None:
+    """A child run has its own REPL, and a deeper query is a plain completion."""
+
     def reply(messages: Messages) -> str:
         if "Question: How many" in messages[-1]["content"]:
             return "```repl\nsecret = 1\nFINAL(rlm_query('child, is secret defined?'))\n```"
@@ -88,7 +93,9 @@ def test_a_child_run_has_its_own_repl_and_a_deeper_query_is_a_plain_completion()
     assert [trace.depth for trace in completion.child_traces] == [1]
 
 
-def test_a_failed_slot_of_a_batch_leaves_the_others_alone() -> None:
+def test_failed_slot_leaves_its_batch_alone() -> None:
+    """A failed slot of a batch leaves the other slots alone."""
+
     def reply(messages: Messages) -> str:
         last = messages[-1]["content"]
         if "Question" in last:
@@ -101,19 +108,21 @@ def test_a_failed_slot_of_a_batch_leaves_the_others_alone() -> None:
     assert response == "['A', 'Error: function: RuntimeError: the provider is down', 'C']"
 
 
-def test_code_cannot_reach_a_model_that_it_may_not_name() -> None:
+def test_unnamed_model_is_out_of_reach() -> None:
+    """Code cannot reach a model that it may not name."""
     reply = "```repl\nFINAL(llm_query('hi', model='expensive'))\n```"
     response = RLM(scripted(reply), FunctionClient(lambda _: "cheap", "cheap")).completion("", "?").response
     assert response == "Error: code may not call model 'expensive'; allowed: cheap"
 
 
-def test_the_calls_of_a_tree_are_bounded() -> None:
+def test_tree_calls_are_bounded() -> None:
     with pytest.raises(LimitReached, match="max_llm_calls") as caught:
         RLM(model(lambda _: "thinking aloud"), limits=Limits(max_llm_calls=2)).completion("", "?")
     assert caught.value.partial_answer == "thinking aloud"
 
 
-def test_a_run_past_its_time_ends_with_its_partial_answer_and_leaves_nothing() -> None:
+def test_run_timeout_keeps_the_partial_answer() -> None:
+    """A run past its time ends with its partial answer and leaves no process."""
     for timeout_s in LONGER_AND_LONGER:
         client = ScriptedClient(["a first idea\n```repl\n1\n```", "```repl\nwhile True: pass\n```"])
         with pytest.raises(LimitReached, match="run_timeout_s") as caught:
@@ -124,7 +133,8 @@ def test_a_run_past_its_time_ends_with_its_partial_answer_and_leaves_nothing() -
     assert caught.value.partial_answer == "a first idea"  # code is no answer
 
 
-def test_events_tell_the_story_in_order_with_the_usage_of_each_call() -> None:
+def test_events_come_in_order_with_usage() -> None:
+    """The events of a run come in order, with the usage of each call."""
     events: list[Event] = []
     RLM(scripted("```repl\nllm_query('x')\n```", "sub answer", "FINAL(1)"), on_event=events.append).completion("c", "?")
     assert isinstance(events[0], RunStarted)
@@ -133,19 +143,19 @@ def test_events_tell_the_story_in_order_with_the_usage_of_each_call() -> None:
     assert [(call.call, call.depth) for call in calls] == [(1, 0), (2, 1), (3, 0)]
 
 
-def test_a_callback_that_raises_does_not_break_the_run() -> None:
+def test_callback_error_does_not_break_the_run() -> None:
     def broken(_: Event) -> None:
         raise RuntimeError("mine")
 
     assert RLM(scripted("FINAL(1)"), on_event=broken).completion("c", "?").response == "1"
 
 
-def test_one_rlm_answers_several_questions_on_what_it_keeps() -> None:
+def test_rlm_answers_several_questions() -> None:
     with RLM(model(lambda _: "```repl\nFINAL(context)\n```")) as rlm:
         assert [rlm.completion(text, "?").response for text in ("one", "two")] == ["one", "two"]
 
 
-async def test_the_async_form_runs_on_the_callers_loop() -> None:
+async def test_acompletion_runs_on_the_callers_loop() -> None:
     async def reply(_messages: Sequence[dict[str, Any]]) -> str:
         return "```repl\nFINAL(context)\n```"
 
@@ -153,7 +163,8 @@ async def test_the_async_form_runs_on_the_callers_loop() -> None:
         assert (await rlm.acompletion("text", "?")).response == "text"
 
 
-def test_the_offline_model_finds_a_fact_in_a_file_and_says_where(tmp_path: Path) -> None:
+def test_offline_model_finds_a_fact_in_file(tmp_path: Path) -> None:
+    """The offline model finds a fact in a file and says where it is."""
     log = tmp_path / "server.log"
     log.write_text("INFO all is well\n" * 2000 + "The custodian of the vault is Ada Quill.\n" + "INFO fine\n" * 2000)
     response = RLM("offline").completion(log, "Who is the custodian of the vault?").response or ""
@@ -169,7 +180,8 @@ def test_bad_input_is_refused_in_one_sentence() -> None:
         RLM("nonsense")
 
 
-async def test_a_run_can_be_followed_event_by_event_to_its_completion() -> None:
+async def test_stream_yields_events_then_the_completion() -> None:
+    """A run can be followed event by event to its completion."""
     code = "print('first', flush=True)\nllm_query('wait')\nprint('second')\nFINAL('done')"
     said = asyncio.Event()
 
@@ -191,7 +203,7 @@ async def test_a_run_can_be_followed_event_by_event_to_its_completion() -> None:
     assert seen[-1].response == "done"
 
 
-async def test_a_run_ends_when_its_follower_stops() -> None:
+async def test_stream_stopped_ends_its_run() -> None:
     before = living_below()
     async with contextlib.aclosing(RLM(ScriptedClient(["```repl\nwhile True: pass\n```"])).stream("c", "q")) as events:
         async for event in events:
@@ -200,14 +212,16 @@ async def test_a_run_ends_when_its_follower_stops() -> None:
     assert not living_below() - before
 
 
-async def test_an_error_of_a_run_that_is_followed_is_raised_at_its_end() -> None:
+async def test_stream_raises_the_error_at_its_end() -> None:
+    """The error of a run that is followed is raised at the end of its events."""
     events = RLM(ScriptedClient([ModelFailed("the provider is down")])).stream("c", "q")
     assert isinstance(await anext(events), RunStarted)
     with pytest.raises(ModelFailed, match="down"):
         [event async for event in events]
 
 
-def test_each_request_of_a_run_has_its_question_and_a_traceback_the_models_own_line() -> None:
+def test_requests_have_question_and_own_traceback_lines() -> None:
+    """Each request has the question, and a traceback has the lines of the model's own code."""
     client = ScriptedClient(
         [
             "```repl\nprint(len(context))\n```",
@@ -226,7 +240,7 @@ def test_each_request_of_a_run_has_its_question_and_a_traceback_the_models_own_l
     assert "sandbox_worker" not in seen
 
 
-def test_a_completion_says_how_long_it_took_in_all() -> None:
+def test_completion_has_its_total_time() -> None:
     started = time.perf_counter()
     completion = RLM(ScriptedClient(["```repl\nx = 1\n```", "FINAL(done)"])).completion("abc", "?")
     took_s = time.perf_counter() - started
@@ -234,12 +248,14 @@ def test_a_completion_says_how_long_it_took_in_all() -> None:
     assert 0 < blocks_s < completion.execution_time <= took_s
 
 
-def test_the_offline_model_gives_no_typed_answers_and_says_so_at_once() -> None:
+def test_offline_model_refuses_typed_answers() -> None:
+    """The offline model gives no typed answers and says so at once."""
     with pytest.raises(ConfigurationError, match="offline answers in text: leave out output_type"):
         RLM("offline").completion("a,b", "How many?", output_type=int)
 
 
-def test_an_answer_that_was_not_taken_is_not_said_to_be_missing() -> None:
+def test_refused_answer_is_not_called_missing() -> None:
+    """An answer that was refused is not reported as missing."""
     seen: list[str] = []
 
     def reply(messages: Messages) -> str:

@@ -36,12 +36,12 @@ def repl(sandbox: Sandbox) -> Iterator[SandboxedRepl]:
         yield opened
 
 
-def test_variables_persist_and_the_last_expression_is_shown(repl: SandboxedRepl) -> None:
+def test_block_keeps_variables_and_shows_last_expression(repl: SandboxedRepl) -> None:
     assert repl.execute("x = 41").status == "ok"
     assert repl.execute("x + 1").stdout == "42\n"
 
 
-def test_a_traceback_names_the_models_own_lines_and_no_other(repl: SandboxedRepl) -> None:
+def test_traceback_names_only_the_models_lines(repl: SandboxedRepl) -> None:
     block = repl.execute("def f():\n    return 1 / 0\nf()")
     assert block.status == "error"
     assert block.error == "ZeroDivisionError: division by zero"
@@ -49,17 +49,17 @@ def test_a_traceback_names_the_models_own_lines_and_no_other(repl: SandboxedRepl
     assert "sandbox_worker" not in block.stderr
 
 
-def test_a_syntax_error_is_an_outcome(repl: SandboxedRepl) -> None:
+def test_syntax_error_is_an_outcome(repl: SandboxedRepl) -> None:
     block = repl.execute("x = = 1")
     assert block.status == "error"
     assert "SyntaxError" in block.stderr
 
 
-def test_await_works_at_the_top_level(repl: SandboxedRepl) -> None:
+def test_await_works_at_top_level(repl: SandboxedRepl) -> None:
     assert repl.execute("import asyncio\nawait asyncio.sleep(0, 'done')").stdout == "'done'\n"
 
 
-def test_overwritten_names_are_back_in_the_next_block(repl: SandboxedRepl) -> None:
+def test_overwritten_names_return_in_next_block(repl: SandboxedRepl) -> None:
     repl.execute("context = llm_query = FINAL = answer = None")
     block = repl.execute("print(context, callable(llm_query), answer)\nFINAL(1)")
     assert block.stdout == "the context True {'content': '', 'ready': False}\n"
@@ -79,24 +79,27 @@ def test_overwritten_names_are_back_in_the_next_block(repl: SandboxedRepl) -> No
         "SUBMIT('the answer')",
     ],
 )
-def test_every_way_to_submit_is_taken(repl: SandboxedRepl, code: str) -> None:
+def test_submit_takes_every_form(repl: SandboxedRepl, code: str) -> None:
     assert repl.execute(code).final_answer == "the answer"
 
 
-def test_final_var_of_an_unknown_name_is_an_error_that_lists_the_variables(repl: SandboxedRepl) -> None:
+def test_final_var_lists_variables_if_unknown(repl: SandboxedRepl) -> None:
+    """`FINAL_VAR` of an unknown name is an error that lists the variables."""
     repl.execute("known = 1")
     block = repl.execute("FINAL_VAR('unknown')")
     assert block.final_answer is None
     assert "no variable 'unknown'; variables: known" in block.stderr
 
 
-def test_what_c_code_and_subprocesses_write_is_captured(repl: SandboxedRepl) -> None:
+def test_descriptor_output_of_subprocesses_is_captured(repl: SandboxedRepl) -> None:
+    """Output that C code and subprocesses write is captured."""
     block = repl.execute("import os, subprocess\nos.write(1, b'raw ')\nsubprocess.run(['echo', 'child'])\nNone")
     assert block.stdout == "raw child\n"
     assert repl.execute("print('next')").stdout == "next\n"
 
 
-def test_output_past_the_limit_keeps_head_and_tail_and_names_the_cut(repl: SandboxedRepl) -> None:
+def test_output_past_limit_keeps_head_and_tail(repl: SandboxedRepl) -> None:
+    """Output past the limit keeps its head and tail and names the cut."""
     block = repl.execute("for i in range(100_000): print(i)\nimport os\nNone")
     assert block.stdout.startswith("0\n1\n")
     assert block.stdout.endswith("99999\n")
@@ -104,7 +107,7 @@ def test_output_past_the_limit_keeps_head_and_tail_and_names_the_cut(repl: Sandb
     assert len(block.stdout) < 11_000
 
 
-def test_output_arrives_while_the_block_still_runs(repl: SandboxedRepl) -> None:
+def test_output_arrives_while_the_block_runs(repl: SandboxedRepl) -> None:
     async def scenario() -> None:
         seen = asyncio.Event()
         loop = asyncio.get_running_loop()
@@ -124,12 +127,12 @@ def test_output_arrives_while_the_block_still_runs(repl: SandboxedRepl) -> None:
     assert repl.execute("print(context)").stdout == "the context\n"
 
 
-def test_variables_survive_an_interrupt(repl: SandboxedRepl) -> None:
+def test_interrupt_keeps_variables(repl: SandboxedRepl) -> None:
     assert repl.execute("x = 41\nwhile True: pass", timeout_s=0.3).status == "interrupted"
     assert repl.execute("x + 1").stdout == "42\n"
 
 
-def test_after_a_kill_the_context_is_back_and_the_variables_are_gone() -> None:
+def test_kill_keeps_context_and_drops_variables() -> None:
     with Sandbox(Limits(interrupt_grace_s=0.2), warm=0) as sandbox, sandbox.repl("the context") as repl:
         block = repl.execute(f"x = 1\n{IGNORES_SIGINT}", timeout_s=0.3)
         assert block.status == "killed"
@@ -146,12 +149,13 @@ def test_after_a_kill_the_context_is_back_and_the_variables_are_gone() -> None:
         "import _thread; _thread.interrupt_main()",
     ],
 )
-def test_keyboard_interrupt_of_the_codes_own_is_an_ordinary_error(repl: SandboxedRepl, code: str) -> None:
+def test_keyboard_interrupt_of_code_is_an_error(repl: SandboxedRepl, code: str) -> None:
+    """A KeyboardInterrupt that code raises itself is an ordinary error."""
     block = repl.execute(code)
     assert (block.status, block.error, block.limit) == ("error", "KeyboardInterrupt", None)
 
 
-def test_an_interrupt_never_hits_the_next_block(repl: SandboxedRepl) -> None:
+def test_interrupt_never_hits_the_next_block(repl: SandboxedRepl) -> None:
     for _ in range(30):
         repl.execute("import time\nend = time.monotonic() + 0.02\nwhile time.monotonic() < end: pass", timeout_s=0.02)
         assert repl.execute("1").stdout == "1\n"
@@ -168,26 +172,27 @@ def test_an_interrupt_never_hits_the_next_block(repl: SandboxedRepl) -> None:
     ],
     ids=["exits", "crashes", "closes_its_connection", "scribbles_on_its_connection", "kills_itself"],
 )
-def test_a_repl_that_ends_itself_is_reported_and_replaced(repl: SandboxedRepl, code: str, reason: str) -> None:
+def test_repl_that_exits_is_replaced(repl: SandboxedRepl, code: str, reason: str) -> None:
     block = repl.execute(code)
     assert block.status == "killed"
     assert reason in (block.error or "")
     assert repl.execute("print(context)").stdout == "the context\n"
 
 
-def test_sys_exit_ends_the_block_and_not_the_repl(repl: SandboxedRepl) -> None:
+def test_sys_exit_ends_only_the_block(repl: SandboxedRepl) -> None:
     block = repl.execute("x = 1\nimport sys; sys.exit('bye')")
     assert (block.status, block.error, block.exit_code) == ("exited", "bye", 1)
     assert repl.execute("x").stdout == "1\n"
 
 
-def test_a_forked_child_that_falls_through_does_not_answer_for_its_parent(repl: SandboxedRepl) -> None:
+def test_forked_child_does_not_answer_for_parent(repl: SandboxedRepl) -> None:
+    """A forked child that leaves its block does not answer for its parent."""
     block = repl.execute("import os\npid = os.fork()\nif pid: os.waitpid(pid, 0)\nprint('parent' if pid else 'child')")
     assert "parent" in block.stdout
     assert repl.execute("'next'").stdout == "'next'\n"
 
 
-def test_a_repl_is_restarted_only_so_often() -> None:
+def test_repl_restart_count_is_bounded() -> None:
     limits = Limits(max_repl_restarts=1)
     with Sandbox(limits) as sandbox, sandbox.repl() as repl:
         assert repl.execute("import os; os._exit(1)").status == "killed"
@@ -196,7 +201,8 @@ def test_a_repl_is_restarted_only_so_often() -> None:
             repl.execute("1")
 
 
-def test_nothing_of_the_host_and_no_other_descriptor_is_inside(repl: SandboxedRepl) -> None:
+def test_host_environment_and_descriptors_stay_outside(repl: SandboxedRepl) -> None:
+    """The REPL has no variable of the host's environment and no further descriptor."""
     block = repl.execute("import os\nprint(sorted(os.environ))\nprint(len(os.listdir('/proc/self/fd')))")
     names, descriptors = block.stdout.splitlines()
     assert set(eval(names)) <= {
@@ -218,13 +224,14 @@ def test_nothing_of_the_host_and_no_other_descriptor_is_inside(repl: SandboxedRe
 
 
 @pytest.mark.skipif(not Path("/etc/fonts/fonts.conf").exists(), reason="fontconfig is not installed")
-def test_the_configuration_of_fonts_is_inside_and_read_only(repl: SandboxedRepl) -> None:
+def test_fonts_configuration_is_read_only(repl: SandboxedRepl) -> None:
     block = repl.execute("print(len(open('/etc/fonts/fonts.conf').read()) > 0)\nopen('/etc/fonts/new', 'w')")
     assert block.stdout == "True\n"
     assert (block.error or "").startswith(("OSError: [Errno 30]", "PermissionError: [Errno 13]"))
 
 
-def test_the_network_and_the_connection_lead_to_no_other_peer(repl: SandboxedRepl) -> None:
+def test_connection_leads_to_no_other_peer(repl: SandboxedRepl) -> None:
+    """The network and the connection lead to no other peer."""
     with socket.create_server(("127.0.0.1", 0)) as canary:
         address = canary.getsockname()
         for attempt in (
@@ -240,7 +247,7 @@ def test_the_network_and_the_connection_lead_to_no_other_peer(repl: SandboxedRep
             canary.accept()
 
 
-def test_a_sandbox_leaves_no_process_behind() -> None:
+def test_sandbox_leaves_no_process() -> None:
     before = living_below()
     with Sandbox() as sandbox, sandbox.repl() as repl:
         repl.execute("import os\nfor _ in range(5): os.fork() or (os.setsid(), __import__('time').sleep(1000))")
@@ -274,7 +281,8 @@ with Sandbox(Limits(), sys.argv[1]) as sandbox, sandbox.repl() as repl:
     ],
     ids=["sigkill", "sigkill_at_standard", "sigterm", "sigint", "exit", "abort", "exception"],
 )
-def test_an_orchestrator_that_ends_in_any_way_takes_everything_with_it(level: str, end: str) -> None:
+def test_orchestrator_end_ends_all_processes(level: str, end: str) -> None:
+    """An orchestrator that ends in any way takes all its processes with it."""
     with (
         subprocess.Popen(
             [sys.executable, "-c", ORCHESTRATOR, level, end],
@@ -300,7 +308,7 @@ def test_an_orchestrator_that_ends_in_any_way_takes_everything_with_it(level: st
     assert alive == []
 
 
-def test_a_dead_fork_server_is_noticed_and_replaced(tmp_path: Path) -> None:
+def test_fork_server_that_died_is_replaced(tmp_path: Path) -> None:
     del tmp_path
     with Sandbox() as sandbox:
         with sandbox.repl() as repl:
@@ -313,7 +321,8 @@ def test_a_dead_fork_server_is_noticed_and_replaced(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("level", ["strict", "standard"])
-def test_an_init_that_ended_between_two_blocks_is_replaced_with_the_context(level: str) -> None:
+def test_init_that_died_is_replaced_with_context(level: str) -> None:
+    """An init that ended between two blocks is replaced, with the context."""
     others = living_below()
     with Sandbox(Limits(interrupt_grace_s=0.1), level) as sandbox, sandbox.repl("the context") as repl:
         running = next(process for process in living_below() - others if not process.children())
@@ -323,7 +332,9 @@ def test_an_init_that_ended_between_two_blocks_is_replaced_with_the_context(leve
         assert repl.execute("print(context)").stdout == "the context\n"
 
 
-def test_until_its_first_block_a_repl_costs_no_cpu_time() -> None:
+def test_repl_before_first_block_costs_no_cpu() -> None:
+    """Until its first block a REPL costs no CPU time."""
+
     def switches() -> list[int]:
         return [process.num_ctx_switches().voluntary for process in started]
 
@@ -339,14 +350,15 @@ def test_until_its_first_block_a_repl_costs_no_cpu_time() -> None:
                 time.sleep(2.5 * SLOWEST_S)  # the watch would look every 10 ms, and ever more rarely
 
 
-def test_an_unknown_level_is_refused_with_the_ones_there_are() -> None:
+def test_unknown_level_is_refused_with_the_names() -> None:
+    """An unknown level is refused with the names of the levels."""
     with pytest.raises(
         ConfigurationError, match="no isolation level 'vault'; choose one of: auto, strict, standard, process"
     ):
         Sandbox(isolation="vault")
 
 
-def test_the_level_process_runs_code_and_warns() -> None:
+def test_level_process_runs_code_and_warns() -> None:
     with pytest.warns(UserWarning, match="not a security boundary"):
         unprotected = Sandbox(isolation="process")
     with unprotected, unprotected.repl("text") as repl:
@@ -355,7 +367,8 @@ def test_the_level_process_runs_code_and_warns() -> None:
         assert repl.execute("print(context)").stdout == "text\n"
 
 
-def test_answers_and_prompts_are_as_large_as_their_limits_and_no_larger(sandbox: Sandbox) -> None:
+def test_answers_and_prompts_keep_their_limits(sandbox: Sandbox) -> None:
+    """Answers and prompts are as large as their limits and no larger."""
     seen: list[int] = []
 
     async def answer(query: Query) -> list[Slot]:
@@ -385,7 +398,8 @@ GROUPS = {
 
 
 @pytest.mark.parametrize("child", GROUPS)
-def test_group_of_a_child_that_asked_for_a_session_is_not_the_repls(repl: SandboxedRepl, child: str) -> None:
+def test_child_session_is_not_the_repls(repl: SandboxedRepl, child: str) -> None:
+    """The process group of a child that asked for a session is not the REPL's."""
     if repl.isolation.level != "strict":
         pytest.skip("no processes at this level")
     code = (
@@ -396,7 +410,7 @@ def test_group_of_a_child_that_asked_for_a_session_is_not_the_repls(repl: Sandbo
     assert repl.execute(code).stdout == "-15\n"
 
 
-def test_subprocess_finds_this_python_and_its_packages(repl: SandboxedRepl) -> None:
+def test_subprocess_finds_this_python(repl: SandboxedRepl) -> None:
     if repl.isolation.level != "strict":
         pytest.skip("no processes at this level")
     code = (
@@ -432,7 +446,7 @@ atexit.register(sandbox.close)
 
 
 @pytest.mark.parametrize("level", ["strict", "standard", "process"])
-def test_sandbox_closed_at_exit_leaves_nothing_and_says_nothing(level: str, tmp_path: Path) -> None:
+def test_sandbox_closed_at_exit_is_silent(level: str, tmp_path: Path) -> None:
     tmp_path.chmod(0o755)
     command = [sys.executable, "-W", "ignore", "-c", CLOSES_AT_EXIT, level, str(tmp_path)]
     ended = subprocess.run(command, capture_output=True, text=True, timeout=100)
@@ -441,7 +455,7 @@ def test_sandbox_closed_at_exit_leaves_nothing_and_says_nothing(level: str, tmp_
 
 
 @pytest.mark.parametrize("level", ["strict", "standard"])
-def test_seed_gives_each_repl_the_same_numbers_and_orders(level: str) -> None:
+def test_seed_fixes_numbers_and_orders(level: str) -> None:
     code = (
         "print({word for word in 'alpha beta gamma delta epsilon zeta'.split()})\n"
         "import random, numpy\nprint(random.random(), numpy.random.rand())"
@@ -460,6 +474,6 @@ def test_seed_gives_each_repl_the_same_numbers_and_orders(level: str) -> None:
 
 
 @pytest.mark.parametrize("seed", [-1, 1 << 32, True, 1.5, "7"])
-def test_seed_that_is_none_is_refused(seed: object) -> None:
+def test_invalid_seed_is_refused(seed: object) -> None:
     with pytest.raises(ConfigurationError, match="seed must be an integer from 0 to 2"):
         Sandbox(seed=seed)  # type: ignore[arg-type]

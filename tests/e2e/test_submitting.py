@@ -37,7 +37,7 @@ def repl(sandbox: Sandbox) -> Iterator[SandboxedRepl]:
         yield opened
 
 
-def test_block_ends_where_it_submits(repl: SandboxedRepl) -> None:
+def test_submit_ends_its_block(repl: SandboxedRepl) -> None:
     block = repl.execute("try: SUBMIT([1, 2])\nexcept Exception: pass\nprint('after')", submit=True)
     assert (block.status, block.stdout, block.final_answer, block.final_value) == ("ok", "", "[1, 2]", [1, 2])
     block = repl.execute("SUBMIT(1)\nprint('after')")
@@ -64,7 +64,7 @@ def test_block_ends_where_it_submits(repl: SandboxedRepl) -> None:
         ({"any": Any}, "SUBMIT({1: b'x'})", {"any": {1: b"x"}}),
     ],
 )
-def test_fields_have_their_types(repl: SandboxedRepl, submit: dict[str, Any], code: str, value: Any) -> None:
+def test_submit_fields_have_types(repl: SandboxedRepl, submit: dict[str, Any], code: str, value: Any) -> None:
     block = repl.execute(f"{code}\nprint('after')", submit=submit)
     assert (block.status, block.error, block.stdout, block.final_value) == ("ok", None, "", value)
     assert block.final_value_problem is None
@@ -83,15 +83,15 @@ def test_fields_have_their_types(repl: SandboxedRepl, submit: dict[str, Any], co
         ({"text": str}, f"SUBMIT('x' * {MAX_SUBMIT_CHARS})", f"more than {MAX_SUBMIT_CHARS:,}"),
     ],
 )
-def test_code_is_told_what_is_wrong_and_can_go_on(
-    repl: SandboxedRepl, submit: dict[str, Any], code: str, problem: str
-) -> None:
+def test_submit_error_lets_code_go_on(repl: SandboxedRepl, submit: dict[str, Any], code: str, problem: str) -> None:
+    """Code is told the fault of its submission and can go on."""
     block = repl.execute(f"try:\n    {code}\nexcept TypeError as error:\n    print(error)", submit=submit)
     assert problem in block.stdout
     assert (block.status, block.final_answer, block.final_value) == ("ok", None, None)
 
 
-def test_what_a_repl_claims_without_a_check_is_no_submission(repl: SandboxedRepl) -> None:
+def test_submission_without_check_is_refused(repl: SandboxedRepl) -> None:
+    """A submission that a REPL claims without a check is no submission."""
     forge = (
         "import gc\n"
         "own = next(each for each in gc.get_objects() if type(each).__name__ == 'Submission')\n"
@@ -113,7 +113,7 @@ def test_what_a_repl_claims_without_a_check_is_no_submission(repl: SandboxedRepl
     [
         ("n", "submit must be True or a dict from field to type, such as {'answer': str}, not str"),
         ({}, "submit has no fields"),
-        ({"n": "Nope"}, "the field n: a type is given by itself, and not as the text 'Nope'"),
+        ({"n": "Nope"}, "the field n: give the type itself, not the text 'Nope'"),
         ({"n": list["Nope"]}, "the field n: pydantic cannot validate .* is not defined"),  # type: ignore[name-defined]  # noqa: F821
         ({"a b": int}, "a field cannot be called 'a b'"),
         ({1: int}, "a field cannot be called 1"),
@@ -121,7 +121,7 @@ def test_what_a_repl_claims_without_a_check_is_no_submission(repl: SandboxedRepl
         ({"n": {"type": "nonsense"}}, "the field n is not a JSON Schema"),
     ],
 )
-def test_submit_that_cannot_be_used_is_refused(repl: SandboxedRepl, submit: Any, problem: str) -> None:
+def test_unusable_submit_is_refused(repl: SandboxedRepl, submit: Any, problem: str) -> None:
     with pytest.raises(ConfigurationError, match=problem) as refused:
         repl.execute("x = 1", submit=submit)
     assert "\n" not in str(refused.value)
@@ -153,7 +153,7 @@ def test_names_of_tools_and_values_are_apart(repl: SandboxedRepl) -> None:
         repl.provide({"search": 1})
     with pytest.raises(ConfigurationError, match="a tool cannot be called 'a b'"):
         repl.set_tools(["a b"])
-    with pytest.raises(ConfigurationError, match="restore is a bool, and not int"):
+    with pytest.raises(ConfigurationError, match="restore must be a bool, not int"):
         repl.provide({"y": 1}, restore=1)  # type: ignore[arg-type]
     assert repl.execute("x, 'y' in globals(), callable(search)").stdout == "(1, False, True)\n"
 
@@ -167,7 +167,7 @@ def test_value_given_once_is_the_codes_own(repl: SandboxedRepl) -> None:
     assert repl.execute("rows, fixed").stdout == "([1], [1])\n"
 
 
-def test_closed_repl_takes_nothing(sandbox: Sandbox) -> None:
+def test_closed_repl_takes_no_tools_or_values(sandbox: Sandbox) -> None:
     with sandbox.repl() as repl:
         pass
     with pytest.raises(ReplClosed):
@@ -183,7 +183,8 @@ class Tree(pydantic.BaseModel):
     left: "Tree | None" = None
 
 
-def test_value_of_a_type_that_refers_to_itself_is_shallow(repl: SandboxedRepl) -> None:
+def test_recursive_type_limits_the_depth(repl: SandboxedRepl) -> None:
+    """A value of a type that refers to itself may be at most 14 levels deep."""
     code = "tree = None\nfor _ in range({}): tree = {{'left': tree}}\nSUBMIT(tree)"
     block = repl.execute(code.format(100), submit={"tree": Tree})
     assert "nested deeper than 14 levels, in a type that refers to itself" in (block.error or "")
@@ -192,7 +193,7 @@ def test_value_of_a_type_that_refers_to_itself_is_shallow(repl: SandboxedRepl) -
     assert repl.execute(deep, submit={"tree": dict[str, Any]}).status == "ok"
 
 
-def test_long_numbers_are_refused_before_they_cost_anything(repl: SandboxedRepl) -> None:
+def test_long_numbers_are_refused_early(repl: SandboxedRepl) -> None:
     block = repl.execute("SUBMIT(1 << 4_000_000)", submit={"n": decimal.Decimal})
     assert block.error == "TypeError: SUBMIT()['n'] is a number of more than 10,000 digits, which does not cross"
     forged = (
@@ -204,15 +205,15 @@ def test_long_numbers_are_refused_before_they_cost_anything(repl: SandboxedRepl)
     assert "an integer is too long" in repl.execute(forged, submit={"n": decimal.Decimal}).stdout
 
 
-def test_unique_items_are_found_in_one_go(repl: SandboxedRepl) -> None:
+def test_unique_items_are_found_in_linear_time(repl: SandboxedRepl) -> None:
     submit = {"rows": {"type": "array", "uniqueItems": True}}
     block = repl.execute("SUBMIT([{'n': number} for number in range(20_000)])", submit=submit)
     assert (block.status, block.error) == ("ok", None)
     block = repl.execute("SUBMIT([{'n': 1}, {'n': 1.0}, True, 1])", submit=submit)
-    assert "1 items are there already" in (block.error or "")
+    assert "1 items repeat earlier ones" in (block.error or "")
 
 
-def test_text_of_fields_is_that_of_what_was_checked(repl: SandboxedRepl) -> None:
+def test_field_text_is_of_the_checked_value(repl: SandboxedRepl) -> None:
     block = repl.execute("SUBMIT(n='7', day='2026-01-02')", submit={"n": int, "day": datetime.date})
     assert block.final_answer == '{"n": 7, "day": "2026-01-02"}'
     forge = (

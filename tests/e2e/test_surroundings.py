@@ -68,7 +68,7 @@ def test_strict_works_within(names: str) -> None:
 
 
 @needs_strict
-def test_denied_host_name_leaves_strict_without_that_layer() -> None:
+def test_strict_works_without_host_name_layer() -> None:
     strict = doctor("no-sethostname")["levels"]["strict"]
     assert strict["problem"] is None
     assert "host name" not in strict["layers"]
@@ -77,7 +77,7 @@ def test_denied_host_name_leaves_strict_without_that_layer() -> None:
 
 @needs_strict
 @pytest.mark.parametrize("names", ["cap-drop-all", "cap-no-kill"])
-def test_root_without_capabilities_gets_standard_and_is_told_what_gives_strict(names: str) -> None:
+def test_root_without_capabilities_gets_standard(names: str) -> None:
     """Its workers stay uid 0: one that became another user could be neither made nor killed."""
     report = doctor(f"public-python,{names}")
     assert report["auto"] == "standard", report["levels"]["standard"]["problem"]
@@ -89,7 +89,8 @@ def test_root_without_capabilities_gets_standard_and_is_told_what_gives_strict(n
 
 
 @pytest.mark.parametrize("names", ["cap-four", "cap-five"])
-def test_scratch_folder_of_standard_is_removed_whatever_capabilities_root_has(names: str) -> None:
+def test_standard_scratch_folder_is_always_removed(names: str) -> None:
+    """The scratch folder of `standard` is removed, whichever capabilities root has."""
     code = "import os\nos.mkdir('a', 0o700)\nos.mkdir('a/b', 0)\nopen('a/c', 'w').close()\nprint(os.getuid() > 0)"
     done = run(f"public-python,{names}", *BROKER, "exec", "--isolation", "standard", "-", code=code)
     assert (done.returncode, done.stderr) == (0, "")
@@ -105,7 +106,8 @@ def test_scratch_folder_of_standard_is_removed_whatever_capabilities_root_has(na
         ("no-userns", "namespaces", "sysctl user.max_user_namespaces"),
     ],
 )
-def test_standard_works_within_and_strict_names_what_gives_it(names: str, layer: str, remedy: str) -> None:
+def test_standard_works_where_strict_does_not(names: str, layer: str, remedy: str) -> None:
+    """`standard` works in the surrounding, and `strict` names what would give it."""
     report = doctor(names)
     assert report["auto"] == "standard", report["levels"]["standard"]["problem"]
     strict = report["levels"]["strict"]
@@ -129,7 +131,7 @@ def test_standard_works_within_and_strict_names_what_gives_it(names: str, layer:
         ("two-processes", "sandbox", "Raise the limit of processes"),
     ],
 )
-def test_no_level_works_within_and_one_sentence_says_why(names: str, kind: str, sentence: str) -> None:
+def test_auto_without_any_level_says_why(names: str, kind: str, sentence: str) -> None:
     report = doctor(names)
     assert report["auto"] is None
     assert report["levels"]["standard"]["kind"] == kind
@@ -137,7 +139,8 @@ def test_no_level_works_within_and_one_sentence_says_why(names: str, kind: str, 
 
 
 @pytest.mark.parametrize(("names", "words"), [("no-proc", "`mount -t proc proc /proc`"), ("no-tmp", "--tmpfs /tmp")])
-def test_exec_without_any_level_ends_with_4_and_one_line(names: str, words: str) -> None:
+def test_exec_without_level_exits_with_4(names: str, words: str) -> None:
+    """`exec` without any level ends with exit code 4 and one line."""
     done = run(names, *BROKER, "exec", "-", code="print(1)")
     assert (done.returncode, done.stdout) == (4, "")
     assert len(done.stderr.splitlines()) == 1
@@ -145,7 +148,7 @@ def test_exec_without_any_level_ends_with_4_and_one_line(names: str, words: str)
 
 
 @needs_strict
-def test_without_descriptors_no_level_can_be_had() -> None:
+def test_auto_without_descriptors_finds_no_level() -> None:
     report = doctor("few-files")
     assert "Too many open files" in report["levels"]["strict"]["problem"]
     assert report["auto"] is None
@@ -153,7 +156,7 @@ def test_without_descriptors_no_level_can_be_had() -> None:
 
 
 @needs_strict
-def test_doctor_and_auto_agree_where_the_machine_is_short_of_something(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_doctor_and_auto_agree_on_shortage(monkeypatch: pytest.MonkeyPatch) -> None:
     """`auto` goes on to a weaker level where a layer is missing, and not where the machine is short of something."""
     really_start = ForkServer.start
 
@@ -173,7 +176,8 @@ def test_doctor_and_auto_agree_where_the_machine_is_short_of_something(monkeypat
 
 
 @pytest.mark.parametrize(("names", "why"), [("closed-home", "Permission denied"), ("no-home", "this user has no home")])
-def test_home_that_cannot_be_read_has_no_settings_and_a_line_says_so(names: str, why: str) -> None:
+def test_unreadable_home_has_no_settings(names: str, why: str) -> None:
+    """A home that cannot be read has no settings, and a line says so."""
     done = run(names, *BROKER, "exec", "-", code="print(6 * 7)")
     assert (done.returncode, done.stdout) == (0, "42\n")
     (line,) = done.stderr.splitlines()
@@ -181,7 +185,7 @@ def test_home_that_cannot_be_read_has_no_settings_and_a_line_says_so(names: str,
     assert line.endswith(why)
 
 
-def test_trust_without_a_home_is_refused_in_one_sentence(tmp_path: Path) -> None:
+def test_trust_without_home_is_refused(tmp_path: Path) -> None:
     (tmp_path / "rlm-broker.toml").write_text("base_url = 'http://127.0.0.1:9'\n")
     tmp_path.chmod(0o755)
     program = f"import os, sys; os.chdir({str(tmp_path)!r}); os.execv({sys.executable!r}, {BROKER!r} + sys.argv[1:])"

@@ -27,7 +27,7 @@ def still_works() -> None:
     assert RLM(ScriptedClient(["FINAL(fine)"])).completion("c", "q").response == "fine"
 
 
-def test_an_async_tool_that_exits_ends_its_call_alone() -> None:
+def test_async_tool_that_exits_ends_its_call() -> None:
     async def t() -> None:
         sys.exit(3)
 
@@ -36,7 +36,7 @@ def test_an_async_tool_that_exits_ends_its_call_alone() -> None:
     still_works()
 
 
-def test_an_async_model_that_exits_is_a_failed_call() -> None:
+def test_async_model_that_exits_fails_its_call() -> None:
     async def model(_messages: list[dict[str, Any]]) -> str:
         sys.exit(3)
 
@@ -45,18 +45,19 @@ def test_an_async_model_that_exits_is_a_failed_call() -> None:
     still_works()
 
 
-def test_a_callback_that_exits_stops_nothing() -> None:
+def test_callback_that_exits_stops_nothing() -> None:
     done = RLM(ScriptedClient(["FINAL(1)"]), on_event=lambda _: sys.exit(1)).completion("c", "q")
     assert done.response == "1"
 
 
-def test_a_prompt_function_that_exits_ends_its_run_and_not_the_loop_that_all_share() -> None:
+def test_prompt_function_that_exits_ends_its_run() -> None:
+    """A prompt function that exits ends its run, and not the loop that all runs share."""
     with pytest.raises(SystemExit):
         RLM(ScriptedClient([]), system_prompt=lambda _: sys.exit(3)).completion("c", "q")
     still_works()
 
 
-def test_a_generator_is_no_result_and_is_not_run() -> None:
+def test_generator_is_refused_as_tool_result() -> None:
     def t() -> Iterator[int]:
         yield 1
         raise AssertionError("it is run")
@@ -65,7 +66,9 @@ def test_a_generator_is_no_result_and_is_not_run() -> None:
     assert done.response == "t(): its result is a generator, which does not cross: return a list"
 
 
-def test_a_timeout_of_the_tools_own_is_told_as_its_own() -> None:
+def test_tool_timeout_error_is_its_own() -> None:
+    """A `TimeoutError` that a tool raises is told as the tool's own."""
+
     def t() -> None:
         raise TimeoutError("the database did not answer")
 
@@ -73,7 +76,7 @@ def test_a_timeout_of_the_tools_own_is_told_as_its_own() -> None:
     assert (done.response or "").startswith("t() raised TimeoutError: the database did not answer")
 
 
-def test_paths_of_this_machine_do_not_reach_the_model() -> None:
+def test_host_paths_do_not_reach_the_model() -> None:
     def t() -> None:
         open("/home/somebody/private/file.txt")  # noqa: SIM115
 
@@ -82,7 +85,7 @@ def test_paths_of_this_machine_do_not_reach_the_model() -> None:
     assert "file.txt" in (done.response or "")
 
 
-def test_an_object_that_can_be_called_is_a_tool() -> None:
+def test_callable_object_is_a_tool() -> None:
     class Adder:
         def __call__(self, a: int = 1) -> int:
             return a + 1
@@ -90,7 +93,8 @@ def test_an_object_that_can_be_called_is_a_tool() -> None:
     assert RLM(ScriptedClient([block(CATCHES)]), tools={"t": Adder()}).completion("c", "q").response == "2"
 
 
-def test_hung_tools_of_one_rlm_leave_those_of_another_alone() -> None:
+def test_hung_tools_leave_other_rlms_alone() -> None:
+    """Hung tools of one `RLM` leave those of another alone."""
     stop = threading.Event()
     code = (
         "import threading\ndef ask():\n    try: hang()\n    except Exception: pass\n"
@@ -117,13 +121,16 @@ def _ask_shared(_number: int) -> str | None:
     return SHARED.completion("c", "q").response
 
 
-def test_what_was_made_and_used_before_a_fork_works_after_it() -> None:
+def test_rlm_used_before_a_fork_works_after() -> None:
+    """An `RLM` that was made and used before a fork works after the fork."""
     assert _ask_shared(0) == "7"
     with multiprocessing.get_context("fork").Pool(1) as pool:
         assert pool.map_async(_ask_shared, range(2)).get(WAIT_S) == ["7", "7"]
 
 
-def test_a_child_that_fails_in_the_users_code_leaves_its_siblings_alone() -> None:
+def test_failing_child_leaves_its_siblings_alone() -> None:
+    """A child that fails in the user's code leaves its siblings alone."""
+
     def handler(run: str, _depth: int, ours: QueryHandler) -> QueryHandler:
         if run == "1.2":
             raise ValueError("boom")
@@ -135,7 +142,7 @@ def test_a_child_that_fails_in_the_users_code_leaves_its_siblings_alone() -> Non
     assert done.response == "['fine', 'Error: ValueError: boom', 'fine']"
 
 
-def test_calls_that_were_never_sent_are_not_counted() -> None:
+def test_unsent_calls_are_not_counted() -> None:
     async def model(messages: list[dict[str, Any]]) -> str:
         if messages[-1]["content"].startswith("p"):
             await for_ever()
@@ -147,13 +154,15 @@ def test_calls_that_were_never_sent_are_not_counted() -> None:
 
 @pytest.mark.parametrize("replies", [["hm", " ", " ", " "], ["I think it is 5.", "perhaps", "who knows", "no"]])
 @pytest.mark.parametrize("max_depth", [0, 1])
-def test_an_answer_of_no_type_is_never_taken_for_one_of_it(replies: list[str], max_depth: int) -> None:
+def test_answer_of_wrong_type_is_never_taken(replies: list[str], max_depth: int) -> None:
+    """An answer that is not of the wanted type is never taken for one."""
     limits = Limits(max_iterations=1, max_depth=max_depth)
     with pytest.raises(OutputInvalid):
         RLM(ScriptedClient(replies), limits=limits).completion("c", "q", output_type=int)
 
 
-def test_what_a_block_printed_is_seen_though_its_answer_is_refused() -> None:
+def test_block_output_is_told_beside_refused_answer() -> None:
+    """The model sees the output of a block although its answer is refused."""
     client = ScriptedClient([block("print('important')\nFINAL('x')"), "FINAL(5)"])
     assert RLM(client).completion("c", "q", output_type=int).parsed == 5
     told = str(client.requests[1].messages[-1].content)
@@ -161,13 +170,14 @@ def test_what_a_block_printed_is_seen_though_its_answer_is_refused() -> None:
     assert "Your answer is not of the type that is wanted" in told
 
 
-def test_a_persistent_rlm_has_its_restarts_anew_for_each_question() -> None:
+def test_persistent_rlm_renews_restarts_per_question() -> None:
+    """A persistent `RLM` has its restarts anew for each question."""
     replies = [reply for _ in range(4) for reply in (block("import os; os._exit(1)"), "FINAL(on)")]
     with RLM(ScriptedClient(replies), persistent=True, limits=Limits(max_repl_restarts=1)) as rlm:
         assert [rlm.completion("c", "q").response for _ in range(4)] == ["on"] * 4
 
 
-def test_many_contexts_and_long_histories_spoil_no_later_question() -> None:
+def test_long_histories_spoil_no_later_question() -> None:
     script = [block("print('x' * 30_000)\nFINAL(1)")] * 4 + [
         block("import os; os._exit(1)"),
         block("FINAL(context_3[:3])"),
@@ -179,13 +189,15 @@ def test_many_contexts_and_long_histories_spoil_no_later_question() -> None:
         assert rlm.completion("small", "q").response == "abc"
 
 
-def test_a_value_too_large_for_a_message_is_refused_with_the_reason() -> None:
+def test_value_too_large_is_refused_with_reason() -> None:
+    """A value too large for a message is refused with the reason."""
     rlm = RLM(ScriptedClient([]), limits=Limits(max_frame_bytes=1 << 16), tools={"BIG": "x" * (1 << 17)})
     with pytest.raises(ConfigurationError, match="the value BIG is too large for a message to a REPL"):
         rlm.completion("c", "q")
 
 
-def test_closing_a_persistent_rlm_while_it_answers_is_an_error_of_ours() -> None:
+def test_close_while_answering_is_a_clear_error() -> None:
+    """Closing a persistent `RLM` while it answers is an error of this package."""
     runs = threading.Event()
 
     def model(messages: list[dict[str, Any]]) -> str:

@@ -9,7 +9,7 @@ from rlm_broker.sandbox.sandbox import Sandbox
 from tests.support.processes import living_below
 
 
-def test_a_run_asks_and_answers_on_uvloop() -> None:
+def test_run_works_on_uvloop() -> None:
     async def ask() -> object:
         client = ScriptedClient(["```repl\nprint(FINAL(llm_query('what?')))\n```", "this"])
         async with RLM(client) as rlm:
@@ -18,7 +18,9 @@ def test_a_run_asks_and_answers_on_uvloop() -> None:
     assert uvloop.run(ask()) == "this"
 
 
-def test_a_block_is_interrupted_and_a_killed_repl_replaced_on_uvloop() -> None:
+def test_interrupt_and_kill_work_on_uvloop() -> None:
+    """A block is interrupted and a killed REPL is replaced on uvloop."""
+
     async def run() -> list[object]:
         async with Sandbox(Limits(interrupt_grace_s=0.2)) as sandbox, sandbox.repl("x" * 200_000) as repl:
             blocks = [

@@ -68,7 +68,8 @@ def repl(sandbox: Sandbox) -> Iterator[SandboxedRepl]:
 # -- into a REPL -----------------------------------------------------------------------------------------------------
 
 
-def test_values_of_a_repl_arrive_as_they_are_and_come_back(sandbox: Sandbox) -> None:
+def test_values_cross_both_ways_unchanged(sandbox: Sandbox) -> None:
+    """The values of a REPL arrive unchanged, and come back unchanged."""
     with sandbox.repl(values={"X": CROSSES}) as repl:
         assert repl.execute("X", value=True).value == CROSSES
         repl.provide({"Y": tuple(CROSSES), "N": float("nan")})
@@ -79,7 +80,8 @@ def test_values_of_a_repl_arrive_as_they_are_and_come_back(sandbox: Sandbox) -> 
 
 
 @pytest.mark.parametrize(("code", "why"), REFUSED)
-def test_a_value_that_does_not_cross_is_refused_with_its_place(sandbox: Sandbox, code: str, why: str) -> None:
+def test_value_that_does_not_cross_is_refused(sandbox: Sandbox, code: str, why: str) -> None:
+    """A value that does not cross is refused with its place."""
     value = {"a": [eval(code)]}
     with pytest.raises(ConfigurationError) as refused:
         sandbox.repl(values={"X": value})
@@ -90,7 +92,8 @@ def test_a_value_that_does_not_cross_is_refused_with_its_place(sandbox: Sandbox,
         RLM(ScriptedClient([]), tools={"X": value})
 
 
-def test_a_value_whose_package_is_missing_is_the_error_of_its_block(repl: SandboxedRepl) -> None:
+def test_value_without_its_package_fails_its_block(repl: SandboxedRepl) -> None:
+    """A value whose package is missing is the error of its block."""
     repl.execute("import sys; sys.modules['numpy'] = None")
     repl.provide({"X": numpy.arange(3)})
     block = repl.execute("print('ran')")
@@ -106,7 +109,7 @@ def run_with_tools(code: str, **tools: Any) -> str:
     return str(RLM(lambda _messages: f"```repl\n{code}\n```", tools=tools).completion("c", "q").response)
 
 
-def test_arguments_and_results_of_tools_arrive_as_they_are() -> None:
+def test_tool_arguments_and_results_cross_unchanged() -> None:
     seen: list[Any] = []
 
     def echo(value: Any, **more: Any) -> Any:
@@ -118,7 +121,9 @@ def test_arguments_and_results_of_tools_arrive_as_they_are() -> None:
     assert seen == [(CROSSES, {"more": (1, {2})})]
 
 
-def test_an_array_may_be_an_annotated_argument_of_a_tool() -> None:
+def test_array_is_a_typed_tool_argument() -> None:
+    """An array may be an annotated argument of a tool."""
+
     def mean(values: numpy.ndarray) -> float:
         return float(values.mean())
 
@@ -127,24 +132,27 @@ def test_an_array_may_be_an_annotated_argument_of_a_tool() -> None:
 
 
 @pytest.mark.parametrize(("code", "why"), REFUSED)
-def test_a_result_that_does_not_cross_is_an_error_with_its_place(code: str, why: str) -> None:
+def test_tool_result_that_does_not_cross_fails(code: str, why: str) -> None:
+    """A result that does not cross is an error with its place."""
     told = run_with_tools("try: bad()\nexcept RuntimeError as error: FINAL(error)", bad=lambda: {"a": [eval(code)]})
     assert told.startswith(f"bad(): its result['a'][0] {why}")
 
 
 @pytest.mark.parametrize(("code", "why"), REFUSED)
-def test_an_argument_that_does_not_cross_is_a_type_error_with_its_place(code: str, why: str) -> None:
+def test_tool_argument_that_does_not_cross_fails(code: str, why: str) -> None:
+    """An argument that does not cross is a `TypeError` with its place."""
     for argument, place in ((f"[1, {code}]", "args[0][1]"), (f"x={{'a': {code}}}", "kwargs['x']['a']")):
         told = run_with_tools(f"try: echo({argument})\nexcept TypeError as error: FINAL(error)", echo=lambda x: x)
         assert told == f"echo(): {place} {why}"
 
 
-def test_an_argument_that_contains_itself_is_a_type_error() -> None:
+def test_recursive_tool_argument_is_a_type_error() -> None:
     code = "a = [1]\na.append(a)\ntry: echo(a)\nexcept TypeError as error: FINAL(error)"
     assert run_with_tools(code, echo=lambda x: x) == "echo(): args[0][1] contains itself"
 
 
-def test_models_and_dataclasses_become_dicts_and_what_is_in_them_is_looked_at() -> None:
+def test_models_and_dataclasses_become_dicts() -> None:
+    """Models and dataclasses become dicts, and their fields are checked."""
     code = "FINAL(repr([ONE, one(), many()]))"
     given = {"ONE": Point(1.5, ["a"]), "one": lambda: Person(name="Ada", born=None), "many": lambda: [Point(0, [])]}
     assert run_with_tools(code, **given) == repr(
@@ -155,7 +163,8 @@ def test_models_and_dataclasses_become_dicts_and_what_is_in_them_is_looked_at() 
     assert told == "one(): its result['born'] is a lock, which does not cross"
 
 
-def test_a_result_of_a_subclass_is_of_the_built_in_class() -> None:
+def test_tool_result_subclass_becomes_its_base() -> None:
+    """A result of a subclass arrives as the built-in class."""
     code = "FINAL(repr(count()))"
     assert run_with_tools(code, count=lambda: collections.Counter("aab")) == "{'a': 2, 'b': 1}"
 
@@ -175,13 +184,13 @@ def test_a_result_of_a_subclass_is_of_the_built_in_class() -> None:
         ("for _ in range(3): _", None),
     ],
 )
-def test_the_value_of_a_block_is_that_of_its_last_expression(repl: SandboxedRepl, code: str, value: Any) -> None:
+def test_block_value_is_its_last_expression(repl: SandboxedRepl, code: str, value: Any) -> None:
     block = repl.execute(code, value=True)
     assert (block.status, block.value, block.value_problem) == ("ok", value, None)
     assert repl.execute(code).value is None
 
 
-def test_a_block_that_fails_has_no_value(repl: SandboxedRepl) -> None:
+def test_failed_block_has_no_value(repl: SandboxedRepl) -> None:
     block = repl.execute("1 / 0", value=True)
     assert (block.status, block.value, block.value_problem) == ("error", None, None)
 
@@ -201,7 +210,8 @@ def test_a_block_that_fails_has_no_value(repl: SandboxedRepl) -> None:
         ("a = [1]\nwhile len(a) < 3: a.append(a)\na", "the value[1] contains itself"),
     ],
 )
-def test_a_value_that_cannot_come_says_why_and_the_rest_is_there(repl: SandboxedRepl, code: str, why: str) -> None:
+def test_value_that_cannot_come_says_why(repl: SandboxedRepl, code: str, why: str) -> None:
+    """A value that cannot come says why, and the rest of the block is there."""
     block = repl.execute(f"print('before')\nFINAL('final')\n{code}", value=True)
     assert (block.status, block.value, block.final_answer) == ("ok", None, "final")
     assert block.stdout.startswith("before\n")
@@ -242,14 +252,14 @@ async def test_get_and_value_are_there_for_await() -> None:
         (("wide",), ValueUnavailable, "wide has more than 1,048,576 values"),
         (("f",), ValueUnavailable, r"f\['a'\] is a function, which does not cross"),
         (("llm_query",), ValueUnavailable, "llm_query is a method, which does not cross"),
-        (("n; import os",), ConfigurationError, "there can be no variable 'n; import os'"),
-        (("",), ConfigurationError, "there can be no variable ''"),
-        (("n.real",), ConfigurationError, "there can be no variable 'n.real'"),
-        ((5,), ConfigurationError, "there can be no variable 5"),
+        (("n; import os",), ConfigurationError, "no variable can be called 'n; import os'"),
+        (("",), ConfigurationError, "no variable can be called ''"),
+        (("n.real",), ConfigurationError, "no variable can be called 'n.real'"),
+        ((5,), ConfigurationError, "no variable can be called 5"),
         ((), ConfigurationError, r"get\(\) takes names of variables"),
     ],
 )
-def test_what_get_cannot_return_is_one_error(
+def test_get_fails_with_one_error(
     repl: SandboxedRepl, names: tuple[Any, ...], error: type[Exception], why: str
 ) -> None:
     repl.execute("n = 1\nf = {'a': lambda: 1}\nwide = [1]\nfor _ in range(99): wide = [wide, wide]")
@@ -258,7 +268,8 @@ def test_what_get_cannot_return_is_one_error(
     assert repl.get("n") == 1
 
 
-def test_get_after_a_kill_says_that_the_variable_is_gone(repl: SandboxedRepl) -> None:
+def test_get_after_a_kill_names_the_variable(repl: SandboxedRepl) -> None:
+    """`get` after a kill says that the variable is gone."""
     repl.execute("n = 1")
     repl.execute("import os; os._exit(1)")
     with pytest.raises(ValueUnavailable, match="there is no variable 'n'"):
@@ -279,14 +290,13 @@ def test_get_after_a_kill_says_that_the_variable_is_gone(repl: SandboxedRepl) ->
         ("1", None, None),
     ],
 )
-def test_what_was_submitted_is_there_as_text_and_as_value(
-    repl: SandboxedRepl, code: str, text: str | None, value: Any
-) -> None:
+def test_submission_has_text_and_value(repl: SandboxedRepl, code: str, text: str | None, value: Any) -> None:
     block = repl.execute(code)
     assert (block.final_answer, block.final_value, block.final_value_problem) == (text, value, None)
 
 
-def test_a_submitted_value_that_does_not_cross_says_why_and_its_text_is_there(repl: SandboxedRepl) -> None:
+def test_submission_that_does_not_cross_keeps_text(repl: SandboxedRepl) -> None:
+    """A submitted value that does not cross says why, and its text is there."""
     block = repl.execute("FINAL({'a': print})")
     assert (block.final_answer, block.final_value) == ("{'a': <built-in function print>}", None)
     assert block.final_value_problem == "the final answer['a'] is a builtin_function_or_method, which does not cross"
@@ -295,14 +305,15 @@ def test_a_submitted_value_that_does_not_cross_says_why_and_its_text_is_there(re
     assert str(block.final_value_problem).startswith("the final value is too large: frame of ")
 
 
-def test_a_value_and_a_final_value_that_do_not_fit_together_cost_only_what_does_not_fit(repl: SandboxedRepl) -> None:
+def test_value_and_final_value_share_the_frame(repl: SandboxedRepl) -> None:
+    """If value and final value do not fit together, only the one that does not fit is lost."""
     block = repl.execute("FINAL([1.5] * 600_000)\n'y' * (1 << 20)", value=True)
     assert (block.status, block.value) == ("ok", "y" * (1 << 20))
     assert block.final_value is None
     assert "too large" in str(block.final_value_problem)
 
 
-def test_replaced_builtins_give_a_value_or_a_reason(repl: SandboxedRepl) -> None:
+def test_replaced_builtins_give_value_or_reason(repl: SandboxedRepl) -> None:
     for name in ("type", "set", "len", "map", "isinstance", "str", "list", "dict"):
         repl.execute("n = {'a': [1, (2,)]}")
         repl.execute(f"import builtins\nkept = builtins.{name}\nbuiltins.{name} = None")
@@ -313,7 +324,7 @@ def test_replaced_builtins_give_a_value_or_a_reason(repl: SandboxedRepl) -> None
     assert repl.get("n") == 1
 
 
-def test_nan_comes_out_of_a_run_in_a_trajectory() -> None:
+def test_nan_reaches_the_trajectory() -> None:
     done = RLM(lambda _messages: "```repl\nFINAL((float('nan'), {1}))\n```").completion("c", "q")
     value = done.trajectory[-1].blocks[-1].final_value
     assert type(value) is tuple
@@ -321,7 +332,7 @@ def test_nan_comes_out_of_a_run_in_a_trajectory() -> None:
     assert value[1] == {1}
 
 
-def test_a_table_crosses_both_ways_and_as_an_argument(sandbox: Sandbox) -> None:
+def test_table_crosses_both_ways(sandbox: Sandbox) -> None:
     table = pandas.DataFrame({"name": ["Ada", "Alan"], "born": [1815, 1912]}, index=["a", "b"])
     with sandbox.repl(values={"table": table}) as repl:
         repl.execute("old = table[table.born < 1900]")
@@ -331,9 +342,10 @@ def test_a_table_crosses_both_ways_and_as_an_argument(sandbox: Sandbox) -> None:
 
 
 @pytest.mark.parametrize("value", [1, None, "yes"])
-def test_value_that_is_no_bool_is_refused_and_the_repl_lives_on(sandbox: Sandbox, value: Any) -> None:
+def test_value_flag_must_be_a_bool(sandbox: Sandbox, value: Any) -> None:
+    """A `value` that is no bool is refused, and the REPL lives on."""
     with sandbox.repl() as repl:
         repl.execute("x = 1")
-        with pytest.raises(ConfigurationError, match="value is a bool, and not"):
+        with pytest.raises(ConfigurationError, match="value must be a bool, not"):
             repl.execute("x", value=value)
         assert repl.execute("x").stdout == "1\n"

@@ -1,4 +1,4 @@
-"""Nothing that is given is ignored: of any two arguments, both have an effect, or they are refused together."""
+"""Pairs of arguments: both have an effect, or they are refused together. No argument is silently ignored."""
 
 from collections.abc import Callable
 from itertools import combinations
@@ -62,7 +62,7 @@ GIVEN: dict[str, tuple[str, Callable[[Path], Any]]] = {
     "packages": ("packages", lambda _: ["six"]),
     "verbose": ("verbose", lambda _: True),
 }
-"""Name of a way to give an argument -> the argument, and what makes its value."""
+"""Maps the name of a way to give an argument to the argument and to the function that makes its value."""
 REFUSED = {
     "handler": "model sub_model models Models routes model_policy cache replay",
     "replay": "model sub_model models Models routes model_policy cache seed Sandbox",
@@ -75,7 +75,7 @@ REFUSED = {
     "Instructions": "system_prompt prompt_profile user_prologue",
     "system_prompt": "prompt_profile",
 }
-"""Of these pairs one argument decides what the other says."""
+"""Pairs in which one argument decides what the other sets, so that they must be refused together."""
 
 
 @pytest.fixture(scope="module")

@@ -1,4 +1,4 @@
-"""Under which names a context and a question are given."""
+"""The names under which a context and a question can be given, and the limits of one run."""
 
 import asyncio
 from collections.abc import Callable
@@ -18,8 +18,8 @@ WAYS: list[tuple[tuple[Any, ...], dict[str, Any]]] = [
 REFUSED: list[tuple[tuple[Any, ...], dict[str, Any], str]] = [
     ((), {}, "there is no context"),
     ((), {"question": "What?"}, "there is no context"),
-    (("text",), {"context": "text"}, "give the context once: it is prompt or context"),
-    (("text", "What?"), {"question": "What?"}, "give the question once: it is root_prompt or question"),
+    (("text",), {"context": "text"}, "give the context once, as prompt or as context"),
+    (("text", "What?"), {"question": "What?"}, "give the question once, as root_prompt or as question"),
 ]
 
 
@@ -126,11 +126,11 @@ async def test_time_holds_for_one_run_beside_other_limits(ask: Callable[..., Any
 @pytest.mark.parametrize(
     ("named", "why"),
     [
-        ({"timeout_s": 5, "limits": Limits(run_timeout_s=5)}, "give the run's time once: it is timeout_s or"),
+        ({"timeout_s": 5, "limits": Limits(run_timeout_s=5)}, "give the run's time once, as timeout_s or"),
         ({"timeout_s": 0}, "limit run_timeout_s = 0: input should be greater than 0"),
-        ({"timeout_s": "5"}, "timeout_s is an int or float, and not str"),
-        ({"limits": {"max_depth": 1}}, "limits is a Limits, and not dict"),
-        ({"model": 5}, "a model is a name, a Model, a client or a function, and not int"),
+        ({"timeout_s": "5"}, "timeout_s must be an int or float, not str"),
+        ({"limits": {"max_depth": 1}}, "limits must be a Limits, not dict"),
+        ({"model": 5}, "a model must be a name, a Model, a client or a function, not int"),
     ],
 )
 async def test_what_cannot_hold_for_one_run_is_refused(ask: Callable[..., Any], named: Any, why: str) -> None:

@@ -1,4 +1,4 @@
-"""A display as notebooks, servers and people take it. (How it gets here: `e2e/test_displays.py`.)"""
+"""A display as notebooks, servers and people read it. `e2e/test_displays.py` has its way from a block."""
 
 import base64
 import copy

@@ -1,4 +1,4 @@
-"""What `RLM` takes: objects, their short forms, and what is refused with the way to say it."""
+"""Arguments of `RLM`: objects, their short forms, and refused ones with the way to give them."""
 
 import re
 from pathlib import Path

@@ -1,3 +1,5 @@
+"""Limits: their defaults, their ranges, and the words that refuse a wrong value."""
+
 import pytest
 from pydantic import ValidationError
 

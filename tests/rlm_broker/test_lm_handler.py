@@ -1,4 +1,4 @@
-"""A handler that answers the REPLs of anybody's loop."""
+"""A handler that answers the REPLs of a loop that is the user's own."""
 
 import asyncio
 import logging
@@ -126,7 +126,7 @@ async def test_depth_decides_which_model_answers() -> None:
 @pytest.mark.parametrize(
     ("given", "why"),
     [
-        ({"limits": 5}, "limits is a Limits, and not int"),
+        ({"limits": 5}, "limits must be a Limits, not int"),
         ({"depth": 0}, "depth must be an integer of 1 or more"),
         ({"depth": True}, "not True"),
         ({"tools": 5}, "tools must be a dict"),
@@ -148,7 +148,7 @@ def test_closed_handler_answers_nothing() -> None:
 
 
 def test_budget_is_made_of_limits() -> None:
-    with pytest.raises(ConfigurationError, match="limits is a Limits, and not int"):
+    with pytest.raises(ConfigurationError, match="limits must be a Limits, not int"):
         Budget(5)  # type: ignore[arg-type]
 
 

@@ -1,4 +1,4 @@
-"""What a REPL can be given under which name, and text that no message can hold."""
+"""Names of a REPL's tools and values, and text that no message can hold."""
 
 from pathlib import Path
 from typing import Any
@@ -34,7 +34,7 @@ def test_path_inside_a_context_is_refused_also_behind_what_is_not_plain() -> Non
 
 @pytest.mark.parametrize("names", [(), ("two words",), ("a", 5), ("class",), ("",)])
 def test_what_can_be_no_variable_is_refused(names: tuple[object, ...]) -> None:
-    with pytest.raises(ConfigurationError, match=r"there can be no variable|get\(\) takes names"):
+    with pytest.raises(ConfigurationError, match=r"no variable can be called|get\(\) takes names"):
         require_variables(names)
 
 
@@ -53,9 +53,9 @@ def test_a_name_that_a_repl_has_is_refused(name: str) -> None:
         ({"values": {"context_1": 3}}, "a value cannot be called 'context_1': that name is taken"),
         ({"values": {"print": 3}}, "a value cannot be called 'print': that name is taken"),
         ({"tools": ["FINAL"]}, "a tool cannot be called 'FINAL': that name is taken in a REPL"),
-        ({"values": [1]}, "values are a dict from name to value, and not list"),
-        ({"tools": "look_up"}, "tools are names of functions, as a list"),
-        ({"tools": [print]}, "tools are names of functions, as a list"),
+        ({"values": [1]}, "values must be a dict from name to value, not list"),
+        ({"tools": "look_up"}, "tools must be a list of names of functions"),
+        ({"tools": [print]}, "tools must be a list of names of functions"),
     ],
 )
 def test_what_a_repl_cannot_be_given_is_refused_at_once(given: dict[str, Any], why: str) -> None:

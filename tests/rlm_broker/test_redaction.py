@@ -1,4 +1,4 @@
-"""Which texts count as secrets, and that none of them is left."""
+"""Texts that count as secrets, and that none of them is left."""
 
 import re
 import time
@@ -100,7 +100,7 @@ TOKENS = [
     f"-----BEGIN RSA PRIVATE KEY-----\\nProc-Type: 4,ENCRYPTED\\n\\n{BODY}\\n-----END RSA PRIVATE KEY-----",
     f"-----BEGIN PGP PRIVATE KEY BLOCK-----\n\n{BODY}\n=abcd\n-----END PGP PRIVATE KEY BLOCK-----",
 ]
-"""Each a secret as a whole, wherever it stands."""
+"""Texts that are a secret as a whole, at any place."""
 
 
 @pytest.mark.parametrize("token", TOKENS)

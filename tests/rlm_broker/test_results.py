@@ -1,4 +1,4 @@
-"""Usage, and the sum of many; what a run returns, as one line and as JSON."""
+"""Usage and the sum of many; the outcome of a run as one line and as JSON."""
 
 import dataclasses
 import datetime

@@ -1,3 +1,5 @@
+"""Amounts with units: sizes and times."""
+
 import pytest
 
 from rlm_broker.units import accepted, amount, in_bytes, in_seconds

@@ -1,4 +1,4 @@
-"""The same for the Python API: wrong kinds are refused where they are given."""
+"""Wrong use of the Python API: values of wrong types are refused where they are given."""
 
 import asyncio
 import multiprocessing
@@ -27,14 +27,14 @@ ANSWERS = "```repl\nFINAL(context)\n```"
 @pytest.mark.parametrize(
     ("given", "why"),
     [
-        ({"model": 42}, "a model is a name, a Model, a client or a function, and not int"),
+        ({"model": 42}, "a model must be a name, a Model, a client or a function, not int"),
         ({"model": ""}, "name is empty"),
-        ({"model": "offline", "limits": {"max_depth": 2}}, "limits is a Limits, and not dict"),
+        ({"model": "offline", "limits": {"max_depth": 2}}, "limits must be a Limits, not dict"),
         ({"on_event": 5}, "on_event is a plain function"),
         ({"on_event": asyncio.sleep}, "never awaited"),
-        ({"handler": "x"}, "handler is a LMHandler, and not str"),
+        ({"handler": "x"}, "handler must be a LMHandler, not str"),
         ({"sandbox": "x"}, "no isolation level 'x'"),
-        ({"models": ["offline"]}, "models is a dict from name to model, or a Models, not ['offline']"),
+        ({"models": ["offline"]}, "models must be a dict from name to model, or a Models, not ['offline']"),
         ({"tools": [asyncio.sleep]}, "tools must be a dict from name to function, not list: give {'sleep': sleep}"),
         ({"sub_tools": "search"}, "tools must be a dict from name to function, not str: give {'name': function}"),
     ],
@@ -115,7 +115,7 @@ def test_prompts_of_children_may_name_what_they_like(folder: Path) -> None:
 
 
 def test_a_question_is_text() -> None:
-    with pytest.raises(ConfigurationError, match="the question is text or None, and not int"):
+    with pytest.raises(ConfigurationError, match="the question must be text or None, not int"):
         RLM(ScriptedClient([])).completion("text", 5)  # type: ignore[arg-type]
 
 
@@ -173,7 +173,7 @@ def test_an_answer_that_was_asked_for_at_a_limit_says_so() -> None:
 @pytest.mark.parametrize(
     ("given", "why"),
     [
-        ({"tools": {"f": print}}, "tools are names of functions, as a list"),
+        ({"tools": {"f": print}}, "tools must be a list of names of functions"),
         ({"tools": ["f", "f"]}, "tools has a name twice"),
         ({"tools": ["f"], "values": {"f": 1}}, "f: a name is that of a tool or of a value, not of both"),
         ({"answer": 3}, "answer must be an async function of one query"),
@@ -190,8 +190,8 @@ def test_what_a_repl_cannot_be_given_is_refused(given: dict[str, Any], why: str)
         ({"limits": 3}, "limits must be a ReplLimits or a Limits"),
         ({"isolation": []}, "no isolation level []"),
         ({"warm": []}, "warm must be a number of REPLs"),
-        ({"allow_exec": 0}, "allow_exec is a bool, and not int"),
-        ({"allow_exec": "no"}, "allow_exec is a bool, and not str"),
+        ({"allow_exec": 0}, "allow_exec must be a bool, not int"),
+        ({"allow_exec": "no"}, "allow_exec must be a bool, not str"),
     ],
 )
 def test_settings_of_a_sandbox_are_refused_before_it_is_shared(given: dict[str, Any], why: str) -> None:
@@ -220,13 +220,13 @@ def test_value_for_a_closed_repl_is_refused() -> None:
 @pytest.mark.parametrize(
     ("given", "why"),
     [
-        ({"query_handler": 3}, "query_handler is a function, and not int"),
-        ({"persistent": "no"}, "persistent is a bool, and not str"),
-        ({"models": {"a": 1}}, "model 'a': a model is a name, a Model, a client or a function, and not int"),
-        ({"models": {1: "offline"}}, "the name of a model is a str, and not int"),
-        ({"model": ScriptedClient}, "a model is an object, and not the class ScriptedClient"),
+        ({"query_handler": 3}, "query_handler must be a function, not int"),
+        ({"persistent": "no"}, "persistent must be a bool, not str"),
+        ({"models": {"a": 1}}, "model 'a': a model must be a name, a Model, a client or a function, not int"),
+        ({"models": {1: "offline"}}, "the name of a model must be a str, not int"),
+        ({"model": ScriptedClient}, "a model must be an object, not the class ScriptedClient"),
         ({"tools": {"get": {"type": "function", "function": {}}}}, "tool 'get': that describes a function"),
-        ({"tools": {"get": {"tool": print, "description": 3}}}, "the description of tool 'get' is a str"),
+        ({"tools": {"get": {"tool": print, "description": 3}}}, "the description of tool 'get' must be a str"),
     ],
 )
 def test_what_would_fail_later_is_refused_by_the_constructor(given: dict[str, Any], why: str) -> None:

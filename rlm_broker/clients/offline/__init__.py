@@ -1,4 +1,4 @@
-"""The default model, which needs no key and no network: it retrieves, and does not reason."""
+"""The default model, which needs no key and no network. It retrieves, and does not reason."""
 
 from rlm_broker.clients.offline.client import OfflineClient
 

@@ -1,4 +1,4 @@
-"""The offline model as a client: which of its two sides answers a request."""
+"""The offline model as a client. A turn of a loop gets code; any other call gets a quotation from its prompt."""
 
 import asyncio
 
@@ -8,22 +8,22 @@ from rlm_broker.results import ChatMessage, Usage
 
 
 class OfflineClient(BaseClient):
-    """A stand-in for a language model: REPL code for a run's loop, extractive answers for what that code asks.
+    """A stand-in for a language model: code for a run's loop, and quotations for what that code asks.
 
-    The question comes with the request (`LMRequest.question`) and is never looked for in a prompt: whoever writes a
-    document could write a question into it. Without state: one client serves any number of runs at once.
+    It takes the question from the request (`LMRequest.question`), never from a prompt: the author of a document could
+    write a question into it. It has no state, so one client serves any number of concurrent runs.
     """
 
     model_name = "offline"
     answers_types = False
 
     async def complete(self, request: LMRequest) -> LMReply:
-        """Answer one request: a loop turn with code, anything else from the text of its last user message.
+        """Answer one request: a turn of a loop with code, any other from the text of its last user message.
 
-        It uses no tokens and costs nothing.
+        The usage has no tokens and the cost 0.
 
         Raises:
-            ModelFailed: The code that it sent for this question did not come to an end.
+            ModelFailed: The code that it had sent for this question did not finish.
         """
         if request.question is None or not request.question.strip():
             text = strategy.without_question(request.is_loop)
@@ -31,7 +31,7 @@ class OfflineClient(BaseClient):
             text = strategy.turn(request.question, request.messages)
         else:
             prompt = _text(_last_from_user(request.messages))
-            # In a thread: a plain completion may hold a whole context, and the loop serves other runs meanwhile.
+            # In a thread: a plain completion may hold a whole context, and would block the event loop of all runs.
             text = await asyncio.to_thread(extract.complete, prompt, request.question)
         return LMReply(text, Usage(total_calls=1, total_cost=0.0))
 

@@ -1,4 +1,8 @@
-"""What a sub-call answers: the line of its text that says most of the question, or NOT FOUND."""
+"""Answers of sub-calls: the line of a text that shares most with the question, or NOT FOUND.
+
+Each unit of the text (a sentence, or a line) is rated by the question's words that it holds. SQLite's FTS5 finds
+English words with their forms and ranks units by BM25; rules of `languages` find forms in other languages.
+"""
 
 import contextlib
 import itertools
@@ -14,25 +18,28 @@ from rlm_broker.clients.offline.question import Term
 from rlm_broker.clients.offline.sure import computing, is_sure
 
 LOW_COVERAGE = 0.2
-"""Share of the question's words that a line must hold. It is low on purpose: a paraphrase shares one or two words, and
-the merge weighs them by how rare they are in all of the context."""
+"""Minimum share of the question's words in a unit; below it the unit is not a candidate.
+
+It is low, because a paraphrase shares only one or two words. The merge weighs words by how rare they are in the whole
+context.
+"""
 
 RIVAL = 0.85
-"""Share of the best line's worth from which another line counts as another answer."""
+"""Share of the best unit's worth from which another unit counts as another answer, which lowers the confidence."""
 
 NEIGHBOURS = 2
-"""Units before and after in which a name or number of the question may stand, at low confidence."""
+"""Units before and after a unit in which a name or number of the question may stand; the confidence is then low."""
 
 _DISCOUNTS = {
     (False, False, False): 1.0,
     (False, True, True): 0.5,
-    # Two lines hold more words than one by chance alone: they must be clearly better.
+    # Two units hold more words than one by chance alone, so their worth is lower.
     (True, False, False): 0.8,
     (True, True, False): 0.6,
     (True, False, True): 0.4,
     (True, True, True): 0.4,
 }
-"""By: are there two units, does the first ask, does the last ask."""
+"""Factor of a candidate's worth, by three facts: it has two units, its first unit asks, its last unit asks."""
 
 _HEADER = re.compile(r"\[characters (\d+) to \d+\] ?([^\n]*)\n")
 _ENDS = ".!?\u3002\uff01\uff1f\u2026"
@@ -48,15 +55,16 @@ _ONE_CHARACTER_WORD = re.compile(rf"[{asked.CJK}]")
 
 @dataclass(frozen=True, slots=True)
 class Quote:
-    """A line or sentence that answers, as far as its words tell.
+    """A quotation that may answer the question, judged by its words alone.
 
     Attributes:
-        offset: In characters, of the context if the prompt's header says where it stands, else of the prompt.
-        line: From 1, within the prompt's text.
-        matched: The question's words it holds.
-        confidence: `high`, or `LOW CONFIDENCE`.
-        discount: What its words are worth: less where it asks, or where two lines hold them together.
-        score: BM25, larger is better; comparable within one prompt.
+        quote: Text of one unit or of two neighbours.
+        offset: Offset in characters: in the context if the prompt's header says where it stands, else in the prompt.
+        line: Line within the prompt's text, from 1.
+        matched: Words of the question that it holds.
+        confidence: `high` or `LOW CONFIDENCE`.
+        discount: Factor of its worth: below 1 if it asks, or if two units hold the words together.
+        score: BM25, larger is better. It can be compared within one prompt.
     """
 
     quote: str
@@ -72,11 +80,11 @@ def complete(prompt: str, question: str) -> str:
     """Answer `question` from the text of `prompt`.
 
     Returns:
-        For a chunk with the header that our own REPL code writes: a JSON list of up to three objects with the fields
+        For a chunk with the header that `repl_code.search` writes: a JSON list of up to three objects with the fields
         of `Quote`, best first. For any other prompt: the answer, its place and its confidence, in lines. `NOT FOUND`
-        and why, where nothing answers.
+        and a reason if no unit answers.
     """
-    # SQLite takes no lone surrogates; the replacement has the same length, so offsets hold.
+    # SQLite refuses lone surrogates. The replacement is one character, too, so offsets stay right.
     text = prompt.encode("utf-8", "replace").decode("utf-8")
     header = _HEADER.match(text)
     if header is None:
@@ -107,11 +115,15 @@ def _in_words(found: list[Quote], question: str) -> str:
 
 
 def quotes(text: str, question: str, base: int, name: str) -> list[Quote]:
-    """Up to three candidates, best first; empty if no unit holds the question's names and numbers and enough else.
+    """Return up to three candidates, best first.
+
+    A candidate holds the question's names and numbers, itself or near it, and enough of the other words.
 
     Args:
+        text: Text to search.
+        question: Question to answer.
         base: Offset of `text` in the context.
-        name: The file that `text` is from; its words count as said by every line.
+        name: Name of the file that `text` is from. Its words count as part of every unit.
     """
     terms = asked.terms(question)
     units = list(_units(text))
@@ -145,12 +157,12 @@ def quotes(text: str, question: str, base: int, name: str) -> list[Quote]:
             )
         )
     found.sort(key=lambda quote: (len(quote.matched) * quote.discount, quote.score), reverse=True)
-    # Lines are counted for what is returned alone: for every candidate it would take the square of the text's length.
+    # Lines are counted for these three alone: counting for each candidate would take quadratic time.
     return [replace(quote, line=text.count("\n", 0, quote.offset - base) + 1) for quote in found[:3]]
 
 
 def _asks(unit: str, again: str) -> bool:
-    """Whether a unit asks rather than answers: it ends in a question mark, or is the question `again`."""
+    """Whether a unit asks instead of answering: it ends in a question mark, or equals the question `again`."""
     words = _normal(unit).removeprefix("q ").removeprefix("question ")
     return unit.rstrip().endswith(("?", "\uff1f")) or words == again
 
@@ -160,7 +172,7 @@ def _normal(text: str) -> str:
 
 
 def _units(text: str) -> Iterator[tuple[int, str]]:
-    """(offset, text) of each line, and of each sentence of a line; at most about 600 characters each."""
+    """Yield offset and text of each sentence, at most about 600 characters long. A line end also ends a sentence."""
     for line in re.finditer(r"[^\r\n]+", text):
         cuts = [0, *(cut.end() for cut in _CUT.finditer(line.group())), len(line.group())]
         for begin, end in itertools.pairwise(cuts):
@@ -170,10 +182,10 @@ def _units(text: str) -> Iterator[tuple[int, str]]:
 
 
 def _spans(holds: list[set[int]], asks: list[bool]) -> Iterator[tuple[int, int]]:
-    """(first, last) of the units to judge: each that holds a word, and two neighbours that belong together.
+    """Yield first and last index of the units to judge: each with a word, and two neighbours that belong together.
 
-    They do if each holds a word that the other lacks (a sentence may go on in the next line), or if the first asks
-    what the second may answer (two messages of a chat).
+    Neighbours belong together if each holds a word that the other lacks, since a sentence may go on in the next line;
+    or if the first asks what the second may answer, as two messages of a chat do.
     """
     for i, held in enumerate(holds):
         if held:
@@ -183,7 +195,7 @@ def _spans(holds: list[set[int]], asks: list[bool]) -> Iterator[tuple[int, int]]
 
 
 def _index(units: list[str], terms: list[Term]) -> tuple[list[set[int]], dict[int, float]]:
-    """For each unit the numbers of the terms it holds, and BM25 by unit (larger is better)."""
+    """Return for each unit the numbers of the terms that it holds, and the BM25 score by unit, larger is better."""
     holds: list[set[int]] = [set() for _ in units]
     scores: dict[int, float] = {}
     phrases = {k: " OR ".join(map(_phrase, (term.text, *term.synonyms))) for k, term in enumerate(terms)}
@@ -212,7 +224,7 @@ def _phrase(text: str) -> str:
 
 
 def _has_form(unit: str, term: Term) -> bool:
-    """Whether a unit has a form of the word, by the rules of the question's language."""
+    """Whether a unit has a form of the term, by the stemming rules of the question's language."""
     begin = term.needles[0]
     words = re.findall(r"[^\W\d_]+", unit) if begin in unit.lower() else []
     wanted = stem(term.text, term.language)

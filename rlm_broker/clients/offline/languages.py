@@ -1,4 +1,4 @@
-"""Small words and stems of the larger European languages, and words of English that say the same."""
+"""Small words and stems of the larger European languages, and English words of equal meaning."""
 
 import functools
 import itertools
@@ -76,7 +76,7 @@ SYNONYMS = tuple(
         "big large",
     )
 )
-"""Groups of English words of which one is looked for where the question has another."""
+"""Groups of English words. A text may have one word of a group where the question has another."""
 
 VERB_FORMS_TEXT = """
 begin began begun; break broke broken; bring brought; build built; buy bought; catch caught; choose chose
@@ -88,11 +88,11 @@ sleep slept; speak spoke spoken; spend spent; steal stole stolen; swim swam swum
 throw threw thrown; wear wore worn; win won; write wrote written
 """
 VERB_FORMS = tuple(frozenset(group.split()) for group in VERB_FORMS_TEXT.split(";"))
-"""Forms of one verb that no stem has in common."""
+"""Forms of irregular verbs, which have no common stem."""
 
 
 def language_of(text: str) -> str:
-    """The language that most of a text's small words are of; English where that is not clear."""
+    """Return the language of most of a text's small words; "english" if that is not clear."""
     words = re.findall(r"[^\W\d_]+", text.lower())
     counts = {language: sum(word in small for word in words) for language, small in STOP.items()}
     best = max(counts, key=lambda language: counts[language])
@@ -101,20 +101,20 @@ def language_of(text: str) -> str:
 
 @functools.lru_cache(maxsize=8)
 def _stemmer(language: str) -> Any:
-    import snowballstemmer  # only a question that is answered needs it
+    import snowballstemmer  # imported at the first question, so that start-up stays fast
 
     return snowballstemmer.stemmer(language)
 
 
 @functools.lru_cache(maxsize=50_000)
 def stem(word: str, language: str = "english") -> str:
-    """What all forms of a word have in common, in lower case; a word with a digit is its own stem."""
+    """Return the stem of a word in lower case. A word with a digit is its own stem."""
     lower = word.lower()
     return lower if any(char.isdigit() for char in lower) else str(_stemmer(language).stemWord(lower))
 
 
 def beginning(word: str, language: str) -> str:
-    """The letters with which all forms of a word begin, at least three of them where it has as many."""
+    """Return the letters with which all forms of a word begin: at least three, or the word if it is shorter."""
     lower = word.lower()
     pairs = zip(lower, stem(lower, language), strict=False)
     shared = "".join(a for a, _ in itertools.takewhile(lambda pair: pair[0] == pair[1], pairs))
@@ -122,7 +122,7 @@ def beginning(word: str, language: str) -> str:
 
 
 def verb_forms(word: str) -> frozenset[str]:
-    """The stems of all forms of a verb whose forms have none in common; else the word's own stem."""
+    """Return the stems of all forms of an irregular verb; for any other word, its own stem."""
     own = stem(word)
     return _irregular().get(own, frozenset((own,)))
 
@@ -143,6 +143,6 @@ def _meanings() -> dict[str, frozenset[str]]:
 
 
 def synonyms(word: str) -> tuple[str, ...]:
-    """English words that may stand for it, without itself; also other forms of it that share no stem."""
+    """Return English words that may replace a word, with forms of it that have another stem, and without itself."""
     same = _meanings().get(stem(word), frozenset())
     return tuple(sorted(each for each in same if stem(each) != stem(word)))

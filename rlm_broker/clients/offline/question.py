@@ -1,4 +1,4 @@
-"""What a question asks for, as far as words tell: which must occur, and which count."""
+"""The terms of a question: the words and quotations that an answer must or should contain."""
 
 import re
 from collections.abc import Iterator
@@ -8,9 +8,12 @@ from typing import Literal
 from rlm_broker.clients.offline.languages import STOP, beginning, language_of, synonyms
 
 MAX_TERMS = 32
+"""Maximum terms of a question; further ones are ignored."""
 MAX_CHARS = 4_000
-"""More than any question needs. A child run's question is its whole prompt, which may be a document: of a longer one
-the first and the last half of this are read, where people put the task."""
+"""Maximum characters of a question that are read; of a longer one its first and last half of this.
+
+A child run's question is its whole prompt, which may be a document. People put the task at its beginning or its end.
+"""
 
 NOTE = (
     "This is the offline model, a retrieval stand-in without reasoning: it finds words and synonyms, and computes "
@@ -18,7 +21,7 @@ NOTE = (
 )
 
 CJK = "\u3040-\u30ff\u3400-\u9fff\uac00-\ud7af"
-"""Scripts without spaces between words: each character is a word of its own here."""
+"""Character ranges of scripts without spaces between words. Each character counts as a word."""
 
 _WORD = re.compile(rf"[{CJK}]|[^\W{CJK}]+(?:[-.:/@'\u2019][^\W{CJK}]+)*")
 QUOTED = re.compile(
@@ -26,18 +29,18 @@ QUOTED = re.compile(
     r"|(?<!\w)'([^']+(?:'\w[^']*)*)'(?!\w)|\u2018([^\u2019]+)\u2019(?!\w)"
 )
 _HOW = re.compile(r"(?i)\bhow (?:long|much|many|old|far|big|tall|high|expensive)\b")
-"""Asks for a number, which a text need not call long."""
+"""Questions for a number. "long" or "old" need not occur in the answer."""
 
 
 @dataclass(frozen=True, slots=True)
 class Term:
-    """One word or quoted text of a question.
+    """One word or quotation of a question.
 
     Attributes:
-        text: As the question writes it.
-        is_required: A name, a number or a quotation: an answer without it answers something else.
-        is_literal: Quoted: it must occur as it stands, upper and lower case aside.
-        language: Of the question; its rules tell the forms of the word.
+        text: Text as the question writes it.
+        is_required: Whether it is a name, a number or a quotation. A text without it answers another question.
+        is_literal: Whether it is quoted, so that it must occur exactly, except for case.
+        language: Language of the question, whose rules give the forms of the word.
     """
 
     text: str
@@ -47,19 +50,20 @@ class Term:
 
     @property
     def is_exact_only(self) -> bool:
-        """Stemming would make another word of it: quotations, numbers, identifiers, short names ('Fes' and 'Fe')."""
+        """Whether stemming would change the word's meaning, as for quotations, numbers and short names ("Fes",
+        "Fe")."""
         return self.is_literal or (self.is_required and (len(self.text) <= 4 or not self.text.isalpha()))
 
     @property
     def bound(self) -> Literal["none", "start", "both"]:
-        """Where `needle` must stand: anywhere, at the start of a word, or as a whole word."""
+        """Place of a needle: anywhere ("none"), at the start of a word ("start"), or as a whole word ("both")."""
         if self.is_literal or re.fullmatch(rf"[{CJK}]", self.text):
             return "none"
         return "both" if self.is_exact_only else "start"
 
     @property
     def needles(self) -> list[str]:
-        """Lower-case texts of which every form of the term, or of a synonym, contains one: for `str.find`."""
+        """Lower-case texts for `str.find`: each form of the term or of a synonym contains one of them."""
         text = self.text.lower()
         if self.is_exact_only:
             return [text]
@@ -68,7 +72,7 @@ class Term:
 
     @property
     def synonyms(self) -> tuple[str, ...]:
-        """Words that may stand for it in a text."""
+        """Words that may stand for the term in a text."""
         return () if self.is_required or self.language != "english" else synonyms(self.text)
 
     def _start(self, word: str) -> str:
@@ -78,24 +82,24 @@ class Term:
         return stem if len(stem) >= 3 else word
 
     def occurs_in(self, text: str) -> bool:
-        """Whether it stands in `text` as a whole word, upper and lower case aside."""
+        """Whether the term occurs in `text` as a whole word, regardless of case."""
         if self.is_literal:
             return self.text.lower() in text.lower()
         if re.fullmatch(rf"[{CJK}]", self.text):
             return self.text in text
-        # '3.5' is neither in '13.5' nor in '3.51' nor in '1.3.5'.
+        # "3.5" does not occur in "13.5", "3.51" or "1.3.5".
         pattern = rf"(?<!\w)(?<!\d[.,]){re.escape(self.text)}(?!\w)(?![.,]\d)"
         return re.search(pattern, text, re.IGNORECASE) is not None
 
 
 def quoted(question: str) -> list[str]:
-    """The texts that the question quotes, in order, without their quotation marks."""
+    """Return the quotations of a question in order, without quotation marks."""
     found = (next(text for text in match.groups() if text) for match in QUOTED.finditer(question))
     return list(dict.fromkeys(text for text in found if text.strip()))
 
 
 def terms(question: str) -> list[Term]:
-    """What an answer should contain, in the question's order, at most `MAX_TERMS`; empty if it is all small words."""
+    """Return the terms of a question in order, at most `MAX_TERMS`; empty if it has only small words."""
     question = _HOW.sub("how", readable(question))
     language = language_of(question)
     small = STOP["english"] | STOP[language]
@@ -105,7 +109,7 @@ def terms(question: str) -> list[Term]:
         word = re.sub(r"['\u2019]s$", "", text)
         if word.lower() in small or (len(word) == 1 and word.isascii() and not word.isdigit()):
             continue
-        # German writes every noun with a capital letter: there it tells nothing.
+        # German nouns all begin with a capital letter, so it does not mark a name there.
         is_name = word[0].isupper() and not is_first and not question.isupper() and language != "german"
         term = Term(word, is_required=is_name or any(char.isdigit() for char in word), language=language)
         known = found.setdefault(word.lower(), term)
@@ -115,13 +119,13 @@ def terms(question: str) -> list[Term]:
 
 
 def readable(question: str) -> str:
-    """The question, or both ends of a long one."""
+    """Return the question, or both ends of one longer than `MAX_CHARS`."""
     half = MAX_CHARS // 2
     return question if len(question) <= MAX_CHARS else f"{question[:half]}\n{question[-half:]}"
 
 
 def _words(text: str) -> Iterator[tuple[str, bool]]:
-    """Each word, and whether it begins a sentence, where a capital letter means nothing."""
+    """Yield each word, and whether it begins a sentence, where a capital letter does not mark a name."""
     end = 0
     for match in _WORD.finditer(text):
         between = text[end : match.start()]

@@ -1,4 +1,4 @@
-"""Which questions are about texts themselves: counts of what is quoted, and rankings of what a pattern finds."""
+"""The shape of a question, by regular expressions: an exact count of texts, a ranking by frequency, or a search."""
 
 import re
 from dataclasses import dataclass
@@ -9,12 +9,12 @@ from rlm_broker.clients.offline.question import QUOTED, quoted, readable
 
 @dataclass(frozen=True, slots=True)
 class Count:
-    """Count texts exactly.
+    """A question for an exact count of texts.
 
     Attributes:
-        texts: What to count; empty counts the lines themselves.
-        unit: What the question asks for. Rows are those of a table, or lines where there is none.
-        joined: Lines with all of the texts, with any, or without any of them; "each" counts them one by one.
+        texts: Texts to count; empty counts the lines.
+        unit: Unit that the question asks for. Rows are those of a table, or lines if there is no table.
+        joined: Whether lines must have all, any or none of the texts; "each" counts the texts one by one.
     """
 
     texts: tuple[str, ...]
@@ -24,11 +24,11 @@ class Count:
 
 @dataclass(frozen=True, slots=True)
 class Attempt:
-    """One way to collect what is tallied.
+    """One way to collect texts for a ranking.
 
     Attributes:
-        needles: Only lines that contain one of them are looked at; none means all of the text.
-        pattern: A regular expression with one group, which is tallied.
+        needles: Only lines with one of these are read; if there are none, all of the text is.
+        pattern: Regular expression with one group, whose matches are counted.
     """
 
     needles: tuple[str, ...]
@@ -37,7 +37,7 @@ class Attempt:
 
 @dataclass(frozen=True, slots=True)
 class Ranking:
-    """Rank what occurs most often: the first attempt that finds anything counts."""
+    """A question for the most frequent texts. The first attempt that finds a text decides."""
 
     top: int
     attempts: tuple[Attempt, ...]
@@ -45,19 +45,19 @@ class Ranking:
 
 @dataclass(frozen=True, slots=True)
 class Find:
-    """Find the sentence or line that says it."""
+    """A question for the sentence or line that has the answer."""
 
 
 def shape(question: str) -> Count | Ranking | Find:
-    """What the question asks for, by its form. A word that no rule knows makes it a `Find`."""
+    """Return the shape of a question. A word that no rule takes makes it a `Find`."""
     text = readable(question)
-    if len(text) > 600:  # a child's prompt: what it asks stands at its end or its beginning
+    if len(text) > 600:  # a child's prompt, whose task stands at its end or its beginning
         text = text[-300:].rpartition("\n")[2] if "\n" in text[-300:] else _last_sentence(text)
     return _count(text) or _tally(text) or Find()
 
 
 def _last_sentence(text: str) -> str:
-    """The question at a long text's end, from the word that begins it."""
+    """Return the last question of a long text, from the word that begins it."""
     found = list(re.finditer(r"(?i)\b(?:how (?:many|often)|number of|count)\b", text))
     return text[found[-1].start() :] if found else text
 
@@ -109,7 +109,7 @@ def _count(question: str) -> Count | None:
     rest = _WRAP.sub("", _PLACE.sub("", rest))
     code = None
     if not texts:
-        # Without quotation marks only what cannot be meant otherwise: a log level or a code.
+        # Without quotation marks, only a log level or a code in capital letters is clear enough to count.
         code = re.fullmatch(
             rf"{_MANY} (?P<code>[A-Z][A-Z0-9_]{{2,}}) (?:{_LINE}|(?P<times>occurrences?)){_BE}|"
             r"(?:how many times|how often) (?:do |does |is |are )?(?P<often>[A-Z][A-Z0-9_]{2,})"

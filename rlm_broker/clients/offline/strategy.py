@@ -1,4 +1,8 @@
-"""What the root model says: one turn of code that looks at the context and answers, and an end if that code failed."""
+"""Replies of the offline root model: one turn of code that reads the context and answers, or an error if that failed.
+
+The code is the source of the modules of `repl_code`, with the question as literals. One turn is enough, because the
+code chooses between its rules itself and submits the answer.
+"""
 
 import ast
 import functools
@@ -30,7 +34,7 @@ _ANSWER = (
 )
 
 _TOLD_CONTEXT = re.compile(rf"^`({CONTEXT}(?:_\d+)?)` is a ", re.MULTILINE)
-"""In the message that opens a run."""
+"""Line of a run's first message that names the variable of its context."""
 _IMPORTS = """\
 import bisect, collections, csv, heapq, json, math, re
 from collections.abc import Callable, Iterator
@@ -41,7 +45,7 @@ from typing import Any, NamedTuple
 
 @functools.cache
 def _source(module: ModuleType) -> str:
-    """The module without its own docstring and imports: one namespace has them all."""
+    """Return the source of a module without its docstring and imports: all modules share one namespace in the REPL."""
     source = inspect.getsource(module)
     lines = source.splitlines(keepends=True)
     for node in ast.parse(source).body[::-1]:
@@ -52,18 +56,18 @@ def _source(module: ModuleType) -> str:
 
 
 def without_question(is_loop: bool) -> str:
-    """What is said where the request has no question: it is never looked for in a prompt."""
+    """Return the reply to a request without a question. A prompt is never searched for one."""
     reason = "The offline model needs a question next to the context, and was given none."
     text = f"NOT FOUND\n{reason}\n{asked.NOTE}"
     return _final(text) if is_loop else text
 
 
 def turn(question: str, messages: Sequence[ChatMessage]) -> str:
-    """The next turn of a run: the code.
+    """Return the next turn of a run, which is the code.
 
     Raises:
-        ModelFailed: It was sent already. It ends the run itself, so being asked again means that it could not, and
-            that nothing is known: that is no NOT FOUND.
+        ModelFailed: The code was sent before. It ends the run itself, so a further turn means that it failed. The
+            answer is then unknown, which differs from NOT FOUND.
     """
     code = opening(question, _context_name(messages))
     sent = [i for i, message in enumerate(messages) if message.role == "assistant"]
@@ -78,7 +82,7 @@ def turn(question: str, messages: Sequence[ChatMessage]) -> str:
 
 
 def _context_name(messages: Sequence[ChatMessage]) -> str:
-    """Return the name of the variable that the run is about: later runs in one REPL have one of their own."""
+    """Return the name of the variable with the run's context. In a persistent REPL, later runs have further names."""
     for message in messages:
         if message.role == "user" and (told := _TOLD_CONTEXT.search(str(message.content))):
             return told[1]
@@ -86,12 +90,17 @@ def _context_name(messages: Sequence[ChatMessage]) -> str:
 
 
 def opening(question: str, name: str = CONTEXT) -> str:
-    """The reply to a run's first turn: two fenced blocks, to look at the context of that name and to answer."""
+    """Return the reply to a run's first turn: two code blocks, of which one shows the context and one answers.
+
+    Args:
+        question: Question of the run.
+        name: Name of the variable with the run's context.
+    """
     told, modules, call = _plan(question)
     source = "\n\n".join(map(_source, modules))
     work = f'{_IMPORTS}\nNOTE = {asked.NOTE!r}\n\n{source}\n{call}FINAL_VAR("result")\n'
     see = "\n\n".join(inspect.getsource(function) for function in (repl_code.parts.beginning, repl_code.parts.look))
-    of_this_run = "" if name == CONTEXT else f"{CONTEXT} = {name}\n"  # `context` itself is bound anew in each block
+    of_this_run = "" if name == CONTEXT else f"{CONTEXT} = {name}\n"  # the REPL rebinds `context` before each block
     work = of_this_run + work
     look = f"{of_this_run}question = {_literal(question)}\n\n{see}\nprint(look(context))\nprint({told!r})\n"
     return f"I look at the context first, then answer by rules and words.\n\n```repl\n{look}```\n\n```repl\n{work}```\n"
@@ -110,7 +119,7 @@ def _plan(question: str) -> tuple[str, tuple[ModuleType, ...], str]:
             call = f"count(context, {_literal(list(texts))}, {unit!r}, {joined!r}, NOTE)"
             if texts or unit == "lines":
                 return "plan: count exactly", _COUNT, f"result = {call}\n"
-            # The rows of a table are not its lines: its header is one line more.
+            # A table's header is a line and not a row, so lines are counted only if there is no table.
             return "plan: count rows or lines", (*_ANSWER, repl_code.text_counts), f"{compute}result = {call}\n"
         case Ranking(top, attempts):
             patterns = [(list(attempt.needles), attempt.pattern) for attempt in attempts]
@@ -128,10 +137,13 @@ def _plan(question: str) -> tuple[str, tuple[ModuleType, ...], str]:
 
 
 def _literal(value: object) -> str:
-    """A Python literal that cannot close a fence: `repr` doubles each backslash, so this escape is never escaped."""
+    """Return a Python literal that cannot close a code fence.
+
+    `repr` doubles each backslash, so the escape that replaces a backtick is never escaped itself.
+    """
     return repr(value).replace("`", "\\x60")
 
 
 def _final(text: str) -> str:
-    """The text as a final answer in code, where brackets of its own end nothing."""
+    """Return the text as a final answer in code, where brackets within the text do not end the call."""
     return f"```repl\nFINAL({_literal(text)})\n```"

@@ -1,6 +1,8 @@
-"""Whether a quotation may be called sure: it says the question's words one after the other, and denies nothing.
+"""Rules for high confidence: a quotation must have the question's words in one phrase, and must not deny them.
 
-Retrieval knows no meaning: "Anna paid Bob" holds every word of "Who paid Anna?". A share of words is no reason.
+Retrieval knows no meaning: "Anna paid Bob" has every word of "Who paid Anna?". So a share of words gives no high
+confidence; the words must stand one after the other, and the text around them must have the kind of thing that is asked
+for.
 """
 
 import re
@@ -8,7 +10,9 @@ import re
 from rlm_broker.clients.offline.languages import stem, verb_forms
 
 MAX_WORDS = 25
+"""Maximum words of a question; answers to longer ones have low confidence."""
 LONGEST_GAP = 8
+"""Maximum words in the one gap that the phrase may have."""
 _WORD = re.compile(r"'s\b|[^\W_]+(?:[-.:/@][^\W_]+)*")
 _LOOKUP = re.compile(
     r"(?:(?:in|on|at|from|for|by|to|with) )?(who|when|where|what|which|why) (.+?)\s*\??", re.IGNORECASE | re.DOTALL
@@ -91,7 +95,7 @@ _COMPUTING_WITHOUT_SPACES = (
 
 
 def computing(question: str) -> str:
-    """What the question wants done over all of the context: "count", "average", ...; empty if it asks for one fact."""
+    """Return the operation over the whole context that a question wants, such as "count"; empty for a single fact."""
     for kind, words in _COMPUTING:
         if re.search(rf"(?<!\w)(?:{words})(?!\w)", question, re.IGNORECASE):
             return kind
@@ -99,7 +103,7 @@ def computing(question: str) -> str:
 
 
 def is_sure(question: str, quote: str) -> bool:
-    """Whether `quote`, one sentence or line, answers an English question for one fact in its own words."""
+    """Whether `quote`, one sentence or line, answers an English question for one fact in the question's own words."""
     question = re.sub(r"(?i)\b(what|who|when|where)['\u2019]s\b", r"\1 is", " ".join(question.split())).replace(
         "\u2019", "'"
     )
@@ -131,7 +135,7 @@ def is_sure(question: str, quote: str) -> bool:
 
 
 def _is_another(wanted: list[str], said: list[str], rest: str) -> bool:
-    """Whether an adjective before the words makes something else of them: the old address, the deputy director."""
+    """Whether an adjective before the phrase makes it another thing, as in "the deputy director"."""
     at = next((i for i, word in enumerate(said) if stem(word) in verb_forms(wanted[0])), 0)
     is_thing = re.search(rf"\b(?:the|an?) {re.escape(wanted[0])}\b", rest, re.IGNORECASE) is not None
     return is_thing and at > 0 and said[at - 1] in _ANOTHER
@@ -142,7 +146,7 @@ def _words(text: str) -> list[str]:
 
 
 def _end_of_phrase(wanted: list[str], said: list[str], quote: str) -> int:
-    """Offset in `quote` behind the wanted words, which stand one after the other with one gap at most; else -1."""
+    """Return the offset in `quote` behind the wanted words, which stand in order with at most one gap; else -1."""
     places = [match.end() for match in _WORD.finditer(quote)]
     if not wanted:
         return -1
@@ -173,7 +177,7 @@ def _end_of_phrase(wanted: list[str], said: list[str], quote: str) -> int:
 
 
 def _turned(wanted: list[str], said: list[str]) -> int:
-    """The number of the word that ends "Y X" where the question has "X of Y"; else -1."""
+    """Return the index of the last word of "Y X" in a text for the question's "X of Y"; else -1."""
     if wanted.count("of") != 1:
         return -1
     middle = wanted.index("of")
@@ -186,7 +190,7 @@ def _turned(wanted: list[str], said: list[str]) -> int:
 
 
 def _has_kind(kind: str, rest: str, quote: str, end: int, asked: set[str]) -> bool:
-    """Whether the quote has what the question word asks for: a name, a time, a place, a reason."""
+    """Whether the quotation has what the question word asks for: a name, a time, a place or a reason."""
     after = quote[end:]
     if kind == "when":
         return re.search(_TIME, quote, re.IGNORECASE) is not None

@@ -211,7 +211,7 @@ def test_how_models_are_told_and_asked_can_be_said(log: Path) -> None:
         (["--allow-exec", "--isolation", "standard"], "cannot start programs"),
         (["--tools", "/nowhere.py"], "tools: cannot read /nowhere.py: No such file or directory"),
         (["--output-type", "/nowhere.json"], "output_type: cannot read /nowhere.json: No such file or directory"),
-        (["--output-type", "LOG"], "server.log is no JSON: "),
+        (["--output-type", "LOG"], "server.log is not JSON: "),
         (["--model-policy", "open", "--replay", "x"], "give either models or a recording to replay"),
         (["--limit", "memory_bytes=64XB"], "limit memory_bytes = 64XB: give bytes, or a size such as 64MB"),
     ],

@@ -39,7 +39,7 @@ def test_a_project_that_is_not_trusted_is_shown_and_marked(tmp_path: Path) -> No
 
     before = shown("show", "--json")
     settings = json.loads(before.stdout)
-    assert before.stderr.startswith("warning: rlm-broker.toml sets cache: look at it, and if it is yours run")
+    assert before.stderr.startswith("warning: rlm-broker.toml sets cache: look at it, and if you trust it run")
     unused = "rlm-broker.toml (not trusted, not used)"
     assert settings["cache"] == {"value": "mine.sqlite", "source": unused}
     assert settings["max_depth"] == {"value": 2, "source": unused}

@@ -116,22 +116,22 @@ def test_who_would_serve_a_call_and_why_is_told(config: Path) -> None:
     [
         ("[models.m]\nbase_ulr = 'x'", "models.m: there is no 'base_ulr'; did you mean base_url?"),
         ("[models.m]\nbase_url = 5", "models.m: base_url: Input should be a valid string"),
-        ("[models.m.headers]\nx = 'sk-plain'", "models.m.headers.x: write 'env:NAME' of the variable that has it"),
+        ("[models.m.headers]\nx = 'sk-plain'", "models.m.headers.x: write 'env:NAME' with the variable that holds it"),
         ("[models.m]\noptions = {api_key = 'sk-plain'}", "options.api_key would be shown: give keys as api_key"),
-        ("[models.m]\napi_key = 'sk-plain'", "models.m.api_key: write 'env:NAME' of the variable that has it"),
-        ("api_key = 'sk-plain'", "api_key: write 'env:NAME' of the variable that has it"),
-        ("models = 3", "models are tables: write [models.NAME]"),
-        ("routes = 3", "routes are a list of tables: write [[routes]]"),
-        ("[[routes]]\nmatch = 'x'", "route 1: it needs `to`"),
+        ("[models.m]\napi_key = 'sk-plain'", "models.m.api_key: write 'env:NAME' with the variable that holds it"),
+        ("api_key = 'sk-plain'", "api_key: write 'env:NAME' with the variable that holds it"),
+        ("models = 3", "models must be tables: write [models.NAME]"),
+        ("routes = 3", "routes must be a list of tables: write [[routes]]"),
+        ("[[routes]]\nmatch = 'x'", "route 1: `to` is missing"),
         ("[[routes]]\nto = 'x'\ndepth = '1'", "route 1: there is no 'depth'; did you mean depths?"),
-        ("[[routes]]\nto = 'x'\ndepths = 1", "route 1: depths is text, and not 1"),
+        ("[[routes]]\nto = 'x'\ndepths = 1", "route 1: depths must be text, not 1"),
         (
             "[[routes]]\nto = 'x'\ndepths = '2-1'",
             "route 1: route (no model named) at depth 2-1 to x: there is no depth",
         ),
         ("[[routes]]\nto = 'x'", "leads to no client: choose one of offline"),
         ("[[routes]]\nto = 'offline'\nmatch = '*'\n[[routes]]\nto = 'offline'\nmatch = 'a'", "is never taken: route *"),
-        ("model = 'm'\n[models.m]\nbase_url = 'localhost'", "'localhost' is no address of a server"),
+        ("model = 'm'\n[models.m]\nbase_url = 'localhost'", "'localhost' is not the address of a server"),
     ],
 )
 def test_what_is_wrong_with_a_file_is_one_sentence(config: Path, text: Path, content: str, said: str) -> None:
@@ -146,7 +146,7 @@ def test_what_is_wrong_with_a_file_is_one_sentence(config: Path, text: Path, con
     ("options", "code", "said"),
     [
         (("--base-url", "http://127.0.0.1:1/v1"), 2, "name the model that the base_url or the api_key is for"),
-        (("--base-url", "nowhere", "--model", "m"), 2, "'nowhere' is no address of a server"),
+        (("--base-url", "nowhere", "--model", "m"), 2, "'nowhere' is not the address of a server"),
         (
             ("--base-url", "http://127.0.0.1:1/v1", "--model", "m"),
             5,
@@ -182,7 +182,7 @@ def test_a_project_of_somebody_else_is_looked_at_first(text: Path) -> None:
         refused = run("ask", "What?", text, "-q")
         assert refused.returncode == 2
         assert (
-            "rlm-broker.toml sets base_url, model = m: look at it, and if it is yours run `rlm-broker config trust`"
+            "rlm-broker.toml sets base_url, model = m: look at it, and if you trust it run `rlm-broker config trust`"
             in (sentence(refused))
         )
         assert server.requests == []

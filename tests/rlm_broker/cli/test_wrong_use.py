@@ -40,7 +40,11 @@ def shell(script: str, folder: Path) -> "subprocess.CompletedProcess[str]":
         ("rlm-broker ask 'Who?' https://host.invalid/x", 2, "'https://host.invalid/x' is an address"),
         ("rlm-broker exec loop.py | head -1; exit ${PIPESTATUS[0]}", 1, ""),
         ("rlm-broker ask 'Who?' text.txt --model ''", 2, "the model's name is empty"),
-        ("rlm-broker ask 'Who?' text.txt --max-depth 3 --limit max_depth=2", 2, "--limit max_depth: it is given twice"),
+        (
+            "rlm-broker ask 'Who?' text.txt --max-depth 3 --limit max_depth=2",
+            2,
+            "--limit max_depth is given twice: give it once",
+        ),
         ("rlm-broker ask 'Who?' text.txt --trace text.txt", 2, "lies in what you ask about"),
         ("rlm-broker ask 'Who?' text.txt --limit memory_bytes=99999999999999999999999", 2, "limit memory_bytes = "),
         ("rlm-broker ask 'Who?' text.txt --limit memory_bytes=1", 2, "greater than or equal to 1048576"),

@@ -1,4 +1,4 @@
-"""What all clients share: how many tokens a text is estimated to have."""
+"""Functions that all clients share: the estimate of a text's tokens."""
 
 from rlm_broker.clients.base import estimate_tokens
 from rlm_broker.run.ledger import CAUTIOUS_CHARS_PER_TOKEN

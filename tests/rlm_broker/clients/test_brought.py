@@ -1,4 +1,4 @@
-"""Clients of the user's own: what they may have is used, and nothing of it is needed."""
+"""Clients of users: each optional ability is used, and none is required."""
 
 import asyncio
 import gc
@@ -138,7 +138,7 @@ def test_what_is_given_as_a_model_decides_which_client_it_becomes() -> None:
     assert original(client_of(plain := Plain())) is plain
     assert isinstance(client_of(Theirs()), FieldClient)
     assert isinstance(client_of(lambda _: ""), FunctionClient)
-    with pytest.raises(ConfigurationError, match="a client or a function, and not int"):
+    with pytest.raises(ConfigurationError, match="a client or a function, not int"):
         client_of(3)  # type: ignore[arg-type]
 
 
@@ -186,7 +186,7 @@ async def test_a_run_needs_of_a_client_only_a_name_and_complete() -> None:
 
 
 class Silent(Plain):
-    """Returns what it is told to, as an object of the user's may."""
+    """Returns any given object, as a client of a user may."""
 
     def __init__(self, reply: Any) -> None:
         super().__init__()
@@ -228,7 +228,7 @@ def test_an_original_that_counts_tokens_is_asked_and_what_is_no_number_is_none()
             return LMReply(str(request.chars), Usage(total_calls=1))
 
         async def aclose(self) -> None:
-            """Nothing is held."""
+            """Release no resources: it has none."""
 
     client = adapted(Counting())
     assert client.counts_tokens
@@ -252,5 +252,5 @@ def test_the_window_of_a_client_of_another_runtime_is_taken() -> None:
 def test_the_window_of_a_model_may_be_said() -> None:
     assert Model(name="m", base_url="http://127.0.0.1:1/v1", context_tokens=8_000).client().context_tokens == 8_000
     assert LiteLLMClient("openai/gpt-5-mini", context_tokens=9_000).context_tokens == 9_000
-    with pytest.raises(ConfigurationError, match="offline takes no options"):
+    with pytest.raises(ConfigurationError, match="offline calls no server"):
         Model(name="offline", context_tokens=5)

@@ -1,4 +1,4 @@
-"""What a failed call's headers say."""
+"""Headers of failed calls."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""What providers do wrong, over real HTTP: the same of both clients that talk to them."""
+"""Faults of providers, over real HTTP, with equal outcomes of both clients that call them."""
 
 import asyncio
 import importlib
@@ -74,7 +74,9 @@ async def test_a_failure_says_what_it_is_and_whether_to_try_again(
 ) -> None:
     with FakeOpenAI(answer) as server, pytest.raises(ModelFailed) as failed:
         await asyncio.wait_for(make(server).complete(REQUEST), WAIT_S)
-    if not (make is litellm and answer.status == 200 and cause == "provider"):  # it takes nonsense for broken lines
+    if not (
+        make is litellm and answer.status == 200 and cause == "provider"
+    ):  # this client takes malformed bytes for broken lines
         assert failed.value.cause == ("request" if "inside" in words else cause)
     assert words in str(failed.value)
     assert "\n" not in str(failed.value)

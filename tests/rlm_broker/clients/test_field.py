@@ -1,4 +1,4 @@
-"""Client objects of other people's."""
+"""Client objects of other RLM runtimes."""
 
 import asyncio
 import threading
@@ -53,7 +53,7 @@ class Theirs:
         return self._last
 
     def get_usage_summary(self) -> None:
-        raise AssertionError("the sum over all calls says nothing of one")
+        raise AssertionError("the sum over all calls is not the usage of one call")
 
 
 class TheirsAsync(Theirs):
@@ -182,5 +182,5 @@ async def test_async_client_with_usage_is_called_at_once_and_counted_exactly() -
 
 def test_what_is_no_client_is_refused_by_a_handler() -> None:
     for given in ("openai/gpt-5", len, 5):
-        with pytest.raises(ConfigurationError, match="a client is an object with `complete` or `completion`"):
+        with pytest.raises(ConfigurationError, match="a client must be an object with `complete` or `completion`"):
             LMHandler(given)  # type: ignore[arg-type]

@@ -1,3 +1,5 @@
+"""Functions as models: their signatures, threads and errors."""
+
 import asyncio
 import contextvars
 import functools

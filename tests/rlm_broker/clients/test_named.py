@@ -1,3 +1,5 @@
+"""Clients by the name of their model."""
+
 import subprocess
 import sys
 

@@ -1,4 +1,4 @@
-"""The direct client alone. What it has to do as the litellm client does: `test_faults.py`."""
+"""The direct client alone. `test_faults.py` has what both clients must do alike."""
 
 import asyncio
 import gc

@@ -1,4 +1,4 @@
-"""Calls on disk: what is written is found again, and what is not is told apart."""
+"""Recordings: a recorded call is found again, and another call is told apart."""
 
 from pathlib import Path
 
@@ -75,8 +75,8 @@ async def test_once_a_run_has_diverged_each_of_its_calls_says_how(tmp_path: Path
     with pytest.raises(ReplayDiverged) as first:
         await root.complete(request)
     said = str(first.value)
-    assert said.startswith(f"the run asks what {recording.path} has no reply to (run 1, block 2, call 2)")
-    assert "the nearest is run 1, block 2, call 1" in said
+    assert said.startswith(f"{recording.path} has no reply to this call of the run (run 1, block 2, call 2)")
+    assert "the nearest recorded is run 1, block 2, call 1" in said
     assert "-the end" in said
     assert "+another end" in said
     assert len(said.splitlines()) < 12
@@ -112,12 +112,12 @@ def test_nothing_is_written_over(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("content", "why"),
     [
-        (b"", "is no recording"),
-        (b"{}", "is no recording"),
-        (b'{"event": "run_started"}', "is no recording"),
-        (b'{"rlm_broker_recording": 1, "root": "x"}\n{"id": 1}\n', "is no recording"),
-        (b'{"rlm_broker_recording": 1, "root": "x"}\n\xff\n', "is no recording"),
-        (b"[" * 100_000, "is no recording"),
+        (b"", "is not a recording"),
+        (b"{}", "is not a recording"),
+        (b'{"event": "run_started"}', "is not a recording"),
+        (b'{"rlm_broker_recording": 1, "root": "x"}\n{"id": 1}\n', "is not a recording"),
+        (b'{"rlm_broker_recording": 1, "root": "x"}\n\xff\n', "is not a recording"),
+        (b"[" * 100_000, "is not a recording"),
         (b'{"rlm_broker_recording": 99, "root": "x"}', "another version"),
     ],
 )

@@ -1,3 +1,5 @@
+"""The scripted client: its replies in order, its usage and its failures."""
+
 import asyncio
 
 import pytest

@@ -239,10 +239,10 @@ async def test_client_that_cancels_its_own_call_fails_its_own_slot_of_a_batch() 
     [
         ({"prompts": "text"}, "prompts must be a list of prompts, not str"),
         ({"prompts": iter(["a"])}, "prompts must be a list of prompts, not list_iterator"),
-        ({"prompts": ["a", 5]}, r"prompts\[1\] is a str or dict or list, and not int"),
+        ({"prompts": ["a", 5]}, r"prompts\[1\] must be a str or dict or list, not int"),
         ({"prompts": ["a", {"role": "me"}]}, r"prompts\[1\]: the 'role' of a chat message must be"),
         ({"prompts": ["a"], "max_concurrent": 0}, "max_concurrent must be 1 or more, not 0"),
-        ({"prompts": ["a"], "max_concurrent": "3"}, "max_concurrent is an int, and not str"),
+        ({"prompts": ["a"], "max_concurrent": "3"}, "max_concurrent must be an int, not str"),
         ({"prompts": ["a"], "model": "nope"}, "no client for model 'nope'; known: root"),
     ],
 )

@@ -1,4 +1,4 @@
-"""What the settings of one model can say, and that they show no secret."""
+"""Settings of one model, and that they show no secret."""
 
 from typing import Any
 
@@ -24,10 +24,10 @@ def test_a_key_is_in_no_text_of_a_description(monkeypatch: pytest.MonkeyPatch) -
     [
         ({"max_retries": -1}, "Model: max_retries: Input should be greater"),
         ({"requests_per_minute": 0}, "Model: requests_per_minute: "),
-        ({"temperature": 1}, "Model: there is no 'temperature': sampling arguments are given in `options`"),
+        ({"temperature": 1}, "Model: there is no 'temperature': give sampling arguments in `options`"),
         ({"max_retry": 1}, r"Model: there is no 'max_retry'; did you mean max_retries\?"),
         ({"usd_per_million_tokens": [1, -1]}, "Model: usd_per_million_tokens.1: "),
-        ({"name": "offline", "options": {"temperature": 0}}, "the model offline takes no options"),
+        ({"name": "offline", "options": {"temperature": 0}}, "the model offline calls no server"),
     ],
 )
 def test_what_a_description_cannot_say_is_refused(wrong: dict[str, Any], said: str) -> None:

@@ -1,4 +1,4 @@
-"""From settings of models to clients and the handler that calls them."""
+"""Clients and handlers, made from settings of models."""
 
 import pytest
 
@@ -94,7 +94,7 @@ def test_models_and_a_handler_or_a_recording_are_not_given_together() -> None:
         RLM("offline", replay="somewhere")
 
 
-async def test_a_server_that_nobody_asks_may_be_down() -> None:
+async def test_server_of_an_unused_model_may_be_down() -> None:
     down = Model(base_url="http://127.0.0.1:1/v1")
     done = await RLM("offline", models={"down": down}, limits=Limits(max_depth=0)).acompletion("x", "Who?")
     assert done.response is not None

@@ -54,7 +54,7 @@ def test_a_wrong_answer_goes_back_to_the_model_with_what_is_wrong_and_the_schema
 
 def test_after_its_retries_the_run_ends_with_the_last_answer() -> None:
     client = ScriptedClient(["FINAL(one)", "FINAL(two)", "FINAL(three)", "FINAL(four)"])
-    with pytest.raises(OutputInvalid, match="the answer is not of the type") as failed:
+    with pytest.raises(OutputInvalid, match="the answer is not of the wanted type") as failed:
         RLM(client, limits=Limits(max_output_retries=1)).completion("text", "Who?", output_type=int)
     assert failed.value.answer == "two"
     assert len(client.requests) == 2

@@ -253,9 +253,9 @@ async def test_bad_argument_of_a_run_is_refused_at_once() -> None:
     async with answers("FINAL(1)") as rlm:
         with pytest.raises(ConfigurationError, match="the question is empty"):
             rlm.start("text", " ")
-        with pytest.raises(ConfigurationError, match="limits is a Limits"):
+        with pytest.raises(ConfigurationError, match="limits must be a Limits"):
             rlm.start("text", "?", limits={"max_depth": 1})  # type: ignore[arg-type]
-        with pytest.raises(ConfigurationError, match="a model is a name, a Model"):
+        with pytest.raises(ConfigurationError, match="a model must be a name, a Model"):
             await rlm.start("text", "?", model=42)  # type: ignore[arg-type]
 
 

@@ -1,3 +1,5 @@
+"""Settings of the command line: their sources, their order, and wrong values."""
+
 import os
 from pathlib import Path
 
@@ -70,16 +72,16 @@ def test_turns_may_differ_by_depth(monkeypatch: pytest.MonkeyPatch) -> None:
     ("text", "sentence"),
     [
         ("modle = 'x'", "rlm-broker.toml: there is no setting 'modle'; did you mean model?"),
-        ("[limits]\nmax_itertions = 3", "limits.max_itertions is no limit; did you mean max_iterations?"),
+        ("[limits]\nmax_itertions = 3", "limits.max_itertions is not a limit; did you mean max_iterations?"),
         ("[limits]\nmax_depth = -1", "limit max_depth = -1 (rlm-broker.toml): input should be greater than"),
         ("max_depth = 1", "rlm-broker.toml: max_depth is a limit: write it below [limits]"),
-        ("limits = 3", "limits is a table"),
-        ("= broken", "rlm-broker.toml is no TOML: "),
+        ("limits = 3", "limits must be a table"),
+        ("= broken", "rlm-broker.toml is not valid TOML: "),
         ("a = " + "[" * 100_000, "nested too deeply"),
-        ("max_depth = " + "9" * 5_000, "rlm-broker.toml is no TOML: Exceeds the limit"),
-        ("model = 0x" + "f" * 5_000, "rlm-broker.toml is no TOML: Exceeds the limit"),
+        ("max_depth = " + "9" * 5_000, "rlm-broker.toml is not valid TOML: Exceeds the limit"),
+        ("model = 0x" + "f" * 5_000, "rlm-broker.toml is not valid TOML: Exceeds the limit"),
         (f"[limits]\nmax_iterations = '{'9' * 5_000}'", "limit max_iterations = 999"),
-        ('[limits]\n"\\u001b[2J" = 1', r"limits.'\x1b[2J' is no limit"),
+        ('[limits]\n"\\u001b[2J" = 1', r"limits.'\x1b[2J' is not a limit"),
         ('[models."\\u001b[2J"]\napi_key = "x"', r"models.'\x1b[2J'.api_key"),
         ('[models."\\u001b[2J"]\nname = "x"\nbase_url = "http://localhost"', r"sets 'models.\x1b[2J.base_url'"),
     ],
@@ -128,7 +130,11 @@ def test_yes_or_no_may_be_text(text: str, value: bool, monkeypatch: pytest.Monke
         ("RECURSION", "never", "no recursion 'never'; choose one of: always, auto"),
         ("PROMPT_PROFILE", "x", "no prompt_profile 'x'; choose one of: both, final, answer, compact"),
         ("ALLOW_EXEC", "maybe", "allow_exec = 'maybe': give true or false"),
-        ("TOOLS", "tools.py", "tools = 'tools.py' names another file in each folder, and runs it: give a whole path"),
+        (
+            "TOOLS",
+            "tools.py",
+            "tools = 'tools.py' names another file in each folder, and is run: give an absolute path",
+        ),
         ("ISOLATION", "vault", "no isolation level 'vault'; choose one of: auto, strict, standard, process"),
     ],
 )
@@ -168,11 +174,11 @@ def test_a_file_that_cannot_be_read_is_an_error() -> None:
         Settings({})
     path.rmdir()
     os.mkfifo(path)
-    with pytest.raises(ConfigurationError, match=r"rlm-broker\.toml is no regular file"):
+    with pytest.raises(ConfigurationError, match=r"rlm-broker\.toml is not a regular file"):
         Settings({})
     path.unlink()
     path.symlink_to("/dev/zero")
-    with pytest.raises(ConfigurationError, match=r"rlm-broker\.toml is no regular file"):
+    with pytest.raises(ConfigurationError, match=r"rlm-broker\.toml is not a regular file"):
         Settings({})
     path.unlink()
     path.write_bytes(b"#" * (user_files.MAX_FILE_BYTES + 1))

@@ -1,4 +1,4 @@
-"""A project may be somebody else's."""
+"""Trust in projects' files, which may be the work of another person."""
 
 import re
 from pathlib import Path
@@ -45,7 +45,7 @@ def test_what_a_project_could_do_harm_with_needs_its_users_word(risk: str) -> No
     with pytest.raises(ConfigurationError) as refused:
         Settings({})
     assert str(refused.value) == (
-        f"{PROJECT_FILE} sets {risk}: look at it, and if it is yours run `rlm-broker config trust`"
+        f"{PROJECT_FILE} sets {risk}: look at it, and if you trust it run `rlm-broker config trust`"
     )
     assert trust_project() == [risk]
     Settings({})
@@ -54,7 +54,7 @@ def test_what_a_project_could_do_harm_with_needs_its_users_word(risk: str) -> No
 @pytest.mark.parametrize("line", ["model = 'evil'", "isolation = 'process'", "base_url = 'http://x/v1'", "cache = 'x'"])
 def test_nothing_but_limits_is_taken_from_the_table_of_limits(line: str) -> None:
     Path(PROJECT_FILE).write_text(f"[limits]\n{line}")
-    with pytest.raises(ConfigurationError, match="is no limit"):
+    with pytest.raises(ConfigurationError, match="is not a limit"):
         Settings({})
 
 
@@ -142,7 +142,10 @@ def test_what_is_not_there_cannot_be_trusted() -> None:
 @pytest.mark.parametrize(
     ("wrong", "said"),
     [
-        ("[models.fast]\nname = 'openai/x'\nbase_url = 'http://x/v1'\ntemperature = 0.2", "given in `options`"),
+        (
+            "[models.fast]\nname = 'openai/x'\nbase_url = 'http://x/v1'\ntemperature = 0.2",
+            "give sampling arguments in `options`",
+        ),
         ("[models.fast]\nname = 'openai/x'\nopions = {api_base = 'http://x/v1'}", "did you mean options?"),
         (
             "isolation = 'stanard'",

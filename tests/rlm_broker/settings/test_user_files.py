@@ -1,3 +1,5 @@
+"""Files that settings name: tools and JSON Schemas."""
+
 import os
 import re
 from pathlib import Path
@@ -66,7 +68,7 @@ def test_a_list_of_names_decides(file: Path) -> None:
         ("__all__ = ['y']", "tools: FILE raised AttributeError: module 'rlm_broker_tools' has no attribute 'y'"),
         (
             "context = 1",
-            "FILE: a tool cannot be called 'context': that name is taken in a REPL; what is no tool begins",
+            "FILE: a tool cannot be called 'context': that name is taken in a REPL; begin other names with _",
         ),
         ("import re\nP = re.compile('x')", "FILE: tool 'P': neither a callable nor a value that crosses: it is a Patt"),
         ("def f(x: 'Nowhere'): pass", "FILE: tool 'f': its arguments cannot be validated"),
@@ -87,7 +89,8 @@ def test_a_schema_is_the_object_that_a_file_holds(file: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "said"), [("[1]", "is no JSON Schema: it holds no object"), ("{'a': 1}", "is no JSON: Expecting property")]
+    ("text", "said"),
+    [("[1]", "is not a JSON Schema: it must hold a JSON object"), ("{'a': 1}", "is not JSON: Expecting property")],
 )
 def test_a_file_that_holds_no_schema_is_one_sentence(file: Path, text: str, said: str) -> None:
     file.write_text(text)
@@ -100,7 +103,7 @@ def test_what_is_no_file_of_a_usual_size_is_not_read(tmp_path: Path) -> None:
     with (tmp_path / "large").open("wb") as large:
         large.truncate(MAX_FILE_BYTES + 1)
     for name, why in (
-        ("pipe", "no regular file"),
+        ("pipe", "not a regular file"),
         ("large", "has more than"),
         (".", "cannot read"),
         ("nowhere", "cannot read"),

@@ -1,3 +1,5 @@
+"""The callbacks of other RLM runtimes."""
+
 import pytest
 
 from rlm_broker.clients.scripted import ScriptedClient

@@ -1,4 +1,4 @@
-"""A log of events: what followers get, and what a slow one misses."""
+"""A log of events: the events that followers get, and those that a slow one misses."""
 
 import asyncio
 

@@ -1,4 +1,4 @@
-"""What a run prints, as it goes on."""
+"""Lines that a run prints while it goes on."""
 
 import io
 import re
@@ -81,5 +81,5 @@ def test_children_are_told_with_their_depth(capsys: pytest.CaptureFixture[str]) 
 
 
 def test_verbose_is_yes_or_no() -> None:
-    with pytest.raises(ConfigurationError, match="verbose is a bool, and not int"):
+    with pytest.raises(ConfigurationError, match="verbose must be a bool, not int"):
         RLM("offline", verbose=1)  # type: ignore[arg-type]

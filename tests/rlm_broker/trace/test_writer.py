@@ -1,3 +1,5 @@
+"""Trace files: whole lines in order, also of long events."""
+
 import json
 import os
 import signal

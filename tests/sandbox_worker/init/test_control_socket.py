@@ -19,9 +19,10 @@ def ends() -> Iterator[tuple[ControlSocket, socket.socket]]:
         yield ControlSocket(ours, select.poll()), theirs
 
 
-def test_packets_that_the_orchestrator_does_not_take_are_queued_without_blocking(
+def test_packets_not_taken_are_queued(
     ends: tuple[ControlSocket, socket.socket],
 ) -> None:
+    """Packets that the orchestrator does not take are queued without blocking."""
     control, host = ends
     for _ in range(100):  # far more than the socket holds
         control.say(PIECE)
@@ -35,7 +36,7 @@ def test_packets_that_the_orchestrator_does_not_take_are_queued_without_blocking
     assert control.is_clear
 
 
-def test_poll_says_when_the_host_takes_more() -> None:
+def test_poll_reports_when_packets_are_taken() -> None:
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     with ours, theirs:
         poll = select.poll()
@@ -49,7 +50,8 @@ def test_poll_says_when_the_host_takes_more() -> None:
         assert poll.poll(0) == [(ours.fileno(), select.POLLOUT)]
 
 
-def test_a_descriptor_travels_with_its_packet_and_is_ours_no_longer(ends: tuple[ControlSocket, socket.socket]) -> None:
+def test_descriptor_is_closed_after_its_packet(ends: tuple[ControlSocket, socket.socket]) -> None:
+    """A descriptor travels with its packet, and init has it no longer."""
     control, host = ends
     for _ in range(100):
         control.say(PIECE)
@@ -68,7 +70,8 @@ def test_a_descriptor_travels_with_its_packet_and_is_ours_no_longer(ends: tuple[
         os.fstat(mine)
 
 
-def test_a_host_that_is_gone_is_no_error_here_but_is_heard_of(ends: tuple[ControlSocket, socket.socket]) -> None:
+def test_closed_socket_is_heard_and_not_raised(ends: tuple[ControlSocket, socket.socket]) -> None:
+    """Sending to a closed socket raises no error; the next reading reports the end."""
     control, host = ends
     host.close()
     control.say(Drained())

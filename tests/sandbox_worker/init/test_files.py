@@ -1,4 +1,4 @@
-"""Files opened for the orchestrator: what is in reach of a path, and what is not, whatever stands there."""
+"""Files opened for the orchestrator: which paths are in reach and which are not."""
 
 import ctypes
 import os
@@ -47,13 +47,13 @@ def content(fd: int) -> bytes:
         return file.read()
 
 
-def test_file_in_a_folder_is_opened_to_read(scratch: Path) -> None:
+def test_file_is_opened_to_read(scratch: Path) -> None:
     (scratch / "a").mkdir()
     (scratch / "a" / "file").write_bytes(b"text")
     assert content(open_to_read([b"a", b"file"])) == b"text"
 
 
-def test_file_is_written_anew_with_its_folders(scratch: Path) -> None:
+def test_file_is_written_with_its_folders(scratch: Path) -> None:
     for data in (b"a longer text", b"short"):
         with open(open_to_write([b"a", b"b", b"file"], len(data), BOUNDS), "wb") as file:
             file.write(data)
@@ -80,7 +80,7 @@ def make(scratch: Path, what: str) -> None:
 
 
 @pytest.mark.parametrize("what", ["link", "loop", "folder", "fifo", "socket", "device"])
-def test_what_is_no_regular_file_is_refused(scratch: Path, what: str) -> None:
+def test_irregular_file_is_refused(scratch: Path, what: str) -> None:
     make(scratch, what)
     with pytest.raises(FileNotOpened, match=r"is a folder|is a link|is not a regular file"):
         open_to_read([b"it"])
@@ -90,7 +90,7 @@ def test_what_is_no_regular_file_is_refused(scratch: Path, what: str) -> None:
 
 
 @pytest.mark.parametrize("what", ["link", "fifo", "file"])
-def test_path_through_what_is_no_folder_is_refused(scratch: Path, what: str) -> None:
+def test_path_through_a_file_is_refused(scratch: Path, what: str) -> None:
     match what:
         case "link":
             (scratch / "it").symlink_to("../outside")
@@ -108,7 +108,7 @@ def test_path_through_what_is_no_folder_is_refused(scratch: Path, what: str) -> 
             call()
 
 
-def test_names_that_change_meanwhile_never_lead_outside(scratch: Path) -> None:
+def test_path_that_changes_never_leads_outside(scratch: Path) -> None:
     """A folder and a file are exchanged for links, as fast as can be, while they are opened."""
     (scratch / "folder").mkdir()
     (scratch / "folder" / "secret").write_text("own")
@@ -143,7 +143,8 @@ def test_names_that_change_meanwhile_never_lead_outside(scratch: Path) -> None:
     assert (scratch.parent / "outside" / "secret").read_text() == "secret"
 
 
-def test_file_without_room_is_refused_and_the_old_one_stays(scratch: Path) -> None:
+def test_file_without_room_keeps_the_old_one(scratch: Path) -> None:
+    """A file without room is refused, and the old file stays."""
     (scratch / "file").write_bytes(b"old")
     with pytest.raises(FileNotOpened, match=r"needs 70,000 bytes, and scratch_bytes leaves room for 6\d,\d{3}"):
         open_to_write([b"file"], 70_000, BOUNDS)
@@ -151,7 +152,7 @@ def test_file_without_room_is_refused_and_the_old_one_stays(scratch: Path) -> No
     os.close(open_to_write([b"file"], 60_000, BOUNDS))
 
 
-def test_one_file_or_folder_too_many_is_refused() -> None:
+def test_file_count_past_limit_is_refused() -> None:
     for number in range(4):
         os.close(open_to_write([b"file%d" % number], 0, BOUNDS))
     for path in ([b"a", b"file"], [b"b", b"c", b"file"]):
@@ -163,7 +164,8 @@ def test_one_file_or_folder_too_many_is_refused() -> None:
     os.close(open_to_write([b"file0"], 0, BOUNDS))
 
 
-def test_folder_is_listed_page_by_page_with_what_each_entry_is(scratch: Path) -> None:
+def test_folder_is_listed_in_pages(scratch: Path) -> None:
+    """A folder is listed page by page, with the kind and size of each entry."""
     odd = [b"\xff\xfe", b"\n", b" "]
     names = sorted([*(b"%04d-%s" % (number, b"x" * 200) for number in range(300)), *odd])
     for name in names:
@@ -187,7 +189,7 @@ def test_folder_is_listed_page_by_page_with_what_each_entry_is(scratch: Path) ->
     assert all(entry.size_bytes == 3 for entry in entries if entry.kind == "file")
 
 
-def test_page_of_the_shortest_names_fits_into_a_packet(scratch: Path) -> None:
+def test_folder_page_of_short_names_fits_a_packet(scratch: Path) -> None:
     for number in range(3000):
         (scratch / str(number)).touch()
     assert len(pack(listed([], b""))) < MAX_PACKET_BYTES
@@ -202,7 +204,7 @@ def test_folder_with_too_many_entries_is_refused(monkeypatch: pytest.MonkeyPatch
     assert MAX_ENTRIES == 10_000
 
 
-def test_answers_can_be_packed_whatever_the_names_are() -> None:
+def test_answers_pack_with_any_names() -> None:
     Path(os.fsdecode(b"\xff")).touch()
     for request in (
         OpenToRead([b"\xff", b"x"]),
@@ -219,7 +221,7 @@ def test_answers_can_be_packed_whatever_the_names_are() -> None:
     os.close(fd)
 
 
-def test_reason_of_the_kernel_is_told() -> None:
+def test_kernel_error_is_the_reason() -> None:
     refused, _ = files.answer(OpenToRead([b"none"]), None)
     assert isinstance(refused, Refused)
     assert re.fullmatch("cannot be opened: No such file or directory", refused.reason)

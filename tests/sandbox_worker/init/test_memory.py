@@ -70,7 +70,7 @@ def family(children: int = 3) -> Iterator[Family]:
         made.end()
 
 
-def test_below_the_limit_each_process_counts_what_it_has() -> None:
+def test_memory_below_limit_counts_each_process() -> None:
     with family() as readers:
         memory = Memory(readers.proc, 1 << 40)
         memory.repl_started(0)
@@ -78,7 +78,8 @@ def test_below_the_limit_each_process_counts_what_it_has() -> None:
         assert memory.measuring_s == 0
 
 
-def test_past_the_limit_shared_pages_count_once_and_copies_as_they_are_made() -> None:
+def test_memory_past_limit_counts_shared_pages_once() -> None:
+    """Past the limit, shared pages count once, and copies count as they are made."""
     with family() as readers:
         estimate = sum(each.status.memory_bytes for each in readers.seen())
         memory = Memory(readers.proc, estimate * 2 // 3)
@@ -91,7 +92,7 @@ def test_past_the_limit_shared_pages_count_once_and_copies_as_they_are_made() ->
         assert memory.used_bytes(readers.seen()) >= first + 100 * MIB
 
 
-def test_a_measurement_holds_while_nothing_is_written_to(clock: Clock) -> None:
+def test_memory_measurement_holds_until_pages_are_written(clock: Clock) -> None:
     with family() as readers:
         memory = Memory(readers.proc, sum(each.status.memory_bytes for each in readers.seen()) * 2 // 3)
         memory.repl_started(0)
@@ -109,7 +110,8 @@ def test_a_measurement_holds_while_nothing_is_written_to(clock: Clock) -> None:
         assert len(measured) > asked
 
 
-def test_a_hidden_process_counts_as_much_as_it_could_have() -> None:
+def test_hidden_process_counts_its_possible_memory() -> None:
+    """A hidden process counts as much as it could have."""
     with family(1) as one:
         (seen,) = one.seen()
         hidden = Seen(seen.pid, type(seen.status)(1, 2, 0, 0, seen.pid, is_hidden=True), seen.times)
@@ -118,7 +120,7 @@ def test_a_hidden_process_counts_as_much_as_it_could_have() -> None:
         assert memory.used_bytes([hidden]) >= 1 << 30
 
 
-def test_sockets_that_several_processes_have_count_once() -> None:
+def test_shared_sockets_count_once() -> None:
     pairs = [socket.socketpair() for _ in range(40)]
     with family() as holders:
         for one, other in pairs:

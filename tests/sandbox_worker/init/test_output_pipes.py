@@ -32,9 +32,8 @@ def pipes(said: Said) -> Iterator[tuple[ReplOutput, WriteEnds]]:
             os.close(fd)
 
 
-def test_what_a_block_writes_before_init_knows_of_it_is_its_own(
-    pipes: tuple[ReplOutput, WriteEnds], said: Said
-) -> None:
+def test_output_before_begin_belongs_to_its_block(pipes: tuple[ReplOutput, WriteEnds], said: Said) -> None:
+    """Output that a block writes before init knows of the block belongs to this block."""
     output, ends = pipes
     os.write(ends.stdout, b"abcdefgh")
     output.begin_block()
@@ -43,9 +42,8 @@ def test_what_a_block_writes_before_init_knows_of_it_is_its_own(
     assert b"".join(said) == b"ab\n... [8 more cut] ...\nkl"
 
 
-def test_what_was_read_before_a_block_uses_up_none_of_its_bounds(
-    pipes: tuple[ReplOutput, WriteEnds], said: Said
-) -> None:
+def test_output_read_before_block_uses_no_bounds(pipes: tuple[ReplOutput, WriteEnds], said: Said) -> None:
+    """Output that was read before a block uses up none of the block's bounds."""
     output, ends = pipes
     os.write(ends.stdout, b"abcdefgh")
     for fd in range(ends.stack):

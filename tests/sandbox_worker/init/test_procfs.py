@@ -30,7 +30,7 @@ def running(code: str, folder: Path) -> Iterator[int]:
         yield process.pid
 
 
-def test_others_are_all_but_this_one(tmp_path: Path) -> None:
+def test_others_exclude_this_process(tmp_path: Path) -> None:
     proc = Proc()
     assert proc.own_pid == os.getpid()
     with running("", tmp_path) as pid:
@@ -39,7 +39,7 @@ def test_others_are_all_but_this_one(tmp_path: Path) -> None:
         assert os.getpid() not in proc.others()
 
 
-def test_below_lists_descendants_alone(tmp_path: Path) -> None:
+def test_below_lists_only_descendants(tmp_path: Path) -> None:
     proc = Proc()
     before = set(proc.below())
     assert os.getppid() not in before
@@ -48,7 +48,7 @@ def test_below_lists_descendants_alone(tmp_path: Path) -> None:
         assert pid in proc.below()
 
 
-def test_one_that_ended_has_no_status_and_uses_nothing(tmp_path: Path) -> None:
+def test_ended_process_uses_nothing(tmp_path: Path) -> None:
     with running("", tmp_path) as pid:
         assert isinstance(Proc().status(pid), Status)
     proc = Proc()
@@ -74,7 +74,7 @@ def test_mapped_bytes_grow_with_what_is_mapped() -> None:
     ],
     ids=["open", "mapped", "both"],
 )
-def test_files_without_a_name_are_seen_once(tmp_path: Path, keeps: str) -> None:
+def test_unlinked_files_are_seen_once(tmp_path: Path, keeps: str) -> None:
     with running(f"import mmap\n{keeps}", tmp_path) as pid:
         assert list(tmp_path.iterdir()) == []
         assert 8 * MIB <= Proc().unlinked_bytes(pid, str(tmp_path)) <= 9 * MIB
@@ -94,7 +94,8 @@ ctypes.CDLL(None).syscall({exit}, 0)
 EXIT = {"x86_64": 60, "aarch64": 93}[os.uname().machine]
 
 
-def test_a_process_without_its_first_thread_is_seen_like_any_other(tmp_path: Path) -> None:
+def test_process_without_first_thread_is_seen(tmp_path: Path) -> None:
+    """A process without its first thread is seen as any other process is."""
     keeps = "held = bytearray(b'x') * (32 << 20)\nfile = open('a', 'wb', buffering=0); file.write(bytes(8 << 20)); os.unlink('a')"
     with running(WITHOUT_ITS_FIRST_THREAD.format(keeps=keeps, exit=EXIT), tmp_path) as pid:
         proc = Proc()
@@ -110,9 +111,8 @@ def test_a_process_without_its_first_thread_is_seen_like_any_other(tmp_path: Pat
         assert (proc.shared_out_bytes(status.speaker) or 0) >= 32 * MIB
 
 
-def test_a_process_whose_threads_end_before_they_are_read_is_hidden(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_process_with_vanishing_threads_is_hidden(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A process whose threads end before they are read is hidden."""
     proc = Proc()
     with running(WITHOUT_ITS_FIRST_THREAD.format(keeps="", exit=EXIT), tmp_path) as pid:
         names = itertools.count(10_000_000)  # above any pid
@@ -126,7 +126,8 @@ def test_a_process_whose_threads_end_before_they_are_read_is_hidden(
         assert (status.is_hidden, status.memory_bytes) == (False, 0)
 
 
-def test_a_process_that_shares_memory_is_told_from_one_that_copied_it(tmp_path: Path) -> None:
+def test_process_sharing_memory_differs_from_a_copy(tmp_path: Path) -> None:
+    """A process that shares memory is told from one that copied it."""
     # What vfork does, but without the wait for the child.
     code = (
         "import ctypes, signal\n"
@@ -150,7 +151,8 @@ def test_a_process_that_shares_memory_is_told_from_one_that_copied_it(tmp_path: 
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root may mount")
-def test_files_without_a_name_are_seen_on_an_overlay_of_two_file_systems(tmp_path: Path) -> None:
+def test_unlinked_files_are_seen_on_overlay(tmp_path: Path) -> None:
+    """Files without a name are seen on an overlay of two file systems."""
     code = """
 import os, sys
 from sandbox_worker.isolation import syscalls
@@ -183,7 +185,7 @@ def test_descriptors_are_counted(tmp_path: Path) -> None:
     assert Proc().descriptors(pid) == 0
 
 
-def test_session_and_number_of_a_process_are_told_as_this_process_knows_it(tmp_path: Path) -> None:
+def test_process_session_and_number_are_seen_from_here(tmp_path: Path) -> None:
     proc = Proc()
     with running("os.setsid()", tmp_path) as pid:
         assert (proc.number_here(pid), proc.session(pid)) == (pid, pid)

@@ -10,7 +10,7 @@ KIB = 1 << 10
 AT_FDCWD, RENAME_EXCHANGE = -100, 2
 
 
-def test_bytes_and_files_of_the_whole_tree_are_counted(tmp_path: Path) -> None:
+def test_scratch_tree_is_counted_whole(tmp_path: Path) -> None:
     (tmp_path / "a" / "b").mkdir(parents=True)
     (tmp_path / "a" / "x").write_bytes(bytes(256 * KIB))
     (tmp_path / "a" / "b" / "y").write_bytes(bytes(256 * KIB))
@@ -19,26 +19,26 @@ def test_bytes_and_files_of_the_whole_tree_are_counted(tmp_path: Path) -> None:
     assert 512 * KIB <= found.size_bytes <= 600 * KIB
 
 
-def test_links_are_not_followed(tmp_path: Path) -> None:
+def test_scratch_links_are_not_followed(tmp_path: Path) -> None:
     (tmp_path / "out").symlink_to("/usr")
     assert contents(str(tmp_path), 100).files == 1
 
 
-def test_it_stops_just_beyond_the_number_that_is_allowed(tmp_path: Path) -> None:
+def test_scratch_count_stops_past_the_limit(tmp_path: Path) -> None:
     for number in range(50):
         (tmp_path / str(number)).touch()
     assert contents(str(tmp_path), 10).files == 11
     assert contents(str(tmp_path), 50).files == 50
 
 
-def test_a_folder_that_was_closed_is_looked_into(tmp_path: Path) -> None:
+def test_unreadable_scratch_folder_is_counted(tmp_path: Path) -> None:
     (tmp_path / "closed").mkdir()
     (tmp_path / "closed" / "x").touch()
     (tmp_path / "closed").chmod(0o300)
     assert contents(str(tmp_path), 100).files == 2
 
 
-def test_folder_that_becomes_a_link_meanwhile_leads_nowhere(tmp_path: Path) -> None:
+def test_scratch_folder_swapped_for_link_stays_inside(tmp_path: Path) -> None:
     """At another time it is looked at than it is entered: in between it may be exchanged."""
     outside, scratch = tmp_path / "outside", tmp_path / "scratch"
     (scratch / "folder").mkdir(parents=True)
@@ -67,7 +67,8 @@ def test_folder_that_becomes_a_link_meanwhile_leads_nowhere(tmp_path: Path) -> N
     assert outside.stat().st_mode & 0o777 == 0o555
 
 
-def test_a_tree_too_deep_to_look_at_is_too_many_files(tmp_path: Path) -> None:
+def test_scratch_tree_too_deep_is_too_many(tmp_path: Path) -> None:
+    """A tree too deep to look at counts as too many files."""
     before = os.open(".", os.O_RDONLY)
     try:
         os.chdir(tmp_path)
@@ -80,5 +81,5 @@ def test_a_tree_too_deep_to_look_at_is_too_many_files(tmp_path: Path) -> None:
     assert contents(str(tmp_path), 100) == Contents(contents(str(tmp_path), 100).size_bytes, 101)
 
 
-def test_a_folder_that_is_gone_holds_nothing(tmp_path: Path) -> None:
+def test_missing_scratch_folder_counts_zero(tmp_path: Path) -> None:
     assert contents(str(tmp_path / "gone"), 10) == Contents(0, 0)

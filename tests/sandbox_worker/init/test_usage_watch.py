@@ -32,7 +32,8 @@ def child(code: str) -> Iterator["subprocess.Popen[str]"]:
             process.kill()
 
 
-def test_memory_that_a_repl_wrote_to_is_seen_and_what_it_only_reserved_is_not() -> None:
+def test_watch_counts_written_memory_not_reserved() -> None:
+    """The watch counts memory that a REPL wrote to, and none that it only reserved."""
     with child("import mmap\nwritten = bytearray(b'x') * (64 << 20)\nreserved = mmap.mmap(-1, 1 << 30, 0x22)") as repl:
         looking = Watch(Proc(), 1 << 40, MANY)
         looking._repl_pid = repl.pid
@@ -40,7 +41,8 @@ def test_memory_that_a_repl_wrote_to_is_seen_and_what_it_only_reserved_is_not() 
     assert 64 * MIB <= used <= 128 * MIB
 
 
-def test_more_processes_than_there_may_be_are_counted_and_not_read_about(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_watch_counts_excess_processes_without_reading(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Processes past their limit are counted, and their status is not read."""
     with child("") as one, child("") as other:
         proc = Proc()
         looking = Watch(proc, 1 << 40, 1, lambda: [one.pid, other.pid])
@@ -49,7 +51,8 @@ def test_more_processes_than_there_may_be_are_counted_and_not_read_about(monkeyp
     assert (usage.processes, usage.threads) == (2, 2)
 
 
-def test_what_a_repl_shares_with_init_from_the_start_is_not_its_own() -> None:
+def test_watch_excludes_memory_shared_with_init() -> None:
+    """Memory that a REPL shares with init from the start is not the REPL's own."""
     # One process is init and forks the REPL: what they share is there before.
     code = """
 import os, signal, sys
@@ -79,7 +82,8 @@ os.kill(pid, signal.SIGKILL)
     assert 32 <= after <= 64
 
 
-def test_cpu_time_counts_from_the_start_of_the_block_over_all_threads() -> None:
+def test_watch_counts_cpu_time_from_block_start() -> None:
+    """CPU time counts from the start of the block, over all threads."""
     burn = "import time\nwhile time.process_time() < 0.3: pass"
     with child(burn) as repl:
         looking = Watch(Proc(), 1 << 40, MANY)
@@ -89,7 +93,7 @@ def test_cpu_time_counts_from_the_start_of_the_block_over_all_threads() -> None:
         assert looking.look().cpu_s < 0.1
 
 
-def test_threads_and_processes_are_counted() -> None:
+def test_watch_counts_threads_and_processes() -> None:
     threads = "import threading\nstop = threading.Event()\nfor _ in range(7): threading.Thread(target=stop.wait, daemon=True).start()"
     with child(threads) as repl:
         looking = Watch(Proc(), 1 << 40, MANY)
@@ -98,7 +102,8 @@ def test_threads_and_processes_are_counted() -> None:
     assert (usage.processes, usage.threads) == (1, 8)
 
 
-def test_a_process_that_ended_is_no_error_and_uses_nothing() -> None:
+def test_watch_ignores_ended_processes() -> None:
+    """A process that ended is no error and has no usage."""
     with child("x = 1") as repl:
         looking = Watch(Proc(), 1 << 40, MANY)
         looking.repl_started(repl.pid, 0)
@@ -108,7 +113,9 @@ def test_a_process_that_ended_is_no_error_and_uses_nothing() -> None:
     assert (usage.memory_bytes, usage.processes, usage.threads) == (0, 0, 0)
 
 
-def test_it_looks_often_while_something_works_and_ever_more_rarely_while_all_sleep() -> None:
+def test_watch_slows_while_all_processes_sleep() -> None:
+    """The watch looks often while a process works, and ever more rarely while all sleep."""
+
     def looked_and_waits_longer() -> bool:
         looking.look()
         return looking.wait_s() > 5 * FASTEST_S
@@ -124,7 +131,7 @@ def test_it_looks_often_while_something_works_and_ever_more_rarely_while_all_sle
         assert looking.wait_s() <= FASTEST_S
 
 
-def test_moments_of_looks_are_drawn_anew() -> None:
+def test_watch_draws_its_moments_anew() -> None:
     with child("x = 1") as repl:
         looking = Watch(Proc(), 1 << 40, MANY)
         looking.repl_started(repl.pid, 0)

@@ -24,11 +24,11 @@ def with_all_capabilities() -> None:
     os.close(folder)
 
 
-def test_last_is_what_the_kernel_says() -> None:
+def test_last_capability_is_the_kernels() -> None:
     assert capabilities.last() == int(Path("/proc/sys/kernel/cap_last_cap").read_text())
 
 
-def test_dropping_empties_every_set() -> None:
+def test_capabilities_are_dropped_from_every_set() -> None:
     def drop() -> list[list[str]]:
         with_all_capabilities()
         before = status()
@@ -41,7 +41,9 @@ def test_dropping_empties_every_set() -> None:
     assert after == [""] * 5
 
 
-def test_what_was_dropped_stays_away_and_the_securebits_are_locked() -> None:
+def test_dropped_capabilities_stay_away() -> None:
+    """Dropped capabilities stay away, and the securebits are locked."""
+
     def drop_and_try() -> list[object]:
         with_all_capabilities()
         capabilities.drop_all(capabilities.last())

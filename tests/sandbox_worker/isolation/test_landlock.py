@@ -51,12 +51,13 @@ def refused(path: Path, flags: int) -> str:
         (7, [0xFFFF, 3, 3]),
     ],
 )
-def test_a_ruleset_governs_all_that_the_abi_knows_and_nothing_else(abi: int, attributes: list[int]) -> None:
+def test_ruleset_governs_all_of_its_abi(abi: int, attributes: list[int]) -> None:
+    """A ruleset governs exactly the rights that the ABI knows."""
     assert landlock.ruleset_attributes(abi) == struct.pack(f"={len(attributes)}Q", *attributes)
 
 
 @needs_landlock
-def test_only_what_is_granted_can_be_opened(tmp_path: Path) -> None:
+def test_ungranted_paths_cannot_be_opened(tmp_path: Path) -> None:
     for name in ("readable", "writable", "secret"):
         (tmp_path / name).mkdir()
         (tmp_path / name / "file").write_text(name)
@@ -77,7 +78,9 @@ def test_only_what_is_granted_can_be_opened(tmp_path: Path) -> None:
 
 
 @needs_landlock
-def test_a_rule_about_a_file_leaves_out_the_rights_of_folders() -> None:
+def test_file_rule_omits_folder_rights() -> None:
+    """A rule about a file leaves out the rights of folders."""
+
     def attempts() -> list[str]:
         restrict(Grant("/dev/null", READ_FILE | WRITE_FILE | TRUNCATE | READ | CHANGE))
         return [refused(Path("/dev/null"), os.O_RDWR), refused(Path("/dev/zero"), os.O_RDONLY)]
@@ -86,7 +89,7 @@ def test_a_rule_about_a_file_leaves_out_the_rights_of_folders() -> None:
 
 
 @needs_landlock
-def test_a_domain_within_a_domain_only_narrows(tmp_path: Path) -> None:
+def test_domain_within_a_domain_only_narrows(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("x")
 
     def attempts() -> list[str]:
@@ -114,7 +117,7 @@ def test_execution_is_granted_by_itself() -> None:
 
 
 @needs_landlock
-def test_a_granted_path_must_exist(tmp_path: Path) -> None:
+def test_granted_path_must_exist(tmp_path: Path) -> None:
     def attempt() -> str:
         with pytest.raises(FileNotFoundError) as caught:
             restrict(Grant(str(tmp_path / "missing"), READ))
@@ -124,7 +127,7 @@ def test_a_granted_path_must_exist(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(ABI < 6, reason="signals are governed from Landlock ABI 6 on")
-def test_no_signal_leaves_the_domain() -> None:
+def test_signals_stay_within_the_domain() -> None:
     outside = os.getpid()
 
     def attempt() -> str:

@@ -25,7 +25,8 @@ def test_only_outermost_paths_stay_in_order(paths: list[str], expected: list[str
     assert mounts.outermost(paths) == expected
 
 
-def test_temporary_is_free_unless_something_needed_lies_there_under_any_name(tmp_path: Path) -> None:
+def test_temporary_is_free_unless_needed(tmp_path: Path) -> None:
+    """/tmp is free unless a needed path lies there, under any name."""
     assert mounts.temporary_is_free(["/usr/lib", "/tmpfoo"])
     assert not mounts.temporary_is_free(["/usr/lib", "/tmp/venv"])
     link = tmp_path / "link"
@@ -76,14 +77,18 @@ def folder(tmp_path: Path) -> Path:
     return home / "python"
 
 
-def test_what_is_readable_is_there_under_its_own_name_and_its_neighbours_are_not(tmp_path: Path, folder: Path) -> None:
+def test_readable_path_is_mounted_without_neighbours(tmp_path: Path, folder: Path) -> None:
+    """A readable path is there under its own name, and its neighbours are not."""
+
     def report() -> list[Any]:
         return [(folder / "file").read_text(), sorted(path.name for path in folder.parent.iterdir())]
 
     assert in_private_root(tmp_path / "root", report, [folder]) == ["content", ["python"]]
 
 
-def test_the_root_holds_the_system_and_nothing_else_of_the_host(tmp_path: Path) -> None:
+def test_root_holds_only_the_system(tmp_path: Path) -> None:
+    """The root holds the system and no other file of the host."""
+
     def report() -> list[list[str]]:
         return [sorted(path.name for path in Path(name).iterdir()) for name in ("/", "/etc", "/dev")]
 
@@ -94,7 +99,9 @@ def test_the_root_holds_the_system_and_nothing_else_of_the_host(tmp_path: Path) 
     assert dev == ["fd", "full", "null", "random", "shm", "stderr", "stdin", "stdout", "urandom", "zero"]
 
 
-def test_nothing_can_be_written_not_even_into_mounts_below_what_is_readable(tmp_path: Path, folder: Path) -> None:
+def test_readable_mounts_cannot_be_written(tmp_path: Path, folder: Path) -> None:
+    """All mounts are read-only, also those below a readable path."""
+
     def report() -> list[str]:
         places = [folder / "new", folder / "sub" / "new", Path("/new"), Path("/usr/new"), Path("/dev/new")]
         return [refusal(lambda place=place: place.write_text("x")) for place in places]  # type: ignore[misc]
@@ -105,7 +112,7 @@ def test_nothing_can_be_written_not_even_into_mounts_below_what_is_readable(tmp_
     assert in_private_root(tmp_path / "root", report, [folder], before=mount_below) == ["EROFS"] * 5
 
 
-def test_devices_work_and_their_nodes_cannot_be_changed(tmp_path: Path) -> None:
+def test_devices_work_and_cannot_be_changed(tmp_path: Path) -> None:
     def report() -> list[object]:
         Path("/dev/null").write_text("x")
         with open("/dev/zero", "rb") as zero:
@@ -115,7 +122,8 @@ def test_devices_work_and_their_nodes_cannot_be_changed(tmp_path: Path) -> None:
     assert in_private_root(tmp_path / "root", report) == [8, "EROFS"]
 
 
-def test_a_link_is_shown_under_its_name_and_where_it_leads(tmp_path: Path, folder: Path) -> None:
+def test_link_is_shown_with_its_target(tmp_path: Path, folder: Path) -> None:
+    """A link is shown under its name and where it leads."""
     link = tmp_path / "link"
     link.symlink_to(folder)
 
@@ -125,7 +133,8 @@ def test_a_link_is_shown_under_its_name_and_where_it_leads(tmp_path: Path, folde
     assert in_private_root(tmp_path / "root", report, [link]) == ["content", "content"]
 
 
-def test_a_hidden_folder_is_empty_under_every_name_of_what_holds_it(tmp_path: Path, folder: Path) -> None:
+def test_hidden_folder_is_empty_by_every_name(tmp_path: Path, folder: Path) -> None:
+    """A hidden folder is empty under every name of the folder that holds it."""
     link = tmp_path / "link"
     link.symlink_to(folder)
 
@@ -138,14 +147,17 @@ def test_a_hidden_folder_is_empty_under_every_name_of_what_holds_it(tmp_path: Pa
     assert in_private_root(tmp_path / "root", report, [link], hidden) == [[], [], "EROFS", "content"]
 
 
-def test_a_folder_that_was_hidden_around_what_is_readable_does_not_hide_it(tmp_path: Path, folder: Path) -> None:
+def test_hidden_parent_does_not_hide_readable_folder(tmp_path: Path, folder: Path) -> None:
+    """A hidden folder does not hide a readable folder inside it."""
+
     def report() -> str:
         return (folder / "file").read_text()
 
     assert in_private_root(tmp_path / "root", report, [folder], [folder.parent]) == "content"
 
 
-def test_what_is_readable_in_a_hidden_folder_is_shown_on_top_of_its_cover(tmp_path: Path, folder: Path) -> None:
+def test_readable_path_covers_its_hidden_folder(tmp_path: Path, folder: Path) -> None:
+    """A readable path in a hidden folder is shown on top of the folder's cover."""
     secret = folder / "secret"
     for name in ("deep/package/inner", "other"):
         (secret / name).mkdir(parents=True)
@@ -163,7 +175,8 @@ def test_what_is_readable_in_a_hidden_folder_is_shown_on_top_of_its_cover(tmp_pa
     assert in_private_root(tmp_path / "root", report, readable, [secret]) == [found, ["EROFS"] * 4, "single"]
 
 
-def test_a_link_to_a_file_stays_one_and_the_file_is_shown(tmp_path: Path, folder: Path) -> None:
+def test_link_to_a_file_stays_a_link(tmp_path: Path, folder: Path) -> None:
+    """A link to a file stays a link, and the file is shown."""
     link = tmp_path / "beside" / "python"
     link.parent.mkdir()
     link.symlink_to(folder / "file")
@@ -174,25 +187,25 @@ def test_a_link_to_a_file_stays_one_and_the_file_is_shown(tmp_path: Path, folder
     assert in_private_root(tmp_path / "root", report, [link]) == [str(folder / "file"), "content", ["python"]]
 
 
-def test_a_file_cannot_be_hidden(tmp_path: Path, folder: Path) -> None:
+def test_file_cannot_be_hidden(tmp_path: Path, folder: Path) -> None:
     with pytest.raises(AssertionError, match="is not a folder"):
         in_private_root(tmp_path / "root", list, [folder], [folder / "file"])
 
 
 @pytest.mark.parametrize("path", ["/", "/proc/self", "/dev", "/sys", "relative", "/no/such/folder"])
-def test_paths_that_cannot_be_shown_are_refused_by_name(path: str, tmp_path: Path) -> None:
+def test_unusable_paths_are_refused_by_name(path: str, tmp_path: Path) -> None:
     with pytest.raises(AssertionError, match=f"readable path '{path}'"):
         in_private_root(tmp_path / "root", list, [Path(path)])
 
 
-def test_a_narrow_umask_does_not_lock_another_uid_out(tmp_path: Path, folder: Path) -> None:
+def test_narrow_umask_admits_another_uid(tmp_path: Path, folder: Path) -> None:
     def report() -> list[int]:
         return [Path(name).stat().st_mode & 0o777 for name in ("/", "/etc", "/dev", str(folder.parent))]
 
     assert in_private_root(tmp_path / "root", report, [folder], before=lambda: os.umask(0o077)) == [0o755] * 4
 
 
-def test_the_host_sees_nothing_of_it(tmp_path: Path, folder: Path) -> None:
+def test_root_mounts_are_invisible_to_the_host(tmp_path: Path, folder: Path) -> None:
     before = Path("/proc/self/mounts").read_text()
     in_private_root(tmp_path / "root", list, [folder])
     assert Path("/proc/self/mounts").read_text() == before
@@ -200,7 +213,7 @@ def test_the_host_sees_nothing_of_it(tmp_path: Path, folder: Path) -> None:
 
 
 @pytest.mark.parametrize("also_temporary", [True, False])
-def test_the_scratch_folder_is_bounded_together_with_shared_memory(tmp_path: Path, also_temporary: bool) -> None:
+def test_scratch_folder_is_bounded_with_shared_memory(tmp_path: Path, also_temporary: bool) -> None:
     mebibyte = bytes(1 << 20)
 
     def report() -> list[Any]:
@@ -218,7 +231,7 @@ def test_the_scratch_folder_is_bounded_together_with_shared_memory(tmp_path: Pat
     assert (shown, written) == ((["a"], "") if also_temporary else ([], "EROFS"))
 
 
-def test_the_number_of_files_in_the_scratch_folder_is_bounded(tmp_path: Path) -> None:
+def test_scratch_file_count_is_bounded(tmp_path: Path) -> None:
     def report() -> list[object]:
         mounts.mount_scratch(64 << 20, 100, also_temporary=False)
         for number in range(101):

@@ -28,7 +28,9 @@ def enter(flags: int) -> None:
     os.close(folder)
 
 
-def test_a_second_thread_is_refused_with_the_number_of_threads() -> None:
+def test_second_thread_is_refused_by_count() -> None:
+    """A second thread is refused with the number of threads."""
+
     def with_thread() -> str:
         release = threading.Event()
         thread = threading.Thread(target=release.wait)
@@ -43,7 +45,9 @@ def test_a_second_thread_is_refused_with_the_number_of_threads() -> None:
 
 
 @needs_root
-def test_becoming_another_uid_is_for_good_and_leaves_no_group() -> None:
+def test_become_is_final_and_drops_groups() -> None:
+    """A process that becomes another uid cannot return, and has no groups left."""
+
     def become() -> list[object]:
         os.setgroups([0, 1])
         became = namespaces.become(65534)
@@ -55,7 +59,9 @@ def test_becoming_another_uid_is_for_good_and_leaves_no_group() -> None:
 
 
 @needs_root
-def test_after_becoming_another_uid_its_own_proc_files_are_its_own() -> None:
+def test_become_keeps_own_proc_files() -> None:
+    """After becoming another uid, a process owns its files in /proc."""
+
     def owner() -> int:
         namespaces.become(65534)
         return Path("/proc/self/oom_score_adj").stat().st_uid
@@ -63,7 +69,9 @@ def test_after_becoming_another_uid_its_own_proc_files_are_its_own() -> None:
     assert in_child(owner) == 65534
 
 
-def test_root_of_a_namespace_without_a_second_id_goes_on_as_it_is() -> None:
+def test_become_without_second_id_changes_nothing() -> None:
+    """The root of a namespace that maps no second id goes on as this root."""
+
     def become() -> bool:
         enter(syscalls.CLONE_NEWUSER)  # maps one id, as bubblewrap does
         return namespaces.become(os.getuid() + 1)
@@ -71,7 +79,7 @@ def test_root_of_a_namespace_without_a_second_id_goes_on_as_it_is() -> None:
     assert in_child(become) is False
 
 
-def test_a_user_namespace_keeps_the_identity() -> None:
+def test_user_namespace_keeps_the_identity() -> None:
     def identity() -> list[int]:
         enter(syscalls.CLONE_NEWUSER)
         return [os.getuid(), os.getgid()]
@@ -79,7 +87,9 @@ def test_a_user_namespace_keeps_the_identity() -> None:
     assert in_child(identity) == [os.getuid(), os.getgid()]
 
 
-def test_a_limit_on_namespaces_is_named_where_the_kernel_says_that_no_space_is_left() -> None:
+def test_namespace_limit_is_named() -> None:
+    """A limit on namespaces is named where the kernel says "no space left"."""
+
     def enter_limited() -> str:
         enter(syscalls.CLONE_NEWUSER)
         Path("/proc/sys/user/max_user_namespaces").write_text("0")
@@ -117,7 +127,9 @@ def say_pid(fork: Callable[[], int], pipe: int) -> None:
     os.waitpid(pid, 0)
 
 
-def test_every_worker_is_pid_1_of_a_namespace_of_its_own_and_other_forks_are_not() -> None:
+def test_workers_are_pid_1_of_own_namespaces() -> None:
+    """Every worker is pid 1 of its own namespace, and other forks are not."""
+
     def serve(own_pidfd: int, pipe: int) -> None:
         for _ in range(3):
             say_pid(lambda: namespaces.fork_into_new_pid_namespace(own_pidfd), pipe)
@@ -126,7 +138,7 @@ def test_every_worker_is_pid_1_of_a_namespace_of_its_own_and_other_forks_are_not
     assert as_zygote(serve) == "1 1 1 5 "
 
 
-def test_a_failed_fork_leaves_no_pid_namespace_pending(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_failed_fork_leaves_no_pid_namespace(monkeypatch: pytest.MonkeyPatch) -> None:
     def no_fork() -> int:
         raise OSError(errno.EAGAIN, "no more processes")
 
@@ -141,7 +153,7 @@ def test_a_failed_fork_leaves_no_pid_namespace_pending(monkeypatch: pytest.Monke
 
 
 @pytest.mark.parametrize(("ending", "expected"), [("exits_with_7", 7), ("is_killed", 128 + signal.SIGKILL)])
-def test_the_monitor_ends_as_pid_1_ends(ending: str, expected: int) -> None:
+def test_monitor_ends_with_pid_1(ending: str, expected: int) -> None:
     monitor = os.fork()
     if monitor == 0:
         namespaces.continue_as_pid_1()
@@ -180,7 +192,8 @@ def ended(pipe: int) -> bool:
 
 
 @pytest.mark.parametrize("victim", ["the_child", "the_monitor"])
-def test_when_either_is_killed_both_are_gone_and_no_descriptor_is_held(victim: str) -> None:
+def test_monitor_and_child_end_together(victim: str) -> None:
+    """If the monitor or its child is killed, both are gone, and no descriptor is held."""
     read_end, write_end = os.pipe()
     monitor = start_monitored(write_end)
     try:
@@ -199,7 +212,8 @@ def test_when_either_is_killed_both_are_gone_and_no_descriptor_is_held(victim: s
         os.close(read_end)
 
 
-def test_ids_of_workers_are_given_in_turn_and_none_is_the_zygotes() -> None:
+def test_worker_ids_are_given_in_turn() -> None:
+    """Ids of workers are given in turn, and none is the fork server's."""
     ids, given = WorkerIds(1000, 4), []
     for _ in range(6):
         ids.forked += 1

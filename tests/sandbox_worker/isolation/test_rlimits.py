@@ -9,7 +9,7 @@ from sandbox_worker.isolation import rlimits
 from tests.support.forked_child import in_child
 
 
-def test_core_dumps_are_bound_to_one_byte_for_good() -> None:
+def test_core_dumps_are_bound_to_one_byte() -> None:
     def limit() -> list[object]:
         return [rlimits.forbid_core_dumps(), resource.getrlimit(resource.RLIMIT_CORE), rlimits.forbid_core_dumps()]
 
@@ -17,7 +17,8 @@ def test_core_dumps_are_bound_to_one_byte_for_good() -> None:
         assert in_child(limit) == [True, [1, 1], True]
 
 
-def test_a_hard_core_limit_of_0_is_reported_since_it_does_not_stop_a_piped_handler() -> None:
+def test_hard_core_limit_of_0_is_reported() -> None:
+    """A hard core limit of 0 is reported, since it does not stop a piped handler."""
     code = (
         "import os, resource; resource.setrlimit(resource.RLIMIT_CORE, (0, 0))\n"
         "if os.getuid() == 0: os.setresuid(65534, 65534, 65534)\n"
@@ -27,7 +28,9 @@ def test_a_hard_core_limit_of_0_is_reported_since_it_does_not_stop_a_piped_handl
     assert subprocess.run([sys.executable, "-c", script], capture_output=True, check=True).stdout == b"False\n"
 
 
-def test_a_limit_is_set_soft_and_hard_and_never_above_the_hard_one() -> None:
+def test_limit_is_never_above_the_hard_one() -> None:
+    """A limit is set soft and hard, and never above the hard limit that holds."""
+
     def limits() -> list[object]:
         rlimits.set_hard(resource.RLIMIT_NOFILE, 100)
         lowered = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -37,7 +40,7 @@ def test_a_limit_is_set_soft_and_hard_and_never_above_the_hard_one() -> None:
     assert in_child(limits) == [[100, 100], [100, 100]]
 
 
-def test_a_process_cannot_map_more_than_its_address_space() -> None:
+def test_address_space_limit_bounds_mappings() -> None:
     def allocate() -> str:
         rlimits.set_hard(resource.RLIMIT_AS, Proc().mapped_bytes()[0] + (32 << 20))
         try:

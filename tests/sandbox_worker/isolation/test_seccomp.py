@@ -149,7 +149,7 @@ def verdict(kind: Kind, name: str, *arguments: int) -> int:
 # -- every number ----------------------------------------------------------------------------------------------------
 
 
-def test_the_expectations_name_every_call_once() -> None:
+def test_expectations_name_each_call_once() -> None:
     sets = (ALWAYS, NEVER, ONLY_TO_EXEC, ONLY_TO_INIT, set(WITH_ALL_ARGUMENTS_ZERO))
     assert sum(map(len, sets)) == len(set().union(*sets))
     assert set().union(*sets) == NUMBERS["x86_64"].keys() | NUMBERS["aarch64"].keys()
@@ -169,7 +169,8 @@ def expected(kind: Kind, allow_exec: bool, name: str | None) -> int:
 
 
 @pytest.mark.parametrize(("kind", "allow_exec", "arch"), VARIANTS)
-def test_every_number_from_0_to_500_gets_what_its_name_deserves(kind: Kind, allow_exec: bool, arch: str) -> None:
+def test_filter_answers_each_number_from_0_to_500(kind: Kind, allow_exec: bool, arch: str) -> None:
+    """Every number from 0 to 500 gets the answer that its name deserves."""
     program = seccomp.program(kind, allow_exec, arch)
     names = {number: name for name, number in NUMBERS[arch].items()}
     found = {number: simulate(program, number, audit_arch=AUDIT_ARCH[arch]) for number in range(501)}
@@ -177,7 +178,8 @@ def test_every_number_from_0_to_500_gets_what_its_name_deserves(kind: Kind, allo
 
 
 @pytest.mark.parametrize(("kind", "allow_exec", "arch"), VARIANTS)
-def test_no_x32_call_and_no_number_beyond_the_tables_is_known(kind: Kind, allow_exec: bool, arch: str) -> None:
+def test_x32_calls_and_unknown_numbers_do_not_exist(kind: Kind, allow_exec: bool, arch: str) -> None:
+    """No x32 call and no number past the tables is known."""
     program = seccomp.program(kind, allow_exec, arch)
     numbers = [*range(X32, X32 + 600), 1000, X32 - 1, 0x7FFFFFFF, 0x80000000, 0xFFFFFFFF]
     assert {simulate(program, number, audit_arch=AUDIT_ARCH[arch]) for number in numbers} == {ENOSYS}
@@ -191,7 +193,8 @@ def test_calls_of_another_architecture_kill(kind: Kind, allow_exec: bool, arch: 
 
 
 @pytest.mark.parametrize("arch", ["x86_64", "aarch64"])
-def test_init_may_do_whatever_its_repl_may_since_filters_add_up(arch: str) -> None:
+def test_init_may_all_that_its_repl_may(arch: str) -> None:
+    """Init may do all that its REPL may, since filters add up."""
     programs = [seccomp.program(kind, True, arch) for kind in ("init", "repl")]
     words = (*range(70), 1024, 1030, 1031, 1032, 1034, 0x5401, 0x5413, 0x541B, 0x5421, 0x5450, 0x5451, 0x53564D41)
     for number in NUMBERS[arch].values():
@@ -200,12 +203,12 @@ def test_init_may_do_whatever_its_repl_may_since_filters_add_up(arch: str) -> No
             assert init == ALLOW or repl != ALLOW
 
 
-def test_a_machine_without_a_table_is_refused_by_name() -> None:
+def test_machine_without_table_is_refused_by_name() -> None:
     with pytest.raises(OSError, match="no table of system calls for machine 'riscv64'; there are: aarch64, x86_64"):
         seccomp.program("repl", False, "riscv64")
 
 
-def test_every_name_in_the_rules_is_a_call() -> None:
+def test_rule_names_are_calls() -> None:
     names = [
         value for name, value in vars(seccomp_rules).items() if name.isupper() and isinstance(value, frozenset | dict)
     ]
@@ -278,7 +281,7 @@ def test_arguments_decide(name: str, arguments: tuple[int, ...], action: int) ->
     [("fcntl", (0, 1031)), ("prctl", (4, 1)), ("prctl", (1, 9))],
     ids=["shrinks_a_pipe", "sets_dumpable", "ends_with_its_parent"],
 )
-def test_init_may_what_its_repl_may_not(name: str, arguments: tuple[int, ...]) -> None:
+def test_init_may_more_than_its_repl(name: str, arguments: tuple[int, ...]) -> None:
     assert verdict("init", name, *arguments) == ALLOW
     assert verdict("repl", name, *arguments) == EPERM
 
@@ -297,5 +300,5 @@ def test_init_may_what_its_repl_may_not(name: str, arguments: tuple[int, ...]) -
         ("sched_setaffinity", (1,), EPERM),
     ],
 )
-def test_arguments_decide_for_threads(name: str, arguments: tuple[int, ...], action: int) -> None:
+def test_thread_arguments_decide(name: str, arguments: tuple[int, ...], action: int) -> None:
     assert verdict("threads", name, *arguments) == action

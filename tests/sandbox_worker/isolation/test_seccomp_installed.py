@@ -47,7 +47,7 @@ def raw(name: str, *arguments: int | bytes) -> Callable[[], object]:
 
 
 @needs_table
-def test_a_connected_tcp_door_cannot_be_aimed_anew() -> None:
+def test_connected_socket_cannot_be_reconnected() -> None:
     with (
         socket.create_server(("127.0.0.1", 0)) as host,
         socket.create_server(("127.0.0.1", 0)) as other,
@@ -86,7 +86,7 @@ def test_a_connected_tcp_door_cannot_be_aimed_anew() -> None:
 
 
 @needs_table
-def test_calls_into_the_kernels_depths_are_refused() -> None:
+def test_kernel_internals_are_refused() -> None:
     attacks = {
         "unshares": raw("unshare", syscalls.CLONE_NEWUSER),
         "enters": raw("setns", -1, 0),
@@ -140,12 +140,13 @@ def test_threads_forks_pairs_and_events_work() -> None:
 
 @needs_table
 @pytest.mark.skipif(not Path("/bin/true").exists(), reason="there is no /bin/true to run")
-def test_programs_start_where_they_are_allowed() -> None:
+def test_programs_start_where_allowed() -> None:
     assert behind_the_filter(lambda: os.waitstatus_to_exitcode(os.system("/bin/true")), allow_exec=True) == 0
 
 
 @needs_table
-def test_behind_the_filter_for_threads_there_are_threads_and_no_processes(tmp_path: Path) -> None:
+def test_thread_filter_allows_threads_and_no_processes(tmp_path: Path) -> None:
+    """Behind the filter for threads there are threads and no processes."""
     file = tmp_path / "the user's file"
     file.write_text("text")
     file.chmod(0o640)

@@ -102,7 +102,7 @@ def standard(launcher: Launcher) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("name", ATTACKS)
-def test_an_attack_is_refused_at_standard(standard: dict[str, Any], name: str) -> None:
+def test_attack_is_refused_at_standard(standard: dict[str, Any], name: str) -> None:
     found, expected = standard["of repl"][name], ATTACKS[name][1]
     assert found in expected if isinstance(expected, tuple) else found == expected
 
@@ -114,7 +114,7 @@ def test_ordinary_python_works_at_standard(standard: dict[str, Any], name: str) 
     assert standard["of repl"][name] == ORDINARY[name][1]
 
 
-def test_the_layers_of_standard_are_reported(standard: dict[str, Any]) -> None:
+def test_standard_layers_are_reported(standard: dict[str, Any]) -> None:
     assert standard["zygote"] == []
     layers = ["capabilities", "parent death signal", "no_new_privs", "not dumpable", "landlock", "seccomp"]
     assert [name for name in standard["init"] if name != "own uid"] == ["session", *layers]
@@ -127,7 +127,7 @@ def test_init_can_do_its_work_at_standard(standard: dict[str, Any]) -> None:
     assert standard["of init"]["sees"] is True
 
 
-def test_a_file_of_the_user_is_as_it_was(launcher: Launcher) -> None:
+def test_user_file_is_unchanged(launcher: Launcher) -> None:
     victim = Path("/usr") if launcher.uid is None and os.getuid() == 0 else Path(os.__file__)
     before = victim.stat()
     probes = {"chmod": f"os.chmod({str(victim)!r}, 0)", "touch": f"os.utime({str(victim)!r}, (0, 0))"}
@@ -136,9 +136,8 @@ def test_a_file_of_the_user_is_as_it_was(launcher: Launcher) -> None:
     assert (victim.stat().st_mode, victim.stat().st_mtime_ns) == (before.st_mode, before.st_mtime_ns)
 
 
-def test_a_worker_of_a_root_has_a_uid_of_its_own_and_so_a_bound_on_its_threads(
-    launcher: Launcher, request: pytest.FixtureRequest
-) -> None:
+def test_root_worker_has_own_uid_and_thread_bound(launcher: Launcher, request: pytest.FixtureRequest) -> None:
+    """A worker of root has a uid of its own, and so a bound on its threads."""
     start = "__import__('threading').Thread(target=__import__('time').sleep, args=(5,), daemon=True).start()"
     code = f"[{start} for _ in range({2 * BOUNDS['max_processes']})]"
     report = launcher.run(level="standard", probes={"threads": code, "id": "os.getuid()"})

@@ -39,13 +39,14 @@ def machine(request: pytest.FixtureRequest) -> str:
     return name
 
 
-def test_every_name_of_the_kernels_header_has_its_number(machine: str) -> None:
+def test_header_names_have_their_numbers(machine: str) -> None:
     expected = numbers_in(HEADERS[machine])
     assert len(expected) > 250
     assert {name: NUMBERS[machine].get(name) for name in expected} == expected
 
 
-def test_every_number_that_the_header_could_know_is_in_it(machine: str) -> None:
+def test_table_numbers_are_in_the_header(machine: str) -> None:
+    """Every number of the table that the header could know is in the header."""
     expected = numbers_in(HEADERS[machine])
     ours = {name: number for name, number in NUMBERS[machine].items() if number <= max(expected.values())}
     newer_than_most_headers = {"uretprobe": 335, "uprobe": 336}
@@ -53,11 +54,11 @@ def test_every_number_that_the_header_could_know_is_in_it(machine: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["x86_64", "aarch64"])
-def test_no_two_names_share_a_number(name: str) -> None:
+def test_numbers_are_unique(name: str) -> None:
     assert len(set(NUMBERS[name].values())) == len(NUMBERS[name])
 
 
-def test_both_architectures_count_alike_from_424_on() -> None:
+def test_architectures_agree_from_424_on() -> None:
     newer = [{name: number for name, number in table.items() if number >= 424} for table in NUMBERS.values()]
     assert newer[0] == newer[1]
     assert newer[0]["pidfd_send_signal"] == 424

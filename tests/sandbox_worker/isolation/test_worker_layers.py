@@ -123,14 +123,14 @@ def holds(found: Any, expected: Any) -> bool:
 
 @needs_strict
 @pytest.mark.parametrize("name", ATTACKS)
-def test_an_attack_is_refused(strict: dict[str, Any], name: str) -> None:
+def test_attack_is_refused(strict: dict[str, Any], name: str) -> None:
     found, expected = strict["of repl"][name], ATTACKS[name][1]
     assert holds(found, expected), found
 
 
 @needs_strict
 @pytest.mark.parametrize("name", FACTS)
-def test_a_repl_in_isolation_is_as_it_must_be(strict: dict[str, Any], name: str) -> None:
+def test_repl_in_isolation_is_as_expected(strict: dict[str, Any], name: str) -> None:
     found, expected = strict["of repl"][name], FACTS[name][1]
     assert holds(found, expected), found
 
@@ -150,7 +150,8 @@ def test_init_can_do_its_work_and_not_much_more(strict: dict[str, Any], name: st
 
 
 @needs_strict
-def test_the_layers_are_reported_in_the_order_they_were_applied(launcher: Launcher, strict: dict[str, Any]) -> None:
+def test_layers_are_reported_in_order(launcher: Launcher, strict: dict[str, Any]) -> None:
+    """The layers are reported in the order in which they were applied."""
     as_root = ["private root", "other uid", "namespaces", "pid 1", "own proc", "host name"]
     as_user = ["namespaces", "pid 1", "private root", "own proc", "host name"]
     root = os.getuid() == 0 and launcher.uid is None
@@ -162,7 +163,8 @@ def test_the_layers_are_reported_in_the_order_they_were_applied(launcher: Launch
 
 
 @needs_strict
-def test_init_outlives_all_of_it_and_the_monitor_ends_as_the_zygote_does(strict: dict[str, Any]) -> None:
+def test_init_outlives_attacks_and_monitor_ends(strict: dict[str, Any]) -> None:
+    """Init outlives all of it, and the monitor ends as the fork server does."""
     assert strict["init ended with"] == 5
     assert strict["exit code"] == 0
     assert strict["stderr"] == ""
@@ -184,7 +186,8 @@ except BlockingIOError:
 
 
 @needs_strict
-def test_a_fork_bomb_ends_at_the_number_of_processes_and_one_signal_ends_it(launcher: Launcher) -> None:
+def test_fork_bomb_is_bounded_and_killable(launcher: Launcher) -> None:
+    """A fork bomb ends at the number of processes, and one signal ends it."""
     bomb = f"(lambda names: exec({FORK_UNTIL_REFUSED!r}, names) or names['forks'])({{}})"
     report = launcher.run(probes={"forks": bomb, "kill": "os.kill(-1, 9)"})
     assert report["of repl"] == {"forks": BOUNDS["max_processes"] - 2, "kill": None}  # init and the REPL count, too
@@ -192,7 +195,8 @@ def test_a_fork_bomb_ends_at_the_number_of_processes_and_one_signal_ends_it(laun
 
 
 @needs_strict
-def test_with_exec_programs_run_also_those_of_the_scratch_folder(launcher: Launcher) -> None:
+def test_exec_allows_programs_of_scratch_folder(launcher: Launcher) -> None:
+    """With `exec`, programs run, also those of the scratch folder."""
     run = "__import__('subprocess').run({}, capture_output=True, text=True).{}"
     probes = {
         "a_program": run.format("['/bin/sh', '-c', 'echo $((6 * 7)) | cat']", "stdout"),
@@ -204,7 +208,7 @@ def test_with_exec_programs_run_also_those_of_the_scratch_folder(launcher: Launc
 
 
 @needs_strict
-def test_where_the_hosts_proc_is_masked_workers_have_none(launcher: Launcher) -> None:
+def test_masked_proc_is_absent_from_workers(launcher: Launcher) -> None:
     if launcher.uid is not None or os.getuid() != 0:
         pytest.skip(NEEDS_ROOT)  # to mask /proc before a fork server starts
     probes = {"proc": "os.listdir('/proc')", "pid": "os.getppid()", "memory": "len(bytearray(2 << 30))"}
@@ -214,7 +218,8 @@ def test_where_the_hosts_proc_is_masked_workers_have_none(launcher: Launcher) ->
     assert report["of repl"] == {"proc": [], "pid": 1, "memory": "MemoryError "}
 
 
-def test_process_is_no_boundary_but_dies_with_its_zygote_and_has_limits(launcher: Launcher) -> None:
+def test_level_process_is_no_boundary_but_bounded(launcher: Launcher) -> None:
+    """`process` is no boundary, but dies with its fork server and has limits."""
     probes = {
         "files": "[open('/dev/null') for _ in range(64)]",
         "passwd": "len(open('/etc/passwd').read()) > 0",

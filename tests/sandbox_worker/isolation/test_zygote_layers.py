@@ -34,7 +34,8 @@ def failure(**changes: Any) -> list[str]:
 
 
 @needs_strict
-def test_a_root_that_cannot_be_built_names_its_layer_and_the_path() -> None:
+def test_failed_root_names_layer_and_path() -> None:
+    """A root that cannot be built names its layer and the path."""
     assert failure(new_root="/no/such/folder")[:2] == [
         "private root",
         "mount tmpfs on /no/such/folder: No such file or directory",
@@ -42,7 +43,9 @@ def test_a_root_that_cannot_be_built_names_its_layer_and_the_path() -> None:
     assert failure(new_root="/mnt", readable=["/no/such/python"])[0] == "private root"
 
 
-def test_a_process_with_threads_is_refused_before_anything_is_changed() -> None:
+def test_process_with_threads_is_refused_unchanged() -> None:
+    """A process with threads is refused before anything is changed."""
+
     def enter() -> list[str]:
         release = threading.Event()
         thread = threading.Thread(target=release.wait)
@@ -61,7 +64,7 @@ def _leave_if_child(pid: int) -> None:
         os._exit(0)
 
 
-def test_a_worker_whose_layers_fail_says_which() -> None:
+def test_worker_names_its_failed_layer() -> None:
     shared = ZygoteLayers(STRICT)
 
     def fork() -> list[str]:

@@ -60,7 +60,8 @@ def around_page_boundaries() -> Iterator[tuple[str, Width]]:
 
 
 @pytest.mark.parametrize("maps", [True, False], ids=["mapped", "copied"])
-def test_a_text_of_any_width_and_length_is_an_ordinary_str_in_every_respect(sealed: Sealed, maps: bool) -> None:
+def test_text_of_any_width_is_ordinary(sealed: Sealed, maps: bool) -> None:
+    """A text of any width and length is an ordinary `str` in every respect."""
     for text, width in around_page_boundaries():
         fd, form = text_in(sealed, text, width)
         loaded = load(fd, form, maps)
@@ -79,7 +80,8 @@ def test_a_text_of_any_width_and_length_is_an_ordinary_str_in_every_respect(seal
         assert sys.getsizeof(loaded) >= len(text) * width
 
 
-def test_a_mapped_text_takes_no_memory_is_never_freed_and_needs_no_descriptor(tmp_path: Path) -> None:
+def test_mapped_text_takes_no_memory(tmp_path: Path) -> None:
+    """A mapped text takes no memory, is never freed and needs no descriptor."""
     script = tmp_path / "script.py"
     script.write_text(
         """
@@ -115,7 +117,8 @@ gc.collect()
     assert int(run.stdout) < 2_000
 
 
-def test_characters_are_those_of_the_memfd_and_the_header_lies_apart(sealed: Sealed) -> None:
+def test_mapped_text_lies_in_the_memfd(sealed: Sealed) -> None:
+    """The characters are those of the memfd, and the header lies apart."""
     for character, width in KINDS:
         fd, form = text_in(sealed, character * (SMALL_BYTES // width), width)
         loaded = load(fd, form, True)
@@ -174,7 +177,7 @@ def test_json_with_lone_surrogates_is_decoded(sealed: Sealed, data: bytes) -> No
     ],
     ids=["empty", "cut", "nan", "not_utf8", "two_values", "endless_number", "deep_lists", "deep_dicts"],
 )
-def test_what_is_not_json_is_refused_with_one_sentence(sealed: Sealed, data: bytes, sentence: str) -> None:
+def test_invalid_json_is_refused_in_one_sentence(sealed: Sealed, data: bytes, sentence: str) -> None:
     with pytest.raises(ContextBroken, match=sentence):
         load(sealed(data), ContextForm("json", len(data)), True)
     assert gc.isenabled()
@@ -182,12 +185,12 @@ def test_what_is_not_json_is_refused_with_one_sentence(sealed: Sealed, data: byt
 
 @pytest.mark.parametrize("missing", [fcntl.F_SEAL_SEAL, fcntl.F_SEAL_SHRINK, fcntl.F_SEAL_GROW, fcntl.F_SEAL_WRITE])
 @pytest.mark.parametrize("form", [ContextForm("text", 3, 1, True), ContextForm("json", 3)], ids=["text", "json"])
-def test_a_memfd_without_all_four_seals_is_refused(sealed: Sealed, missing: int, form: ContextForm) -> None:
+def test_memfd_without_all_seals_is_refused(sealed: Sealed, missing: int, form: ContextForm) -> None:
     with pytest.raises(ContextBroken, match="seals"):
         load(sealed(b"123", SEALS & ~missing), form, True)
 
 
-def test_an_ordinary_file_is_refused(tmp_path: Path) -> None:
+def test_ordinary_file_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "file"
     path.write_text("abc")
     with path.open() as file, pytest.raises(ContextBroken, match=r"not a memfd|seals"):
@@ -206,9 +209,8 @@ def test_an_ordinary_file_is_refused(tmp_path: Path) -> None:
         ContextForm("texts", 0, texts=1),
     ],
 )
-def test_a_size_that_is_not_the_announced_one_is_refused_before_anything_is_mapped(
-    sealed: Sealed, form: ContextForm
-) -> None:
+def test_size_must_be_the_announced_one(sealed: Sealed, form: ContextForm) -> None:
+    """A size that differs from the announced one is refused before any mapping."""
     for maps in (True, False):
         with pytest.raises(ContextBroken, match="memfd has 8 bytes"):
             load(sealed(bytes(8)), form, maps)
@@ -221,7 +223,7 @@ def test_a_size_that_is_not_the_announced_one_is_refused_before_anything_is_mapp
         ContextForm("json", 8, 2),
     ],
 )
-def test_a_form_that_contradicts_itself_is_refused(sealed: Sealed, form: ContextForm) -> None:
+def test_form_that_contradicts_itself_is_refused(sealed: Sealed, form: ContextForm) -> None:
     with pytest.raises(ContextBroken, match="cannot be 2 bytes wide"):
         load(sealed(bytes(8)), form, True)
     with pytest.raises(ContextBroken, match="cannot be 4 bytes wide"):
@@ -231,14 +233,15 @@ def test_a_form_that_contradicts_itself_is_refused(sealed: Sealed, form: Context
 @pytest.mark.parametrize(
     "change", [{"length": -1}, {"width": 3}, {"kind": "pickle"}, {"length": 1 << 61}, {"more": 1}, {"texts": -1}]
 )
-def test_a_form_that_cannot_be_is_refused_by_the_wire(change: dict[str, Any]) -> None:
+def test_impossible_form_is_refused_by_the_wire(change: dict[str, Any]) -> None:
     fields = {"kind": "text", "length": 1, "width": 1, "ascii": True}
     assert msgspec.convert(fields, ContextForm) == ContextForm("text", 1, 1, True)
     with pytest.raises(msgspec.ValidationError):
         msgspec.convert({**fields, **change}, ContextForm)
 
 
-def test_a_text_that_finds_no_address_space_is_refused_with_one_sentence(tmp_path: Path) -> None:
+def test_text_without_address_space_is_refused(tmp_path: Path) -> None:
+    """A text that finds no address space is refused with one sentence."""
     script = tmp_path / "script.py"
     script.write_text(
         """

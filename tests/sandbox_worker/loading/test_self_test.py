@@ -48,14 +48,13 @@ def test_this_interpreter_can_map_texts() -> None:
         *([("_NEVER_FREED", 0)] if sys.version_info < (3, 14) else []),
     ],
 )
-def test_an_interpreter_whose_header_is_another_does_not_map(
-    monkeypatch: pytest.MonkeyPatch, name: str, value: int
-) -> None:
+def test_interpreter_with_other_header_does_not_map(monkeypatch: pytest.MonkeyPatch, name: str, value: int) -> None:
     monkeypatch.setattr(strings, name, value)
     assert not mapping_works()
 
 
-def test_headers_that_differ_in_more_than_was_understood_are_no_model(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_headers_not_fully_understood_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Headers that differ in more fields than were understood are no model."""
     read = strings._read
     assert strings.models_are_known()
     strings._model.cache_clear()
@@ -70,7 +69,8 @@ def test_headers_that_differ_in_more_than_was_understood_are_no_model(monkeypatc
     assert not mapping_works()
 
 
-def test_a_header_with_a_field_too_few_or_too_many_shows_in_use(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_header_with_missing_field_fails_in_use(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A header with a field that was not found fails in use."""
     read = strings._read
     for field in ("lengths_at", "pointers_at"):
         strings._model.cache_clear()
@@ -85,7 +85,8 @@ def test_a_header_with_a_field_too_few_or_too_many_shows_in_use(monkeypatch: pyt
         assert not mapping_works()
 
 
-def test_self_test_that_crashes_or_differs_says_no_and_leaves_its_parent_alive(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_self_test_crash_leaves_its_parent_alive(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A self-test that crashes or differs says no and leaves its parent alive."""
     monkeypatch.setattr(self_test, "_survive_mapping", lambda _texts: os.kill(os.getpid(), signal.SIGKILL))
     assert not mapping_works()
     monkeypatch.setattr(self_test, "_survive_mapping", lambda _texts: 1 / 0)
@@ -94,7 +95,8 @@ def test_self_test_that_crashes_or_differs_says_no_and_leaves_its_parent_alive(m
     assert not mapping_works()
 
 
-def test_each_way_in_which_a_text_could_differ_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_self_test_notices_each_difference(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The self-test notices each way in which a text could differ."""
     load = context.load
     known = dict(self_test._known_texts())
     assert {self_test._kind_of(text) for text in known.values()} == {0, 1, 2, 4}

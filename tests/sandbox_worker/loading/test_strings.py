@@ -55,7 +55,8 @@ def loaded(texts: list[str], maps: bool = True) -> list[str]:
 
 
 @BOTH
-def test_texts_of_all_kinds_side_by_side_come_out_equal_in_their_order(maps: bool) -> None:
+def test_texts_of_all_kinds_keep_their_order(maps: bool) -> None:
+    """Texts of all kinds side by side come out equal and in their order."""
     texts = of_every_kind((0, 1, 2, 3, 6, 7, 8, 9, 500, 4094, 4095, 4096, 4097, 20_000))
     names = [f"{number} \u20ac/{text[:1]!a}" for number, text in enumerate(texts)]
     assert loaded(texts, maps) == texts
@@ -66,7 +67,7 @@ def test_texts_of_all_kinds_side_by_side_come_out_equal_in_their_order(maps: boo
 
 
 @BOTH
-def test_any_mixture_of_lengths_and_kinds_comes_out_equal(maps: bool) -> None:
+def test_texts_of_mixed_lengths_come_out_equal(maps: bool) -> None:
     rng = random.Random(20261121)
     for _ in range(100):
         highest = [0x7F, 0xFF, 0xFFFF, 0x10FFFF]
@@ -136,7 +137,8 @@ USES: list[Callable[[str], object]] = [
 
 
 @pytest.mark.parametrize("sample", ["a", "\xe9", "\u017c", "\U0001f600"])
-def test_each_use_of_a_mapped_text_gives_the_result_of_an_ordinary_one(sample: str) -> None:
+def test_mapped_text_behaves_as_ordinary(sample: str) -> None:
+    """Each use of a mapped text gives the result of an ordinary text."""
     texts = [(sample + " 0123456789\n" * 200)[:length] for length in (1, 7, 12, 2000)]
     for text, same in zip(texts, loaded(texts), strict=True):
         assert type(same) is str
@@ -155,7 +157,8 @@ def test_each_use_of_a_mapped_text_gives_the_result_of_an_ordinary_one(sample: s
         assert ctypes.c_ssize_t.from_address(id(same)).value > 1 << 31
 
 
-def test_an_empty_text_is_the_ordinary_one_and_names_may_hold_anything() -> None:
+def test_empty_text_is_shared_and_names_are_free() -> None:
+    """An empty text is the ordinary one, and names may have any characters."""
     names = ["", "lone \ud83d", "\ud83d\ude00", "\U0001f600", 'quote " and \\ and \0', "\x7f\xe9"]
     texts = ["x", "", "y", "", "", "z"]
     index = json.dumps(names, ensure_ascii=False).encode("utf-8", "surrogatepass")
@@ -165,7 +168,8 @@ def test_an_empty_text_is_the_ordinary_one_and_names_may_hold_anything() -> None
 
 
 @BOTH
-def test_an_empty_text_is_false_however_often_it_is_asked(maps: bool) -> None:
+def test_empty_text_is_false_at_every_test(maps: bool) -> None:
+    """An empty text is false, however often code tests it."""
     empties = [*loaded(["x", "", "\u20ac", ""], maps)[1::2], load(memfd(bytes(8)), ContextForm("text", 0), maps)]
     for text in empties:
         asked = [bool(text), not text, "" if text else "false"] * 100
@@ -175,7 +179,8 @@ def test_an_empty_text_is_false_however_often_it_is_asked(maps: bool) -> None:
         assert asked == [False, True, "false"] * 100
 
 
-def test_each_text_is_mapped_from_where_the_one_before_it_ends() -> None:
+def test_texts_are_mapped_side_by_side() -> None:
+    """Each text is mapped from where the text before it ends."""
     texts = of_every_kind((1, 5, 4096))
     fd, form = texts_in_memfd(None, texts)
     found = load(fd, form, True)
@@ -217,9 +222,8 @@ LENGTHS, KINDS, NAMES = [3, 5, 0, 21], [0, 1, 0, 4], b'["a","b","c","d"]'
         ([3, 5, 0, 21, 0], [0, 1, 0, 4, 0], "end at byte 120 by their lengths, expected 112"),
     ],
 )
-def test_lengths_and_kinds_that_are_not_those_of_the_texts_are_refused(
-    maps: bool, lengths: list[int], kinds: list[int], sentence: str
-) -> None:
+def test_false_lengths_and_kinds_are_refused(maps: bool, lengths: list[int], kinds: list[int], sentence: str) -> None:
+    """Lengths and kinds that are not those of the texts are refused."""
     with pytest.raises(ContextBroken, match=sentence):
         load(*texts_with(b"null", TEXTS, lengths, kinds), maps)
 
@@ -243,7 +247,8 @@ def test_lengths_and_kinds_that_are_not_those_of_the_texts_are_refused(
         (b'["a","b","c","d","e"]', "has 4 texts and 5 names"),
     ],
 )
-def test_names_that_are_not_those_of_the_texts_are_refused(maps: bool, names: bytes, sentence: str) -> None:
+def test_false_names_are_refused(maps: bool, names: bytes, sentence: str) -> None:
+    """Names that are not those of the texts are refused."""
     with pytest.raises(ContextBroken, match=sentence):
         load(*texts_with(names, TEXTS, LENGTHS, KINDS), maps)
     assert gc.isenabled()
@@ -251,7 +256,8 @@ def test_names_that_are_not_those_of_the_texts_are_refused(maps: bool, names: by
 
 @BOTH
 @pytest.mark.parametrize("kind", ["text", "json", "texts"])
-def test_a_form_with_texts_where_there_are_none_is_refused(maps: bool, kind: Any) -> None:
+def test_form_with_misplaced_texts_is_refused(maps: bool, kind: Any) -> None:
+    """A form with texts is refused where its kind has none."""
     for texts, names_bytes in ((1, 4), (0, 4), (1, 0)):
         if kind == "texts" and texts:
             continue
@@ -261,7 +267,8 @@ def test_a_form_with_texts_where_there_are_none_is_refused(maps: bool, kind: Any
 
 
 @BOTH
-def test_what_is_behind_the_texts_may_be_changed_anywhere_and_nothing_outside_of_them_is_shown(maps: bool) -> None:
+def test_changed_index_shows_nothing_outside_the_texts(maps: bool) -> None:
+    """Any byte behind the texts may change, and code sees no character outside of them."""
     data = characters_of(TEXTS)
     good = b"".join(length.to_bytes(8, "little") for length in LENGTHS) + bytes(KINDS) + NAMES
     form = ContextForm("texts", len(data), texts=4, names_bytes=len(NAMES))
@@ -287,7 +294,7 @@ def _width_of(text: str) -> int:
 
 
 @BOTH
-def test_texts_that_were_announced_elsewhere_are_refused(maps: bool) -> None:
+def test_texts_announced_elsewhere_are_refused(maps: bool) -> None:
     fd, form = texts_in_memfd(["a", "b", "c", "d"], TEXTS)
     assert form.length == 112
     for moved in (-112, -9, -8, -1, 1, 5):
@@ -303,7 +310,8 @@ def test_texts_that_were_announced_elsewhere_are_refused(maps: bool) -> None:
 @pytest.mark.parametrize(
     "line", ["0123456789abcde\n", "za\u017c\xf3\u0142\u0107 ge\u015bl\u0105\n"], ids=["ascii", "polish"]
 )
-def test_four_thousand_texts_take_the_memory_of_their_headers_and_names(tmp_path: Path, line: str) -> None:
+def test_texts_take_only_headers_and_names(tmp_path: Path, line: str) -> None:
+    """4,000 texts take the memory of their headers and names."""
     script = tmp_path / "script.py"
     script.write_text(
         """
@@ -349,5 +357,5 @@ gc.collect()
     assert int(run.stdout) < 3_000
 
 
-def test_counted_header_is_as_large_as_this_pythons() -> None:
+def test_header_size_is_that_of_this_python() -> None:
     assert str.__basicsize__ <= HEADER_BYTES

@@ -26,7 +26,8 @@ def test_multiprocessing_forks_and_may_be_told_otherwise() -> None:
     assert after("STRICT, None", code) == ["fork", "spawn"]
 
 
-def test_popen_keeps_its_signature_its_source_and_a_group_that_was_asked_for() -> None:
+def test_popen_keeps_signature_source_and_group() -> None:
+    """`Popen` keeps its signature, its source and a group that was asked for."""
     code = (
         "import inspect, subprocess\n"
         "p = subprocess.Popen(['sleep', '60'], start_new_session=True, process_group=os.getpgrp())\n"
@@ -38,13 +39,13 @@ def test_popen_keeps_its_signature_its_source_and_a_group_that_was_asked_for() -
 
 
 @pytest.mark.parametrize("module", ["random", "numpy.random"])
-def test_generator_that_is_imported_later_begins_with_the_seed(module: str) -> None:
+def test_later_imported_generator_begins_with_the_seed(module: str) -> None:
     code = f"import importlib\nprint(json.dumps(importlib.import_module('{module}').random()))"
     assert after("STANDARD, 5", code) == after("STANDARD, 5", code) != after("STANDARD, 6", code)
 
 
 @pytest.mark.parametrize("module", ["random", "numpy.random"])
-def test_seed_of_one_repl_takes_the_place_of_the_sandboxes(module: str) -> None:
+def test_repl_seed_replaces_the_sandbox_seed(module: str) -> None:
     begin = "from sandbox_worker.repl.adapted import begin_with\nimport importlib\n"
     draw = f"print(json.dumps(importlib.import_module('{module}').random()))"
     early = f"{begin}importlib.import_module('{module}')\nbegin_with(5)\n{draw}"

@@ -45,7 +45,7 @@ def repl() -> Iterator[BareRepl]:
         ("[FINAL_VAR('x'), FINAL_VAR(PIN)]", "x"),
     ],
 )
-def test_source_of_the_call_decides(repl: BareRepl, code: str, submitted: str) -> None:
+def test_final_var_depends_on_call_source(repl: BareRepl, code: str, submitted: str) -> None:
     ran = repl.run(code)
     assert (ran.result.final_answer, ran.result.error) == (submitted, None)
 
@@ -68,17 +68,19 @@ def test_source_of_the_call_decides(repl: BareRepl, code: str, submitted: str) -
         ("import threading\nt = threading.Thread(target=FINAL_VAR, args=('x',)); t.start(); t.join()", "Paris"),
     ],
 )
-def test_without_a_source_the_name_of_a_variable_is_one(repl: BareRepl, code: str, submitted: str) -> None:
+def test_final_var_without_source_takes_names(repl: BareRepl, code: str, submitted: str) -> None:
+    """If a call has no source, a text that is the name of a variable counts as this name."""
     assert repl.run(code).result.final_answer == submitted
 
 
-def test_function_of_an_earlier_block_is_read_in_its_own_source(repl: BareRepl) -> None:
+def test_final_var_reads_source_of_earlier_function(repl: BareRepl) -> None:
+    """A function of an earlier block is read in its own source."""
     repl.run("def end(value):\n    FINAL_VAR(value)")
     assert repl.run("end('x')\n\n\n'another source'").result.final_answer == "x"
 
 
 @pytest.mark.parametrize("code", ["FINAL_VAR('y2')", "FINAL_VAR('It is Paris')", "FINAL_VAR(name='y2')"])
-def test_literal_that_names_no_variable_is_an_error(repl: BareRepl, code: str) -> None:
+def test_final_var_of_unknown_literal_is_an_error(repl: BareRepl, code: str) -> None:
     ran = repl.run(code)
     assert ran.result.final_answer is None
     assert "FINAL_VAR: there is no variable" in (ran.result.error or "")

@@ -30,7 +30,8 @@ def told(repl: BareRepl, code: str) -> Told:
     return [(each.name, each.type, each.size) for each in ran.result.variables]
 
 
-def test_new_variables_are_told_by_name_with_type_and_size(repl: BareRepl) -> None:
+def test_new_variables_have_type_and_size(repl: BareRepl) -> None:
+    """New variables are told by name, with type and size."""
     assert told(repl, BEGIN) == [
         ("Odd", "type", None),
         ("double", "function", None),
@@ -42,7 +43,8 @@ def test_new_variables_are_told_by_name_with_type_and_size(repl: BareRepl) -> No
     ]
 
 
-def test_sizes_are_those_of_built_in_containers_and_their_subclasses(repl: BareRepl) -> None:
+def test_sizes_are_those_of_built_in_containers(repl: BareRepl) -> None:
+    """Sizes are those of built-in containers and of their subclasses."""
     code = (
         "from collections import Counter as C\n"
         "class L(list):\n    def __len__(self): 1 / 0\n"
@@ -102,19 +104,19 @@ def test_changed_variables_are_told(repl: BareRepl, code: str, names: list[str])
     assert [name for name, _, _ in told(repl, code)] == names
 
 
-def test_nothing_is_told_where_nothing_is_asked(repl: BareRepl) -> None:
+def test_changes_are_not_told_unless_asked(repl: BareRepl) -> None:
     assert repl.run("x = 1").result.variables == []
     assert repl.run("import sys; print('sandbox_worker.repl.changes' in sys.modules)").stdout == "False\n"
 
 
-def test_what_is_told_is_bounded(repl: BareRepl) -> None:
+def test_changes_told_are_bounded(repl: BareRepl) -> None:
     code = "for _i in range(100): globals()[f'v{_i:03}'] = _i\nkind = type('K' * 100, (), {})()"
     found = told(repl, code)
     assert [name for name, _, _ in found] == ["_i", "kind", *(f"v{n:03}" for n in range(MAX_VARIABLES - 2))]
     assert found[1][1] == "K" * 60
 
 
-def test_no_code_of_a_value_is_run(repl: BareRepl) -> None:
+def test_values_run_no_code(repl: BareRepl) -> None:
     code = (
         "class Meta(type):\n    def __getattribute__(self, name): print('meta')\n"
         "    def __eq__(self, other): print('meta eq')\n    def __hash__(self): print('meta hash')\n"
@@ -129,7 +131,8 @@ def test_no_code_of_a_value_is_run(repl: BareRepl) -> None:
     assert repl.run("loud.x = 1", tells_variables=True).stdout == ran.stdout == ""
 
 
-def test_object_that_the_block_lets_go_of_is_freed_within_it(repl: BareRepl) -> None:
+def test_dropped_object_is_freed_within_its_block(repl: BareRepl) -> None:
+    """An object that the block lets go of is freed within the block."""
     repl.run("import weakref\nclass Big(list): pass\nbig = Big([0]); seen = weakref.ref(big)")
     assert repl.run("del big\nprint(seen())", tells_variables=True).stdout == "None\n"
 

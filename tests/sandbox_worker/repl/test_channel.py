@@ -61,14 +61,16 @@ def question(prompt: str = "p") -> Query:
     return Query(id="", want="llm", prompts=[prompt])
 
 
-def test_a_query_gets_its_number_and_waits_for_its_reply(pair: tuple[Channel, Orchestrator]) -> None:
+def test_query_is_numbered_and_waits_for_reply(pair: tuple[Channel, Orchestrator]) -> None:
+    """A query gets its number and waits for its reply."""
     begin(pair, block=3)
     pair[1].say(Reply(id="3:1", slots=[Slot(text="answer")]))
     assert pair[0].ask(question()).slots == [Slot(text="answer")]
     assert pair[1].hear() == Query(id="3:1", want="llm", prompts=["p"])
 
 
-def test_many_threads_each_get_their_own_reply_in_whatever_order_they_come(pair: tuple[Channel, Orchestrator]) -> None:
+def test_threads_get_their_own_replies(pair: tuple[Channel, Orchestrator]) -> None:
+    """Many threads each get their own reply, in any order of arrival."""
     begin(pair)
     got: dict[str, str] = {}
 
@@ -88,21 +90,21 @@ def test_many_threads_each_get_their_own_reply_in_whatever_order_they_come(pair:
     assert got == {prompt: prompt.upper() for prompt in prompts}
 
 
-def test_a_late_reply_of_an_earlier_block_is_dropped(pair: tuple[Channel, Orchestrator]) -> None:
+def test_late_reply_is_dropped(pair: tuple[Channel, Orchestrator]) -> None:
     begin(pair)
     pair[1].say(Reply(id="0:9", slots=[Slot(text="late")]))
     pair[1].say(Reply(id="1:1", slots=[Slot(text="mine")]))
     assert pair[0].ask(question()).slots[0].text == "mine"
 
 
-def test_when_its_block_has_ended_a_thread_cannot_ask(pair: tuple[Channel, Orchestrator]) -> None:
+def test_thread_of_ended_block_cannot_ask(pair: tuple[Channel, Orchestrator]) -> None:
     begin(pair)
     pair[0].send_result(pair[0].encode(Result(block=1, status="ok")))
     with pytest.raises(CannotAsk, match="the block that started this thread has ended"):
         pair[0].ask(question())
 
 
-def test_a_forked_process_cannot_ask_in_its_parents_name(pair: tuple[Channel, Orchestrator]) -> None:
+def test_forked_process_cannot_ask_for_its_parent(pair: tuple[Channel, Orchestrator]) -> None:
     begin(pair)
     pid = os.fork()
     if pid == 0:
@@ -116,7 +118,8 @@ def test_a_forked_process_cannot_ask_in_its_parents_name(pair: tuple[Channel, Or
     assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
 
 
-def test_a_query_that_is_too_large_is_refused_here_and_nothing_is_sent(pair: tuple[Channel, Orchestrator]) -> None:
+def test_query_too_large_is_not_sent(pair: tuple[Channel, Orchestrator]) -> None:
+    """A query that is too large is refused here, and no byte is sent."""
     begin(pair)
     with pytest.raises(FrameTooLarge):
         pair[0].ask(question("x" * MAX_FRAME_BYTES))
@@ -125,7 +128,7 @@ def test_a_query_that_is_too_large_is_refused_here_and_nothing_is_sent(pair: tup
     assert pair[1].hear() == Query(id="1:2", want="llm", prompts=["p"])
 
 
-def test_when_the_orchestrator_hangs_up_nothing_waits_on(pair: tuple[Channel, Orchestrator]) -> None:
+def test_hang_up_ends_all_waits(pair: tuple[Channel, Orchestrator]) -> None:
     begin(pair)
     ended: list[str] = []
 
@@ -146,11 +149,12 @@ def test_when_the_orchestrator_hangs_up_nothing_waits_on(pair: tuple[Channel, Or
     assert ended == ["closed"] * 3
 
 
-def test_connection_closed_is_caught_by_no_except_exception() -> None:
+def test_connection_closed_is_no_exception_subclass() -> None:
     assert not issubclass(ConnectionClosed, Exception)
 
 
-def test_result_beyond_its_limit_is_refused_and_a_query_of_that_size_is_not() -> None:
+def test_result_limit_does_not_hold_for_queries() -> None:
+    """A result past its limit is refused, and a query of that size is not."""
     theirs, ours = socket.socketpair()
     with theirs, ours:
         channel, text = Channel(theirs, 64 << 20, Interrupts(), Reserve()), "x" * MAX_RESULT_BYTES

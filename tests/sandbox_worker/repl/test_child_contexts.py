@@ -99,7 +99,8 @@ def repl(folder: Path, then: Callable[[], object] = lambda: None, **own: Any) ->
         (OrderedDict(b=1, a=2), {"b": 1, "a": 2}),
     ],
 )
-def test_a_small_value_goes_in_the_message_and_there_is_no_file(folder: Path, part: Any, arrives: Any) -> None:
+def test_small_value_goes_in_the_message(folder: Path, part: Any, arrives: Any) -> None:
+    """A small value goes in the message, and there is no file."""
     ask, asked = repl(folder)
     assert ask.rlm_query("task", context=part) == "done"
     (context,) = asked.contexts
@@ -112,7 +113,8 @@ def test_a_small_value_goes_in_the_message_and_there_is_no_file(folder: Path, pa
     "part",
     ["x" * LONG, "é中𝄞" * LONG, "lone \ud800", "lone \udfff and long " * LONG, "y" * 3_000_000, Text("z" * LONG)],
 )
-def test_a_long_text_is_a_file_of_text_while_the_query_is_open_and_gone_afterwards(folder: Path, part: str) -> None:
+def test_long_text_is_a_file_during_its_query(folder: Path, part: str) -> None:
+    """A long text is a file of text while the query is open, and gone afterwards."""
     ask, asked = repl(folder)
     ask.rlm_query("task", context=part)
     (context,) = asked.contexts
@@ -123,7 +125,8 @@ def test_a_long_text_is_a_file_of_text_while_the_query_is_open_and_gone_afterwar
     assert not list(folder.iterdir())
 
 
-def test_a_large_value_that_is_no_text_is_a_file_of_json(folder: Path) -> None:
+def test_large_value_is_a_json_file(folder: Path) -> None:
+    """A large value that is no text is a file of JSON."""
     part = {"rows": list(range(LONG))}
     ask, asked = repl(folder)
     ask.rlm_query("task", context=part)
@@ -133,7 +136,8 @@ def test_a_large_value_that_is_no_text_is_a_file_of_json(folder: Path) -> None:
     assert not list(folder.iterdir())
 
 
-def test_contexts_of_the_repl_are_named_and_nothing_of_them_is_copied(folder: Path) -> None:
+def test_own_contexts_are_named_and_not_copied(folder: Path) -> None:
+    """Contexts of the REPL are sent by name and not copied."""
     own: dict[str, Any] = {"context": "x" * LONG, "context_1": "y" * LONG}
     ask, asked = repl(folder, **own)
     ask.rlm_query_batched(["a", "b", "c"], contexts=[own["context"], own["context_1"], own["context"]])
@@ -148,7 +152,7 @@ def test_contexts_of_the_repl_are_named_and_nothing_of_them_is_copied(folder: Pa
     assert asked.files == {}
 
 
-def test_equal_parts_of_a_batch_are_written_once(folder: Path) -> None:
+def test_equal_parts_are_written_once(folder: Path) -> None:
     text, value = "x" * LONG, ["y" * LONG]
     ask, asked = repl(folder)
     ask.rlm_query_batched(["t"] * 5, contexts=[text, value, "x" * LONG, ["y" * LONG], text])
@@ -157,7 +161,8 @@ def test_equal_parts_of_a_batch_are_written_once(folder: Path) -> None:
     assert len(asked.files) == 2
 
 
-def test_a_long_prompt_is_a_context_and_its_beginning_and_end_are_the_prompt(folder: Path) -> None:
+def test_long_prompt_becomes_a_context(folder: Path) -> None:
+    """A long prompt is a context, and its beginning and end are the prompt."""
     long, short = "w" * (LONG_TASK_CHARS + 1), "w" * LONG_TASK_CHARS
     ask, asked = repl(folder)
     ask.rlm_query_batched([short, long, long])
@@ -199,7 +204,8 @@ for _ in range(MAX_NESTING + 1):
         (..., "it has a value of class ellipsis"),
     ],
 )
-def test_what_would_not_arrive_as_it_is_is_refused_in_words(folder: Path, part: Any, why: str) -> None:
+def test_unsendable_context_is_refused_in_words(folder: Path, part: Any, why: str) -> None:
+    """A context that would not arrive unchanged is refused in words."""
     ask, asked = repl(folder)
     with pytest.raises(TypeError) as refused:
         ask.rlm_query_batched(["a", "b"], contexts=["x" * LONG, part])
@@ -213,7 +219,7 @@ def test_what_would_not_arrive_as_it_is_is_refused_in_words(folder: Path, part: 
 
 
 @pytest.mark.parametrize("contexts", [["one"], ["one"] * 3, []])
-def test_tasks_and_contexts_of_another_number_are_refused(folder: Path, contexts: list[str]) -> None:
+def test_tasks_and_contexts_must_match_in_number(folder: Path, contexts: list[str]) -> None:
     ask, asked = repl(folder)
     with pytest.raises(ValueError, match=rf"2 tasks and {len(contexts)} contexts: give one for each"):
         ask.rlm_query_batched(["a", "b"], contexts=contexts)
@@ -227,7 +233,7 @@ def test_contexts_are_a_list(folder: Path, contexts: Any) -> None:
         ask.rlm_query_batched(["a"], contexts=contexts)
 
 
-def test_a_long_task_beside_a_context_is_refused(folder: Path) -> None:
+def test_long_task_beside_context_is_refused(folder: Path) -> None:
     ask, _ = repl(folder)
     with pytest.raises(ValueError, match=r"rlm_query\(\) task has 4,001 characters, more than 4,000: put the data"):
         ask.rlm_query("x" * 4_001, context="part")
@@ -235,9 +241,8 @@ def test_a_long_task_beside_a_context_is_refused(folder: Path) -> None:
         ask.rlm_query_batched(["a", "x" * 4_001], contexts=["b", "c"])
 
 
-def test_where_there_is_no_room_the_answers_are_errors_and_no_file_is_left(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_full_scratch_folder_makes_answers_errors(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """If there is no room, the answers are errors, and no file is left."""
     full = OSError(28, "No space left on device")
 
     def write(_fd: int, _data: object) -> int:
@@ -253,7 +258,7 @@ def test_where_there_is_no_room_the_answers_are_errors_and_no_file_is_left(
     assert not list(folder.iterdir())
 
 
-def test_an_interrupt_leaves_no_file(folder: Path) -> None:
+def test_interrupt_leaves_no_file(folder: Path) -> None:
     def interrupt() -> None:
         raise KeyboardInterrupt
 
@@ -264,7 +269,8 @@ def test_an_interrupt_leaves_no_file(folder: Path) -> None:
     assert not list(folder.iterdir())
 
 
-def test_files_of_a_repl_that_was_killed_are_removed_and_no_others(folder: Path) -> None:
+def test_files_of_killed_repl_are_removed(folder: Path) -> None:
+    """Files of a REPL that was killed are removed, and no other files are."""
     (folder / f"{PREFIX}1-0123456789abcdef").write_text("of a REPL that is gone")
     (folder / "mine").write_text("of code")
     ask, asked = repl(folder)
@@ -273,7 +279,8 @@ def test_files_of_a_repl_that_was_killed_are_removed_and_no_others(folder: Path)
     assert list(folder.iterdir()) == [folder / "mine"]
 
 
-def test_files_are_where_the_repl_began_wherever_code_has_gone(folder: Path) -> None:
+def test_files_stay_where_the_repl_began(folder: Path) -> None:
+    """Files are where the REPL began, in every current folder of the code."""
     ask, asked = repl(folder)
     (folder / "elsewhere").mkdir()
     os.chdir("elsewhere")
@@ -282,7 +289,8 @@ def test_files_are_where_the_repl_began_wherever_code_has_gone(folder: Path) -> 
     assert not list((folder / "elsewhere").iterdir())
 
 
-def test_what_goes_in_one_message_is_bounded_and_the_rest_goes_into_files(folder: Path) -> None:
+def test_message_size_is_bounded_before_files(folder: Path) -> None:
+    """The size of one message is bounded, and the rest goes into files."""
     parts = [f"{number:05}" + "x" * (MAX_INLINE_BYTES - 100) for number in range(40)]
     ask, asked = repl(folder)
     ask.rlm_query_batched(["t"] * len(parts), contexts=parts)
@@ -292,7 +300,8 @@ def test_what_goes_in_one_message_is_bounded_and_the_rest_goes_into_files(folder
     assert len(asked.files) == len(parts) - len(inline)
 
 
-def test_contexts_of_a_large_batch_are_asked_for_in_parts_that_a_message_holds(folder: Path) -> None:
+def test_large_batch_is_asked_in_parts(folder: Path) -> None:
+    """Contexts of a large batch are asked for in parts that a message holds."""
     count = 2 * MOST_CONTEXTS + 1
     ask, asked = repl(folder)
     assert ask.rlm_query_batched(["t"] * count, contexts=list(range(count))) == ["done"] * count
@@ -304,7 +313,7 @@ def test_contexts_of_a_large_batch_are_asked_for_in_parts_that_a_message_holds(f
     assert beside + MOST_INLINE_BYTES <= FEW_BYTES
 
 
-def test_a_wish_for_a_repl_is_a_bool(folder: Path) -> None:
+def test_repl_flag_is_a_bool(folder: Path) -> None:
     ask, asked = repl(folder)
     ask.rlm_query("a", repl=False)
     ask.rlm_query_batched(["a"], repl=True)
@@ -313,7 +322,7 @@ def test_a_wish_for_a_repl_is_a_bool(folder: Path) -> None:
         ask.rlm_query("a", repl=cast("Any", 1))
 
 
-def test_own_contexts_are_looked_up_when_they_are_given(folder: Path) -> None:
+def test_own_contexts_are_looked_up_when_given(folder: Path) -> None:
     later: dict[str, Any] = {}
     with ChildContexts(lambda: later, str(folder)) as handed:
         text = "x" * 10
@@ -322,7 +331,8 @@ def test_own_contexts_are_looked_up_when_they_are_given(folder: Path) -> None:
         assert handed.given("rlm_query", [text])[0] == ChildContext(own="context_1")
 
 
-def test_an_own_context_that_code_has_changed_goes_as_it_is(folder: Path) -> None:
+def test_changed_own_context_is_sent_by_value(folder: Path) -> None:
+    """An own context that code has changed goes by value, with the change."""
     own: dict[str, Any] = {"context": {"a": "b" * LONG}}
     ask, asked = repl(folder, **own)
     own["context"]["more"] = "changed"

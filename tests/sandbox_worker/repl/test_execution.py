@@ -60,25 +60,26 @@ def prompt() -> Iterator[Prompt]:
         ("lambda: (yield)\n'after'", "'after'\n"),
     ],
 )
-def test_the_last_expression_is_shown_and_nothing_else(
+def test_last_expression_is_shown_alone(
     prompt: Prompt, capsys: pytest.CaptureFixture[str], code: str, shown: str
 ) -> None:
     assert prompt.run(code).status == "ok"
     assert capsys.readouterr().out == shown
 
 
-def test_what_was_shown_last_is_underscore_and_none_does_not_take_its_place(prompt: Prompt) -> None:
+def test_underscore_is_the_last_shown_value(prompt: Prompt) -> None:
+    """The value shown last is `_`, and None does not take its place."""
     for code in ("6 * 7", "None", "x = 1"):
         prompt.run(code)
     assert prompt.namespace["_"] == 42
 
 
-def test_names_of_a_block_that_raised_are_kept(prompt: Prompt) -> None:
+def test_variables_of_a_failed_block_are_kept(prompt: Prompt) -> None:
     assert prompt.run("x = 1\n_hidden = 2\n1 / 0\nx = 3").status == "error"
     assert (prompt.namespace["x"], prompt.namespace["_hidden"]) == (1, 2)
 
 
-def test_a_function_sees_the_globals_of_later_blocks(prompt: Prompt, capsys: pytest.CaptureFixture[str]) -> None:
+def test_function_sees_the_globals_of_later_blocks(prompt: Prompt, capsys: pytest.CaptureFixture[str]) -> None:
     for code in ("def f(): return g()", "def g(): return 'late'", "f()"):
         assert prompt.run(code).status == "ok"
     assert capsys.readouterr().out == "'late'\n"
@@ -97,12 +98,13 @@ def test_a_function_sees_the_globals_of_later_blocks(prompt: Prompt, capsys: pyt
         "await asyncio.to_thread(lambda: 'done')",
     ],
 )
-def test_await_works_at_the_top_level(prompt: Prompt, capsys: pytest.CaptureFixture[str], code: str) -> None:
+def test_await_works_at_top_level(prompt: Prompt, capsys: pytest.CaptureFixture[str], code: str) -> None:
     assert prompt.run(f"import asyncio\n{code}").status == "ok"
     assert capsys.readouterr().out == "'done'\n"
 
 
-def test_an_import_of_asyncio_that_was_interrupted_is_made_good() -> None:
+def test_interrupted_asyncio_import_is_repaired() -> None:
+    """An import of asyncio that was interrupted is made good."""
     code = """if True:
         import sys
         from sandbox_worker.repl.execution import Executor
@@ -127,20 +129,22 @@ def test_an_import_of_asyncio_that_was_interrupted_is_made_good() -> None:
     assert (ended.returncode, ended.stderr) == (0, "")  # and no warning of a coroutine that was never awaited
 
 
-def test_a_task_goes_on_in_the_next_block_that_awaits(prompt: Prompt, capsys: pytest.CaptureFixture[str]) -> None:
+def test_task_goes_on_in_next_awaiting_block(prompt: Prompt, capsys: pytest.CaptureFixture[str]) -> None:
+    """A task goes on in the next block that awaits."""
     prompt.run("import asyncio\ntask = asyncio.create_task(asyncio.sleep(0, 'done'))\nawait asyncio.sleep(0)")
     prompt.run("asyncio.run(asyncio.sleep(0))")
     assert prompt.run("await task").status == "ok"
     assert capsys.readouterr().out == "'done'\n"
 
 
-def test_annotations_of_the_future_hold_for_the_blocks_that_follow(prompt: Prompt) -> None:
+def test_future_annotations_hold_for_later_blocks(prompt: Prompt) -> None:
+    """An import of `annotations` from `__future__` holds for the blocks that follow."""
     assert prompt.run("def f(x: Unknown): pass").status == "error"
     assert prompt.run("from __future__ import annotations").status == "ok"
     assert prompt.run("def f(x: Unknown): pass").status == "ok"
 
 
-def test_a_traceback_shows_the_models_own_lines_and_carets(prompt: Prompt) -> None:
+def test_traceback_shows_own_lines_and_carets(prompt: Prompt) -> None:
     carets = "~^^^" if sys.version_info >= (3, 13) else "^^^^"
     prompt.run("def f(x):\n    return 1 / x")
     assert prompt.complaint("y = 1\nprint(f(0))") == (
@@ -156,11 +160,11 @@ def test_a_traceback_shows_the_models_own_lines_and_carets(prompt: Prompt) -> No
 
 
 @pytest.mark.parametrize("separator", ["\u2028", "\x0c", "\x1c", "\x85", "\r\n"])
-def test_lines_are_counted_as_python_counts_them(prompt: Prompt, separator: str) -> None:
+def test_traceback_counts_lines_as_python_does(prompt: Prompt, separator: str) -> None:
     assert "    1 / 0\n" in prompt.complaint(f"s = '''a{separator}b'''\nx = 1\n1 / 0")
 
 
-def test_frames_of_libraries_are_shown_and_ours_are_not(prompt: Prompt) -> None:
+def test_traceback_shows_library_frames_and_omits_ours(prompt: Prompt) -> None:
     complaint = prompt.complaint("import json\njson.loads('{')")
     assert "decoder.py" in complaint
     assert "execution.py" not in complaint
@@ -170,7 +174,7 @@ def test_frames_of_libraries_are_shown_and_ours_are_not(prompt: Prompt) -> None:
     assert "execution.py" not in complaint
 
 
-def test_ours_are_left_out_of_causes_and_groups_too(prompt: Prompt) -> None:
+def test_traceback_causes_omit_our_frames(prompt: Prompt) -> None:
     prompt.namespace["ours"] = Prompt().executor._shown  # prints a value, whose `__repr__` raises through it
     prompt.run("class Bites:\n    def __repr__(self): raise ValueError('inner')")
     for code in (
@@ -205,7 +209,7 @@ def test_ours_are_left_out_of_causes_and_groups_too(prompt: Prompt) -> None:
         ("async def f(): raise ValueError('awaited')\nawait f()", "ValueError: awaited"),
     ],
 )
-def test_whatever_is_raised_is_an_outcome_of_one_line(prompt: Prompt, code: str, error: str) -> None:
+def test_raised_object_is_an_outcome_of_one_line(prompt: Prompt, code: str, error: str) -> None:
     outcome = prompt.run(code)
     assert outcome.status == "error"
     assert (outcome.error or "").startswith(error)
@@ -215,13 +219,14 @@ def test_whatever_is_raised_is_an_outcome_of_one_line(prompt: Prompt, code: str,
 
 
 @pytest.mark.parametrize("method", ["__str__", "__repr__"])
-def test_an_exception_that_cannot_be_shown_is_still_an_outcome(prompt: Prompt, method: str) -> None:
+def test_exception_that_cannot_be_shown_is_an_outcome(prompt: Prompt, method: str) -> None:
+    """An exception that cannot be shown is still an outcome."""
     code = f"class Bites(Exception):\n    def {method}(self): raise self\nBites.__str__ = Bites.{method}\nraise Bites"
     assert prompt.run(code).error == "Bites: <exception str() failed>"
     assert "raise Bites" in "".join(prompt.complaints)
 
 
-def test_an_exception_whose_class_bites_is_still_an_outcome(prompt: Prompt) -> None:
+def test_exception_with_hostile_class_is_an_outcome(prompt: Prompt) -> None:
     code = (
         "class Meta(type):\n    def __getattribute__(cls, name): 1 / 0\n"
         "class Bites(Exception, metaclass=Meta): pass\nraise Bites"
@@ -238,7 +243,7 @@ def test_an_exception_whose_class_bites_is_still_an_outcome(prompt: Prompt) -> N
         ("x = = 1", "    x = = 1\n        ^\n"),
     ],
 )
-def test_a_syntax_error_shows_its_line(prompt: Prompt, code: str, line: str) -> None:
+def test_syntax_error_shows_its_line(prompt: Prompt, code: str, line: str) -> None:
     assert line in prompt.complaint(code)
 
 
@@ -262,7 +267,7 @@ def test_a_syntax_error_shows_its_line(prompt: Prompt, code: str, line: str) -> 
         ("class Bites:\n    def __str__(self): 1 / 0\nsys.exit(Bites())", "a Bites whose text cannot be shown", 1),
     ],
 )
-def test_sys_exit_ends_the_block_in_whatever_form(prompt: Prompt, code: str, error: str, exit_code: int) -> None:
+def test_sys_exit_ends_the_block(prompt: Prompt, code: str, error: str, exit_code: int) -> None:
     outcome = prompt.run(f"import sys\n{code}")
     assert (outcome.status, outcome.exit_code) == ("exited", exit_code)
     assert (outcome.error or "").startswith(error)
@@ -270,13 +275,14 @@ def test_sys_exit_ends_the_block_in_whatever_form(prompt: Prompt, code: str, err
     assert prompt.run("1").status == "ok"
 
 
-def test_a_keyboard_interrupt_is_no_error(prompt: Prompt) -> None:
+def test_keyboard_interrupt_is_no_error(prompt: Prompt) -> None:
     outcome = prompt.run("raise KeyboardInterrupt")
     assert (outcome.status, outcome.error) == ("interrupted", "KeyboardInterrupt")
     assert "line 1, in <module>" in "".join(prompt.complaints)
 
 
-def test_an_interrupted_await_names_the_line_that_waited_and_cleans_up(prompt: Prompt) -> None:
+def test_interrupted_await_names_its_line(prompt: Prompt) -> None:
+    """An interrupted await names the line that waited and cleans up."""
     code = (
         "import asyncio\n"
         "async def raises(): raise KeyboardInterrupt\n"

@@ -14,7 +14,7 @@ def sigint() -> None:
     os.kill(os.getpid(), signal.SIGINT)
 
 
-def test_model_code_is_interrupted_where_it_is() -> None:
+def test_interrupt_hits_model_code_at_once() -> None:
     def scenario() -> str:
         interrupts = Interrupts()
         interrupts.install()
@@ -25,7 +25,9 @@ def test_model_code_is_interrupted_where_it_is() -> None:
     assert in_child(scenario) == "raised"
 
 
-def test_our_own_code_is_left_alone_and_the_interrupt_comes_at_its_end() -> None:
+def test_interrupt_waits_for_our_code() -> None:
+    """Our own code is left alone, and the interrupt comes at its end."""
+
     def scenario() -> list[str]:
         interrupts = Interrupts()
         interrupts.install()
@@ -45,7 +47,9 @@ def test_our_own_code_is_left_alone_and_the_interrupt_comes_at_its_end() -> None
     assert in_child(scenario) == ["inner goes on", "outer goes on", "interrupted"]
 
 
-def test_a_wait_inside_of_our_code_may_be_left_at_once() -> None:
+def test_interrupt_ends_a_wait_in_our_code() -> None:
+    """A wait inside of our code may be left at once."""
+
     def scenario() -> list[str]:
         interrupts = Interrupts()
         interrupts.install()
@@ -61,7 +65,9 @@ def test_a_wait_inside_of_our_code_may_be_left_at_once() -> None:
     assert in_child(scenario) == ["interrupted"]
 
 
-def test_between_two_blocks_an_interrupt_is_nothing_and_hits_no_later_block() -> None:
+def test_interrupt_between_blocks_hits_no_block() -> None:
+    """An interrupt between two blocks has no effect and hits no later block."""
+
     def scenario() -> list[str]:
         interrupts = Interrupts()
         interrupts.install()
@@ -75,7 +81,7 @@ def test_between_two_blocks_an_interrupt_is_nothing_and_hits_no_later_block() ->
     assert in_child(scenario) == ["untouched"]
 
 
-def test_another_threads_own_code_holds_nothing_up() -> None:
+def test_interrupt_is_not_held_by_other_threads() -> None:
     def scenario() -> list[str]:
         interrupts = Interrupts()
         interrupts.install()

@@ -26,7 +26,7 @@ def printer(sent: Sent, limit: int = 1 << 20) -> Printer:
     return made
 
 
-def test_a_line_goes_out_when_it_is_complete(sent: Sent) -> None:
+def test_line_is_sent_when_complete(sent: Sent) -> None:
     out = printer(sent)
     out.write("half a ")
     assert sent == []
@@ -35,7 +35,8 @@ def test_a_line_goes_out_when_it_is_complete(sent: Sent) -> None:
 
 
 @pytest.mark.usefixtures("clock")  # a slower machine sends more pieces
-def test_a_flood_of_lines_is_bundled_and_nothing_of_it_is_lost(sent: Sent) -> None:
+def test_line_flood_is_bundled_without_loss(sent: Sent) -> None:
+    """A flood of lines is bundled, and no line is lost."""
     out = printer(sent)
     for number in range(20_000):
         out.write(f"{number}\n")
@@ -44,14 +45,15 @@ def test_a_flood_of_lines_is_bundled_and_nothing_of_it_is_lost(sent: Sent) -> No
     assert "".join(sent) == "".join(f"{number}\n" for number in range(20_000))
 
 
-def test_past_the_limit_head_and_tail_are_sent_and_the_cut_is_named(sent: Sent) -> None:
+def test_output_past_limit_keeps_head_and_tail(sent: Sent) -> None:
+    """Past the limit, head and tail are sent, and the cut is named."""
     out = printer(sent, limit=100)
     out.write("H" * 50 + "x" * 1000 + "T" * 50)
     out.end_block()
     assert "".join(sent) == "H" * 50 + "\n... [1,000 more cut] ...\n" + "T" * 50
 
 
-def test_no_piece_is_longer_than_a_message_may_be(sent: Sent) -> None:
+def test_pieces_fit_into_a_message(sent: Sent) -> None:
     out = printer(sent, limit=1 << 22)
     out.write("x" * (3 * MAX_PIECE_CHARS + 7))
     out.end_block()
@@ -59,7 +61,8 @@ def test_no_piece_is_longer_than_a_message_may_be(sent: Sent) -> None:
     assert sum(map(len, sent)) == 3 * MAX_PIECE_CHARS + 7
 
 
-def test_what_is_printed_between_two_blocks_belongs_to_the_next(sent: Sent) -> None:
+def test_output_between_blocks_belongs_to_the_next(sent: Sent) -> None:
+    """Output that is printed between two blocks belongs to the next block."""
     out = printer(sent)
     out.end_block()
     out.write("late\n")
@@ -69,7 +72,8 @@ def test_what_is_printed_between_two_blocks_belongs_to_the_next(sent: Sent) -> N
     assert sent == ["late\n"]
 
 
-def test_only_text_can_be_written_and_bytes_through_the_buffer(sent: Sent) -> None:
+def test_stdout_takes_only_text_and_buffer_bytes(sent: Sent) -> None:
+    """Only text can be written to `sys.stdout`, and bytes through its buffer."""
     out = printer(sent)
     with pytest.raises(TypeError, match="write\\(\\) argument must be str, not bytes"):
         out.write(b"bytes")  # type: ignore[arg-type]
@@ -78,7 +82,7 @@ def test_only_text_can_be_written_and_bytes_through_the_buffer(sent: Sent) -> No
     assert (out.isatty(), out.writable(), out.fileno(), out.name) == (False, True, 1, "<stdout>")
 
 
-def test_threads_do_not_tear_each_others_lines(sent: Sent) -> None:
+def test_threads_do_not_tear_lines(sent: Sent) -> None:
     out = printer(sent)
 
     def work(letter: str) -> None:
@@ -96,7 +100,8 @@ def test_threads_do_not_tear_each_others_lines(sent: Sent) -> None:
     assert all(len(set(line)) == 1 for line in lines)
 
 
-def test_a_forked_process_prints_to_the_descriptor_and_not_to_the_parents_connection(sent: Sent) -> None:
+def test_forked_process_prints_to_the_descriptor(sent: Sent) -> None:
+    """A forked process prints to the descriptor, and not to its parent's connection."""
     read_end, write_end = os.pipe()
     pid = os.fork()
     if pid == 0:

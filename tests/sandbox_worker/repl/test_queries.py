@@ -29,7 +29,7 @@ def queries(answer: Callable[[Query], list[Slot]] | None = None) -> tuple[Querie
     return Queries(cast("Channel", channel), lambda: None), channel
 
 
-def test_single_and_batched_calls_return_text_in_order() -> None:
+def test_queries_return_text_in_order() -> None:
     asking, channel = queries()
     assert asking.llm_query("a") == "A"
     assert asking.llm_query_batched(["a", "b"]) == ["A", "B"]
@@ -40,18 +40,21 @@ def test_single_and_batched_calls_return_text_in_order() -> None:
     assert channel.asked[2].max_concurrent == 3
 
 
-def test_a_failed_call_is_a_text_that_starts_with_error_and_keeps_what_there_was() -> None:
+def test_failed_call_starts_with_error() -> None:
+    """A failed call is a text that starts with "Error", and keeps the partial text."""
     asking, _ = queries(lambda _: [Slot(text="partial", error="too slow"), Slot(error="no"), Slot(text="fine")])
     assert asking.llm_query_batched(["a", "b", "c"]) == ["Error: too slow\npartial", "Error: no", "fine"]
 
 
-def test_no_prompts_are_no_query() -> None:
+def test_batch_without_prompts_sends_no_query() -> None:
     asking, channel = queries()
     assert asking.llm_query_batched([]) == []
     assert channel.asked == []
 
 
-def test_what_cannot_be_sent_is_an_error_in_each_place() -> None:
+def test_unsendable_prompt_is_an_error_in_place() -> None:
+    """A prompt that cannot be sent is an error in its place."""
+
     def refuse(_: Query) -> list[Slot]:
         raise FrameTooLarge(100, 10)
 
@@ -61,7 +64,9 @@ def test_what_cannot_be_sent_is_an_error_in_each_place() -> None:
     assert texts[0].startswith("Error: the query is too large: frame of 100 bytes, the limit is 10")
 
 
-def test_batch_that_no_message_can_hold_is_asked_in_parts() -> None:
+def test_large_batch_is_asked_in_parts() -> None:
+    """A batch that no message can hold is asked in parts."""
+
     def few(query: Query) -> list[Slot]:
         if len(query.prompts) > 3:
             raise FrameTooLarge(100, 10)
@@ -83,19 +88,21 @@ def test_batch_that_no_message_can_hold_is_asked_in_parts() -> None:
         (lambda asking: asking.llm_query("a", max_completion_tokens=True), "must be int, not bool"),
     ],
 )
-def test_a_wrong_argument_is_a_type_error_that_names_it(call: Callable[[Queries], Any], said: str) -> None:
+def test_wrong_argument_is_a_named_type_error(call: Callable[[Queries], Any], said: str) -> None:
+    """A wrong argument is a `TypeError` that names the argument."""
     asking, channel = queries()
     with pytest.raises(TypeError, match=said):
         call(asking)
     assert channel.asked == []
 
 
-def test_a_number_below_one_is_refused() -> None:
+def test_number_below_one_is_refused() -> None:
     with pytest.raises(ValueError, match="'max_concurrent' must be at least 1, not 0"):
         queries()[0].llm_query_batched(["a"], max_concurrent=0)
 
 
-def test_a_batch_that_no_frame_should_hold_is_an_error_and_no_violation() -> None:
+def test_batch_past_a_frame_is_an_error() -> None:
+    """A batch that no frame should hold is an error, and no protocol violation."""
     asking, channel = queries()
     texts = asking.llm_query_batched([""] * (MAX_PROMPTS + 1))
     assert texts[0].startswith("Error: batch too large: 65,537 prompts")
@@ -157,7 +164,7 @@ def test_prompt_may_be_chat_messages() -> None:
         ([], {}, "prompt is none of them"),
     ],
 )
-def test_prompt_that_is_no_conversation_is_refused(prompt: Any, options: dict[str, Any], said: str) -> None:
+def test_prompt_must_be_a_conversation(prompt: Any, options: dict[str, Any], said: str) -> None:
     asking, channel = queries()
     with pytest.raises(TypeError, match=said):
         asking.llm_query(prompt, **options)

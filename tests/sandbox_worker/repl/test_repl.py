@@ -17,14 +17,15 @@ def repl() -> Iterator[BareRepl]:
         yield running
 
 
-def test_namespace_of_a_repl_holds_exactly_the_reserved_names(repl: BareRepl) -> None:
+def test_namespace_holds_only_reserved_names(repl: BareRepl) -> None:
     own = "print(*(name for name in globals() if not name.startswith('__')))"
     assert set(repl.run(own).stdout.split()) == FUNCTIONS | {CONTEXT, numbered(CONTEXT, 0), ANSWER, *HELPERS}
     repl.run("1")
     assert set(repl.run(own).stdout.split()) == RESERVED - {HISTORY} | {numbered(CONTEXT, 0), *HELPERS}
 
 
-def test_names_live_from_block_to_block_and_ours_come_back(repl: BareRepl) -> None:
+def test_variables_live_on_and_reserved_names_return(repl: BareRepl) -> None:
+    """Variables live from block to block, and overwritten reserved names come back."""
     repl.run("x = 1\ncontext = 'gone'\nllm_query = None")
     assert repl.run("print(x, context, llm_query('loud'))").stdout == "1 the text LOUD\n"
 
@@ -42,24 +43,28 @@ def test_names_live_from_block_to_block_and_ours_come_back(repl: BareRepl) -> No
         "os.close(0)",
     ],
 )
-def test_streams_that_a_block_broke_are_whole_in_the_next(repl: BareRepl, breaks: str) -> None:
+def test_broken_streams_are_whole_in_next_block(repl: BareRepl, breaks: str) -> None:
+    """Streams that a block broke are whole in the next block."""
     repl.run(f"import sys, io, os\ntry:\n    {breaks}\nexcept OSError: pass")
     ran = repl.run("print('out'); print('err', file=sys.stderr); sys.stdin.read()")
     assert (ran.result.status, ran.stdout, ran.stderr) == ("ok", "out\n''\n", "err\n")
 
 
-def test_what_a_wrapper_around_stdout_holds_is_flushed_at_the_end(repl: BareRepl) -> None:
+def test_stdout_wrapper_is_flushed_at_block_end(repl: BareRepl) -> None:
+    """The text that a wrapper around stdout holds is flushed at the end of the block."""
     code = "import sys, io\nsys.stdout = io.TextIOWrapper(sys.stdout.buffer, encoding='utf-8')\nprint('held')"
     assert repl.run(code).stdout == "held\n"
     assert repl.run("sys.stdout = sys.__stdout__\nprint('after')").stdout == "after\n"
 
 
-def test_bytes_written_to_the_buffer_are_text_even_in_halves(repl: BareRepl) -> None:
+def test_stdout_buffer_decodes_split_bytes(repl: BareRepl) -> None:
+    """Bytes written to the buffer are text, even if a character is split."""
     code = "import sys\nraw = 'ä€'.encode()\nfor i in range(len(raw)): sys.stdout.buffer.write(raw[i:i+1])\nsys.stdout.flush()"
     assert repl.run(code).stdout == "ä€"
 
 
-def test_a_finalizer_that_prints_in_the_middle_of_a_frame_breaks_nothing(repl: BareRepl) -> None:
+def test_finalizer_printing_mid_frame_breaks_nothing(repl: BareRepl) -> None:
+    """A finalizer that prints in the middle of a frame breaks no frame."""
     code = (
         "import gc\n"
         "class Loud:\n"
@@ -76,7 +81,8 @@ def test_a_finalizer_that_prints_in_the_middle_of_a_frame_breaks_nothing(repl: B
     assert ran.stdout.count("finalized\n") == 300
 
 
-def test_threads_that_print_and_ask_at_once_get_what_is_theirs(repl: BareRepl) -> None:
+def test_threads_print_and_ask_at_once(repl: BareRepl) -> None:
+    """Threads that print and ask at once get what is theirs."""
     code = (
         "import sys\nfrom concurrent.futures import ThreadPoolExecutor\n"
         "def ask(i):\n    sys.stdout.write(f'line {i}\\n')\n    return llm_query(f'a{i}') == f'A{i}'\n"
@@ -87,7 +93,8 @@ def test_threads_that_print_and_ask_at_once_get_what_is_theirs(repl: BareRepl) -
     assert sorted(int(line[5:]) for line in ran.stdout.splitlines()[:-1]) == list(range(400))
 
 
-def test_a_forked_process_prints_to_the_descriptor_and_cannot_ask(repl: BareRepl) -> None:
+def test_forked_process_prints_and_cannot_ask(repl: BareRepl) -> None:
+    """A forked process prints to the descriptor and cannot ask."""
     code = (
         "import os\npid = os.fork()\n"
         "if pid == 0:\n"
@@ -100,18 +107,20 @@ def test_a_forked_process_prints_to_the_descriptor_and_cannot_ask(repl: BareRepl
     assert b"refused: another process cannot use the REPL's connection" in repl.written_to_descriptors()
 
 
-def test_a_fork_that_falls_out_of_its_block_does_not_answer_for_its_parent(repl: BareRepl) -> None:
+def test_forked_process_does_not_answer_for_parent(repl: BareRepl) -> None:
+    """A forked process that leaves its block does not answer for its parent."""
     assert repl.run("import os\nif (pid := os.fork()): os.waitpid(pid, 0)\nprint('once')").stdout == "once\n"
     assert repl.run("1").stdout == "1\n"
 
 
-def test_a_query_function_that_a_process_pool_pickles_is_refused_in_words(repl: BareRepl) -> None:
+def test_query_function_in_process_pool_is_refused(repl: BareRepl) -> None:
+    """A query function that a process pool pickles is refused in words."""
     ran = repl.run("import pickle\npickle.dumps(llm_query)")
     assert "call llm_query_batched, or use threads" in (ran.result.error or "")
 
 
 @pytest.mark.parametrize("code", ["exit()", "quit(0)", "import sys; sys.exit()"])
-def test_exit_ends_the_block_alone(repl: BareRepl, code: str) -> None:
+def test_exit_ends_only_the_block(repl: BareRepl, code: str) -> None:
     assert repl.run(code).result.status == "exited"
     assert repl.run("'alive'").stdout == "'alive'\n"
 
@@ -120,7 +129,7 @@ def test_help_prints_documentation(repl: BareRepl) -> None:
     assert "Return the number of items in a container." in repl.run("help(len)").stdout
 
 
-def test_an_alarm_does_not_outlive_its_block(repl: BareRepl) -> None:
+def test_alarm_does_not_outlive_its_block(repl: BareRepl) -> None:
     assert repl.run("import signal\nsignal.setitimer(signal.ITIMER_REAL, 1000)").result.status == "ok"
     assert repl.run("signal.getitimer(signal.ITIMER_REAL)").stdout == "(0.0, 0.0)\n"
 
@@ -139,7 +148,7 @@ def test_an_alarm_does_not_outlive_its_block(repl: BareRepl) -> None:
         "result = 'done'\nFINAL_VAR('result')",
     ],
 )
-def test_every_way_to_answer(repl: BareRepl, fills: str) -> None:
+def test_answer_is_taken_in_every_form(repl: BareRepl, fills: str) -> None:
     assert repl.run(fills).result.final_answer == "done"
     assert repl.run("1").result.final_answer is None
 
@@ -151,13 +160,14 @@ def test_text_assigned_to_answer_becomes_its_content(repl: BareRepl) -> None:
     assert repl.run("answer['ready'] = True").result.final_answer == "mine"
 
 
-def test_an_empty_answer_is_not_submitted_and_the_model_is_told(repl: BareRepl) -> None:
+def test_empty_answer_is_not_submitted(repl: BareRepl) -> None:
+    """An empty answer is not submitted, and the model is told."""
     ran = repl.run("answer['ready'] = True")
     assert ran.result.final_answer is None
     assert "nothing was submitted" in ran.stderr
 
 
-def test_a_print_loop_keeps_head_and_tail(repl: BareRepl) -> None:
+def test_print_loop_keeps_head_and_tail(repl: BareRepl) -> None:
     ran = repl.run("for i in range(400_000): print(i)")
     assert len(ran.stdout) < 1.2 * OUTPUT.max_output_bytes
     assert ran.stdout.startswith("0\n1\n")
@@ -165,7 +175,7 @@ def test_a_print_loop_keeps_head_and_tail(repl: BareRepl) -> None:
     assert " more cut] ..." in ran.stdout
 
 
-def test_an_interrupt_ends_a_loop_and_the_variables_stay(repl: BareRepl) -> None:
+def test_interrupt_ends_a_loop_and_keeps_variables(repl: BareRepl) -> None:
     repl.begin("x = 'kept'\nprint('go', flush=True)\nwhile True: pass")
     repl.until_printed("go")
     repl.interrupt()
@@ -173,7 +183,8 @@ def test_an_interrupt_ends_a_loop_and_the_variables_stay(repl: BareRepl) -> None
     assert repl.run("x").stdout == "'kept'\n"
 
 
-def test_an_interrupt_in_the_midst_of_printing_loses_no_frame(repl: BareRepl) -> None:
+def test_interrupt_while_printing_loses_no_frame(repl: BareRepl) -> None:
+    """An interrupt in the midst of printing loses no frame."""
     for _ in range(20):
         repl.begin("while True: print('x' * 100, flush=True)")
         repl.until_printed("x")
@@ -192,11 +203,11 @@ def test_an_interrupt_in_the_midst_of_printing_loses_no_frame(repl: BareRepl) ->
         ("['a', 5]", "needs text: prompts[1] is a int"),
     ],
 )
-def test_prompts_of_a_wrong_kind_are_named(repl: BareRepl, prompts: str, error: str) -> None:
+def test_prompts_of_wrong_type_are_named(repl: BareRepl, prompts: str, error: str) -> None:
     assert error in (repl.run(f"llm_query_batched({prompts})").result.error or "")
 
 
-def test_str_subclasses_are_prompts_and_errors_are_texts(repl: BareRepl) -> None:
+def test_str_subclasses_are_prompts(repl: BareRepl) -> None:
     def refuse(query: Query) -> list[Slot]:
         return [Slot(error=f"no {prompt}") for prompt in query.prompts]
 
@@ -221,7 +232,7 @@ globals()[Key("key")] = 1
 """
 
 
-def test_value_with_a_lying_metaclass_ends_no_other_block(repl: BareRepl) -> None:
+def test_value_with_lying_metaclass_fails_only_its_block(repl: BareRepl) -> None:
     assert repl.run(LIES).result.status == "ok"
     assert "'odd': 'Odd'" in repl.run("print(SHOW_VARS())").stdout
     assert "variables: Key, Lies, Odd, odd" in (repl.run("FINAL_VAR('none')").result.error or "")
@@ -236,14 +247,15 @@ def test_value_with_a_lying_metaclass_ends_no_other_block(repl: BareRepl) -> Non
     assert repl.run("raise Odd").result.status == "error"
 
 
-def test_answer_that_cannot_be_shown_ends_its_own_block_only(repl: BareRepl) -> None:
+def test_answer_not_showable_fails_only_its_block(repl: BareRepl) -> None:
+    """An answer that cannot be shown ends its own block only."""
     bites = "class Bites:\n    def __str__(self): raise SystemExit\nanswer.update(content=Bites(), ready=True)"
     assert repl.run(bites).result.error == "the answer cannot be read: SystemExit"
     assert repl.run("print(1)").result.status == "ok"
     assert repl.run("answer.update(content='x', ready=True)").result.final_answer == "x"
 
 
-def test_show_vars_names_what_the_model_made(repl: BareRepl) -> None:
+def test_show_vars_names_the_models_variables(repl: BareRepl) -> None:
     repl.run("x = 1\nname = 'n'\nglobals()[5] = 'odd'")
     assert json.loads(repl.run("import json\nprint(json.dumps(SHOW_VARS()))").stdout) == {
         "x": "int",
@@ -260,24 +272,26 @@ def test_show_vars_names_what_the_model_made(repl: BareRepl) -> None:
         ("def f(): f()\nf()", "RecursionError: maximum recursion depth exceeded"),
     ],
 )
-def test_code_too_deep_for_the_compiler_is_an_error(repl: BareRepl, code: str, error: str) -> None:
+def test_code_too_deep_to_compile_is_an_error(repl: BareRepl, code: str, error: str) -> None:
     # In a process of its own: the parsers of some releases of CPython leave the process damaged.
     assert (repl.run(code).result.error or "").startswith(error)
 
 
 @pytest.mark.parametrize("timer", ["ITIMER_PROF", "ITIMER_VIRTUAL"])
-def test_a_timer_of_cpu_time_does_not_hit_a_later_block(repl: BareRepl, timer: str) -> None:
+def test_cpu_timer_does_not_hit_later_blocks(repl: BareRepl, timer: str) -> None:
+    """A timer of CPU time does not hit a later block."""
     assert repl.run(f"import signal\nsignal.setitimer(signal.{timer}, 1000)").result.status == "ok"
     assert repl.run(f"signal.getitimer(signal.{timer})").stdout == "(0.0, 0.0)\n"
 
 
-def test_an_answer_of_a_class_of_the_models_spoils_no_later_block(repl: BareRepl) -> None:
+def test_answer_of_own_class_spoils_no_block(repl: BareRepl) -> None:
+    """An answer of a class of the model's own spoils no later block."""
     bites = "class D(dict):\n    def get(self, *a): 1 / 0\n    def __iter__(self): 1 / 0\nanswer = D(ready=True, content='x')"
     repl.run(bites)
     assert repl.run("x = 1\nx").stdout == "1\n"
     assert repl.run("type(answer).__name__").stdout == "'dict'\n"
 
 
-def test_an_answer_in_another_kind_of_dict_is_taken(repl: BareRepl) -> None:
+def test_answer_in_dict_subclass_is_taken(repl: BareRepl) -> None:
     code = "from collections import OrderedDict\nanswer = OrderedDict(content='done', ready=True)"
     assert repl.run(code).result.final_answer == "done"

@@ -28,29 +28,30 @@ ENDS = [
 ]
 
 
-def test_block_ends_where_it_submits(repl: BareRepl) -> None:
+def test_submit_ends_its_block(repl: BareRepl) -> None:
     for code in ENDS:
         ran = repl.run(code, submit=[])
         assert (ran.result.status, ran.result.final_answer, ran.stdout, ran.stderr) == ("ok", "done", "", ""), code
 
 
 @pytest.mark.parametrize("code", ENDS[:3])
-def test_block_goes_on_by_default(repl: BareRepl, code: str) -> None:
+def test_submission_lets_block_go_on_by_default(repl: BareRepl, code: str) -> None:
     ran = repl.run(code)
     assert (ran.result.status, ran.result.final_answer, ran.stdout) == ("ok", "done", "after\n")
 
 
-def test_what_a_block_leaves_behind_is_tidied_up(repl: BareRepl) -> None:
+def test_submit_runs_finally_clauses(repl: BareRepl) -> None:
     assert repl.run("try:\n    SUBMIT(1)\nfinally:\n    print('tidy')", submit=[]).stdout == "tidy\n"
 
 
-def test_submitting_in_a_thread_ends_the_thread_without_a_word(repl: BareRepl) -> None:
+def test_submit_in_thread_ends_the_thread(repl: BareRepl) -> None:
+    """A thread that submits ends without a message."""
     code = "import threading\nt = threading.Thread(target=SUBMIT, args=(1,)); t.start(); t.join()\nprint('after')"
     ran = repl.run(code, submit=[])
     assert (ran.result.final_answer, ran.stdout, ran.stderr) == ("1", "after\n", "")
 
 
-def test_block_that_submits_nothing_runs_through(repl: BareRepl) -> None:
+def test_block_without_submit_runs_through(repl: BareRepl) -> None:
     ran = repl.run("print('after')", submit=[])
     assert (ran.result.status, ran.result.final_answer, ran.stdout) == ("ok", None, "after\n")
 
@@ -90,12 +91,14 @@ def test_fields_are_submitted(repl: BareRepl, code: str, submitted: str) -> None
         ),
     ],
 )
-def test_wrong_fields_are_an_error_of_the_code(repl: BareRepl, code: str, error: str) -> None:
+def test_wrong_fields_are_an_error(repl: BareRepl, code: str, error: str) -> None:
     ran = repl.run(code, takes_numbers, submit=["n", "why"])
     assert (ran.result.status, ran.result.error, ran.result.final_answer) == ("error", error, None)
 
 
-def test_one_field_that_is_a_dict_is_given_by_place_or_by_name(repl: BareRepl) -> None:
+def test_single_dict_field_is_positional_or_named(repl: BareRepl) -> None:
+    """One field that is a dict is given by place or by name."""
+
     def takes_all(query: Query) -> list[Slot]:
         assert query.want == "submit"
         return [Slot()]
@@ -104,7 +107,7 @@ def test_one_field_that_is_a_dict_is_given_by_place_or_by_name(repl: BareRepl) -
         assert repl.run(code, takes_all, submit=["rows"]).result.final_answer == '{"rows": {"a": 1}}'
 
 
-def test_draft_is_what_stands_in_the_answer(repl: BareRepl) -> None:
+def test_draft_is_the_content_of_answer(repl: BareRepl) -> None:
     assert repl.run("1").result.draft is None
     assert repl.run("answer['content'] = 'so far'").result.draft == "so far"
     assert repl.run("1").result.draft == "so far"
@@ -114,7 +117,8 @@ def test_draft_is_what_stands_in_the_answer(repl: BareRepl) -> None:
     assert repl.run("answer['content'] = '\\ud800'").result.draft == "\\ud800"
 
 
-def test_draft_that_cannot_be_read_is_an_error_of_the_block(repl: BareRepl) -> None:
+def test_unreadable_draft_is_a_block_error(repl: BareRepl) -> None:
+    """A draft that cannot be read is an error of the block."""
     code = "class Bad:\n    def __str__(self): raise ValueError\nanswer['content'] = Bad()"
     assert repl.run(code).result.error == "the answer cannot be read: ValueError"
     assert repl.run("1").result.status == "ok"

@@ -35,14 +35,14 @@ def test_printed_matches_take_a_line_each() -> None:
 
 @pytest.mark.parametrize("pattern", ["ab", "a[b]", re.compile("AB", re.IGNORECASE)])
 @pytest.mark.parametrize("limit", [0, 3, 1000])
-def test_all_matches_are_counted_and_the_first_returned(pattern: Any, limit: int) -> None:
+def test_matches_are_counted_past_those_returned(pattern: Any, limit: int) -> None:
     found = search(pattern, ["ab" * 10, "", "xab\nab"], limit=limit)
     assert (found.total, len(found)) == (12, min(limit, 12))
     if limit == 1000:
         assert [(match.part, match.line, match.start) for match in found[-2:]] == [(2, 1, 1), (2, 2, 4)]
 
 
-def test_plain_pattern_is_no_regular_expression() -> None:
+def test_plain_pattern_is_no_expression() -> None:
     assert search("a.c", "abc a.c").total == 2
     assert [match.start for match in search("a.c", "abc a.c", plain=True)] == [4]
     assert search("(", "f(x)", plain=True).total == 1
@@ -96,7 +96,8 @@ def test_chunks_cover_the_text(text: str, size: int, data: st.DataObject) -> Non
     assert len(cut) == len(list(cut))
 
 
-def test_chunk_ends_at_a_line_else_at_a_space_of_its_last_quarter_else_at_its_size() -> None:
+def test_chunk_ends_at_line_or_space() -> None:
+    """A chunk ends at a line, else at a space of its last quarter, else at its size."""
     assert chunks("aaaaaa\nb cdef", 8)[0] == "aaaaaa\n"
     assert chunks("aaaaaa bcdef", 8)[0] == "aaaaaa "
     assert chunks("a\naaaaaabcdef", 8)[0] == "a\naaaaaa"
@@ -136,7 +137,8 @@ def test_lines_far_into_a_text() -> None:
     assert lines(text, match.line, match.line) == match.text
 
 
-def test_lines_of_texts_come_in_the_shape_of_the_texts() -> None:
+def test_lines_keep_the_shape_of_the_texts() -> None:
+    """Lines of several texts come in the shape of the texts."""
     assert lines({"a": "1\n2\n3", "b": "x"}, 1, 2) == {"a": "1\n2\n", "b": "x"}
     assert lines(["1\n2", "x"], 2, 2) == ["2", ""]
 

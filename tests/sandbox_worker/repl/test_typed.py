@@ -18,7 +18,8 @@ class Count(BaseModel):
     n: int
 
 
-def test_only_what_failed_is_asked_again_and_all_of_it_in_one_batch() -> None:
+def test_typed_query_repeats_only_failed_prompts() -> None:
+    """Only failed prompts are asked again, and all of them in one batch."""
     seen = Counter[str]()
 
     def answer(query: Query) -> list[Slot]:
@@ -73,7 +74,7 @@ def test_time_limit_holds_for_all_attempts() -> None:
     assert 50 >= limits[0] > limits[1] > limits[2] > 0
 
 
-def test_no_prompts_are_no_query() -> None:
+def test_typed_batch_without_prompts_sends_no_query() -> None:
     asking, channel = queries()
     assert asking.llm_query_batched([], output_type=NUMBER) == []
     assert channel.asked == []
@@ -86,9 +87,8 @@ def test_no_prompts_are_no_query() -> None:
         ({"type": "nothing"}, ValueError, "is not a JSON schema"),
     ],
 )
-def test_type_that_is_none_is_refused_before_anything_is_asked(
-    output_type: Any, error: type[Exception], said: str
-) -> None:
+def test_invalid_type_is_refused_before_asking(output_type: Any, error: type[Exception], said: str) -> None:
+    """An invalid type or argument is refused before any query is sent."""
     asking, channel = queries()
     with pytest.raises(error, match=said):
         asking.llm_query_batched(["a"], output_type=output_type)

@@ -69,26 +69,26 @@ FROM_INIT = [
 
 
 @pytest.mark.parametrize("message", TO_ZYGOTE)
-def test_what_the_orchestrator_says_to_the_zygote_comes_out_as_it_went_in(message: zygote_control.ToZygote) -> None:
+def test_messages_to_zygote_come_out_unchanged(message: zygote_control.ToZygote) -> None:
     assert zygote_control.unpack_to_zygote(control.pack(message)) == message
 
 
 @pytest.mark.parametrize("message", FROM_ZYGOTE)
-def test_what_the_zygote_says_comes_out_as_it_went_in(message: zygote_control.FromZygote) -> None:
+def test_messages_of_zygote_come_out_unchanged(message: zygote_control.FromZygote) -> None:
     assert zygote_control.unpack_from_zygote(control.pack(message)) == message
 
 
 @pytest.mark.parametrize("message", TO_INIT)
-def test_what_the_orchestrator_says_comes_out_as_it_went_in(message: control.ToInit) -> None:
+def test_messages_to_init_come_out_unchanged(message: control.ToInit) -> None:
     assert control.unpack_to_init(control.pack(message)) == message
 
 
 @pytest.mark.parametrize("message", FROM_INIT)
-def test_what_init_says_comes_out_as_it_went_in(message: control.FromInit) -> None:
+def test_messages_of_init_come_out_unchanged(message: control.FromInit) -> None:
     assert control.unpack_from_init(control.pack(message)) == message
 
 
-def test_every_message_of_both_directions_is_tried() -> None:
+def test_messages_of_both_directions_are_all_tried() -> None:
     assert {type(message) for message in TO_ZYGOTE} == set(zygote_control.ToZygote.__args__)
     assert {type(message) for message in FROM_ZYGOTE} == set(zygote_control.FromZygote.__args__)
     assert {type(message) for message in TO_INIT} == set(control.ToInit.__args__)
@@ -104,9 +104,8 @@ UNPACKERS: list[tuple[Callable[[bytes], object], list[Any]]] = [
 
 
 @pytest.mark.parametrize(("unpack", "own"), UNPACKERS)
-def test_garbage_and_what_is_meant_for_others_is_invalid_and_nothing_else(
-    unpack: Callable[[bytes], object], own: list[Any]
-) -> None:
+def test_garbage_and_misdirected_packets_are_invalid(unpack: Callable[[bytes], object], own: list[Any]) -> None:
+    """Garbage and messages meant for another process are invalid, with no other error."""
     rng = random.Random(20261121)
     garbage = [rng.randbytes(rng.randrange(40)) for _ in range(1000)]
     garbage += [b"", b"\x91" * 100_000, b"\xdd\xff\xff\xff\xff", b"\x81\xa4type\xa4\xff\xff\xff\xff"]
@@ -117,7 +116,7 @@ def test_garbage_and_what_is_meant_for_others_is_invalid_and_nothing_else(
 
 
 @pytest.mark.parametrize(("unpack", "own"), UNPACKERS)
-def test_an_unknown_field_and_a_wrong_type_are_invalid(unpack: Callable[[bytes], object], own: list[Any]) -> None:
+def test_unknown_field_and_wrong_type_are_invalid(unpack: Callable[[bytes], object], own: list[Any]) -> None:
     for message in own:
         fields = msgspec.to_builtins(message, builtin_types=(bytes,))
         wrong = [{**fields, "more": 1}] + [{**fields, name: {"a": 1}} for name in fields]
@@ -127,7 +126,7 @@ def test_an_unknown_field_and_a_wrong_type_are_invalid(unpack: Callable[[bytes],
 
 
 @pytest.mark.parametrize("message", [message for _, own in UNPACKERS for message in own if len(repr(message)) > 30])
-def test_a_packet_that_lost_its_end_is_invalid(message: control.Control) -> None:
+def test_truncated_packet_is_invalid(message: control.Control) -> None:
     packet = control.pack(message)
     for unpack, own in UNPACKERS:
         if message in own:
@@ -135,19 +134,20 @@ def test_a_packet_that_lost_its_end_is_invalid(message: control.Control) -> None
                 unpack(packet[:-1])
 
 
-def test_no_fork_server_takes_less_memory_than_none() -> None:
+def test_fork_server_memory_is_not_negative() -> None:
     with pytest.raises(MessageInvalid, match="memory_bytes"):
         zygote_control.unpack_from_zygote(control.pack(zygote_control.ZygoteReady(layers=[], memory_bytes=-1)))
 
 
 @pytest.mark.parametrize("bound", sorted({*ReplBounds.__struct_fields__} - {"cpu_s", "later_context_bytes"}))
-def test_a_bound_of_0_which_a_tmpfs_takes_for_none_is_refused(bound: str) -> None:
+def test_tmpfs_bound_of_0_is_refused(bound: str) -> None:
+    """A bound of 0 is refused, since a tmpfs takes 0 for no bound."""
     spawn = zygote_control.Spawn(True, "/s", msgspec.structs.replace(BOUNDS, **{bound: 0}))
     with pytest.raises(MessageInvalid, match=bound):
         zygote_control.unpack_to_zygote(control.pack(spawn))
 
 
-def test_bounds_with_one_left_out_are_refused() -> None:
+def test_incomplete_bounds_are_refused() -> None:
     for bound in (field.name for field in msgspec.structs.fields(ReplBounds) if field.required):
         packed = msgspec.to_builtins(zygote_control.Spawn(True, "/s", BOUNDS))
         del packed["bounds"][bound]

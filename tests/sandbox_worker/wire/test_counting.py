@@ -47,7 +47,8 @@ def test_text_full_of_commas_is_one_value(text: str) -> None:
     assert not has_more_strings_than(1, json.dumps([text]).encode())
 
 
-def test_strings_are_counted_even_if_the_last_does_not_end() -> None:
+def test_unterminated_string_is_counted() -> None:
+    """Strings are counted even if the last one does not end."""
     assert has_more_strings_than(2, b'["a","b","c')
     assert not has_more_strings_than(3, b'["a","b","c')
 
@@ -82,5 +83,6 @@ def test_prompts_are_split_where_json_splits_them(prompts: list[Any]) -> None:
         b"[",
     ],
 )
-def test_arrays_of_something_else_or_too_many_are_not_split(array: bytes) -> None:
+def test_foreign_or_too_many_arrays_are_not_split(array: bytes) -> None:
+    """Arrays of other values, or of too many, are not split."""
     assert split_prompts(array, 2) is None

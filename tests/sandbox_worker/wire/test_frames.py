@@ -17,7 +17,7 @@ STREAM = b"".join(encode_frame(payload, 1000) for payload in PAYLOADS)
 
 
 @pytest.mark.parametrize("step_bytes", [1, 2, 3, 4, 5, 7, len(STREAM)])
-def test_frames_come_out_whole_however_the_stream_is_cut(step_bytes: int) -> None:
+def test_frames_survive_any_cut_of_the_stream(step_bytes: int) -> None:
     decoder = FrameDecoder(max_frame_bytes=1000)
     cuts = [STREAM[i : i + step_bytes] for i in range(0, len(STREAM), step_bytes)]
     assert [payload for cut in cuts for payload in decoder.feed(cut)] == PAYLOADS
@@ -25,7 +25,7 @@ def test_frames_come_out_whole_however_the_stream_is_cut(step_bytes: int) -> Non
 
 
 @given(st.lists(st.binary(max_size=50)), st.lists(st.integers(1, 30), min_size=1))
-def test_any_payloads_survive_any_cuts(payloads: list[bytes], steps: list[int]) -> None:
+def test_payloads_survive_any_cuts(payloads: list[bytes], steps: list[int]) -> None:
     stream = b"".join(encode_frame(payload, 50) for payload in payloads)
     decoder, got, at, turn = FrameDecoder(50), list[Payload](), 0, 0
     while at < len(stream):
@@ -35,7 +35,8 @@ def test_any_payloads_survive_any_cuts(payloads: list[bytes], steps: list[int]) 
     assert got == payloads
 
 
-def test_the_limit_itself_is_accepted_and_one_more_byte_is_not() -> None:
+def test_frame_limit_is_inclusive() -> None:
+    """A frame of the limit's size is accepted, and one more byte is not."""
     frame = encode_frame(b"x" * 10, 10)
     assert FrameDecoder(10).feed(frame) == [b"x" * 10]
     with pytest.raises(FrameTooLarge, match="frame of 10 bytes, the limit is 9"):
@@ -44,12 +45,12 @@ def test_the_limit_itself_is_accepted_and_one_more_byte_is_not() -> None:
         encode_frame(b"x" * 11, 10)
 
 
-def test_an_oversized_prefix_raises_before_its_payload_comes() -> None:
+def test_oversized_prefix_raises_before_its_payload() -> None:
     with pytest.raises(FrameTooLarge, match="4,294,967,295"):
         FrameDecoder(1000).feed(b"\xff\xff\xff\xff")
 
 
-def test_a_stream_that_ends_inside_a_frame_is_named() -> None:
+def test_stream_ending_inside_a_frame_is_named() -> None:
     decoder = FrameDecoder(1000)
     decoder.feed(STREAM[:-1])
     with pytest.raises(FrameTruncated):
@@ -71,12 +72,12 @@ BAD = {
 
 
 @pytest.mark.parametrize("payload", BAD.values(), ids=BAD)
-def test_what_is_no_message_is_one_named_error(payload: bytes) -> None:
+def test_invalid_message_is_one_named_error(payload: bytes) -> None:
     with pytest.raises(MessageInvalid):
         decode_from_worker(payload)
 
 
-def test_garbage_raises_nothing_but_protocol_violations() -> None:
+def test_garbage_raises_only_protocol_violations() -> None:
     rng = random.Random(20261120)
     for _ in range(3000):
         session = Session(max_frame_bytes=1 << 22)
@@ -85,7 +86,8 @@ def test_garbage_raises_nothing_but_protocol_violations() -> None:
             session.next_message()
 
 
-def test_a_lone_surrogate_in_what_is_read_is_written_out() -> None:
+def test_lone_surrogate_is_written_out() -> None:
+    """A lone surrogate in a message that is read is written out as an escape."""
     message = Output(block=1, stream="stdout", text='a\ud800"\udfff')
     assert decode_from_worker(encode(message)) == Output(block=1, stream="stdout", text='a\\ud800"\\udfff')
 
@@ -108,7 +110,8 @@ def test_frames_before_an_oversized_prefix_come_out_first() -> None:
             decoder.feed(more)
 
 
-def test_an_incomplete_frame_tells_what_it_announced_and_what_came_of_it() -> None:
+def test_incomplete_frame_tells_its_sizes() -> None:
+    """An incomplete frame tells the size that it announced and the bytes that came."""
     decoder = FrameDecoder(max_frame_bytes=1000)
     assert (decoder.announced_bytes, decoder.buffered_bytes, decoder.pending) == (0, 0, b"")
     assert decoder.feed(b"\0\0") == []
@@ -119,12 +122,14 @@ def test_an_incomplete_frame_tells_what_it_announced_and_what_came_of_it() -> No
     assert (decoder.announced_bytes, decoder.buffered_bytes, decoder.pending) == (0, 0, b"")
 
 
-def test_a_read_that_is_as_long_as_no_frame_is_not_one() -> None:
+def test_partial_payload_is_no_frame() -> None:
+    """A read of the prefix and a part of the payload is no frame."""
     assert FrameDecoder(1000).feed(PREFIX.pack(104) + b"x" * 96) == []
 
 
 @pytest.mark.parametrize(("payload_bytes", "kind"), [((1 << 16) - 4, bytes), ((1 << 16) - 3, bytearray)])
-def test_a_large_payload_is_handed_over_in_the_buffer_that_collected_it(payload_bytes: int, kind: type) -> None:
+def test_large_payload_is_not_copied(payload_bytes: int, kind: type) -> None:
+    """A large payload is handed over in the buffer that collected it."""
     decoder = FrameDecoder(1 << 20)
     framed = encode_frame(b"x" * payload_bytes, 1 << 20)
     assert decoder.feed(framed[:100]) == []
@@ -132,7 +137,8 @@ def test_a_large_payload_is_handed_over_in_the_buffer_that_collected_it(payload_
     assert (type(payload), len(payload)) == (kind, payload_bytes)
 
 
-def test_what_is_too_large_is_told_with_its_size_and_the_limit_and_is_not_kept() -> None:
+def test_frame_too_large_is_told_and_dropped() -> None:
+    """A frame that is too large is told with its size and the limit, and is not kept."""
     with pytest.raises(FrameTooLarge, match="frame of 1,001 bytes, the limit is 1,000"):
         encode_frame(b"x" * 1001, 1000)
     decoder = FrameDecoder(1000)

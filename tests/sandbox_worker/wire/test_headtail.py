@@ -33,7 +33,7 @@ def cut(text: str, limit: int) -> str:
 
 
 @given(PIECES, LIMITS)
-def test_however_it_comes_the_same_is_kept(pieces: list[str], limit: int) -> None:
+def test_kept_output_is_the_same_in_any_pieces(pieces: list[str], limit: int) -> None:
     assert through(pieces, limit) == cut("".join(pieces), limit)
 
 
@@ -46,7 +46,8 @@ def test_bytes_are_kept_like_text(pieces: list[str], limit: int) -> None:
 
 
 @given(PIECES, LIMITS)
-def test_the_head_is_passed_on_at_once_and_never_more_than_its_half(pieces: list[str], limit: int) -> None:
+def test_head_is_passed_on_at_once(pieces: list[str], limit: int) -> None:
+    """The head is passed on at once, and is never more than its half."""
     kept = HeadTail[str](bytes_at_most(limit), "")
     seen = ""
     for number, piece in enumerate(pieces, 1):
@@ -54,7 +55,7 @@ def test_the_head_is_passed_on_at_once_and_never_more_than_its_half(pieces: list
         assert seen == "".join(pieces[:number])[: limit - limit // 2]
 
 
-def test_a_flood_is_not_collected() -> None:
+def test_flood_is_not_collected() -> None:
     kept = HeadTail[str](bytes_at_most(1000), "")
     for _ in range(2000):
         kept.add("x" * 100)
@@ -62,7 +63,7 @@ def test_a_flood_is_not_collected() -> None:
     assert "[199,000 more cut]" in kept.finish()
 
 
-def test_adding_costs_the_same_however_much_is_kept() -> None:
+def test_add_costs_the_same_at_any_size() -> None:
     def add(limit: int) -> tuple[float, HeadTail[str]]:
         kept = HeadTail[str](bytes_at_most(limit), "")
         started = time.process_time()
@@ -102,15 +103,14 @@ def within_lines(pieces: list[str], limit: int, lines: int) -> str:
         ("\n" * 10, 2, "\n\n... [8 more cut, lines: 8] ...\n\n"),
     ],
 )
-def test_past_the_bound_of_lines_the_first_and_the_last_are_kept_and_the_cut_is_named(
-    text: str, lines: int, kept: str
-) -> None:
+def test_lines_past_the_bound_keep_both_ends(text: str, lines: int, kept: str) -> None:
+    """Past the bound of lines, the first and the last are kept, and the cut is named."""
     assert within_lines([text], 10_000, lines) == kept
     assert within_lines(list(text), 10_000, lines) == kept
 
 
 @given(PIECES, st.integers(1, 40), st.integers(1, 12))
-def test_both_bounds_hold_however_it_comes(pieces: list[str], limit: int, lines: int) -> None:
+def test_byte_and_line_bounds_hold_in_any_pieces(pieces: list[str], limit: int, lines: int) -> None:
     whole = "".join(pieces)
     kept = within_lines(pieces, limit, lines)
     assert kept == within_lines([whole], limit, lines)
@@ -130,12 +130,13 @@ def test_both_bounds_hold_however_it_comes(pieces: list[str], limit: int, lines:
     assert int(note[2] or 0) == gone.count("\n")
 
 
-def test_of_bytes_lines_are_bounded_too() -> None:
+def test_byte_output_is_bounded_in_lines() -> None:
     kept = HeadTail[bytes](OutputBounds(max_output_bytes=1000, max_output_lines=2), b"")
     assert kept.add(NUMBERS.encode()) + kept.finish() == b"0\n\n... [16 more cut, lines: 8] ...\n9\n"
 
 
-def test_when_the_first_lines_are_through_nothing_more_goes_through_until_the_end() -> None:
+def test_head_ends_with_its_lines() -> None:
+    """When the first lines are through, no more text goes through until the end."""
     kept = HeadTail[str](OutputBounds(max_output_bytes=1000, max_output_lines=2), "")
     assert (kept.add("one\n"), kept.head_left) == ("one\n", 0)
     assert kept.add("two\n") == ""
@@ -143,9 +144,10 @@ def test_when_the_first_lines_are_through_nothing_more_goes_through_until_the_en
 
 
 @given(PIECES, PIECES, st.integers(1, 8), st.randoms(use_true_random=False))
-def test_what_keeps_to_the_bounds_either_way_is_within_those_of_both_ways(
+def test_bounds_both_ways_hold_for_mixed_output(
     printed: list[str], written: list[str], lines: int, chance: random.Random
 ) -> None:
+    """Output within the bounds of each way is within the bounds of both ways."""
     bounds = OutputBounds(max_output_bytes=10_000, max_output_lines=lines)
     ways = [(HeadTail[str](bounds, ""), pieces) for pieces in (printed, written)]
     sent = [iter([*map(kept.add, pieces), *map(HeadTail.finish, [kept])]) for kept, pieces in ways]
@@ -161,7 +163,8 @@ def test_what_keeps_to_the_bounds_either_way_is_within_those_of_both_ways(
     assert "".join([*map(both.add, together), *map(HeadTail.finish, [both])]) == "".join(together)
 
 
-def test_what_may_come_both_ways_is_twice_as_much_and_two_lines_for_each_note() -> None:
+def test_bounds_both_ways_double_and_add_notes() -> None:
+    """Both ways together may have twice the bounds, and two lines for each note."""
     bounds = OutputBounds(max_output_bytes=10, max_output_lines=3)
     assert bounds.both_ways() == OutputBounds(max_output_bytes=20, max_output_lines=10)
     assert bytes_at_most(10).both_ways() == bytes_at_most(20)
@@ -176,7 +179,8 @@ LONG_PIECES = st.lists(st.sampled_from([1, 8_190, 8_191, 8_192, 8_193, 20_000]),
 @example([16_384, 8_192, 8_192, 8_191], 32_768)
 @example([16_384, 8_192, 8_192, 8_192], 32_768)
 @example([16_384, 8_192, 20_000, 8_192], 65_536)
-def test_of_long_pieces_the_same_is_kept_and_no_piece_too_many(sizes: list[int], limit: int) -> None:
+def test_long_pieces_are_kept_without_excess(sizes: list[int], limit: int) -> None:
+    """Long pieces are kept to the same text, and no piece is kept in excess."""
     whole = "".join(f"{number:06}" for number in range(sum(sizes) // 6 + 1))[: sum(sizes)]
     kept = HeadTail[str](bytes_at_most(limit), "")
     head, start = "", 0
@@ -212,12 +216,14 @@ def test_pieces_are_put_together_when_they_have_8192_characters() -> None:
         ("abcdef\nh\ni", "abcde\n... [4 more cut, lines: 2] ...\ni"),
     ],
 )
-def test_of_two_lines_and_ten_characters_as_much_is_kept_as_there_may_be(text: str, kept: str) -> None:
+def test_two_lines_and_ten_characters_are_filled(text: str, kept: str) -> None:
+    """With bounds of two lines and ten characters, as much is kept as there may be."""
     assert within_lines([text], 10, 2) == kept
     assert within_lines(list(text), 10, 2) == kept
 
 
-def test_what_comes_after_the_end_is_a_tail_of_its_own() -> None:
+def test_output_after_finish_is_its_own_tail() -> None:
+    """Output that comes after the end is a tail of its own."""
     kept = HeadTail[str](OutputBounds(max_output_bytes=8, max_output_lines=8), "")
     assert kept.add("abcd\n\nefgh") + kept.finish() == "abcd\n... [2 more cut, lines: 2] ...\nefgh"
     assert kept.add("uv\nwxyz") == ""

@@ -33,7 +33,8 @@ def named_where_raised() -> Iterator[str]:
                     yield name
 
 
-def test_layer_that_the_sandbox_names_is_in_the_set_and_the_set_holds_no_other() -> None:
+def test_layers_of_the_sandbox_are_the_set() -> None:
+    """Each layer that the sandbox names is in the set, and the set has no other."""
     named = {*named_where_raised(), *(name for rows in _INIT_LAYERS.values() for name, _ in rows)}
     assert named == LAYERS - {"system calls"}  # which the orchestrator names for a process that was killed
 
@@ -52,24 +53,24 @@ def test_layer_that_the_sandbox_names_is_in_the_set_and_the_set_holds_no_other()
     ],
 )
 @pytest.mark.parametrize("name", ["", "Seccomp", "level", "no such name"])
-def test_name_outside_of_its_set_makes_a_message_invalid(unpack: Any, message: Any, field: str, name: str) -> None:
+def test_unknown_layer_name_makes_a_message_invalid(unpack: Any, message: Any, field: str, name: str) -> None:
     value = [name] if field == "layers" else name
     packet = msgspec.msgpack.encode(msgspec.to_builtins(message) | {field: value})
     with pytest.raises(MessageInvalid, match=field):
         unpack(packet)
 
 
-def test_limits_that_init_watches_are_limits_of_a_user() -> None:
+def test_watched_limits_are_limits_of_a_user() -> None:
     assert set(get_args(bounds.WatchedLimit)) <= Limits.model_fields.keys()
     assert set(get_args(bounds.WatchedLimit)) > bounds.SCRATCH_LIMITS
 
 
-def test_what_is_prepared_is_no_layer() -> None:
+def test_prepared_steps_are_no_layers() -> None:
     assert not LAYERS & set(get_args(zygote_control.PreparationStep))
 
 
 @pytest.mark.parametrize("module", ["zygote_layers", "worker_layers"])
-def test_code_that_applies_layers_needs_the_standard_library_alone(module: str) -> None:
+def test_layer_code_needs_only_the_standard_library(module: str) -> None:
     program = f"import sys; sys.path.append(sys.argv[1]); import sandbox_worker.isolation.{module}; print(*sys.modules)"
     command = [sys.executable, "-I", "-S", "-c", program, str(PROJECT)]
     done = subprocess.run(command, capture_output=True, text=True, check=True)

@@ -16,13 +16,13 @@ NAMES = get_args(LevelName)
 SOURCES = [path for package in ("rlm_broker", "sandbox_worker") for path in sorted((PROJECT / package).rglob("*.py"))]
 
 
-def test_each_name_is_that_of_one_level() -> None:
+def test_level_name_finds_its_level() -> None:
     assert tuple(level.name for level in LEVELS) == NAMES == ("strict", "standard", "process")
     assert [level_named(name) for name in NAMES] == list(LEVELS)
 
 
 @pytest.mark.parametrize("name", ["auto", "Strict", "", None, 0, ["strict"]])
-def test_what_is_no_name_of_a_level_finds_none(name: object) -> None:
+def test_unknown_level_name_finds_no_level(name: object) -> None:
     with pytest.raises(LookupError, match="there is no isolation level"):
         level_named(name)
 
@@ -40,14 +40,16 @@ def test_level_without_a_boundary_promises_no_layer() -> None:
     )
 
 
-def test_boundary_lets_processes_start_only_where_the_end_of_init_ends_them() -> None:
+def test_boundary_allows_processes_only_with_pid_namespace() -> None:
+    """A boundary lets processes start only where the end of init ends them."""
     for level in LEVELS:
         if level.is_security_boundary:
             assert level.may_exec == level.has_pid_namespace, level.name
 
 
 @pytest.mark.parametrize("name", ["paranoid", "auto", "Strict", "", 0, None])
-def test_fork_server_that_is_told_of_no_level_refuses_the_message(name: object) -> None:
+def test_fork_server_without_level_refuses_the_message(name: object) -> None:
+    """A fork server that is told of no level refuses the message."""
     configure = zygote_control.Configure(level="strict", new_root="/n", readable=[], hidden=[])
     fields = msgspec.to_builtins(configure) | {"level": name}
     with pytest.raises(MessageInvalid, match="level"):
@@ -55,7 +57,8 @@ def test_fork_server_that_is_told_of_no_level_refuses_the_message(name: object) 
 
 
 @pytest.mark.parametrize("path", SOURCES, ids=lambda path: str(path.relative_to(PROJECT)))
-def test_code_asks_a_level_for_facts_and_compares_no_names(path: Path) -> None:
+def test_code_compares_no_level_names(path: Path) -> None:
+    """Code asks a level for facts and compares no names."""
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.Compare):
             constants = {each.value for each in ast.walk(node) if isinstance(each, ast.Constant)}

@@ -64,31 +64,31 @@ FROM_ORCHESTRATOR: list[FromOrchestrator] = [
 
 
 @pytest.mark.parametrize("message", FROM_WORKER)
-def test_what_a_worker_says_comes_out_as_it_went_in(message: FromWorker) -> None:
+def test_messages_of_worker_come_out_unchanged(message: FromWorker) -> None:
     assert decode_from_worker(encode(message)) == message
 
 
 @pytest.mark.parametrize("message", FROM_ORCHESTRATOR)
-def test_what_the_orchestrator_says_comes_out_as_it_went_in(message: FromOrchestrator) -> None:
+def test_messages_of_orchestrator_come_out_unchanged(message: FromOrchestrator) -> None:
     assert decode_from_orchestrator(encode(message)) == message
 
 
-def test_a_connection_begins_with_a_token_and_a_welcome() -> None:
+def test_connection_begins_with_token_and_welcome() -> None:
     assert decode_hello(encode(Hello(token="t"))) == Hello(token="t")
     assert decode_welcome(encode(Welcome())) == Welcome()
 
 
-def test_every_message_of_both_directions_is_tried() -> None:
+def test_messages_of_both_directions_are_all_tried() -> None:
     assert {type(message) for message in FROM_WORKER} == set(get_args(FromWorker))
     assert {type(message) for message in FROM_ORCHESTRATOR} == set(get_args(FromOrchestrator))
 
 
-def test_the_type_of_a_message_is_its_name_in_small_letters() -> None:
+def test_message_type_is_its_lower_case_name() -> None:
     assert json.loads(encode(QUERY))["type"] == "query"
 
 
 @pytest.mark.parametrize("message", [*FROM_WORKER, *FROM_ORCHESTRATOR])
-def test_a_message_of_the_other_direction_is_invalid(message: FromWorker | FromOrchestrator) -> None:
+def test_message_of_other_direction_is_invalid(message: FromWorker | FromOrchestrator) -> None:
     decode_other = decode_from_worker if message in FROM_ORCHESTRATOR else decode_from_orchestrator
     with pytest.raises(MessageInvalid):
         decode_other(encode(message))
@@ -112,21 +112,22 @@ def test_a_message_of_the_other_direction_is_invalid(message: FromWorker | FromO
         ("type", "Query"),
     ],
 )
-def test_one_wrong_field_makes_a_query_invalid(field: str, value: object) -> None:
+def test_query_with_wrong_field_is_invalid(field: str, value: object) -> None:
     right = json.loads(encode(QUERY))
     with pytest.raises(MessageInvalid):
         decode_from_worker(json.dumps({**right, field: value}).encode())
 
 
 @pytest.mark.parametrize("field", ["type", "id", "want", "prompts"])
-def test_a_query_without_a_field_that_it_needs_is_invalid(field: str) -> None:
+def test_query_without_required_field_is_invalid(field: str) -> None:
     fields = json.loads(encode(QUERY))
     del fields[field]
     with pytest.raises(MessageInvalid):
         decode_from_worker(json.dumps(fields).encode())
 
 
-def test_a_display_is_bounded_and_nothing_else_is_taken_for_one() -> None:
+def test_display_is_bounded_and_checked() -> None:
+    """A display is bounded, and no other object is taken for a display."""
     fits = encode(Display(block=1, texts={"text/html": "x" * (messages.MAX_DISPLAY_BYTES - 100)}))
     assert decode_from_worker(fits) == Display(block=1, texts={"text/html": "x" * (messages.MAX_DISPLAY_BYTES - 100)})
     for long in (
@@ -141,33 +142,35 @@ def test_a_display_is_bounded_and_nothing_else_is_taken_for_one() -> None:
     "forms", [{"text/javascript": "x"}, {"image/png": 5}, {"text/html": None}, ["x"], "x", {"": ""}]
 )
 @pytest.mark.parametrize("field", ["texts", "pictures"])
-def test_a_display_has_known_types_alone(field: str, forms: object) -> None:
+def test_display_of_unknown_type_is_invalid(field: str, forms: object) -> None:
     with pytest.raises(MessageInvalid):
         decode_from_worker(json.dumps({"type": "display", "block": 1, field: forms}).encode())
 
 
 @pytest.mark.parametrize("status", ["killed", "OK", None])
-def test_a_worker_cannot_claim_an_outcome_that_only_the_orchestrator_sees(status: str | None) -> None:
+def test_worker_cannot_claim_the_orchestrators_outcomes(status: str | None) -> None:
+    """A worker cannot claim an outcome that only the orchestrator sees."""
     with pytest.raises(MessageInvalid):
         decode_from_worker(json.dumps({"type": "result", "block": 1, "status": status}).encode())
 
 
 @pytest.mark.parametrize("decode", [decode_hello, decode_welcome, decode_from_worker, decode_from_orchestrator])
 @given(payload=st.binary(max_size=60) | st.text(max_size=60).map(str.encode))
-def test_no_bytes_raise_anything_else(decode: Any, payload: bytes) -> None:
+def test_bytes_raise_only_message_errors(decode: Any, payload: bytes) -> None:
     with contextlib.suppress(MessageInvalid):
         assert isinstance(decode(payload), messages.Message)
 
 
 @pytest.mark.parametrize("decode", [decode_hello, decode_welcome, decode_from_worker, decode_from_orchestrator])
 @pytest.mark.parametrize("opening", [b"[", b'{"type":', b'{"type":"reply","slots":[{"x":', b'{"type":"hello","x":['])
-def test_deep_nesting_is_invalid_in_every_direction(decode: Any, opening: bytes) -> None:
+def test_deep_nesting_is_invalid(decode: Any, opening: bytes) -> None:
     with pytest.raises(MessageInvalid):
         decode(opening * 100_000)
 
 
 @given(st.text(st.characters(exclude_categories=[])))
-def test_any_text_is_read_as_it_is_or_with_its_lone_surrogates_written_out(text: str) -> None:
+def test_text_is_read_with_surrogates_written_out(text: str) -> None:
+    """Any text is read unchanged, or with its lone surrogates written out."""
     expected = text.encode("utf-8", "backslashreplace").decode()
     for message in (Output(block=1, stream="stdout", text=text), Result(block=1, status="error", error=text)):
         arrived = decode_from_worker(encode(message))
@@ -175,7 +178,8 @@ def test_any_text_is_read_as_it_is_or_with_its_lone_surrogates_written_out(text:
 
 
 @given(st.text(st.characters(exclude_categories=[])))
-def test_what_code_works_with_arrives_as_it_is_or_is_not_sent(text: str) -> None:
+def test_text_for_code_arrives_or_is_not_sent(text: str) -> None:
+    """Text that code works with arrives unchanged or is not sent."""
     is_whole = not any("\ud800" <= character <= "\udfff" for character in text)
     for message in (
         Query(id="1:1", want="llm", prompts=["whole", text]),
@@ -208,7 +212,7 @@ def test_subclasses_of_text_are_text(text: str, plain: str) -> None:
     assert arrived == Result(block=1, status="ok", final_answer=plain)
 
 
-def test_what_is_no_text_is_refused_on_this_side() -> None:
+def test_non_text_is_refused_before_sending() -> None:
     with pytest.raises(TypeError, match="a message cannot hold a object"):
         encode(Output(block=1, stream="stdout", text=object()))  # type: ignore[arg-type]
 
@@ -222,12 +226,13 @@ def test_what_is_no_text_is_refused_on_this_side() -> None:
     ],
     ids=["short", "escaped", "without_an_end"],
 )
-def test_a_message_of_a_million_strings_is_refused_before_they_are_made(payload: bytes) -> None:
+def test_message_of_many_strings_is_refused_early(payload: bytes) -> None:
+    """A message of a million strings is refused before they are made."""
     with pytest.raises(MessageInvalid):
         decode_from_worker(payload)
 
 
-def test_a_long_prompt_full_of_quotes_is_one_string() -> None:
+def test_long_prompt_of_quotes_is_one_string() -> None:
     prompt = '"a, \\ "b", ' * 200_000
     assert decode_from_worker(encode(Query(id="1:1", want="llm", prompts=[prompt]))) == Query(
         id="1:1", want="llm", prompts=[prompt]

@@ -6,12 +6,12 @@ from sandbox_worker.wire.errors import MessageInvalid
 from sandbox_worker.wire.program import Program, pack_program, unpack_program
 
 
-def test_program_comes_out_as_it_went_in() -> None:
+def test_program_comes_out_unchanged() -> None:
     program = Program([b"ls", b"\xff", b""], {b"A": b"\xff", b"": b""})
     assert unpack_program(pack_program(program)) == program
 
 
 @pytest.mark.parametrize("data", [b"", b"\x80", b"\xff" * 100, pack_program(Program([], {}))[:-1]])
-def test_what_is_no_program_is_invalid(data: bytes) -> None:
+def test_invalid_program_is_refused(data: bytes) -> None:
     with pytest.raises(MessageInvalid):
         unpack_program(data)

@@ -31,7 +31,8 @@ def test_small_query_is_decoded_at_once() -> None:
     assert query == Query("1:1", "llm", ["a", [TextPart("b")]])
 
 
-def test_large_query_has_the_fields_and_prompts_of_a_small_one() -> None:
+def test_large_query_equals_a_small_one() -> None:
+    """A large query has the fields and prompts of a small query."""
     prompts: list[Prompt] = ["é", [TextPart("b")], '"quoted", \n']
     query = large(*prompts)
     assert query == Query("1:1", "llm", [*prompts, PADDING], "m", "s", 5, 2, 1.5, True)
@@ -51,7 +52,7 @@ def test_weight_of_a_prompt_counts_wide_characters() -> None:
 
 
 @pytest.mark.parametrize(("prompt", "why"), [("[]", "neither text"), ("[5]", "neither text")])
-def test_prompt_that_is_none_fails_when_it_is_decoded(prompt: str, why: str) -> None:
+def test_invalid_prompt_fails_when_decoded(prompt: str, why: str) -> None:
     payload = encode(Query("1:1", "llm", ["PLACE", PADDING])).replace(b'"PLACE"', prompt.encode())
     query = decode_from_worker(payload)
     assert isinstance(query, Query)

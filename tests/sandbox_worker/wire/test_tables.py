@@ -44,13 +44,13 @@ def crossed(value: Any) -> Any:
 
 
 @pytest.mark.parametrize("name", COLUMNS)
-def test_a_series_comes_out_as_it_went_in(name: str) -> None:
+def test_series_comes_out_unchanged(name: str) -> None:
     series = pandas.Series(COLUMNS[name], name=("any", name))
     pandas.testing.assert_series_equal(crossed(series), series)
 
 
 @pytest.mark.parametrize("index", INDEXES, ids=lambda index: type(index).__name__)
-def test_a_data_frame_comes_out_as_it_went_in(index: Any) -> None:
+def test_data_frame_comes_out_unchanged(index: Any) -> None:
     frame = pandas.DataFrame(COLUMNS)
     if index is not None:
         frame.index = index
@@ -71,7 +71,7 @@ def test_a_data_frame_comes_out_as_it_went_in(index: Any) -> None:
     ],
     ids=["empty", "without_columns", "of_one_name_twice", "of_levels", "of_other_names", "without_rows"],
 )
-def test_an_odd_data_frame_comes_out_as_it_went_in(frame: Any) -> None:
+def test_odd_data_frame_comes_out_unchanged(frame: Any) -> None:
     pandas.testing.assert_frame_equal(crossed(frame), frame)
 
 
@@ -92,7 +92,8 @@ def test_an_odd_data_frame_comes_out_as_it_went_in(frame: Any) -> None:
         (pandas.NA, "it is a NAType, which does not cross"),
     ],
 )
-def test_what_does_not_cross_in_a_table_is_refused_with_its_place(value: Any, why: str) -> None:
+def test_table_that_does_not_cross_is_refused(value: Any, why: str) -> None:
+    """A table with content that does not cross is refused with the place."""
     with pytest.raises(ValueRefused) as refused:
         encode(value, "it")
     assert str(refused.value).startswith(why)
@@ -129,7 +130,7 @@ RANGE = ["range", [0, 1, 1], [None]]
         ("$arrow", [["a"], [["extension", [1], None, None]]]),
     ],
 )
-def test_content_that_is_no_table_is_one_error(tag: str, content: Any) -> None:
+def test_invalid_table_is_one_error(tag: str, content: Any) -> None:
     with pytest.raises(ValueInvalid) as invalid:
         decode(json.dumps({tag: content}, separators=(",", ":")).encode(), MOST)
     assert len(str(invalid.value)) < 400
@@ -149,7 +150,7 @@ MIXED: dict[str, list[Any]] = {
 }
 
 
-def test_a_table_of_polars_comes_out_as_it_went_in() -> None:
+def test_polars_table_comes_out_unchanged() -> None:
     polars = pytest.importorskip("polars")
     table = polars.DataFrame(MIXED).with_columns(
         polars.col("moments").dt.replace_time_zone("Europe/Berlin").alias("of_a_zone"),
@@ -162,7 +163,7 @@ def test_a_table_of_polars_comes_out_as_it_went_in() -> None:
         encode(polars.DataFrame({"a": [[1]]}), "it")
 
 
-def test_a_table_of_pyarrow_comes_out_as_it_went_in() -> None:
+def test_pyarrow_table_comes_out_unchanged() -> None:
     pyarrow = pytest.importorskip("pyarrow")
     table = pyarrow.table(MIXED)
     small = pyarrow.array([1, 2], pyarrow.uint8())

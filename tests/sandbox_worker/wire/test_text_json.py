@@ -32,12 +32,13 @@ class Name(str):
 
 @pytest.mark.parametrize("encode", [encode_escaped, encode_written_out, encode_raw])
 @given(text=st.text())
-def test_text_without_lone_surrogates_is_encoded_as_msgspec_does(encode: Any, text: str) -> None:
+def test_text_without_surrogates_is_encoded_as_msgspec_does(encode: Any, text: str) -> None:
     assert encode({"text": text}) == msgspec.json.encode({"text": text})
 
 
 @given(ANY_TEXT, ANY_TEXT)
-def test_escaped_text_is_decoded_to_an_equal_value_by_json_and_from_structs(one: str, other: str) -> None:
+def test_escaped_text_decodes_to_an_equal_value(one: str, other: str) -> None:
+    """Escaped text is decoded to an equal value by `json` and from structs."""
     joined = json.loads(json.dumps(one))  # a pair of escapes is one character
     assert json.loads(encode_escaped([one])) == [joined]
     said = Said(joined, [json.loads(json.dumps(other))])
@@ -58,7 +59,8 @@ def test_escaped_bytes_are_ascii_escapes() -> None:
     ],
     ids=["type", "type_beside_a_surrogate", "cut", "nested"],
 )
-def test_decode_escaped_refuses_what_is_not_json_of_the_type(data: bytes, error: type[Exception]) -> None:
+def test_decode_escaped_refuses_other_json(data: bytes, error: type[Exception]) -> None:
+    """`decode_escaped` refuses bytes that are not JSON of the type."""
     with pytest.raises(error):
         decode_escaped(data, Said)
 
@@ -81,6 +83,7 @@ def test_raw_text_is_the_same_characters(text: str) -> None:
     assert json.loads(encoded.decode("utf-8", "surrogatepass")) == [text, "named"]
 
 
-def test_raw_surrogates_that_stand_side_by_side_stay_two_characters() -> None:
+def test_raw_adjacent_surrogates_stay_two_characters() -> None:
+    """Raw surrogates that stand side by side stay two characters."""
     assert encode_raw("\ud83d\ude00") == b'"\xed\xa0\xbd\xed\xb8\x80"'
     assert encode_raw({"a": "\ud800"}) == b'{"a":"\xed\xa0\x80"}'

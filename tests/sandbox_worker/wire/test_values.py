@@ -97,7 +97,7 @@ def crossed(value: Any) -> Any:
 
 
 @given(VALUES)
-def test_every_value_comes_out_as_it_went_in(value: Any) -> None:
+def test_value_comes_out_unchanged(value: Any) -> None:
     assert shown(crossed(value)) == shown(value)
     assert shown(decode(encode([value], "it"))) == shown([value])
 
@@ -109,12 +109,12 @@ def test_plain_json_is_itself_on_the_wire(value: Any) -> None:
 
 
 @given(PLAIN | st.dictionaries(st.sampled_from(["$tuple", "a"]), PLAIN) | st.lists(st.text(st.characters())))
-def test_what_came_out_of_json_comes_out_as_it_went_in(value: Any) -> None:
+def test_json_value_comes_out_unchanged(value: Any) -> None:
     assert shown(decode(encode_json(value, "it"))) == shown(value)
 
 
 @given(st.binary() | st.text().map(str.encode) | VALUES.map(lambda value: encode(value, "it")[:-1]))
-def test_bytes_that_encode_no_value_are_one_error(data: bytes) -> None:
+def test_invalid_bytes_are_one_error(data: bytes) -> None:
     with contextlib.suppress(MessageInvalid):
         decode(data, MOST)
 
@@ -127,7 +127,8 @@ CONTENTS = st.recursive(
 
 
 @given(st.dictionaries(TAGS, CONTENTS, min_size=1, max_size=1))
-def test_a_tag_of_any_content_is_a_value_or_one_error(node: dict[str, Any]) -> None:
+def test_tag_with_any_content_is_value_or_error(node: dict[str, Any]) -> None:
+    """A tag of any content is a value or one error."""
     with contextlib.suppress(ValueInvalid):
         decode(json.dumps(node, separators=(",", ":")).encode(), MOST)
 
@@ -157,7 +158,7 @@ class Pair(collections.namedtuple("Pair", "a b")):
         (type("Some", (float,), {})("nan"), float),
     ],
 )
-def test_of_a_subclass_the_built_in_class_arrives(value: Any, kind: type[Any]) -> None:
+def test_subclass_arrives_as_built_in_class(value: Any, kind: type[Any]) -> None:
     arrived: Any = crossed({"a": [value]})["a"][0]
     assert type(arrived) is kind
     assert arrived == value or math.isnan(arrived)
@@ -201,14 +202,15 @@ for _ in range(60):
         ),
     ],
 )
-def test_what_does_not_cross_is_refused_with_its_place(value: Any, why: str) -> None:
+def test_value_that_does_not_cross_is_refused(value: Any, why: str) -> None:
     with pytest.raises(ValueRefused) as refused:
         encode(value, "it", most_values=1_000_000, most_bytes=1000)
     assert str(refused.value).startswith(why)
     assert len(str(refused.value)) < 400
 
 
-def test_what_does_not_cross_is_what_the_caller_makes_of_it() -> None:
+def test_value_that_does_not_cross_is_replaced() -> None:
+    """A value that does not cross is replaced by what the caller's function makes of it."""
     assert decode(encode({"a": [Point(2), print]}, "it", others=repr)) == {
         "a": [repr(Point(2)), "<built-in function print>"]
     }
@@ -242,7 +244,7 @@ ODD_ARRAYS = [
 
 
 @pytest.mark.parametrize("array", [*ARRAYS, *ODD_ARRAYS], ids=lambda array: f"{array.dtype}{array.shape}")
-def test_an_array_comes_out_as_it_went_in_and_can_be_written_to(array: Any) -> None:
+def test_array_comes_out_equal_and_writable(array: Any) -> None:
     arrived = crossed({"a": array})["a"]
     assert (arrived.dtype, arrived.shape) == (array.dtype, array.shape)
     assert arrived.tobytes() == array.tobytes()
@@ -252,7 +254,7 @@ def test_an_array_comes_out_as_it_went_in_and_can_be_written_to(array: Any) -> N
         assert numpy.asarray(crossed(scalar)).tobytes() == numpy.asarray(scalar).tobytes()
 
 
-def test_text_of_no_characters_is_a_scalar_as_well() -> None:
+def test_empty_text_scalar_crosses() -> None:
     assert crossed([numpy.str_(""), numpy.bytes_(b"")]) == ["", b""]
     assert type(crossed(numpy.str_(""))) is numpy.str_
 
@@ -318,7 +320,7 @@ def tag(name: str, *content: Any) -> bytes:
         (b"9" * 5000, "it does not encode a value"),
     ],
 )
-def test_hostile_input_is_one_error_that_says_why(data: bytes, why: str) -> None:
+def test_hostile_input_is_one_named_error(data: bytes, why: str) -> None:
     with pytest.raises(ValueInvalid) as invalid:
         decode(data, MOST)
     assert why in str(invalid.value)
@@ -327,7 +329,7 @@ def test_hostile_input_is_one_error_that_says_why(data: bytes, why: str) -> None
 MODULUS = sys.hash_info.modulus
 
 
-def test_keys_that_collide_are_refused_in_linear_time() -> None:
+def test_colliding_keys_are_refused_in_linear_time() -> None:
     same = [n * MODULUS for n in range(MOST // 4)]
     for value in (tag("$set", same), tag("$dict", [each for key in same for each in (key, 0)])):
         started = time.process_time()
@@ -339,12 +341,13 @@ def test_keys_that_collide_are_refused_in_linear_time() -> None:
         assert collided < 20 * (time.process_time() - started) + 1
 
 
-def test_honest_keys_in_any_number_cross() -> None:
+def test_honest_keys_cross_in_any_number() -> None:
     for keys in (range(-9000, 9000), [n / 7 for n in range(9000)], [(n, str(n)) for n in range(9000)]):
         assert crossed(dict.fromkeys(keys, 1)) == dict.fromkeys(keys, 1)
 
 
-def test_a_value_that_is_plain_imports_nothing_and_a_missing_package_is_named() -> None:
+def test_plain_value_imports_nothing() -> None:
+    """A plain value imports no package, and a missing package is named."""
     code = """
 import sys
 from sandbox_worker.wire import values
@@ -359,7 +362,7 @@ except values.ValueInvalid as error: print(error)
     assert done.stdout == "it needs the package numpy, which is not installed here\n"
 
 
-def test_methods_of_a_subclass_are_not_asked() -> None:
+def test_subclass_methods_are_not_called() -> None:
     class Lies(dict[Any, Any]):
         def items(self) -> Any:
             return []

@@ -46,7 +46,8 @@ print(json.dumps({"before": before, "after": state(), "unrehearsed": unrehearsed
 """
 
 
-def test_it_leaves_nothing_behind_and_spares_forked_processes_copied_pages() -> None:
+def test_warm_up_leaves_nothing_and_spares_pages() -> None:
+    """The warm-up leaves no trace and spares forked processes copied pages."""
     done = subprocess.run(
         [sys.executable, "-c", PROGRAM],
         capture_output=True,

@@ -1,7 +1,8 @@
-"""What the offline model writes in the REPL: `strategy` sends the source of these modules, so tools see them too.
+"""Code that the offline model runs in the REPL.
 
-They use the standard library and each other, and what model code may use: the names of the REPL are arguments. They run
-on contexts of any size: a search uses `str` methods over all of a text, and a table is read row by row and never kept.
+`strategy` sends the source of these modules, so that linters and type checkers cover it. They use the standard library,
+each other, and the abilities that model code has; functions of the REPL come as arguments. They work on contexts of any
+size: a search uses `str` methods on the whole text, and a table is read row by row and never kept.
 """
 
 from rlm_broker.clients.offline.repl_code import (

@@ -1,6 +1,7 @@
-"""The question's words as parts of a table: columns `C0`, values `V0`, numbers `N0`, dates `D0`, rows `R`.
+"""A question in the terms of a table: columns `C0`, values `V0`, numbers `N0`, dates `D0`, rows `R`.
 
-What no rule names stays a word, and a question with a word that no rule takes is not computed.
+Other words stay as they are. A question with a word that no rule takes is not computed, because it may change the
+meaning.
 """
 
 import re
@@ -32,7 +33,7 @@ those three through times to together top total two under unique until up us use
 where which while who whom whose why with within without would year you youngest youngest newest
 """
 GRAMMAR = frozenset(GRAMMAR_TEXT.split())
-"""Words that have a meaning of their own in a question: no cell and no column takes them over."""
+"""Words with a meaning of their own in questions. They are never taken for a cell or a column."""
 SAME_COLUMN = (
     ("price", "cost", "costs", "prices"),
     ("salary", "earn", "earns", "wage", "wages", "salaries"),
@@ -56,7 +57,7 @@ people person live living located based appear occur listed recorded currently o
 logged write wrote report reported emit emitted
 """
 FREE_WORDS = frozenset(FREE_WORDS_TEXT.split())
-"""Words that rules pass over and that no cell need have."""
+"""Words that rules skip, and that need not occur in a cell."""
 HIGHEST = {"highest", "largest", "biggest", "greatest", "maximum", "max", "longest"}
 LOWEST = {"lowest", "smallest", "minimum", "min", "shortest"}
 UNIT_WORDS_TEXT = """
@@ -71,11 +72,11 @@ class Bound(NamedTuple):
     """A question in the terms of a table.
 
     Attributes:
-        words: The question with `C0`, `V0`, `N0`, `D0` and `R` in place of what they stand for.
-        values: For each V its text, lower case, and the columns that have it as a cell.
-        numbers: For each N and D its text.
+        words: Question, with `C0`, `V0`, `N0`, `D0` and `R` in place of phrases.
+        values: For each V, its text in lower case and the columns that have it as a cell.
+        numbers: For each N and D, its text.
         doubts: Reasons not to be sure of the reading.
-        height: Rows of the table.
+        height: Number of rows.
     """
 
     words: str
@@ -86,10 +87,12 @@ class Bound(NamedTuple):
 
 
 def bind(question: str, table: Table, sample: str | None = None) -> Bound | None:
-    """Read the question in the table's terms; None for one that is too long, or has a word that nothing can take.
+    """Return the question in the table's terms; None if it is too long, or has a word that no rule can take.
 
     Args:
-        sample: The text that the table was read from, if it was one: a value stands somewhere in it.
+        question: Question as the user wrote it.
+        table: Table to ask.
+        sample: Text that the table was read from, if it was text: each value occurs in it.
     """
     if len(question) > MOST_QUESTION_CHARS:
         return None
@@ -126,7 +129,7 @@ def bind(question: str, table: Table, sample: str | None = None) -> Bound | None
 
 
 def is_strange(token: str, table: Table, columns: dict[str, list[int]], text: str | None) -> bool:
-    """Whether a word of a name's form stands nowhere, and is none that a rule may take for rows: reading on is idle."""
+    """Whether a word occurs nowhere and no rule takes it, so that reading the rows is pointless."""
     if text is None or token in GRAMMAR or not token.isalpha() or token.endswith("s") or token in ADJECTIVES:
         return False
     if any(token in phrase for phrase in columns) or token in table.nouns or token in FREE_WORDS:
@@ -135,7 +138,7 @@ def is_strange(token: str, table: Table, columns: dict[str, list[int]], text: st
 
 
 def plain_words(question: str) -> str:
-    """The question with its short forms written out."""
+    """Return the question with contractions written out."""
     question = " ".join(question.replace("\u2019", "'").split())
     question = re.sub(r"(?i)\b(what|who|which|where|when|how)'s\b", r"\1 is", question)
     question = re.sub(r"(?i)\b(can)not\b|\b(can)'t\b", "can not", question)
@@ -143,13 +146,13 @@ def plain_words(question: str) -> str:
 
 
 def is_own(tokens: list[str], i: int, table: Table) -> bool:
-    """Whether "total" is the name of a column here, and not what is to be done."""
+    """Whether "total" names a column of the table, and not an operation."""
     is_column = tokens[i] == "total" and any(column.lower() == "total" for column in table.columns)
     return is_column and tokens[i + 1 : i + 2] not in (["number"], ["amount"], ["count"], ["sum"])
 
 
 def may_name(tokens: list[str], first: bool, own: bool) -> bool:
-    """Whether words can be a name in the table: quoted, or free of words that the question's grammar needs."""
+    """Whether words can be a name in the table: they are quoted, or none belongs to the question's grammar."""
     if len(tokens) == 1 and tokens[0][0] in "\"'`\u201c":
         return len(tokens[0]) > 2
     if len(tokens) == 1 and tokens[0].lower() in GRAMMAR:
@@ -162,14 +165,14 @@ def unquoted(text: str) -> str:
 
 
 def forms(text: str) -> list[str]:
-    """A phrase in lower case: as it stands, in the singular and in the plural."""
+    """Return a phrase in lower case: as it is, in the singular and in the plural."""
     text = text.strip().lower()
     head, _, last = text.rpartition(" ")
     return list(dict.fromkeys([text, f"{head} {singular(last)}".strip(), f"{text}s"]))
 
 
 def column_names(table: Table) -> tuple[dict[str, list[int]], set[str]]:
-    """Phrase -> columns that it may mean, and the phrases that say only a part of a column's name."""
+    """Return phrase -> columns that it may mean, and the phrases that are only a part of a column's name."""
     full: dict[str, list[int]] = {}
     part: dict[str, list[int]] = {}
     for i, column in enumerate(table.columns):
@@ -193,8 +196,9 @@ def column_names(table: Table) -> tuple[dict[str, list[int]], set[str]]:
 
 
 def survey(table: Table, wanted: dict[str, list[tuple[int, int]]]) -> tuple[dict[str, set[int]], int]:
-    """For each wanted text the columns that have it as a cell, and the number of rows. Of a log, a sample is enough:
-    what it does not show is not bound.
+    """Return for each wanted text the columns that have it as a cell, and the number of rows.
+
+    For a log a sample of the rows is read, and texts that are not in it are not bound.
     """
     found: dict[str, set[int]] = {}
     seen: set[int] = set()
@@ -213,7 +217,7 @@ def survey(table: Table, wanted: dict[str, list[tuple[int, int]]]) -> tuple[dict
 
 
 def look_at_row(row: list[Any], seen: set[int], table: Table, number: int) -> None:
-    """Note rows that a count should perhaps leave out: empty ones, repeated ones, and totals of others."""
+    """Note rows that a count should perhaps omit: empty rows, repeated rows, and totals of other rows."""
     first = str(row[0] or "").strip().lower()
     if TOTAL_ROW.match(first):
         doubt(table.doubts, f"a row named {first[:40]!r} may be a total of others")
@@ -229,14 +233,15 @@ def look_at_row(row: list[Any], seen: set[int], table: Table, number: int) -> No
 def named_by(
     text: str, table: Table, columns: dict[str, list[int]], partial: set[str], cells: dict[str, set[int]], bound: Bound
 ) -> str | None:
-    """What a phrase stands for: rows, a column or a value; `X`, which no rule takes, if it may stand for two."""
+    """Return what a phrase stands for: rows, a column or a value; `X`, which no rule takes, if it may be two of
+    them."""
     is_quoted = text[0] in "\"'`\u201c"
     candidates = forms(unquoted(text))
     column = next((columns[form] for form in candidates if form in columns), None) if not is_quoted else None
     value = next((form for form in candidates if form in cells), None)
     is_row = not is_quoted and any(form in table.nouns for form in candidates)
     if value is not None and re.fullmatch(r"[\d.,-]+", text):
-        value = None  # a number is one of a column that is named
+        value = None  # a number is compared with a column that the question names
     if (column is not None) + (value is not None) + (is_row and column is None) > 1 or len(column or [0]) > 1:
         return "X"
     if column is not None:
@@ -252,7 +257,7 @@ def named_by(
 
 
 def other_word(token: str, columns: dict[str, list[int]], bound: Bound) -> str:
-    """A number, a date, an adjective of a column, or the word as it stands."""
+    """Return a number, a date, an adjective of a column, or the word itself."""
     if re.fullmatch(r"\d{4}-\d\d-\d\d|(?:19|20)\d\d", token):
         bound.numbers.append(token)
         return f"D{len(bound.numbers) - 1}"
@@ -275,7 +280,7 @@ def other_word(token: str, columns: dict[str, list[int]], bound: Bound) -> str:
 
 
 def numeral(text: str) -> tuple[Decimal, str, str] | None:
-    """(number, unit, how it is written) of a cell that is a number with at most a unit; else None."""
+    """Return (number, unit, style of writing) of a cell with a number and at most a unit; else None."""
     match = NUMBER.fullmatch(text.strip())
     if match is None:
         return None

@@ -1,4 +1,4 @@
-"""Answers that are computed from a table: counts, sums, extremes, rankings, and the cells that a condition chooses."""
+"""Answers computed from a table: counts, sums, extremes, rankings, and the cells that conditions choose."""
 
 import collections
 import heapq
@@ -20,7 +20,7 @@ NAMES = ("name", "title", "full name", "username", "user", "product", "item", "i
 
 
 def compute(context: object, question: str, note: str) -> str | None:
-    """The answer, if a table of the context and the rules take every word of the question; else None."""
+    """Return the answer, if exactly one table and the rules take every word of the question; else None."""
     answers = []
     for table in tables(context):
         bound = bind(question, table, context if isinstance(context, str) else None)
@@ -39,7 +39,7 @@ def compute(context: object, question: str, note: str) -> str | None:
 
 
 def table_doubts(task: Task, table: Table) -> list[str]:
-    """What the table's rows made doubtful, without what does not touch this task."""
+    """Return the doubts of the table's rows that matter for this task."""
     levels = [each for each in task.conditions if is_level(each, table)]
     harmless = {OTHER} if levels else set()
     if not any("error" in each.texts for each in levels):
@@ -52,7 +52,7 @@ def is_level(condition: Condition, table: Table) -> bool:
 
 
 def chosen(task: Task, table: Table) -> Iterator[list[Any]]:
-    """The rows that fulfil the conditions."""
+    """Yield the rows that fulfil the conditions."""
     levels = next((each.texts for each in task.conditions if is_level(each, table)), ())
     for row in table.rows(tuple("WARN" if level == "warning" else level.upper() for level in levels)):
         if all([holds_for(row, condition, task.doubts) for condition in task.conditions]):
@@ -60,7 +60,7 @@ def chosen(task: Task, table: Table) -> Iterator[list[Any]]:
 
 
 def carry_out(task: Task, table: Table, bound: Bound) -> str | None:
-    """The answer in one line, or one for each rank; None if the task cannot be done on this table."""
+    """Return the answer in one line, or a line for each rank; None if the task does not fit the table."""
     if task.kind == "count columns":
         return f"{len(table.columns)} columns"
     if task.kind == "count":
@@ -82,7 +82,7 @@ def carry_out(task: Task, table: Table, bound: Bound) -> str | None:
 
 
 def doubt_names(task: Task, table: Table, bound: Bound) -> None:
-    """Doubt a count of rows that is asked for as one of people or things, where rows share a name."""
+    """Doubt a count of people or things, if several rows share a name."""
     if table.kind == "log" or "R" in bound.words.split():
         return
     key, seen = key_column(table), set[str]()
@@ -95,7 +95,7 @@ def doubt_names(task: Task, table: Table, bound: Bound) -> None:
 
 
 def column_numbers(task: Task, table: Table) -> list[tuple[Decimal, list[Any]]] | None:
-    """(number, row) of each chosen row; None if the column is not one of numbers that are written in one way."""
+    """Return (number, row) of each chosen row; None if the column is not of numbers written in one style."""
     assert task.column is not None
     found: list[tuple[Decimal, list[Any]]] = []
     units, styles = set(), set()
@@ -122,7 +122,7 @@ def column_numbers(task: Task, table: Table) -> list[tuple[Decimal, list[Any]]] 
 
 
 def numbers(task: Task, table: Table) -> str | None:
-    """Sum, mean, median, largest or smallest of a column."""
+    """Return the sum, mean, median, largest or smallest number of a column."""
     found = column_numbers(task, table)
     if found is None:
         return None
@@ -144,7 +144,7 @@ def rounded(value: Decimal) -> str:
 
 
 def key_column(table: Table) -> int:
-    """The column that names a row: one with a usual name, else the first."""
+    """Return the column that names a row: one with a usual name, else the first."""
     lower = [re.sub(r"[_ ]+", " ", column.lower()) for column in table.columns]
     return next((lower.index(name) for name in NAMES if name in lower), 0)
 
@@ -155,7 +155,7 @@ def shown_cell(row: list[Any], column: int) -> str:
 
 
 def extreme_rows(task: Task, table: Table) -> str | None:
-    """The rows with the largest or smallest numbers of a column, with those that share the last place."""
+    """Return the rows with the largest or smallest numbers of a column; ties of the last place are included."""
     found = column_numbers(task, table)
     if not found:
         return None
@@ -178,7 +178,7 @@ def extreme_rows(task: Task, table: Table) -> str | None:
 
 
 def most(task: Task, table: Table) -> str | None:
-    """How many of the chosen rows have each value of a column, the most or the fewest first."""
+    """Return how many chosen rows have each value of a column, the most frequent or the rarest first."""
     counted = values_of(task, table)
     if not counted:
         return None
@@ -196,7 +196,7 @@ def most(task: Task, table: Table) -> str | None:
 
 
 def values_of(task: Task, table: Table) -> collections.Counter[str] | None:
-    """The values of a column in the chosen rows; None if they are too many to hold."""
+    """Return the values of a column in the chosen rows; None if they are too many to hold."""
     assert task.column is not None
     counted: collections.Counter[str] = collections.Counter()
     for row in chosen(task, table):
@@ -213,7 +213,7 @@ def values_of(task: Task, table: Table) -> collections.Counter[str] | None:
 
 
 def different(task: Task, table: Table) -> str | None:
-    """The different values of a column, or how many there are."""
+    """Return the different values of a column, or their number."""
     counted = values_of(task, table)
     if counted is None:
         return None
@@ -221,7 +221,7 @@ def different(task: Task, table: Table) -> str | None:
 
 
 def column_count(task: Task, table: Table) -> str | None:
-    """How many of what a column is named for: its different values, or the number in it, as the question may mean."""
+    """Return a count of what a column is named for: its different values, or the number in it."""
     assert task.column is not None
     found = column_numbers(task, table)
     counted = values_of(task, table)
@@ -247,7 +247,7 @@ def listed(values: list[str]) -> str:
 
 
 def cells(task: Task, table: Table) -> str | None:
-    """The cells of a column, or the names of the rows, that the conditions choose."""
+    """Return the cells of a column, or the names of the rows, that the conditions choose."""
     column = key_column(table) if task.column is None else task.column
     asked = {condition.column for condition in task.conditions if condition.kind == "="}
     if not task.conditions or column in asked:

@@ -1,4 +1,4 @@
-"""What a bound question asks of a row: conditions, taken out of its words one rule after the other."""
+"""The conditions of a bound question on rows. Rules take them out of its words, one rule after the other."""
 
 import re
 from collections.abc import Callable
@@ -35,11 +35,11 @@ TRUE_WORDS, FALSE_WORDS = frozenset(("true", "yes", "y")), frozenset(("false", "
 
 
 class Condition(NamedTuple):
-    """One column compared with one or more texts or numbers.
+    """A comparison of one column with one or more texts or numbers.
 
     Attributes:
-        kind: "=" and "!=" of texts; ">", "<", ">=", "<=" and "==" of numbers; "before", "after", "since" and "in"
-            of dates.
+        kind: "=" and "!=" of texts; ">", "<", ">=", "<=" and "==" of numbers; "before", "after", "since" and "in" of
+            dates.
     """
 
     column: int
@@ -48,9 +48,9 @@ class Condition(NamedTuple):
 
 
 def conditions(bound: Bound, table: Table) -> tuple[str, list[Condition]] | None:
-    """(the words that are left, with `@` and `&` in place of conditions; the conditions).
+    """Return the remaining words, with `@` and `&` in place of conditions, and the conditions.
 
-    `@` stands for a value alone, `&` for a clause. None if two conditions contradict each other.
+    `@` stands for a single value, `&` for a clause. None if two conditions contradict each other.
     """
     found: list[Condition] = []
     words = bound.words
@@ -60,14 +60,14 @@ def conditions(bound: Bound, table: Table) -> tuple[str, list[Condition]] | None
         doubt(bound.doubts, "what follows what is left out may be a part of that")
     equal = [each.column for each in found if each.kind == "="]
     if len(equal) != len(set(equal)):
-        return None  # one column with two values: "and" may mean both or either
+        return None  # one column must have two values: "and" may mean both or either
     if re.search(r"(?:@|&) or (?:@|&)|\bnot\b|(?:@|&) (?:nor|or)\b", words):
         return None
     return re.sub(r"([@&]) (?:and |, )?(?=[@&])", r"\1 ", words), found
 
 
 def rules(bound: Bound, table: Table) -> list[tuple[str, Callable[[re.Match[str], list[Condition]], str]]]:
-    """Patterns over the words, in the order in which they are tried, and what each makes of what it takes."""
+    """Return patterns over the words, in the order of their use, and the function for the matches of each."""
     several = r"V(\d+)((?: (?:or|and|nor) (?:an? |the |in |from )?V\d+)*)"
     return [
         (rf"{PREPOSITION}{ARTICLE}C(\d+) {BE}(?:a |of |an )?({ANY_COMPARED}) N(\d+){UNIT}", compare(bound, 1, 2, 3)),
@@ -90,7 +90,7 @@ def rules(bound: Bound, table: Table) -> list[tuple[str, Callable[[re.Match[str]
 
 
 def compare(bound: Bound, column: int, words: int, number: int) -> Callable[[re.Match[str], list[Condition]], str]:
-    """A rule for a number; its arguments are groups of the pattern."""
+    """Return the rule for a number. The arguments after `bound` are groups of the pattern."""
 
     def rule(match: re.Match[str], found: list[Condition]) -> str:
         said = match[words] if words else "="
@@ -102,7 +102,7 @@ def compare(bound: Bound, column: int, words: int, number: int) -> Callable[[re.
 
 
 def numbered(bound: Bound, table: Table) -> Callable[[re.Match[str], list[Condition]], str]:
-    """A rule for "order 17": the row whose `id` is that number."""
+    """Return the rule for "order 17": the row whose `id` is that number."""
 
     def rule(match: re.Match[str], found: list[Condition]) -> str:
         lower = [column.lower() for column in table.columns]
@@ -115,7 +115,7 @@ def numbered(bound: Bound, table: Table) -> Callable[[re.Match[str], list[Condit
 
 
 def dated(bound: Bound, table: Table) -> Callable[[re.Match[str], list[Condition]], str]:
-    """A rule for a day or a year: of the column named before it, or of the only one that holds dates."""
+    """Return the rule for a day or a year, of the column named before it or the only column with dates."""
 
     def rule(match: re.Match[str], found: list[Condition]) -> str:
         columns = [int(match[1])] if match[1] else dates_of(table)
@@ -131,7 +131,7 @@ def dated(bound: Bound, table: Table) -> Callable[[re.Match[str], list[Condition
 
 
 def dates_of(table: Table) -> list[int]:
-    """The columns whose first cells are days."""
+    """Return the columns whose first cells are days."""
     first = [row for row, _ in zip(table.rows(), range(20), strict=False)]
     return [
         i
@@ -141,7 +141,7 @@ def dates_of(table: Table) -> list[int]:
 
 
 def stocked(table: Table) -> Callable[[re.Match[str], list[Condition]], str]:
-    """A rule for "in stock" and "out of stock"."""
+    """Return the rule for "in stock" and "out of stock"."""
 
     def rule(match: re.Match[str], found: list[Condition]) -> str:
         if not {"stock", "inventory"} & set(re.findall(r"[a-z]+", table.columns[int(match[2])].lower())):
@@ -155,7 +155,7 @@ def stocked(table: Table) -> Callable[[re.Match[str], list[Condition]], str]:
 def several_values(
     bound: Bound, first: str, more: str | None, column: int | None
 ) -> tuple[int, tuple[str, ...]] | None:
-    """(column, values) if one column alone, the one that is named if any, has them all."""
+    """Return (column, values), if exactly one column has all the values; with a `column`, only that one may."""
     numbers = [int(first), *(int(number) for number in re.findall(r"V(\d+)", more or ""))]
     shared = set.intersection(*(set(bound.values[number][1]) for number in numbers))
     shared &= shared if column is None else {column}
@@ -163,7 +163,7 @@ def several_values(
 
 
 def unequal(bound: Bound, refused: str) -> Callable[[re.Match[str], list[Condition]], str]:
-    """A rule for what a column does not have. `refused` joins values in a way that may mean two things."""
+    """Return the rule for values that a column must not have. `refused` is a word that joins values ambiguously."""
 
     def rule(match: re.Match[str], found: list[Condition]) -> str:
         before, after = match[1], match[4]
@@ -179,7 +179,7 @@ def unequal(bound: Bound, refused: str) -> Callable[[re.Match[str], list[Conditi
 
 
 def equal(bound: Bound) -> Callable[[re.Match[str], list[Condition]], str]:
-    """A rule for what a column has. A column beside it that does not have the value is left in the words."""
+    """Return the rule for values that a column must have. A neighbouring column that lacks them stays in the words."""
 
     def rule(match: re.Match[str], found: list[Condition]) -> str:
         before, after = match[2], match[6]
@@ -202,7 +202,7 @@ def equal(bound: Bound) -> Callable[[re.Match[str], list[Condition]], str]:
 
 
 def true(table: Table) -> Callable[[re.Match[str], list[Condition]], str]:
-    """A rule for a column of yes and no."""
+    """Return the rule for a column of yes and no."""
 
     def rule(match: re.Match[str], found: list[Condition]) -> str:
         first = [str(row[int(match[2])]).strip().lower() for row, _ in zip(table.rows(), range(200), strict=False)]
@@ -216,7 +216,7 @@ def true(table: Table) -> Callable[[re.Match[str], list[Condition]], str]:
 
 
 def holds_for(row: list[Any], condition: Condition, doubts: list[str]) -> bool:
-    """Whether a row fulfils a condition. What makes that less than sure is added to the doubts."""
+    """Whether a row fulfils a condition. Reasons not to be sure are added to the doubts."""
     cell = row[condition.column]
     each = [text.strip().lower() for text in (cell if isinstance(cell, list) else [cell or ""])]
     if condition.kind in ("=", "!="):
@@ -255,13 +255,13 @@ def holds_date(text: str, condition: Condition, doubts: list[str]) -> bool:
 
 
 def said(condition: Condition, table: Table) -> str:
-    """A condition in words, for people."""
+    """Return a condition in words, for people."""
     joined = " or ".join(repr(text) if condition.kind in ("=", "!=") else text for text in condition.texts)
     kind = {"=": "is", "!=": "is not", "==": "is"}.get(condition.kind, condition.kind)
     return f"{table.columns[condition.column]} {kind} {joined}"
 
 
 def as_number(text: Decimal) -> str:
-    """A number without an exponent and without zeros at its end."""
+    """Return a number without an exponent and without trailing zeros."""
     plain = f"{text:f}"
     return plain.rstrip("0").rstrip(".") if "." in plain else plain

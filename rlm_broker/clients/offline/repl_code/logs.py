@@ -17,11 +17,13 @@ STRAY = "lines of another form name a level and were left out"
 OTHER = "lines without a level were left out"
 HIGHER = "lines of a higher level than ERROR were left out"
 LEAST_LOG_LINES = 0.6
+"""Share of sampled lines with a level from which on a text is a log."""
 LOG_SAMPLE = 2_000
+"""Lines of a text that are sampled."""
 
 
 def log_table(text: str) -> tuple[list[str], Callable[..., Iterator[list[Any]]], list[str], set[int]] | None:
-    """(columns, rows, doubts, guessed columns) of a log; None for a text of which fewer lines have a level."""
+    """Return (columns, rows, doubts, guessed columns) of a log; None for a text where too few lines have a level."""
     lines = [line for line in text[: LOG_SAMPLE * 200].splitlines() if line.strip()][:LOG_SAMPLE]
     matches = [match for line in lines if (match := LOG_LINE.match(line))]
     if len(matches) < 3 or len(matches) < LEAST_LOG_LINES * len(lines):
@@ -60,7 +62,10 @@ def log_table(text: str) -> tuple[list[str], Callable[..., Iterator[list[Any]]],
 
 
 def lines_naming(text: str, levels: tuple[str, ...]) -> Iterator[str]:
-    """Each line, or each that names one of the levels or one above ERROR, found without looking at the others."""
+    """Yield each line; with levels, each line that names one of them or a level above ERROR.
+
+    A search finds these, without a look at the other lines.
+    """
     start = 0
     if levels:
         for hit in re.finditer("|".join((*levels, "FATAL", "CRITICAL", "SEVERE")), text):
@@ -79,7 +84,7 @@ def lines_naming(text: str, levels: tuple[str, ...]) -> Iterator[str]:
 
 
 def has_number(match: re.Match[str]) -> bool:
-    """Whether a line begins with a time or a number, as the lines of one log all do or all do not."""
+    """Whether a line begins with a time or a number. In one log all lines do, or none does."""
     return any(char.isdigit() for char in match[1])
 
 
@@ -88,7 +93,10 @@ def level_name(level: str) -> str:
 
 
 def service_side(matches: list[re.Match[str]]) -> tuple[str, bool]:
-    """Where lines name their service: "after" the level, "before" it, in a "field", or nowhere; and is that a guess."""
+    """Return the place of the service in lines, and whether that is a guess.
+
+    The place is "after" the level, "before" it, in a "field", or "" for none.
+    """
     enough = 0.9 * len(matches)
     if sum(FIELD.search(match.string) is not None and "service=" in match.string for match in matches) >= enough:
         return "field", False
@@ -101,7 +109,7 @@ def service_side(matches: list[re.Match[str]]) -> tuple[str, bool]:
 
 
 def service_of(match: re.Match[str], side: str, is_loose: bool) -> str | None:
-    """The service that a line names, in lower case."""
+    """Return the service that a line names, in lower case, or None."""
     if side == "before":
         rest = re.sub(r"^[\[(]?[\d:.,TZ+/ -]+[\])]?", "", match[1]).strip(" []()-:|")
         return rest.lower() if re.fullmatch(r"[A-Za-z][\w./-]*", rest) else None

@@ -1,15 +1,17 @@
-"""The context as text: its parts, where an offset in it is, and where words stand in it."""
+"""The context as text: its parts, the place of an offset, and the occurrences of words."""
 
 import bisect
 from collections.abc import Iterator
 from typing import Any
 
 BLOCK = 1 << 20
+"""Characters that are lowered and searched at a time, so that no lower-case copy of the whole text is made."""
 OVERLAP = 1_000
+"""Characters that a block shares with the next, so that no word is cut in two."""
 
 
 def look(context: object) -> str:
-    """The context's type, size and beginning, in one line each."""
+    """Return type, size and beginning of the context, in lines."""
     if isinstance(context, dict):
         some = [f"{key}: {beginning(context[key])}" for key in list(context)[:3]]
     elif isinstance(context, (list, tuple)):
@@ -21,12 +23,12 @@ def look(context: object) -> str:
 
 
 def beginning(value: object) -> str:
-    """Of a text its first characters; of anything else, which may be large or deep, its type."""
+    """Return the first 200 characters of a text, or the type of another value, which may be large or deep."""
     return repr(value[:200]) if isinstance(value, str) else type(value).__name__
 
 
 def pieces(context: object) -> list[tuple[str, str]]:
-    """(name, text) of each part of the context: a file, a message, an item."""
+    """Return (name, text) of each part of the context: a file, a message or an item."""
     if isinstance(context, str):
         return [("", context)]
     if isinstance(context, dict):
@@ -43,7 +45,7 @@ def pieces(context: object) -> list[tuple[str, str]]:
 
 
 def leaves(value: object) -> list[str]:
-    """The text itself, or a line `path: value` for each value inside."""
+    """Return the text itself, or a line `path: value` for each value inside."""
     if isinstance(value, str):
         return [value]
     lines, todo = [], [("", value)]
@@ -59,7 +61,7 @@ def leaves(value: object) -> list[str]:
 
 
 def join(parts: list[tuple[str, str]]) -> tuple[str, list[int]]:
-    """One text, and where each part begins in it. A single text is not copied."""
+    """Return one text, and the offset of each part in it. A single part is not copied."""
     starts, end = [], 0
     for _, text in parts:
         starts.append(end)
@@ -68,14 +70,14 @@ def join(parts: list[tuple[str, str]]) -> tuple[str, list[int]]:
 
 
 def place(text: str, parts: list[tuple[str, str]], starts: list[int], offset: int) -> str:
-    """Where an offset is, for people: file or item, line from 1, character from 0."""
+    """Return the place of an offset for people: file or item, line from 1, character from 0."""
     i = bisect.bisect_right(starts, offset) - 1
     name = f"{parts[i][0]}, " if parts[i][0] else ""
     return f"{name}line {text.count(chr(10), starts[i], offset) + 1}, character {offset - starts[i]}"
 
 
 def lines_with(text: str, needle: str, start: int, end: int) -> Iterator[tuple[int, int]]:
-    """(begin, end) of each line that contains the needle, found without looking at the others."""
+    """Yield (begin, end) of each line with the needle. Other lines are not looked at."""
     while (hit := text.find(needle, start, end)) >= 0:
         stop = text.find("\n", hit + len(needle), end)
         stop = end if stop < 0 else stop
@@ -84,12 +86,12 @@ def lines_with(text: str, needle: str, start: int, end: int) -> Iterator[tuple[i
 
 
 def term_counts(text: str, terms: list[dict[str, Any]]) -> list[list[tuple[int, int]]]:
-    """For each term (occurrences, where the block begins) of each block that holds it, upper and lower case aside."""
+    """Return for each term (occurrences, offset of the block) of each block that has it, regardless of case."""
     counts: list[list[tuple[int, int]]] = [[] for _ in terms]
     for begin in range(0, len(text), BLOCK):
         block = lowered(text[begin : begin + BLOCK + OVERLAP])
         for k, term in enumerate(terms):
-            # Inside words too, unless both ends are bound: counting is many times faster than looking at each.
+            # Unless both ends are bound, hits inside words count: `count` is many times faster than checking each hit.
             is_bound = term["bound"] == "both"
             number = sum(1 for _ in hits(block, term)) if is_bound else sum(map(block.count, term["needles"]))
             if number:
@@ -98,7 +100,7 @@ def term_counts(text: str, terms: list[dict[str, Any]]) -> list[list[tuple[int, 
 
 
 def hits(block: str, term: dict[str, Any]) -> Iterator[int]:
-    """Where a lower-case block holds the term, as it is bound: anywhere, at the start of a word, as a whole word."""
+    """Yield the offsets of a term in a lower-case block, bound as the term says: anywhere, word start or whole word."""
     for needle in term["needles"]:
         hit = -1
         while (hit := block.find(needle, hit + 1)) >= 0:
@@ -110,6 +112,6 @@ def hits(block: str, term: dict[str, Any]) -> Iterator[int]:
 
 
 def lowered(block: str) -> str:
-    """In lower case, unless that changes its length: 'İ' becomes two characters, and offsets must hold."""
+    """Return the block in lower case, unless that changes its length ("İ" becomes two characters) and so offsets."""
     lower = block.lower()
     return lower if len(lower) == len(block) else block

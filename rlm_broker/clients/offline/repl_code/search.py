@@ -1,4 +1,4 @@
-"""The search for the line that says it: choose chunks, ask about each, keep the best quotation."""
+"""The search for a sentence with the answer: choose chunks, ask about each, and keep the best quotation."""
 
 import bisect
 import heapq
@@ -12,12 +12,19 @@ from rlm_broker.clients.offline.repl_code.parts import BLOCK, OVERLAP, hits, joi
 from rlm_broker.clients.offline.repl_code.tables import tables
 
 CHUNK = 18_000
+"""Characters of one sub-call's text, without overlaps."""
 MAX_CHUNKS = 12
+"""Maximum sub-calls for one question; further chunks are not read."""
 MAX_HITS = 50_000
+"""Maximum places of terms that are rated; of a more frequent term every n-th is."""
 WORTH_READING = 0.4
+"""Share of the best chunk's score below which a chunk is not read."""
 LEAST_COVERED = 0.2
+"""Share of the question's weight below which a quotation is not an answer."""
 RIVAL = 0.85
+"""Share of the best quotation's worth from which another counts as another answer."""
 MOST_BESIDE = 500
+"""Characters of a quotation's object that are shown beside it; longer text is cut."""
 STATED_NUMBER = r"\d|\b(?:one|two|three|four|five|six|seven|eight|nine|ten|eleven|twelve|dozen|hundred|thousand|no)\b"
 CANNOT = (
     "no rule of mine takes every word of the question as a part of a table, a log or a list of objects. Ask with the "
@@ -33,7 +40,7 @@ def answer(
     ask: Callable[[list[str]], list[str]],
     note: str,
 ) -> str:
-    """The line that says it. `wanted` is what the question wants done over all of the context: not done here."""
+    """Return the sentence with the answer. An operation on the whole context (`wanted`) is named, and not done."""
     is_table = any(table.kind != "log" for table in tables(context))
     found, quote = find(context, terms, ask, note)
     if quote is None:
@@ -60,13 +67,16 @@ def ways(question: str) -> str:
 def find(
     context: object, terms: list[dict[str, Any]], ask: Callable[[list[str]], list[str]], note: str
 ) -> tuple[str, dict[str, Any] | None]:
-    """Choose the chunks worth reading, ask about each, keep the best quotation: the answer, and what it quotes."""
+    """Choose the chunks worth reading, ask about each, and return the answer with the best quotation."""
     parts = pieces(context)
     text, starts = join(parts)
     if not text or text.isspace():
         return f"NOT FOUND\nThe context is empty.\n{note}", None
     if not terms:
-        return f"NOT FOUND\nThe question has only small words: nothing to look for.\n{note}", None
+        return (
+            f"NOT FOUND\nThe question has only small words: name what to look for.\n{note}",
+            None,
+        )
     is_named = isinstance(context, dict)
     names, edges = ([name for name, _ in parts], starts) if is_named else ([""], [0])
     all_names = "\n".join(names).lower()
@@ -104,9 +114,9 @@ def best_chunks(
     counts: list[list[tuple[int, int]]],
     weights: list[float],
 ) -> tuple[list[tuple[int, int]], bool]:
-    """(begin, end) of the chunks where the rarest terms stand close together, best first; all, if they are few.
+    """Return (begin, end) of the chunks where the rarest terms stand close together, best first; all if they are few.
 
-    Also whether every place that may answer as well as the best is in one of them.
+    The second value is whether every place that may answer as well as the best one is in these chunks.
     """
     if len(text) <= CHUNK * MAX_CHUNKS and len(edges) <= MAX_CHUNKS:
         everywhere = {chunk_at(text, edges, at) for at in [*range(0, len(text), CHUNK), *edges] if at < len(text)}
@@ -114,7 +124,7 @@ def best_chunks(
             return sorted((begin, end) for begin, end in everywhere if begin < end), True
     scores: dict[tuple[int, int], float] = {}
     budget, is_all = MAX_HITS, True
-    # A term that alone exceeds the budget tells nothing about the place; the rarest is tried in any case.
+    # A term that alone exceeds the budget is everywhere, so it does not help. The rarest term is always tried.
     for k in sorted(range(len(terms)), key=lambda k: sum(number for number, _ in counts[k])):
         total = sum(number for number, _ in counts[k])
         if total > budget and scores:
@@ -137,14 +147,14 @@ def best_chunks(
 
 
 def holds(lower: str, term: dict[str, Any]) -> bool:
-    """Whether a lower-case text holds the term: a short name or a number only as a whole word."""
+    """Whether a lower-case text has the term; a short name or a number only as a whole word."""
     return any(each in lower for each in term["needles"]) and (
         term["bound"] != "both" or next(hits(lower, term), -1) >= 0
     )
 
 
 def chunk_at(text: str, edges: list[int], offset: int) -> tuple[int, int]:
-    """The chunk around an offset: within one file, from and to the end of a line where one is near."""
+    """Return (begin, end) of the chunk around an offset: within one file, and at line ends that are near."""
     i = bisect.bisect_right(edges, offset) - 1
     first, last = edges[i], (edges[i + 1] - 1 if i + 1 < len(edges) else len(text))
     core = first + (offset - first) // CHUNK * CHUNK
@@ -164,7 +174,7 @@ def merge(
     is_all: bool,
     note: str,
 ) -> tuple[str, dict[str, Any] | None]:
-    """The best of what the sub-calls quoted: by the share of the question's weight it covers, then by its score."""
+    """Return the best quotation of all sub-calls: by the share of the question's weight it covers, then by score."""
     weight_of = {term["text"]: weight for term, weight in zip(terms, weights, strict=True)}
     found, failed = [], []
     for reply in replies:
@@ -174,7 +184,7 @@ def merge(
             for quote in json.loads(reply):
                 covered = sum(weight_of[word] for word in quote["matched"]) / sum(weights)
                 found.append((covered * quote["discount"], quote["score"], quote))
-        except (ValueError, TypeError, KeyError):  # an error, or another model's words
+        except (ValueError, TypeError, KeyError):  # an error, or the reply of another model
             failed.append(reply)
     trouble = f"{len(failed)} of {len(replies)} sub-calls failed: {failed[0][:200]}\n" if failed else ""
     found.sort(key=lambda rated: rated[:2], reverse=True)
@@ -192,5 +202,5 @@ def merge(
 
 
 def is_other(quote: str, best: str) -> bool:
-    """Whether a quotation is neither the best one, nor a part of it, nor one that it is a part of."""
+    """Whether a quotation neither equals, contains, nor is part of the best one."""
     return quote not in best and best not in quote

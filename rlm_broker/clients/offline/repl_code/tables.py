@@ -1,4 +1,4 @@
-"""The context as tables: CSV, Markdown and JSON, each as columns and rows that are read one by one."""
+"""The context as tables: CSV, Markdown, JSON and logs, as columns and rows that are read one by one."""
 
 import csv
 import json
@@ -9,10 +9,11 @@ from typing import Any, NamedTuple
 from rlm_broker.clients.offline.repl_code.logs import log_table
 
 SAMPLE_CHARS = 1 << 16
+"""Characters of a text from which its delimiter and header are guessed."""
 MOST_PARSED_CHARS = 20_000_000
-"""A longer text of JSON or Markdown is not read as tables: as Python objects it takes several times its size."""
+"""Maximum characters of JSON or Markdown that is read as tables; as objects it takes several times its size."""
 MOST_CHARS = 200_000_000
-"""A longer text of any kind is only searched."""
+"""Maximum characters of a text that is read as a table; a longer one is only searched."""
 MOST_TABLES = 20
 DEEPEST = 4
 ROW_NOUNS = ("row", "record", "entry")
@@ -31,10 +32,10 @@ class Table(NamedTuple):
     """Columns and rows. A cell is a text, a list of texts, or None.
 
     Attributes:
-        kind: What it was read from, for people.
-        rows: Starts at the first row in each call; of a log, it takes the levels that alone are of interest.
+        kind: Name of the format, for people.
+        rows: Function that yields all rows from the first. For a log it takes the levels that are of interest.
         nouns: Words for a row, in the singular.
-        doubts: Reasons not to be sure of what is computed; complete when all rows were read.
+        doubts: Reasons not to be sure of a result. The list is complete once all rows were read.
         loose: Columns that were guessed.
     """
 
@@ -47,7 +48,7 @@ class Table(NamedTuple):
 
 
 def tables(context: object) -> list[Table]:
-    """Every table of the context; none where it is prose, code or several files."""
+    """Return the tables of the context; empty if it is prose, code or several files."""
     if isinstance(context, dict) and len(context) == 1 and all(isinstance(value, str) for value in context.values()):
         context = next(iter(context.values()))
     if isinstance(context, (list, tuple)) and context and all(isinstance(item, str) for item in context):
@@ -67,7 +68,7 @@ def tables(context: object) -> list[Table]:
 
 
 def lines_of(text: str) -> Iterator[str]:
-    """Each line with its end, without a copy of the text."""
+    """Yield each line with its end. The text is not copied."""
     start = 0
     while (stop := text.find("\n", start)) >= 0:
         yield text[start : stop + 1]
@@ -77,7 +78,7 @@ def lines_of(text: str) -> Iterator[str]:
 
 
 def csv_tables(text: str) -> list[Table]:
-    """The text as one table, if its beginning has a header and lines of the same number of fields."""
+    """Return the text as one table, if its beginning has a header and lines with equal numbers of fields."""
     best, chosen = csv_sample(text[: text.rfind("\n", 0, SAMPLE_CHARS) + 1] if len(text) > SAMPLE_CHARS else text)
     header = [cell.strip().lstrip("\ufeff") for cell in best[0]]
     is_header = all(
@@ -104,7 +105,7 @@ def csv_tables(text: str) -> list[Table]:
 
 
 def csv_sample(head: str) -> tuple[list[list[str]], str]:
-    """(rows, delimiter) with the delimiter that gives every line the same and the largest number of fields."""
+    """Return (rows, delimiter), with the delimiter that gives each line the same and the largest number of fields."""
     best: list[list[str]] = [[]]
     chosen = ","
     for delimiter in ",;\t|":
@@ -118,7 +119,7 @@ def csv_sample(head: str) -> tuple[list[list[str]], str]:
 
 
 def sure_header(header: list[str], sample: list[list[str]]) -> bool:
-    """Whether the first row is of another kind than the rest: a column of numbers, or names that columns have."""
+    """Whether the first row differs from the others: a column has numbers, or a name is usual for columns."""
     usual = any(word in USUAL_COLUMNS for cell in header for word in re.findall(r"[a-z]+", cell.lower()))
     typed = any(
         all(TYPED.fullmatch(row[i].strip()) for row in sample if row[i].strip())
@@ -129,13 +130,13 @@ def sure_header(header: list[str], sample: list[list[str]]) -> bool:
 
 
 def doubt(doubts: list[str], reason: str) -> None:
-    """Add a reason once."""
+    """Add a reason, once."""
     if reason not in doubts:
         doubts.append(reason)
 
 
 def markdown_tables(text: str) -> list[Table]:
-    """Every table with a header and a rule of dashes below it."""
+    """Return the tables with a header and a rule of dashes below it."""
     found: list[Table] = []
     inside = end = 0
     for rule in RULE.finditer(text):
@@ -143,7 +144,7 @@ def markdown_tables(text: str) -> list[Table]:
             return []
         start = text.rfind("\n", 0, max(0, rule.start() - 1)) + 1
         if start < end:
-            continue  # a row of the table before
+            continue  # this rule is a row of the table before
         header = markdown_cells(text[start : rule.start()])
         if len(header) < 2 or len(header) != len(markdown_cells(rule.group())):
             continue
@@ -173,7 +174,7 @@ def markdown_tables(text: str) -> list[Table]:
 
 
 def markdown_rows(text: str, start: int, end: int, width: int, doubts: list[str]) -> Callable[..., Iterator[list[Any]]]:
-    """What reads the lines between two offsets as rows."""
+    """Return the function that reads the lines between two offsets as rows."""
 
     def rows(_levels: tuple[str, ...] = ()) -> Iterator[list[Any]]:
         for line in lines_of(text[start:end]):
@@ -187,13 +188,13 @@ def markdown_rows(text: str, start: int, end: int, width: int, doubts: list[str]
 
 
 def markdown_cells(line: str) -> list[str]:
-    """The cells of a line, without emphasis."""
+    """Return the cells of a line, without marks of emphasis."""
     inner = re.sub(r"^\||(?<!\\)\|$", "", line.strip())
     return [cell.strip().strip("*`_").replace("\\|", "|").strip() for cell in re.split(r"(?<!\\)\|", inner)]
 
 
 def json_text_tables(text: str) -> list[Table]:
-    """The lists of objects of a JSON text, or of one object a line."""
+    """Return the tables of a JSON text, or of a text with one JSON object a line."""
     doubts: list[str] = []
 
     def once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -213,7 +214,7 @@ def json_text_tables(text: str) -> list[Table]:
 
 
 def json_tables(value: object) -> list[Table]:
-    """Every list of objects, named by the key that holds it."""
+    """Return each list of objects as a table, named by the key that holds it."""
     found: list[Table] = []
     todo: list[tuple[str, object, int]] = [("", value, 0)]
     while todo and len(found) < MOST_TABLES:
@@ -252,7 +253,7 @@ def is_chat(objects: list[Any]) -> bool:
 
 
 def object_table(name: str, objects: list[Any]) -> Table:
-    """Objects as rows; the fields of an object inside are columns `outer.inner`."""
+    """Return objects as rows. Fields of nested objects become columns `outer.inner`."""
     columns: dict[str, int] = {}
     for each in objects:
         for key in flat(each):
@@ -268,7 +269,7 @@ def object_table(name: str, objects: list[Any]) -> Table:
 
 
 def flat(value: dict[Any, Any], prefix: str = "") -> dict[str, Any]:
-    """Path -> cell. Lists of objects are no cells: nothing can be asked of them."""
+    """Return path -> cell. Lists of objects are left out, because no rule asks about them."""
     cells: dict[str, Any] = {}
     for key, inner in value.items():
         path = f"{prefix}{key}"
@@ -282,7 +283,7 @@ def flat(value: dict[Any, Any], prefix: str = "") -> dict[str, Any]:
 
 
 def scalar(value: object) -> str | None:
-    """A cell's text, as JSON writes it."""
+    """Return a cell's text, as JSON writes it."""
     return (
         value
         if isinstance(value, str) or value is None
@@ -293,7 +294,7 @@ def scalar(value: object) -> str | None:
 
 
 def singular(word: str) -> str:
-    """An English noun in the singular, as far as its end tells."""
+    """Return an English noun in the singular, judged by its ending."""
     if re.search(r"(?:[^aeiou])ies$", word) and len(word) > 4:
         return f"{word[:-3]}y"
     if re.search(r"(?:x|ch|sh|ss)es$", word):

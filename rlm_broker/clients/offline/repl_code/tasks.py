@@ -1,4 +1,4 @@
-"""What a bound question wants done with the rows: the rule that takes all of its words, or nothing."""
+"""The task of a bound question: the first rule that takes all of its words, if there is one."""
 
 import re
 from typing import NamedTuple
@@ -87,7 +87,7 @@ LIVING = frozenset(("live", "lives", "living", "located", "based"))
 
 
 class Task(NamedTuple):
-    """What is to be done with the rows that fulfil the conditions."""
+    """Operation on the rows that fulfil the conditions."""
 
     kind: str
     column: int | None
@@ -99,7 +99,7 @@ class Task(NamedTuple):
 
 
 def read_task(bound: Bound, table: Table) -> Task | None:
-    """The task that takes every word of the question; None if none does."""
+    """Return the task whose rule takes every word of the question; None if there is none."""
     words = WRAPPING.sub("", PLACE_WORDS.sub("", bound.words))
     words = re.sub(r"\b(number|count) of\b", r"\1-of", words)
     words = re.sub(r"^(?:list|show|name)(?: all| me| every)*(?: the)? ", "list ", words)
@@ -112,7 +112,7 @@ def read_task(bound: Bound, table: Table) -> Task | None:
         noun = match.groupdict().get("noun") if match else None
         is_guess = noun is not None and noun not in row_words(table)
         if match is None or (is_guess and (table.kind == "log" or table.nouns - GENERAL_NOUNS)):
-            continue  # the rows have a name, and it is another
+            continue  # the table's rows are called otherwise
         parts = match.groupdict()
         column, shown, top = (int(parts[key]) if parts.get(key) else None for key in ("column", "shown", "top"))
         number = int(bound.numbers[top]) if top is not None and bound.numbers[top].isdigit() else 1
@@ -127,7 +127,7 @@ def read_task(bound: Bound, table: Table) -> Task | None:
 
 
 def guessed(bound: Bound, words: str, used: list[int | None], table: Table) -> list[str]:
-    """Reasons to doubt that the columns which the task uses are meant."""
+    """Return reasons to doubt that the question means the columns that the task uses."""
     doubts = [f"what is taken for {table.columns[each]!r} is a guess" for each in used if each in table.loose and each]
     if LIVING & set(words.split()) and not places(table, used):
         doubts.append("no column is named for a place")
@@ -137,7 +137,7 @@ def guessed(bound: Bound, words: str, used: list[int | None], table: Table) -> l
 
 
 def has_quantity(table: Table) -> bool:
-    """Whether a column says how many of it a row stands for."""
+    """Whether a column says for how many things a row stands."""
     words = {word for column in table.columns for word in re.findall(r"[a-z]+", column.lower())}
     return bool(QUANTITIES & words)
 
@@ -149,14 +149,14 @@ def places(table: Table, columns: list[int | None]) -> bool:
 
 
 def row_words(table: Table) -> set[str]:
-    """Words that mean the rows, besides `Table.nouns`: of people, where rows have a name and what only people have."""
+    """Return words for the rows besides `Table.nouns`: for people, if rows have a name and, for example, an age."""
     columns = {column.lower() for column in table.columns}
     is_people = "name" in columns and columns & {"age", "salary", "email", "birthday", "role"}
     return {"people", "person", "persons"} if is_people else set()
 
 
 def has_roles(table: Table) -> bool:
-    """Whether columns name two sides of something, so that "from" and "to" tell them apart."""
+    """Whether columns name two sides, such as sender and recipient, which "from" and "to" tell apart."""
     sides = {
         "from",
         "to",

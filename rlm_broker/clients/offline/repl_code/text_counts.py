@@ -1,4 +1,4 @@
-"""Counts and rankings of texts: over all of the context, and exact."""
+"""Exact counts and rankings of texts over the whole context."""
 
 import collections
 import re
@@ -6,10 +6,11 @@ import re
 from rlm_broker.clients.offline.repl_code.parts import join, lines_with, pieces, place, term_counts
 
 MASKED = "with every number as #"
+"""Way of ranking in which texts that differ only in numbers count as one."""
 
 
 def count(context: object, texts: list[str], unit: str, joined: str, note: str) -> str:
-    """Count texts exactly, in lines, occurrences or whole words; without texts, the lines."""
+    """Return exact counts of texts, in lines, occurrences or whole words; without texts, of the lines."""
     parts = pieces(context)
     text, starts = join(parts)
     total = sum(part.count("\n") + (part != "" and not part.endswith("\n")) for _, part in parts)
@@ -43,7 +44,7 @@ def count(context: object, texts: list[str], unit: str, joined: str, note: str) 
 
 
 def joined_lines(text: str, texts: list[str], joined: str, total: int) -> list[str]:
-    """The answer's first line where several texts, or what is missing, are asked for."""
+    """Return the first line of the answer, if lines with several texts, or without a text, are asked for."""
     if joined == "each":
         return []
     needed = all if joined == "all" else any
@@ -59,7 +60,7 @@ def joined_lines(text: str, texts: list[str], joined: str, total: int) -> list[s
 
 
 def count_word(text: str, word: str, note: str) -> str:
-    """Count a word as a whole, upper and lower case aside."""
+    """Return the count of a whole word, regardless of case."""
     number = sum(1 for _ in re.finditer(rf"(?<!\w){re.escape(word)}(?!\w)", text, re.IGNORECASE))
     times = f"{number} {'occurrence' if number == 1 else 'occurrences'} of the word {word!r}"
     counted = f"Counted over all of the context ({len(text)} characters), upper and lower case aside, no other forms."
@@ -67,7 +68,7 @@ def count_word(text: str, word: str, note: str) -> str:
 
 
 def tally(context: object, attempts: list[tuple[list[str], str]], top: int, note: str) -> str | None:
-    """Rank what the first fruitful pattern captures; None if none captures anything."""
+    """Return the ranking of the first pattern that matches; None if none matches."""
     parts = pieces(context)
     text, starts = join(parts)
     for needles, pattern in attempts:
@@ -77,7 +78,7 @@ def tally(context: object, attempts: list[tuple[list[str], str]], top: int, note
             continue
         kind = "as written"
         if len(found) * 2 > sum(found.values()):
-            # Nearly each is different: messages with a number or an identifier of their own.
+            # Most texts differ: they are likely messages, each with a number or an identifier of its own.
             masked: collections.Counter[str] = collections.Counter()
             for value, number in found.items():
                 masked[named(value, MASKED)] += number
@@ -103,7 +104,7 @@ def tally(context: object, attempts: list[tuple[list[str], str]], top: int, note
 
 
 def captured(text: str, needles: list[str], search: re.Pattern[str]) -> collections.Counter[str]:
-    """What the pattern's group holds and how often, in the lines with a needle or, without needles, everywhere."""
+    """Return how often the pattern's group has each text, in lines with a needle or, without needles, everywhere."""
     found: collections.Counter[str] = collections.Counter()
     for i, needle in enumerate(needles):
         for begin, end in lines_with(text, needle, 0, len(text)):
@@ -116,7 +117,7 @@ def captured(text: str, needles: list[str], search: re.Pattern[str]) -> collecti
 
 
 def first_of(text: str, needle: str, search: re.Pattern[str], wanted: str, kind: str) -> int:
-    """Where the pattern first captures what is tallied as `wanted`, in lines with the needle; else the text's end."""
+    """Return the first offset of a text counted as `wanted`, in lines with the needle; else the text's end."""
     lines = lines_with(text, needle, 0, len(text)) if needle else iter([(0, len(text))])
     for begin, end in lines:
         for match in search.finditer(text, begin, end):
@@ -126,5 +127,5 @@ def first_of(text: str, needle: str, search: re.Pattern[str], wanted: str, kind:
 
 
 def named(value: str, kind: str) -> str:
-    """The name under which a value is tallied. A value of one word, such as an address, is itself in any case."""
+    """Return the name under which a text is counted. A single word, such as an address, is never masked."""
     return re.sub(r"\d+", "#", value) if kind == MASKED and " " in value else value

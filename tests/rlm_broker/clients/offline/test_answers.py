@@ -15,7 +15,7 @@ from rlm_broker.results import ChatMessage
 
 
 class Ended(BaseException):
-    """What FINAL_VAR does to a block."""
+    """End of a block, as FINAL_VAR raises it."""
 
 
 def turn(question: str | None, *messages: ChatMessage) -> str:

@@ -1,4 +1,4 @@
-"""Generated questions over tables, JSON, logs, prose and code: what is right, and that nothing is surely wrong."""
+"""Generated questions over tables, JSON, logs, prose and code: right answers, and no sure wrong ones."""
 
 import collections
 from typing import Any

@@ -1,3 +1,5 @@
+"""Quotations from one prompt: candidates, confidence and places."""
+
 import json
 from typing import Any
 
@@ -9,7 +11,7 @@ KEEPER = "The keeper of the lighthouse is Bram Oduya."
 
 
 def sub_call(text: str, question: str, begin: int = 0, name: str = "") -> list[dict[str, Any]]:
-    """What the leaf quotes from a chunk with our own header; empty for NOT FOUND."""
+    """Return the quotations from a chunk with the header of `repl_code.search`; empty for NOT FOUND."""
     reply = complete(f"[characters {begin} to {begin + len(text)}] {name}\n{text}", question)
     return [] if reply == "NOT FOUND" else json.loads(reply)
 

@@ -1,3 +1,5 @@
+"""Stems, synonyms and languages."""
+
 import pytest
 
 from rlm_broker.clients.offline.languages import beginning, language_of, stem, synonyms, verb_forms

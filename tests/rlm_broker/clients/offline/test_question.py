@@ -1,3 +1,5 @@
+"""Terms of questions: names, numbers, quotations and small words."""
+
 import pytest
 
 from rlm_broker.clients.offline.question import MAX_TERMS, quoted, terms

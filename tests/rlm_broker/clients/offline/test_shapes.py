@@ -1,3 +1,5 @@
+"""Shapes of questions: counts, rankings and searches."""
+
 import pytest
 
 from rlm_broker.clients.offline.question import MAX_CHARS

@@ -1,3 +1,5 @@
+"""Quotations that may claim high confidence, and those that may not."""
+
 import pytest
 
 from rlm_broker.clients.offline.sure import computing, is_sure

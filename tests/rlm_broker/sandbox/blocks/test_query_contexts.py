@@ -177,7 +177,7 @@ def test_a_repl_that_was_made_ahead_is_not_lost_to_json_that_is_none(handler: LM
         until_now(lambda: sandbox.stats().ready == 1)
         code = f"open('x', 'wb').write({data})\nask([{{'file': 'x', 'is_json': True}}])"
         said = json.loads(repl.execute(RAW + code).stdout)["error"]
-        assert said.startswith("the context is n")
+        assert said.startswith("the context is ")
         assert sandbox.stats().ready == 1
 
 
