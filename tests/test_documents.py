@@ -28,7 +28,7 @@ def _has_code(path: Path) -> bool:
 @pytest.mark.parametrize(
     "path", [path for path in PAGES if _has_code(path)], ids=lambda path: str(path.relative_to(PROJECT))
 )
-def test_code_of_the_page_runs(path: Path, tmp_path: Path) -> None:
+def test_page_code_runs(path: Path, tmp_path: Path) -> None:
     found = faults(path, tmp_path)
     assert not found, "\n".join(found)
 
@@ -76,7 +76,7 @@ rlm-broker, version 9
 """
 
 
-def test_fault_of_a_page_is_found(tmp_path: Path) -> None:
+def test_page_faults_are_found(tmp_path: Path) -> None:
     page = tmp_path / "wrong.md"
     page.write_text(WRONG)
     found = faults(page, tmp_path)
@@ -84,6 +84,6 @@ def test_fault_of_a_page_is_found(tmp_path: Path) -> None:
     assert "NameError" in found[1]
 
 
-def test_mark_without_a_block_is_refused() -> None:
+def test_mark_without_block_is_refused() -> None:
     with pytest.raises(ValueError, match="does not stand"):
         page_code.pieces("<!-- output -->\n\n```text\nx\n```\n")

@@ -1,4 +1,4 @@
-"""The documentation as a site: it builds without a warning, is whole, and loads nothing from the network."""
+"""The site of the documentation builds without a warning, is whole, and is read without a network."""
 
 import json
 import re
@@ -19,8 +19,8 @@ from tests.support import page_code, site_pages
 from tests.support.places import PROJECT
 
 
-def test_site_is_built_whole_and_loads_nothing_from_elsewhere(tmp_path: Path) -> None:
-    """One test, since the build takes most of its time."""
+def test_site_is_whole_and_offline(tmp_path: Path) -> None:
+    """Build the site once and check all of it: the build takes most of the time."""
     site = tmp_path.resolve() / "site"
     built = subprocess.run([PROJECT / "scripts" / "docs", site], capture_output=True, text=True, check=False)
     assert (built.returncode, built.stdout) == (0, ""), built.stdout + built.stderr
@@ -35,7 +35,7 @@ def test_site_is_built_whole_and_loads_nothing_from_elsewhere(tmp_path: Path) ->
     ).stat().st_size > 10_000  # what a page that is opened from a folder reads
 
 
-def test_every_message_of_the_wire_is_on_its_page_with_a_frame_that_its_decoder_takes() -> None:
+def test_protocol_page_has_every_message() -> None:
     text = (PROJECT / "docs" / "reference" / "protocol.md").read_text()
     shown = [piece.text for piece in page_code.pieces(text) if piece.language == "json"]
     frames = {frame["type"]: json.dumps(frame).encode() for frame in map(json.loads, shown) if "type" in frame}
@@ -57,20 +57,20 @@ def test_every_message_of_the_wire_is_on_its_page_with_a_frame_that_its_decoder_
     assert all(f"generated: packets {union}" in text for union in ("ToZygote", "FromZygote", "ToInit", "FromInit"))
 
 
-def test_every_limit_and_setting_is_in_the_reference() -> None:
+def test_settings_page_has_every_setting() -> None:
     text = (PROJECT / "docs" / "reference" / "settings.md").read_text()
     filled = hooks.MARK.sub(lambda mark: getattr(generated, mark[1])(*filter(None, [mark[2]])), text)
     named = set(re.findall(r"`(\w+)`\{ #\1 \}", filled))
     assert named == {*Limits.model_fields, *DEFAULTS}
 
 
-def test_every_name_of_a_repl_is_in_the_reference() -> None:
+def test_repl_page_has_every_name() -> None:
     text = (PROJECT / "docs" / "reference" / "repl.md").read_text()
     missing = {name for name in RESERVED | {SEARCH, CHUNKS, LINES} if not re.search(rf"\b{name}\b", text)}
     assert missing == set()
 
 
-def test_lists_and_tables_of_github_get_the_blank_lines_that_python_markdown_needs() -> None:
+def test_markdown_of_github_gets_blank_lines() -> None:
     written = "Two:\n- one\n  goes on\n- two:\n  - deep\n\nTable:\n| a |\n| - |\n\n1. x\n\n   more\n2. y\n\nEnd.\n```\nno:\n- item\n```"
     assert hooks.with_blank_lines(written).split("\n") == [
         *("Two:", "", "- one", "    goes on", "- two:", "    - deep", "", "Table:", "", "| a |", "| - |", ""),
@@ -92,7 +92,7 @@ def options(command: click.Command, path: str) -> list[str]:
     return found
 
 
-def test_fault_of_a_site_is_found(tmp_path: Path) -> None:
+def test_site_faults_are_found(tmp_path: Path) -> None:
     (tmp_path / "a.html").write_text(
         '<link href="https://fonts.example/x.css" rel="stylesheet"><img src="gone.png"><a href="b.html#nowhere">x</a>'
         '<a href="b.html#here">x</a><a href="c.html">x</a><a href="https://example.org">x</a>'

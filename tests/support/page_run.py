@@ -1,4 +1,4 @@
-"""Runs the code of a Markdown page, in a process that runs nothing else.
+"""Runs the code of one Markdown page, in a process of its own.
 
 Model names of OpenAI and addresses of model servers lead to a fake server on loopback. The variable `FAKE_PORT` hands its
 port to commands, which are processes of their own.
@@ -116,7 +116,7 @@ def _prepare(folder: Path, port: int) -> None:
 
 
 def _redirect(port: int) -> None:
-    """Have every name of a host lead to the fake server, whatever its port."""
+    """Have every name of a host lead to the fake server, with any port."""
     resolve = socket.getaddrinfo
 
     def redirected(host: Any, asked_port: Any, *arguments: Any, **keywords: Any) -> Any:
