@@ -1,4 +1,4 @@
-"""What a code interpreter needs: a file in, code over it, a table to look at, a program, a typed answer, a file out."""
+"""A code interpreter: a file in, code over it, a table to look at, a program, a typed answer, a file out."""
 
 from rlm_broker import Sandbox
 

@@ -17,6 +17,7 @@ from rlm_broker.models.models import FilePath, Models, models_of
 from rlm_broker.prompts.instructions import Instructions, Profile
 from rlm_broker.run.tools import Tools
 from rlm_broker.sandbox.sandbox import Sandbox
+from rlm_broker.trace.events import Emit
 from rlm_broker.trace.printing import print_events
 from rlm_broker.validation import suggestion
 
@@ -45,7 +46,7 @@ class Keywords(TypedDict, total=False):
     python: str | os.PathLike[str] | None
     packages: Sequence[str] | None
     verbose: bool
-    """`on_event=print_events`, in addition to an `on_event` that is given."""
+    """Show the run: a display in a notebook, else lines on stderr. An `on_event` that is given is called as well."""
 
 
 _MODELS = {"routes": "routes", "model_policy": "policy", "cache": "cache", "record": "record", "replay": "replay"}
@@ -108,8 +109,15 @@ def receivers_with(on_event: Any, keywords: Mapping[str, Any]) -> tuple[Callback
     """Return the callbacks for each event, from the parameter `on_event` and the keywords."""
     verbose = keywords.get("verbose", False)
     require_kind("verbose", verbose, bool)
-    own = (Callback(print_events, "verbose"),) if verbose else ()
+    own = (Callback(_shows_events(), "verbose"),) if verbose else ()
     return own if on_event is None else (*own, Callback(on_event, "on_event"))
+
+
+def _shows_events() -> Emit:
+    """Return the callback of a verbose run: a display in a notebook, else lines on stderr."""
+    from rlm_broker.notebook.progress import notebook_progress  # 5 ms, which only a verbose run pays
+
+    return notebook_progress() or print_events
 
 
 def require_known(keywords: Mapping[str, Any], front_door: Callable[..., Any]) -> None:

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 
 from rlm_broker.display import Display
+from rlm_broker.notebook.showing import Shown
 from rlm_broker.shown import as_json, described, had, jsonable
 
 Role = Literal["system", "user", "assistant"]
@@ -213,7 +214,7 @@ class Sent(Protocol):
         ...
 
 
-class _WithValues:
+class _WithValues(Shown):
     """Values of a block that are not dataclass fields, because they are of any class and may have no JSON form."""
 
     __slots__ = ("_final_value", "_value")
@@ -221,9 +222,9 @@ class _WithValues:
     _final_value: Sent | None
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class Block(_WithValues):
-    """One executed code block and its outcome.
+    """One executed code block and its outcome. Its `repr` is one line; a notebook shows a page.
 
     Attributes:
         code: Source text of the block.
@@ -261,6 +262,11 @@ class Block(_WithValues):
 
     def __post_init__(self) -> None:
         with_values(self, None, None)
+
+    def __repr__(self) -> str:
+        named = ("code", "status", "stdout", "stderr", "error", "limit", "exit_code", "final_answer", "displays")
+        fields = {name: getattr(self, name) for name in named}
+        return f"Block({described(**{name: value for name, value in fields.items() if value not in (None, '', ())})})"
 
     def __reduce__(self) -> tuple[Any, ...]:
         fields = tuple(getattr(self, each.name) for each in dataclasses.fields(self))
@@ -307,13 +313,17 @@ def without_displays(block: Block, omitted: int = 0) -> Block:
     return with_values(bare, block._value, block._final_value)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class Iteration:
     """One turn of a run: its number from 1, the model's whole reply, and the blocks that ran for it, in order."""
 
     number: int
     reply: str
     blocks: tuple[Block, ...] = ()
+
+    def __repr__(self) -> str:
+        statuses = [block.status for block in self.blocks]
+        return f"Iteration({described(number=self.number, reply=self.reply)}, blocks={statuses})"
 
 
 @dataclass(frozen=True, slots=True)
@@ -339,8 +349,8 @@ class Isolation:
 
 
 @dataclass(frozen=True, slots=True, repr=False)
-class Completion:
-    """Outcome of a run. Its `repr` is one line, and `to_dict` returns all of it.
+class Completion(Shown):
+    """Outcome of a run. Its `repr` is one line, a notebook shows a page, and `to_dict` returns all of it.
 
     Attributes:
         response: Answer as text; None if the run ended without one.

@@ -4,8 +4,10 @@ asked. To be run again when a prompt of ours changes:
     python -m examples.recorded.make
 """
 
+import importlib
 import json
 from pathlib import Path
+from typing import Any
 
 from rlm_broker import RLM, Limits, ScriptedClient
 from rlm_broker.clients.base import LMRequest
@@ -91,6 +93,35 @@ top = max(context, key=lambda row: row['units'])
 FINAL(json.dumps({'region': REGION, 'month': top['month'], 'total': sum(row['units'] for row in context)}))
 ```"""
 
+ASK_EACH = """The dates and amounts are written in four ways, so I ask about each mail.
+```repl
+for mail in context:
+    print(mail)
+found = llm_query_batched([
+    'Which invoice does this mail name? Answer as JSON with the keys number, issued, customer and euros, '
+    f'or with null.\\n\\n{mail}' for mail in context
+])
+print(found)
+```"""
+SUBMIT_ALL = """I collect what is not null.
+```repl
+import json
+invoices = [invoice for invoice in map(json.loads, found) if invoice]
+FINAL(json.dumps(invoices))
+```"""
+SUBMIT_DATES = """The first date has to be written as ISO 8601 has it.
+```repl
+for invoice in invoices:
+    invoice['issued'] = invoice['issued'].replace('3 March 2026', '2026-03-03')
+FINAL(json.dumps(invoices))
+```"""
+INVOICES = {
+    "1041": '{"number": 1041, "issued": "3 March 2026", "customer": "Lindqvist AB", "euros": "1204.50"}',
+    "1042": '{"number": 1042, "issued": "2026-03-05", "customer": "Orto Verde", "euros": "89.90"}',
+    "1039": '{"number": 1039, "issued": "2026-02-17", "customer": "Haddad & Sons", "euros": "2310.00"}',
+    "Lunch": "null",
+}
+
 
 def _child(request: LMRequest) -> str:
     region = next(region for region in SALES if f"of {region}." in str(request.question))
@@ -102,9 +133,15 @@ def _reading(request: LMRequest) -> str:
     return next(answer for report, answer in READINGS.items() if report in prompt)
 
 
+def _invoice(request: LMRequest) -> str:
+    prompt = str(request.messages[-1].content)
+    return next(answer for mark, answer in INVOICES.items() if mark in prompt)
+
+
 def make(folder: Path) -> None:
-    """Write both recordings into `folder`, in place of what is there."""
-    for name in ("reports.jsonl", "sales.jsonl"):
+    """Write all recordings into `folder`, in place of what is there."""
+    records: Any = importlib.import_module("examples.typed_records")  # by name: type checkers take each example alone
+    for name in ("invoices.jsonl", "reports.jsonl", "sales.jsonl"):
         (folder / name).unlink(missing_ok=True)
     root = ScriptedClient([LOOK, READ, CONCLUDE], "hand-written")
     RLM(root, ScriptedClient(_reading, "hand-written-reader"), record=folder / "reports.jsonl").completion(
@@ -113,6 +150,11 @@ def make(folder: Path) -> None:
     replies = iter([DELEGATE, COMBINE])
     root = ScriptedClient(lambda request: _child(request) if request.depth else next(replies), "hand-written")
     RLM(root, limits=Limits(max_depth=2), record=folder / "sales.jsonl").completion(SALES, SALES_QUESTION)
+    root = ScriptedClient([ASK_EACH, SUBMIT_ALL, SUBMIT_DATES], "hand-written")
+    reader = ScriptedClient(_invoice, "hand-written-reader")
+    RLM(root, reader, record=folder / "invoices.jsonl").completion(
+        records.MAILS, records.QUESTION, output_type=list[records.Invoice]
+    )
 
 
 if __name__ == "__main__":

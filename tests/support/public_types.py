@@ -4,6 +4,7 @@ import ast
 import dataclasses
 import functools
 import inspect
+import re
 import sys
 import textwrap
 from collections.abc import Iterator
@@ -76,7 +77,7 @@ def _of_class(kind: type, *, is_constructed: bool) -> Iterator[tuple[str, ast.ex
 
 def _is_made_elsewhere(kind: type) -> bool:
     """Return whether users get it from a function that its documentation names, and do not make it themselves."""
-    return "Made by `" in (kind.__doc__ or "")
+    return re.search(r"Made by `|` makes it\b", kind.__doc__ or "") is not None
 
 
 def _of_function(name: str, node: Any, module: ModuleType) -> Iterator[tuple[str, ast.expr, ModuleType]]:
