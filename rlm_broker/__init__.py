@@ -74,8 +74,6 @@ if TYPE_CHECKING:
     from rlm_broker.results import Iteration as Iteration
     from rlm_broker.results import PostMortem as PostMortem
     from rlm_broker.results import Role as Role
-    from rlm_broker.results import Usage as Usage
-    from rlm_broker.results import UsageSummary as UsageSummary
     from rlm_broker.results import Variable as Variable
     from rlm_broker.rlm import RLM as RLM
     from rlm_broker.run.answers import Budget as Budget
@@ -117,6 +115,8 @@ if TYPE_CHECKING:
     from rlm_broker.trace.printing import print_events as print_events
     from rlm_broker.trace.writer import TraceWriter as TraceWriter
     from rlm_broker.transport.connection import QueryHandler as QueryHandler
+    from rlm_broker.usage import Usage as Usage
+    from rlm_broker.usage import UsageSummary as UsageSummary
     from sandbox_worker.wire.level import LevelName as LevelName
     from sandbox_worker.wire.messages import Query as Query
     from sandbox_worker.wire.messages import Slot as Slot
@@ -155,7 +155,7 @@ _MODULES = {
     "models.model": "Given Model",
     "models.models": "FilePath Models",
     "results": "Block BlockStatus Call ChatMessage ChildTrace Completion FileEntry Isolation Iteration PostMortem "
-    "Role Usage UsageSummary Variable",
+    "Role Variable",
     "rlm": "RLM",
     "run.answers": "Budget ReplAnswers",
     "prompts.instructions": "Instructions Profile",
@@ -177,6 +177,7 @@ _MODULES = {
     "trace.printing": "print_events",
     "trace.writer": "TraceWriter",
     "transport.connection": "QueryHandler",
+    "usage": "Usage UsageSummary",
 }
 _PUBLIC = {name: f"rlm_broker.{module}" for module, names in _MODULES.items() for name in names.split()}
 _PUBLIC |= {

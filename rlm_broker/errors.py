@@ -34,8 +34,9 @@ from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import Any, ClassVar, Literal
 
-from rlm_broker.results import ChatMessage, ChildTrace, Completion, Isolation, Iteration, Usage, UsageSummary
+from rlm_broker.results import ChatMessage, ChildTrace, Completion, Isolation, Iteration
 from rlm_broker.shown import described, had
+from rlm_broker.usage import Usage, UsageSummary
 
 FailureCause = Literal["transient", "request", "provider"]
 """Why a call failed.

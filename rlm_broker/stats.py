@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from rlm_broker.results import UsageSummary
+from rlm_broker.usage import UsageSummary
 
 
 @dataclass(frozen=True, slots=True)

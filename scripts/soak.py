@@ -29,7 +29,7 @@ from rlm_broker.context.store import store
 from rlm_broker.context.stored import StoredContext
 from rlm_broker.errors import RlmBrokerError
 from rlm_broker.limits import Limits
-from rlm_broker.results import Usage
+from rlm_broker.usage import Usage
 
 SPARE_BYTES = 24 << 20
 """Growth of unique memory in bytes, from the first third of the samples to the last, that is still flat."""

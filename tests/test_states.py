@@ -20,9 +20,10 @@ from rlm_broker.errors import LimitReached, ModelFailed, ProtocolViolation
 from rlm_broker.handler import client_queue
 from rlm_broker.handler.client_queue import ClientQueue, PendingCall, Serving
 from rlm_broker.limits import Limits
-from rlm_broker.results import ChatMessage, Usage
+from rlm_broker.results import ChatMessage
 from rlm_broker.run.ledger import Hold, Ledger
 from rlm_broker.transport.session import Session, State
+from rlm_broker.usage import Usage
 from sandbox_worker import RELEASE
 from sandbox_worker.wire.frames import encode_frame
 from sandbox_worker.wire.messages import Message, Output, Query, Ready, Reply, Result, Slot, encode

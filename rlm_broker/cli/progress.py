@@ -4,7 +4,6 @@ import contextlib
 import time
 from typing import TYPE_CHECKING, TextIO
 
-from rlm_broker.results import Usage
 from rlm_broker.trace.events import (
     BlockEnded,
     BlockStarted,
@@ -16,6 +15,7 @@ from rlm_broker.trace.events import (
     RunStarted,
 )
 from rlm_broker.trace.printing import line_of, print_event, trouble
+from rlm_broker.usage import Usage
 
 if TYPE_CHECKING:
     from rich.console import Console, ConsoleOptions, RenderResult

@@ -7,7 +7,8 @@ import msgspec
 
 from rlm_broker.clients.recording import CallId
 from rlm_broker.errors import ConfigurationError
-from rlm_broker.results import ChatMessage, Usage
+from rlm_broker.results import ChatMessage
+from rlm_broker.usage import Usage
 
 PICTURE_CHARS = 6_000
 """Characters that a content part without text counts as: about 2,000 tokens, as most providers count a picture."""

@@ -8,7 +8,7 @@ from rlm_broker.clients.base import BaseClient, Client, LMReply, LMRequest, with
 from rlm_broker.clients.field import FieldClient, FieldLike, field_client, is_field_client
 from rlm_broker.clients.function import FunctionClient
 from rlm_broker.errors import ConfigurationError
-from rlm_broker.results import Usage
+from rlm_broker.usage import Usage
 
 
 def _of_original(name: str) -> Any:

@@ -9,7 +9,7 @@ from rlm_broker.clients.base import BaseClient, LMReply, LMRequest
 from rlm_broker.clients.function import FunctionClient
 from rlm_broker.errors import ModelFailed
 from rlm_broker.redaction import in_words
-from rlm_broker.results import Usage
+from rlm_broker.usage import Usage
 
 
 class SyncFieldLike(Protocol):

@@ -11,7 +11,7 @@ from rlm_broker.clients.base import BaseClient, LMReply, LMRequest, with_text
 from rlm_broker.concurrency.threads import DaemonThreads
 from rlm_broker.errors import ConfigurationError, ModelFailed
 from rlm_broker.redaction import in_words
-from rlm_broker.results import Usage
+from rlm_broker.usage import Usage
 
 MAX_THREADS = 64
 """Maximum concurrent calls of one synchronous function; further calls wait for a thread."""

@@ -18,7 +18,7 @@ from rlm_broker.clients import failures
 from rlm_broker.clients.base import BaseClient, LMReply, LMRequest
 from rlm_broker.errors import ConfigurationError, ModelFailed, UnknownModel, require_kind
 from rlm_broker.redaction import is_secret_name, secrets_in
-from rlm_broker.results import Usage
+from rlm_broker.usage import Usage
 
 _KEYS: dict[str, tuple[str, ...]] = {
     "anthropic": ("ANTHROPIC_API_KEY", "ANTHROPIC_AUTH_TOKEN"),

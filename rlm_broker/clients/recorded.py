@@ -7,7 +7,7 @@ import msgspec
 from rlm_broker.clients.base import BaseClient, LMReply, LMRequest
 from rlm_broker.clients.recording import CallId, Recording, Request
 from rlm_broker.errors import ModelFailed, ReplayDiverged
-from rlm_broker.results import Usage
+from rlm_broker.usage import Usage
 
 OWN_PROMPT = "(the system prompt of rlm-broker)"
 """Text that stands for the built-in system prompt in a recording."""

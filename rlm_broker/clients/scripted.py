@@ -5,7 +5,8 @@ from collections.abc import Callable, Sequence
 
 from rlm_broker.clients.base import BaseClient, LMReply, LMRequest
 from rlm_broker.errors import ConfigurationError, ModelFailed
-from rlm_broker.results import ChatMessage, Usage
+from rlm_broker.results import ChatMessage
+from rlm_broker.usage import Usage
 
 
 class ScriptedClient(BaseClient):

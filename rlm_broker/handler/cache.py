@@ -14,7 +14,7 @@ from typing import Any
 
 from rlm_broker.clients.base import BaseClient, LMReply, LMRequest
 from rlm_broker.errors import ConfigurationError, require_kind
-from rlm_broker.results import Usage
+from rlm_broker.usage import Usage
 
 MAX_BYTES = 1 << 30
 """Bytes of replies that a cache file keeps by default; beyond it, those that were used longest ago are removed."""

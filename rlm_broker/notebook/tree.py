@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 
 from rlm_broker.notebook.markup import Markup, TextBudget, box, escaped, folded, joined, line, paragraph
 from rlm_broker.notebook.words import counted, how_block_ended, used_in_words
-from rlm_broker.results import Block, Tally
+from rlm_broker.results import Block
 from rlm_broker.trace.events import (
     BlockEnded,
     BlockPrinted,
@@ -20,6 +20,7 @@ from rlm_broker.trace.events import (
     ToolStarted,
 )
 from rlm_broker.trace.printing import line_of, trouble
+from rlm_broker.usage import Tally
 
 MAX_TURNS = 20
 """Turns of the root that a page shows. Earlier ones are counted."""

@@ -9,7 +9,6 @@ from rlm_broker.errors import ConfigurationError, require_kind
 from rlm_broker.handler.broker import Broker
 from rlm_broker.limits import Limits
 from rlm_broker.prompts.instructions import Instructions
-from rlm_broker.results import Usage, UsageSummary
 from rlm_broker.run.calls import Caller, TreeCalls, block_of
 from rlm_broker.run.ledger import Ledger
 from rlm_broker.run.queries import QueryAnswers
@@ -18,6 +17,7 @@ from rlm_broker.run.tools import Tools
 from rlm_broker.run.tree import Progress, Tree
 from rlm_broker.sandbox.sandbox import Sandbox
 from rlm_broker.trace.events import Emit, TreeEvents
+from rlm_broker.usage import Usage, UsageSummary
 from sandbox_worker.wire.messages import Query, Slot
 
 REPL_RUN = "1"

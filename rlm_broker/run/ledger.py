@@ -24,7 +24,7 @@ from dataclasses import dataclass
 from rlm_broker.clients.base import estimate_tokens
 from rlm_broker.errors import ConfigurationError, LimitReached
 from rlm_broker.limits import Limits
-from rlm_broker.results import Tally, Usage, UsageSummary
+from rlm_broker.usage import Tally, Usage, UsageSummary
 
 CAUTIOUS_CHARS_PER_TOKEN = 3.0
 """Characters that count as one token against `max_tokens`. Tokens have more characters on average: an estimate that is

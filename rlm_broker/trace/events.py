@@ -12,7 +12,8 @@ from typing import Any, Concatenate, Literal, ParamSpec
 import msgspec
 
 from rlm_broker.redaction import LONGEST_CHARS, redacted
-from rlm_broker.results import Block, Isolation, Usage, UsageSummary
+from rlm_broker.results import Block, Isolation
+from rlm_broker.usage import Usage, UsageSummary
 from sandbox_worker.wire.mime import MimeType
 
 P = ParamSpec("P")

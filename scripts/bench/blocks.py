@@ -11,9 +11,9 @@ import msgspec
 
 from rlm_broker.clients.base import LMReply, LMRequest
 from rlm_broker.limits import Limits
-from rlm_broker.results import Usage
 from rlm_broker.rlm import RLM
 from rlm_broker.sandbox.sandbox import Sandbox
+from rlm_broker.usage import Usage
 from sandbox_worker.wire.messages import Query, Reply, Slot, encode
 from scripts.bench.measure import Echo, Effort, by_turns, seconds
 from scripts.bench.peer import Peer

@@ -12,8 +12,8 @@ from pathlib import Path
 import psutil
 
 from rlm_broker.clients.base import LMReply, LMRequest
-from rlm_broker.results import Usage
 from rlm_broker.rlm import RLM
+from rlm_broker.usage import Usage
 from scripts import make_log
 from scripts.bench.measure import Effort, by_turns, seconds
 from scripts.bench.row import OURS, Row, Side, side

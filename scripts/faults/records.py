@@ -11,9 +11,10 @@ from rlm_broker.clients.base import BaseClient, LMReply, LMRequest
 from rlm_broker.clients.recording import FORMAT, CallId, Recorded, RecordedModels, Recorder, Recording, Request
 from rlm_broker.errors import ConfigurationError, RlmBrokerError
 from rlm_broker.handler.cache import Cache
-from rlm_broker.results import ChatMessage, Usage
+from rlm_broker.results import ChatMessage
 from rlm_broker.trace.tree import tree
 from rlm_broker.trace.writer import TraceWriter
+from rlm_broker.usage import Usage
 from scripts.faults.cell import Report, Scene
 
 REPLIES = ["```repl\nprint('\N{GRINNING FACE}')\n```", "FINAL(x)"]

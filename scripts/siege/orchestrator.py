@@ -14,7 +14,6 @@ from rlm_broker.clients.base import LMReply, LMRequest
 from rlm_broker.limits import Limits
 from rlm_broker.lm_handler import LMHandler
 from rlm_broker.prompts.instructions import Instructions
-from rlm_broker.results import Usage, UsageSummary
 from rlm_broker.run.calls import Caller, TreeCalls
 from rlm_broker.run.ledger import Ledger
 from rlm_broker.run.queries import QueryAnswers
@@ -25,6 +24,7 @@ from rlm_broker.trace.events import BlockPrinted, RunEnded, TreeEvents
 from rlm_broker.trace.writer import TraceWriter
 from rlm_broker.transport.connection import Connection
 from rlm_broker.transport.session import Session
+from rlm_broker.usage import Usage, UsageSummary
 from sandbox_worker import RELEASE
 from sandbox_worker.wire.frames import FrameDecoder, encode_frame
 from sandbox_worker.wire.messages import (

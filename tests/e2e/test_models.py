@@ -26,11 +26,12 @@ from rlm_broker.handler.routing import Route
 from rlm_broker.limits import Limits
 from rlm_broker.lm_handler import LMHandler
 from rlm_broker.models.model import Model
-from rlm_broker.results import Completion, Usage
+from rlm_broker.results import Completion
 from rlm_broker.rlm import RLM
 from rlm_broker.sandbox.sandbox import Sandbox
 from rlm_broker.trace.events import CallEnded, CallRetried, CallText, Event
 from rlm_broker.trace.writer import TraceWriter
+from rlm_broker.usage import Usage
 from tests.support.fake_openai import Answer, FakeOpenAI, completion, failure, streamed
 from tests.support.processes import living_below
 from tests.support.waiting import until

@@ -13,8 +13,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rlm_broker import RLM, Limits, RunFailed, ScriptedClient
-from rlm_broker.results import Block, Completion, Isolation, Tally, Usage, UsageSummary, with_values
+from rlm_broker.results import Block, Completion, Isolation, with_values
 from rlm_broker.shown import SHOWN_CHARS
+from rlm_broker.usage import Tally, Usage, UsageSummary
 
 USAGES = st.builds(
     Usage,

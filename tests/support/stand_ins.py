@@ -4,7 +4,7 @@ import asyncio
 
 from rlm_broker.clients.base import LMReply, LMRequest
 from rlm_broker.errors import ModelFailed
-from rlm_broker.results import Usage
+from rlm_broker.usage import Usage
 
 
 class Echo:

@@ -4,7 +4,8 @@ import asyncio
 
 from rlm_broker.clients.base import BaseClient, LMReply, LMRequest
 from rlm_broker.clients.offline import extract, strategy
-from rlm_broker.results import ChatMessage, Usage
+from rlm_broker.results import ChatMessage
+from rlm_broker.usage import Usage
 
 
 class OfflineClient(BaseClient):

@@ -17,7 +17,8 @@ from rlm_broker.clients.offline import OfflineClient
 from rlm_broker.clients.openai_compatible import OpenAICompatibleClient
 from rlm_broker.clients.scripted import ScriptedClient
 from rlm_broker.handler.client_queue import Serving
-from rlm_broker.results import ChatMessage, Usage
+from rlm_broker.results import ChatMessage
+from rlm_broker.usage import Usage
 from tests.support.waiting import WAIT_S
 
 REQUEST = LMRequest((ChatMessage("user", "?"),))

@@ -15,7 +15,8 @@ from rlm_broker.clients import function
 from rlm_broker.clients.base import LMReply, LMRequest
 from rlm_broker.clients.function import FunctionClient
 from rlm_broker.errors import ConfigurationError, ModelFailed
-from rlm_broker.results import ChatMessage, Usage
+from rlm_broker.results import ChatMessage
+from rlm_broker.usage import Usage
 
 WAIT_S = 60
 

@@ -15,7 +15,8 @@ import pytest
 from rlm_broker.clients.base import LMReply, LMRequest
 from rlm_broker.clients.litellm import _KEYLESS, _KEYS, _SERVERS, LiteLLMClient, _refuse_misspelt, full_name, prefetch
 from rlm_broker.errors import ConfigurationError, ModelFailed, UnknownModel
-from rlm_broker.results import ChatMessage, Usage
+from rlm_broker.results import ChatMessage
+from rlm_broker.usage import Usage
 from tests.support.fake_openai import Answer, FakeOpenAI, completion, failure, without_choices
 
 WAIT_S = 60

@@ -16,7 +16,8 @@ from rlm_broker.clients import openai_compatible
 from rlm_broker.clients.base import LMReply, LMRequest
 from rlm_broker.clients.openai_compatible import OpenAICompatibleClient
 from rlm_broker.errors import ConfigurationError, ModelFailed, UnknownModel
-from rlm_broker.results import ChatMessage, Usage
+from rlm_broker.results import ChatMessage
+from rlm_broker.usage import Usage
 from tests.support.fake_openai import Answer, FakeOpenAI, completion, failure, streamed
 
 WAIT_S = 60

@@ -18,7 +18,8 @@ from rlm_broker.clients.recording import (
 )
 from rlm_broker.errors import ConfigurationError, ModelFailed, ReplayDiverged
 from rlm_broker.redaction import LONGEST_CHARS
-from rlm_broker.results import ChatMessage, Usage
+from rlm_broker.results import ChatMessage
+from rlm_broker.usage import Usage
 
 MODELS = RecordedModels(1, "root", "sub", ["other"])
 

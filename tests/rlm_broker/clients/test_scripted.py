@@ -7,7 +7,8 @@ import pytest
 from rlm_broker.clients.base import LMReply, LMRequest
 from rlm_broker.clients.scripted import ScriptedClient
 from rlm_broker.errors import ConfigurationError, ModelFailed
-from rlm_broker.results import ChatMessage, Usage
+from rlm_broker.results import ChatMessage
+from rlm_broker.usage import Usage
 
 
 def request(text: str = "one two three") -> LMRequest:

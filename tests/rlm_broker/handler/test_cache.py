@@ -16,7 +16,8 @@ from rlm_broker.errors import ConfigurationError
 from rlm_broker.handler.cache import AFTER_FAILURE_S, Cache
 from rlm_broker.handler.client_queue import Serving
 from rlm_broker.lm_handler import LMHandler
-from rlm_broker.results import ChatMessage, Usage
+from rlm_broker.results import ChatMessage
+from rlm_broker.usage import Usage
 from tests.support.fake_openai import FakeOpenAI, completion
 from tests.support.places import PROJECT
 from tests.support.waiting import WAIT_S
@@ -93,7 +94,7 @@ FILLS = """
 import asyncio, sys
 from rlm_broker.clients.base import LMReply
 from rlm_broker.handler.cache import Cache
-from rlm_broker.results import Usage
+from rlm_broker.usage import Usage
 
 async def fill(path, start):
     cache = Cache(path)

@@ -11,7 +11,8 @@ from rlm_broker.concurrency.rate_window import SPAN_S
 from rlm_broker.errors import FailureCause, ModelFailed
 from rlm_broker.handler.client_queue import BACKOFF_S, Serving
 from rlm_broker.lm_handler import LMHandler
-from rlm_broker.results import ChatMessage, Usage
+from rlm_broker.results import ChatMessage
+from rlm_broker.usage import Usage
 from tests.support.waiting import for_ever, turns
 
 REQUEST = LMRequest((ChatMessage("user", "hello"),))

@@ -7,7 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rlm_broker.notebook.markdown import FENCED_CHARS, fenced, of_block, of_completion, plain
-from rlm_broker.results import Block, Completion, Usage, UsageSummary
+from rlm_broker.results import Block, Completion
+from rlm_broker.usage import Usage, UsageSummary
 
 HOSTILE = "</pre><script>alert(1)</script>\n```\n# [l](//evil) ![p](//evil)\n~~~\n````\n<b>"
 

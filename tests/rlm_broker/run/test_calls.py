@@ -12,12 +12,13 @@ from rlm_broker.clients.function import FunctionClient
 from rlm_broker.errors import LimitReached, ModelFailed
 from rlm_broker.limits import Limits
 from rlm_broker.lm_handler import LMHandler
-from rlm_broker.results import ChatMessage, Usage
+from rlm_broker.results import ChatMessage
 from rlm_broker.run.calls import Caller, TreeCalls
 from rlm_broker.run.held_answers import MOST_ANSWER_BYTES
 from rlm_broker.run.ledger import Ledger
 from rlm_broker.run.pieces import KEYS_IN_A_ROW, Turns
 from rlm_broker.trace.events import CallEnded, CallStarted, Event, TreeEvents
+from rlm_broker.usage import Usage
 from sandbox_worker.wire.messages import FEW_BYTES, Query, Slot, decode_from_worker, encode
 from tests.support.clock import Clock
 from tests.support.stand_ins import Hanging

@@ -6,8 +6,8 @@ import pytest
 
 from rlm_broker.errors import ConfigurationError, LimitReached
 from rlm_broker.limits import Limits
-from rlm_broker.results import Usage
 from rlm_broker.run.ledger import Ledger
+from rlm_broker.usage import Usage
 from tests.support.waiting import WAIT_S, turns
 
 

@@ -7,9 +7,9 @@ import pytest
 
 from rlm_broker import RLM, ConfigurationError, Limits, ScriptedClient, print_events
 from rlm_broker.clients.base import LMRequest
-from rlm_broker.results import Usage
 from rlm_broker.trace.events import CallEnded
 from rlm_broker.trace.printing import print_event
+from rlm_broker.usage import Usage
 
 STORY = """\
 [depth 0] run 1 with scripted

@@ -12,10 +12,11 @@ import pytest
 
 from rlm_broker import TraceWriter as RlmTraceWriter
 from rlm_broker.errors import ConfigurationError
-from rlm_broker.results import Block, Usage
+from rlm_broker.results import Block
 from rlm_broker.trace import writer
 from rlm_broker.trace.events import BlockEnded, BlockPrinted, CallEnded, CallText, IterationStarted, Replied
 from rlm_broker.trace.writer import TraceWriter
+from rlm_broker.usage import Usage
 
 
 def lines(path: Path) -> list[dict[str, object]]:

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from rlm_broker.errors import ProtocolViolation
-from rlm_broker.results import Call, ChatMessage, Usage
+from rlm_broker.results import Call, ChatMessage
 from rlm_broker.transport.one_shot import (
     MAX_PROMPT_NESTING,
     OneShotRefused,
@@ -18,6 +18,7 @@ from rlm_broker.transport.one_shot import (
     single_reply,
     to_messages,
 )
+from rlm_broker.usage import Usage
 from sandbox_worker import RELEASE
 from sandbox_worker.wire.messages import Hello, Ready, encode
 

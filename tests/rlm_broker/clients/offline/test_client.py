@@ -9,7 +9,8 @@ from rlm_broker.clients.base import LMRequest
 from rlm_broker.clients.offline import OfflineClient
 from rlm_broker.errors import ModelFailed
 from rlm_broker.parsing import parse_reply
-from rlm_broker.results import ChatMessage, Usage
+from rlm_broker.results import ChatMessage
+from rlm_broker.usage import Usage
 from tests.rlm_broker.clients.offline.test_answers import FACTS, TEXT, ask, turn
 
 HOSTILE_QUESTIONS = (

@@ -1,0 +1,120 @@
+"""Usage of models: calls, tokens and cost, of one call and of many together."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """Usage of calls to one model. `a + b` adds two; the sum's cost is known only if both costs are.
+
+    Attributes:
+        total_calls: Calls that were made. A call with several attempts counts once.
+        total_input_tokens, total_output_tokens: Tokens as the provider counted them; 0 if it did not.
+    """
+
+    total_calls: int = 0
+    total_input_tokens: int = 0
+    total_output_tokens: int = 0
+    total_cost: float | None = None
+    """US dollars, or None if a price is not known."""
+    stored_calls: int = 0
+    """Calls among `total_calls` answered from a cache or a recording: no request was sent, and none was paid."""
+
+    def __add__(self, other: "Usage") -> "Usage":
+        if self.total_calls == 0 or other.total_calls == 0:
+            cost = other.total_cost if self.total_calls == 0 else self.total_cost
+        elif self.total_cost is None or other.total_cost is None:
+            cost = None
+        else:
+            cost = self.total_cost + other.total_cost
+        return Usage(
+            self.total_calls + other.total_calls,
+            self.total_input_tokens + other.total_input_tokens,
+            self.total_output_tokens + other.total_output_tokens,
+            cost,
+            self.stored_calls + other.stored_calls,
+        )
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the shape of other RLM runtimes: `total_cost` only if known, `stored_calls` only if above 0."""
+        cost: dict[str, Any] = {} if self.total_cost is None else {"total_cost": self.total_cost}
+        stored = {"stored_calls": self.stored_calls} if self.stored_calls else {}
+        return {
+            "total_calls": self.total_calls,
+            "total_input_tokens": self.total_input_tokens,
+            "total_output_tokens": self.total_output_tokens,
+            **cost,
+            **stored,
+        }
+
+
+class Tally:
+    """Sum of any number of usages. It is mutable, because a new `Usage` for each call costs more than the addition."""
+
+    __slots__ = ("_calls", "_cost", "_input_tokens", "_output_tokens", "_stored_calls")
+
+    def __init__(self) -> None:
+        self._calls = self._input_tokens = self._output_tokens = self._stored_calls = 0
+        self._cost: float | None = None
+
+    def add(self, usage: Usage) -> None:
+        """Add a usage, by the rules of `Usage.__add__`."""
+        if self._calls == 0:
+            self._cost = usage.total_cost
+        elif self._cost is not None and usage.total_calls:
+            self._cost = None if usage.total_cost is None else self._cost + usage.total_cost
+        self._calls += usage.total_calls
+        self._input_tokens += usage.total_input_tokens
+        self._output_tokens += usage.total_output_tokens
+        self._stored_calls += usage.stored_calls
+
+    @property
+    def usage(self) -> Usage:
+        """Sum so far."""
+        return Usage(self._calls, self._input_tokens, self._output_tokens, self._cost, self._stored_calls)
+
+
+@dataclass(frozen=True, slots=True)
+class UsageSummary:
+    """Usage by the name of the model that served the calls."""
+
+    model_usage_summaries: Mapping[str, Usage] = field(default_factory=dict)
+
+    @property
+    def total(self) -> Usage:
+        """Usage of all models together."""
+        tally = Tally()
+        for usage in self.model_usage_summaries.values():
+            tally.add(usage)
+        return tally.usage
+
+    @property
+    def total_calls(self) -> int:
+        """Calls of all models."""
+        return self.total.total_calls
+
+    @property
+    def total_input_tokens(self) -> int:
+        """Input tokens of all models."""
+        return self.total.total_input_tokens
+
+    @property
+    def total_output_tokens(self) -> int:
+        """Output tokens of all models."""
+        return self.total.total_output_tokens
+
+    @property
+    def total_cost(self) -> float | None:
+        """US dollars of all models, or None if a price is not known."""
+        return self.total.total_cost
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the shape of other RLM runtimes: `{"model_usage_summaries": {model: {...}}, "total_cost"?}`."""
+        summary: dict[str, Any] = {
+            "model_usage_summaries": {model: usage.to_dict() for model, usage in self.model_usage_summaries.items()}
+        }
+        if (cost := self.total.total_cost) is not None:
+            summary["total_cost"] = cost
+        return summary
