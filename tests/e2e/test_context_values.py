@@ -6,7 +6,6 @@ from typing import Any
 import pytest
 
 from rlm_broker import RLM, ReplLimits, Sandbox, ScriptedClient, store
-from tests.support.places import PROJECT
 from tests.support.venvs import a_venv
 
 numpy = pytest.importorskip("numpy")
@@ -83,14 +82,3 @@ def test_run_tells_the_context_type() -> None:
     with RLM(ScriptedClient(model)) as rlm:
         assert rlm.completion(frame(1_000), "What is the largest?").response == "999"
     assert "`context` is a DataFrame of shape (1000, 2)." in seen[0]
-
-
-def test_context_encodings_of_the_guide_work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    Path("old.log").write_bytes("na\xefve".encode("cp1252"))
-    for name in ("a.txt", "b.txt"):
-        Path(name).write_text(name)
-    guide = (PROJECT / "docs/guide.md").read_text().partition("## What a context may be")[2]
-    found: dict[str, Any] = {}
-    exec(guide.partition("```python\n")[2].partition("```")[0], found)
-    assert found["both"].value() == {"logs": "na\xefve", "texts": {"a.txt": "a.txt", "b.txt": "b.txt"}}

@@ -10,7 +10,6 @@ import pytest
 from rlm_broker import RLM, Block, BlockEnded, Display, Event, Limits, Sandbox, ScriptedClient, TraceWriter
 from rlm_broker.sandbox.repl import SandboxedRepl
 from sandbox_worker.wire.messages import MAX_DISPLAY_BYTES, MAX_DISPLAYS, MAX_DISPLAYS_BYTES
-from tests.support.places import PROJECT
 from tests.support.waiting import WAIT_S
 
 MATPLOTLIB = pytest.mark.skipif(importlib.util.find_spec("matplotlib") is None, reason="needs matplotlib")
@@ -354,15 +353,6 @@ def test_displays_stay_however_the_block_ends(repl: SandboxedRepl, end: str) -> 
     assert block.status in ("error", "exited", "killed", "interrupted")
     assert [sorted(each.data) for each in block.displays] == [["text/html", "text/plain"]]
     assert repl.execute("1").displays == ()
-
-
-@MATPLOTLIB
-def test_guide_example_writes_pictures(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    section = (PROJECT / "docs" / "guide.md").read_text().partition("### Get pictures and tables")[2]
-    code = section.partition("```python\n")[2].partition("```")[0]
-    monkeypatch.chdir(tmp_path)
-    exec(compile(code, "guide", "exec"), {})
-    assert (tmp_path / "0.png").read_bytes().startswith(PNG)
 
 
 # -- a run ---------------------------------------------------------------------------------------------------------

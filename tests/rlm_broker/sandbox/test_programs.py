@@ -452,12 +452,6 @@ def test_time_is_bounded_by_the_limit_of_a_block_unless_it_is_given(sandbox: San
         assert repl.run(["sleep", "0.5"], timeout_s=WAIT_S).status == "ended"
 
 
-def test_example_of_the_guide_does_what_it_says() -> None:
-    guide = (PROJECT / "docs" / "guide.md").read_text()
-    section = guide.partition("### Run programs beside the code")[2]
-    exec(section.partition("```python\n")[2].partition("```")[0], {"Sandbox": Sandbox})
-
-
 def test_memory_of_a_control_group_ends_a_program_by_name() -> None:
     with ExitStack() as stack:
         try:

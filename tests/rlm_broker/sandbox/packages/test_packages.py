@@ -2,7 +2,6 @@
 
 import logging
 import os
-import re
 import shutil
 import site
 import subprocess
@@ -21,7 +20,6 @@ from rlm_broker.sandbox.workers.venv import read_venv
 from tests.support.needs import require_cpp_library
 from tests.support.places import PROJECT
 from tests.support.venvs import a_venv
-from tests.support.wheels import write_wheel
 
 LEVELS = ["strict", "standard"]
 LISTED = ["lenses"]
@@ -258,12 +256,3 @@ def test_rlm_takes_both(how: str, venv: Path) -> None:
     given: dict[str, Any] = {"python": venv} if how == "python" else {"packages": LISTED}
     script = ScriptedClient(["```repl\nimport lenses\nFINAL(lenses.COUNT)\n```"])
     assert RLM(script, **given).completion("text", "?").response == "40"
-
-
-@pytest.mark.usefixtures("cache")
-def test_example_of_the_guide_runs(wheels: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    write_wheel(wheels, "six", "1.16.0", "__version__ = '1.16.0'\n")
-    section = (PROJECT / "docs" / "guide.md").read_text().partition("### Packages of its own")[2].partition("\n#")[0]
-    (code,) = re.findall(r"```python\n(.*?)```", section, re.DOTALL)
-    exec(compile(code, "guide.md", "exec"), {"Sandbox": Sandbox})
-    assert capsys.readouterr().out.split() == ["1.16.0"]

@@ -1,0 +1,89 @@
+"""The code of the documents runs, and prints what the documents show.
+
+The docstring of `tests/support/page_code.py` says which blocks are run and how they are marked.
+"""
+
+import multiprocessing
+from multiprocessing.connection import Connection
+from pathlib import Path
+
+import pytest
+
+from tests.support import page_code, page_run
+from tests.support.places import PROJECT
+
+PAGES = sorted([*PROJECT.glob("*.md"), *(PROJECT / "docs").rglob("*.md")])
+_PROCESSES = multiprocessing.get_context("forkserver")
+"""Processes of pages are forked from one that has imported what most of them need: litellm alone takes seconds."""
+_PROCESSES.set_forkserver_preload(["tests.support.page_preload"])
+
+
+def _has_code(path: Path) -> bool:
+    return any(
+        piece.mark or piece.language in ("python", "console", *page_run.PARSERS)
+        for piece in page_code.pieces(path.read_text())
+    )
+
+
+@pytest.mark.parametrize(
+    "path", [path for path in PAGES if _has_code(path)], ids=lambda path: str(path.relative_to(PROJECT))
+)
+def test_page_code_runs(path: Path, tmp_path: Path) -> None:
+    found = faults(path, tmp_path)
+    assert not found, "\n".join(found)
+
+
+def faults(path: Path, tmp_path: Path) -> list[str]:
+    """Run the code of a page in a process of its own, and return its faults."""
+    folder = tmp_path / "page"
+    folder.mkdir()
+    here, there = _PROCESSES.Pipe(duplex=False)
+    process = _PROCESSES.Process(target=_run, args=(path, folder, there))
+    process.start()
+    there.close()
+    try:
+        found: list[str] = here.recv()
+    except EOFError:
+        found = ["its process ended before the page did"]
+    finally:
+        process.join()
+        here.close()
+    return found
+
+
+def _run(path: Path, folder: Path, there: Connection) -> None:
+    there.send(page_run.run(path, folder))
+
+
+WRONG = """
+```python
+print("one")
+```
+<!-- output -->
+```text
+two
+```
+```python
+x = await asyncio.sleep(0, 1)
+```
+```console
+$ rlm-broker --version
+rlm-broker, version 9
+```
+```json
+{"open":
+```
+"""
+
+
+def test_page_faults_are_found(tmp_path: Path) -> None:
+    page = tmp_path / "wrong.md"
+    page.write_text(WRONG)
+    found = faults(page, tmp_path)
+    assert [each.partition(": ")[0] for each in found] == [f"wrong.md:{line}" for line in (7, 10, 13, 17)]
+    assert "NameError" in found[1]
+
+
+def test_mark_without_block_is_refused() -> None:
+    with pytest.raises(ValueError, match="does not stand"):
+        page_code.pieces("<!-- output -->\n\n```text\nx\n```\n")
