@@ -15,7 +15,7 @@ ALLOWED = {
 
 @dataclass
 class Page:
-    """What a browser makes of a page."""
+    """The content of a page as a browser reads it."""
 
     text: str = ""
     elements: list[str] = field(default_factory=list)

@@ -18,7 +18,7 @@ WAIT_S = 120
 
 @dataclass
 class Told:
-    """What a kernel has sent for one cell: displays as they are at last, and how often each was sent."""
+    """The messages of a kernel for one cell: displays in their last state, and how often each was sent."""
 
     displays: dict[str, dict[str, str]] = field(default_factory=dict)
     sent: dict[str, list[dict[str, str]]] = field(default_factory=dict)
