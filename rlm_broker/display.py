@@ -22,8 +22,10 @@ class Display:
     which a browser loads. Show them in a frame without rights (`<iframe sandbox>`), or do not show them.
 
     Example:
+        ```python
         block = repl.execute("import pandas; display(pandas.DataFrame({'a': [1]}))")
         block.displays[0].data["text/html"]
+        ```
 
     Attributes:
         data: MIME type → the display in this form: bytes for `image/png` and `image/jpeg`; text for `text/plain`,

@@ -188,7 +188,7 @@ class RunLimits(_Bounds):
 
         The number falls with the depth, but not below three unless the root run itself has fewer.
 
-        Example:
+        Examples:
             >>> RunLimits(max_iterations=30).iterations(1)
             15
         """
@@ -275,7 +275,7 @@ class ReplLimits(_Bounds):
 class Limits(ReplLimits, RunLimits):
     """Limits of one run tree and of each REPL in it: `RunLimits` and `ReplLimits` in one. None means no limit.
 
-    Example:
+    Examples:
         >>> Limits(max_budget_usd=0.5, run_timeout_s=60).max_depth
         1
         >>> Limits.model_validate({"memory_bytes": "512MB"}).memory_bytes

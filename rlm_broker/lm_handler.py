@@ -33,10 +33,12 @@ class LMHandler(Broker):
         handler, even if the sandbox lives on another.
 
         Example:
+            ```python
             with LMHandler(OpenAICompatibleClient(url, "qwen3")) as handler, Sandbox() as sandbox:
                 answers = handler.answers(Limits(max_llm_calls=50))
                 with sandbox.repl("some text", answer=answers) as repl:
                     repl.execute("print(llm_query('Summarise: ' + context))")
+            ```
 
         Args:
             limits: Limits of the REPL's queries and of everything below them. None takes the defaults.

@@ -54,8 +54,10 @@ class RLM(AsyncResource):
     Within `with` it keeps its handler and fork server between calls; otherwise each call starts its own and ends them.
 
     Example:
+        ```python
         with RLM("openai/gpt-5", "openai/gpt-5-mini", limits=Limits(max_budget_usd=2)) as rlm:
             print(rlm.completion(Path("logs/"), "Which service failed first?").response)
+        ```
 
     Args:
         model: Root model: a name ("offline", "openai/gpt-5-mini", or one of `models`), a `Model`, a client object (also

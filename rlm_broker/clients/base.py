@@ -59,7 +59,9 @@ class LMReply(msgspec.Struct, frozen=True):
     """Outcome of one call.
 
     Example:
+        ```python
         LMReply("Paris", Usage(total_calls=1, total_input_tokens=12, total_output_tokens=1))
+        ```
 
     Attributes:
         text: Reply; empty if there is none.
@@ -94,6 +96,7 @@ class Client(Protocol):
     - `count_tokens(text)`: tokens of a text for its model, or None. It runs in a thread, so it may take milliseconds.
 
     Example:
+        ```python
         class Upper:
             model_name = "upper"
 
@@ -102,6 +105,7 @@ class Client(Protocol):
 
             async def aclose(self) -> None:
                 pass
+        ```
     """
 
     @property

@@ -21,10 +21,12 @@ class FunctionClient(BaseClient):
     """Calls a function of the user in place of a model.
 
     Example:
+        ```python
         def ask(messages, model=None):
             return my_model.generate(messages[-1]["content"])
 
         RLM(FunctionClient(ask, "mine"))  # or short: RLM(ask)
+        ```
 
     Args:
         fn: Sync or async, `fn(messages, model)` or `fn(messages)`. `messages` is a list of dicts with `role` and

@@ -116,7 +116,9 @@ class LiteLLMClient(BaseClient):
     """A model at a provider, called through litellm. One call is one request: the handler makes retries.
 
     Example:
+        ```python
         RLM(LiteLLMClient("anthropic/claude-sonnet-4-5", temperature=0.2, max_concurrent=8))
+        ```
 
     Args:
         model_name: `provider/model`, or a well-known bare name.

@@ -32,7 +32,9 @@ class OpenAICompatibleClient(BaseClient):
     """One model of one server. It works on several event loops, each with its own connections.
 
     Example:
+        ```python
         RLM(OpenAICompatibleClient("http://localhost:8000/v1", "qwen3", options={"temperature": 0.2}))
+        ```
 
     Args:
         base_url: Address such as `https://host:port/v1`; `/chat/completions` is added.

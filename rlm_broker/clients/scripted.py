@@ -15,8 +15,10 @@ class ScriptedClient(BaseClient):
     It counts words as tokens: text split at white space, of all messages for the input.
 
     Example:
+        ```python
         client = ScriptedClient(["```repl\\nFINAL(len(context))\\n```"])
         RLM(client).completion("abc", "How long is it?").response  # "3"
+        ```
 
     Args:
         replies: One reply for each call, with an exception for a call that fails; or a function from the request to the

@@ -40,8 +40,10 @@ class Model(BaseModel):
     """Description of one model. Fields that are left out are decided by the provider.
 
     Example:
+        ```python
         Model(name="openai/gpt-5-mini", options={"reasoning_effort": "low"}, requests_per_minute=500)
         Model(name="qwen3", base_url="http://localhost:8000/v1", context_tokens=32_768)
+        ```
 
     Raises:
         ConfigurationError: A field does not exist, or a value is not allowed for its field.

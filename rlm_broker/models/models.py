@@ -20,8 +20,10 @@ class Models:
     """Further models, the rules for calling them, and the files that keep replies.
 
     Example:
+        ```python
         models = Models({"judge": "openai/gpt-5"}, cache="replies.sqlite", policy="allow")
         RLM("openai/gpt-5-mini", models=models)
+        ```
 
     Args:
         named: Name → model. Model code may ask for these names, and routes may lead to them.

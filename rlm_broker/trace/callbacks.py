@@ -11,7 +11,9 @@ class Callbacks:
     """Calls functions at four kinds of events. The first exception of each function is logged.
 
     Example:
+        ```python
         RLM("offline", on_event=Callbacks(on_iteration_start=lambda depth, number: print(depth, number)))
+        ```
 
     Args:
         on_subcall_start: Called when a child run starts, with its depth, its model and the first 80 characters of its

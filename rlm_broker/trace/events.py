@@ -37,11 +37,13 @@ class Event(_OfARun, frozen=True, kw_only=True):
     """An event in one run of a tree.
 
     Example:
+        ```python
         def follow(event: Event) -> None:
             if isinstance(event, BlockEnded):
                 print(event.run, event.block, event.outcome.status)
 
         RLM("offline", on_event=follow)
+        ```
 
     Attributes:
         run: Name of the run in its tree: "1" is the root, "1.2" the second child that it started.

@@ -35,8 +35,10 @@ class TraceWriter:
     whole reply.
 
     Example:
+        ```python
         with TraceWriter("run.jsonl") as trace, RLM("offline", on_event=trace) as rlm:
             rlm.completion(Path("logs/"), "Which service failed first?")
+        ```
 
     Args:
         path: Path of the file.
