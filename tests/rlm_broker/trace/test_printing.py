@@ -49,7 +49,9 @@ def test_verbose_run_prints_what_the_command_line_does(capsys: pytest.CaptureFix
     assert capsys.readouterr().err == ""
 
 
-def test_failures_are_printed_in_a_line_that_steers_no_terminal(capsys: pytest.CaptureFixture[str]) -> None:
+def test_failures_are_printed_in_a_harmless_line(capsys: pytest.CaptureFixture[str]) -> None:
+    """Failures are printed in a line that steers no terminal."""
+
     def failing(request: LMRequest) -> str:
         if request.depth:
             raise RuntimeError("down\x1b[2J\nsecond line")
