@@ -91,7 +91,8 @@ def test_table_has_each_argument_of_rlm() -> None:
 
 
 @pytest.mark.parametrize("one", GIVEN)
-def test_arguments_that_decide_the_same_are_refused_and_no_others(one: str, folder: Path) -> None:
+def test_conflicting_arguments_are_refused(one: str, folder: Path) -> None:
+    """Arguments that decide the same are refused, and no other pairs are."""
     refused = {frozenset((name, other)) for name, others in REFUSED.items() for other in others.split()}
     for pair in combinations(GIVEN, 2):
         arguments = {GIVEN[name][0]: GIVEN[name][1](folder) for name in pair}
@@ -105,19 +106,21 @@ def test_arguments_that_decide_the_same_are_refused_and_no_others(one: str, fold
         assert len(str(why.value)) < 300
 
 
-def test_policy_beside_a_handler_is_refused_also_when_it_is_the_default() -> None:
+def test_policy_beside_a_handler_is_refused() -> None:
+    """A policy beside a handler is refused, also when it is the default."""
     with pytest.raises(ConfigurationError, match="a handler brings its own models"):
         RLM(handler=LMHandler(ScriptedClient([]), model_policy="pinned"), model_policy="allow")
 
 
-def test_model_of_one_run_beside_a_replay_is_refused(folder: Path) -> None:
+def test_run_model_beside_a_replay_is_refused(folder: Path) -> None:
     each: list[dict[str, Any]] = [{"model": "offline"}, {"sub_model": "offline"}]
     for given in each:
         with pytest.raises(ConfigurationError, match="it brings its own models"):
             RLM(replay=folder / "recorded.jsonl").start("text", "?", **given).result()
 
 
-def test_limits_of_repls_for_one_run_are_refused_where_the_repl_is_kept() -> None:
+def test_run_limits_of_a_kept_repl_are_refused() -> None:
+    """Limits of REPLs for one run are refused where the REPL is kept."""
     with RLM(reply, persistent=True) as rlm:
         assert rlm.start("text", "?", limits=Limits(max_depth=2)).result().response == "1"
         with pytest.raises(ConfigurationError, match="a persistent RLM has one REPL: give memory_bytes to RLM"):
@@ -153,7 +156,7 @@ SANDBOX: dict[str, Any] = {
 }
 
 
-def test_arguments_of_a_sandbox_go_with_each_other_or_are_refused(tmp_path: Path) -> None:
+def test_sandbox_arguments_agree_or_are_refused(tmp_path: Path) -> None:
     given = SANDBOX | {"python": a_venv(tmp_path)}
     for pair in combinations(given, 2):
         if set(pair) == {"python", "packages"}:

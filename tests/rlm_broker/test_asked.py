@@ -102,7 +102,8 @@ EACH_WAY = pytest.mark.parametrize("ask", [plain, awaited_of, streamed_of, start
 
 
 @EACH_WAY
-async def test_model_and_limits_hold_for_one_run(ask: Callable[..., Any]) -> None:
+async def test_model_and_limits_of_a_run_hold_once(ask: Callable[..., Any]) -> None:
+    """Model and limits of a run hold for that run alone."""
     own = ScriptedClient(["```repl\n1\n```", "the best", "FINAL(own)"], "own")
     rlm = RLM(own, limits=Limits(max_llm_calls=7))
     other = ScriptedClient(["FINAL(other)"], "other")
@@ -114,7 +115,8 @@ async def test_model_and_limits_hold_for_one_run(ask: Callable[..., Any]) -> Non
 
 
 @EACH_WAY
-async def test_time_holds_for_one_run_beside_other_limits(ask: Callable[..., Any]) -> None:
+async def test_time_of_a_run_joins_other_limits(ask: Callable[..., Any]) -> None:
+    """The time of a run holds beside its other limits."""
     for named in ({"timeout_s": 0.5}, {"timeout_s": 0.5, "limits": RunLimits(max_depth=0)}):
         rlm = RLM(Hanging(), limits=Limits(run_timeout_s=1000))
         with pytest.raises(LimitReached) as reached:
@@ -133,6 +135,6 @@ async def test_time_holds_for_one_run_beside_other_limits(ask: Callable[..., Any
         ({"model": 5}, "a model must be a name, a Model, a client or a function, not int"),
     ],
 )
-async def test_what_cannot_hold_for_one_run_is_refused(ask: Callable[..., Any], named: Any, why: str) -> None:
+async def test_argument_invalid_for_a_run_is_refused(ask: Callable[..., Any], named: Any, why: str) -> None:
     with pytest.raises(ConfigurationError, match=why):
         await ask(RLM(ScriptedClient(["FINAL(1)"])), **named)

@@ -22,7 +22,8 @@ def test_answer_of_a_schema_is_its_value() -> None:
     assert done.parsed == {"name": "Ada"}
 
 
-def test_answer_that_does_not_fit_is_named_with_its_place() -> None:
+def test_answer_against_the_schema_is_named_with_place() -> None:
+    """An answer that does not fit the schema is named with its place."""
     problem, value = OutputType(PERSON).judge('{"name": "Ada", "age": "old"}', 1)
     assert value is None
     assert problem is not None
@@ -32,7 +33,7 @@ def test_answer_that_does_not_fit_is_named_with_its_place() -> None:
 
 
 @pytest.mark.parametrize("schema", [{"type": "nonsense"}, {"properties": 5}, {"const": {1, 2}}])
-def test_what_is_no_schema_is_refused(schema: dict[str, Any]) -> None:
+def test_invalid_schema_is_refused(schema: dict[str, Any]) -> None:
     with pytest.raises(ConfigurationError, match="output_type is not a JSON Schema"):
         OutputType(schema)
 

@@ -99,7 +99,7 @@ def test_keyword_beside_a_sandbox_is_refused(name: str) -> None:
         ("nonsense", "there are: model, sub_model, models"),
     ],
 )
-def test_unknown_keyword_is_answered_by_how_it_is_said(name: str, how: str) -> None:
+def test_unknown_keyword_suggests_the_right_form(name: str, how: str) -> None:
     given: dict[str, Any] = {name: 3}
     with pytest.raises(ConfigurationError, match=rf"^RLM takes no {name}.*{re.escape(how)}"):
         RLM("offline", **given)
@@ -131,7 +131,7 @@ async def test_limits_of_repls_beside_a_sandbox_are_effective() -> None:
         assert (await run).response == "77"
 
 
-def test_closed_sandbox_is_opened_for_as_long_as_it_is_used() -> None:
+def test_closed_sandbox_is_opened_while_used() -> None:
     sandbox = Sandbox(Limits(max_open_files=64))
     with RLM(ScriptedClient(["FINAL(1)"]), sandbox=sandbox) as rlm:
         assert rlm.sandbox is sandbox

@@ -34,7 +34,7 @@ def test_a_limit_that_is_no_amount_is_refused(name: str, value: object) -> None:
 
 
 @pytest.mark.parametrize("name", Limits.model_fields)
-def test_none_is_no_bound_only_where_that_can_be_meant(name: str) -> None:
+def test_none_is_no_bound_where_meaningful(name: str) -> None:
     if name in NO_BOUND:
         assert getattr(Limits.model_validate({name: None}), name) is None
     else:
@@ -70,13 +70,13 @@ def test_amount_may_be_text_with_a_unit() -> None:
         ("max_tokens", "10k", "input should be a valid integer, unable to parse string as an integer"),
     ],
 )
-def test_amount_that_cannot_be_is_refused_as_it_was_written(name: str, text: str, why: str) -> None:
+def test_invalid_amount_is_refused_as_written(name: str, text: str, why: str) -> None:
     with pytest.raises(ConfigurationError) as refused:
         Limits.model_validate({name: text})
     assert str(refused.value) == f"limit {name} = {text}: {why}"
 
 
-def test_every_limit_says_what_it_bounds() -> None:
+def test_limits_say_what_they_bound() -> None:
     assert all(field.description for field in Limits.model_fields.values())
 
 
@@ -89,7 +89,8 @@ def test_every_limit_says_what_it_bounds() -> None:
         ({"max_iterations": (20, 5)}, [20, 5, 5, 5]),
     ],
 )
-def test_deeper_runs_get_fewer_turns_and_never_more_than_the_root(given: dict[str, object], turns: list[int]) -> None:
+def test_deeper_runs_have_fewer_turns(given: dict[str, object], turns: list[int]) -> None:
+    """Deeper runs get fewer turns and never more than the root."""
     limits = Limits.model_validate(given)
     assert [limits.iterations(depth) for depth in range(4)] == turns
 
@@ -103,7 +104,8 @@ def test_blocks_are_five_for_each_turn_unless_said_otherwise(given: dict[str, ob
     assert Limits.model_validate({**given, "max_blocks": None}).max_blocks is None
 
 
-def test_a_repl_is_told_each_of_its_bounds_as_the_limit_of_the_same_name() -> None:
+def test_repl_limits_equal_the_limits_by_name() -> None:
+    """A REPL is given each of its bounds as the limit of the same name."""
     limits = Limits(memory_bytes=1 << 30, max_processes=2, max_open_files=30, scratch_bytes=1 << 20, cpu_s=0.5)
     told = limits.repl_bounds()
     assert {name: getattr(told, name) for name in told.__struct_fields__} == {
@@ -190,13 +192,13 @@ def test_each_limit_has_its_default_and_its_bounds(name: str) -> None:
             Limits.model_validate({name: most + 1})
 
 
-def test_turns_for_each_depth_are_one_at_least() -> None:
+def test_turns_of_each_depth_are_at_least_one() -> None:
     assert Limits(max_iterations=(7,)).max_blocks == 35
     with pytest.raises(ConfigurationError, match=r"^limit max_iterations = \(\): "):
         Limits(max_iterations=())
 
 
-def test_limits_that_were_set_come_before_those_of_the_base() -> None:
+def test_set_limits_override_the_base() -> None:
     both = with_set(RunLimits(max_depth=2, max_tokens=5), ReplLimits(max_programs=3))
     assert (both.max_depth, both.max_tokens, both.max_programs) == (2, 5, 3)
     changed = with_set(both, RunLimits(max_depth=1))

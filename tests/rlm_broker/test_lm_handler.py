@@ -56,7 +56,8 @@ async def test_handler_on_another_loop_answers() -> None:
             assert (await repl.aexecute("FINAL(llm_query('Is it?'))")).final_answer == "yes"
 
 
-async def test_each_repl_has_a_budget_and_all_have_one() -> None:
+async def test_repls_have_own_and_shared_budgets() -> None:
+    """Each REPL has a budget of its own, and all have one together."""
     code = "FINAL([llm_query(str(number)) for number in range(3)])"
     async with LMHandler(counted()) as handler, Sandbox() as sandbox:
         shared = Budget(Limits(max_llm_calls=5))
@@ -177,7 +178,7 @@ async def test_async_twins_of_the_handler() -> None:
             await handler.acompletion("x")
 
 
-async def test_stats_say_what_is_under_way() -> None:
+async def test_stats_tell_calls_under_way() -> None:
     asked, go_on = asyncio.Event(), asyncio.Event()
 
     async def reply(_: object) -> str:

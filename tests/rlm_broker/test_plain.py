@@ -23,17 +23,18 @@ from sandbox_worker.wire.names import CONTEXT, HISTORY, RESERVED, numbered
         (object(), False),
     ],
 )
-def test_context_is_plain_if_json_holds_it(value: Any, expected: bool) -> None:
+def test_context_is_plain_if_json_has_its_type(value: Any, expected: bool) -> None:
     assert is_plain({"a": [value], "b": "text"}) is expected
 
 
-def test_path_inside_a_context_is_refused_also_behind_what_is_not_plain() -> None:
+def test_path_inside_a_context_is_refused() -> None:
+    """A path inside a context is refused, also behind a value that is not plain."""
     with pytest.raises(ContextRefused, match=r"context\[1\]\['a'\] is a PosixPath: a Path is a context only by itself"):
         is_plain([{1}, {"a": Path("a")}])
 
 
 @pytest.mark.parametrize("names", [(), ("two words",), ("a", 5), ("class",), ("",)])
-def test_what_can_be_no_variable_is_refused(names: tuple[object, ...]) -> None:
+def test_invalid_variable_is_refused(names: tuple[object, ...]) -> None:
     with pytest.raises(ConfigurationError, match=r"no variable can be called|get\(\) takes names"):
         require_variables(names)
 
@@ -58,7 +59,7 @@ def test_a_name_that_a_repl_has_is_refused(name: str) -> None:
         ({"tools": [print]}, "tools must be a list of names of functions"),
     ],
 )
-def test_what_a_repl_cannot_be_given_is_refused_at_once(given: dict[str, Any], why: str) -> None:
+def test_value_a_repl_cannot_hold_is_refused_early(given: dict[str, Any], why: str) -> None:
     with Sandbox() as sandbox, pytest.raises(ConfigurationError, match=why):
         sandbox.repl(**given)
 
@@ -83,12 +84,14 @@ ASKED = "needs text without lone surrogates: 'utf-8' codec can't encode characte
         ("FINAL({'a': HALF})", "'utf-8' codec can't encode character '\\ud800'"),
     ],
 )
-def test_text_of_code_that_no_message_can_hold_is_an_error_where_it_is_used(call: str, why: str) -> None:
+def test_unsendable_text_of_code_fails_where_used(call: str, why: str) -> None:
+    """Text of code that no message can hold is an error where it is used."""
     code = f"HALF = 'a\\ud800'\ntry: {call}\nexcept ValueError as error: FINAL(error)"
     assert why in run_with_tools(code)
 
 
-def test_code_that_no_message_can_hold_ends_as_in_any_python() -> None:
+def test_unsendable_code_ends_as_in_python() -> None:
+    """Code that no message can hold ends as in any Python."""
     with Sandbox() as sandbox, sandbox.repl() as repl:
         block = repl.execute(f"x = {HALF!r}\n# {HALF}")
         assert block.status == "error"
@@ -96,13 +99,14 @@ def test_code_that_no_message_can_hold_ends_as_in_any_python() -> None:
         assert repl.execute("1 + 1").stdout == "2\n"
 
 
-def test_what_is_printed_shows_what_it_cannot_hold() -> None:
+def test_output_escapes_unprintable_surrogates() -> None:
     with Sandbox() as sandbox, sandbox.repl(HALF) as repl:
         block = repl.execute("print(context)\nraise ValueError(context)")
     assert (block.stdout, block.error) == ("a\\ud800\n", "ValueError: a\\ud800")
 
 
-def test_a_later_context_arrives_as_it_is_and_messages_are_written_out() -> None:
+def test_later_context_and_messages_arrive_in_full() -> None:
+    """A later context arrives unchanged, and messages are written out."""
     replies = iter(
         [f"```repl\n# {HALF}\n```", "FINAL(1)", "```repl\nFINAL([history_0[2]['content'], ascii(context_1)])\n```"]
     )

@@ -36,7 +36,8 @@ def test_other_names(name: str) -> None:
     assert not is_secret_name(name)
 
 
-def test_secrets_in_options_are_found_at_any_depth_with_their_words() -> None:
+def test_secrets_in_options_are_found_at_any_depth() -> None:
+    """Secrets in options are found at any depth, with their words."""
     options = {
         "api_key": "one two",
         "temperature": 1,
@@ -47,14 +48,16 @@ def test_secrets_in_options_are_found_at_any_depth_with_their_words() -> None:
     assert set(secrets_in(options)) == {"one two", "one", "two", "Bearer three", "Bearer", "three", "four"}
 
 
-def test_known_secrets_are_replaced_the_longer_one_first_and_short_values_are_kept() -> None:
+def test_known_secrets_are_replaced_longest_first() -> None:
+    """Known secrets are replaced, the longer first, and short values are kept."""
     text = "canary-1 and canary-1-and-more and 1"
     assert redact(text, ["canary-1", "canary-1-and-more", "1"]) == "[redacted] and [redacted] and 1"
 
 
-def test_failures_hide_secrets_of_the_environment_known_ones_and_what_looks_like_one(
+def test_failures_hide_secrets_of_all_kinds(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    """Failures hide secrets of the environment, known secrets, and text that looks like a secret."""
     monkeypatch.setenv("SOME_VENDORS_SECRET", "env-secret-value")
     assert "env-secret-value" in secrets_of_environment()
     said = one_line("env-secret-value, known-secret,\nsk-of-somebody-else-0123456789", ["known-secret"])
@@ -177,7 +180,8 @@ NAMED = [
 
 
 @pytest.mark.parametrize("text", NAMED)
-def test_values_under_names_of_secrets_are_taken_out_and_the_names_stay(text: str) -> None:
+def test_values_under_secret_names_are_removed(text: str) -> None:
+    """Values under names of secrets are removed, and the names stay."""
     text = text.replace("{{", "\0").replace("}}", "\1")
     before, _, rest = text.partition("{")
     secret, _, after = rest.rpartition("}")
@@ -251,16 +255,17 @@ def test_values_under_names_of_secrets_are_taken_out_and_the_names_stay(text: st
         "already api_key=[redacted] and https://[redacted]@host",
     ],
 )
-def test_innocent_text_stays_as_it_is(text: str) -> None:
+def test_innocent_text_stays_unchanged(text: str) -> None:
     assert redact(text) is text
 
 
-def test_what_was_taken_out_once_is_not_changed_again() -> None:
+def test_redaction_is_idempotent() -> None:
     once = redact("\n".join([*TOKENS, *NAMED]))
     assert redact(once) == once
 
 
-def test_of_a_key_that_is_cut_off_what_is_there_is_taken_out() -> None:
+def test_part_of_a_cut_key_is_removed() -> None:
+    """The remaining part of a key that is cut off is removed."""
     assert redact(f"-----BEGIN PRIVATE KEY-----\n{BODY}\n{BODY}\nand on") == "[redacted]\nand on"
 
 
@@ -314,7 +319,7 @@ def test_the_search_takes_time_in_proportion_to_the_text(unit: str) -> None:
 
 
 @pytest.mark.parametrize("rule", redaction.RULES, ids=lambda rule: rule.mark)
-def test_a_rule_takes_time_in_proportion_to_its_marks_whatever_ends_them(rule: redaction.Rule) -> None:
+def test_rule_takes_time_linear_in_its_marks(rule: redaction.Rule) -> None:
     """Sixteen times the marks may take fifty times the time; what reads on from each mark takes 256 times as much."""
     units = [before + rule.mark + after for before in ("", "_", "0m", "\\n") for after in ("", "1a", "=1a", "%3d1a.")]
 
@@ -344,7 +349,8 @@ def test_only_a_mark_that_occurs_has_its_pattern_tried(monkeypatch: pytest.Monke
     assert [pattern[:5] for pattern in tried] == ["token"]
 
 
-def test_a_value_is_redacted_at_any_depth_and_by_its_name() -> None:
+def test_value_is_redacted_at_any_depth_by_name() -> None:
+    """A value is redacted at any depth and by its name."""
     given = {
         "api_key": "anything",
         "n": 1,
@@ -365,7 +371,8 @@ def test_a_value_is_redacted_at_any_depth_and_by_its_name() -> None:
     assert redacted(innocent) is innocent
 
 
-def test_the_middle_of_a_text_that_is_too_long_is_left_out_where_that_is_asked_for() -> None:
+def test_too_long_text_loses_its_middle_on_request() -> None:
+    """The middle of a text that is too long is omitted where that is asked for."""
     assert redacted("a" * 10 + "b" * 10, 8) == "aaaa... [12 characters left out] ...bbbb"
     assert redacted("a" * 8, 8) == "a" * 8
     assert redacted("a" * 20) == "a" * 20
@@ -386,7 +393,7 @@ def test_a_known_secret_has_six_characters_at_least() -> None:
     assert redacted({"token": "abcde"}) == {"token": "abcde"}
 
 
-def test_of_an_event_half_a_mebi_of_characters_is_kept() -> None:
+def test_event_text_is_bounded() -> None:
     assert Replied("1", 0, 1, "a" * 524_288).text == "a" * 524_288
     cut = Replied("1", 0, 1, "a" * 262_144 + "b" + "c" * 262_144).text
     assert cut == "a" * 262_144 + "... [1 characters left out] ..." + "c" * 262_144

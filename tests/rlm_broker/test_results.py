@@ -40,7 +40,8 @@ class Said:
     problem = None
 
 
-def test_a_block_has_values_beside_its_fields_and_keeps_them_when_pickled() -> None:
+def test_block_keeps_its_values_when_pickled() -> None:
+    """A block has values beside its fields and keeps them when it is pickled."""
     block = with_values(Block("1", "ok", final_answer="text"), Said(), None)
     assert (block.value, block.value_problem) == ((1, {2}), None)
     assert (block.final_value, block.final_value_problem) == ("text", None)
@@ -125,7 +126,7 @@ def test_lone_surrogate_is_written_out_in_json() -> None:
     assert json.loads(done.to_json().encode())["response"] == "\ud800 ä"
 
 
-def test_repr_is_one_short_line() -> None:
+def test_repr_is_a_short_line() -> None:
     done = completion(response="long\n" * 1000, isolation=Isolation("strict"), parsed=["x" * 9999], limit="max_blocks")
     assert repr(done) == (
         f"Completion(response={('long' + chr(10)) * (SHOWN_CHARS // 5)!r}... [5,000 characters], root_model='m', "

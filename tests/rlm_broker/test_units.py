@@ -58,7 +58,8 @@ def test_name_of_an_amount_says_its_unit(name: str, given: object, value: object
     assert amount(name, given) == value
 
 
-def test_what_is_accepted_is_told_of_amounts_with_a_unit_alone() -> None:
+def test_accepted_form_is_told_for_units_only() -> None:
+    """The accepted form is told only for amounts with a unit."""
     assert "64MB" in str(accepted("memory_bytes"))
     assert "1h30m" in str(accepted("run_timeout_s"))
     assert accepted("max_tokens") is None

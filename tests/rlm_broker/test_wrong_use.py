@@ -39,7 +39,7 @@ ANSWERS = "```repl\nFINAL(context)\n```"
         ({"sub_tools": "search"}, "tools must be a dict from name to function, not str: give {'name': function}"),
     ],
 )
-def test_what_cannot_be_used_is_refused_by_the_constructor(given: dict[str, Any], why: str) -> None:
+def test_constructor_refuses_unusable_arguments(given: dict[str, Any], why: str) -> None:
     with pytest.raises(ConfigurationError, match=re.escape(why)):
         RLM(**given)
 
@@ -58,7 +58,8 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.mark.parametrize("text", ["notes.txt", "logs/server.log", "./logs", "logs/"])
-def test_a_text_that_names_a_path_is_refused_with_what_to_write(folder: Path, text: str) -> None:
+def test_text_naming_a_path_is_refused_with_remedy(folder: Path, text: str) -> None:
+    """A text that names a path is refused with what to write instead."""
     for name in (text, str(folder / text)):
         with pytest.raises(ContextRefused, match=re.escape(f"if that is meant, give Path({name!r}); if the text")):
             RLM(ScriptedClient([])).completion(name, "?")
@@ -69,7 +70,8 @@ def test_a_text_that_names_a_path_is_refused_with_what_to_write(folder: Path, te
 
 
 @pytest.mark.parametrize("answer", ["yes", None, 5, LMHandler(FunctionClient(lambda _: ""))])
-def test_answer_that_cannot_be_called_is_refused_with_what_to_give(answer: Any) -> None:
+def test_uncallable_answer_is_refused_with_remedy(answer: Any) -> None:
+    """An answer function that cannot be called is refused with what to give instead."""
     said = re.escape(f"not {type(answer).__name__}: with an LMHandler give answer=handler.answers(...)")
     with Sandbox(warm=0) as sandbox, sandbox.template() as template:
         for make in (sandbox.repl, template.repl):
@@ -94,7 +96,8 @@ def test_a_text_that_is_meant_is_a_context(folder: Path, text: str) -> None:
         assert rlm.completion(text, "?").response == str(len(text))
 
 
-def test_a_word_that_is_also_a_folder_is_a_context_with_a_warning(folder: Path) -> None:
+def test_context_named_like_a_folder_gives_a_warning(folder: Path) -> None:
+    """A word that is also the name of a folder is a context with a warning."""
     del folder
     with pytest.warns(UserWarning, match="a path of that name exists"):
         assert RLM(lambda _messages: ANSWERS).completion("logs", "?").response == "logs"
@@ -125,7 +128,8 @@ def test_limits_of_a_sandbox_are_limits() -> None:
 
 
 @pytest.mark.parametrize("timeout_s", [float("nan"), float("inf"), 0, -1, "5", True])
-def test_a_time_that_is_none_is_refused_and_bounds_what_it_should(timeout_s: Any) -> None:
+def test_invalid_timeout_is_refused_and_keeps_the_repl(timeout_s: Any) -> None:
+    """A timeout that is no positive number is refused, and the REPL stays usable."""
     with Sandbox() as sandbox, sandbox.repl() as repl:
         with pytest.raises(ConfigurationError, match="give a positive number of seconds"):
             repl.execute("1", timeout_s=timeout_s)
@@ -151,7 +155,8 @@ def test_a_forked_process_has_a_loop_of_its_own() -> None:
         assert pool.map_async(_in_child, range(4)).get(60) == ["0", "1", "2", "3"]
 
 
-def test_what_lived_on_a_loop_that_has_ended_says_so_and_can_be_closed() -> None:
+def test_rlm_on_an_ended_loop_can_be_closed() -> None:
+    """An RLM whose loop has ended says so and can be closed."""
     rlm = RLM(FunctionClient(lambda _: ANSWERS))
 
     async def opened() -> None:
@@ -163,7 +168,8 @@ def test_what_lived_on_a_loop_that_has_ended_says_so_and_can_be_closed() -> None
     rlm.close()
 
 
-def test_an_answer_that_was_asked_for_at_a_limit_says_so() -> None:
+def test_completion_names_the_limit_that_ended_its_turns() -> None:
+    """An answer that was asked for at a limit says so."""
     looks = "I am looking.\n```repl\nprint(1)\n```"
     done = RLM(ScriptedClient([looks, looks]), limits=Limits(max_iterations=1)).completion("text", "?")
     assert (done.response, done.limit) == ("I am looking.", "max_iterations")
@@ -179,7 +185,7 @@ def test_an_answer_that_was_asked_for_at_a_limit_says_so() -> None:
         ({"answer": 3}, "answer must be an async function of one query"),
     ],
 )
-def test_what_a_repl_cannot_be_given_is_refused(given: dict[str, Any], why: str) -> None:
+def test_repl_refuses_unusable_arguments(given: dict[str, Any], why: str) -> None:
     with Sandbox() as sandbox, pytest.raises(ConfigurationError, match=re.escape(why)):
         sandbox.repl(**given)
 
@@ -194,13 +200,13 @@ def test_what_a_repl_cannot_be_given_is_refused(given: dict[str, Any], why: str)
         ({"allow_exec": "no"}, "allow_exec must be a bool, not str"),
     ],
 )
-def test_settings_of_a_sandbox_are_refused_before_it_is_shared(given: dict[str, Any], why: str) -> None:
+def test_sandbox_settings_are_refused_before_sharing(given: dict[str, Any], why: str) -> None:
     for make in (Sandbox, Sandbox.shared):
         with pytest.raises(ConfigurationError, match=re.escape(why)):
             make(**given)
 
 
-async def test_answer_of_another_kind_is_an_error_of_its_query() -> None:
+async def test_answer_of_another_kind_fails_its_query() -> None:
     async def answers(_query: object) -> Any:
         return "x"
 
@@ -229,6 +235,6 @@ def test_value_for_a_closed_repl_is_refused() -> None:
         ({"tools": {"get": {"tool": print, "description": 3}}}, "the description of tool 'get' must be a str"),
     ],
 )
-def test_what_would_fail_later_is_refused_by_the_constructor(given: dict[str, Any], why: str) -> None:
+def test_constructor_refuses_what_would_fail_later(given: dict[str, Any], why: str) -> None:
     with pytest.raises(ConfigurationError, match=re.escape(why)):
         RLM(**given)

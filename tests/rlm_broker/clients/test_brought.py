@@ -87,7 +87,8 @@ async def test_client_with_the_needed_methods_alone_has_no_ability() -> None:
     assert (await client.complete(REQUEST)).text == "hi"
 
 
-async def test_abilities_of_a_client_are_read_when_they_are_asked_for() -> None:
+async def test_client_abilities_are_read_on_use() -> None:
+    """Abilities of a client are read each time they are asked for."""
     theirs = Able()
     client = adapted(theirs)
     assert abilities(client) == (2_000, 2, "able", False)
@@ -99,7 +100,7 @@ async def test_abilities_of_a_client_are_read_when_they_are_asked_for() -> None:
     assert theirs.closed == 1
 
 
-def test_an_object_has_one_wrapper_while_that_is_in_use() -> None:
+def test_object_keeps_one_wrapper_while_in_use() -> None:
     theirs = Plain()
     client = adapted(theirs)
     assert adapted(theirs) is client
@@ -131,7 +132,9 @@ def test_attributes_of_an_own_client_can_be_set() -> None:
     assert (adapted(client).max_concurrent, adapted(client).context_tokens) == (3, 100)
 
 
-def test_what_is_given_as_a_model_decides_which_client_it_becomes() -> None:
+def test_client_kind_follows_from_the_given_model() -> None:
+    """The object that is given as a model decides which client it becomes."""
+
     class Theirs:
         def completion(self, prompt: Any) -> str:
             return str(prompt)
@@ -143,7 +146,8 @@ def test_what_is_given_as_a_model_decides_which_client_it_becomes() -> None:
         client_of(3)  # type: ignore[arg-type]
 
 
-async def test_handler_gives_back_the_object_that_it_was_given_and_calls_it_within_its_bound(tmp_path: Path) -> None:
+async def test_handler_returns_the_given_client_and_bounds_calls(tmp_path: Path) -> None:
+    """The handler returns the object that it was given and calls it within its bound."""
     root, named = Able(together=2), Plain("named", together=6)
     async with LMHandler(root, cache=Cache(tmp_path / "cache")) as handler:
         handler.register_client("fast", named)
@@ -159,7 +163,9 @@ async def test_handler_gives_back_the_object_that_it_was_given_and_calls_it_with
     assert (root.calls, named.calls, root.closed, named.closed) == (6, 7, 0, 0)
 
 
-async def test_handler_serves_a_client_and_asks_fallbacks_of_the_users_own() -> None:
+async def test_handler_serves_the_users_client_and_fallbacks() -> None:
+    """The handler serves a client of the user and asks the user's own fallbacks."""
+
     class Broken(Plain):
         async def complete(self, request: LMRequest) -> LMReply:
             del request
@@ -171,7 +177,8 @@ async def test_handler_serves_a_client_and_asks_fallbacks_of_the_users_own() -> 
         assert (await handler.complete(broken, REQUEST)).root_model == "spare"
 
 
-async def test_a_run_looks_at_clients_of_the_users_own_before_it_starts() -> None:
+async def test_run_checks_the_users_clients_first() -> None:
+    """A run checks the user's own clients before it starts."""
     with pytest.raises(ModelFailed, match="the server is down"):
         await RLM(Able(), limits=Limits(max_depth=0)).acompletion("x", "?")
     unpriced = Plain()
@@ -181,7 +188,8 @@ async def test_a_run_looks_at_clients_of_the_users_own_before_it_starts() -> Non
     assert unpriced.calls == 0
 
 
-async def test_a_run_needs_of_a_client_only_a_name_and_complete() -> None:
+async def test_run_needs_only_name_and_complete() -> None:
+    """A run needs of a client only a name and `complete`."""
     done = await RLM(OnlyToCall(), limits=Limits(max_depth=0)).acompletion("x", "?")  # type: ignore[arg-type]
     assert done.response == "called"
 
@@ -199,14 +207,17 @@ class Silent(Plain):
 
 
 @pytest.mark.parametrize("reply", [None, LMReply(None, Usage(1, 2, 3))])  # type: ignore[arg-type]
-def test_a_client_that_returns_none_has_given_an_empty_reply_and_the_run_goes_on(reply: Any) -> None:
+def test_none_from_a_client_is_an_empty_reply(reply: Any) -> None:
+    """A client that returns None has given an empty reply, and the run continues."""
     client = Silent(reply)
     done = RLM(client, limits=Limits(max_iterations=2)).completion("short", "?")
     assert client.calls == 3
     assert [turn.reply for turn in done.trajectory] == ["", ""]
 
 
-def test_an_object_with_completion_that_returns_none_has_given_an_empty_reply() -> None:
+def test_none_from_completion_is_an_empty_reply() -> None:
+    """An object whose `completion` returns None has given an empty reply."""
+
     class Field:
         calls = 0
 
@@ -218,7 +229,9 @@ def test_an_object_with_completion_that_returns_none_has_given_an_empty_reply() 
     assert RLM(Field()).completion("short", "?").response == "at last"
 
 
-def test_an_original_that_counts_tokens_is_asked_and_what_is_no_number_is_none() -> None:
+def test_token_count_of_the_original_is_used() -> None:
+    """An original that counts tokens is asked, and a result other than a number becomes None."""
+
     class Counting:
         model_name = "counting"
 
@@ -237,7 +250,9 @@ def test_an_original_that_counts_tokens_is_asked_and_what_is_no_number_is_none()
     assert not adapted(ScriptedClient(["x"])).counts_tokens
 
 
-def test_the_window_of_a_client_of_another_runtime_is_taken() -> None:
+def test_window_of_a_foreign_client_is_taken() -> None:
+    """The window of a client of another runtime is taken."""
+
     class Small:
         model_name = "small"
         context_tokens = 8_000

@@ -20,5 +20,6 @@ from rlm_broker.clients.failures import LONGEST_RETRY_AFTER_S, retry_after_s
         ({}, None),
     ],
 )
-def test_retry_after_is_taken_if_a_provider_can_mean_it(headers: dict[str, str], seconds: float | None) -> None:
+def test_retry_after_is_taken_if_plausible(headers: dict[str, str], seconds: float | None) -> None:
+    """The retry-after time is taken if a provider can mean it."""
     assert retry_after_s(headers) == seconds

@@ -69,9 +69,10 @@ both = pytest.mark.parametrize("make", [direct, litellm])
         (without_choices(), "provider", "choices"),
     ],
 )
-async def test_a_failure_says_what_it_is_and_whether_to_try_again(
+async def test_failure_tells_kind_and_whether_to_retry(
     make: Make, answer: Answer, cause: FailureCause, words: str
 ) -> None:
+    """A failure tells its kind and whether a retry makes sense."""
     with FakeOpenAI(answer) as server, pytest.raises(ModelFailed) as failed:
         await asyncio.wait_for(make(server).complete(REQUEST), WAIT_S)
     if not (
@@ -84,14 +85,16 @@ async def test_a_failure_says_what_it_is_and_whether_to_try_again(
 
 
 @both
-async def test_what_a_provider_says_of_when_to_come_back_is_heard(make: Make) -> None:
+async def test_provider_retry_time_is_heeded(make: Make) -> None:
+    """The time at which a provider asks to come back is heeded."""
     with FakeOpenAI(failure(429, "slow down", retry_after="7")) as server, pytest.raises(ModelFailed) as failed:
         await make(server).complete(REQUEST)
     assert failed.value.retry_after_s == 7
 
 
 @both
-async def test_a_call_goes_on_until_it_is_answered_and_is_one_call(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_call_is_retried_and_counts_once(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A call is retried until it is answered and counts as one call."""
     monkeypatch.setattr(client_queue, "BACKOFF_S", 0.01)
     answers = [failure(429, "slow down", retry_after="0.2"), Answer(breaks=0), failure(503, "no"), completion("hi")]
     with FakeOpenAI(*answers) as server:
@@ -105,7 +108,8 @@ async def test_a_call_goes_on_until_it_is_answered_and_is_one_call(make: Make, m
 
 
 @both
-async def test_a_server_that_never_answers_is_left_on_time_and_sees_that(make: Make) -> None:
+async def test_silent_server_is_left_on_time(make: Make) -> None:
+    """A server that never answers is left on time, and it sees the connection close."""
     with FakeOpenAI(Answer(never=True)) as server:
         client = make(server)
         handler = LMHandler(client)
@@ -116,7 +120,7 @@ async def test_a_server_that_never_answers_is_left_on_time_and_sees_that(make: M
 
 
 @both
-async def test_each_fault_of_a_batch_is_in_its_own_slot(make: Make) -> None:
+async def test_batch_faults_stay_in_their_slots(make: Make) -> None:
     faults: dict[str, Answer] = {
         "fine": completion("fine"),
         "empty": completion(""),
@@ -159,7 +163,8 @@ async def test_a_stream_that_breaks_off_is_no_answer(make: Make) -> None:
 
 
 @both
-async def test_text_is_told_as_it_comes_and_counted_as_ever(make: Make) -> None:
+async def test_streamed_text_is_delivered_and_counted(make: Make) -> None:
+    """Text is delivered as it comes and counted as without a stream."""
     texts: list[str] = []
     with FakeOpenAI(streamed("one ", "two ", "three")) as server:
         reply = await make(server).complete(LMRequest(REQUEST.messages, on_text=texts.append))

@@ -79,7 +79,8 @@ def request(text: str) -> LMRequest:
 
 
 @pytest.mark.parametrize("kind", [Theirs, TheirsAsync])
-async def test_each_call_gets_its_own_usage_from_a_client_that_knows_the_last_one_only(kind: type[Theirs]) -> None:
+async def test_call_usage_is_exact_with_last_usage_client(kind: type[Theirs]) -> None:
+    """Each call gets its own usage from a client that knows only the usage of the last call."""
     theirs = kind()
     client = FieldClient(theirs)
     handler = LMHandler(client)
@@ -92,13 +93,14 @@ async def test_each_call_gets_its_own_usage_from_a_client_that_knows_the_last_on
     assert theirs.prompts[0][0] == {"role": "system", "content": "s"}
 
 
-async def test_one_that_tells_no_usage_is_called_at_the_same_time_and_nothing_is_made_up() -> None:
+async def test_client_without_usage_runs_concurrently() -> None:
+    """A client that reports no usage is called concurrently, and no usage is invented for it."""
     client = FieldClient(WithoutUsage())
     replies = await asyncio.gather(*(client.complete(request("x")) for _ in range(4)))
     assert {reply.usage for reply in replies} == {Usage(1, 0, 0, None)}
 
 
-async def test_what_it_raises_is_a_failed_call() -> None:
+async def test_client_exception_is_a_failed_call() -> None:
     class Broken(Theirs):
         def completion(self, prompt: Any, model: str | None = None) -> str:
             raise KeyError(prompt[-1]["content"], model)
@@ -113,21 +115,23 @@ async def test_what_it_raises_is_a_failed_call() -> None:
         await FieldClient(Confused()).complete(request("x"))
 
 
-def test_an_rlm_takes_such_an_object_as_it_is() -> None:
+def test_rlm_takes_a_foreign_client_unchanged() -> None:
     theirs = Theirs()
     answered = RLM(theirs).completion("some text", "FINAL(yes) or what")
     assert answered.root_model == "theirs"
     assert theirs.prompts
 
 
-async def test_one_object_has_one_turn_however_often_it_is_given() -> None:
+async def test_object_has_one_turn_if_given_twice() -> None:
+    """An object has one turn at a time, however often it is given."""
     theirs = Theirs()
     one, other = field_client(theirs), field_client(theirs)
     await asyncio.gather(*(client.complete(request("x" * n)) for n in range(1, 10) for client in (one, other)))
     assert theirs.most == 1
 
 
-async def test_a_cancelled_call_in_a_thread_has_its_turn_to_its_end() -> None:
+async def test_cancelled_call_in_a_thread_keeps_its_turn() -> None:
+    """A cancelled call in a thread keeps its turn until it ends."""
     theirs = Theirs()
     client = FieldClient(theirs)
     for _ in range(20):
@@ -139,7 +143,7 @@ async def test_a_cancelled_call_in_a_thread_has_its_turn_to_its_end() -> None:
     assert theirs.most == 1
 
 
-def test_what_is_one_is_told_by_its_methods() -> None:
+def test_foreign_client_is_told_by_its_methods() -> None:
     assert is_field_client(Theirs())
     assert not is_field_client(Theirs)
     assert not is_field_client(str.upper)
@@ -170,7 +174,8 @@ class Counting:
         return SimpleNamespace(total_input_tokens=self._last, total_output_tokens=0)
 
 
-async def test_async_client_with_usage_is_called_at_once_and_counted_exactly() -> None:
+async def test_async_client_with_usage_is_counted_exactly() -> None:
+    """An async client that reports usage is called concurrently and counted exactly."""
     client = Counting()
     async with LMHandler(client) as handler:  # as a model everywhere, without a wrapper
         requests = [LMRequest((ChatMessage("user", str(number)),)) for number in range(8)]
@@ -181,7 +186,7 @@ async def test_async_client_with_usage_is_called_at_once_and_counted_exactly() -
     assert id(handler.get_client()) == id(client)  # the object itself
 
 
-def test_what_is_no_client_is_refused_by_a_handler() -> None:
+def test_handler_refuses_an_object_that_is_no_client() -> None:
     for given in ("openai/gpt-5", len, 5):
         with pytest.raises(ConfigurationError, match="a client must be an object with `complete` or `completion`"):
             LMHandler(given)  # type: ignore[arg-type]

@@ -63,7 +63,8 @@ def keyword_only(messages: list[dict[str, Any]], *, model: str | None) -> str:
     ],
     ids=range(11),
 )
-async def test_any_function_of_messages_or_of_messages_and_model_is_a_client(fn: Any, text: str) -> None:
+async def test_function_of_messages_is_a_client(fn: Any, text: str) -> None:
+    """Any function of messages, or of messages and a model, is a client."""
     reply = await FunctionClient(fn).complete(request(model="m"))
     assert reply == LMReply(text, Usage(total_calls=1, total_cost=None))
 
@@ -71,12 +72,13 @@ async def test_any_function_of_messages_or_of_messages_and_model_is_a_client(fn:
 @pytest.mark.parametrize(
     "fn", [lambda: "", lambda a, b, c: a + b + c, "a name", max], ids=["none", "three", "str", "c"]
 )
-def test_what_cannot_be_called_so_is_refused_at_construction(fn: Any) -> None:
+def test_function_with_wrong_parameters_is_refused(fn: Any) -> None:
+    """A function that cannot be called with messages is refused at construction."""
     with pytest.raises(ConfigurationError):
         FunctionClient(fn)
 
 
-async def test_a_function_that_knows_its_usage_reports_it() -> None:
+async def test_function_may_report_its_usage() -> None:
     known = LMReply("text", Usage(1, 7, 11, 0.5))
     assert await FunctionClient(lambda _: known).complete(request()) == known
 
@@ -89,7 +91,7 @@ async def test_none_is_an_empty_text(answer: Any) -> None:
 
 
 @pytest.mark.parametrize("answer", [5, b"bytes", ["a"]])
-async def test_an_answer_that_is_not_text_is_a_failed_call(answer: Any) -> None:
+async def test_answer_other_than_text_is_a_failed_call(answer: Any) -> None:
     with pytest.raises(ModelFailed, match=f"mine: the function returned {type(answer).__name__}; it must return str"):
         await FunctionClient(lambda _: answer, "mine").complete(request())
 
@@ -97,7 +99,8 @@ async def test_an_answer_that_is_not_text_is_a_failed_call(answer: Any) -> None:
 @pytest.mark.parametrize(
     "error", [TypeError("odd"), StopIteration("odd"), SystemExit("odd")], ids=lambda e: type(e).__name__
 )
-async def test_what_a_sync_function_raises_is_a_failed_call_and_it_is_called_once(error: BaseException) -> None:
+async def test_sync_function_error_is_a_failed_call(error: BaseException) -> None:
+    """The exception of a sync function is a failed call, and the function is called once."""
     calls: list[str | None] = []
 
     def fail(_messages: Any, model: str | None) -> str:
@@ -119,7 +122,7 @@ async def test_a_function_may_say_itself_that_the_model_failed() -> None:
         await FunctionClient(fail).complete(request())
 
 
-async def test_what_an_async_function_raises_is_a_failed_call() -> None:
+async def test_async_function_error_is_a_failed_call() -> None:
     async def fail(_messages: Any) -> str:
         raise OSError("no route")
 
@@ -127,7 +130,7 @@ async def test_what_an_async_function_raises_is_a_failed_call() -> None:
         await FunctionClient(fail).complete(request())
 
 
-async def test_a_sync_function_that_blocks_does_not_block_the_loop() -> None:
+async def test_blocking_sync_function_does_not_block_the_loop() -> None:
     release = threading.Event()
 
     def block(_messages: Any) -> str:
@@ -139,7 +142,8 @@ async def test_a_sync_function_that_blocks_does_not_block_the_loop() -> None:
     assert (await call).text == "True"
 
 
-async def test_calls_share_at_most_64_threads_and_a_second_call_takes_an_idle_one() -> None:
+async def test_calls_share_at_most_64_threads() -> None:
+    """Calls share at most 64 threads, and a second call takes an idle thread."""
     names: list[str] = []
     full, release = threading.Event(), threading.Event()
 
@@ -169,7 +173,8 @@ async def test_calls_share_at_most_64_threads_and_a_second_call_takes_an_idle_on
     await other.aclose()
 
 
-async def test_a_closed_client_fails_the_calls_that_wait_and_serves_later_ones(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_closed_client_fails_waiting_calls_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A closed client fails the calls that wait and serves later calls."""
     monkeypatch.setattr(function, "MAX_THREADS", 1)
     started, release = asyncio.Event(), threading.Event()
     loop = asyncio.get_running_loop()
@@ -193,7 +198,7 @@ async def test_a_closed_client_fails_the_calls_that_wait_and_serves_later_ones(m
     assert (await client.complete(request("third"))).text == "third"
 
 
-async def test_a_cancelled_call_that_waits_for_a_thread_is_never_made(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_cancelled_call_waiting_for_a_thread_is_not_made(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(function, "MAX_THREADS", 1)
     seen: list[str] = []
     started, release = asyncio.Event(), threading.Event()
@@ -236,13 +241,13 @@ async def test_a_cancelled_async_function_is_cancelled() -> None:
     assert cancelled.is_set()
 
 
-async def test_a_sync_function_sees_the_context_variables_of_its_caller() -> None:
+async def test_sync_function_sees_its_callers_context_variables() -> None:
     run_name: contextvars.ContextVar[str] = contextvars.ContextVar("run_name")
     run_name.set("the run")
     assert (await FunctionClient(lambda _: run_name.get()).complete(request())).text == "the run"
 
 
-def test_one_client_serves_several_event_loops() -> None:
+def test_client_serves_several_event_loops() -> None:
     client = FunctionClient(lambda _: "ok")
     assert [asyncio.run(client.complete(request())).text for _ in range(2)] == ["ok", "ok"]
 
@@ -292,7 +297,7 @@ async def test_a_client_that_is_dropped_lets_its_threads_go() -> None:
     assert not used[0].is_alive()
 
 
-async def test_what_the_function_raises_is_told_without_secrets() -> None:
+async def test_function_error_is_told_without_secrets() -> None:
     def fails(_messages: list[dict[str, Any]]) -> str:
         raise ConnectionError("401 for https://host/v1?api_key=abcdefgh12345")
 

@@ -48,7 +48,8 @@ def client(server: FakeOpenAI, model_name: str = "openai/test-model", **options:
     return LiteLLMClient(model_name, api_base=server.base_url, api_key="sk-of-the-test", **options)
 
 
-async def test_a_call_sends_the_conversation_once_and_returns_text_and_usage() -> None:
+async def test_call_sends_the_conversation_once() -> None:
+    """A call sends the conversation once and returns text and usage."""
     with FakeOpenAI(completion("hi", 3, 5)) as server:
         reply = await client(server, temperature=0.5).complete(REQUEST)
     assert reply == LMReply("hi", Usage(1, 3, 5, None))
@@ -63,7 +64,8 @@ async def test_a_call_sends_the_conversation_once_and_returns_text_and_usage() -
     assert server.connections == 1
 
 
-async def test_a_known_price_gives_a_cost_unless_the_provider_counted_no_tokens() -> None:
+async def test_known_price_gives_a_cost() -> None:
+    """A known price gives a cost unless the provider counted no tokens."""
     with FakeOpenAI(completion("hi", 1000, 10), completion("hi", 0, 0)) as server:
         named = client(server, "gpt-5-mini")
         priced, uncounted = [(await named.complete(REQUEST)).usage.total_cost for _ in range(2)]
@@ -73,7 +75,8 @@ async def test_a_known_price_gives_a_cost_unless_the_provider_counted_no_tokens(
     assert [request["model"] for request in server.requests] == ["gpt-5-mini"] * 2
 
 
-async def test_a_model_that_is_free_costs_nothing_and_one_without_a_price_an_unknown_amount() -> None:
+async def test_free_model_costs_zero_and_unpriced_is_unknown() -> None:
+    """A free model costs zero, and a model without a price costs an unknown amount."""
     with FakeOpenAI(completion("hi")) as server:
         free = await client(server, "openai/free-model", input_cost_per_token=0, output_cost_per_token=0).complete(
             REQUEST
@@ -82,7 +85,8 @@ async def test_a_model_that_is_free_costs_nothing_and_one_without_a_price_an_unk
     assert (free.usage.total_cost, unpriced.usage.total_cost) == (0, None)
 
 
-async def test_null_content_is_empty_text_and_no_choices_are_a_failed_call() -> None:
+async def test_null_content_is_empty_text() -> None:
+    """Null content is empty text, and a reply without choices is a failed call."""
     with FakeOpenAI(completion(None), without_choices()) as server:
         assert (await client(server).complete(REQUEST)).text == ""
         with pytest.raises(ModelFailed, match=r"^openai/test-model: the provider's answer has no choices$"):
@@ -100,9 +104,10 @@ async def test_null_content_is_empty_text_and_no_choices_are_a_failed_call() -> 
     ],
     ids=["401", "429", "500", "not_json", "long"],
 )
-async def test_a_failed_call_is_one_request_and_one_line_without_secrets(
+async def test_failed_call_is_one_request_without_secrets(
     answer: Answer, kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """A failed call is one request and one line without secrets."""
     monkeypatch.setenv("SOME_VENDORS_SECRET", "env-secret-value")
     with FakeOpenAI(answer) as server, pytest.raises(ModelFailed) as failed:
         await client(server).complete(REQUEST)
@@ -119,7 +124,7 @@ async def test_a_failed_call_is_one_request_and_one_line_without_secrets(
         assert text.endswith("wrong key [redacted], or was it [redacted]?")
 
 
-async def test_a_server_that_is_not_there_is_a_failed_call() -> None:
+async def test_unreachable_server_is_a_failed_call() -> None:
     with FakeOpenAI(completion("hi")) as server:
         gone = client(server)
     with pytest.raises(ModelFailed, match=r"^openai/test-model: \w+: "):
@@ -172,7 +177,8 @@ print(json.dumps({"text": reply.text, "asked": sorted(asked), "imported_by_main_
 """
 
 
-def test_a_call_asks_no_other_host_imports_off_the_loop_and_reads_no_file_of_variables(tmp_path: Path) -> None:
+def test_call_has_no_side_effects_on_the_host(tmp_path: Path) -> None:
+    """A call contacts no other host, imports off the loop and reads no file of variables."""
     (tmp_path / ".env").write_text("CANARY_OF_THE_TEST=1\nOPENAI_API_BASE=http://elsewhere\n")
     environment = {"PATH": os.environ["PATH"], "PYTHONPATH": os.pathsep.join(sys.path)}
     with FakeOpenAI(completion("hi")) as server:
@@ -214,7 +220,8 @@ def test_a_call_asks_no_other_host_imports_off_the_loop_and_reads_no_file_of_var
         ("", None),
     ],
 )
-def test_a_name_without_a_provider_is_completed_if_it_is_well_known(model_name: str, full: str | None) -> None:
+def test_well_known_name_gets_its_provider(model_name: str, full: str | None) -> None:
+    """A name without a provider is completed if it is well known."""
     assert full_name(model_name) == full
 
 
@@ -228,9 +235,8 @@ def test_a_name_without_a_provider_is_completed_if_it_is_well_known(model_name: 
         ("groq/llama", ["GROQ_API_KEY"]),
     ],
 )
-def test_a_missing_key_is_named_and_any_of_its_variables_satisfies(
-    model_name: str, variables: list[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_missing_key_is_named(model_name: str, variables: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """A missing key is named, and any of its variables satisfies."""
     with pytest.raises(ConfigurationError) as missing:
         LiteLLMClient(model_name).check()
     assert str(missing.value).startswith(f"model {model_name!r} needs {' or '.join(variables)}, which is not set")
@@ -241,19 +247,21 @@ def test_a_missing_key_is_named_and_any_of_its_variables_satisfies(
     LiteLLMClient(model_name).check()
 
 
-def test_the_variable_of_a_less_known_provider_is_named_too(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_key_of_a_rare_provider_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The variable of a less known provider is named too."""
     with pytest.raises(ConfigurationError, match="'nvidia_nim/llama' needs NVIDIA_NIM_API_KEY, which is not set"):
         LiteLLMClient("nvidia_nim/llama").check()
     monkeypatch.setenv("NVIDIA_NIM_API_KEY", "key")
     LiteLLMClient("nvidia_nim/llama").check()
 
 
-def test_a_key_given_as_an_option_or_a_provider_without_keys_needs_no_variable() -> None:
+def test_key_variable_is_needed_only_if_used() -> None:
+    """A key given as an option, or a provider without keys, needs no variable."""
     LiteLLMClient("openai/gpt-5-mini", api_key="key").check()
     LiteLLMClient("ollama/llama3").check()
 
 
-def test_a_provider_that_does_not_exist_is_an_unknown_model() -> None:
+def test_unknown_provider_is_an_unknown_model() -> None:
     with pytest.raises(UnknownModel, match="no provider is known for model 'nowhere/model'"):
         LiteLLMClient("nowhere/model").check()
 
@@ -264,7 +272,8 @@ def test_a_stream_is_refused_at_construction() -> None:
 
 
 @pytest.mark.parametrize("provider", ["hosted_vllm", "lm_studio", "llamafile"])
-def test_a_server_of_ones_own_is_not_called_without_its_address(provider: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_own_server_needs_its_address(provider: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A server of the user is not called without its address."""
     variable = f"{provider.upper()}_API_BASE"
     monkeypatch.delenv(variable, raising=False)
     with pytest.raises(ConfigurationError, match=f"on a server of your own: set {variable}"):
@@ -274,7 +283,8 @@ def test_a_server_of_ones_own_is_not_called_without_its_address(provider: str, m
     LiteLLMClient(f"{provider}/model").check()
 
 
-def test_no_provider_of_litellm_is_taken_for_a_misspelt_one() -> None:
+def test_litellm_providers_are_not_taken_for_misspelt() -> None:
+    """No provider of LiteLLM is taken for a misspelt name."""
     prefetch().result()
     import litellm
 
@@ -283,7 +293,7 @@ def test_no_provider_of_litellm_is_taken_for_a_misspelt_one() -> None:
             _refuse_misspelt(f"{provider}/model", provider)
 
 
-async def test_temperature_of_a_call_takes_the_place_of_the_option() -> None:
+async def test_call_temperature_overrides_the_option() -> None:
     with FakeOpenAI(*[completion("hi")] * 2) as server:
         named = client(server, temperature=0.5)
         for temperature in (0.0, None):

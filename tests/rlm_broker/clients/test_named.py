@@ -15,16 +15,16 @@ def test_offline_needs_no_key() -> None:
 
 
 @pytest.mark.parametrize("name", ["openai/gpt-5-mini", "gpt-5-mini"])
-def test_a_model_with_its_key_set_is_a_client_under_the_name_that_was_typed(
-    name: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_model_with_its_key_keeps_the_typed_name(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A model whose key is set is a client under the name that was typed."""
     monkeypatch.setenv("OPENAI_API_KEY", "key")
     client = client_for(name)
     assert isinstance(client, LiteLLMClient)
     assert client.model_name == name
 
 
-def test_a_model_without_its_key_is_refused_before_anything_starts(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_model_without_its_key_is_refused_early(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A model without its key is refused before anything starts."""
     monkeypatch.delenv("OPENAI_API_KEY", raising=False)
     with pytest.raises(ConfigurationError, match="OPENAI_API_KEY"):
         client_for("gpt-5-mini")

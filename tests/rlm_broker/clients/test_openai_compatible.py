@@ -28,7 +28,8 @@ def client(server: FakeOpenAI, **options: Any) -> OpenAICompatibleClient:
     return OpenAICompatibleClient(server.base_url, "test-model", **options)
 
 
-async def test_a_call_sends_the_conversation_and_returns_text_and_usage() -> None:
+async def test_call_sends_the_conversation_once() -> None:
+    """A call sends the conversation and returns text and usage."""
     with FakeOpenAI(completion("hi", 3, 5)) as server:
         named = client(
             server, api_key="sk-of-the-test", headers={"x-team": "blue"}, options={"temperature": 0.5, "top_k": 3}
@@ -56,7 +57,8 @@ async def test_no_key_is_sent_that_was_not_given(monkeypatch: pytest.MonkeyPatch
     assert "authorization" not in server.headers[0]
 
 
-async def test_connections_are_used_again_and_there_is_one_for_each_call_at_a_time() -> None:
+async def test_connections_are_reused() -> None:
+    """Connections are used again, and each concurrent call has its own connection."""
     with FakeOpenAI(*[replace(completion("hi"), together=5)] * 15, completion("hi")) as server:
         named = client(server)
         for _ in range(3):
@@ -67,7 +69,7 @@ async def test_connections_are_used_again_and_there_is_one_for_each_call_at_a_ti
         await named.complete(REQUEST)
 
 
-def test_it_serves_several_loops_one_after_the_other() -> None:
+def test_client_serves_several_loops_in_turn() -> None:
     with FakeOpenAI(completion("hi")) as server:
         named = client(server)
         assert [asyncio.run(named.complete(REQUEST)).text for _ in range(2)] == ["hi", "hi"]
@@ -93,7 +95,8 @@ async def test_content_parts_pass_through_untouched() -> None:
     assert reply.text == "a cat"
 
 
-async def test_text_parts_of_a_reply_are_lines_and_those_of_a_stream_go_on() -> None:
+async def test_text_parts_of_a_reply_are_lines() -> None:
+    """Text parts of a reply are joined as lines, and those of a stream without a separator."""
     parts = [{"type": "text", "text": text} for text in ("one", "", "two")]
     with FakeOpenAI(completion([*parts, {"type": "thinking"}])) as server:
         assert (await client(server).complete(REQUEST)).text == "one\ntwo"
@@ -103,7 +106,8 @@ async def test_text_parts_of_a_reply_are_lines_and_those_of_a_stream_go_on() -> 
     assert (reply.text, told) == ("onetwo!", ["onetwo", "!"])
 
 
-async def test_text_with_half_a_character_is_sent_all_the_same() -> None:
+async def test_text_with_half_a_character_is_sent() -> None:
+    """Text with a lone surrogate is sent nevertheless."""
     with FakeOpenAI(completion("hi")) as server:
         await client(server).complete(LMRequest((ChatMessage("user", "a\ud800b"),)))
     assert server.requests[0]["messages"][0]["content"] == "a\\ud800b"
@@ -167,7 +171,8 @@ async def test_preflight_finds_what_every_call_would() -> None:
 
 
 @pytest.mark.parametrize("models", [None, [], ["openai/*"]], ids=["no list", "empty", "patterns"])
-async def test_a_server_that_does_not_say_what_it_has_is_taken_as_it_is(models: list[str] | None) -> None:
+async def test_server_without_model_list_is_accepted(models: list[str] | None) -> None:
+    """A server that does not say which models it has is accepted."""
     with FakeOpenAI(completion("hi"), models=models) as server:
         await client(server).preflight()
 
@@ -189,7 +194,7 @@ async def test_a_server_that_does_not_say_what_it_has_is_taken_as_it_is(models: 
         "http://%zz/v1",
     ],
 )
-def test_what_is_no_address_is_refused(url: str) -> None:
+def test_invalid_address_is_refused(url: str) -> None:
     with pytest.raises(ConfigurationError) as refused:
         OpenAICompatibleClient(url, "m")
     assert "secret" not in str(refused.value)
@@ -201,7 +206,7 @@ def test_the_whole_address_of_the_calls_is_taken_too() -> None:
 
 
 @pytest.mark.parametrize("options", [{"model": ""}, {"options": {"stream": True}}])
-def test_what_cannot_be_used_is_refused_at_construction(options: dict[str, Any]) -> None:
+def test_unusable_argument_is_refused_at_construction(options: dict[str, Any]) -> None:
     with pytest.raises(ConfigurationError):
         OpenAICompatibleClient(**{"base_url": "http://host/v1", "model": "m", **options})
 
@@ -228,7 +233,8 @@ print(asyncio.run(client.complete(LMRequest((ChatMessage("user", "hello"),)))).t
 """
 
 
-def test_it_needs_no_litellm_and_no_closing_and_ends_without_a_word() -> None:
+def test_client_needs_no_litellm_and_no_closing() -> None:
+    """The client needs no LiteLLM and no closing, and it ends without output."""
     with FakeOpenAI(completion("hi")) as server:
         ended = subprocess.run(
             [sys.executable, "-c", ALONE, server.base_url],
@@ -241,7 +247,7 @@ def test_it_needs_no_litellm_and_no_closing_and_ends_without_a_word() -> None:
     assert (ended.returncode, ended.stdout, ended.stderr) == (0, "hi False\n", "")
 
 
-async def test_a_streamed_reply_is_told_as_it_comes() -> None:
+async def test_streamed_reply_is_delivered_in_pieces() -> None:
     texts: list[str] = []
     with FakeOpenAI(streamed("he", "llo")) as server:
         reply = await client(server).complete(LMRequest(REQUEST.messages, on_text=texts.append))
@@ -268,7 +274,8 @@ async def test_a_secret_in_any_header_is_in_no_error() -> None:
         {"usage": 7},
     ],
 )
-async def test_a_good_text_is_not_thrown_away_for_odd_counts(extra: dict[str, Any]) -> None:
+async def test_odd_counts_do_not_discard_the_text(extra: dict[str, Any]) -> None:
+    """A good text is not discarded because its token counts are odd."""
     choice = {"message": {"role": "assistant", "content": "good", "refusal": {}}, "finish_reason": 5}
     with FakeOpenAI(Answer(body={"choices": [choice], **extra})) as server:
         reply = await client(server, usd_per_million_tokens=(1, 1)).complete(REQUEST)
@@ -290,13 +297,16 @@ def test_loops_that_have_ended_leave_no_connections() -> None:
         assert len(named._sessions) == 1
 
 
-async def test_what_would_steer_a_terminal_is_written_out() -> None:
+async def test_terminal_controls_are_escaped() -> None:
+    """Characters that would steer a terminal are escaped."""
     with FakeOpenAI(failure(400, "\x1b[2Jboo\x07")) as server, pytest.raises(ModelFailed) as failed:
         await client(server).complete(REQUEST)
     assert str(failed.value) == r"test-model: HTTP status 400: \x1b[2Jboo\x07"
 
 
-async def test_a_key_that_may_not_list_models_may_do_for_calls() -> None:
+async def test_key_without_right_to_list_models_is_accepted() -> None:
+    """A key that may not list models can still be good for calls."""
+
     class NoList(FakeOpenAI):
         async def _exchange(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bool:
             await reader.readuntil(b"\r\n\r\n")
@@ -306,7 +316,7 @@ async def test_a_key_that_may_not_list_models_may_do_for_calls() -> None:
         await client(server).preflight()
 
 
-async def test_temperature_of_a_call_takes_the_place_of_the_option() -> None:
+async def test_call_temperature_overrides_the_option() -> None:
     with FakeOpenAI(*[completion("hi")] * 2) as server:
         named = client(server, options={"temperature": 0.5})
         for temperature in (0.0, None):

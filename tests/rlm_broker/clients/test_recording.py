@@ -37,7 +37,7 @@ def written(tmp_path: Path, *calls: Recorded) -> Recording:
     return Recording(path)
 
 
-def test_a_call_comes_back_as_it_was(tmp_path: Path) -> None:
+def test_recorded_call_is_replayed_unchanged(tmp_path: Path) -> None:
     calls = [
         Recorded(CallId("1", 0, 1), asked("a"), "root", "reply \u2028", used=Counted(3, 2, 0.5)),
         Recorded(CallId("1", 1, 1), asked("b", depth=1), "sub", failure=Failure("no", "request")),
@@ -57,14 +57,16 @@ def test_half_a_character_is_recorded_and_found_again(tmp_path: Path) -> None:
     assert (found.text, found.request) == ("b\udfff", asked("a\ud800"))
 
 
-def test_equal_requests_get_their_replies_in_order_and_then_the_last(tmp_path: Path) -> None:
+def test_equal_requests_get_replies_in_order(tmp_path: Path) -> None:
+    """Equal requests get their replies in order, and then the last reply again."""
     calls = [Recorded(CallId("1", n, 1), asked("same"), "root", f"reply {n}") for n in range(3)]
     recording = written(tmp_path, *calls)
     texts = [call.text for _ in range(4) if (call := recording.find(asked("same")))]
     assert texts == ["reply 0", "reply 1", "reply 2", "reply 2"]
 
 
-async def test_once_a_run_has_diverged_each_of_its_calls_says_how(tmp_path: Path) -> None:
+async def test_diverged_run_says_how_in_each_call(tmp_path: Path) -> None:
+    """Each call of a run that has diverged says how the run diverged."""
     lines = "\n".join(f"line {number}" for number in range(50))
     recording = written(
         tmp_path,
@@ -87,7 +89,8 @@ async def test_once_a_run_has_diverged_each_of_its_calls_says_how(tmp_path: Path
     assert str(later.value) == said
 
 
-async def test_a_replayed_call_is_not_paid_and_names_the_model_that_served(tmp_path: Path) -> None:
+async def test_replayed_call_is_free_and_names_its_model(tmp_path: Path) -> None:
+    """A replayed call costs no money and names the model that served it."""
     call = Recorded(CallId("1", 0, 1), asked("a"), "a fallback", "text", used=Counted(100, 10, 3.0))
     failed = Recorded(CallId("1", 0, 2), asked("b"), "root", failure=Failure("down", "transient"))
     client = RecordedClient(written(tmp_path, call, failed), "root")
@@ -122,7 +125,7 @@ def test_nothing_is_written_over(tmp_path: Path) -> None:
         (b'{"rlm_broker_recording": 99, "root": "x"}', "another version"),
     ],
 )
-def test_what_is_no_recording_is_named(tmp_path: Path, content: bytes, why: str) -> None:
+def test_invalid_recording_is_named(tmp_path: Path, content: bytes, why: str) -> None:
     (tmp_path / "file").write_bytes(content)
     with pytest.raises(ConfigurationError, match=why):
         Recording(tmp_path / "file")
@@ -137,7 +140,7 @@ def test_a_recording_of_nothing_has_no_nearest(tmp_path: Path) -> None:
     assert "holds no calls" in written(tmp_path).difference(asked("x"), CallId("1", 0, 1))
 
 
-def test_the_half_line_of_a_run_that_was_killed_is_left_out(tmp_path: Path) -> None:
+def test_half_line_of_a_killed_run_is_dropped(tmp_path: Path) -> None:
     recording = written(tmp_path, Recorded(CallId("1", 0, 1), asked("a"), "root", "x"))
     with recording.path.open("a") as file:
         file.write('{"id": {"run": "1", "bl')
@@ -146,7 +149,8 @@ def test_the_half_line_of_a_run_that_was_killed_is_left_out(tmp_path: Path) -> N
     assert found.text == "x"
 
 
-def test_what_is_added_after_the_end_reaches_no_other_file(tmp_path: Path) -> None:
+def test_late_addition_reaches_no_other_file(tmp_path: Path) -> None:
+    """A call that is added after the end reaches no other file."""
     recorder = Recorder(tmp_path / "run.jsonl", MODELS)
     recorder.close()
     with (tmp_path / "other").open("w") as other:  # it gets the number of the one that was closed
@@ -173,7 +177,8 @@ async def test_requests_of_different_temperature_are_told_apart(tmp_path: Path) 
 SECRET = "AKIAIOSFODNN7EXAMPLE"
 
 
-def test_of_a_long_reply_the_middle_is_not_recorded_and_its_call_is_found(tmp_path: Path) -> None:
+def test_long_reply_is_recorded_without_its_middle(tmp_path: Path) -> None:
+    """The middle of a long reply is not recorded, and its call is still found."""
     long = "a" * LONGEST_CHARS + "b"
     recording = written(tmp_path, Recorded(CallId("1", 0, 1), asked(long), "root", long))
     found = recording.find(asked(long))
@@ -182,7 +187,8 @@ def test_of_a_long_reply_the_middle_is_not_recorded_and_its_call_is_found(tmp_pa
     assert "... [1 characters left out] ..." in found.text
 
 
-def test_what_looks_like_a_secret_is_not_recorded_and_its_call_is_found_with_and_without_it(tmp_path: Path) -> None:
+def test_secret_is_not_recorded_and_its_call_found(tmp_path: Path) -> None:
+    """Text like a secret is not recorded, and its call is found with and without that text."""
     with_it = Request(
         [
             {"role": "system", "content": f"the key is {SECRET}"},

@@ -22,14 +22,14 @@ async def test_replies_come_in_order_with_their_words_as_tokens() -> None:
     assert client.requests == [request(), request("x")]
 
 
-async def test_words_in_content_parts_count_and_other_parts_do_not() -> None:
+async def test_only_words_in_content_parts_count() -> None:
     parts = [{"type": "text", "text": "four words are here"}, {"type": "image_url", "image_url": {}}, "odd"]
     reply = await ScriptedClient([""]).complete(LMRequest((ChatMessage("user", parts),)))
     assert reply.usage == Usage(1, 4, 0, None)
 
 
 @pytest.mark.parametrize(("replies", "counted"), [([], "0 replies"), (["a"], "1 reply")])
-async def test_a_script_that_is_used_up_says_how_long_it_was(replies: list[str], counted: str) -> None:
+async def test_script_that_ran_out_tells_its_length(replies: list[str], counted: str) -> None:
     client = ScriptedClient(replies, "actor")
     for _ in replies:
         await client.complete(request())
@@ -47,14 +47,16 @@ async def test_an_exception_in_the_script_fails_that_call_only() -> None:
     assert (await client.complete(request())).text == "fine"
 
 
-async def test_a_function_sees_the_request_and_its_error_fails_the_call() -> None:
+async def test_function_sees_the_request_and_may_fail() -> None:
+    """A function sees the request, and its error fails the call."""
     client = ScriptedClient(lambda asked: str(asked.messages[-1].content).upper())
     assert (await client.complete(request("loud"))).text == "LOUD"
     with pytest.raises(ModelFailed, match=r"^scripted: ZeroDivisionError: division by zero$"):
         await ScriptedClient(lambda _: str(1 / 0)).complete(request())
 
 
-async def test_concurrent_calls_take_the_replies_in_the_order_in_which_they_began() -> None:
+async def test_concurrent_calls_take_replies_in_order() -> None:
+    """Concurrent calls take the replies in the order in which the calls began."""
     client = ScriptedClient([str(number) for number in range(20)], delay_s=0.001)
     replies = await asyncio.gather(*(client.complete(request()) for _ in range(20)))
     assert [reply.text for reply in replies] == [str(number) for number in range(20)]
@@ -67,6 +69,6 @@ async def test_a_call_with_a_delay_can_be_cancelled() -> None:
     await client.aclose()
 
 
-def test_a_bare_string_is_not_taken_for_a_script_of_letters() -> None:
+def test_bare_string_is_no_script_of_letters() -> None:
     with pytest.raises(ConfigurationError, match="list"):
         ScriptedClient("abc")

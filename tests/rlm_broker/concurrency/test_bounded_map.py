@@ -11,7 +11,8 @@ from tests.support.clock import Clock
 from tests.support.waiting import WAIT_S, for_ever, turns
 
 
-async def test_results_come_in_the_order_of_the_work_and_so_many_are_busy_at_once() -> None:
+async def test_results_keep_order_under_the_bound() -> None:
+    """Results come in the order of the work, and at most the given number of pieces is busy."""
     busy = most = 0
 
     async def work(number: int) -> str:
@@ -46,7 +47,8 @@ async def test_work_that_never_waits_lets_others_in_between(at_once: int) -> Non
     assert longest <= max(IN_A_ROW, at_once)
 
 
-async def test_what_is_late_is_cancelled_and_what_has_not_begun_never_does(leaping_clock: Clock) -> None:
+async def test_late_pieces_are_cancelled_or_never_begin(leaping_clock: Clock) -> None:
+    """A late piece is cancelled, and a piece that has not begun never begins."""
     del leaping_clock
     begun: list[int] = []
     heard: list[int] = []
@@ -68,7 +70,8 @@ async def test_what_is_late_is_cancelled_and_what_has_not_begun_never_does(leapi
     assert sorted(heard) == [1, 2]
 
 
-async def test_cancelled_batch_cancels_its_pieces_once_and_begins_no_more() -> None:
+async def test_cancelled_batch_cancels_each_piece_once() -> None:
+    """A cancelled batch cancels its pieces once and begins no more."""
     begun = cancelled = 0
 
     async def work(_: int) -> None:
@@ -87,7 +90,7 @@ async def test_cancelled_batch_cancels_its_pieces_once_and_begins_no_more() -> N
     assert (begun, cancelled) == (4, 4)
 
 
-async def test_pieces_that_never_wait_are_done_64_in_a_row() -> None:
+async def test_pieces_that_never_wait_run_64_in_a_row() -> None:
     done = 0
 
     async def work(_: int) -> None:
@@ -121,7 +124,8 @@ async def test_tasks_are_started_64_in_a_row() -> None:
 
 
 @pytest.mark.parametrize("at_once", [1, 2])
-async def test_batches_that_share_a_place_take_turns_piece_by_piece(at_once: int) -> None:
+async def test_batches_sharing_a_place_take_turns(at_once: int) -> None:
+    """Batches that share a place take turns piece by piece."""
     places = FairSemaphore(1)
     done: list[str] = []
 
@@ -139,7 +143,8 @@ async def test_batches_that_share_a_place_take_turns_piece_by_piece(at_once: int
     assert (places.taken, places.waiting) == (0, 0)
 
 
-async def test_an_undisturbed_batch_takes_a_task_for_each_place_and_gives_all_places_back() -> None:
+async def test_batch_uses_a_task_for_each_place() -> None:
+    """An undisturbed batch uses one task for each place and gives all places back."""
     places = FairSemaphore(2)
     workers = set()
 
@@ -153,7 +158,9 @@ async def test_an_undisturbed_batch_takes_a_task_for_each_place_and_gives_all_pl
     assert (places.taken, places.waiting) == (0, 0)
 
 
-async def test_what_a_piece_raises_is_raised_even_if_it_is_a_timeout() -> None:
+async def test_error_of_a_piece_is_raised() -> None:
+    """The error of a piece is raised, even if it is a timeout."""
+
     async def work(_: int) -> None:
         raise TimeoutError("mine")
 

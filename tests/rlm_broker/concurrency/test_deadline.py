@@ -25,7 +25,8 @@ async def test_work_in_time_gives_its_value_or_its_error() -> None:
         await within(60, fails())
 
 
-async def test_at_the_limit_the_work_is_cancelled_once_and_its_end_awaited() -> None:
+async def test_work_is_cancelled_once_at_the_limit() -> None:
+    """The work is cancelled once at the limit, and its end is awaited."""
     cancellations = 0
 
     async def tidies_up() -> None:
@@ -42,7 +43,8 @@ async def test_at_the_limit_the_work_is_cancelled_once_and_its_end_awaited() -> 
     assert cancellations == 1
 
 
-async def test_a_cancellation_while_it_ends_hits_only_us() -> None:
+async def test_cancellation_while_work_ends_hits_only_the_caller() -> None:
+    """A cancellation that arrives while the work ends hits only the caller."""
     ending, ended = asyncio.Event(), asyncio.Event()
 
     async def tidies_up() -> None:
@@ -79,7 +81,9 @@ def timers() -> int:
     return sum(not timer.cancelled() for timer in asyncio.get_running_loop()._scheduled)  # type: ignore[attr-defined]
 
 
-async def test_work_that_never_waits_gives_its_value_or_its_error_and_sets_no_timer() -> None:
+async def test_work_that_never_waits_sets_no_timer() -> None:
+    """Work that never waits gives its value or its error and sets no timer."""
+
     async def at_once() -> str:
         assert timers() == 0
         return "done"
@@ -92,7 +96,9 @@ async def test_work_that_never_waits_gives_its_value_or_its_error_and_sets_no_ti
         await in_time(60, fails())
 
 
-async def test_work_that_waits_again_and_again_goes_on_in_its_own_task() -> None:
+async def test_work_that_waits_often_stays_in_its_task() -> None:
+    """Work that waits again and again stays in its own task."""
+
     async def waits() -> list[object]:
         before = asyncio.current_task()
         await asyncio.sleep(0)
@@ -110,7 +116,8 @@ async def test_work_that_waits_again_and_again_goes_on_in_its_own_task() -> None
     assert timers() == 0
 
 
-async def test_at_the_limit_work_that_waits_is_cancelled_and_its_end_awaited() -> None:
+async def test_waiting_work_is_cancelled_at_the_limit() -> None:
+    """Work that waits is cancelled at the limit, and its end is awaited."""
     ended: list[str] = []
 
     async def tidies_up(how: str) -> None:
@@ -129,7 +136,9 @@ async def test_at_the_limit_work_that_waits_is_cancelled_and_its_end_awaited() -
     await asyncio.sleep(0)  # a cancellation that was left over would be raised here
 
 
-async def test_the_time_counts_from_the_start_and_not_from_the_first_wait(clock: Clock) -> None:
+async def test_time_counts_from_the_start(clock: Clock) -> None:
+    """The time counts from the start and not from the first wait."""
+
     async def blocks() -> None:
         clock.forward(60)
         await for_ever()
@@ -140,7 +149,9 @@ async def test_the_time_counts_from_the_start_and_not_from_the_first_wait(clock:
     assert time.monotonic() - started == pytest.approx(60)
 
 
-async def test_a_timeout_or_a_cancellation_that_is_not_ours_is_passed_on() -> None:
+async def test_foreign_timeout_or_cancellation_is_passed_on() -> None:
+    """A timeout or a cancellation that the deadline did not cause is passed on."""
+
     async def own() -> None:
         await asyncio.sleep(0)
         raise TimeoutError("its own")
@@ -167,7 +178,8 @@ async def in_time_of_a_minute(cancelled: list[str]) -> None:
     await in_time(60, work())
 
 
-async def test_what_ends_things_goes_to_its_end_however_often_it_is_cancelled() -> None:
+async def test_cleanup_finishes_despite_cancellations() -> None:
+    """Work that cleans up runs to its end, however often it is cancelled."""
     done: list[str] = []
 
     async def end() -> str:
@@ -198,9 +210,7 @@ async def _deaf(ended: asyncio.Event) -> str:
 
 
 @pytest.mark.parametrize("way", ["in_time", "within"])
-async def test_work_that_ignores_its_cancellation_is_closed_after_a_grace(
-    way: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_work_ignoring_cancellation_is_closed_after_a_grace(way: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(deadline, "GRACE_S", 0.05)
     ended = asyncio.Event()
     deaf = _deaf(ended)
@@ -213,7 +223,8 @@ async def test_work_that_ignores_its_cancellation_is_closed_after_a_grace(
     assert task.cancelling() == 0
 
 
-async def test_caller_of_deaf_work_that_is_cancelled_ends_after_a_grace(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_caller_of_deaf_work_ends_after_a_grace(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A cancelled caller of work that ignores its cancellation ends after a grace."""
     monkeypatch.setattr(deadline, "GRACE_S", 0.05)
     ended = asyncio.Event()
     task = asyncio.create_task(_timed(_deaf(ended)))
@@ -235,14 +246,15 @@ async def test_deaf_work_has_fifteen_seconds_after_its_limit() -> None:
     assert time.monotonic() - started == pytest.approx(25)
 
 
-async def test_work_of_the_users_that_never_waits_gives_its_value() -> None:
+async def test_users_work_that_never_waits_gives_its_value() -> None:
     async def at_once() -> str:
         return "done"
 
     assert await deadline.closed_if_deaf(at_once()) == "done"
 
 
-async def test_error_after_our_own_cancellation_is_not_reported_by_asyncio() -> None:
+async def test_error_after_own_cancellation_is_not_reported() -> None:
+    """An error after the deadline's own cancellation is not reported by asyncio."""
     told: list[dict[str, Any]] = []
     asyncio.get_running_loop().set_exception_handler(lambda _loop, context: told.append(context))
 

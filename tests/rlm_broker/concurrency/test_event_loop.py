@@ -20,7 +20,7 @@ async def loop_of() -> asyncio.AbstractEventLoop:
     return asyncio.get_running_loop()
 
 
-def test_work_of_any_thread_runs_on_the_one_background_loop() -> None:
+def test_work_of_any_thread_shares_the_background_loop() -> None:
     loops: list[asyncio.AbstractEventLoop] = []
     threads = [
         threading.Thread(target=lambda: loops.append(EventLoopRef.background().run(loop_of()))) for _ in range(4)
@@ -39,12 +39,13 @@ async def test_the_plain_form_works_while_another_loop_is_running() -> None:
     assert await EventLoopRef.here().arun(loop_of()) is asyncio.get_running_loop()
 
 
-async def test_waiting_for_oneself_is_refused_and_not_a_deadlock() -> None:
+async def test_waiting_for_the_own_loop_is_refused() -> None:
+    """A call that would wait for its own loop is refused and causes no deadlock."""
     with pytest.raises(RuntimeError, match="use the async form"):
         EventLoopRef.here().run(loop_of())
 
 
-def test_what_the_work_raises_is_raised_here_unchanged() -> None:
+def test_work_error_is_raised_unchanged() -> None:
     async def fail() -> None:
         raise ModelFailed("why")
 
@@ -52,7 +53,8 @@ def test_what_the_work_raises_is_raised_here_unchanged() -> None:
         EventLoopRef.background().run(fail())
 
 
-async def test_cancelling_waits_until_the_work_on_the_other_loop_has_ended() -> None:
+async def test_cancelling_waits_for_work_on_the_other_loop() -> None:
+    """Cancelling waits until the work on the other loop has ended."""
     started, ended = threading.Event(), threading.Event()
 
     async def work() -> None:
@@ -71,7 +73,8 @@ async def test_cancelling_waits_until_the_work_on_the_other_loop_has_ended() -> 
     assert ended.is_set()
 
 
-async def test_a_cancellation_that_comes_before_the_work_began_is_not_lost() -> None:
+async def test_early_cancellation_is_not_lost() -> None:
+    """A cancellation that comes before the work began is not lost."""
     for _ in range(50):
         task = asyncio.create_task(EventLoopRef.background().arun(asyncio.Event().wait()))
         await asyncio.sleep(0)
@@ -99,7 +102,8 @@ except KeyboardInterrupt:
 
 
 @pytest.mark.parametrize(("signals", "said"), [(1, ["ending", "ended", "interrupted"]), (2, ["ending", "interrupted"])])
-def test_ctrl_c_waits_for_the_end_and_a_second_one_does_not(signals: int, said: list[str]) -> None:
+def test_second_ctrl_c_does_not_wait(signals: int, said: list[str]) -> None:
+    """Ctrl-C waits for the end of the work, and a second Ctrl-C does not wait."""
     ending = "ends" if signals == 1 else "hangs"
     with subprocess.Popen(
         [sys.executable, "-c", CTRL_C, ending],
@@ -131,7 +135,8 @@ class Thing(AsyncResource):
         self.story.append("closed")
 
 
-async def test_a_resident_lives_where_it_was_opened() -> None:
+async def test_resident_stays_on_its_loop() -> None:
+    """A resident lives on the loop on which it was opened."""
     there, here = Thing(), Thing()
     with there:
         assert there.bind_loop() is EventLoopRef.background()
@@ -153,7 +158,8 @@ def test_a_resident_may_be_opened_again_on_another_loop() -> None:
 
 
 @pytest.mark.parametrize("fails", [False, True])
-async def test_a_cancelled_call_of_another_loop_reports_nothing_to_asyncio(fails: bool) -> None:
+async def test_cancelled_cross_loop_call_is_not_reported(fails: bool) -> None:
+    """A cancelled call of another loop reports no error to asyncio."""
     reported: list[str] = []
     loop = asyncio.get_running_loop()
     loop.set_exception_handler(lambda _, context: reported.append(context["message"]))

@@ -42,7 +42,8 @@ async def test_sessions_take_turns_however_many_each_of_them_wants() -> None:
     assert len(served) == 10_030
 
 
-async def test_never_more_than_the_places_hold_them_and_all_come_back() -> None:
+async def test_holders_never_exceed_the_places() -> None:
+    """Holders never exceed the places, and all places come back."""
     slots, running, most = FairSemaphore(3), 0, 0
 
     async def work(number: int) -> None:
@@ -60,7 +61,7 @@ async def test_never_more_than_the_places_hold_them_and_all_come_back() -> None:
 
 
 @pytest.mark.parametrize("when", ["while it waits", "in the moment of its turn"])
-async def test_cancelled_task_takes_no_place_with_it(when: str) -> None:
+async def test_cancelled_task_takes_no_place(when: str) -> None:
     slots = FairSemaphore(1)
     await slots.acquire("holder")
     waiting = asyncio.create_task(slots.acquire("cancelled"))
@@ -75,7 +76,7 @@ async def test_cancelled_task_takes_no_place_with_it(when: str) -> None:
     await asyncio.wait_for(slots.acquire("next"), WAIT_S)
 
 
-async def test_a_holder_and_a_waiter_that_are_cancelled_together_lose_no_place() -> None:
+async def test_holder_and_waiter_cancelled_together_lose_no_place() -> None:
     slots = FairSemaphore(1)
     never = asyncio.Event()
     tasks = [asyncio.create_task(hold(slots, name, [], never)) for name in ("holder", "waiter", "waiter", "other")]
@@ -135,7 +136,8 @@ async def test_without_a_bound_no_session_waits() -> None:
     await asyncio.wait_for(asyncio.gather(*(slots.acquire("s") for _ in range(1000))), WAIT_S)
 
 
-async def test_place_is_taken_at_once_only_if_no_turn_waits_for_it() -> None:
+async def test_place_is_immediate_only_without_waiters() -> None:
+    """A place is taken at once only if no turn waits for it."""
     places = FairSemaphore(1)
     assert places.take()
     assert not places.take()
@@ -149,7 +151,8 @@ async def test_place_is_taken_at_once_only_if_no_turn_waits_for_it() -> None:
     assert all(FairSemaphore(None).take() for _ in range(3))
 
 
-async def test_turns_of_one_session_come_in_their_order_and_one_that_was_passed_over_leaves_the_rest_alone() -> None:
+async def test_turns_of_a_session_keep_their_order() -> None:
+    """Turns of a session keep their order, and a turn that was passed over leaves the rest alone."""
     places = FairSemaphore(1)
     assert places.take() is True
     assert places.take() is False

@@ -5,7 +5,8 @@ import random
 from rlm_broker.concurrency.rate_window import SPAN_S, RateWindow
 
 
-def test_there_is_room_until_the_bound_and_again_when_the_first_has_left() -> None:
+def test_window_has_room_until_the_bound() -> None:
+    """The window has room until the bound, and again when the first entry has left."""
     window = RateWindow(3)
     for now in (0.0, 10.0, 20.0):
         assert window.wait_s(1, now) == 0
@@ -15,7 +16,7 @@ def test_there_is_room_until_the_bound_and_again_when_the_first_has_left() -> No
     assert window.wait_s(1, 60.0) == 0
 
 
-def test_what_is_more_than_the_bound_passes_alone() -> None:
+def test_entry_above_the_bound_passes_alone() -> None:
     window = RateWindow(100)
     assert window.wait_s(500, 0) == 0
     window.use(500, 0)
@@ -23,7 +24,8 @@ def test_what_is_more_than_the_bound_passes_alone() -> None:
     assert window.wait_s(500, SPAN_S) == 0
 
 
-def test_an_estimate_is_corrected_while_it_counts_and_not_afterwards() -> None:
+def test_estimate_is_corrected_only_in_the_window() -> None:
+    """An estimate is corrected while it counts and not afterwards."""
     window = RateWindow(100)
     entry = window.use(90, 0)
     window.correct(entry, 10)

@@ -65,7 +65,8 @@ def test_archive_is_a_dict_of_its_members(tmp_path: Path, kind: str) -> None:
 
 
 @each_maker
-def test_archive_below_a_folder_is_a_folder_of_its_name(tmp_path: Path, kind: str) -> None:
+def test_archive_below_a_folder_is_a_folder(tmp_path: Path, kind: str) -> None:
+    """An archive below a folder is a folder of its name."""
     MAKERS[kind](tmp_path / "sub.archive", FILES)
     written(tmp_path / "plain", "text")
     expected = {"plain": "text"} | {f"sub.archive/{name}": text for name, text in FILES.items()}
@@ -74,7 +75,8 @@ def test_archive_below_a_folder_is_a_folder_of_its_name(tmp_path: Path, kind: st
             assert loaded(stored) == expected
 
 
-def test_what_is_no_text_in_an_archive_is_counted(tmp_path: Path) -> None:
+def test_binary_members_of_an_archive_are_counted(tmp_path: Path) -> None:
+    """Members of an archive that are no text are counted."""
     with tarfile.open(tmp_path / "a.tar", "w") as tar:
         for name, data in (("good", b"good"), ("picture", b"\x89PNG\0"), ("latin", b"\xe9\xe9"), ("inner.zip", b"")):
             if name == "inner.zip":
@@ -104,7 +106,7 @@ def test_what_is_no_text_in_an_archive_is_counted(tmp_path: Path) -> None:
         assert loaded(stored)["latin"] == "\xe9\xe9"
 
 
-def test_what_is_no_file_in_a_zip_is_counted(tmp_path: Path) -> None:
+def test_zip_entries_other_than_files_are_counted(tmp_path: Path) -> None:
     with zipfile.ZipFile(tmp_path / "a.zip", "w") as archive:
         archive.writestr("good", "good")
         archive.writestr("folder/", "")
@@ -157,7 +159,7 @@ def test_member_of_a_very_long_name_is_left_out(tmp_path: Path, kind: str) -> No
 
 
 @pytest.mark.filterwarnings("ignore:Duplicate name")
-def test_members_of_one_name_hide_none(tmp_path: Path) -> None:
+def test_members_of_equal_name_are_all_kept(tmp_path: Path) -> None:
     with zipfile.ZipFile(tmp_path / "a.zip", "w") as archive:
         for text in ("one", "two", "three"):
             archive.writestr("a", text)
@@ -167,7 +169,8 @@ def test_members_of_one_name_hide_none(tmp_path: Path) -> None:
         assert len(loaded(stored)) == stored.info.parts_total == 4
 
 
-def test_many_members_of_one_name_are_read_in_linear_time(tmp_path: Path) -> None:
+def test_members_of_equal_name_are_read_linearly(tmp_path: Path) -> None:
+    """Many members of the same name are read in linear time."""
     info = tarfile.TarInfo("a")
     info.size = 1
     one = info.tobuf() + b"x".ljust(512, b"\0")
@@ -234,7 +237,8 @@ def test_bombs_in_archives_are_refused(tmp_path: Path, monkeypatch: pytest.Monke
             tracemalloc.stop()
 
 
-def test_tar_with_a_huge_header_is_refused_without_reading_it(tmp_path: Path) -> None:
+def test_tar_with_a_huge_header_is_refused_unread(tmp_path: Path) -> None:
+    """A tar with a huge header is refused, and its header is not read."""
     info = tarfile.TarInfo("pax")
     info.type, info.size = tarfile.XHDTYPE, 1 << 40
     path = written(tmp_path / "a.tar", info.tobuf(tarfile.GNU_FORMAT) + bytes(1 << 20))

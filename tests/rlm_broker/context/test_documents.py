@@ -163,7 +163,8 @@ def test_reader_that_is_killed_is_told(tmp_path: Path, monkeypatch: pytest.Monke
         store(running(tmp_path, monkeypatch, "os.kill(os.getpid(), 11)"))
 
 
-def test_text_that_is_not_wanted_any_more_ends_the_reader(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_reader_ends_if_its_text_is_unwanted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The reader ends when its text is no longer wanted."""
     path = running(tmp_path, monkeypatch, "os.write(1, b'\\0')\nwhile True: os.write(1, b'x' * 65536)")
     with pytest.raises(ContextRefused, match=r"a\.pdf is binary"):
         store(path)
@@ -223,7 +224,8 @@ def test_text_of_a_document_is_bounded(tmp_path: Path, monkeypatch: pytest.Monke
         assert stored.info.skipped == {"a document that is too large": 1}
 
 
-def test_texts_of_documents_count_as_what_is_unpacked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_document_texts_count_as_unpacked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Texts of documents count against the bound of unpacked bytes."""
     for number in range(3):
         written(tmp_path / f"{number}.pdf", pdf("x" * 400))
     monkeypatch.setattr(packed, "MAX_UNPACKED_BYTES", 1_000)

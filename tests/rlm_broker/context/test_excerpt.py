@@ -14,7 +14,8 @@ ALPHABETS = ["a", "é", "中", "𝄞"]
 
 
 @pytest.mark.parametrize("character", ALPHABETS)
-def test_a_text_begins_with_its_first_characters_whatever_their_width(character: str) -> None:
+def test_text_excerpt_is_its_first_characters(character: str) -> None:
+    """The excerpt of a text is its first characters, of any width."""
     with store(character * 30_000) as stored:
         assert beginning(stored) == Beginning(character * BEGINNING_CHARS, False)
         assert beginning(stored, 5) == Beginning(character * 5, False)
@@ -32,20 +33,23 @@ def test_lone_surrogates_become_something_that_can_be_sent() -> None:
     ("value", "text"),
     [({"a": 1}, '{"a":1}'), ([1, "é中"], '[1,"é中"]'), (None, "null"), (5, "5"), (True, "true"), ({}, "{}")],
 )
-def test_what_is_no_text_begins_with_its_json(value: Any, text: str) -> None:
+def test_value_excerpt_is_the_start_of_its_json(value: Any, text: str) -> None:
+    """The excerpt of a value other than a text is the start of its JSON."""
     with store(value) as stored:
         assert beginning(stored, 100) == Beginning(text, True)
         assert beginning(stored, 2) == Beginning(text[:2], len(text) <= 2)
         assert whole_text(stored, 1_000) == text
 
 
-def test_a_long_json_of_wide_characters_is_not_cut_in_one() -> None:
+def test_json_excerpt_keeps_wide_characters_whole() -> None:
+    """A long JSON of wide characters is not cut within a character."""
     with store(["中" * 50] * 1_000 + [1]) as stored:
         first = beginning(stored, 7).text
     assert first == '["中中中中中'
 
 
-def test_several_texts_begin_with_the_first_and_are_never_whole(tmp_path: Path) -> None:
+def test_excerpt_of_several_texts_shows_the_first(tmp_path: Path) -> None:
+    """The excerpt of several texts begins with the first text and never shows all of them."""
     written(tmp_path / "a.txt", "first")
     written(tmp_path / "b.txt", "second")
     with store(tmp_path) as stored:
@@ -64,6 +68,7 @@ def test_a_whole_text_is_the_text(character: str) -> None:
         assert whole_text(stored, stored.size_bytes) == character * 100
 
 
-def test_what_is_too_long_for_a_prompt_is_refused_in_words() -> None:
+def test_too_long_excerpt_is_refused_in_words() -> None:
+    """A context that is too long for a prompt is refused in words."""
     with store(["x" * 100]) as stored, pytest.raises(ContextRefused, match="a context of 104 bytes is too long"):
         whole_text(stored, 103)

@@ -45,9 +45,7 @@ def test_a_byte_order_mark_is_not_text(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("most", [1, 2, 3, 4])
-def test_a_file_that_comes_in_small_pieces_is_read_whole(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, most: int
-) -> None:
+def test_file_in_small_pieces_is_read_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, most: int) -> None:
     read = os.read
     path = written(tmp_path / "file", "\ufeff\ufeffa\xe9\u20ac\U0001f600\ufeff".encode())
     monkeypatch.setattr(os, "read", lambda fd, size: read(fd, min(size, most)))
@@ -55,7 +53,7 @@ def test_a_file_that_comes_in_small_pieces_is_read_whole(
         assert loaded(stored) == "\ufeffa\xe9\u20ac\U0001f600\ufeff"
 
 
-def test_what_is_appended_to_an_empty_file_is_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_bytes_appended_to_an_empty_file_are_ignored(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     read = os.read
     path = written(tmp_path / "file", "")
     written(tmp_path / "other", "other")
@@ -106,9 +104,10 @@ def test_what_is_appended_to_an_empty_file_is_left_out(tmp_path: Path, monkeypat
         "mark_only",
     ],
 )
-def test_a_file_that_is_no_text_is_refused_with_what_and_where(
+def test_binary_file_is_refused_with_the_place(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, content: bytes, sentence: str
 ) -> None:
+    """A file that is no text is refused with the byte and its place."""
     monkeypatch.chdir(tmp_path)
     written(Path("file"), content)
     with pytest.raises(ContextRefused) as refused:
@@ -116,9 +115,8 @@ def test_a_file_that_is_no_text_is_refused_with_what_and_where(
     assert str(refused.value) == sentence
 
 
-def test_what_is_not_a_regular_file_is_refused_and_never_waited_for(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_irregular_file_is_refused_without_waiting(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A path that is not a regular file is refused and never waited for."""
     monkeypatch.chdir(tmp_path)
     os.mkfifo("pipe")
     with socket.socket(socket.AF_UNIX) as listening:
@@ -130,9 +128,8 @@ def test_what_is_not_a_regular_file_is_refused_and_never_waited_for(
 
 
 @pytest.mark.timeout(60)
-def test_a_file_that_becomes_a_pipe_before_it_is_opened_is_not_waited_for(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_file_replaced_by_a_pipe_is_not_awaited(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A file that becomes a pipe before it is opened is not waited for."""
     path = written(tmp_path / "file")
     open_file = os.open
 
@@ -146,7 +143,7 @@ def test_a_file_that_becomes_a_pipe_before_it_is_opened_is_not_waited_for(
         store(path)
 
 
-def test_what_cannot_be_read_is_refused_with_the_reason(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unreadable_path_is_refused_with_the_reason(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     written(Path("file"))
     Path("dangling").symlink_to("nowhere")
@@ -171,14 +168,14 @@ def test_what_cannot_be_read_is_refused_with_the_reason(tmp_path: Path, monkeypa
             store(secret)
 
 
-def test_a_file_of_proc_that_has_text_and_no_size_is_read() -> None:
+def test_proc_file_without_size_is_read() -> None:
+    """A file of /proc that has text and no size is read."""
     with store(Path("/proc/self/status")) as stored:
         assert loaded(stored).startswith("Name:")
 
 
-def test_a_file_that_grows_or_shrinks_while_it_is_read_is_what_was_there(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_file_that_changes_while_read_is_consistent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A file that grows or shrinks while it is read gives the text that was there."""
     path = written(tmp_path / "log", b"a" * (4 * MB))
     read = os.read
 
@@ -205,7 +202,8 @@ def test_a_file_that_grows_or_shrinks_while_it_is_read_is_what_was_there(
 # -- many files ------------------------------------------------------------------------------------------------------
 
 
-def test_a_folder_is_a_dict_from_relative_path_to_text_sorted(tmp_path: Path) -> None:
+def test_folder_is_a_sorted_dict_of_texts(tmp_path: Path) -> None:
+    """A folder is a dict from relative path to text, sorted by path."""
     written(tmp_path / "b.txt", "b")
     written(tmp_path / "a" / "deep" / "x.py", '\U0001f600 "quoted"\n\\\x01' * 100_000)
     written(tmp_path / ".hidden", "")
@@ -219,7 +217,8 @@ def test_a_folder_is_a_dict_from_relative_path_to_text_sorted(tmp_path: Path) ->
         assert stored.info.skipped == {}
 
 
-def test_what_is_left_out_of_a_folder_is_counted_by_reason(tmp_path: Path) -> None:
+def test_skipped_files_are_counted_by_reason(tmp_path: Path) -> None:
+    """The files that are left out of a folder are counted by reason."""
     written(tmp_path / "outside", "secret")
     root = tmp_path / "root"
     written(root / "good", "good")
@@ -256,7 +255,8 @@ def test_files_and_folders_without_permission_are_counted_as_unreadable() -> Non
             (folder / "closed").chmod(0o700)
 
 
-def test_links_inside_a_folder_never_hang_or_double_it_nor_reach_what_is_excluded(tmp_path: Path) -> None:
+def test_links_in_a_folder_are_followed_safely(tmp_path: Path) -> None:
+    """Links inside a folder never loop, double a file or reach an excluded file."""
     written(tmp_path / "a" / "file", "text")
     written(tmp_path / ".git" / "config", "token")
     written(tmp_path / ".env", "key")
@@ -297,7 +297,7 @@ TREE = [
 
 
 @pytest.mark.skipif(shutil.which("git") is None, reason="git says what is right")
-def test_the_files_of_a_folder_are_those_that_git_would_take(tmp_path: Path) -> None:
+def test_folder_holds_the_files_git_would_take(tmp_path: Path) -> None:
     for name, text in GITIGNORES.items():
         written(tmp_path / name, text)
     for name in TREE:
@@ -314,9 +314,10 @@ def test_the_files_of_a_folder_are_those_that_git_would_take(tmp_path: Path) -> 
         assert list(loaded(stored)) == sorted(expected)
 
 
-def test_a_folder_in_a_repository_obeys_the_rules_around_it_unless_they_exclude_the_folder_itself(
+def test_folder_obeys_the_surrounding_gitignore(
     tmp_path: Path,
 ) -> None:
+    """A folder in a repository obeys the rules around it unless they exclude the folder itself."""
     written(tmp_path / ".git" / "HEAD")
     written(tmp_path / ".gitignore", "*.pyc\nbuild/\n")
     written(tmp_path / "src" / "a.py", "a")
@@ -329,7 +330,8 @@ def test_a_folder_in_a_repository_obeys_the_rules_around_it_unless_they_exclude_
         assert loaded(stored) == {"out.pyc": "made"}
 
 
-def test_a_gitignore_that_is_no_text_or_no_pattern_or_a_pipe_harms_nothing(tmp_path: Path) -> None:
+def test_odd_gitignore_is_harmless(tmp_path: Path) -> None:
+    """A .gitignore that is binary, a pipe, or holds invalid patterns does no harm."""
     written(tmp_path / ".gitignore", b"!\n\xff\xfe\0\n*.log\n///\n[\n")
     written(tmp_path / "a.log")
     written(tmp_path / "file")
@@ -353,7 +355,7 @@ def test_a_gitignore_that_is_no_text_or_no_pattern_or_a_pipe_harms_nothing(tmp_p
         ("src/**/y/*.py", ["x/y/d.py"]),
     ],
 )
-def test_a_glob_is_a_dict_of_the_files_that_match(
+def test_glob_is_a_dict_of_matching_files(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, pattern: str, names: list[str]
 ) -> None:
     for name in ("a.py", "a.txt", "src/b.py", "src/c.py", "src/x/y/d.py", "venv/v.py"):
@@ -365,7 +367,7 @@ def test_a_glob_is_a_dict_of_the_files_that_match(
             assert list(loaded(stored)) == names
 
 
-def test_a_glob_does_not_walk_folders_that_it_cannot_match(tmp_path: Path) -> None:
+def test_glob_skips_folders_that_cannot_match(tmp_path: Path) -> None:
     written(tmp_path / "a.txt")
     with ordinary_user_folder() as folder:
         written(folder / "a.txt", "a")
@@ -377,7 +379,7 @@ def test_a_glob_does_not_walk_folders_that_it_cannot_match(tmp_path: Path) -> No
             (folder / "closed").chmod(0o700)
 
 
-def test_a_file_whose_name_looks_like_a_glob_is_that_file(tmp_path: Path) -> None:
+def test_file_named_like_a_glob_is_read(tmp_path: Path) -> None:
     with store(written(tmp_path / "[draft]*.txt", "here")) as stored:
         assert loaded(stored) == "here"
 
@@ -388,7 +390,7 @@ def test_file_names_that_are_not_utf8_are_shown_escaped(tmp_path: Path) -> None:
         assert loaded(stored) == {"\\xff.txt": "odd"}
 
 
-def test_names_that_are_equal_as_they_are_shown_hide_no_file(tmp_path: Path) -> None:
+def test_names_displayed_alike_hide_no_file(tmp_path: Path) -> None:
     for name in (b"x\xff", b"x\\xff", b"d\xff/a", b"d\\xff/a", b"b"):
         written(Path(os.fsdecode(os.fsencode(tmp_path) + b"/" + name)), repr(name))
     with store(tmp_path) as stored:
@@ -418,7 +420,8 @@ def test_a_tree_deeper_than_pythons_stack_is_walked(tmp_path: Path) -> None:
     subprocess.run(["rm", "-r", tmp_path / "d"], check=True)
 
 
-def test_files_that_turn_out_unfit_half_way_leave_nothing_in_those_around_them(tmp_path: Path) -> None:
+def test_unfit_files_leave_no_bytes_behind(tmp_path: Path) -> None:
+    """Files that prove unfit halfway leave no bytes in the files around them."""
     start = "start \xe9\u20ac " * 100_000
     expected = {}
     for number, text in enumerate(("one", "\u017c two" * 200_000, "", "three \U0001f600", "\xe9 four" * 300_000)):
@@ -436,7 +439,8 @@ def test_files_that_turn_out_unfit_half_way_leave_nothing_in_those_around_them(t
         assert os.fstat(fd_of(stored)).st_size < 4 * MB + 3 * MB
 
 
-def test_a_file_is_read_no_further_than_it_reached_when_it_was_opened(tmp_path: Path) -> None:
+def test_file_is_read_up_to_its_size_at_opening(tmp_path: Path) -> None:
+    """A file is read no further than it reached when it was opened."""
     path = written(tmp_path / "grows", "x" * 3 * MB)
     pieces = []
     (found,) = files.find_files([path])[0]

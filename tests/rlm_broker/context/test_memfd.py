@@ -46,7 +46,8 @@ MB = 1 << 20
     ],
     ids=lambda value: None if isinstance(value, int) else f"{value[:3]!a}_{len(value)}",
 )
-def test_a_text_is_kept_at_its_narrowest_width_and_comes_out_equal(text: str, width: int) -> None:
+def test_text_is_kept_at_its_narrowest_width(text: str, width: int) -> None:
+    """A text is kept at its narrowest width and comes out equal."""
     with store(text) as stored:
         assert form_of(stored) == ContextForm("text", len(text), width, text.isascii())  # type: ignore[arg-type]
         assert os.fstat(fd_of(stored)).st_size == span_bytes(len(text), width)
@@ -58,7 +59,7 @@ def test_a_text_is_kept_at_its_narrowest_width_and_comes_out_equal(text: str, wi
 
 @pytest.mark.parametrize("before", range(5))
 @pytest.mark.parametrize("character", ["\xe9", "\u20ac", "\U0001f600"])
-def test_a_character_that_a_piece_boundary_cuts_is_one_character(tmp_path: Path, before: int, character: str) -> None:
+def test_character_cut_by_a_piece_boundary_is_kept(tmp_path: Path, before: int, character: str) -> None:
     text = "a" * (opening.PIECE_BYTES - before) + character + "b" * 10
     path = tmp_path / "file"
     path.write_bytes(text.encode())
@@ -66,7 +67,8 @@ def test_a_character_that_a_piece_boundary_cuts_is_one_character(tmp_path: Path,
         assert loaded(stored) == text
 
 
-def test_an_emoji_at_the_very_end_of_a_large_file_widens_all_of_it(tmp_path: Path) -> None:
+def test_late_emoji_widens_a_large_file(tmp_path: Path) -> None:
+    """An emoji at the very end of a large file widens all of it."""
     for start in ("0123456\u017c\n", "0123456\xe9\n", "01234567\n"):
         text = start * MB + "\U0001f600"
         path = tmp_path / "file"
@@ -85,7 +87,8 @@ def test_a_part_larger_than_a_piece_comes_out_equal() -> None:
 @pytest.mark.parametrize(
     "line", ["0123456789abcde\n", "za\u017c\xf3\u0142\u0107 ge\u015bl\u0105\n"], ids=["ascii", "polish"]
 )
-def test_storing_and_loading_a_large_file_takes_no_memory_of_any_process(tmp_path: Path, line: str) -> None:
+def test_large_file_takes_no_process_memory(tmp_path: Path, line: str) -> None:
+    """Storing and loading a large file takes no memory of any process."""
     block = line.encode() * (MB // len(line.encode()))
     with (tmp_path / "large").open("wb") as file:
         for _ in range(200):
@@ -150,7 +153,7 @@ def test_stored_bytes_cannot_be_changed_through_the_descriptor(value: object) ->
             os.close(again)
 
 
-def test_a_context_for_which_there_is_no_memory_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_context_is_refused_without_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     def no_space(_fd: int, _data: object) -> int:
         raise OSError(28, "No space left on device")
 
@@ -160,7 +163,7 @@ def test_a_context_for_which_there_is_no_memory_is_refused(monkeypatch: pytest.M
             store(value)
 
 
-def test_a_kernel_that_does_not_know_the_newest_flag_serves_as_well(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_kernel_without_the_newest_flag_serves(monkeypatch: pytest.MonkeyPatch) -> None:
     create = os.memfd_create
 
     def old_kernel(name: str, flags: int) -> int:
@@ -187,7 +190,7 @@ def test_pieces_of_ascii_bytes_are_text_like_any_other() -> None:
         os.close(fd)
 
 
-def test_a_wider_character_widens_its_own_text_and_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_wider_character_widens_only_its_own_text(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(context_memfd, "_PIECE_CHARS", 5)
     monkeypatch.setattr(context_memfd, "_PIECE_BYTES", 16)
     monkeypatch.setattr(context_memfd, "_LARGE_BYTES", 12)
@@ -231,7 +234,8 @@ def failing(pieces: list[str | bytes]) -> Iterator[str | bytes]:
     raise LookupError
 
 
-def test_what_was_written_of_a_text_that_fails_is_taken_back() -> None:
+def test_failed_text_is_taken_back() -> None:
+    """The bytes that were written of a text that fails are taken back."""
     large: list[str | bytes] = [b"a" * MB, "\xe9" * MB, "\u20ac" * MB]
     others: list[list[str | bytes]] = [[], [""], ["small"]]
     with context_memfd.TextMemfd() as memfd:
@@ -249,7 +253,8 @@ def test_what_was_written_of_a_text_that_fails_is_taken_back() -> None:
         os.close(fd)
 
 
-def test_storing_and_loading_many_files_takes_no_memory_of_any_process(tmp_path: Path) -> None:
+def test_many_files_take_no_process_memory(tmp_path: Path) -> None:
+    """Storing and loading many files takes no memory of any process."""
     line = "0123456789abcdef"
     for number in range(400):
         text = line * 32_768 + ("\xe9" if number % 3 == 1 else "")
@@ -297,7 +302,7 @@ for _ in range(2):
     assert max(loaded_kb) < 2_000
 
 
-def test_a_view_that_another_thread_holds_does_not_stop_the_writing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_view_held_by_another_thread_is_harmless(monkeypatch: pytest.MonkeyPatch) -> None:
     """A thread of a profiler holds the view that is being written, which it got from `gc.get_objects`."""
     held: list[object] = []
     write = os.write

@@ -90,7 +90,8 @@ def test_objects_are_dicts_of_their_fields(value: Any, expected: Any, type_name:
         ([["\ud83d", {1}]], "list"),
     ],
 )
-def test_what_json_does_not_hold_arrives_with_its_types(value: Any, type_name: str) -> None:
+def test_value_beyond_json_keeps_its_types(value: Any, type_name: str) -> None:
+    """A value that JSON does not hold arrives with its types."""
     with store(value) as stored:
         found = loaded(stored)
         assert found == stored.value() == value
@@ -103,7 +104,7 @@ def test_not_a_number_arrives() -> None:
         assert str(loaded(stored)) == "{'a': [nan]}"
 
 
-def test_table_or_array_arrives_as_what_it_is_with_its_shape() -> None:
+def test_table_or_array_keeps_type_and_shape() -> None:
     numpy, pandas = pytest.importorskip("numpy"), pytest.importorskip("pandas")
     frame = pandas.DataFrame({"n": range(1_000), "t": ["x"] * 1_000})
     with store(frame) as stored:
@@ -132,7 +133,7 @@ def test_table_or_array_arrives_as_what_it_is_with_its_shape() -> None:
         ({Color.RED: 1}, "a key of context is a Color, which does not cross"),
     ],
 )
-def test_what_does_not_cross_is_refused_with_its_place(value: Any, sentence: str) -> None:
+def test_unsupported_object_is_refused_with_its_place(value: Any, sentence: str) -> None:
     with pytest.raises(ContextRefused) as refused:
         store(value)
     assert str(refused.value) == sentence

@@ -54,14 +54,16 @@ def test_compressed_file_or_stream_is_its_text(tmp_path: Path, name: str) -> Non
 
 
 @each_packer
-def test_streams_behind_each_other_and_zeros_at_the_end_are_one_text(tmp_path: Path, name: str) -> None:
+def test_concatenated_streams_are_one_text(tmp_path: Path, name: str) -> None:
+    """Streams behind each other, and zeros at the end, are one text."""
     parts = [PACKERS[name](part.encode()) for part in ("one ", "", "two ", TEXT)]
     with store(written(tmp_path / "file", b"".join(parts) + bytes(5_000))) as stored:
         assert loaded(stored) == f"one two {TEXT}"
 
 
 @each_packer
-def test_cut_or_damaged_file_is_refused_and_left_out_of_a_folder(tmp_path: Path, name: str) -> None:
+def test_damaged_file_is_refused_or_left_out(tmp_path: Path, name: str) -> None:
+    """A cut or damaged file is refused, and left out of a folder."""
     data = PACKERS[name](os.urandom(100_000).hex().encode())
     written(tmp_path / "a_cut", data[:-3])
     written(tmp_path / "b_behind", data + b"something else")
@@ -80,7 +82,8 @@ def test_cut_or_damaged_file_is_refused_and_left_out_of_a_folder(tmp_path: Path,
 
 
 @each_packer
-def test_bomb_is_refused_before_it_takes_memory(tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_bomb_is_refused_before_unpacking(tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A bomb is refused before it takes memory."""
     monkeypatch.setattr(packed, "MAX_UNPACKED_BYTES", 20 << 20)
     path = written(tmp_path / "bomb", PACKERS[name](b" " * (60 << 20)))
     for value in (path, tmp_path, io.BytesIO(path.read_bytes())):
@@ -102,9 +105,9 @@ def test_bound_holds_for_all_files_together(tmp_path: Path, monkeypatch: pytest.
 
 
 @pytest.mark.parametrize("kind", ["gz", "tar.gz", "zip"])
-def test_bound_holds_for_what_is_stored_at_its_width(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
-) -> None:
+def test_bound_counts_the_stored_width(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
+    """The bound holds for the bytes of a text as it is stored."""
+
     def made(text: str, end: str) -> Path:
         data, path = text.encode(), tmp_path / f"a.{end}"
         if end == "zip":

@@ -35,7 +35,8 @@ def stored(path: Path, data: bytes, *, is_json: bool = False, most: int = MOST) 
 @pytest.mark.parametrize(
     "text", ["", "short", "é中𝄞" * PIECE_BYTES, "x" + "𝄞" * PIECE_BYTES, "lone \ud800", "\udfff" * (PIECE_BYTES + 1)]
 )
-def test_a_text_comes_out_as_it_went_in_also_where_a_piece_ends_within_a_character(tmp_path: Path, text: str) -> None:
+def test_text_survives_pieces_that_cut_characters(tmp_path: Path, text: str) -> None:
+    """A text comes out as it went in, also where a piece ends within a character."""
     with stored(tmp_path / "file", text.encode("utf-8", "surrogatepass")) as part:
         assert ascii(loaded(part)) == ascii(text)  # lone surrogates could not be printed
         assert (part.info.type_name, part.info.total_chars) == ("str", len(text))
@@ -59,7 +60,7 @@ def test_json_is_told_by_its_first_character(tmp_path: Path, data: bytes, value:
 
 
 @pytest.mark.parametrize("data", [b"", b"{no json", b"[" * 100_000, b"\xff\xfe", b"[1] [2]", b'{"a":'])
-def test_json_that_is_none_is_stored_and_not_looked_at(tmp_path: Path, data: bytes) -> None:
+def test_invalid_json_is_stored_unparsed(tmp_path: Path, data: bytes) -> None:
     with stored(tmp_path / "file", data, is_json=True) as part:
         assert part.size_bytes == len(data)
 
@@ -71,7 +72,7 @@ def test_bytes_that_are_no_utf8_are_refused(tmp_path: Path, data: bytes) -> None
 
 
 @pytest.mark.parametrize("is_json", [False, True])
-def test_a_file_that_is_longer_than_it_may_be_is_refused(tmp_path: Path, is_json: bool) -> None:
+def test_file_above_its_bound_is_refused(tmp_path: Path, is_json: bool) -> None:
     with pytest.raises(ContextRefused, match="a context takes more than scratch_bytes = 1,000"):
         stored(tmp_path / "file", b"1" * 1_001, is_json=is_json, most=1_000)
     with stored(tmp_path / "file", b"1" * 1_000, is_json=is_json, most=1_000) as part:
@@ -83,14 +84,15 @@ def test_a_file_that_grows_for_ever_is_refused() -> None:
         store_part(endless.fileno(), False, MOST, threading.Event())
 
 
-def test_what_is_not_wanted_any_more_is_not_read() -> None:
+def test_unwanted_text_is_not_read() -> None:
     stop = threading.Event()
     stop.set()
     with open("/dev/zero", "rb", buffering=0) as endless, store_part(endless.fileno(), False, MOST, stop) as part:
         assert part.info.total_chars == 0
 
 
-def test_a_text_that_takes_more_as_it_is_stored_than_its_file_is_refused(tmp_path: Path) -> None:
+def test_text_wider_than_its_bound_is_refused(tmp_path: Path) -> None:
+    """A text is refused if a wide character makes its stored form exceed `scratch_bytes`."""
     narrow = b"x" * 600_000
     with stored(tmp_path / "narrow", narrow, most=1 << 20) as part:
         assert part.size_bytes < 1 << 20

@@ -53,7 +53,7 @@ def test_name_of_a_secret_is_known(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", HARMLESS)
-def test_name_of_something_else_is_not_taken_for_a_secret(name: str) -> None:
+def test_harmless_name_is_not_taken_for_a_secret(name: str) -> None:
     assert not is_secret(name.split("/"))
 
 

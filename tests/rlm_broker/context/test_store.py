@@ -18,7 +18,8 @@ from sandbox_worker.wire.encoding import MAX_NESTING
 from tests.support.contexts import fd_of, form_of, loaded, written
 
 
-def test_closing_is_idempotent_and_never_closes_a_descriptor_that_was_reused() -> None:
+def test_close_is_idempotent_and_spares_reused_descriptors() -> None:
+    """Closing is idempotent and never closes a descriptor whose number was reused."""
     stored = store("text")
     number = fd_of(stored)
     stored.close()
@@ -38,7 +39,7 @@ def test_a_forgotten_context_gives_its_descriptor_back() -> None:
         os.fstat(fd)
 
 
-def test_a_file_is_its_text_with_line_ends_as_they_are(tmp_path: Path) -> None:
+def test_file_keeps_its_line_ends(tmp_path: Path) -> None:
     path = written(tmp_path / "notes.txt", "one\r\ntwo\n\u017c")
     for value in (path, Paths([path]), Paths([str(path)])):
         with store(value) as stored:
@@ -53,9 +54,8 @@ def test_a_link_that_the_user_names_is_followed(tmp_path: Path) -> None:
         assert loaded(stored) == "there"
 
 
-def test_several_paths_are_one_dict_and_equal_names_become_the_paths_as_given(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_several_paths_are_one_dict(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Several paths are one dict, and equal names become the paths as given."""
     monkeypatch.chdir(tmp_path)
     for name in ("one/x.txt", "two/x.txt", "two/y.txt", "three/one/x.txt", "z.log"):
         written(Path(name), name)
@@ -128,7 +128,8 @@ Point = collections.namedtuple("Point", "x y")
 
 
 @pytest.mark.parametrize("character", ["a", "\u017c"])
-def test_a_text_whose_class_is_odd_is_its_own_characters(character: str) -> None:
+def test_text_of_a_subclass_is_its_characters(character: str) -> None:
+    """A text whose class is odd is its own characters."""
     text = character * (memfd._PIECE_CHARS + 1)
     for value, expected in ((Odd(text), text), ([Odd(text)], [text]), ([Odd(text), 1], [text, 1])):
         with store(value) as stored:
@@ -207,13 +208,14 @@ def test_long_texts_are_mapped_and_nothing_else_is_different(value: Any, monkeyp
         ({}, "json"),
     ],
 )
-def test_what_is_short_or_no_text_stays_json(value: object, kind: str) -> None:
+def test_short_or_non_text_value_stays_json(value: object, kind: str) -> None:
     with store(value) as stored:
         assert form_of(stored).kind == kind
         assert loaded(stored) == value
 
 
-def test_the_first_hundred_parts_are_told_and_all_are_counted() -> None:
+def test_parts_beyond_one_hundred_are_only_counted() -> None:
+    """The first hundred parts are listed, and all are counted."""
     with store([str(number) for number in range(1000)]) as stored:
         assert stored.info.parts[:2] == (("0", 1), ("1", 1))
         assert stored.info.parts[-1] == ("99", 2)
@@ -268,20 +270,22 @@ def cyclic() -> object:
         "very_deep",
     ],
 )
-def test_what_cannot_cross_is_refused_with_its_place(value: object, sentence: str) -> None:
+def test_unsupported_value_is_refused_with_its_place(value: object, sentence: str) -> None:
     with pytest.raises(ContextRefused) as refused:
         store(value)
     assert str(refused.value) == sentence
 
 
-def test_the_deepest_value_that_is_taken_can_be_loaded_and_the_same_list_may_stand_in_two_places() -> None:
+def test_deepest_accepted_value_can_be_loaded() -> None:
+    """The deepest accepted value can be loaded, and the same list may stand in two places."""
     shared = ["shared"]
     for value in (nested(MAX_NESTING), [shared, {"again": shared}]):
         with store(value) as stored:
             assert loaded(stored) == value
 
 
-def test_a_context_that_was_closed_is_not_taken_for_what_has_its_number_now() -> None:
+def test_closed_context_is_not_its_numbers_new_owner() -> None:
+    """A closed context is not taken for the file that now has its descriptor number."""
     closed = store("mine")
     number = fd_of(closed)
     closed.close()
@@ -294,7 +298,7 @@ def test_a_context_that_was_closed_is_not_taken_for_what_has_its_number_now() ->
 # -- several stored ones as one dict ---------------------------------------------------------------------------------
 
 
-def test_several_stored_contexts_are_one_dict_without_another_copy() -> None:
+def test_several_contexts_are_one_dict_without_a_copy() -> None:
     with store("x" * 100_000) as one, store({"n": [1, 2]}) as other:
         joined = store({"log": one, "table": other, "note": "plain", "empty": None})
         inodes = [os.fstat(fd).st_ino for fd, _ in joined.pieces()]
@@ -324,7 +328,8 @@ def test_dict_of_stored_texts_counts_their_characters() -> None:
         (lambda one: [one], "a StoredContext"),
     ],
 )
-def test_what_cannot_be_joined_is_refused_and_nothing_is_left_open(made: Any, problem: str) -> None:
+def test_unjoinable_contexts_are_refused_without_a_leak(made: Any, problem: str) -> None:
+    """Contexts that cannot be joined are refused, and no descriptor stays open."""
     with store("text") as one:
         given = made(one)
         before = set(Path("/proc/self/fd").iterdir())

@@ -87,7 +87,7 @@ def test_bytes_that_are_not_utf8_are_replaced_and_counted(size: int, data: bytes
         assert stored.info.total_chars == len(text)
 
 
-def test_replaced_bytes_of_any_data_are_those_that_python_replaces() -> None:
+def test_replaced_bytes_equal_those_of_python() -> None:
     """Compares with a count by a handler of errors, in pieces of any size."""
     counted = 0
 
@@ -119,7 +119,7 @@ def test_replaced_bytes_of_any_data_are_those_that_python_replaces() -> None:
 
 
 @pytest.mark.parametrize("encoding", [None, "ascii", "utf-16-le"])
-def test_bytes_that_are_no_text_are_not_decoded_to_their_end(encoding: str | None) -> None:
+def test_binary_bytes_are_not_decoded_to_the_end(encoding: str | None) -> None:
     read = 0
 
     def pieces() -> Iterator[bytes]:
@@ -134,7 +134,7 @@ def test_bytes_that_are_no_text_are_not_decoded_to_their_end(encoding: str | Non
     assert read == JUDGED_BYTES
 
 
-def test_bytes_of_utf8_are_replaced_without_a_call_for_each() -> None:
+def test_utf8_bytes_are_replaced_without_a_call_each() -> None:
     def called(_: UnicodeError) -> tuple[str, int]:
         raise AssertionError
 
@@ -148,7 +148,7 @@ def test_bytes_of_utf8_are_replaced_without_a_call_for_each() -> None:
     assert text.replaced == 3_000
 
 
-def test_replaced_bytes_are_told_of_all_files_that_have_any(tmp_path: Path) -> None:
+def test_replaced_bytes_are_counted_for_all_files(tmp_path: Path) -> None:
     written(tmp_path / "clean", "text")
     written(tmp_path / "one", b"a long line \xff")
     written(tmp_path / "two", b"another long line \xfe\xff")
@@ -180,7 +180,8 @@ def test_binary_data_is_refused_and_not_replaced(data: bytes, sentence: str) -> 
     assert sentence in str(refused.value)
 
 
-def test_strict_text_is_refused_with_the_place_in_its_encoding() -> None:
+def test_strict_text_is_refused_with_the_place() -> None:
+    """Text that is read strictly is refused with the place in its encoding."""
     with pytest.raises(ContextRefused, match="is not UTF-16-LE text: byte 0x3d at offset 4"):
         store(Encoded(io.BytesIO(codecs.BOM_UTF16_LE + b"a\x00\x3d\xd8\x61\x00"), errors="strict"))
     with pytest.raises(ContextRefused, match="is not ASCII text: byte 0xe9 at offset 3; convert it"):
@@ -188,13 +189,14 @@ def test_strict_text_is_refused_with_the_place_in_its_encoding() -> None:
 
 
 @pytest.mark.parametrize("encoding", ["no-such", "base64", "punycode", "undefined", "", "rot13", 5, b"utf-8"])
-def test_what_is_no_encoding_of_text_is_refused(encoding: Any) -> None:
+def test_invalid_encoding_is_refused(encoding: Any) -> None:
     with pytest.raises(ConfigurationError, match="there is no text encoding"):
         Decoding(encoding)
 
 
 @pytest.mark.parametrize("errors", ["ignore", "", None, []])
-def test_only_replacing_and_refusing_are_ways_to_treat_what_cannot_be_decoded(errors: Any) -> None:
+def test_errors_is_either_replace_or_strict(errors: Any) -> None:
+    """Replacing and refusing are the only ways to treat bytes that cannot be decoded."""
     with pytest.raises(ConfigurationError, match="errors must be one of replace, strict"):
         Encoded(Path("x"), errors=errors)
 

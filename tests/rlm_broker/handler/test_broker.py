@@ -20,7 +20,8 @@ from tests.support.socket_peer import MAX_FRAME_BYTES, WAIT_S, Peer
 from tests.support.stand_ins import Echo, Hanging
 
 
-def test_it_starts_once_answers_and_stops_from_code_without_a_loop() -> None:
+def test_handler_runs_from_code_without_a_loop() -> None:
+    """The handler starts once, answers and stops from code without a loop."""
     handler = LMHandler(Echo("root"), other_backend_client=Echo("sub"))
     address = handler.start()
     assert handler.start() == address == handler.address
@@ -35,7 +36,7 @@ def test_it_starts_once_answers_and_stops_from_code_without_a_loop() -> None:
         socket.create_connection(address)
 
 
-def test_it_says_which_clients_and_which_address_it_was_given() -> None:
+def test_handler_tells_its_clients_and_address() -> None:
     root, sub, fast = Echo("root"), Echo("sub"), Echo("echo-fast")
     handler = LMHandler(root, "127.0.0.2", 4321, sub)
     handler.register_client("fast", fast)
@@ -62,7 +63,7 @@ class FieldClient:
         return str(prompt)
 
 
-def test_a_handler_that_was_stopped_may_be_started_again_and_serves() -> None:
+def test_handler_may_be_restarted_after_stop() -> None:
     handler = LMHandler(Echo("root"), one_shot=True)
     handler.start()
     handler.stop()
@@ -128,7 +129,8 @@ def answer_to(caller: socket.socket, prompt: str) -> str:
         return str(json.loads(incoming.read(length))["chat_completion"]["response"])
 
 
-def test_registered_clients_are_found_by_name_and_unknown_names_are_refused() -> None:
+def test_clients_are_found_by_registered_name() -> None:
+    """Registered clients are found by name, and unknown names are refused."""
     handler = LMHandler(Echo("root"), other_backend_client=Echo("sub"))
     extra = Echo("extra")
     handler.register_client("fast", extra)
@@ -139,7 +141,8 @@ def test_registered_clients_are_found_by_name_and_unknown_names_are_refused() ->
         handler.get_client("nope")
 
 
-async def test_a_call_names_the_model_that_served_and_the_one_that_was_asked_for() -> None:
+async def test_call_names_the_served_and_the_asked_model() -> None:
+    """A call names the model that served it and the model that was asked for."""
     client = Echo("root")
     async with LMHandler(client) as handler:
         handler.register_client("fast", client)
@@ -156,7 +159,8 @@ async def test_a_call_past_its_time_fails_and_is_cancelled() -> None:
     assert client.cancelled.is_set()
 
 
-async def test_a_call_that_is_cancelled_from_outside_ends_at_the_provider_and_is_no_failure() -> None:
+async def test_cancelled_call_ends_at_the_provider() -> None:
+    """A call that its caller cancels ends at the provider and is no failure."""
     client = Hanging()
     async with LMHandler(client) as handler:
         call = asyncio.create_task(handler.complete(client, LMRequest(())))
@@ -167,7 +171,8 @@ async def test_a_call_that_is_cancelled_from_outside_ends_at_the_provider_and_is
     assert client.cancelled.is_set()
 
 
-def test_a_port_beyond_loopback_is_refused_unless_the_risk_is_named() -> None:
+def test_port_beyond_loopback_needs_the_named_risk() -> None:
+    """A port beyond loopback is refused unless the risk is named."""
     with pytest.raises(ConfigurationError, match=r"refusing to listen on 0\.0\.0\.0"):
         LMHandler(Echo("root"), host="0.0.0.0")
     with LMHandler(Echo("root"), host="0.0.0.0", insecure_bind=True) as handler:
@@ -192,7 +197,8 @@ class Meeting(Echo):
             self.running -= 1
 
 
-async def test_batch_is_answered_in_order_with_each_failure_in_its_own_slot() -> None:
+async def test_handler_batch_keeps_order_and_slots_of_failures() -> None:
+    """A batch is answered in order, with each failure in its own slot."""
     client = Meeting(3)
     async with LMHandler(client) as handler:
         message = {"role": "user", "content": "c"}
@@ -207,7 +213,8 @@ async def test_batch_is_answered_in_order_with_each_failure_in_its_own_slot() ->
         assert handler.get_usage_summary().total_calls == 5
 
 
-def test_batch_is_answered_in_plain_code_by_the_model_that_is_named() -> None:
+def test_batch_in_plain_code_uses_the_named_model() -> None:
+    """A batch from plain code is answered by the model that is named."""
     with LMHandler(Echo("root"), other_backend_client=Echo("sub")) as handler:
         calls = handler.batch_completion(["x", "boom"], "sub")
     assert [(call.root_model, call.response, call.problem) for call in calls] == [
@@ -226,7 +233,8 @@ class CancelsItself(Echo):
         return await super().complete(request)
 
 
-async def test_client_that_cancels_its_own_call_fails_its_own_slot_of_a_batch() -> None:
+async def test_self_cancelling_client_fails_only_its_slot() -> None:
+    """A client that cancels its own call fails only its own slot of a batch."""
     async with LMHandler(CancelsItself("root")) as handler:
         calls = await handler.abatch_completion(["a", "boom"], max_concurrent=1)
     assert [(call.response, call.problem) for call in calls] == [
@@ -247,7 +255,7 @@ async def test_client_that_cancels_its_own_call_fails_its_own_slot_of_a_batch() 
         ({"prompts": ["a"], "model": "nope"}, "no client for model 'nope'; known: root"),
     ],
 )
-def test_what_is_no_batch_is_refused_before_anything_is_sent(given: dict[str, Any], why: str) -> None:
+def test_invalid_batch_is_refused_before_sending(given: dict[str, Any], why: str) -> None:
     with LMHandler(Echo("root")) as handler:
         with pytest.raises(ConfigurationError, match=why):
             handler.batch_completion(**given)

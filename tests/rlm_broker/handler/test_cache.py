@@ -28,7 +28,7 @@ def request(text: str, max_completion_tokens: int | None = None, sample: int = 0
     return LMRequest(messages, max_completion_tokens=max_completion_tokens, sample=sample, **more)
 
 
-async def test_what_was_asked_before_is_not_sent_again_and_not_paid(tmp_path: Path) -> None:
+async def test_cached_request_is_not_sent_or_paid_again(tmp_path: Path) -> None:
     with FakeOpenAI(lambda body: completion(body["messages"][0]["content"].upper())) as server:
         for _ in range(2):  # the second with a new handler, client and connection, as a second run has
             client = OpenAICompatibleClient(server.base_url, "m", usd_per_million_tokens=(1, 1))
@@ -43,7 +43,7 @@ async def test_what_was_asked_before_is_not_sent_again_and_not_paid(tmp_path: Pa
     assert handler.get_usage_summary().total.stored_calls == 2
 
 
-async def test_whatever_shapes_a_reply_is_part_of_the_question(tmp_path: Path) -> None:
+async def test_cache_key_holds_all_that_shapes_a_reply(tmp_path: Path) -> None:
     with FakeOpenAI(completion("x")) as server:
         base = OpenAICompatibleClient(server.base_url, "m")
         others = [
@@ -74,9 +74,7 @@ async def test_only_what_that_very_model_said_is_kept(tmp_path: Path, reply: LMR
     assert await cache.get(b"key") is None
 
 
-async def test_what_was_used_longest_ago_goes_when_there_is_too_much(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_least_recently_used_replies_are_evicted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("rlm_broker.handler.cache.USED_AGAIN_S", 0)
     cache = Cache(tmp_path / "cache", max_bytes=300_000)
     for number in range(100):
@@ -106,7 +104,7 @@ asyncio.run(fill(sys.argv[1], int(sys.argv[2])))
 """
 
 
-async def test_several_processes_share_it(tmp_path: Path) -> None:
+async def test_cache_is_shared_by_several_processes(tmp_path: Path) -> None:
     processes = [
         subprocess.Popen([sys.executable, "-c", FILLS, tmp_path / "cache", str(start)], cwd=PROJECT)
         for start in (0, 50, 100)
@@ -119,7 +117,8 @@ async def test_several_processes_share_it(tmp_path: Path) -> None:
         assert kept.text == f"text {number}"
 
 
-async def test_prompts_are_not_in_the_file_and_only_its_user_can_read_it(tmp_path: Path) -> None:
+async def test_cache_file_is_private_and_holds_no_prompts(tmp_path: Path) -> None:
+    """The file holds no prompts, and only its user can read it."""
     with FakeOpenAI(completion("the reply")) as server:
         client = OpenAICompatibleClient(server.base_url, "m", api_key="sk-of-the-test")
         await LMHandler(client, cache=Cache(tmp_path / "cache")).complete(client, request("a private prompt"))
@@ -130,7 +129,7 @@ async def test_prompts_are_not_in_the_file_and_only_its_user_can_read_it(tmp_pat
     assert (tmp_path / "cache").stat().st_mode & 0o77 == 0
 
 
-def test_a_file_of_something_else_is_refused_and_left_alone(tmp_path: Path) -> None:
+def test_foreign_file_is_refused_and_left_alone(tmp_path: Path) -> None:
     (tmp_path / "notes").write_text("not a database at all, but long enough to be looked at" * 50)
     for path in (tmp_path / "notes", tmp_path / "missing" / "cache", tmp_path):
         with pytest.raises(ConfigurationError, match="as a cache"):
@@ -138,14 +137,14 @@ def test_a_file_of_something_else_is_refused_and_left_alone(tmp_path: Path) -> N
     assert (tmp_path / "notes").read_text().startswith("not a database")
 
 
-async def test_a_cache_that_breaks_is_no_error_of_the_call(tmp_path: Path) -> None:
+async def test_broken_cache_does_not_fail_the_call(tmp_path: Path) -> None:
     cache = Cache(tmp_path / "cache")
     cache.close()
     assert await cache.get(b"key") is None
     await cache.put(b"key", LMReply("x", Usage(1)))
 
 
-async def test_a_reply_of_a_model_with_fallbacks_is_kept_too(tmp_path: Path) -> None:
+async def test_reply_of_a_model_with_fallbacks_is_cached(tmp_path: Path) -> None:
     with FakeOpenAI(completion("x")) as server:
         client = OpenAICompatibleClient(server.base_url, "m")
         handler = LMHandler(client, cache=Cache(tmp_path / "cache"))
@@ -155,7 +154,8 @@ async def test_a_reply_of_a_model_with_fallbacks_is_kept_too(tmp_path: Path) -> 
     assert len(server.requests) == 1
 
 
-def test_what_others_made_or_could_write_to_is_no_cache(tmp_path: Path) -> None:
+def test_cache_others_can_write_to_is_refused(tmp_path: Path) -> None:
+    """A file that others made or could write to is refused as a cache."""
     with sqlite3.connect(tmp_path / "bookmarks") as other:
         other.execute("CREATE TABLE bookmarks (url)")
     (tmp_path / "open").touch(mode=0o666)
@@ -170,9 +170,7 @@ def test_what_others_made_or_could_write_to_is_no_cache(tmp_path: Path) -> None:
     ]
 
 
-async def test_a_cache_that_is_locked_costs_a_moment_and_no_more(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_locked_cache_costs_only_a_moment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     cache = Cache(tmp_path / "cache")
     tried: list[str] = []
     cache._database.set_trace_callback(tried.append)

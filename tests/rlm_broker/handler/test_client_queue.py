@@ -48,7 +48,7 @@ def handler_of(client: Client, serving: Serving) -> LMHandler:
     return handler
 
 
-async def test_what_may_pass_is_tried_again_as_often_as_allowed() -> None:
+async def test_transient_failure_is_retried_as_often_as_allowed() -> None:
     told: list[tuple[int, float, str]] = []
     client = Failing("transient", "transient")
     call = await LMHandler(client).complete(client, REQUEST, on_retry=lambda *what: told.append(what))
@@ -62,7 +62,7 @@ async def test_what_may_pass_is_tried_again_as_often_as_allowed() -> None:
 
 
 @pytest.mark.parametrize("cause", ["request", "provider"])
-async def test_what_cannot_pass_is_not_tried_again(cause: FailureCause) -> None:
+async def test_permanent_failure_is_not_retried(cause: FailureCause) -> None:
     client = Failing(cause)
     with pytest.raises(ModelFailed):
         await LMHandler(client).complete(client, REQUEST)
@@ -80,7 +80,8 @@ async def test_waits_grow_and_differ() -> None:
     assert len(set(waits)) == 24
 
 
-async def test_no_call_is_made_before_the_time_that_the_provider_names() -> None:
+async def test_call_waits_for_the_providers_time() -> None:
+    """No call is made before the time that the provider names."""
     client = Failing(ModelFailed("slow down", "transient", retry_after_s=30))
     handler = LMHandler(client)
     first = asyncio.create_task(handler.complete(client, REQUEST))
@@ -92,7 +93,8 @@ async def test_no_call_is_made_before_the_time_that_the_provider_names() -> None
     assert all(when - client.asked[0] >= 30 for when in client.asked[1:])
 
 
-async def test_a_wait_longer_than_the_calls_time_is_an_error_at_once() -> None:
+async def test_wait_above_the_calls_time_fails_at_once() -> None:
+    """A wait longer than the time of the call is an error at once."""
     client = Failing(ModelFailed("come back tomorrow", "transient", retry_after_s=86_400))
     before = time.monotonic()
     with pytest.raises(ModelFailed, match="come back tomorrow"):
@@ -101,7 +103,7 @@ async def test_a_wait_longer_than_the_calls_time_is_an_error_at_once() -> None:
     assert time.monotonic() == before
 
 
-async def test_an_attempt_that_takes_too_long_is_followed_by_another() -> None:
+async def test_slow_attempt_is_followed_by_another() -> None:
     class Slow(Failing):
         async def complete(self, request: LMRequest) -> LMReply:
             if not self.asked:
@@ -134,7 +136,8 @@ async def test_requests_over_their_rate_wait_and_are_not_refused() -> None:
         assert sum(start <= when < start + SPAN_S - 0.001 for when in client.asked) <= 5
 
 
-async def test_tokens_over_their_rate_wait_by_what_was_really_used() -> None:
+async def test_token_rate_counts_what_was_really_used() -> None:
+    """Calls over the rate of tokens wait by the tokens that were really used."""
     client = Failing(tokens=50)
     handler = handler_of(client, Serving(tokens_per_minute=100, max_concurrent=1))
     await asyncio.gather(*(handler.complete(client, REQUEST) for _ in range(6)))
@@ -143,7 +146,8 @@ async def test_tokens_over_their_rate_wait_by_what_was_really_used() -> None:
         assert sum(start <= when < start + SPAN_S - 0.001 for when in client.asked) <= 2
 
 
-async def test_a_fallback_answers_and_is_named_unless_the_request_is_to_blame() -> None:
+async def test_fallback_answers_unless_the_request_is_faulty() -> None:
+    """A fallback answers and is named unless the request itself is the fault."""
     spare = Failing(name="spare")
     broken = Failing("provider", "provider", "request", name="broken")
     handler = handler_of(broken, Serving(fallbacks=(spare,)))
@@ -162,7 +166,8 @@ async def test_when_all_fail_the_error_names_each() -> None:
         await handler_of(one, Serving(fallbacks=(other,))).complete(one, REQUEST)
 
 
-async def test_after_failures_in_a_row_the_fallback_is_asked_first_for_a_while() -> None:
+async def test_fallback_comes_first_after_failures_in_a_row() -> None:
+    """The fallback is asked first for a while after failures in a row."""
     spare, broken = Failing(name="spare"), Failing("provider", "provider", "provider", name="broken")
     handler = handler_of(broken, Serving(fallbacks=(spare,), cooldown_s=20))
 
@@ -208,7 +213,8 @@ async def test_a_primary_that_hangs_leaves_time_for_its_fallback() -> None:
     assert (await handler.complete(hanging, REQUEST, 40)).root_model == "spare"
 
 
-async def test_a_provider_that_wants_to_be_left_alone_is_passed_over_at_once() -> None:
+async def test_provider_that_asks_for_a_pause_is_skipped() -> None:
+    """A provider that asks for a pause is passed over at once."""
     spare = Failing(name="spare")
     busy = Failing(ModelFailed("later", "transient", retry_after_s=3600), name="busy")
     handler = handler_of(busy, Serving(fallbacks=(spare,)))
@@ -245,7 +251,8 @@ async def test_counts_that_cannot_be_are_unknown(usage: Usage) -> None:
     assert counted.total_output_tokens == 5
 
 
-async def test_no_wait_that_a_provider_names_is_shorter_than_the_backoff() -> None:
+async def test_backoff_is_the_shortest_wait() -> None:
+    """No wait that a provider names is shorter than the backoff."""
     waits: list[float] = []
     client = Failing(ModelFailed("now", "transient", retry_after_s=0))
     await LMHandler(client).complete(client, REQUEST, on_retry=lambda _, wait_s, __: waits.append(wait_s))

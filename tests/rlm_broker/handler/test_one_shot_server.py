@@ -59,7 +59,8 @@ async def test_a_recorded_request_gets_its_recorded_reply(handler: LMHandler, na
     assert without_times(await ask(handler, **FRAMES[name]["request"])) == expected(name)
 
 
-async def test_without_the_option_a_request_is_refused_with_the_reason() -> None:
+async def test_request_without_the_option_is_refused() -> None:
+    """A request is refused with the reason if the option is off."""
     async with LMHandler(Echo("root")) as handler, await Peer.to(handler.port) as peer:
         reply = await peer.ask({"prompt": "hello"})
         assert "one_shot=True" in reply["error"]
@@ -70,13 +71,14 @@ async def test_a_token_without_its_type_is_no_hello(handler: LMHandler) -> None:
     assert (await ask(handler, token="x"))["error"] == "Missing 'prompt' or 'prompts' in request."
 
 
-async def test_one_connection_may_ask_again_after_the_reply(handler: LMHandler) -> None:
+async def test_connection_may_ask_again_after_the_reply(handler: LMHandler) -> None:
     async with await Peer.to(handler.port) as peer:
         for text in ("one", "two"):
             assert (await peer.ask({"prompt": text}))["chat_completion"]["response"] == f"ok {text}"
 
 
-async def test_a_second_request_before_the_reply_is_refused_and_ends_the_first() -> None:
+async def test_second_request_before_the_reply_is_refused() -> None:
+    """A second request before the reply is refused and ends the first."""
     client = Hanging()
     async with LMHandler(client, one_shot=True) as handler, await Peer.to(handler.port) as peer:
         peer.send(b'{"prompt": "first"}')
@@ -93,7 +95,8 @@ async def test_a_thousand_callers_at_once_are_all_answered(handler: LMHandler) -
     assert await asyncio.gather(*map(call, range(1000))) == [f"ok {number}" for number in range(1000)]
 
 
-async def test_a_batch_makes_at_most_so_many_calls_at_a_time_and_keeps_its_order() -> None:
+async def test_batch_bounds_concurrent_calls_and_keeps_order() -> None:
+    """A batch makes at most the given number of concurrent calls and keeps its order."""
     running = most = 0
 
     async def last_first(messages: list[dict[str, Any]]) -> str:
@@ -112,7 +115,8 @@ async def test_a_batch_makes_at_most_so_many_calls_at_a_time_and_keeps_its_order
     assert most == 3
 
 
-async def test_a_reply_tells_what_its_own_call_used_and_the_summary_what_all_did(handler: LMHandler) -> None:
+async def test_reply_tells_its_usage_and_summary_the_sum(handler: LMHandler) -> None:
+    """A reply tells the usage of its own call, and the summary tells that of all calls."""
     for _ in range(2):
         reply = await ask(handler, prompts=["a", "boom", "c"], depth=1)
         for completion in (reply["chat_completions"][0], reply["chat_completions"][2]):
@@ -122,7 +126,8 @@ async def test_a_reply_tells_what_its_own_call_used_and_the_summary_what_all_did
     assert total == ("sub-model", Usage(4, 40, 20, 0.04))
 
 
-async def test_a_call_past_its_time_is_answered_with_the_limit() -> None:
+async def test_late_call_is_answered_with_the_limit() -> None:
+    """A call past its time is answered with the limit."""
     async with LMHandler(Hanging(), one_shot=True, call_timeout_s=0.05) as handler:
         assert (await ask(handler, prompt="x"))["error"] == "llm_query timed out after 0.05s"
 
@@ -153,14 +158,16 @@ class Broken(Echo):
     ],
     ids=["raises", "times_out_itself", "cancels_itself", "returns_text", "text_is_a_number", "has_no_usage"],
 )
-async def test_whatever_a_client_does_its_caller_gets_a_reply(how: object, error: str) -> None:
+async def test_client_error_always_gives_a_reply(how: object, error: str) -> None:
+    """A caller gets a reply for each misbehaviour of a client."""
     async with LMHandler(Broken(how), one_shot=True) as handler:
         assert (await ask(handler, prompt="x"))["error"] == error
         batch = await ask(handler, prompts=["x", "y"])
     assert [item["error"] for item in batch["chat_completions"]] == [f"llm() call failed - {error}"] * 2
 
 
-async def test_what_a_caller_that_left_was_waiting_for_is_cancelled_at_the_provider() -> None:
+async def test_call_of_a_lost_caller_is_cancelled() -> None:
+    """A call whose caller has left is cancelled at the provider."""
     client = Hanging()
     async with LMHandler(client, one_shot=True) as handler:
         async with await Peer.to(handler.port) as peer:
@@ -169,7 +176,8 @@ async def test_what_a_caller_that_left_was_waiting_for_is_cancelled_at_the_provi
         await asyncio.wait_for(client.cancelled.wait(), WAIT_S)
 
 
-async def test_stopping_ends_the_calls_that_are_under_way_and_closes_the_port() -> None:
+async def test_stop_ends_calls_and_closes_the_port() -> None:
+    """Stopping ends the calls that are under way and closes the port."""
     client = Hanging()
     async with LMHandler(client, one_shot=True) as handler:
         port = handler.port
@@ -185,7 +193,9 @@ async def test_stopping_ends_the_calls_that_are_under_way_and_closes_the_port() 
     assert handler.port == 0
 
 
-async def test_requests_of_chat_messages_take_turns_at_a_client_that_is_busy() -> None:
+async def test_chat_requests_take_turns_at_a_busy_client() -> None:
+    """Requests of chat messages take turns at a client that is busy."""
+
     class Single(Echo):
         max_concurrent = 1
 
@@ -201,7 +211,8 @@ async def test_requests_of_chat_messages_take_turns_at_a_client_that_is_busy() -
     assert [reply["chat_completion"]["response"] for reply in replies] == [f"ok {number}" for number in range(8)]
 
 
-async def test_all_strangers_together_have_the_share_of_one_run() -> None:
+async def test_callers_without_a_token_share_a_runs_part() -> None:
+    """All callers without a token together have the share of one run."""
     order: list[str] = []
 
     class Slow(Echo):

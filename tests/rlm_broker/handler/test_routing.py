@@ -46,13 +46,13 @@ def test_without_a_sub_client_the_default_serves_every_depth(depth: int) -> None
     assert Routing(ROOT).pick_for_code(None, depth) is ROOT
 
 
-def test_an_unknown_name_is_an_error_that_lists_the_known_ones() -> None:
+def test_unknown_name_lists_the_known_names() -> None:
     with pytest.raises(UnknownModel) as unknown:
         routing().pick("nobody", 0)
     assert str(unknown.value) == "no client for model 'nobody'; known: root, sub, extra, alias"
 
 
-def test_a_name_of_a_megabyte_is_cut_in_the_error() -> None:
+def test_name_of_a_megabyte_is_cut_in_the_error() -> None:
     for pick in (routing().pick, routing().pick_for_code):
         with pytest.raises(UnknownModel) as unknown:
             pick("n" * 1_000_000, 1)
@@ -79,9 +79,7 @@ def test_a_name_of_a_megabyte_is_cut_in_the_error() -> None:
         ("open", "nobody", SUB),
     ],
 )
-def test_what_code_may_call_is_the_policys_decision(
-    policy: str, model: str | None, served: ScriptedClient | None
-) -> None:
+def test_policy_decides_what_code_may_call(policy: str, model: str | None, served: ScriptedClient | None) -> None:
     router = routing(model_policy=policy)
     if served is not None:
         assert router.pick_for_code(model, 1) is served
@@ -91,27 +89,31 @@ def test_what_code_may_call_is_the_policys_decision(
     assert str(refused.value) == f"code may not call model {model!r}; allowed: sub, extra, alias"
 
 
-def test_code_may_name_the_root_model_where_it_is_the_sub_model() -> None:
+def test_root_model_is_open_as_the_sub_model() -> None:
+    """Code may name the root model where it is the sub-model."""
     assert Routing(ROOT).pick_for_code("root", 1) is ROOT
     namesake = ScriptedClient([], "root")
     assert Routing(ROOT, namesake).pick_for_code("root", 1) is namesake
 
 
-def test_registering_the_root_client_under_its_own_name_does_not_open_it_to_code() -> None:
+def test_registering_the_root_client_keeps_it_closed() -> None:
+    """Registering the root client under its own name does not open it to code."""
     router = Routing(ROOT, SUB)
     router.register("root", ROOT)
     with pytest.raises(UnknownModel, match=r"allowed: sub$"):
         router.pick_for_code("root", 1)
 
 
-def test_root_and_sub_of_one_name_are_told_apart_by_depth() -> None:
+def test_equal_root_and_sub_names_differ_by_depth() -> None:
+    """A root model and a sub-model of equal name are told apart by depth."""
     namesake = ScriptedClient([], "root")
     router = Routing(ROOT, namesake)
     assert [router.pick("root", depth) for depth in (0, 1, 2)] == [ROOT, namesake, namesake]
     assert router.clients == (ROOT, namesake)
 
 
-def test_an_open_name_gets_a_client_of_its_own_made_once() -> None:
+def test_open_name_gets_its_own_client_once() -> None:
+    """An open name gets a client of its own, which is made once."""
     asked: list[str] = []
 
     def open_client(name: str) -> ScriptedClient:
@@ -146,7 +148,7 @@ def test_a_name_that_is_taken_or_empty_is_refused() -> None:
     assert router.pick("extra", 0) is EXTRA
 
 
-def test_a_policy_that_does_not_exist_is_refused_by_name() -> None:
+def test_unknown_policy_is_refused_by_name() -> None:
     with pytest.raises(ConfigurationError, match="must be one of allow, pinned, open, not 'alow'"):
         routing(model_policy="alow")
 
@@ -180,9 +182,8 @@ def routed(*routes: Route, **options: Any) -> Routing:
         ("a[b]?c", 1, EXTRA),
     ],
 )
-def test_a_name_an_alias_a_pattern_or_a_range_of_depths_leads_to_a_client(
-    model: str | None, depth: int, client: Client
-) -> None:
+def test_route_matches_name_alias_pattern_or_depths(model: str | None, depth: int, client: Client) -> None:
+    """A name, an alias, a pattern or a range of depths leads to a client."""
     routing = routed(
         Route("fast", "alias"),
         Route("fast", "openai/*"),
@@ -194,7 +195,8 @@ def test_a_name_an_alias_a_pattern_or_a_range_of_depths_leads_to_a_client(
     assert routing.pick(model, depth) is client
 
 
-def test_what_no_route_takes_is_unknown_and_the_routes_are_among_what_is_allowed() -> None:
+def test_unrouted_name_is_unknown_and_lists_routes() -> None:
+    """A name that no route takes is unknown, and the error lists the routes as allowed names."""
     routing = routed(Route("fast", "openai/*"), Route("fast", "only-deep", "2-"))
     with pytest.raises(
         UnknownModel, match=r"^code may not call model 'only-deep'; allowed: sub, fast, openai/\*, only-"
@@ -204,13 +206,13 @@ def test_what_no_route_takes_is_unknown_and_the_routes_are_among_what_is_allowed
         routing.pick("xopenai/gpt", 1)
 
 
-def test_pinned_code_goes_by_the_routes_of_its_depth_alone() -> None:
+def test_pinned_code_uses_only_routes_of_its_depth() -> None:
     routing = routed(Route("fast", "alias"), Route("fast", depths="2-"), model_policy="pinned")
     assert routing.pick_for_code("alias", 1) is SUB
     assert routing.pick_for_code("anything", 2) is EXTRA
 
 
-def test_the_first_route_that_takes_a_call_has_it() -> None:
+def test_first_matching_route_has_the_call() -> None:
     routing = routed(Route("root", "x", "1"), Route("fast", "x"), Route("sub", "*"))
     assert [routing.pick_for_code(*call) for call in (("x", 1), ("x", 2), ("y", 1))] == [ROOT, EXTRA, SUB]
 
@@ -228,7 +230,8 @@ def test_the_first_route_that_takes_a_call_has_it() -> None:
         ([Route("fast"), Route("root", depths="3")], "is never taken: route (no model named) at depth 0- to fast"),
     ],
 )
-def test_a_route_that_leads_nowhere_or_is_never_taken_is_refused(routes: list[Route], why: str) -> None:
+def test_unreachable_or_dangling_route_is_refused(routes: list[Route], why: str) -> None:
+    """A route that leads to no client or is never taken is refused."""
     with pytest.raises(ConfigurationError, match=re.escape(why)):
         routed(*routes)
 
@@ -310,7 +313,8 @@ def test_another_root_or_sub_client_leaves_everything_else() -> None:
         assert changed.pick("fast", 0) is EXTRA
 
 
-def test_an_error_shows_80_characters_of_a_name_and_the_name_that_was_likely_meant() -> None:
+def test_error_cuts_the_name_and_suggests_another() -> None:
+    """An error shows 80 characters of a name and the name that was probably meant."""
     for name, shown in (("x" * 80, "x" * 80), ("x" * 81, "x" * 80 + "...")):
         with pytest.raises(UnknownModel, match=f"^code may not call model '{re.escape(shown)}'; "):
             routing().pick_for_code(name, 1)

@@ -30,6 +30,6 @@ def test_a_key_is_in_no_text_of_a_description(monkeypatch: pytest.MonkeyPatch) -
         ({"name": "offline", "options": {"temperature": 0}}, "the model offline calls no server"),
     ],
 )
-def test_what_a_description_cannot_say_is_refused(wrong: dict[str, Any], said: str) -> None:
+def test_inconsistent_description_is_refused(wrong: dict[str, Any], said: str) -> None:
     with pytest.raises(ConfigurationError, match=said):
         Model(**wrong)

@@ -22,7 +22,7 @@ def _no_keys(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("OPENAI_API_KEY", raising=False)
 
 
-def test_what_a_model_is_called_by_follows_from_its_description(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_model_name_follows_from_its_description(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SOME_KEY", "sk-of-the-test")
     models = Registry(
         "fast",
@@ -59,7 +59,8 @@ def test_routes_are_checked_when_the_models_are_known() -> None:
     assert handler.routing.pick_for_code("gpt-5", 1) is other
 
 
-async def test_a_budget_without_a_price_is_refused_before_anything_is_sent() -> None:
+async def test_budget_without_a_price_is_refused_early() -> None:
+    """A budget without a price is refused before anything is sent."""
     with FakeOpenAI(completion("hi")) as server:
         unpriced = Model(base_url=server.base_url, name="m")
         rlm = RLM(unpriced, limits=Limits(max_budget_usd=1))
@@ -71,7 +72,8 @@ async def test_a_budget_without_a_price_is_refused_before_anything_is_sent() -> 
     assert len(server.requests) == 1
 
 
-async def test_litellm_knows_a_price_or_says_that_it_does_not() -> None:
+async def test_litellm_knows_a_price_or_says_so() -> None:
+    """LiteLLM knows a price or says that it does not know one."""
     known, unknown = (LiteLLMClient(name, api_key="x") for name in ("openai/gpt-5-mini", "openai/nobody-knows"))
     await known.loaded()
     assert known.is_priced is True
@@ -79,7 +81,7 @@ async def test_litellm_knows_a_price_or_says_that_it_does_not() -> None:
     assert LiteLLMClient("openai/nobody-knows", usd_per_million_tokens=(1, 2)).is_priced is True
 
 
-async def test_a_server_that_is_not_there_is_said_before_a_sandbox_is_started() -> None:
+async def test_unreachable_server_is_told_before_the_sandbox_starts() -> None:
     with (
         FakeOpenAI(completion("hi"), models=["a"]) as server,
         pytest.raises(UnknownModel, match="has no model 'b'; it has: a"),
@@ -89,7 +91,8 @@ async def test_a_server_that_is_not_there_is_said_before_a_sandbox_is_started() 
         await RLM(Model(base_url=server.base_url, name="a")).acompletion("x", "?")
 
 
-def test_models_and_a_handler_or_a_recording_are_not_given_together() -> None:
+def test_models_exclude_a_handler_or_a_recording() -> None:
+    """Models are not given together with a handler or a recording."""
     with pytest.raises(ConfigurationError, match="a recording to replay: it brings its own models"):
         RLM("offline", replay="somewhere")
 
@@ -100,7 +103,7 @@ async def test_server_of_an_unused_model_may_be_down() -> None:
     assert done.response is not None
 
 
-async def test_the_price_of_a_fallback_has_to_be_known_too() -> None:
+async def test_budget_needs_the_price_of_each_fallback() -> None:
     with FakeOpenAI(completion("hi")) as server:
         priced = Model(base_url=server.base_url, name="m", usd_per_million_tokens=(1, 1), fallbacks=("spare",))
         spare = Model(base_url=server.base_url)

@@ -276,19 +276,22 @@ def test_a_reply_of_nothing_says_nothing(reply: str | None) -> None:
 
 
 @pytest.mark.parametrize("shape", NOT_RUN_SHAPES.values(), ids=NOT_RUN_SHAPES.keys())
-def test_a_reason_is_one_sentence_that_says_what_to_write_instead(shape: Shape) -> None:
+def test_reason_is_one_sentence_with_a_remedy(shape: Shape) -> None:
+    """A reason is one sentence that says what to write instead."""
     for note in parse_reply(shape.reply).not_run:
         assert note.reason.endswith(".")
         assert "\n" not in note.reason
         assert "write" in note.reason.lower() or "goes into" in note.reason
 
 
-def test_a_reply_full_of_things_that_are_not_run_is_told_eight_of_them() -> None:
+def test_reply_reports_at_most_eight_skipped_parts() -> None:
+    """The observation reports eight parts of a reply full of parts that are not run."""
     reply = "".join(f"```tag{number}\nx\n```\n" for number in range(100))
     assert [note.what for note in parse_reply(reply).not_run] == [f"a ```tag{number} fence" for number in range(8)]
 
 
-def test_what_follows_ten_thousand_fence_lines_is_neither_run_nor_an_answer() -> None:
+def test_text_after_ten_thousand_fences_is_ignored() -> None:
+    """Text after ten thousand fence lines is neither run nor an answer."""
     parsed = parse_reply("```repl\nx = 1\n```\n" * 5_001 + "FINAL(1)")
     assert len(parsed.code) == 5_000
     assert parsed.final is None
@@ -311,7 +314,7 @@ def test_an_answer_among_ten_thousand_fence_lines_counts() -> None:
         ("```repl\nx = 1\n```", ""),
     ],
 )
-def test_what_a_reply_says_to_people_is_all_but_its_code_and_its_thoughts(reply: str, prose: str) -> None:
+def test_prose_of_a_reply_excludes_code_and_thoughts(reply: str, prose: str) -> None:
     assert parse_reply(reply).prose == prose
 
 
@@ -335,9 +338,8 @@ def test_a_string_may_show_so_many_fence_lines(before: str, fences: int, is_whol
 @pytest.mark.parametrize(("chars", "is_whole"), [(49_000, True), (51_000, False)])
 @pytest.mark.parametrize("before", ["", "word " * 20_000])
 @pytest.mark.parametrize("closing", ["\n```\n", ""])
-def test_a_string_that_shows_a_fence_may_be_so_long_wherever_it_stands(
-    before: str, chars: int, is_whole: bool, closing: str
-) -> None:
+def test_string_with_a_fence_has_a_length_limit(before: str, chars: int, is_whole: bool, closing: str) -> None:
+    """A string that shows a fence is read whole up to a length, wherever it stands."""
     code = in_a_string("```\n" + "a" * chars)
     found = parse_reply(f"{before}\n```repl\n{code}{closing}").code
     assert found[0] == (code if is_whole else 'x = """')
@@ -355,7 +357,8 @@ def test_a_document_may_show_so_many_fence_lines(before: str, tag: str, others: 
 
 
 @pytest.mark.parametrize(("chars", "is_whole"), [(99_999, True), (100_000, False)])
-def test_an_answer_may_be_so_long_and_have_parentheses_in_quotes(chars: int, is_whole: bool) -> None:
+def test_answer_is_read_up_to_a_length(chars: int, is_whole: bool) -> None:
+    """An answer is read up to a length and may have parentheses in quotes."""
     content = '"(" '.ljust(chars, "x")
     expected = content if is_whole else f"{content})\nMore (words"
     assert parse_reply(f"FINAL({content})\nMore (words)").final == FinalText(expected)
@@ -382,7 +385,7 @@ def test_a_reply_may_have_so_many_characters_looked_at() -> None:
         ('"""a""" + """b', True),
     ],
 )
-def test_a_string_is_open_until_quotes_that_are_not_escaped(code: str, is_open: bool) -> None:
+def test_string_stays_open_until_unescaped_quotes(code: str, is_open: bool) -> None:
     assert StringScanner(code, 0).inside_at(len(code)) is is_open
 
 
@@ -393,12 +396,13 @@ def test_so_many_long_mentions_may_stand_before_an_answer(mentions: int, is_foun
     assert (parse_reply(reply).final is not None) is is_found
 
 
-def test_a_document_that_opens_many_fences_and_closes_none_of_them_is_not_closed() -> None:
+def test_unclosed_fences_of_a_document_stay_open() -> None:
+    """A document that opens many fences and closes none is not closed."""
     reply = "```markdown\n" + "```python\nprint(1)\n" * 40 + "```\nFINAL(shown)"
     assert parse_reply(reply) == ParsedReply((), None, parse_reply("```markdown\nx\n```").not_run, reply)
 
 
-def test_code_with_an_unknown_escape_is_looked_at_without_a_warning(recwarn: pytest.WarningsRecorder) -> None:
+def test_code_with_an_unknown_escape_gives_no_warning(recwarn: pytest.WarningsRecorder) -> None:
     assert parse_reply("```\nre.compile('\\d')\n```").not_run
     assert not recwarn.list
 
@@ -413,7 +417,8 @@ FRAGMENTS = st.sampled_from([*FENCES, *ANSWERS, *PROSE])
 @example("FINAL('\ud800")
 @example("```\n\0\n```")
 @example("```\n\ud800\n```")
-def test_no_text_raises_and_what_comes_out_stands_in_it(reply: str) -> None:
+def test_parser_accepts_any_text(reply: str) -> None:
+    """No text raises, and each part of the result occurs in the text."""
     parsed = parse_reply(reply)
     text = reply.replace("\r\n", "\n")
     assert all(line.strip() in text for code in parsed.code for line in code.split("\n"))
@@ -440,7 +445,7 @@ STRINGLESS_CODE = PLAIN_CODE.filter(lambda code: '"""' not in code and "'''" not
 
 
 @given(code=PLAIN_CODE, tag=TAGS, mark=MARKS)
-def test_code_without_a_fence_in_it_comes_back_exactly(code: str, tag: str, mark: str) -> None:
+def test_code_without_a_fence_is_returned_exactly(code: str, tag: str, mark: str) -> None:
     assert parse_reply(f"{mark}{tag}\n{code}\n{mark}\nThen.\n").code == (code,)
 
 
@@ -460,7 +465,7 @@ def test_several_blocks_come_back_exactly_and_in_order(
 
 
 @given(code=PLAIN_CODE, indent=st.sampled_from([" ", "   ", "\t", "        "]))
-def test_code_indented_with_its_fence_comes_back_without_the_indentation(code: str, indent: str) -> None:
+def test_code_indented_with_its_fence_is_dedented(code: str, indent: str) -> None:
     lines = ["```repl", *code.split("\n"), "```"]
     assert parse_reply("\n".join(indent + line for line in lines)).code == (code,)
 
@@ -516,7 +521,7 @@ PATHOLOGICAL: dict[str, Callable[[int], str]] = {
 
 
 @pytest.mark.parametrize("reply", PATHOLOGICAL.values(), ids=PATHOLOGICAL.keys())
-def test_anything_is_parsed_in_time_that_grows_with_its_length(reply: Callable[[int], str]) -> None:
+def test_parsing_time_is_linear(reply: Callable[[int], str]) -> None:
     def cpu_s(text: str) -> float:
         gc.disable()  # a collection costs more, the more objects earlier tests of this process have left
         started = time.process_time()

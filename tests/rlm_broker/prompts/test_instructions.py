@@ -9,7 +9,7 @@ from rlm_broker.prompts.instructions import Instructions, Profile
 
 
 @pytest.mark.parametrize("profile", get_args(Profile))
-def test_a_profile_is_one_of_the_known(profile: Profile) -> None:
+def test_profile_must_be_known(profile: Profile) -> None:
     assert Instructions(profile=profile).profile == profile
 
 
@@ -22,11 +22,12 @@ def test_a_profile_is_one_of_the_known(profile: Profile) -> None:
         ({"system": "mine", "profile": "final"}, "either a system prompt or a prompt profile"),
     ],
 )
-def test_what_cannot_be_an_instruction_is_refused_in_words(given: dict[str, Any], why: str) -> None:
+def test_invalid_instruction_is_refused_in_words(given: dict[str, Any], why: str) -> None:
     with pytest.raises(ConfigurationError, match=why):
         Instructions(**given)
 
 
-def test_a_system_prompt_may_be_a_text_or_a_function_of_the_depth() -> None:
+def test_system_prompt_may_be_text_or_function() -> None:
+    """A system prompt may be a text or a function of the depth."""
     assert Instructions("mine").system == "mine"
     assert callable(Instructions(str).system)

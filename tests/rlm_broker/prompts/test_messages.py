@@ -20,7 +20,8 @@ TEXT = ContextInfo("str", 1234567)
 START = Beginning("Once upon a time" * 200, False)
 
 
-def test_the_opening_tells_kind_size_and_beginning_and_asks_to_look_first() -> None:
+def test_opening_describes_the_context() -> None:
+    """The opening tells kind, size and beginning of the context and asks to look first."""
     told = Messages("Who?").opening(TEXT, START)
     assert "a str with 1,234,567 characters" in told
     assert repr(START.text[:BEGINNING_CHARS]) in told
@@ -28,13 +29,15 @@ def test_the_opening_tells_kind_size_and_beginning_and_asks_to_look_first() -> N
     assert told.endswith(Messages("Who?").reminder())
 
 
-def test_a_short_context_is_shown_whole_and_then_no_look_is_asked_for() -> None:
+def test_short_context_is_shown_whole() -> None:
+    """A short context is shown whole, and then no look is asked for."""
     told = Messages("Who?").opening(ContextInfo("str", 5), Beginning("Alice", True))
     assert "All of it:\nAlice" in told
     assert NOT_LOOKED_AT not in told
 
 
-def test_the_parts_of_a_folder_are_listed_up_to_a_number_and_what_was_left_out_is_counted() -> None:
+def test_folder_parts_are_listed_up_to_a_number() -> None:
+    """The parts of a folder are listed up to a number, and the omitted parts are counted."""
     parts = tuple((f"file{number}", number) for number in range(40))
     told = Messages("?").opening(ContextInfo("dict", 10, parts, 500, {"binary": 3}), START)
     assert f"file{PARTS_SHOWN - 1}: {PARTS_SHOWN - 1}" in told
@@ -49,7 +52,7 @@ def test_text_of_the_user_is_no_template() -> None:
     assert HOSTILE in Messages("?").unseen(HOSTILE)
 
 
-def test_a_task_in_the_context_is_said_to_be_there() -> None:
+def test_task_in_the_context_is_mentioned() -> None:
     assert "The task is in the context itself" in Messages(None).reminder()
     told = Messages("Begin ... end", is_context=True).opening(TEXT, START)
     assert "Your task stands in `context`." in told
@@ -57,7 +60,8 @@ def test_a_task_in_the_context_is_said_to_be_there() -> None:
 
 
 @pytest.mark.parametrize(("is_context", "where"), [(False, "the first message"), (True, "`context`")])
-def test_a_long_task_is_whole_in_the_opening_and_short_in_each_turn(is_context: bool, where: str) -> None:
+def test_long_task_is_whole_only_in_the_opening(is_context: bool, where: str) -> None:
+    """A long task is whole in the opening and short in each turn."""
     question = "why? " * 10_000
     says = Messages(question, is_context=is_context)
     assert question in says.opening(TEXT, START)
@@ -84,14 +88,16 @@ def test_turns_that_are_left_are_told() -> None:
     assert "Turns left: 4." in Messages("Who?").reminder(4)
 
 
-def test_context_that_no_prompt_holds_is_refused_without_a_repl() -> None:
+def test_oversized_context_is_refused_without_a_repl() -> None:
+    """A context that no prompt holds is refused if the run has no REPL."""
     with pytest.raises(
         ContextRefused, match=r"without a REPL \(max_depth = 0\) a context must be text or plain values"
     ):
         without_repl({"a": {1}}, "q")
 
 
-def test_what_was_left_out_or_replaced_and_what_a_context_was_is_told() -> None:
+def test_opening_tells_omissions_replacements_and_origin() -> None:
+    """The opening tells what was omitted or replaced and what the context was."""
     info = ContextInfo("dict", 10, (), 0, {"binary": 2}, 3, 1, "Invoice")
     lines = Messages("q").opening(info, START).splitlines()
     assert lines[0] == "`context` is a dict made of an object of class Invoice, with 10 characters in all."

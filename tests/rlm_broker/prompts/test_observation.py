@@ -16,14 +16,16 @@ def test_text_of_documents_is_no_template() -> None:
     assert observation([block], [NotRun(HOSTILE, HOSTILE)], 1_000, HOSTILE).count(HOSTILE) == 5
 
 
-def test_long_output_keeps_its_head_and_tail_and_says_what_was_cut() -> None:
+def test_long_output_keeps_head_and_tail() -> None:
+    """Long output keeps its head and tail and says what was cut."""
     told = observation([Block("c", "ok", stdout="H" * 500 + "x" * 9000 + "T" * 500)], [], 1_000, "?")
     assert "H" * 500 in told
     assert "T" * 250 in told
     assert "[9,000 characters cut]" in told
 
 
-def test_one_bound_holds_for_all_blocks_of_a_turn_and_short_outputs_are_whole() -> None:
+def test_blocks_of_a_turn_share_one_bound() -> None:
+    """One bound holds for all blocks of a turn, and short outputs are whole."""
     blocks = [Block("c", "ok", stdout="a" * 50_000, stderr="b" * 50_000) for _ in range(5)]
     blocks.append(Block("c", "ok", stdout="the small result"))
     told = observation(blocks, [], 2_000, "?")
@@ -31,7 +33,9 @@ def test_one_bound_holds_for_all_blocks_of_a_turn_and_short_outputs_are_whole() 
     assert 1_600 < told.count("a") + told.count("b") < 2_400
 
 
-def test_each_way_to_end_is_told_with_what_it_means_for_the_variables() -> None:
+def test_block_ends_explain_what_happens_to_variables() -> None:
+    """Each way in which a block ends is told with its effect on the variables."""
+
     def told(**fields: object) -> str:
         return observation([Block(code="c", **fields)], [], 100, "go on")  # type: ignore[arg-type]
 
@@ -42,11 +46,11 @@ def test_each_way_to_end_is_told_with_what_it_means_for_the_variables() -> None:
     assert "(no output)" in told(status="ok")
 
 
-def test_a_turn_without_code_and_answer_is_said_to_have_had_neither() -> None:
+def test_empty_turn_is_told_to_lack_code_and_answer() -> None:
     assert "no code to run and no answer" in observation([], [], 100, "?")
 
 
-def test_repeated_lines_are_one_line_and_their_number() -> None:
+def test_repeated_lines_become_one_with_their_number() -> None:
     assert folded("a\n" + "same\n" * 1_000 + "b") == "a\nsame  [1,000 equal lines]\nb"
     assert folded("same\nsame\nother") == "same\nsame\nother"
     assert folded("\n" * 50) == "\n" * 50
@@ -70,18 +74,20 @@ def test_an_amount_is_divided_without_waste(lengths: list[int], most: int) -> No
 
 
 @pytest.mark.parametrize("status", ["ok", "error"])
-def test_what_was_not_run_is_told_with_its_reason(status: str) -> None:
+def test_skipped_code_is_told_with_its_reason(status: str) -> None:
     told = observation([Block("c", status)], [NotRun("block 2", "Block 1 was killed.")], 100, "?")  # type: ignore[arg-type]
     assert "Not run: block 2. Block 1 was killed." in told
 
 
-def test_a_text_that_is_cut_again_counts_all_that_is_left_out() -> None:
+def test_text_cut_again_counts_all_omissions() -> None:
+    """A text that is cut again counts all that is left out."""
     once = cut("x" * 30_000, 10_000)
     assert "[20,000 characters cut]" in once
     assert "[29,000 characters cut]" in cut(once, 1_000)
 
 
-def test_a_small_window_is_shown_no_more_than_a_quarter_of_it() -> None:
+def test_observation_takes_a_quarter_of_a_small_window() -> None:
+    """An observation takes at most a quarter of a small window."""
     assert most_shown(20_000, None) == most_shown(20_000, 128_000) == 20_000
     assert most_shown(20_000, 8_000) == 6_000
     assert most_shown(20_000, 10) == 1_000

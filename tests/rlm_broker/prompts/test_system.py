@@ -52,7 +52,7 @@ arguments, and what code has made itself."""
 
 
 @pytest.mark.parametrize("name", VARIANTS)
-def test_prompt_is_as_it_was_read_last(name: str) -> None:
+def test_prompt_matches_its_snapshot(name: str) -> None:
     prompt = system_prompt(*VARIANTS[name]) + "\n"
     file = SNAPSHOTS / f"{name}.txt"
     if os.environ.get("RENEW_SNAPSHOTS"):
@@ -60,11 +60,12 @@ def test_prompt_is_as_it_was_read_last(name: str) -> None:
     assert file.read_text() == prompt, "changed on purpose? see the docstring of this module"
 
 
-def test_no_snapshot_is_left_of_a_variant_that_is_gone() -> None:
+def test_snapshots_exist_only_for_known_variants() -> None:
     assert {file.stem for file in SNAPSHOTS.iterdir()} == VARIANTS.keys()
 
 
-def test_the_compact_prompt_is_short_and_a_small_window_gets_it_unless_another_was_chosen() -> None:
+def test_compact_prompt_is_used_for_a_small_window() -> None:
+    """The compact prompt is short, and a small window gets it unless another was chosen."""
     facts = Facts(DEEP)
     assert len(system_prompt(facts, "compact")) < len(system_prompt(facts)) / 2
     assert fitting("both", SMALL_WINDOW_TOKENS - 1) == "compact"
@@ -73,7 +74,8 @@ def test_the_compact_prompt_is_short_and_a_small_window_gets_it_unless_another_w
 
 
 @pytest.mark.parametrize("profile", get_args(Profile))
-def test_a_prompt_tells_of_one_way_to_end_unless_both_are_wanted(profile: Profile) -> None:
+def test_prompt_tells_one_way_to_end_by_default(profile: Profile) -> None:
+    """A prompt tells one way to end unless both are wanted."""
     prompt = system_prompt(Facts(DEEP), profile)
     assert ("FINAL" in prompt) == (profile != "answer")
     assert ("answer['ready']" in prompt) == (profile in ("both", "answer"))
@@ -135,7 +137,8 @@ def test_children_without_a_bound_are_told_without_a_number() -> None:
     assert " in all." not in system_prompt(Facts(Limits(max_depth=2, max_children_total=None)))
 
 
-def test_what_a_call_reads_is_told_and_is_the_size_of_the_parts_in_the_example() -> None:
+def test_call_size_is_told_and_used_in_examples() -> None:
+    """The size that a call reads is told and is the size of the parts in the example."""
     prompt = system_prompt(Facts(DEEP, reads_chars=380_000))
     assert "It can read 380,000 characters." in prompt
     assert "chunks(context, 200_000, overlap=500)" in prompt
@@ -176,7 +179,7 @@ def test_every_name_in_backticks_is_there(name: str, known: set[str]) -> None:
 
 
 @pytest.mark.parametrize("name", VARIANTS)
-def test_every_example_is_python_and_calls_what_is_there(name: str, known: set[str]) -> None:
+def test_examples_are_python_and_call_existing_functions(name: str, known: set[str]) -> None:
     examples = re.findall(r"```repl\n(.*?)```", system_prompt(*VARIANTS[name]), flags=re.DOTALL)
     assert examples
     for code in examples:

@@ -65,21 +65,24 @@ def calls_with(client: Counting, limits: Limits, events: list[Event] | None = No
     ), ledger
 
 
-async def test_slots_come_in_the_order_of_the_prompts_and_a_failure_stays_in_its_own() -> None:
+async def test_batch_keeps_order_and_slots_of_failures() -> None:
+    """Slots come in the order of the prompts, and a failure stays in its own slot."""
     calls, ledger = calls_with(Counting(), Limits())
     slots = await calls.slots(CALLER, query("a", "boom", "c"))
     assert slots == [Slot(text="A"), Slot(error="the provider is down"), Slot(text="C")]
     assert ledger.summary().model_usage_summaries == {"counting": Usage(2, 6, 4, 1.0)}
 
 
-async def test_all_runs_of_a_tree_together_make_at_most_so_many_calls_at_a_time() -> None:
+async def test_tree_bounds_calls_of_all_its_runs() -> None:
+    """All runs of a tree together make at most the given number of concurrent calls."""
     client = Counting()
     calls, _ = calls_with(client, Limits(max_concurrent_calls=3))
     await asyncio.gather(*(calls.slots(CALLER, query(*"abcdefgh")) for _ in range(4)))
     assert client.most == 3
 
 
-async def test_a_query_may_ask_for_fewer_at_a_time_and_not_for_more() -> None:
+async def test_query_may_lower_its_concurrency_only() -> None:
+    """A query may ask for fewer concurrent calls and not for more."""
     client = Counting()
     calls, _ = calls_with(client, Limits(max_concurrent_calls=4))
     await calls.slots(CALLER, query(*"abcdefgh", max_concurrent=2))
@@ -99,7 +102,8 @@ async def test_a_batch_stops_exactly_at_the_number_of_calls() -> None:
         await calls.turn(ROOT, [ChatMessage("user", "x")])
 
 
-async def test_the_request_carries_what_code_asked_for_and_what_only_we_know() -> None:
+async def test_request_carries_data_of_code_and_orchestrator() -> None:
+    """The request carries what code asked for and what only the orchestrator knows."""
     client = Counting()
     calls, _ = calls_with(client, Limits(max_completion_tokens=100))
     await calls.slots(CALLER, query("p", system="be brief", max_completion_tokens=500))
@@ -110,7 +114,7 @@ async def test_the_request_carries_what_code_asked_for_and_what_only_we_know() -
     assert (first.depth, first.question, first.is_loop) == (1, "the question", False)
 
 
-async def test_each_call_is_told_when_it_starts_and_when_it_ends() -> None:
+async def test_call_start_and_end_are_reported() -> None:
     events: list[Event] = []
     calls, _ = calls_with(Counting(), Limits(), events)
     await calls.slots(CALLER, query("boom"))
@@ -121,7 +125,7 @@ async def test_each_call_is_told_when_it_starts_and_when_it_ends() -> None:
     assert ended.duration_s > 0
 
 
-async def test_calls_of_a_batch_are_told_as_so_many_of_so_many() -> None:
+async def test_batch_calls_are_reported_with_number_and_total() -> None:
     events: list[Event] = []
     calls, _ = calls_with(Counting(), Limits(max_concurrent_calls=2), events)
     await calls.slots(CALLER, query("alone"))
@@ -134,7 +138,7 @@ async def test_calls_of_a_batch_are_told_as_so_many_of_so_many() -> None:
     assert ended == [(0, 0, 0), (1, 1, 3), (1, 2, 3), (1, 3, 3), (0, 0, 0), (2, 1, 2), (2, 2, 2)]
 
 
-async def test_a_cancelled_call_is_told_as_ended_and_frees_its_place() -> None:
+async def test_cancelled_call_is_reported_and_frees_its_place() -> None:
     events: list[Event] = []
     hanging = asyncio.Event()
     replies = iter([hanging.wait])
@@ -157,7 +161,8 @@ async def test_a_cancelled_call_is_told_as_ended_and_frees_its_place() -> None:
     assert await asyncio.wait_for(calls.slots(CALLER, query("y")), WAIT_S) == [Slot(text="ok")]
 
 
-async def test_the_same_prompt_twice_in_a_batch_is_sent_once_unless_samples_are_wanted() -> None:
+async def test_equal_prompts_in_a_batch_are_sent_once() -> None:
+    """Equal prompts in a batch are sent once unless samples are wanted."""
     client = Counting()
     calls, ledger = calls_with(client, Limits())
     assert await calls.slots(CALLER, query("a", "b", "a")) == [Slot(text="A"), Slot(text="B"), Slot(text="A")]
@@ -166,7 +171,8 @@ async def test_the_same_prompt_twice_in_a_batch_is_sent_once_unless_samples_are_
     assert len(client.requests) == ledger.calls == 5
 
 
-async def test_what_is_not_there_in_time_is_an_error_in_its_slot_and_the_rest_is_there(leaping_clock: Clock) -> None:
+async def test_late_prompt_is_an_error_in_its_slot(leaping_clock: Clock) -> None:
+    """A reply that is late is an error in its slot, and the other replies are present."""
     del leaping_clock
     cancelled = 0
 
@@ -227,7 +233,8 @@ class AtOnce:
         """Close no connection: there is none."""
 
 
-async def test_a_batch_that_is_answered_at_once_is_counted_exactly_and_lets_others_in_between() -> None:
+async def test_immediate_batch_is_counted_and_lets_others_in() -> None:
+    """A batch that is answered at once is counted exactly and lets others in between."""
     client, ledger = AtOnce(), Ledger(Limits(max_llm_calls=900))
     calls = TreeCalls(LMHandler(client), ledger, TreeEvents("t", []))
     batch = asyncio.create_task(calls.slots(CALLER, query(*map(str, range(1000)))))
@@ -240,7 +247,8 @@ async def test_a_batch_that_is_answered_at_once_is_counted_exactly_and_lets_othe
     assert ledger.summary().total == Usage(900, 2700, 1800, 450.0)
 
 
-async def test_a_batch_that_is_answered_at_once_ends_at_its_time_and_when_it_is_cancelled(clock: Clock) -> None:
+async def test_immediate_batch_heeds_time_and_cancellation(clock: Clock) -> None:
+    """A batch that is answered at once ends at its time and when it is cancelled."""
     client = AtOnce(after_each=lambda: clock.forward(0.1))
     calls = TreeCalls(LMHandler(client), Ledger(Limits(max_llm_calls=None)), TreeEvents("t", []))
     many = query(*map(str, range(5000)), timeout_s=50)
@@ -258,7 +266,8 @@ async def test_a_batch_that_is_answered_at_once_ends_at_its_time_and_when_it_is_
     assert client.asked <= asked + 64
 
 
-async def test_a_client_that_does_not_heed_the_end_of_a_batch_is_asked_no_more(leaping_clock: Clock) -> None:
+async def test_client_ignoring_a_batchs_end_is_not_called(leaping_clock: Clock) -> None:
+    """A client that does not heed the end of a batch is called no more."""
     del leaping_clock
     asked = 0
 
@@ -276,7 +285,9 @@ async def test_a_client_that_does_not_heed_the_end_of_a_batch_is_asked_no_more(l
     assert [slot.text for slot in slots] == ["all the same"] * 2 + [""] * 4
 
 
-def test_content_parts_count_like_text_in_what_a_call_is_thought_to_take() -> None:
+def test_content_parts_count_like_text() -> None:
+    """Content parts count like text in the estimate of a call."""
+
     def chars(content: Any) -> int:
         return LMRequest((ChatMessage("system", "ab"), ChatMessage("user", content))).chars
 
@@ -291,7 +302,7 @@ def large_query(*prompts: str, **fields: Any) -> Query:
     return arrived
 
 
-async def test_large_query_is_answered_like_a_small_one() -> None:
+async def test_large_query_is_answered_like_a_small_query() -> None:
     client = Counting()
     calls, _ = calls_with(client, Limits())
     slots = await calls.slots(CALLER, large_query("a", "é", "a", "boom"))
@@ -303,7 +314,7 @@ async def test_large_query_is_answered_like_a_small_one() -> None:
     assert len(client.requests) == 7
 
 
-async def test_prompt_of_a_large_query_that_is_none_fills_its_own_slot() -> None:
+async def test_invalid_prompt_of_a_large_query_fills_its_slot() -> None:
     payload = encode(query("PLACE", "b", "x" * FEW_BYTES)).replace(b'"PLACE"', b"[5]")
     arrived = decode_from_worker(payload)
     assert isinstance(arrived, Query)
@@ -327,7 +338,8 @@ async def test_answers_that_batches_hold_are_bounded() -> None:
         assert all("was dropped" in (slot.error or "") for slot in slots if slot not in kept)
 
 
-async def test_batches_of_several_runs_take_turns_for_the_places_of_their_tree() -> None:
+async def test_batches_of_several_runs_take_turns() -> None:
+    """Batches of several runs take turns for the places of their tree."""
     order: list[str] = []
 
     class Noting(Counting):
@@ -347,7 +359,8 @@ async def test_batches_of_several_runs_take_turns_for_the_places_of_their_tree()
     assert len(order) == 220
 
 
-async def test_thousands_of_waiting_batches_are_data_and_leave_at_once() -> None:
+async def test_waiting_batches_are_data_and_leave_at_once() -> None:
+    """Thousands of waiting batches are only data and leave at once."""
     client = Hanging()
     calls = TreeCalls(
         LMHandler(client), Ledger(Limits(max_concurrent_calls=4)), TreeEvents("t", [list[Event]().append])
@@ -365,7 +378,9 @@ async def test_thousands_of_waiting_batches_are_data_and_leave_at_once() -> None
     assert calls._places.take()
 
 
-async def test_client_that_cancels_its_own_task_fails_its_own_prompt_alone() -> None:
+async def test_self_cancelling_client_fails_only_its_prompt() -> None:
+    """A client that cancels its own task fails only its own prompt."""
+
     class Cancelling(Counting):
         async def complete(self, request: LMRequest) -> LMReply:
             if request.messages[-1].content == "cancel":
@@ -380,7 +395,8 @@ async def test_client_that_cancels_its_own_task_fails_its_own_prompt_alone() -> 
     assert calls._places.take()
 
 
-def test_others_get_their_turn_after_so_many_prompts_or_one_that_is_large() -> None:
+def test_queries_yield_after_many_or_large_prompts() -> None:
+    """Other queries get their turn after a number of prompts or after a large prompt."""
     turns = Turns()
     assert [turns.is_due(10) for _ in range(2 * KEYS_IN_A_ROW)] == [*[False] * (KEYS_IN_A_ROW - 1), True] * 2
     assert turns.is_due(4_096 * KEYS_IN_A_ROW)

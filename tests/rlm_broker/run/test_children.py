@@ -92,7 +92,7 @@ CHILDS_OWN = 2 * SHOWN_CHARS + BEGINNING_CHARS + 1_000
 @pytest.mark.parametrize(
     "call", ["rlm_query('What is in here?', context=part)", "rlm_query('What is in here? ' + part)", "rlm_query(part)"]
 )
-def test_no_request_of_a_child_grows_by_more_than_its_new_messages(sandbox: Sandbox, chars: int, call: str) -> None:
+def test_child_request_grows_only_by_new_messages(sandbox: Sandbox, chars: int, call: str) -> None:
     def child(turn: int) -> str:
         return fenced(LOOK if turn < 6 else TELL)
 
@@ -111,7 +111,8 @@ def test_no_request_of_a_child_grows_by_more_than_its_new_messages(sandbox: Sand
     assert all(request_chars(request) < 10_000 for request in client.of_depth(0))
 
 
-def test_a_long_question_is_told_whole_once_and_short_in_each_turn(sandbox: Sandbox) -> None:
+def test_long_question_is_whole_once(sandbox: Sandbox) -> None:
+    """A long question is told whole once and short in each turn."""
     question = "why " * 10_000
     client = ScriptedClient([*[fenced(LOOK)] * 5, "FINAL(because)"])
     with RLM(client, sandbox=sandbox) as rlm:
@@ -150,7 +151,7 @@ def test_the_task_is_told_in_every_turn(sandbox: Sandbox) -> None:
         ("('é中𝄞' * 20_000)[-3:]", "'é中𝄞'"),
     ],
 )
-def test_a_child_finds_its_part_as_it_was_given(sandbox: Sandbox, part: str, seen: str) -> None:
+def test_child_receives_its_part_unchanged(sandbox: Sandbox, part: str, seen: str) -> None:
     client = Tree(f"FINAL(rlm_query('What is it?', context={part}))", lambda _: fenced("FINAL(ascii(context))"))
     assert ran(sandbox, client).response == ascii(eval(seen))
 
@@ -179,7 +180,7 @@ def test_the_whole_context_is_handed_on_without_a_file(sandbox: Sandbox) -> None
     assert ran(sandbox, Tree("FINAL(rlm_query('a', context=context))"), folder).response == "dict 2"
 
 
-def test_contexts_of_a_template_and_later_ones_are_handed_on() -> None:
+def test_template_and_later_contexts_are_handed_on() -> None:
     limits = Limits(max_depth=2, later_context_bytes=1 << 20)
     with LMHandler(Tree("")) as handler, Sandbox(limits) as sandbox:
         with sandbox.template(context="t" * 100_000) as template:
@@ -193,7 +194,8 @@ def test_contexts_of_a_template_and_later_ones_are_handed_on() -> None:
             assert block.stdout == "str 50000 str 5\n"
 
 
-def test_without_a_sandbox_it_is_a_completion_of_part_and_task() -> None:
+def test_child_without_a_sandbox_is_a_completion() -> None:
+    """A child without a sandbox is a completion of part and task."""
     client = ScriptedClient(lambda request: str(request.messages[-1].content))
     with LMHandler(client) as handler, Sandbox() as sandbox, sandbox.repl("whole", answer=handler.answers()) as repl:
         code = (
@@ -203,14 +205,16 @@ def test_without_a_sandbox_it_is_a_completion_of_part_and_task() -> None:
         assert repl.execute(code).stdout == 'part\n\nTask?|{"a":"é"}\n\nTask?|whole\n\nTask?|alone|9000\n'
 
 
-def test_below_the_last_depth_it_is_a_completion_of_part_and_task(sandbox: Sandbox) -> None:
+def test_child_below_the_last_depth_is_a_completion(sandbox: Sandbox) -> None:
+    """A child below the last depth is a completion of part and task."""
     client = Tree("FINAL(rlm_query('Task?', context='part'))")
     assert ran(sandbox, client, limits=Limits(max_depth=1)).response == "a completion"
     (request,) = client.of_depth(1, is_loop=False)
     assert [message.content for message in request.messages] == ["part\n\nTask?"]
 
 
-def test_a_part_that_no_prompt_can_hold_is_refused_as_a_completion(sandbox: Sandbox) -> None:
+def test_oversized_part_is_refused_as_a_completion(sandbox: Sandbox) -> None:
+    """A part that no prompt can hold is refused as a completion."""
     code = "FINAL(rlm_query('Task?', context='x' * 9_000_000, repl=False))"
     assert (ran(sandbox, Tree(code)).response or "").startswith(
         "Error: a context is not available: it has 9,000,000 bytes, more than 8,388,608: give a smaller part"
@@ -232,9 +236,8 @@ def test_code_may_say_whether_a_child_has_a_repl(sandbox: Sandbox, repl: str, an
         ("'a plain sentence. ' * 50_000", "None", "str 900000"),
     ],
 )
-def test_chosen_by_the_problem_the_form_of_the_part_decides(
-    sandbox: Sandbox, part: str, repl: str, answer: str
-) -> None:
+def test_auto_recursion_depends_on_the_parts_form(sandbox: Sandbox, part: str, repl: str, answer: str) -> None:
+    """The form of the part decides with `recursion="auto"`."""
     client = Tree(f"FINAL(rlm_query('Task?', context={part}, repl={repl}))")
     assert ran(sandbox, client, recursion="auto").response == answer
     if "900000" not in answer and "{" not in part and repl == "None":
@@ -252,7 +255,8 @@ def test_completions_chosen_by_the_problem_are_no_children(sandbox: Sandbox) -> 
 # -- what goes wrong -------------------------------------------------------------------------------------------------
 
 
-def test_a_scratch_folder_that_is_full_is_an_error_and_no_file_is_left() -> None:
+def test_full_scratch_folder_is_an_error_without_files() -> None:
+    """A full scratch folder is an error, and no file is left."""
     limits = Limits(max_depth=2, scratch_bytes=1 << 16)
     code = "import os\nanswer = rlm_query('a', context='x' * 500_000)\nFINAL(f'{answer} {os.listdir()}')"
     response = RLM(Tree(code), limits=limits).completion("", "?").response or ""
@@ -284,7 +288,7 @@ def test_an_interrupted_block_leaves_no_file(sandbox: Sandbox) -> None:
 
 
 @pytest.mark.parametrize("code", ["rlm_query('a', context={1})", "rlm_query_batched(['a'], contexts=['b', 'c'])"])
-def test_what_cannot_be_given_is_told_to_the_model(sandbox: Sandbox, code: str) -> None:
+def test_model_is_told_of_a_childs_invalid_context(sandbox: Sandbox, code: str) -> None:
     client = ScriptedClient([fenced(code), "FINAL(done)"])
     assert ran(sandbox, client).response == "done"
     told = str(client.requests[1].messages[-1].content)
@@ -308,7 +312,7 @@ def test_what_cannot_be_given_is_told_to_the_model(sandbox: Sandbox, code: str) 
         ("['x' * 9_000] * 4", 1),
     ],
 )
-def test_the_same_task_about_the_same_part_is_done_once(sandbox: Sandbox, call: str, children: int) -> None:
+def test_equal_task_and_part_run_once(sandbox: Sandbox, call: str, children: int) -> None:
     client = Tree(f"FINAL(str(len(rlm_query_batched({call}))))", lambda _: "FINAL(fine)")
     limits = Limits(max_depth=2, max_children_total=children)
     done = ran(sandbox, client, limits=limits)
@@ -317,7 +321,7 @@ def test_the_same_task_about_the_same_part_is_done_once(sandbox: Sandbox, call: 
     assert all(trace.error is None for trace in done.child_traces)
 
 
-def test_those_that_were_done_once_count_once_against_their_number(sandbox: Sandbox) -> None:
+def test_deduplicated_children_count_once(sandbox: Sandbox) -> None:
     client = Tree("FINAL(str(rlm_query_batched(['a', 'a', 'b', 'a', 'c', 'b'])))", lambda _: "FINAL(fine)")
     done = ran(sandbox, client, limits=Limits(max_depth=2, max_children_total=2, max_concurrent_children=1))
     assert done.response == str(["fine", "fine", "fine", "fine", "Error: max_children_total exceeded", "fine"])
@@ -337,9 +341,8 @@ def test_those_that_were_done_once_count_once_against_their_number(sandbox: Sand
         ("rlm_query('w ' * 9_000)", "rlm_query(context_0)"),
     ],
 )
-def test_a_child_that_hands_its_task_on_gets_a_completion_and_is_told_so(
-    sandbox: Sandbox, given: str, echo: str
-) -> None:
+def test_child_handing_its_task_on_gets_a_completion(sandbox: Sandbox, given: str, echo: str) -> None:
+    """A child that hands its own task on gets a completion and is told so."""
     client = Tree(f"FINAL({given})", lambda turn: fenced(f"print({echo})") if turn == 1 else "FINAL(done)")
     done = ran(sandbox, client, limits=Limits(max_depth=4))
     assert done.response == "done"
@@ -351,14 +354,16 @@ def test_a_child_that_hands_its_task_on_gets_a_completion_and_is_told_so(
 
 
 @pytest.mark.parametrize("other", ["rlm_query('Count the words.', context=context[1:])", "rlm_query('Count more.')"])
-def test_another_task_or_part_of_a_child_is_a_grandchild(sandbox: Sandbox, other: str) -> None:
+def test_child_with_another_task_has_a_grandchild(sandbox: Sandbox, other: str) -> None:
+    """Another task or part of a child is a grandchild."""
     code = "FINAL(rlm_query('Count the words.', context='of this'))"
     client = Tree(code, lambda turn: fenced(f"print({other})") if turn == 1 else "FINAL(done)")
     ran(sandbox, client, limits=Limits(max_depth=3))
     assert client.of_depth(2)
 
 
-def test_a_prompt_of_4000_characters_is_a_task_and_a_longer_one_a_context(sandbox: Sandbox) -> None:
+def test_prompt_above_4000_characters_is_a_context(sandbox: Sandbox) -> None:
+    """A prompt of 4,000 characters is a task, and a longer one is a context."""
     for chars in (LONG_TASK_CHARS, LONG_TASK_CHARS + 1):
         client = Tree(f"FINAL(rlm_query('x' * {chars}))")
         assert ran(sandbox, client).response == f"str {chars}"
@@ -367,7 +372,8 @@ def test_a_prompt_of_4000_characters_is_a_task_and_a_longer_one_a_context(sandbo
         assert "Your task stands in `context`." in opening
 
 
-async def test_a_long_prompt_that_no_repl_of_ours_would_send_is_told_by_its_ends_all_the_same() -> None:
+async def test_foreign_long_prompt_is_told_by_its_ends() -> None:
+    """A long prompt that the package's own REPL would not send is shown by its two ends."""
     client = Tree("", lambda turn: fenced(LOOK if turn < 3 else TELL))
     async with LMHandler(client) as handler, Sandbox(TWO, warm=0) as sandbox:
         answers = handler.answers(TWO, sandbox=sandbox)
@@ -400,7 +406,9 @@ def test_children_are_numbered_and_leave_what_became_of_them(sandbox: Sandbox) -
     assert 0 < sum(each.duration_s for each in done.child_traces) < done.execution_time
 
 
-def test_what_a_child_said_before_it_failed_comes_with_its_error(sandbox: Sandbox) -> None:
+def test_failed_childs_partial_answer_comes_with_its_error(sandbox: Sandbox) -> None:
+    """The text that a child said before it failed comes with its error."""
+
     def child(turn: int) -> str:
         if turn == 1:
             return f"an idea\n{fenced('print(1)')}"
@@ -418,9 +426,10 @@ def test_without_a_time_limit_a_child_has_none(sandbox: Sandbox) -> None:
     assert ran(sandbox, client, limits=limits).response == "None"
 
 
-def test_chosen_by_the_problem_a_short_prompt_of_words_is_a_completion_and_one_of_numbers_a_child(
+def test_auto_recursion_gives_numbers_to_a_child(
     sandbox: Sandbox,
 ) -> None:
+    """A short prompt of words is a completion, and a short prompt of numbers is a child."""
     numbers = "' '.join(map(str, range({}, 500)))"
     code = f"FINAL(str(rlm_query_batched(['What is in here?', {numbers.format(0)}, {numbers.format(9)}])))"
     limits = Limits(max_depth=2, max_children_total=1, max_concurrent_children=1)
@@ -428,7 +437,9 @@ def test_chosen_by_the_problem_a_short_prompt_of_words_is_a_completion_and_one_o
     assert done.response == str(["a completion", "str 1889", "Error: max_children_total exceeded"])
 
 
-def test_a_handler_of_the_users_own_may_ask_for_children_with_plain_text(sandbox: Sandbox) -> None:
+def test_users_handler_may_ask_for_children(sandbox: Sandbox) -> None:
+    """A handler of the user may ask for children with plain text."""
+
     def factory(_run: str, _depth: int, ours: QueryHandler) -> QueryHandler:
         async def answer(query: Query) -> list[Slot]:
             return await ours(Query(id=query.id, want="rlm", prompts=["from a handler"]))
@@ -439,12 +450,13 @@ def test_a_handler_of_the_users_own_may_ask_for_children_with_plain_text(sandbox
     assert done.response == "str 14"
 
 
-def test_many_long_prompts_are_read_one_at_a_time(sandbox: Sandbox) -> None:
+def test_long_prompts_are_read_in_sequence(sandbox: Sandbox) -> None:
     code = "FINAL(str(rlm_query_batched([str(n % 2) * 3_990 for n in range(300)])))"
     assert ran(sandbox, Tree(code)).response == str(["str 3990"] * 300)  # more than 1 MiB
 
 
-async def test_contexts_of_completions_are_read_one_at_a_time_whatever_many_are_asked_for() -> None:
+async def test_completion_contexts_are_read_in_sequence() -> None:
+    """Contexts of completions are read in sequence, even if there are many."""
     open_now, most_open = 0, 0
 
     @contextlib.asynccontextmanager

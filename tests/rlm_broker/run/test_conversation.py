@@ -42,7 +42,7 @@ def chars(request: LMRequest) -> int:
     return sum(len(str(message.content)) for message in request.messages)
 
 
-def test_eight_turns_that_print_much_fit_into_a_small_window() -> None:
+def test_eight_verbose_turns_fit_a_small_window() -> None:
     client = Window([*[MUCH] * 8, "FINAL(done)"])
     done = RLM(client).completion("x" * 100_000, "What?")
     assert done.response == "done"
@@ -55,7 +55,8 @@ def test_eight_turns_that_print_much_fit_into_a_small_window() -> None:
     assert all(str(message.content) == MUCH for message in last[2::2])
 
 
-def test_what_cannot_be_cut_is_summarised_as_often_as_it_takes_and_the_notes_do_not_pile_up() -> None:
+def test_uncuttable_messages_are_summarised_repeatedly() -> None:
+    """Messages that cannot be cut are summarised as often as needed, and notes do not pile up."""
     thoughts = "thinking " * 1_500
 
     def reply(request: LMRequest) -> str:
@@ -80,7 +81,9 @@ def test_what_cannot_be_cut_is_summarised_as_often_as_it_takes_and_the_notes_do_
     assert all(len(notes) < 50 for notes in notes)
 
 
-def test_a_provider_that_refuses_once_is_asked_again_with_less() -> None:
+def test_provider_refusal_is_retried_with_less() -> None:
+    """A provider that refuses once is asked again with less."""
+
     class Unknown(ScriptedClient):
         """Client that does not state its window, and reads 40,000 characters at most."""
 
@@ -97,7 +100,8 @@ def test_a_provider_that_refuses_once_is_asked_again_with_less() -> None:
     assert len(client.sizes) == 5 + len(refused)
 
 
-def test_over_http_a_refusal_is_recovered_from_and_no_other_failure_is() -> None:
+def test_http_refusal_is_recovered_from_alone() -> None:
+    """The run recovers over HTTP from the refusal of a long request, and from no other failure."""
     short, refusal = completion(MUCH), failure(400, TOO_LONG)
     with FakeOpenAI(short, short, refusal, completion("FINAL(done)")) as server:
         client = OpenAICompatibleClient(server.base_url, "m")
@@ -112,7 +116,8 @@ def test_over_http_a_refusal_is_recovered_from_and_no_other_failure_is() -> None
     assert len(server.requests) == 2
 
 
-def test_without_a_threshold_nothing_is_cut_and_nothing_recovered_from() -> None:
+def test_compaction_is_off_without_a_threshold() -> None:
+    """The run cuts no message and recovers from no refusal if there is no threshold."""
     client = ScriptedClient([MUCH, MUCH, ModelFailed(TOO_LONG)])
     with pytest.raises(ModelFailed, match="maximum context length"):
         RLM(client, limits=Limits(compaction_threshold=None)).completion("x" * 100_000, "What?")
@@ -120,14 +125,14 @@ def test_without_a_threshold_nothing_is_cut_and_nothing_recovered_from() -> None
     assert len(str(client.requests[2].messages[3].content)) > 20_000
 
 
-def test_a_first_request_that_is_too_long_fails_at_once() -> None:
+def test_first_request_too_long_fails_at_once() -> None:
     client = ScriptedClient([ModelFailed(TOO_LONG)])
     with pytest.raises(ModelFailed):
         RLM(client).completion("text", "What?")
     assert len(client.requests) == 1
 
 
-def test_a_refused_summary_leaves_the_conversation_as_it_was() -> None:
+def test_refused_summary_keeps_the_conversation() -> None:
     def reply(request: LMRequest) -> str:
         if str(request.messages[-1].content) == SUMMARISE:
             raise ModelFailed("the provider is down")
@@ -157,13 +162,13 @@ def test_the_best_answer_so_far_is_in_the_failure(replies: list[str], partial: s
     assert len(failed.value.trajectory) == 2
 
 
-def test_a_limit_carries_it_too() -> None:
+def test_limit_error_carries_the_partial_answer() -> None:
     with pytest.raises(LimitReached) as reached:
         RLM(ScriptedClient([DRAFT] * 3), limits=Limits(max_llm_calls=2)).completion("text", "?")
     assert reached.value.partial_answer == "a draft"
 
 
-def test_the_time_of_a_run_carries_it_too() -> None:
+def test_run_timeout_carries_the_partial_answer() -> None:
     async def reply(messages: list[dict[str, Any]]) -> str:
         return DRAFT if len(messages) == 2 else await for_ever()
 
@@ -175,7 +180,7 @@ def test_the_time_of_a_run_carries_it_too() -> None:
     assert reached.value.partial_answer == "a draft"
 
 
-def test_the_command_prints_it(tmp_path: Any) -> None:
+def test_command_prints_the_partial_answer(tmp_path: Any) -> None:
     (tmp_path / "a.txt").write_text("text")
     with FakeOpenAI(completion(IDEA), completion(DRAFT), Answer(401, {"error": {"message": "no key"}})) as server:
         arguments = ("ask", "?", tmp_path / "a.txt", "-q", "--model", "m", "--base-url", server.base_url)
@@ -204,7 +209,7 @@ def conversation(limit: float | None, *texts: str) -> tuple[Conversation, Progre
     return Conversation(progress, limit, by_length), progress
 
 
-async def test_what_fits_stays_as_it_is() -> None:
+async def test_fitting_conversation_is_unchanged() -> None:
     kept, progress = conversation(100, "s" * 20, "o" * 20, "a" * 20, "u" * 40)
     before = list(progress.messages)
     await kept.fit(never)
@@ -212,7 +217,8 @@ async def test_what_fits_stays_as_it_is() -> None:
     assert await kept.tokens() == 100
 
 
-async def test_older_outputs_are_cut_first_the_longest_most_and_replies_never() -> None:
+async def test_older_outputs_are_cut_first() -> None:
+    """Older outputs are cut first, the longest most, and replies never."""
     kept, progress = conversation(
         16_000, "s" * 10, "o" * 10, "a" * 3_000, "u" * 9_000, "a" * 10, "v" * 800, "a" * 10, "w" * 9_000
     )
@@ -233,14 +239,16 @@ async def test_the_newest_is_cut_last_and_its_end_stays() -> None:
     assert [len(str(message.content)) for message in progress.messages[:2]] == [1_000, 1_000]
 
 
-async def test_what_is_cut_is_halved_until_the_request_fits_and_no_further() -> None:
+async def test_outputs_are_halved_until_the_request_fits() -> None:
+    """An output is halved until the request fits, and no further."""
     older = cut("u" * 9_000, 4_500)
     kept, progress = conversation(40 + len(older) + 10, "s" * 10, "o" * 10, "a" * 10, "u" * 9_000, "a" * 10, "w" * 10)
     await kept.fit(never)
     assert [str(message.content) for message in progress.messages[3:]] == [older, "a" * 10, "w" * 10]
 
 
-async def test_an_older_output_keeps_500_characters_and_the_newest_2000() -> None:
+async def test_outputs_keep_a_minimum_of_characters() -> None:
+    """An older output keeps 500 characters, and the newest keeps 2,000."""
     summaries = 0
 
     async def summarise() -> None:
@@ -260,7 +268,7 @@ async def test_an_older_output_keeps_500_characters_and_the_newest_2000() -> Non
     ]
 
 
-async def test_what_a_provider_counts_decides_what_fits() -> None:
+async def test_provider_count_decides_what_fits() -> None:
     kept, progress = conversation(4_000, "s" * 10, "o" * 10, "a" * 10, "u" * 3_000, "a" * 10)
     await kept.learn(2 * 3_030)
     progress.messages.append(ChatMessage("user", "w" * 10))
@@ -276,14 +284,16 @@ async def test_after_a_refusal_three_tenths_less_is_sent() -> None:
     assert not await kept.takes_refusal(ModelFailed("429: rate limit reached"))
 
 
-async def test_a_limit_that_is_lower_than_what_was_refused_stays() -> None:
+async def test_lower_limit_than_the_refused_size_stays() -> None:
+    """A limit that is lower than the refused size stays."""
     kept, progress = conversation(4_000, "s" * 100, "o" * 100, "a" * 100, "u" * 9_000, "a" * 100, "w" * 100)
     assert await kept.takes_refusal(ModelFailed(TOO_LONG))
     await kept.fit(never)
     assert str(progress.messages[3].content) == cut("u" * 9_000, 2_250)
 
 
-async def test_a_count_that_is_far_too_low_or_of_nothing_is_corrected() -> None:
+async def test_implausible_token_count_is_corrected() -> None:
+    """A count that is far too low, or zero, is corrected."""
     kept, progress = conversation(1_000, "", "", "")
     await kept.learn(7)
     progress.messages.append(ChatMessage("user", "ab"))
@@ -301,7 +311,8 @@ async def test_the_system_prompt_and_the_opening_are_never_cut() -> None:
     assert [len(str(message.content)) for message in progress.messages] == [1_000, 50_000]
 
 
-async def test_what_the_provider_counts_corrects_the_count_but_not_to_nothing() -> None:
+async def test_provider_count_corrects_but_never_to_zero() -> None:
+    """The provider's count corrects the count, but not to zero."""
     kept, progress = conversation(1_000, "s" * 100, "o" * 100, "reply")
     await kept.learn(400)
     assert await kept.tokens() == pytest.approx(2 * 205)
@@ -339,5 +350,5 @@ def test_how_providers_say_that_a_request_is_too_long(said: str) -> None:
 
 
 @pytest.mark.parametrize("said", ["429: rate limit reached", "invalid api key", "unknown model 'x'", "connection lost"])
-def test_what_they_say_of_something_else(said: str) -> None:
+def test_unrelated_error_is_not_read_as_too_long(said: str) -> None:
     assert not says_too_long(said)

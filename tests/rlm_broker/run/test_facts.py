@@ -28,23 +28,27 @@ def told(model: ScriptedClient, sub: ScriptedClient | None = None, **more: Any) 
 @pytest.mark.parametrize(
     ("tokens", "chars"), [(None, None), (128_000, 380_000), (8_000, 24_000), (1_000_000, 3_000_000), (1, 3)]
 )
-def test_a_model_reads_three_characters_a_token_in_round_numbers(tokens: int | None, chars: int | None) -> None:
+def test_model_reads_three_characters_a_token(tokens: int | None, chars: int | None) -> None:
+    """A model reads three characters a token, in round numbers."""
     assert reads_chars(sized(tokens)) == chars
 
 
-def test_what_a_call_reads_is_told_of_the_model_that_answers_it() -> None:
+def test_call_size_is_that_of_the_answering_model() -> None:
+    """The size that a call reads is that of the model that answers it."""
     prompt = told(sized(200_000), sized(64_000, name="sub"))
     assert "It can read 190,000 characters." in prompt
     assert "It can read" not in told(sized(200_000), sized(None, name="sub"))
 
 
 @pytest.mark.parametrize(("tokens", "is_compact"), [(15_999, True), (16_000, False), (None, False)])
-def test_the_window_of_the_runs_own_model_decides_how_long_its_prompt_is(tokens: int | None, is_compact: bool) -> None:
+def test_prompt_length_follows_the_runs_model(tokens: int | None, is_compact: bool) -> None:
+    """The window of the run's own model decides the length of its prompt."""
     prompt = told(sized(tokens), sized(200_000, name="sub"))
     assert ("How to work:" not in prompt) == is_compact
 
 
-def test_further_models_are_told_with_what_they_read_and_the_usual_one_is_not() -> None:
+def test_further_models_are_told_with_their_sizes() -> None:
+    """Further models are told with the size that they read, and the usual model is not told."""
     models = {"small": sized(10_000, name="provider/small-1"), "other": sized(None, name="other")}
     prompt = told(sized(None), sized(None, name="sub"), models=models)
     (line,) = [line for line in prompt.splitlines() if line.startswith("- Models for `model=`")]
@@ -63,7 +67,7 @@ def test_so_many_models_are_told_at_most() -> None:
     assert len(re.findall(r"`m\d+`", told(sized(None), models=models))) <= MOST_MODELS
 
 
-def test_the_packages_and_the_python_that_are_told_are_there() -> None:
+def test_told_packages_and_python_exist() -> None:
     client = ScriptedClient(["```repl\nimport sys\nFINAL('%d.%d' % sys.version_info[:2])\n```"])
     with Sandbox() as sandbox:
         with RLM(client, sandbox=sandbox) as rlm:
@@ -81,7 +85,7 @@ def test_the_packages_and_the_python_that_are_told_are_there() -> None:
     assert all(name in prompt for name in named)
 
 
-def test_tools_are_told_and_so_are_the_turns_of_a_child() -> None:
+def test_tools_and_child_turns_are_told() -> None:
     def in_stock(name: str) -> int:
         """Return the number of pieces."""
         return len(name)

@@ -20,7 +20,8 @@ def test_calls_are_numbered_and_end_at_their_limit() -> None:
     assert ledger.calls == 2
 
 
-def test_children_end_at_their_limit_and_none_is_no_limit() -> None:
+def test_children_end_at_their_limit() -> None:
+    """Children end at their limit, and None is no limit."""
     ledger = Ledger(Limits(max_children_total=1, max_llm_calls=None))
     ledger.charge_child()
     with pytest.raises(LimitReached, match="max_children_total"):
@@ -32,7 +33,8 @@ async def spend(ledger: Ledger, run: str, model: str, depth: int, usage: Usage) 
     ledger.settle(await ledger.hold(0, None), run, model, depth, usage, 0)
 
 
-async def test_usage_is_summed_by_the_model_that_served_over_all_depths() -> None:
+async def test_usage_is_summed_by_model_over_depths() -> None:
+    """Usage is summed by the model that served, over all depths."""
     ledger = Ledger(Limits())
     await spend(ledger, "1", "a", 0, Usage(1, 10, 5, 0.5))
     await spend(ledger, "1", "a", 1, Usage(1, 1, 2, 0.25))
@@ -41,7 +43,7 @@ async def test_usage_is_summed_by_the_model_that_served_over_all_depths() -> Non
     assert ledger.by_depth() == {0: Usage(1, 10, 5, 0.5), 1: Usage(2, 8, 9, None)}
 
 
-async def test_usage_of_a_run_is_its_own_and_that_of_all_below_it() -> None:
+async def test_run_usage_includes_its_descendants() -> None:
     ledger = Ledger(Limits())
     for run in ("1", "1.1", "1.1.2", "1.10", "1.2"):
         await spend(ledger, run, "a", run.count("."), Usage(1, 1, 0))
@@ -51,7 +53,8 @@ async def test_usage_of_a_run_is_its_own_and_that_of_all_below_it() -> None:
     assert ledger.by_depth("1.1") == {1: Usage(1, 1, 0), 2: Usage(1, 1, 0)}
 
 
-async def test_a_cost_that_is_not_known_makes_the_sum_unknown_and_never_zero() -> None:
+async def test_unknown_cost_makes_the_sum_unknown() -> None:
+    """An unknown cost makes the sum unknown and never zero."""
     ledger = Ledger(Limits())
     await spend(ledger, "1", "a", 0, Usage(1, 1, 1, 0.5))
     await spend(ledger, "1", "b", 0, Usage(1, 1, 1, None))
@@ -68,9 +71,7 @@ async def test_a_cost_that_is_not_known_makes_the_sum_unknown_and_never_zero() -
     ],
     ids=["tokens", "tokens_of_known_size", "budget"],
 )
-async def test_calls_at_the_same_time_overshoot_by_less_than_one(
-    limits: Limits, usage: Usage, overshoot: float
-) -> None:
+async def test_concurrent_calls_overshoot_by_less_than_one(limits: Limits, usage: Usage, overshoot: float) -> None:
     ledger = Ledger(limits)
     running = most = 0
 
@@ -96,7 +97,7 @@ async def test_calls_at_the_same_time_overshoot_by_less_than_one(
     assert (left["max_tokens"] == 0) or (left["max_budget_usd"] == 0)
 
 
-async def test_a_call_that_failed_gives_back_what_was_set_aside() -> None:
+async def test_failed_call_returns_its_reserve() -> None:
     ledger = Ledger(Limits(max_tokens=100))
     first = await ledger.hold(30, 50)
     second = asyncio.create_task(ledger.hold(30, 50))
@@ -109,20 +110,23 @@ async def test_a_call_that_failed_gives_back_what_was_set_aside() -> None:
         await ledger.hold(0, 1)
 
 
-async def test_a_budget_that_cannot_be_kept_is_refused_and_not_taken_for_kept() -> None:
+async def test_untrackable_budget_is_refused() -> None:
+    """A budget that cannot be kept is refused."""
     ledger = Ledger(Limits(max_budget_usd=1.0))
     await spend(ledger, "1", "unpriced", 0, Usage(1, 1, 1, None))
     with pytest.raises(ConfigurationError, match="the price of model 'unpriced' is not known"):
         ledger.charge_call()
 
 
-def test_what_is_left_is_told_by_limit_and_none_is_without_a_bound() -> None:
+def test_remainder_is_told_by_limit() -> None:
+    """The remainder is told for each limit and is None without a bound."""
     ledger = Ledger(Limits(max_llm_calls=10, max_children_total=None))
     ledger.charge_call()
     assert ledger.left() == {"max_llm_calls": 9, "max_children_total": None, "max_tokens": None, "max_budget_usd": None}
 
 
-async def test_tokens_that_a_client_does_not_count_are_estimated_for_the_limit_and_in_no_usage() -> None:
+async def test_uncounted_tokens_are_estimated_for_limits_only() -> None:
+    """Tokens that a client does not count are estimated for the limit and appear in no usage."""
     ledger = Ledger(Limits(max_tokens=1000))
     ledger.settle(await ledger.hold(600, None), "1", "m", 0, Usage(1), 300)
     assert ledger.left()["max_tokens"] == 700
@@ -137,7 +141,8 @@ async def test_tokens_that_a_client_does_not_count_are_estimated_for_the_limit_a
 # -- a ledger that several trees share -------------------------------------------------------------------------------
 
 
-async def test_what_trees_use_is_counted_in_the_ledger_above_them_and_ends_them_there() -> None:
+async def test_tree_usage_counts_in_the_ledger_above() -> None:
+    """The usage of trees counts in the ledger above them and ends them there."""
     above = Ledger(Limits(max_llm_calls=3, max_children_total=2, max_tokens=100))
     one, other = Ledger(Limits(), above), Ledger(Limits(max_tokens=50), above)
     assert [one.charge_call(), other.charge_call(), one.charge_call()] == [1, 1, 2]
@@ -157,7 +162,8 @@ async def test_what_trees_use_is_counted_in_the_ledger_above_them_and_ends_them_
     assert one.left()["max_budget_usd"] is None
 
 
-async def test_what_a_call_may_cost_is_set_aside_above_too_and_given_back() -> None:
+async def test_call_reserve_is_held_above_and_returned() -> None:
+    """The possible cost of a call is reserved in the ledger above too and returned."""
     above = Ledger(Limits(max_tokens=100))
     one, other = Ledger(Limits(), above), Ledger(Limits(), above)
     await spend(one, "1", "a", 0, Usage(1, 1, 1))
@@ -169,7 +175,8 @@ async def test_what_a_call_may_cost_is_set_aside_above_too_and_given_back() -> N
     await asyncio.wait_for(waiting, WAIT_S)
 
 
-async def test_a_call_that_is_cancelled_while_it_waits_holds_nothing_above() -> None:
+async def test_cancelled_waiting_call_holds_no_reserve_above() -> None:
+    """A call that is cancelled while it waits holds no reserve in the ledger above."""
     above = Ledger(Limits(max_tokens=1000))
     tree, other = Ledger(Limits(max_tokens=100), above), Ledger(Limits(), above)
     await spend(tree, "1", "a", 0, Usage(1, 1, 1))
@@ -182,7 +189,8 @@ async def test_a_call_that_is_cancelled_while_it_waits_holds_nothing_above() -> 
     await asyncio.wait_for(other.hold(30, 980), WAIT_S)
 
 
-async def test_a_tree_whose_means_are_spent_leaves_nothing_set_aside_above() -> None:
+async def test_spent_tree_leaves_no_reserve_above() -> None:
+    """A tree whose means are spent leaves no reserve in the ledger above."""
     above = Ledger(Limits(max_tokens=1000))
     tree, other = Ledger(Limits(max_tokens=2), above), Ledger(Limits(), above)
     await spend(tree, "1", "a", 0, Usage(1, 1, 1))
@@ -195,7 +203,7 @@ async def test_a_tree_whose_means_are_spent_leaves_nothing_set_aside_above() -> 
 
 
 @pytest.mark.parametrize(("output_tokens", "fits"), [(39, True), (40, True), (41, False)])
-async def test_calls_at_once_may_fill_the_tokens_to_the_last(output_tokens: int, fits: bool) -> None:
+async def test_concurrent_calls_may_use_the_last_token(output_tokens: int, fits: bool) -> None:
     """100 tokens, of which 2 are spent and 10 + 38 set aside; the second call sends 10."""
     ledger = Ledger(Limits(max_tokens=100))
     await spend(ledger, "1", "a", 0, Usage(1, 1, 1))
@@ -207,7 +215,7 @@ async def test_calls_at_once_may_fill_the_tokens_to_the_last(output_tokens: int,
 
 
 @pytest.mark.parametrize(("budget_usd", "fits"), [(0.75, True), (0.74, False)])
-async def test_calls_at_once_may_fill_the_budget_to_the_last(budget_usd: float, fits: bool) -> None:
+async def test_concurrent_calls_may_use_the_last_cent(budget_usd: float, fits: bool) -> None:
     """The dearest call was 0.25 dollars, one is open, and the second may cost as much."""
     ledger = Ledger(Limits(max_budget_usd=budget_usd))
     await spend(ledger, "1", "a", 0, Usage(1, 1, 1, 0.25))
@@ -218,7 +226,8 @@ async def test_calls_at_once_may_fill_the_budget_to_the_last(budget_usd: float, 
     second.cancel()
 
 
-async def test_a_call_may_be_as_long_and_as_dear_as_the_largest_so_far() -> None:
+async def test_call_may_equal_the_largest_so_far() -> None:
+    """A call may be as long and as costly as the largest call so far."""
     ledger = Ledger(Limits(max_tokens=1000, max_budget_usd=10))
     for output_tokens, cost in ((5, 0.5), (7, 0.25), (6, 0.75)):
         await spend(ledger, "1", "a", 0, Usage(1, 1, output_tokens, cost))
@@ -226,7 +235,7 @@ async def test_a_call_may_be_as_long_and_as_dear_as_the_largest_so_far() -> None
     assert (hold.tokens, hold.cost_usd, hold.input_tokens) == (10 + 7, 0.75, 10)
 
 
-async def test_a_budget_that_is_spent_to_the_cent_is_spent() -> None:
+async def test_budget_spent_to_the_cent_is_spent() -> None:
     ledger = Ledger(Limits(max_budget_usd=0.5))
     await spend(ledger, "1", "a", 0, Usage(1, 1, 1, 0.5))
     with pytest.raises(LimitReached, match="max_budget_usd"):
@@ -245,14 +254,16 @@ async def test_depths_are_told_from_the_root_down() -> None:
     assert list(ledger.by_depth()) == [0, 1, 2]
 
 
-async def test_a_call_whose_tokens_are_not_counted_and_that_said_nothing_costs_what_was_sent() -> None:
+async def test_uncounted_silent_call_costs_what_was_sent() -> None:
+    """A call without counted tokens and without text costs the tokens that were sent."""
     ledger = Ledger(Limits(max_tokens=100))
     hold = await ledger.hold(30, 5)
     ledger.settle(hold, "1", "a", 0, Usage(1, 0, 0), 0)
     assert ledger.left()["max_tokens"] == 90
 
 
-async def test_a_call_that_has_ended_holds_nothing_above_and_is_known_there_by_its_run() -> None:
+async def test_ended_call_holds_no_reserve_above() -> None:
+    """A call that has ended holds no reserve above and is known there by its run."""
     above = Ledger(Limits(max_tokens=100))
     tree = Ledger(Limits(), above)
     await spend(tree, "1.2", "a", 0, Usage(1, 1, 1))
@@ -260,13 +271,13 @@ async def test_a_call_that_has_ended_holds_nothing_above_and_is_known_there_by_i
     await asyncio.wait_for(tree.hold(30, 500), WAIT_S)  # more than is left: granted only while no other call is open
 
 
-async def test_a_call_that_set_nothing_aside_may_end_without_a_reply() -> None:
+async def test_call_without_reserve_may_end_without_reply() -> None:
     tree = Ledger(Limits(max_llm_calls=1), Ledger(Limits()))
     tree.release(await tree.hold(30, None))
     assert tree.charge_call() == 1
 
 
-async def test_in_three_ledgers_a_call_that_has_ended_holds_nothing() -> None:
+async def test_ended_call_holds_no_reserve_in_three_ledgers() -> None:
     top = Ledger(Limits(max_tokens=100))
     tree = Ledger(Limits(), Ledger(Limits(), top))
     await spend(tree, "1", "a", 0, Usage(1, 1, 1))

@@ -39,7 +39,8 @@ def test_an_answer_becomes_a_value(wanted: Any, answer: str, value: object) -> N
     assert OutputType(wanted).judge(answer, 0) == (None, value)
 
 
-def test_a_wrong_answer_goes_back_to_the_model_with_what_is_wrong_and_the_schema() -> None:
+def test_wrong_answer_returns_with_fault_and_schema() -> None:
+    """A wrong answer goes back to the model with its fault and the schema."""
     client = ScriptedClient(
         ["FINAL(Ada, aged 36)", '```repl\nFINAL({"name": "Ada", "age": "old"})\n```', f"FINAL({GOOD})"]
     )
@@ -52,7 +53,8 @@ def test_a_wrong_answer_goes_back_to_the_model_with_what_is_wrong_and_the_schema
     assert "age: Input should be a valid integer" in told[2]
 
 
-def test_after_its_retries_the_run_ends_with_the_last_answer() -> None:
+def test_exhausted_retries_end_with_the_last_answer() -> None:
+    """The run ends with the last answer after its retries."""
     client = ScriptedClient(["FINAL(one)", "FINAL(two)", "FINAL(three)", "FINAL(four)"])
     with pytest.raises(OutputInvalid, match="the answer is not of the wanted type") as failed:
         RLM(client, limits=Limits(max_output_retries=1)).completion("text", "Who?", output_type=int)
@@ -65,14 +67,15 @@ def test_a_plain_completion_has_a_type_too() -> None:
     assert RLM(client, limits=Limits(max_depth=0)).completion("text", "How many?", output_type=int).parsed == 42
 
 
-def test_the_last_answer_of_a_run_without_turns_left_is_judged_too() -> None:
+def test_last_answer_without_turns_left_is_judged() -> None:
     client = ScriptedClient(["```repl\n1\n```", "no number", "FINAL(7)"])
     done = RLM(client, limits=Limits(max_iterations=1)).completion("text", "?", output_type=int)
     assert done.parsed == 7
 
 
 @pytest.mark.parametrize("wanted", [object(), print, type("Own", (), {})])
-def test_a_type_that_no_json_can_be_is_refused_before_anything_starts(wanted: Any) -> None:
+def test_type_without_json_form_is_refused_early(wanted: Any) -> None:
+    """A type that no JSON can be is refused before anything starts."""
     client = ScriptedClient([])
     with pytest.raises(ConfigurationError, match="output_type"):
         RLM(client).completion("text", "?", output_type=wanted)

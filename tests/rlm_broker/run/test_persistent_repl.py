@@ -18,7 +18,8 @@ def block(code: str) -> str:
     return f"```repl\n{code}\n```"
 
 
-def test_variables_live_on_and_each_call_adds_its_context_and_its_messages() -> None:
+def test_variables_persist_and_calls_add_contexts() -> None:
+    """Variables persist, and each call adds its context and its messages."""
     replies = [
         block("x = 40\nFINAL(context + '|' + context_0)"),
         block("FINAL(str(x + 2) + '|' + context + '|' + str(context_1))"),
@@ -88,7 +89,8 @@ async def test_two_questions_at_once_and_no_with_are_refused() -> None:
         assert (await rlm.acompletion("c", "?")).response == "done"
 
 
-async def test_of_two_runs_started_at_once_the_second_is_refused() -> None:
+async def test_second_concurrent_run_is_refused() -> None:
+    """The second of two runs that start at once is refused."""
     async with RLM(ScriptedClient([block("FINAL(1)")]), persistent=True) as rlm:
         first, second = rlm.start("a" * 1_000_000, "?"), rlm.start("b", "?")
         with pytest.raises(ConfigurationError, match="one question at a time"):
@@ -104,7 +106,8 @@ def test_offline_model_looks_at_the_context_of_its_run() -> None:
     assert "Tuesday" in (second or "")
 
 
-def test_later_context_is_mapped_and_may_be_larger_than_a_message_and_the_memory() -> None:
+def test_later_context_may_exceed_message_and_memory() -> None:
+    """A later context is mapped and may be larger than a message and the memory."""
     client = ScriptedClient([block("FINAL(1)"), block("FINAL(len(context_1))")])
     limits = Limits(max_frame_bytes=1 << 16, memory_bytes=64 << 20)
     with RLM(client, persistent=True, limits=limits) as rlm:

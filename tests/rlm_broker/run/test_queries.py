@@ -28,7 +28,8 @@ def asked(messages: list[dict[str, Any]]) -> str:
     return last.rpartition("Question: ")[2].partition("\n")[0]
 
 
-def test_children_run_at_the_same_time_but_only_so_many_and_answer_in_order() -> None:
+def test_children_run_concurrently_and_answer_in_order() -> None:
+    """Children run at the same time, at most the given number, and answer in order."""
     running = most = 0
     lock = threading.Lock()
     meet = threading.Barrier(2)
@@ -52,7 +53,9 @@ def test_children_run_at_the_same_time_but_only_so_many_and_answer_in_order() ->
     assert most == 2
 
 
-def test_past_their_number_children_are_an_error_in_their_slot() -> None:
+def test_children_above_their_total_fill_slots_with_errors() -> None:
+    """Children beyond `max_children_total` are an error in their slot."""
+
     def reply(messages: list[dict[str, Any]]) -> str:
         if asked(messages) == "root":
             return "```repl\nFINAL(str(rlm_query_batched(['a', 'b', 'c'])))\n```"
@@ -72,7 +75,7 @@ def test_past_their_number_children_are_an_error_in_their_slot() -> None:
     ],
 )
 @pytest.mark.parametrize("function", ["llm_query_batched", "rlm_query_batched"])
-def test_a_batch_over_its_cap_is_refused_slot_by_slot(function: str, prompts: list[str], slots: list[str]) -> None:
+def test_batch_above_its_cap_is_refused_slot_by_slot(function: str, prompts: list[str], slots: list[str]) -> None:
     def reply(messages: list[dict[str, Any]]) -> str:
         if len(messages) > 1:
             return f"```repl\nFINAL(str({function}({prompts})))\n```"
@@ -82,7 +85,7 @@ def test_a_batch_over_its_cap_is_refused_slot_by_slot(function: str, prompts: li
     assert response == str(slots)
 
 
-def test_children_of_children_count_against_the_number_of_the_whole_tree() -> None:
+def test_grandchildren_count_against_the_trees_number() -> None:
     """Each of two children asks for two more; four may run in all, so of the grandchildren two are refused."""
 
     def reply(messages: list[dict[str, Any]]) -> str:
@@ -98,7 +101,7 @@ def test_children_of_children_count_against_the_number_of_the_whole_tree() -> No
     assert sorted(slots) == ["Error: max_children_total exceeded"] * 2 + ["fine"] * 2
 
 
-def test_what_a_child_answers_is_cut_like_what_a_call_does() -> None:
+def test_child_answer_is_cut_like_a_call_result() -> None:
     def reply(messages: list[dict[str, Any]]) -> str:
         return "```repl\nFINAL(rlm_query('child'))\n```" if asked(messages) == "root" else f"FINAL({'x' * 50})"
 
@@ -107,7 +110,9 @@ def test_what_a_child_answers_is_cut_like_what_a_call_does() -> None:
     assert response == f"{'x' * 10}\n... [40 characters cut]"
 
 
-def test_a_child_that_loops_is_ended_on_time_with_what_it_said_and_its_siblings_are_unharmed() -> None:
+def test_looping_child_is_ended_with_its_partial_answer() -> None:
+    """A child that loops is ended on time with its partial answer, and its siblings are unharmed."""
+
     def reply(messages: list[dict[str, Any]]) -> str:
         match asked(messages):
             case "root":
@@ -127,7 +132,7 @@ def test_a_child_that_loops_is_ended_on_time_with_what_it_said_and_its_siblings_
     assert answers == "fine"
 
 
-def test_a_child_that_fails_fills_its_slot_with_the_reason() -> None:
+def test_failed_child_fills_its_slot_with_the_reason() -> None:
     def reply(messages: list[dict[str, Any]]) -> str:
         if asked(messages) == "root":
             return "```repl\nFINAL(rlm_query('child'))\n```"
@@ -138,7 +143,7 @@ def test_a_child_that_fails_fills_its_slot_with_the_reason() -> None:
     assert response == "Error: function: RuntimeError: the provider is down"
 
 
-def test_a_parent_that_is_ended_takes_its_children_and_their_processes_with_it() -> None:
+def test_ended_parent_ends_children_and_their_processes() -> None:
     child_loops = threading.Event()
 
     def reply(messages: list[dict[str, Any]]) -> str:
@@ -159,7 +164,8 @@ def test_a_parent_that_is_ended_takes_its_children_and_their_processes_with_it()
     assert child_loops.is_set()
 
 
-def test_runs_are_named_by_their_place_in_the_tree_and_each_has_an_end() -> None:
+def test_run_names_tell_their_place_in_the_tree() -> None:
+    """Runs are named by their place in the tree, and each has an end."""
     events: list[Event] = []
 
     def reply(messages: list[dict[str, Any]]) -> str:
@@ -177,7 +183,8 @@ def test_runs_are_named_by_their_place_in_the_tree_and_each_has_an_end() -> None
     assert [event.run for event in events if isinstance(event, RunEnded)] == ["1.1.1", "1.1", "1"]
 
 
-async def test_cancelling_a_run_ends_its_child_down_to_the_model_call() -> None:
+async def test_cancelled_run_cancels_its_childs_model_call() -> None:
+    """Cancelling a run ends its child down to the model call."""
     asked_child, cancelled = asyncio.Event(), asyncio.Event()
 
     async def reply(messages: list[dict[str, Any]]) -> str:
@@ -201,14 +208,16 @@ async def test_cancelling_a_run_ends_its_child_down_to_the_model_call() -> None:
     assert not living_below() - before
 
 
-def test_children_of_one_batch_beyond_their_number_each_say_why() -> None:
+def test_surplus_children_of_a_batch_each_say_why() -> None:
     replies = ["```repl\nFINAL(str(rlm_query_batched(['a', 'b', 'c'])))\n```", "FINAL(fine)", "FINAL(fine)"]
     limits = Limits(max_depth=2, max_children_per_batch=2)
     response = RLM(ScriptedClient(replies), limits=limits).completion("", "root").response
     assert response == "['fine', 'fine', 'Error: max_children_per_batch exceeded: 3 > 2']"
 
 
-def test_runs_nest_four_deep_with_one_place_at_each_depth() -> None:
+def test_runs_nest_four_deep_with_one_place() -> None:
+    """Runs nest four deep with one place at each depth."""
+
     def reply(messages: list[dict[str, Any]]) -> str:
         level = int(asked(messages))
         if level == 4:
@@ -227,13 +236,14 @@ def test_runs_nest_four_deep_with_one_place_at_each_depth() -> None:
     }
 
 
-def test_a_result_is_cut_at_its_limit_and_the_cut_is_named() -> None:
+def test_query_result_is_cut_at_its_limit() -> None:
+    """A result is cut at its limit, and the cut is named."""
     replies = ["```repl\nFINAL(llm_query('much'))\n```", "x" * 500]
     response = RLM(ScriptedClient(replies), limits=Limits(max_result_chars=100)).completion("", "?").response
     assert response == "x" * 100 + "\n... [400 characters cut]"
 
 
-def test_code_can_ask_what_is_left() -> None:
+def test_code_can_ask_for_its_remaining_budget() -> None:
     replies = ["```repl\nllm_query('x')\nimport json\nFINAL(json.dumps(budget()))\n```", "y"]
     limits = Limits(max_llm_calls=10, max_tokens=1000, run_timeout_s=100)
     left = json.loads(RLM(ScriptedClient(replies), limits=limits).completion("", "?").response or "")
@@ -245,7 +255,7 @@ def test_code_can_ask_what_is_left() -> None:
     assert (left["max_iterations"], left["max_blocks"]) == (29, 149)
 
 
-def test_a_child_has_no_more_time_than_its_parent_has_left() -> None:
+def test_child_time_is_bounded_by_its_parents() -> None:
     def reply(messages: list[dict[str, Any]]) -> str:
         if asked(messages) == "root":
             return "```repl\nFINAL(rlm_query('child'))\n```"
@@ -255,14 +265,16 @@ def test_a_child_has_no_more_time_than_its_parent_has_left() -> None:
     assert RLM(FunctionClient(reply), limits=limits).completion("", "root").response == "True"
 
 
-def test_turns_with_errors_in_a_row_end_a_run_with_its_partial_answer() -> None:
+def test_errors_in_a_row_end_a_run() -> None:
+    """Turns with errors in a row end a run with its partial answer."""
     replies = ["```repl\n1 / 0\n```", "```repl\nprint(1)\n```", *["an idea\n```repl\n1 / 0\n```"] * 5]
     with pytest.raises(LimitReached, match="max_consecutive_errors = 2 was reached, 2 used") as reached:
         RLM(ScriptedClient(replies), limits=Limits(max_consecutive_errors=2)).completion("", "?")
     assert "an idea" in (reached.value.partial_answer or "")
 
 
-def test_past_their_number_blocks_are_not_run_and_the_last_word_is_asked_for() -> None:
+def test_blocks_above_their_number_are_not_run() -> None:
+    """Blocks beyond their number are not run, and the last answer is asked for."""
     client = ScriptedClient(
         ["```repl\nprint(1)\n```\n```repl\nprint(2)\n```\n```repl\nprint(3)\n```", "FINAL(as far as I got)"]
     )
@@ -288,7 +300,9 @@ def test_max_tokens_holds_for_a_function_that_counts_none() -> None:
     assert reached.value.usage_summary.total.total_calls > 0
 
 
-def test_tokens_and_budget_end_a_run_with_what_was_spent() -> None:
+def test_tokens_and_budget_end_a_run() -> None:
+    """Tokens and budget end a run with what was spent."""
+
     def replies(_request: object) -> str:
         return "an idea of seven words or so\n```repl\nprint(1)\n```"
 
@@ -302,7 +316,8 @@ def test_tokens_and_budget_end_a_run_with_what_was_spent() -> None:
     assert 1.0 <= reached.value.spent < 1.3
 
 
-def test_without_any_repl_it_is_a_plain_completion_and_messages_keep_their_roles() -> None:
+def test_run_without_repl_is_a_plain_completion() -> None:
+    """A run without any REPL is a plain completion, and messages keep their roles."""
     client = ScriptedClient(["first", "second"])
     rlm = RLM(client, limits=Limits(max_depth=0))
     assert rlm.completion("the text", "the question").response == "first"
@@ -315,7 +330,8 @@ def test_without_any_repl_it_is_a_plain_completion_and_messages_keep_their_roles
     assert [message.role for message in second.messages] == ["system", "user"]
 
 
-def test_a_child_may_have_a_model_of_its_own_if_the_policy_allows() -> None:
+def test_child_may_have_its_own_model_by_policy() -> None:
+    """A child may have a model of its own if the policy allows."""
     root = ScriptedClient(
         ["```repl\nFINAL(rlm_query('child', model='small') + '|' + rlm_query('child', model='root'))\n```"], "root"
     )
@@ -340,14 +356,16 @@ def test_the_recursion_can_be_replaced() -> None:
     assert response == "1 at 0: a, plain"
 
 
-def test_system_prompts_can_differ_by_depth_and_are_no_templates() -> None:
+def test_system_prompts_may_differ_by_depth() -> None:
+    """System prompts can differ by depth and are no templates."""
     client = ScriptedClient(["```repl\nFINAL(rlm_query('child'))\n```", "FINAL(done)"])
     prompt = "You are at {depth} %s "
     RLM(client, limits=Limits(max_depth=2), system_prompt=lambda depth: f"{prompt}{depth}").completion("", "?")
     assert [request.messages[0].content for request in client.requests] == [f"{prompt}0", f"{prompt}1"]
 
 
-def test_an_empty_reply_is_an_observation_and_no_message_is_empty() -> None:
+def test_empty_reply_is_an_observation() -> None:
+    """An empty reply is an observation, and no message is empty."""
     client = ScriptedClient(["", "  ", "FINAL(at last)"])
     assert RLM(client).completion("", "?").response == "at last"
     sent = client.requests[-1].messages
@@ -355,7 +373,8 @@ def test_an_empty_reply_is_an_observation_and_no_message_is_empty() -> None:
     assert [message.role for message in sent] == ["system", "user", "assistant", "user", "assistant", "user"]
 
 
-def test_fifty_runs_at_once_on_one_handler_and_one_sandbox_answer_each_from_its_own_context() -> None:
+def test_fifty_concurrent_runs_keep_contexts_apart() -> None:
+    """Fifty runs at once on one handler and one sandbox answer each from its own context."""
     code = "```repl\nFINAL(context[6:] if context.startswith('child ') else rlm_query('child ' + context))\n```"
 
     async def all_of_them() -> list[str | None]:
@@ -372,7 +391,8 @@ class SmallWindow(ScriptedClient):
     context_tokens = 2_000
 
 
-def test_a_conversation_too_long_for_the_model_is_summarised_and_kept_in_the_repl() -> None:
+def test_long_conversation_is_summarised_and_kept_in_repl() -> None:
+    """A conversation too long for the model is summarised, and the REPL keeps all of it."""
     much = "```repl\nprint('word ' * 1500)\n```"
     last = (
         '```repl\nFINAL(f\'{len(history)} messages, {history[0]["role"]} first, {len(history[-2]["content"])}\')\n```'
@@ -397,7 +417,8 @@ def test_without_a_threshold_nothing_is_summarised() -> None:
     assert [len(request.messages) for request in client.requests] == [2, 4, 6]
 
 
-def test_recursion_chosen_by_the_problem_gives_a_repl_to_what_is_long_or_is_data() -> None:
+def test_auto_recursion_gives_long_prompts_a_repl() -> None:
+    """A prompt that is long or is data gets a REPL with `recursion="auto"`."""
     prompts_given = ["What is in here?", " ".join(map(str, range(500))), "x" * 5_000]
     replies = [f"```repl\nFINAL(str(rlm_query_batched({prompts_given!r})))\n```"]
 
@@ -419,7 +440,8 @@ def test_recursion_chosen_by_the_problem_gives_a_repl_to_what_is_long_or_is_data
     ("profile", "told", "not_told"),
     [("final", "FINAL(value)", "answer['ready']"), ("answer", "answer['ready']", "`FINAL")],
 )
-def test_a_model_is_told_the_way_to_end_that_it_was_trained_on(profile: Any, told: str, not_told: str) -> None:
+def test_model_is_told_its_trained_way_to_end(profile: Any, told: str, not_told: str) -> None:
+    """A model is told the way to end on which it was trained."""
     client = ScriptedClient(["FINAL(done)"])
     RLM(client, prompt_profile=profile, user_prologue="Be {brief}.").completion("", "?")
     system, opening = (str(message.content) for message in client.requests[0].messages)
@@ -456,20 +478,20 @@ def test_code_can_ask_for_a_value_of_a_schema(call: str, replies: list[str], ans
     assert len(client.requests) == 1 + len(replies)
 
 
-def test_an_output_type_that_is_no_schema_is_a_type_error() -> None:
+def test_output_type_without_schema_is_a_type_error() -> None:
     code = "try: llm_query('x', output_type=5)\nexcept TypeError as error: FINAL(str(error))"
     response = RLM(ScriptedClient([f"```repl\n{code}\n```"])).completion("", "?").response
     assert response == "llm_query() argument 'output_type' must be a JSON schema (a dict) or a pydantic model"
 
 
-def test_code_can_ask_for_a_value_of_a_pydantic_model() -> None:
+def test_code_can_ask_for_a_pydantic_value() -> None:
     code = "import pydantic\nclass P(pydantic.BaseModel):\n    n: int\nFINAL(str(llm_query('x', output_type=P).n + 1))"
     client = ScriptedClient([f"```repl\n{code}\n```", '{"n": "many"}', '{"n": 41}'])
     assert RLM(client).completion("", "?").response == "42"
     assert "That is wrong: " in str(client.requests[2].messages[-1].content)
 
 
-def test_an_output_type_that_is_no_schema_is_said_so() -> None:
+def test_output_type_without_schema_is_named() -> None:
     code = "try: llm_query('x', output_type={'type': 'nonsense'})\nexcept ValueError as error: FINAL(str(error))"
     response = RLM(ScriptedClient([f"```repl\n{code}\n```"])).completion("", "?").response or ""
     assert response.startswith("llm_query() argument 'output_type' is not a JSON schema: ")

@@ -79,13 +79,14 @@ def test_data_is_for_code(text: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["numbers", "CSV", "Markdown table", "JSON array", "list"])
-def test_data_is_found_between_what_is_to_be_done_with_it(name: str) -> None:
+def test_data_between_instructions_is_found(name: str) -> None:
     text = DATA[name] * 4
     assert needs_repl(*divided(f"Was ist die Summe?\n{text}\nAntworte kurz."), len(text), WINDOW)
 
 
 @pytest.mark.parametrize("text", PROSE.values(), ids=PROSE.keys())
-def test_what_is_long_for_the_model_needs_one_whatever_it_is(text: str) -> None:
+def test_text_too_long_for_the_model_needs_repl(text: str) -> None:
+    """A text that is too long for the model needs a REPL, be it prose or data."""
     assert needs_repl("Summarise this.", text, WINDOW * 2 + 1, WINDOW)
     assert not needs_repl("Summarise this.", text, WINDOW * 2, WINDOW)
 
@@ -95,7 +96,7 @@ def test_code_in_the_task_asks_for_code() -> None:
 
 
 @pytest.mark.parametrize("text", ["", " ", "\n\n", "A short question?", "1, 2, 3", "a\nb\nc", "[see above] he said"])
-def test_a_short_text_is_no_data_without_a_sign_of_it(text: str) -> None:
+def test_short_text_without_signs_is_no_data(text: str) -> None:
     assert not looks_like_data(text)
 
 
@@ -104,7 +105,8 @@ def test_a_short_prompt_is_all_instruction() -> None:
     assert divided(prompt) == (prompt, "")
 
 
-def test_a_long_prompt_is_its_first_and_last_line_and_what_is_between() -> None:
+def test_long_prompt_splits_into_ends_and_middle() -> None:
+    """A long prompt is its first and last line and the text between."""
     document = "\n".join(["middle"] * 500)
     assert divided(f"First.\n{document}\nLast.") == ("First.\nLast.", f"\n{document}\n")
 
@@ -132,7 +134,8 @@ def lines(count: int, chars: int) -> str:
         ("\n\n \n".join(["x" * 40] * 7), False),
     ],
 )
-def test_a_list_has_eight_lines_of_40_characters_at_most(text: str, is_data: bool) -> None:
+def test_list_has_eight_short_lines_or_more(text: str, is_data: bool) -> None:
+    """A list has eight lines or more, of at most 40 characters each."""
     assert looks_like_data(text) is is_data
 
 
@@ -141,9 +144,10 @@ def test_a_list_has_eight_lines_of_40_characters_at_most(text: str, is_data: boo
     [(8, 0, 2, True), (8, 0, 1, False), (7, 0, 2, False), (8, 2, 2, True), (7, 2, 2, False), (8, 2, 3, True)],
 )
 @pytest.mark.parametrize("separator", [",", ";", "\t", "|"])
-def test_four_lines_of_five_of_a_table_have_the_same_two_separators_or_more(
+def test_table_lines_share_two_separators(
     rows: int, others: int, separators: int, is_data: bool, separator: str
 ) -> None:
+    """Four of five lines of a table have the same two separators or more."""
     row, other = f"some words{separator}" * separators + "x" * 60, "words " * 20
     assert looks_like_data("\n".join([*[row] * rows, *[other] * others])) is is_data
 
@@ -151,9 +155,8 @@ def test_four_lines_of_five_of_a_table_have_the_same_two_separators_or_more(
 @pytest.mark.parametrize(
     ("digits", "letters", "is_data"), [(76, 224, True), (75, 225, False), (76, 223, False), (300, 0, True)]
 )
-def test_of_300_characters_that_are_no_spaces_more_than_a_quarter_are_digits(
-    digits: int, letters: int, is_data: bool
-) -> None:
+def test_text_with_a_quarter_of_digits_is_data(digits: int, letters: int, is_data: bool) -> None:
+    """Text is data if more than a quarter of its 300 characters other than spaces are digits."""
     assert looks_like_data(f"{'7' * digits} {'x' * letters} ") is is_data
 
 
@@ -174,12 +177,11 @@ def test_twenty_thousand_characters_are_looked_at(at: int, is_seen: bool) -> Non
         ("a" * 300 + "\n" + "b" * 300 + "\n" + "c" * 300, "a" * 300 + "\n" + "c" * 300, "\n" + "b" * 300 + "\n"),
     ],
 )
-def test_what_to_do_is_the_first_line_and_the_last_of_300_characters_at_most(
-    prompt: str, task: str, document: str
-) -> None:
+def test_task_is_first_and_last_line(prompt: str, task: str, document: str) -> None:
+    """The task of a prompt is its first and its last line, of at most 300 characters."""
     assert divided(prompt) == (task, document)
 
 
-def test_half_of_what_a_model_reads_is_not_too_long() -> None:
+def test_half_of_the_models_size_is_not_too_long() -> None:
     assert not needs_repl("?", "", 80, 40)
     assert needs_repl("?", "", 81, 40)

@@ -48,9 +48,8 @@ def ran(sandbox: Sandbox, *replies: str, context: Any = LONG, **limits: Any) -> 
     "beside", [PRINTS, RAISES, "```repl\nimport sys; print(2, file=sys.stderr)\n```", "```repl\nx = 5\nx\n```"]
 )
 @pytest.mark.parametrize("again", ["FINAL(a guess)", "It is as I said.\nFINAL(a guess)", "FINAL(corrected)"])
-def test_an_answer_beside_a_block_that_told_something_is_asked_about_once(
-    sandbox: Sandbox, beside: str, again: str
-) -> None:
+def test_answer_beside_output_is_questioned_once(sandbox: Sandbox, beside: str, again: str) -> None:
+    """An answer beside a block that printed something is questioned once."""
     done, told = ran(sandbox, f"{beside}\nFINAL(a guess)", again)
     assert done.response == again.rpartition("FINAL(")[2][:-1]
     assert UNSEEN in told[1]
@@ -59,7 +58,8 @@ def test_an_answer_beside_a_block_that_told_something_is_asked_about_once(
 
 
 @pytest.mark.parametrize("beside", [PRINTS, RAISES])
-def test_the_same_answer_beside_the_same_code_is_taken_the_second_time(sandbox: Sandbox, beside: str) -> None:
+def test_repeated_answer_with_the_same_code_is_taken(sandbox: Sandbox, beside: str) -> None:
+    """The same answer beside the same code is taken the second time."""
     done, told = ran(sandbox, f"{beside}\nFINAL(a guess)", f"{beside}\nFINAL(a guess)")
     assert done.response == "a guess"
     assert sum(UNSEEN in each for each in told) == 1
@@ -71,13 +71,15 @@ def test_another_answer_beside_code_is_asked_about_again(sandbox: Sandbox) -> No
     assert [UNSEEN in each for each in told] == [False, True, True]
 
 
-def test_an_answer_beside_blocks_that_ran_and_said_nothing_is_taken(sandbox: Sandbox) -> None:
+def test_answer_beside_silent_blocks_is_taken(sandbox: Sandbox) -> None:
+    """An answer beside blocks that ran and printed no output is taken."""
     done, _ = ran(sandbox, f"{SILENT}\n{SILENT}\nFINAL(sure)")
     assert done.response == "sure"
     assert len(done.trajectory[0].blocks) == 2
 
 
-def test_a_first_reply_that_has_not_looked_is_asked_about_once(sandbox: Sandbox) -> None:
+def test_answer_before_a_look_is_questioned_once(sandbox: Sandbox) -> None:
+    """A first reply that has not looked at the context is questioned once."""
     done, told = ran(sandbox, "FINAL(from memory)", "FINAL(from memory)")
     assert done.response == "from memory"
     assert NOT_LOOKED_AT in told[0]
@@ -96,13 +98,13 @@ def test_a_context_that_is_shown_whole_needs_no_look(sandbox: Sandbox, context: 
 
 
 @pytest.mark.parametrize("context", ["x" * 2_001, {"a": "x" * 3_000}, ["x" * 1_000] * 3])
-def test_any_longer_one_needs_one(sandbox: Sandbox, context: Any) -> None:
+def test_longer_context_needs_a_look(sandbox: Sandbox, context: Any) -> None:
     _, told = ran(sandbox, "FINAL(at once)", "FINAL(at once)", context=context)
     assert NOT_LOOKED in told[1]
 
 
 @pytest.mark.parametrize("reply", ["FINAL(a guess)", f"{PRINTS}\nFINAL(a guess)", f"{RAISES}\nFINAL(a guess)"])
-def test_in_the_last_turn_an_answer_is_taken_as_it_is(sandbox: Sandbox, reply: str) -> None:
+def test_answer_in_the_last_turn_is_taken(sandbox: Sandbox, reply: str) -> None:
     done, _ = ran(sandbox, reply, max_iterations=1)
     assert done.response == "a guess"
     done, _ = ran(sandbox, PRINTS, reply, max_iterations=2)
@@ -116,15 +118,15 @@ def test_a_variable_is_taken_after_blocks_that_ran(sandbox: Sandbox) -> None:
 
 
 @pytest.mark.parametrize("before", [RAISES, "```repl\nimport sys; sys.exit()\n```"])
-def test_a_variable_after_a_block_that_failed_is_not_looked_up_and_the_model_told_why(
-    sandbox: Sandbox, before: str
-) -> None:
+def test_variable_after_a_failed_block_is_not_read(sandbox: Sandbox, before: str) -> None:
+    """A variable after a block that failed is not looked up, and the model is told why."""
     done, told = ran(sandbox, SILENT, f"{before}\nFINAL_VAR(x)", "FINAL_VAR(x)")
     assert done.response == "from x"
     assert "Not run: FINAL_VAR('x'). A block before it did not run through: look at its output first" in told[2]
 
 
-def test_in_the_last_turn_a_variable_after_a_failed_block_is_asked_for_once_more(sandbox: Sandbox) -> None:
+def test_last_turn_asks_again_after_a_failed_block(sandbox: Sandbox) -> None:
+    """The last turn asks once more for a variable that follows a failed block."""
     done, told = ran(sandbox, SILENT, f"{RAISES}\nFINAL_VAR(x)", "FINAL_VAR(x)", max_iterations=2)
     assert done.response == "from x"
     assert "no turns left" in told[2]
@@ -136,13 +138,14 @@ def test_a_variable_that_is_not_there_is_told(sandbox: Sandbox) -> None:
     assert "missing" in told[1]
 
 
-def test_code_that_submits_ends_the_run_whatever_the_text_beside_it_says(sandbox: Sandbox) -> None:
+def test_submission_wins_over_the_text_of_its_reply(sandbox: Sandbox) -> None:
+    """Code that submits ends the run, even if the text beside it says otherwise."""
     done, _ = ran(sandbox, "```repl\nprint(1)\nFINAL('seen')\n```\n```repl\nprint('never')\n```\nFINAL(a guess)")
     assert done.response == "seen"
     assert len(done.trajectory[0].blocks) == 1
 
 
-def test_an_answer_beside_a_block_that_was_killed_is_a_guess(sandbox: Sandbox) -> None:
+def test_answer_beside_a_killed_block_is_a_guess(sandbox: Sandbox) -> None:
     kill = "```repl\nimport os; os._exit(1)\n```"
     done, told = ran(sandbox, f"{kill}\n{PRINTS}\nFINAL(a guess)", "FINAL(a guess)")
     assert done.response == "a guess"
@@ -150,14 +153,14 @@ def test_an_answer_beside_a_block_that_was_killed_is_a_guess(sandbox: Sandbox) -
     assert "Not run: block 2. Block 1 was killed." in told[1]
 
 
-def test_what_was_not_taken_is_the_partial_answer(sandbox: Sandbox) -> None:
+def test_refused_answer_is_the_partial_answer(sandbox: Sandbox) -> None:
     client = ScriptedClient([f"{PRINTS}\nFINAL(a guess)"])
     with RLM(client, sandbox=sandbox) as rlm, pytest.raises(Exception, match="call 2 of a script") as failed:
         rlm.completion(LONG, "?")
     assert getattr(failed.value, "partial_answer", None) == "a guess"
 
 
-def test_a_child_whose_task_is_its_context_needs_no_look(sandbox: Sandbox) -> None:
+def test_child_with_its_task_as_context_needs_no_look(sandbox: Sandbox) -> None:
     def reply(messages: list[dict[str, Any]]) -> str:
         if "Your task stands" in str(messages[1]["content"]):
             return "FINAL(at once)"
@@ -180,7 +183,7 @@ def test_none_is_an_empty_reply_and_not_the_end(sandbox: Sandbox) -> None:
 # -- alone -----------------------------------------------------------------------------------------------------------
 
 
-async def test_no_more_blocks_are_run_than_a_run_may_have() -> None:
+async def test_blocks_per_run_are_bounded() -> None:
     async with Sandbox(warm=0) as sandbox, sandbox.repl() as repl:
         progress = Progress()
         actions = ReplyActions(repl, Limits(max_blocks=3), NO_EVENTS, progress)
@@ -194,7 +197,8 @@ async def test_no_more_blocks_are_run_than_a_run_may_have() -> None:
         assert ReplyActions(repl, Limits(max_blocks=None), NO_EVENTS, progress).blocks_left() is None
 
 
-async def test_what_code_has_put_down_is_kept_until_it_is_taken_back_and_through_a_kill() -> None:
+async def test_draft_is_kept_until_withdrawn_and_through_a_kill() -> None:
+    """A draft of code is kept until it is taken back, and through a kill."""
     async with Sandbox(warm=0) as sandbox, sandbox.repl() as repl:
         progress = Progress()
         actions = ReplyActions(repl, Limits(), NO_EVENTS, progress)
@@ -206,7 +210,8 @@ async def test_what_code_has_put_down_is_kept_until_it_is_taken_back_and_through
         assert progress.partial_answer == "so far"
 
 
-async def test_a_reply_that_no_model_writes_is_not_read_and_the_model_is_told_so() -> None:
+async def test_implausible_reply_is_not_read() -> None:
+    """A reply that no model writes is not read, and the model is told so."""
     long = await read_reply("```\n" * (MAX_REPLY_CHARS // 4 + 1))
     assert (long.code, long.final) == ((), None)
     assert [each.what for each in long.not_run] == [f"all of a reply of {4 * (MAX_REPLY_CHARS // 4 + 1):,} characters"]
@@ -214,7 +219,7 @@ async def test_a_reply_that_no_model_writes_is_not_read_and_the_model_is_told_so
     assert middling.final == FinalText("yes")
 
 
-async def test_what_comes_of_a_reply_is_told_by_events() -> None:
+async def test_reply_outcome_is_told_by_events() -> None:
     events: list[Event] = []
     async with Sandbox(warm=0) as sandbox, sandbox.repl() as repl:
         actions = ReplyActions(repl, Limits(), TreeEvents("tree", [events.append]).of("1", 0), Progress())
@@ -254,14 +259,16 @@ async def test_of_several_blocks_the_last_that_ran_decides() -> None:
         assert [each.reason for each in not_run] == ["Block 2 was killed."]
 
 
-async def test_looking_up_the_answer_takes_no_block_that_another_turn_could_have() -> None:
+async def test_answer_lookup_uses_no_block_of_the_run() -> None:
+    """Looking up the answer takes no block that another turn could have."""
     async with Sandbox(warm=0) as sandbox, sandbox.repl() as repl:
         actions = ReplyActions(repl, Limits(max_blocks=1), NO_EVENTS, Progress())
         answer, _ = await actions.act(1, f"{SILENT}\nFINAL_VAR(x)", [])
         assert (answer, actions.blocks_left()) == (Answer("from x"), 0)
 
 
-async def test_a_repl_that_was_killed_too_often_is_a_limit_and_one_that_was_closed_is_not() -> None:
+async def test_repl_killed_too_often_is_a_limit() -> None:
+    """A REPL that was killed too often is a limit, and a REPL that was closed is not."""
     limits = Limits(max_repl_restarts=0)
     async with Sandbox(limits, warm=0) as sandbox:
         async with sandbox.repl() as repl:

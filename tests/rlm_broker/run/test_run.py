@@ -132,7 +132,7 @@ async def test_error_that_ends_a_run_has_the_draft(then: str) -> None:
     assert raised.value.partial_answer == ("Thinking." if then == "answer = {}" else "A draft: 8.")
 
 
-async def test_cancelled_run_raises_with_what_it_had() -> None:
+async def test_cancelled_run_raises_with_its_partial_results() -> None:
     run = answers(HANGS).start("text", "?")
     await until(run, BlockStarted)
     run.cancel()
@@ -196,7 +196,8 @@ async def test_run_is_followed_from_another_thread_and_loop() -> None:
     assert seen[-1] == "RunEnded"
 
 
-async def test_waiting_for_a_run_on_its_own_loop_is_refused() -> None:
+async def test_run_on_the_own_loop_refuses_waiting() -> None:
+    """Waiting for a run on its own loop is refused."""
     run = answers("FINAL(yes)").start("text", "?")
     with pytest.raises(RuntimeError, match="use the async form"):
         run.result()
@@ -212,7 +213,7 @@ def test_result_in_time_or_timeout_error() -> None:
         run.result()
 
 
-async def test_arguments_of_a_run_hold_for_it_alone() -> None:
+async def test_run_arguments_hold_for_that_run_only() -> None:
     said: list[LMRequest] = []
 
     class Client(ScriptedClient):
@@ -240,7 +241,8 @@ async def test_arguments_of_a_run_hold_for_it_alone() -> None:
     assert {event.tree for event in seen} == {started.tree}
 
 
-async def test_two_runs_at_once_are_told_apart_by_their_events() -> None:
+async def test_concurrent_runs_differ_in_their_events() -> None:
+    """Two runs at once are told apart by their events."""
     seen: list[Event] = []
     async with RLM(ScriptedClient(["FINAL(1)"] * 2), on_event=seen.append) as rlm:
         runs = [rlm.start("text", "?") for _ in range(2)]

@@ -32,7 +32,8 @@ class Plain(BaseClient):
 @pytest.mark.parametrize(
     ("text", "tokens"), [("", 0), ("abc" * 100, 100), ("中" * 100, 100), ("𝄞" * 3, 3), ("中abc" * 10, 20)]
 )
-def test_an_estimate_counts_three_characters_a_token_and_each_wide_one(text: str, tokens: float) -> None:
+def test_estimate_counts_three_characters_a_token(text: str, tokens: float) -> None:
+    """An estimate counts three characters a token, and each wide character as one."""
     assert estimated(text) == pytest.approx(tokens)
 
 
@@ -43,7 +44,7 @@ async def test_a_client_that_counts_is_asked_in_a_thread() -> None:
 
 
 @pytest.mark.parametrize("client", [Plain(), Counting(knows=False)])
-async def test_without_a_count_it_is_the_estimate(client: BaseClient) -> None:
+async def test_estimate_is_used_without_a_count(client: BaseClient) -> None:
     assert await count_tokens(client, "中" * 99) == 99
 
 

@@ -55,7 +55,8 @@ def test_code_calls_functions_of_the_orchestrator_and_finds_values(code: str, an
     assert answer_of(code, add=add, shout=shout, LIMIT=10, TABLE={"rows": [1, 2]}) == answer
 
 
-def test_names_of_tools_come_back_in_the_next_block_and_in_a_fresh_repl() -> None:
+def test_tool_names_return_after_block_and_restart() -> None:
+    """Names of tools come back in the next block and in a fresh REPL."""
     replies = [
         "```repl\nadd = LIMIT = None\n```",
         "```repl\nimport os; os._exit(1)\n```",
@@ -77,7 +78,9 @@ def test_names_of_tools_come_back_in_the_next_block_and_in_a_fresh_repl() -> Non
         ("add(object())", "add(): args[0] is an object, which does not cross"),
     ],
 )
-def test_a_failure_is_an_exception_that_the_model_can_read(call: str, told: str) -> None:
+def test_tool_failure_is_a_readable_exception(call: str, told: str) -> None:
+    """A failure of a tool is an exception that the model can read."""
+
     def exits() -> None:
         raise SystemExit(3)
 
@@ -104,13 +107,16 @@ def test_a_tool_that_hangs_in_a_thread_hangs_nothing() -> None:
         stop.set()
 
 
-def test_a_result_too_large_for_a_frame_is_an_error() -> None:
+def test_tool_result_above_a_frame_is_an_error() -> None:
+    """A result too large for a frame is an error."""
     code = "try: large()\nexcept RuntimeError as error: FINAL(str(error))"
     answer = answer_of(code, Limits(max_frame_bytes=1 << 20), large=lambda: "x" * (2 << 20)) or ""
     assert "the reply is too large" in answer
 
 
-def test_children_have_the_tools_of_their_parent_or_their_own_or_none() -> None:
+def test_children_inherit_replace_or_lose_tools() -> None:
+    """Children have the tools of their parent, their own tools, or none."""
+
     def reply(messages: list[dict[str, Any]]) -> str:
         if "Question: root" in messages[1]["content"]:
             return "```repl\nFINAL(rlm_query('child'))\n```"
@@ -121,7 +127,7 @@ def test_children_have_the_tools_of_their_parent_or_their_own_or_none() -> None:
         assert rlm.completion("c", "root").response == found
 
 
-def test_the_model_is_told_of_tools_by_signature_and_description() -> None:
+def test_tools_are_told_by_signature_and_description() -> None:
     client = ScriptedClient(["FINAL(x)"])
     given = {"add": add, "PI": 3.14, "look": {"tool": lambda word: word, "description": "Looks {up} a word."}}
     RLM(client, tools=given).completion("c", "q")
@@ -143,7 +149,7 @@ def test_the_model_is_told_of_tools_by_signature_and_description() -> None:
         ({"x": {"tool": add, "docs": "?"}}, "and no other keys"),
     ],
 )
-def test_what_cannot_be_a_tool_is_refused_at_once(given: dict[str, Any], why: str) -> None:
+def test_invalid_tool_is_refused_at_once(given: dict[str, Any], why: str) -> None:
     with pytest.raises(ConfigurationError, match=why):
         RLM(ScriptedClient([]), tools=given)
 
@@ -154,7 +160,7 @@ async def test_arguments_that_no_repl_sends_are_an_error(arguments: str) -> None
     assert slot.error
 
 
-async def test_an_unknown_tool_is_an_error_that_names_the_known() -> None:
+async def test_unknown_tool_lists_the_known() -> None:
     slot = await Tools({"add": add}).call("x" * 1000, "{}", 1)
     assert slot.error is not None
     assert slot.error.endswith("there are: add")

@@ -48,7 +48,9 @@ ROOT_AGAIN = block("FINAL(str([*kept, rlm_query('x')]))")
 
 
 @pytest.mark.parametrize("asks", ["rlm_query('x')", "rlm_query_batched(['x'])[0]"])
-def test_answer_of_a_child_is_cut_at_its_limit_and_the_cut_is_named(asks: str) -> None:
+def test_child_answer_is_cut_at_its_limit(asks: str) -> None:
+    """The answer of a child is cut at its limit, and the cut is named."""
+
     def reply(request: LMRequest) -> str:
         return block(f"FINAL('{LONG}')" if request.depth else f"FINAL({asks})")
 
@@ -58,7 +60,9 @@ def test_answer_of_a_child_is_cut_at_its_limit_and_the_cut_is_named(asks: str) -
     assert len(done.child_traces) == 1
 
 
-def test_trace_of_a_child_says_what_it_was_asked_what_it_answered_and_why_it_failed() -> None:
+def test_child_trace_tells_question_answer_and_failure() -> None:
+    """The trace of a child tells its question, its answer and the reason of its failure."""
+
     def reply(request: LMRequest) -> str:
         if request.depth == 0:
             return block(f"FINAL(str([rlm_query('{LONG}' + what) for what in ('ZLONG', 'ZFAILS', 'ZEMPTY')]))")
@@ -80,7 +84,7 @@ def test_trace_of_a_child_says_what_it_was_asked_what_it_answered_and_why_it_fai
     assert sum(trace.duration_s for trace in done.child_traces) < done.execution_time
 
 
-def test_child_is_told_with_the_model_that_serves_it() -> None:
+def test_child_event_names_the_serving_model() -> None:
     told: list[tuple[object, ...]] = []
 
     def reply(request: LMRequest) -> str:
@@ -95,7 +99,7 @@ def test_child_is_told_with_the_model_that_serves_it() -> None:
     assert told == [(1, "sub", "x"), (1, "sub", None)]
 
 
-def test_blocks_after_the_one_that_answered_do_not_run() -> None:
+def test_blocks_after_the_answer_do_not_run() -> None:
     reply = "\n".join(map(block, ("print('one')", "FINAL('two')", "print('three')")))
     done = RLM(ScriptedClient([reply])).completion("", "?")
     assert done.response == "two"
@@ -110,7 +114,7 @@ def test_model_is_told_what_was_printed_without_the_code() -> None:
     assert "said once" not in told
 
 
-def test_batch_of_as_many_prompts_as_its_cap_is_answered() -> None:
+def test_batch_at_its_cap_is_answered() -> None:
     def reply(request: LMRequest) -> str:
         return "fine" if request.depth else block("FINAL(str(llm_query_batched(['a', 'b', 'c'])))")
 

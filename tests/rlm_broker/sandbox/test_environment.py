@@ -74,13 +74,15 @@ def test_variables_are_there_at_once_and_after_a_kill(level: str, warm: int) -> 
             assert "KeyError" in (other.execute(look).error or "")
 
 
-def test_time_zone_variable_holds_for_the_clock_of_the_repl() -> None:
+def test_time_zone_holds_for_the_repls_clock() -> None:
+    """The time zone variable holds for the clock of the REPL."""
     with Sandbox() as sandbox, sandbox.repl(env={"TZ": "XYZ+5"}) as repl:
         assert repl.execute("import time; print(time.localtime(0).tm_hour, time.tzname[0])").stdout == "19 XYZ\n"
 
 
 @LEVELS
-def test_seed_of_a_repl_fixes_what_it_draws_also_after_a_kill(level: str) -> None:
+def test_seed_fixes_random_numbers_after_a_kill_too(level: str) -> None:
+    """The seed of a REPL fixes the numbers that it draws, also after a kill."""
     with Sandbox(isolation=level) as sandbox:
         drawn = []
         for seed in (7, 7, 8, None):
@@ -92,7 +94,7 @@ def test_seed_of_a_repl_fixes_what_it_draws_also_after_a_kill(level: str) -> Non
     assert len({*drawn}) == 3
 
 
-def test_seed_of_a_repl_holds_in_the_place_of_the_sandboxes() -> None:
+def test_seed_of_a_repl_replaces_the_sandboxes() -> None:
     with (
         Sandbox(seed=1) as sandbox,
         sandbox.template(imports=["random"]) as template,

@@ -76,7 +76,7 @@ async def test_files_are_copied_beside_a_running_block(level: str) -> None:
         (b"x", "a path in a REPL must be text, not bytes"),
     ],
 )
-def test_path_that_is_none_is_refused_at_each_door(path: Any, why: str, tmp_path: Path) -> None:
+def test_invalid_path_is_refused_by_each_method(path: Any, why: str, tmp_path: Path) -> None:
     with Sandbox() as sandbox, sandbox.repl() as repl:
         for call in (
             lambda: repl.files.read(path),
@@ -87,7 +87,7 @@ def test_path_that_is_none_is_refused_at_each_door(path: Any, why: str, tmp_path
                 call()
 
 
-def test_what_cannot_be_given_is_refused_in_words(tmp_path: Path) -> None:
+def test_invalid_file_argument_is_refused_in_words(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "fifo")
     with Sandbox() as sandbox, sandbox.repl() as repl:
         write: Any = repl.files.write
@@ -118,7 +118,7 @@ def test_what_cannot_be_given_is_refused_in_words(tmp_path: Path) -> None:
 
 
 @LEVELS
-def test_bounds_of_the_scratch_folder_hold_for_what_is_written(level: str) -> None:
+def test_scratch_bounds_hold_for_written_files(level: str) -> None:
     with Sandbox(SMALL, level) as sandbox, sandbox.repl() as repl:
         repl.execute("x = 1")
         repl.files.write("kept", b"kept")
@@ -133,7 +133,8 @@ def test_bounds_of_the_scratch_folder_hold_for_what_is_written(level: str) -> No
 
 
 @LEVELS
-def test_file_larger_than_asked_for_is_refused_also_a_sparse_one(level: str, tmp_path: Path) -> None:
+def test_file_above_the_asked_size_is_refused(level: str, tmp_path: Path) -> None:
+    """A file larger than asked for is refused, also a sparse file."""
     with Sandbox(isolation=level) as sandbox, sandbox.repl(limits=SMALL) as repl:
         repl.execute("f = open('sparse', 'wb'); f.truncate(1 << 20); f.close()")
         with pytest.raises(
@@ -144,7 +145,7 @@ def test_file_larger_than_asked_for_is_refused_also_a_sparse_one(level: str, tmp
         assert (tmp_path / "whole").stat().st_size == 1 << 20
 
 
-def test_file_that_grows_while_it_is_read_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_file_growing_while_read_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(files, "PIECE_BYTES", 1)
     with Sandbox() as sandbox, sandbox.repl() as repl:
         repl.execute(

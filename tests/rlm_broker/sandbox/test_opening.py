@@ -26,7 +26,8 @@ async def until_left(expected: tuple[int, int]) -> None:
     await until(lambda: left() == expected)  # the listener notices a moment later that a connection was closed
 
 
-async def test_a_start_cancelled_at_any_moment_leaves_no_process_and_no_descriptor() -> None:
+async def test_cancelled_start_leaves_no_process_or_descriptor() -> None:
+    """A start that is cancelled at any moment leaves no process and no descriptor."""
     chance = random.Random(7)
     async with Sandbox(warm=0) as sandbox:
         async with sandbox.repl("context") as repl:
@@ -44,7 +45,7 @@ async def test_a_start_cancelled_at_any_moment_leaves_no_process_and_no_descript
             assert (await repl.aexecute("print(context)")).stdout == "context\n"
 
 
-async def test_a_fork_that_fails_leaves_no_door(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_failed_fork_leaves_no_connection(monkeypatch: pytest.MonkeyPatch) -> None:
     async def no_spawn(_host: ForkServer, _limits: ReplLimits) -> None:
         await turns(50)  # the connection is made by then
         raise SandboxFailed("no process can be had")
@@ -59,7 +60,8 @@ async def test_a_fork_that_fails_leaves_no_door(monkeypatch: pytest.MonkeyPatch)
         await until_left(before)
 
 
-async def test_a_repl_that_is_not_entered_runs_nothing_and_leaves_nothing() -> None:
+async def test_repl_not_entered_runs_no_code() -> None:
+    """A REPL that is not entered runs no code and leaves no process."""
     async with Sandbox(warm=0) as sandbox, sandbox.template() as template:
         before = left()
         for repl in (sandbox.repl(), template.repl()):
@@ -68,7 +70,8 @@ async def test_a_repl_that_is_not_entered_runs_nothing_and_leaves_nothing() -> N
         assert left() == before
 
 
-async def test_repl_closed_at_any_moment_of_its_start_leaves_nothing() -> None:
+async def test_repl_closed_during_its_start_is_cleaned_up() -> None:
+    """A REPL that is closed at any moment of its start leaves no process."""
     chance = random.Random(7)
     async with Sandbox(warm=0) as sandbox:
         async with sandbox.repl("context") as repl:
@@ -83,7 +86,8 @@ async def test_repl_closed_at_any_moment_of_its_start_leaves_nothing() -> None:
         await until_left(before)
 
 
-async def test_repl_closed_as_soon_as_its_worker_is_there_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_repl_closed_on_arrival_of_its_worker_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A REPL that is closed as soon as its worker is there is refused."""
     async with Sandbox(warm=0) as sandbox:
         before = left()
         repl, take = sandbox.repl("context"), ColdStart.take
@@ -99,7 +103,8 @@ async def test_repl_closed_as_soon_as_its_worker_is_there_is_refused(monkeypatch
         await until_left(before)
 
 
-async def test_a_repl_that_is_entered_twice_has_one_worker_and_is_not_entered_again() -> None:
+async def test_repl_entered_twice_has_one_worker() -> None:
+    """A REPL that is entered twice has one worker and is not entered again."""
     async with Sandbox(warm=0) as sandbox:
         before = left()
         repl = sandbox.repl()

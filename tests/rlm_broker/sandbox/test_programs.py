@@ -143,7 +143,7 @@ def test_program_sees_what_a_process_of_code_sees(repl: SandboxedRepl) -> None:
     assert abs(of_code - of_program) < 1 << 20
 
 
-def test_current_folder_is_one_of_the_scratch_folder(repl: SandboxedRepl) -> None:
+def test_program_cwd_is_in_the_scratch_folder(repl: SandboxedRepl) -> None:
     repl.files.write("sub/er/x", b"")
     repl.execute("import os; os.symlink('/usr', 'link'); os.symlink('sub', 'inner')")
     assert repl.run(["ls"], cwd="sub/er").stdout == "x\n"
@@ -206,7 +206,7 @@ def test_program_that_cannot_be_started_is_an_error(repl: SandboxedRepl) -> None
         ({"max_output_bytes": 5}, "max_output_bytes = 5: give a number of bytes"),
     ],
 )
-def test_what_cannot_be_used_is_refused_in_words(repl: SandboxedRepl, given: dict[str, Any], why: str) -> None:
+def test_run_refuses_unusable_arguments_in_words(repl: SandboxedRepl, given: dict[str, Any], why: str) -> None:
     run: Any = repl.run
     with pytest.raises(ConfigurationError, match=why):
         run(**{"argv": ["ls"], **given})
@@ -222,7 +222,8 @@ def test_longest_argument_and_names_of_any_bytes_arrive(repl: SandboxedRepl) -> 
 @pytest.mark.parametrize(
     ("level", "why"), [("standard", "'standard'.*use 'strict'"), ("process", "'process'.*use 'strict'")]
 )
-def test_levels_that_would_not_end_all_of_it_refuse(level: str, why: str) -> None:
+def test_programs_need_a_level_that_ends_them(level: str, why: str) -> None:
+    """Levels that would not end all processes of a program refuse it."""
     with Sandbox(isolation=level) as sandbox, sandbox.repl() as repl, pytest.raises(ConfigurationError, match=why):
         repl.run(["true"])
 
@@ -257,14 +258,14 @@ def test_all_that_a_program_started_ends_at_its_timeout(repl: SandboxedRepl) -> 
     assert result.error == "it ran longer than timeout_s = 1 s"
 
 
-def test_what_a_program_leaves_running_ends_with_it(repl: SandboxedRepl) -> None:
+def test_program_ends_with_its_background_processes(repl: SandboxedRepl) -> None:
     with nothing_more():
         result = repl.run(["sh", "-c", "sleep 1000 & (setsid sleep 1000 &); echo left; exit 5"])
         assert not sleeping()
     assert (result.status, result.exit_code, result.stdout) == ("ended", 5, "left\n")
 
 
-def test_program_that_forks_on_and_on_ends_at_its_timeout(repl: SandboxedRepl) -> None:
+def test_fork_bomb_ends_at_its_timeout(repl: SandboxedRepl) -> None:
     bomb = "import os, signal\nsignal.signal(signal.SIGCHLD, signal.SIG_IGN)\nwhile True:\n try: os.fork()\n except OSError: pass"
     with nothing_more():
         result = repl.run(["python3", "-c", bomb], timeout_s=1)
@@ -311,7 +312,8 @@ async def test_programs_end_with_a_killed_repl_and_say_so(sandbox: Sandbox) -> N
         assert (await repl.aexecute("1")).stdout == "1\n"
 
 
-async def test_program_runs_and_is_watched_while_the_repl_is_dead(sandbox: Sandbox) -> None:
+async def test_program_is_watched_while_the_repl_is_dead(sandbox: Sandbox) -> None:
+    """A program runs and is watched while the REPL is dead."""
     async with sandbox.repl(limits=ReplLimits(cpu_s=0.5)) as repl:
         (pid,) = [each.pid for each in living_below() if not each.children()]
         os.kill(pid, signal.SIGKILL)
@@ -333,7 +335,7 @@ async def test_several_run_beside_each_other_and_beside_a_block(sandbox: Sandbox
         assert (await asyncio.wait_for(block, WAIT_S)).stdout == "went\n"
 
 
-async def test_one_program_more_than_the_limit_is_refused(sandbox: Sandbox) -> None:
+async def test_program_above_the_limit_is_refused(sandbox: Sandbox) -> None:
     async with sandbox.repl(limits=ReplLimits(max_programs=2)) as repl:
         running = [asyncio.create_task(repl.arun(["sleep", "1000"])) for _ in range(2)]
         await until(lambda: len(sleeping()) == 2)
@@ -345,7 +347,7 @@ async def test_one_program_more_than_the_limit_is_refused(sandbox: Sandbox) -> N
         assert (await repl.arun(["true"])).exit_code == 0
 
 
-async def test_program_that_is_one_process_too_many_is_not_started(sandbox: Sandbox) -> None:
+async def test_program_above_the_process_limit_is_not_started(sandbox: Sandbox) -> None:
     async with sandbox.repl(limits=ReplLimits(max_processes=6)) as repl:
         await repl.aexecute("import subprocess\nall = [subprocess.Popen(['sleep', '1000']) for _ in range(3)]")
         running = asyncio.create_task(repl.arun(["sleep", "1000"]))
@@ -358,7 +360,8 @@ async def test_program_that_is_one_process_too_many_is_not_started(sandbox: Sand
         assert (await repl.arun(["true"])).exit_code == 0
 
 
-async def test_memory_past_the_limit_of_all_ends_the_repl_and_each_program(sandbox: Sandbox) -> None:
+async def test_memory_above_the_limit_ends_repl_and_programs(sandbox: Sandbox) -> None:
+    """Memory above the limit of all ends the REPL and each program."""
     async with sandbox.repl(limits=ReplLimits(memory_bytes=200 << 20)) as repl:
         await repl.aexecute("x = 1")
         other = asyncio.create_task(repl.arun(["sleep", "1000"]))
@@ -414,7 +417,7 @@ with Sandbox(ReplLimits(cpu_s=1), "strict", warm=0) as sandbox, sandbox.repl() a
 """
 
 
-def test_where_proc_is_masked_all_of_a_program_is_found_too() -> None:
+def test_program_processes_are_found_with_masked_proc() -> None:
     """As in a container: workers see no processes in /proc, and init sees them under other numbers."""
     if os.getuid() != 0:
         pytest.skip(NEEDS_ROOT)
@@ -446,13 +449,14 @@ with Sandbox(isolation="strict") as sandbox, sandbox.repl() as repl:
     assert repl.run(["true"]).exit_code == 0
 
 
-def test_time_is_bounded_by_the_limit_of_a_block_unless_it_is_given(sandbox: Sandbox) -> None:
+def test_program_time_defaults_to_the_block_limit(sandbox: Sandbox) -> None:
+    """Time is bounded by the limit of a block unless it is given."""
     with sandbox.repl(limits=ReplLimits(block_timeout_s=0.2)) as repl:
         assert repl.run(["sleep", "1000"]).status == "timeout"
         assert repl.run(["sleep", "0.5"], timeout_s=WAIT_S).status == "ended"
 
 
-def test_memory_of_a_control_group_ends_a_program_by_name() -> None:
+def test_program_killed_by_its_cgroup_is_named() -> None:
     with ExitStack() as stack:
         try:
             sandbox = stack.enter_context(Sandbox(ReplLimits(memory_bytes=200 << 20), "strict", exact_memory=True))

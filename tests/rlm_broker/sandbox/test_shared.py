@@ -29,7 +29,8 @@ def test_equal_settings_share_a_sandbox_from_any_thread() -> None:
     close_all()
 
 
-def test_equal_bounds_share_a_sandbox_whatever_else_is_said() -> None:
+def test_equal_bounds_share_a_sandbox() -> None:
+    """Equal bounds share a sandbox, even if other settings differ."""
     try:
         assert Sandbox.shared() is Sandbox.shared(ReplLimits()) is Sandbox.shared(Limits(max_depth=3))
     finally:
@@ -42,7 +43,8 @@ def test_bad_settings_of_a_shared_sandbox_are_refused() -> None:
 
 
 @pytest.mark.parametrize("isolation", ["auto", "standard", "process"])
-def test_shared_sandbox_leaves_nothing_at_exit_or_in_a_fork(isolation: str, tmp_path: Path) -> None:
+def test_shared_sandbox_is_cleaned_up_at_exit_and_fork(isolation: str, tmp_path: Path) -> None:
+    """A shared sandbox leaves no process or folder at exit or in a fork."""
     program = (
         "import os, warnings\n"
         "warnings.simplefilter('ignore')\n"

@@ -26,7 +26,8 @@ async def run(repl: Any, code: str) -> Block:
 
 
 @pytest.mark.parametrize("level", ["strict", "standard"])
-async def test_a_repl_finds_context_modules_and_variables_and_shares_none_of_its_changes(level: str) -> None:
+async def test_repl_has_the_templates_state_copied(level: str) -> None:
+    """A REPL finds context, modules and variables of the template and shares none of its changes."""
     setup = "import json\nby_name = {each['name']: each for each in context}\ndef find(name): return by_name[name]"
     look = (
         "import sys\nprint('decimal' in sys.modules, find('b'), context == context_0, len(by_name))\n"
@@ -70,7 +71,7 @@ async def test_layers_and_limits_are_those_of_any_other_repl() -> None:
             assert block.status == "error" or block.stdout == "-1 -1\n", block
 
 
-async def test_a_killed_repl_has_it_all_again() -> None:
+async def test_killed_repl_has_the_templates_state_again() -> None:
     async with (
         Sandbox(warm=0) as sandbox,
         sandbox.template({"a": 1}, setup="n = 5") as template,
@@ -91,7 +92,7 @@ async def test_warm_repls_of_a_template_are_its_own() -> None:
         assert (await run(sandbox.repl("text"), "print(context)")).stdout == "text\n"
 
 
-async def test_forks_of_one_process_draw_different_numbers() -> None:
+async def test_forks_draw_different_random_numbers() -> None:
     require_cpp_library()
     async with Sandbox(warm=0) as sandbox, sandbox.template(imports=["random", "numpy"]) as template:
         code = "import random, numpy\nprint(random.random(), numpy.random.rand())"
@@ -99,7 +100,8 @@ async def test_forks_of_one_process_draw_different_numbers() -> None:
     assert len({text.split()[0] for text in drawn}) == len({text.split()[1] for text in drawn}) == 3
 
 
-async def test_a_template_without_a_context_takes_one_for_each_repl() -> None:
+async def test_template_without_context_takes_one_per_repl() -> None:
+    """A template without a context takes one for each REPL."""
     async with Sandbox(warm=0) as sandbox, sandbox.template(setup="n = 1") as template:
         assert (await run(template.repl(context="text"), "print(context, n)")).stdout == "text 1\n"
         async with sandbox.template("fixed") as fixed:
@@ -134,7 +136,8 @@ async def test_a_template_without_a_context_takes_one_for_each_repl() -> None:
         ({"imports": ["no_such_module"]}, "its imports failed: no_such_module: ModuleNotFoundError: .*'$"),
     ],
 )
-async def test_what_goes_wrong_in_it_is_one_sentence_and_leaves_nothing(given: dict[str, Any], said: str) -> None:
+async def test_template_error_is_one_sentence_without_a_leak(given: dict[str, Any], said: str) -> None:
+    """An error in a template is one sentence, and no process is left."""
     async with Sandbox(warm=0) as sandbox:
         before = living_below()
         with pytest.raises((ConfigurationError, SandboxFailed), match=said) as refused:
@@ -144,7 +147,8 @@ async def test_what_goes_wrong_in_it_is_one_sentence_and_leaves_nothing(given: d
         assert living_below() == before
 
 
-async def test_files_mapped_for_reading_are_shared_only_if_they_cannot_be_written_to(tmp_path: Path) -> None:
+async def test_mapped_files_are_shared_only_if_unwritable(tmp_path: Path) -> None:
+    """Files mapped for reading are shared only if they cannot be written to."""
     file = tmp_path / "data"
     file.write_bytes(bytes(4096))
     file.chmod(0o644)
@@ -161,7 +165,7 @@ async def test_files_mapped_for_reading_are_shared_only_if_they_cannot_be_writte
                 pass
 
 
-async def test_set_up_code_that_never_ends_is_ended_at_its_time(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_endless_set_up_code_is_ended_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(zygote_process, "END_TIMEOUT_S", 0.1)
     async with Sandbox(warm=0) as sandbox:
         before = living_below()
@@ -195,7 +199,7 @@ async def test_set_up_code_is_isolated_too(tmp_path: Path) -> None:
         ({"warm": -3}, "warm must be a number"),
     ],
 )
-async def test_what_is_no_template_is_refused(given: dict[str, Any], said: str) -> None:
+async def test_invalid_template_is_refused(given: dict[str, Any], said: str) -> None:
     async with Sandbox(warm=0) as sandbox:
         with pytest.raises(ConfigurationError, match=said):
             sandbox.template(**given)
@@ -208,7 +212,7 @@ async def test_what_is_no_template_is_refused(given: dict[str, Any], said: str) 
         sandbox.template()
 
 
-async def test_copies_of_what_is_shared_are_counted_while_siblings_share_it() -> None:
+async def test_copies_of_shared_memory_are_counted() -> None:
     """Each REPL process has a copy of its own, made by reference counts. Its siblings and their inits have none."""
     setup = "texts = [str(number) * 3 for number in range(1_200_000)]"
     code = (

@@ -36,9 +36,8 @@ def test_without_anything_the_defaults_hold() -> None:
     assert {found.source for found in settings.all().values()} == {BUILT_IN}
 
 
-def test_flags_win_over_the_environment_over_the_projects_file_over_the_users(
-    places: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_flags_win_over_environment_and_files(places: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Flags win over the environment, it over the project's file, and that over the user's."""
     name = "max_iterations"
     users(places, "model = 'theirs'\n[limits]\nmax_iterations = 1\nmax_depth = 4")
     assert Settings({}).all()[name] == Setting(1, str(places / "home" / "rlm-broker" / "config.toml"))
@@ -55,7 +54,8 @@ def test_flags_win_over_the_environment_over_the_projects_file_over_the_users(
 @pytest.mark.parametrize(
     ("text", "value"), [("max_tokens = 'none'", None), ("max_tokens = 5", 5), ("max_tokens = '7'", 7)]
 )
-def test_none_is_no_bound_wherever_it_is_written(text: str, value: int | None) -> None:
+def test_none_is_no_bound_in_each_notation(text: str, value: int | None) -> None:
+    """None is no bound, however it is written."""
     projects(f"[limits]\n{text}")
     assert Settings({}).limits.max_tokens == value
 
@@ -86,7 +86,8 @@ def test_turns_may_differ_by_depth(monkeypatch: pytest.MonkeyPatch) -> None:
         ('[models."\\u001b[2J"]\nname = "x"\nbase_url = "http://localhost"', r"sets 'models.\x1b[2J.base_url'"),
     ],
 )
-def test_a_wrong_file_is_an_error_that_says_which_and_what(text: str, sentence: str) -> None:
+def test_invalid_file_is_named_with_its_error(text: str, sentence: str) -> None:
+    """A wrong file is an error that says which file and what is wrong."""
     projects(text)
     with pytest.raises(ConfigurationError) as refused:
         Settings({})
@@ -94,15 +95,14 @@ def test_a_wrong_file_is_an_error_that_says_which_and_what(text: str, sentence: 
     assert len(str(refused.value)) < 1_000
 
 
-def test_a_wrong_variable_is_named_as_it_was_written(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_invalid_variable_is_named_as_written(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RLM_BROKER_MAX_DEPHT", "2")
     with pytest.raises(ConfigurationError, match=r"RLM_BROKER_MAX_DEPHT: .* did you mean max_depth\?"):
         Settings({})
 
 
-def test_settings_of_a_run_have_defaults_and_may_be_said_in_each_place(
-    places: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_run_settings_have_defaults_in_each_place(places: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Settings of a run have defaults and may be given in each place."""
     names = ("model_policy", "recursion", "prompt_profile", "allow_exec", "tools", "output_type")
     assert [Settings({})[name] for name in names] == ["allow", "always", "both", None, None, None]
     users(places, "model_policy = 'pinned'\nrecursion = 'auto'\nallow_exec = false\ntools = '~/tools.py'")
@@ -138,16 +138,15 @@ def test_yes_or_no_may_be_text(text: str, value: bool, monkeypatch: pytest.Monke
         ("ISOLATION", "vault", "no isolation level 'vault'; choose one of: auto, strict, standard, process"),
     ],
 )
-def test_a_value_that_a_setting_cannot_have_is_one_sentence(
-    name: str, value: str, said: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_invalid_setting_is_one_sentence(name: str, value: str, said: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(f"RLM_BROKER_{name}", value)
     with pytest.raises(ConfigurationError) as refused:
         Settings({})
     assert str(refused.value) == f"RLM_BROKER_{name}: {said}"
 
 
-def test_tools_of_the_users_file_are_not_those_of_any_folder(places: Path) -> None:
+def test_user_tools_are_not_those_of_a_folder(places: Path) -> None:
+    """Tools of the user's file are not those of any folder."""
     users(places, "tools = 'tools.py'")
     with pytest.raises(
         ConfigurationError, match=r"config\.toml: tools = 'tools\.py' names another file in each folder"

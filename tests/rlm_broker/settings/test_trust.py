@@ -40,7 +40,8 @@ def _project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("risk", HARMFUL)
-def test_what_a_project_could_do_harm_with_needs_its_users_word(risk: str) -> None:
+def test_project_file_needs_trust_for_harmful_settings(risk: str) -> None:
+    """A project's setting that could do harm needs the consent of the user."""
     Path(PROJECT_FILE).write_text(HARMFUL[risk])
     with pytest.raises(ConfigurationError) as refused:
         Settings({})
@@ -52,7 +53,8 @@ def test_what_a_project_could_do_harm_with_needs_its_users_word(risk: str) -> No
 
 
 @pytest.mark.parametrize("line", ["model = 'evil'", "isolation = 'process'", "base_url = 'http://x/v1'", "cache = 'x'"])
-def test_nothing_but_limits_is_taken_from_the_table_of_limits(line: str) -> None:
+def test_limits_table_gives_only_limits(line: str) -> None:
+    """Only limits are taken from the table of limits."""
     Path(PROJECT_FILE).write_text(f"[limits]\n{line}")
     with pytest.raises(ConfigurationError, match="is not a limit"):
         Settings({})
@@ -81,9 +83,8 @@ def test_nothing_but_limits_is_taken_from_the_table_of_limits(line: str) -> None
         ("[models.mine]\nbase_url = 'http://mine/v1'", "model = 'mine'", False),
     ],
 )
-def test_a_project_may_be_stricter_than_its_user_and_not_less(
-    tmp_path: Path, users: str, projects: str, is_refused: bool
-) -> None:
+def test_project_may_only_tighten_limits(tmp_path: Path, users: str, projects: str, is_refused: bool) -> None:
+    """A project may be stricter than its user and not less strict."""
     (tmp_path / "config" / "rlm-broker").mkdir(parents=True)
     (tmp_path / "config" / "rlm-broker" / "config.toml").write_text(users)
     Path(PROJECT_FILE).write_text(projects)
@@ -94,9 +95,8 @@ def test_a_project_may_be_stricter_than_its_user_and_not_less(
         Settings({})
 
 
-def test_a_file_that_has_changed_since_or_lies_elsewhere_is_not_trusted(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_changed_or_moved_file_is_not_trusted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A file that has changed since, or lies elsewhere, is not trusted."""
     Path(PROJECT_FILE).write_text(HARMFUL["base_url"])
     trust_project()
     Path(PROJECT_FILE).write_text(HARMFUL["base_url"] + "\n")
@@ -123,7 +123,7 @@ def test_tools_that_have_changed_since_are_not_trusted() -> None:
         Settings({})
 
 
-def test_what_only_changes_what_a_model_says_needs_nobodys_word() -> None:
+def test_harmless_model_options_need_no_trust() -> None:
     Path(PROJECT_FILE).write_text(HARMLESS)
     assert Settings({}).models["m"].options == {"temperature": 0.5, "seed": 1}
 
@@ -134,7 +134,7 @@ def test_the_users_own_file_is_the_users(tmp_path: Path) -> None:
     assert Settings({}).models["m"].base_url == "http://elsewhere/v1"
 
 
-def test_what_is_not_there_cannot_be_trusted() -> None:
+def test_missing_file_cannot_be_trusted() -> None:
     with pytest.raises(ConfigurationError, match="cannot trust"):
         trust_project()
 
@@ -157,7 +157,8 @@ def test_what_is_not_there_cannot_be_trusted() -> None:
         ("cache = 'x'\n[[routes]]\nto = 'm'\nmtch = 'x'", "route 1: there is no 'mtch'; did you mean match?"),
     ],
 )
-def test_a_mistake_is_told_before_trust_is_asked_for_and_is_not_trusted(wrong: str, said: str) -> None:
+def test_mistake_is_told_before_trust_is_requested(wrong: str, said: str) -> None:
+    """A mistake is told before trust is asked for, and the file is not trusted."""
     Path(PROJECT_FILE).write_text(wrong)
     for call in (lambda: Settings({}), trust_project):
         with pytest.raises(ConfigurationError, match=re.escape(said)):

@@ -38,14 +38,16 @@ def file(tmp_path: Path) -> Path:
     return tmp_path / "tools.py"
 
 
-def test_public_functions_and_values_that_a_file_defines_are_tools(file: Path) -> None:
+def test_public_names_of_a_file_are_tools(file: Path) -> None:
+    """Public functions and values that a file defines are tools."""
     file.write_text(TOOLS)
     tools = tools_of(file)
     assert (tools.names, tools.values) == (["item", "doubled"], {"PRICES": {"lens": 40}})
     assert not (file.parent / "__pycache__").exists()
 
 
-async def test_a_tool_of_a_file_is_called_with_what_its_annotations_say(file: Path) -> None:
+async def test_file_tool_arguments_follow_annotations(file: Path) -> None:
+    """A tool of a file is called with values of its annotated types."""
     file.write_text(TOOLS)
     tools = tools_of(file)
     answer = await tools.call("item", '{"args": ["lens"], "kwargs": {}}', 9)
@@ -75,7 +77,7 @@ def test_a_list_of_names_decides(file: Path) -> None:
         ("x = '\\udce9'", "tools: FILE: invalid or missing encoding declaration"),
     ],
 )
-def test_a_file_that_gives_no_tools_is_one_sentence(file: Path, code: str, said: str) -> None:
+def test_file_without_tools_is_one_sentence(file: Path, code: str, said: str) -> None:
     file.write_bytes(code.replace("\\udce9", "\udce9").encode(errors="surrogateescape"))
     with pytest.raises(ConfigurationError) as refused:
         tools_of(file)
@@ -92,13 +94,13 @@ def test_a_schema_is_the_object_that_a_file_holds(file: Path) -> None:
     ("text", "said"),
     [("[1]", "is not a JSON Schema: it must hold a JSON object"), ("{'a': 1}", "is not JSON: Expecting property")],
 )
-def test_a_file_that_holds_no_schema_is_one_sentence(file: Path, text: str, said: str) -> None:
+def test_file_without_schema_is_one_sentence(file: Path, text: str, said: str) -> None:
     file.write_text(text)
     with pytest.raises(ConfigurationError, match=re.escape(f"output_type: {file} {said}")):
         schema_of(file)
 
 
-def test_what_is_no_file_of_a_usual_size_is_not_read(tmp_path: Path) -> None:
+def test_file_of_unusual_size_or_kind_is_not_read(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
     with (tmp_path / "large").open("wb") as large:
         large.truncate(MAX_FILE_BYTES + 1)

@@ -10,7 +10,7 @@ from rlm_broker.trace.callbacks import Callbacks
 REPLIES = ["```repl\nanswer['content'] = rlm_query('the child')\n```", "FINAL(of the child)", "FINAL(of the root)"]
 
 
-def test_turns_and_children_are_told_when_they_start_and_when_they_end() -> None:
+def test_turns_and_children_report_start_and_end() -> None:
     told: list[tuple[object, ...]] = []
     callbacks = Callbacks(
         on_subcall_start=lambda *news: told.append(("child", *news)),
@@ -33,7 +33,7 @@ def test_turns_and_children_are_told_when_they_start_and_when_they_end() -> None
     ]
 
 
-def test_what_a_callback_raises_is_logged_and_stops_nothing(caplog: pytest.LogCaptureFixture) -> None:
+def test_callback_error_is_logged_and_harmless(caplog: pytest.LogCaptureFixture) -> None:
     seen: list[int] = []
 
     def bites(*_news: object) -> None:

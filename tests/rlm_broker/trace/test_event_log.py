@@ -26,7 +26,7 @@ async def test_follower_reads_what_was_there_and_what_comes() -> None:
     assert [each.n for each in seen] == [1, 2]
 
 
-async def test_slow_follower_gets_a_gap_in_the_place_of_what_was_dropped() -> None:
+async def test_slow_follower_gets_a_gap_for_dropped_events() -> None:
     log = EventLog(most_chars=3 * (EVENT_CHARS + text_chars(event(1, "x" * 10))))
     for n in range(1, 11):
         log.add(event(n, "x" * 10))
@@ -52,7 +52,7 @@ async def test_follower_that_waits_is_woken_by_the_end() -> None:
     assert not log._waiting
 
 
-async def test_one_event_larger_than_the_bound_is_kept() -> None:
+async def test_event_above_the_bound_is_kept() -> None:
     log = EventLog(most_chars=10)
     log.add(event(1, "x" * 1_000))
     log.close()

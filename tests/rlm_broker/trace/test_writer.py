@@ -23,7 +23,8 @@ def lines(path: Path) -> list[dict[str, object]]:
     return [json.loads(line) for line in path.read_text().splitlines()]
 
 
-def test_each_event_is_one_numbered_line_and_is_there_at_once(tmp_path: Path) -> None:
+def test_event_is_one_numbered_line_at_once(tmp_path: Path) -> None:
+    """Each event is one numbered line, and the line is written at once."""
     path = tmp_path / "trace.jsonl"
     with TraceWriter(path) as write:
         write(IterationStarted("1", 0, 1))
@@ -44,7 +45,7 @@ def test_each_event_is_one_numbered_line_and_is_there_at_once(tmp_path: Path) ->
         "password = hunter2hunter2",
     ],
 )
-def test_what_looks_like_a_secret_is_not_written(tmp_path: Path, secret: str) -> None:
+def test_secret_is_not_written(tmp_path: Path, secret: str) -> None:
     path = tmp_path / "trace.jsonl"
     with TraceWriter(path) as write:
         write(Replied("1", 0, 1, f"the text before {secret} and after"))
@@ -54,7 +55,8 @@ def test_what_looks_like_a_secret_is_not_written(tmp_path: Path, secret: str) ->
     assert "and after" in json.loads(text)["text"]
 
 
-def test_pieces_of_a_reply_are_not_written_since_a_secret_may_be_in_two_of_them(tmp_path: Path) -> None:
+def test_reply_pieces_are_not_written(tmp_path: Path) -> None:
+    """Pieces of a reply are not written, since two of them may hold a secret together."""
     path = tmp_path / "trace.jsonl"
     with TraceWriter(path) as write:
         write(CallText("1", 0, 1, "sk-abcdefghij"))
@@ -75,7 +77,8 @@ def test_a_file_that_cannot_be_written_is_named(tmp_path: Path) -> None:
         TraceWriter(tmp_path / "nowhere" / "trace.jsonl")
 
 
-def test_a_path_may_be_text_and_a_file_with_something_in_it_is_kept(tmp_path: Path) -> None:
+def test_path_may_be_text_and_full_file_stays(tmp_path: Path) -> None:
+    """A path may be text, and a file that is not empty is kept."""
     path = tmp_path / "trace.jsonl"
     path.touch()
     with RlmTraceWriter(str(path)) as write:
@@ -118,9 +121,8 @@ def test_long_events_are_written_whole_and_in_order(tmp_path: Path) -> None:
     assert [len(str(line["text"])) for line in found] == [300_000 if number % 3 == 1 else 10 for number in range(10)]
 
 
-def test_texts_that_the_thread_cannot_keep_up_with_are_cut_and_say_so(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_texts_are_cut_if_the_thread_lags(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Texts that exceed the pace of the writing thread are cut and say so."""
     path = tmp_path / "trace.jsonl"
     go_on = threading.Event()
     original = TraceWriter._write

@@ -34,17 +34,21 @@ def bound_without(host: str, *families: int) -> list[int] | str:
     return result
 
 
-def test_refused_family_is_left_out_where_a_host_has_another() -> None:
+def test_refused_family_is_omitted_if_another_exists() -> None:
+    """A refused address family is omitted where a host has another."""
     if not socket.has_ipv6 or bound_without("::1", AF_INET) != [AF_INET6]:
         pytest.skip("needs IPv6")
     assert bound_without("", AF_INET) == [AF_INET6]
 
 
-def test_refusal_of_every_family_names_the_setting_that_allows_them() -> None:
+def test_refusal_of_all_families_names_the_setting() -> None:
+    """The refusal of every family names the setting that allows them."""
     assert "RestrictAddressFamilies=" in bound_without("127.0.0.1", AF_INET)
 
 
-async def test_number_is_bound_without_a_thread_and_a_name_says_what_it_lacks(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_numeric_host_is_bound_without_a_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A number is bound without a thread, and a name says what it lacks."""
+
     def refused(_thread: threading.Thread) -> None:
         raise RuntimeError("can't start new thread")
 

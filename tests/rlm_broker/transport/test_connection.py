@@ -101,7 +101,8 @@ async def test_a_block_runs_prints_and_ends(pair: tuple[Connection, Worker]) -> 
     assert pair[0].block == 1
 
 
-async def test_queries_are_answered_as_they_are_ready_and_not_in_their_order(pair: tuple[Connection, Worker]) -> None:
+async def test_queries_are_answered_when_ready(pair: tuple[Connection, Worker]) -> None:
+    """Queries are answered as they are ready and not in their order."""
     release = asyncio.Event()
 
     async def answer(asked: Query) -> list[Slot]:
@@ -121,7 +122,7 @@ async def test_queries_are_answered_as_they_are_ready_and_not_in_their_order(pai
     ("error", "reason"),
     [(ModelFailed("the provider is down"), "the provider is down"), (RuntimeError("a bug"), "RuntimeError: a bug")],
 )
-async def test_whatever_goes_wrong_every_query_gets_its_reply(
+async def test_query_gets_its_reply_despite_any_error(
     pair: tuple[Connection, Worker], error: Exception, reason: str
 ) -> None:
     async def answer(asked: Query) -> list[Slot]:
@@ -133,9 +134,11 @@ async def test_whatever_goes_wrong_every_query_gets_its_reply(
     assert await pair[1].hear() == Reply(id="1:1", slots=[Slot(error=reason)] * 2)
 
 
-async def test_a_handler_that_answers_too_few_prompts_fills_every_slot_with_that(
+async def test_too_few_answers_fill_all_slots_with_errors(
     pair: tuple[Connection, Worker],
 ) -> None:
+    """A handler that answers too few prompts fills every slot with that error."""
+
     async def answer(asked: Query) -> list[Slot]:
         del asked
         return [Slot(text="only one")]
@@ -152,7 +155,7 @@ async def test_without_models_every_prompt_is_refused_in_words(pair: tuple[Conne
     assert await pair[1].hear() == Reply(id="1:1", slots=[Slot(error=no_model)] * 2)
 
 
-async def test_a_reply_that_is_too_large_says_so_in_its_place(pair: tuple[Connection, Worker]) -> None:
+async def test_too_large_reply_says_so_in_its_place(pair: tuple[Connection, Worker]) -> None:
     async def answer(asked: Query) -> list[Slot]:
         del asked
         return [Slot(text="x" * SMALL_FRAME_BYTES)]
@@ -164,9 +167,10 @@ async def test_a_reply_that_is_too_large_says_so_in_its_place(pair: tuple[Connec
     assert (reply.slots[0].error or "").startswith("the reply is too large: frame of 65,")
 
 
-async def test_a_query_whose_errors_alone_are_too_large_ends_the_connection_and_does_not_leave_it_waiting(
+async def test_query_with_oversized_errors_ends_the_connection(
     pair: tuple[Connection, Worker],
 ) -> None:
+    """A query whose errors alone are too large ends the connection and does not stay open."""
     block = await running(pair)
     pair[1].say(query(1, *[""] * 10_000))
     with pytest.raises(ProtocolViolation, match="the errors of 10,000 prompts do not fit into a reply"):
@@ -174,7 +178,8 @@ async def test_a_query_whose_errors_alone_are_too_large_ends_the_connection_and_
     assert await pair[1].is_hung_up_on()
 
 
-async def test_a_query_of_more_prompts_than_any_batch_is_not_even_counted_out() -> None:
+async def test_query_above_any_batch_is_not_counted() -> None:
+    """A query with more prompts than any batch is refused before its prompts are counted."""
     asked: list[Query] = []
 
     async def answer(seen: Query) -> list[Slot]:
@@ -189,9 +194,10 @@ async def test_a_query_of_more_prompts_than_any_batch_is_not_even_counted_out() 
     assert asked == []
 
 
-async def test_a_worker_that_breaks_the_protocol_ends_its_block_with_the_reason(
+async def test_worker_breaking_the_protocol_ends_its_block(
     pair: tuple[Connection, Worker],
 ) -> None:
+    """A worker that breaks the protocol ends its block with the reason."""
     block = await running(pair)
     pair[1].say(Result(block=2, status="ok"))
     with pytest.raises(ProtocolViolation, match="Result of block 2 while block 1 runs"):
@@ -201,7 +207,8 @@ async def test_a_worker_that_breaks_the_protocol_ends_its_block_with_the_reason(
         pair[0].execute("more", refuse, lambda _: None)
 
 
-async def test_a_worker_that_hangs_up_ends_its_block_and_what_was_done_for_it(pair: tuple[Connection, Worker]) -> None:
+async def test_worker_that_hangs_up_ends_its_block(pair: tuple[Connection, Worker]) -> None:
+    """A worker that hangs up ends its block and the work that was done for it."""
     cancelled = asyncio.Event()
     asked = asyncio.Event()
 
@@ -229,7 +236,8 @@ async def test_a_result_that_came_before_the_end_counts(pair: tuple[Connection, 
     assert (await asyncio.wait_for(block, WAIT_S)).status == "ok"
 
 
-async def test_settling_cancels_what_is_still_being_answered_and_waits_for_it(pair: tuple[Connection, Worker]) -> None:
+async def test_settling_cancels_and_awaits_open_answers(pair: tuple[Connection, Worker]) -> None:
+    """Settling cancels the answers under way and waits for them."""
     asked, ended = asyncio.Event(), asyncio.Event()
 
     async def answer(_query: Query) -> list[Slot]:
@@ -251,9 +259,10 @@ async def test_settling_cancels_what_is_still_being_answered_and_waits_for_it(pa
     assert await pair[1].hear() == Reply(id="1:1", slots=[Slot(error="cancelled, the block that asked has ended")])
 
 
-async def test_with_so_many_queries_open_nothing_more_is_read_until_one_is_answered(
+async def test_reading_pauses_at_the_bound_of_open_queries(
     pair: tuple[Connection, Worker],
 ) -> None:
+    """The connection reads no more at the bound of open queries until a query is answered."""
     release = asyncio.Semaphore(0)
     asked: list[str] = []
 
@@ -277,7 +286,7 @@ async def test_with_so_many_queries_open_nothing_more_is_read_until_one_is_answe
     assert {reply.id for reply in replies if isinstance(reply, Reply)} == {f"1:{n}" for n in range(flood)}
 
 
-async def test_a_worker_that_never_reads_its_replies_is_not_read_any_more(pair: tuple[Connection, Worker]) -> None:
+async def test_worker_that_reads_no_replies_is_not_read(pair: tuple[Connection, Worker]) -> None:
     answered = 0
 
     async def answer(_query: Query) -> list[Slot]:
@@ -295,7 +304,8 @@ async def test_a_worker_that_never_reads_its_replies_is_not_read_any_more(pair: 
     assert answered < flood / 4
 
 
-async def test_closing_ends_what_is_being_answered_before_it_returns(pair: tuple[Connection, Worker]) -> None:
+async def test_closing_waits_for_the_end_of_answers(pair: tuple[Connection, Worker]) -> None:
+    """Closing ends the answers under way before it returns."""
     asked, ended = asyncio.Event(), asyncio.Event()
 
     async def answer(_query: Query) -> list[Slot]:
@@ -317,7 +327,7 @@ async def test_closing_ends_what_is_being_answered_before_it_returns(pair: tuple
     assert await pair[1].is_hung_up_on()
 
 
-async def test_what_tidies_up_after_a_lost_worker_is_let_to_its_end(pair: tuple[Connection, Worker]) -> None:
+async def test_cleanup_after_a_lost_worker_completes(pair: tuple[Connection, Worker]) -> None:
     asked, tidying, may_end, ended = (asyncio.Event() for _ in range(4))
 
     async def answer(_query: Query) -> list[Slot]:
@@ -342,7 +352,8 @@ async def test_what_tidies_up_after_a_lost_worker_is_let_to_its_end(pair: tuple[
     assert ended.is_set()
 
 
-async def test_a_worker_that_comes_after_its_connection_was_closed_is_hung_up_on() -> None:
+async def test_worker_after_the_closing_is_disconnected() -> None:
+    """A worker that comes after its connection was closed is disconnected."""
     ours, theirs = socket.socketpair()
     connection = Connection(Session(SMALL_FRAME_BYTES), IN_FLIGHT)
     await connection.close()
@@ -397,7 +408,8 @@ def _is_waiting(connection: Connection) -> bool:
     return connection._transport is not None and not connection._transport.is_reading()
 
 
-async def test_thousands_of_messages_in_one_read_leave_turns_to_others(pair: tuple[Connection, Worker]) -> None:
+async def test_thousands_of_messages_leave_turns_to_others(pair: tuple[Connection, Worker]) -> None:
+    """Thousands of messages in one read leave turns to others."""
     connection, worker = pair
     printed: list[Output | Display] = []
     worker.say(Ready(RELEASE))
@@ -415,7 +427,8 @@ async def test_thousands_of_messages_in_one_read_leave_turns_to_others(pair: tup
     assert max(later - before for before, later in itertools.pairwise(steps)) <= MESSAGES_IN_A_ROW
 
 
-async def test_replies_that_are_never_read_become_errors_and_not_memory() -> None:
+async def test_unread_replies_become_errors_and_take_no_memory() -> None:
+    """Replies that are never read become errors and take no memory."""
     answered = 0
 
     async def large(_query: Query) -> list[Slot]:
@@ -441,7 +454,9 @@ async def test_replies_that_are_never_read_become_errors_and_not_memory() -> Non
         assert "still unread" in (errors[-1] or "")
 
 
-async def test_result_behind_a_query_without_room_is_heard_after_an_interrupt() -> None:
+async def test_result_behind_a_full_query_is_heard() -> None:
+    """A result behind a query without room is heard after an interrupt."""
+
     async def never(_query: Query) -> list[Slot]:
         return await for_ever()
 

@@ -18,7 +18,7 @@ from tests.support.socket_peer import MAX_FRAME_BYTES, WAIT_S
 Serve = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
 
 
-async def test_a_door_is_connected_welcomed_and_blocking() -> None:
+async def test_dialed_socket_is_connected_welcomed_and_blocking() -> None:
     listener = Listener()
     address = await listener.start()
     connection = Connection(Session(MAX_FRAME_BYTES), 8)
@@ -50,7 +50,7 @@ async def refusal_of(serve: Serve, timeout_s: float = WAIT_S) -> str:
     return reason
 
 
-async def test_a_handler_that_hangs_up_on_the_token_is_named() -> None:
+async def test_handler_hanging_up_on_the_token_is_named() -> None:
     async def hang_up(_reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         writer.write_eof()
 
@@ -79,7 +79,7 @@ async def test_a_handler_that_speaks_something_else_is_named(answer: bytes, reas
     assert (await refusal_of(speak)).startswith(reason)
 
 
-async def test_a_wrong_token_is_named_as_what_the_handler_did_not_take() -> None:
+async def test_wrong_token_is_named() -> None:
     listener = Listener()
     with pytest.raises(SandboxFailed, match="it closed the connection after the token was shown"):
         await dial(await listener.start(), "x" * 43, WAIT_S)

@@ -70,7 +70,8 @@ async def test_a_token_expires(listener: Listener) -> None:
         assert await peer.is_hung_up_on()
 
 
-async def test_a_wrong_token_is_hung_up_on_without_a_word(listener: Listener) -> None:
+async def test_wrong_token_is_disconnected_silently(listener: Listener) -> None:
+    """A caller with a wrong token is disconnected without a reply."""
     listener.expect(fresh_connection(), WAIT_S)
     async with await Peer.to(port_of(listener)) as peer:
         peer.send(hello("x" * 43))
@@ -91,7 +92,7 @@ async def test_a_hello_may_be_cut_anywhere(listener: Listener) -> None:
     await asyncio.gather(*map(say_it_in_two, range(1, cuts)))
 
 
-async def test_a_socket_that_is_connected_already_shows_its_token_like_any_other(listener: Listener) -> None:
+async def test_socket_already_connected_shows_its_token(listener: Listener) -> None:
     connection = fresh_connection()
     ours, theirs = socket.socketpair()
     await listener.attach(theirs)
@@ -102,9 +103,8 @@ async def test_a_socket_that_is_connected_already_shows_its_token_like_any_other
         await asyncio.wait_for(connection.ready(), WAIT_S)
 
 
-async def test_connections_of_one_port_share_the_weight_of_their_queries(
-    listener: Listener, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_connections_of_a_port_share_query_weight(listener: Listener, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Connections of one port share the weight of their queries."""
     monkeypatch.setattr(listener, "_load", QueryLoad(most=1))
     asked: list[str] = []
     answered = asyncio.Event()
@@ -132,7 +132,7 @@ async def test_connections_of_one_port_share_the_weight_of_their_queries(
         await until(lambda: len(asked) == 3)
 
 
-async def test_what_comes_right_behind_the_hello_reaches_the_connection(listener: Listener) -> None:
+async def test_bytes_after_the_hello_reach_the_connection(listener: Listener) -> None:
     connection = fresh_connection()
     token = listener.expect(connection, WAIT_S)
     async with await Peer.to(port_of(listener)) as peer:
@@ -142,7 +142,8 @@ async def test_what_comes_right_behind_the_hello_reaches_the_connection(listener
 
 
 @pytest.mark.parametrize("said", [b"", b"\x00\x00\x00\x20half a fr"], ids=["silent", "half_a_frame"])
-async def test_caller_without_a_complete_first_frame_in_time_is_hung_up_on(said: bytes) -> None:
+async def test_slow_first_frame_is_disconnected(said: bytes) -> None:
+    """A caller without a complete first frame in time is disconnected."""
     listener = Listener(first_frame_timeout_s=0.05)
     await listener.start()
     async with await Peer.to(port_of(listener)) as peer:
@@ -151,7 +152,7 @@ async def test_caller_without_a_complete_first_frame_in_time_is_hung_up_on(said:
     await listener.stop()
 
 
-async def test_the_time_for_the_first_frame_ends_with_it(clock: Clock) -> None:
+async def test_first_frame_timeout_ends_with_the_frame(clock: Clock) -> None:
     asked, answer = asyncio.Event(), asyncio.Event()
 
     async def serve(_payload: bytes) -> bytes:
@@ -178,14 +179,16 @@ async def test_the_time_for_the_first_frame_ends_with_it(clock: Clock) -> None:
     await listener.stop()
 
 
-async def test_an_oversized_first_frame_is_refused_before_it_comes(listener: Listener) -> None:
+async def test_oversized_first_frame_is_refused_at_its_prefix(listener: Listener) -> None:
+    """An oversized first frame is refused before its content arrives."""
     async with await Peer.to(port_of(listener)) as peer:
         peer.writer.write(b"\xff\xff\xff\xff")
         assert b"frame of 4,294,967,295 bytes, the limit is 512" in await peer.receive()
         assert await peer.is_hung_up_on()
 
 
-async def test_the_reason_of_a_refusal_reaches_a_caller_that_sends_its_whole_request_first(listener: Listener) -> None:
+async def test_refusal_reason_reaches_a_caller_still_sending(listener: Listener) -> None:
+    """The reason of a refusal reaches a caller that sends its whole request first."""
     async with await Peer.to(port_of(listener)) as peer:
         peer.send(b"x" * (8 << 20))
         await asyncio.wait_for(peer.writer.drain(), WAIT_S)
@@ -211,7 +214,7 @@ async def test_refused_caller_that_stays_is_hung_up_on() -> None:
     await listener.stop()
 
 
-async def test_a_stranger_that_breaks_the_protocol_ends_only_itself(listener: Listener) -> None:
+async def test_caller_breaking_the_protocol_ends_only_itself(listener: Listener) -> None:
     connection = fresh_connection()
     token = listener.expect(connection, WAIT_S)
     for garbage in (b"\xff" * 64, b"[" * 100, b"{}", b'{"type":"ready"}'):
@@ -238,7 +241,7 @@ async def test_stopping_hangs_up_on_callers_without_a_session(listener: Listener
 
 
 @pytest.mark.parametrize("before", range(6))
-async def test_caller_that_is_accepted_while_the_port_closes_does_not_stay(before: int) -> None:
+async def test_caller_accepted_during_closing_is_disconnected(before: int) -> None:
     listener = Listener(first_frame_timeout_s=WAIT_S * 10)
     address = await listener.start()
     with contextlib.ExitStack() as callers:
@@ -253,7 +256,8 @@ async def test_caller_that_is_accepted_while_the_port_closes_does_not_stay(befor
                 assert await peer.is_hung_up_on()
 
 
-async def test_stopping_ends_all_calls_at_once_and_not_one_after_the_other() -> None:
+async def test_stop_ends_all_calls_at_once() -> None:
+    """Stopping ends all calls at once and not in sequence."""
     calls = 3
     asked, ending = asyncio.Semaphore(0), asyncio.Barrier(calls)
 
@@ -275,7 +279,8 @@ async def test_stopping_ends_all_calls_at_once_and_not_one_after_the_other() -> 
 
 
 @pytest.mark.parametrize("caller_left", [False, True], ids=["caller_waits", "caller_left"])
-async def test_stopping_lets_a_call_tidy_up_and_waits_for_it(caller_left: bool) -> None:
+async def test_stop_awaits_the_cleanup_of_calls(caller_left: bool) -> None:
+    """Stopping lets a call clean up and waits for it."""
     asked, tidying, may_end, ended = (asyncio.Event() for _ in range(4))
 
     async def serve(_payload: bytes) -> bytes:
@@ -305,7 +310,7 @@ async def test_stopping_lets_a_call_tidy_up_and_waits_for_it(caller_left: bool) 
     assert ended.is_set()
 
 
-async def test_a_bug_of_the_one_shot_server_is_a_reply() -> None:
+async def test_one_shot_server_bug_is_a_reply() -> None:
     async def serve(_payload: bytes) -> bytes:
         raise RuntimeError("a bug")
 
@@ -316,7 +321,8 @@ async def test_a_bug_of_the_one_shot_server_is_a_reply() -> None:
     await listener.stop()
 
 
-async def test_a_token_shown_in_the_middle_of_a_call_is_refused_and_stays_good() -> None:
+async def test_token_in_the_middle_of_a_call_stays_good() -> None:
+    """A token shown in the middle of a call is refused and stays good."""
     asked = asyncio.Event()
 
     async def serve(_payload: bytes) -> bytes:
@@ -337,7 +343,7 @@ async def test_a_token_shown_in_the_middle_of_a_call_is_refused_and_stays_good()
     await listener.stop()
 
 
-async def test_lost_connection_is_an_error_for_the_caller_that_waits_for_it(listener: Listener) -> None:
+async def test_lost_connection_fails_the_waiting_caller(listener: Listener) -> None:
     connection = fresh_connection()
     token = listener.expect(connection, WAIT_S)
     async with await Peer.to(port_of(listener)) as peer:
@@ -347,7 +353,8 @@ async def test_lost_connection_is_an_error_for_the_caller_that_waits_for_it(list
         await asyncio.wait_for(connection.ready(), WAIT_S)
 
 
-async def test_it_starts_once_and_a_port_in_use_is_named(listener: Listener) -> None:
+async def test_listener_starts_once_and_names_a_used_port(listener: Listener) -> None:
+    """The listener starts once, and a port in use is named."""
     first = listener.address
     assert await listener.start() == first == listener.address
     port = port_of(listener)
@@ -358,7 +365,7 @@ async def test_it_starts_once_and_a_port_in_use_is_named(listener: Listener) -> 
     )
 
 
-async def test_two_that_start_it_at_once_get_the_same_port() -> None:
+async def test_concurrent_starts_get_the_same_port() -> None:
     listener = Listener()
     first, second = await asyncio.gather(listener.start(), listener.start())
     assert first == second
@@ -372,7 +379,8 @@ def test_a_port_that_does_not_exist_is_named(port: int) -> None:
 
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "::", "192.168.1.1", "example.org"])
-def test_only_loopback_is_listened_on_unless_the_risk_is_named(host: str) -> None:
+def test_listener_needs_the_named_risk_beyond_loopback(host: str) -> None:
+    """The listener listens only on loopback unless the risk is named."""
     with pytest.raises(ConfigurationError, match="insecure_bind=True"):
         Listener(host)
     Listener(host, insecure_bind=True)
@@ -383,7 +391,7 @@ def test_any_loopback_address_may_be_listened_on(host: str) -> None:
     Listener(host)
 
 
-async def test_each_that_stays_silent_is_hung_up_on_at_its_own_time(clock: Clock) -> None:
+async def test_silent_callers_are_disconnected_at_their_own_times(clock: Clock) -> None:
     async def serve(_: bytes) -> bytes:
         return b"{}"
 

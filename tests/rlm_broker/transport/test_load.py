@@ -3,7 +3,7 @@
 from rlm_broker.transport.load import QueryLoad
 
 
-def test_connections_go_on_in_order_as_far_as_the_weight_allows() -> None:
+def test_connections_proceed_in_order_within_the_weight() -> None:
     load, resumed = QueryLoad(most=100), list[str]()
 
     def resume(name: str) -> None:

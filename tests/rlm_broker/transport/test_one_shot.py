@@ -42,7 +42,7 @@ def refusal(payload: bytes) -> str:
 
 
 @pytest.mark.parametrize("name", ["single_depth0", "single_depth1_other_backend", "named_model", "message_list"])
-def test_a_single_reply_is_the_recorded_one(name: str) -> None:
+def test_single_reply_equals_the_recorded(name: str) -> None:
     recorded = FRAMES[name]["response"]
     request = parse_request(payload_of(name))
     completion = recorded["chat_completion"]
@@ -52,7 +52,8 @@ def test_a_single_reply_is_the_recorded_one(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["single_depth2_default", "unknown_model_depth1"])
-def test_a_reply_names_the_model_that_served_where_the_recorded_one_does_not(name: str) -> None:
+def test_reply_names_the_serving_model(name: str) -> None:
+    """A reply names the model that served it where the recorded reply does not."""
     recorded = FRAMES[name]["response"]
     request = parse_request(payload_of(name))
     reply = json.loads(single_reply(request, Call("sub-model", "ok hello", USAGE, 0.0, request.model)))
@@ -63,7 +64,8 @@ def test_a_reply_names_the_model_that_served_where_the_recorded_one_does_not(nam
     assert reply == recorded
 
 
-def test_a_batch_reply_is_the_recorded_one_with_the_failure_in_its_own_place() -> None:
+def test_batch_reply_equals_the_recorded() -> None:
+    """A batch reply is the recorded reply, with the failure in its own place."""
     request = parse_request(payload_of("batch_partial_failure"))
     outcomes: list[Call | str] = [Call("sub-model", "ok a", USAGE, 0.0), "boom", Call("sub-model", "ok c", USAGE, 0.0)]
     assert request == OneShotRequest(("a", "boom", "c"), is_batch=True, depth=1)
@@ -71,7 +73,7 @@ def test_a_batch_reply_is_the_recorded_one_with_the_failure_in_its_own_place() -
 
 
 @pytest.mark.parametrize("name", ["empty_prompt", "empty_batch"])
-def test_a_request_without_a_prompt_is_refused_in_the_recorded_words(name: str) -> None:
+def test_request_without_prompt_is_refused_as_recorded(name: str) -> None:
     assert json.loads(error_reply(refusal(payload_of(name)))) == FRAMES[name]["response"]
 
 
@@ -97,7 +99,8 @@ def test_a_failed_single_request_gets_the_recorded_error_reply() -> None:
         ('{"prompt": "\\ud800"}', OneShotRequest(("\ud800",), False)),
     ],
 )
-def test_a_request_is_read_as_the_field_reads_it(request_json: str, expected: OneShotRequest) -> None:
+def test_request_is_read_as_by_the_original(request_json: str, expected: OneShotRequest) -> None:
+    """A request is read as the published implementations read it."""
     assert parse_request(request_json.encode()) == expected
 
 
@@ -123,11 +126,13 @@ def test_a_depth_that_is_no_integer_counts_as_none(depth: str) -> None:
         (b'{"prompt": "p", "model": 5}', "'model' must be a string or null"),
     ],
 )
-def test_what_is_no_request_is_refused_with_its_text(payload: bytes, text: str) -> None:
+def test_invalid_request_is_refused_with_its_text(payload: bytes, text: str) -> None:
     assert refusal(payload) == text
 
 
-def test_a_prompt_is_refused_from_the_first_level_that_is_too_deep() -> None:
+def test_deep_prompt_is_refused_at_its_level() -> None:
+    """A prompt is refused from the first level that is too deep."""
+
     def nested(levels: int) -> bytes:
         return b'{"prompt": [' + b"[" * (levels - 1) + b"1" + b"]" * (levels - 1) + b"]}"
 
@@ -136,7 +141,8 @@ def test_a_prompt_is_refused_from_the_first_level_that_is_too_deep() -> None:
     assert refusal(nested(MAX_PROMPT_NESTING + 1)) == f"'prompt' is nested deeper than {MAX_PROMPT_NESTING} levels"
 
 
-def test_garbage_raises_nothing_but_a_refusal_and_every_refusal_can_be_sent() -> None:
+def test_garbage_raises_only_sendable_refusals() -> None:
+    """Garbage raises only refusals, and every refusal can be sent."""
     rng = random.Random(20261120)
     hostile = [b"[" * 100_000, b'{"prompt":' * 100_000, b'{"prompt": ' + b"9" * 5_000 + b"}", b"\xef\xbb\xbf{}"]
     for garbage in [*(rng.randbytes(rng.randrange(40)) for _ in range(3000)), *hostile]:
@@ -197,7 +203,7 @@ def test_a_prompt_becomes_chat_messages(prompt: Any, messages: tuple[ChatMessage
         ([{"role": "user", "content": None}], "'content'"),
     ],
 )
-def test_a_message_that_no_model_could_be_sent_is_refused(prompt: Any, part: str) -> None:
+def test_unsendable_message_is_refused(prompt: Any, part: str) -> None:
     with pytest.raises(OneShotRefused, match=part):
         to_messages(prompt)
 

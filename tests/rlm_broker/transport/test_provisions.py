@@ -25,7 +25,8 @@ def said_with_the_next_block(session: Session) -> list[FromOrchestrator]:
     return list(map(decode_from_orchestrator, FrameDecoder(MAX_FRAME_BYTES).feed(session.execute("1"))))
 
 
-def test_tools_and_values_go_out_once_with_the_next_block() -> None:
+def test_tools_and_values_are_sent_once() -> None:
+    """Tools and values are sent once, with the next block."""
     session = Session(MAX_FRAME_BYTES)
     session.provide(Provisions.of({"a": 1, "b": [2]}, MAX_FRAME_BYTES, ["search"]))
     session.provide(Provisions.of({"a": 3}, MAX_FRAME_BYTES, ["read"]))
@@ -39,7 +40,8 @@ def test_tools_and_values_go_out_once_with_the_next_block() -> None:
     assert not session._unsent.frames()
 
 
-def test_what_one_holder_adds_changes_no_other() -> None:
+def test_provisions_of_a_holder_change_no_other() -> None:
+    """The additions of one holder change no other holder."""
     own = Provisions.of({"a": 1}, MAX_FRAME_BYTES, ["search"])
     one, other = Session(MAX_FRAME_BYTES), Session(MAX_FRAME_BYTES)
     one.provide(own)

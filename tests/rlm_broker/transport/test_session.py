@@ -95,7 +95,8 @@ def test_a_message_that_names_another_block_is_a_violation(forged: Message) -> N
         receive(running(), frame(forged))
 
 
-def test_an_open_query_id_cannot_be_used_again_until_it_is_answered() -> None:
+def test_open_query_id_is_not_reusable() -> None:
+    """An open query id cannot be used again until its query is answered."""
     session, query = running(), frame(SAMPLES[Query])
     receive(session, query)
     session.reply(Reply(id="1:1", slots=[Slot("x")]))
@@ -104,7 +105,8 @@ def test_an_open_query_id_cannot_be_used_again_until_it_is_answered() -> None:
         receive(session, query)
 
 
-def test_a_reply_is_given_once_and_may_come_after_its_block() -> None:
+def test_reply_is_given_once_even_after_its_block() -> None:
+    """A reply is given once and may come after its block."""
     session = running()
     receive(session, frame(SAMPLES[Query]))
     receive(session, frame(SAMPLES[Result]))
@@ -130,7 +132,8 @@ def test_sound_messages_before_a_wrong_frame_are_delivered() -> None:
         session.next_message()
 
 
-def test_displays_of_a_block_are_bounded_in_number_and_bytes() -> None:
+def test_displays_of_a_block_are_bounded() -> None:
+    """Displays of a block are bounded in number and bytes."""
     session = running()
     for _ in range(MAX_DISPLAYS):
         receive(session, frame(SAMPLES[Display]))
@@ -154,7 +157,8 @@ def test_displays_of_a_block_are_bounded_in_bytes() -> None:
         receive(session, large)
 
 
-def test_weight_of_open_queries_counts_prompts_and_falls_with_replies() -> None:
+def test_open_query_weight_falls_with_replies() -> None:
+    """The weight of open queries counts prompts and falls with replies."""
     session = Session(max_frame_bytes=1 << 23)
     receive(session, frame(Ready(RELEASE)))
     session.execute("1")
@@ -172,7 +176,7 @@ def test_weight_of_open_queries_counts_prompts_and_falls_with_replies() -> None:
     assert session.open_weight == 0
 
 
-def test_frame_larger_than_any_message_is_refused_at_its_prefix() -> None:
+def test_oversized_frame_is_refused_at_its_prefix() -> None:
     session = Session(max_frame_bytes=64 << 20)
     with pytest.raises(ProtocolViolation, match="frame of 33,554,432 bytes, the limit is 16,777,216"):
         session.feed(PREFIX.pack(32 << 20))
@@ -186,7 +190,8 @@ def test_worker_of_another_release_is_refused_in_a_sentence(said: bytes) -> None
     assert session.state is State.CLOSED
 
 
-def test_process_whose_code_was_replaced_while_it_runs_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_process_with_replaced_code_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A process whose code was replaced while it runs says so."""
     with Sandbox(warm=0) as sandbox:
         with sandbox.repl() as repl:
             assert repl.execute("print(1)").status == "ok"
@@ -196,7 +201,7 @@ def test_process_whose_code_was_replaced_while_it_runs_says_so(monkeypatch: pyte
             sandbox.repl().__enter__()
 
 
-def test_release_has_one_number() -> None:
+def test_release_is_the_same_everywhere() -> None:
     installed = tomllib.loads((PROJECT / "pyproject.toml").read_text())["project"]["version"]
     assert installed == rlm_broker.__version__ == RELEASE
 
@@ -206,7 +211,8 @@ def sent(data: bytes) -> list[Message]:
     return [decode_from_orchestrator(payload) for payload in FrameDecoder(1 << 20).feed(data)]
 
 
-def test_blocks_are_numbered_and_carry_what_is_wanted_and_what_was_provided_once() -> None:
+def test_blocks_are_numbered_and_carry_provisions_once() -> None:
+    """Blocks are numbered and carry the wanted data and, once, the provisions."""
     session = Session(max_frame_bytes=1000)
     session.provide(Provisions.of({"n": 5}, 1000, tools=["search"]))
     receive(session, frame(Ready(RELEASE)))
@@ -219,7 +225,8 @@ def test_blocks_are_numbered_and_carry_what_is_wanted_and_what_was_provided_once
     assert session.block == 2
 
 
-def test_a_reply_is_a_frame_and_is_sent_in_no_state_that_has_none() -> None:
+def test_reply_is_refused_in_states_without_replies() -> None:
+    """A reply is a frame, and it is refused in a state that has no replies."""
     session = running()
     receive(session, frame(SAMPLES[Query]))
     reply = Reply(id="1:1", slots=[Slot("x")])
@@ -231,7 +238,8 @@ def test_a_reply_is_a_frame_and_is_sent_in_no_state_that_has_none() -> None:
     assert sent(again.reply(reply)) == [reply]
 
 
-def test_what_arrived_is_gone_with_the_session_and_so_are_its_open_queries() -> None:
+def test_received_data_ends_with_the_session() -> None:
+    """The received data ends with the session, and so do its open queries."""
     session = running()
     session.feed(frame(SAMPLES[Query]) + frame(SAMPLES[Output]))
     session.next_message()
@@ -255,7 +263,7 @@ def test_a_frame_that_is_arriving_is_announced() -> None:
 
 
 @pytest.mark.parametrize(("chars", "is_allowed"), [(40, True), (41, False)])
-def test_an_id_of_a_query_has_40_characters_at_most(chars: int, is_allowed: bool) -> None:
+def test_query_id_has_at_most_40_characters(chars: int, is_allowed: bool) -> None:
     query = Query(id="1:" + "1" * (chars - 2), want="llm", prompts=["?"])
     if is_allowed:
         assert receive(running(), frame(query)) == [query]
@@ -276,7 +284,8 @@ def test_displays_may_fill_their_bytes_to_the_last() -> None:
         receive(session, frame(SAMPLES[Display]))
 
 
-def test_a_query_weighs_its_bytes_eight_times_if_decoded_and_a_kibibyte_for_each_prompt() -> None:
+def test_query_weight_counts_bytes_and_prompts() -> None:
+    """A query weighs eight times its bytes if decoded, and one KiB for each prompt."""
     assert weight_of(Query(id="1:1", want="llm", prompts=["a", "b"]), 100) == 100 * 8 + 2 * 1024
     session = Session(max_frame_bytes=1 << 23)
     receive(session, frame(Ready(RELEASE)))
@@ -286,7 +295,7 @@ def test_a_query_weighs_its_bytes_eight_times_if_decoded_and_a_kibibyte_for_each
     assert session.open_weight == len(large) + 2 * 1024
 
 
-def test_weight_of_a_query_counts_the_contexts_of_its_children() -> None:
+def test_query_weight_counts_child_contexts() -> None:
     plain = Query(id="1:1", want="rlm", prompts=["p"])
     many = Query(id="1:1", want="rlm", prompts=["p"], contexts=[ChildContext(own="context")] * 1_000)
     assert weight_of(many, 100) - weight_of(plain, 100) == 1_000 * PROMPT_WEIGHT

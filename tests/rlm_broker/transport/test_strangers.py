@@ -64,7 +64,8 @@ async def test_longest_silent_is_dropped_when_there_are_too_many(monkeypatch: py
     counted.close()
 
 
-async def test_silent_strangers_give_way_and_a_token_still_works(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_silent_callers_give_way_to_a_token(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Silent callers give way, and a token still works."""
     monkeypatch.setattr(strangers, "MOST_SILENT", 8)
     listener = Listener()
     await listener.start()
@@ -80,7 +81,8 @@ async def test_silent_strangers_give_way_and_a_token_still_works(monkeypatch: py
     await listener.stop()
 
 
-def test_weight_of_strangers_is_theirs_together_and_one_alone_has_room(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_callers_share_their_weight(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Callers without a token share their weight, and a single caller has room."""
     monkeypatch.setattr(strangers, "MOST_WEIGHT", 100)
     counted, first, second = Strangers(WAIT_S), Named("a", []), Named("b", [])
     assert counted.weigh(first, 1000)
@@ -99,16 +101,16 @@ def test_so_many_requests_are_served_at_a_time(monkeypatch: pytest.MonkeyPatch) 
     assert counted.begins()
 
 
-def test_requests_take_no_more_than_a_quarter_of_the_descriptors(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_requests_take_a_quarter_of_the_descriptors(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Requests take at most a quarter of the descriptors."""
     monkeypatch.setattr(resource, "getrlimit", lambda _limit: (8, 8))
     counted = Strangers(WAIT_S)
     assert [counted.begins() for _ in range(3)] == [True, True, False]
 
 
 @pytest.mark.parametrize("bound", ["MOST_SERVED", "MOST_WEIGHT"])
-async def test_caller_beyond_the_bounds_is_told_that_the_handler_is_busy(
-    bound: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_busy_handler_is_told_to_surplus_callers(bound: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A caller beyond the bounds is told that the handler is busy."""
     request = b'{"prompt": "p"}'
     monkeypatch.setattr(strangers, bound, 1 if bound == "MOST_SERVED" else request_weight(request))
     gate = Gate()
@@ -127,7 +129,8 @@ async def test_caller_beyond_the_bounds_is_told_that_the_handler_is_busy(
     await listener.stop()
 
 
-async def test_half_a_request_is_weighed_and_refused_with_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_half_a_request_is_weighed_and_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Half a request is weighed and refused with the others."""
     monkeypatch.setattr(strangers, "MOST_WEIGHT", 100_000)
 
     async def serve(_: bytes) -> bytes:
@@ -161,7 +164,8 @@ async def test_request_beyond_a_bound_is_refused_with_its_name(request_: bytes, 
         assert why in json.loads(await peer.receive())["error"]
 
 
-async def test_second_frame_that_comes_while_the_first_is_served_is_weighed(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_second_frame_while_serving_is_weighed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A second frame that comes while the first is served is weighed."""
     request = b'{"prompt": "p"}'
     gate = Gate()
     listener = Listener(one_shot=gate.serve)

@@ -108,7 +108,8 @@ SAME_WORDS = (
 
 
 @pytest.mark.parametrize(("question", "fact"), SAME_WORDS)
-def test_a_fact_asked_in_its_own_words_is_quoted_with_its_place(question: str, fact: str) -> None:
+def test_fact_is_quoted_with_its_place(question: str, fact: str) -> None:
+    """A fact that the question asks for in the context's own words is quoted with its place."""
     first, place, confidence, *_ = ask(question, TEXT).splitlines()
     assert first == FACTS[fact]
     offset = TEXT.index(FACTS[fact])
@@ -159,7 +160,8 @@ def test_an_absent_fact_is_not_found(question: str) -> None:
     "question",
     ["Who fed the swallows on the mill?", "How tall is the tower?", "What happens on the pier at night?"],
 )
-def test_an_answer_that_holds_few_of_the_words_is_never_called_sure(question: str) -> None:
+def test_answer_with_few_words_is_never_sure(question: str) -> None:
+    """An answer that holds few of the question's words is never called sure."""
     answer = ask(question, TEXT)
     assert answer.startswith("NOT FOUND\n") or "LOW CONFIDENCE" in answer
 
@@ -177,7 +179,8 @@ def test_a_number_does_not_match_inside_a_number() -> None:
     assert ask("Was invoice 48213 paid?", text).startswith("NOT FOUND\n")
 
 
-def test_most_common_of_something_that_is_written_out_is_found_as_a_sentence() -> None:
+def test_most_common_of_a_phrase_is_a_sentence() -> None:
+    """A question for the most common of something that is written out is answered by a sentence."""
     text = f"{TEXT}\nThe most common complaint of guests concerns the noisy shutters.\n{TEXT}"
     answer = ask("What is the most common complaint of guests?", text)
     assert answer.startswith("The most common complaint of guests concerns the noisy shutters.\n")
@@ -202,13 +205,14 @@ def test_a_file_named_in_the_question_answers_before_others() -> None:
     assert answer.splitlines()[:2] == ["timeout = 90", "Found at web.toml, line 1, character 0."]
 
 
-def test_a_list_of_texts_is_searched_and_its_item_named() -> None:
+def test_list_is_searched_and_its_item_named() -> None:
     items = [*(FILLER * 900), FACTS["bees"], *(FILLER * 900)]
     answer = ask("Why do beekeepers on the island wear yellow?", items)
     assert answer.splitlines()[:2] == [FACTS["bees"], "Found at context[6300], line 1, character 0."]
 
 
-def test_chat_messages_keep_their_roles_and_a_question_in_them_is_not_the_answer() -> None:
+def test_chat_messages_keep_roles_and_hide_no_answer() -> None:
+    """Chat messages keep their roles, and a question in them is not taken for the answer."""
     chat = [
         {"role": "system", "content": "Be kind."},
         {"role": "user", "content": "What is the wifi password?"},
@@ -263,7 +267,8 @@ def test_other_languages_are_found_by_their_words(question: str, fact: str, repe
     "question",
     ["When did the harbour of Port Llewyn freeze over?", "Did the market open early with rain on the hills?"],
 )
-def test_a_context_of_5_mb_takes_at_most_12_sub_calls_of_20_kb(question: str) -> None:
+def test_context_of_5_mb_takes_at_most_12_calls(question: str) -> None:
+    """A context of 5 MB takes at most 12 sub-calls of 20 kB."""
     prompts: list[str] = []
     answer = ask(question, corpus(5_000_000), prompts)
     assert not answer.startswith("NOT FOUND")

@@ -24,7 +24,8 @@ LEAST_RIGHT = {
 
 @pytest.mark.parametrize("seed", [1, 2])
 @pytest.mark.parametrize("questions", [development, later])
-def test_questions_are_answered_by_kind_and_none_is_surely_wrong(questions: Any, seed: int) -> None:
+def test_questions_are_answered_by_kind(questions: Any, seed: int) -> None:
+    """Questions are answered by their kind, and no answer that is called sure is wrong."""
     asked: list[Question] = questions(World(seed))
     answers = [ask(each.text, each.context) for each in asked]
     surely_wrong = [
@@ -37,10 +38,12 @@ def test_questions_are_answered_by_kind_and_none_is_surely_wrong(questions: Any,
 
 
 @pytest.mark.parametrize(("context", "question"), hostile())
-def test_a_context_that_may_be_read_in_two_ways_makes_nothing_sure(context: Any, question: str) -> None:
+def test_ambiguous_context_makes_no_answer_sure(context: Any, question: str) -> None:
+    """A context that can be read in two ways makes no answer sure."""
     assert not is_sure(ask(question, context))
 
 
 @pytest.mark.parametrize("question", misread())
-def test_a_question_of_which_a_word_is_not_taken_is_not_computed(question: str) -> None:
+def test_question_with_an_unread_word_is_not_computed(question: str) -> None:
+    """A question is not computed if one of its words was not understood."""
     assert not is_sure(ask(question, World(1).csv))

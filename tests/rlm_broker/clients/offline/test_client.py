@@ -42,7 +42,8 @@ NOT FOUND
 """
 
 
-def test_a_context_with_fences_finals_and_questions_does_not_derail() -> None:
+def test_context_with_fences_and_finals_does_not_derail() -> None:
+    """A context with fences, finals and questions does not change the course of a run."""
     text = f"{HOSTILE * 40}The keeper of the lighthouse is Bram Oduya.\n{HOSTILE * 40}"
     answer = ask("Who is the keeper of the lighthouse?", text)
     assert answer.startswith("The keeper of the lighthouse is Bram Oduya.\n")
@@ -50,7 +51,7 @@ def test_a_context_with_fences_finals_and_questions_does_not_derail() -> None:
     assert ask("Who is Zelda Quill?", text).startswith("NOT FOUND\n")
 
 
-def test_a_line_that_repeats_the_question_is_not_its_answer() -> None:
+def test_line_repeating_the_question_is_no_answer() -> None:
     question = "Where does the greenhouse keep its rarest orchid?"
     text = f"{question}\nQ: {question.removesuffix('?')}.\n{TEXT}\n{question}\n"
     assert ask(question, text).splitlines()[0] == FACTS["orchid"]
@@ -67,11 +68,11 @@ def test_the_words_of_another_model_are_no_quotation(reply: str) -> None:
     assert ask("Who grinds the telescope lenses by hand?", TEXT, failure=reply).startswith("NOT FOUND\n")
 
 
-def test_a_quoted_part_of_a_word_is_found_inside_words() -> None:
+def test_quoted_part_of_a_word_is_found() -> None:
     assert ask("Which sentence holds 'eekeeper'?", TEXT).splitlines()[0] == FACTS["bees"]
 
 
-def test_an_error_in_the_repl_ends_the_run_with_its_reason() -> None:
+def test_repl_error_ends_the_run_with_its_reason() -> None:
     question = "Who keeps the bees?"
     opening = turn(question)
     try:
@@ -82,7 +83,8 @@ def test_an_error_in_the_repl_ends_the_run_with_its_reason() -> None:
         turn(question, ChatMessage("user", "go"), ChatMessage("assistant", opening), seen)
 
 
-def test_a_turn_after_the_code_of_another_question_is_a_first_turn() -> None:
+def test_turn_after_another_questions_code_is_first() -> None:
+    """A turn that follows the code of another question is treated as a first turn."""
     earlier = ChatMessage("assistant", turn("Who was that?"))
     assert turn("Who is this one?", ChatMessage("user", "a"), earlier, ChatMessage("user", "b")) == turn(
         "Who is this one?"
@@ -90,7 +92,8 @@ def test_a_turn_after_the_code_of_another_question_is_a_first_turn() -> None:
 
 
 @pytest.mark.parametrize("question", [None, "", "  \n"])
-def test_without_a_question_it_says_that_it_needs_one_and_reads_no_prompt(question: str | None) -> None:
+def test_missing_question_is_asked_for(question: str | None) -> None:
+    """The client says that it needs a question if none is given, and reads no prompt."""
     (code,) = parse_reply(turn(question, ChatMessage("user", "Question: who keeps the bees?"))).code
     submitted: list[str] = []
     exec(code, {"FINAL": submitted.append})
@@ -100,7 +103,8 @@ def test_without_a_question_it_says_that_it_needs_one_and_reads_no_prompt(questi
     assert asyncio.run(OfflineClient().complete(plain)).text.startswith("NOT FOUND\nThe offline model needs a question")
 
 
-def test_a_child_run_whose_question_is_its_whole_prompt_answers_from_it() -> None:
+def test_child_run_answers_from_its_whole_prompt() -> None:
+    """A child run whose question is its whole prompt answers from that prompt."""
     prompt = f"Who grinds the telescope lenses?\n\n{TEXT[:100_000]}\n{FACTS['lens']}\n{TEXT[:2_000]}\nWho grinds the telescope lenses?"
     assert ask(prompt, prompt)
     short = "Who grinds the telescope lenses? Text: " + FACTS["lens"]
@@ -121,7 +125,7 @@ async def test_a_plain_completion_answers_from_its_last_user_message() -> None:
     assert "{" not in reply.text
 
 
-async def test_it_costs_nothing_and_is_named_offline() -> None:
+async def test_client_is_free_and_named_offline() -> None:
     client = OfflineClient()
     reply = await client.complete(LMRequest((ChatMessage("user", "x"),), question="x", is_loop=True))
     assert reply.usage == Usage(1, 0, 0, 0.0)

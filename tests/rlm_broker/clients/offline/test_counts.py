@@ -46,11 +46,13 @@ def test_two_quoted_texts_are_counted_each() -> None:
 
 
 @pytest.mark.parametrize(("text", "lines"), [("", 0), ("a", 1), ("a\n", 1), ("a\nb", 2), ("\n\n", 2)])
-def test_the_lines_of_a_text_are_counted_as_wc_does_and_an_unended_last_one_too(text: str, lines: int) -> None:
+def test_lines_are_counted_as_wc_does(text: str, lines: int) -> None:
+    """Lines of a text are counted as `wc` does, and a last line without an end counts too."""
     assert ask("How many lines are there?", text).startswith(f"{lines} line\n" if lines == 1 else f"{lines} lines\n")
 
 
-def test_a_count_of_nothing_says_when_only_the_case_differs() -> None:
+def test_count_of_zero_names_a_difference_of_case() -> None:
+    """A count of zero says if only the case differs."""
     answer = ask("How many lines contain 'Timeout'?", "\n".join(LOG))
     assert answer.startswith("0 lines of 'Timeout' (0 occurrences)\n")
     assert "only in other upper and lower case" in answer
@@ -64,7 +66,7 @@ def test_a_count_of_nothing_says_when_only_the_case_differs() -> None:
         ("What is the most frequent level?", lambda line: line.split()[1]),
     ],
 )
-def test_the_most_common_value_over_30_000_lines_is_exact(question: str, key: Any) -> None:
+def test_most_common_value_of_30_000_lines_is_exact(question: str, key: Any) -> None:
     counted = collections.Counter(map(key, LOG))
     number = max(counted.values())
     first = ask(question, "\n".join(LOG)).splitlines()[0]
@@ -80,7 +82,8 @@ def test_the_most_common_errors_are_ranked_with_exact_numbers() -> None:
     assert answer.splitlines()[:3] == ["9000  timeout", "Then:", "4000  disk full"]
 
 
-def test_the_place_of_the_most_common_value_is_where_it_has_that_meaning() -> None:
+def test_most_common_value_is_sought_in_its_place() -> None:
+    """The most common value is counted only where it has the meaning that was asked for."""
     text = "201 files seen\nGET /a status=200\nGET /b status=201\nGET /b status=201\n"
     answer = ask("What is the most common status?", text)
     assert answer.startswith("2  201\n")
@@ -88,23 +91,27 @@ def test_the_place_of_the_most_common_value_is_where_it_has_that_meaning() -> No
     assert f"The first stands at line 3, character {offset}." in answer
 
 
-def test_an_error_line_without_a_message_does_not_swallow_the_next() -> None:
+def test_error_line_without_message_keeps_the_next() -> None:
+    """An error line without a message does not swallow the next line."""
     text = "a ERROR\nERROR disk full \nb ERROR\nERROR disk full\r\n"
     answer = ask("most common error?", text)
     assert answer.startswith("2  disk full\nThe first stands at line 2, character 14.")
     assert ask("What is the most common line?", "x \r\ny\nx").startswith("2  x\n")
 
 
-def test_values_that_are_numbers_stay_apart_however_few_they_are() -> None:
+def test_numbers_as_values_stay_apart() -> None:
+    """Values that are numbers stay apart, however few they are."""
     text = "\n".join(f"client=10.0.0.{i}" for i in (1, 2, 3, 4, 2))
     assert ask("Which client is most common?", text).startswith("2  10.0.0.2\n")
 
 
-def test_errors_that_differ_in_their_numbers_alone_are_one() -> None:
+def test_errors_differing_in_numbers_are_equal() -> None:
+    """Errors that differ in their numbers alone count as equal."""
     lines = [f"ERROR no space on node {i}" for i in range(50)] + [f"ERROR lost peer {i}:{i}" for i in range(30)]
     assert ask("most common error?", "\n".join(lines)).startswith("50  no space on node #\n")
 
 
-def test_a_quoted_text_with_quotes_and_backslashes_is_counted_exactly() -> None:
+def test_quoted_text_with_escapes_is_counted_exactly() -> None:
+    """A quoted text with quotes and backslashes is counted exactly."""
     text = 'a = "C:\\temp\\{x}"\n' * 7 + "C:/temp\n"
     assert ask("How many lines contain `C:\\temp\\{x}`?", text).startswith("7 lines")

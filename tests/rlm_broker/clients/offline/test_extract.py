@@ -16,7 +16,8 @@ def sub_call(text: str, question: str, begin: int = 0, name: str = "") -> list[d
     return [] if reply == "NOT FOUND" else json.loads(reply)
 
 
-def test_a_chunk_with_a_header_is_answered_with_offsets_of_the_context() -> None:
+def test_chunk_header_gives_offsets_of_the_context() -> None:
+    """A chunk with a header is answered with offsets of the context."""
     best = sub_call(f"It rains.\n{KEEPER} It snows.", "Who is the keeper of the lighthouse?", begin=5_000)[0]
     assert best["quote"] == KEEPER
     assert (best["offset"], best["line"], best["confidence"]) == (5_010, 2, "high")
@@ -30,7 +31,7 @@ def test_a_prompt_without_a_header_is_answered_in_words() -> None:
     assert lines[2].startswith("Confidence: high")
 
 
-def test_a_header_that_is_not_the_first_line_is_text() -> None:
+def test_header_below_the_first_line_is_text() -> None:
     text = f"It rains.\n[characters 900 to 999] x\n{KEEPER}"
     assert sub_call(text, "Who is the keeper of the lighthouse?")[0]["offset"] == text.index(KEEPER)
 
@@ -47,19 +48,21 @@ def test_a_header_that_is_not_the_first_line_is_text() -> None:
         ("Who keeps bees?", " \r\n\t\n"),
     ],
 )
-def test_what_the_text_does_not_hold_is_not_found(question: str, text: str) -> None:
+def test_missing_fact_is_not_found(question: str, text: str) -> None:
     assert sub_call(text, question) == []
     assert complete(text, question).startswith("NOT FOUND\n")
 
 
-def test_another_form_of_a_word_is_found_and_of_a_name_at_low_confidence() -> None:
+def test_other_forms_of_a_word_are_found() -> None:
+    """Another form of a word is found; another form of a name is found at low confidence."""
     text = "Policies are painted on boats by the Brasks."
     assert sub_call(text, "Who paints the policy on a boat?")[0]["quote"] == text
     assert sub_call("Bram Oduya painted the boats.", "Who paints the boat?")[0]["confidence"] == "high"
     assert sub_call(text, "Does the Brask paint boats?")[0]["confidence"] == "LOW CONFIDENCE"
 
 
-def test_a_name_in_the_line_before_is_enough_at_low_confidence_and_far_away_it_is_not() -> None:
+def test_name_in_the_line_before_has_low_confidence() -> None:
+    """A name in the line before is enough at low confidence, and a name far away is not enough."""
     near = "Bram Oduya lives here.\nHe is of the coast.\nThe badge of the keeper is green."
     assert sub_call(near, "Which badge has the keeper Oduya?")[0]["confidence"] == "LOW CONFIDENCE"
     far = "Bram Oduya lives here.\n" + "It rains.\n" * 5 + "The badge of the keeper is green."
@@ -77,13 +80,13 @@ def test_sentences_end_at_full_stops_and_not_at_abbreviations() -> None:
     assert sub_call(text, "鍵は棚")[0]["quote"] == "鍵は棚にある。"
 
 
-def test_a_sentence_that_goes_on_in_the_next_line_is_quoted_with_it() -> None:
+def test_sentence_over_two_lines_is_quoted_whole() -> None:
     text = "It rains.\nThe keeper of the old lighthouse on the northern\nisland owns a telescope.\nIt snows."
     quote = sub_call(text, "Does the lighthouse keeper on the island own a telescope?")[0]["quote"]
     assert quote == "The keeper of the old lighthouse on the northern\nisland owns a telescope."
 
 
-def test_a_question_in_the_text_is_worth_less_than_a_statement() -> None:
+def test_question_in_the_text_ranks_below_a_statement() -> None:
     text = (
         "Question: Who is the keeper of the lighthouse\nWho is the keeper of the lighthouse?\nNobody knows.\n" + KEEPER
     )
@@ -96,7 +99,8 @@ def test_no_text_and_no_question_breaks_the_search(text: str, question: str) -> 
     assert complete(text, question)
 
 
-def test_a_quote_of_an_endless_line_has_at_most_some_hundred_characters() -> None:
+def test_quote_of_an_endless_line_is_bounded() -> None:
+    """A quote of an endless line has at most some hundred characters."""
     best = sub_call("word " * 5_000 + "keeper of bees " + "word " * 5_000, "keeper of bees")[0]
     assert "keeper of bees" in best["quote"]
     assert len(best["quote"]) <= 1_200

@@ -21,7 +21,7 @@ def test_the_language_is_told_by_small_words(text: str, language: str) -> None:
     assert language_of(text) == language
 
 
-def test_forms_of_a_word_share_a_stem_and_a_beginning() -> None:
+def test_word_forms_share_stem_and_beginning() -> None:
     assert stem("verwaltet", "german") == stem("verwalten", "german")
     assert beginning("Schlüsseln", "german") == "schl"  # the stem is "schlussel", without the two dots
     assert beginning("llaves", "spanish") == "llav"

@@ -25,7 +25,7 @@ def test_every_hidden_fact_is_found_with_few_sub_calls(log: str, question: str, 
     assert len(prompts) <= 12
 
 
-def test_counts_and_the_most_common_error_of_a_log_are_exact(log: str) -> None:
+def test_log_counts_and_most_common_error_are_exact(log: str) -> None:
     lines = log.splitlines()
     errors = sum(" ERROR " in line for line in lines)
     assert ask("How many lines contain ' ERROR '?", log).startswith(f"{errors} lines of")
@@ -34,7 +34,8 @@ def test_counts_and_the_most_common_error_of_a_log_are_exact(log: str) -> None:
 
 
 @pytest.mark.parametrize("size", [10_000, 2_000_000, 6_000_000])
-def test_a_log_has_its_size_every_fact_once_and_the_same_bytes_for_the_same_seed(tmp_path: Path, size: int) -> None:
+def test_log_is_deterministic_and_holds_each_fact_once(tmp_path: Path, size: int) -> None:
+    """A log has its size, each fact once, and the same bytes for the same seed."""
     one, again, other = (tmp_path / name for name in ("one", "again", "other"))
     count = write(one, size, seed=1)
     write(again, size, seed=1)
@@ -46,7 +47,8 @@ def test_a_log_has_its_size_every_fact_once_and_the_same_bytes_for_the_same_seed
     assert all(text.count(f"\n{sentence}\n") == 1 for sentence in SENTENCES)
 
 
-def test_it_says_what_it_wrote_and_one_question(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_command_names_its_file_and_a_question(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The command says what it wrote and gives a question to ask."""
     path = tmp_path / "small.log"
     assert main([str(path), "--megabytes", "0.1", "--seed", "3"]) == 0
     said = capsys.readouterr().out
@@ -62,7 +64,7 @@ def test_it_says_what_it_wrote_and_one_question(tmp_path: Path, capsys: pytest.C
         (["/nowhere/x.log"], "cannot write /nowhere/x.log"),
     ],
 )
-def test_what_cannot_be_written_is_said_in_one_sentence(
+def test_failed_write_is_told_in_a_sentence(
     arguments: list[str], reason: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(SystemExit) as ended:

@@ -52,7 +52,7 @@ def test_small_words_are_no_terms() -> None:
         ("鍵", "金庫の鍵は", True),
     ],
 )
-def test_a_term_occurs_as_a_whole_word_unless_it_is_quoted(term: str, text: str, occurs: bool) -> None:
+def test_term_matches_whole_words_unless_quoted(term: str, text: str, occurs: bool) -> None:
     assert terms(term)[-1].occurs_in(text) is occurs
 
 
@@ -66,12 +66,14 @@ def test_a_term_occurs_as_a_whole_word_unless_it_is_quoted(term: str, text: str,
         ("painted", ["paint", "painting"]),
     ],
 )
-def test_the_needle_of_a_word_is_in_its_other_forms(word: str, forms: list[str]) -> None:
+def test_needle_of_a_word_is_in_its_forms(word: str, forms: list[str]) -> None:
+    """The needle of a word occurs in its other forms too."""
     (term,) = terms(word)
     assert all(term.needles[0] in form for form in [word, *forms])
 
 
-def test_a_question_as_long_as_a_document_is_read_at_both_ends_and_has_few_terms() -> None:
+def test_long_question_is_read_at_both_ends() -> None:
+    """A question as long as a document is read at both ends and has few terms."""
     middle = " ".join(f"word{i}x" for i in range(50_000))
     found = terms(f"alpha {middle} omega 'quoted text'")
     assert len(found) == MAX_TERMS

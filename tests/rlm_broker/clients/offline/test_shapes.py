@@ -23,7 +23,8 @@ from rlm_broker.clients.offline.shapes import Count, Find, Ranking, shape
         ("What did most people say?", Find()),
     ],
 )
-def test_what_is_to_be_counted_is_told_by_the_form_of_the_question(question: str, wanted: Count | Find) -> None:
+def test_count_is_recognised_by_the_questions_form(question: str, wanted: Count | Find) -> None:
+    """The form of a question tells what is to be counted."""
     assert shape(question) == wanted
 
 
@@ -38,7 +39,8 @@ def test_what_is_to_be_counted_is_told_by_the_form_of_the_question(question: str
         ("What are the top 0 errors?", 1),
     ],
 )
-def test_what_is_to_be_ranked_is_told_by_the_form_of_the_question(question: str, top: int) -> None:
+def test_ranking_is_recognised_by_the_questions_form(question: str, top: int) -> None:
+    """The form of a question tells what is to be ranked."""
     found = shape(question)
     assert isinstance(found, Ranking)
     assert found.top == top
@@ -60,7 +62,8 @@ def test_what_is_to_be_ranked_is_told_by_the_form_of_the_question(question: str,
         ("What is the least common error?", Find()),
     ],
 )
-def test_a_word_that_no_rule_knows_makes_it_no_count_and_no_ranking(question: str, wanted: Count | Find) -> None:
+def test_unknown_word_prevents_count_and_ranking(question: str, wanted: Count | Find) -> None:
+    """A question with a word that no rule knows is neither a count nor a ranking."""
     assert shape(question) == wanted
 
 

@@ -17,7 +17,8 @@ from rlm_broker.clients.offline.sure import computing, is_sure
         ("What did the auditors ask for?", "The auditors asked for the ledger and nothing else."),
     ],
 )
-def test_a_quotation_that_says_the_questions_words_in_a_row_is_sure(question: str, quote: str) -> None:
+def test_quotation_of_words_in_a_row_is_sure(question: str, quote: str) -> None:
+    """A quotation that holds the question's words in a row is sure."""
     assert is_sure(question, quote)
 
 
@@ -47,7 +48,8 @@ def test_a_quotation_that_says_the_questions_words_in_a_row_is_sure(question: st
         ("Who is the keeper?", 'He said "the keeper is Bram".'),
     ],
 )
-def test_words_that_are_all_there_are_no_reason_to_be_sure(question: str, quote: str) -> None:
+def test_all_words_present_is_not_sure(question: str, quote: str) -> None:
+    """An answer is not sure merely because all words of the question occur in it."""
     assert not is_sure(question, quote)
 
 
@@ -65,5 +67,6 @@ def test_words_that_are_all_there_are_no_reason_to_be_sure(question: str, quote:
         ("Who is the mayor?", ""),
     ],
 )
-def test_what_has_to_be_computed_is_told_by_the_words(question: str, kind: str) -> None:
+def test_computation_is_recognised_by_its_words(question: str, kind: str) -> None:
+    """The words of a question tell that its answer must be computed."""
     assert computing(question) == kind

@@ -5,14 +5,15 @@ def clock(limit_s: float = 10.0, cpus: int = 2, wall_s: float = 1e6) -> BlockClo
     return BlockClock(limit_s, wall_s, grace_s=1.0, now=0.0, cpus=cpus)
 
 
-def test_a_block_runs_until_its_limit_is_interrupted_once_and_killed_after_the_grace() -> None:
+def test_clock_interrupts_once_and_kills_after_the_grace() -> None:
+    """A block runs until its limit, is interrupted once and killed after the grace."""
     block = clock()
     assert [block.verdict(now) for now in (0.0, 9.9, 10.0, 10.5, 10.99, 11.0)] == [
         "run", "run", "interrupt", "run", "run", "kill"
     ]  # fmt: skip
 
 
-def test_the_clock_stands_while_at_least_one_query_is_open() -> None:
+def test_clock_stands_while_a_query_is_open() -> None:
     block = clock()
     block.query_opened(4.0)
     block.query_opened(5.0)
@@ -24,14 +25,14 @@ def test_the_clock_stands_while_at_least_one_query_is_open() -> None:
     assert block.verdict(1006.0) == "interrupt"
 
 
-def test_a_query_after_the_interrupt_does_not_extend_the_grace() -> None:
+def test_query_after_the_interrupt_does_not_extend_the_grace() -> None:
     block = clock()
     assert block.verdict(10.0) == "interrupt"
     block.query_opened(10.1)
     assert block.verdict(11.0) == "kill"
 
 
-def test_it_says_how_long_nothing_can_change() -> None:
+def test_clock_tells_the_time_until_a_change() -> None:
     block = clock()
     assert block.wait_s(3.0) == 7.0
     assert block.verdict(12.0) == "interrupt"
@@ -39,7 +40,8 @@ def test_it_says_how_long_nothing_can_change() -> None:
     assert block.wait_s(20.0) == 0.0
 
 
-def test_a_thread_that_computes_while_another_waits_is_bounded_by_cpu_time() -> None:
+def test_computing_thread_is_bounded_by_cpu_time() -> None:
+    """A thread that computes while another waits is bounded by CPU time."""
     block = clock(limit_s=10.0, cpus=2)
     block.query_opened(0.0)
     for second in range(1, 20):
@@ -50,7 +52,8 @@ def test_a_thread_that_computes_while_another_waits_is_bounded_by_cpu_time() -> 
     assert block.verdict(20.0) == "interrupt"
 
 
-def test_cpu_time_of_all_cpus_within_the_limit_is_no_reason() -> None:
+def test_cpu_time_within_the_limit_is_harmless() -> None:
+    """CPU time of all CPUs within the limit ends no block."""
     block = clock(limit_s=10.0, cpus=4)
     block.burned(39.0)
     assert block.verdict(9.9) == "run"
@@ -66,7 +69,7 @@ def test_waiting_has_a_limit_of_its_own() -> None:
     assert block.verdict(101.0) == "kill"
 
 
-def test_it_names_the_limit_that_was_reached() -> None:
+def test_clock_names_the_limit_reached() -> None:
     computed, burned = clock(), clock()
     assert computed.over is None
     computed.verdict(10.0)
@@ -76,7 +79,8 @@ def test_it_names_the_limit_that_was_reached() -> None:
     assert burned.over == "used more CPU time than all CPUs have within block_timeout_s = 10 s"
 
 
-def test_wish_to_interrupt_is_heeded_once_then_the_grace_runs() -> None:
+def test_interrupt_request_is_heeded_once() -> None:
+    """A request to interrupt is heeded once; then the grace runs."""
     block = clock()
     assert block.verdict(1.0) == "run"
     block.wish("was interrupted")
@@ -93,7 +97,8 @@ def test_wish_after_a_limit_was_reached_changes_nothing() -> None:
     assert block.limit == "block_timeout_s"
 
 
-def test_the_clock_goes_on_between_queries_and_counts_from_the_last_reply() -> None:
+def test_clock_runs_between_queries() -> None:
+    """The clock runs between queries and counts from the last reply."""
     block = clock(limit_s=10.0)
     block.query_opened(4.0)
     block.query_closed(1000.0)
@@ -104,7 +109,8 @@ def test_the_clock_goes_on_between_queries_and_counts_from_the_last_reply() -> N
     assert block.verdict(2004.0) == "interrupt"
 
 
-def test_what_is_over_is_waited_for_no_longer_and_what_is_nearly_over_is() -> None:
+def test_clock_waits_no_longer_than_needed() -> None:
+    """A block that is over is not waited for, and a block that is nearly over is waited for."""
     assert clock(limit_s=10.0).wait_s(10.5) == 0.0
     waiting = clock(wall_s=10.0)
     waiting.query_opened(0.0)

@@ -12,7 +12,8 @@ def printed(output: BlockOutput, text: str, stream: Stream = "stdout") -> None:
     output.printed(Output(block=1, stream=stream, text=text))
 
 
-def test_both_ways_of_printing_come_together_in_order_each_stream_apart() -> None:
+def test_stdout_and_stderr_keep_their_order() -> None:
+    """Both ways of printing arrive in order, each stream apart."""
     seen: list[tuple[Stream, str]] = []
     output = BlockOutput(OutputBounds(max_output_bytes=100), lambda stream, text: seen.append((stream, text)))
     printed(output, "from Python\n")
@@ -33,7 +34,7 @@ def test_a_character_may_be_cut_between_two_pieces(text: str, data: st.DataObjec
 
 
 @given(st.lists(st.text(max_size=50), max_size=40))
-def test_whatever_comes_no_more_than_twice_the_bound_is_kept_of_it(pieces: list[str]) -> None:
+def test_output_kept_is_at_most_twice_the_bound(pieces: list[str]) -> None:
     limit = 64
     output = BlockOutput(OutputBounds(max_output_bytes=limit // 2), None)
     for piece in pieces:
@@ -49,7 +50,8 @@ def test_whatever_comes_no_more_than_twice_the_bound_is_kept_of_it(pieces: list[
         assert len(text) < limit + 40
 
 
-def test_on_output_that_raises_is_logged_once_and_goes_on(caplog: pytest.LogCaptureFixture) -> None:
+def test_failing_on_output_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:
+    """An `on_output` that raises is logged once, and the block continues."""
     seen: list[str] = []
 
     def broken(_stream: Stream, text: str) -> None:
@@ -68,14 +70,16 @@ def test_on_output_that_raises_is_logged_once_and_goes_on(caplog: pytest.LogCapt
 
 
 @pytest.mark.parametrize("data", [b"\xff\xfe", b"\xed\xa0\x80"])
-def test_bytes_that_are_no_text_are_shown_as_far_as_they_can_be(data: bytes) -> None:
+def test_undecodable_output_is_shown_in_part(data: bytes) -> None:
+    """Bytes that are no text are shown as far as they can be decoded."""
     output = BlockOutput(OutputBounds(max_output_bytes=100), None)
     output.written(Written(stream="stderr", data=data + b"ok"))
     assert output.finish()[1].endswith("\N{REPLACEMENT CHARACTER}ok")
 
 
 @given(st.lists(st.text("a\n", max_size=50), max_size=40), st.integers(1, 10))
-def test_of_a_forged_flood_of_lines_no_more_is_kept_than_an_honest_repl_sends(pieces: list[str], lines: int) -> None:
+def test_forged_lines_are_kept_within_the_honest_bound(pieces: list[str], lines: int) -> None:
+    """A forged flood of lines is kept only as far as an honest REPL sends lines."""
     bounds = OutputBounds(max_output_bytes=10_000, max_output_lines=lines)
     output = BlockOutput(bounds, None)
     for piece in pieces:

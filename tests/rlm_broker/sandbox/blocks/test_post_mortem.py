@@ -50,11 +50,12 @@ STACK = """Current thread 0x00007f0005e7cb80 (most recent call first):
         ),
     ],
 )
-def test_the_reason_names_what_ended_it(died: Died | Exceeded, reason: str) -> None:
+def test_reason_names_the_cause_of_the_end(died: Died | Exceeded, reason: str) -> None:
     assert post_mortem.reason(died) == reason
 
 
-def test_the_newest_line_of_the_models_own_code_is_told_and_no_frame_of_ours() -> None:
+def test_reason_shows_only_the_newest_line_of_model_code() -> None:
+    """The newest line of the model's code is told, and no frame of the package."""
     told = post_mortem.located(LastSeen(STACK, 5 << 20, 1.5, 2, 3), block=3)
     assert told.where == "It was at line 7 of the block, in search"
     assert "sandbox_worker" not in told.stack
@@ -67,7 +68,8 @@ def test_the_newest_line_of_the_models_own_code_is_told_and_no_frame_of_ours() -
 @pytest.mark.parametrize(
     ("used_bytes", "told"), [(0, "less than 1 MiB"), (900_000, "less than 1 MiB"), (1 << 20, "1 MiB")]
 )
-def test_a_program_that_uses_next_to_nothing_is_not_said_to_use_nothing(used_bytes: int, told: str) -> None:
+def test_small_cpu_usage_is_not_told_as_zero(used_bytes: int, told: str) -> None:
+    """A program that uses very little CPU time is not reported with zero."""
     seen = post_mortem.located(LastSeen("", used_bytes, 0.1, 1, 1), block=1)
     assert post_mortem.sentence("it was slow", seen) == f"it was slow. It used {told} (processes: 1, threads: 1)"
 

@@ -89,7 +89,8 @@ def error(slots: list[dict[str, Any]]) -> str:
     return said
 
 
-def test_a_context_is_here_in_a_file_or_the_repls_own(handler: LMHandler, sandbox: Sandbox) -> None:
+def test_context_comes_from_value_file_or_repl(handler: LMHandler, sandbox: Sandbox) -> None:
+    """A context is a value in the query, a file, or a context of the REPL."""
     code = (
         "open('text', 'w').write('é' * 20_000); open('json', 'w').write('[1, 2]')\n"
         "ask([{'value': '{\"a\": 1}'}, {'file': 'text'}, {'file': 'json', 'is_json': True}, {'own': 'context'}, None], "
@@ -110,7 +111,7 @@ def test_contexts_of_another_number_than_prompts(handler: LMHandler, sandbox: Sa
 
 
 @pytest.mark.parametrize("name", ["../secret", "/etc/passwd", "a/b", "..", ".", "", "a\0b", "\0"])
-def test_a_name_that_is_no_name_in_the_scratch_folder(handler: LMHandler, sandbox: Sandbox, name: str) -> None:
+def test_file_name_outside_the_scratch_folder_is_refused(handler: LMHandler, sandbox: Sandbox, name: str) -> None:
     assert error(asked(handler, sandbox, f"ask([{{'file': {name!r}}}])")).endswith("is not a file name")
 
 
@@ -125,7 +126,7 @@ def test_a_name_that_is_no_name_in_the_scratch_folder(handler: LMHandler, sandbo
         ("import socket; s = socket.socket(socket.AF_UNIX); s.bind('x')", ""),
     ],
 )
-def test_what_is_no_file(handler: LMHandler, sandbox: Sandbox, code: str, why: str) -> None:
+def test_path_that_is_no_regular_file_is_refused(handler: LMHandler, sandbox: Sandbox, code: str, why: str) -> None:
     said = error(asked(handler, sandbox, f"try:\n    {code}\nexcept OSError: pass\nask([{{'file': 'x'}}])"))
     assert said.startswith("a context is not available: ")
     assert why in said
@@ -139,7 +140,7 @@ def test_a_file_that_is_larger_than_may_be(handler: LMHandler, sandbox: Sandbox)
     assert block.status in ("error", "killed") or "more than scratch_bytes" in block.stdout
 
 
-def test_a_file_that_changes_while_it_is_read(handler: LMHandler, sandbox: Sandbox) -> None:
+def test_file_changing_while_read_is_harmless(handler: LMHandler, sandbox: Sandbox) -> None:
     code = (
         "stop = threading.Event()\n"
         "def write():\n"
@@ -172,7 +173,8 @@ def test_json_that_is_none_or_too_deep(handler: LMHandler, sandbox: Sandbox, dat
 
 
 @pytest.mark.parametrize("data", ["b'no json'", "b'[' * 10_000"])
-def test_a_repl_that_was_made_ahead_is_not_lost_to_json_that_is_none(handler: LMHandler, data: str) -> None:
+def test_warm_repl_survives_invalid_json(handler: LMHandler, data: str) -> None:
+    """A REPL that was made ahead is not lost to invalid JSON."""
     with Sandbox(LIMITS, warm=1) as sandbox, sandbox.repl(answer=handler.answers(LIMITS, sandbox=sandbox)) as repl:
         until_now(lambda: sandbox.stats().ready == 1)
         code = f"open('x', 'wb').write({data})\nask([{{'file': 'x', 'is_json': True}}])"
@@ -197,13 +199,14 @@ def test_a_value_that_no_child_could_have(handler: LMHandler, sandbox: Sandbox, 
         until_now(lambda: descriptors() <= before)
 
 
-def test_a_value_that_is_longer_than_a_message_may_have(handler: LMHandler, sandbox: Sandbox) -> None:
+def test_value_above_the_message_bound_is_refused(handler: LMHandler, sandbox: Sandbox) -> None:
     said = error(asked(handler, sandbox, f"ask([{{'value': '1' * {MAX_INLINE_BYTES + 1}}}])"))
     size = MAX_INLINE_BYTES + 1
     assert said == f"a context is not available: a value of {size:,} bytes in a query, {MAX_INLINE_BYTES:,} at most"
 
 
-def test_as_many_contexts_as_a_query_may_have_leak_nothing(handler: LMHandler, sandbox: Sandbox) -> None:
+def test_contexts_at_their_maximum_leak_no_descriptor(handler: LMHandler, sandbox: Sandbox) -> None:
+    """As many contexts as a query may have leak no descriptor."""
     limits = LIMITS.model_copy(update={"max_children_total": 2})
     slots = asked(handler, sandbox, f"ask([{{'value': '1'}}] * {MAX_PROMPTS}, ['t'] * {MAX_PROMPTS})", limits)
     assert [slot["text"] for slot in slots] == ["int of 1"] * MAX_PROMPTS  # equal contexts are one child
@@ -224,7 +227,8 @@ def test_a_context_of_nothing(handler: LMHandler, sandbox: Sandbox) -> None:
 
 
 @pytest.mark.parametrize("want", ["llm", "budget"])
-def test_contexts_of_what_has_no_children_are_of_no_use(handler: LMHandler, sandbox: Sandbox, want: str) -> None:
+def test_contexts_are_ignored_without_children(handler: LMHandler, sandbox: Sandbox, want: str) -> None:
+    """Contexts of a query that starts no children are not used."""
     (slot,) = asked(handler, sandbox, f"ask([{{'own': 'nothing'}}], want={want!r})")
     assert slot["text"]
 
@@ -241,7 +245,7 @@ def test_contexts_of_what_has_no_children_are_of_no_use(handler: LMHandler, sand
         "{'is_task': 'yes'}",
     ],
 )
-def test_what_is_no_context_breaks_the_protocol(handler: LMHandler, sandbox: Sandbox, context: str) -> None:
+def test_invalid_context_breaks_the_protocol(handler: LMHandler, sandbox: Sandbox, context: str) -> None:
     with sandbox.repl(answer=handler.answers(LIMITS, sandbox=sandbox)) as repl:
         block = repl.execute(f"{RAW}ask([{context}])")
         assert block.status == "killed"
@@ -256,7 +260,9 @@ async def no_worker() -> Worker:
     raise AssertionError("no file was asked for")
 
 
-async def test_a_descriptor_that_cannot_be_had_is_a_context_that_cannot(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_missing_descriptor_refuses_the_context(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A context whose descriptor cannot be opened is refused."""
+
     def full(_fd: int) -> int:
         raise OSError(24, "Too many open files")
 
@@ -270,7 +276,7 @@ async def test_a_descriptor_that_cannot_be_had_is_a_context_that_cannot(monkeypa
                 pass
 
 
-async def test_what_is_opened_is_closed_when_it_is_left() -> None:
+async def test_opened_context_is_closed_on_exit() -> None:
     with store("text") as stored:
         contexts = QueryContexts(no_worker, lambda _: stored, 1_000)
         query = contexts.of(Query(id="1:1", want="rlm", prompts=["t"], contexts=[ChildContext(own="context")]))
@@ -286,7 +292,8 @@ async def test_what_is_opened_is_closed_when_it_is_left() -> None:
             context.pieces()
 
 
-async def test_children_of_one_query_share_what_is_stored_of_a_file_until_the_last_has_ended() -> None:
+async def test_children_share_the_stored_file_until_the_end() -> None:
+    """Children of a query share the stored form of a file until the last child has ended."""
     async with Sandbox(LIMITS, warm=0) as sandbox, sandbox.repl() as repl:
         await repl.files.awrite("part", b"p" * 50_000)
         asked = Query(id="1:1", want="rlm", prompts=["a", "b", "c"], contexts=[ChildContext(file="part")] * 3)

@@ -17,9 +17,8 @@ from sandbox_worker.wire.level import PROCESS, STANDARD, STRICT
         ("process", None, ("process",)),
     ],
 )
-def test_a_name_stands_for_levels_to_try_and_auto_never_for_process(
-    isolation: str, allow_exec: bool | None, levels: tuple[str, ...]
-) -> None:
+def test_level_name_stands_for_levels_to_try(isolation: str, allow_exec: bool | None, levels: tuple[str, ...]) -> None:
+    """A name stands for levels to try, and "auto" never includes "process"."""
     assert tuple(level.name for level in candidates(isolation, allow_exec)) == levels
 
 
@@ -31,17 +30,19 @@ def test_an_unknown_level_is_refused_with_those_there_are() -> None:
 
 
 @pytest.mark.parametrize("isolation", ["Strict", "", None, 3, ["strict"], b"strict"])
-def test_what_is_no_name_of_a_level_is_refused_as_an_unknown_one(isolation: object) -> None:
+def test_unknown_level_is_refused(isolation: object) -> None:
     with pytest.raises(ConfigurationError, match=r"no isolation level .*; choose one of: auto, strict"):
         candidates(isolation, None)  # type: ignore[arg-type]
 
 
-def test_programs_at_standard_are_refused_because_they_could_outlive_their_repl() -> None:
+def test_programs_are_refused_at_standard() -> None:
+    """Programs at "standard" are refused because they could outlive their REPL."""
     with pytest.raises(ConfigurationError, match="'standard' cannot start programs"):
         candidates("standard", allow_exec=True)
 
 
-def test_a_level_that_cannot_be_had_names_the_reason_and_what_would_give_it() -> None:
+def test_unavailable_level_names_reason_and_remedy() -> None:
+    """An unavailable level names the reason and what would give it."""
     error = unavailable(STRICT, "landlock", "landlock: Operation not supported")
     assert str(error).startswith("isolation level 'strict' is not available here: landlock: Operation not supported. ")
     assert error.remedy is not None

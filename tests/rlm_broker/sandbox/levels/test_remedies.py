@@ -47,18 +47,18 @@ def machine(folder: Path, **files: str) -> Path:
         ({"proc__self__mountinfo": "36 35 98:0 /srv /proc rw - proc proc rw"}, "`systemd-nspawn`"),
     ],
 )
-def test_denied_namespaces_name_their_cause_and_one_command(
-    tmp_path: Path, files: dict[str, str], command: str
-) -> None:
+def test_denied_namespaces_name_cause_and_command(tmp_path: Path, files: dict[str, str], command: str) -> None:
+    """Denied namespaces name their cause and one command."""
     sentence = remedy("namespaces", "unshare: Operation not permitted", errno.EPERM, machine(tmp_path, **files), {})
     assert command in sentence
     assert sentence.count("`") == 2
 
 
 @pytest.mark.parametrize(("uid", "words"), [(0, "--cap-add SYS_ADMIN"), (1000, "Start as root")])
-def test_denied_namespaces_without_a_visible_cause_ask_for_other_rights(
+def test_denied_namespaces_without_cause_suggest_other_rights(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, uid: int, words: str
 ) -> None:
+    """Denied namespaces without a visible cause suggest other rights."""
     monkeypatch.setattr(os, "geteuid", lambda: uid)
     assert words in remedy("namespaces", "unshare: x", errno.EPERM, machine(tmp_path, **LOGIN), {})
 
@@ -75,14 +75,14 @@ def test_denied_namespaces_without_a_visible_cause_ask_for_other_rights(
         (errno.ENOSYS, {"proc__sys__kernel__osrelease": "6.1.0", **CONTAINER}, "seccomp=seccomp.json"),
     ],
 )
-def test_refused_mounts_tell_apparmor_from_a_filter_and_an_old_kernel(
-    tmp_path: Path, code: int, files: dict[str, str], words: str
-) -> None:
+def test_refused_mounts_distinguish_their_causes(tmp_path: Path, code: int, files: dict[str, str], words: str) -> None:
+    """Refused mounts tell AppArmor from a filter and from an old kernel."""
     reason = f"mount none on /: {os.strerror(code)}"
     assert words in remedy("private root", reason, code, machine(tmp_path, **files), {})
 
 
-def test_a_unit_is_known_by_its_invocation_too_but_not_within_a_container(tmp_path: Path) -> None:
+def test_unit_is_known_by_its_invocation(tmp_path: Path) -> None:
+    """A unit is known by its invocation too, but not within a container."""
     started = {"INVOCATION_ID": "1"}
     assert "RestrictNamespaces" in remedy("namespaces", "", errno.EPERM, machine(tmp_path, **FILTER), started)
     assert "docker" in remedy("namespaces", "", errno.EPERM, machine(tmp_path, **CONTAINER), started)
@@ -114,13 +114,15 @@ def test_each_refusal_has_a_remedy_of_its_own(
     assert words in remedy(layer, reason, code, machine(tmp_path, **files), {})
 
 
-def test_each_layer_has_one_kind_of_remedy_or_the_reason_why_it_has_none() -> None:
+def test_layer_has_one_remedy_or_a_reason() -> None:
+    """Each layer has one kind of remedy, or the reason why it has none."""
     kinds = Counter([*NEED_RIGHTS, *NEED_NAMESPACES, *NEED_KERNEL, SYSTEM_CALLS, *WITHOUT_REMEDY])
     assert kinds == dict.fromkeys(get_args(Layer), 1)
 
 
 @pytest.mark.parametrize("layer", get_args(Layer))
-def test_layer_without_a_remedy_of_its_own_asks_for_a_report_and_no_other_does(tmp_path: Path, layer: Layer) -> None:
+def test_layer_without_remedy_asks_for_a_report(tmp_path: Path, layer: Layer) -> None:
+    """A layer without a remedy of its own asks for a report, and no other layer does."""
     sentence = remedy(layer, "call: Operation not permitted", errno.EPERM, machine(tmp_path, **LOGIN), {})
     assert ("Please report" in sentence) == (layer in WITHOUT_REMEDY)
 

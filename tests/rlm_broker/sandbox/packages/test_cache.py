@@ -64,7 +64,7 @@ async def test_environment_has_what_was_listed_and_what_that_needs(installer: st
         assert folder.is_relative_to(tmp_path)
 
 
-async def test_no_code_of_a_package_runs_while_it_is_installed(installer: str, tmp_path: Path, wheels: Path) -> None:
+async def test_package_code_does_not_run_during_installation(installer: str, tmp_path: Path, wheels: Path) -> None:
     ran = f"open({str(tmp_path / 'ran')!r}, 'w').close()"
     hooks = {name: f"{ran}\n" for name in ("sitecustomize.py", "usercustomize.py")}
     write_wheel(wheels, "spy", "1.0", ran, more={"spy.pth": f"import os; {ran}\n", **hooks})
@@ -73,9 +73,8 @@ async def test_no_code_of_a_package_runs_while_it_is_installed(installer: str, t
     assert not (tmp_path / "ran").exists()
 
 
-async def test_packages_of_one_source_are_not_given_for_those_of_another(
-    cache: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_packages_of_different_sources_stay_apart(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Packages of one source are not given for those of another."""
     first = await venv_with(LENSES)
     monkeypatch.setenv("UV_DEFAULT_INDEX", "https://somewhere.else/simple")
     assert Requirements.of(["lenses"]).digest != first.folder.name
@@ -83,9 +82,10 @@ async def test_packages_of_one_source_are_not_given_for_those_of_another(
     assert left(cache) == [LENSES.digest]
 
 
-async def test_list_is_used_again_without_a_network_or_a_process(
+async def test_cached_list_needs_no_network_or_process(
     cache: Path, wheels: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """A list is used again without a network or a process."""
     first = await venv_with(LENSES)
     shutil.rmtree(wheels)
     monkeypatch.setattr(subprocess, "Popen", None)
@@ -99,9 +99,8 @@ async def test_empty_list_is_an_environment_without_packages(cache: Path) -> Non
     assert list(venv.site_packages[0].iterdir()) == []
 
 
-async def test_what_the_installer_says_is_told_and_nothing_is_left(
-    installer: str, tmp_path: Path, wheels: Path
-) -> None:
+async def test_installer_error_is_told_and_cleaned_up(installer: str, tmp_path: Path, wheels: Path) -> None:
+    """The installer's error is told, and no file is left."""
     cache = tmp_path / "cache" / "rlm-broker" / "environments"
     for text in ("nowhere-to-be-found", "lenses==9"):
         with pytest.raises(ConfigurationError, match=text.partition("=")[0]) as why:
@@ -126,14 +125,14 @@ async def test_failure_tells_no_password_and_no_key(
     assert left(cache) == []
 
 
-async def test_without_an_installer_it_is_said_what_would_do(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_missing_installer_names_the_remedy(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(importlib.util, "find_spec", lambda _name: None)
     with pytest.raises(ConfigurationError, match="neither uv is on PATH nor pip"):
         await venv_with(LENSES)
     assert left(cache) == []
 
 
-async def test_two_at_once_make_one(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_concurrent_requests_make_one_venv(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     made: list[Path] = []
     install = installer_module.install
 
@@ -148,7 +147,7 @@ async def test_two_at_once_make_one(cache: Path, monkeypatch: pytest.MonkeyPatch
     assert left(cache) == [LENSES.digest]
 
 
-def test_two_processes_at_once_make_one(tmp_path: Path, cache: Path) -> None:
+def test_concurrent_processes_make_one_venv(tmp_path: Path, cache: Path) -> None:
     stand_in_for_uv(tmp_path / "programs", INSTALLS)
     environment = {**os.environ, "RUNS": str(tmp_path / "runs"), "PYTHONPATH": str(PROJECT)}
     processes = [
@@ -159,7 +158,7 @@ def test_two_processes_at_once_make_one(tmp_path: Path, cache: Path) -> None:
     assert left(cache) == [LENSES.digest]
 
 
-async def test_one_that_waits_too_long_for_another_says_so(cache: Path) -> None:
+async def test_waiting_too_long_for_another_process_is_told(cache: Path) -> None:
     await venv_with(Requirements.of([]))  # makes the folders
     async with package_cache._alone(cache / LENSES.digest):
         with pytest.raises(ConfigurationError, match=r"within 0\.2 s"):
@@ -167,7 +166,8 @@ async def test_one_that_waits_too_long_for_another_says_so(cache: Path) -> None:
     assert (await venv_with(LENSES)).folder.name == LENSES.digest
 
 
-async def test_installer_that_never_ends_is_ended_with_all_that_it_started(tmp_path: Path, cache: Path) -> None:
+async def test_endless_installer_is_ended_with_its_children(tmp_path: Path, cache: Path) -> None:
+    """An installer that never ends is ended with all processes that it started."""
     stand_in_for_uv(tmp_path / "programs", NEVER_ENDS)
     opening = asyncio.create_task(Sandbox(packages=["lenses"]).__aenter__())
     await until(lambda: cache.exists() and began(cache))
@@ -188,9 +188,8 @@ async def test_deadline_ends_the_installer(tmp_path: Path, cache: Path) -> None:
 
 
 @pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGKILL])
-def test_process_that_is_ended_while_it_installs_leaves_nothing_that_is_taken_for_whole(
-    how: signal.Signals, tmp_path: Path, cache: Path
-) -> None:
+def test_interrupted_installation_is_not_taken_for_complete(how: signal.Signals, tmp_path: Path, cache: Path) -> None:
+    """A process that is ended while it installs leaves no folder that is taken for complete."""
     stand_in_for_uv(tmp_path / "programs", NEVER_ENDS)
     process = subprocess.Popen(
         [sys.executable, "-c", OPENS], env={**os.environ, "PYTHONPATH": str(PROJECT)}, stderr=subprocess.PIPE
@@ -221,7 +220,8 @@ async def test_folder_of_another_user_is_refused(cache: Path) -> None:
     assert await venv_with(LENSES) == venv
 
 
-async def test_folder_that_others_can_write_to_and_a_link_are_refused(cache: Path, tmp_path: Path) -> None:
+async def test_writable_or_linked_folder_is_refused(cache: Path, tmp_path: Path) -> None:
+    """A folder that others can write to and a link are refused."""
     venv = await venv_with(LENSES)
     cache.chmod(0o777)
     with pytest.raises(ConfigurationError, match="this user alone can write to"):
@@ -241,9 +241,8 @@ async def test_folder_that_cannot_be_written_to_is_named(tmp_path: Path, monkeyp
 
 
 @pytest.mark.usefixtures("cache")
-async def test_installer_runs_in_a_folder_of_its_own_and_not_in_a_project(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_installer_runs_in_its_own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The installer runs in a folder of its own and not in a project."""
     project = tmp_path / "project"
     project.mkdir()
     (project / "pip.py").write_text("raise SystemExit('the code of a project')")
@@ -258,7 +257,8 @@ async def test_installer_runs_in_a_folder_of_its_own_and_not_in_a_project(
 @pytest.mark.parametrize(
     "code", ["sys.exit(3)", "os.kill(os.getpid(), 9)", INSTALLS + "sys.exit('install' in sys.argv)"]
 )
-def test_failure_is_one_also_where_a_supervisor_ignores_ended_children(code: str, tmp_path: Path, cache: Path) -> None:
+def test_installer_failure_is_seen_despite_ignored_children(code: str, tmp_path: Path, cache: Path) -> None:
+    """A failure is seen also where a supervisor ignores ended children."""
     stand_in_for_uv(tmp_path / "programs", code)
     environment = {**os.environ, "RUNS": str(tmp_path / "runs"), "PYTHONPATH": str(PROJECT)}
     program = f"import signal\nsignal.signal(signal.SIGCHLD, signal.SIG_IGN)\n{OPENS}"
@@ -277,9 +277,8 @@ async def test_loop_goes_on_while_packages_are_installed() -> None:
     assert turns > 50, "the loop stood still"
 
 
-async def test_cache_in_a_folder_that_others_can_change_is_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_cache_in_a_changeable_folder_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A cache in a folder that others can change is refused."""
     shared = tmp_path / "shared"
     shared.mkdir()
     shared.chmod(0o777)

@@ -74,7 +74,8 @@ async def test_without_an_environment_code_has_the_orchestrators() -> None:
         assert "pydantic" in ((await repl.aexecute(IMPORTS)).final_answer or "")
 
 
-def test_nothing_of_the_orchestrators_packages_is_shown_but_what_a_worker_needs(venv: Path) -> None:
+def test_worker_sees_only_needed_packages(venv: Path) -> None:
+    """A worker sees only those packages of the orchestrator that it needs."""
     told = shown(python_paths(), read_venv(venv))
     assert told.packages is not None
     folders = site.getsitepackages()
@@ -86,7 +87,7 @@ def test_nothing_of_the_orchestrators_packages_is_shown_but_what_a_worker_needs(
 
 
 @pytest.mark.parametrize("level", LEVELS)
-async def test_worker_has_what_it_needs_itself(level: str, venv: Path) -> None:
+async def test_worker_has_the_needed_packages(level: str, venv: Path) -> None:
     """A query for JSON of a schema imports a validator in the REPL, also if the environment has none."""
     code = "import jsonschema\njsonschema.validate(7, {'type': 'integer'})\nprint('valid')"
     async with Sandbox(isolation=level, python=venv) as sandbox, sandbox.repl() as repl:
@@ -94,7 +95,7 @@ async def test_worker_has_what_it_needs_itself(level: str, venv: Path) -> None:
         assert (block.stdout, block.stderr) == ("valid\n", "")
 
 
-async def test_module_of_the_environment_comes_before_that_of_the_worker(venv: Path, tmp_path: Path) -> None:
+async def test_environment_modules_precede_the_workers(venv: Path, tmp_path: Path) -> None:
     own = tmp_path / "own"
     shutil.copytree(venv, own, symlinks=True)
     (read_venv(own).site_packages[0] / "typing_extensions.py").write_text("IS_OWN = True\n")
@@ -103,7 +104,7 @@ async def test_module_of_the_environment_comes_before_that_of_the_worker(venv: P
         assert (block.stdout, block.stderr) == ("True\n", "")
 
 
-async def test_no_line_of_an_environment_runs_in_the_fork_server(venv: Path, tmp_path: Path) -> None:
+async def test_environment_lines_do_not_run_in_the_fork_server(venv: Path, tmp_path: Path) -> None:
     own = tmp_path / "copy"
     shutil.copytree(venv, own, symlinks=True)
     packages = read_venv(own).site_packages[0]
@@ -130,7 +131,8 @@ for python in (sys.executable, "python", "python3"):
     assert block.stdout.count("returncode=0, stdout='40\\n'") == 3, block.stdout
 
 
-async def test_venv_of_another_build_of_python_has_its_packages_and_not_its_programs(tmp_path: Path) -> None:
+async def test_foreign_venv_gives_packages_and_no_programs(tmp_path: Path) -> None:
+    """A venv of another build of Python gives its packages and not its programs."""
     own = a_venv(tmp_path / "own")  # it has no interpreter, so that none is shown
     (read_venv(own).site_packages[0] / "lenses.py").write_text("COUNT = 40\n")
     code = (
@@ -142,7 +144,8 @@ async def test_venv_of_another_build_of_python_has_its_packages_and_not_its_prog
     assert "No module named 'lenses'" in block.stderr
 
 
-async def test_ready_repls_and_one_after_a_kill_have_the_packages(venv: Path) -> None:
+async def test_warm_and_restarted_repls_have_the_packages(venv: Path) -> None:
+    """Ready REPLs, and a REPL after a kill, have the packages."""
     code = "import lenses\nprint(lenses.COUNT)"
     async with Sandbox(python=venv, warm=2) as sandbox:
         for _ in range(3):
@@ -199,9 +202,7 @@ async def test_extension_in_c_is_loaded_with_its_libraries(venv: Path, tmp_path:
             assert (await repl.aexecute("numpy.arange(3)", value=True)).value.tolist() == [0, 1, 2]
 
 
-async def test_what_leads_out_of_a_venv_is_named_once(
-    venv: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+async def test_links_out_of_a_venv_are_named_once(venv: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     own = tmp_path / "own"
     shutil.copytree(venv, own, symlinks=True)
     (read_venv(own).site_packages[0] / "editable.pth").write_text(f"{PROJECT}\n")
@@ -214,7 +215,7 @@ async def test_what_leads_out_of_a_venv_is_named_once(
     ]
 
 
-async def test_venv_that_is_gone_when_it_is_opened_is_named(tmp_path: Path) -> None:
+async def test_venv_missing_at_opening_is_named(tmp_path: Path) -> None:
     sandbox = Sandbox(python=a_venv(tmp_path / "own"))
     shutil.rmtree(tmp_path / "own")
     with pytest.raises(ConfigurationError, match=r"python: there is no .*own"):
@@ -227,7 +228,7 @@ def test_both_are_refused_together(venv: Path) -> None:
             make(python=venv, packages=LISTED)
 
 
-def test_list_that_cannot_be_installed_is_said_when_the_sandbox_is_opened(cache: Path) -> None:
+def test_uninstallable_list_is_told_when_the_sandbox_opens(cache: Path) -> None:
     sandbox = Sandbox(packages=["nowhere-to-be-found"])
     with pytest.raises(ConfigurationError, match="packages cannot be installed"):
         sandbox.__enter__()

@@ -21,11 +21,12 @@ from rlm_broker.sandbox.packages.requirements import MAX_CHARS, MAX_REQUIREMENTS
         (("  b<2  ",), ("b<2",)),
     ],
 )
-def test_lists_have_one_form(given: Any, texts: tuple[str, ...]) -> None:
+def test_requirement_lists_are_normalised(given: Any, texts: tuple[str, ...]) -> None:
     assert Requirements.of(given).texts == texts
 
 
-def test_lists_that_say_the_same_have_one_name_and_others_another() -> None:
+def test_equal_lists_have_equal_names() -> None:
+    """Lists that say the same have one name, and others have another name."""
     one = Requirements.of(["numpy>=2", "six"])
     assert one.digest == Requirements.of(["Six", "numpy >=2"]).digest
     assert one.digest != Requirements.of(["numpy>=2"]).digest
@@ -40,14 +41,14 @@ def test_lists_that_say_the_same_have_one_name_and_others_another() -> None:
         *("six # comment", "${KEY}", "sїx", "a" * (MAX_CHARS + 1), "six==1.0\\", "six -r x", "six --hash=sha256:0"),
     ],
 )
-def test_all_else_is_refused_in_one_sentence(text: str) -> None:
+def test_invalid_requirement_is_refused_in_one_sentence(text: str) -> None:
     with pytest.raises(ConfigurationError, match="not a name with versions") as why:
         Requirements.of(["numpy", text])
     assert len(str(why.value)) < 300
 
 
 @pytest.mark.parametrize("given", ["numpy", {"numpy"}, {"numpy": "2"}, 7, b"numpy"])
-def test_what_is_no_list_of_texts_is_refused(given: Any) -> None:
+def test_list_of_other_than_texts_is_refused(given: Any) -> None:
     with pytest.raises(ConfigurationError, match="packages"):
         Requirements.of(given)
 

@@ -46,7 +46,8 @@ def eat(join_fd: int, megabytes: int) -> int:
     return subprocess.run(command, pass_fds=[join_fd], capture_output=True, check=False).returncode
 
 
-def test_a_member_past_the_limit_is_killed_by_the_kernel_and_that_is_counted(groups: MemoryGroups) -> None:
+def test_member_above_the_limit_is_killed_and_counted(groups: MemoryGroups) -> None:
+    """A member that exceeds the limit is killed by the kernel, and the kill is counted."""
     group = groups.make(64 * MIB)
     assert eat(group.join_fd, 16) == 0
     assert group.kills() == 0
@@ -56,7 +57,7 @@ def test_a_member_past_the_limit_is_killed_by_the_kernel_and_that_is_counted(gro
     assert group.remove()
 
 
-def test_a_group_with_a_process_in_it_is_not_gone(groups: MemoryGroups) -> None:
+def test_group_with_a_process_is_not_removed(groups: MemoryGroups) -> None:
     group = groups.make(64 * MIB)
     code = "import os, sys\nos.write(int(sys.argv[1]), b'0')\nprint(flush=True)\ninput()"
     with subprocess.Popen(
@@ -71,7 +72,8 @@ def test_a_group_with_a_process_in_it_is_not_gone(groups: MemoryGroups) -> None:
     until_now(group.remove)
 
 
-def test_what_a_killed_process_left_is_swept_and_what_is_in_use_is_not(groups: MemoryGroups) -> None:
+def test_stale_groups_are_swept_and_used_kept(groups: MemoryGroups) -> None:
+    """The group of a killed process is swept, and a group in use is not."""
     with subprocess.Popen(["true"]) as ended:
         pass
     left = groups._folder.parent / f"{cgroups.PREFIX}{ended.pid}-00000000"
@@ -90,7 +92,8 @@ def test_where_none_can_be_made_there_are_none(monkeypatch: pytest.MonkeyPatch, 
         Sandbox(exact_memory=True).__enter__()
 
 
-def test_memory_of_the_kernel_that_no_process_shows_is_bounded_and_named(groups: MemoryGroups) -> None:
+def test_kernel_memory_is_bounded_and_named(groups: MemoryGroups) -> None:
+    """Memory of the kernel that no process shows is bounded and named."""
     del groups
     code = (
         "import socket\n"
@@ -113,9 +116,8 @@ def test_memory_of_the_kernel_that_no_process_shows_is_bounded_and_named(groups:
         assert repl.execute("print(context)").stdout == "text\n"
 
 
-def test_a_block_whose_children_the_kernel_killed_has_not_ended_well(
-    groups: MemoryGroups, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_block_with_killed_children_has_not_succeeded(groups: MemoryGroups, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A block whose children the kernel killed has not ended well."""
     del groups
     with Sandbox(exact_memory=True) as sandbox, sandbox.repl("text") as repl:
         kills = iter([0, 1])  # counts at the block's begin, and at its end
@@ -126,7 +128,7 @@ def test_a_block_whose_children_the_kernel_killed_has_not_ended_well(
         assert repl.execute("print(context)").stdout == "text\n"
 
 
-def test_processes_of_a_delegated_group_make_room_below_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_delegated_groups_processes_make_room_below(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Run on plain files. On a machine with version 2, all tests of this module run on the real file system."""
     delegated, other = tmp_path / "a.scope", tmp_path / "b.scope"
     for group in (delegated, other, delegated / "main"):

@@ -71,7 +71,8 @@ def places(sandbox: Sandbox, context: object, times: int = 3) -> list[str]:
 
 
 @pytest.mark.parametrize("stored", [True, False])
-def test_from_the_second_repl_on_a_context_is_decoded_no_more(stored: bool) -> None:
+def test_shared_context_is_decoded_once(stored: bool) -> None:
+    """A context is not decoded again from the second REPL on."""
     with Sandbox(warm=0) as sandbox, store(OBJECTS) as handle:
         before = fork_servers()
         first, *others = places(sandbox, handle if stored else OBJECTS, times=4)
@@ -81,7 +82,7 @@ def test_from_the_second_repl_on_a_context_is_decoded_no_more(stored: bool) -> N
     assert not living_below()
 
 
-def test_what_a_repl_does_with_a_shared_context_stays_with_it() -> None:
+def test_changes_to_a_shared_context_stay_in_the_repl() -> None:
     with Sandbox(warm=0) as sandbox:
         places(sandbox, OBJECTS)
         with sandbox.repl(OBJECTS) as one, sandbox.repl(OBJECTS) as other:
@@ -91,7 +92,7 @@ def test_what_a_repl_does_with_a_shared_context_stays_with_it() -> None:
             assert one.execute("print(context)").stdout == f"{OBJECTS}\n"
 
 
-def test_a_worker_that_is_killed_from_outside_is_replaced_with_the_context() -> None:
+def test_killed_worker_is_replaced_with_the_context() -> None:
     with Sandbox(Limits(interrupt_grace_s=0.1), warm=0) as sandbox:
         places(sandbox, OBJECTS)
         others = living_below()
@@ -103,7 +104,7 @@ def test_a_worker_that_is_killed_from_outside_is_replaced_with_the_context() -> 
             assert repl.execute("print(context)").stdout == f"{OBJECTS}\n"
 
 
-def test_contexts_of_one_size_are_told_apart_by_what_is_in_them() -> None:
+def test_contexts_of_equal_size_differ_by_content() -> None:
     with Sandbox(warm=0) as sandbox:
         before = fork_servers()
         for context in (OBJECTS, OF_THE_SAME_SIZE, OBJECTS, OF_THE_SAME_SIZE, OF_THE_SAME_SIZE):
@@ -112,7 +113,7 @@ def test_contexts_of_one_size_are_told_apart_by_what_is_in_them() -> None:
         assert len(fork_servers() - before) == 2
 
 
-async def test_many_that_begin_at_once_share_one_fork_server() -> None:
+async def test_concurrent_starts_share_one_fork_server() -> None:
     async with Sandbox(warm=0) as sandbox, contextlib.AsyncExitStack() as stack:
         before = fork_servers()
         with store(OBJECTS) as stored:
@@ -124,7 +125,8 @@ async def test_many_that_begin_at_once_share_one_fork_server() -> None:
     assert not living_below()
 
 
-async def test_starts_that_are_cancelled_leave_nothing_and_do_not_spoil_it_for_others() -> None:
+async def test_cancelled_starts_leave_the_cache_intact() -> None:
+    """Starts that are cancelled leave no process and do not spoil the cache for others."""
     async with Sandbox(warm=0) as sandbox:
         before = fork_servers()
         with store(OBJECTS) as stored:
@@ -147,7 +149,8 @@ async def test_starts_that_are_cancelled_leave_nothing_and_do_not_spoil_it_for_o
     assert not living_below()
 
 
-def test_who_was_used_least_recently_goes_when_memory_is_short(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_least_recently_used_fork_server_is_ended_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The fork server that was used least recently ends when memory is short."""
     with room_for_one(monkeypatch), Sandbox(warm=0) as sandbox:
         before = fork_servers()
         places(sandbox, OBJECTS)
@@ -157,7 +160,7 @@ def test_who_was_used_least_recently_goes_when_memory_is_short(monkeypatch: pyte
         assert len(fork_servers() - before) == 1
 
 
-def test_one_whose_repls_live_is_not_ended_for_another(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_fork_server_with_live_repls_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     with room_for_one(monkeypatch), Sandbox(warm=0) as sandbox:
         before = fork_servers()
         made = prepared(monkeypatch)
@@ -181,7 +184,8 @@ def test_context_that_can_never_fit_ends_no_other(monkeypatch: pytest.MonkeyPatc
         assert fork_servers() - before == servers
 
 
-def test_a_fork_server_goes_before_the_orchestrator_when_the_machine_has_no_memory_left() -> None:
+def test_fork_server_is_the_kernels_first_victim() -> None:
+    """A fork server is killed before the orchestrator when the machine has no memory left."""
     with Sandbox(warm=0) as sandbox:
         before = fork_servers()
         places(sandbox, OBJECTS)
@@ -210,7 +214,7 @@ def _no_memory(context: StoredContext) -> NoReturn:
         raise OSError(errno.ENOMEM, "Cannot allocate memory")
 
 
-def test_a_fork_server_that_the_machine_does_not_give_is_asked_for_again_later(
+def test_refused_fork_server_is_requested_again_later(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     with Sandbox(warm=0) as sandbox:
@@ -225,7 +229,7 @@ def test_a_fork_server_that_the_machine_does_not_give_is_asked_for_again_later(
     assert logged.startswith("a context is decoded by each REPL, since its fork server cannot start: ")
 
 
-def test_a_context_that_could_not_be_looked_at_is_no_harm_to_others(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_context_without_digest_does_not_harm_others(monkeypatch: pytest.MonkeyPatch) -> None:
     with Sandbox(warm=0) as sandbox, store(OBJECTS) as stored:
         with monkeypatch.context() as patched:
             patched.setattr(context_cache, "_digest", _no_memory)
@@ -235,7 +239,8 @@ def test_a_context_that_could_not_be_looked_at_is_no_harm_to_others(monkeypatch:
 
 
 @pytest.mark.parametrize("after_s", [0, 0.01, 0.05])
-async def test_who_waits_while_the_sandbox_is_closed_is_told_so_and_not_cancelled(after_s: float) -> None:
+async def test_waiter_at_closing_is_told_and_not_cancelled(after_s: float) -> None:
+    """A caller that waits while the sandbox closes is told so and not cancelled."""
     with store(OBJECTS) as stored:
         async with Sandbox(warm=0) as sandbox:
             async with sandbox.repl(stored):
@@ -247,7 +252,7 @@ async def test_who_waits_while_the_sandbox_is_closed_is_told_so_and_not_cancelle
     assert not living_below()
 
 
-async def test_what_is_asked_for_while_the_sandbox_is_closed_leaves_no_fork_server() -> None:
+async def test_request_while_closing_leaves_no_fork_server() -> None:
     async with Sandbox(warm=0) as sandbox:
         with store(OBJECTS) as stored:
             async with sandbox.repl(stored):
@@ -290,7 +295,8 @@ def test_outside_of_isolation_nothing_is_decoded(level: str) -> None:
         assert fork_servers() == before
 
 
-def test_runs_that_are_asked_about_one_context_share_it() -> None:
+def test_runs_share_a_contexts_fork_server() -> None:
+    """Runs that are asked about one context share its fork server."""
     with RLM(ScriptedClient(["```repl\nFINAL(id(context))\n```"] * 3)) as rlm:
         first, second, third = [rlm.completion(OBJECTS, "where is it?").response for _ in range(3)]
     assert first != second

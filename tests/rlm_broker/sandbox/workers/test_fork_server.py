@@ -68,7 +68,8 @@ async def test_many_workers_at_once_all_come_and_all_go(level: Level) -> None:
         assert not any(worker.gone.is_set() for worker in workers)
 
 
-async def test_cancelled_spawn_leaves_no_worker_and_takes_no_other_callers_worker() -> None:
+async def test_cancelled_spawn_leaves_no_worker() -> None:
+    """A cancelled spawn leaves no worker and takes no worker of another caller."""
     chance = random.Random(7)
     async with opened() as fork_server:
         idle = len(living_below())
@@ -84,7 +85,7 @@ async def test_cancelled_spawn_leaves_no_worker_and_takes_no_other_callers_worke
         assert len(living_below()) == idle
 
 
-async def test_a_lost_fork_server_takes_its_workers_and_is_replaced() -> None:
+async def test_lost_fork_server_takes_its_workers_and_is_replaced() -> None:
     async with opened() as fork_server:
         worker = await prepared(fork_server)
         kill_below()
@@ -92,7 +93,7 @@ async def test_a_lost_fork_server_takes_its_workers_and_is_replaced() -> None:
         assert (await prepared(fork_server)).layers == worker.layers
 
 
-async def test_one_that_is_closed_while_it_starts_leaves_no_fork_server() -> None:
+async def test_closing_during_start_leaves_no_fork_server() -> None:
     fork_server = ForkServer(STRICT, allow_exec=True)
     starting = asyncio.create_task(fork_server.start())
     await until(living_below)
@@ -102,7 +103,7 @@ async def test_one_that_is_closed_while_it_starts_leaves_no_fork_server() -> Non
     assert not living_below()
 
 
-async def test_what_keeps_the_fork_server_from_starting_is_told_in_its_own_words(
+async def test_failed_start_is_told_in_the_fork_servers_words(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(zygote_process, "python_paths", lambda: ["/nowhere"])
@@ -111,9 +112,10 @@ async def test_what_keeps_the_fork_server_from_starting_is_told_in_its_own_words
     assert living_below() == set()
 
 
-async def test_nothing_of_our_environment_and_no_folder_of_ours_is_in_the_fork_server(
+async def test_fork_server_has_no_environment_or_folder_of_host(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    """The fork server has no variable and no folder of the orchestrator."""
     monkeypatch.setenv("CANARY_API_KEY", "sk-canary-0123456789")
     async with opened(PROCESS):
         (zygote,) = psutil.Process().children()
@@ -144,7 +146,8 @@ def test_no_descriptor_is_left_after_many_sandboxes() -> None:
 
 
 @pytest.mark.filterwarnings("ignore::rlm_broker.sandbox.levels.level.IsolationWarning")
-def test_a_workers_folder_on_the_host_goes_with_it_and_the_fork_servers_with_that() -> None:
+def test_host_folders_end_with_worker_and_fork_server() -> None:
+    """A worker's folder on the host is removed with it, and the fork server's folder with that."""
     with Sandbox(isolation="process") as sandbox:
         with sandbox.repl() as repl:
             folder = Path(repl.execute("import os; print(os.getcwd())").stdout.strip())
@@ -172,7 +175,8 @@ except IsolationUnavailable as error:
 """
 
 
-def test_without_user_namespaces_auto_is_standard_and_strict_says_what_would_give_it() -> None:
+def test_auto_is_standard_without_user_namespaces() -> None:
+    """Level "auto" is "standard" without user namespaces, and "strict" names its remedy."""
     done = subprocess.run(
         [sys.executable, "-c", WITHOUT_USER_NAMESPACES],
         capture_output=True,

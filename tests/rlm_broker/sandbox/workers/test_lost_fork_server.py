@@ -93,7 +93,8 @@ async def test_init_killed_during_a_start_is_replaced_unseen(monkeypatch: pytest
             assert (await repl.aexecute("print(context)")).stdout == "the context\n"
 
 
-async def test_fork_server_killed_at_every_try_is_told_and_leaves_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_repeatedly_killed_fork_server_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A fork server that is killed at every try is told and leaves no process."""
     async with opened() as sandbox:
         with monkeypatch.context() as patched:
 
@@ -109,7 +110,7 @@ async def test_fork_server_killed_at_every_try_is_told_and_leaves_nothing(monkey
             assert (await repl.aexecute("1")).status == "ok"
 
 
-async def test_fork_server_killed_while_it_starts_is_started_again(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_fork_server_killed_during_start_is_restarted(monkeypatch: pytest.MonkeyPatch) -> None:
     answer, killed = Zygote._answer, list[int]()
 
     async def killed_before(self: Zygote, timeout_s: float) -> Any:
@@ -125,13 +126,15 @@ async def test_fork_server_killed_while_it_starts_is_started_again(monkeypatch: 
     assert killed
 
 
-async def test_repl_whose_fork_server_died_before_its_first_block_is_replaced_unseen() -> None:
+async def test_unused_repl_of_a_dead_fork_server_is_replaced() -> None:
+    """A REPL whose fork server died before its first block is replaced unseen."""
     async with opened() as sandbox, sandbox.repl("the context", values={"price": 3}) as repl:
         await lost(repl, kill_fork_servers)
         assert (await repl.aexecute("print(context, price)")).stdout == "the context 3\n"
 
 
-async def test_repl_that_died_alone_before_its_first_block_is_replaced_unseen() -> None:
+async def test_unused_dead_repl_is_replaced() -> None:
+    """A REPL that died alone before its first block is replaced unseen."""
     async with opened() as sandbox, sandbox.repl("the context") as repl:
         (pid,) = [each.pid for each in living_below() if not each.children()]
         os.kill(pid, signal.SIGKILL)
@@ -141,7 +144,7 @@ async def test_repl_that_died_alone_before_its_first_block_is_replaced_unseen() 
         assert (await repl.aexecute("print(context)")).stdout == "the context\n"
 
 
-async def test_block_on_a_killed_fork_server_is_told_with_the_values_lost() -> None:
+async def test_block_on_a_killed_fork_server_tells_lost_values() -> None:
     async with opened() as sandbox, sandbox.repl("the context") as repl:
         assert (await repl.aexecute("kept = 1")).status == "ok"
         await lost(repl, kill_fork_servers)
@@ -150,7 +153,8 @@ async def test_block_on_a_killed_fork_server_is_told_with_the_values_lost() -> N
         assert (await repl.aexecute("print('kept' in globals(), context)")).stdout == "False the context\n"
 
 
-async def test_many_repls_started_while_fork_servers_are_killed_all_come() -> None:
+async def test_repls_start_despite_killed_fork_servers() -> None:
+    """Many REPLs start while fork servers are killed, and all of them arrive."""
     async with opened() as sandbox:
 
         async def work(number: int) -> str:
@@ -173,7 +177,8 @@ async def lost(repl: SandboxedRepl, kill: Callable[[], None]) -> None:
     await asyncio.wait_for(repl._worker.started.worker.gone.wait(), WAIT_S)
 
 
-async def test_fork_server_that_is_stopped_is_replaced_within_the_start_timeout() -> None:
+async def test_stopped_fork_server_is_replaced_in_time() -> None:
+    """A fork server that is stopped is replaced within the start timeout."""
     async with Sandbox(Limits(start_timeout_s=1), warm=0) as sandbox:
         for process in psutil.Process().children(recursive=True):
             with contextlib.suppress(psutil.NoSuchProcess):  # the canary ends at about this time
@@ -183,9 +188,10 @@ async def test_fork_server_that_is_stopped_is_replaced_within_the_start_timeout(
     assert not living_below()
 
 
-async def test_start_cancelled_while_its_lost_fork_server_is_ended_leaves_nothing(
+async def test_cancelled_start_on_lost_fork_server_is_cleaned_up(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """A start that is cancelled while its lost fork server is ended leaves no process."""
     end, ending, may_end = Zygote.end, asyncio.Event(), asyncio.Event()
 
     async def ended_late(self: Zygote) -> bool:

@@ -20,7 +20,7 @@ def temporary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def test_it_is_there_and_gone(temporary: Path) -> None:
+def test_private_folder_is_created_and_removed(temporary: Path) -> None:
     folder = PrivateFolder()
     assert folder.path.parent == temporary
     assert folder.path.stat().st_mode & 0o777 == 0o711
@@ -29,7 +29,8 @@ def test_it_is_there_and_gone(temporary: Path) -> None:
     assert list(temporary.iterdir()) == []
 
 
-def test_what_a_killed_owner_left_is_swept_by_the_next_and_what_is_in_use_is_not(temporary: Path) -> None:
+def test_stale_folder_is_swept_and_used_kept(temporary: Path) -> None:
+    """The folder of a killed owner is swept by the next, and a folder in use is not."""
     mine = PrivateFolder()
     done = subprocess.run(
         [sys.executable, "-c", LEFT_BEHIND],
@@ -47,7 +48,8 @@ def test_what_a_killed_owner_left_is_swept_by_the_next_and_what_is_in_use_is_not
     another.remove()
 
 
-def test_a_folder_that_was_swept_before_its_lock_was_taken_is_made_again(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_folder_swept_before_its_lock_is_made_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A folder that was swept before its lock was taken is made again."""
     real, swept = fcntl.flock, list[int]()
 
     def sweep_first(lock: int, operation: int) -> None:
@@ -64,7 +66,7 @@ def test_a_folder_that_was_swept_before_its_lock_was_taken_is_made_again(monkeyp
     folder.remove()
 
 
-def test_what_only_looks_like_one_is_left_alone(temporary: Path) -> None:
+def test_folder_of_similar_name_is_left_alone(temporary: Path) -> None:
     stranger = temporary / f"{PREFIX}notes"
     stranger.mkdir()
     (stranger / "precious").write_text("mine")
@@ -88,7 +90,8 @@ def test_links_and_folders_of_other_users_are_not_swept(temporary: Path) -> None
     assert [(folder / "precious").read_text() for folder in left] == ["kept"] * len(left)
 
 
-def test_whatever_model_code_made_in_a_folder_can_be_removed(temporary: Path) -> None:
+def test_folder_is_removed_with_any_content(temporary: Path) -> None:
+    """A folder is removed with anything that model code made in it."""
     outside = temporary / "outside"
     outside.mkdir(mode=0o500)
     made = temporary / "made"
@@ -110,7 +113,8 @@ def test_whatever_model_code_made_in_a_folder_can_be_removed(temporary: Path) ->
     outside.chmod(0o700)
 
 
-def test_without_a_temporary_folder_one_sentence_says_what_to_set(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_temporary_folder_tells_what_to_set(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One sentence says what to set if there is no temporary folder."""
     monkeypatch.setattr(tempfile, "tempdir", "/no/such/folder")
     with pytest.raises(SandboxFailed, match=r"no temporary folder can be written to: .*set TMPDIR"):
         PrivateFolder()

@@ -20,7 +20,7 @@ def fork_server(status: int, words: str = "") -> "subprocess.Popen[bytes]":
 
 
 @pytest.mark.parametrize("status", [-signal.SIGSYS, 128 + signal.SIGSYS])
-def test_fork_server_killed_by_a_filter_makes_the_level_unavailable(status: int) -> None:
+def test_level_is_unavailable_if_fork_server_is_filtered(status: int) -> None:
     """At "strict" the fork server is a child of the process that was started, which ends as shells do."""
     error = refusals.ended(STRICT, fork_server(status))
     assert isinstance(error, IsolationUnavailable)
@@ -44,7 +44,8 @@ def test_fork_server_killed_by_a_filter_makes_the_level_unavailable(status: int)
         ),
     ],
 )
-def test_end_of_a_fork_server_is_told_by_its_last_words_or_its_signal(status: int, words: str, said: str) -> None:
+def test_fork_server_end_tells_last_words_or_signal(status: int, words: str, said: str) -> None:
+    """The end of a fork server is told by its last words or its signal."""
     error = refusals.ended(STANDARD, fork_server(status, words))
     assert type(error) is SandboxFailed
     assert str(error) == f"the sandbox's fork server cannot start: {said}"

@@ -36,7 +36,7 @@ def test_made_by_python_is_read(made: Path) -> None:
     assert read_venv(str(made)) == venv
 
 
-def test_link_to_one_is_that_one(made: Path, tmp_path: Path) -> None:
+def test_link_to_a_venv_is_that_venv(made: Path, tmp_path: Path) -> None:
     (tmp_path / "link").symlink_to(made)
     assert read_venv(tmp_path / "link") == read_venv(made)
 
@@ -47,7 +47,8 @@ def test_lib64_that_is_no_link_is_searched_too(written: Path) -> None:
     assert read_venv(written).search == (packages_of(written), other)
 
 
-def test_what_is_not_there_is_a_file_or_no_venv_is_refused(tmp_path: Path) -> None:
+def test_missing_venv_file_or_folder_is_refused(tmp_path: Path) -> None:
+    """A path that is missing, a file or no venv is refused."""
     (tmp_path / "file").touch()
     for path, why in (("nowhere", "there is no"), ("file", "is a file"), ("", "not a virtual environment")):
         with pytest.raises(ConfigurationError, match=f"python: .*{why}") as refused:
@@ -56,7 +57,7 @@ def test_what_is_not_there_is_a_file_or_no_venv_is_refused(tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize("given", [7, b"/venv", ["/venv"], True])
-def test_what_is_no_path_is_refused(given: Any) -> None:
+def test_invalid_venv_path_is_refused(given: Any) -> None:
     with pytest.raises(ConfigurationError, match="python must be the path of a virtual environment"):
         Sandbox(python=given)
 
@@ -75,7 +76,8 @@ def test_other_version_is_refused_with_what_to_do(written: Path, line: str) -> N
     assert f"uv venv --python {VERSION}" in str(why.value)
 
 
-def test_other_version_is_seen_by_its_folders_where_nothing_says_it(written: Path) -> None:
+def test_other_version_is_seen_by_its_folders(written: Path) -> None:
+    """Another version of Python is seen by the folders of a venv without version information."""
     (written / "pyvenv.cfg").write_text("home = /usr/bin\n")
     packages_of(written).parent.rename(written / "lib" / "python3.9")
     with pytest.raises(ConfigurationError, match=r"is for python3\.9, and REPLs run on"):
@@ -88,7 +90,7 @@ def test_other_implementation_is_refused(written: Path) -> None:
         Sandbox(python=written)
 
 
-def test_one_that_shows_the_systems_packages_is_refused(written: Path) -> None:
+def test_venv_with_system_packages_is_refused(written: Path) -> None:
     with (written / "pyvenv.cfg").open("a") as config:
         config.write("include-system-site-packages = true\n")
     with pytest.raises(ConfigurationError, match="include-system-site-packages"):

@@ -43,7 +43,8 @@ CONTEXTS: list[Any] = [
 
 
 @pytest.mark.parametrize("context", CONTEXTS, ids=range(len(CONTEXTS)))
-async def test_a_ready_worker_has_the_context_like_one_that_was_made_for_it(context: Any) -> None:
+async def test_warm_worker_has_the_context_of_its_repl(context: Any) -> None:
+    """A ready worker has the context like a worker that was made for the REPL."""
     code = "context == context_0, context is context_0, type(context).__name__, ascii(context)[:99], len(repr(context))"
     seen = []
     for warm in (0, 1):
@@ -102,7 +103,7 @@ async def test_by_itself_a_sandbox_begins_with_the_second_repl() -> None:
             assert (await repl.aexecute("print(context)")).stdout == "context\n"
 
 
-async def test_a_worker_that_died_while_it_waited_is_not_given_out() -> None:
+async def test_dead_warm_worker_is_not_given_out() -> None:
     async with Sandbox(warm=1) as sandbox:
         await until(lambda: ready(sandbox) == 1)
         parents = living_parents_below()
@@ -114,7 +115,8 @@ async def test_a_worker_that_died_while_it_waited_is_not_given_out() -> None:
             assert (await repl.aexecute("print(context)")).stdout == "context\n"
 
 
-async def test_when_the_fork_server_dies_repls_come_from_the_next_one() -> None:
+async def test_repls_come_from_the_next_fork_server() -> None:
+    """REPLs come from the next fork server after the first one died."""
     async with Sandbox(warm=2) as sandbox:
         await until(lambda: ready(sandbox) == 2)
         for process in living_below():
@@ -127,7 +129,8 @@ async def test_when_the_fork_server_dies_repls_come_from_the_next_one() -> None:
         await until(lambda: ready(sandbox) == 2)
 
 
-async def test_a_sandbox_that_is_left_while_workers_are_made_leaves_nothing() -> None:
+async def test_sandbox_left_while_warming_is_cleaned_up() -> None:
+    """A sandbox that is left while workers are made leaves no process."""
     for pause_s in (0, 0.002, 0.005, 0.01, 0.02):
         async with Sandbox(warm=8):
             await asyncio.sleep(pause_s)
@@ -177,7 +180,7 @@ async def test_a_sandbox_that_was_left_stays_closed() -> None:
     assert living_below() == set()
 
 
-async def test_repl_of_a_template_that_was_left_gets_no_other_context() -> None:
+async def test_repl_of_a_left_template_gets_no_other_context() -> None:
     async with Sandbox(warm=0) as sandbox:
         async with sandbox.template(["mine"]) as template:
             repl = template.repl()
@@ -197,7 +200,7 @@ async def test_repl_of_a_template_that_was_left_gets_no_other_context() -> None:
 
 
 @pytest.mark.parametrize("after_s", [0, 0.001, 0.003, 0.006, 0.01])
-async def test_leaving_goes_to_its_end_even_when_it_is_cancelled(after_s: float) -> None:
+async def test_leaving_completes_even_if_cancelled(after_s: float) -> None:
     sandbox = Sandbox(warm=6)
     await sandbox.__aenter__()
     async with sandbox.repl("context"):
@@ -210,7 +213,8 @@ async def test_leaving_goes_to_its_end_even_when_it_is_cancelled(after_s: float)
     await sandbox.aclose()
 
 
-async def test_a_value_that_is_provided_while_the_repl_starts_is_there_in_its_first_block() -> None:
+async def test_value_provided_during_start_is_in_the_first_block() -> None:
+    """A value that is provided while the REPL starts is there in its first block."""
     async with Sandbox(warm=0) as sandbox:
         repl = sandbox.repl("text", values={"early": 1})
         opening = asyncio.create_task(repl.__aenter__())
@@ -223,7 +227,7 @@ async def test_a_value_that_is_provided_while_the_repl_starts_is_there_in_its_fi
             assert (await repl.aexecute("early, late, context")).stdout == "(1, 2, 'text')\n"
 
 
-async def test_context_given_as_a_value_is_freed_with_its_repl() -> None:
+async def test_context_given_as_value_is_freed_with_its_repl() -> None:
     def values() -> int:
         return sum("context" in each._frames for each in gc.get_objects() if isinstance(each, Provisions))
 
@@ -238,7 +242,8 @@ async def test_context_given_as_a_value_is_freed_with_its_repl() -> None:
         assert values() == before
 
 
-async def test_sources_are_asked_in_order_until_one_gives() -> None:
+async def test_sources_are_asked_in_order() -> None:
+    """Sources are asked in order until one gives a worker."""
     async with Sandbox(warm=0) as sandbox:
         assert sandbox._workers is not None
         cold_start = sandbox._workers._cold_start
@@ -262,7 +267,7 @@ async def test_sources_are_asked_in_order_until_one_gives() -> None:
         await (await Workers(cold_start, LIMITS).start(None, LIMITS)).end()
 
 
-async def test_started_worker_that_is_ended_twice_tells_its_source_once() -> None:
+async def test_worker_ended_twice_tells_its_source_once() -> None:
     async with Sandbox(warm=0) as sandbox:
         assert sandbox._workers is not None
         started = await sandbox._workers.start(None, LIMITS)

@@ -36,7 +36,7 @@ def sockets() -> Iterator[tuple[socket.socket, socket.socket]]:
         yield ours, theirs
 
 
-async def test_caller_that_waits_for_an_answer_is_told_when_the_worker_is_killed(
+async def test_waiting_caller_is_told_when_the_worker_is_killed(
     sockets: tuple[socket.socket, socket.socket], clock: Clock
 ) -> None:
     del clock  # it stands still, so that no answer is ever late
@@ -54,7 +54,7 @@ async def test_caller_that_waits_for_an_answer_is_told_when_the_worker_is_killed
         assert asyncio.all_tasks() == before
 
 
-async def test_worker_that_may_not_be_signalled_ends_with_its_control_socket(
+async def test_unsignallable_worker_ends_with_its_control_socket(
     sockets: tuple[socket.socket, socket.socket], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """An orchestrator that is root without CAP_KILL, or confined by AppArmor, gets EPERM for every signal."""
@@ -72,7 +72,7 @@ async def test_worker_that_may_not_be_signalled_ends_with_its_control_socket(
         assert ours.fileno() == -1
 
 
-async def test_last_words_of_a_worker_can_be_read_while_it_is_killed(
+async def test_last_words_are_readable_while_a_worker_is_killed(
     sockets: tuple[socket.socket, socket.socket],
 ) -> None:
     ours, theirs = sockets
@@ -85,7 +85,7 @@ async def test_last_words_of_a_worker_can_be_read_while_it_is_killed(
 
 
 @pytest.mark.parametrize("when", ["before it reads what the host says", "before the host says anything"])
-async def test_reason_of_a_worker_that_fails_is_told_whenever_it_ends(
+async def test_failed_workers_reason_is_told_at_any_moment(
     sockets: tuple[socket.socket, socket.socket], when: str
 ) -> None:
     """Unread messages make the read fail with ECONNRESET; a closed socket makes the send fail with EPIPE."""
@@ -112,9 +112,10 @@ async def test_reason_of_a_worker_that_fails_is_told_whenever_it_ends(
 
 
 @pytest.mark.parametrize("number", [1, 2, -1])
-async def test_init_that_tells_of_a_program_that_does_not_run_is_killed(
+async def test_init_reporting_an_unknown_program_is_killed(
     sockets: tuple[socket.socket, socket.socket], number: int
 ) -> None:
+    """An init that tells of a program that does not run is killed."""
     ours, theirs = sockets
     with subprocess.Popen(["sleep", "1000"]) as init, open(os.devnull) as null:
         worker = Worker(STRICT, os.pidfd_open(init.pid), ours)
