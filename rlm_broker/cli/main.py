@@ -88,7 +88,9 @@ def main() -> None:
         sys.exit(2)
     except click.ClickException as error:
         command = error.ctx.command_path if isinstance(error, click.UsageError) and error.ctx else "rlm-broker"
-        sentence = f"{error.format_message()} See `{command} --help`."
+        message = error.format_message()
+        stop = "" if message.endswith((".", "?")) else "."
+        sentence = f"{message}{stop} See `{command} --help`."
         fail(command.partition(" ")[2], "usage", sentence, 2, as_json="--json" in sys.argv)
     except (click.Abort, KeyboardInterrupt):
         _leave_at_once(stopping.exit_code())

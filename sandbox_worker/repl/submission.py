@@ -9,6 +9,7 @@ would print a traceback for a subclass.
 import ast
 import json
 import sys
+import types
 from collections.abc import Callable, Mapping
 from typing import Any, Final
 
@@ -18,6 +19,9 @@ from sandbox_worker.repl.crossing import Crossing, crossing
 from sandbox_worker.repl.helpers import HELPERS
 from sandbox_worker.wire.messages import MAX_DRAFT_CHARS
 from sandbox_worker.wire.names import ANSWER, FINAL_VAR
+
+_DEFINITIONS: Final = (types.FunctionType, types.BuiltinFunctionType, types.MethodType, types.ModuleType, type)
+"""Classes of objects that code defines or imports under the name `answer`, and that are not an answer."""
 
 
 class _ExitCode(int):
@@ -161,6 +165,11 @@ class Submission:
         # An instance of a subclass of model code: its methods may do anything, so they are called only once, here.
         if is_a(value, dict):
             self._namespace[ANSWER] = dict(value)
+            return
+        if is_a(value, *_DEFINITIONS):
+            self._warn(
+                "`answer` is the dict that submits, so your definition of this name is gone: choose another one\n"
+            )
             return
         self._namespace[ANSWER]["content"] = value
         if self.text is None:

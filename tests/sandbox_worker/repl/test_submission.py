@@ -144,3 +144,11 @@ def test_value_is_given_once_or_restored(repl: BareRepl) -> None:
     repl.say(Provide("always", Raw(b"5"), is_restored=False))
     assert repl.run("always += 1; print(always)").stdout == "6\n"
     assert repl.run("print(always)").stdout == "6\n"
+
+
+@pytest.mark.parametrize("code", ["def answer(): pass", "answer = open", "import json as answer", "class answer: pass"])
+def test_definition_named_answer_is_not_an_answer(repl: BareRepl, code: str) -> None:
+    ran = repl.run(code)
+    assert (ran.result.final_answer, ran.result.draft) == (None, None)
+    assert "choose another one" in ran.stderr
+    assert repl.run("answer['content'] = 'text'").result.draft == "text"
