@@ -66,14 +66,14 @@ def show(assignments: tuple[str, ...], as_json: bool) -> None:
             say(f"warning: {found.refusal}", err=True)
         if as_json:
             shown = {
-                name: {"value": each.value, "source": each.source, "about": _about(name)}
+                name: {"value": _shown(each.value), "source": each.source, "about": _about(name)}
                 for name, each in settings.items()
             }
             say(json.dumps(shown, ensure_ascii=False))
             return
         width, sources = max(map(len, settings)), max(len(each.source) for each in settings.values())
         for name, setting in settings.items():
-            say(f"{name:{width}}  {_short(setting.value):>12}  {setting.source:{sources}}  {_about(name)}")
+            say(f"{name:{width}}  {_short(_shown(setting.value)):>12}  {setting.source:{sources}}  {_about(name)}")
 
 
 def _about(name: str) -> str:
@@ -86,6 +86,15 @@ def _about(name: str) -> str:
     return re.split(r"(?<=\.)\s", description)[0].rstrip(".")
 
 
+def _shown(value: object) -> object:
+    """Return a value without the password of an address."""
+    from rlm_broker.redaction import without_credentials
+
+    return without_credentials(value) if isinstance(value, str) else value
+
+
 def _short(value: object) -> str:
     """Return a value as it is written in a file of settings: a size in bytes, and `none` without a bound."""
-    return "none" if value is None else str(value)
+    from rlm_broker.shown import printable
+
+    return "none" if value is None else printable(str(value))

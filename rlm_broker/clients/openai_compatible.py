@@ -123,12 +123,12 @@ class OpenAICompatibleClient(BaseClient):
             raise UnknownModel(f"{self._base_url} has no model {self._model!r}; it has: {failures.one_line(names)}")
 
     async def models(self) -> list[str]:
-        """Return the names of the models that the server lists; none if it has no list.
+        """Return the names of the models that the server lists, each as one line without secrets; none without a list.
 
         Raises:
             ModelFailed: It cannot be reached, or wants another key.
         """
-        return [entry.id for entry in await self._listed()]
+        return [failures.one_line(entry.id, self._secrets) for entry in await self._listed()]
 
     async def _listed(self) -> list[Served]:
         async with self._request("GET", "/models", None, PREFLIGHT_TIMEOUT_S) as response:

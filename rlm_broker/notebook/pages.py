@@ -35,6 +35,8 @@ MAX_ROWS = 50
 """Children, or models, that the page of a run shows. Further ones are counted."""
 BLOCK_PICTURE_BYTES = 4 << 20
 """Bytes of all pictures in the page of a block. A picture past them is described in a line."""
+SEARCHED_CHARS, PRINTED_CHARS = 10_000, 100_000
+"""Characters of a display's text up to which it is searched in the output, and of the output that is searched."""
 RUN_PICTURE_BYTES = 128 << 10
 """The same in the page of a run: 128 KiB, since a notebook keeps the pages of all runs in its file."""
 
@@ -93,7 +95,12 @@ class _Page:
             if isinstance(data, bytes) and len(data) <= self._picture_bytes:
                 self._picture_bytes -= len(data)
                 return picture(mime, data, picture_in(display) or mime)
-            if isinstance(data, str) and data.strip() and data.strip() not in printed:
+            # A search for a long text could take minutes: a long text is shown without one.
+            if (
+                isinstance(data, str)
+                and data.strip()
+                and (len(data) > SEARCHED_CHARS or data.strip() not in printed[-PRINTED_CHARS:])
+            ):
                 return box(self.texts.fitted(data))
         return paragraph(line(repr(display)))
 

@@ -12,6 +12,8 @@ INDENT = 2
 """Columns by which a run of the next depth is moved to the right."""
 TROUBLE = "red"
 """Colour of errors, and of the panels that hold one."""
+COLOURED_CHARS = 2_000
+"""Characters of code up to which its syntax is coloured. Colouring takes up to 0.1 ms a character of hostile code."""
 TITLE = "cyan"
 """Colour of all other panels."""
 
@@ -58,7 +60,7 @@ def _body(piece: Piece) -> "RenderableType":
     from rich.text import Text
 
     text = printable(piece.text, keep="\n\t")
-    if piece.kind == "code":
+    if piece.kind == "code" and len(text) <= COLOURED_CHARS:
         from rich.syntax import Syntax
 
         return Syntax(text, "python", theme="ansi_dark", background_color="default", word_wrap=True)

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
 from rlm_broker.parsing import parse_reply
+from rlm_broker.shown import printable
 from rlm_broker.trace.events import (
     BlockEnded,
     BlockStarted,
@@ -31,8 +32,8 @@ MOST_CHARS = 4_000
 """Characters of one text that a passage shows, likewise."""
 SHOWN_OF_A_BATCH = 4
 """Calls of one batch that get a passage each. Of the others the title of each tenth and all failures are shown."""
-READ_CHARS = 50_000
-"""Characters of a reply that is parsed for its prose, which takes milliseconds. Of a longer one, only what stands
+READ_CHARS = 5_000
+"""Characters of a reply that is parsed for its prose, which takes at most 25 ms. Of a longer one, only what stands
 before its first code is shown."""
 
 Kind = Literal["text", "code", "error", "label"]
@@ -127,7 +128,7 @@ class Story:
             case ToolEnded(call=call, result=result, error=error):
                 asked = self._tools.pop((event.tree, event.run, call), _Asked(0, ""))
                 came = ("text", result) if error is None else ("error", error)
-                return self._texts(("label", "arguments"), ("code", asked.text), ("label", "result"), came)
+                return self._texts(("label", "arguments"), ("text", asked.text), ("label", "result"), came)
             case RunEnded(response=str(response)) if event.depth or self._tells_answer:
                 return self._texts(("text", response))
         return ()
@@ -164,7 +165,8 @@ class Story:
         return tuple(Piece(kind, self._cut(text.strip("\n"))) for kind, text in given if text.strip())
 
     def _cut(self, text: str) -> str:
-        return text if self._is_whole else cut(text)
+        """Return a text with its middle left out, also where characters become longer as escapes."""
+        return text if self._is_whole else cut(printable(cut(text), keep="\n\t"))
 
     def _forget(self, tree: str) -> None:
         self._calls = {key: asked for key, asked in self._calls.items() if key[0] != tree}

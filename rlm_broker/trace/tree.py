@@ -15,6 +15,10 @@ from rlm_broker.trace.events import BlockEnded, Event
 from rlm_broker.trace.writer import name_of
 from sandbox_worker.wire.mime import MimeType
 
+MOST_LINE_BYTES = 64 << 20
+"""Bytes of one line of a trace. A longer one is refused: the largest event takes some 12 MB."""
+MOST_DEPTH = 1_000
+"""Depth of a run in a trace. A larger one is refused: each level is drawn further to the right."""
 TEXT_CHARS = 60
 """Characters of a question or an answer that are shown; longer text is cut."""
 _Outcome = defstruct(
@@ -82,13 +86,17 @@ def events(path: Path) -> Iterator[Event]:
             of events.
     """
     for line in _events(path):
-        kind = _KINDS.get(line["event"])
+        kind = _KINDS.get(str(line["event"]))
         if kind is None:
             continue
         try:
-            yield _block_ended(line) if kind is BlockEnded else convert(line, kind)
-        except ValueError:
-            raise ConfigurationError(f"{path} is not a trace: malformed {line['event']!s:.40} event") from None
+            event = _block_ended(line) if kind is BlockEnded else convert(line, kind)
+            is_possible = 0 <= event.depth <= MOST_DEPTH
+        except (ValueError, RecursionError, ArithmeticError):
+            is_possible = False
+        if not is_possible:
+            raise ConfigurationError(f"{path} is not a trace: malformed {line['event']!s:.40} event")
+        yield event
 
 
 def _block_ended(line: dict[str, Any]) -> BlockEnded:
@@ -110,7 +118,7 @@ def _runs(path: Path) -> list[_Run]:
         runs = trees.setdefault(str(event.get("tree", named)), {})
         try:
             _take(runs.setdefault(str(event["run"]), _Run(str(event["run"]))), event)
-        except (TypeError, ValueError, AttributeError):
+        except (TypeError, ValueError, AttributeError, ArithmeticError):
             raise ConfigurationError(f"{path} is not a trace: malformed {event['event']!s:.40} event") from None
     if not trees:
         raise ConfigurationError(f"{path} is not a trace: it is empty")
@@ -123,7 +131,11 @@ def _runs(path: Path) -> list[_Run]:
 def _events(path: Path) -> Iterable[dict[str, Any]]:
     try:
         with path.open("rb") as file:
-            for number, line in enumerate(file, 1):
+            for number, line in enumerate(iter(lambda: file.readline(MOST_LINE_BYTES), b""), 1):
+                if len(line) == MOST_LINE_BYTES:
+                    raise ConfigurationError(
+                        f"{path} is not a trace: line {number} has {MOST_LINE_BYTES:,} bytes or more"
+                    )
                 if number > 1 and not line.endswith(b"\n"):  # the process was killed while it wrote this line
                     break
                 event = json.loads(line)  # unlike msgspec, it reads lone surrogates

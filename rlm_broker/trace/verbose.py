@@ -1,6 +1,7 @@
 """The printer of `RLM(verbose=True)` and `ask -v`: each turn's reply, code, output and calls, as they happen."""
 
 import sys
+import time
 from typing import TYPE_CHECKING, TextIO
 
 from rlm_broker.shown import printable
@@ -11,6 +12,12 @@ from rlm_broker.trace.story import Passage, Story
 
 if TYPE_CHECKING:
     from rich.console import Console
+
+
+DRAWN_AT_ONCE_S = 3.0
+"""CPU seconds of drawing panels that are free. Beyond them, panels are left out to keep to `DRAWING_SHARE`."""
+DRAWING_SHARE = 0.1
+"""Largest share of the time that drawing panels takes from the event loop, which all runs of the process share."""
 
 
 class VerbosePrinter:
@@ -34,6 +41,10 @@ class VerbosePrinter:
         self._stream = stream
         self._console = console
         self._is_given = console is not None
+        self._has_no_bound = is_whole
+        self._left_s = DRAWN_AT_ONCE_S
+        self._counted_until = time.monotonic()
+        self._left_out = 0
 
     def __call__(self, event: Event) -> None:
         """Print one event, if it has a passage."""
@@ -46,7 +57,22 @@ class VerbosePrinter:
         if self._console is None:
             print_lines(event, passage, stream)
         else:
-            show(passage, event.depth, self._console)
+            self._draw(passage, event.depth, self._console)
+
+    def _draw(self, passage: Passage, depth: int, console: "Console") -> None:
+        """Draw a passage, unless drawing has taken its share of the time already."""
+        now = time.monotonic()
+        self._left_s = min(DRAWN_AT_ONCE_S, self._left_s + DRAWING_SHARE * (now - self._counted_until))
+        self._counted_until = now
+        if self._left_s <= 0 and not self._has_no_bound:
+            self._left_out += 1
+            return
+        if self._left_out:
+            show(Passage(f"[... {self._left_out:,} left out: they came too fast to be drawn]"), depth, console)
+            self._left_out = 0
+        started = time.thread_time()
+        show(passage, depth, console)
+        self._left_s -= time.thread_time() - started
 
 
 def print_lines(event: Event, passage: Passage, stream: TextIO) -> None:

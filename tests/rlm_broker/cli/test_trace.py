@@ -115,3 +115,28 @@ def test_trace_of_text_with_half_a_character_is_shown(tmp_path: Path) -> None:
     with TraceWriter(path) as writer:
         RLM(ScriptedClient(["FINAL(\ud800)"]), on_event=writer).completion("c", "the question")
     assert tree(path)[0] == "1 [scripted] the question"
+
+
+@pytest.mark.parametrize("form", [(), ("--full",), ("--json",)])
+@pytest.mark.parametrize(
+    "field",
+    [
+        '"event": []',
+        '"number": Infinity, "event": "iteration_started"',
+        '"duration_s": 1' + "0" * 400 + ', "event": "run_ended"',
+        '"depth": 1' + "0" * 30 + ', "event": "iteration_started", "number": 1',
+        '"event": "call_ended", "usage": {"total_calls": 1, "total_cost": 1' + "0" * 400 + "}",
+        '"event": "run_started", "question": "q", "model": "m", "metadata": ' + '{"a":' * 900 + "1" + "}" * 900,
+    ],
+)
+def test_hostile_trace_is_a_sentence_or_is_shown(tmp_path: Path, field: str, form: tuple[str, ...]) -> None:
+    hostile = tmp_path / "run.jsonl"
+    hostile.write_text('{"n": 1, "time": 1, "tree": "t", "run": "1", "depth": 0, ' + field + "}\n")
+    done = run("trace", "show", *form, hostile)
+    assert done.returncode in (0, 2), done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_endless_line_is_refused() -> None:
+    done = run("trace", "show", "/dev/zero")
+    assert (done.returncode, "line 1 has" in done.stderr) == (2, True)

@@ -1,11 +1,16 @@
 """The lines that `RLM(verbose=True)` prints without a terminal."""
 
+import io
 import re
 
 import pytest
 
 from rlm_broker import RLM, ConfigurationError, Limits, ScriptedClient, print_events
 from rlm_broker.clients.base import LMRequest
+from rlm_broker.trace import verbose
+from rlm_broker.trace.events import RunStarted
+from rlm_broker.trace.story import MOST_CHARS
+from rlm_broker.trace.verbose import VerbosePrinter
 
 STORY = """\
 [depth 0] run 1 with scripted
@@ -103,3 +108,34 @@ def test_children_and_tools_are_told_with_their_depth(capsys: pytest.CaptureFixt
 def test_verbose_is_yes_or_no() -> None:
     with pytest.raises(ConfigurationError, match="verbose must be a bool, not int"):
         RLM("offline", verbose=1)  # type: ignore[arg-type]
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def started(question: str) -> RunStarted:
+    return RunStarted(run="1", depth=0, model="m", question=question, metadata={})
+
+
+def test_panels_keep_to_their_share_of_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A hostile run cannot hold the event loop by panels: they are left out and counted."""
+    monkeypatch.setattr(verbose, "DRAWN_AT_ONCE_S", 0.0)
+    monkeypatch.setattr(verbose, "DRAWING_SHARE", 0.0)
+    terminal = Terminal()
+    printer = VerbosePrinter(terminal)
+    for number in range(3):
+        printer(started(f"question {number}"))
+    assert terminal.getvalue() == ""
+    monkeypatch.setattr(verbose, "DRAWN_AT_ONCE_S", 1e9)
+    monkeypatch.setattr(verbose, "DRAWING_SHARE", 1e18)
+    printer(started("the last"))
+    assert "3 left out" in terminal.getvalue()
+    assert "the last" in terminal.getvalue()
+
+
+def test_escapes_count_as_characters_that_are_shown() -> None:
+    terminal = Terminal()
+    VerbosePrinter(terminal)(started("\U000e0001" * 4_000))
+    assert len(terminal.getvalue()) < 4 * MOST_CHARS
