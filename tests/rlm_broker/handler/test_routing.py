@@ -260,9 +260,9 @@ def test_why_a_client_serves_is_told() -> None:
 @pytest.mark.parametrize(
     ("given", "why"),
     [
-        ({"to": 5}, "a route's to is"),
-        ({"to": "root", "match": 5}, "a route's match is"),
-        ({"to": "root", "depths": 5}, "a route's depths is"),
+        ({"to": 5}, "a route's to must be"),
+        ({"to": "root", "match": 5}, "a route's match must be"),
+        ({"to": "root", "depths": 5}, "a route's depths must be"),
         ({"to": "root", "match": ""}, "a route's match must be a name or a pattern, not empty; leave it out"),
     ],
 )
