@@ -5,7 +5,7 @@ import time
 from typing import TYPE_CHECKING, TextIO
 
 from rlm_broker.shown import printable
-from rlm_broker.trace.events import Event
+from rlm_broker.trace.events import Event, RunEnded
 from rlm_broker.trace.panels import console_of, show, takes_panels
 from rlm_broker.trace.printing import line_of
 from rlm_broker.trace.story import Passage, Story
@@ -57,14 +57,15 @@ class VerbosePrinter:
         if self._console is None:
             print_lines(event, passage, stream)
         else:
-            self._draw(passage, event.depth, self._console)
+            is_last = isinstance(event, RunEnded) and event.depth == 0
+            self._draw(passage, event.depth, self._console, is_kept=is_last)
 
-    def _draw(self, passage: Passage, depth: int, console: "Console") -> None:
-        """Draw a passage, unless drawing has taken its share of the time already."""
+    def _draw(self, passage: Passage, depth: int, console: "Console", *, is_kept: bool) -> None:
+        """Draw a passage. One that is not kept is left out if drawing has taken its share of the time already."""
         now = time.monotonic()
         self._left_s = min(DRAWN_AT_ONCE_S, self._left_s + DRAWING_SHARE * (now - self._counted_until))
         self._counted_until = now
-        if self._left_s <= 0 and not self._has_no_bound:
+        if self._left_s <= 0 and not self._has_no_bound and not is_kept:
             self._left_out += 1
             return
         if self._left_out:

@@ -59,3 +59,12 @@ def test_a_setting_that_ask_refuses_is_not_shown() -> None:
     done = subprocess.run(command, env=env, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout) == (2, "")
     assert sentence(done).startswith("rlm-broker config: RLM_BROKER_ISOLATION: no isolation level 'nope'; choose one")
+
+
+def test_password_of_an_address_is_not_shown() -> None:
+    """Neither form of `config show` prints it."""
+    env = {**ENVIRONMENT, "RLM_BROKER_BASE_URL": "http://user:pass1234@gpu:8000/v1"}
+    for form in ([], ["--json"]):
+        done = subprocess.run([*COMMAND, "config", "show", *form], env=env, capture_output=True, text=True, check=False)
+        assert "gpu:8000" in done.stdout
+        assert "pass1234" not in done.stdout + done.stderr

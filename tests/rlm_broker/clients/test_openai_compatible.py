@@ -330,3 +330,13 @@ async def test_the_models_of_a_server_are_named_as_far_as_it_lists_them() -> Non
         assert await client(server).models() == ["a", "b"]
     with FakeOpenAI(Answer()) as server:
         assert await client(server).models() == []
+
+
+async def test_listed_model_names_are_lines_without_the_key() -> None:
+    listed = ["m\nproviders whose key is set: all", "Bearer hunter2hunter2zz", "x" * 10_000]
+    with FakeOpenAI(Answer(), models=listed) as server:
+        keyed = OpenAICompatibleClient(server.base_url, "m", api_key="hunter2hunter2zz")
+        forged, echoed, long = await keyed.models()
+    assert forged == "m providers whose key is set: all"
+    assert "hunter2" not in echoed
+    assert len(long) < 1_000

@@ -8,9 +8,10 @@ import pytest
 from rlm_broker import RLM, ConfigurationError, Limits, ScriptedClient, print_events
 from rlm_broker.clients.base import LMRequest
 from rlm_broker.trace import verbose
-from rlm_broker.trace.events import RunStarted
+from rlm_broker.trace.events import RunEnded, RunStarted
 from rlm_broker.trace.story import MOST_CHARS
 from rlm_broker.trace.verbose import VerbosePrinter
+from rlm_broker.usage import UsageSummary
 
 STORY = """\
 [depth 0] run 1 with scripted
@@ -133,6 +134,18 @@ def test_panels_keep_to_their_share_of_time(monkeypatch: pytest.MonkeyPatch) -> 
     printer(started("the last"))
     assert "3 left out" in terminal.getvalue()
     assert "the last" in terminal.getvalue()
+
+
+def test_end_of_a_root_run_is_drawn_and_tells_what_was_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(verbose, "DRAWN_AT_ONCE_S", 0.0)
+    monkeypatch.setattr(verbose, "DRAWING_SHARE", 0.0)
+    terminal = Terminal()
+    printer = VerbosePrinter(terminal)
+    printer(started("question"))
+    end = RunEnded("1", 0, response="the answer", error=None, iterations=1, duration_s=1.0, usage=UsageSummary())
+    printer(end)
+    assert "1 left out" in terminal.getvalue()
+    assert "the answer" in terminal.getvalue()
 
 
 def test_escapes_count_as_characters_that_are_shown() -> None:
