@@ -13,6 +13,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path, PurePath
 from typing import TYPE_CHECKING, BinaryIO
 
+from rlm_broker.cli.sources import SILENCE_S, STDIN
 from rlm_broker.cli.terminal import say, say_if_typed
 from rlm_broker.errors import ConfigurationError, FileRefused
 from rlm_broker.results import Block
@@ -26,12 +27,8 @@ if TYPE_CHECKING:
     from rlm_broker.sandbox.blocks.output import OnOutput
     from rlm_broker.sandbox.repl import SandboxedRepl
 
-STDIN = "-"
-"""File name that means stdin: the program is read from there, and gets no stdin itself."""
 OF_SOURCE = "utf-8-sig"
 """Encoding of a program: UTF-8, with or without the byte order mark that some editors write."""
-SILENCE_S = 1.0
-"""Seconds without a byte on stdin. After them the user is told what the command waits for."""
 OUTPUT_LOST = signal.SIGUSR1
 """Interrupts the main thread when the reader of the output has gone; see `_Echo`."""
 OF_LIMITS = {
@@ -137,7 +134,7 @@ def exit_code(block: Block) -> int:
 
 def _program(file: str, arguments: Sequence[str], max_bytes: int) -> Program:
     argv = [file, *arguments]
-    if file == STDIN:
+    if file == STDIN:  # the program is read from there, and gets no stdin itself
         say_if_typed()
         return Program(_text(sys.stdin.buffer, "stdin", max_bytes, OF_SOURCE), argv, None, None)
     try:

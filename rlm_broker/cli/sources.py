@@ -15,6 +15,7 @@ from rlm_broker.context.stored import StoredContext
 from rlm_broker.errors import ConfigurationError
 
 STDIN = "-"
+"""Path, or file of a program, that means stdin."""
 SILENCE_S = 1.0
 """Seconds without a byte on a pipe. After them the user is told what is waited for."""
 MOST_BYTES = 4 << 30
