@@ -78,6 +78,7 @@ if TYPE_CHECKING:
     from rlm_broker.rlm import RLM as RLM
     from rlm_broker.run.answers import Budget as Budget
     from rlm_broker.run.answers import ReplAnswers as ReplAnswers
+    from rlm_broker.run.persistent_repl import PersistentRepl as PersistentRepl
     from rlm_broker.run.run import Run as Run
     from rlm_broker.run.tools import Tools as Tools
     from rlm_broker.run.tree import QueryHandlerFactory as QueryHandlerFactory
@@ -159,6 +160,7 @@ _MODULES = {
     "rlm": "RLM",
     "run.answers": "Budget ReplAnswers",
     "prompts.instructions": "Instructions Profile",
+    "run.persistent_repl": "PersistentRepl",
     "run.run": "Run",
     "run.tools": "Tools",
     "run.tree": "QueryHandlerFactory",

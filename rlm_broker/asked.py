@@ -1,9 +1,10 @@
 """One run's request, as callers give it: the context, the question, and the settings of this run alone."""
 
 import warnings
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from os import PathLike
-from typing import Final
+from typing import Any, Final
 
 from rlm_broker.callback import Callback
 from rlm_broker.context.store import refuse_a_name, store
@@ -13,6 +14,7 @@ from rlm_broker.limits import Limits, ReplLimits, RunLimits, with_set
 from rlm_broker.models.model import Given
 from rlm_broker.prompts.instructions import Instructions
 from rlm_broker.run.output_type import OutputType
+from rlm_broker.run.persistent_repl import PersistentRepl
 from rlm_broker.run.tools import Tools
 
 ORDER = "the context comes first, then the question"
@@ -35,6 +37,8 @@ class Asked:
         model, sub_model: Models of this run alone; None takes those of the `RLM`.
         on_event: Called with the events of this run, in addition to the callbacks of the `RLM`.
         tells_text: Whether pieces of replies become `CallText` events.
+        place: Entered before the run begins, and left at its end; None begins at once.
+        repl: REPL that outlives the run; None opens one for the run.
     """
 
     context: object
@@ -47,6 +51,8 @@ class Asked:
     tools: Tools
     on_event: Callback | None = None
     tells_text: bool = False
+    place: AbstractAsyncContextManager[Any] | None = None
+    repl: PersistentRepl | None = None
 
     @property
     def prompt(self) -> str | None:

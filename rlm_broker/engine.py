@@ -6,13 +6,19 @@ import secrets
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
+from rlm_broker import __version__
+from rlm_broker.clients.base import BaseClient
 from rlm_broker.clients.recording import FORMAT, RecordedModels, Recorder
 from rlm_broker.concurrency.event_loop import EventLoopRef
+from rlm_broker.context.stored import StoredContext
 from rlm_broker.errors import ConfigurationError
 from rlm_broker.handler.cache import Cache
+from rlm_broker.handler.routing import Routing
 from rlm_broker.limits import Limits, with_set
 from rlm_broker.lm_handler import LMHandler
+from rlm_broker.models.model import Given
 from rlm_broker.models.models import Models
 from rlm_broker.models.registry import Registry
 from rlm_broker.sandbox.levels.level import AUTO, candidates
@@ -48,6 +54,18 @@ class Engine:
     handler: LMHandler
     sandbox: Sandbox
     recorder: Recorder | None
+
+    def metadata(self, routing: Routing, limits: Limits, context: StoredContext) -> dict[str, Any]:
+        """Return the facts of a root run that its first event tells, without secrets."""
+        info = context.info
+        return {
+            "version": __version__,
+            "model": routing.pick(None, 0).model_name,
+            "sub_model": routing.pick(None, 1).model_name,
+            "isolation": self.sandbox.level,
+            "limits": limits.model_dump(),
+            "context": {"type": info.type_name, "chars": info.total_chars, "parts": info.parts_total},
+        }
 
 
 class EngineParts:
@@ -116,6 +134,24 @@ class EngineParts:
             else:
                 sandbox = await own.enter_async_context(self._own_sandbox(self._sandbox, handler, event_loop))
             yield Engine(handler, sandbox, recorder)
+
+    async def routing(self, engine: Engine, model: Given | None, sub_model: Given | None, limits: Limits) -> Routing:
+        """Return the routes of one run: those of the handler, or with other models if the run was given any.
+
+        Raises:
+            ConfigurationError: The handler is lent, and a model is not the name of one of its own.
+        """
+        if model is None and sub_model is None:
+            return engine.handler.routing
+        if self.registry is not None:
+            return await self.registry.routing_for(engine.handler, model, sub_model, limits)
+        routing = engine.handler.routing
+        clients: list[BaseClient | None] = []
+        for name in (model, sub_model):
+            if not isinstance(name, str | None):
+                raise ConfigurationError("the handler brings its own models: give the name of one of them")
+            clients.append(None if name is None else routing.pick(name, 0))
+        return routing.instead(*clients)
 
     async def _own_handler(self, own: contextlib.AsyncExitStack, event_loop: EventLoopRef) -> LMHandler:
         assert self.registry is not None

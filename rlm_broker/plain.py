@@ -59,6 +59,15 @@ def require_given(tools: Iterable[object], values: object) -> None:
     require_names(tools)
     require_value_names(values)
     assert isinstance(values, Mapping)
+    require_apart(tools, values)
+
+
+def require_apart(tools: Iterable[object], values: Iterable[object]) -> None:
+    """Refuse a name that is that of a tool and of a value.
+
+    Raises:
+        ConfigurationError: There is such a name.
+    """
     if both := sorted(map(str, set(tools) & set(values))):
         raise ConfigurationError(f"{', '.join(both)}: a name is that of a tool or of a value, not of both")
 

@@ -7,15 +7,12 @@ import time
 from collections.abc import AsyncGenerator, Callable, Mapping
 from typing import Any, Literal, Unpack
 
-from rlm_broker import __version__
 from rlm_broker.asked import NOT_GIVEN, Asked, given_once, limits_of_a_run, require_question, stored
 from rlm_broker.callback import Callback
-from rlm_broker.clients.base import BaseClient
 from rlm_broker.concurrency.event_loop import AsyncResource, EventLoopRef
 from rlm_broker.context.stored import StoredContext
 from rlm_broker.engine import Engine, EngineParts
 from rlm_broker.errors import ConfigurationError, ReplayDiverged, SandboxFailed, require_kind
-from rlm_broker.handler.routing import Routing
 from rlm_broker.keywords import (
     Keywords,
     instructions_with,
@@ -242,6 +239,8 @@ class RLM(AsyncResource):
         output_type: Any = None,
         tools: Tools | Mapping[str, Any] | None = None,
         on_event: Emit | None = None,
+        place: contextlib.AbstractAsyncContextManager[Any] | None = None,
+        repl: PersistentRepl | None = None,
     ) -> Run:
         """Begin to answer a question about a context, and return a handle on the run.
 
@@ -256,6 +255,9 @@ class RLM(AsyncResource):
             timeout_s: Short for `limits=RunLimits(run_timeout_s=...)`, in seconds.
             output_type: As for `completion`.
             on_event: Called with each event of this run, in addition to that of the `RLM`.
+            place: Async context manager that the run enters before it begins, and leaves at its end, such as an
+                `asyncio.Semaphore`. The wait for it does not count as time of the run.
+            repl: REPL of `persistent_repl` that the run takes in place of one of its own.
 
         Raises:
             ConfigurationError: An argument cannot be used. Errors of the context or a model are raised by the run.
@@ -270,14 +272,35 @@ class RLM(AsyncResource):
             model=model,
             sub_model=sub_model,
             on_event=None if on_event is None else Callback(on_event, "on_event"),
+            place=place,
+            repl=repl,
             **({} if instructions is None else {"instructions": instructions_with(instructions, {})}),
             **({} if tools is None else {"tools": tools_with(tools, {})}),
         )
         if tools is not None and self._persistent:
             raise ConfigurationError("a persistent RLM keeps its tools between runs: give tools to RLM, not to start")
+        if repl is not None and self._persistent:
+            raise ConfigurationError("a persistent RLM brings its own REPL: leave out repl")
         is_in_loop = asyncio._get_running_loop() is not None
         here = EventLoopRef.here if is_in_loop else EventLoopRef.background
         return self._run(asked, self._loop or here(), is_followed=True).start()
+
+    def persistent_repl(self, limits: ReplLimits | None = None) -> PersistentRepl:
+        """Return a REPL for several runs, one after the other: its variables stay from run to run.
+
+        Each run adds its context as `context_1` and so on, and its messages as `history_0` and so on.
+
+        Example:
+            ```python
+            with RLM("offline") as rlm, rlm.persistent_repl() as repl:
+                rlm.start("a\\nb", "How many lines are there?", repl=repl).result()
+                print(rlm.start("c", "How many lines are there now?", repl=repl).result().response)
+            ```
+
+        Args:
+            limits: Limits of the REPL; None takes those of the `RLM`. Limits of single runs do not change them.
+        """
+        return PersistentRepl(self.sandbox, limits or self.limits)
 
     # -- what runs share ---------------------------------------------------------------------------------------------
 
@@ -288,8 +311,8 @@ class RLM(AsyncResource):
     async def _open(self) -> None:
         self._engine = await self._keeping.enter_async_context(self._parts.running(EventLoopRef.here()))
         if self._persistent:
-            self._persistent_repl = PersistentRepl(self._engine.sandbox, self.limits)
-            self._keeping.push_async_callback(self._persistent_repl.close)
+            repl = PersistentRepl(self._engine.sandbox, self.limits)
+            self._persistent_repl = await self._keeping.enter_async_context(repl)
 
     async def _close(self) -> None:
         for run in list(self._runs):  # runs use the engine that is closed below
@@ -336,6 +359,8 @@ class RLM(AsyncResource):
         async with contextlib.AsyncExitStack() as own:
             self._runs.add(run)
             own.callback(self._runs.discard, run)
+            if asked.place is not None:
+                await own.enter_async_context(asked.place)
             context = asked.context
             if not isinstance(context, StoredContext):
                 context = own.enter_context(await asyncio.to_thread(stored, context, asked.question))
@@ -352,7 +377,8 @@ class RLM(AsyncResource):
 
     async def _composed(self, asked: Asked, run: Run, context: StoredContext, engine: Engine) -> Runner:
         """Make the loop of the root run, and all parts that its tree shares."""
-        limits, routing = asked.limits, await self._routing(asked, engine)
+        limits = asked.limits
+        routing = await self._parts.routing(engine, asked.model, asked.sub_model, limits)
         root = routing.pick(None, 0)
         if asked.output_type is not None and not root.answers_types:
             raise ConfigurationError(
@@ -364,33 +390,9 @@ class RLM(AsyncResource):
         calls = TreeCalls(engine.handler, ledger, events, engine.recorder, routing=routing, tells_text=asked.tells_text)
         tree = Tree(calls, ledger, engine.sandbox, events, asked.instructions, self._query_handler, self._is_auto)
         if events.is_wanted:
-            metadata = _metadata(engine, routing, limits, context)
+            metadata = engine.metadata(routing, limits, context)
             events.of(ROOT_RUN, 0)(RunStarted, asked.question, metadata["model"], metadata)
         ends_at = None if limits.run_timeout_s is None else time.monotonic() + limits.run_timeout_s
         caller = Caller(ROOT_RUN, 0, asked.question)
-        return run.begin(open_run(tree, caller, ends_at, asked.tools, asked.output_type, self._persistent_repl))
-
-    async def _routing(self, asked: Asked, engine: Engine) -> Routing:
-        if asked.model is None and asked.sub_model is None:
-            return engine.handler.routing
-        if self._parts.registry is not None:
-            return await self._parts.registry.routing_for(engine.handler, asked.model, asked.sub_model, asked.limits)
-        routing = engine.handler.routing
-        clients: list[BaseClient | None] = []
-        for name in (asked.model, asked.sub_model):
-            if not isinstance(name, str | None):
-                raise ConfigurationError("the handler brings its own models: give the name of one of them")
-            clients.append(None if name is None else routing.pick(name, 0))
-        return routing.instead(*clients)
-
-
-def _metadata(engine: Engine, routing: Routing, limits: Limits, context: StoredContext) -> dict[str, Any]:
-    info = context.info
-    return {
-        "version": __version__,
-        "model": routing.pick(None, 0).model_name,
-        "sub_model": routing.pick(None, 1).model_name,
-        "isolation": engine.sandbox.level,
-        "limits": limits.model_dump(),
-        "context": {"type": info.type_name, "chars": info.total_chars, "parts": info.parts_total},
-    }
+        repl = asked.repl or self._persistent_repl
+        return run.begin(open_run(tree, caller, ends_at, asked.tools, asked.output_type, repl))

@@ -5,8 +5,9 @@ import json
 from collections.abc import AsyncIterator, Sequence
 from typing import Any
 
+from rlm_broker.concurrency.event_loop import AsyncResource
 from rlm_broker.context.stored import StoredContext
-from rlm_broker.errors import ConfigurationError, ContextRefused, ValueTooLarge
+from rlm_broker.errors import ConfigurationError, ContextRefused, ReplBusy, ValueTooLarge
 from rlm_broker.limits import ReplLimits
 from rlm_broker.results import ChatMessage
 from rlm_broker.run.tools import Tools
@@ -30,8 +31,10 @@ LATER_CONTEXT_BYTES = 1 << 40
 bound."""
 
 
-class PersistentRepl:
-    """The REPL of a persistent RLM.
+class PersistentRepl(AsyncResource):
+    """A REPL that several runs share, one after the other. Made by `RLM.persistent_repl`.
+
+    Use it as a context manager (`with` or `async with`), and give it to `RLM.start`.
 
     `context` and `context_0` are the context of the first run, `context_1` of the second, and so on; `history_0` holds
     the messages of the first run. The first run opens the REPL.
@@ -47,12 +50,14 @@ class PersistentRepl:
 
     def __init__(self, sandbox: Sandbox, limits: ReplLimits | None = None) -> None:
         self._sandbox = sandbox
+        self._event_loop = sandbox.bind_loop()
         limits = limits or sandbox.limits
         later_bytes = limits.later_context_bytes or LATER_CONTEXT_BYTES
         self._limits = limits.model_copy(update={"later_context_bytes": later_bytes})
         self._opened = contextlib.AsyncExitStack()
         self._repl: SandboxedRepl | None = None
         self._answer: QueryHandler = refuse
+        self._is_lent = False
         self.runs = 0
         self.context_name = CONTEXT
 
@@ -61,15 +66,23 @@ class PersistentRepl:
         """Lend the REPL to one run at a time, with `context` in it under `context_name`.
 
         Raises:
+            ReplBusy: Another run has the REPL.
             ContextRefused: There is no room for a later context.
         """
-        self._answer = answer
+        if self._is_lent:
+            raise ReplBusy("another run has this REPL: wait for its end")
+        self._is_lent, self._answer = True, answer
         try:
             self.context_name = await self._add(context, tools)
             assert self._repl is not None
             yield self._repl
         finally:
-            self._answer = refuse
+            self._is_lent, self._answer = False, refuse
+
+    @property
+    def sandboxed(self) -> SandboxedRepl | None:
+        """The REPL itself, which also runs blocks between two runs; None before the first run has opened it."""
+        return self._repl
 
     def remember(self, messages: Sequence[ChatMessage]) -> None:
         """Put the messages of the run that has just ended into the REPL, as `history_N`."""
@@ -79,8 +92,10 @@ class PersistentRepl:
             with contextlib.suppress(ValueTooLarge):  # without a history the next question can still be answered
                 self._repl.provide_known({numbered(HISTORY, number): said, **({HISTORY: said} if number == 0 else {})})
 
-    async def close(self) -> None:
-        """End the REPL. Harmless when repeated."""
+    async def _open(self) -> None:
+        """Open nothing: the first run opens the REPL, since it brings the context."""
+
+    async def _close(self) -> None:
         self._repl = None
         await self._opened.aclose()
 
@@ -94,6 +109,8 @@ class PersistentRepl:
             self.runs = 1
             return CONTEXT
         self._repl.renew()
+        self._repl.set_tools(tools.names)
+        self._repl.provide(tools.values)
         try:
             name = await self._repl.aadd_context(context)
         except ConfigurationError as error:

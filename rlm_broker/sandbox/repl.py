@@ -11,7 +11,7 @@ from rlm_broker.concurrency.deadline import to_its_end
 from rlm_broker.concurrency.event_loop import AsyncResource, EventLoopRef
 from rlm_broker.errors import ReplBusy, ReplClosed, SandboxFailed, require_kind
 from rlm_broker.limits import ReplLimits
-from rlm_broker.plain import require_given, require_variables
+from rlm_broker.plain import require_apart, require_given, require_names, require_variables
 from rlm_broker.results import Block, Isolation
 from rlm_broker.sandbox.arguments import require_answer, require_block, require_limits, seconds_or
 from rlm_broker.sandbox.blocks import outcome, post_mortem
@@ -283,7 +283,8 @@ class SandboxedRepl(AsyncResource):
             ConfigurationError: A name is not an identifier, or is that of a value. The tools do not change then.
             ReplClosed: The REPL was closed.
         """
-        require_given(tools, dict.fromkeys(self._provisions.names()))
+        require_names(tools)
+        require_apart(tools, self._provisions.names())
         self._provide(Provisions.of({}, self._limits.max_frame_bytes, tools))
 
     def provide_known(self, values: Mapping[str, Any]) -> None:
