@@ -35,6 +35,11 @@ class EventLog:
         self._lock = threading.Lock()
         self._waiting: set[tuple[asyncio.AbstractEventLoop, asyncio.Event]] = set()
 
+    @property
+    def chars(self) -> int:
+        """Characters of the events that are kept."""
+        return self._chars
+
     def add(self, event: Event) -> None:
         """Keep an event, and wake all followers."""
         chars = EVENT_CHARS + text_chars(event)

@@ -1,0 +1,119 @@
+"""Owners of runs and REPLs, such as keys of the server, and why a request of theirs is refused."""
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final
+
+from rlm_broker.errors import ConfigurationError, RlmBrokerError
+from rlm_broker.limits import RunLimits
+
+DAY_S: Final = 86_400
+"""Seconds of a day. Days begin at midnight UTC."""
+
+
+@dataclass(frozen=True, slots=True)
+class Owner:
+    """A party whose runs, REPLs and files are its own: other owners get no answer about them.
+
+    Attributes:
+        name: Name of the owner, which is shown and logged. Unique within a process.
+        models: Names of models that it may use; None allows all.
+        limits: Limits of each of its runs, which a request may tighten and not widen; None adds none.
+        usd_a_day: US dollars that its runs may cost in one day (UTC); None sets no bound.
+    """
+
+    name: str
+    models: frozenset[str] | None = None
+    limits: RunLimits | None = None
+    usd_a_day: float | None = None
+
+    def require_model(self, name: str) -> None:
+        """Refuse a model that the owner may not use.
+
+        Raises:
+            NotAllowed: The model is not among `models`.
+        """
+        if self.models is not None and name not in self.models:
+            raise NotAllowed(f"this key may not use the model {name!r}: it has {', '.join(sorted(self.models))}")
+
+
+class Busy(RlmBrokerError):
+    """All places are taken, or the service ends; the same request may succeed later.
+
+    Attributes:
+        retry_after_s: Seconds after which another attempt is reasonable.
+    """
+
+    kind = "busy"
+
+    def __init__(self, message: str, retry_after_s: float) -> None:
+        super().__init__(message)
+        self.retry_after_s = retry_after_s
+
+
+class MoneySpent(RlmBrokerError):
+    """The owner has spent what it may spend in one day.
+
+    Attributes:
+        retry_after_s: Seconds until the next day begins.
+    """
+
+    kind = "money"
+
+    def __init__(self, message: str, retry_after_s: float) -> None:
+        super().__init__(message)
+        self.retry_after_s = retry_after_s
+
+
+class NotAllowed(RlmBrokerError):
+    """The owner may not do what it asked for."""
+
+    kind = "not_allowed"
+
+
+class UnknownHandle(ConfigurationError):
+    """The owner has no run, REPL or file of that id: it never had one, or its time is over."""
+
+    kind = "unknown_handle"
+
+
+class Purse:
+    """Money that one owner spends, day by day.
+
+    Args:
+        owner: The owner.
+        clock: Source of Unix time in seconds.
+    """
+
+    def __init__(self, owner: Owner, clock: Callable[[], float] = time.time) -> None:
+        self._owner = owner
+        self._clock = clock
+        self._day = 0
+        self._spent_usd = 0.0
+
+    def add(self, usd: float) -> None:
+        """Count money that was spent now."""
+        self._today()
+        self._spent_usd += usd
+
+    @property
+    def left_usd(self) -> float | None:
+        """US dollars that may still be spent today; None if there is no bound."""
+        self._today()
+        return None if self._owner.usd_a_day is None else max(0.0, self._owner.usd_a_day - self._spent_usd)
+
+    def require_some(self) -> None:
+        """Refuse a run if no money is left.
+
+        Raises:
+            MoneySpent: No money is left today.
+        """
+        if self.left_usd == 0:
+            wait_s = DAY_S - self._clock() % DAY_S
+            raise MoneySpent(f"this key has spent its {self._owner.usd_a_day:g} US dollars of today (UTC)", wait_s)
+
+    def _today(self) -> None:
+        today = int(self._clock() // DAY_S)
+        if today != self._day:
+            self._day, self._spent_usd = today, 0.0
