@@ -1,0 +1,192 @@
+"""`Service`: an ASGI application that serves an `RLM` and its sandbox to OpenAI's clients."""
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Self
+
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import BaseRoute, Route
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from rlm_broker.context.store import store
+from rlm_broker.context.stored import StoredContext
+from rlm_broker.errors import ConfigurationError, RlmBrokerError
+from rlm_broker.hosting.repls import HeldRepls
+from rlm_broker.hosting.runs import HostedRuns
+from rlm_broker.rlm import RLM
+from rlm_broker.service.errors import ApiError, api_error_of
+from rlm_broker.service.guard import Guard, key_of
+from rlm_broker.service.health import Health
+from rlm_broker.service.keys import Keys
+from rlm_broker.service.models import ServedModels
+from rlm_broker.service.parts import Parts
+from rlm_broker.service.settings import ServeSettings
+from rlm_broker.trace.events import Emit
+
+_log = logging.getLogger("rlm_broker")
+
+
+class Service:
+    """An ASGI application: an `RLM` as a model over HTTP, and its sandbox for code.
+
+    Mount it in an application of your own, or run it by `rlm-broker serve`. It is open while it is entered as an async
+    context manager, or during the lifespan of an ASGI server. All its runs and processes have ended when it is left.
+
+    Example:
+        ```python
+        service = Service(RLM("openai/gpt-5-mini"))
+
+        @contextlib.asynccontextmanager
+        async def lifespan(app):
+            async with service:
+                print(service.made_key)
+                yield
+
+        app = Starlette(routes=[Mount("/rlm", service)], lifespan=lifespan)
+        ```
+
+    Args:
+        rlm: `RLM` that answers. It is opened with the service, unless it is open already.
+        settings: Settings; None takes the defaults.
+        on_event: Called with each event of each run.
+
+    Attributes:
+        made_key: Text of the key that was made since the settings name none, else None. It has all rights.
+
+    Raises:
+        ConfigurationError: A key cannot be used.
+    """
+
+    def __init__(self, rlm: RLM, settings: ServeSettings | None = None, *, on_event: Emit | None = None) -> None:
+        self._settings = settings or ServeSettings()
+        self._rlm = rlm
+        self._on_event = on_event
+        self.made_key: str | None = None
+        if self._settings.keys:
+            self._keys = Keys.of(self._settings.keys)
+        else:
+            self._keys, self.made_key = Keys.made()
+        self._open = contextlib.AsyncExitStack()
+        self._app: ASGIApp = _not_open
+        self._parts: Parts | None = None
+        self._health: Health | None = None
+
+    async def __aenter__(self) -> Self:
+        """Open the `RLM`, read the contexts, and take requests.
+
+        Raises:
+            ConfigurationError: A context cannot be read, or the `RLM` was opened on another event loop.
+            IsolationUnavailable, SandboxFailed, ModelFailed: The `RLM` cannot be opened.
+        """
+        async with contextlib.AsyncExitStack() as opening:
+            await opening.enter_async_context(self._rlm.borrowed())
+            if self._rlm.event_loop is not None and not self._rlm.event_loop.is_here:
+                raise ConfigurationError("the RLM was opened on another event loop: leave it to the service to open it")
+            contexts: dict[str, StoredContext] = {}
+            for name, path in self._settings.contexts.items():
+                contexts[name] = opening.enter_context(await asyncio.to_thread(store, Path(path).expanduser()))
+            self._parts = await self._parts_of(opening, contexts)
+            self._health = Health(self._rlm.sandbox)
+            app = Starlette(routes=self._routes(self._parts, self._health), exception_handlers=_HANDLERS)
+            self._app = Guard(app, self._keys, self._hosts())
+            self._open = opening.pop_all()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        """End all runs and REPLs, and close the `RLM` if the service opened it."""
+        self._app = _not_open
+        if self._parts is not None:
+            await self._parts.runs.drain(0)
+        await self._open.aclose()
+        self._parts = self._health = None
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer a request; open and close the service with the lifespan of a server."""
+        if scope["type"] == "lifespan":
+            await self._lifespan(receive, send)
+        else:
+            await self._app(scope, receive, send)
+
+    async def drain(self, at_once: asyncio.Event | None = None) -> None:
+        """Take no new run, let the others end for `drain_s` seconds, then stop them with their best answers.
+
+        Args:
+            at_once: Stops them as soon as it is set.
+        """
+        if self._parts is not None and self._health is not None:
+            self._health.is_draining = True
+            await self._parts.runs.drain(self._settings.drain_s, at_once)
+
+    async def _parts_of(self, opening: contextlib.AsyncExitStack, contexts: dict[str, StoredContext]) -> Parts:
+        settings = self._settings
+        runs = HostedRuns(
+            self._rlm,
+            max_runs=settings.max_runs,
+            max_queue=settings.max_queue,
+            keep_s=settings.keep_s,
+            on_event=self._on_event,
+        )
+        bounds = settings.max_containers, settings.max_containers_per_key
+        repls = await opening.enter_async_context(HeldRepls(*bounds))
+        return Parts(settings, self._rlm, runs, repls, contexts, ServedModels(self._rlm, contexts))
+
+    def _routes(self, parts: Parts, health: Health) -> Sequence[BaseRoute]:
+        return [*health.routes(), *_model_routes(parts)]
+
+    def _hosts(self) -> list[str]:
+        return [self._settings.host, *self._settings.hosts]
+
+    async def _lifespan(self, receive: Receive, send: Send) -> None:
+        await receive()
+        try:
+            await self.__aenter__()
+        except RlmBrokerError as error:
+            await send({"type": "lifespan.startup.failed", "message": str(error)})
+            return
+        await send({"type": "lifespan.startup.complete"})
+        await receive()
+        await self.__aexit__()
+        await send({"type": "lifespan.shutdown.complete"})
+
+
+def _model_routes(parts: Parts) -> list[Route]:
+    def entry(name: str) -> dict[str, Any]:
+        return {"id": name, "object": "model", "created": 0, "owned_by": "rlm-broker"}
+
+    async def listed(request: Request) -> Response:
+        names = parts.models.names(key_of(request).owner)
+        return JSONResponse({"object": "list", "data": [entry(name) for name in names]})
+
+    async def one(request: Request) -> Response:
+        model = parts.models.named(key_of(request).owner, request.path_params["name"])
+        return JSONResponse(entry(model.name))
+
+    return [Route("/v1/models", listed), Route("/v1/models/{name:path}", one)]
+
+
+async def _answered(_request: Request, error: Exception) -> Response:
+    """Answer with the error that a route has raised."""
+    if isinstance(error, HTTPException):
+        said = {404: "there is no such path", 405: "this path does not take this method"}
+        error = ApiError(error.status_code, said.get(error.status_code, error.detail), code="not_found")
+    return api_error_of(error).response()
+
+
+async def _failed(request: Request, error: Exception) -> Response:
+    _log.error("%s %s failed", request.method, request.url.path, exc_info=error)
+    return api_error_of(error).response()
+
+
+async def _not_open(scope: Scope, receive: Receive, send: Send) -> None:
+    if scope["type"] == "http":
+        why = ApiError(503, "the server is starting or has ended", code="not_open", kind="server_error")
+        await why.response()(scope, receive, send)
+
+
+_HANDLERS: Any = {ApiError: _answered, RlmBrokerError: _answered, HTTPException: _answered, Exception: _failed}

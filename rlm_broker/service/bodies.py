@@ -1,0 +1,98 @@
+"""Bodies of requests: bounded, with a deadline, and typed."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import Any, TypeVar
+
+import pydantic_core
+from pydantic import BaseModel, ValidationError
+from starlette.requests import ClientDisconnect, Request
+
+from rlm_broker.service.errors import ApiError
+from rlm_broker.validation import shown
+
+T = TypeVar("T", bound=BaseModel)
+
+
+async def chunks_of(request: Request, most_bytes: int, stall_s: float) -> AsyncIterator[bytes]:
+    """Yield the pieces of a body.
+
+    Args:
+        request: The request.
+        most_bytes: Bytes beyond which the body is refused.
+        stall_s: Seconds without a piece after which it is given up.
+
+    Raises:
+        ApiError: 413, 408, or 400 for a header that is wrong.
+        ClientDisconnect: The client has left.
+    """
+    declared = request.headers.get("content-length")
+    if declared is not None and declared.isdecimal() and int(declared) > most_bytes:
+        raise _too_large(most_bytes)
+    pieces, read = aiter(request.stream()), 0
+    while True:
+        try:
+            async with asyncio.timeout(stall_s):
+                piece = await anext(pieces, None)
+        except TimeoutError:
+            raise ApiError(408, f"the body stalled: no byte came for {stall_s:g} seconds", code="stalled") from None
+        if piece is None:
+            return
+        read += len(piece)
+        if read > most_bytes:
+            raise _too_large(most_bytes)
+        if piece:
+            yield piece
+
+
+async def body_of(request: Request, most_bytes: int, stall_s: float) -> bytes:
+    """Return a whole body. Arguments and errors are those of `chunks_of`."""
+    return b"".join([piece async for piece in chunks_of(request, most_bytes, stall_s)])
+
+
+async def parsed(request: Request, kind: type[T], most_bytes: int, stall_s: float) -> tuple[T, bytes]:
+    """Return a JSON body as a model, and its bytes.
+
+    Raises:
+        ApiError: 400: the body is empty, no JSON, not UTF-8, or a field is wrong, which `param` names. Also as for
+            `chunks_of`.
+    """
+    body = await body_of(request, most_bytes, stall_s)
+    if not body.strip():
+        raise ApiError(400, "the body is empty: send a JSON object", code="empty")
+    try:
+        body.decode()
+    except UnicodeDecodeError as error:
+        raise ApiError(400, f"the body is not UTF-8: {error.reason} at byte {error.start:,}", code="not_utf8") from None
+    try:
+        value: Any = pydantic_core.from_json(body, allow_inf_nan=False)
+    except ValueError as error:
+        raise ApiError(400, f"the body is not valid JSON: {error}", code="not_json") from None
+    return validated(value, kind), body
+
+
+def validated(value: Any, kind: type[T], within: str = "") -> T:
+    """Return plain values as a model.
+
+    Args:
+        value: The values.
+        kind: The model.
+        within: Place of the values in the request, such as "rlm", for errors.
+
+    Raises:
+        ApiError: 400: a field is wrong, which `param` names.
+    """
+    try:
+        return kind.model_validate(value)
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_input=False)[0]
+        place = ".".join(str(part) for part in (*([within] if within else []), *first["loc"]))[:200]
+        said = first["msg"][:1].lower() + first["msg"][1:]
+        raise ApiError(400, f"{shown(place) if place else 'the body'}: {said}", param=place or None) from None
+
+
+def _too_large(most_bytes: int) -> ApiError:
+    return ApiError(413, f"the body has more than {most_bytes:,} bytes: upload it as a file", code="too_large")
+
+
+__all__ = ["ClientDisconnect", "body_of", "chunks_of", "parsed", "validated"]

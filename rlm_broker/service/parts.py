@@ -1,0 +1,32 @@
+"""What the routes of the server share."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from rlm_broker.context.stored import StoredContext
+from rlm_broker.hosting.repls import HeldRepls
+from rlm_broker.hosting.runs import HostedRuns
+from rlm_broker.rlm import RLM
+from rlm_broker.service.models import ServedModels
+from rlm_broker.service.settings import ServeSettings
+
+
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """Parts of one open server.
+
+    Attributes:
+        settings: Settings of the server.
+        rlm: The open `RLM` that answers.
+        runs: Runs of all keys.
+        repls: Live REPLs of all keys, such as containers.
+        contexts: Contexts of the server's, by name.
+        models: Models that clients may name.
+    """
+
+    settings: ServeSettings
+    rlm: RLM
+    runs: HostedRuns
+    repls: HeldRepls
+    contexts: Mapping[str, StoredContext]
+    models: ServedModels

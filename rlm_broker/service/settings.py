@@ -1,0 +1,86 @@
+"""Settings of the server: its bounds, its keys and the folders that it answers about."""
+
+from typing import Annotated, Literal, get_args
+
+from pydantic import BaseModel, ConfigDict, Field, PositiveFloat, PositiveInt
+
+from rlm_broker.limits import RunLimits
+
+Right = Literal["run", "execute", "watch", "stop", "metrics"]
+"""A thing that a key may do: ask questions, run code, watch runs, stop runs of other keys, read `/metrics`.
+
+A key may always watch and stop what it started itself. `watch` and `stop` hold for the runs of all keys.
+"""
+RIGHTS: frozenset[Right] = frozenset(get_args(Right))
+DEFAULT_RIGHTS: tuple[Right, ...] = ("run", "execute")
+
+
+class KeySettings(BaseModel):
+    """A key of the server.
+
+    Attributes:
+        key: Variable that holds the key, as "env:NAME".
+        rights: What the key may do.
+        models: Names of models that it may use; None allows all.
+        limits: Limits of each of its runs. A request may tighten them.
+        usd_a_day: US dollars that its runs may cost in one day (UTC); None sets no bound.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    key: Annotated[str, Field(pattern=r"^env:[A-Za-z_][A-Za-z0-9_]*$")]
+    rights: tuple[Right, ...] = DEFAULT_RIGHTS
+    models: tuple[str, ...] | None = None
+    limits: RunLimits | None = None
+    usd_a_day: PositiveFloat | None = None
+
+
+class ServeSettings(BaseModel):
+    """Settings of the server, the table `serve` of a settings file.
+
+    Attributes:
+        host, port: Address that it listens on. Beyond loopback it needs TLS or `behind_proxy`.
+        hosts: Further names under which clients reach it, as their `Host` header has them.
+        behind_proxy: Whether a proxy in front of it speaks TLS, so that it may listen beyond loopback without.
+        certificate, private_key: PEM files for TLS, both or neither.
+        keys: Name → key. Without any, one is made and printed.
+        contexts: Name → folder or file of the server, which the model `MODEL@NAME` asks about.
+        max_runs: Runs at the same time, of all keys.
+        max_queue: Runs that may wait for a place.
+        drain_s: Seconds that runs have to end after SIGTERM, before they are stopped with what they have.
+        keep_s: Seconds for which an ended run, its events and its answer are kept.
+        tool_wait_s: Seconds for which a run waits for the result of a tool of the client.
+        inline_chars: Characters of a lone text beyond which it is a context, with its task in it.
+        body_bytes: Bytes of a request's body, other than an upload.
+        stall_s: Seconds without a byte after which a body is given up.
+        heartbeat_s: Seconds of silence after which a sign of life is sent to a client that waits.
+        file_bytes: Bytes of one uploaded file.
+        files_bytes: Bytes of all uploaded files of one key.
+        container_idle_s: Seconds without use after which a container is closed.
+        max_containers, max_containers_per_key: Containers of all keys, and of one key.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    host: str = "127.0.0.1"
+    port: Annotated[int, Field(ge=0, le=65_535)] = 8_700
+    hosts: tuple[str, ...] = ()
+    behind_proxy: bool = False
+    certificate: str | None = None
+    private_key: str | None = None
+    keys: dict[str, KeySettings] = {}
+    contexts: dict[str, str] = {}
+    max_runs: PositiveInt = 64
+    max_queue: Annotated[int, Field(ge=0)] = 1_000
+    drain_s: Annotated[float, Field(ge=0)] = 30.0
+    keep_s: PositiveFloat = 3_600.0
+    tool_wait_s: PositiveFloat = 600.0
+    inline_chars: PositiveInt = 16_000
+    body_bytes: Annotated[int, Field(ge=1 << 12)] = 64 << 20
+    stall_s: PositiveFloat = 30.0
+    heartbeat_s: PositiveFloat = 10.0
+    file_bytes: PositiveInt = 4 << 30
+    files_bytes: PositiveInt = 16 << 30
+    container_idle_s: PositiveFloat = 1_200.0
+    max_containers: PositiveInt = 1_000
+    max_containers_per_key: PositiveInt = 50
