@@ -35,7 +35,8 @@ class _Key(click.ParamType[str]):
         return text
 
 
-API_KEY = click.option("--api-key", type=_Key(), metavar="env:NAME", help="Variable that holds the key of the model.")
+KEY = _Key()
+API_KEY = click.option("--api-key", type=KEY, metavar="env:NAME", help="Variable that holds the key of the model.")
 BASE_URL = click.option("--base-url", metavar="URL", help="Address of an OpenAI-compatible server with the models.")
 
 

@@ -65,6 +65,7 @@ class Settings:
     Args:
         flags: Name → value of the settings that the command line gave.
         is_looked_at: Whether the settings are only shown. A project's file that is not trusted is then accepted.
+        file: File that replaces the project's file. It needs no trust, since the user has named it.
 
     Attributes:
         project: Content of the project's file, with a digest of the file of tools that it names; None if there is no
@@ -72,6 +73,7 @@ class Settings:
         refusal: Reason why the project's file is not used, if the user has not trusted it, else None.
         limits: Limits that hold.
         risks: Settings of the project's file that need the user's trust; see `trust`.
+        serve: Content of the tables `serve` of both files, for the server to check; the project's replaces the user's.
         models, routes: Models and routes of both files. A model of the project replaces the user's of the same name,
             and the project's routes come first.
 
@@ -80,15 +82,18 @@ class Settings:
             project's file needs trust. The last is checked last, so that only a valid file is trusted.
     """
 
-    def __init__(self, flags: Mapping[str, Any], *, is_looked_at: bool = False) -> None:
+    def __init__(self, flags: Mapping[str, Any], *, is_looked_at: bool = False, file: Path | None = None) -> None:
         self._found: dict[str, Setting] = {}
         self.models: dict[str, Model] = {}
         self.routes: list[Route] = []
-        self.project = _content(Path(PROJECT_FILE))
-        files = _files(self.project)
+        self.serve: dict[str, Any] = {}
+        self.project = _content(Path(PROJECT_FILE)) if file is None else user_files.content(file, "settings")
+        own = PROJECT_FILE if file is None else str(file)
+        files = _files(self.project, own)
         (_, users), (_, projects) = files
-        self.risks = list(trust.risks(projects, users))
+        self.risks = list(trust.risks(projects, users)) if file is None else []
         for source, document in files:
+            self.serve |= _table(source, document.pop("serve", {}))
             self.models |= _models(source, document.pop("models", {}))
             self.routes[:0] = _routes(source, document.pop("routes", []))
         for source, values in (*files, ("environment", _environment()), (FLAGS, flags)):
@@ -96,13 +101,16 @@ class Settings:
                 where = shown(f"{PREFIX}{name.upper()}") if source == "environment" else source
                 _require_known(name, where)
                 _require_value(name, value, "" if source == FLAGS else f"{where}: ")
-                if name == "tools" and source not in (FLAGS, PROJECT_FILE):
+                if name == "tools" and source not in (FLAGS, own):
                     _require_own_place(value, where)
                 self._found[name] = Setting(_is_true(value) if name == "allow_exec" else value, where)
         self.limits = self._limits()
-        if self.project is not None and (tools := projects.get("tools")):
+        if file is None and self.project is not None and (tools := projects.get("tools")):
             self.project = trust.with_tools(self.project, user_files.content(_path(tools), f"{PROJECT_FILE}: tools"))
-        self.refusal = None if self.project is None else trust.refusal(Path(PROJECT_FILE), self.project, self.risks)
+        if file is None and self.project is not None:
+            self.refusal = trust.refusal(Path(PROJECT_FILE), self.project, self.risks)
+        else:
+            self.refusal = None
         if self.refusal is not None and not is_looked_at:
             raise ConfigurationError(self.refusal)
 
@@ -201,10 +209,10 @@ def assigned(assignments: Iterable[str], **options: Any) -> dict[str, Any]:
     return values
 
 
-def _files(project: bytes | None) -> list[tuple[str, dict[str, Any]]]:
+def _files(project: bytes | None, name: str) -> list[tuple[str, dict[str, Any]]]:
     """Return the names and the settings of the user's file and of the project's file, in this order."""
     path, content = _users_file()
-    return [(str(path), _parsed(path, content)), (PROJECT_FILE, _parsed(Path(PROJECT_FILE), project))]
+    return [(str(path), _parsed(path, content)), (name, _parsed(Path(name), project))]
 
 
 def _users_file() -> tuple[Path, bytes | None]:
@@ -261,6 +269,12 @@ def _parsed(path: Path, content: bytes | None) -> dict[str, Any]:
             raise ConfigurationError(f"{path}: {name} is a limit: write it below [limits]")
     _require_no_key(f"{path}: api_key", document.get("api_key"))
     return {**document, **limits}
+
+
+def _table(source: str, table: Any) -> dict[str, Any]:
+    if not isinstance(table, dict):
+        raise ConfigurationError(f"{source}: serve must be a table: write [serve], and its settings below it")
+    return table
 
 
 def _models(source: str, tables: Any) -> dict[str, Model]:

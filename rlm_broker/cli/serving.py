@@ -1,0 +1,171 @@
+"""The work of `rlm-broker serve`: its settings, one HTTP server, and its end by signals."""
+
+import asyncio
+import contextlib
+import errno
+import ipaddress
+import signal
+import socket
+from collections.abc import Generator
+from pathlib import Path
+from typing import Any, Final
+
+from pydantic import ValidationError
+
+from rlm_broker.cli.composing import rlm_of
+from rlm_broker.cli.extras import require_extra
+from rlm_broker.cli.terminal import say
+from rlm_broker.errors import ConfigurationError
+from rlm_broker.settings.settings import Settings, assigned
+
+with require_extra("serve"):
+    import uvicorn
+
+    from rlm_broker.service.app import Service
+    from rlm_broker.service.settings import RIGHTS, ServeSettings
+
+OF_SERVER: Final = ("host", "port", "max_runs", "drain_s", "certificate", "private_key", "behind_proxy")
+"""Options that stand for settings of the same name in the table `serve`."""
+MOST_CONNECTIONS: Final = 10_000
+"""Connections at the same time. Beyond it, a request is answered with 503 by the HTTP server."""
+CLOSE_S: Final = 5
+"""Seconds that connections have to end after all runs have."""
+
+
+def serve(
+    *, config: Path | None, contexts: tuple[str, ...], key: str | None, assignments: tuple[str, ...], **options: Any
+) -> None:
+    """Serve until a signal comes.
+
+    Raises:
+        ConfigurationError: A setting cannot be used, or the port is in use.
+    """
+    flags = {name: value for name, value in options.items() if name not in OF_SERVER}
+    settings = Settings(assigned(assignments, **flags), file=config)
+    of_server = {name: options[name] for name in OF_SERVER if options[name] is not None}
+    serving = serve_settings(settings.serve, of_server, contexts, key)
+    require_safe(serving)
+    service = Service(rlm_of(settings), serving)
+    with contextlib.closing(_listening(serving)) as listener:
+        asyncio.run(_served(service, serving, listener))
+
+
+def serve_settings(
+    table: dict[str, Any], options: dict[str, Any], contexts: tuple[str, ...], key: str | None
+) -> ServeSettings:
+    """Return the settings of the server.
+
+    Args:
+        table: Table `serve` of the settings files.
+        options: Options of the command line, which replace those of the table.
+        contexts: `NAME=PATH` of the command line.
+        key: Variable that holds a key with all rights, as "env:NAME", or None.
+
+    Raises:
+        ConfigurationError: A setting does not exist, or cannot have its value.
+    """
+    together = {**table, **options}
+    for context in contexts:
+        name, separator, path = context.partition("=")
+        if not separator or not name or not path:
+            raise ConfigurationError(f"--context {context}: give NAME=PATH, for example logs=logs/")
+        together["contexts"] = {**together.get("contexts", {}), name: path}
+    if key is not None:
+        together["keys"] = {**together.get("keys", {}), "default": {"key": key, "rights": sorted(RIGHTS)}}
+    try:
+        return ServeSettings.model_validate(together)
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_input=False)[0]
+        place = ".".join(map(str, ("serve", *first["loc"])))
+        raise ConfigurationError(f"{place}: {first['msg'][:1].lower()}{first['msg'][1:]}") from None
+
+
+def require_safe(settings: ServeSettings) -> None:
+    """Refuse to send keys and documents over a network in plain text.
+
+    Raises:
+        ConfigurationError: The address is beyond loopback, without TLS and without a proxy; or TLS lacks a file.
+    """
+    if (settings.certificate is None) != (settings.private_key is None):
+        raise ConfigurationError("TLS needs both files: give --certificate and --private-key")
+    if settings.certificate is None and not settings.behind_proxy and not _is_loopback(settings.host):
+        raise ConfigurationError(
+            f"{settings.host} is beyond loopback: give --certificate and --private-key for TLS, or --behind-proxy"
+        )
+
+
+async def _served(service: Service, settings: ServeSettings, listener: socket.socket) -> None:
+    async with service:
+        server = _Server(
+            uvicorn.Config(
+                service,
+                http="httptools",
+                ws="none",
+                lifespan="off",
+                log_config=None,
+                access_log=False,
+                server_header=False,
+                proxy_headers=settings.behind_proxy,
+                limit_concurrency=MOST_CONNECTIONS,
+                timeout_graceful_shutdown=CLOSE_S,
+                ssl_certfile=settings.certificate,
+                ssl_keyfile=settings.private_key,
+            )
+        )
+        wants_end, at_once = asyncio.Event(), asyncio.Event()
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+            loop.add_signal_handler(number, lambda: (at_once if wants_end.is_set() else wants_end).set())
+        serving = asyncio.ensure_future(server.serve([listener]))
+        try:
+            _greet(service, settings, listener)
+            ending = asyncio.ensure_future(wants_end.wait())
+            await asyncio.wait({serving, ending}, return_when=asyncio.FIRST_COMPLETED)
+            ending.cancel()
+            if not serving.done():
+                await service.drain(at_once)
+        finally:
+            server.should_exit = True
+            await serving
+
+
+class _Server(uvicorn.Server):
+    """uvicorn's server without its signal handlers: a signal drains the runs first."""
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Generator[None, None, None]:
+        """Leave the signals to `_served`."""
+        yield
+
+
+def _greet(service: Service, settings: ServeSettings, listener: socket.socket) -> None:
+    host, port = listener.getsockname()[:2]
+    shown = f"[{host}]" if ":" in host else host
+    scheme = "http" if settings.certificate is None else "https"
+    say(f"{scheme}://{shown}:{port}/v1")
+    if service.made_key is not None:
+        say(f"key: {service.made_key}")
+
+
+def _listening(settings: ServeSettings) -> socket.socket:
+    """Return a listening socket.
+
+    Raises:
+        ConfigurationError: The host has no such address, or the port is in use.
+    """
+    try:
+        family = socket.getaddrinfo(settings.host, settings.port, type=socket.SOCK_STREAM)[0][0]
+        return socket.create_server((settings.host, settings.port), family=family, backlog=1_024)
+    except OSError as error:
+        if error.errno == errno.EADDRINUSE:
+            why = f"the port {settings.port} is in use: give another one by --port, or 0 for a free one"
+        else:
+            why = f"cannot listen on {settings.host} port {settings.port}: {error.strerror or error}"
+        raise ConfigurationError(why) from None
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
