@@ -1,0 +1,35 @@
+"""Owners: their models, and the money of a day."""
+
+import pytest
+
+from rlm_broker.hosting.owner import DAY_S, MoneySpent, NotAllowed, Owner, Purse
+
+
+def test_owner_may_use_its_models_alone() -> None:
+    owner = Owner("a", frozenset({"small", "large"}))
+    owner.require_model("small")
+    with pytest.raises(NotAllowed, match="may not use the model 'other': it has large, small"):
+        owner.require_model("other")
+    Owner("b").require_model("any")
+
+
+def test_money_of_a_day_is_back_the_next_day() -> None:
+    now = [DAY_S * 10 + 3_600.0]
+    purse = Purse(Owner("a", usd_a_day=2.0), lambda: now[0])
+    purse.add(0.5)
+    assert purse.left_usd == 1.5
+    purse.require_some()
+    purse.add(1.75)
+    assert purse.left_usd == 0
+    with pytest.raises(MoneySpent, match=r"2 US dollars of today") as refused:
+        purse.require_some()
+    assert refused.value.retry_after_s == DAY_S - 3_600
+    now[0] += DAY_S
+    assert purse.left_usd == 2.0
+
+
+def test_owner_without_bound_always_has_money() -> None:
+    purse = Purse(Owner("a"))
+    purse.add(1e9)
+    assert purse.left_usd is None
+    purse.require_some()

@@ -1,0 +1,251 @@
+"""Runs of many owners: places, fairness, followers, money, and the end of all."""
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator
+
+import pytest
+
+from rlm_broker import RLM, ConfigurationError, LMReply, LMRequest, RunCancelled, RunLimits, ScriptedClient, Usage
+from rlm_broker.hosting.owner import Busy, MoneySpent, NotAllowed, Owner, UnknownHandle
+from rlm_broker.hosting.runs import HostedRun, HostedRuns, RunState, tightened
+from rlm_broker.trace.events import CallStarted, RunEnded
+from tests.support.waiting import until
+
+ANN, BOB = Owner("ann"), Owner("bob")
+LOOK = "A first guess: 7.\n```repl\nprint(context)\n```"
+
+
+class Gate:
+    """A model whose calls wait until the test opens the gate. It notes the questions in their order."""
+
+    model_name = "gate"
+
+    def __init__(self, usage: Usage | None = None) -> None:
+        self.asked: list[str] = []
+        self.cancelled = 0
+        self.is_open = asyncio.Event()
+        self._usage = usage or Usage(1, 1, 1, 0.0)
+
+    async def complete(self, request: LMRequest) -> LMReply:
+        self.asked.append(request.question or "")
+        try:
+            await self.is_open.wait()
+        except asyncio.CancelledError:
+            self.cancelled += 1
+            raise
+        return LMReply("FINAL(yes)", self._usage)
+
+    async def aclose(self) -> None:
+        """Close no resource: there is none."""
+
+
+def state(hosted: HostedRun) -> RunState:
+    """Return the state as mypy cannot foresee it."""
+    return hosted.state
+
+
+@contextlib.asynccontextmanager
+async def hosting(model: object, **settings: object) -> AsyncIterator[HostedRuns]:
+    async with RLM(model) as rlm:  # type: ignore[arg-type]
+        runs = HostedRuns(rlm, **settings)  # type: ignore[arg-type]
+        try:
+            yield runs
+        finally:
+            await runs.drain(0)
+
+
+async def test_run_is_answered_and_kept_for_its_owner() -> None:
+    async with hosting(ScriptedClient(["FINAL(yes)"])) as runs:
+        hosted = runs.begin(ANN, "text", "Is it?")
+        assert state(hosted) == "queued"
+        async with hosted.joined():
+            assert (await hosted.completion()).response == "yes"
+        assert state(hosted) == "ended"
+        assert runs.get(ANN, hosted.id) is hosted
+        assert runs.of(ANN) == [hosted]
+        assert not runs.of(BOB)
+        with pytest.raises(UnknownHandle, match="there is no run"):
+            runs.get(BOB, hosted.id)
+        assert [event async for event in hosted.events()][-1].__class__ is RunEnded
+
+
+async def test_places_go_round_the_owners() -> None:
+    """An owner with many requests delays another owner by one run, and not by all of them."""
+    gate = Gate()
+    async with hosting(gate, max_runs=1) as runs:
+        anns = [runs.begin(ANN, "text", f"ann {number}") for number in range(5)]
+        await until(lambda: gate.asked)
+        bobs = runs.begin(BOB, "text", "bob")
+        await until(lambda: runs.queued == 5)
+        gate.is_open.set()
+        await asyncio.gather(*(hosted.completion() for hosted in (*anns, bobs)))
+        assert gate.asked.index("bob") <= 2
+
+
+async def test_full_queue_refuses_and_says_when() -> None:
+    async with hosting(Gate(), max_runs=1, max_queue=1) as runs:
+        first = runs.begin(ANN, "text", "1")
+        await until(lambda: state(first) == "running")
+        runs.begin(ANN, "text", "2")
+        with pytest.raises(Busy, match="1 runs wait") as refused:
+            runs.begin(BOB, "text", "3")
+        assert refused.value.retry_after_s > 0
+
+
+async def test_last_follower_ends_the_run() -> None:
+    gate = Gate()
+    async with hosting(gate) as runs:
+        hosted = runs.begin(ANN, "text", "Is it?")
+        async with hosted.joined():
+            async with hosted.joined():
+                await until(lambda: gate.asked)
+            assert not hosted.run.is_done
+        assert hosted.run.is_done
+        assert gate.cancelled == 1
+
+
+async def test_follower_that_leaves_the_queue_ends_the_run() -> None:
+    gate = Gate()
+    async with hosting(gate, max_runs=1) as runs:
+        first = runs.begin(ANN, "text", "first")
+        await until(lambda: gate.asked)
+        waiting = runs.begin(ANN, "text", "waiting")
+        async with waiting.joined():
+            assert state(waiting) == "queued"
+        assert state(waiting) == "ended"
+        assert runs.queued == 0
+        gate.is_open.set()
+        await first.completion()
+        assert gate.asked == ["first"]
+
+
+async def test_run_may_outlive_its_followers() -> None:
+    gate = Gate()
+    async with hosting(gate) as runs:
+        hosted = runs.begin(ANN, "text", "Is it?")
+        hosted.outlive(None)
+        async with hosted.joined():
+            await until(lambda: gate.asked)
+        assert not hosted.run.is_done
+        gate.is_open.set()
+        assert (await hosted.completion()).response == "yes"
+
+
+async def test_outlived_run_ends_when_its_time_is_over() -> None:
+    gate = Gate()
+    async with hosting(gate) as runs:
+        hosted = runs.begin(ANN, "text", "Is it?")
+        async with hosted.joined():
+            await until(lambda: gate.asked)
+            hosted.outlive(0.01)
+        with pytest.raises(RunCancelled):
+            await hosted.completion()
+
+
+async def test_same_key_joins_the_run_that_exists() -> None:
+    async with hosting(ScriptedClient(["FINAL(yes)"])) as runs:
+        hosted = runs.begin(ANN, "text", "Is it?", key="k", fingerprint="f")
+        assert runs.begin(ANN, "text", "Is it?", key="k", fingerprint="f") is hosted
+        with pytest.raises(ConfigurationError, match="Idempotency-Key was used for another request"):
+            runs.begin(ANN, "text", "Other?", key="k", fingerprint="g")
+        assert runs.begin(BOB, "text", "Is it?", key="k", fingerprint="f") is not hosted
+        runs.forget(hosted)
+        assert runs.begin(ANN, "text", "Other?", key="k", fingerprint="g") is not hosted
+
+
+async def test_spent_money_stops_all_runs_of_the_owner() -> None:
+    """The owner's other runs stop, and it may begin none; another owner's run goes on."""
+    rich = Owner("rich", usd_a_day=1.0)
+    gate, costly = Gate(), Gate(Usage(1, 1, 1, 2.0))
+    costly.is_open.set()
+    async with RLM(gate, models={"costly": costly}) as rlm:
+        runs = HostedRuns(rlm)
+        mine, bobs = (runs.begin(owner, "text", "waits") for owner in (rich, BOB))
+        await until(lambda: len(gate.asked) == 2)
+        assert (await runs.begin(rich, "text", "spend", model="costly").completion()).response == "yes"
+        assert (await mine.completion()).is_stopped
+        with pytest.raises(MoneySpent):
+            runs.begin(rich, "text", "again")
+        assert not bobs.run.is_done
+        await runs.drain(0)
+
+
+async def test_model_that_the_key_lacks_is_refused() -> None:
+    async with hosting(ScriptedClient(["FINAL(yes)"])) as runs:
+        with pytest.raises(NotAllowed):
+            runs.begin(Owner("poor", frozenset({"small"})), "text", "?", model="large")
+
+
+async def test_drain_waits_then_stops_with_the_best_answer() -> None:
+    gate = Gate()
+    replies = iter([LOOK])
+
+    async def reply(request: LMRequest) -> LMReply:
+        text = next(replies, None)
+        return LMReply(text, Usage(1)) if text is not None else await gate.complete(request)
+
+    class Slow(Gate):
+        async def complete(self, request: LMRequest) -> LMReply:
+            return await reply(request)
+
+    async with hosting(Slow(), max_runs=1) as runs:
+        hosted = runs.begin(ANN, "text", "Is it?")
+        await until(lambda: gate.asked)
+        queued = runs.begin(ANN, "text", "Later?")
+        hurry = asyncio.Event()
+        draining = asyncio.ensure_future(runs.drain(3_600, hurry))
+        await until(lambda: queued.run.is_done)
+        assert not hosted.run.is_done
+        with pytest.raises(Busy, match="about to end"):
+            runs.begin(ANN, "text", "New?")
+        hurry.set()
+        await draining
+        completion = await hosted.completion()
+        assert completion.is_stopped
+        assert "A first guess: 7." in (completion.response or "")
+
+
+async def test_ended_runs_are_forgotten_beyond_their_number() -> None:
+    async with hosting(ScriptedClient(["FINAL(yes)"] * 3), most_kept=1) as runs:
+        first, second = (runs.begin(ANN, "text", "?") for _ in range(2))
+        await asyncio.gather(first.completion(), second.completion())
+        last = runs.begin(ANN, "text", "?")
+        assert runs.of(ANN) == [second, last]
+        await last.completion()
+
+
+async def test_paid_is_known_from_the_first_call() -> None:
+    gate = Gate()
+    async with hosting(gate) as runs:
+        hosted = runs.begin(ANN, "text", "?")
+        assert not hosted.is_paid
+        async for event in hosted.events():
+            if isinstance(event, CallStarted):
+                break
+        assert hosted.is_paid
+
+
+@pytest.mark.parametrize(
+    ("owners", "asked", "left_usd", "together"),
+    [
+        (None, None, None, None),
+        (RunLimits(max_depth=2), None, None, RunLimits(max_depth=2)),
+        (RunLimits(max_depth=2), RunLimits(max_depth=1), None, RunLimits(max_depth=1)),
+        (None, RunLimits(max_tokens=5), 2.5, RunLimits(max_tokens=5, max_budget_usd=2.5)),
+        (None, RunLimits(max_budget_usd=1.0), 2.5, RunLimits(max_budget_usd=1.0)),
+        (RunLimits(max_budget_usd=4.0), None, 2.5, RunLimits(max_budget_usd=2.5)),
+    ],
+)
+def test_smaller_limit_holds(
+    owners: RunLimits | None, asked: RunLimits | None, left_usd: float | None, together: RunLimits | None
+) -> None:
+    found = tightened(owners, asked, left_usd)
+    assert found == together
+    assert found is None or found.model_fields_set == together.model_fields_set  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize("asked", [RunLimits(max_tokens=6), RunLimits(max_tokens=None)])
+def test_limit_beyond_that_of_the_key_is_refused(asked: RunLimits) -> None:
+    with pytest.raises(ConfigurationError, match=r"the limit max_tokens = .* is above the 5 of this key"):
+        tightened(RunLimits(max_tokens=5), asked, None)
