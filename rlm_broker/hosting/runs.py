@@ -9,7 +9,8 @@ a run, and not a queue of its own, and one that comes later finds a queued run l
 - Fairness: places go round the owners (`FairSemaphore`), so that an owner with a thousand requests delays no other.
 - Life: a run ends when its last follower has left, unless it may outlive them (`HostedRun.outlive`).
 - Money: each call that ends is counted for its owner. When the day's money is spent, the owner's runs are stopped,
-  with their best answers so far. Calls that are under way then are paid in addition.
+  with their best answers so far. The run that has spent the last of it may answer by that call, and begins no other.
+  Calls that are under way then are paid in addition.
 - Memory: ended runs are kept for a time, so that their events and answers can be asked for again. The oldest go when
   there are too many, or when their events have too many characters.
 """
@@ -279,15 +280,15 @@ class HostedRuns:
         await asyncio.wait({all_ended, hurry}, timeout=drain_s, return_when=asyncio.FIRST_COMPLETED)
         hurry.cancel()
         if not all_ended.done():
-            self._for_each_live(HostedRun.stop)
+            self._for_each_live(lambda _: True, HostedRun.stop)
             await asyncio.wait({all_ended}, timeout=STOP_GRACE_S)
         if not all_ended.done():
-            self._for_each_live(lambda hosted: hosted.run.cancel())
+            self._for_each_live(lambda _: True, lambda hosted: hosted.run.cancel())
         await all_ended
 
-    def _for_each_live(self, call: Callable[[HostedRun], object]) -> None:
+    def _for_each_live(self, is_meant: Callable[[HostedRun], bool], call: Callable[[HostedRun], object]) -> None:
         for hosted in list(self._runs.values()):
-            if not hosted.run.is_done:
+            if not hosted.run.is_done and is_meant(hosted):
                 call(hosted)
 
     @contextlib.asynccontextmanager
@@ -304,10 +305,14 @@ class HostedRuns:
         def count(event: Event) -> None:
             if isinstance(event, CallStarted):
                 hosted.is_paid = True
+                if purse.left_usd == 0:
+                    hosted.stop()
             elif isinstance(event, CallEnded) and event.usage.total_cost:
                 purse.add(event.usage.total_cost)
-                if purse.left_usd == 0:
-                    self._for_each_live(lambda other: other.stop() if other.owner == hosted.owner else None)
+                if purse.left_usd == 0:  # this run may still answer by what it has just paid
+                    self._for_each_live(
+                        lambda other: other.owner == hosted.owner and other is not hosted, HostedRun.stop
+                    )
 
         return count
 
