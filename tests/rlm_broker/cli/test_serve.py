@@ -1,0 +1,139 @@
+"""`rlm-broker serve` as a process: what it prints, what it refuses, and how signals end it."""
+
+import json
+import signal
+import socket
+import subprocess
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from tests.support.command import COMMAND, ENVIRONMENT, WAIT_S, run, sentence
+
+KEY = "test-key-of-the-server"
+
+
+@contextmanager
+def server(*arguments: str, cwd: Path | None = None, **variables: str) -> Iterator["subprocess.Popen[str]"]:
+    environment = {**ENVIRONMENT, "SERVER_KEY": KEY, **variables}
+    command = [*COMMAND, "serve", "--port", "0", *arguments]
+    started = subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment, cwd=cwd
+    )
+    try:
+        yield started
+    finally:
+        started.kill()
+        started.communicate()
+
+
+def address(process: "subprocess.Popen[str]") -> str:
+    assert process.stdout is not None
+    return process.stdout.readline().strip()
+
+
+def get(url: str, key: str | None = KEY) -> tuple[int, Any]:
+    request = urllib.request.Request(url, headers={} if key is None else {"authorization": f"Bearer {key}"})
+    try:
+        with urllib.request.urlopen(request, timeout=WAIT_S) as answer:
+            return answer.status, json.load(answer)
+    except urllib.error.HTTPError as error:
+        return error.code, json.load(error)
+
+
+def test_server_is_ready_lists_models_and_ends_by_signal(tmp_path: Path) -> None:
+    (tmp_path / "app.log").write_text("one\ntwo\n")
+    with server("--key", "env:SERVER_KEY", "--context", f"logs={tmp_path}") as process:
+        base = address(process)
+        assert get(base.removesuffix("/v1") + "/ready", None) == (200, {"status": "ready"})
+        assert [model["id"] for model in get(f"{base}/models")[1]["data"]] == ["offline", "offline@logs"]
+        assert get(f"{base}/models", "another-key-entirely")[0] == 401
+        below = psutil.Process(process.pid).children(recursive=True)
+        assert below
+        process.send_signal(signal.SIGTERM)
+        out, err = process.communicate(timeout=WAIT_S)
+        assert (process.returncode, err) == (0, "")
+        assert KEY not in out
+        assert not any(each.is_running() for each in below)
+
+
+def test_key_is_made_and_printed_where_none_is_given() -> None:
+    with server() as process:
+        base = address(process)
+        assert process.stdout is not None
+        key = process.stdout.readline().strip().removeprefix("key: ")
+        assert get(f"{base}/models", key)[0] == 200
+
+
+def test_settings_file_names_keys_contexts_and_models(tmp_path: Path) -> None:
+    (tmp_path / "notes.txt").write_text("some notes")
+    config = tmp_path / "server.toml"
+    config.write_text(
+        f"""
+        [serve]
+        contexts = {{ notes = "{tmp_path}/notes.txt" }}
+        [serve.keys.ann]
+        key = "env:SERVER_KEY"
+        models = ["small"]
+        [models.small]
+        name = "offline"
+        """
+    )
+    with server("--config", str(config)) as process:
+        assert [model["id"] for model in get(f"{address(process)}/models")[1]["data"]] == ["small", "small@notes"]
+
+
+def test_port_in_use_is_refused() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        done = run("serve", "--port", str(port))
+    assert done.returncode == 2
+    assert f"the port {port} is in use" in sentence(done)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "why"),
+    [
+        (("--key", "env:NO_SUCH_KEY"), "serve.keys.default: the variable NO_SUCH_KEY is not set"),
+        (("--host", "0.0.0.0"), "0.0.0.0 is beyond loopback: give --certificate and --private-key for TLS"),
+        (("--certificate", "x.pem"), "TLS needs both files"),
+        (("--context", "logs"), "--context logs: give NAME=PATH"),
+        (("--context", "logs=/no/such/place"), "/no/such/place does not exist"),
+        (("--max-runs", "0"), "serve.max_runs: input should be greater than 0"),
+        (("--host", "no.such.host.invalid", "--behind-proxy"), "cannot listen on no.such.host.invalid"),
+        (("--config", "/no/such/file.toml"), "/no/such/file.toml"),
+    ],
+)
+def test_wrong_options_end_in_one_sentence(arguments: tuple[str, ...], why: str) -> None:
+    done = run("serve", "--port", "0", *arguments)
+    assert done.returncode == 2
+    assert why in sentence(done)
+
+
+def test_key_on_the_command_line_is_refused_and_not_repeated() -> None:
+    done = run("serve", "--key", "sk-a-real-key-of-mine")
+    assert done.returncode == 2
+    assert "env:NAME" in sentence(done)
+    assert "sk-a-real" not in done.stderr
+
+
+def test_unknown_setting_of_the_server_is_refused(tmp_path: Path) -> None:
+    config = tmp_path / "server.toml"
+    config.write_text("[serve]\nmax_rums = 3\n")
+    done = run("serve", "--config", config)
+    assert done.returncode == 2
+    assert "serve.max_rums" in sentence(done)
+
+
+def test_projects_file_with_a_server_needs_trust(tmp_path: Path) -> None:
+    (tmp_path / "rlm-broker.toml").write_text('[serve]\nhost = "0.0.0.0"\nbehind_proxy = true\n')
+    with server(cwd=tmp_path) as process:
+        _, err = process.communicate(timeout=WAIT_S)
+        assert process.returncode == 2
+        assert "rlm-broker.toml sets serve: look at it" in err
