@@ -93,7 +93,7 @@ class Service:
                 contexts[name] = opening.enter_context(await asyncio.to_thread(store, Path(path).expanduser()))
             self._parts = await self._parts_of(opening, contexts)
             self._health = Health(self._rlm.sandbox)
-            app = Starlette(routes=self._routes(self._parts, self._health), exception_handlers=_HANDLERS)
+            app = Starlette(routes=self._routes(self._parts, self._health), exception_handlers=HANDLERS)
             self._app = Guard(app, self._keys, self._hosts())
             self._open = opening.pop_all()
         return self
@@ -189,4 +189,4 @@ async def _not_open(scope: Scope, receive: Receive, send: Send) -> None:
         await why.response()(scope, receive, send)
 
 
-_HANDLERS: Any = {ApiError: _answered, RlmBrokerError: _answered, HTTPException: _answered, Exception: _failed}
+HANDLERS: Any = {ApiError: _answered, RlmBrokerError: _answered, HTTPException: _answered, Exception: _failed}
