@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from rlm_broker.context.stored import StoredContext
+from rlm_broker.hosting.files import Files
 from rlm_broker.hosting.repls import HeldRepls
 from rlm_broker.hosting.runs import HostedRuns
 from rlm_broker.rlm import RLM
@@ -20,6 +21,7 @@ class Parts:
         rlm: The open `RLM` that answers.
         runs: Runs of all keys.
         repls: Live REPLs of all keys, such as containers.
+        files: Uploaded files of all keys.
         contexts: Contexts of the server's, by name.
         models: Models that clients may name.
     """
@@ -28,5 +30,6 @@ class Parts:
     rlm: RLM
     runs: HostedRuns
     repls: HeldRepls
+    files: Files
     contexts: Mapping[str, StoredContext]
     models: ServedModels
