@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rlm_broker.concurrency.event_loop import AsyncResource, EventLoopRef
+from rlm_broker.control.server import start_if_wanted
 from rlm_broker.errors import ConfigurationError, IsolationUnavailable, SandboxFailed, require_kind
 from rlm_broker.limits import ReplLimits
 from rlm_broker.sandbox.arguments import require_limits
@@ -253,6 +254,7 @@ class Sandbox(AsyncResource):
     async def _open(self) -> None:
         if self._workers is not None:
             return
+        start_if_wanted()
         try:
             listener = self._listener
             if listener is None:
