@@ -9,6 +9,7 @@ from typing import Any
 
 from rlm_broker.cli.progress import ProgressLine, spent
 from rlm_broker.cli.sources import STDIN, stored
+from rlm_broker.cli.spans import sent_spans
 from rlm_broker.cli.terminal import say
 from rlm_broker.clients.offline.question import NOTE
 from rlm_broker.errors import ConfigurationError, RunFailed
@@ -63,6 +64,8 @@ def ask(
             watchers: list[Emit] = []
             if trace is not None:
                 watchers.append(stack.enter_context(_writer(trace)))
+            if (spans := stack.enter_context(sent_spans())) is not None:
+                watchers.append(spans)
             models = Models(record=record, replay=replay) if replay else _models(settings, record)
             rlm = _rlm(settings, models, system, _all_of(watchers))
             if progress is not None:
