@@ -202,7 +202,12 @@ class _Read(Collector):
     def __init__(self, gauges: Gauges) -> None:
         self._readings: Mapping[str, Reading | None] = msgspec.structs.asdict(gauges)
 
+    def describe(self) -> Iterator[GaugeMetricFamily]:
+        """Yield the gauges without values: the registry asks for them before the server has all that they read."""
+        return (GaugeMetricFamily(name, about) for name, about in _GAUGES.values())
+
     def collect(self) -> Iterator[GaugeMetricFamily]:
+        """Yield the gauges with their values."""
         for field, read in self._readings.items():
             if read is None:
                 continue

@@ -1,19 +1,26 @@
-"""Prompts, replies, code and output as the values of attributes, in the conventions' form and bounded."""
+"""Texts of runs as the values of attributes: bounded, and prompts and replies in the conventions' form."""
 
 import json
 from typing import Any, Final
 
 MOST_CHARS: Final = 16_384
 """Characters of one text in an attribute; longer text is cut, and the cut is marked."""
+NAME_CHARS: Final = 200
+"""Characters of a model's, a run's or a tool's name; longer ones are cut."""
 MOST_MESSAGES: Final = 16
 """Messages of one prompt; of more the last are kept."""
+
+
+def named(text: str) -> str:
+    """Return a name, cut to `NAME_CHARS` characters."""
+    return _whole(text[:NAME_CHARS])
 
 
 def cut(text: str) -> str:
     """Return a text, cut to `MOST_CHARS` characters."""
     if len(text) <= MOST_CHARS:
-        return text
-    return f"{text[:MOST_CHARS]}... [{len(text) - MOST_CHARS:,} characters left out]"
+        return _whole(text)
+    return f"{_whole(text[:MOST_CHARS])}... [{len(text) - MOST_CHARS:,} characters left out]"
 
 
 def instructions(system: str) -> str:
@@ -26,7 +33,7 @@ def asked(prompt: str | list[Any]) -> str:
     if isinstance(prompt, str):
         return _json([_message("user", prompt)])
     messages = [each for each in prompt if isinstance(each, dict)][-MOST_MESSAGES:]
-    return _json([_message(str(each.get("role", "user"))[:40], each.get("content")) for each in messages])
+    return _json([_message(named(str(each.get("role", "user"))), each.get("content")) for each in messages])
 
 
 def answered(reply: str) -> str:
@@ -56,8 +63,13 @@ def _message(role: str, content: Any) -> dict[str, Any]:
 def _part(text: Any, kind: Any = None) -> dict[str, Any]:
     if isinstance(text, str):
         return {"type": "text", "content": cut(text)}
-    return {"type": str(kind)[:40]}
+    return {"type": named(str(kind))}
 
 
 def _json(value: Any) -> str:
     return json.dumps(value, ensure_ascii=False)
+
+
+def _whole(text: str) -> str:
+    """Return a text without lone surrogates, for which an exporter would drop all spans of its batch."""
+    return text if text.isascii() else text.encode(errors="replace").decode()

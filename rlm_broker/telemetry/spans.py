@@ -38,8 +38,6 @@ MOST_OPEN: Final = 16_384
 """Spans of one tree that are open at the same time; further ones are not made."""
 MOST_RETRIES: Final = 32
 """Retries of one call that become events of its span."""
-NAME_CHARS: Final = 200
-"""Characters of a model's, a run's or a tool's name; longer ones are cut."""
 GOOD_ENDS: Final = frozenset({"answered", "stopped"})
 _GOOD_BLOCKS: Final = frozenset({"ok", "exited"})
 
@@ -62,6 +60,7 @@ class Span(msgspec.Struct, eq=False, kw_only=True):
         tree: Id of the run tree.
         key: Name of the span within its tree.
         operation: Operation by the conventions.
+        below: Open spans whose parent this is, by key.
         start_ns, end_ns: Unix times in nanoseconds; `end_ns` is 0 until the end.
         attributes: Attributes that are known at the start.
         results: Attributes that are known at the end.
@@ -77,6 +76,7 @@ class Span(msgspec.Struct, eq=False, kw_only=True):
     operation: str
     start_ns: int
     parent: "Span | None"
+    below: dict[str, "Span"] = {}
     attributes: dict[str, Value]
     results: dict[str, Value] = {}
     events: list[SpanEvent] = []
@@ -169,14 +169,14 @@ class Spans:
             names.OPERATION: names.INVOKE_AGENT,
             names.PROVIDER: names.provider_of(event.model),
             names.AGENT_NAME: names.SCOPE,
-            names.REQUEST_MODEL: event.model[:NAME_CHARS],
-            names.TREE: event.tree[:NAME_CHARS],
-            names.RUN: event.run[:NAME_CHARS],
+            names.REQUEST_MODEL: content.named(event.model),
+            names.TREE: content.named(event.tree),
+            names.RUN: content.named(event.run),
             names.DEPTH: event.depth,
         }
         if not event.depth:
             tree.sub_model = str(event.metadata.get("sub_model") or "")
-            attributes[names.AGENT_VERSION] = str(event.metadata.get("version", ""))[:NAME_CHARS]
+            attributes[names.AGENT_VERSION] = content.named(str(event.metadata.get("version", "")))
         if self._has_content and event.question is not None:
             attributes[names.INPUT_MESSAGES] = content.asked(event.question)
         parent = self._parent(tree, above, event.block) if above else None
@@ -185,20 +185,19 @@ class Spans:
 
     def _repl_ready(self, event: ReplReady, tree: _Tree) -> None:
         if span := tree.open.get(f"run {event.run}"):
-            span.results[names.ISOLATION] = event.isolation.level[:NAME_CHARS]
+            span.results[names.ISOLATION] = content.named(event.isolation.level)
             span.results[names.REPL_START_S] = event.duration_s
 
     def _run_ended(self, event: RunEnded, tree: _Tree) -> None:
         span = tree.open.get(f"run {event.run}")
         if span is None:
             return
-        below = f"run {event.run}."
-        for key in [key for key in tree.open if not event.depth or key.startswith(below)]:
-            if key != span.key:
-                self._unfinished(tree, key, _ns(event.time))
+        for each in reversed(_all_below(span) if event.depth else list(tree.open.values())):
+            if each is not span:
+                self._unfinished(tree, each, _ns(event.time))
         total = event.usage.total
         span.results |= {
-            names.OUTCOME: event.kind[:NAME_CHARS],
+            names.OUTCOME: content.named(event.kind),
             names.TURNS: event.iterations,
             # Of the tree below, and so under names of this package: readers add up `gen_ai.usage` over all spans.
             names.CALLS: total.total_calls,
@@ -209,21 +208,21 @@ class Spans:
         if event.cost_usd is not None:
             span.results[names.COST_USD] = event.cost_usd
         if event.limit is not None:
-            span.results[names.LIMIT] = event.limit[:NAME_CHARS]
+            span.results[names.LIMIT] = content.named(event.limit)
         if self._has_content and event.response is not None:
             span.results[names.OUTPUT_MESSAGES] = content.answered(event.response)
         if event.kind not in GOOD_ENDS:
-            self._fail(span, event.kind[:NAME_CHARS], event.error)
+            self._fail(span, content.named(event.kind), event.error)
         self._end(tree, span, _ns(event.time))
 
     def _call_started(self, event: CallStarted, tree: _Tree) -> None:
         parent = self._parent(tree, event.run, event.block)
-        model = (event.requested_model or self._model_of(tree, event))[:NAME_CHARS]
+        model = content.named(event.requested_model or self._model_of(tree, event))
         attributes: dict[str, Value] = {
             names.OPERATION: names.CHAT,
             names.PROVIDER: names.provider_of(model),
-            names.TREE: event.tree[:NAME_CHARS],
-            names.RUN: event.run[:NAME_CHARS],
+            names.TREE: content.named(event.tree),
+            names.RUN: content.named(event.run),
             names.CALL: event.call,
         }
         if model:
@@ -263,7 +262,10 @@ class Spans:
         else:
             self._fail(span, names.error_type(event.error), event.error)
         if event.model:
-            span.results[names.RESPONSE_MODEL] = event.model[:NAME_CHARS]
+            model = span.results[names.RESPONSE_MODEL] = content.named(event.model)
+            if names.REQUEST_MODEL not in span.attributes:  # the loop is the user's own, and named no model
+                span.name = f"{names.CHAT} {model}"
+                span.results |= {names.REQUEST_MODEL: model, names.PROVIDER: names.provider_of(model)}
         if event.usage.stored_calls:
             span.results[names.STORED] = True
         if event.usage.total_cost is not None:
@@ -290,7 +292,7 @@ class Spans:
         if block.exit_code is not None:
             span.results[names.EXIT_CODE] = block.exit_code
         if block.limit is not None:
-            span.results[names.LIMIT] = block.limit[:NAME_CHARS]
+            span.results[names.LIMIT] = content.named(block.limit)
         if self._has_content:
             span.results[names.TOOL_RESULT] = content.printed(block.stdout, block.stderr, block.error)
         if block.status not in _GOOD_BLOCKS:
@@ -299,9 +301,9 @@ class Spans:
         self._end(tree, span, _ns(event.time))
 
     def _tool_started(self, event: ToolStarted, tree: _Tree) -> None:
-        tool = event.tool[:NAME_CHARS]
+        tool = content.named(event.tool)
         attributes = self._of_tool(event, tool, "function")
-        attributes |= {names.BLOCK: event.block, names.TOOL_CALL_ID: f"{event.run[:NAME_CHARS]}:{event.call}"}
+        attributes |= {names.BLOCK: event.block, names.TOOL_CALL_ID: f"{content.named(event.run)}:{event.call}"}
         if self._has_content:
             attributes[names.TOOL_ARGUMENTS] = content.cut(event.arguments)
         parent = self._parent(tree, event.run, event.block)
@@ -326,8 +328,8 @@ class Spans:
             names.TOOL_NAME: tool,
             names.TOOL_TYPE: kind,
             names.AGENT_NAME: names.SCOPE,
-            names.TREE: event.tree[:NAME_CHARS],
-            names.RUN: event.run[:NAME_CHARS],
+            names.TREE: content.named(event.tree),
+            names.RUN: content.named(event.run),
         }
 
     def _parent(self, tree: _Tree, run: str, block: int) -> Span | None:
@@ -357,6 +359,8 @@ class Spans:
             attributes=attributes,
         )
         tree.open[key] = span
+        if parent is not None:
+            parent.below[key] = span
         self._begun(span)
 
     def _fail(self, span: Span, kind: str, words: str | None) -> None:
@@ -367,18 +371,27 @@ class Spans:
 
     def _end(self, tree: _Tree, span: Span, end_ns: int) -> None:
         del tree.open[span.key]
+        if span.parent is not None:
+            span.parent.below.pop(span.key, None)
         span.end_ns = max(end_ns, span.start_ns)
         self._ended(span)
 
-    def _unfinished(self, tree: _Tree, key: str, end_ns: int) -> None:
-        span = tree.open[key]
+    def _unfinished(self, tree: _Tree, span: Span, end_ns: int) -> None:
         self._fail(span, names.UNFINISHED, None)
         self._end(tree, span, end_ns)
 
     def _abandon(self, tree: _Tree) -> None:
         """End all open spans of a tree, the last one first."""
-        for key in reversed(list(tree.open)):
-            self._unfinished(tree, key, tree.last_ns)
+        for span in reversed(list(tree.open.values())):
+            self._unfinished(tree, span, tree.last_ns)
+
+
+def _all_below(span: Span) -> list[Span]:
+    """Return all open spans below one, parents before their children. A trace may nest them without a bound."""
+    found = list(span.below.values())
+    for each in found:
+        found += each.below.values()
+    return found
 
 
 def _ns(seconds: float) -> int:

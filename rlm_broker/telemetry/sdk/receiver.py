@@ -33,6 +33,7 @@ class _Handle(msgspec.Struct, eq=False):
     """The span of the SDK, and what was current before it."""
 
     span: trace.Span
+    name: str
     context: Context
     headers: Mapping[str, str] | None = None
     before: Context | None = None
@@ -86,7 +87,7 @@ class OpenTelemetry:
             attributes=span.attributes,
             start_time=span.start_ns,
         )
-        handle = span.handle = _Handle(made, trace.set_span_in_context(made, above))
+        handle = span.handle = _Handle(made, span.name, trace.set_span_in_context(made, above))
         if span.operation == names.CHAT:
             headers: dict[str, str] = {}
             _PROPAGATOR.inject(headers, handle.context)
@@ -105,6 +106,8 @@ class OpenTelemetry:
         if handle.before is not None and trace.get_current_span() is made:
             contexts.attach(handle.before)
         if made.is_recording():
+            if span.name != handle.name:
+                made.update_name(span.name)
             made.set_attributes(span.results)
             for each in span.events:
                 made.add_event(each.name, each.attributes, each.time_ns)
