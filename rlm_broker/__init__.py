@@ -95,6 +95,7 @@ if TYPE_CHECKING:
     from rlm_broker.stats import ClientStats as ClientStats
     from rlm_broker.stats import HandlerStats as HandlerStats
     from rlm_broker.stats import SandboxStats as SandboxStats
+    from rlm_broker.telemetry.sdk.receiver import OpenTelemetry as OpenTelemetry
     from rlm_broker.trace.callbacks import Callbacks as Callbacks
     from rlm_broker.trace.events import BlockEnded as BlockEnded
     from rlm_broker.trace.events import BlockPrinted as BlockPrinted
@@ -173,6 +174,7 @@ _MODULES = {
     "sandbox.sandbox": "Sandbox",
     "sandbox.template": "Template",
     "stats": "ClientStats HandlerStats SandboxStats",
+    "telemetry.sdk.receiver": "OpenTelemetry",
     "trace.callbacks": "Callbacks",
     "trace.events": "BlockEnded BlockPrinted BlockStarted CallEnded CallRetried CallStarted CallText Emit Event "
     "EventsMissed IterationStarted ReplReady Replied RunEnded RunStarted ToolEnded ToolStarted",

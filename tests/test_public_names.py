@@ -14,7 +14,7 @@ import rlm_broker
 from tests.support.places import PROJECT
 from tests.support.public_types import annotations_of, named, within
 
-THIRD_PARTY = {"pydantic"}
+THIRD_PARTY = {"opentelemetry", "pydantic"}
 INTERNAL = {
     "AsyncResource.event_loop ->",
     "AsyncResource.bind_loop ->",

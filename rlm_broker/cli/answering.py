@@ -10,6 +10,7 @@ from typing import Any
 from rlm_broker.cli.composing import models_of, rlm_of
 from rlm_broker.cli.progress import ProgressLine, spent
 from rlm_broker.cli.sources import STDIN, stored
+from rlm_broker.cli.spans import sent_spans
 from rlm_broker.cli.terminal import say
 from rlm_broker.clients.offline.question import NOTE
 from rlm_broker.control.server import ControlSocket
@@ -65,6 +66,8 @@ def ask(
             watchers: list[Emit] = []
             if trace is not None:
                 watchers.append(stack.enter_context(_writer(trace)))
+            if (spans := stack.enter_context(sent_spans())) is not None:
+                watchers.append(spans)
             models = Models(record=record, replay=replay) if replay else models_of(settings, record)
             rlm = rlm_of(settings, models=models, system_prompt=system, on_event=_all_of(watchers))
             if progress is not None:

@@ -16,6 +16,7 @@ from typing import Any
 
 from rlm_broker.clients import failures
 from rlm_broker.clients.base import BaseClient, LMReply, LMRequest
+from rlm_broker.clients.call_headers import call_headers
 from rlm_broker.errors import ConfigurationError, ModelFailed, UnknownModel, require_kind
 from rlm_broker.redaction import is_secret_name, secrets_in
 from rlm_broker.usage import Usage
@@ -269,8 +270,10 @@ class LiteLLMClient(BaseClient):
     async def _asked(self, litellm: Any, request: LMRequest) -> Any:
         """Call litellm. Apart from `complete`, because tracebacks of its errors would show the key among variables."""
         messages = [{"role": message.role, "content": message.content} for message in request.messages]
-        call = {"model": self._litellm_name, "messages": messages, "drop_params": True, "max_retries": 0}
-        call |= self._options
+        call: dict[str, Any] = {"model": self._litellm_name, "messages": messages, "drop_params": True}
+        call |= {"max_retries": 0, **self._options}
+        if headers := call_headers.get():
+            call["extra_headers"] = {**headers, **(call.get("extra_headers") or {})}
         if request.max_completion_tokens is not None:
             limits = [request.max_completion_tokens, call.get("max_tokens")]
             call["max_tokens"] = min(limit for limit in limits if isinstance(limit, int))

@@ -14,6 +14,7 @@ from yarl import URL
 
 from rlm_broker.clients import failures
 from rlm_broker.clients.base import BaseClient, LMReply, LMRequest
+from rlm_broker.clients.call_headers import call_headers
 from rlm_broker.clients.served import Served, served
 from rlm_broker.errors import ConfigurationError, FailureCause, ModelFailed, UnknownModel, require_kind
 from rlm_broker.redaction import secrets_in
@@ -176,10 +177,11 @@ class OpenAICompatibleClient(BaseClient):
     ) -> AsyncIterator[aiohttp.ClientResponse]:
         """Make one HTTP exchange. Each of its failures is a `ModelFailed`."""
         timeout = aiohttp.ClientTimeout(total=timeout_s, sock_connect=CONNECT_TIMEOUT_S)
+        headers = {**call_headers.get(), **self._headers}
         try:
             # Redirects are not followed: they would carry the key and the conversation to another server.
             async with self._session().request(
-                method, self._base_url + path, data=body, headers=self._headers, timeout=timeout, allow_redirects=False
+                method, self._base_url + path, data=body, headers=headers, timeout=timeout, allow_redirects=False
             ) as response:
                 yield response
         except TimeoutError:
@@ -188,10 +190,8 @@ class OpenAICompatibleClient(BaseClient):
         except aiohttp.ClientSSLError as error:
             raise self._failed(f"no secure connection to {self._base_url}: {error}", "provider") from None
         except aiohttp.ClientConnectorError as error:
-            number = error.os_error.errno
-            why = (
-                os.strerror(number) if number and number > 0 else str(error.os_error)
-            )  # errors of name resolution have negative numbers, which `strerror` does not know
+            number = error.os_error.errno or 0  # `strerror` does not know the negative ones of name resolution
+            why = os.strerror(number) if number > 0 else str(error.os_error)
             raise self._failed(f"cannot connect to {self._base_url}: {why}", "transient") from None
         except aiohttp.ClientConnectionError as error:
             raise self._failed(f"the connection to {self._base_url} broke: {error}", "transient") from None

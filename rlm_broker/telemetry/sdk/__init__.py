@@ -1,0 +1,1 @@
+"""The parts that need OpenTelemetry's packages, the extra `otel`."""

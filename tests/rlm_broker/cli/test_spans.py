@@ -1,0 +1,60 @@
+import sys
+from pathlib import Path
+
+import pytest
+
+from rlm_broker.cli.spans import is_wanted, sent_spans
+from tests.support.command import ENVIRONMENT, run
+from tests.support.otlp_receiver import OtlpReceiver
+
+ENDPOINT = {"OTEL_EXPORTER_OTLP_ENDPOINT": "http://127.0.0.1:1"}
+
+
+@pytest.fixture
+def log(tmp_path: Path) -> Path:
+    path = tmp_path / "server.log"
+    path.write_text("18:00 db-2: no space left on device\n")
+    return path
+
+
+def test_ask_sends_spans_to_the_named_collector(log: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with OtlpReceiver() as collector:
+        monkeypatch.setitem(ENVIRONMENT, "OTEL_EXPORTER_OTLP_ENDPOINT", collector.endpoint)
+        done = run("ask", "-q", "Which line says space?", log)
+    assert done.returncode == 0, done.stderr
+    assert done.stderr == ""
+    assert {"invoke_agent rlm_broker", "chat offline"} <= {span.name for span in collector.spans}
+    assert b"space" not in collector.bodies
+
+
+@pytest.mark.parametrize(
+    ("environment", "wanted"),
+    [
+        ({}, False),
+        (ENDPOINT, True),
+        ({"OTEL_EXPORTER_OTLP_TRACES_ENDPOINT": "http://c/v1/traces"}, True),
+        ({**ENDPOINT, "OTEL_SDK_DISABLED": "true"}, False),
+        ({**ENDPOINT, "OTEL_TRACES_EXPORTER": "none"}, False),
+        ({**ENDPOINT, "OTEL_TRACES_EXPORTER": "console, otlp"}, True),
+    ],
+)
+def test_opentelemetrys_variables_decide(environment: dict[str, str], wanted: bool) -> None:
+    assert is_wanted(environment) is wanted
+
+
+def test_another_protocol_is_refused(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", ENDPOINT["OTEL_EXPORTER_OTLP_ENDPOINT"])
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_PROTOCOL", "grpc")
+    with sent_spans() as receiver:
+        assert receiver is None
+    said = "warning: no spans are sent: the protocol 'grpc' is not supported, http/protobuf is\n"
+    assert capsys.readouterr().err == said
+
+
+def test_missing_extra_is_no_error(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """The variables hold for all programs of a machine."""
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", ENDPOINT["OTEL_EXPORTER_OTLP_ENDPOINT"])
+    monkeypatch.setitem(sys.modules, "rlm_broker.telemetry.sdk.exporting", None)
+    with sent_spans() as receiver:
+        assert receiver is None
+    assert capsys.readouterr().err == ""
