@@ -281,13 +281,11 @@ class RLM(AsyncResource):
             **({} if instructions is None else {"instructions": instructions_with(instructions, {})}),
             **({} if tools is None else {"tools": tools_with(tools, {})}),
         )
-        if tools is not None and self._persistent:
-            raise ConfigurationError("a persistent RLM keeps its tools between runs: give tools to RLM, not to start")
-        if repl is not None and self._persistent:
-            raise ConfigurationError("a persistent RLM brings its own REPL: leave out repl")
-        is_in_loop = asyncio._get_running_loop() is not None
-        here = EventLoopRef.here if is_in_loop else EventLoopRef.background
-        return self._run(asked, self._loop or here(), is_followed=True).start()
+        if self._persistent and (tools is not None or repl is not None):
+            raise ConfigurationError(
+                "a persistent RLM keeps its REPL and its tools between runs: give neither to start"
+            )
+        return self._run(asked, self._loop or EventLoopRef.here_or_background(), is_followed=True).start()
 
     def persistent_repl(self, limits: ReplLimits | None = None) -> PersistentRepl:
         """Return a REPL for several runs, one after the other: its variables stay from run to run.

@@ -14,7 +14,9 @@ from pydantic import ValidationError
 
 from rlm_broker.cli.composing import rlm_of
 from rlm_broker.cli.extras import require_extra
+from rlm_broker.cli.spans import sent_spans
 from rlm_broker.cli.terminal import say
+from rlm_broker.control.server import ControlSocket
 from rlm_broker.errors import ConfigurationError
 from rlm_broker.settings.settings import Settings, assigned
 
@@ -45,9 +47,8 @@ def serve(
     of_server = {name: options[name] for name in OF_SERVER if options[name] is not None}
     serving = serve_settings(settings.serve, of_server, contexts, key)
     require_safe(serving)
-    service = Service(rlm_of(settings), serving)
-    with contextlib.closing(_listening(serving)) as listener:
-        asyncio.run(_served(service, serving, listener))
+    with contextlib.closing(_listening(serving)) as listener, sent_spans() as spans:
+        asyncio.run(_served(Service(rlm_of(settings), serving, on_event=spans), serving, listener))
 
 
 def serve_settings(
@@ -114,8 +115,18 @@ async def _served(service: Service, settings: ServeSettings, listener: socket.so
         )
         wants_end, at_once = asyncio.Event(), asyncio.Event()
         loop = asyncio.get_running_loop()
+
+        def stop(now: bool = False) -> None:
+            if now or wants_end.is_set():
+                at_once.set()
+            wants_end.set()
+
+        async def stopped(now: bool) -> None:
+            loop.call_soon_threadsafe(stop, now)
+
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
-            loop.add_signal_handler(number, lambda: (at_once if wants_end.is_set() else wants_end).set())
+            loop.add_signal_handler(number, stop)
+        control = ControlSocket("serve", stopped).start()
         serving = asyncio.ensure_future(server.serve([listener]))
         try:
             _greet(service, settings, listener)
@@ -127,6 +138,7 @@ async def _served(service: Service, settings: ServeSettings, listener: socket.so
         finally:
             server.should_exit = True
             await serving
+            await control.aclose()
 
 
 class _Server(uvicorn.Server):

@@ -66,6 +66,11 @@ class EventLoopRef:
         return EventLoopRef(asyncio.get_running_loop())
 
     @staticmethod
+    def here_or_background() -> "EventLoopRef":
+        """Return a reference to the loop that is running now, or else to the process's own loop."""
+        return EventLoopRef.background() if _running_loop() is None else EventLoopRef.here()
+
+    @staticmethod
     def background() -> "EventLoopRef":
         """Return the process's own loop. Its daemon thread is started when it is first used.
 

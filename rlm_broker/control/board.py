@@ -75,6 +75,7 @@ class RunEntry:
         owner: Name of the key that asked over HTTP; empty for a run of the process itself.
         progress: State of the run; None for one that waits in a queue.
         log: Events of the run; None for one that waits in a queue.
+        is_queued: Whether the run waits for its place in a server.
         is_done: Resolved when the run has left the board's list of live runs.
     """
 
@@ -90,6 +91,7 @@ class RunEntry:
     ) -> None:
         self.id = id
         self.owner = owner
+        self.is_queued = False
         self.progress: RunProgress | None = None
         self.log: EventLog | None = None
         self.is_done: concurrent.futures.Future[None] = concurrent.futures.Future()
@@ -128,7 +130,7 @@ class RunEntry:
         if self.progress is None:
             return "queued" if self._ended is None else self._failed or "ended"
         if self._ended is None:
-            return "running"
+            return "queued" if self.is_queued else "running"
         return self.progress.ended.kind if self.progress.ended is not None else self._failed or "ended"
 
     @property
@@ -141,7 +143,7 @@ class RunEntry:
         progress = self.progress
         question = self._question if progress is None or progress.question is None else progress.question
         is_live = self._ended is None
-        doing = "waits for its turn" if progress is None else progress.doing
+        doing = "waits for its turn" if progress is None or self.is_queued else progress.doing
         return RunStatus(
             id=self.id,
             pid=os.getpid(),
@@ -307,6 +309,11 @@ class Board:
         """Take the new state of a REPL. It costs less than a microsecond: each block does it twice."""
         if (entry := self._repls.get(repl)) is not None:
             entry.became(state)
+
+    def set_queued(self, run: str, is_queued: bool) -> None:
+        """Say whether a run on the board waits for its place in a server. Has no effect for other runs."""
+        if (entry := self._live.get(run)) is not None:
+            entry.is_queued = is_queued
 
     def set_owner(self, run: str, owner: str) -> None:
         """Name the key that a run on the board was asked for with. Has no effect for other runs."""

@@ -180,6 +180,11 @@ class Files:
             raise ValueTooLarge(f"the files of this key have more than {self._owner_bytes:,} bytes: delete some first")
         self._count(owner, 0, more)
 
+    @property
+    def size_bytes(self) -> int:
+        """Bytes of all files, with those that are being uploaded."""
+        return sum(used_bytes for _, used_bytes in self._used.values())
+
     def _count(self, owner: Owner, files: int, bytes: int) -> None:
         had_files, had_bytes = self._used.pop(owner.name, (0, 0))
         if had_files + files:

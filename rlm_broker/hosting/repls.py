@@ -8,6 +8,7 @@ from collections import OrderedDict
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Final
 
+from rlm_broker.control.board import BOARD
 from rlm_broker.hosting.owner import Busy, Owner, UnknownHandle
 from rlm_broker.sandbox.repl import SandboxedRepl
 
@@ -130,6 +131,7 @@ class HeldRepls:
         held = HeldRepl(prefix + secrets.token_hex(ID_BYTES), owner, repl, close, name=name, run=run, idle_s=idle_s)
         self._held[held.id] = held
         self._wait_idle(held)
+        BOARD.add_repl(repl, id=held.id, owner=owner.name, end=lambda now: self._stopped(held, now))
         return held
 
     def get(self, owner: Owner, id: str) -> HeldRepl:
@@ -186,6 +188,14 @@ class HeldRepls:
         self._end(held)
         if held.closing is not None:
             await asyncio.shield(held.closing)
+
+    async def _stopped(self, held: HeldRepl, now: bool) -> None:
+        """Interrupt the block of a REPL, or end the REPL, as `rlm-broker stop` asks for it."""
+        if not now:
+            await held.repl.ainterrupt()
+            return
+        self._end(held)
+        await self._ended()
 
     def _count(self, owner: Owner) -> int:
         return sum(held.owner == owner for held in self._held.values()) + self._opening.get(owner.name, 0)

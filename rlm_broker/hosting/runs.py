@@ -23,6 +23,7 @@ from collections.abc import AsyncIterator, Callable, Mapping
 from typing import Any, Final, Literal
 
 from rlm_broker.concurrency.fair_semaphore import FairSemaphore
+from rlm_broker.control.board import BOARD
 from rlm_broker.errors import ConfigurationError
 from rlm_broker.hosting.owner import Busy, Owner, Purse, UnknownHandle
 from rlm_broker.limits import RunLimits
@@ -258,10 +259,9 @@ class HostedRuns:
             on_event=_all_of(receivers),
             **given,
         )
-        self._runs[hosted.id] = hosted
         if key is not None:
             self._keys[owner.name, key] = (fingerprint, hosted)
-        return hosted
+        return self._listed(hosted)
 
     async def drain(self, drain_s: float, at_once: "asyncio.Event | None" = None) -> None:
         """Begin no run any more, let all runs end, and stop those that go on.
@@ -297,11 +297,18 @@ class HostedRuns:
     async def _place(self, hosted: HostedRun) -> AsyncIterator[None]:
         await self._places.acquire(hosted.owner.name)
         hosted.began_at = time.time()
+        BOARD.set_queued(hosted.id, False)
         try:
             yield
         finally:
             hosted.ended_at = time.time()
             self._places.release()
+
+    def _listed(self, hosted: HostedRun) -> HostedRun:
+        BOARD.set_owner(hosted.id, hosted.owner.name)
+        BOARD.set_queued(hosted.id, True)
+        self._runs[hosted.id] = hosted
+        return hosted
 
     def _counting(self, hosted: HostedRun, purse: Purse) -> Emit:
         def count(event: Event) -> None:

@@ -21,14 +21,17 @@ from rlm_broker.hosting.files import Files
 from rlm_broker.hosting.repls import HeldRepls
 from rlm_broker.hosting.runs import HostedRuns
 from rlm_broker.rlm import RLM
+from rlm_broker.service import metrics_route
 from rlm_broker.service.errors import ApiError, api_error_of
 from rlm_broker.service.guard import Guard, key_of
 from rlm_broker.service.health import Health
 from rlm_broker.service.keys import Keys
+from rlm_broker.service.metrics import Metrics
+from rlm_broker.service.metrics_route import gauges_of
 from rlm_broker.service.models import ServedModels
 from rlm_broker.service.parts import Parts
 from rlm_broker.service.settings import ServeSettings
-from rlm_broker.trace.events import Emit
+from rlm_broker.trace.events import Emit, Event
 
 _log = logging.getLogger("rlm_broker")
 
@@ -77,6 +80,7 @@ class Service:
         self._app: ASGIApp = _not_open
         self._parts: Parts | None = None
         self._health: Health | None = None
+        self._metrics: Metrics | None = None
 
     async def __aenter__(self) -> Self:
         """Open the `RLM`, read the contexts, and take requests.
@@ -94,8 +98,9 @@ class Service:
                 contexts[name] = opening.enter_context(await asyncio.to_thread(store, Path(path).expanduser()))
             self._parts = await self._parts_of(opening, contexts)
             self._health = Health(self._rlm.sandbox)
-            app = Starlette(routes=self._routes(self._parts, self._health), exception_handlers=HANDLERS)
-            self._app = Guard(app, self._keys, self._hosts())
+            self._metrics = Metrics(self._rlm.handler.routing.by_name, gauges_of(self._parts))
+            app = Starlette(routes=self._routes(self._parts), exception_handlers=HANDLERS)
+            self._app = Guard(app, self._keys, self._hosts(), on_response=self._metrics.request)
             self._open = opening.pop_all()
         return self
 
@@ -131,15 +136,24 @@ class Service:
             max_runs=settings.max_runs,
             max_queue=settings.max_queue,
             keep_s=settings.keep_s,
-            on_event=self._on_event,
+            on_event=self._take,
         )
         bounds = settings.max_containers, settings.max_containers_per_key
         repls = await opening.enter_async_context(HeldRepls(*bounds))
         files = opening.enter_context(Files(settings.file_bytes, settings.files_bytes, settings.max_files_per_key))
         return Parts(settings, self._rlm, runs, repls, files, contexts, ServedModels(self._rlm, contexts))
 
-    def _routes(self, parts: Parts, health: Health) -> Sequence[BaseRoute]:
-        return [*health.routes(), *_model_routes(parts)]
+    def _routes(self, parts: Parts) -> Sequence[BaseRoute]:
+        assert self._health is not None
+        assert self._metrics is not None
+        return [*self._health.routes(), *metrics_route.routes(self._metrics), *_model_routes(parts)]
+
+    def _take(self, event: Event) -> None:
+        """Pass an event on to the metrics, and to the callback of the caller."""
+        if self._metrics is not None:
+            self._metrics(event)
+        if self._on_event is not None:
+            self._on_event(event)
 
     def _hosts(self) -> list[str]:
         return [self._settings.host, *self._settings.hosts]

@@ -10,6 +10,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from rlm_broker.service.errors import ApiError
 from rlm_broker.service.keys import Key, Keys
+from rlm_broker.telemetry.traceparent import checked, traceparent
 
 OPEN_PATHS: Final = frozenset({"/health", "/ready"})
 """Paths that need no key. They tell only whether the server lives."""
@@ -56,6 +57,7 @@ class Guard:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
+        traceparent.set(checked(Request(scope).headers.get("traceparent")))
         started, status = time.monotonic(), 500
 
         async def watched(message: Message) -> None:

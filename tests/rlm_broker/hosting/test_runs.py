@@ -240,12 +240,12 @@ async def test_paid_is_known_from_the_first_call() -> None:
 def test_smaller_limit_holds(
     owners: RunLimits | None, asked: RunLimits | None, left_usd: float | None, together: RunLimits | None
 ) -> None:
-    found = tightened(owners, asked, left_usd)
+    found = tightened(RunLimits(), owners, asked, left_usd)
     assert found == together
     assert found is None or found.model_fields_set == together.model_fields_set  # type: ignore[union-attr]
 
 
 @pytest.mark.parametrize("asked", [RunLimits(max_tokens=6), RunLimits(max_tokens=None)])
 def test_limit_beyond_that_of_the_key_is_refused(asked: RunLimits) -> None:
-    with pytest.raises(ConfigurationError, match=r"the limit max_tokens = .* is above the 5 of this key"):
-        tightened(RunLimits(max_tokens=5), asked, None)
+    with pytest.raises(ConfigurationError, match=r"the limit max_tokens = .* is above the 5 of this server"):
+        tightened(RunLimits(), RunLimits(max_tokens=5), asked, None)

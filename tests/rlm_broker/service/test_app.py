@@ -8,6 +8,7 @@ from typing import Any
 import httpx
 import openai
 import pytest
+from prometheus_client.parser import text_string_to_metric_families
 from starlette.applications import Starlette
 from starlette.routing import Mount
 
@@ -121,3 +122,14 @@ async def test_draining_server_is_not_ready() -> None:
         ready = await client.get("/ready")
         assert (ready.status_code, ready.json()["reason"]) == (503, "the server is about to end")
         assert (await client.get("/health")).status_code == 200
+
+
+def test_metrics_are_read_by_keys_with_the_right(served: Served) -> None:
+    assert httpx.get(f"{served.url}/metrics", headers=served.headers_of("bob")).status_code == 403
+    with serving() as own:
+        httpx.get(f"{own.base_url}/models", headers=own.headers)
+        answer = httpx.get(f"{own.url}/metrics", headers=own.headers)
+        families = {family.name: family for family in text_string_to_metric_families(answer.text)}
+        requests = {sample.labels["route"]: sample.value for sample in families["rlm_broker_http_requests"].samples}
+        assert requests["/v1/models"] == 1
+        assert {"rlm_broker_queued_runs", "rlm_broker_active_runs", "rlm_broker_warm_repls"} <= families.keys()
