@@ -283,7 +283,7 @@ class RLM(AsyncResource):
         )
         if self._persistent and (tools is not None or repl is not None):
             raise ConfigurationError(
-                "a persistent RLM keeps its REPL and its tools between runs: give neither to start"
+                "a persistent RLM keeps its REPL and its tools: give neither to start"
             )
         return self._run(asked, self._loop or EventLoopRef.here_or_background(), is_followed=True).start()
 
