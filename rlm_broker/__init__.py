@@ -92,6 +92,10 @@ if TYPE_CHECKING:
     from rlm_broker.sandbox.repl import SandboxedRepl as SandboxedRepl
     from rlm_broker.sandbox.sandbox import Sandbox as Sandbox
     from rlm_broker.sandbox.template import Template as Template
+    from rlm_broker.service.app import Service as Service
+    from rlm_broker.service.settings import KeySettings as KeySettings
+    from rlm_broker.service.settings import Right as Right
+    from rlm_broker.service.settings import ServeSettings as ServeSettings
     from rlm_broker.stats import ClientStats as ClientStats
     from rlm_broker.stats import HandlerStats as HandlerStats
     from rlm_broker.stats import SandboxStats as SandboxStats
@@ -173,6 +177,8 @@ _MODULES = {
     "sandbox.repl": "SandboxedRepl",
     "sandbox.sandbox": "Sandbox",
     "sandbox.template": "Template",
+    "service.app": "Service",
+    "service.settings": "KeySettings Right ServeSettings",
     "stats": "ClientStats HandlerStats SandboxStats",
     "telemetry.sdk.receiver": "OpenTelemetry",
     "trace.callbacks": "Callbacks",
@@ -201,13 +207,21 @@ _PUBLIC |= {
     "TextPart": "sandbox_worker.wire.prompts",
 }
 
+_EXTRAS = {"OpenTelemetry": "otel", "Service": "serve"}
+"""Maps a public name that needs further packages to the extra that has them."""
+
 __all__ = sorted(_PUBLIC)
 __version__ = "0.1.0"
 
 
 def __getattr__(name: str) -> Any:
     if name in _PUBLIC:
-        return getattr(importlib.import_module(_PUBLIC[name]), name)
+        if name not in _EXTRAS:
+            return getattr(importlib.import_module(_PUBLIC[name]), name)
+        from rlm_broker.extras import require_extra
+
+        with require_extra(_EXTRAS[name], name):
+            return getattr(importlib.import_module(_PUBLIC[name]), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 

@@ -282,9 +282,7 @@ class RLM(AsyncResource):
             **({} if tools is None else {"tools": tools_with(tools, {})}),
         )
         if self._persistent and (tools is not None or repl is not None):
-            raise ConfigurationError(
-                "a persistent RLM keeps its REPL and its tools: give neither to start"
-            )
+            raise ConfigurationError("a persistent RLM keeps its REPL and its tools: give neither to start")
         return self._run(asked, self._loop or EventLoopRef.here_or_background(), is_followed=True).start()
 
     def persistent_repl(self, limits: ReplLimits | None = None) -> PersistentRepl:

@@ -45,6 +45,9 @@ def command(*, debug: bool, config: str | None, contexts: tuple[str, ...], **opt
     The address, the key and the link of the viewer go to stdout. SIGTERM lets runs end; a second one ends them.
     """
     with failures("serve", as_json=False, debug=debug):
-        from rlm_broker.cli import serving  # pydantic and starlette: half a second
+        from rlm_broker.extras import require_extra
+
+        with require_extra("serve", "`rlm-broker serve`"):
+            from rlm_broker.cli import serving  # pydantic and starlette: half a second
 
         serving.serve(config=None if config is None else Path(config), contexts=contexts, **options)

@@ -10,21 +10,17 @@ from collections.abc import Generator
 from pathlib import Path
 from typing import Any, Final
 
+import uvicorn
 from pydantic import ValidationError
 
 from rlm_broker.cli.composing import rlm_of
-from rlm_broker.cli.extras import require_extra
 from rlm_broker.cli.spans import sent_spans
 from rlm_broker.cli.terminal import say
 from rlm_broker.control.server import ControlSocket
 from rlm_broker.errors import ConfigurationError
+from rlm_broker.service.app import Service
+from rlm_broker.service.settings import RIGHTS, ServeSettings
 from rlm_broker.settings.settings import Settings, assigned
-
-with require_extra("serve"):
-    import uvicorn
-
-    from rlm_broker.service.app import Service
-    from rlm_broker.service.settings import RIGHTS, ServeSettings
 
 OF_SERVER: Final = ("host", "port", "max_runs", "drain_s", "certificate", "private_key", "behind_proxy")
 """Options that stand for settings of the same name in the table `serve`."""
@@ -134,11 +130,19 @@ async def _served(service: Service, settings: ServeSettings, listener: socket.so
             await asyncio.wait({serving, ending}, return_when=asyncio.FIRST_COMPLETED)
             ending.cancel()
             if not serving.done():
-                await service.drain(at_once)
+                hurry = asyncio.ensure_future(_drained_at(service, at_once))
+                await service.drain()
+                hurry.cancel()
         finally:
             server.should_exit = True
             await serving
             await control.aclose()
+
+
+async def _drained_at(service: Service, at_once: asyncio.Event) -> None:
+    """Stop all runs once the event is set."""
+    await at_once.wait()
+    await service.drain(0)
 
 
 class _Server(uvicorn.Server):

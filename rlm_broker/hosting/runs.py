@@ -263,12 +263,11 @@ class HostedRuns:
             self._keys[owner.name, key] = (fingerprint, hosted)
         return self._listed(hosted)
 
-    async def drain(self, drain_s: float, at_once: "asyncio.Event | None" = None) -> None:
-        """Begin no run any more, let all runs end, and stop those that go on.
+    async def drain(self, drain_s: float) -> None:
+        """Begin no run any more, let all runs end, and stop those that go on. A second call may shorten the time.
 
         Args:
             drain_s: Seconds after which runs are stopped, with their best answers so far.
-            at_once: Stops them as soon as it is set.
         """
         self._is_draining = True
         for hosted in self._runs.values():
@@ -277,10 +276,8 @@ class HostedRuns:
         ends = [asyncio.ensure_future(hosted.run.ended()) for hosted in self._runs.values()]
         if not ends:
             return
-        hurry = asyncio.ensure_future((at_once or asyncio.Event()).wait())
         all_ended = asyncio.ensure_future(asyncio.wait(ends))
-        await asyncio.wait({all_ended, hurry}, timeout=drain_s, return_when=asyncio.FIRST_COMPLETED)
-        hurry.cancel()
+        await asyncio.wait({all_ended}, timeout=drain_s)
         if not all_ended.done():
             self._for_each_live(lambda _: True, HostedRun.stop)
             await asyncio.wait({all_ended}, timeout=STOP_GRACE_S)

@@ -119,15 +119,16 @@ class Service:
         else:
             await self._app(scope, receive, send)
 
-    async def drain(self, at_once: asyncio.Event | None = None) -> None:
-        """Take no new run, let the others end for `drain_s` seconds, then stop them with their best answers.
+    async def drain(self, drain_s: float | None = None) -> None:
+        """Take no new run, let the others end, then stop them with their best answers so far.
 
         Args:
-            at_once: Stops them as soon as it is set.
+            drain_s: Seconds after which they are stopped; None takes `ServeSettings.drain_s`. A second call may shorten
+                the time of the first.
         """
         if self._parts is not None and self._health is not None:
             self._health.is_draining = True
-            await self._parts.runs.drain(self._settings.drain_s, at_once)
+            await self._parts.runs.drain(self._settings.drain_s if drain_s is None else drain_s)
 
     async def _parts_of(self, opening: contextlib.AsyncExitStack, contexts: dict[str, StoredContext]) -> Parts:
         settings = self._settings

@@ -193,13 +193,12 @@ async def test_drain_waits_then_stops_with_the_best_answer() -> None:
         hosted = runs.begin(ANN, "text", "Is it?")
         await until(lambda: gate.asked)
         queued = runs.begin(ANN, "text", "Later?")
-        hurry = asyncio.Event()
-        draining = asyncio.ensure_future(runs.drain(3_600, hurry))
+        draining = asyncio.ensure_future(runs.drain(3_600))
         await until(lambda: queued.run.is_done)
         assert not hosted.run.is_done
         with pytest.raises(Busy, match="about to end"):
             runs.begin(ANN, "text", "New?")
-        hurry.set()
+        await runs.drain(0)
         await draining
         completion = await hosted.completion()
         assert completion.is_stopped
