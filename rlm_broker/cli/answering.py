@@ -7,6 +7,7 @@ from contextlib import ExitStack, closing, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
+from rlm_broker.cli.composing import models_of, rlm_of
 from rlm_broker.cli.progress import ProgressLine, spent
 from rlm_broker.cli.sources import STDIN, stored
 from rlm_broker.cli.terminal import say
@@ -14,9 +15,8 @@ from rlm_broker.clients.offline.question import NOTE
 from rlm_broker.errors import ConfigurationError, RunFailed
 from rlm_broker.models.models import Models
 from rlm_broker.results import Completion
-from rlm_broker.rlm import RLM
 from rlm_broker.settings.settings import Settings, assigned
-from rlm_broker.settings.user_files import schema_of, tools_of
+from rlm_broker.settings.user_files import schema_of
 from rlm_broker.shown import as_json
 from rlm_broker.trace.events import Emit, Event
 from rlm_broker.trace.story import counted, tokens
@@ -63,8 +63,8 @@ def ask(
             watchers: list[Emit] = []
             if trace is not None:
                 watchers.append(stack.enter_context(_writer(trace)))
-            models = Models(record=record, replay=replay) if replay else _models(settings, record)
-            rlm = _rlm(settings, models, system, _all_of(watchers))
+            models = Models(record=record, replay=replay) if replay else models_of(settings, record)
+            rlm = rlm_of(settings, models=models, system_prompt=system, on_event=_all_of(watchers))
             if progress is not None:
                 watchers.append(stack.enter_context(closing(progress)))
             typed = progress is not None and STDIN in paths and sys.stdin.isatty()
@@ -89,31 +89,6 @@ def _without_advice(completion: Completion, *, is_quiet: bool) -> Completion:
     if not is_quiet:
         say(NOTE, err=True)
     return dataclasses.replace(completion, response=response.removesuffix(f"\n{NOTE}"))
-
-
-def _models(settings: Settings, record: Path | None) -> Models:
-    policy = settings["model_policy"]
-    return Models(settings.models, settings.routes, policy, cache=settings.path("cache"), record=record)
-
-
-def _rlm(settings: Settings, models: Models, system: str | None, on_event: Emit) -> RLM:
-    tools = settings.path("tools")
-    is_replay = models.replay is not None
-    return RLM(
-        None if is_replay else settings.model("model"),
-        None if is_replay else settings.model("sub_model"),
-        models=models,
-        limits=settings.limits,
-        tools=None if tools is None else tools_of(tools),
-        system_prompt=system,
-        prompt_profile=settings["prompt_profile"],
-        recursion=settings["recursion"],
-        sandbox=settings["isolation"],
-        allow_exec=settings["allow_exec"],
-        python=settings["python"],
-        packages=settings.packages,
-        on_event=on_event,
-    )
 
 
 def _all_of(watchers: list[Emit]) -> Emit:
