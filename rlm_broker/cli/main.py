@@ -17,6 +17,7 @@ from rlm_broker.cli.parameters import Group
 COMMANDS = {
     "ask": "Ask a question about a text, files or folders.",
     "exec": "Run a Python file in a sandbox, without any model.",
+    "mcp": "Serve a sandbox and questions about files to an MCP client.",
     "doctor": "Show what isolation this machine offers.",
     "models": "Show which models and keys there are, and which model would serve a call.",
     "config": "Show every setting, where it came from, and what it is.",
