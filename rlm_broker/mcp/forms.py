@@ -185,10 +185,10 @@ class ToolForm:
 EXECUTE: Final = ToolForm(
     "execute_python",
     "Run Python in a sandbox",
-    "Run Python code in a sandboxed REPL, and return what it prints, as a notebook cell does. Pass `repl` of an earlier "
-    "result to go on: its variables, imports and files are still there. A REPL that is idle for 20 minutes is closed. "
-    "There is no network, and none of the user's files: bring data by repl_files. Code may compute for {block_timeout}; "
-    "then it is interrupted, and variables stay. Figures and pictures that it shows come back as images. To see "
+    "Run Python code in a sandboxed REPL, and return what it prints, as a notebook cell does. Pass `repl` of an "
+    "earlier result to go on: its variables, imports and files are still there. A REPL that is idle for 20 minutes is "
+    "closed. There is no network, and none of the user's files: bring data by repl_files. Code may compute for "
+    "{block_timeout}; then it is interrupted, and variables stay. Figures and pictures that it shows come back as images. To see "
     "installed packages: `import importlib.metadata as m; print(sorted({{d.name for d in m.distributions()}}))`. "
     "Text beyond 20,000 characters is cut in the middle.",
     Code,
@@ -235,8 +235,8 @@ STOP_RUN: Final = ToolForm(
 FILES: Final = ToolForm(
     "repl_files",
     "Files of a REPL",
-    "List, read, write or delete files in the current folder of a REPL. Give `text` or `base64` to write. A file is read "
-    "as text, or as base64 if it is not UTF-8, up to 1 MiB.",
+    "List, read, write or delete files in the current folder of a REPL. Give `text` or `base64` to write. A file is "
+    "read as text, or as base64 if it is not UTF-8, up to 1 MiB.",
     FileWork,
     FilesDone,
     is_destructive=True,

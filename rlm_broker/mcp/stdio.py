@@ -109,10 +109,10 @@ async def _served(opening: _Opening, block_timeout_s: float) -> None:
         async with stdio_server() as (read, write):
             await server.run(read, write, server.create_initialization_options())
 
-    ended: asyncio.Future[int] = loop.create_future()
+    ended: asyncio.Future[Any] = loop.create_future()
     _listen(ended)
-    serving = loop.create_task(answered())
-    await asyncio.wait({serving, ended}, return_when=asyncio.FIRST_COMPLETED)
+    serving: asyncio.Future[Any] = loop.create_task(answered())
+    await asyncio.wait([serving, ended], return_when=asyncio.FIRST_COMPLETED)
     await opening.close()
     if ended.done():
         # Not by cancelling: a thread of the SDK reads stdin, and its end is waited for until the client writes.
@@ -120,7 +120,7 @@ async def _served(opening: _Opening, block_timeout_s: float) -> None:
     _raise_unless_gone(serving)
 
 
-def _listen(ended: "asyncio.Future[int]") -> None:
+def _listen(ended: "asyncio.Future[Any]") -> None:
     def end(number: int) -> None:
         if ended.done():
             _leave(number)
@@ -137,7 +137,7 @@ def _leave(number: int) -> NoReturn:
     os._exit(128 + number)
 
 
-def _raise_unless_gone(serving: "asyncio.Task[None]") -> None:
+def _raise_unless_gone(serving: "asyncio.Future[Any]") -> None:
     """Raise the error of the server, unless it is that the client reads no more."""
     error = serving.exception()
     if error is None:

@@ -4,14 +4,14 @@ import base64
 import json
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
 from rlm_broker.display import Display, picture_in
 from rlm_broker.errors import RunFailed
 from rlm_broker.mcp import forms
 from rlm_broker.prompts.observation import cut as cut_in_the_middle
 from rlm_broker.prompts.observation import shared
-from rlm_broker.results import Block, Completion, FileEntry
+from rlm_broker.results import Block, Completion, FileEntry, Variable
 from rlm_broker.shown import as_json
 
 MOST_CHARS: Final = 20_000
@@ -63,11 +63,7 @@ def told_block(block: Block, repl: str | None) -> Told:
     """
     pictures = tuple(_pictures(block.displays))
     variables = [
-        forms.VariableMade(
-            name=cut(each.name, 60),
-            type=cut(each.type, 60),
-            size=list(each.size) if _is_shape(each.size) else each.size,
-        )
+        forms.VariableMade(name=cut(each.name, 60), type=cut(each.type, 60), size=_size(each))
         for each in block.variables
     ]
     result = forms.Ran(
@@ -89,8 +85,8 @@ def cut(text: str, limit: int) -> str:
     return cut_in_the_middle(text, limit).encode("utf-8", "backslashreplace").decode()
 
 
-def _is_shape(size: object) -> bool:
-    return isinstance(size, tuple)
+def _size(variable: Variable) -> int | list[int] | None:
+    return list(variable.size) if isinstance(variable.size, tuple) else variable.size
 
 
 def _block_text(block: Block, repl: str | None) -> str:
@@ -116,7 +112,7 @@ def _display_texts(displays: Sequence[Display]) -> list[str]:
     for display in displays:
         if any(mime in display.data for mime in PICTURES):
             continue
-        text = next((display.data[mime] for mime in TEXTS if mime in display.data), None)  # type: ignore[index]
+        text = next((display.data[mime] for mime in TEXTS if mime in display.data), None)
         texts.append(text if isinstance(text, str) else f"[shown: {picture_in(display) or ', '.join(display.data)}]")
     return texts
 
@@ -124,7 +120,7 @@ def _display_texts(displays: Sequence[Display]) -> list[str]:
 def _pictures(displays: Iterable[Display]) -> Iterable[Picture]:
     for display in displays:
         for mime in PICTURES:
-            data = display.data.get(mime)  # type: ignore[call-overload]
+            data = display.data.get(mime)
             if isinstance(data, bytes):
                 yield Picture(mime, base64.b64encode(data).decode())
                 break
@@ -179,7 +175,7 @@ def told_wait(run: str, state: forms.RunState, doing: str, turns: int, seconds: 
     return Told(result, text)
 
 
-def _used(ended: Completion | RunFailed) -> "dict[str, float | int | None]":
+def _used(ended: Completion | RunFailed) -> dict[str, Any]:
     total = ended.usage_summary.total
     return {
         "turns": len(ended.trajectory),
@@ -207,8 +203,6 @@ def told_file(path: str, data: bytes) -> Told:
     except UnicodeDecodeError:
         packed = base64.b64encode(data).decode()
         result = forms.FilesDone(action="read", path=path, base64=packed, bytes=len(data))
-        return Told(
-            result, f"[{len(data):,} bytes that are no UTF-8 text: they are in base64 of the structured result]"
-        )
+        return Told(result, f"[{len(data):,} bytes, no UTF-8 text: see base64 of the structured result]")
     result = forms.FilesDone(action="read", path=path, text=text, bytes=len(data))
     return Told(result, cut(text, MOST_CHARS - ROOM_CHARS))

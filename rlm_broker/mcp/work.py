@@ -3,8 +3,8 @@
 Theory of operation
 -------------------
 The SDK cancels a call by an anyio scope, which cancels its task again at each `await`. So the work of a call is a task
-of its own (`_in_own_task`): it is cancelled once, and may then end its block in order. The handler of the call waits for it,
-and tells its progress. The next block of the same REPL waits for a block that is being interrupted.
+of its own (`_in_own_task`): it is cancelled once, and may then end its block in order. The handler of the call waits
+for it, and tells its progress. The next block of the same REPL waits for a block that is being interrupted.
 
 A run that was asked for outlives the call only once its handle was told. A cancelled `ask_large_context` ends the run,
 because no client knows of it; a cancelled `get_run` ends the wait alone.

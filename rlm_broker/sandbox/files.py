@@ -32,7 +32,7 @@ Entries = list[FileEntry]
 class ReplFiles:
     """The files in a REPL's scratch folder, which is the current folder of its code: `repl.files`.
 
-    The methods are those of E2B's `sandbox.files` (`write`, `read`, `list`, `remove`), so that code for it needs few changes.
+    The methods are those of E2B's `sandbox.files` (`write`, `read`, `list`, `remove`): code for it needs few changes.
     `save` is for files that should not pass through memory. Async code has awaited twins: `awrite`, `aread`, `asave`,
     `alist`, `aremove`.
 
