@@ -188,9 +188,9 @@ EXECUTE: Final = ToolForm(
     "Run Python code in a sandboxed REPL, and return what it prints, as a notebook cell does. Pass `repl` of an "
     "earlier result to go on: its variables, imports and files are still there. A REPL that is idle for 20 minutes is "
     "closed. There is no network, and none of the user's files: bring data by repl_files. Code may compute for "
-    "{block_timeout}; then it is interrupted, and variables stay. Figures and pictures that it shows come back as images. To see "
-    "installed packages: `import importlib.metadata as m; print(sorted({{d.name for d in m.distributions()}}))`. "
-    "Text beyond 20,000 characters is cut in the middle.",
+    "{block_timeout}; then it is interrupted, and variables stay. Figures and pictures that it shows come back as "
+    "images. To see installed packages: `import importlib.metadata as m; print(sorted({{d.name for d in "
+    "m.distributions()}}))`. Text beyond 20,000 characters is cut in the middle.",
     Code,
     Ran,
 )

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from rlm_broker.mcp.work import Work
 
 NAME = "rlm-broker"
-PROGRESS_S = 3.0
+PROGRESS_S = 2.0
 """Seconds between two notifications of progress while the sandbox is started."""
 NO_PATHS = "there is no argument 'paths' over HTTP, where no file of the server is read: give the text as context"
 

@@ -30,7 +30,7 @@ from rlm_broker.rlm import RLM
 
 T = TypeVar("T")
 
-PROGRESS_S: Final = 3.0
+PROGRESS_S: Final = 2.0
 """Seconds between two notifications of progress."""
 LEFT_ALONE_S: Final = 3_600.0
 """Seconds after which a run ends that no client asks for."""
