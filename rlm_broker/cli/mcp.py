@@ -4,6 +4,7 @@ import importlib.util
 import json
 import shutil
 import sys
+from pathlib import Path
 from typing import Any
 
 import click
@@ -68,6 +69,8 @@ def command(root: str, *, assignments: tuple[str, ...], only_config: bool, debug
             return
         if importlib.util.find_spec("mcp") is None:
             raise ConfigurationError(MISSING)
+        if not Path(root).is_dir():
+            raise ConfigurationError(f"{root} is not a folder: name one by --root")
         _serve(root, assignments, options)
 
 

@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 
 SIGNALS: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 """Signals that end the server. A second one ends it without waiting for its processes, which then end by themselves."""
+SIGNALLED: Final = 128
+"""Exit code of a process that a signal has ended, less the number of the signal."""
 LISTED_S: Final = 0.05
 """Seconds after the list of tools at which the sandbox is opened: the client has the list by then."""
 
@@ -107,45 +109,47 @@ async def _served(opening: _Opening, block_timeout_s: float) -> None:
 
     async def answered() -> None:
         async with stdio_server() as (read, write):
-            await server.run(read, write, server.create_initialization_options())
+            try:
+                await server.run(read, write, server.create_initialization_options())
+            except asyncio.CancelledError:  # by the SDK, whose writer has failed
+                _set(ended, 0)
+                raise
 
-    ended: asyncio.Future[Any] = loop.create_future()
+    ended: asyncio.Future[int] = loop.create_future()
     _listen(ended)
-    serving: asyncio.Future[Any] = loop.create_task(answered())
-    await asyncio.wait([serving, ended], return_when=asyncio.FIRST_COMPLETED)
+    serving = loop.create_task(answered())
+    serving.add_done_callback(lambda _: _set(ended, 0))
+    exit_code = await ended
     await opening.close()
-    if ended.done():
-        # Not by cancelling: a thread of the SDK reads stdin, and its end is waited for until the client writes.
-        _leave(ended.result())
-    _raise_unless_gone(serving)
+    if not serving.done():
+        # A thread of the SDK reads stdin. A cancellation would wait for its end, and so for the client's.
+        _leave(exit_code)
+    try:
+        serving.result()
+    except* (BrokenPipeError, ConnectionResetError):  # the client has left, and reads no answer
+        pass
 
 
-def _listen(ended: "asyncio.Future[Any]") -> None:
+def _listen(ended: "asyncio.Future[int]") -> None:
     def end(number: int) -> None:
         if ended.done():
-            _leave(number)
-        ended.set_result(number)
+            _leave(SIGNALLED + number)
+        ended.set_result(SIGNALLED + number)
 
     for number in SIGNALS:
         if signal.getsignal(number) is not signal.SIG_IGN:
             asyncio.get_running_loop().add_signal_handler(number, end, number)
 
 
-def _leave(number: int) -> NoReturn:
+def _leave(exit_code: int) -> NoReturn:
     with contextlib.suppress(OSError, ValueError):
         sys.stderr.flush()
-    os._exit(128 + number)
+    os._exit(exit_code)
 
 
-def _raise_unless_gone(serving: "asyncio.Future[Any]") -> None:
-    """Raise the error of the server, unless it is that the client reads no more."""
-    error = serving.exception()
-    if error is None:
-        return
-    group = error if isinstance(error, BaseExceptionGroup) else BaseExceptionGroup("", [error])
-    _, rest = group.split((BrokenPipeError, ConnectionResetError))
-    if rest is not None:
-        raise error
+def _set(ended: "asyncio.Future[int]", exit_code: int) -> None:
+    if not ended.done():
+        ended.set_result(exit_code)
 
 
 def _say_failure(task: "asyncio.Task[Any]") -> None:
