@@ -32,9 +32,9 @@ Entries = list[FileEntry]
 class ReplFiles:
     """The files in a REPL's scratch folder, which is the current folder of its code: `repl.files`.
 
-    The methods are those of E2B's `sandbox.files` (`write`, `read`, `list`), so that code for it needs few changes.
+    The methods are those of E2B's `sandbox.files` (`write`, `read`, `list`, `remove`): code for it needs few changes.
     `save` is for files that should not pass through memory. Async code has awaited twins: `awrite`, `aread`, `asave`,
-    `alist`.
+    `alist`, `aremove`.
 
     A path is relative to the scratch folder. No link is followed anywhere in it, and only regular files are opened.
     Files can be used while a block runs: init opens each of them, and a thread copies it. A block that reads a file
@@ -133,6 +133,23 @@ class ReplFiles:
         """Return the entries of a folder as `list` does, awaited."""
         return await self._event_loop().arun(self._list(path))
 
+    def remove(self, path: str | PurePath) -> None:
+        """Remove a file. Of a link, the link itself is removed, and never its target.
+
+        Args:
+            path: File in the REPL.
+
+        Raises:
+            ConfigurationError: The path leads out of the scratch folder.
+            FileRefused: There is no such file, or it is a folder.
+            ReplClosed, SandboxFailed: As for `SandboxedRepl.execute`.
+        """
+        self._event_loop().run(self._remove(path))
+
+    async def aremove(self, path: str | PurePath) -> None:
+        """Remove a file as `remove` does, awaited."""
+        await self._event_loop().arun(self._remove(path))
+
     # -- on the loop -------------------------------------------------------------------------------------------------
 
     async def _write(self, path: object, data: object) -> None:
@@ -185,6 +202,12 @@ class ReplFiles:
             if listed.is_all or not listed.entries:
                 return found
             after = last
+
+    async def _remove(self, path: object) -> None:
+        names = names_of(path)
+        worker = await self._worker()
+        with _naming(path):
+            await worker.remove_file(names)
 
     async def _opened(self, request: OpenToRead | OpenToWrite, path: object) -> int:
         """Return a descriptor of a regular file, which the caller closes."""

@@ -22,6 +22,8 @@ from sandbox_worker.wire.control import (
     OpenToRead,
     OpenToWrite,
     Refused,
+    Removed,
+    RemoveFile,
 )
 
 MAX_ENTRIES = 10_000
@@ -40,7 +42,7 @@ class FileNotOpened(Exception):
     """A file cannot be opened. The message gives the reason, as the rest of a sentence about its path."""
 
 
-def answer(request: FileRequest, bounds: ReplBounds | None) -> tuple[Opened | Listed | Refused, list[int]]:
+def answer(request: FileRequest, bounds: ReplBounds | None) -> tuple[Opened | Listed | Removed | Refused, list[int]]:
     """Carry out the orchestrator's request. Return the answer and the descriptors to send with it.
 
     Args:
@@ -55,6 +57,8 @@ def answer(request: FileRequest, bounds: ReplBounds | None) -> tuple[Opened | Li
                 return Opened(), [open_to_write(path, size_bytes, bounds)]
             case ListFolder(path=path, after=after):
                 return listed(path, after), []
+            case RemoveFile(path=path):
+                return remove(path), []
     except (FileNotOpened, OSError) as error:
         return Refused(reason(error)), []
 
@@ -112,6 +116,22 @@ def open_to_write(path: Sequence[bytes], size_bytes: int, bounds: ReplBounds | N
         os.close(folder)
     os.ftruncate(fd, 0)
     return fd
+
+
+def remove(path: Sequence[bytes]) -> Removed:
+    """Remove a file below the current folder, or a link itself.
+
+    Raises:
+        FileNotOpened, OSError: There is no such file, or it is a folder.
+    """
+    folder = open_folder(path[:-1])
+    try:
+        if stat.S_ISDIR(os.stat(path[-1], dir_fd=folder, follow_symlinks=False).st_mode):
+            raise FileNotOpened("is a folder")
+        os.unlink(path[-1], dir_fd=folder)
+    finally:
+        os.close(folder)
+    return Removed()
 
 
 def listed(path: Sequence[bytes], after: bytes) -> Listed:

@@ -40,6 +40,8 @@ from sandbox_worker.wire.control import (
     OpenToWrite,
     ProgramEnded,
     Refused,
+    Removed,
+    RemoveFile,
     RunProgram,
     Start,
     Started,
@@ -190,14 +192,14 @@ class Worker:
         return opened.fd
 
     async def list_folder(self, path: list[bytes], after: bytes) -> Listed:
-        """Return the entries of a folder below the scratch folder, see `ListFolder`.
-
-        Raises:
-            FileRefused: As for `open_file`.
-        """
+        """Return the entries of a folder below the scratch folder. Raises `FileRefused` as `open_file` does."""
         (listed,) = await self._exchange([(ListFolder(path, after), None)], Listed)
         assert isinstance(listed, Listed)
         return listed
+
+    async def remove_file(self, path: list[bytes]) -> None:
+        """Have init remove a file of the scratch folder. Raises `FileRefused` as `open_file` does."""
+        await self._exchange([(RemoveFile(path), None)], Removed)
 
     def run_program(self, cwd: list[bytes], *fds: int) -> "Program":
         """Have init start a program, see `RunProgram`. The caller keeps its copies of the descriptors."""
@@ -370,11 +372,7 @@ class Worker:
 
 
 class Program(NamedTuple):
-    """A program that runs beside a REPL.
-
-    Attributes:
-        ended: Init's message on its end; None if the whole worker is gone. Wait for it without cancelling it.
-    """
+    """A program that runs beside a REPL. Wait for `ended` without cancelling it: None says that the worker is gone."""
 
     number: int
     ended: "asyncio.Future[ProgramEnded | None]"

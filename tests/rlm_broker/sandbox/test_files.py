@@ -48,6 +48,24 @@ def test_files_go_in_and_come_out_as_they_are(level: str, tmp_path: Path) -> Non
 
 
 @LEVELS
+def test_removed_file_is_gone_and_links_keep_targets(level: str) -> None:
+    """A removed file is gone, of a link the link alone goes, and a folder or a missing file is refused."""
+    with Sandbox(isolation=level) as sandbox, sandbox.repl() as repl:
+        repl.files.write("deep/a.txt", b"a")
+        repl.files.write("b.txt", b"b")
+        repl.execute("import os; os.symlink('b.txt', 'link'); os.symlink('deep', 'way')")
+        repl.files.remove("deep/a.txt")
+        repl.files.remove("link")
+        assert [each.name for each in repl.files.list()] == ["b.txt", "deep", "way"]
+        assert repl.files.list("deep") == []
+        for path, why in {"deep": "is a folder", "way/x": "link", "deep/a.txt": "No such file"}.items():
+            with pytest.raises(FileRefused, match=f"'{path}' .*{why}"):
+                repl.files.remove(path)
+        with pytest.raises(ConfigurationError, match="scratch folder"):
+            repl.files.remove("../b.txt")
+
+
+@LEVELS
 async def test_files_are_copied_beside_a_running_block(level: str) -> None:
     async with Sandbox(isolation=level) as sandbox, sandbox.repl() as repl:
         code = "import os, time\nwhile not os.path.exists('go'): time.sleep(0.01)\nopen('done', 'w').write('yes')"

@@ -1,0 +1,94 @@
+"""The server of the protocol as an ASGI app, for a server that knows who asks."""
+
+import contextlib
+from collections.abc import AsyncIterator, Awaitable, Callable, MutableMapping
+from typing import Any, Final
+
+from mcp.server.auth.middleware.bearer_auth import AuthenticatedUser
+from mcp.server.auth.provider import AccessToken
+from mcp.server.context import ServerRequestContext
+from mcp.server.streamable_http_manager import StreamableHTTPSessionManager
+
+from rlm_broker.hosting.owner import Owner
+from rlm_broker.hosting.repls import HeldRepls
+from rlm_broker.hosting.runs import HostedRuns
+from rlm_broker.mcp.server import Call, server_of
+from rlm_broker.mcp.work import Work
+from rlm_broker.rlm import RLM
+
+Scope = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
+Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
+
+MAX_BODY_BYTES: Final = 64 << 20
+"""Bytes of one request, and so of a context in it."""
+MOST_SESSIONS: Final = 1_000
+"""Sessions of clients of protocol 2025-11-25 at the same time. Those of 2026-07-28 have none."""
+
+
+class McpApp:
+    """An ASGI app that serves the tools by streamable HTTP, in both eras of the protocol, at any path.
+
+    The server in front of it has checked the key, Host and Origin already. Enter `running` before the first request.
+
+    Args:
+        work: The work of the tools.
+        owner_of: Returns the owner of a request, from its ASGI scope.
+        block_timeout_s: Compute time of a block in seconds, which the tool tells.
+        max_body_bytes: Bytes of one request at most.
+    """
+
+    def __init__(
+        self,
+        work: Work,
+        owner_of: Callable[[Scope], Owner],
+        *,
+        block_timeout_s: float,
+        max_body_bytes: int = MAX_BODY_BYTES,
+    ) -> None:
+        self._owner_of = owner_of
+
+        async def at_once(_call: Call) -> Work:
+            return work
+
+        server = server_of(at_once, self._owner_of_call, with_paths=False, block_timeout_s=block_timeout_s)
+        self._manager = StreamableHTTPSessionManager(
+            server, max_request_body_size=max_body_bytes, max_sessions=MOST_SESSIONS
+        )
+
+    @contextlib.asynccontextmanager
+    async def running(self) -> AsyncIterator[None]:
+        """Serve requests within the block. It can be entered once."""
+        async with self._manager.run():
+            yield
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer one request. The owner is also the user of its session, which is refused to all other owners."""
+        owner = self._owner_of(scope)
+        user = AuthenticatedUser(AccessToken(token="", client_id=owner.name, scopes=[]))
+        await self._manager.handle_request({**scope, "user": user}, receive, send)
+
+    def _owner_of_call(self, context: ServerRequestContext[Any, Any]) -> Owner:
+        assert context.request is not None
+        return self._owner_of(context.request.scope)
+
+
+def mcp_app(
+    rlm: RLM,
+    runs: HostedRuns,
+    repls: HeldRepls,
+    owner_of: Callable[[Scope], Owner],
+    *,
+    max_body_bytes: int = MAX_BODY_BYTES,
+) -> McpApp:
+    """Return an app of the tools, to be mounted at a path such as /mcp.
+
+    Args:
+        rlm: The open `RLM` that answers.
+        runs: Runs of all owners.
+        repls: REPLs of all owners.
+        owner_of: Returns the owner of a request, from its ASGI scope.
+        max_body_bytes: Bytes of one request at most.
+    """
+    work = Work(rlm, runs, repls)
+    return McpApp(work, owner_of, block_timeout_s=rlm.limits.block_timeout_s, max_body_bytes=max_body_bytes)

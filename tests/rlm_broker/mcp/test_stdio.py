@@ -1,0 +1,186 @@
+"""The life of `rlm-broker mcp`: a real process, spoken to in raw lines, and what it leaves."""
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from tests.support.command import COMMAND, ENVIRONMENT
+from tests.support.waiting import WAIT_S, until_now
+
+HELLO = {"protocolVersion": "2025-11-25", "capabilities": {}, "clientInfo": {"name": "test", "version": "1"}}
+
+
+class Raw:
+    """A client that writes and reads lines."""
+
+    def __init__(self, process: "subprocess.Popen[bytes]") -> None:
+        self.process = process
+        self._number = 0
+
+    def say(self, method: str, params: dict[str, Any], **id: int) -> None:
+        """Send one message."""
+        assert self.process.stdin is not None
+        message = {"jsonrpc": "2.0", **id, "method": method, "params": params}
+        self.process.stdin.write(json.dumps(message).encode() + b"\n")
+        self.process.stdin.flush()
+
+    def ask(self, method: str, **params: Any) -> dict[str, Any]:
+        """Send a request, and return the result of its answer."""
+        self._number += 1
+        self.say(method, params, id=self._number)
+        assert self.process.stdout is not None
+        while True:
+            message = json.loads(self.process.stdout.readline())  # a line that is no message fails here
+            if message.get("id") == self._number:
+                return dict(message["result"])
+
+    def execute(self, code: str) -> dict[str, Any]:
+        """Run a block in a new REPL, and return its structured result."""
+        called = self.ask("tools/call", name="execute_python", arguments={"code": code})
+        return dict(called["structuredContent"])
+
+    def below(self) -> list[psutil.Process]:
+        """All processes below the server."""
+        return psutil.Process(self.process.pid).children(recursive=True)
+
+
+@contextlib.contextmanager
+def started(*arguments: str) -> Iterator[Raw]:
+    """A server that has shaken hands."""
+    pipe = subprocess.PIPE
+    process = subprocess.Popen([*COMMAND, "mcp", *arguments], stdin=pipe, stdout=pipe, stderr=pipe, env=ENVIRONMENT)
+    with process:
+        raw = Raw(process)
+        try:
+            raw.ask("initialize", **HELLO)
+            raw.say("notifications/initialized", {})
+            yield raw
+        finally:
+            process.kill()
+
+
+def end_of(raw: Raw) -> tuple[int, bytes, bytes]:
+    """The exit code of the server, and what it still writes."""
+    out, err = raw.process.communicate(timeout=WAIT_S)
+    return raw.process.returncode, out, err
+
+
+def are_gone(processes: list[psutil.Process]) -> bool:
+    return not any(each.is_running() and each.status() != psutil.STATUS_ZOMBIE for each in processes)
+
+
+@pytest.mark.parametrize("how", ["eof", "SIGINT", "SIGTERM", "SIGHUP"])
+def test_server_ends_with_all_its_processes(how: str) -> None:
+    """The end of stdin and each signal end the server and all below it, also while a block and a run go on."""
+    with started() as raw:
+        assert raw.execute("print(1)")["stdout"] == "1\n"
+        raw.say("tools/call", {"name": "execute_python", "arguments": {"code": "while True: pass"}}, id=90)
+        raw.execute("2")
+        below = raw.below()
+        assert len(below) >= 3
+        if how == "eof":
+            code, out, err = end_of(raw)
+        else:
+            raw.process.send_signal(signal.Signals[how])
+            code, out, err = (raw.process.wait(WAIT_S), b"", b"")
+        assert code == (0 if how == "eof" else 128 + signal.Signals[how])
+        assert are_gone(below)
+        assert all(json.loads(line)["jsonrpc"] == "2.0" for line in out.splitlines())
+        assert b"Traceback" not in err
+
+
+def test_killed_server_leaves_no_worker() -> None:
+    with started() as raw:
+        raw.say("tools/call", {"name": "execute_python", "arguments": {"code": "while True: pass"}}, id=90)
+        raw.execute("import os; os.system('sleep 1000 &')")
+        below = raw.below()
+        assert len(below) >= 3
+        raw.process.kill()
+        until_now(lambda: are_gone(below))
+
+
+def test_server_ends_before_any_sandbox_is_open() -> None:
+    """A client that leaves at once leaves no process, and is told nothing on stdout but protocol."""
+    with started() as raw:
+        raw.ask("tools/list")
+        code, out, err = end_of(raw)
+        assert (code, out, err) == (0, b"", b"")
+    done = subprocess.run(
+        [*COMMAND, "mcp"], stdin=subprocess.DEVNULL, capture_output=True, env=ENVIRONMENT, timeout=WAIT_S, check=False
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (0, b"", b"")
+
+
+@pytest.mark.parametrize("closes_stdin", [False, True])
+def test_client_that_reads_no_more_ends_it(closes_stdin: bool) -> None:
+    with started() as raw:
+        assert raw.process.stdout is not None
+        assert raw.process.stderr is not None
+        raw.process.stdout.close()
+        raw.say("tools/list", {}, id=90)
+        if closes_stdin:
+            assert raw.process.stdin is not None
+            raw.process.stdin.close()
+        assert raw.process.wait(WAIT_S) == 0
+        assert raw.process.stderr.read() == b""
+
+
+def test_code_in_sandbox_does_not_reach_the_wire() -> None:
+    """What code writes to descriptors 1 and 2 is its output, and no message of the protocol."""
+    with started() as raw:
+        ran = raw.execute("import os; os.write(1, b'{}\\n'); os.write(2, b'x\\n'); None")
+        assert (ran["stdout"], ran["stderr"]) == ("{}\n", "x\n")
+        assert end_of(raw)[:2] == (0, b"")
+
+
+def test_isolation_that_cannot_be_had_is_a_sentence(tmp_path: Path) -> None:
+    """A sandbox that cannot be opened fails each call by its sentence, and the server goes on."""
+    folder = tmp_path / "no-venv"
+    folder.mkdir()
+    with started("--python", str(folder)) as raw:
+        for _ in range(2):
+            called = raw.ask("tools/call", name="execute_python", arguments={"code": "1"})
+            assert called["isError"]
+            assert str(folder) in called["content"][0]["text"]
+
+
+def test_config_is_what_clients_want() -> None:
+    """`--config` prints the JSON with the arguments that were given, and starts no server."""
+    command = [*COMMAND, "mcp", "--model", "offline", "--config", "--root", os.sep]
+    done = subprocess.run(command, capture_output=True, env=ENVIRONMENT, timeout=WAIT_S, check=True)
+    server = json.loads(done.stdout)["mcpServers"]["rlm"]
+    assert server["args"] == ["mcp", "--model", "offline", "--root", os.sep]
+    assert server["command"]
+
+
+def test_wrong_settings_are_a_sentence() -> None:
+    for arguments, sentence in {
+        ("--limit", "x=1"): b"there is no such limit",
+        ("--root", "/nonexistent"): b"/nonexistent is not a folder",
+    }.items():
+        done = subprocess.run(
+            [*COMMAND, "mcp", *arguments], stdin=subprocess.DEVNULL, capture_output=True, env=ENVIRONMENT, check=False
+        )
+        assert done.returncode == 2
+        assert sentence in done.stderr
+        assert len(done.stderr.splitlines()) == 1
+
+
+def test_missing_extra_is_a_sentence(tmp_path: Path) -> None:
+    """Without the SDK the command says what to install."""
+    blocked = "import sys; sys.modules['mcp'] = None; sys.argv = ['rlm-broker', 'mcp']\n"
+    code = f"{blocked}from rlm_broker.cli.main import main; main()"
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=tmp_path, stdin=subprocess.DEVNULL, capture_output=True, env=ENVIRONMENT
+    )
+    assert done.returncode == 2
+    assert done.stderr.strip().endswith(b"pip install 'rlm-broker[mcp]'")
