@@ -9,7 +9,7 @@ from typing import Any, Self
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import BaseRoute, Route
 from starlette.types import ASGIApp, Receive, Scope, Send
@@ -24,6 +24,7 @@ from rlm_broker.rlm import RLM
 from rlm_broker.service.asking.asking import Asking
 from rlm_broker.service.chat.routes import routes as chat_routes
 from rlm_broker.service.errors import ApiError, api_error_of
+from rlm_broker.service.files.routes import routes as file_routes
 from rlm_broker.service.guard import Guard, key_of
 from rlm_broker.service.health import Health
 from rlm_broker.service.keys import Keys
@@ -142,7 +143,7 @@ class Service:
         return Parts(settings, self._rlm, runs, repls, files, contexts, models, asking)
 
     def _routes(self, parts: Parts, health: Health) -> Sequence[BaseRoute]:
-        return [*health.routes(), *_model_routes(parts), *chat_routes(parts)]
+        return [*health.routes(), *_model_routes(parts), *chat_routes(parts), *file_routes(parts)]
 
     def _hosts(self) -> list[str]:
         return [self._settings.host, *self._settings.hosts]
@@ -183,6 +184,11 @@ async def _answered(_request: Request, error: Exception) -> Response:
     return api_error_of(error).response()
 
 
+async def _left(_request: Request, _error: Exception) -> Response:
+    """End a request whose client has left while it sent the body: there is no reader of an answer."""
+    return Response(status_code=400)
+
+
 async def _failed(request: Request, error: Exception) -> Response:
     _log.error("%s %s failed", request.method, request.url.path, exc_info=error)
     return api_error_of(error).response()
@@ -194,4 +200,10 @@ async def _not_open(scope: Scope, receive: Receive, send: Send) -> None:
         await why.response()(scope, receive, send)
 
 
-_HANDLERS: Any = {ApiError: _answered, RlmBrokerError: _answered, HTTPException: _answered, Exception: _failed}
+_HANDLERS: Any = {
+    ApiError: _answered,
+    RlmBrokerError: _answered,
+    HTTPException: _answered,
+    ClientDisconnect: _left,
+    Exception: _failed,
+}
