@@ -6,6 +6,7 @@ import stat
 import threading
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
+from io import FileIO
 from pathlib import Path, PurePath
 from typing import Any, Final
 
@@ -33,8 +34,8 @@ class ReplFiles:
     """The files in a REPL's scratch folder, which is the current folder of its code: `repl.files`.
 
     The methods are those of E2B's `sandbox.files` (`write`, `read`, `list`, `remove`): code for it needs few changes.
-    `save` is for files that should not pass through memory. Async code has awaited twins: `awrite`, `aread`, `asave`,
-    `alist`, `aremove`.
+    `save` and `open` are for files that should not pass through memory. Async code has awaited twins: `awrite`,
+    `aread`, `asave`, `aopen`, `alist`, `aremove`.
 
     A path is relative to the scratch folder. No link is followed anywhere in it, and only regular files are opened.
     Files can be used while a block runs: init opens each of them, and a thread copies it. A block that reads a file
@@ -133,6 +134,23 @@ class ReplFiles:
         """Return the entries of a folder as `list` does, awaited."""
         return await self._event_loop().arun(self._list(path))
 
+    def open(self, path: str | PurePath) -> FileIO:
+        """Open a file to read it in pieces. The caller closes it. Code may change it meanwhile.
+
+        Args:
+            path: File in the REPL.
+
+        Raises:
+            ConfigurationError: The path leads out of the scratch folder.
+            FileRefused: There is no such file.
+            ReplClosed, SandboxFailed: As for `SandboxedRepl.execute`.
+        """
+        return self._event_loop().run(self._opened_to_read(path))
+
+    async def aopen(self, path: str | PurePath) -> FileIO:
+        """Open a file as `open` does, awaited."""
+        return await self._event_loop().arun(self._opened_to_read(path))
+
     def remove(self, path: str | PurePath) -> None:
         """Remove a file. Of a link, the link itself is removed, and never its target.
 
@@ -202,6 +220,9 @@ class ReplFiles:
             if listed.is_all or not listed.entries:
                 return found
             after = last
+
+    async def _opened_to_read(self, path: object) -> FileIO:
+        return FileIO(await self._opened(OpenToRead(names_of(path)), path))
 
     async def _remove(self, path: object) -> None:
         names = names_of(path)

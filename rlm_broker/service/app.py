@@ -9,7 +9,7 @@ from typing import Any, Self
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import BaseRoute, Route
 from starlette.types import ASGIApp, Receive, Scope, Send
@@ -22,7 +22,10 @@ from rlm_broker.hosting.repls import HeldRepls
 from rlm_broker.hosting.runs import HostedRuns
 from rlm_broker.rlm import RLM
 from rlm_broker.service import metrics_route
+from rlm_broker.service.asking.asking import Asking
+from rlm_broker.service.chat.routes import routes as chat_routes
 from rlm_broker.service.errors import ApiError, api_error_of
+from rlm_broker.service.files.routes import routes as file_routes
 from rlm_broker.service.guard import Guard, key_of
 from rlm_broker.service.health import Health
 from rlm_broker.service.keys import Keys
@@ -142,12 +145,19 @@ class Service:
         bounds = settings.max_containers, settings.max_containers_per_key
         repls = await opening.enter_async_context(HeldRepls(*bounds))
         files = opening.enter_context(Files(settings.file_bytes, settings.files_bytes, settings.max_files_per_key))
-        return Parts(settings, self._rlm, runs, repls, files, contexts, ServedModels(self._rlm, contexts))
+        models, asking = ServedModels(self._rlm, contexts), Asking(self._rlm, runs, settings.tool_wait_s)
+        return Parts(settings, self._rlm, runs, repls, files, contexts, models, asking)
 
     def _routes(self, parts: Parts) -> Sequence[BaseRoute]:
         assert self._health is not None
         assert self._metrics is not None
-        return [*self._health.routes(), *metrics_route.routes(self._metrics), *_model_routes(parts)]
+        return [
+            *self._health.routes(),
+            *metrics_route.routes(self._metrics),
+            *_model_routes(parts),
+            *chat_routes(parts),
+            *file_routes(parts),
+        ]
 
     def _take(self, event: Event) -> None:
         """Pass an event on to the metrics, and to the callback of the caller."""
@@ -195,6 +205,11 @@ async def _answered(_request: Request, error: Exception) -> Response:
     return api_error_of(error).response()
 
 
+async def _left(_request: Request, _error: Exception) -> Response:
+    """End a request whose client has left while it sent the body: there is no reader of an answer."""
+    return Response(status_code=400)
+
+
 async def _failed(request: Request, error: Exception) -> Response:
     _log.error("%s %s failed", request.method, request.url.path, exc_info=error)
     return api_error_of(error).response()
@@ -206,4 +221,10 @@ async def _not_open(scope: Scope, receive: Receive, send: Send) -> None:
         await why.response()(scope, receive, send)
 
 
-HANDLERS: Any = {ApiError: _answered, RlmBrokerError: _answered, HTTPException: _answered, Exception: _failed}
+HANDLERS: Any = {
+    ApiError: _answered,
+    RlmBrokerError: _answered,
+    HTTPException: _answered,
+    ClientDisconnect: _left,
+    Exception: _failed,
+}

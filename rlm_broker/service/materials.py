@@ -2,11 +2,13 @@
 
 import asyncio
 import contextlib
+import os
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from rlm_broker.context.store import store_as_it_is
+from rlm_broker.context.memfd import Memfd
+from rlm_broker.context.store import OpenFile, store_as_it_is
 from rlm_broker.context.stored import MAX_NAME_CHARS, StoredContext
 from rlm_broker.hosting.files import UploadedFile
 
@@ -27,7 +29,37 @@ class Text:
     text: str
 
 
-Material = Text | UploadedFile
+@dataclass(frozen=True, slots=True)
+class InlineFile:
+    """A file within a request.
+
+    Attributes:
+        name: Name of the file. Its ending tells documents and archives apart from texts.
+        data: Its bytes.
+    """
+
+    name: str
+    data: bytes
+
+    async def stored(self) -> StoredContext:
+        """Return the text of the file as a context, as `UploadedFile.stored` does.
+
+        Raises:
+            ContextRefused: There is no text in the file, or no memory for it.
+        """
+        return await asyncio.to_thread(self._stored)
+
+    def _stored(self) -> StoredContext:
+        with Memfd("upload") as memfd:
+            memfd.write(self.data)
+            fd = memfd.seal()
+        try:
+            return store_as_it_is(OpenFile(fd, self.name))
+        finally:
+            os.close(fd)
+
+
+Material = Text | UploadedFile | InlineFile
 """A text or a file that a request is about."""
 
 

@@ -8,6 +8,7 @@ from rlm_broker.hosting.files import Files
 from rlm_broker.hosting.repls import HeldRepls
 from rlm_broker.hosting.runs import HostedRuns
 from rlm_broker.rlm import RLM
+from rlm_broker.service.asking.asking import Asking
 from rlm_broker.service.models import ServedModels
 from rlm_broker.service.settings import ServeSettings
 
@@ -24,6 +25,7 @@ class Parts:
         files: Uploaded files of all keys.
         contexts: Contexts of the server's, by name.
         models: Models that clients may name.
+        asking: Beginning of runs that requests ask for.
     """
 
     settings: ServeSettings
@@ -33,3 +35,4 @@ class Parts:
     files: Files
     contexts: Mapping[str, StoredContext]
     models: ServedModels
+    asking: Asking

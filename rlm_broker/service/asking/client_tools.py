@@ -90,6 +90,9 @@ class ClientTools:
         wait_s: Seconds for which a call waits for its result.
         one_at_a_time: Whether the client gets one call in each response.
 
+    Attributes:
+        wait_s: As given.
+
     Raises:
         ApiError: 400: two tools have the same name, or there are too many.
         ConfigurationError: A schema is not valid.
@@ -103,7 +106,7 @@ class ClientTools:
             self._tools[name] = tool
         if len(self._tools) > MOST_TOOLS:
             raise ApiError(400, f"there are more than {MOST_TOOLS} tools: give fewer", param="tools")
-        self._wait_s = wait_s
+        self.wait_s = wait_s
         self._most_offered = 1 if one_at_a_time else MOST_OPEN
         self._open: dict[str, ClientCall] = {}
         self._offered: set[str] = set()
@@ -157,7 +160,7 @@ class ClientTools:
     def _function(self, tool: FunctionTool) -> dict[str, Any]:
         properties = tool.schema.get("properties", {})
         told = f"{tool.description} Returns text. Its arguments as JSON Schema: {json.dumps(tool.schema)}"
-        made: dict[str, Any] = {"description": " ".join(told.split()), "timeout_s": self._wait_s + MARGIN_S}
+        made: dict[str, Any] = {"description": " ".join(told.split()), "timeout_s": self.wait_s + MARGIN_S}
         if all(isinstance(name, str) and name.isidentifier() and not keyword.iskeyword(name) for name in properties):
 
             async def called(**arguments: Any) -> str:
@@ -182,10 +185,10 @@ class ClientTools:
         self._made += 1
         self._called.set()
         try:
-            async with asyncio.timeout(self._wait_s):
+            async with asyncio.timeout(self.wait_s):
                 return await call.result
         except TimeoutError:
-            raise TimeoutError(f"the caller gave no result within {self._wait_s:g} seconds") from None
+            raise TimeoutError(f"the caller gave no result within {self.wait_s:g} seconds") from None
         finally:
             self._open.pop(id, None)
 

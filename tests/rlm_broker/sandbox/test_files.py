@@ -237,3 +237,15 @@ async def test_list_that_never_ends_is_refused() -> None:
 
         with pytest.raises(SandboxFailed, match="does not end"):
             await ReplFiles(EventLoopRef.here, worker, 1 << 20).alist()
+
+
+@LEVELS
+def test_file_is_read_in_pieces_after_its_removal(level: str) -> None:
+    with Sandbox(isolation=level) as sandbox, sandbox.repl() as repl:
+        before = open_files()
+        repl.files.write("deep/a", b"first, second")
+        with repl.files.open("deep/a") as file:
+            assert file.read(7) == b"first, "
+            repl.files.remove("deep/a")
+            assert file.read() == b"second"
+        assert open_files() == before
