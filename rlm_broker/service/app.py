@@ -21,7 +21,7 @@ from rlm_broker.hosting.files import Files
 from rlm_broker.hosting.repls import HeldRepls
 from rlm_broker.hosting.runs import HostedRuns
 from rlm_broker.rlm import RLM
-from rlm_broker.service import metrics_route
+from rlm_broker.service import mcp_route, metrics_route
 from rlm_broker.service.asking.asking import Asking
 from rlm_broker.service.chat.routes import routes as chat_routes
 from rlm_broker.service.errors import ApiError, api_error_of
@@ -102,7 +102,8 @@ class Service:
             self._parts = await self._parts_of(opening, contexts)
             self._health = Health(self._rlm.sandbox)
             self._metrics = Metrics(self._rlm.handler.routing.by_name, gauges_of(self._parts))
-            app = Starlette(routes=self._routes(self._parts), exception_handlers=HANDLERS)
+            routes = [*self._routes(self._parts), *await opening.enter_async_context(mcp_route.running(self._parts))]
+            app = Starlette(routes=routes, exception_handlers=HANDLERS)
             self._app = Guard(app, self._keys, self._hosts(), on_response=self._metrics.request)
             self._open = opening.pop_all()
         return self
