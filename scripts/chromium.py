@@ -22,6 +22,8 @@ FLAGS = (
     *("--disable-dev-shm-usage", "--hide-scrollbars", "--remote-debugging-port=0", "--force-device-scale-factor=1"),
 )
 
+KEY_CODES = {"Enter": 13, "Escape": 27, "ArrowLeft": 37, "ArrowUp": 38, "ArrowRight": 39, "ArrowDown": 40}
+
 
 def path_of_chromium() -> str | None:
     """Return the path of Chromium or Chrome, or None."""
@@ -81,10 +83,7 @@ class Tab:
         """Press keys, one after the other: characters, or names such as `ArrowDown`."""
         for key in keys:
             text = {"text": "\r"} if key == "Enter" else {"text": key} if len(key) == 1 else {}
-            code = {"Enter": 13, "Escape": 27, "ArrowDown": 40, "ArrowUp": 38, "ArrowLeft": 37, "ArrowRight": 39}.get(
-                key
-            )
-            virtual = {} if code is None else {"windowsVirtualKeyCode": code}
+            virtual = {"windowsVirtualKeyCode": KEY_CODES[key]} if key in KEY_CODES else {}
             await self.call("Input.dispatchKeyEvent", type="keyDown", key=key, **text, **virtual)
             await self.call("Input.dispatchKeyEvent", type="keyUp", key=key, **virtual)
 

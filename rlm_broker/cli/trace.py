@@ -13,7 +13,7 @@ from rlm_broker.cli.terminal import say
 
 TRACE = click.Path(path_type=Path)
 FORMATS = ("chrome", "rlm")
-"""Formats of `trace export`. Each is a name of `rlm_broker.trace.exporting.FORMATS`, which --help need not import."""
+"""Formats of `trace export`. Each is a name of `rlm_broker.cli.exporting.FORMATS`, which --help need not import."""
 
 
 class _Traces(Group):
@@ -82,7 +82,7 @@ def export(file: Path, name: str | None, out: Path | None) -> None:
     if name is None:
         raise click.UsageError(f"give a format: {' or '.join(f'--{each}' for each in FORMATS)}")
     with failures("trace", as_json=False):
-        from rlm_broker.trace.exporting import export_trace
+        from rlm_broker.cli.exporting import export_trace
 
         for part in export_trace(file, name, out):
             say(part)

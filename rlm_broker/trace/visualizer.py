@@ -1,7 +1,7 @@
 """A trace as the JSON lines that the visualizer of the reference implementation, `rlms`, opens."""
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any
@@ -85,7 +85,7 @@ def _take(run: _Run, event: dict[str, Any], time: float) -> None:
             turn.response = str(event.get("text") or "")
             run.messages.append({"role": "assistant", "content": turn.response})
         case "block_started" if turn:
-            block = {"code": str(event.get("code") or ""), "result": _result({})}
+            block: dict[str, Any] = {"code": str(event.get("code") or ""), "result": _result({})}
             run.blocks[int(event["block"])] = block
             turn.blocks.append(block)
         case "block_ended" if int(event["block"]) in run.blocks:
@@ -122,12 +122,12 @@ def _run_ended(run: _Run, turn: _Turn | None, event: dict[str, Any], time: float
         turn.ended = turn.ended or time
         turn.answer = turn.answer if event.get("response") is None else str(event["response"])
     record = _call(run.model, run.question, event, None)
-    record["usage_summary"] = event.get("usage") or record["usage_summary"]
+    record["usage_summary"] = event.get("usage") or {"model_usage_summaries": {}}
     record["metadata"] = {"run_metadata": _metadata(run), "iterations": list(_iterations(run, time))}
     run.place.append(record)
 
 
-def _call(model: str, prompt: Any, ended: dict[str, Any] | None, usage: dict[str, Any] | None) -> dict[str, Any]:
+def _call(model: str, prompt: Any, ended: Mapping[str, Any] | None, usage: Mapping[str, Any] | None) -> dict[str, Any]:
     """Return a sub-call. The visualizer reads `prompt_tokens`, and other readers of the format `usage_summary`."""
     ended, usage = ended or {}, usage or {}
     error = {"error": str(ended["error"])} if ended.get("error") else {}

@@ -122,6 +122,10 @@ class Rows:
             if name in self.unknown or len(self.unknown) < MOST_UNKNOWN:
                 self.unknown[name] = self.unknown.get(name, 0) + 1
             return None
+        tree = _encodable(_text(event.get("tree"))[:WORD_CHARS])
+        return name, _number(event.get("n")), _number(event.get("time")), tree, run, self._fields_of(name, event)
+
+    def _fields_of(self, name: str, event: dict[str, Any]) -> dict[str, Any]:
         numbers, words, texts = _FIELDS[name]
         fields: dict[str, Any] = {}
         for key, path, _ in numbers:
@@ -135,8 +139,7 @@ class Rows:
                 fields[key] = self._place(text)
                 if is_label and "label" not in fields:
                     fields["label"] = _label(text)
-        tree = _encodable(_text(event.get("tree"))[:WORD_CHARS])
-        return name, _number(event.get("n")), _number(event.get("time")), tree, run, fields
+        return fields
 
     def fresh(self) -> bytes:
         """Return the texts that came since the last call, as UTF-8 without gaps, and forget them."""

@@ -130,11 +130,11 @@ function makeLive(app) {
       for (const line of lines) {
         if (!line.trim()) continue;
         const message = JSON.parse(line);
+        if (message.note) app.note(message.note);
         if (message.end) {
           later();
           return true;
         }
-        if (message.note) app.note(message.note);
         app.store.add(message.text || "");
         for (const row of message.rows || []) app.model.take(row, base);
       }
