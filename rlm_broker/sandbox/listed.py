@@ -6,8 +6,13 @@ from rlm_broker.sandbox.repl_worker import ReplWorker
 
 
 class ListedRepl(AsyncResource):
-    """Base of `SandboxedRepl`: its opening, its end, and what other processes are told of it."""
+    """Base of `SandboxedRepl`: its opening, its end, and what other processes are told of it.
 
+    Attributes:
+        tree: Id of the run tree that has the REPL, as in `Run.id`; None for a REPL of its own.
+    """
+
+    tree: str | None = None
     _worker: ReplWorker
 
     @property
@@ -19,6 +24,10 @@ class ListedRepl(AsyncResource):
     def pid(self) -> int | None:
         """Process id of its init, which all its other processes are below; None while it has no process."""
         return None if self._worker.started is None else self._worker.started.worker.init.pid
+
+    async def ainterrupt(self) -> None:
+        """Interrupt the block that runs."""
+        raise NotImplementedError
 
     async def _open(self) -> None:
         if self._worker.is_open:
