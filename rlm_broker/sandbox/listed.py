@@ -9,10 +9,12 @@ class ListedRepl(AsyncResource):
     """Base of `SandboxedRepl`: its opening, its end, and what other processes are told of it.
 
     Attributes:
+        is_listed: Whether it is on the board while it is open.
         tree: Id of the run tree that has the REPL, as in `Run.id`; None for a REPL of its own.
     """
 
     tree: str | None = None
+    is_listed = True
     _worker: ReplWorker
 
     @property
@@ -30,7 +32,7 @@ class ListedRepl(AsyncResource):
         raise NotImplementedError
 
     async def _open(self) -> None:
-        if self._worker.is_open:
+        if self._worker.is_open or not self.is_listed:
             await self._worker.open()
             return
         entry = BOARD.add_repl(self)
