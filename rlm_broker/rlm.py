@@ -13,6 +13,8 @@ from rlm_broker.callback import Callback
 from rlm_broker.clients.base import BaseClient
 from rlm_broker.concurrency.event_loop import AsyncResource, EventLoopRef
 from rlm_broker.context.stored import StoredContext
+from rlm_broker.control.board import BOARD
+from rlm_broker.control.server import start_if_wanted
 from rlm_broker.engine import Engine, EngineParts
 from rlm_broker.errors import ConfigurationError, ReplayDiverged, SandboxFailed, require_kind
 from rlm_broker.handler.routing import Routing
@@ -325,7 +327,9 @@ class RLM(AsyncResource):
         )
 
     def _run(self, asked: Asked, event_loop: EventLoopRef, *, is_followed: bool = False) -> Run:
-        return Run(event_loop, lambda run: self._answered(asked, run), is_followed=is_followed)
+        run = Run(event_loop, lambda run: self._answered(asked, run), is_followed=start_if_wanted() or is_followed)
+        BOARD.add(run, asked.question)
+        return run
 
     async def _answered(self, asked: Asked, run: Run) -> Completion:
         """Answer the question: store the context, and have an engine for as long as that takes."""
@@ -358,8 +362,8 @@ class RLM(AsyncResource):
             raise ConfigurationError(
                 f"the model {root.model_name} answers in text: leave out output_type, or name another model"
             )
-        receivers = [*self._receivers, *([asked.on_event] if asked.on_event else [])]
-        events = TreeEvents(run.id, [*receivers, *([run.log.add] if run.log else [])])
+        receivers: list[Emit] = [*self._receivers, *([asked.on_event] if asked.on_event else [])]
+        events = TreeEvents(run.id, [*receivers, *([run.log.add] if run.log else []), *BOARD.receivers(run.id)])
         ledger = Ledger(limits)
         calls = TreeCalls(engine.handler, ledger, events, engine.recorder, routing=routing, tells_text=asked.tells_text)
         tree = Tree(calls, ledger, engine.sandbox, events, asked.instructions, self._query_handler, self._is_auto)

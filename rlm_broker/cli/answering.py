@@ -11,6 +11,7 @@ from rlm_broker.cli.progress import ProgressLine, spent
 from rlm_broker.cli.sources import STDIN, stored
 from rlm_broker.cli.terminal import say
 from rlm_broker.clients.offline.question import NOTE
+from rlm_broker.control.server import ControlSocket
 from rlm_broker.errors import ConfigurationError, RunFailed
 from rlm_broker.models.models import Models
 from rlm_broker.results import Completion
@@ -60,6 +61,7 @@ def ask(
     output_type = None if schema is None else schema_of(schema)
     try:
         with ExitStack() as stack:
+            stack.enter_context(ControlSocket("ask"))
             watchers: list[Emit] = []
             if trace is not None:
                 watchers.append(stack.enter_context(_writer(trace)))

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, BinaryIO
 
 from rlm_broker.cli.sources import SILENCE_S, STDIN
 from rlm_broker.cli.terminal import say, say_if_typed
+from rlm_broker.control.server import ControlSocket
 from rlm_broker.errors import ConfigurationError, FileRefused
 from rlm_broker.results import Block
 from rlm_broker.sandbox.sandbox import Sandbox
@@ -105,7 +106,7 @@ def execute(
         packages=settings.packages,
     )
     try:
-        with made as sandbox, sandbox.repl() as repl:
+        with ControlSocket("exec"), made as sandbox, sandbox.repl() as repl:
             repl.kills_when_cancelled = True
             _put(repl, program, placed)
             block = _at_its_limit(_run(repl, program, None if as_json else _Echo(program)))

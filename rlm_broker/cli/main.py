@@ -20,6 +20,8 @@ COMMANDS = {
     "doctor": "Show what isolation this machine offers.",
     "models": "Show which models and keys there are, and which model would serve a call.",
     "config": "Show every setting, where it came from, and what it is.",
+    "ps": "Show what runs in this user's processes.",
+    "stop": "Stop a run, a REPL or a process.",
     "trace": "Show what happened in a run, from its trace.",
 }
 

@@ -144,6 +144,10 @@ class Run:
             runner.stop()
         return runner
 
+    def on_end(self, call: Callable[[BaseException | None], object]) -> None:
+        """Call a function, on any thread, when the run has ended, with the error that ended it or None."""
+        self._job.outcome.add_done_callback(lambda outcome: call(outcome.exception()))
+
     async def ended(self) -> None:
         """Wait for the end of the run, also if it is a failure or a cancellation."""
         outcome = asyncio.wrap_future(self._job.outcome)

@@ -188,10 +188,12 @@ class Runner:
             assert sandbox is not None
             tools, values = self._tools.names, self._tools.values
             opened: Any = sandbox.repl(context, self._answer, tools=tools, values=values, limits=self._tree.limits)
+            opened.tree = self._tree.events.tree
         else:
             opened = persistent.repl(context, self._answer, self._tools)
         async with opened as repl:
             repl.kills_when_cancelled = persistent is None
+            repl.tree = self._tree.events.tree
             name = CONTEXT if persistent is None else persistent.context_name
             start = beginning(context, SHOWN_WHOLE_CHARS)
             opening = self._says.opening(context.info, start, name)

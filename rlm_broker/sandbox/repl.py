@@ -8,7 +8,8 @@ from pathlib import PurePath
 from typing import Any, Final
 
 from rlm_broker.concurrency.deadline import to_its_end
-from rlm_broker.concurrency.event_loop import AsyncResource, EventLoopRef
+from rlm_broker.concurrency.event_loop import EventLoopRef
+from rlm_broker.control.board import BOARD
 from rlm_broker.errors import ReplBusy, ReplClosed, SandboxFailed, require_kind
 from rlm_broker.limits import ReplLimits
 from rlm_broker.plain import require_given, require_variables
@@ -22,6 +23,7 @@ from rlm_broker.sandbox.blocks.sent import values_of
 from rlm_broker.sandbox.blocks.submit_fields import SubmitFields
 from rlm_broker.sandbox.environment import environment_of
 from rlm_broker.sandbox.files import ReplFiles
+from rlm_broker.sandbox.listed import ListedRepl
 from rlm_broker.sandbox.programs import ProgramResult, Programs
 from rlm_broker.sandbox.repl_worker import ReplWorker
 from rlm_broker.sandbox.workers.source import Workers
@@ -34,7 +36,7 @@ from sandbox_worker.wire.errors import FrameTooLarge
 BY_CALLER: Final = "was interrupted by its caller"
 
 
-class SandboxedRepl(AsyncResource):
+class SandboxedRepl(ListedRepl):
     """Runs blocks of untrusted code, one after the other. Variables persist from one block to the next.
 
     Made by `Sandbox.repl` and `Template.repl`. Use it as a context manager (`with` or `async with`): all processes of
@@ -232,11 +234,6 @@ class SandboxedRepl(AsyncResource):
         """Interrupt the block that runs as `interrupt` does, awaited."""
         await self.bind_loop().acall(self._interrupt)
 
-    @property
-    def is_closed(self) -> bool:
-        """Whether the REPL was closed, and so runs no block any more."""
-        return self._worker.is_closed
-
     def provide(self, values: Mapping[str, Any], *, restore: bool = True) -> None:
         """Give code more values by name. They are there from the next block on, also after a kill.
 
@@ -303,12 +300,6 @@ class SandboxedRepl(AsyncResource):
 
     # -- worker ------------------------------------------------------------------------------------------------------
 
-    async def _open(self) -> None:
-        await self._worker.open()
-
-    async def _close(self) -> None:
-        await self._worker.close()
-
     async def _worker_beside_blocks(self) -> Worker:
         """Return the worker, which has the files and runs programs, also while its REPL is dead or runs a block."""
         self._worker.require_open()
@@ -348,6 +339,7 @@ class SandboxedRepl(AsyncResource):
             connection = await self._worker.require_repl()
             if self._is_interrupted:
                 return Block(code, "interrupted", error=f"it {BY_CALLER}")
+            BOARD.became(self, "busy")
             started = time.monotonic()
             output = BlockOutput(self._bounds, on_output)
             run = self._run = BlockRun(
@@ -377,6 +369,7 @@ class SandboxedRepl(AsyncResource):
                 raise
             finally:
                 self._run = None
+                BOARD.became(self, "idle")
             if result is None:
                 limit = run.limit  # read before `end_repl`, after which the worker may be gone
                 seen = post_mortem.located(await self._worker.end_repl(explain=True), connection.block)

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rlm_broker.concurrency.event_loop import AsyncResource, EventLoopRef
+from rlm_broker.control.server import start_if_wanted
 from rlm_broker.errors import ConfigurationError, IsolationUnavailable, SandboxFailed, require_kind
 from rlm_broker.limits import ReplLimits
 from rlm_broker.sandbox.arguments import require_limits
@@ -253,6 +254,7 @@ class Sandbox(AsyncResource):
     async def _open(self) -> None:
         if self._workers is not None:
             return
+        start_if_wanted()
         try:
             listener = self._listener
             if listener is None:
@@ -301,7 +303,9 @@ class Sandbox(AsyncResource):
             IsolationUnavailable: An attempt of the canary succeeded, or it did not report.
         """
         workers = Workers(ColdStart(fork_server, listener), ReplLimits())
-        async with SandboxedRepl(self.bind_loop(), workers) as repl:
+        repl = SandboxedRepl(self.bind_loop(), workers)
+        repl.is_listed = False  # if the user stopped it, the level would be refused
+        async with repl:
             block = await repl.aexecute(canary.PROGRAM)
         canary.require_held(fork_server.level, canary.verdict(fork_server.level, block.final_answer))
 

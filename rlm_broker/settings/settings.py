@@ -19,6 +19,8 @@ from rlm_broker.validation import shown, suggestion
 
 PREFIX = "RLM_BROKER_"
 """Prefix of environment variables with settings, such as `RLM_BROKER_MODEL` and `RLM_BROKER_MAX_ITERATIONS`."""
+NO_SETTINGS = ("RLM_BROKER_CONTROL",)
+"""Variables with that prefix that are no settings; see `control.server`."""
 PROJECT_FILE = "rlm-broker.toml"
 """Name of the project's file, in the current folder.
 
@@ -308,7 +310,7 @@ def _environment() -> dict[str, str]:
     return {
         name.removeprefix(PREFIX).lower(): value
         for name, value in sorted(os.environ.items())
-        if name.startswith(PREFIX) and value
+        if name.startswith(PREFIX) and value and name not in NO_SETTINGS
     }
 
 

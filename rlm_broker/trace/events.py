@@ -249,7 +249,7 @@ class TreeEvents:
 
     def __init__(self, tree: str, receivers: Sequence[Emit]) -> None:
         self.is_wanted = bool(receivers)
-        self._tree = tree
+        self.tree = tree
         self._receivers = tuple(receivers)
         self._number = 0
 
@@ -261,7 +261,7 @@ class TreeEvents:
         """Make an event of class `kind`, and pass it to all receivers."""
         if self.is_wanted:
             self._number += 1
-            event = kind(*fields, **named, tree=self._tree, n=self._number, time=round(time.time(), 6))
+            event = kind(*fields, **named, tree=self.tree, n=self._number, time=round(time.time(), 6))
             for receive in self._receivers:
                 receive(event)
 

@@ -72,7 +72,7 @@ class TraceWriter:
         """Write one event. It is in the file when this returns, unless it or an event before it is long."""
         if isinstance(event, CallText):
             return
-        line: dict[str, Any] = {"n": 0, "time": 0, "event": name_of(type(event)), **msgspec.to_builtins(event)}
+        line = plain(event)
         chars = text_chars(line)
         with self._lock:
             self._number += 1
@@ -92,7 +92,7 @@ class TraceWriter:
 
     def _write_later(self, line: dict[str, Any], chars: int) -> None:
         if self._waiting_chars + chars > MOST_WAITING_CHARS:
-            line = _cut(line)
+            line = cut(line)
             chars = text_chars(line)
         if self._thread is None:
             self._thread = threading.Thread(target=self._write_what_waits, name="rlm-broker-trace", daemon=True)
@@ -109,7 +109,7 @@ class TraceWriter:
 
     def _write(self, line: dict[str, Any]) -> None:
         try:
-            left = memoryview(encode_escaped(line) + b"\n")
+            left = memoryview(encoded(line) + b"\n")
             while left:  # a nearly full disk takes a part, and fails at the rest
                 left = left[self._file.write(left) :]
         except (OSError, ValueError) as error:  # a trace must not end its run; `lost` says why
@@ -129,10 +129,20 @@ def name_of(kind: type[Event]) -> str:
     return re.sub(r"(?<!^)(?=[A-Z])", "_", kind.__name__).lower()
 
 
-def _cut(value: Any) -> Any:
+def plain(event: Event) -> dict[str, Any]:
+    """Return the plain values of an event's line in a trace."""
+    return {"n": 0, "time": 0, "event": name_of(type(event)), **msgspec.to_builtins(event)}
+
+
+def encoded(line: dict[str, Any]) -> bytes:
+    """Return a line of a trace as bytes, without its newline. It takes tens of milliseconds per megabyte."""
+    return encode_escaped(line)
+
+
+def cut(value: Any) -> Any:
     """Return the same plain values, with texts longer than `CUT_CHARS` cut."""
     if isinstance(value, str) and len(value) > CUT_CHARS:
         return f"{value[:CUT_CHARS]}... [{len(value) - CUT_CHARS:,} characters left out: the trace could not keep up]"
     if isinstance(value, dict):
-        return {key: _cut(each) for key, each in value.items()}
-    return list(map(_cut, value)) if isinstance(value, list) else value
+        return {key: cut(each) for key, each in value.items()}
+    return list(map(cut, value)) if isinstance(value, list) else value

@@ -37,6 +37,16 @@ class HeldProcess:
         self._loop = asyncio.get_running_loop()
         self._loop.add_reader(pidfd, self._ended)
 
+    @property
+    def pid(self) -> int | None:
+        """Process id in this PID namespace; None after the process has ended, or if it has none here."""
+        try:
+            with open(f"/proc/self/fdinfo/{self._pidfd}") as file:
+                found = next((int(line.split()[1]) for line in file if line.startswith("Pid:")), -1)
+        except OSError:
+            return None
+        return found if found > 0 else None
+
     async def kill(self) -> None:
         """Send SIGKILL, and return when the process has ended.
 

@@ -69,6 +69,7 @@ class Worker:
     """One worker: its init, held by a pidfd, and the control socket to it.
 
     Attributes:
+        init: The process of its init.
         died: How the REPL ended by itself or at a limit; None while it lives, or if the orchestrator ended it.
         gone: Set when init is dead, and with it all processes of the worker.
         layers: Layers of init and of the REPL, as they reported them before any model code ran.
@@ -97,7 +98,7 @@ class Worker:
         self._loop = asyncio.get_running_loop()
         control.setblocking(False)
         self._loop.add_reader(control.fileno(), self._on_control)  # by number: a socket would be formatted each time
-        self._init = HeldProcess(pidfd, self._on_gone)
+        self.init = HeldProcess(pidfd, self._on_gone)
         self._repl: HeldProcess | None = None
         self._programs: dict[int, asyncio.Future[ProgramEnded | None]] = {}
         self._programs_started = 0
@@ -230,13 +231,12 @@ class Worker:
             SandboxFailed: A process has not ended after `held_process.KILL_TIMEOUT_S`.
         """
         with contextlib.suppress(OSError):  # closed, or init has ended
-            # Init ends with its control socket, also where the kernel or AppArmor forbids the signal. Messages that it
-            # has sent before can still be read.
+            # Init ends with it, also where the kernel or AppArmor forbids signals. What it has sent can still be read.
             self._control.shutdown(socket.SHUT_WR)
         try:
             if self._repl is not None:  # the kernel ends it after init, so that its own pidfd has to be awaited
                 await self._repl.kill()
-            await self._init.kill()
+            await self.init.kill()
         finally:
             if self._control.fileno() >= 0:
                 self._loop.remove_reader(self._control.fileno())
@@ -342,7 +342,7 @@ class Worker:
             ended.set_result(said)
             return
         self._answers.put_nowait(Failed(step="speak", reason="its init named a program that does not run"))
-        self._init.send_kill()
+        self.init.send_kill()
 
     def is_past_its_groups_limit(self) -> bool:
         """Whether the kernel has killed a process of the REPL's group during this block, maybe not the REPL itself."""

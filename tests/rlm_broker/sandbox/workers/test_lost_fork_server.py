@@ -47,7 +47,7 @@ def kill_fork_servers() -> None:
 
 def await_end(worker: Worker) -> None:
     """Wait for the end of a worker: an orphan is no longer below this process, and might still get ready first."""
-    assert select.select([worker._init._pidfd], [], [], WAIT_S)[0]
+    assert select.select([worker.init._pidfd], [], [], WAIT_S)[0]
 
 
 def wrap(monkeypatch: pytest.MonkeyPatch, of: type, name: str, before: Callable[[int, Any], None]) -> list[int]:
@@ -85,7 +85,7 @@ async def test_fork_server_killed_during_a_start_is_replaced_unseen(
 async def test_init_killed_during_a_start_is_replaced_unseen(monkeypatch: pytest.MonkeyPatch) -> None:
     def kill(number: int, worker: Any) -> None:
         if number == 0:
-            signal.pidfd_send_signal(worker._init._pidfd, signal.SIGKILL)
+            signal.pidfd_send_signal(worker.init._pidfd, signal.SIGKILL)
 
     async with opened() as sandbox:
         wrap(monkeypatch, Worker, "launch", kill)

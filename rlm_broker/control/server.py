@@ -1,0 +1,384 @@
+"""The control socket of this process: it tells other processes of the same user what runs here, and stops that.
+
+Theory of operation. The socket lives on the background loop, so it answers also while the loop of the user's is busy.
+It listens before its name appears in the folder: a name that refuses a connection is that of a dead process, which the
+client removes. A connection has one request and its reply. The peer must be a process of the same user. It can be slow,
+stall or send garbage: each frame is bounded, each wait has a deadline, and a run never waits for a follower.
+"""
+
+import asyncio
+import atexit
+import contextlib
+import logging
+import os
+import socket
+import threading
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from types import TracebackType
+from typing import Self
+
+import msgspec
+
+from rlm_broker.concurrency.event_loop import EventLoopRef, Job
+from rlm_broker.control import folder, memory
+from rlm_broker.control.board import BOARD, ReplEntry, RunEntry
+from rlm_broker.control.messages import (
+    END,
+    HEARTBEAT,
+    HEARTBEAT_S,
+    MAX_LINE_BYTES,
+    MAX_REPLY_BYTES,
+    MAX_REQUEST_BYTES,
+    PROCESS,
+    REQUEST_S,
+    STALLED_S,
+    STOP_WAIT_S,
+    AskStatus,
+    Follow,
+    Following,
+    Outcome,
+    Refused,
+    Reply,
+    Stop,
+    Stopped,
+    Told,
+    peer_of,
+    read_frame,
+    requests,
+)
+from rlm_broker.control.status import ProcessStatus
+from rlm_broker.errors import ConfigurationError
+from rlm_broker.trace.event_log import text_chars
+from rlm_broker.trace.events import CallText, Event
+from rlm_broker.trace.writer import INLINE_CHARS, cut, encoded, plain
+from sandbox_worker.wire.frames import encode_frame
+from sandbox_worker.wire.text_json import encode_written_out
+
+VARIABLE = "RLM_BROKER_CONTROL"
+"""Environment variable: 1 gives library processes a control socket, 0 takes it from commands."""
+LIBRARY = "python"
+"""Command of a process that is no command of rlm-broker's."""
+MOST_CONNECTIONS = 256
+"""Connections at a time. A further one is closed at once."""
+MEASURE_S = 0.1
+"""Seconds that a status waits for the memory of the REPLs. Beyond them it tells the last measurement."""
+MEASURED_FOR_S = 1.0
+"""Seconds for which a measurement of memory is told again."""
+CLOSING_S = 0.5
+"""Seconds that the end of the process waits for replies under way: the last events of a run, or that it was stopped."""
+
+OnStop = Callable[[bool], Awaitable[object]]
+_log = logging.getLogger("rlm_broker")
+
+
+class ControlSocket:
+    """Control socket of this process, for `rlm-broker ps`, `stop` and the viewer. A process has at most one.
+
+    Use it as a context manager (`with`), or call `start` and `close`. The variable RLM_BROKER_CONTROL=0 prevents it. A
+    socket that cannot be made is a warning in the log: the command runs without it.
+
+    Args:
+        command: Name of the command that the process runs: lower-case letters.
+        on_stop: Called when the process as a whole is to be stopped, with whether it ends at once. None stops its
+            runs, and the REPLs that belong to no run.
+    """
+
+    def __init__(self, command: str = LIBRARY, on_stop: OnStop | None = None) -> None:
+        self._command = command
+        self._on_stop = on_stop
+        self._name = ""
+        self._started = time.time()
+        self._socket: socket.socket | None = None
+        self._job: Job[None] | None = None
+        self._connections: set[asyncio.Task[object]] = set()
+        self._at_work: set[asyncio.Task[object]] = set()
+        self._memory: Mapping[ReplEntry, int] = {}
+        self._measured = 0.0
+        self._measuring: asyncio.Future[Mapping[ReplEntry, int]] | None = None
+
+    # -- its life ----------------------------------------------------------------------------------------------------
+
+    def start(self) -> Self:
+        """Listen, from any thread or loop. Has no effect if the process has a control socket already."""
+        global _own
+        with _starting:
+            if _own is not None or not _is_wanted(default=True):
+                return self
+            try:
+                with folder.opened(makes=True) as place:
+                    assert place is not None
+                    self._name = str(folder.SocketName.own(self._command))
+                    self._socket = _listening(place, self._name)
+            except (OSError, ConfigurationError) as error:
+                _log.warning("this process has no control socket, so `rlm-broker ps` does not list it: %s", error)
+                return self
+            _own, BOARD.is_on = self, True
+        self._job = EventLoopRef.background().job(self._listen(self._socket))
+        self._job.start()
+        return self
+
+    def close(self) -> None:
+        """Remove the socket, and end all connections. Has no effect when repeated. Not for the background loop."""
+        if self._leave() and (job := self._job) is not None:
+            job.cancel()
+            with contextlib.suppress(BaseException):
+                job.result(2 * CLOSING_S)
+
+    async def aclose(self) -> None:
+        """Close the socket as `close` does, awaited on any loop."""
+        await asyncio.to_thread(self.close)
+
+    def __enter__(self) -> Self:
+        return self.start()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _leave(self) -> bool:
+        """Remove the socket from the folder, and return whether this is the socket of the process."""
+        global _own
+        with _starting:
+            if _own is not self:
+                return False
+            _own, BOARD.is_on = None, False
+        with contextlib.suppress(OSError, ConfigurationError), folder.opened() as place:
+            if place is not None:
+                os.unlink(self._name, dir_fd=place)
+        return True
+
+    def abandon(self) -> None:
+        """Close this process's copy of the socket, which is the parent's."""
+        if self._socket is not None:
+            self._socket.close()
+
+    async def _listen(self, listening: socket.socket) -> None:
+        server = await asyncio.start_unix_server(self._connected, sock=listening)
+        try:
+            await asyncio.get_running_loop().create_future()
+        finally:
+            server.close()
+            if self._at_work:
+                await asyncio.wait(self._at_work, timeout=CLOSING_S)
+            for task in self._connections:
+                task.cancel()
+
+    # -- one connection ----------------------------------------------------------------------------------------------
+
+    async def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        self._connections.add(task)
+        try:
+            connection = writer.get_extra_info("socket")
+            if len(self._connections) <= MOST_CONNECTIONS and peer_of(connection)[1] == os.geteuid():
+                await self._answer(reader, writer, task)
+        except (OSError, ValueError, asyncio.IncompleteReadError):  # TimeoutError is an OSError
+            writer.transport.abort()
+        finally:
+            self._connections.discard(task)
+            self._at_work.discard(task)
+            writer.close()
+
+    async def _answer(
+        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, task: "asyncio.Task[object]"
+    ) -> None:
+        async with asyncio.timeout(REQUEST_S):
+            frame = await read_frame(reader, MAX_REQUEST_BYTES)
+        self._at_work.add(task)
+        try:
+            request = requests.decode(frame)
+        except (msgspec.DecodeError, RecursionError):
+            await _reply(writer, Refused("this is no request that this release of rlm-broker knows"))
+            return
+        match request:
+            case AskStatus():
+                await _reply(writer, Told(await self._status()))
+            case Stop():
+                await _reply(writer, await self._stop(request))
+            case Follow():
+                await _follow(request, reader, writer)
+
+    # -- status ------------------------------------------------------------------------------------------------------
+
+    async def _status(self) -> ProcessStatus:
+        repls = BOARD.repls
+        used = await self._memory_of(repls)
+        return ProcessStatus(
+            pid=os.getpid(),
+            command=self._command,
+            started=self._started,
+            memory_bytes=memory.own_bytes(),
+            runs=tuple(entry.status() for entry in BOARD.runs),
+            repls=tuple(entry.status(used.get(entry, 0)) for entry in repls),
+        )
+
+    async def _memory_of(self, repls: Sequence[ReplEntry]) -> Mapping[ReplEntry, int]:
+        """Return the memory of each REPL, as it was measured in a thread within the last `MEASURED_FOR_S`."""
+        if repls and self._measuring is None and time.monotonic() - self._measured > MEASURED_FOR_S:
+            self._measuring = asyncio.ensure_future(asyncio.to_thread(_measured, repls))
+        if (measuring := self._measuring) is not None:
+            await asyncio.wait({measuring}, timeout=MEASURE_S)
+            if measuring.done():
+                self._measuring, self._measured = None, time.monotonic()
+                if measuring.exception() is None:
+                    self._memory = measuring.result()
+        return self._memory
+
+    # -- stop --------------------------------------------------------------------------------------------------------
+
+    async def _stop(self, request: Stop) -> Stopped | Refused:
+        target, now = request.target, request.now
+        if target == PROCESS and self._on_stop is not None:
+            await self._on_stop(now)
+            return Stopped((Outcome("process", str(os.getpid()), "stopping", has_ended=False),))
+        runs = [entry for entry in BOARD.runs if entry.id == target]
+        repls = [entry for entry in BOARD.repls if entry.id == target]
+        if target == PROCESS:
+            runs = [entry for entry in BOARD.runs if entry.ended is None]
+            repls = [entry for entry in BOARD.repls if entry.run is None]
+        elif not runs and not repls:
+            return Refused(f"the process {os.getpid()} has no run and no REPL {target!r}")
+        ending = [*(_end_run(entry, now=now) for entry in runs), *(_end_repl(entry, now=now) for entry in repls)]
+        return Stopped(tuple(await asyncio.gather(*ending)))
+
+
+def _measured(repls: Sequence[ReplEntry]) -> Mapping[ReplEntry, int]:
+    pids = {entry: pid for entry in repls if (pid := entry.pid) is not None}
+    used = memory.bytes_below(pids.values())
+    return {entry: used[pid] for entry, pid in pids.items()}
+
+
+async def _end_run(entry: RunEntry, *, now: bool) -> Outcome:
+    entry.stop(now=now)
+    await asyncio.wait({asyncio.wrap_future(entry.is_done)}, timeout=STOP_WAIT_S)
+    return Outcome("run", entry.id, entry.state, has_ended=entry.is_done.done())
+
+
+async def _end_repl(entry: ReplEntry, *, now: bool) -> Outcome:
+    try:
+        async with asyncio.timeout(STOP_WAIT_S):
+            await entry.stop(now=now)
+    except TimeoutError:
+        return Outcome("repl", entry.id, entry.state, has_ended=False)
+    rests = entry.rests()
+    await asyncio.wait({asyncio.wrap_future(rests)}, timeout=STOP_WAIT_S)
+    return Outcome("repl", entry.id, entry.state, has_ended=rests.done())
+
+
+# -- follow ------------------------------------------------------------------------------------------------------------
+
+
+async def _follow(request: Follow, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    entry = next((each for each in BOARD.runs if each.id == request.run), None)
+    if entry is None or entry.log is None:
+        why = "has not begun" if entry is not None else "is not, or no longer, a run of this process"
+        await _reply(writer, Refused(f"{request.run!r} {why}"))
+        return
+    await _reply(writer, Following())
+    pump = asyncio.ensure_future(_pump(entry.log.follow(request.after), writer))
+    beside = {asyncio.ensure_future(_beat(writer)), asyncio.ensure_future(_hung_up(reader))}
+    try:
+        await asyncio.wait({pump, *beside}, return_when=asyncio.FIRST_COMPLETED)
+        if pump.done():
+            pump.result()
+    finally:
+        for task in (pump, *beside):
+            task.cancel()
+        await asyncio.gather(pump, *beside, return_exceptions=True)
+
+
+async def _pump(events: AsyncIterator[Event], writer: asyncio.StreamWriter) -> None:
+    async for event in events:
+        if not isinstance(event, CallText):  # as in a trace: a secret may be in two pieces
+            line = _line(event) if text_chars(event) <= INLINE_CHARS else await asyncio.to_thread(_line, event)
+            await _write(writer, line)
+    await _write(writer, END)
+
+
+async def _beat(writer: asyncio.StreamWriter) -> None:
+    while True:
+        await asyncio.sleep(HEARTBEAT_S)
+        if not writer.transport.get_write_buffer_size():
+            writer.write(encode_frame(HEARTBEAT, MAX_REPLY_BYTES))
+
+
+async def _hung_up(reader: asyncio.StreamReader) -> None:
+    """Return when the peer has closed the connection, or has sent more than its request."""
+    with contextlib.suppress(OSError):
+        await reader.read(1)
+
+
+def _line(event: Event) -> bytes:
+    line = encoded(plain(event))
+    return line if len(line) <= MAX_LINE_BYTES else encoded(cut(plain(event)))
+
+
+async def _reply(writer: asyncio.StreamWriter, reply: Reply) -> None:
+    await _write(writer, encode_written_out(reply))
+
+
+async def _write(writer: asyncio.StreamWriter, payload: bytes) -> None:
+    writer.write(encode_frame(payload, MAX_LINE_BYTES))
+    async with asyncio.timeout(STALLED_S):
+        await writer.drain()
+
+
+# -- the socket of this process ----------------------------------------------------------------------------------------
+
+_own: ControlSocket | None = None
+_was_wanted = False
+_starting = threading.Lock()
+
+
+def start_if_wanted() -> bool:
+    """Give a library process its control socket, if RLM_BROKER_CONTROL=1 asks for it.
+
+    Returns:
+        Whether the process has a control socket, so that runs are put on the board.
+
+    Raises:
+        ConfigurationError: The variable has another value than 0 or 1.
+    """
+    global _was_wanted
+    if not _was_wanted and VARIABLE in os.environ and _is_wanted(default=False):
+        _was_wanted = True
+        atexit.register(ControlSocket().start().close)
+    return BOARD.is_on
+
+
+def _is_wanted(*, default: bool) -> bool:
+    given = os.environ.get(VARIABLE, "")
+    if given not in ("", "0", "1"):
+        raise ConfigurationError(f"{VARIABLE} = {given!r}: give 1 for a control socket, or 0 for none")
+    return given == "1" if given else default
+
+
+def _listening(place: int, name: str) -> socket.socket:
+    """Return a socket that listens. Its name appears when it does: a client removes a name that refuses it."""
+    listening = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    hidden = f".{name}"
+    try:
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(hidden, dir_fd=place)
+        listening.bind(folder.address(place, hidden))
+        listening.listen()
+        os.rename(hidden, name, src_dir_fd=place, dst_dir_fd=place)
+    except BaseException:
+        listening.close()
+        raise
+    return listening
+
+
+def _forget() -> None:
+    """Leave the socket to the process that this one was forked from: a copy would keep it open after its end."""
+    global _own, _starting, _was_wanted
+    own, _own, _starting, _was_wanted = _own, None, threading.Lock(), False
+    BOARD.clear()
+    if own is not None:
+        own.abandon()
+
+
+os.register_at_fork(after_in_child=_forget)
