@@ -10,13 +10,13 @@ function el(tag, attributes, ...children) {
     else if (name.startsWith("on")) made.addEventListener(name.slice(2), value);
     else made.setAttribute(name, value === true ? "" : String(value));
   }
-  for (const child of children.flat()) {
+  for (const child of children.flat(Infinity)) {
     if (child !== null && child !== undefined && child !== "") made.append(child);
   }
   return made;
 }
 
-const fill = (parent, ...children) => parent.replaceChildren(...children.flat().filter((child) => child !== null));
+const fill = (parent, ...children) => parent.replaceChildren(...children.flat(Infinity).filter((child) => child !== null));
 
 // One call in the next frame, however often it is asked for.
 function inNextFrame(work) {

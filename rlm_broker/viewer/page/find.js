@@ -81,7 +81,7 @@ async function search(app, words, isWanted, onProgress) {
 }
 
 const WHERE = { prompt: "shown to the model", response: "reply", reply: "reply", code: "code", stdout: "output",
-  stderr: "errors", question: "question", answer: "answer", system: "system prompt", metadata: "settings" };
+  stderr: "errors", question: "question", answer: "answer", final_answer: "answer given", draft: "best answer so far", error: "error", system: "system prompt", metadata: "settings" };
 
 function makeFound(app) {
   const list = byId("found-list");

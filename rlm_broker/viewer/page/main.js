@@ -46,7 +46,7 @@ const app = {
       const sum = (of) => roots.reduce((total, each) => total + of(each), 0);
       const cost = roots.some((each) => each.cost === null) ? null : sum((each) => each.cost);
       byId("facts").textContent = listed(app.isFile ? about.name : root.model, model.trees.length === 1 ? root.status === "running" ? statusWord(root) : (root.more && root.more.kind) || root.status : "",
-        duration(sum((each) => each.seconds || 0)), counted(sum((each) => each.calls), "call"), `${amount(sum((each) => each.input + each.output))} tokens`, money(cost));
+        duration(sum(secondsOf)), counted(sum((each) => each.calls), "call"), `${amount(sum((each) => each.input + each.output))} tokens`, money(cost));
     }
     if (!app.selected && root) {
       const wanted = app.wanted || "";
@@ -112,6 +112,7 @@ const app = {
     byId("facts").textContent = "";
     byId("runs").hidden = true;
     byId("run").hidden = false;
+    byId("query").parentElement.hidden = false;
     byId("back").hidden = false;
     app.tree.draw();
     app.live.follow(id);
@@ -127,6 +128,7 @@ const app = {
     app.wanted = null;
     app.selected = null;
     byId("runs").hidden = false;
+    byId("query").parentElement.hidden = true;
     byId("run").hidden = true;
     byId("back").hidden = true;
     byId("stop").hidden = true;

@@ -9,7 +9,7 @@ function makeScroller(box) {
   let shown = new Map(); // key -> { node, version }
   let heights = new Map(); // key -> pixels
   let anchor = { key: "", offset: 0 };
-  let isPlaced = false;
+  let placed = -1; // where this list has scrolled to by itself
 
   const observer = new ResizeObserver((entries) => {
     let isChanged = false;
@@ -53,8 +53,8 @@ function makeScroller(box) {
     if (index < 0) return;
     const top = Math.max(0, Math.min(tops[index] + anchor.offset, tops[items.length] - box.clientHeight));
     if (Math.abs(box.scrollTop - top) > 0.5) {
-      isPlaced = true;
       box.scrollTop = top;
+      placed = box.scrollTop;
     }
   }
 
@@ -88,11 +88,10 @@ function makeScroller(box) {
   }
 
   box.addEventListener("scroll", inNextFrame(() => {
-    if (!isPlaced && items.length) {
+    if (Math.abs(box.scrollTop - placed) > 1 && items.length) {
       const index = at(box.scrollTop);
       anchor = { key: items[index].key, offset: box.scrollTop - tops[index] };
     }
-    isPlaced = false;
     draw();
   }), { passive: true });
   new ResizeObserver(inNextFrame(() => draw())).observe(box);

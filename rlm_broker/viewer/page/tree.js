@@ -21,6 +21,12 @@ function statusWord(place) {
   return place.isFailed ? (place.more && place.more.kind) || place.status : "";
 }
 
+// Seconds of a place; of one that goes on, until now.
+function secondsOf(place) {
+  if (place.end !== null || app.isFile || place.tree.isOver) return place.seconds || 0;
+  return Math.max(0, Date.now() / 1000 - place.start);
+}
+
 function makeTree(app) {
   const box = byId("tree");
   let rows = [];
