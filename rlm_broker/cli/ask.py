@@ -26,8 +26,8 @@ if TYPE_CHECKING:
 
 EXIT_CODES = """\b
 exit codes: 0 answered (NOT FOUND is an answer), 1 failed, 2 the command line or configuration is wrong,
-3 a limit ended it (the partial answer is printed), 4 the isolation cannot be had or the sandbox failed,
-5 the model provider failed, 130, 143, 129 stopped by Ctrl+C, SIGTERM, SIGHUP (the partial answer is printed)"""
+3 a limit or `rlm-broker stop` ended it (the partial answer is printed), 4 the isolation cannot be had or the sandbox
+failed, 5 the model provider failed, 130, 143, 129 stopped by Ctrl+C, SIGTERM, SIGHUP (the partial answer is printed)"""
 
 
 @click.command("ask", epilog=EXIT_CODES)
@@ -109,11 +109,14 @@ def command(
             raise
         answer = answering.answer_of(completion)
         if answer is None:
+            if completion.is_stopped:
+                fail("ask", "stopped", "the run was stopped before it had an answer", 3, as_json=as_json)
             fail("ask", "no_answer", "the model gave no answer", 1, as_json=as_json)
         say(answering.in_json(completion) if as_json else answer)
-        if completion.limit is not None:
+        if completion.limit is not None or completion.is_stopped:
             if not as_json:
-                say(f"rlm-broker ask: {completion.limit} was reached: that is the best answer so far", err=True)
+                why = "the run was stopped" if completion.is_stopped else f"{completion.limit} was reached"
+                say(f"rlm-broker ask: {why}: that is the best answer so far", err=True)
             sys.exit(3)
 
 

@@ -25,6 +25,7 @@ COMMANDS = {
     "ps": "Show what runs in this user's processes.",
     "stop": "Stop a run, a REPL or a process.",
     "trace": "Show what happened in a run, from its trace.",
+    "view": "Show the runs of this machine in the browser.",
 }
 
 EXIT_CODES = """\b

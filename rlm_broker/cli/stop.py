@@ -10,7 +10,7 @@ import click
 
 from rlm_broker.cli.failing import failures
 from rlm_broker.cli.terminal import say
-from rlm_broker.errors import ConfigurationError
+from rlm_broker.errors import ConfigurationError, RlmBrokerError
 
 if TYPE_CHECKING:
     from rlm_broker.control.messages import Outcome
@@ -53,11 +53,13 @@ def command(target: str, *, now: bool, dry_run: bool, as_json: bool) -> None:
     with failures("stop", as_json=as_json):
         from rlm_broker.control import client, messages  # asyncio and msgspec: --help need not wait for them
 
-        found = target_of(target, asyncio.run(client.processes()))
+        processes = asyncio.run(client.processes())
+        found = target_of(target, processes)
         if dry_run:
             would = {"pid": found.pid, "kind": found.kind, "id": found.id}
             say(json.dumps({"would_stop": would}) if as_json else f"would {_verb(now)} {found.name}")
             return
+        _require_answer(found, processes)
         name = messages.PROCESS if found.kind == "process" else found.id
         outcomes = asyncio.run(client.stop(found.pid, name, now))
     if as_json:
@@ -70,6 +72,19 @@ def command(target: str, *, now: bool, dry_run: bool, as_json: bool) -> None:
         if not outcomes:
             say(f"{found.name} has no run and no REPL to stop")
     sys.exit(0 if all(outcome.has_ended or outcome.kind == "process" for outcome in outcomes) else 1)
+
+
+def _require_answer(target: Target, found: "Sequence[ProcessStatus]") -> None:
+    """Refuse to stop a process that hangs: it would not answer.
+
+    Raises:
+        RlmBrokerError: The process hangs.
+    """
+    pid = target.pid
+    if any(process.pid == pid and process.is_hung for process in found):
+        raise RlmBrokerError(
+            f"the process {pid} does not answer: end it with `kill {pid}`, or with `kill -9 {pid}` if it is suspended"
+        )
 
 
 def target_of(given: str, found: "Sequence[ProcessStatus]") -> Target:

@@ -1,6 +1,7 @@
-"""`rlm-broker trace show FILE`: the runs of a trace, as a tree, in full, or as JSON."""
+"""`rlm-broker trace`: a trace as a tree, as JSON, as a page in the browser, and in formats of other programs."""
 
 import json
+import os
 import sys
 from pathlib import Path
 
@@ -9,6 +10,10 @@ import click
 from rlm_broker.cli.failing import failures
 from rlm_broker.cli.parameters import Group
 from rlm_broker.cli.terminal import say
+
+TRACE = click.Path(path_type=Path)
+FORMATS = ("chrome", "rlm")
+"""Formats of `trace export`. Each is a name of `rlm_broker.cli.exporting.FORMATS`, which --help need not import."""
 
 
 class _Traces(Group):
@@ -24,7 +29,7 @@ def command() -> None:
 
 
 @command.command("show", epilog="exit codes: 0 shown, 2 the file is no trace")
-@click.argument("file", type=click.Path(path_type=Path))
+@click.argument("file", type=TRACE)
 @click.option("--full", is_flag=True, help="Show each reply, code, output, and call with its prompt and reply.")
 @click.option("--json", "as_json", is_flag=True, help="Print the runs as one JSON list; a trace itself is JSON lines.")
 def show(file: Path, full: bool, as_json: bool) -> None:
@@ -45,3 +50,44 @@ def show(file: Path, full: bool, as_json: bool) -> None:
         else:
             for line in tree.tree(file):
                 say(line)
+
+
+@command.command("view", epilog="exit codes: 0 written, 2 the file is no trace, or the page cannot be written")
+@click.argument("file", type=TRACE)
+@click.option("--out", type=TRACE, metavar="FILE.html", help="The page (default: beside the trace, with .html).")
+@click.option("--no-open", is_flag=True, help="Only write the page; do not open the browser.")
+def view(file: Path, out: Path | None, no_open: bool) -> None:
+    """Write the trace as one page that needs no network, open it in the browser, and print its link."""
+    with failures("trace", as_json=False):
+        from rlm_broker.viewer.page import write_page
+
+        page = out or file.with_suffix(".html")
+        for note in write_page(file, page).notes:
+            say(f"note: {note}", err=True)
+        link = page.resolve().as_uri()
+        say(link)
+        if not no_open and has_display():
+            import webbrowser
+
+            webbrowser.open(link)
+
+
+@command.command("export", epilog="exit codes: 0 written, 2 the file is no trace, or the output cannot be written")
+@click.argument("file", type=TRACE)
+@click.option("--chrome", "name", flag_value="chrome", help="Trace events that Perfetto and chrome://tracing open.")
+@click.option("--rlm", "name", flag_value="rlm", help="JSON lines that the visualizer of `rlms` opens.")
+@click.option("--out", type=TRACE, metavar="FILE", help="A new file (default: stdout).")
+def export(file: Path, name: str | None, out: Path | None) -> None:
+    """Write the trace in the format of another program."""
+    if name is None:
+        raise click.UsageError(f"give a format: {' or '.join(f'--{each}' for each in FORMATS)}")
+    with failures("trace", as_json=False):
+        from rlm_broker.cli.exporting import export_trace
+
+        for part in export_trace(file, name, out):
+            say(part)
+
+
+def has_display() -> bool:
+    """Whether a browser could show a page here."""
+    return bool(os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY"))

@@ -56,6 +56,8 @@ class BoardRun(Protocol):
 class BoardRepl(Protocol):
     """The part of `SandboxedRepl` that the board uses."""
 
+    tree: str | None
+
     @property
     def pid(self) -> int | None:
         """Process id of its init; None while it has no process."""
@@ -168,14 +170,12 @@ class ReplEntry:
     Attributes:
         id: Id of the REPL.
         owner: As of `RunEntry`.
-        run: Id of the run that has it, or None.
         end: Called instead of the REPL's own `ainterrupt` and `aclose`, with whether it ends now. None calls these.
     """
 
     def __init__(self, board: "Board", repl: BoardRepl, id: str) -> None:
         self.id = id
         self.owner = ""
-        self.run: str | None = None
         self.end: Callable[[bool], Awaitable[object]] | None = None
         self._board = board
         self._repl = repl
@@ -197,6 +197,11 @@ class ReplEntry:
     def state(self) -> str:
         """State of the REPL as in `ReplStatus`, or "closed"."""
         return self._state if self._board.has_repl(self._repl) else "closed"
+
+    @property
+    def run(self) -> str | None:
+        """Id of the run that has it; None if no run does, or has it no more."""
+        return self._repl.tree if self._board.has_run(self._repl.tree) else None
 
     @property
     def pid(self) -> int | None:
@@ -222,11 +227,10 @@ class ReplEntry:
 
     def status(self, memory_bytes: int = 0) -> ReplStatus:
         """Return what is told of the REPL."""
-        run = self.run if self._board.has_run(self.run) else None
         return ReplStatus(
             id=self.id,
             pid=os.getpid(),
-            run=run,
+            run=self.run,
             state=self._state,
             since=self._since,
             memory_bytes=memory_bytes,
@@ -299,11 +303,6 @@ class Board:
         """
         entry = self._live[id] = RunEntry(self, id, question, model, owner, stop, cancel)
         return entry
-
-    def set_run(self, repl: BoardRepl, run: str) -> None:
-        """Name the run that a REPL on the board belongs to."""
-        if (entry := self._repls.get(repl)) is not None:
-            entry.run = run
 
     def became(self, repl: BoardRepl, state: ReplState) -> None:
         """Take the new state of a REPL. It costs less than a microsecond: each block does it twice."""

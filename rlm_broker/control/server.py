@@ -238,7 +238,7 @@ class ControlSocket:
         repls = [entry for entry in BOARD.repls if entry.id == target]
         if target == PROCESS:
             runs = [entry for entry in BOARD.runs if entry.ended is None]
-            repls = [entry for entry in BOARD.repls if not BOARD.has_run(entry.run)]
+            repls = [entry for entry in BOARD.repls if entry.run is None]
         elif not runs and not repls:
             return Refused(f"the process {os.getpid()} has no run and no REPL {target!r}")
         ending = [*(_end_run(entry, now=now) for entry in runs), *(_end_repl(entry, now=now) for entry in repls)]

@@ -36,7 +36,6 @@ from typing import Any
 from rlm_broker.concurrency.deadline import Late, StopRequested, T, within
 from rlm_broker.context.excerpt import beginning
 from rlm_broker.context.stored import StoredContext
-from rlm_broker.control.board import BOARD
 from rlm_broker.errors import LimitReached, ModelFailed, RunFailed, ValueTooLarge
 from rlm_broker.parsing import FinalVar, NotRun
 from rlm_broker.prompts.messages import (
@@ -189,11 +188,12 @@ class Runner:
             assert sandbox is not None
             tools, values = self._tools.names, self._tools.values
             opened: Any = sandbox.repl(context, self._answer, tools=tools, values=values, limits=self._tree.limits)
+            opened.tree = self._tree.events.tree
         else:
             opened = persistent.repl(context, self._answer, self._tools)
         async with opened as repl:
             repl.kills_when_cancelled = persistent is None
-            BOARD.set_run(repl, self._tree.events.tree)
+            repl.tree = self._tree.events.tree
             name = CONTEXT if persistent is None else persistent.context_name
             start = beginning(context, SHOWN_WHOLE_CHARS)
             opening = self._says.opening(context.info, start, name)

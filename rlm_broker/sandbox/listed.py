@@ -6,8 +6,15 @@ from rlm_broker.sandbox.repl_worker import ReplWorker
 
 
 class ListedRepl(AsyncResource):
-    """Base of `SandboxedRepl`: its opening, its end, and what other processes are told of it."""
+    """Base of `SandboxedRepl`: its opening, its end, and what other processes are told of it.
 
+    Attributes:
+        is_listed: Whether it is on the board while it is open.
+        tree: Id of the run tree that has the REPL, as in `Run.id`; None for a REPL of its own.
+    """
+
+    tree: str | None = None
+    is_listed = True
     _worker: ReplWorker
 
     @property
@@ -20,8 +27,12 @@ class ListedRepl(AsyncResource):
         """Process id of its init, which all its other processes are below; None while it has no process."""
         return None if self._worker.started is None else self._worker.started.worker.init.pid
 
+    async def ainterrupt(self) -> None:
+        """Interrupt the block that runs."""
+        raise NotImplementedError
+
     async def _open(self) -> None:
-        if self._worker.is_open:
+        if self._worker.is_open or not self.is_listed:
             await self._worker.open()
             return
         entry = BOARD.add_repl(self)

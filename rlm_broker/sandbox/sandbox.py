@@ -303,7 +303,9 @@ class Sandbox(AsyncResource):
             IsolationUnavailable: An attempt of the canary succeeded, or it did not report.
         """
         workers = Workers(ColdStart(fork_server, listener), ReplLimits())
-        async with SandboxedRepl(self.bind_loop(), workers) as repl:
+        repl = SandboxedRepl(self.bind_loop(), workers)
+        repl.is_listed = False  # if the user stopped it, the level would be refused
+        async with repl:
             block = await repl.aexecute(canary.PROGRAM)
         canary.require_held(fork_server.level, canary.verdict(fork_server.level, block.final_answer))
 

@@ -2,7 +2,7 @@
 
 import json
 from collections import defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import MISSING, dataclass, field, fields
 from pathlib import Path
 from typing import Any, get_type_hints
@@ -85,7 +85,7 @@ def events(path: Path) -> Iterator[Event]:
         ConfigurationError: The file cannot be read, or is not a trace of this release. This may come after any number
             of events.
     """
-    for line in _events(path):
+    for line in lines(path):
         kind = _KINDS.get(str(line["event"]))
         if kind is None:
             continue
@@ -111,7 +111,7 @@ def _block_ended(line: dict[str, Any]) -> BlockEnded:
 def _runs(path: Path) -> list[_Run]:
     trees: dict[str, dict[str, _Run]] = {}
     named = ""
-    for event in _events(path):
+    for event in lines(path):
         # Older traces name no trees: each root run begins one.
         if "tree" not in event and event["event"] == "run_started" and event["depth"] == 0:
             named = f"{len(trees)}"
@@ -128,7 +128,14 @@ def _runs(path: Path) -> list[_Run]:
         raise ConfigurationError(f"{path} is not a trace: a run's name must be like 1 or 1.2") from None
 
 
-def _events(path: Path) -> Iterable[dict[str, Any]]:
+def lines(path: Path) -> Iterator[dict[str, Any]]:
+    """Yield the lines of a trace as plain values. Only `event`, `run` and `depth` are sure to be there, of any type.
+
+    A last line that was cut off is left out.
+
+    Raises:
+        ConfigurationError: The file cannot be read, or is not a trace. This may come after any number of lines.
+    """
     try:
         with path.open("rb") as file:
             for number, line in enumerate(iter(lambda: file.readline(MOST_LINE_BYTES), b""), 1):

@@ -1,0 +1,1 @@
+"""Runs in a browser: one page for a trace file and for runs that go on."""

@@ -1,0 +1,39 @@
+import os
+import subprocess
+import sys
+
+import psutil
+
+from rlm_broker.control import memory
+
+HOLDS = """
+import subprocess, sys
+held = b"x" * {held}
+if {depth}:
+    child = subprocess.Popen([sys.executable, "-c", "held = b'x' * {held}; print(flush=True); input()"], stdin=0)
+    child.wait()
+"""
+
+
+def test_memory_counts_what_a_process_has_started() -> None:
+    held = 30_000_000
+    code = HOLDS.format(held=held, depth=1)
+    with subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        process.stdout.readline()  # both have their memory
+        used = memory.bytes_below([process.pid])
+        alone = psutil.Process(process.pid).memory_info().rss
+        process.communicate(b"\n")
+    assert alone > held
+    assert used[process.pid] > alone + held
+
+
+def test_ended_process_has_no_memory() -> None:
+    ended = subprocess.Popen(["true"])
+    ended.wait()
+    assert memory.bytes_below([ended.pid]) == {ended.pid: 0}
+    assert memory.bytes_below([]) == {}
+
+
+def test_own_memory_is_that_of_this_process() -> None:
+    assert 0.5 < memory.own_bytes() / psutil.Process(os.getpid()).memory_info().rss < 2

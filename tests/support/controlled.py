@@ -1,0 +1,80 @@
+"""Processes that have a control socket, in a folder of the test's own."""
+
+import asyncio
+import contextlib
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from rlm_broker.control.client import processes
+from rlm_broker.control.status import ProcessStatus
+from tests.support.command import COMMAND, ENVIRONMENT
+from tests.support.waiting import WAIT_S
+
+LIBRARY = """
+import sys
+from rlm_broker import RLM
+from rlm_broker.clients.scripted import ScriptedClient
+
+question, *replies = sys.argv[1:]
+with RLM(ScriptedClient(replies, cost_per_call=0.25)) as rlm:
+    print(rlm.completion("a context", question).response)
+"""
+SPINS = "```repl\nimport time\nwhile True: time.sleep(0.01)\n```"
+"""Reply whose block ends by an interruption alone."""
+
+
+def environment(**more: str) -> dict[str, str]:
+    """Variables of a command that shares the folder of sockets with the test."""
+    return {**ENVIRONMENT, "XDG_RUNTIME_DIR": os.environ["XDG_RUNTIME_DIR"], **more}
+
+
+@contextlib.contextmanager
+def process(arguments: list[str | Path], **more: str) -> Iterator["subprocess.Popen[str]"]:
+    """A process, which is killed if it has not ended at the end of the test."""
+    with subprocess.Popen(
+        [*map(str, arguments)],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        env=environment(**more),
+        text=True,
+    ) as started:
+        try:
+            yield started
+        finally:
+            started.kill()
+
+
+def command(*arguments: str | Path) -> "contextlib.AbstractContextManager[subprocess.Popen[str]]":
+    """`rlm-broker` with these arguments."""
+    return process([*COMMAND, *arguments])
+
+
+def library(question: str, *replies: str) -> "contextlib.AbstractContextManager[subprocess.Popen[str]]":
+    """A program of a user's that asks for a control socket, and answers one question."""
+    return process([sys.executable, "-c", LIBRARY, question, *replies], RLM_BROKER_CONTROL="1")
+
+
+def run(*arguments: str) -> "subprocess.CompletedProcess[str]":
+    """One command of rlm-broker's, to its end."""
+    return subprocess.run(
+        [*COMMAND, *arguments], capture_output=True, text=True, env=environment(), timeout=WAIT_S, check=False
+    )
+
+
+async def seen(pid: int, is_so: Callable[[ProcessStatus], Any]) -> ProcessStatus:
+    """The status of a process, once it is so.
+
+    Raises:
+        StopAsyncIteration: It was never so.
+    """
+    async with asyncio.timeout(WAIT_S):
+        while True:
+            for found in await processes():
+                if found.pid == pid and is_so(found):
+                    return found
+            await asyncio.sleep(0.02)
