@@ -161,6 +161,7 @@ def _greet(service: Service, settings: ServeSettings, listener: socket.socket) -
     say(f"{scheme}://{shown}:{port}/v1")
     if service.made_key is not None:
         say(f"key: {service.made_key}")
+    say(f"viewer: {scheme}://{shown}:{port}/viewer/#key={service.made_key or 'KEY'}")
 
 
 def _listening(settings: ServeSettings) -> socket.socket:

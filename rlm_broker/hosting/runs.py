@@ -24,6 +24,7 @@ from typing import Any, Final, Literal
 
 from rlm_broker.concurrency.fair_semaphore import FairSemaphore
 from rlm_broker.control.board import BOARD
+from rlm_broker.control.progress import RunProgress
 from rlm_broker.errors import ConfigurationError
 from rlm_broker.hosting.owner import Busy, Owner, Purse, UnknownHandle
 from rlm_broker.limits import RunLimits
@@ -58,6 +59,7 @@ class HostedRun:
         is_paid: Whether a model was called, so that the same request sent again would be paid again.
         last_event: Number of its last event so far.
         about: What the beginner of the run keeps with it, or None.
+        progress: What its tree does at this moment.
     """
 
     def __init__(self, owner: Owner) -> None:
@@ -69,6 +71,7 @@ class HostedRun:
         self.is_paid = False
         self.last_event = 0
         self.about: Any = None
+        self.progress = RunProgress()
         self._tally = Tally()
         self._followers = 0
         self._outlives_s: float | None = 0.0
@@ -319,6 +322,7 @@ class HostedRuns:
     def _counting(self, hosted: HostedRun, purse: Purse) -> Emit:
         def count(event: Event) -> None:
             hosted.last_event = event.n
+            hosted.progress(event)
             if isinstance(event, CallStarted):
                 hosted.is_paid = True
                 if purse.left_usd == 0:

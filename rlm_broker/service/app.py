@@ -21,7 +21,7 @@ from rlm_broker.hosting.files import Files
 from rlm_broker.hosting.repls import HeldRepls
 from rlm_broker.hosting.runs import HostedRuns
 from rlm_broker.rlm import RLM
-from rlm_broker.service import mcp_route, metrics_route
+from rlm_broker.service import mcp_route, metrics_route, watching
 from rlm_broker.service.asking.asking import Asking
 from rlm_broker.service.chat.routes import routes as chat_routes
 from rlm_broker.service.errors import ApiError, api_error_of
@@ -158,6 +158,7 @@ class Service:
             *_model_routes(parts),
             *chat_routes(parts),
             *file_routes(parts),
+            *watching.routes(parts),
         ]
 
     def _take(self, event: Event) -> None:

@@ -12,8 +12,8 @@ from rlm_broker.service.errors import ApiError
 from rlm_broker.service.keys import Key, Keys
 from rlm_broker.telemetry.traceparent import checked, traceparent
 
-OPEN_PATHS: Final = frozenset({"/health", "/ready"})
-"""Paths that need no key. They tell only whether the server lives."""
+OPEN_PATHS: Final = frozenset({"/health", "/ready", "/viewer", "/viewer/"})
+"""Paths that need no key: whether the server lives, and the page of the viewer, whose data needs one."""
 KEY: Final = "rlm_broker.key"
 """Name in the scope under which the key of a request stands."""
 LOCAL_NAMES: Final = frozenset({"localhost", "127.0.0.1", "::1"})
@@ -30,7 +30,6 @@ class Guard:
         app: Application behind it.
         keys: Keys of the server.
         hosts: Names under which clients may reach it, besides loopback and addresses in numbers.
-        without_key: Beginnings of further paths that check their own authorization.
         on_response: Called with the route, the status and the seconds of each request that has ended.
     """
 
@@ -40,13 +39,11 @@ class Guard:
         keys: Keys,
         hosts: Iterable[str] = (),
         *,
-        without_key: tuple[str, ...] = (),
         on_response: Callable[[str, int, float], None] | None = None,
     ) -> None:
         self._app = app
         self._keys = keys
         self._hosts = LOCAL_NAMES | {host.lower() for host in hosts}
-        self._without_key = without_key
         self._on_response = on_response
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -88,7 +85,7 @@ class Guard:
         if is_other or request.headers.get("sec-fetch-site") in ("cross-site", "same-site"):
             raise ApiError(403, "requests of web pages of other origins are refused", code="origin")
         path = scope["path"].removeprefix(scope.get("root_path", ""))
-        if path not in OPEN_PATHS and not any(path.startswith(begin) for begin in self._without_key):
+        if path not in OPEN_PATHS:
             scope[KEY] = self._keys.authenticated(request.headers.get("authorization"))
 
 
