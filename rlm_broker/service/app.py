@@ -18,6 +18,7 @@ from rlm_broker.context.store import store
 from rlm_broker.context.stored import StoredContext
 from rlm_broker.errors import ConfigurationError, RlmBrokerError
 from rlm_broker.hosting.files import Files
+from rlm_broker.hosting.places import Places
 from rlm_broker.hosting.repls import HeldRepls
 from rlm_broker.hosting.runs import HostedRuns
 from rlm_broker.rlm import RLM
@@ -33,6 +34,7 @@ from rlm_broker.service.metrics import Metrics
 from rlm_broker.service.metrics_route import gauges_of
 from rlm_broker.service.models import ServedModels
 from rlm_broker.service.parts import Parts
+from rlm_broker.service.sandboxes.routes import routes as sandbox_routes
 from rlm_broker.service.settings import ServeSettings
 from rlm_broker.trace.events import Emit, Event
 
@@ -167,6 +169,11 @@ class Service:
             self._metrics(event)
         if self._on_event is not None:
             self._on_event(event)
+        places = Places(settings.max_executions, settings.max_queue)
+        return Parts(settings, self._rlm, runs, repls, files, places, contexts, ServedModels(self._rlm, contexts))
+
+    def _routes(self, parts: Parts, health: Health) -> Sequence[BaseRoute]:
+        return [*health.routes(), *_model_routes(parts), *file_routes(parts), *sandbox_routes(parts)]
 
     def _hosts(self) -> list[str]:
         return [self._settings.host, *self._settings.hosts]
