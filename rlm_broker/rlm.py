@@ -84,6 +84,8 @@ class RLM(AsyncResource):
 
     Attributes:
         limits: Limits that hold.
+        tools: Tools that code has.
+        instructions: Instructions to the model.
 
     Raises:
         ConfigurationError: A model, key, level or keyword is unknown, or two arguments contradict each other.
@@ -125,8 +127,8 @@ class RLM(AsyncResource):
         self._parts = EngineParts(registry, handler, said, brought, limits)
         self.limits = self._parts.limits
         self._is_auto = recursion == "auto"
-        self._instructions = instructions_with(instructions, keywords)
-        self._tools = tools_with(tools, keywords)
+        self.instructions = instructions_with(instructions, keywords)
+        self.tools = tools_with(tools, keywords)
         self._receivers = receivers_with(on_event, keywords)
         self._query_handler = query_handler
         self._persistent = persistent
@@ -344,7 +346,7 @@ class RLM(AsyncResource):
             question=question,
             output_type=None if output_type is None else OutputType(output_type),
             limits=limits_of_a_run(self.limits, limits, timeout_s, keeps_repl=self._persistent),
-            **{"instructions": self._instructions, "tools": self._tools, **more},
+            **{"instructions": self.instructions, "tools": self.tools, **more},
         )
 
     def _run(self, asked: Asked, event_loop: EventLoopRef, *, is_followed: bool = False) -> Run:

@@ -50,12 +50,15 @@ def new_memfd(name: str) -> int:
 class Memfd:
     """A memfd that is written from start to end. Leaving the `with` closes it, unless it was sealed.
 
+    Args:
+        name: Name of the memfd, which /proc shows.
+
     Attributes:
         size_bytes: Bytes written so far, including those that are gathered.
     """
 
-    def __init__(self) -> None:
-        self._fd = new_memfd("context")
+    def __init__(self, name: str = "context") -> None:
+        self._fd = new_memfd(name)
         self._pending = bytearray()
         self.size_bytes = 0
 

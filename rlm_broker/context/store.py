@@ -117,6 +117,19 @@ class Encoded:
             )
 
 
+@dataclass(frozen=True, slots=True)
+class OpenFile:
+    """A regular file that is open, such as a memfd, and is read from its start to its end as a file of a name.
+
+    Args:
+        fd: Descriptor, which stays the caller's to close, and is open until the context is stored.
+        name: Name of the file. Its ending tells documents and archives apart from texts.
+    """
+
+    fd: int
+    name: str
+
+
 def store(value: object) -> StoredContext:
     """Put a context where workers can load it. It blocks while it reads and copies: a second for a gigabyte.
 
@@ -129,6 +142,7 @@ def store(value: object) -> StoredContext:
             - A path object. A file is its text. A folder, an archive or a glob is a dict from relative path to text,
               see `find_files`. Compressed files, and PDF and office files with the extra `documents`, are their text.
             - `Paths`, which are several of those.
+            - An `OpenFile`, as a path object.
             - A stream, such as a response or a pipe, whose `read(size)` returns bytes or text. It is read to its end,
               piece by piece, and stays the caller's to close.
             - One of the last three as `Encoded`.
@@ -160,6 +174,9 @@ def store_as_it_is(value: object) -> StoredContext:
         match given:
             case str():
                 return _store_text(pieces_of(given))
+            case OpenFile():
+                found = FoundFile(given.name, printable(given.name), f"/proc/self/fd/{given.fd}", named=True)
+                return _store_file(found, Reading(how))
             case Paths():
                 return _store_paths(given, how)
             case os.PathLike():
@@ -223,17 +240,22 @@ def _store_paths(paths: Paths, how: Decoding) -> StoredContext:
     files, skipped = find_files(paths)
     reading = Reading(how, skipped)
     if len(paths) != 1 or not files or not files[0].named:
-        return _store_texts((each for file in files for each in reading.texts_of(file)), reading, paths)
+        return _store_texts((each for file in files for each in reading.texts_of(file)), reading, map(printable, paths))
+    return _store_file(files[0], reading)
+
+
+def _store_file(file: FoundFile, reading: Reading) -> StoredContext:
+    """Store the text of one file, or the texts in an archive."""
     try:
-        with reading.opened(files[0]) as content:
+        with reading.opened(file) as content:
             if isinstance(content, DecodedText):
-                return _store_text(content, files[0])
-            return _store_texts(reading.texts_in(content, files[0].given), reading, paths)
+                return _store_text(content, file)
+            return _store_texts(reading.texts_in(content, file.given), reading, [file.given])
     except FileUnfit as error:
         raise ContextRefused(str(error)) from error
 
 
-def _store_texts(texts: Iterable[tuple[str, DecodedText]], reading: Reading, paths: Paths) -> StoredContext:
+def _store_texts(texts: Iterable[tuple[str, DecodedText]], reading: Reading, sources: Iterable[str]) -> StoredContext:
     """Store the texts of files as a dict by their names. A name that is there already gets a number."""
     taken: dict[str, int] = {}  # name → number that its next repetition gets
     parts, replaced = Parts(), Replaced()
@@ -252,7 +274,7 @@ def _store_texts(texts: Iterable[tuple[str, DecodedText]], reading: Reading, pat
         skipped = reading.skipped
         if not taken:
             left_out = ", ".join(f"{times:,} {reason}" for reason, times in sorted(skipped.items())) or "nothing"
-            raise ContextRefused(f"there is no text in {', '.join(map(printable, paths))}; left out: {left_out}")
+            raise ContextRefused(f"there is no text in {', '.join(sources)}; left out: {left_out}")
         form = memfd.add_names([*taken])
         return sealed(memfd, form, parts.info("dict", form.length, skipped, replaced))
 

@@ -53,6 +53,7 @@ class HostedRun:
         began_at: Unix time in seconds at which it got its place, or None.
         ended_at: Unix time in seconds of its end, or None.
         is_paid: Whether a model was called, so that the same request sent again would be paid again.
+        about: What the beginner of the run keeps with it, or None.
     """
 
     def __init__(self, owner: Owner) -> None:
@@ -62,6 +63,7 @@ class HostedRun:
         self.began_at: float | None = None
         self.ended_at: float | None = None
         self.is_paid = False
+        self.about: Any = None
         self._followers = 0
         self._outlives_s: float | None = 0.0
         self._timer: asyncio.TimerHandle | None = None
@@ -248,7 +250,7 @@ class HostedRuns:
         hosted.run = self._rlm.start(
             context,
             question,
-            limits=tightened(owner.limits, limits, purse.left_usd),
+            limits=tightened(self._rlm.limits, owner.limits, limits, purse.left_usd),
             tools=tools,
             repl=repl,
             place=self._place(hosted),
@@ -329,12 +331,15 @@ class HostedRuns:
         self._keys = {key: known for key, known in self._keys.items() if known[1] is not hosted}
 
 
-def tightened(owners: RunLimits | None, asked: RunLimits | None, left_usd: float | None) -> RunLimits | None:
-    """Return the limits that hold for one run: of each field that both set, the smaller value.
+def tightened(
+    base: RunLimits, owners: RunLimits | None, asked: RunLimits | None, left_usd: float | None
+) -> RunLimits | None:
+    """Return the limits that hold for one run, where they differ from those of the server.
 
     Args:
+        base: Limits of the server. Those of the owner replace them.
         owners: Limits of the owner, or None.
-        asked: Limits of the request, or None.
+        asked: Limits of the request, which may be smaller and not larger, or None.
         left_usd: US dollars that the owner may still spend today, or None.
 
     Raises:
@@ -343,14 +348,25 @@ def tightened(owners: RunLimits | None, asked: RunLimits | None, left_usd: float
     held = {} if owners is None else owners.model_dump(exclude_unset=True)
     wanted = {} if asked is None else asked.model_dump(exclude_unset=True)
     for name, value in wanted.items():
-        bound = held.get(name)
-        if isinstance(bound, int | float) and (value is None or (isinstance(value, int | float) and value > bound)):
-            raise ConfigurationError(f"the limit {name} = {value} is above the {bound} of this key: ask for less")
+        bound = held.get(name, getattr(base, name))
+        if bound is not None and _is_above(value, bound):
+            raise ConfigurationError(f"the limit {name} = {value} is above the {bound} of this server: ask for less")
     together = {**held, **wanted}
     if left_usd is not None:
-        budget = together.get("max_budget_usd")
+        budget = together.get("max_budget_usd", base.max_budget_usd)
         together["max_budget_usd"] = left_usd if budget is None else min(budget, left_usd)
     return RunLimits(**together) if together else None
+
+
+def _is_above(value: Any, bound: Any) -> bool:
+    """Whether a limit is above its bound. Limits by depth are compared depth by depth; None is above all."""
+    if value is None:
+        return True
+    values = value if isinstance(value, tuple) else (value,)
+    bounds = bound if isinstance(bound, tuple) else (bound,)
+    most = max(len(values), len(bounds))
+    pairs = ((values[min(n, len(values) - 1)], bounds[min(n, len(bounds) - 1)]) for n in range(most))
+    return any(one > other for one, other in pairs)
 
 
 def _all_of(receivers: list[Emit]) -> Emit:

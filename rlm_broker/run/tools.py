@@ -48,7 +48,8 @@ class Tools:
 
     Args:
         given: Name → a callable (sync or async), a value that crosses, or `{"tool": either, "description": text}`. A
-            callable may also have a `"schema"`: a JSON Schema of an object, whose properties are its arguments.
+            callable may also have a `"schema"`: a JSON Schema of an object, whose properties are its arguments. Its
+            `"timeout_s"` are seconds of one call, in place of `tool_timeout_s` of the limits.
         for_children: The same for child runs; None gives them the tools of their parent, `{}` gives none.
 
     Attributes:
@@ -78,6 +79,21 @@ class Tools:
         """Names of the callables."""
         return list(self._tools)
 
+    def extended(self, given: Mapping[str, Any]) -> "Tools":
+        """Return these tools together with further ones, which children get as well.
+
+        Raises:
+            ConfigurationError: A name is taken by one of these tools, or as for `Tools`.
+        """
+        if taken := sorted(self._described.keys() & given.keys()):
+            raise ConfigurationError(f"there is a tool {taken[0]!r} already: give the other one another name")
+        made = Tools(given)
+        made._tools = {**self._tools, **made._tools}
+        made.values = {**self.values, **made.values}
+        made._described = {**self._described, **made._described}
+        made.for_children = made if self.for_children is self else self.for_children.extended(given)
+        return made
+
     def documentation(self) -> list[str]:
         """Return a line for each function and value, for a prompt."""
         lines = [f"- `{name}{tool.signature}`: {self._described[name]}" for name, tool in self._tools.items()]
@@ -99,10 +115,12 @@ class Tools:
         given = await _decoded(arguments)
         if isinstance(given, str):
             return Slot(error=f"{name}() {given}")
+        limit = "tool_timeout_s" if tool.timeout_s is None else "timeout_s"
+        timeout_s = timeout_s if tool.timeout_s is None else tool.timeout_s
         try:
             return Slot(text=await within(timeout_s, closed_if_deaf(tool.call(given.args, given.kwargs))))
         except Late:
-            return Slot(error=f"{name}() took longer than tool_timeout_s = {timeout_s:g} s")
+            return Slot(error=f"{name}() took longer than {limit} = {timeout_s:g} s")
         except asyncio.CancelledError:
             task = asyncio.current_task()
             if task is not None and task.cancelling():
@@ -118,25 +136,27 @@ class Tools:
 
     def _add(self, name: str, what: Any) -> None:
         require_name(name, "a tool")
-        description = None
+        description = timeout_s = None
         if isinstance(what, dict) and what.get("type") == "function" and "function" in what:
             raise ConfigurationError(
                 f"tool {name!r}: that describes a function: give {{'tool': function, 'schema': its parameters}}"
             )
         if isinstance(what, dict) and "tool" in what:
-            if what.keys() - {"tool", "description", "schema"}:
+            if what.keys() - {"tool", "description", "schema", "timeout_s"}:
                 raise ConfigurationError(
-                    f"tool {name!r}: a dict with 'tool' may have 'description' and 'schema' as well, and no other keys"
+                    f"tool {name!r}: a dict with 'tool' may have 'description', 'schema' and 'timeout_s' as well, and "
+                    "no other keys"
                 )
-            schema = what.get("schema")
+            schema, timeout_s = what.get("schema"), what.get("timeout_s")
             require_kind(f"the description of tool {name!r}", what.get("description"), str, type(None))
+            require_kind(f"timeout_s of tool {name!r}", timeout_s, int, float, type(None))
             what, description = what["tool"], what.get("description")
             if schema is not None:
                 if not callable(what):
                     raise ConfigurationError(f"tool {name!r}: a schema needs a function, whose arguments it describes")
                 what = with_schema(what, schema, f"the schema of tool {name!r}")
         if callable(what):
-            self._tools[name] = _Tool(name, what, self._threads)
+            self._tools[name] = _Tool(name, what, self._threads, timeout_s)
             self._described[name] = description or _first_paragraph(what)
             return
         try:
@@ -167,7 +187,10 @@ async def _decoded(arguments: str) -> _Arguments | str:
 class _Tool:
     """One callable of the user's."""
 
-    def __init__(self, name: str, function: Callable[..., Any], threads: DaemonThreads) -> None:
+    def __init__(
+        self, name: str, function: Callable[..., Any], threads: DaemonThreads, timeout_s: float | None
+    ) -> None:
+        self.timeout_s = timeout_s
         called: Any = function if inspect.isroutine(function) else getattr(function, "__call__", function)  # noqa: B004
         try:
             self.signature = str(inspect.signature(function))

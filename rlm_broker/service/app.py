@@ -17,9 +17,11 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from rlm_broker.context.store import store
 from rlm_broker.context.stored import StoredContext
 from rlm_broker.errors import ConfigurationError, RlmBrokerError
+from rlm_broker.hosting.files import Files
 from rlm_broker.hosting.repls import HeldRepls
 from rlm_broker.hosting.runs import HostedRuns
 from rlm_broker.rlm import RLM
+from rlm_broker.service.asking.asking import Asking
 from rlm_broker.service.errors import ApiError, api_error_of
 from rlm_broker.service.guard import Guard, key_of
 from rlm_broker.service.health import Health
@@ -134,7 +136,9 @@ class Service:
         )
         bounds = settings.max_containers, settings.max_containers_per_key
         repls = await opening.enter_async_context(HeldRepls(*bounds))
-        return Parts(settings, self._rlm, runs, repls, contexts, ServedModels(self._rlm, contexts))
+        files = opening.enter_context(Files(settings.file_bytes, settings.files_bytes, settings.max_files_per_key))
+        models, asking = ServedModels(self._rlm, contexts), Asking(self._rlm, runs, settings.tool_wait_s)
+        return Parts(settings, self._rlm, runs, repls, files, contexts, models, asking)
 
     def _routes(self, parts: Parts, health: Health) -> Sequence[BaseRoute]:
         return [*health.routes(), *_model_routes(parts)]

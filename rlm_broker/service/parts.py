@@ -4,9 +4,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from rlm_broker.context.stored import StoredContext
+from rlm_broker.hosting.files import Files
 from rlm_broker.hosting.repls import HeldRepls
 from rlm_broker.hosting.runs import HostedRuns
 from rlm_broker.rlm import RLM
+from rlm_broker.service.asking.asking import Asking
 from rlm_broker.service.models import ServedModels
 from rlm_broker.service.settings import ServeSettings
 
@@ -20,13 +22,17 @@ class Parts:
         rlm: The open `RLM` that answers.
         runs: Runs of all keys.
         repls: Live REPLs of all keys, such as containers.
+        files: Uploaded files of all keys.
         contexts: Contexts of the server's, by name.
         models: Models that clients may name.
+        asking: Beginning of runs that requests ask for.
     """
 
     settings: ServeSettings
     rlm: RLM
     runs: HostedRuns
     repls: HeldRepls
+    files: Files
     contexts: Mapping[str, StoredContext]
     models: ServedModels
+    asking: Asking

@@ -56,6 +56,7 @@ class ServeSettings(BaseModel):
         heartbeat_s: Seconds of silence after which a sign of life is sent to a client that waits.
         file_bytes: Bytes of one uploaded file.
         files_bytes: Bytes of all uploaded files of one key.
+        max_files_per_key: Uploaded files of one key.
         container_idle_s: Seconds without use after which a container is closed.
         max_containers, max_containers_per_key: Containers of all keys, and of one key.
     """
@@ -81,6 +82,7 @@ class ServeSettings(BaseModel):
     heartbeat_s: PositiveFloat = 10.0
     file_bytes: PositiveInt = 4 << 30
     files_bytes: PositiveInt = 16 << 30
+    max_files_per_key: PositiveInt = 1_000
     container_idle_s: PositiveFloat = 1_200.0
     max_containers: PositiveInt = 1_000
     max_containers_per_key: PositiveInt = 50

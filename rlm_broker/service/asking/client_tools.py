@@ -1,0 +1,201 @@
+"""Tools of a client: functions in the REPL whose call waits for a result that the client's next request brings."""
+
+import asyncio
+import builtins
+import json
+import keyword
+import re
+import secrets
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from rlm_broker.json_schema import JsonSchema
+from rlm_broker.service.asking.schemas import safe_schema
+from rlm_broker.service.errors import ApiError
+from sandbox_worker.wire.names import RESERVED
+
+ID_BYTES: Final = 16
+"""Random bytes of a call's id, which an attacker cannot guess."""
+GATHER_S: Final = 0.02
+"""Seconds without a further call after which the calls so far are sent to the client, together."""
+MOST_OPEN: Final = 128
+"""Calls of one run that wait for results; a further one fails."""
+MOST_TOOLS: Final = 128
+"""Tools of one request."""
+MARGIN_S: Final = 10.0
+"""Seconds that a tool's own deadline lies after that of its result, so that the latter is told."""
+_NAME = re.compile(r"[a-zA-Z0-9_-]{1,64}")
+
+
+@dataclass(frozen=True, slots=True)
+class FunctionTool:
+    """A function that a client has described.
+
+    Attributes:
+        name: Name that the client gave it.
+        description: Description for the model.
+        schema: JSON Schema of its arguments, an object.
+    """
+
+    name: str
+    description: str
+    schema: Mapping[str, Any]
+
+    @classmethod
+    def of(cls, name: Any, description: Any, schema: Any, param: str) -> "FunctionTool":
+        """Return a function as a request describes it.
+
+        Args:
+            name, description, schema: Its description; the latter two may be None.
+            param: Place of the description in the request.
+
+        Raises:
+            ApiError: 400: a part of it cannot be used.
+        """
+        if not isinstance(name, str) or not _NAME.fullmatch(name):
+            raise ApiError(400, f"{param}.name must have 1 to 64 letters, digits, _ or -", param=f"{param}.name")
+        if not isinstance(description, str | None):
+            raise ApiError(400, f"{param}.description must be text", param=f"{param}.description")
+        at = f"{param}.parameters"
+        checked = safe_schema(schema or {}, at)
+        made = {"type": "object", **checked}
+        if made["type"] != "object":
+            raise ApiError(400, f'{at} must be a JSON Schema with "type": "object"', param=at)
+        return cls(name, description or "no description", made)
+
+
+@dataclass(frozen=True, slots=True)
+class ClientCall:
+    """One call of a client's tool by code.
+
+    Attributes:
+        id: Unguessable text, such as "call_5f...".
+        name: Name of the tool, as the client gave it.
+        arguments: Its arguments as JSON text.
+        result: Takes the result.
+    """
+
+    id: str
+    name: str
+    arguments: str
+    result: "asyncio.Future[str]" = field(repr=False)
+
+
+class ClientTools:
+    """Tools of the client of one run, and the calls that wait for results.
+
+    Args:
+        tools: The tools.
+        wait_s: Seconds for which a call waits for its result.
+        one_at_a_time: Whether the client gets one call in each response.
+
+    Attributes:
+        wait_s: As given.
+
+    Raises:
+        ApiError: 400: two tools have the same name, or there are too many.
+        ConfigurationError: A schema is not valid.
+    """
+
+    def __init__(self, tools: Iterable[FunctionTool], wait_s: float, *, one_at_a_time: bool = False) -> None:
+        self._tools: dict[str, FunctionTool] = {}
+        for tool in tools:
+            if (name := _python_name(tool.name)) in self._tools:
+                raise ApiError(400, f"two tools are called {tool.name!r}: give each its own name", param="tools")
+            self._tools[name] = tool
+        if len(self._tools) > MOST_TOOLS:
+            raise ApiError(400, f"there are more than {MOST_TOOLS} tools: give fewer", param="tools")
+        self.wait_s = wait_s
+        self._most_offered = 1 if one_at_a_time else MOST_OPEN
+        self._open: dict[str, ClientCall] = {}
+        self._offered: set[str] = set()
+        self._answered: set[str] = set()
+        self._made = 0
+        self._called = asyncio.Event()
+
+    def __bool__(self) -> bool:
+        return bool(self._tools)
+
+    def functions(self) -> dict[str, Any]:
+        """Return the functions for `Tools`, by the names that code has for them."""
+        return {name: self._function(tool) for name, tool in self._tools.items()}
+
+    async def wanted(self) -> list[ClientCall]:
+        """Wait until code waits for results, and return the calls, also those that were returned before."""
+        while True:
+            while not self._open:
+                self._called.clear()
+                await self._called.wait()
+            made = self._made
+            await asyncio.sleep(GATHER_S)
+            if self._open and made == self._made:
+                calls = list(self._open.values())[: self._most_offered]
+                self._offered |= {call.id for call in calls}
+                return calls
+
+    def knows(self, id: str) -> bool:
+        """Whether a call of that id waits for its result, or has it."""
+        return id in self._open or id in self._answered
+
+    def answer(self, results: Mapping[str, str]) -> None:
+        """Hand the results of calls to the code that waits for them. A result that came before is kept.
+
+        Args:
+            results: Id of a call → its result.
+
+        Raises:
+            ApiError: 400: a call that the client was told of has no result.
+        """
+        is_repeated = self._answered.issuperset(results)
+        missing = next((id for id in self._open if id in self._offered and id not in results), None)
+        if missing is not None and not is_repeated:
+            raise ApiError(400, f"the call {missing!r} has no result: send the results of all calls", param="tools")
+        for id, result in results.items():
+            call = self._open.pop(id, None)
+            if call is not None and not call.result.done():
+                call.result.set_result(result)
+                self._answered.add(id)
+
+    def _function(self, tool: FunctionTool) -> dict[str, Any]:
+        properties = tool.schema.get("properties", {})
+        told = f"{tool.description} Returns text. Its arguments as JSON Schema: {json.dumps(tool.schema)}"
+        made: dict[str, Any] = {"description": " ".join(told.split()), "timeout_s": self.wait_s + MARGIN_S}
+        if all(isinstance(name, str) and name.isidentifier() and not keyword.iskeyword(name) for name in properties):
+
+            async def called(**arguments: Any) -> str:
+                return await self._result(tool, arguments)
+
+            return {**made, "tool": called, "schema": tool.schema}
+        schema = JsonSchema(tool.schema, f"the schema of tool {tool.name!r}")
+
+        async def called_with(arguments: dict[str, Any]) -> str:
+            schema.require(arguments, "arguments")
+            return await self._result(tool, arguments)
+
+        return {**made, "tool": called_with}
+
+    async def _result(self, tool: FunctionTool, arguments: Mapping[str, Any]) -> str:
+        if len(self._open) >= MOST_OPEN:
+            raise RuntimeError(f"{MOST_OPEN} calls wait for results: make fewer at a time")
+        text = json.dumps(arguments, allow_nan=False)
+        id = f"call_{secrets.token_hex(ID_BYTES)}"
+        call = ClientCall(id, tool.name, text, asyncio.get_running_loop().create_future())
+        self._open[id] = call
+        self._made += 1
+        self._called.set()
+        try:
+            async with asyncio.timeout(self.wait_s):
+                return await call.result
+        except TimeoutError:
+            raise TimeoutError(f"the caller gave no result within {self.wait_s:g} seconds") from None
+        finally:
+            self._open.pop(id, None)
+
+
+def _python_name(name: str) -> str:
+    """Return the name that code has for a tool: that of the client, as far as Python allows it."""
+    made = name.replace("-", "_")
+    made = f"tool_{made}" if made[0].isdecimal() or made.startswith("__") else made
+    is_taken = keyword.iskeyword(made) or made in RESERVED or hasattr(builtins, made)
+    return f"{made}_" if is_taken or re.fullmatch(r"(context|history)_\d+", made) else made

@@ -1,0 +1,86 @@
+"""Uploaded files: their owners, bounds and ends, and that nothing is left of them."""
+
+import asyncio
+import os
+from pathlib import Path
+
+import pytest
+
+from rlm_broker.errors import ConfigurationError, ValueTooLarge
+from rlm_broker.hosting.files import Files, UploadedFile
+from rlm_broker.hosting.owner import Owner, UnknownHandle
+
+ALICE, BOB = Owner("alice"), Owner("bob")
+
+
+def uploads() -> int:
+    """Memfds of uploads that this process holds."""
+    links = []
+    for fd in Path("/proc/self/fd").iterdir():
+        try:
+            links.append(str(fd.readlink()))
+        except FileNotFoundError:  # the descriptor of this very listing
+            continue
+    return sum(link.startswith("/memfd:upload") for link in links)
+
+
+def uploaded(files: Files, data: bytes = b"data", owner: Owner = ALICE, expires_s: float | None = None) -> UploadedFile:
+    with files.receiving(owner) as upload:
+        upload.write(data)
+        return upload.keep("a.txt", expires_s=expires_s)
+
+
+def test_file_is_there_for_its_owner_alone() -> None:
+    with Files() as files:
+        file = uploaded(files)
+        assert files.get(ALICE, file.id) is file
+        assert files.of(ALICE) == [file]
+        assert files.of(BOB) == []
+        for refused in (lambda: files.get(BOB, file.id), lambda: files.delete(BOB, file.id)):
+            with pytest.raises(UnknownHandle):
+                refused()
+
+
+def test_content_is_sealed() -> None:
+    with Files() as files:
+        fd = uploaded(files).opened()
+        try:
+            assert os.pread(fd, 100, 0) == b"data"
+            with pytest.raises(PermissionError):
+                os.pwrite(fd, b"x", 0)
+        finally:
+            os.close(fd)
+
+
+def test_bounds_hold_while_a_file_comes() -> None:
+    before = uploads()
+    with Files(file_bytes=10, owner_bytes=15, owner_files=2) as files:
+        with pytest.raises(ValueTooLarge, match="more than 10 bytes"), files.receiving(ALICE) as upload:
+            upload.write(b"x" * 11)
+        uploaded(files, b"x" * 10)
+        with pytest.raises(ValueTooLarge, match="delete some"), files.receiving(ALICE) as upload:
+            upload.write(b"x" * 6)
+        uploaded(files, b"x" * 10, BOB)
+        uploaded(files, b"x" * 5)
+        with pytest.raises(ConfigurationError, match="has 2 files"), files.receiving(ALICE):
+            pass
+        files.delete(ALICE, files.of(ALICE)[0].id)
+        uploaded(files, b"x" * 10)
+    assert uploads() == before
+
+
+async def test_expired_file_is_gone() -> None:
+    with Files() as files:
+        file = uploaded(files, expires_s=0.01)
+        lasting = uploaded(files, expires_s=3_600)
+        gone, close = asyncio.Event(), file.close
+
+        def closed() -> None:
+            close()
+            gone.set()
+
+        file.close = closed  # type: ignore[method-assign]
+        await gone.wait()
+        assert files.of(ALICE) == [lasting]
+        with pytest.raises(UnknownHandle):
+            file.opened()

@@ -1,0 +1,136 @@
+"""The server on loopback, as uvicorn serves it: real HTTP for real clients."""
+
+import asyncio
+import contextlib
+import os
+import secrets
+import socket
+import threading
+from collections.abc import Callable, Coroutine, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import uvicorn
+
+from rlm_broker.rlm import RLM
+from rlm_broker.service.app import Service
+from rlm_broker.service.parts import Parts
+from rlm_broker.service.settings import KeySettings, ServeSettings
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Served:
+    """A server that runs.
+
+    Attributes:
+        url: Its address, such as "http://127.0.0.1:4711".
+        base_url: The same for OpenAI's clients, which want "/v1" at its end.
+        key: Text of its first key.
+        keys: Texts of all keys by name; "default" is the one that the server has made.
+        port: Port on loopback.
+        service: The application. It lives on a loop in a thread of its own.
+    """
+
+    url: str
+    key: str
+    keys: Mapping[str, str]
+    port: int
+    service: Service
+    loop: asyncio.AbstractEventLoop
+
+    @property
+    def base_url(self) -> str:
+        return f"{self.url}/v1"
+
+    @property
+    def headers(self) -> dict[str, str]:
+        """Headers that authenticate a request with the first key."""
+        return self.headers_of(next(iter(self.keys)))
+
+    @property
+    def parts(self) -> Parts:
+        parts = self.service._parts
+        assert parts is not None
+        return parts
+
+    def headers_of(self, name: str) -> dict[str, str]:
+        """Headers that authenticate a request with the key of that name."""
+        return {"authorization": f"Bearer {self.keys[name]}"}
+
+    def call(self, function: Callable[[], T]) -> T:
+        """Call a function on the server's loop, and return what it does."""
+
+        async def called() -> T:
+            return function()
+
+        return self.run(called())
+
+    def run(self, work: Coroutine[Any, Any, T]) -> T:
+        """Await a coroutine on the server's loop."""
+        return asyncio.run_coroutine_threadsafe(work, self.loop).result()
+
+
+@contextlib.contextmanager
+def serving(
+    rlm: RLM | None = None,
+    settings: ServeSettings | None = None,
+    *,
+    keys: Mapping[str, Mapping[str, Any]] | None = None,
+    of: Callable[[RLM, ServeSettings], Service] = Service,
+) -> Iterator[Served]:
+    """Serve on a free port of loopback, in a thread, until the block is left. Async tests and fixtures use it as well.
+
+    Args:
+        rlm: Not opened yet; None takes the model "offline".
+        settings: None takes the defaults.
+        keys: Name → fields of `KeySettings` but `key`, such as `{"alice": {"rights": ("run",)}, "bob": {}}`.
+        of: Makes the application.
+    """
+    texts, made = {}, {}
+    with contextlib.ExitStack() as variables:
+        for name, fields in (keys or {}).items():
+            variable, texts[name] = f"RLM_BROKER_TEST_{name.upper()}", f"test-{secrets.token_hex(12)}"
+            os.environ[variable] = texts[name]
+            variables.callback(os.environ.pop, variable, None)
+            made[name] = KeySettings(key=f"env:{variable}", **fields)
+        settings = settings or ServeSettings()
+        settings = settings.model_copy(update={"keys": made}) if made else settings
+        service = of(rlm or RLM("offline"), settings)
+    if service.made_key is not None:
+        texts["default"] = service.made_key
+    with socket.create_server(("127.0.0.1", 0), backlog=2048) as listening:
+        port = listening.getsockname()[1]
+        config = uvicorn.Config(service, log_config=None, timeout_graceful_shutdown=2, lifespan="on")
+        server = _Server(config)
+        thread = threading.Thread(target=server.run, args=([listening],), daemon=True)
+        thread.start()
+        try:
+            server.decided.wait()
+            assert server.started, "the server did not start"
+            first = next(iter(texts.values()), "")
+            yield Served(f"http://127.0.0.1:{port}", first, texts, port, service, server.loop)
+        finally:
+            server.should_exit = True
+            thread.join()
+
+
+class _Server(uvicorn.Server):
+    """Says when it has started, or has failed to."""
+
+    def __init__(self, config: uvicorn.Config) -> None:
+        super().__init__(config)
+        self.decided = threading.Event()
+        self.loop: asyncio.AbstractEventLoop
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        self.loop = asyncio.get_running_loop()
+        try:
+            await super().startup(sockets)
+        finally:
+            self.decided.set()
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
