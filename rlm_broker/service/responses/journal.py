@@ -60,9 +60,7 @@ class Journal:
         """
         first = self._next - len(self._kept)
         if after + 1 < first:
-            said = (
-                f"the events up to {first - 1:,} were dropped, since the response has too many: start after {first - 1}"
-            )
+            said = f"events of the response were dropped, since it has too many: start after {first - 1}"
             raise ApiError(410, said, code="events_dropped", param="starting_after")
         if after >= self._next:
             said = f"the response has no event {after:,} yet: its last one is {self._next - 1:,}"

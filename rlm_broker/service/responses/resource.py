@@ -154,11 +154,8 @@ def repeated(request: ResponseRequest) -> dict[str, Any]:
 
 
 def _reasoning_of(given: dict[str, Any] | None) -> dict[str, Any]:
-    return {
-        "effort": None,
-        "summary": None,
-        **{key: value for key, value in (given or {}).items() if value is not None},
-    }
+    said = {key: value for key, value in (given or {}).items() if value is not None}
+    return {"effort": None, "summary": None, **said}
 
 
 def _format_of(given: dict[str, Any] | None) -> dict[str, Any]:

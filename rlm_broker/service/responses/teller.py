@@ -14,8 +14,10 @@ import time
 from collections.abc import Iterable
 from typing import Any, Final
 
-from rlm_broker.errors import LimitReached, RlmBrokerError, RunCancelled, RunFailed
-from rlm_broker.results import Block, Completion
+from rlm_broker.errors import RlmBrokerError, RunCancelled
+from rlm_broker.results import Block
+from rlm_broker.service.asking.client_tools import ClientCall
+from rlm_broker.service.asking.outcome import Outcome
 from rlm_broker.service.errors import api_error_of
 from rlm_broker.service.prose import LiveProse
 from rlm_broker.service.responses import resource as items
@@ -100,45 +102,38 @@ class Teller:
             case BlockEnded(outcome=outcome):
                 self._end_block(outcome)
 
-    def called(self, calls: Iterable[tuple[str, str, str]]) -> None:
-        """End the response with calls of functions of the client.
-
-        Args:
-            calls: Id of the call, name of the function, and arguments as JSON text of each.
-        """
+    def called(self, calls: Iterable[ClientCall]) -> None:
+        """End the response with calls of functions of the client."""
         self._end_thought()
         self._interrupt_block()
-        for call_id, name, arguments in calls:
+        for call in calls:
             id = self._id("fc")
-            at = self._add(items.function_call(id, call_id, name, "", "in_progress"))
+            at = self._add(items.function_call(id, call.id, call.name, "", "in_progress"))
             place = {"item_id": id, "output_index": at}
-            self._tell("response.function_call_arguments.delta", **place, delta=arguments)
-            self._tell("response.function_call_arguments.done", **place, name=name, arguments=arguments)
-            self._done(items.function_call(id, call_id, name, arguments, "completed"))
+            self._tell("response.function_call_arguments.delta", **place, delta=call.arguments)
+            self._tell("response.function_call_arguments.done", **place, name=call.name, arguments=call.arguments)
+            self._done(items.function_call(id, call.id, call.name, call.arguments, "completed"))
+        self.resource.rlm |= {"cost_usd": self._tally.usage.total_cost, "calls": self._tally.usage.total_calls}
         self._end("completed")
 
-    def ended(self, completion: Completion) -> None:
+    def ended(self, outcome: Outcome) -> None:
         """End the response with the outcome of the run."""
-        is_short = completion.limit is not None or completion.is_stopped
-        self.resource.rlm |= {"limit": completion.limit, "stopped": completion.is_stopped}
-        self._answer(completion.response, "incomplete" if is_short else "completed")
-        self._end("incomplete" if is_short else "completed")
+        status: Status = "completed" if outcome.is_whole else "incomplete"
+        self.resource.rlm |= outcome.told(self.resource.rlm["run"])
+        if outcome.text or outcome.is_whole:
+            self._answer(outcome.text, status)
+        self._end(status)
 
     def failed(self, error: Exception) -> None:
         """End the response with what ended the run."""
-        if isinstance(error, LimitReached | RunCancelled) and isinstance(error, RunFailed):
-            self.resource.rlm |= {"limit": getattr(error, "limit", None)}
-            if isinstance(error, LimitReached):
-                self._answer(error.partial_answer, "incomplete")
-            self._end("incomplete" if isinstance(error, LimitReached) else "cancelled")
+        self.resource.rlm |= {"cost_usd": self._tally.usage.total_cost, "calls": self._tally.usage.total_calls}
+        if isinstance(error, RunCancelled):
+            self._end("cancelled")
             return
         said = api_error_of(error)
-        code = (
-            "rate_limit_exceeded" if said.status == 429 else "server_error" if said.status >= 500 else "invalid_prompt"
-        )
-        self.resource.error = {"code": code, "message": said.message}
-        kind = error.kind if isinstance(error, RlmBrokerError) else said.code
-        self.resource.rlm |= {"error": kind}
+        codes = {429: "rate_limit_exceeded", **dict.fromkeys(range(500, 600), "server_error")}
+        self.resource.error = {"code": codes.get(said.status, "invalid_prompt"), "message": said.message}
+        self.resource.rlm["error"] = error.kind if isinstance(error, RlmBrokerError) else said.code
         self._end("failed")
 
     # -- items -------------------------------------------------------------------------------------------------------
@@ -203,11 +198,9 @@ class Teller:
         if block:
             self._done({**block, "status": "incomplete"})
 
-    def _answer(self, text: str | None, status: str) -> None:
+    def _answer(self, text: str, status: str) -> None:
         self._end_thought()
         self._interrupt_block()
-        if text is None:
-            return
         id = self._id("msg")
         at = self._add({**items.message(id, "", "in_progress"), "content": []})
         place = {"item_id": id, "output_index": at, "content_index": 0}
@@ -224,7 +217,6 @@ class Teller:
         self._interrupt_block()
         self.resource.status = status
         self.resource.usage = self._tally.usage
-        self.resource.rlm |= {"cost_usd": self._tally.usage.total_cost}
         self.resource.completed_at = int(time.time()) if status == "completed" else None
         self._tell_whole(_ENDS.get(status, "incomplete"))
         self._journal.close()

@@ -1,12 +1,15 @@
 """Events of runs as events of responses, by both sets of types."""
 
+import asyncio
 import json
 from typing import Any
 
 import pytest
 
-from rlm_broker.errors import LimitReached, ModelFailed, RunCancelled
-from rlm_broker.results import Block, Completion
+from rlm_broker.errors import ModelFailed, RunCancelled
+from rlm_broker.results import Block
+from rlm_broker.service.asking.client_tools import ClientCall
+from rlm_broker.service.asking.outcome import Outcome
 from rlm_broker.service.responses.journal import Journal
 from rlm_broker.service.responses.request import ResponseRequest
 from rlm_broker.service.responses.resource import Resource, repeated
@@ -21,7 +24,7 @@ from rlm_broker.trace.events import (
     IterationStarted,
     Replied,
 )
-from rlm_broker.usage import Usage, UsageSummary
+from rlm_broker.usage import Usage
 from tests.support.response_types import check_body, check_events
 
 USED = Usage(1, 10, 5, 0.25)
@@ -38,11 +41,11 @@ def told(journal: Journal) -> list[dict[str, Any]]:
 def teller(**given: Any) -> tuple[Teller, Journal]:
     asked = repeated(ResponseRequest(model="m", input="q"))
     journal = Journal()
-    return Teller(Resource("resp_5f", "m", asked), journal, **given), journal
+    return Teller(Resource("resp_5f", "m", asked, rlm={"run": "5f"}), journal, **given), journal
 
 
-def completion(response: str | None, **given: Any) -> Completion:
-    return Completion(response, "m", 0, 1, 0.1, UsageSummary(), **given)
+def outcome(text: str, *, limit: str | None = None) -> Outcome:
+    return Outcome(text, limit, False, Usage(4, 40, 20, 1.0), "strict", 2, 0.1)
 
 
 def run_of_two_turns(made: Teller) -> None:
@@ -68,7 +71,7 @@ def test_teller_tells_prose_and_answer() -> None:
     made, journal = teller()
     made.begin(is_queued=False)
     run_of_two_turns(made)
-    made.ended(completion("42"))
+    made.ended(outcome("42"))
     events = told(journal)
     check_events(events)
     body = events[-1]["response"]
@@ -83,7 +86,7 @@ def test_teller_tells_blocks_as_items() -> None:
     made, journal = teller(container="cntr_1", tells_logs=True)
     made.begin(is_queued=False)
     run_of_two_turns(made)
-    made.ended(completion("42"))
+    made.ended(outcome("42"))
     events = told(journal)
     check_events(events)
     block = events[-1]["response"]["output"][1]
@@ -96,7 +99,7 @@ def test_long_output_of_a_block_is_cut() -> None:
     made.begin(is_queued=False)
     made.tell(BlockStarted("1", 0, 1, 1, "x"))
     made.tell(BlockEnded("1", 0, 1, Block("x", "error", "y" * 100_000, error="ValueError: no")))
-    made.ended(completion("42"))
+    made.ended(outcome("42"))
     block = told(journal)[-1]["response"]["output"][0]
     logs = block["outputs"][0]["logs"]
     assert len(logs) < LOGS_CHARS + 100
@@ -107,7 +110,7 @@ def test_long_output_of_a_block_is_cut() -> None:
 def test_long_answer_is_told_in_pieces() -> None:
     made, journal = teller()
     made.begin(is_queued=False)
-    made.ended(completion("abc" * 2_000))
+    made.ended(outcome("abc" * 2_000))
     pieces = [event["delta"] for event in told(journal) if event["type"] == "response.output_text.delta"]
     assert len(pieces) == 3
     assert "".join(pieces) == "abc" * 2_000
@@ -117,7 +120,7 @@ def test_queued_response_begins_with_its_run() -> None:
     made, journal = teller()
     made.begin(is_queued=True)
     run_of_two_turns(made)
-    made.ended(completion("42"))
+    made.ended(outcome("42"))
     events = told(journal)
     check_events(events)
     assert [event["type"] for event in events[:3]] == ["response.created", "response.queued", "response.in_progress"]
@@ -132,17 +135,20 @@ def test_retried_call_begins_a_new_item() -> None:
     made.tell(CallRetried("1", 0, 1, 2, 0.0, "reset"))
     made.tell(CallText("1", 0, 1, "I look."))
     made.tell(CallEnded("1", 0, 1, "m", USED, 0.1, "I look."))
-    made.ended(completion("42"))
+    made.ended(outcome("42"))
     events = told(journal)
     check_events(events)
     assert [item["summary"][0]["text"] for item in events[-1]["response"]["output"][:2]] == ["I lo", "I look."]
 
 
-def test_calls_of_functions_end_the_response() -> None:
+async def test_calls_of_functions_end_the_response() -> None:
+    result = asyncio.get_running_loop().create_future()
     made, journal = teller(container="cntr_1")
     made.begin(is_queued=False)
     made.tell(BlockStarted("1", 0, 1, 1, "print(weather(city='Bonn'))"))
-    made.called([("call_1", "weather", '{"city": "Bonn"}'), ("call_2", "weather", "{}")])
+    made.called(
+        [ClientCall("call_1", "weather", '{"city": "Bonn"}', result), ClientCall("call_2", "weather", "{}", result)]
+    )
     events = told(journal)
     check_events(events)
     body = events[-1]["response"]
@@ -156,7 +162,6 @@ def test_calls_of_functions_end_the_response() -> None:
     ("error", "status", "kind"),
     [
         (ModelFailed("the model is gone"), "failed", "response.failed"),
-        (LimitReached("run_timeout_s", 1.0, 1.0), "incomplete", "response.incomplete"),
         (RunCancelled(), "cancelled", "response.incomplete"),
     ],
 )
@@ -174,7 +179,7 @@ def test_error_ends_the_response(error: Exception, status: str, kind: str) -> No
 def test_limit_is_an_incomplete_response() -> None:
     made, journal = teller()
     made.begin(is_queued=False)
-    made.ended(completion("so far", limit="max_iterations"))
+    made.ended(outcome("so far", limit="max_iterations"))
     events = told(journal)
     check_events(events)
     body = events[-1]["response"]
