@@ -32,6 +32,7 @@ from rlm_broker.run.persistent_repl import PersistentRepl
 from rlm_broker.run.run import Run
 from rlm_broker.run.tools import Tools
 from rlm_broker.trace.events import CallEnded, CallStarted, Emit, Event
+from rlm_broker.usage import Tally, Usage
 
 RunState = Literal["queued", "running", "ended"]
 KEPT_CHARS: Final = 1 << 28
@@ -53,6 +54,7 @@ class HostedRun:
         began_at: Unix time in seconds at which it got its place, or None.
         ended_at: Unix time in seconds of its end, or None.
         is_paid: Whether a model was called, so that the same request sent again would be paid again.
+        last_event: Number of its last event so far.
         about: What the beginner of the run keeps with it, or None.
     """
 
@@ -63,7 +65,9 @@ class HostedRun:
         self.began_at: float | None = None
         self.ended_at: float | None = None
         self.is_paid = False
+        self.last_event = 0
         self.about: Any = None
+        self._tally = Tally()
         self._followers = 0
         self._outlives_s: float | None = 0.0
         self._timer: asyncio.TimerHandle | None = None
@@ -77,6 +81,11 @@ class HostedRun:
     def state(self) -> RunState:
         """Whether the run waits for its place, goes on, or has ended."""
         return "ended" if self.run.is_done else "queued" if self.began_at is None else "running"
+
+    @property
+    def usage(self) -> Usage:
+        """Usage of the run and all below it, of the calls that have ended."""
+        return self._tally.usage
 
     def events(self, after: int = 0) -> AsyncIterator[Event]:
         """Iterate over the events of the run's tree, as `Run.events` does."""
@@ -304,9 +313,13 @@ class HostedRuns:
 
     def _counting(self, hosted: HostedRun, purse: Purse) -> Emit:
         def count(event: Event) -> None:
+            hosted.last_event = event.n
             if isinstance(event, CallStarted):
                 hosted.is_paid = True
-            elif isinstance(event, CallEnded) and event.usage.total_cost:
+            if not isinstance(event, CallEnded):
+                return
+            hosted._tally.add(event.usage)
+            if event.usage.total_cost:
                 purse.add(event.usage.total_cost)
                 if purse.left_usd == 0:
                     self._for_each_live(lambda other: other.stop() if other.owner == hosted.owner else None)

@@ -22,6 +22,7 @@ from rlm_broker.hosting.repls import HeldRepls
 from rlm_broker.hosting.runs import HostedRuns
 from rlm_broker.rlm import RLM
 from rlm_broker.service.asking.asking import Asking
+from rlm_broker.service.chat.routes import routes as chat_routes
 from rlm_broker.service.errors import ApiError, api_error_of
 from rlm_broker.service.guard import Guard, key_of
 from rlm_broker.service.health import Health
@@ -141,7 +142,7 @@ class Service:
         return Parts(settings, self._rlm, runs, repls, files, contexts, models, asking)
 
     def _routes(self, parts: Parts, health: Health) -> Sequence[BaseRoute]:
-        return [*health.routes(), *_model_routes(parts)]
+        return [*health.routes(), *_model_routes(parts), *chat_routes(parts)]
 
     def _hosts(self) -> list[str]:
         return [self._settings.host, *self._settings.hosts]

@@ -1,6 +1,7 @@
 """Bodies of requests: bounded, with a deadline, and typed."""
 
 import asyncio
+import hashlib
 from collections.abc import AsyncIterator
 from typing import Any, TypeVar
 
@@ -12,6 +13,8 @@ from rlm_broker.service.errors import ApiError
 from rlm_broker.validation import shown
 
 T = TypeVar("T", bound=BaseModel)
+MOST_KEY_CHARS = 255
+"""Characters of an idempotency key."""
 
 
 async def chunks_of(request: Request, most_bytes: int, stall_s: float) -> AsyncIterator[bytes]:
@@ -91,8 +94,25 @@ def validated(value: Any, kind: type[T], within: str = "") -> T:
         raise ApiError(400, f"{shown(place) if place else 'the body'}: {said}", param=place or None) from None
 
 
+def idempotency_key(request: Request) -> str | None:
+    """Return the key under which a request joins the run that it has begun before.
+
+    Raises:
+        ApiError: 400: it is too long.
+    """
+    key = request.headers.get("idempotency-key")
+    if key is not None and len(key) > MOST_KEY_CHARS:
+        raise ApiError(400, f"Idempotency-Key has more than {MOST_KEY_CHARS} characters", param="Idempotency-Key")
+    return key or None
+
+
+def fingerprint_of(request: Request, body: bytes) -> str:
+    """Return a digest of a request."""
+    return hashlib.sha256(request.url.path.encode() + b"\0" + body).hexdigest()
+
+
 def _too_large(most_bytes: int) -> ApiError:
     return ApiError(413, f"the body has more than {most_bytes:,} bytes: upload it as a file", code="too_large")
 
 
-__all__ = ["ClientDisconnect", "body_of", "chunks_of", "parsed", "validated"]
+__all__ = ["ClientDisconnect", "body_of", "chunks_of", "fingerprint_of", "idempotency_key", "parsed", "validated"]

@@ -15,7 +15,7 @@ import asyncio
 import contextlib
 import weakref
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from starlette.types import ASGIApp, Receive, Scope, Send
@@ -30,13 +30,37 @@ from rlm_broker.service.asking.outcome import Outcome, outcome_of
 from rlm_broker.service.asking.wanted import Wanted, about
 from rlm_broker.service.errors import ApiError
 from rlm_broker.trace.events import Event
+from rlm_broker.usage import Usage
 
 
 @dataclass(frozen=True, slots=True)
 class Suspended:
-    """A run waits for results of the client's tools."""
+    """A run waits for results of the client's tools.
+
+    Attributes:
+        calls: Calls without a result.
+        usage: Usage of the run and all below it so far.
+    """
 
     calls: tuple[ClientCall, ...]
+    usage: Usage
+
+
+@dataclass(frozen=True, slots=True)
+class Since:
+    """The point of a run at which a response ended, and the next one goes on.
+
+    Attributes:
+        event: Number of the last event that was told.
+        usage: Usage that was told.
+    """
+
+    event: int = 0
+    usage: Usage = field(default_factory=Usage)
+
+
+BEGINNING = Since()
+"""The point at which the first response of a run begins."""
 
 
 class Asked:
@@ -46,14 +70,14 @@ class Asked:
         hosted: The run.
         model: Name of the model, as the client gave it.
         tools: Tools of the client.
-        after: Number of the last event that an earlier response has told.
+        since: Point at which the last response with calls of tools has ended.
     """
 
     def __init__(self, hosted: HostedRun, wanted: Wanted, tools: ClientTools, offered: "_Offered") -> None:
         self.hosted = hosted
         self.model = wanted.model.name
         self.tools = tools
-        self.after = 0
+        self.since = BEGINNING
         self._is_typed = wanted.output_type is not None
         self._outlives_s = wanted.outlives_s
         self._offered = offered
@@ -75,20 +99,20 @@ class Asked:
         wanted: asyncio.Future[Any] = asyncio.ensure_future(self.tools.wanted())
         try:
             await asyncio.wait({ended, wanted}, return_when=asyncio.FIRST_COMPLETED)
-            return ended.result() if ended.done() else self._suspended(wanted.result())
+            return ended.result() if ended.done() else self._suspended(wanted.result(), self.hosted.last_event)
         finally:
             await _gone(ended, wanted)
 
-    async def steps(self, after: int | None = None) -> AsyncIterator[Event | Outcome | Suspended]:
+    async def steps(self, since: Since = BEGINNING) -> AsyncIterator[Event | Outcome | Suspended]:
         """Yield the events of the run, and at last its outcome, or that it waits for the client's tools.
 
         Args:
-            after: Number of the last event that is known already; None goes on after the response before.
+            since: Point at which the response before has ended.
 
         Raises:
             RunFailed: As for `outcome`.
         """
-        last = self.after if after is None else after
+        last = since.event
         events = self.hosted.events(last)
         wanted = asyncio.ensure_future(self.tools.wanted()) if self.tools else None
         try:
@@ -101,8 +125,7 @@ class Asked:
                         last = event.n
                         yield event
                 if wanted.done() and not self.hosted.run.is_done:
-                    self.after = last
-                    yield self._suspended(wanted.result())
+                    yield self._suspended(wanted.result(), last)
                     return
             yield await self._ended()
         finally:
@@ -117,11 +140,13 @@ class Asked:
             ended = limit
         return outcome_of(ended, is_typed=self._is_typed)
 
-    def _suspended(self, calls: list[ClientCall]) -> Suspended:
+    def _suspended(self, calls: list[ClientCall], last: int) -> Suspended:
         self.hosted.outlive(self.tools.wait_s)
         for call in calls:
             self._offered[call.id] = self
-        return Suspended(tuple(calls))
+        usage = self.hosted.usage
+        self.since = Since(last, usage)
+        return Suspended(tuple(calls), usage)
 
 
 _Offered = weakref.WeakValueDictionary[str, Asked]

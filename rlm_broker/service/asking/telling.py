@@ -1,0 +1,55 @@
+"""The turns of a run as text for people, while it goes on: what the model says, and what its code prints."""
+
+from typing import Final
+
+from rlm_broker.results import Block
+from rlm_broker.trace.events import BlockEnded, CallStarted, CallText, Event, EventsMissed, Replied, RunStarted
+
+SHOWN_CHARS: Final = 2_000
+"""Characters of a block's output that are shown; of longer output, the beginning and the end."""
+PREVIEW_CHARS: Final = 200
+"""Characters of a child run's question that are shown."""
+
+
+class Telling:
+    """Makes text of the events of one run, in their order. Replies come as they are written, if the client streams."""
+
+    def __init__(self) -> None:
+        self._call = 0
+        self._is_streamed = False
+
+    def text(self, event: Event) -> str:
+        """Return the text of an event; empty if it has none."""
+        match event:
+            case EventsMissed():
+                return f"\n({event.count:,} events are left out: the client reads too slowly)\n"
+            case RunStarted() if event.depth:
+                return f"\n> run {event.run}: {' '.join((event.question or '').split())[:PREVIEW_CHARS]}\n"
+            case CallStarted() if not event.depth and not event.block:
+                self._call, self._is_streamed = event.call, False
+            case CallText() if event.call == self._call:
+                self._is_streamed = True
+                return event.text
+            case Replied() if not event.depth:
+                return "\n\n" if self._is_streamed else f"{event.text}\n\n"
+            case BlockEnded() if not event.depth:
+                return _printed(event.outcome)
+        return ""
+
+
+def _printed(block: Block) -> str:
+    said = "\n".join(each.rstrip("\n") for each in (block.stdout, block.stderr, block.error or "") if each.strip())
+    if not said:
+        return ""
+    fence = "```"
+    while fence in said:
+        fence += "`"
+    return f"{fence}text\n{shortened(said)}\n{fence}\n\n"
+
+
+def shortened(text: str, most: int = SHOWN_CHARS) -> str:
+    """Return a text of at most so many characters, and a note: of a longer one, the beginning and the end."""
+    if len(text) <= most:
+        return text
+    end = most // 4
+    return f"{text[: most - end]}\n... {len(text) - most:,} characters are left out ...\n{text[-end:]}"
