@@ -29,6 +29,7 @@ from rlm_broker.service.health import Health
 from rlm_broker.service.keys import Keys
 from rlm_broker.service.models import ServedModels
 from rlm_broker.service.parts import Parts
+from rlm_broker.service.responses.routes import ResponseRoutes
 from rlm_broker.service.settings import ServeSettings
 from rlm_broker.trace.events import Emit
 
@@ -96,7 +97,9 @@ class Service:
                 contexts[name] = opening.enter_context(await asyncio.to_thread(store, Path(path).expanduser()))
             self._parts = await self._parts_of(opening, contexts)
             self._health = Health(self._rlm.sandbox)
-            app = Starlette(routes=self._routes(self._parts, self._health), exception_handlers=_HANDLERS)
+            responses = await opening.enter_async_context(ResponseRoutes(self._parts))
+            routes = [*self._routes(self._parts, self._health), *responses.routes()]
+            app = Starlette(routes=routes, exception_handlers=_HANDLERS)
             self._app = Guard(app, self._keys, self._hosts())
             self._open = opening.pop_all()
         return self

@@ -40,7 +40,7 @@ _OPEN_EVENTS = {
 def check_body(body: Mapping[str, Any]) -> None:
     """Check the body of a response against both sets of types."""
     _OPENAI_BODY.validate_python(body)
-    if not any(item["type"] == "code_interpreter_call" for item in body["output"]):
+    if not _names_code(body):
         open_types.ResponseResource.model_validate(_without_schema(body))
 
 
@@ -78,11 +78,15 @@ def _check_open(event: Mapping[str, Any]) -> None:
     """Check an event against Open Responses, unless it tells of a block, which that schema does not know."""
     kind = event["type"]
     is_of_code = "code_interpreter_call" in kind or event.get("item", {}).get("type") == "code_interpreter_call"
-    holds_code = any(item["type"] == "code_interpreter_call" for item in event.get("response", {}).get("output", ()))
-    if is_of_code or holds_code:
+    if is_of_code or ("response" in event and _names_code(event["response"])):
         return
     event = {**event, "response": _without_schema(event["response"])} if "response" in event else event
     _OPEN_EVENTS[kind].model_validate(event)
+
+
+def _names_code(body: Mapping[str, Any]) -> bool:
+    """Whether the request has named the tool for code, which Open Responses does not know."""
+    return any(tool["type"] == "code_interpreter" for tool in body["tools"])
 
 
 def _without_schema(body: Mapping[str, Any]) -> dict[str, Any]:

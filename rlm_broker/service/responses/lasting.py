@@ -67,7 +67,9 @@ class LastingRepl:
         try:
             async with self._repls.room(self._owner):
                 close = self.persistent.aclose
-                self._repls.hold(self._owner, repl, close, id=self.id, name="response", run=self.run, idle_s=self._idle_s)
+                self._repls.hold(
+                    self._owner, repl, close, id=self.id, name="response", run=self.run, idle_s=self._idle_s
+                )
         except Busy:  # all places run blocks: the next response begins with a new REPL and the whole conversation
             await self.persistent.aclose()
 

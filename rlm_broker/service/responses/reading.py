@@ -75,8 +75,8 @@ class Reader:
                 text = self._output(item, at)
                 read.results[item["call_id"]] = text
                 read.history.append({"role": "tool", "content": text, "tool_call_id": item["call_id"]})
-        if not any(item["type"] in ("message", "function_call_output") for item in given):
-            raise ApiError(400, "the input has no message: ask a question", param="input")
+        if not any(item.get("role") == "user" or item["type"] == "function_call_output" for item in given):
+            raise ApiError(400, "the input has no message of the user: ask a question", param="input")
         return read
 
     def _add_message(self, read: Conversation, item: Item, at: str, *, is_last: bool) -> None:

@@ -1,15 +1,20 @@
 """Bodies of responses: their fields, their items, and how a run's end becomes a status."""
 
+import secrets
 import time
 from dataclasses import dataclass, field
 from typing import Any, Final, Literal
 
-from rlm_broker.service.responses.request import ResponseRequest, TextSettings
+from pydantic import BaseModel
+
+from rlm_broker.service.responses.request import MessageItem, Part, ResponseRequest, TextPart, TextSettings
 from rlm_broker.usage import Usage
 
 Status = Literal["queued", "in_progress", "completed", "incomplete", "failed", "cancelled"]
 LIMIT_REASON: Final = "max_output_tokens"
 """Reason of an incomplete response. The schemas know only this one and `content_filter`; `rlm.limit` has the name."""
+ITEM_ID_BYTES: Final = 12
+"""Random bytes of the id of an input item."""
 Item = dict[str, Any]
 
 
@@ -146,11 +151,38 @@ def repeated(request: ResponseRequest) -> dict[str, Any]:
         "text": {"format": _format_of(text.format), "verbosity": text.verbosity or "medium"},
         "tool_choice": request.tool_choice or "auto",
         "tools": [_tool_of(tool) for tool in request.tools or ()],
-        "top_logprobs": request.top_logprobs or 0,
+        "top_logprobs": 0,
         "top_p": 1.0 if request.top_p is None else request.top_p,
         "truncation": request.truncation or "disabled",
         "user": request.user,
     }
+
+
+def given_items(request: ResponseRequest) -> tuple[Item, ...]:
+    """Return the items of a request's input, each with an id, in the form in which they are listed."""
+    if isinstance(request.input, str):
+        return (_message(request.input, "user"),)
+    return tuple(_given_item(item) for item in request.input)
+
+
+def _given_item(item: BaseModel) -> Item:
+    if isinstance(item, MessageItem):
+        return _message(item.content, item.role)
+    made = item.model_dump(exclude_none=True)
+    return {"id": f"item_{secrets.token_hex(ITEM_ID_BYTES)}", **made, "status": "completed"}
+
+
+def _message(content: str | list[Part], role: str) -> Item:
+    parts = [TextPart(type="input_text", text=content)] if isinstance(content, str) else content
+    told = [_part(part, role) for part in parts]
+    id = f"msg_{secrets.token_hex(ITEM_ID_BYTES)}"
+    return {"id": id, "type": "message", "role": role, "status": "completed", "content": told}
+
+
+def _part(part: Part, role: str) -> dict[str, Any]:
+    if isinstance(part, TextPart):
+        return text_part(part.text) if role == "assistant" else {"type": "input_text", "text": part.text}
+    return part.model_dump(exclude_none=True)
 
 
 def _reasoning_of(given: dict[str, Any] | None) -> dict[str, Any]:

@@ -31,10 +31,12 @@ class Made:
         asked: Its run.
         given: Items of its input, as its request brought them.
         before: Items of the conversation before it.
-        system: Instructions of the conversation that stand in messages.
-        repl: Its REPL, which a response after it goes on with; None if it has none.
         given_bytes: Bytes of the request.
         is_stored: Whether it can be retrieved.
+        repl: Its REPL, which a response after it goes on with; None if it has none.
+        returning: Ends when the REPL was given back, after the end of the run; None without a REPL.
+        error: Error that ended its run, or None.
+        ended_at: Unix time in seconds of its end, or None.
         ended: Set at its end.
     """
 
@@ -44,12 +46,18 @@ class Made:
     asked: Asked
     given: tuple[Item, ...]
     before: tuple[Item, ...]
-    repl: LastingRepl | None
     given_bytes: int
     is_stored: bool
+    repl: LastingRepl | None = None
+    returning: "asyncio.Task[None] | None" = None
     error: Exception | None = None
     ended_at: float | None = None
     ended: asyncio.Event = field(default_factory=asyncio.Event)
+
+    async def returned(self) -> None:
+        """Wait until the REPL was given back."""
+        if self.returning is not None:
+            await asyncio.shield(self.returning)
 
     @property
     def conversation(self) -> tuple[Item, ...]:
@@ -123,7 +131,7 @@ def input_page(items: Mapping[str, Item], *, after: str | None, limit: int, is_a
     Raises:
         ApiError: 404: there is no item `after`.
     """
-    ids = list(items) if is_ascending else list(reversed(items))
+    ids = list(items) if is_ascending else list(items)[::-1]
     if after is not None and after not in items:
         raise ApiError(404, f"there is no input item {after[:100]!r}", code="not_found", param="after")
     begin = 0 if after is None else ids.index(after) + 1
