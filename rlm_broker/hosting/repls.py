@@ -117,6 +117,7 @@ class HeldRepls:
         close: Callable[[], Awaitable[object]],
         *,
         prefix: str = "repl_",
+        id: str | None = None,
         name: str = "",
         run: str | None = None,
         idle_s: float = 1_200.0,
@@ -128,9 +129,11 @@ class HeldRepls:
             repl: The open REPL.
             close: Closes it.
             prefix: Beginning of its id.
+            id: Its whole id, where the caller has made one that cannot be guessed.
             name, run, idle_s: As for `HeldRepl`.
         """
-        held = HeldRepl(prefix + secrets.token_hex(ID_BYTES), owner, repl, close, name=name, run=run, idle_s=idle_s)
+        id = id or prefix + secrets.token_hex(ID_BYTES)
+        held = HeldRepl(id, owner, repl, close, name=name, run=run, idle_s=idle_s)
         self._held[held.id] = held
         self._wait_idle(held)
         BOARD.add_repl(repl, id=held.id, owner=owner.name, end=lambda now: self._stopped(held, now))

@@ -34,6 +34,7 @@ from rlm_broker.service.metrics import Metrics
 from rlm_broker.service.metrics_route import gauges_of
 from rlm_broker.service.models import ServedModels
 from rlm_broker.service.parts import Parts
+from rlm_broker.service.responses.routes import ResponseRoutes
 from rlm_broker.service.sandboxes.routes import routes as sandbox_routes
 from rlm_broker.service.settings import ServeSettings
 from rlm_broker.trace.events import Emit, Event
@@ -107,6 +108,10 @@ class Service:
             routes = [*self._routes(self._parts), *await opening.enter_async_context(mcp_route.running(self._parts))]
             app = Starlette(routes=routes, exception_handlers=HANDLERS)
             self._app = Guard(app, self._keys, self._hosts(), on_response=self._metrics.request)
+            responses = await opening.enter_async_context(ResponseRoutes(self._parts))
+            routes = [*self._routes(self._parts, self._health), *responses.routes()]
+            app = Starlette(routes=routes, exception_handlers=_HANDLERS)
+            self._app = Guard(app, self._keys, self._hosts())
             self._open = opening.pop_all()
         return self
 

@@ -71,6 +71,7 @@ class Asked:
         model: Name of the model, as the client gave it.
         tools: Tools of the client.
         since: Point at which the last response with calls of tools has ended.
+        about: What the interface keeps with the run, or None.
     """
 
     def __init__(self, hosted: HostedRun, wanted: Wanted, tools: ClientTools, offered: "_Offered") -> None:
@@ -78,6 +79,7 @@ class Asked:
         self.model = wanted.model.name
         self.tools = tools
         self.since = BEGINNING
+        self.about: Any = None
         self._is_typed = wanted.output_type is not None
         self._outlives_s = wanted.outlives_s
         self._offered = offered

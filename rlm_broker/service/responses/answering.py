@@ -1,0 +1,257 @@
+"""Responses as they are made: begun or resumed, told while their run goes on, and kept.
+
+Theory of operation
+-------------------
+Each response has a task that follows its run and tells it into a `Journal`. Clients follow the journal, so a response
+in the background needs no client, and one that comes later sees what the first one has seen.
+
+A response that is stored keeps its REPL (`LastingRepl`), so that the next response of the conversation finds its
+variables. If that REPL is gone, or has gone on with another response, the next one begins with a new REPL: its context
+is made of the files and long texts of the whole conversation, as if the client had sent all of it. In both cases code
+finds the earlier messages in a variable, and `rlm.repl` says whether the variables are there.
+"""
+
+import asyncio
+import contextlib
+import secrets
+import time
+from collections.abc import Coroutine
+from http import HTTPStatus
+from typing import Any, Final
+
+from rlm_broker.hosting.owner import Owner, UnknownHandle
+from rlm_broker.service.asking.asking import BEGINNING, Asked, Since, Suspended
+from rlm_broker.service.asking.conversation import divided
+from rlm_broker.service.asking.outcome import Outcome
+from rlm_broker.service.asking.wanted import Wanted
+from rlm_broker.service.errors import ApiError
+from rlm_broker.service.materials import Material
+from rlm_broker.service.models import ServedModel
+from rlm_broker.service.parts import Parts
+from rlm_broker.service.responses.journal import Journal
+from rlm_broker.service.responses.lasting import LastingRepl
+from rlm_broker.service.responses.reading import Conversation, Reader
+from rlm_broker.service.responses.request import OUTPUTS, ResponseRequest
+from rlm_broker.service.responses.resource import Item, Resource, given_items, repeated
+from rlm_broker.service.responses.store import Made, Responses
+from rlm_broker.service.responses.teller import Teller
+
+ID_BYTES: Final = 16
+"""Random bytes of the id of a response, which an attacker cannot guess."""
+
+
+class Answering:
+    """Makes responses.
+
+    Args:
+        parts: Parts of the server.
+        responses: Responses of all keys.
+    """
+
+    def __init__(self, parts: Parts, responses: Responses) -> None:
+        self._parts = parts
+        self._responses = responses
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    async def made(self, owner: Owner, request: ResponseRequest, size: int, key: str | None, fingerprint: str) -> Made:
+        """Return the response to a request, whose run goes on.
+
+        The caller joins its run before it awaits anything else; see `Asking.begin`.
+
+        Args:
+            owner: Owner of the response.
+            request: The request.
+            size: Bytes of its body.
+            key, fingerprint: As for `Wanted`.
+
+        Raises:
+            ApiError: The request cannot be used.
+            Busy, MoneySpent, NotAllowed, UnknownHandle: As for `Asking.begin`.
+        """
+        request.require_supported()
+        model = self._parts.models.named(owner, request.model)
+        before = self._before(owner, request)
+        given = given_items(request)
+        reader = Reader(lambda id, at: self._file(owner, id, at), self._parts.settings.inline_chars)
+        earlier = () if before is None else before.conversation
+        said = reader.read(earlier, given)
+        asked = self._resumed(owner, said)
+        if asked is not None:
+            first: Made = asked.about
+            made = _new(owner, asked, request, given, earlier, size)
+            made.repl, made.returning = first.repl, first.returning
+            made.resource.rlm["repl"] = "kept"
+            return self._begun(made, request, asked.since)
+        _require_no_open_call(before)
+        said.earlier += [self._file(owner, id, at) for id, at in request.file_ids()]
+        async with contextlib.AsyncExitStack() as lending:
+            repl, is_new = await self._repl(owner, before, request, lending)
+            wanted = self._wanted(request, model, said, repl, is_new=is_new, key=key, fingerprint=fingerprint)
+            asked = await self._parts.asking.begin(owner, wanted)
+            if asked.about is not None:  # the same request was sent before
+                joined: Made = asked.about
+                return joined
+            made = _new(owner, asked, request, given, earlier, size)
+            if repl is not None:
+                made.repl, repl.run = repl, asked.hosted.id
+                made.returning = self._started(_returned(asked, lending.pop_all()))
+        made.resource.rlm["repl"] = "new" if is_new else "kept"
+        return self._begun(made, request, BEGINNING)
+
+    async def settled(self) -> None:
+        """Wait until all responses have been told. Their runs have ended, or end meanwhile."""
+        while self._tasks:
+            await asyncio.wait(set(self._tasks))
+
+    # -- what a request asks for -------------------------------------------------------------------------------------
+
+    def _before(self, owner: Owner, request: ResponseRequest) -> Made | None:
+        if request.previous_response_id is None:
+            return None
+        made = self._responses.get(owner, request.previous_response_id, "previous_response_id")
+        if not made.resource.is_ended:
+            said = f"the response {made.resource.id!r} goes on: wait for its end, or cancel it"
+            raise ApiError(400, said, code="in_progress", param="previous_response_id")
+        return made
+
+    def _file(self, owner: Owner, id: str, param: str) -> Material:
+        try:
+            return self._parts.files.get(owner, id)
+        except UnknownHandle as error:
+            raise ApiError(404, str(error), code="not_found", param=param) from None
+
+    def _resumed(self, owner: Owner, said: Conversation) -> Asked | None:
+        """Return the run that waits for the results of a request. None: none waits, and a new one is to begin."""
+        if not said.results:
+            return None
+        try:
+            return self._parts.asking.resumed(owner, said.results, "input")
+        except ApiError as error:
+            if error.status != HTTPStatus.NOT_FOUND or not said.last:
+                raise
+            return None
+
+    async def _repl(
+        self, owner: Owner, before: Made | None, request: ResponseRequest, lending: contextlib.AsyncExitStack
+    ) -> tuple[LastingRepl | None, bool]:
+        """Return the REPL for a run, and whether it is a new one. None is one of the run's own."""
+        repl = None if before is None else before.repl
+        if before is not None and repl is not None and repl.last == before.resource.id and repl.is_held:
+            await lending.enter_async_context(repl.lent())
+            return repl, False
+        if not request.is_stored:
+            return None, True
+        parts = self._parts
+        made = LastingRepl(parts.rlm, parts.repls, owner, parts.settings.container_idle_s)
+        await lending.enter_async_context(made.lent())
+        return made, True
+
+    def _wanted(
+        self,
+        request: ResponseRequest,
+        model: ServedModel,
+        said: Conversation,
+        repl: LastingRepl | None,
+        *,
+        is_new: bool,
+        key: str | None,
+        fingerprint: str,
+    ) -> Wanted:
+        divide = divided(
+            said.last,
+            said.earlier if is_new else (),
+            request.options,
+            inline_chars=self._parts.settings.inline_chars,
+            has_context=model.context is not None,
+            param=said.at,
+        )
+        limits = request.options.limits(
+            max_completion_tokens=request.max_output_tokens, max_blocks=request.max_tool_calls
+        )
+        return Wanted(
+            model=model,
+            materials=divide.materials,
+            value=request.options.context,
+            question=divide.question,
+            history=said.history,
+            system="\n\n".join([*([request.instructions] if request.instructions else []), *said.system]),
+            limits=limits,
+            output_type=request.output_type(),
+            tools=request.function_tools(),
+            one_at_a_time=request.parallel_tool_calls is False,
+            repl=None if repl is None else repl.persistent,
+            outlives_s=None if request.background else 0.0,
+            key=key,
+            fingerprint=fingerprint,
+        )
+
+    # -- what becomes of it ------------------------------------------------------------------------------------------
+
+    def _begun(self, made: Made, request: ResponseRequest, since: Since) -> Made:
+        """Begin to tell a response, and keep it."""
+        made.asked.about = made.asked.about or made
+        if made.repl is not None:
+            made.repl.last = made.resource.id
+        if request.background:
+            made.asked.hosted.outlive(None)
+        if made.is_stored:
+            self._responses.add(made)
+        container = None
+        if request.code_tool() is not None:
+            container = f"cntr_{made.asked.hosted.id}" if made.repl is None else made.repl.id
+        logs = OUTPUTS in (request.include or ())
+        teller = Teller(made.resource, made.journal, container=container, tells_logs=logs)
+        is_full = self._parts.runs.running >= self._parts.settings.max_runs
+        teller.begin(is_queued=bool(request.background) or (is_full and made.asked.hosted.state == "queued"))
+        self._started(_told(made, teller, since))
+        return made
+
+    def _started(self, work: Coroutine[Any, Any, None]) -> "asyncio.Task[None]":
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return task
+
+
+async def _told(made: Made, teller: Teller, since: Since) -> None:
+    """Follow the run of a response, and tell it until it ends, or waits for the client."""
+    try:
+        async for step in made.asked.steps(since):
+            if isinstance(step, Suspended):
+                teller.called(step.calls)
+            elif isinstance(step, Outcome):
+                await made.returned()
+                teller.ended(step)
+            else:
+                teller.tell(step)
+    except Exception as error:  # noqa: BLE001 - each becomes the end of the response
+        await made.returned()
+        made.error = error
+        teller.failed(error)
+    finally:
+        made.ended_at = time.time()
+        made.ended.set()
+
+
+async def _returned(asked: Asked, lending: contextlib.AsyncExitStack) -> None:
+    """Give the REPL back when its run has ended."""
+    await asked.hosted.run.ended()
+    await lending.aclose()
+
+
+def _require_no_open_call(before: Made | None) -> None:
+    """Refuse to leave calls of functions without results, while the run waits for them."""
+    if before is None or before.asked.hosted.run.is_done:
+        return
+    call = next((item["call_id"] for item in before.resource.output if item["type"] == "function_call"), None)
+    if call is not None:
+        said = f"the call {call!r} waits for its result: send a function_call_output, or cancel the response"
+        raise ApiError(400, said, param="input")
+
+
+def _new(
+    owner: Owner, asked: Asked, request: ResponseRequest, given: tuple[Item, ...], earlier: tuple[Item, ...], size: int
+) -> Made:
+    id = f"resp_{secrets.token_hex(ID_BYTES)}"
+    resource = Resource(id, request.model, repeated(request), rlm={"run": asked.hosted.id})
+    return Made(owner, resource, Journal(), asked, given, earlier, size, request.is_stored)
