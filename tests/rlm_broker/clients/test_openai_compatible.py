@@ -14,6 +14,7 @@ import pytest
 
 from rlm_broker.clients import openai_compatible
 from rlm_broker.clients.base import LMReply, LMRequest
+from rlm_broker.clients.call_headers import call_headers
 from rlm_broker.clients.openai_compatible import OpenAICompatibleClient
 from rlm_broker.errors import ConfigurationError, ModelFailed, UnknownModel
 from rlm_broker.results import ChatMessage
@@ -55,6 +56,20 @@ async def test_no_key_is_sent_that_was_not_given(monkeypatch: pytest.MonkeyPatch
     with FakeOpenAI(completion("hi")) as server:
         await client(server).complete(REQUEST)
     assert "authorization" not in server.headers[0]
+
+
+async def test_headers_of_the_call_are_sent() -> None:
+    """They are those of the call alone, and the client's own headers win."""
+    with FakeOpenAI(completion("hi")) as server:
+        asked = client(server, headers={"X-Team": "blue"})
+        token = call_headers.set({"traceparent": "00-ab-cd-01", "x-team": "red"})
+        await asked.complete(LMRequest((ChatMessage("user", "hi"),)))
+        call_headers.reset(token)
+        await asked.complete(LMRequest((ChatMessage("user", "hi"),)))
+        await asked.aclose()
+    first, second = server.headers
+    assert (first["traceparent"], first["x-team"]) == ("00-ab-cd-01", "blue")
+    assert ("traceparent" in second, second["x-team"]) == (False, "blue")
 
 
 async def test_connections_are_reused() -> None:

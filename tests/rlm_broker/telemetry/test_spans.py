@@ -71,7 +71,7 @@ def test_open_spans_of_a_tree_are_bounded(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 def test_repeated_and_lost_events_do_no_harm() -> None:
-    """What begins twice counts once, and what ends without a beginning is left out."""
+    """A second beginning counts no more, and an end without a beginning is left out."""
     seen = Seen()
     lost = CallEnded("1", 0, 9, "m", Usage(), 1.0, "", tree="t")
     block = BlockEnded("1", 0, 7, Block("", "ok"), tree="t")
