@@ -65,6 +65,14 @@ async def test_call_sends_the_conversation_once() -> None:
     assert server.connections == 1
 
 
+async def test_tokens_of_the_providers_cache_are_told() -> None:
+    said = completion("hi", 3, 5)
+    said.body["usage"]["prompt_tokens_details"] = {"cached_tokens": 2}
+    with FakeOpenAI(said) as server:
+        reply = await client(server).complete(LMRequest((ChatMessage("user", "hi"),)))
+    assert reply.usage.cached_input_tokens == 2
+
+
 async def test_headers_of_the_call_are_sent() -> None:
     """They are those of the call alone, and the client's own headers win."""
     with FakeOpenAI(completion("hi")) as server:
