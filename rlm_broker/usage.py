@@ -21,6 +21,8 @@ class Usage:
     """US dollars, or None if a price is not known."""
     stored_calls: int = 0
     """Calls among `total_calls` answered from a cache or a recording: no request was sent, and none was paid."""
+    cached_input_tokens: int = 0
+    """Tokens among `total_input_tokens` that the provider had in its own cache; 0 if it does not say."""
 
     def __add__(self, other: "Usage") -> "Usage":
         if self.total_calls == 0 or other.total_calls == 0:
@@ -35,28 +37,31 @@ class Usage:
             self.total_output_tokens + other.total_output_tokens,
             cost,
             self.stored_calls + other.stored_calls,
+            self.cached_input_tokens + other.cached_input_tokens,
         )
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the shape of other RLM runtimes: `total_cost` only if known, `stored_calls` only if above 0."""
+        """Return the shape of other RLM runtimes: `total_cost` only if known, the last two only if above 0."""
         cost: dict[str, Any] = {} if self.total_cost is None else {"total_cost": self.total_cost}
         stored = {"stored_calls": self.stored_calls} if self.stored_calls else {}
+        cached = {"cached_input_tokens": self.cached_input_tokens} if self.cached_input_tokens else {}
         return {
             "total_calls": self.total_calls,
             "total_input_tokens": self.total_input_tokens,
             "total_output_tokens": self.total_output_tokens,
             **cost,
             **stored,
+            **cached,
         }
 
 
 class Tally:
     """Sum of any number of usages. It is mutable, because a new `Usage` for each call costs more than the addition."""
 
-    __slots__ = ("_calls", "_cost", "_input_tokens", "_output_tokens", "_stored_calls")
+    __slots__ = ("_cached", "_calls", "_cost", "_input_tokens", "_output_tokens", "_stored_calls")
 
     def __init__(self) -> None:
-        self._calls = self._input_tokens = self._output_tokens = self._stored_calls = 0
+        self._calls = self._input_tokens = self._output_tokens = self._stored_calls = self._cached = 0
         self._cost: float | None = None
 
     def add(self, usage: Usage) -> None:
@@ -69,11 +74,13 @@ class Tally:
         self._input_tokens += usage.total_input_tokens
         self._output_tokens += usage.total_output_tokens
         self._stored_calls += usage.stored_calls
+        self._cached += usage.cached_input_tokens
 
     @property
     def usage(self) -> Usage:
         """Sum so far."""
-        return Usage(self._calls, self._input_tokens, self._output_tokens, self._cost, self._stored_calls)
+        counted = (self._calls, self._input_tokens, self._output_tokens)
+        return Usage(*counted, self._cost, self._stored_calls, self._cached)
 
 
 @dataclass(frozen=True, slots=True)

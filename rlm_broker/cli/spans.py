@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
 
 from rlm_broker.cli.terminal import say
+from rlm_broker.telemetry.traceparent import checked, traceparent
 from rlm_broker.trace.events import Emit
 
 _ENDPOINTS = ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT")
@@ -15,6 +16,7 @@ def sent_spans() -> AbstractContextManager[Emit | None]:
     """Return a receiver of events that sends spans, as a context manager; it is None if no spans are to be sent.
 
     The variables are OpenTelemetry's own, which hold for all programs of a machine. So a missing extra is no error.
+    `TRACEPARENT` names the span of the caller, such as that of a job of CI.
     """
     if not is_wanted(os.environ):
         return nullcontext()
@@ -26,6 +28,7 @@ def sent_spans() -> AbstractContextManager[Emit | None]:
     if protocol != "http/protobuf":
         _tell(f"no spans are sent: the protocol {protocol[:40]!r} is not supported, http/protobuf is")
         return nullcontext()
+    traceparent.set(checked(os.environ.get("TRACEPARENT")))
     return exporting(_tell)
 
 

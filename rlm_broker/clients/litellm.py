@@ -302,7 +302,8 @@ class LiteLLMClient(BaseClient):
         # litellm also gives 0 if the provider counted no tokens or the price is missing, so 0 needs a check.
         if cost == 0 and not (input_tokens + output_tokens > 0 and _is_free(litellm, self._litellm_name)):
             cost = None
-        return Usage(1, input_tokens, output_tokens, cost)
+        cached = getattr(getattr(counted, "prompt_tokens_details", None), "cached_tokens", None) or 0
+        return Usage(1, input_tokens, output_tokens, cost, 0, cached)
 
     def _failed(self, error: Exception) -> ModelFailed:
         kind = type(error).__name__

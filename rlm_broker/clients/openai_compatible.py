@@ -143,11 +143,8 @@ class OpenAICompatibleClient(BaseClient):
         Raises:
             ModelFailed: The call failed; the message has the server's own words in one line, without secrets.
         """
-        body: dict[str, Any] = {
-            "model": self._model,
-            "messages": [{"role": message.role, "content": message.content} for message in request.messages],
-        }
-        body |= self._options
+        messages = [{"role": message.role, "content": message.content} for message in request.messages]
+        body: dict[str, Any] = {"model": self._model, "messages": messages, **self._options}
         if request.max_completion_tokens is not None:
             body["max_tokens"] = _smaller(body.get("max_tokens"), request.max_completion_tokens)
         if request.temperature is not None:
@@ -276,7 +273,10 @@ class OpenAICompatibleClient(BaseClient):
         cost = None
         if self._prices is not None and (inputs or outputs or not any(self._prices)):
             cost = (inputs * self._prices[0] + outputs * self._prices[1]) / 1e6
-        return LMReply(text or "", Usage(1, inputs, outputs, cost), failures.no_text(text, finish_reason))
+        details = counted.get("prompt_tokens_details")
+        cached = _count(details.get("cached_tokens")) if isinstance(details, dict) else 0
+        used = Usage(1, inputs, outputs, cost, 0, min(cached, inputs))
+        return LMReply(text or "", used, failures.no_text(text, finish_reason))
 
     def _refused(self, response: aiohttp.ClientResponse, answer: bytes) -> ModelFailed:
         status = response.status

@@ -191,6 +191,7 @@ class Metrics:
         self._calls.labels(model, outcome).inc()
         self._call_s.labels(model).observe(max(0.0, event.duration_s))
         self._tokens.labels(model, "input").inc(max(0, usage.total_input_tokens))
+        self._tokens.labels(model, "cached_input").inc(max(0, usage.cached_input_tokens))
         self._tokens.labels(model, "output").inc(max(0, usage.total_output_tokens))
         if usage.total_cost is not None and not usage.stored_calls:
             self._usd.labels(model).inc(max(0.0, usage.total_cost))

@@ -254,22 +254,23 @@ class Spans:
         span = tree.open.get(f"call {event.call}")
         if span is None:
             return
+        usage = event.usage
         if event.error is None:
-            span.results |= {
-                names.INPUT_TOKENS: event.usage.total_input_tokens,
-                names.OUTPUT_TOKENS: event.usage.total_output_tokens,
-            }
+            span.results[names.INPUT_TOKENS] = usage.total_input_tokens
+            span.results[names.OUTPUT_TOKENS] = usage.total_output_tokens
         else:
             self._fail(span, names.error_type(event.error), event.error)
+        if usage.cached_input_tokens:
+            span.results[names.CACHED_TOKENS] = usage.cached_input_tokens
         if event.model:
             model = span.results[names.RESPONSE_MODEL] = content.named(event.model)
             if names.REQUEST_MODEL not in span.attributes:  # the loop is the user's own, and named no model
                 span.name = f"{names.CHAT} {model}"
                 span.results |= {names.REQUEST_MODEL: model, names.PROVIDER: names.provider_of(model)}
-        if event.usage.stored_calls:
+        if usage.stored_calls:
             span.results[names.STORED] = True
-        if event.usage.total_cost is not None:
-            span.results[names.COST_USD] = event.usage.total_cost
+        if usage.total_cost is not None:
+            span.results[names.COST_USD] = usage.total_cost
         if self._has_content and event.error is None:
             span.results[names.OUTPUT_MESSAGES] = content.answered(event.response)
         self._end(tree, span, _ns(event.time))

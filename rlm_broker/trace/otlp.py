@@ -3,11 +3,15 @@
 import hashlib
 import json
 from collections.abc import Iterable, Iterator
+from itertools import chain
+from pathlib import Path
 from typing import Any, Final
 
+from rlm_broker.errors import ConfigurationError
 from rlm_broker.telemetry import conventions as names
 from rlm_broker.telemetry.spans import Span, Spans, Value
 from rlm_broker.trace.events import Event
+from rlm_broker.trace.tree import events
 
 INTERNAL, CLIENT = 1, 3
 """Kinds of spans in OTLP."""
@@ -17,8 +21,21 @@ MOST_SPANS: Final = 1_000_000
 """Spans of one document; further ones are left out."""
 
 
+def otlp_lines(trace: Path) -> Iterator[str]:
+    """Yield the lines of one OTLP/JSON document with the spans of a trace file. The first comes once a line is read.
+
+    Raises:
+        ConfigurationError: The file cannot be read, or is not a trace. This may come after any number of lines.
+    """
+    told = events(trace)
+    first = next(told, None)
+    if first is None:
+        raise ConfigurationError(f"{trace} is not a trace: it is empty")
+    yield from otlp(chain([first], told))
+
+
 def otlp(events: Iterable[Event], *, content: bool = True) -> Iterator[str]:
-    """Yield the pieces of one OTLP/JSON document (`resourceSpans`) with the spans of a trace.
+    """Yield the lines of one OTLP/JSON document (`resourceSpans`), one for each span.
 
     Ids follow from the ids of the run trees and the places of the spans, so that the same trace gives the same
     document. A span that did not end is in it with the error `unfinished`. Spans are in the order of their ends.
@@ -30,23 +47,19 @@ def otlp(events: Iterable[Event], *, content: bool = True) -> Iterator[str]:
     done: list[Span] = []
     spans = Spans(lambda _: None, done.append, has_content=content)
     resource = {"attributes": [_attribute("service.name", "rlm-broker")]}
-    yield f'{{"resourceSpans":[{{"resource":{_json(resource)},"scopeSpans":[{{"scope":{_json({"name": names.SCOPE})},'
-    yield '"spans":['
+    scope = {"name": names.SCOPE}
+    yield f'{{"resourceSpans":[{{"resource":{_json(resource)},"scopeSpans":[{{"scope":{_json(scope)},"spans":['
     count = 0
-    for event in _and_the_end(events, spans):
-        if event is not None:
+    for event in chain(events, [None]):
+        if event is None:
+            spans.close()
+        else:
             spans.take(event)
         for span in done[: MOST_SPANS - count]:
-            yield f"{',' if count else ''}\n{_json(_span(span))}"
+            yield f"{',' if count else ''}{_json(_span(span))}"
             count += 1
         done.clear()
-    yield "\n]}]}]}\n"
-
-
-def _and_the_end(events: Iterable[Event], spans: Spans) -> Iterator[Event | None]:
-    yield from events
-    spans.close()
-    yield None
+    yield "]}]}]}"
 
 
 def _span(span: Span) -> dict[str, Any]:

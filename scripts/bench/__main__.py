@@ -36,6 +36,7 @@ from scripts.bench import (
     runs,
     serving,
     spawning,
+    telemetry,
     uploads,
 )
 from scripts.bench.measure import Effort
@@ -67,6 +68,7 @@ MEASUREMENTS: dict[str, Callable[[Effort], Sequence[Row | Curve]]] = {
     "execute": serving.execute,
     "container": serving.container,
     "uploads": uploads.uploads,
+    "telemetry": telemetry.overhead,
     "throughput_curve": handling.crowds,
     "context_curve": contexts.sizes,
 }

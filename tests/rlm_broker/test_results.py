@@ -24,6 +24,7 @@ USAGES = st.builds(
     total_output_tokens=st.integers(0, 10**9),
     total_cost=st.none() | st.integers(0, 1000).map(lambda cents: cents / 128),
     stored_calls=st.integers(0, 3),
+    cached_input_tokens=st.integers(0, 10**9),
 )
 
 

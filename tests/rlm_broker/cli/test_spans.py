@@ -20,11 +20,14 @@ def log(tmp_path: Path) -> Path:
 def test_ask_sends_spans_to_the_named_collector(log: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with OtlpReceiver() as collector:
         monkeypatch.setitem(ENVIRONMENT, "OTEL_EXPORTER_OTLP_ENDPOINT", collector.endpoint)
+        monkeypatch.setitem(ENVIRONMENT, "TRACEPARENT", f"00-{'ab' * 16}-{'cd' * 8}-01")
         done = run("ask", "-q", "Which line says space?", log)
     assert done.returncode == 0, done.stderr
     assert done.stderr == ""
     assert {"invoke_agent rlm_broker", "chat offline"} <= {span.name for span in collector.spans}
     assert b"space" not in collector.bodies
+    (root,) = (span for span in collector.spans if span.name.startswith("invoke_agent"))
+    assert (root.trace, root.parent) == ("ab" * 16, "cd" * 8)
 
 
 @pytest.mark.parametrize(

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from rlm_broker.clients.base import LMReply, LMRequest
+from rlm_broker.clients.call_headers import call_headers
 from rlm_broker.clients.litellm import _KEYLESS, _KEYS, _SERVERS, LiteLLMClient, _refuse_misspelt, full_name, prefetch
 from rlm_broker.errors import ConfigurationError, ModelFailed, UnknownModel
 from rlm_broker.results import ChatMessage
@@ -62,6 +63,27 @@ async def test_call_sends_the_conversation_once() -> None:
         }
     ]
     assert server.connections == 1
+
+
+async def test_tokens_of_the_providers_cache_are_told() -> None:
+    said = completion("hi", 3, 5)
+    said.body["usage"]["prompt_tokens_details"] = {"cached_tokens": 2}
+    with FakeOpenAI(said) as server:
+        reply = await client(server).complete(LMRequest((ChatMessage("user", "hi"),)))
+    assert reply.usage.cached_input_tokens == 2
+
+
+async def test_headers_of_the_call_are_sent() -> None:
+    """They are those of the call alone, and the client's own headers win."""
+    with FakeOpenAI(completion("hi")) as server:
+        asked = client(server, extra_headers={"x-team": "blue"})
+        token = call_headers.set({"traceparent": "00-ab-cd-01", "x-team": "red"})
+        await asked.complete(LMRequest((ChatMessage("user", "hi"),)))
+        call_headers.reset(token)
+        await asked.complete(LMRequest((ChatMessage("user", "hi"),)))
+    first, second = server.headers
+    assert (first["traceparent"], first["x-team"]) == ("00-ab-cd-01", "blue")
+    assert ("traceparent" in second, second["x-team"]) == (False, "blue")
 
 
 async def test_known_price_gives_a_cost() -> None:

@@ -14,6 +14,7 @@ import pytest
 
 from rlm_broker.clients import openai_compatible
 from rlm_broker.clients.base import LMReply, LMRequest
+from rlm_broker.clients.call_headers import call_headers
 from rlm_broker.clients.openai_compatible import OpenAICompatibleClient
 from rlm_broker.errors import ConfigurationError, ModelFailed, UnknownModel
 from rlm_broker.results import ChatMessage
@@ -55,6 +56,34 @@ async def test_no_key_is_sent_that_was_not_given(monkeypatch: pytest.MonkeyPatch
     with FakeOpenAI(completion("hi")) as server:
         await client(server).complete(REQUEST)
     assert "authorization" not in server.headers[0]
+
+
+@pytest.mark.parametrize(
+    ("details", "cached"),
+    [({"cached_tokens": 2}, 2), ({"cached_tokens": 10**9}, 3), ({"cached_tokens": "x"}, 0), (None, 0), ([1], 0)],
+)
+async def test_tokens_of_the_providers_cache_are_told(details: Any, cached: int) -> None:
+    said = completion("hi", 3, 5)
+    said.body["usage"]["prompt_tokens_details"] = details
+    with FakeOpenAI(said) as server:
+        asked = client(server)
+        reply = await asked.complete(LMRequest((ChatMessage("user", "hi"),)))
+        await asked.aclose()
+    assert reply.usage == Usage(1, 3, 5, None, cached_input_tokens=cached)
+
+
+async def test_headers_of_the_call_are_sent() -> None:
+    """They are those of the call alone, and the client's own headers win."""
+    with FakeOpenAI(completion("hi")) as server:
+        asked = client(server, headers={"X-Team": "blue"})
+        token = call_headers.set({"traceparent": "00-ab-cd-01", "x-team": "red"})
+        await asked.complete(LMRequest((ChatMessage("user", "hi"),)))
+        call_headers.reset(token)
+        await asked.complete(LMRequest((ChatMessage("user", "hi"),)))
+        await asked.aclose()
+    first, second = server.headers
+    assert (first["traceparent"], first["x-team"]) == ("00-ab-cd-01", "blue")
+    assert ("traceparent" in second, second["x-team"]) == (False, "blue")
 
 
 async def test_connections_are_reused() -> None:

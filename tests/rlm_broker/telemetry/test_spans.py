@@ -71,7 +71,7 @@ def test_open_spans_of_a_tree_are_bounded(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 def test_repeated_and_lost_events_do_no_harm() -> None:
-    """What begins twice counts once, and what ends without a beginning is left out."""
+    """A second beginning counts no more, and an end without a beginning is left out."""
     seen = Seen()
     lost = CallEnded("1", 0, 9, "m", Usage(), 1.0, "", tree="t")
     block = BlockEnded("1", 0, 7, Block("", "ok"), tree="t")
@@ -123,12 +123,13 @@ def test_stream_retries_and_stored_replies_are_told() -> None:
     seen = Seen()
     text = CallText("1", 0, 1, "a", tree="t", time=2.5)
     retries = [CallRetried("1", 0, 1, 2, 0.5, "m: HTTP status 503: secret", tree="t", time=2.2)] * 100
-    end = CallEnded("1", 0, 1, "openai/m", Usage(1, 2, 3, 0.1, 1), 1.0, "a", tree="t", time=3.0)
+    end = CallEnded("1", 0, 1, "openai/m", Usage(1, 2, 3, 0.1, 1, 2), 1.0, "a", tree="t", time=3.0)
     seen.take(started("t"), call(1), *retries, text, text, end)
     (span,) = seen.ended
     assert span.results["gen_ai.request.stream"] is True
     assert span.results["gen_ai.response.time_to_first_chunk"] == 0.5
     assert span.results["rlm_broker.call.stored"] is True
+    assert span.results["gen_ai.usage.cache_read.input_tokens"] == 2
     assert len(span.events) == module.MOST_RETRIES
     assert span.events[0].attributes == {
         "rlm_broker.retry.attempt": 2,

@@ -9,13 +9,13 @@ from google.protobuf import json_format
 from opentelemetry.proto.trace.v1.trace_pb2 import TracesData
 
 from rlm_broker.clients.scripted import ScriptedClient
-from rlm_broker.errors import ModelFailed
+from rlm_broker.errors import ConfigurationError, ModelFailed
 from rlm_broker.limits import Limits
 from rlm_broker.rlm import RLM
 from rlm_broker.telemetry.spans import Spans
 from rlm_broker.trace import otlp as module
 from rlm_broker.trace.events import Event, RunStarted
-from rlm_broker.trace.otlp import otlp
+from rlm_broker.trace.otlp import otlp, otlp_lines
 from rlm_broker.trace.tree import events
 from rlm_broker.trace.writer import TraceWriter
 from tests.support.otlp_receiver import Received, received
@@ -83,7 +83,7 @@ def test_a_trace_becomes_a_document_of_a_collector(trace: Path) -> None:
 
 
 def test_document_is_the_same_each_time(trace: Path) -> None:
-    assert "".join(otlp(events(trace))) == "".join(otlp(events(trace)))
+    assert "\n".join(otlp_lines(trace)) == "\n".join(otlp(events(trace)))
 
 
 def test_file_and_live_spans_are_the_same(trace: Path) -> None:
@@ -113,6 +113,15 @@ def test_trace_that_breaks_off_has_all_spans(trace: Path) -> None:
             for each in whole[:count]
         )
         assert len(spans) == begun
+
+
+@pytest.mark.parametrize("text", ["", "no trace\n", '{"event": "run_started", "run": "1", "depth": 0}\n'])
+def test_file_that_is_no_trace_is_refused(text: str, tmp_path: Path) -> None:
+    """It is refused before a first line, so that no file is begun."""
+    path = tmp_path / "run.jsonl"
+    path.write_text(text)
+    with pytest.raises(ConfigurationError, match="is not a trace"):
+        next(otlp_lines(path))
 
 
 def test_hostile_events_make_a_document() -> None:

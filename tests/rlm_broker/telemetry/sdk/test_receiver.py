@@ -1,6 +1,8 @@
 import asyncio
 import gc
 import json
+import subprocess
+import sys
 import weakref
 from typing import Any
 
@@ -25,6 +27,7 @@ from rlm_broker.trace.events import CallEnded, CallStarted
 from rlm_broker.usage import Usage
 from tests.support.fake_openai import FakeOpenAI, completion, failure
 from tests.support.otlp_receiver import OtlpReceiver, Received, below
+from tests.support.places import PROJECT
 
 SECRET = "sk-proj-" + "Zq9" * 16
 CODE = f"""
@@ -359,7 +362,7 @@ def test_close_ends_what_is_open(memory: Memory) -> None:
             pass
 
     RLM(Closing(), on_event=receiver).completion("c", "q")
-    ended = {span.name: span.attributes["error.type"] for span in memory.exporter.get_finished_spans()}
+    ended = {span.name: (span.attributes or {})["error.type"] for span in memory.exporter.get_finished_spans()}
     assert ended == {"chat closing": "unfinished", "invoke_agent rlm_broker": "unfinished"}
 
 
@@ -375,3 +378,19 @@ def test_no_state_of_ended_runs_is_kept(memory: Memory) -> None:
     del span
     gc.collect()
     assert kept() is None
+
+
+def test_core_imports_no_optional_package() -> None:
+    code = (
+        "import sys, rlm_broker.rlm, rlm_broker.cli.main, rlm_broker.cli.answering, rlm_broker.trace.otlp\n"
+        "print(*(name for name in sys.modules if name.startswith(('opentelemetry', 'prometheus'))))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], cwd=PROJECT, capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == ""
+
+
+def test_missing_extra_is_one_sentence() -> None:
+    code = "import sys; sys.modules['opentelemetry'] = None\nfrom rlm_broker import OpenTelemetry"
+    done = subprocess.run([sys.executable, "-c", code], cwd=PROJECT, capture_output=True, text=True, check=False)
+    said = "ImportError: OpenTelemetry needs packages that are not installed: pip install 'rlm-broker[otel]'"
+    assert done.stderr.splitlines()[-1] == said
