@@ -131,7 +131,7 @@ async def test_connections_are_few(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 
 @pytest.mark.usefixtures("control")
 async def test_stalled_follower_harms_no_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It never reads: the run ends, and then its connection does."""
+    """The follower never reads: the run ends, and then the connection does."""
     monkeypatch.setattr(server, "STALLED_S", 0.05)
     prints = "```repl\nfor i in range(40): print('x' * 100_000)\nFINAL(1)\n```"
     async with RLM(ScriptedClient([prints])) as rlm:
