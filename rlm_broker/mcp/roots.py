@@ -7,7 +7,11 @@ from pathlib import Path, PurePath
 from rlm_broker.context.files import is_glob
 from rlm_broker.context.found import printable
 from rlm_broker.context.secret_names import leads_to_secret
+from rlm_broker.context.store import MAX_PATH_CHARS
 from rlm_broker.errors import ContextRefused
+
+A_FILE = "a"
+"""Name of any file: a folder of secrets is refused for what may lie in it."""
 
 
 class Root:
@@ -42,8 +46,8 @@ class Root:
         return [self._resolved(path) for path in paths]
 
     def _resolved(self, path: str) -> Path:
-        if not path or "\0" in path:
-            raise ContextRefused(f"{path!a} cannot be a path: name a file or a folder")
+        if not path or "\0" in path or len(path) > MAX_PATH_CHARS:
+            raise ContextRefused(f"{path[:80]!a} cannot be a path: name a file or a folder")
         asked = self.folder / path
         fixed, pattern = _parts(asked)
         try:
@@ -54,7 +58,7 @@ class Root:
             where = printable(self.folder)
             raise ContextRefused(f"{printable(path)} is not below {where}: only what is there can be asked about")
         inside = real.relative_to(self.folder).parts
-        if inside and leads_to_secret(inside):
+        if inside and (leads_to_secret(inside) or leads_to_secret((*inside, A_FILE))):
             raise ContextRefused(f"{printable(path)} is likely a secret, by its name, and is not read")
         return real.joinpath(*pattern)
 

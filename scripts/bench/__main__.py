@@ -29,6 +29,7 @@ from scripts.bench import (
     blocks,
     contexts,
     handling,
+    mcp_serving,
     peer,
     picture,
     prepared,
@@ -69,6 +70,8 @@ MEASUREMENTS: dict[str, Callable[[Effort], Sequence[Row | Curve]]] = {
     "container": serving.container,
     "uploads": uploads.uploads,
     "telemetry": telemetry.overhead,
+    "mcp_starting": mcp_serving.starting,
+    "mcp_block": mcp_serving.block,
     "throughput_curve": handling.crowds,
     "context_curve": contexts.sizes,
 }

@@ -1,0 +1,66 @@
+"""The server over HTTP, as raw requests: sessions of others, bodies, and what is checked by the server in front."""
+
+from collections.abc import AsyncIterator
+from typing import Any
+
+import aiohttp
+import pytest
+import pytest_asyncio
+
+from rlm_broker import RLM
+from rlm_broker.hosting.repls import HeldRepls
+from tests.support.mcp_clients import OWNER, held, served
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+ACCEPT = {"accept": "application/json, text/event-stream"}
+HELLO = {
+    "jsonrpc": "2.0",
+    "id": 1,
+    "method": "initialize",
+    "params": {"protocolVersion": "2025-11-25", "capabilities": {}, "clientInfo": {"name": "test", "version": "1"}},
+}
+LIST = {"jsonrpc": "2.0", "id": 2, "method": "tools/list"}
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def url() -> AsyncIterator[str]:
+    rlm = RLM("offline")
+    async with rlm, HeldRepls() as repls, held(served(rlm, repls)) as address:
+        yield address
+
+
+async def post(url: str, message: Any, **headers: str) -> tuple[int, dict[str, str], str]:
+    """The status, the headers and the body of an answer."""
+    named = {name.replace("_", "-"): value for name, value in headers.items()}
+    async with (
+        aiohttp.ClientSession() as session,
+        session.post(url, json=message, headers={**ACCEPT, **named}) as answer,
+    ):
+        return answer.status, {name.lower(): value for name, value in answer.headers.items()}, await answer.text()
+
+
+async def test_session_of_another_is_unknown(url: str) -> None:
+    """A session of protocol 2025-11-25 belongs to the owner that began it."""
+    status, headers, _ = await post(url, HELLO, **{OWNER: "ann"})
+    assert status == 200
+    session = {"mcp_session_id": headers["mcp-session-id"], "mcp_protocol_version": "2025-11-25"}
+    assert (await post(url, LIST, **{OWNER: "ann"}, **session))[0] == 200
+    status, _, body = await post(url, LIST, **{OWNER: "bob"}, **session)
+    assert (status, "Session not found" in body) == (404, True)
+
+
+async def test_host_is_left_to_the_server(url: str) -> None:
+    """The SDK does not check Host and Origin once more: the server in front knows which are its own."""
+    assert (await post(url, HELLO, host="rlm.example", origin="https://rlm.example"))[0] == 200
+
+
+@pytest.mark.parametrize("version", ["2025-11-25", "2026-07-28"])
+async def test_body_that_is_no_request_is_refused(url: str, version: str) -> None:
+    status, _, body = await post(url, [1], mcp_protocol_version=version)
+    assert status == 400
+    assert '"error"' in body
+
+
+async def test_body_beyond_the_bound_is_refused() -> None:
+    async with RLM("offline") as rlm, HeldRepls() as repls, held(served(rlm, repls, max_body_bytes=1_000)) as address:
+        assert (await post(address, {**LIST, "params": {"x": "y" * 1_000}}))[0] == 413
