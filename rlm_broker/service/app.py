@@ -105,13 +105,9 @@ class Service:
             self._parts = await self._parts_of(opening, contexts)
             self._health = Health(self._rlm.sandbox)
             self._metrics = Metrics(self._rlm.handler.routing.by_name, gauges_of(self._parts))
-            routes = [*self._routes(self._parts), *await opening.enter_async_context(mcp_route.running(self._parts))]
+            routes = [*self._routes(self._parts), *await self._routes_with_state(opening, self._parts)]
             app = Starlette(routes=routes, exception_handlers=HANDLERS)
             self._app = Guard(app, self._keys, self._hosts(), on_response=self._metrics.request)
-            responses = await opening.enter_async_context(ResponseRoutes(self._parts))
-            routes = [*self._routes(self._parts, self._health), *responses.routes()]
-            app = Starlette(routes=routes, exception_handlers=_HANDLERS)
-            self._app = Guard(app, self._keys, self._hosts())
             self._open = opening.pop_all()
         return self
 
@@ -153,8 +149,9 @@ class Service:
         bounds = settings.max_containers, settings.max_containers_per_key
         repls = await opening.enter_async_context(HeldRepls(*bounds))
         files = opening.enter_context(Files(settings.file_bytes, settings.files_bytes, settings.max_files_per_key))
+        places = Places(settings.max_executions, settings.max_queue)
         models, asking = ServedModels(self._rlm, contexts), Asking(self._rlm, runs, settings.tool_wait_s)
-        return Parts(settings, self._rlm, runs, repls, files, contexts, models, asking)
+        return Parts(settings, self._rlm, runs, repls, files, places, contexts, models, asking)
 
     def _routes(self, parts: Parts) -> Sequence[BaseRoute]:
         assert self._health is not None
@@ -165,6 +162,7 @@ class Service:
             *_model_routes(parts),
             *chat_routes(parts),
             *file_routes(parts),
+            *sandbox_routes(parts),
             *watching.routes(parts),
         ]
 
@@ -174,11 +172,11 @@ class Service:
             self._metrics(event)
         if self._on_event is not None:
             self._on_event(event)
-        places = Places(settings.max_executions, settings.max_queue)
-        return Parts(settings, self._rlm, runs, repls, files, places, contexts, ServedModels(self._rlm, contexts))
 
-    def _routes(self, parts: Parts, health: Health) -> Sequence[BaseRoute]:
-        return [*health.routes(), *_model_routes(parts), *file_routes(parts), *sandbox_routes(parts)]
+    async def _routes_with_state(self, opening: contextlib.AsyncExitStack, parts: Parts) -> Sequence[BaseRoute]:
+        """Return the routes of parts that have to be opened."""
+        responses = await opening.enter_async_context(ResponseRoutes(parts))
+        return [*responses.routes(), *await opening.enter_async_context(mcp_route.running(parts))]
 
     def _hosts(self) -> list[str]:
         return [self._settings.host, *self._settings.hosts]
