@@ -27,6 +27,7 @@ from rich.table import Table
 from rlm_broker import __version__
 from scripts.bench import (
     blocks,
+    chatting,
     contexts,
     handling,
     mcp_serving,
@@ -69,6 +70,9 @@ MEASUREMENTS: dict[str, Callable[[Effort], Sequence[Row | Curve]]] = {
     "execute": serving.execute,
     "container": serving.container,
     "uploads": uploads.uploads,
+    "chat": chatting.chat,
+    "chat_waits": chatting.waits,
+    "followers": chatting.followers,
     "telemetry": telemetry.overhead,
     "mcp_starting": mcp_serving.starting,
     "mcp_block": mcp_serving.block,

@@ -3,6 +3,7 @@
 import json
 import socket
 import time
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Self
 
@@ -69,6 +70,25 @@ class Connection:
         head = f"DELETE {path} HTTP/1.1\r\nHost: 127.0.0.1\r\nAuthorization: Bearer {self._key}\r\n\r\n"
         self.send(head.encode())
         return self.answer()
+
+    def stream(self, path: str, body: object) -> Iterator[bytes]:
+        """Send JSON; yield the pieces of an answer in chunks, the head with the first."""
+        data = json.dumps(body).encode()
+        self.begin(path, "application/json", len(data))
+        self.send(data)
+        return self._chunks()
+
+    def events(self, path: str) -> Iterator[bytes]:
+        """Ask for a stream of events; yield its pieces as `stream` does."""
+        self.send(f"GET {path} HTTP/1.1\r\nHost: 127.0.0.1\r\nAuthorization: Bearer {self._key}\r\n\r\n".encode())
+        return self._chunks()
+
+    def _chunks(self) -> Iterator[bytes]:
+        end = b""
+        while not end.endswith(b"0\r\n\r\n"):
+            piece = self._received()
+            end = (end + piece)[-5:]
+            yield piece
 
     def _received(self) -> bytes:
         data = self._socket.recv(1 << 16)

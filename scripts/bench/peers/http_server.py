@@ -1,6 +1,7 @@
 """A server on loopback: the argument says which. It is sent words, and answers with its address, its memory or figures.
 
-`service` is ours. `memfd` is a bare ASGI application that writes each body into a memfd, which is the least that an
+`service`, `runs` and `hanging` are ours: with the model "offline", with one that answers in one turn, and with one that
+never answers. `memfd` is a bare ASGI application that writes each body into a memfd, which is the least that an
 upload can cost.
 """
 
@@ -17,13 +18,52 @@ from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import psutil
 import uvicorn
 
+from rlm_broker.clients.base import LMReply, LMRequest
 from rlm_broker.rlm import RLM
 from rlm_broker.service.app import Service
+from rlm_broker.usage import Usage
 
 BLOCK = "x = 1"
 AT_ONCE = 4
+RUNS_AT_ONCE = 16
+RUNS_EACH = 5
+CONTEXT = "some context"
+
+
+class OneTurn:
+    """Answers in one turn, by a block that looks at the context."""
+
+    model_name = "one-turn"
+
+    def __init__(self) -> None:
+        self.replied_at = 0.0
+
+    async def complete(self, request: LMRequest) -> LMReply:
+        """Reply with the block."""
+        del request
+        self.replied_at = time.time()
+        return LMReply("```repl\nFINAL(str(len(context)))\n```", Usage(total_calls=1))
+
+    async def aclose(self) -> None:
+        """Close no resource: there is none."""
+
+
+class Hanging(OneTurn):
+    """Never replies."""
+
+    model_name = "hanging"
+
+    async def complete(self, request: LMRequest) -> LMReply:
+        """Wait until the call is cancelled."""
+        del request
+        await asyncio.Event().wait()
+        raise AssertionError
+
+
+MODELS: dict[str, Callable[[], Any]] = {"service": lambda: "offline", "runs": OneTurn, "hanging": Hanging}
 
 
 async def to_memfd(scope: dict[str, Any], receive: Callable[[], Awaitable[Any]], send: Any) -> None:
@@ -57,7 +97,8 @@ class _Served:
     """The server in a thread, and what it can be asked."""
 
     def __init__(self, kind: str) -> None:
-        self.service = Service(RLM("offline")) if kind == "service" else None
+        self.model: Any = MODELS[kind]() if kind in MODELS else None
+        self.service = None if self.model is None else Service(RLM(self.model))
         self.listening = socket.create_server(("127.0.0.1", 0), backlog=2048)
         self.listening.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)  # asyncio sets it on its own sockets alone
         config = uvicorn.Config(self.service or to_memfd, log_config=None, access_log=False)
@@ -78,9 +119,19 @@ class _Served:
             peak = re.search(r"VmHWM:\s+(\d+) kB", Path("/proc/self/status").read_text())
             Path("/proc/self/clear_refs").write_text("5")  # the peak begins anew
             return [int(peak[1]) * 1024.0 if peak else 0.0]
+        if word == "replied":
+            return [self.model.replied_at]
+        if word == "rss":
+            return [float(psutil.Process().memory_info().rss)]
         assert self.loop is not None
-        work = {"execute": self._execute, "round_trip": self._round_trip}[word]
-        return asyncio.run_coroutine_threadsafe(work(), self.loop).result()
+        works = {
+            "execute": self._execute,
+            "round_trip": self._round_trip,
+            "runs": self._runs,
+            "running": self._running,
+            "gone": self._gone,
+        }
+        return asyncio.run_coroutine_threadsafe(works[word](), self.loop).result()
 
     async def _execute(self) -> list[float]:
         """Measure one-shot blocks per second, in this process."""
@@ -104,6 +155,33 @@ class _Served:
                 await repl.aexecute(BLOCK)
                 taken.append(time.perf_counter() - started)
         return taken
+
+    async def _runs(self) -> list[float]:
+        """Measure one-turn runs per second, in this process."""
+        parts = self._parts()
+
+        async def some() -> None:
+            for _ in range(RUNS_EACH):
+                completion = await parts.rlm.acompletion(CONTEXT, "How long is it?")
+                assert completion.response == str(len(CONTEXT))
+
+        started = time.perf_counter()
+        await asyncio.gather(*(some() for _ in range(RUNS_AT_ONCE)))
+        return [RUNS_EACH * RUNS_AT_ONCE / (time.perf_counter() - started)]
+
+    async def _running(self) -> list[float]:
+        """Wait until a run has asked its model."""
+        parts = self._parts()
+        while not any(hosted.is_paid for hosted in parts.runs.all() if hosted.state == "running"):
+            await asyncio.sleep(0.0005)
+        return []
+
+    async def _gone(self) -> list[float]:
+        """Return the Unix time at which no run is left."""
+        parts = self._parts()
+        while parts.runs.running:
+            await asyncio.sleep(0.0005)
+        return [max(hosted.ended_at or 0.0 for hosted in parts.runs.all())]
 
     def _parts(self) -> Any:
         assert self.service is not None
