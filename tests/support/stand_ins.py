@@ -44,3 +44,27 @@ class Hanging:
 
     async def aclose(self) -> None:
         """Close no resource: there is none."""
+
+
+class Gate:
+    """A model whose calls wait until the test opens the gate. It notes the questions in their order."""
+
+    model_name = "gate"
+
+    def __init__(self, usage: Usage | None = None) -> None:
+        self.asked: list[str] = []
+        self.cancelled = 0
+        self.is_open = asyncio.Event()
+        self._usage = usage or Usage(1, 1, 1, 0.0)
+
+    async def complete(self, request: LMRequest) -> LMReply:
+        self.asked.append(request.question or "")
+        try:
+            await self.is_open.wait()
+        except asyncio.CancelledError:
+            self.cancelled += 1
+            raise
+        return LMReply("FINAL(yes)", self._usage)
+
+    async def aclose(self) -> None:
+        """Close no resource: there is none."""

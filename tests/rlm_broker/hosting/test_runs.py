@@ -10,34 +10,11 @@ from rlm_broker import RLM, ConfigurationError, LMReply, LMRequest, RunCancelled
 from rlm_broker.hosting.owner import Busy, MoneySpent, NotAllowed, Owner, UnknownHandle
 from rlm_broker.hosting.runs import HostedRun, HostedRuns, RunState, tightened
 from rlm_broker.trace.events import CallStarted, RunEnded
+from tests.support.stand_ins import Gate
 from tests.support.waiting import until
 
 ANN, BOB = Owner("ann"), Owner("bob")
 LOOK = "A first guess: 7.\n```repl\nprint(context)\n```"
-
-
-class Gate:
-    """A model whose calls wait until the test opens the gate. It notes the questions in their order."""
-
-    model_name = "gate"
-
-    def __init__(self, usage: Usage | None = None) -> None:
-        self.asked: list[str] = []
-        self.cancelled = 0
-        self.is_open = asyncio.Event()
-        self._usage = usage or Usage(1, 1, 1, 0.0)
-
-    async def complete(self, request: LMRequest) -> LMReply:
-        self.asked.append(request.question or "")
-        try:
-            await self.is_open.wait()
-        except asyncio.CancelledError:
-            self.cancelled += 1
-            raise
-        return LMReply("FINAL(yes)", self._usage)
-
-    async def aclose(self) -> None:
-        """Close no resource: there is none."""
 
 
 def state(hosted: HostedRun) -> RunState:

@@ -8,8 +8,8 @@ import httpx
 import pytest
 
 from rlm_broker import RLM
-from tests.rlm_broker.hosting.test_runs import Gate
 from tests.support.service import Served, serving
+from tests.support.stand_ins import Gate
 from tests.support.waiting import until_now
 
 
