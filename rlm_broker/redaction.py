@@ -23,6 +23,8 @@ from dataclasses import fields, is_dataclass, replace
 from typing import Any, NamedTuple
 
 REDACTED = "[redacted]"
+_REMEMBERED_CHARS = 16_384
+"""Characters of a text whose redaction is remembered: 256 of them take 8 MB at most."""
 _WITHOUT_TEXT = (int, float, bool, type(None))
 """Classes of most values in an event. To ask for them first halves the cost of an event: a `Mapping` is abstract."""
 _CREDENTIALS = re.compile(r"(?<=://)[^\s/@]{1,1024}@")
@@ -254,7 +256,9 @@ def redacted(value: Any, longest_chars: int | None = None) -> Any:
     if type(value) in _WITHOUT_TEXT:
         return value
     if isinstance(value, str):
-        return redact(value if longest_chars is None or len(value) <= longest_chars else _short(value, longest_chars))
+        text = value if longest_chars is None or len(value) <= longest_chars else _short(value, longest_chars)
+        clean = _remembered(text) if len(text) <= _REMEMBERED_CHARS else redact(text)
+        return value if clean == value else clean
     if isinstance(value, Mapping):
         return _changed(value, {key: _of_name(key, each, longest_chars) for key, each in value.items()})
     if isinstance(value, list | tuple):
@@ -281,6 +285,12 @@ def _short(text: str, longest_chars: int) -> str:
 
 def _changed(value: Mapping[Any, Any], shown: dict[Any, Any]) -> Mapping[Any, Any]:
     return value if all(shown[key] is each for key, each in value.items()) else shown
+
+
+@functools.lru_cache(256)
+def _remembered(text: str) -> str:
+    """Return the same as `redact`. Most texts of events come again in each run: prompts, layers, names."""
+    return redact(text)
 
 
 def _without_patterns(text: str) -> str:
