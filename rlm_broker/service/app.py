@@ -18,6 +18,7 @@ from rlm_broker.context.store import store
 from rlm_broker.context.stored import StoredContext
 from rlm_broker.errors import ConfigurationError, RlmBrokerError
 from rlm_broker.hosting.files import Files
+from rlm_broker.hosting.places import Places
 from rlm_broker.hosting.repls import HeldRepls
 from rlm_broker.hosting.runs import HostedRuns
 from rlm_broker.rlm import RLM
@@ -30,6 +31,7 @@ from rlm_broker.service.health import Health
 from rlm_broker.service.keys import Keys
 from rlm_broker.service.models import ServedModels
 from rlm_broker.service.parts import Parts
+from rlm_broker.service.sandboxes.routes import routes as sandbox_routes
 from rlm_broker.service.settings import ServeSettings
 from rlm_broker.trace.events import Emit
 
@@ -139,11 +141,13 @@ class Service:
         bounds = settings.max_containers, settings.max_containers_per_key
         repls = await opening.enter_async_context(HeldRepls(*bounds))
         files = opening.enter_context(Files(settings.file_bytes, settings.files_bytes, settings.max_files_per_key))
+        places = Places(settings.max_executions, settings.max_queue)
         models, asking = ServedModels(self._rlm, contexts), Asking(self._rlm, runs, settings.tool_wait_s)
-        return Parts(settings, self._rlm, runs, repls, files, contexts, models, asking)
+        return Parts(settings, self._rlm, runs, repls, files, places, contexts, models, asking)
 
     def _routes(self, parts: Parts, health: Health) -> Sequence[BaseRoute]:
-        return [*health.routes(), *_model_routes(parts), *chat_routes(parts), *file_routes(parts)]
+        of_runs, of_sandbox = chat_routes(parts), sandbox_routes(parts)
+        return [*health.routes(), *_model_routes(parts), *of_runs, *file_routes(parts), *of_sandbox]
 
     def _hosts(self) -> list[str]:
         return [self._settings.host, *self._settings.hosts]
