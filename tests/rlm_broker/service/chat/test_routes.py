@@ -135,7 +135,7 @@ def test_limit_ends_with_length_and_partial_answer(client: openai.OpenAI) -> Non
     assert answer.model_extra["rlm"]["limit"] == "run_timeout_s"
 
 
-def test_max_tokens_reach_the_calls(served: Served) -> None:
+def test_max_tokens_reach_the_calls() -> None:
     scripted = obedient()
     with serving(RLM(scripted)) as own, client_of(own) as client:
         asked(client, "Say hello.", max_tokens=77)
@@ -151,11 +151,10 @@ def test_earlier_turns_are_a_variable(client: openai.OpenAI) -> None:
         {"role": "system", "content": "Be brief."},
         {"role": "user", "content": "The word is xyzzy."},
         {"role": "assistant", "content": "Understood."},
-        {"role": "user", "content": "DO: FINAL([(m['role'], m['content']) for m in conversation])"},
+        {"role": "user", "content": "DO: FINAL(str([(m['role'], m['content']) for m in conversation]))"},
     ]
     answer = client.chat.completions.create(model="obedient", messages=messages)
-    said = str([("user", "The word is xyzzy."), ("assistant", "Understood.")])
-    assert answer.choices[0].message.content == said.replace("(", "[").replace(")", "]") or said
+    assert answer.choices[0].message.content == str([("user", "The word is xyzzy."), ("assistant", "Understood.")])
 
 
 def test_system_text_stands_beside_our_prompt() -> None:
@@ -176,12 +175,13 @@ def test_system_text_stands_beside_our_prompt() -> None:
 
 def test_model_at_context_asks_about_a_folder(client: openai.OpenAI) -> None:
     """The model NAME@logs answers about a folder of the server's, also beside a file of the request."""
-    about = "DO: FINAL(sorted(context))"
+    about = "DO: FINAL(str(sorted(context)))"
     assert "obedient@logs" in [model.id for model in client.models.list()]
     alone = asked(client, about, model="obedient@logs")
     assert alone.choices[0].message.content == "['a.log', 'b.log']"
-    beside = asked(client, DOCUMENT, {"type": "text", "text": about}, model="obedient@logs")
-    assert "a.log" in beside.choices[0].message.content
+    both = do("FINAL(context['logs']['a.log'] + context['attached'])")
+    beside = asked(client, DOCUMENT, both, model="obedient@logs")
+    assert beside.choices[0].message.content == "one\na\nb\nc"
 
 
 def test_uploaded_file_is_the_context(client: openai.OpenAI) -> None:
@@ -193,7 +193,7 @@ def test_uploaded_file_is_the_context(client: openai.OpenAI) -> None:
 def test_explicit_question_and_context(client: openai.OpenAI) -> None:
     """`rlm` says question and context in words, where structure does not."""
     said = {"question": "DO: FINAL(context)"}
-    answer = asked(client, DOCUMENT, extra_body={"rlm": said})
+    answer = asked(client, DOCUMENT["text"], extra_body={"rlm": said})
     assert answer.choices[0].message.content == "a\nb\nc"
     answer = asked(client, "DO: FINAL(context['rows'][1])", extra_body={"rlm": {"context": {"rows": [1, 2]}}})
     assert answer.choices[0].message.content == "2"
@@ -232,12 +232,12 @@ async def test_asynchronous_stream_of_a_type(served: Served) -> None:
 
 def test_reply_streams_as_it_is_written() -> None:
     """Pieces of a reply are sent as they come from the provider, and not again when it is whole."""
-    with FakeOpenAI(streamed("I think: ", "FINAL(4", "2)")) as provider:
+    with FakeOpenAI(streamed("I think: ", "\n```repl\nFINAL(4", "2)\n```")) as provider:
         rlm = RLM(OpenAICompatibleClient(provider.base_url, "test-model", api_key="x"))
         with serving(rlm) as own, client_of(own) as client:
             chunks = list(asked(client, "What?", model="test-model", stream=True))
     thoughts = [getattr(chunk.choices[0].delta, "reasoning", None) for chunk in chunks]
-    assert "".join(thought or "" for thought in thoughts).strip() == "I think: FINAL(42)"
+    assert "".join(thought or "" for thought in thoughts).strip() == "I think: \n```repl\nFINAL(42)\n```"
 
 
 def test_error_in_a_stream_is_told(client: openai.OpenAI) -> None:
