@@ -17,6 +17,7 @@ from rlm_broker.cli.sources import SILENCE_S, STDIN
 from rlm_broker.cli.terminal import say, say_if_typed
 from rlm_broker.errors import ConfigurationError, FileRefused
 from rlm_broker.results import Block
+from rlm_broker.sandbox.as_program import AT_ITS_END, AT_ITS_START, NO_DISPLAY, with_its_end
 from rlm_broker.sandbox.sandbox import Sandbox
 from rlm_broker.settings.settings import Settings, assigned
 from rlm_broker.shown import as_json as to_json
@@ -37,24 +38,10 @@ OF_LIMITS = {
     "BlockingIOError: [Errno 11]": "max_processes",
 }
 """Beginning of an error of Python -> the limit whose refusal by the kernel most likely caused it."""
-NO_DISPLAY = "\nNone\n"
-"""Last line of the program's block. A REPL shows the value of a last expression, and `python FILE` does not."""
-AT_ITS_START = """
-__import__("sys").argv[:] = {argv!r}
-__import__("sys").path.insert(0, __import__("os").getcwd())
-"""
 ITS_BLOCK = "<block 2>"
 """File name of the program in tracebacks: it is the block after `AT_ITS_START`. Its own name is put in its place."""
 ITS_FILE = '__file__ = __import__("os").path.abspath({name!r})\n'
-"""The interpreter's work before a program begins. It binds no name but `__file__` in the program's namespace."""
-AT_ITS_END = """
-import atexit, threading
-for thread in threading.enumerate():
-    if thread is not threading.current_thread() and not thread.daemon:
-        thread.join()
-atexit._run_exitfuncs()
-"""
-"""The interpreter's work when a program has come to its end."""
+"""Binds the one name that the interpreter binds in the program's namespace."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -206,15 +193,7 @@ def _run(repl: "SandboxedRepl", program: Program, on_output: "OnOutput | None") 
     if block.status == "killed":
         return block
     end = repl.execute(AT_ITS_END, on_output=on_output)
-    return dataclasses.replace(
-        block if end.status == "ok" else end,
-        code=program.code,
-        stdout=block.stdout + end.stdout,
-        stderr=block.stderr + end.stderr,
-        execution_time=block.execution_time + end.execution_time,
-        displays=block.displays + end.displays,
-        displays_omitted=block.displays_omitted + end.displays_omitted,
-    )
+    return dataclasses.replace(with_its_end(block, end), code=program.code)
 
 
 def _at_its_limit(block: Block) -> Block:

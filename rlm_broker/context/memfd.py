@@ -80,6 +80,11 @@ class Memfd:
         if len(self._pending) >= _PIECE_BYTES:
             self._flush()
 
+    def fileno(self) -> int:
+        """Return the descriptor, with all that was written so far behind it. It stays the memfd's to close."""
+        self._flush()
+        return self._fd
+
     def cut(self, size_bytes: int) -> None:
         """Remove all but the first `size_bytes` bytes."""
         self._flush()

@@ -204,6 +204,10 @@ class Upload:
         """Bytes that have come so far."""
         return self._memfd.size_bytes
 
+    def fileno(self) -> int:
+        """Return the descriptor of what has come so far. It stays open while the file is received."""
+        return self._memfd.fileno()
+
     def write(self, piece: bytes) -> None:
         """Append a piece.
 

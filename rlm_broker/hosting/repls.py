@@ -29,6 +29,7 @@ class HeldRepl:
         idle_s: Seconds without use after which it is closed.
         created_at: Unix time in seconds.
         used_at: Unix time in seconds of its last use.
+        given: Paths of files that its owner has put into it. All others were made by code.
     """
 
     def __init__(
@@ -50,6 +51,7 @@ class HeldRepl:
         self.idle_s = idle_s
         self.created_at = self.used_at = time.time()
         self.close = close
+        self.given: set[str] = set()
         self.users = 0
         self.closing: asyncio.Task[None] | None = None
         self.timer: asyncio.TimerHandle | None = None

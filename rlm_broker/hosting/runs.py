@@ -97,7 +97,9 @@ class HostedRun:
         Raises:
             RunFailed: The run has failed, reached a limit or was cancelled.
         """
-        return await asyncio.shield(asyncio.ensure_future(self._awaited()))
+        awaited = asyncio.ensure_future(self._awaited())
+        awaited.add_done_callback(_read)
+        return await asyncio.shield(awaited)
 
     def stop(self) -> None:
         """End the run with the best answer so far; take it out of the queue if it has no place yet."""
@@ -380,6 +382,12 @@ def _is_above(value: Any, bound: Any) -> bool:
     most = max(len(values), len(bounds))
     pairs = ((values[min(n, len(values) - 1)], bounds[min(n, len(bounds) - 1)]) for n in range(most))
     return any(one > other for one, other in pairs)
+
+
+def _read(outcome: "asyncio.Future[Completion]") -> None:
+    """Read how a run ended, so that asyncio does not report a failure that no caller waits for any more."""
+    if not outcome.cancelled():
+        outcome.exception()
 
 
 def _all_of(receivers: list[Emit]) -> Emit:

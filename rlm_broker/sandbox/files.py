@@ -6,6 +6,7 @@ import stat
 import threading
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
+from io import FileIO
 from pathlib import Path, PurePath
 from typing import Any, Final
 
@@ -32,9 +33,9 @@ Entries = list[FileEntry]
 class ReplFiles:
     """The files in a REPL's scratch folder, which is the current folder of its code: `repl.files`.
 
-    The methods are those of E2B's `sandbox.files` (`write`, `read`, `list`), so that code for it needs few changes.
-    `save` is for files that should not pass through memory. Async code has awaited twins: `awrite`, `aread`, `asave`,
-    `alist`.
+    The methods are those of E2B's `sandbox.files` (`write`, `read`, `list`, `remove`), so that code for it needs few
+    changes. `save` and `open` are for files that should not pass through memory. Async code has awaited twins:
+    `awrite`, `aread`, `asave`, `aopen`, `alist`, `aremove`.
 
     A path is relative to the scratch folder. No link is followed anywhere in it, and only regular files are opened.
     Files can be used while a block runs: init opens each of them, and a thread copies it. A block that reads a file
@@ -113,6 +114,40 @@ class ReplFiles:
         """Copy a file to the host as `save` does, awaited."""
         await self._event_loop().arun(self._save(path, to))
 
+    def open(self, path: str | PurePath) -> FileIO:
+        """Open a file to read it in pieces. The caller closes it. Code may change it meanwhile.
+
+        Args:
+            path: File in the REPL.
+
+        Raises:
+            ConfigurationError: The path leads out of the scratch folder.
+            FileRefused: There is no such file.
+            ReplClosed, SandboxFailed: As for `SandboxedRepl.execute`.
+        """
+        return self._event_loop().run(self._opened_to_read(path))
+
+    async def aopen(self, path: str | PurePath) -> FileIO:
+        """Open a file as `open` does, awaited."""
+        return await self._event_loop().arun(self._opened_to_read(path))
+
+    def remove(self, path: str | PurePath) -> None:
+        """Remove a file; of a link, the link itself.
+
+        Args:
+            path: File in the REPL.
+
+        Raises:
+            ConfigurationError: The path leads out of the scratch folder.
+            FileRefused: There is no such file, or it is a folder.
+            ReplClosed, SandboxFailed: As for `SandboxedRepl.execute`.
+        """
+        self._event_loop().run(self._remove(path))
+
+    async def aremove(self, path: str | PurePath) -> None:
+        """Remove a file as `remove` does, awaited."""
+        await self._event_loop().arun(self._remove(path))
+
     def list(self, path: str | PurePath = ".") -> Entries:
         """Return the entries of a folder, ordered by name. Those of its folders are not among them.
 
@@ -169,6 +204,15 @@ class ReplFiles:
         with _closing(fd), _naming(path):
             beyond = f"more than scratch_bytes = {self._max_bytes:,}"
             await in_thread(lambda stop: _save_as(target, fd, self._max_bytes, beyond, stop))
+
+    async def _opened_to_read(self, path: object) -> FileIO:
+        return FileIO(await self._opened(OpenToRead(names_of(path)), path))
+
+    async def _remove(self, path: object) -> None:
+        names = names_of(path)
+        worker = await self._worker()
+        with _naming(path):
+            await worker.remove_file(names)
 
     async def _list(self, path: object) -> Entries:
         names = names_of(path, may_be_empty=True)

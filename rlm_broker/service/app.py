@@ -9,7 +9,7 @@ from typing import Any, Self
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import BaseRoute, Route
 from starlette.types import ASGIApp, Receive, Scope, Send
@@ -18,18 +18,21 @@ from rlm_broker.context.store import store
 from rlm_broker.context.stored import StoredContext
 from rlm_broker.errors import ConfigurationError, RlmBrokerError
 from rlm_broker.hosting.files import Files
+from rlm_broker.hosting.places import Places
 from rlm_broker.hosting.repls import HeldRepls
 from rlm_broker.hosting.runs import HostedRuns
 from rlm_broker.rlm import RLM
 from rlm_broker.service.asking.asking import Asking
 from rlm_broker.service.chat.routes import routes as chat_routes
 from rlm_broker.service.errors import ApiError, api_error_of
+from rlm_broker.service.files.routes import routes as file_routes
 from rlm_broker.service.guard import Guard, key_of
 from rlm_broker.service.health import Health
 from rlm_broker.service.keys import Keys
 from rlm_broker.service.models import ServedModels
 from rlm_broker.service.parts import Parts
 from rlm_broker.service.responses.routes import ResponseRoutes
+from rlm_broker.service.sandboxes.routes import routes as sandbox_routes
 from rlm_broker.service.settings import ServeSettings
 from rlm_broker.trace.events import Emit
 
@@ -141,11 +144,13 @@ class Service:
         bounds = settings.max_containers, settings.max_containers_per_key
         repls = await opening.enter_async_context(HeldRepls(*bounds))
         files = opening.enter_context(Files(settings.file_bytes, settings.files_bytes, settings.max_files_per_key))
+        places = Places(settings.max_executions, settings.max_queue)
         models, asking = ServedModels(self._rlm, contexts), Asking(self._rlm, runs, settings.tool_wait_s)
-        return Parts(settings, self._rlm, runs, repls, files, contexts, models, asking)
+        return Parts(settings, self._rlm, runs, repls, files, places, contexts, models, asking)
 
     def _routes(self, parts: Parts, health: Health) -> Sequence[BaseRoute]:
-        return [*health.routes(), *_model_routes(parts), *chat_routes(parts)]
+        of_runs, of_sandbox = chat_routes(parts), sandbox_routes(parts)
+        return [*health.routes(), *_model_routes(parts), *of_runs, *file_routes(parts), *of_sandbox]
 
     def _hosts(self) -> list[str]:
         return [self._settings.host, *self._settings.hosts]
@@ -186,6 +191,11 @@ async def _answered(_request: Request, error: Exception) -> Response:
     return api_error_of(error).response()
 
 
+async def _left(_request: Request, _error: Exception) -> Response:
+    """End a request whose client has left while it sent the body: there is no reader of an answer."""
+    return Response(status_code=400)
+
+
 async def _failed(request: Request, error: Exception) -> Response:
     _log.error("%s %s failed", request.method, request.url.path, exc_info=error)
     return api_error_of(error).response()
@@ -197,4 +207,10 @@ async def _not_open(scope: Scope, receive: Receive, send: Send) -> None:
         await why.response()(scope, receive, send)
 
 
-_HANDLERS: Any = {ApiError: _answered, RlmBrokerError: _answered, HTTPException: _answered, Exception: _failed}
+_HANDLERS: Any = {
+    ApiError: _answered,
+    RlmBrokerError: _answered,
+    HTTPException: _answered,
+    ClientDisconnect: _left,
+    Exception: _failed,
+}

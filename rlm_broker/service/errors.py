@@ -79,7 +79,7 @@ def api_error_of(error: Exception, *, is_paid: bool = False) -> ApiError:
         is_paid: Whether a model was called, so that the client must not send the request again by itself.
     """
     made = error if isinstance(error, ApiError) else _made_of(error)
-    if is_paid:
+    if is_paid or isinstance(error, RunCancelled):  # a run that was stopped must not begin again
         made.headers |= NO_RETRY
     return made
 

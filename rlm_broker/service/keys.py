@@ -1,5 +1,6 @@
 """Keys of the server: who sends a request, and what it may do."""
 
+import base64
 import hashlib
 import os
 import secrets
@@ -38,6 +39,16 @@ class Key:
         """
         if right not in self.rights:
             raise ApiError(403, f"this key lacks the right {right!r}", code="not_allowed")
+
+    def require_one_of(self, *rights: Right) -> None:
+        """Refuse a request that needs one of these rights, if the key has none of them.
+
+        Raises:
+            ApiError: 403.
+        """
+        if not self.rights.intersection(rights):
+            said = " and ".join(repr(right) for right in rights)
+            raise ApiError(403, f"this key lacks the rights {said}: one of them is needed", code="not_allowed")
 
 
 class Keys:
@@ -79,6 +90,9 @@ class Keys:
     def authenticated(self, authorization: str | None) -> Key:
         """Return the key of a request.
 
+        A key is also taken as the password of `Basic`: clients without a place for headers, such as SandboxFusion's,
+        send that for an address http://:KEY@HOST or a line of ~/.netrc.
+
         Args:
             authorization: Value of its header `Authorization`.
 
@@ -86,9 +100,14 @@ class Keys:
             ApiError: 401: there is no key, or no such key.
         """
         scheme, _, text = (authorization or "").partition(" ")
-        if scheme.lower() != "bearer" or not text.strip():
+        text = text.strip()
+        if scheme.lower() == "basic":
+            text = _password_of(text)
+        elif scheme.lower() != "bearer":
+            text = ""
+        if not text:
             raise _unauthorized("give a key of this server in the header `Authorization: Bearer KEY`")
-        key = self._keys.get(_digest(text.strip()))
+        key = self._keys.get(_digest(text))
         if key is None:
             raise _unauthorized("this is not a key of this server")
         return key
@@ -105,6 +124,14 @@ def _text_of(name: str, settings: KeySettings) -> str:
     if not text:
         raise ConfigurationError(f"serve.keys.{name}: the variable {variable} is not set")
     return text
+
+
+def _password_of(credentials: str) -> str:
+    """Return the password in the credentials of `Basic`; "" if they are not valid."""
+    try:
+        return base64.b64decode(credentials, validate=True).decode().partition(":")[2]
+    except ValueError:
+        return ""
 
 
 def _digest(text: str) -> bytes:

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 from rlm_broker.context.stored import StoredContext
 from rlm_broker.hosting.files import Files
+from rlm_broker.hosting.places import Places
 from rlm_broker.hosting.repls import HeldRepls
 from rlm_broker.hosting.runs import HostedRuns
 from rlm_broker.rlm import RLM
@@ -23,6 +24,7 @@ class Parts:
         runs: Runs of all keys.
         repls: Live REPLs of all keys, such as containers.
         files: Uploaded files of all keys.
+        places: Places for code that runs in a REPL of its own.
         contexts: Contexts of the server's, by name.
         models: Models that clients may name.
         asking: Beginning of runs that requests ask for.
@@ -33,6 +35,7 @@ class Parts:
     runs: HostedRuns
     repls: HeldRepls
     files: Files
+    places: Places
     contexts: Mapping[str, StoredContext]
     models: ServedModels
     asking: Asking

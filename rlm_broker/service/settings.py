@@ -57,6 +57,8 @@ class ServeSettings(BaseModel):
         file_bytes: Bytes of one uploaded file.
         files_bytes: Bytes of all uploaded files of one key.
         max_files_per_key: Uploaded files of one key.
+        max_executions: Programs and blocks in REPLs of their own at the same time, of all keys. Further ones wait, up
+            to `max_queue`.
         container_idle_s: Seconds without use after which a container is closed.
         max_containers, max_containers_per_key: Containers of all keys, and of one key.
     """
@@ -83,6 +85,7 @@ class ServeSettings(BaseModel):
     file_bytes: PositiveInt = 4 << 30
     files_bytes: PositiveInt = 16 << 30
     max_files_per_key: PositiveInt = 1_000
+    max_executions: PositiveInt = 64
     container_idle_s: PositiveFloat = 1_200.0
     max_containers: PositiveInt = 1_000
     max_containers_per_key: PositiveInt = 50

@@ -22,6 +22,8 @@ from sandbox_worker.wire.control import (
     OpenToRead,
     OpenToWrite,
     Refused,
+    Removed,
+    RemoveFile,
 )
 
 MAX_ENTRIES = 10_000
@@ -40,7 +42,7 @@ class FileNotOpened(Exception):
     """A file cannot be opened. The message gives the reason, as the rest of a sentence about its path."""
 
 
-def answer(request: FileRequest, bounds: ReplBounds | None) -> tuple[Opened | Listed | Refused, list[int]]:
+def answer(request: FileRequest, bounds: ReplBounds | None) -> tuple[Opened | Listed | Removed | Refused, list[int]]:
     """Carry out the orchestrator's request. Return the answer and the descriptors to send with it.
 
     Args:
@@ -55,6 +57,9 @@ def answer(request: FileRequest, bounds: ReplBounds | None) -> tuple[Opened | Li
                 return Opened(), [open_to_write(path, size_bytes, bounds)]
             case ListFolder(path=path, after=after):
                 return listed(path, after), []
+            case RemoveFile(path=path):
+                remove(path)
+                return Removed(), []
     except (FileNotOpened, OSError) as error:
         return Refused(reason(error)), []
 
@@ -146,6 +151,21 @@ def listed(path: Sequence[bytes], after: bytes) -> Listed:
             entries.append(Entry(name, _kind(status), status.st_size))
             size_bytes += len(name) + ENTRY_BYTES
         return Listed(entries=entries, is_all=True)
+    finally:
+        os.close(folder)
+
+
+def remove(path: Sequence[bytes]) -> None:
+    """Remove a file below the current folder; of a link, the link itself.
+
+    Raises:
+        FileNotOpened, OSError: There is no such file, or it is a folder.
+    """
+    folder = open_folder(path[:-1])
+    try:
+        if stat.S_ISDIR(os.stat(path[-1], dir_fd=folder, follow_symlinks=False).st_mode):
+            raise FileNotOpened("is a folder")
+        os.unlink(path[-1], dir_fd=folder)
     finally:
         os.close(folder)
 

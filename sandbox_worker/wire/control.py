@@ -106,6 +106,12 @@ class ListFolder(Control, frozen=True):
     after: bytes = b""
 
 
+class RemoveFile(Control, frozen=True):
+    """Command to remove a file or link of the scratch folder. No name of the path is ".."."""
+
+    path: Path
+
+
 class RunProgram(Control, frozen=True):
     """Command to start a program beside the REPL.
 
@@ -234,6 +240,10 @@ class Listed(Control, frozen=True):
     is_all: bool
 
 
+class Removed(Control, frozen=True):
+    """Report that a file was removed."""
+
+
 class Refused(Control, frozen=True):
     """Refusal of a request for a file or folder. `reason` completes a sentence that begins with its path."""
 
@@ -291,7 +301,7 @@ class ProgramEnded(Control, frozen=True):
     no_folder: str | None = None
 
 
-FileRequest = OpenToRead | OpenToWrite | ListFolder
+FileRequest = OpenToRead | OpenToWrite | ListFolder | RemoveFile
 ToInit = Load | Start | Hand | Begin | Interrupt | Drain | Stop | RunProgram | EndProgram | FileRequest
 FromInit = (
     Loaded
@@ -305,6 +315,7 @@ FromInit = (
     | Stopped
     | Opened
     | Listed
+    | Removed
     | Refused
     | Burned
     | Exceeded

@@ -101,6 +101,7 @@ def serving(
     if service.made_key is not None:
         texts["default"] = service.made_key
     with socket.create_server(("127.0.0.1", 0), backlog=2048) as listening:
+        listening.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)  # asyncio sets it on its own sockets alone
         port = listening.getsockname()[1]
         config = uvicorn.Config(service, log_config=None, timeout_graceful_shutdown=2, lifespan="on")
         server = _Server(config)

@@ -40,6 +40,8 @@ from sandbox_worker.wire.control import (
     OpenToWrite,
     ProgramEnded,
     Refused,
+    Removed,
+    RemoveFile,
     RunProgram,
     Start,
     Started,
@@ -197,6 +199,14 @@ class Worker:
         (listed,) = await self._exchange([(ListFolder(path, after), None)], Listed)
         assert isinstance(listed, Listed)
         return listed
+
+    async def remove_file(self, path: list[bytes]) -> None:
+        """Remove a file of the scratch folder, see `RemoveFile`.
+
+        Raises:
+            FileRefused: As for `open_file`.
+        """
+        await self._exchange([(RemoveFile(path), None)], Removed)
 
     def run_program(self, cwd: list[bytes], *fds: int) -> "Program":
         """Have init start a program, see `RunProgram`. The caller keeps its copies of the descriptors."""

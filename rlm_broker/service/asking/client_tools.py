@@ -17,7 +17,7 @@ from sandbox_worker.wire.names import RESERVED
 
 ID_BYTES: Final = 16
 """Random bytes of a call's id, which an attacker cannot guess."""
-GATHER_S: Final = 0.02
+GATHER_S: Final = 0.05
 """Seconds without a further call after which the calls so far are sent to the client, together."""
 MOST_OPEN: Final = 128
 """Calls of one run that wait for results; a further one fails."""

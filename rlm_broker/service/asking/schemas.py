@@ -4,6 +4,8 @@ import json
 from collections.abc import Mapping
 from typing import Any, Final
 
+from rlm_broker.errors import ConfigurationError
+from rlm_broker.json_schema import JsonSchema
 from rlm_broker.service.errors import ApiError
 
 MOST_CHARS: Final = 200_000
@@ -26,7 +28,7 @@ def safe_schema(schema: Any, param: str) -> dict[str, Any]:
         param: Place of the schema in the request.
 
     Raises:
-        ApiError: 400: it is no object, too large, or has `patternProperties`.
+        ApiError: 400: it is no valid schema, too large, or has `patternProperties`.
     """
     if not isinstance(schema, Mapping):
         raise ApiError(400, f"{param} must be a JSON Schema, which is an object", param=param)
@@ -36,6 +38,10 @@ def safe_schema(schema: Any, param: str) -> dict[str, Any]:
         raise ApiError(400, f"{param} refers to itself too often to be checked: give a simpler schema", param=param)
     made = _without_patterns(schema, param)
     assert isinstance(made, dict)
+    try:
+        JsonSchema(made, param)
+    except ConfigurationError as error:
+        raise ApiError(400, str(error), param=param) from None
     return made
 
 

@@ -93,6 +93,35 @@ def test_tool_failure_is_a_readable_exception(call: str, told: str) -> None:
     assert "/tests/" not in answer
 
 
+async def test_tool_has_a_deadline_of_its_own() -> None:
+    """A tool's `timeout_s` takes the place of the limit."""
+    forever = asyncio.Event()
+
+    async def hangs() -> None:
+        await forever.wait()
+
+    tools = Tools({"hangs": {"tool": hangs, "timeout_s": 0.05}})
+    slot = await tools.call("hangs", '{"args": [], "kwargs": {}}', 3_600)
+    assert slot.error == "hangs() took longer than timeout_s = 0.05 s"
+    with pytest.raises(ConfigurationError, match="timeout_s of tool 'hangs' must be"):
+        Tools({"hangs": {"tool": hangs, "timeout_s": "1"}})
+
+
+async def test_extended_tools_are_all_there() -> None:
+    """Tools can be extended by others, for children as well; a name cannot be taken twice."""
+    base = Tools({"add": add, "three": 3})
+    more = base.extended({"shout": shout, "four": 4})
+    assert (more.names, more.values) == (["add", "shout"], {"three": 3, "four": 4})
+    assert (base.names, base.values) == (["add"], {"three": 3})
+    assert more.for_children is more
+    assert (await more.call("add", '{"args": [1], "kwargs": {}}', 60)).text == "2"
+    apart = Tools({"add": add}, for_children={"three": 3}).extended({"shout": shout})
+    assert (apart.for_children.names, apart.for_children.values) == (["shout"], {"three": 3})
+    for taken in ("add", "three"):
+        with pytest.raises(ConfigurationError, match=f"there is a tool '{taken}' already"):
+            base.extended({taken: 1})
+
+
 def test_a_tool_that_hangs_in_a_thread_hangs_nothing() -> None:
     stop = threading.Event()
 

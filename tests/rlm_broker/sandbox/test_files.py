@@ -219,3 +219,23 @@ async def test_list_that_never_ends_is_refused() -> None:
 
         with pytest.raises(SandboxFailed, match="does not end"):
             await ReplFiles(EventLoopRef.here, worker, 1 << 20).alist()
+
+
+@LEVELS
+def test_files_are_removed_and_read_in_pieces(level: str) -> None:
+    with Sandbox(isolation=level) as sandbox, sandbox.repl() as repl:
+        before = open_files()
+        repl.files.write("deep/a", b"first, second")
+        repl.execute("import os; os.symlink('deep/a', 'link')")
+        with repl.files.open("deep/a") as file:
+            assert file.read(7) == b"first, "
+            repl.files.remove("deep/a")
+            assert file.read() == b"second"
+        repl.files.remove("link")
+        assert [each.name for each in repl.files.list()] == ["deep"]
+        for path, why in (("deep/a", "No such file"), ("deep", "is a folder")):
+            with pytest.raises(FileRefused, match=why):
+                repl.files.remove(path)
+        with pytest.raises(ConfigurationError, match="must be relative"):
+            repl.files.remove("../a")
+        assert open_files() == before

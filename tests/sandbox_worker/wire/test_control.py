@@ -47,6 +47,7 @@ TO_INIT = [
     control.OpenToRead(path=[b"a", b"\xff"]),
     control.OpenToWrite(path=[b"a"], size_bytes=5),
     control.ListFolder(path=[], after=b"x"),
+    control.RemoveFile(path=[b"a", b"\xff"]),
 ]
 FROM_INIT = [
     control.Loaded(layers=["mounts"]),
@@ -60,6 +61,7 @@ FROM_INIT = [
     control.Stopped(post_mortem=control.LastSeen("stack", 1, 0.5, 2, 3)),
     control.Opened(),
     control.Listed(entries=[control.Entry(b"\xff", "file", 5)], is_all=True),
+    control.Removed(),
     control.Refused(reason="is a folder"),
     control.Burned(cpu_s=0.5),
     control.Exceeded("memory_bytes", 2, 1, control.LastSeen()),

@@ -1,0 +1,215 @@
+"""Blocks and REPLs as requests describe them: the code, its bounds, its context, and its outcome as JSON."""
+
+import asyncio
+import contextlib
+import os
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Annotated, Any
+
+from pydantic import BaseModel, ConfigDict, Field
+from starlette.types import ASGIApp
+
+from rlm_broker.concurrency.deadline import to_its_end
+from rlm_broker.context.store import store_as_it_is
+from rlm_broker.context.stored import StoredContext
+from rlm_broker.errors import ConfigurationError
+from rlm_broker.hosting.files import UploadedFile
+from rlm_broker.hosting.owner import Owner, UnknownHandle
+from rlm_broker.limits import ReplLimits, with_set
+from rlm_broker.results import Block
+from rlm_broker.sandbox.blocks.output import OnOutput
+from rlm_broker.sandbox.repl import SandboxedRepl
+from rlm_broker.service.errors import ApiError
+from rlm_broker.service.materials import stored_of
+from rlm_broker.service.parts import Parts
+from rlm_broker.service.replying import EventStream, SlowJson, sse
+from rlm_broker.shown import jsonable
+
+Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+Work = Callable[[OnOutput | None], Awaitable[dict[str, Any]]]
+"""Runs a block, passes its output on as it comes, and returns what is told of it at its end."""
+
+
+class BlockRequest(BaseModel):
+    """A block to run.
+
+    Attributes:
+        code: Python source.
+        timeout_s: Seconds of computing; None takes the server's `block_timeout_s`, which is also the most.
+        wall_timeout_s: Seconds, waits included; None takes the server's `block_wall_timeout_s`, which is the most.
+        stdin: Text that `input()` and `sys.stdin` read.
+        value: Whether the outcome has the value of the last statement, if that is an expression.
+        variables: Whether the outcome names the variables that the block has made or changed.
+        stream: Whether output is sent as it comes, as server-sent events.
+    """
+
+    model_config = ConfigDict(extra="forbid")
+
+    code: str
+    timeout_s: Seconds | None = None
+    wall_timeout_s: Seconds | None = None
+    stdin: str | None = None
+    value: bool = False
+    variables: bool = False
+    stream: bool = False
+
+    def require_within(self, limits: ReplLimits) -> None:
+        """Refuse times beyond those of the server.
+
+        Raises:
+            ApiError: 400.
+        """
+        bounds = {"timeout_s": limits.block_timeout_s, "wall_timeout_s": limits.block_wall_timeout_s}
+        for name, most in bounds.items():
+            asked = getattr(self, name)
+            if asked is not None and asked > most:
+                raise ApiError(400, f"{name} = {asked:g} is above the {most:g} of this server", param=name)
+
+
+class ReplRequest(BaseModel):
+    """A REPL to make.
+
+    Attributes:
+        context: Value of the variable `context`: text, or what else JSON can hold.
+        context_files: Ids of uploaded files whose texts are the context, in place of `context`.
+        limits: Limits of the REPL by name. None may be beyond the server's.
+        env: Variables that code finds in `os.environ`.
+    """
+
+    model_config = ConfigDict(extra="forbid")
+
+    context: Any = None
+    context_files: tuple[str, ...] = ()
+    limits: dict[str, Any] = {}
+    env: dict[str, str] = {}
+
+    def own_limits(self, servers: ReplLimits) -> ReplLimits | None:
+        """Return the limits of the REPL; None for those of the server, with which REPLs are ready.
+
+        Raises:
+            ApiError: 400: there is no such limit, or one is beyond the server's.
+        """
+        return tightened(servers, self.limits) if self.limits else None
+
+
+def tightened(servers: ReplLimits, asked: Mapping[str, Any]) -> ReplLimits:
+    """Return the server's limits with those of a request.
+
+    Raises:
+        ApiError: 400: there is no such limit, or one is beyond the server's.
+    """
+    try:
+        wanted = ReplLimits.model_validate(dict(asked))
+    except ConfigurationError as error:
+        raise ApiError(400, str(error), param="limits") from None
+    for name in asked:
+        most, value = getattr(servers, name), getattr(wanted, name)
+        if most is not None and (value is None or value > most):
+            raise ApiError(400, f"the limit {name} = {value} is above the {most} of this server", param="limits")
+    return with_set(servers, wanted)
+
+
+def files_of(parts: Parts, owner: Owner, ids: Sequence[str], param: str) -> list[UploadedFile]:
+    """Return uploaded files by their ids.
+
+    Raises:
+        ApiError: 404: the owner has no such file.
+    """
+    try:
+        return [parts.files.get(owner, id) for id in ids]
+    except UnknownHandle as error:
+        raise ApiError(404, str(error), code="not_found", param=param) from None
+
+
+@contextlib.asynccontextmanager
+async def opened(
+    parts: Parts, owner: Owner, asked: ReplRequest, files: Sequence[UploadedFile], limits: ReplLimits | None
+) -> AsyncIterator[SandboxedRepl]:
+    """Open a REPL that has the context and the files that a request names.
+
+    Args:
+        parts: Parts of the server.
+        owner: Owner of the REPL.
+        asked: The request.
+        files: Files that are put into the scratch folder, by their names.
+        limits: Limits of the REPL; None takes those of the server.
+    """
+    async with contextlib.AsyncExitStack() as stack:
+        context = await _context_of(parts, owner, asked)
+        if context is not None:
+            stack.enter_context(context)
+        made = parts.rlm.sandbox.repl(context, limits=limits, env=asked.env or None)
+        repl = await stack.enter_async_context(made)
+        names = [file.name for file in files]
+        if len(set(names)) < len(names):
+            raise ApiError(400, "two of the files have the same name", param="files")
+        for file in files:
+            await put(repl, file)
+        yield repl
+
+
+async def put(repl: SandboxedRepl, file: UploadedFile) -> None:
+    """Put an uploaded file into the scratch folder of a REPL, under its name.
+
+    Raises:
+        FileRefused: There is no room for it.
+        UnknownHandle: It was deleted meanwhile.
+    """
+    fd = file.opened()
+    try:
+        await repl.files.awrite(file.name, Path(f"/proc/self/fd/{fd}"))
+    finally:
+        os.close(fd)
+
+
+async def told(block: Block, with_value: bool) -> dict[str, Any]:
+    """Return a block as JSON has it: the fields of `rlm-broker exec --json`, displays as base64 by MIME type.
+
+    Args:
+        block: The block.
+        with_value: Whether its value was asked for.
+    """
+    shown: dict[str, Any] = jsonable(block)
+    if with_value:  # in a thread: decoding may take long, or import a package
+        shown["value"] = await asyncio.to_thread(lambda: jsonable(block.value))
+        shown["value_problem"] = block.value_problem
+    return shown
+
+
+def answer(is_streamed: bool, work: Work, heartbeat_s: float) -> ASGIApp:
+    """Return the answer that runs a block: its outcome as JSON, or events of its output and then of its outcome."""
+    if is_streamed:
+        return EventStream(_events(work), heartbeat_s)
+
+    async def value() -> tuple[int, Mapping[str, str], Any]:
+        return 200, {}, await work(None)
+
+    return SlowJson(value, heartbeat_s)
+
+
+async def _events(work: Work) -> AsyncIterator[bytes]:
+    pieces: asyncio.Queue[tuple[str, str] | None] = asyncio.Queue()  # its length is bounded by what a block may print
+    working = asyncio.ensure_future(work(lambda stream, text: pieces.put_nowait((stream, text))))
+    working.add_done_callback(lambda _: pieces.put_nowait(None))
+    try:
+        while (piece := await pieces.get()) is not None:
+            stream, text = piece
+            yield sse({"type": "output", "stream": stream, "text": text}, "output")
+        yield sse({"type": "block", "block": working.result()}, "block")
+    finally:
+        working.cancel()
+        await to_its_end(lambda: _settled(working))
+
+
+async def _settled(working: "asyncio.Future[Any]") -> None:
+    await asyncio.wait({working})
+
+
+async def _context_of(parts: Parts, owner: Owner, asked: ReplRequest) -> StoredContext | None:
+    if not asked.context_files:
+        # The value itself, and never a path: a client must not learn which files the server has.
+        return None if asked.context is None else await asyncio.to_thread(store_as_it_is, asked.context)
+    if asked.context is not None:
+        raise ApiError(400, "give either context or context_files", param="context_files")
+    return await stored_of(files_of(parts, owner, asked.context_files, "context_files"))
