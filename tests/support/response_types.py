@@ -85,8 +85,9 @@ def _check_open(event: Mapping[str, Any]) -> None:
 
 
 def _names_code(body: Mapping[str, Any]) -> bool:
-    """Whether the request has named the tool for code, which Open Responses does not know."""
-    return any(tool["type"] == "code_interpreter" for tool in body["tools"])
+    """Whether a response shows blocks, which Open Responses does not know."""
+    kinds = {each["type"] for each in (*body["tools"], *body["output"])}
+    return bool(kinds & {"code_interpreter", "code_interpreter_call"})
 
 
 def _without_schema(body: Mapping[str, Any]) -> dict[str, Any]:

@@ -131,13 +131,13 @@ def _following(made: Made, response: ASGIApp) -> ASGIApp:
 
 
 async def _whole(made: Made, headers: Mapping[str, str]) -> tuple[int, Mapping[str, str], Any]:
-    """Return the body of a response at its end.
+    """Return the body of a response at its end, also if it was cancelled.
 
     Raises:
         ApiError: Its run has failed.
     """
     await made.ended.wait()
-    if made.error is not None:
+    if made.error is not None and made.resource.status == "failed":
         error = api_error_of(made.error, is_paid=made.asked.hosted.is_paid)
         error.headers |= headers
         raise error
@@ -145,7 +145,9 @@ async def _whole(made: Made, headers: Mapping[str, str]) -> tuple[int, Mapping[s
 
 
 async def _cancelled(made: Made) -> None:
-    """End the run of a response, if it goes on."""
-    if not made.asked.hosted.run.is_done:
-        made.asked.hosted.run.cancel()
+    """End the run of a response, if it goes on, also if it waits for the client after the end of the response."""
+    run = made.asked.hosted.run
+    if not run.is_done:
+        run.cancel()
+        await run.ended()
     await made.ended.wait()

@@ -149,7 +149,7 @@ def test_stream_goes_on_after_a_lost_connection(client: openai.OpenAI) -> None:
     """The run in the background outlives its connection, and its events keep their numbers."""
     asked = code("import time; time.sleep(0.3); FINAL('yes')")
     stream = client.responses.create(model=MODEL, input=asked, background=True, stream=True)
-    first = [next(stream).to_dict() for _ in range(4)]
+    first: Any = [next(stream).to_dict() for _ in range(4)]
     stream.close()
     id, last = first[0]["response"]["id"], first[-1]["sequence_number"]
     with client.responses.retrieve(id, stream=True, starting_after=last) as rest:
