@@ -2,26 +2,15 @@
 
 import asyncio
 import os
-from pathlib import Path
 
 import pytest
 
 from rlm_broker.errors import ConfigurationError, ValueTooLarge
 from rlm_broker.hosting.files import Files, UploadedFile
 from rlm_broker.hosting.owner import Owner, UnknownHandle
+from tests.support.fds import memfds
 
 ALICE, BOB = Owner("alice"), Owner("bob")
-
-
-def uploads() -> int:
-    """Memfds of uploads that this process holds."""
-    links = []
-    for fd in Path("/proc/self/fd").iterdir():
-        try:
-            links.append(str(fd.readlink()))
-        except FileNotFoundError:  # the descriptor of this very listing
-            continue
-    return sum(link.startswith("/memfd:upload") for link in links)
 
 
 def uploaded(files: Files, data: bytes = b"data", owner: Owner = ALICE, expires_s: float | None = None) -> UploadedFile:
@@ -53,7 +42,7 @@ def test_content_is_sealed() -> None:
 
 
 def test_bounds_hold_while_a_file_comes() -> None:
-    before = uploads()
+    before = memfds("upload")
     with Files(file_bytes=10, owner_bytes=15, owner_files=2) as files:
         with pytest.raises(ValueTooLarge, match="more than 10 bytes"), files.receiving(ALICE) as upload:
             upload.write(b"x" * 11)
@@ -66,7 +55,7 @@ def test_bounds_hold_while_a_file_comes() -> None:
             pass
         files.delete(ALICE, files.of(ALICE)[0].id)
         uploaded(files, b"x" * 10)
-    assert uploads() == before
+    assert memfds("upload") == before
 
 
 async def test_expired_file_is_gone() -> None:
