@@ -24,7 +24,7 @@ MOST_NAMED = 8
 
 
 class Target(NamedTuple):
-    """What is to be stopped.
+    """Target of the command.
 
     Attributes:
         pid: Its process.

@@ -219,6 +219,7 @@ class Job(Generic[T]):
     def close(self) -> None:
         """Close work that was never started, so that Python does not report it as never awaited."""
         self._work.close()
+        self.outcome.cancel()
 
     def cancel(self) -> None:
         """Cancel the work. Has no effect once it has ended."""

@@ -65,7 +65,7 @@ class RunProgress:
 
     @property
     def doing(self) -> str:
-        """What the tree does at this moment, in a few words; empty after its end."""
+        """Activity of the tree at this moment, in a few words; empty after its end."""
         verb, name = self._does
         batches = list(self._batches.values())
         how_far = ""

@@ -8,6 +8,7 @@ stall or send garbage: each frame is bounded, each wait has a deadline, and a ru
 
 import asyncio
 import atexit
+import concurrent.futures
 import contextlib
 import logging
 import os
@@ -93,9 +94,9 @@ class ControlSocket:
         self._job: Job[None] | None = None
         self._connections: set[asyncio.Task[object]] = set()
         self._at_work: set[asyncio.Task[object]] = set()
-        self._memory: Mapping[ReplEntry, int] = {}
+        self._memory: Mapping[str, int] = {}
         self._measured = 0.0
-        self._measuring: asyncio.Future[Mapping[ReplEntry, int]] | None = None
+        self._measuring: asyncio.Future[Mapping[str, int]] | None = None
 
     # -- its life ----------------------------------------------------------------------------------------------------
 
@@ -122,7 +123,7 @@ class ControlSocket:
         """Remove the socket, and end all connections. Has no effect when repeated. Not for the background loop."""
         if self._leave() and (job := self._job) is not None:
             job.cancel()
-            with contextlib.suppress(BaseException):
+            with contextlib.suppress(concurrent.futures.CancelledError, TimeoutError):
                 job.result(2 * CLOSING_S)
 
     async def aclose(self) -> None:
@@ -212,10 +213,10 @@ class ControlSocket:
             started=self._started,
             memory_bytes=memory.own_bytes(),
             runs=tuple(entry.status() for entry in BOARD.runs),
-            repls=tuple(entry.status(used.get(entry, 0)) for entry in repls),
+            repls=tuple(entry.status(used.get(entry.id, 0)) for entry in repls),
         )
 
-    async def _memory_of(self, repls: Sequence[ReplEntry]) -> Mapping[ReplEntry, int]:
+    async def _memory_of(self, repls: Sequence[ReplEntry]) -> Mapping[str, int]:
         """Return the memory of each REPL, as it was measured in a thread within the last `MEASURED_FOR_S`."""
         if repls and self._measuring is None and time.monotonic() - self._measured > MEASURED_FOR_S:
             self._measuring = asyncio.ensure_future(asyncio.to_thread(_measured, repls))
@@ -245,10 +246,10 @@ class ControlSocket:
         return Stopped(tuple(await asyncio.gather(*ending)))
 
 
-def _measured(repls: Sequence[ReplEntry]) -> Mapping[ReplEntry, int]:
-    pids = {entry: pid for entry in repls if (pid := entry.pid) is not None}
+def _measured(repls: Sequence[ReplEntry]) -> Mapping[str, int]:
+    pids = {entry.id: pid for entry in repls if (pid := entry.pid) is not None}
     used = memory.bytes_below(pids.values())
-    return {entry: used[pid] for entry, pid in pids.items()}
+    return {id: used[pid] for id, pid in pids.items()}
 
 
 async def _end_run(entry: RunEntry, *, now: bool) -> Outcome:

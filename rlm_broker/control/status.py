@@ -1,4 +1,4 @@
-"""What a process tells about its runs and REPLs: to `ps`, to `stop` and to the viewer."""
+"""Facts that a process tells about its runs and REPLs: to `ps`, to `stop` and to the viewer."""
 
 import msgspec
 

@@ -146,7 +146,7 @@ class Run:
 
     def on_end(self, call: Callable[[BaseException | None], object]) -> None:
         """Call a function, on any thread, when the run has ended, with the error that ended it or None."""
-        self._job.outcome.add_done_callback(lambda outcome: call(outcome.exception()))
+        self._job.outcome.add_done_callback(lambda outcome: call(None if outcome.cancelled() else outcome.exception()))
 
     async def ended(self) -> None:
         """Wait for the end of the run, also if it is a failure or a cancellation."""

@@ -107,6 +107,7 @@ def _prepare(folder: Path, port: int) -> None:
         "PATH": f"{bin_folder}{os.pathsep}{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
         "PYTHONPATH": str(PROJECT),
         "XDG_CONFIG_HOME": str(folder.parent / "config"),
+        "XDG_RUNTIME_DIR": str(folder.parent),  # the user's own processes are not those of the page
         "OPENAI_API_KEY": "sk-of-the-page",
         "OPENAI_BASE_URL": f"http://127.0.0.1:{port}/v1",
         "GPU_KEY": "sk-of-the-gpu",

@@ -15,7 +15,11 @@ from tests.support.places import PROJECT
 HEAVY = ("pydantic", "litellm", "rich", "psutil", "msgspec")
 
 
-@pytest.mark.parametrize("arguments", [[], ["ask"], ["exec"], ["doctor"]], ids=["itself", "ask", "exec", "doctor"])
+@pytest.mark.parametrize(
+    "arguments",
+    [[], ["ask"], ["exec"], ["doctor"], ["ps"], ["stop"]],
+    ids=["itself", "ask", "exec", "doctor", "ps", "stop"],
+)
 def test_help_names_the_exit_codes_and_imports_nothing_heavy(arguments: list[str]) -> None:
     assert "exit codes:" in run(*arguments, "--help").stdout
     code = (

@@ -58,9 +58,12 @@ async def test_repl_is_busy_while_a_block_runs(board: Board) -> None:
         (entry,) = board.repls
         ran = asyncio.Event()
         loop = asyncio.get_running_loop()
-        block = asyncio.create_task(
-            repl.aexecute("print(1)\nwhile True: pass", on_output=lambda *_: loop.call_soon_threadsafe(ran.set))
-        )
+
+        def printed(stream: str, text: str) -> None:
+            del stream, text
+            loop.call_soon_threadsafe(ran.set)
+
+        block = asyncio.create_task(repl.aexecute("print(1)\nwhile True: pass", on_output=printed))
         await ran.wait()
         assert entry.status().state == "busy"
         rests = asyncio.wrap_future(entry.rests())

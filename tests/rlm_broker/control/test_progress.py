@@ -20,8 +20,8 @@ from rlm_broker.trace.events import (
 )
 from rlm_broker.usage import Usage, UsageSummary
 
-ROOT: Any = ("1", 0)
-CHILD: Any = ("1.1", 1)
+ROOT: tuple[str, int] = ("1", 0)
+CHILD: tuple[str, int] = ("1.1", 1)
 BEGUN = (
     RunStarted(*ROOT, "why?", "big", {"model": "big", "sub_model": "small"}, time=1.0),
     IterationStarted(*ROOT, 1, time=2.0),
@@ -36,15 +36,15 @@ def progress(*events: Event) -> RunProgress:
     return made
 
 
-def started(run: Any, call: int, model: str | None = None, **more: Any) -> CallStarted:
+def started(run: tuple[str, int], call: int, model: str | None = None, **more: Any) -> CallStarted:
     return CallStarted(*run, call, model, "prompt", **more)
 
 
-def ended(run: Any, call: int, cost: float | None = 0.5, **more: Any) -> CallEnded:
+def ended(run: tuple[str, int], call: int, cost: float | None = 0.5, **more: Any) -> CallEnded:
     return CallEnded(*run, call, "big", Usage(1, 10, 5, cost), 1.0, "reply", **more)
 
 
-BATCH = {"block": 1, "batch": 1, "of": 8}
+BATCH: Any = {"block": 1, "batch": 1, "of": 8}
 
 
 @pytest.mark.parametrize(
@@ -101,7 +101,7 @@ def test_usage_is_that_of_the_whole_tree() -> None:
 
 
 def test_cancelled_child_leaves_nothing_under_way() -> None:
-    """What is cancelled gets no event of its end, only its run does."""
+    """A cancelled call gets no event of its end, only its run does."""
     made = progress(
         RunStarted(*CHILD, "part", "small", {}),
         BlockStarted(*CHILD, 1, 1, ""),

@@ -20,6 +20,7 @@ from rlm_broker.control.messages import MAX_REQUEST_BYTES, PROCESS, AskStatus, R
 from rlm_broker.control.server import ControlSocket
 from rlm_broker.errors import ConfigurationError
 from rlm_broker.rlm import RLM
+from rlm_broker.sandbox.sandbox import Sandbox
 from rlm_broker.trace.writer import TraceWriter
 from sandbox_worker.wire.frames import encode_frame
 from tests.support.forked_child import in_child
@@ -131,7 +132,7 @@ async def test_connections_are_few(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 
 @pytest.mark.usefixtures("control")
 async def test_stalled_follower_harms_no_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It never reads: the run ends, and then its connection does."""
+    """The follower never reads: the run ends, and then the connection does."""
     monkeypatch.setattr(server, "STALLED_S", 0.05)
     prints = "```repl\nfor i in range(40): print('x' * 100_000)\nFINAL(1)\n```"
     async with RLM(ScriptedClient([prints])) as rlm:
@@ -287,3 +288,25 @@ def test_command_runs_without_a_socket_where_none_can_be(tmp_path: Path, caplog:
     with ControlSocket("ask"), RLM(ScriptedClient([ANSWERS])) as rlm:
         assert rlm.completion("abc", "How long?").response == "3"
     assert "this process has no control socket" in caplog.text
+
+
+@pytest.mark.usefixtures("control")
+def test_code_in_a_sandbox_reaches_no_socket(tmp_path: Path) -> None:
+    (path,) = (tmp_path / "rlm-broker").glob("*.sock")
+    code = f"import socket\nsocket.socket(socket.AF_UNIX).connect({str(path)!r})"
+    with Sandbox() as sandbox, sandbox.repl() as repl:
+        block = repl.execute(code)
+    assert (block.status, str(block.error).partition(":")[0]) == ("error", "PermissionError")
+
+
+def test_call_that_would_wait_for_itself_is_not_listed(control: ControlSocket) -> None:
+    """The run never begins, so no event would take it off the board."""
+    del control
+    with RLM(ScriptedClient([ANSWERS])) as rlm:
+
+        async def asks_itself() -> None:
+            with pytest.raises(RuntimeError):
+                rlm.completion("abc", "How long?")
+
+        rlm.bind_loop().run(asks_itself())
+    assert [entry.ended for entry in BOARD.runs] != [None]

@@ -95,6 +95,11 @@ def test_invalid_file_is_named_with_its_error(text: str, sentence: str) -> None:
     assert len(str(refused.value)) < 1_000
 
 
+def test_variable_of_the_control_socket_is_no_setting(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RLM_BROKER_CONTROL", "1")
+    assert "control" not in Settings({}).all()
+
+
 def test_invalid_variable_is_named_as_written(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RLM_BROKER_MAX_DEPHT", "2")
     with pytest.raises(ConfigurationError, match=r"RLM_BROKER_MAX_DEPHT: .* did you mean max_depth\?"):
