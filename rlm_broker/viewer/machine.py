@@ -94,6 +94,9 @@ class Viewer:
         try:
             self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             self._socket.bind((host, port))
+            self._socket.listen(
+                MOST_CONNECTIONS
+            )  # the link is printed before the server runs, and may be opened at once
         except OSError as error:
             self._socket.close()
             raise ConfigurationError(
@@ -122,3 +125,7 @@ class Viewer:
             await self._server.serve([self._socket])
         finally:
             self._socket.close()
+
+    def stop(self) -> None:
+        """End `serve`. It is called on the event loop of `serve`."""
+        self._server.should_exit = True

@@ -234,8 +234,9 @@ function makeModel() {
       const run = runOf(of, name, time);
       endTurn(run, time);
       run.end = time;
-      run.status = fields.kind === "answered" || fields.kind === "stopped" ? fields.kind : "error";
-      run.more = { ...run.more, kind: fields.kind, limit: fields.limit, answer: fields.label || "" };
+      const kind = fields.kind || (fields.error ? "failed" : "answered"); // traces of early releases have no kind
+      run.status = kind === "answered" || kind === "stopped" ? kind : "error";
+      run.more = { ...run.more, kind, limit: fields.limit, answer: fields.label || "" };
       keep(run, "answer", fields.response);
       keep(run, "error", fields.error);
       keep(run, "partial answer", fields.partial_answer);
