@@ -117,7 +117,7 @@ def test_trace_that_breaks_off_has_all_spans(trace: Path) -> None:
 
 @pytest.mark.parametrize("text", ["", "no trace\n", '{"event": "run_started", "run": "1", "depth": 0}\n'])
 def test_file_that_is_no_trace_is_refused(text: str, tmp_path: Path) -> None:
-    """It is refused before a first line, so that no file is begun."""
+    """The refusal comes before a first line, so that no file is begun."""
     path = tmp_path / "run.jsonl"
     path.write_text(text)
     with pytest.raises(ConfigurationError, match="is not a trace"):
