@@ -7,6 +7,7 @@ from typing import Any
 
 from rlm_broker.errors import ConfigurationError
 from rlm_broker.trace.chrome import chrome_events
+from rlm_broker.trace.otlp import otlp_lines
 from rlm_broker.trace.tree import lines
 from rlm_broker.trace.visualizer import visualizer_lines
 
@@ -54,6 +55,7 @@ def _of_lines(export: Callable[[Iterator[dict[str, Any]]], Iterator[str]]) -> Ca
 
 FORMATS: dict[str, Callable[[Path], Iterator[str]]] = {
     "chrome": _of_lines(chrome_events),
+    "otlp": otlp_lines,
     "rlm": _of_lines(visualizer_lines),
 }
 """Name of a format -> function from a trace file to the lines of the export."""

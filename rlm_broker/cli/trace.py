@@ -12,7 +12,7 @@ from rlm_broker.cli.parameters import Group
 from rlm_broker.cli.terminal import say
 
 TRACE = click.Path(path_type=Path)
-FORMATS = ("chrome", "rlm")
+FORMATS = ("chrome", "otlp", "rlm")
 """Formats of `trace export`. Each is a name of `rlm_broker.cli.exporting.FORMATS`, which --help need not import."""
 
 
@@ -75,6 +75,7 @@ def view(file: Path, out: Path | None, no_open: bool) -> None:
 @command.command("export", epilog="exit codes: 0 written, 2 the file is no trace, or the output cannot be written")
 @click.argument("file", type=TRACE)
 @click.option("--chrome", "name", flag_value="chrome", help="Trace events that Perfetto and chrome://tracing open.")
+@click.option("--otlp", "name", flag_value="otlp", help="Spans as OTLP in JSON, for OpenTelemetry's collectors.")
 @click.option("--rlm", "name", flag_value="rlm", help="JSON lines that the visualizer of `rlms` opens.")
 @click.option("--out", type=TRACE, metavar="FILE", help="A new file (default: stdout).")
 def export(file: Path, name: str | None, out: Path | None) -> None:

@@ -24,9 +24,9 @@ Two facts of the system bend the code:
 - `fork` copies the calling thread alone. A child has no background loop, and a loop of the parent is dead there. So
   each reference keeps the id of its process (`is_alive`).
 
-Rejected: `asyncio.run` for each synchronous call. It fails where a loop is running, and it would end tasks that go on
-between two calls, such as the refill of a pool. A second, synchronous implementation would have to be tested twice.
-Patching asyncio so that loops nest changes the user's process.
+Rejected: `asyncio.run` for each synchronous call, which fails where a loop is running, and ends tasks that go on between
+two calls, such as the refill of a pool. A second, synchronous implementation would have to be tested twice. Patching
+asyncio so that loops nest changes the user's process.
 """
 
 import asyncio
@@ -63,12 +63,12 @@ class EventLoopRef:
     @staticmethod
     def here() -> "EventLoopRef":
         """Return a reference to the loop that is running now."""
-        return EventLoopRef(asyncio.get_running_loop())
+        return EventLoopRef(asyncio.getasyncio._get_running_loop())
 
     @staticmethod
     def here_or_background() -> "EventLoopRef":
         """Return a reference to the loop that is running now, or else to the process's own loop."""
-        return EventLoopRef.background() if _running_loop() is None else EventLoopRef.here()
+        return EventLoopRef.background() if asyncio._get_running_loop() is None else EventLoopRef.here()
 
     @staticmethod
     def background() -> "EventLoopRef":
@@ -96,7 +96,7 @@ class EventLoopRef:
     @property
     def is_here(self) -> bool:
         """Whether the caller runs on this loop. A blocking wait for work on it would then never end."""
-        return _running_loop() is self._loop
+        return asyncio._get_running_loop() is self._loop
 
     @property
     def is_alive(self) -> bool:
@@ -122,7 +122,7 @@ class EventLoopRef:
     async def arun(self, work: Coroutine[Any, Any, T]) -> T:
         """Run `work` on this loop and await it, from any loop."""
         self._require_alive(work)
-        if asyncio.get_running_loop() is self._loop:
+        if asyncio.getasyncio._get_running_loop() is self._loop:
             return await work
         job = Job(self._loop, work)
         job.start()
@@ -392,10 +392,3 @@ def _retrieve(outcome: "asyncio.Future[Any]") -> None:
     """Read the exception, so that asyncio does not report it as never retrieved when its caller was cancelled."""
     if not outcome.cancelled():
         outcome.exception()
-
-
-def _running_loop() -> asyncio.AbstractEventLoop | None:
-    try:
-        return asyncio.get_running_loop()
-    except RuntimeError:
-        return None
