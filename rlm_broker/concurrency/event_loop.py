@@ -63,7 +63,7 @@ class EventLoopRef:
     @staticmethod
     def here() -> "EventLoopRef":
         """Return a reference to the loop that is running now."""
-        return EventLoopRef(asyncio.getasyncio._get_running_loop())
+        return EventLoopRef(asyncio.get_running_loop())
 
     @staticmethod
     def here_or_background() -> "EventLoopRef":
@@ -122,7 +122,7 @@ class EventLoopRef:
     async def arun(self, work: Coroutine[Any, Any, T]) -> T:
         """Run `work` on this loop and await it, from any loop."""
         self._require_alive(work)
-        if asyncio.getasyncio._get_running_loop() is self._loop:
+        if asyncio.get_running_loop() is self._loop:
             return await work
         job = Job(self._loop, work)
         job.start()
