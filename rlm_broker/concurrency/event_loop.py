@@ -24,9 +24,9 @@ Two facts of the system bend the code:
 - `fork` copies the calling thread alone. A child has no background loop, and a loop of the parent is dead there. So
   each reference keeps the id of its process (`is_alive`).
 
-Rejected: `asyncio.run` for each synchronous call, which fails where a loop is running, and ends tasks that go on between
-two calls, such as the refill of a pool. A second, synchronous implementation would have to be tested twice. Patching
-asyncio so that loops nest changes the user's process.
+Rejected: `asyncio.run` for each synchronous call. It fails where a loop is running, and it would end tasks that go on
+between two calls, such as the refill of a pool. A second, synchronous implementation would have to be tested twice.
+Patching asyncio so that loops nest changes the user's process.
 """
 
 import asyncio
