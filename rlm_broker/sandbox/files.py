@@ -15,7 +15,7 @@ from rlm_broker.concurrency.threads import in_thread
 from rlm_broker.errors import ConfigurationError, FileRefused, SandboxFailed
 from rlm_broker.results import FileEntry
 from rlm_broker.sandbox.workers.worker import Worker
-from sandbox_worker.wire.control import OpenToRead, OpenToWrite
+from sandbox_worker.wire.control import Listed, ListFolder, OpenToRead, OpenToWrite, Removed, RemoveFile
 
 PIECE_BYTES: Final = 1 << 18
 """Bytes that are copied at once. A copy can be stopped between two pieces."""
@@ -212,7 +212,7 @@ class ReplFiles:
         names = names_of(path)
         worker = await self._worker()
         with _naming(path):
-            await worker.remove_file(names)
+            await worker.ask(RemoveFile(names), Removed)
 
     async def _list(self, path: object) -> Entries:
         names = names_of(path, may_be_empty=True)
@@ -221,7 +221,7 @@ class ReplFiles:
         after = b""
         while True:
             with _naming(path):
-                listed = await worker.list_folder(names, after)
+                listed = await worker.ask(ListFolder(names, after), Listed)
             found += [FileEntry(os.fsdecode(each.name), each.kind, each.size_bytes) for each in listed.entries]
             last = listed.entries[-1].name if listed.entries else after
             if len(found) > MAX_ENTRIES or (listed.entries and last <= after):  # only a forged list does that

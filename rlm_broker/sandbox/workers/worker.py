@@ -6,7 +6,7 @@ import errno
 import os
 import socket
 from collections.abc import Callable, Sequence
-from typing import NamedTuple, TypeVar
+from typing import NamedTuple, TypeVar, cast
 
 from rlm_broker.errors import ContextRefused, FileRefused, SandboxFailed, WorkerDied
 from rlm_broker.sandbox.levels.level import unavailable
@@ -31,7 +31,6 @@ from sandbox_worker.wire.control import (
     Interrupt,
     Interrupted,
     LastSeen,
-    Listed,
     ListFolder,
     Load,
     Loaded,
@@ -40,7 +39,6 @@ from sandbox_worker.wire.control import (
     OpenToWrite,
     ProgramEnded,
     Refused,
-    Removed,
     RemoveFile,
     RunProgram,
     Start,
@@ -190,23 +188,15 @@ class Worker:
             raise SandboxFailed("the worker's init sent no descriptor of a file")
         return opened.fd
 
-    async def list_folder(self, path: list[bytes], after: bytes) -> Listed:
-        """Return the entries of a folder below the scratch folder, see `ListFolder`.
+    async def ask(self, request: ListFolder | RemoveFile, kind: type[A]) -> A:
+        """Have init list a folder of the scratch folder, or remove a file; return its answer, which is of that kind.
 
         Raises:
             FileRefused: As for `open_file`.
         """
-        (listed,) = await self._exchange([(ListFolder(path, after), None)], Listed)
-        assert isinstance(listed, Listed)
-        return listed
-
-    async def remove_file(self, path: list[bytes]) -> None:
-        """Remove a file of the scratch folder, see `RemoveFile`.
-
-        Raises:
-            FileRefused: As for `open_file`.
-        """
-        await self._exchange([(RemoveFile(path), None)], Removed)
+        (answered,) = await self._exchange([(request, None)], cast("type[FromInit]", kind))
+        assert isinstance(answered, kind)
+        return answered
 
     def run_program(self, cwd: list[bytes], *fds: int) -> "Program":
         """Have init start a program, see `RunProgram`. The caller keeps its copies of the descriptors."""
