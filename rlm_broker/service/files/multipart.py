@@ -14,7 +14,7 @@ FILE: Final = "file"
 """Name of the part that holds the file, as OpenAI's clients send it."""
 FORM: Final = "multipart/form-data"
 MAX_FIELDS_BYTES: Final = 1 << 16
-"""Bytes of the names and values of all other fields together."""
+"""Bytes of all headers and values of fields together."""
 MAX_FIELDS: Final = 32
 """Fields of a form."""
 MAX_NAME_BYTES: Final = 255
@@ -114,10 +114,17 @@ class _Reading:
         self._disposition = self._text = b""
 
     def _header_field(self, data: bytes, start: int, end: int) -> None:
+        self._spend(end - start)
         self._header += data[start:end]
 
     def _header_value(self, data: bytes, start: int, end: int) -> None:
+        self._spend(end - start)
         self._value += data[start:end]
+
+    def _spend(self, size_bytes: int) -> None:
+        self._left_bytes -= size_bytes
+        if self._left_bytes < 0:
+            raise ApiError(400, f"the fields of the form have more than {MAX_FIELDS_BYTES:,} bytes", code="too_large")
 
     def _header_end(self) -> None:
         if self._header.lower() == b"content-disposition":
@@ -142,9 +149,7 @@ class _Reading:
         if self._is_file:
             self._take(data[start:end])  # the very object, if it is a piece as a whole
             return
-        self._left_bytes -= end - start
-        if self._left_bytes < 0:
-            raise ApiError(400, f"the fields of the form have more than {MAX_FIELDS_BYTES:,} bytes", code="too_large")
+        self._spend(end - start)
         self._text += data[start:end]
 
     def _end(self) -> None:
