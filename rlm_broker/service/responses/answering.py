@@ -200,7 +200,8 @@ class Answering:
         if request.code_tool() is not None:
             container = f"cntr_{made.asked.hosted.id}" if made.repl is None else made.repl.id
         logs = OUTPUTS in (request.include or ())
-        teller = Teller(made.resource, made.journal, container=container, tells_logs=logs)
+        names = request.namespaces()
+        teller = Teller(made.resource, made.journal, container=container, tells_logs=logs, namespaces=names)
         is_full = self._parts.runs.running >= self._parts.settings.max_runs
         teller.begin(is_queued=bool(request.background) or (is_full and made.asked.hosted.state == "queued"))
         self._started(_told(made, teller, since))
