@@ -1,7 +1,7 @@
 """Tools of a client: calls of code end a response, and results in the next request resume the run."""
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import openai
@@ -50,7 +50,7 @@ WEATHER = tool("get-weather", city="string")
 def asked(client: openai.OpenAI, code: str, *tools: dict[str, Any], **more: Any) -> tuple[Any, list[Any]]:
     """Ask, and return the answer and the messages for the next request."""
     messages: list[Any] = [{"role": "user", "content": f"DO: {code}"}]
-    answer = client.chat.completions.create(model="obedient", messages=messages, tools=tools or [WEATHER], **more)  # type: ignore[call-overload]
+    answer = resumed(client, messages, tools or (WEATHER,), **more)
     return answer, [*messages, answer.choices[0].message.model_dump(exclude_none=True)]
 
 
@@ -59,8 +59,9 @@ def results(answer: Any, *texts: str) -> list[dict[str, Any]]:
     return [{"role": "tool", "tool_call_id": call.id, "content": text} for call, text in zip(calls, texts, strict=True)]
 
 
-def resumed(client: openai.OpenAI, messages: list[Any], **more: Any) -> Any:
-    return client.chat.completions.create(model="obedient", messages=messages, tools=[WEATHER], **more)  # type: ignore[call-overload]
+def resumed(client: openai.OpenAI, messages: list[Any], tools: Sequence[Any] = (WEATHER,), **more: Any) -> Any:
+    completions: Any = client.chat.completions
+    return completions.create(model="obedient", messages=messages, tools=tools, **more)
 
 
 def test_one_call_suspends_and_resumes(client: openai.OpenAI) -> None:

@@ -271,7 +271,7 @@ SLOW = "DO: import time; time.sleep(0.3); FINAL('late')"
 def test_idempotency_key_joins_the_run(client: openai.OpenAI, served: Served) -> None:
     """A request that is sent twice, also at the same time, is one run; another request under its key is refused."""
     before = len(served.parts.runs.all())
-    same = {"extra_headers": {"Idempotency-Key": "k-1"}}
+    same: dict[str, Any] = {"extra_headers": {"Idempotency-Key": "k-1"}}
     with concurrent.futures.ThreadPoolExecutor() as pool:
         answers = list(pool.map(lambda _: asked(client, SLOW, **same), range(3)))
     answers.append(asked(client, SLOW, **same))
