@@ -183,6 +183,14 @@ class HeldRepls:
                 elif not held.users:
                     self._wait_idle(held)
 
+    def end(self, owner: Owner, id: str) -> None:
+        """Begin to end a REPL, as `close` does, and do not wait.
+
+        Raises:
+            UnknownHandle: As for `get`.
+        """
+        self._end(self.get(owner, id))
+
     async def close(self, owner: Owner, id: str) -> None:
         """End a REPL, with the block that it runs.
 

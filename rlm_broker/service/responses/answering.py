@@ -15,6 +15,7 @@ import asyncio
 import contextlib
 import secrets
 import time
+import weakref
 from collections.abc import Coroutine
 from http import HTTPStatus
 from typing import Any, Final
@@ -80,10 +81,9 @@ class Answering:
             first: Made = asked.about
             made = _new(owner, asked, request, given, earlier, size)
             made.repl, made.returning = first.repl, first.returning
-            made.resource.rlm["repl"] = "kept"
-            return self._begun(made, request, asked.since)
+            return self._begun(made, asked, request, asked.since)
         _require_no_open_call(before)
-        said.earlier += [self._file(owner, id, at) for id, at in request.file_ids()]
+        said.files += [self._file(owner, id, at) for id, at in request.file_ids()]
         async with contextlib.AsyncExitStack() as lending:
             repl, is_new = await self._repl(owner, before, request, lending)
             wanted = self._wanted(request, model, said, repl, is_new=is_new, key=key, fingerprint=fingerprint)
@@ -95,8 +95,9 @@ class Answering:
             if repl is not None:
                 made.repl, repl.run = repl, asked.hosted.id
                 made.returning = self._started(_returned(asked, lending.pop_all()))
-        made.resource.rlm["repl"] = "new" if is_new else "kept"
-        return self._begun(made, request, BEGINNING)
+                made.resource.rlm["repl"] = "new" if is_new else "kept"
+        asked.about = made
+        return self._begun(made, asked, request, BEGINNING)
 
     async def settled(self) -> None:
         """Wait until all responses have been told. Their runs have ended, or end meanwhile."""
@@ -159,7 +160,7 @@ class Answering:
     ) -> Wanted:
         divide = divided(
             said.last,
-            said.earlier if is_new else (),
+            [*said.before, *said.files] if is_new else said.files,
             request.options,
             inline_chars=self._parts.settings.inline_chars,
             has_context=model.context is not None,
@@ -187,23 +188,23 @@ class Answering:
 
     # -- what becomes of it ------------------------------------------------------------------------------------------
 
-    def _begun(self, made: Made, request: ResponseRequest, since: Since) -> Made:
+    def _begun(self, made: Made, asked: Asked, request: ResponseRequest, since: Since) -> Made:
         """Begin to tell a response, and keep it."""
-        made.asked.about = made.asked.about or made
         if made.repl is not None:
             made.repl.last = made.resource.id
         if request.background:
-            made.asked.hosted.outlive(None)
+            asked.hosted.outlive(None)
         if made.is_stored:
             self._responses.add(made)
         container = None
         if request.code_tool() is not None:
-            container = f"cntr_{made.asked.hosted.id}" if made.repl is None else made.repl.id
+            container = f"cntr_{asked.hosted.id}" if made.repl is None else made.repl.id
         logs = OUTPUTS in (request.include or ())
-        teller = Teller(made.resource, made.journal, container=container, tells_logs=logs)
+        names = request.namespaces()
+        teller = Teller(made.resource, made.journal, container=container, tells_logs=logs, namespaces=names)
         is_full = self._parts.runs.running >= self._parts.settings.max_runs
-        teller.begin(is_queued=bool(request.background) or (is_full and made.asked.hosted.state == "queued"))
-        self._started(_told(made, teller, since))
+        teller.begin(is_queued=bool(request.background) or (is_full and asked.hosted.state == "queued"))
+        self._started(_told(made, asked, teller, since))
         return made
 
     def _started(self, work: Coroutine[Any, Any, None]) -> "asyncio.Task[None]":
@@ -213,10 +214,10 @@ class Answering:
         return task
 
 
-async def _told(made: Made, teller: Teller, since: Since) -> None:
+async def _told(made: Made, asked: Asked, teller: Teller, since: Since) -> None:
     """Follow the run of a response, and tell it until it ends, or waits for the client."""
     try:
-        async for step in made.asked.steps(since):
+        async for step in asked.steps(since):
             if isinstance(step, Suspended):
                 teller.called(step.calls)
             elif isinstance(step, Outcome):
@@ -226,7 +227,7 @@ async def _told(made: Made, teller: Teller, since: Since) -> None:
                 teller.tell(step)
     except Exception as error:  # noqa: BLE001 - each becomes the end of the response
         await made.returned()
-        made.error = error
+        made.error, made.is_paid = error, asked.hosted.is_paid
         teller.failed(error)
     finally:
         made.ended_at = time.time()
@@ -241,7 +242,7 @@ async def _returned(asked: Asked, lending: contextlib.AsyncExitStack) -> None:
 
 def _require_no_open_call(before: Made | None) -> None:
     """Refuse to leave calls of functions without results, while the run waits for them."""
-    if before is None or before.asked.hosted.run.is_done:
+    if before is None or not before.is_suspended:
         return
     call = next((item["call_id"] for item in before.resource.output if item["type"] == "function_call"), None)
     if call is not None:
@@ -254,4 +255,4 @@ def _new(
 ) -> Made:
     id = f"resp_{secrets.token_hex(ID_BYTES)}"
     resource = Resource(id, request.model, repeated(request), rlm={"run": asked.hosted.id})
-    return Made(owner, resource, Journal(), asked, given, earlier, size, request.is_stored)
+    return Made(owner, resource, Journal(), weakref.ref(asked), given, earlier, size, request.is_stored)

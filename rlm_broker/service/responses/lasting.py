@@ -3,11 +3,15 @@
 import contextlib
 import secrets
 from collections.abc import AsyncIterator
+from typing import Final
 
 from rlm_broker.hosting.owner import Busy, Owner, UnknownHandle
 from rlm_broker.hosting.repls import ID_BYTES, HeldRepls
 from rlm_broker.rlm import RLM
 from rlm_broker.run.persistent_repl import PersistentRepl
+
+MOST_IDLE: Final = 16
+"""REPLs between two responses that one owner has; the one that was used least recently makes room for a new one."""
 
 
 class LastingRepl:
@@ -64,6 +68,7 @@ class LastingRepl:
         if repl is None or repl.is_closed:
             await self.persistent.aclose()
             return
+        self._make_room()
         try:
             async with self._repls.room(self._owner):
                 close = self.persistent.aclose
@@ -72,6 +77,13 @@ class LastingRepl:
                 )
         except Busy:  # all places run blocks: the next response begins with a new REPL and the whole conversation
             await self.persistent.aclose()
+
+    def _make_room(self) -> None:
+        """End the REPLs of the owner's oldest conversations, so that its other containers keep their places."""
+        idle = [held for held in self._repls.of(self._owner) if held.run is not None and not held.users]
+        idle.sort(key=lambda held: held.used_at)
+        for held in idle[: max(0, len(idle) + 1 - MOST_IDLE)]:
+            self._repls.end(self._owner, held.id)
 
     async def close(self) -> None:
         """End the REPL, if it is held."""

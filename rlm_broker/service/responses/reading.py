@@ -20,7 +20,8 @@ class Conversation:
     Attributes:
         system: Texts of system and developer messages.
         history: Messages before the last one, as plain values.
-        earlier: Files and long texts of those messages.
+        before: Files and long texts of messages before the request, which a REPL that lives on has already.
+        files: Files and long texts of messages of the request, but the last one.
         last: Texts and files of the last message of the user, in order; empty if there is none.
         results: Id of a call → result of the function, of the results after the last message.
         at: Place of the last message in the request.
@@ -28,7 +29,8 @@ class Conversation:
 
     system: list[str] = field(default_factory=list)
     history: list[dict[str, Any]] = field(default_factory=list)
-    earlier: list[Material] = field(default_factory=list)
+    before: list[Material] = field(default_factory=list)
+    files: list[Material] = field(default_factory=list)
     last: list[Material] = field(default_factory=list)
     results: dict[str, str] = field(default_factory=dict)
     at: str = "input"
@@ -87,7 +89,7 @@ class Reader:
             read.last, read.at = parts, f"{at}.content"
         else:
             long = [part for part in parts if not isinstance(part, Text) or len(part.text) > self._inline_chars]
-            read.earlier += long
+            (read.files if at.startswith("input.") else read.before).extend(long)
             said = [_named(part) if part in long else part.text for part in parts if isinstance(part, Text)]
             said += [_named(part) for part in parts if not isinstance(part, Text)]
             read.history.append({"role": role, "content": said[0] if len(said) == 1 else said or ""})

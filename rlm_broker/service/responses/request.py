@@ -1,6 +1,6 @@
 """Bodies of requests for a response, and the items of their input."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Annotated, Any, Final, Literal
 
 from pydantic import BaseModel, ConfigDict, Discriminator, Field, PositiveInt, Tag
@@ -24,6 +24,7 @@ NEUTRAL: Final[Mapping[str, tuple[tuple[Any, ...], str]]] = {
     "moderation": ((), "the server moderates nothing"),
 }
 """Field → values that change nothing, and why all others are refused. None changes nothing."""
+_IN_NAMESPACE: Final = "function in a namespace"
 MetadataText = Annotated[str, Field(max_length=512)]
 Metadata = Annotated[dict[Annotated[str, Field(max_length=64)], MetadataText], Field(max_length=16)]
 
@@ -199,6 +200,9 @@ class ResponseRequest(BaseModel):
             raise ApiError(400, "a response in the background is stored: leave out store", param="store")
         if "message.output_text.logprobs" in (self.include or ()):
             raise _unsupported("include", "a run's answer has no log probabilities")
+        self.function_tools()
+        self.output_type()
+        self.code_tool()
 
     @property
     def is_stored(self) -> bool:
@@ -255,16 +259,39 @@ class ResponseRequest(BaseModel):
         choice = self.tool_choice
         if choice not in (None, "auto", "none", {"type": CODE}):
             raise _unsupported("tool_choice", "code decides which functions it calls; give auto or none")
-        made = []
+        made = [
+            FunctionTool.of(name, tool.get("description"), tool.get("parameters"), at)
+            for name, tool, at in self._functions()
+        ]
+        return () if choice == "none" else tuple(made)
+
+    def namespaces(self) -> dict[str, tuple[str, str]]:
+        """Return the namespace and the name of each function in a namespace, by the name that code has for it."""
+        named = ((name, tool) for name, tool, _ in self._functions() if tool.get("type") == _IN_NAMESPACE)
+        return {name: (tool["namespace"], tool["name"]) for name, tool in named}
+
+    def _functions(self) -> Iterator[tuple[Any, Mapping[str, Any], str]]:
+        """Yield each function: the name that code has for it, its description, and its place in the request."""
         for number, tool in enumerate(self.tools or ()):
             kind, at = tool.get("type"), f"tools.{number}"
-            if kind == CODE:
-                continue
-            if kind != "function":
-                said = f"there is no tool {str(kind)[:60]!r}: there are function and {CODE}"
+            if kind == "function":
+                yield tool.get("name"), tool, at
+            elif kind == "namespace":
+                yield from _in_namespace(tool, at)
+            elif kind != CODE and not (kind == "web_search" and tool.get("external_web_access") is False):
+                said = f"there is no tool {str(kind)[:60]!r}: there are function, namespace and {CODE}"
                 raise ApiError(400, said, code="unsupported_parameter", param=f"{at}.type")
-            made.append(FunctionTool.of(tool.get("name"), tool.get("description"), tool.get("parameters"), at))
-        return () if choice == "none" else tuple(made)
+
+
+def _in_namespace(namespace: Mapping[str, Any], at: str) -> Iterator[tuple[str, Mapping[str, Any], str]]:
+    name, tools = namespace.get("name"), namespace.get("tools")
+    if not isinstance(name, str) or not isinstance(tools, list):
+        raise ApiError(400, f"{at} must have a name and a list of tools", param=at)
+    for number, tool in enumerate(tools):
+        place = f"{at}.tools.{number}"
+        if not isinstance(tool, dict) or tool.get("type") != "function" or not isinstance(tool.get("name"), str):
+            raise ApiError(400, f"{place} must be a function with a name", param=place)
+        yield f"{name}__{tool['name']}", {**tool, "type": _IN_NAMESPACE, "namespace": name}, place
 
 
 def _require_own_container(container: Any, at: str) -> None:

@@ -101,16 +101,15 @@ def summary_part(text: str) -> dict[str, Any]:
     return {"type": "summary_text", "text": text}
 
 
-def function_call(id: str, call_id: str, name: str, arguments: str, status: str) -> Item:
-    """Return the item of a call of a function of the client."""
-    return {
-        "id": id,
-        "type": "function_call",
-        "call_id": call_id,
-        "name": name,
-        "arguments": arguments,
-        "status": status,
-    }
+def function_call(id: str, call_id: str, name: tuple[str | None, str], arguments: str, status: str) -> Item:
+    """Return the item of a call of a function of the client.
+
+    Args:
+        name: Namespace of the function, or None, and its name.
+    """
+    namespace = {} if name[0] is None else {"namespace": name[0]}
+    about = {"id": id, "type": "function_call", "call_id": call_id, "name": name[1], **namespace}
+    return {**about, "arguments": arguments, "status": status}
 
 
 def code_call(id: str, container: str, code: str, status: str, logs: str | None = None) -> Item:

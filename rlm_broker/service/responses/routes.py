@@ -78,7 +78,7 @@ class ResponseRoutes:
         asked, body = await parsed(request, ResponseRequest, self._settings.body_bytes, self._settings.stall_s)
         idempotency = idempotency_key(request), fingerprint_of(request, body)
         made = await self._answering.made(key.owner, asked, len(body), *idempotency)
-        headers = {RUN_HEADER: made.asked.hosted.id}
+        headers = {RUN_HEADER: made.resource.rlm["run"]}
         if asked.background and not asked.stream:
             return JSONResponse(made.resource.body(), headers=headers)
         if asked.stream:
@@ -121,13 +121,14 @@ class ResponseRoutes:
         return self._responses.get(key.owner, request.path_params["id"], "response_id")
 
     def _followed(self, made: Made, after: int) -> ASGIApp:
-        headers = {RUN_HEADER: made.asked.hosted.id}
+        headers = {RUN_HEADER: made.resource.rlm["run"]}
         return _following(made, EventStream(made.journal.follow(after), self._settings.heartbeat_s, headers))
 
 
 def _following(made: Made, response: ASGIApp) -> ASGIApp:
     """Return an answer that ends the run with its last client, unless the response has ended already."""
-    return response if made.resource.is_ended else Following(made.asked, response)
+    asked = made.asked
+    return response if asked is None or made.resource.is_ended else Following(asked, response)
 
 
 async def _whole(made: Made, headers: Mapping[str, str]) -> tuple[int, Mapping[str, str], Any]:
@@ -138,7 +139,7 @@ async def _whole(made: Made, headers: Mapping[str, str]) -> tuple[int, Mapping[s
     """
     await made.ended.wait()
     if made.error is not None and made.resource.status == "failed":
-        error = api_error_of(made.error, is_paid=made.asked.hosted.is_paid)
+        error = api_error_of(made.error, is_paid=made.is_paid)
         error.headers |= headers
         raise error
     return 200, headers, made.resource.body()
@@ -146,8 +147,7 @@ async def _whole(made: Made, headers: Mapping[str, str]) -> tuple[int, Mapping[s
 
 async def _cancelled(made: Made) -> None:
     """End the run of a response, if it goes on, also if it waits for the client after the end of the response."""
-    run = made.asked.hosted.run
-    if not run.is_done:
-        run.cancel()
-        await run.ended()
+    if (asked := made.asked) is not None and not asked.hosted.run.is_done:
+        asked.hosted.run.cancel()
+        await asked.hosted.run.ended()
     await made.ended.wait()

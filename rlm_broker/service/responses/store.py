@@ -2,6 +2,7 @@
 
 import asyncio
 import time
+import weakref
 from collections import OrderedDict
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -28,7 +29,7 @@ class Made:
         owner: Owner of the response.
         resource: Its body.
         journal: Its events.
-        asked: Its run.
+        run: Its run. The runs of the server decide how long that is kept, with its own events.
         given: Items of its input, as its request brought them.
         before: Items of the conversation before it.
         given_bytes: Bytes of the request.
@@ -36,6 +37,7 @@ class Made:
         repl: Its REPL, which a response after it goes on with; None if it has none.
         returning: Ends when the REPL was given back, after the end of the run; None without a REPL.
         error: Error that ended its run, or None.
+        is_paid: Whether a model was called before that error.
         ended_at: Unix time in seconds of its end, or None.
         ended: Set at its end.
     """
@@ -43,7 +45,7 @@ class Made:
     owner: Owner
     resource: Resource
     journal: Journal
-    asked: Asked
+    run: "weakref.ref[Asked]"
     given: tuple[Item, ...]
     before: tuple[Item, ...]
     given_bytes: int
@@ -51,8 +53,20 @@ class Made:
     repl: LastingRepl | None = None
     returning: "asyncio.Task[None] | None" = None
     error: Exception | None = None
+    is_paid: bool = False
     ended_at: float | None = None
     ended: asyncio.Event = field(default_factory=asyncio.Event)
+
+    @property
+    def asked(self) -> Asked | None:
+        """Run of the response; None if it has ended, and is kept no longer."""
+        return self.run()
+
+    @property
+    def is_suspended(self) -> bool:
+        """Whether the response has ended, and its run waits for results of the client's functions."""
+        asked = self.run()
+        return self.resource.is_ended and asked is not None and not asked.hosted.run.is_done
 
     async def returned(self) -> None:
         """Wait until the REPL was given back."""

@@ -11,7 +11,7 @@ known only when the run has ended, since the run may doubt it: its text is then 
 """
 
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
 from rlm_broker.errors import RlmBrokerError, RunCancelled
@@ -50,15 +50,23 @@ class Teller:
         journal: Receiver of the events.
         container: Id of the REPL if blocks are told as items, else None.
         tells_logs: Whether items of blocks have their output.
+        namespaces: Namespace and name of functions in namespaces, by the name that code has for them.
     """
 
     def __init__(
-        self, resource: Resource, journal: Journal, *, container: str | None = None, tells_logs: bool = False
+        self,
+        resource: Resource,
+        journal: Journal,
+        *,
+        container: str | None = None,
+        tells_logs: bool = False,
+        namespaces: Mapping[str, tuple[str, str]] | None = None,
     ) -> None:
         self.resource = resource
         self._journal = journal
         self._container = container
         self._tells_logs = tells_logs
+        self._namespaces = namespaces or {}
         self._tally = Tally()
         self._count = 0
         self._call: int | None = None
@@ -107,12 +115,12 @@ class Teller:
         self._end_thought()
         self._interrupt_block()
         for call in calls:
-            id = self._id("fc")
-            at = self._add(items.function_call(id, call.id, call.name, "", "in_progress"))
+            id, name = self._id("fc"), self._namespaces.get(call.name, (None, call.name))
+            at = self._add(items.function_call(id, call.id, name, "", "in_progress"))
             place = {"item_id": id, "output_index": at}
             self._tell("response.function_call_arguments.delta", **place, delta=call.arguments)
-            self._tell("response.function_call_arguments.done", **place, name=call.name, arguments=call.arguments)
-            self._done(items.function_call(id, call.id, call.name, call.arguments, "completed"))
+            self._tell("response.function_call_arguments.done", **place, name=name[1], arguments=call.arguments)
+            self._done(items.function_call(id, call.id, name, call.arguments, "completed"))
         self.resource.rlm |= {"cost_usd": self._tally.usage.total_cost, "calls": self._tally.usage.total_calls}
         self._end("completed")
 

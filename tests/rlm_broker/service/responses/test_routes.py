@@ -14,6 +14,7 @@ from pydantic import BaseModel
 
 from rlm_broker.clients.base import LMRequest
 from rlm_broker.clients.scripted import ScriptedClient
+from rlm_broker.hosting.owner import Owner
 from rlm_broker.rlm import RLM
 from rlm_broker.service.settings import ServeSettings
 from tests.support.response_types import check_body, check_events, check_items
@@ -118,7 +119,7 @@ def test_parse_returns_a_model(client: openai.OpenAI) -> None:
     asked = code("FINAL({'name': 'Bonn', 'people': 330_000})")
     made = client.responses.parse(model=MODEL, input=asked, text_format=City)
     assert made.output_parsed == City(name="Bonn", people=330_000)
-    check_body(made.to_dict())
+    check_body(client.responses.retrieve(made.id).to_dict())
 
 
 def test_parts_before_the_question_are_context(client: openai.OpenAI) -> None:
@@ -162,12 +163,14 @@ def test_stream_goes_on_after_a_lost_connection(client: openai.OpenAI) -> None:
 
 def test_stream_that_is_left_ends_its_run(served: Served, client: openai.OpenAI) -> None:
     stream = client.responses.create(model=MODEL, input=code("import time; time.sleep(60)"), stream=True)
-    events = [next(stream) for _ in range(3)]
+    first: Any = next(stream).to_dict()
+    run = served.call(lambda: served.parts.runs.get(Owner("alice"), first["response"]["rlm"]["run"]).run)
     stream.close()
-    with client.responses.retrieve(events[0].response.id, stream=True) as rest:  # type: ignore[union-attr]
-        last = [event for event in rest][-1]
-    assert last.response.status == "cancelled"  # type: ignore[union-attr]
-    assert not served.call(lambda: served.parts.runs.running)
+    served.run(run.ended())
+    with client.responses.retrieve(first["response"]["id"], stream=True) as rest:
+        events: Any = [event.to_dict() for event in rest]
+    check_events(events)
+    assert events[-1]["response"]["status"] == "cancelled"
 
 
 def test_cancel_is_idempotent(client: openai.OpenAI) -> None:
@@ -264,6 +267,18 @@ def test_function_of_the_client_resumes_the_run(client: openai.OpenAI, *, is_sto
     assert told[0]["run"] == told[1]["run"]
 
 
+def test_functions_in_a_namespace_are_called(client: openai.OpenAI) -> None:
+    """Code has the namespace before the name; the item has both, so that the client finds its function."""
+    tools: Any = [{"type": "namespace", "name": "earth", "description": "Facts.", "tools": [WEATHER]}]
+    first = client.responses.create(model=MODEL, input=code("FINAL(earth__weather(city='Ulm'))"), tools=tools)
+    check_items(item.to_dict() for item in first.output)
+    [call] = [item for item in first.output if item.type == "function_call"]
+    assert (call.namespace, call.name) == ("earth", "weather")
+    result: Any = {"type": "function_call_output", "call_id": call.call_id, "output": "rain"}
+    then = client.responses.create(model=MODEL, input=[result], tools=tools, previous_response_id=first.id)
+    assert then.output_text == "rain"
+
+
 def test_call_without_result_is_named(client: openai.OpenAI) -> None:
     first = client.responses.create(model=MODEL, input=code("FINAL(weather(city='Bonn'))"), tools=[WEATHER])
     with pytest.raises(openai.BadRequestError, match="waits for its result"):
@@ -331,6 +346,7 @@ BAD: list[tuple[dict[str, Any], int, str | None]] = [
     ({"input": [{"role": "user", "content": [{"type": "input_file", "file_data": "?"}]}]}, 400, "file_data"),
     ({"input": [{"role": "user", "content": [{"type": "input_image", "image_url": "x"}]}]}, 400, "type"),
     ({"tools": [{"type": "web_search"}]}, 400, "tools.0.type"),
+    ({"tools": [{"type": "namespace", "name": "n", "tools": [{"type": "custom"}]}]}, 400, "tools.0.tools.0"),
     ({"tools": [{"type": "code_interpreter", "container": "cntr_0"}]}, 400, "tools.0.container"),
     ({"tools": [WEATHER], "tool_choice": "required"}, 400, "tool_choice"),
     ({"text": {"format": {"type": "grammar"}}}, 400, "text.format.type"),
