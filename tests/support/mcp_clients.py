@@ -86,13 +86,13 @@ async def held(opened: contextlib.AbstractAsyncContextManager[T]) -> AsyncIterat
 
 
 @contextlib.asynccontextmanager
-async def served(rlm: RLM, repls: HeldRepls, **more: int) -> AsyncIterator[str]:
+async def served(rlm: RLM, repls: HeldRepls, **more: Any) -> AsyncIterator[str]:
     """Serve the tools over HTTP on loopback; the address."""
 
     def owner_of(scope: Any) -> Owner:
         return Owner(dict(scope["headers"]).get(OWNER.encode(), b"ann").decode())
 
-    app = mcp_app(rlm, HostedRuns(rlm), repls, owner_of, **more)
+    app = mcp_app(rlm, HostedRuns(rlm), repls, **{"owner_of": owner_of, **more})
     server = uvicorn.Server(uvicorn.Config(app, port=0, log_level="warning", lifespan="off"))
     async with app.running():
         serving = asyncio.get_running_loop().create_task(server.serve())
