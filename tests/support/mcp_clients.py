@@ -35,7 +35,7 @@ OWNER = "x-owner"
 
 
 def answer_to(request: dict[str, Any]) -> Answer:
-    """What the model says, by the question."""
+    """The answer of the model, by the question."""
     asked = next(str(each["content"]) for each in reversed(request["messages"]) if each["role"] == "user")
     if HELD in asked:
         return Answer(never=True)
@@ -46,7 +46,7 @@ def answer_to(request: dict[str, Any]) -> Answer:
 
 
 def server_parameters(provider: FakeOpenAI | None, root: Path, *more: str) -> StdioServerParameters:
-    """How `rlm-broker mcp` is started."""
+    """The command that starts `rlm-broker mcp`."""
     named = () if provider is None else ("--model", "test", "--base-url", provider.base_url, "--api-key", "env:KEY")
     arguments = ["-m", "rlm_broker", "mcp", *named, "--root", str(root), *more]
     return StdioServerParameters(command=sys.executable, args=arguments, env={**ENVIRONMENT, "KEY": "k"})
