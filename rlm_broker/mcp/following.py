@@ -1,4 +1,4 @@
-"""What a run does at this moment, in a few words, out of its events."""
+"""The present work of a run, in a few words, out of its events."""
 
 import time
 

@@ -25,6 +25,8 @@ WaitS = Annotated[
     Field(description="Seconds to wait for the answer; then the handle is returned.", ge=0, le=LONGEST_WAIT_S),
 ]
 RunState = Literal["queued", "running", "ended"]
+Right = Literal["execute", "run", "stop"]
+"""Right that the owner of a call must have: to run code, to have questions answered, to stop runs."""
 
 
 class Arguments(BaseModel):
@@ -167,6 +169,7 @@ class ToolForm:
         description: Text for the model.
         arguments: Type of its arguments.
         result: Type of its structured result.
+        right: Right that its caller must have.
         is_read_only: Whether it changes nothing.
         is_destructive: Whether it may remove things.
         is_open: Whether it reaches out of the sandbox, to the provider of a model.
@@ -177,6 +180,7 @@ class ToolForm:
     description: str
     arguments: type[Arguments]
     result: type[BaseModel]
+    right: Right
     is_read_only: bool = False
     is_destructive: bool = False
     is_open: bool = False
@@ -193,6 +197,7 @@ EXECUTE: Final = ToolForm(
     "m.distributions()}}))`. Text beyond 20,000 characters is cut in the middle.",
     Code,
     Ran,
+    "execute",
 )
 ASK_FILES: Final = ToolForm(
     "ask_large_context",
@@ -203,6 +208,7 @@ ASK_FILES: Final = ToolForm(
     "run is returned, for get_run and stop_run.",
     FileQuestion,
     Answer,
+    "run",
     is_open=True,
 )
 ASK_TEXT: Final = ToolForm(
@@ -213,6 +219,7 @@ ASK_TEXT: Final = ToolForm(
     "stop_run.",
     Question,
     Answer,
+    "run",
     is_open=True,
 )
 GET_RUN: Final = ToolForm(
@@ -222,6 +229,7 @@ GET_RUN: Final = ToolForm(
     "seconds. An answer is kept for an hour.",
     Wait,
     Answer,
+    "run",
     is_read_only=True,
 )
 STOP_RUN: Final = ToolForm(
@@ -230,6 +238,7 @@ STOP_RUN: Final = ToolForm(
     "End a run of ask_large_context, and return its best answer so far.",
     OneRun,
     Answer,
+    "stop",
     is_destructive=True,
 )
 FILES: Final = ToolForm(
@@ -239,6 +248,7 @@ FILES: Final = ToolForm(
     "read as text, or as base64 if it is not UTF-8, up to 1 MiB.",
     FileWork,
     FilesDone,
+    "execute",
     is_destructive=True,
 )
 CLOSE: Final = ToolForm(
@@ -247,6 +257,7 @@ CLOSE: Final = ToolForm(
     "End a REPL with its variables, its files and the code that it runs.",
     OneRepl,
     Closed,
+    "execute",
     is_destructive=True,
 )
 

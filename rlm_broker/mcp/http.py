@@ -12,6 +12,7 @@ from mcp.server.streamable_http_manager import StreamableHTTPSessionManager
 from rlm_broker.hosting.owner import Owner
 from rlm_broker.hosting.repls import HeldRepls
 from rlm_broker.hosting.runs import HostedRuns
+from rlm_broker.mcp.forms import Right
 from rlm_broker.mcp.server import Call, server_of
 from rlm_broker.mcp.work import Work
 from rlm_broker.rlm import RLM
@@ -34,6 +35,7 @@ class McpApp:
     Args:
         work: The work of the tools.
         owner_of: Returns the owner of a request, from its ASGI scope.
+        require: Raises a `RlmBrokerError` if the one who asks lacks a right.
         block_timeout_s: Compute time of a block in seconds, which the tool tells.
         max_body_bytes: Bytes of one request at most.
     """
@@ -42,16 +44,24 @@ class McpApp:
         self,
         work: Work,
         owner_of: Callable[[Scope], Owner],
+        require: Callable[[Scope, Right], object] | None,
         *,
         block_timeout_s: float,
-        max_body_bytes: int = MAX_BODY_BYTES,
+        max_body_bytes: int,
     ) -> None:
         self._owner_of = owner_of
+        self._require = require
 
         async def at_once(_call: Call) -> Work:
             return work
 
-        server = server_of(at_once, self._owner_of_call, with_paths=False, block_timeout_s=block_timeout_s)
+        server = server_of(
+            at_once,
+            self._owner_of_call,
+            with_paths=False,
+            block_timeout_s=block_timeout_s,
+            require=self._require_of_call,
+        )
         self._manager = StreamableHTTPSessionManager(
             server, max_request_body_size=max_body_bytes, max_sessions=MOST_SESSIONS
         )
@@ -69,8 +79,18 @@ class McpApp:
         await self._manager.handle_request({**scope, "user": user}, receive, send)
 
     def _owner_of_call(self, context: ServerRequestContext[Any, Any]) -> Owner:
-        assert context.request is not None
-        return self._owner_of(context.request.scope)
+        return self._owner_of(_scope(context))
+
+    def _require_of_call(self, context: ServerRequestContext[Any, Any], right: Right) -> None:
+        if self._require is not None:
+            self._require(_scope(context), right)
+
+
+def _scope(context: ServerRequestContext[Any, Any]) -> Scope:
+    """Return the scope of the HTTP request that brought a call."""
+    assert context.request is not None
+    scope: Scope = context.request.scope
+    return scope
 
 
 def mcp_app(
@@ -79,6 +99,8 @@ def mcp_app(
     repls: HeldRepls,
     owner_of: Callable[[Scope], Owner],
     *,
+    model: str | None = None,
+    require: Callable[[Scope, Right], object] | None = None,
     max_body_bytes: int = MAX_BODY_BYTES,
 ) -> McpApp:
     """Return an app of the tools, to be mounted at a path such as /mcp.
@@ -88,7 +110,9 @@ def mcp_app(
         runs: Runs of all owners.
         repls: REPLs of all owners.
         owner_of: Returns the owner of a request, from its ASGI scope.
+        model: Name of the model that answers, which an owner must be allowed to use. None is that of `rlm`, for all.
+        require: Raises a `RlmBrokerError`, such as `NotAllowed`, if the one who asks lacks the right of a tool.
         max_body_bytes: Bytes of one request at most.
     """
-    work = Work(rlm, runs, repls)
-    return McpApp(work, owner_of, block_timeout_s=rlm.limits.block_timeout_s, max_body_bytes=max_body_bytes)
+    work = Work(rlm, runs, repls, model=model)
+    return McpApp(work, owner_of, require, block_timeout_s=rlm.limits.block_timeout_s, max_body_bytes=max_body_bytes)

@@ -55,6 +55,7 @@ def server_of(
     with_paths: bool,
     block_timeout_s: float,
     on_listed: Callable[[], object] | None = None,
+    require: Callable[[ServerRequestContext[Any, Any], forms.Right], object] | None = None,
 ) -> Server[Any]:
     """Return a server of the tools.
 
@@ -64,6 +65,7 @@ def server_of(
         with_paths: Whether questions may name files.
         block_timeout_s: Compute time of a block in seconds, which the tool tells.
         on_listed: Called when a client has asked for the tools.
+        require: Raises a `RlmBrokerError` if the owner of a request lacks a right. None allows all.
     """
     known = {form.name: form for form in forms.forms(with_paths=with_paths)}
     listed = types.ListToolsResult(tools=[_tool(form, block_timeout_s) for form in known.values()])
@@ -88,6 +90,8 @@ def server_of(
             return _refusal(_complaint(error, params.arguments or {}))
         call = Call(context, owner_of(context))
         try:
+            if require is not None:
+                require(context, form.right)
             return _result(await (await work(call)).done(call, form, arguments))
         except RlmBrokerError as error:
             return _refusal(str(error))

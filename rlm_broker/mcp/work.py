@@ -16,6 +16,7 @@ import binascii
 import time
 from collections.abc import Callable, Coroutine
 from typing import Any, Final, Protocol, TypeVar
+from weakref import WeakKeyDictionary
 
 from rlm_broker.context.store import Paths
 from rlm_broker.errors import ConfigurationError, ReplBusy, RunFailed
@@ -61,14 +62,18 @@ class Work:
         runs: Runs of all owners.
         repls: REPLs of all owners.
         root: Folder whose files a question may name; None refuses all.
+        model: Name of the model that answers, which an owner must be allowed to use. None is that of `rlm`, for all.
     """
 
-    def __init__(self, rlm: RLM, runs: HostedRuns, repls: HeldRepls, root: Root | None = None) -> None:
+    def __init__(
+        self, rlm: RLM, runs: HostedRuns, repls: HeldRepls, root: Root | None = None, model: str | None = None
+    ) -> None:
         self._rlm = rlm
         self._runs = runs
         self._repls = repls
         self._root = root
-        self._following: dict[str, Following] = {}
+        self._model = model
+        self._following: WeakKeyDictionary[HostedRun, Following] = WeakKeyDictionary()
         self._blocks: dict[str, asyncio.Task[Told]] = {}
         self._tasks: set[asyncio.Task[Any]] = set()
 
@@ -111,8 +116,12 @@ class Work:
             await asyncio.wait({last})
         block = asyncio.get_running_loop().create_task(self._block(held, asked.code))
         self._blocks[held.id] = block
-        block.add_done_callback(lambda _: self._blocks.pop(held.id, None))
+        block.add_done_callback(lambda ended: self._forget(held.id, ended))
         return await _awaited(call, block, lambda: "runs the block")
+
+    def _forget(self, repl: str, ended: "asyncio.Task[Told]") -> None:
+        if self._blocks.get(repl) is ended:
+            del self._blocks[repl]
 
     async def _block(self, held: HeldRepl, code: str) -> Told:
         async with self._repls.used(held.owner, held.id):
@@ -144,13 +153,13 @@ class Work:
                 raise ConfigurationError("this server reads no files: give the text as context")
             context = Paths(await asyncio.to_thread(self._root.resolved, paths))
         following = Following()
-        hosted = self._runs.begin(call.owner, context, asked.question, on_event=following)
-        self._following[hosted.id] = following
+        hosted = self._runs.begin(call.owner, context, asked.question, model=self._model, on_event=following)
+        self._following[hosted] = following
         return await self._waited(call, hosted, asked.wait_s)
 
     async def _waited(self, call: Call, hosted: HostedRun, wait_s: float) -> Told:
         """Wait for a run, and return its outcome or, after `wait_s` seconds, its handle."""
-        following = self._following.get(hosted.id)
+        following = self._following.get(hosted)
         return await self._in_own_task(call, self._joined(hosted, wait_s), following or "waits for the run")
 
     async def _joined(self, hosted: HostedRun, wait_s: float) -> Told:
@@ -168,7 +177,7 @@ class Work:
                 outcome.cancel()
 
     def _told_so_far(self, hosted: HostedRun) -> Told:
-        following = self._following.get(hosted.id)
+        following = self._following.get(hosted)
         turns = 0 if following is None else following.turns
         seconds = time.time() - hosted.created_at
         return telling.told_wait(hosted.id, hosted.state, str(following or hosted.state), turns, seconds)

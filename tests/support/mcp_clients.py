@@ -35,7 +35,7 @@ OWNER = "x-owner"
 
 
 def answer_to(request: dict[str, Any]) -> Answer:
-    """What the model says, by the question."""
+    """The answer of the model, by the question."""
     asked = next(str(each["content"]) for each in reversed(request["messages"]) if each["role"] == "user")
     if HELD in asked:
         return Answer(never=True)
@@ -46,7 +46,7 @@ def answer_to(request: dict[str, Any]) -> Answer:
 
 
 def server_parameters(provider: FakeOpenAI | None, root: Path, *more: str) -> StdioServerParameters:
-    """How `rlm-broker mcp` is started."""
+    """The command that starts `rlm-broker mcp`."""
     named = () if provider is None else ("--model", "test", "--base-url", provider.base_url, "--api-key", "env:KEY")
     arguments = ["-m", "rlm_broker", "mcp", *named, "--root", str(root), *more]
     return StdioServerParameters(command=sys.executable, args=arguments, env={**ENVIRONMENT, "KEY": "k"})
@@ -86,13 +86,13 @@ async def held(opened: contextlib.AbstractAsyncContextManager[T]) -> AsyncIterat
 
 
 @contextlib.asynccontextmanager
-async def served(rlm: RLM, repls: HeldRepls, **more: int) -> AsyncIterator[str]:
+async def served(rlm: RLM, repls: HeldRepls, **more: Any) -> AsyncIterator[str]:
     """Serve the tools over HTTP on loopback; the address."""
 
     def owner_of(scope: Any) -> Owner:
         return Owner(dict(scope["headers"]).get(OWNER.encode(), b"ann").decode())
 
-    app = mcp_app(rlm, HostedRuns(rlm), repls, owner_of, **more)
+    app = mcp_app(rlm, HostedRuns(rlm), repls, **{"owner_of": owner_of, **more})
     server = uvicorn.Server(uvicorn.Config(app, port=0, log_level="warning", lifespan="off"))
     async with app.running():
         serving = asyncio.get_running_loop().create_task(server.serve())

@@ -264,11 +264,11 @@ def endless(tmp_path: Path) -> list[str]:
     program = tmp_path / "endless.py"
     program.write_text(
         "import sys\n"
-        "from rlm_broker.cli import answering\n"
+        "from rlm_broker.cli import composing\n"
         "from rlm_broker.clients.function import FunctionClient\n"
         "code = 'an idea\\n```repl\\nprint(\"up\", flush=True)\\nwhile True: pass\\n```'\n"
-        "rlm = answering.RLM\n"
-        "answering.RLM = lambda model, sub, **options: rlm(FunctionClient(lambda messages: code), **options)\n"
+        "rlm = composing.RLM\n"
+        "composing.RLM = lambda model, sub_model, **options: rlm(FunctionClient(lambda messages: code), **options)\n"
         "from rlm_broker.cli.main import main\n"
         "main()\n"
     )

@@ -8,8 +8,9 @@ import pytest
 import pytest_asyncio
 
 from rlm_broker import RLM
+from rlm_broker.hosting.owner import NotAllowed, Owner
 from rlm_broker.hosting.repls import HeldRepls
-from tests.support.mcp_clients import OWNER, held, served
+from tests.support.mcp_clients import OWNER, held, over_http, served
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 ACCEPT = {"accept": "application/json, text/event-stream"}
@@ -64,3 +65,23 @@ async def test_body_that_is_no_request_is_refused(url: str, version: str) -> Non
 async def test_body_beyond_the_bound_is_refused() -> None:
     async with RLM("offline") as rlm, HeldRepls() as repls, held(served(rlm, repls, max_body_bytes=1_000)) as address:
         assert (await post(address, {**LIST, "params": {"x": "y" * 1_000}}))[0] == 413
+
+
+async def test_right_and_model_are_asked_for() -> None:
+    """A tool whose right the key lacks is refused, and so is a question to a model that its owner may not use."""
+
+    def require(_scope: Any, right: str) -> None:
+        if right == "stop":
+            raise NotAllowed(f"this key may not {right}")
+
+    owner = Owner("ann", models=frozenset({"other"}))
+    async with RLM("offline") as rlm, HeldRepls() as repls:
+        more = {"owner_of": lambda _: owner, "require": require, "model": "offline"}
+        async with held(served(rlm, repls, **more)) as address, held(over_http(address, "legacy")) as client:
+            stopped = await client.call_tool("stop_run", {"run": "x"})
+            assert stopped.is_error
+            assert "this key may not stop" in str(stopped.content)
+            asked = await client.call_tool("ask_large_context", {"question": "?", "context": "a"})
+            assert asked.is_error
+            assert "may not use the model 'offline'" in str(asked.content)
+            assert not (await client.call_tool("execute_python", {"code": "1"})).is_error

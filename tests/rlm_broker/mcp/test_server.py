@@ -191,7 +191,8 @@ async def test_progress_is_told_until_stopped(client: Client) -> None:
     told: list[tuple[float, str | None]] = []
     is_told = asyncio.Event()
 
-    async def tell(progress: float, _total: float | None, message: str | None) -> None:
+    async def tell(progress: float, total: float | None, message: str | None) -> None:
+        assert total is None
         told.append((progress, message))
         is_told.set()
 

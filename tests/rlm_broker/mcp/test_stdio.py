@@ -135,7 +135,7 @@ def test_client_that_reads_no_more_ends_it(closes_stdin: bool) -> None:
 
 
 def test_code_in_sandbox_does_not_reach_the_wire() -> None:
-    """What code writes to descriptors 1 and 2 is its output, and no message of the protocol."""
+    """Bytes that code writes to descriptors 1 and 2 are its output, and no message of the protocol."""
     with started() as raw:
         ran = raw.execute("import os; os.write(1, b'{}\\n'); os.write(2, b'x\\n'); None")
         assert (ran["stdout"], ran["stderr"]) == ("{}\n", "x\n")
