@@ -25,7 +25,7 @@ from rich.console import Console
 from rich.table import Table
 
 from rlm_broker import __version__
-from scripts.bench import blocks, contexts, handling, peer, picture, prepared, providers, runs, spawning
+from scripts.bench import blocks, contexts, handling, peer, picture, prepared, providers, runs, spawning, viewing
 from scripts.bench.measure import Effort
 from scripts.bench.row import OURS, Curve, Row, Side, number
 
@@ -52,6 +52,7 @@ MEASUREMENTS: dict[str, Callable[[Effort], Sequence[Row | Curve]]] = {
     "litellm": providers.through_litellm,
     "answer": runs.answer,
     "starting": runs.starting,
+    "viewing": viewing.viewing,
     "throughput_curve": handling.crowds,
     "context_curve": contexts.sizes,
 }
