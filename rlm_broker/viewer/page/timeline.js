@@ -14,7 +14,7 @@ function makeTimeline(app) {
   const button = (label, title, work) => el("button", { class: "quiet", type: "button", "aria-label": title, title, onclick: work }, label);
   const frame = el("div", { class: "frame" }, canvas, hint);
   box.append(el("div", { class: "timeline-head" }, choose, legend, el("span", { class: "spring" }),
-    button("−", "Zoom out (-)", () => zoom(1 / 1.5)), button("+", "Zoom in (+)", () => zoom(1.5)), button("Fit", "Whole run (0)", () => timeline.fit())), frame);
+    button("−", "Zoom out (-)", () => zoom(1 / 1.5)), button("+", "Zoom in (+)", () => zoom(1.5)), button("Fit", "Fit the whole run (0)", () => timeline.fit())), frame);
 
   let by = "kind";
   let drawn = { bars: [], rows: 0 };

