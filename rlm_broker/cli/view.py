@@ -21,7 +21,7 @@ def command(port: int, host: str, no_open: bool) -> None:
     try:
         from rlm_broker.viewer.machine import Viewer
     except ModuleNotFoundError as error:
-        if error.name not in ("starlette", "uvicorn"):
+        if (error.name or "").partition(".")[0] not in ("starlette", "uvicorn"):
             raise
         sentence = "`rlm-broker view` needs packages that are not installed: pip install 'rlm-broker[serve]'"
         fail("view", "configuration", sentence, 2, as_json=False)

@@ -94,9 +94,7 @@ class Viewer:
         try:
             self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             self._socket.bind((host, port))
-            self._socket.listen(
-                MOST_CONNECTIONS
-            )  # the link is printed before the server runs, and may be opened at once
+            self._socket.listen(MOST_CONNECTIONS)  # the link may be opened before the server runs
         except OSError as error:
             self._socket.close()
             raise ConfigurationError(

@@ -15,7 +15,7 @@ LEVEL = 1
 """Level of zlib: higher ones take several times as long, and save a tenth."""
 MOST_WAITING = 8
 """Pieces that wait for a thread; beyond it, adding one waits."""
-IN_MEMORY_BYTES = 1 << 26
+IN_MEMORY_BYTES = 1 << 28
 """Bytes of finished pieces in memory; more go to a temporary file."""
 
 

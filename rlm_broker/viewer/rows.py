@@ -192,7 +192,7 @@ def _text(value: Any) -> str:
 
 def _label(text: str) -> str:
     """Return the beginning of a text as one line."""
-    line = " ".join(text[: 4 * LABEL_CHARS].split())
+    line = " ".join(text[: 2 * LABEL_CHARS].split())
     return _encodable(line if len(line) <= LABEL_CHARS else f"{line[:LABEL_CHARS]}…")
 
 

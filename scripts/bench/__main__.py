@@ -41,6 +41,7 @@ from scripts.bench import (
     spawning,
     telemetry,
     uploads,
+    viewing,
 )
 from scripts.bench.measure import Effort
 from scripts.bench.row import OURS, Curve, Row, Side, number
@@ -78,6 +79,7 @@ MEASUREMENTS: dict[str, Callable[[Effort], Sequence[Row | Curve]]] = {
     "telemetry": telemetry.overhead,
     "mcp_starting": mcp_serving.starting,
     "mcp_block": mcp_serving.block,
+    "viewing": viewing.viewing,
     "throughput_curve": handling.crowds,
     "context_curve": contexts.sizes,
 }

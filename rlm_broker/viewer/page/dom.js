@@ -63,6 +63,7 @@ function fixedRows(box, height, count, build) {
   return {
     draw: () => draw(true),
     reveal(at) {
+      inner.style.height = `${count() * height}px`; // else the box could not scroll to rows that have just come
       const top = at * height;
       if (top < box.scrollTop) box.scrollTop = top;
       else if (top + height > box.scrollTop + box.clientHeight) box.scrollTop = top + height - box.clientHeight;

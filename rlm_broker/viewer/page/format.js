@@ -6,10 +6,21 @@ function duration(seconds) {
   if (seconds === null || seconds === undefined || !isFinite(seconds)) return "";
   if (seconds < 0.0995) return `${Math.round(seconds * 1000)} ms`;
   if (seconds < 9.95) return `${seconds.toFixed(1)} s`;
-  if (seconds < 60) return `${Math.round(seconds)} s`;
-  const minutes = Math.floor(seconds / 60);
-  if (minutes < 60) return `${minutes} min ${Math.round(seconds % 60)} s`;
+  const rounded = Math.round(seconds);
+  if (rounded < 60) return `${rounded} s`;
+  const minutes = Math.floor(rounded / 60);
+  if (minutes < 60) return `${minutes} min ${rounded % 60} s`;
   return `${Math.floor(minutes / 60)} h ${minutes % 60} min`;
+}
+
+// A moment on a ruler whose marks are `step` seconds apart.
+function moment(seconds, step) {
+  const digits = Math.max(0, -Math.floor(Math.log10(step) + 1e-9));
+  if (seconds < 59.9999) return step < 0.0999 ? `${(seconds * 1000).toFixed(Math.max(0, digits - 3))} ms` : `${seconds.toFixed(digits)} s`;
+  const part = (seconds % 60).toFixed(digits);
+  const rest = `${part.indexOf(".") === 1 || part.length === 1 ? "0" : ""}${part}`;
+  const minutes = Math.floor(seconds / 60);
+  return minutes < 60 ? `${minutes}:${rest}` : `${Math.floor(minutes / 60)}:${String(minutes % 60).padStart(2, "0")}:${rest}`;
 }
 
 function money(dollars) {

@@ -12,7 +12,7 @@ function spent(place) {
 }
 
 function part(title, ...content) {
-  return el("section", { class: "part" }, el("h4", {}, title), content);
+  return el("section", { class: "part" }, el("p", { class: "part-title" }, title), content);
 }
 
 function folded(key, title, build) {
@@ -40,7 +40,7 @@ function runHead(app, run) {
 
 function turnHead(app, turn) {
   const reply = turn.children.find((child) => child.kind === "reply");
-  return el("h3", { class: "turn-head" }, titleOf(turn), el("span", { class: "facts" },
+  return el("h2", { class: "turn-head" }, titleOf(turn), el("span", { class: "facts" },
     listed(reply && reply.model, duration(turn.seconds), reply && spent(reply))));
 }
 
@@ -65,7 +65,7 @@ function modelReply(app, turn, reply) {
   for (let at = 1; reply && reply.more && at <= (reply.more.retries || 0); at += 1) {
     body.push(part(`Attempt ${at} failed`, textBox(app, reply.texts[`retry ${at}`] || [0, 0], { use: "bad", first: OUTPUT_FIRST })));
   }
-  return el("div", { class: "card reply-card" }, el("h4", {}, "Reply", reply && reply.more && reply.more.stored ? chip("from a cache or recording") : null), body);
+  return el("div", { class: "card reply-card" }, el("h2", {}, "Reply", reply && reply.more && reply.more.stored ? chip("from a cache or recording") : null), body);
 }
 
 function pieces(app, refs, use) {
@@ -115,7 +115,7 @@ function blockCard(app, block) {
   else if (texts.draft) bits.push(folded(`draft ${block.index}`, "Best answer so far", () => textBox(app, texts.draft, { use: "prompt", first: OUTPUT_FIRST })));
   if (texts.displays) bits.push(folded(`displays ${block.index}`, "Displays, by their sizes", () => textBox(app, texts.displays, { use: "mono", first: OUTPUT_FIRST })));
   return el("div", { class: `card block-card${block.isFailed ? " is-failed" : ""}` },
-    el("h4", {}, titleOf(block), chip(word, block.isFailed ? "bad" : block.status === "running" ? "live" : ""), chip(more.limit, "bad"),
+    el("h2", {}, titleOf(block), chip(word, block.isFailed ? "bad" : block.status === "running" ? "live" : ""), chip(more.limit, "bad"),
       el("span", { class: "facts" }, listed(duration(block.seconds), block.calls ? counted(block.calls, "sub-call") : "", spent(block)))), bits);
 }
 
@@ -170,10 +170,10 @@ function childRun(app, places) {
 function runEnd(app, run) {
   const texts = run.texts || {};
   if (texts.error) {
-    return el("div", { class: "card is-failed" }, el("h4", {}, "The run failed", chip(run.more && run.more.limit, "bad")),
+    return el("div", { class: "card is-failed" }, el("h2", {}, "The run failed", chip(run.more && run.more.limit, "bad")),
       textBox(app, texts.error, { use: "bad", first: OUTPUT_FIRST }),
       texts["partial answer"] ? part("Best answer so far", textBox(app, texts["partial answer"], { use: "answer", first: 6000 })) : null);
   }
-  if (texts.answer) return el("div", { class: "card answer-card" }, el("h4", {}, run.status === "stopped" ? "Answer, when it was stopped" : "Answer"), textBox(app, texts.answer, { use: "answer", first: 6000 }));
+  if (texts.answer) return el("div", { class: "card answer-card" }, el("h2", {}, run.status === "stopped" ? "Answer, when it was stopped" : "Answer"), textBox(app, texts.answer, { use: "answer", first: 6000 }));
   return el("p", { class: "waiting" }, run.status === "running" ? (statusWord(run) === "running" ? "The run goes on…" : "The trace ends before this run did.") : "No answer.");
 }

@@ -57,6 +57,7 @@ const app = {
     app.transcript.refresh();
     app.timeline.refresh();
     app.totals.refresh();
+    if (model.malformed) app.note(`${counted(model.malformed, "event")} could not be understood, and are left out.`);
     if (model.missed) app.note(`${counted(model.missed, "event")} came faster than they were read, and are missing.`);
   },
 
@@ -106,6 +107,9 @@ const app = {
     app.store = makeStore(about.piece_bytes);
     app.selected = null;
     app.notes = [];
+    opened.clear();
+    recent.clear();
+    app.transcript.clear();
     app.found.close();
     byId("notes").hidden = true;
     byId("title").textContent = "Reading…";

@@ -40,7 +40,7 @@ class Place {
 
 function makeModel() {
   const model = {
-    places: [], trees: [], missed: 0, rows: 0,
+    places: [], trees: [], missed: 0, malformed: 0, rows: 0,
     // What search finds is at: offsets of texts in order, and for each its place and its name.
     offsets: [], ends: [], owners: [], names: [],
   };
@@ -139,7 +139,8 @@ function makeModel() {
     block_printed(of, time, name, fields) {
       const block = of.places.get(`${name}/b${fields.block}`);
       if (!block || !fields.text) return;
-      block.more = block.more || { printed: [] };
+      block.more = block.more || {};
+      block.more.printed = block.more.printed || [];
       block.more.printed.push(fields.text);
       keep(block, `printed ${block.more.printed.length}`, fields.text);
       delete block.texts[`printed ${block.more.printed.length}`];
@@ -270,7 +271,11 @@ function makeModel() {
     if (!key) key = `#${model.unnamed || 1}`;
     const last = model.trees[model.trees.length - 1];
     const of = tree(key, time === null ? (last ? last.end : 0) : time);
-    takers[kind](of, time === null ? of.end : time, path, fields);
+    try {
+      takers[kind](of, time === null ? of.end : time, path, fields);
+    } catch {
+      model.malformed += 1; // a hostile trace may have its events in any order
+    }
     model.rows += 1;
     model.last = number || model.last;
     const touched = of.places.get(path);

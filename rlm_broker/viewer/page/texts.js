@@ -3,6 +3,9 @@
 const STEP_BYTES = 48 << 10;
 const opened = new Map(); // "offset:bytes" of a text and its use -> part that is shown: [from, to]
 
+const MOST_RECENT = 60;
+const recent = new Map(); // the same with its part -> text: what is drawn again while a run goes on does not flicker
+
 const WORDS = new Set(("and as assert async await break class continue def del elif else except finally for from global if " +
   "import in is lambda nonlocal not or pass raise return try while with yield match case None True False").split(" "));
 const TOKENS = /(#[^\n]*)|((?:\b[rbfu]{1,2})?(?:"""[\s\S]*?(?:"""|$)|'''[\s\S]*?(?:'''|$)|"(?:\\.|[^"\\\n])*"?|'(?:\\.|[^'\\\n])*'?))|(\b\d[\w.]*)|([A-Za-z_]\w*)/g;
@@ -37,9 +40,21 @@ function textBox(app, ref, options) {
   const [, length] = ref;
   box.style.minHeight = `${Math.min(8, 1 + length / 90) * 20}px`;
 
-  async function show() {
+  function show() {
     const [from, to] = opened.get(key) || [0, Math.min(length, options.first)];
-    const text = await app.store.text(ref, from, to - from);
+    const name = `${key}:${from}:${to}`;
+    if (recent.has(name)) {
+      draw(recent.get(name), from, to);
+      return;
+    }
+    app.store.text(ref, from, to - from).then((text) => {
+      if (text.length < STEP_BYTES) recent.set(name, text);
+      if (recent.size > MOST_RECENT) recent.delete(recent.keys().next().value);
+      draw(text, from, to);
+    });
+  }
+
+  function draw(text, from, to) {
     const drawn = options.draw ? options.draw(text) : [el("pre", {}, text)];
     const more = [];
     const step = (label, part) => el("button", { class: "more", type: "button", onclick: () => {

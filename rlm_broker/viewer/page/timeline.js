@@ -14,7 +14,7 @@ function makeTimeline(app) {
   const button = (label, title, work) => el("button", { class: "quiet", type: "button", "aria-label": title, title, onclick: work }, label);
   const frame = el("div", { class: "frame" }, canvas, hint);
   box.append(el("div", { class: "timeline-head" }, choose, legend, el("span", { class: "spring" }),
-    button("−", "Zoom out (-)", () => zoom(1 / 1.5)), button("+", "Zoom in (+)", () => zoom(1.5)), button("Fit", "Whole run (0)", () => timeline.fit())), frame);
+    button("−", "Zoom out (-)", () => zoom(1 / 1.5)), button("+", "Zoom in (+)", () => zoom(1.5)), button("Fit", "Fit the whole run (0)", () => timeline.fit())), frame);
 
   let by = "kind";
   let drawn = { bars: [], rows: 0 };
@@ -84,14 +84,15 @@ function makeTimeline(app) {
   function ruler(context, width, colours) {
     const target = wide / Math.max(2, width / 110);
     const power = 10 ** Math.floor(Math.log10(target));
-    const step = [1, 2, 5, 10].map((factor) => factor * power).find((each) => each >= target);
+    const steps = target < 5 ? [1, 2, 5, 10].map((factor) => factor * power) : [5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 21600, 86400];
+    const step = steps.find((each) => each >= target * 0.999) || Math.ceil(target / 86400) * 86400;
     context.textBaseline = "middle";
     for (let mark = Math.ceil(from / step) * step; mark <= from + wide; mark += step) {
       const x = Math.round(((mark - from) / wide) * width) + 0.5;
       context.fillStyle = colours.line;
       context.fillRect(x, 0, 1, canvas.clientHeight);
       context.fillStyle = colours.quiet;
-      context.fillText(mark < 1e-9 ? "0" : duration(mark), x + 5, RULER_PX / 2);
+      context.fillText(mark < step / 2 ? "0" : moment(mark, step), x + 5, RULER_PX / 2);
     }
   }
 
@@ -152,7 +153,7 @@ function makeTimeline(app) {
     if (width < 34) return;
     context.fillStyle = colours.on;
     const words = `${titleOf(place)}  ${place.label}`;
-    context.fillText(words.slice(0, Math.floor((width - 10) / 5.6)), left + 6, y + BAR_PX / 2);
+    context.fillText(words.slice(0, Math.floor((width - 10) / 6.3)), left + 6, y + BAR_PX / 2);
   }
 
   function under(event) {

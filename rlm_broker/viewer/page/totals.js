@@ -27,7 +27,7 @@ function makeTotals(app) {
     { calls: 0, failed: 0, input: 0, output: 0, cost: 0, seconds: 0 });
     const line = (name, row, tag) => el("tr", {}, el(tag, tag === "th" ? { scope: "row" } : {}, name),
       [whole.format(row.calls), row.failed ? whole.format(row.failed) : "", whole.format(row.input), whole.format(row.output), money(row.cost), duration(row.seconds)].map((cell) => el("td", {}, cell)));
-    return el("section", { class: "total" }, el("h3", {}, title), el("table", {},
+    return el("section", { class: "total" }, el("h2", {}, title), el("table", {},
       el("thead", {}, el("tr", {}, [first, "Calls", "Failed", "Input tokens", "Output tokens", "Cost", "Time in calls"].map((head) => el("th", { scope: "col" }, head)))),
       el("tbody", {}, rows.map(([name, row]) => line(name, row, "th"))),
       rows.length > 1 ? el("tfoot", {}, line("Together", all, "th")) : null));
@@ -37,7 +37,7 @@ function makeTotals(app) {
     const calls = app.model.places.filter((place) => (place.kind === "call" || place.kind === "reply") && valueOf(place) > 0);
     calls.sort((one, other) => valueOf(other) - valueOf(one));
     if (!calls.length) return null;
-    return el("section", { class: "total" }, el("h3", {}, title), el("ol", { class: "most" }, calls.slice(0, 8).map((call) =>
+    return el("section", { class: "total" }, el("h2", {}, title), el("ol", { class: "most" }, calls.slice(0, 8).map((call) =>
       el("li", {}, el("button", { class: "most-call", type: "button", onclick: () => {
         app.view("transcript");
         app.select(call);

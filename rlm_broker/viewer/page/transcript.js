@@ -98,6 +98,12 @@ function makeTranscript(app) {
 
   const transcript = {
     get run() { return run; },
+    clear() {
+      run = null;
+      items = [];
+      byPlace = new Map();
+      scroller.set(items, true);
+    },
     refresh() {
       if (!run || box.hidden) return;
       build();

@@ -40,7 +40,6 @@ function makeTree(app) {
       class: `row kind-${place.kind}${isHere ? " is-selected" : ""}${place.isFailed ? " is-failed" : ""}`,
       role: "treeitem", id: `place-${place.index}`, "aria-level": place.level + 1, "aria-selected": String(isHere),
       "aria-expanded": hasBelow ? String(place.isOpen) : null, "aria-setsize": siblings, "aria-posinset": place.order + 1,
-      "aria-label": listed(titleOf(place), place.label.slice(0, 120), statusWord(place), duration(place.seconds)),
       onclick: (event) => {
         if (event.target.classList.contains("twist")) tree.toggle(place);
         else app.select(place);

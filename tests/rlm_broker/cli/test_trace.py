@@ -1,8 +1,11 @@
 import json
+import subprocess
 from pathlib import Path
 
 import pytest
 
+from rlm_broker.cli.exporting import FORMATS, export_trace
+from rlm_broker.cli.trace import FORMATS as FORMAT_OPTIONS
 from rlm_broker.clients.scripted import ScriptedClient
 from rlm_broker.errors import ConfigurationError
 from rlm_broker.limits import Limits
@@ -10,7 +13,7 @@ from rlm_broker.rlm import RLM
 from rlm_broker.trace.events import Event
 from rlm_broker.trace.tree import events, tree
 from rlm_broker.trace.writer import TraceWriter
-from tests.support.command import run, sentence
+from tests.support.command import COMMAND, ENVIRONMENT, WAIT_S, run, sentence
 
 
 def test_the_tree_of_runs_is_drawn_with_what_each_did(tmp_path: Path) -> None:
@@ -140,3 +143,73 @@ def test_hostile_trace_is_a_sentence_or_is_shown(tmp_path: Path, field: str, for
 def test_endless_line_is_refused() -> None:
     done = run("trace", "show", "/dev/zero")
     assert (done.returncode, "line 1 has" in done.stderr) == (2, True)
+
+
+def test_view_writes_a_page_beside_the_trace(trace: Path) -> None:
+    """trace view writes the page and prints its link; a second time it replaces it."""
+    for _ in range(2):
+        done = run("trace", "view", "--no-open", trace)
+        assert done.returncode == 0
+        assert done.stdout == f"{trace.with_suffix('.html').as_uri()}\n"
+        assert done.stderr == ""
+    elsewhere = trace.with_name("other page.html")
+    assert run("trace", "view", "--no-open", trace, "--out", elsewhere).stdout.endswith("/other%20page.html\n")
+    assert elsewhere.stat().st_size == trace.with_suffix(".html").stat().st_size
+
+
+def test_view_tells_what_is_not_shown(trace: Path) -> None:
+    with trace.open("a") as file:
+        file.write("no json\n")
+    done = run("trace", "view", "--no-open", trace)
+    assert done.returncode == 0
+    assert sentence(done).startswith("note: The rest of the trace cannot be read after ")
+
+
+def test_view_of_no_trace_is_one_sentence(tmp_path: Path) -> None:
+    (tmp_path / "c.txt").write_text("no trace")
+    for path, said in (("c.txt", "is not a trace: line 1"), ("none", "cannot read"), (".", "cannot read")):
+        done = run("trace", "view", "--no-open", tmp_path / path, "--out", tmp_path / "page.html")
+        assert (done.returncode, done.stdout) == (2, "")
+        assert said in sentence(done)
+    assert not (tmp_path / "page.html").exists()
+
+
+def test_view_opens_the_browser_if_there_is_a_display(trace: Path) -> None:
+    """With a display the browser gets the link; without one, or with --no-open, it does not."""
+    opened = trace.with_name("opened")
+    browser = trace.with_name("browser")
+    browser.write_text(f"#!/bin/sh\nprintf %s \"$1\" >> '{opened}'\n")
+    browser.chmod(0o700)
+    for display, flags in (("", []), (":7", ["--no-open"]), (":7", [])):
+        assert not opened.exists()
+        environment = {**ENVIRONMENT, "DISPLAY": display, "WAYLAND_DISPLAY": "", "BROWSER": str(browser)}
+        command = [*COMMAND, "trace", "view", *flags, str(trace)]
+        subprocess.run(command, env=environment, check=True, capture_output=True, timeout=WAIT_S)
+    assert opened.read_text() == trace.with_suffix(".html").as_uri()
+
+
+@pytest.mark.parametrize("name", sorted(FORMATS))
+def test_export_goes_to_stdout_or_a_new_file(trace: Path, name: str) -> None:
+    printed = run("trace", "export", f"--{name}", trace)
+    assert printed.returncode == 0
+    assert run("trace", "export", f"--{name}", trace, "--out", trace.with_name("out")).stdout == ""
+    assert trace.with_name("out").read_text() == printed.stdout
+    again = run("trace", "export", f"--{name}", trace, "--out", trace.with_name("out"))
+    assert again.returncode == 2
+    assert "exists: remove it, or write to another file" in sentence(again)
+
+
+@pytest.mark.parametrize("name", sorted(FORMATS))
+@pytest.mark.parametrize("content", ["", "no trace\n", '{"event": "call_ended", "run": "1", "depth": 0, "usage": 7}\n'])
+def test_export_of_no_trace_leaves_no_file(tmp_path: Path, name: str, content: str) -> None:
+    (tmp_path / "run.jsonl").write_text(content)
+    with pytest.raises(ConfigurationError):
+        list(export_trace(tmp_path / "run.jsonl", name, tmp_path / "out"))
+    assert not (tmp_path / "out").exists()
+
+
+def test_export_offers_each_format() -> None:
+    assert tuple(FORMATS) == FORMAT_OPTIONS
+    done = run("trace", "export", "run.jsonl")
+    assert done.returncode == 2
+    assert "give a format: --chrome or --rlm" in sentence(done)

@@ -1,0 +1,98 @@
+"""`rlm-broker view`, with a run of another process."""
+
+import asyncio
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+
+import aiohttp
+import pytest
+
+from rlm_broker.control.status import RunStatus
+from tests.support.command import COMMAND, sentence
+from tests.support.command import run as command
+from tests.support.controlled import SPINS, environment, library, seen
+from tests.support.waiting import WAIT_S
+
+WITHOUT = """
+import sys
+sys.modules['starlette'] = None
+from rlm_broker.cli.main import main
+sys.argv = ['rlm-broker', 'view']
+main()
+"""
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _own_folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_RUNTIME_DIR", str(tmp_path_factory.mktemp("runtime")))
+        yield
+
+
+async def _stop_by_http(link: str, status: RunStatus) -> list[str]:
+    """Return the states and events that the viewer tells of a run that it stops."""
+    base, _, key = link.partition("#key=")
+    headers = {"Authorization": f"Bearer {key}"}
+    async with aiohttp.ClientSession(headers=headers, timeout=aiohttp.ClientTimeout(WAIT_S)) as session:
+        async with session.get(f"{base}api/runs") as answer:
+            runs = await answer.json()
+        assert [(run["id"], run["pid"], run["state"]) for run in runs] == [(status.id, status.pid, "running")]
+        async with session.get(f"{base}api/rows?run={status.id}") as answer:
+            first = await answer.content.readline()
+            stopping = asyncio.create_task(session.post(f"{base}api/stop", json={"run": status.id, "now": True}))
+            rest = await answer.text()
+        assert (await stopping).status == 200
+        return [first.decode(), *rest.splitlines()]
+
+
+def test_run_of_another_process_is_followed_and_stopped() -> None:
+    """view prints a link, lists and follows the run of another process, stops it, and ends by Ctrl+C."""
+    with library("How long?", SPINS) as other:
+        status = asyncio.run(seen(other.pid, lambda process: process.runs and process.runs[0].turn)).runs[0]
+        with subprocess.Popen(
+            [*COMMAND, "view", "--no-open"],
+            stdout=subprocess.PIPE,
+            text=True,
+            env=environment(),
+            stderr=subprocess.PIPE,
+        ) as view:
+            assert view.stdout
+            lines = asyncio.run(_stop_by_http(view.stdout.readline().strip(), status))
+            view.send_signal(signal.SIGINT)
+            _, errors = view.communicate(timeout=WAIT_S)
+        assert view.returncode == 130
+        assert errors == "rlm-broker view: stopped\n"
+    assert "How long?" in lines[0]
+    assert '"run_ended"' in "".join(lines)
+    assert lines[-1].startswith('{"end":true')
+
+
+def test_port_in_use_is_one_sentence() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        done = command("view", "--no-open", "--port", str(taken.getsockname()[1]))
+    assert done.returncode == 2
+    assert "Address already in use: give another --port, or none" in sentence(done)
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "example.com", "::"])
+def test_other_machines_are_refused(host: str) -> None:
+    done = command("view", "--no-open", "--host", host)
+    assert done.returncode == 2
+    assert "ssh -L" in sentence(done)
+
+
+def test_missing_extra_is_one_sentence() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", WITHOUT],
+        capture_output=True,
+        text=True,
+        timeout=WAIT_S,
+        check=False,
+        env=dict(os.environ),
+    )
+    assert done.returncode == 2
+    assert sentence(done).endswith("needs packages that are not installed: pip install 'rlm-broker[serve]'")
