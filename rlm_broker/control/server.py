@@ -65,7 +65,9 @@ MOST_CONNECTIONS = 256
 MEASURE_S = 0.1
 """Seconds that a status waits for the memory of the REPLs. Beyond them it tells the last measurement."""
 MEASURED_FOR_S = 1.0
-"""Seconds for which a measurement of memory is told again."""
+"""Seconds for which a measurement of memory is told again, at least."""
+MOST_TIMES = 10
+"""A measurement is told again for so many times its own duration: thousands of REPLs take seconds."""
 CLOSING_S = 0.5
 """Seconds that the end of the process waits for replies under way: the last events of a run, or that it was stopped."""
 
@@ -95,8 +97,8 @@ class ControlSocket:
         self._connections: set[asyncio.Task[object]] = set()
         self._at_work: set[asyncio.Task[object]] = set()
         self._memory: Mapping[str, int] = {}
-        self._measured = 0.0
-        self._measuring: asyncio.Future[Mapping[str, int]] | None = None
+        self._measured_until = 0.0
+        self._measuring: asyncio.Future[tuple[Mapping[str, int], float]] | None = None
 
     # -- its life ----------------------------------------------------------------------------------------------------
 
@@ -217,15 +219,16 @@ class ControlSocket:
         )
 
     async def _memory_of(self, repls: Sequence[ReplEntry]) -> Mapping[str, int]:
-        """Return the memory of each REPL, as it was measured in a thread within the last `MEASURED_FOR_S`."""
-        if repls and self._measuring is None and time.monotonic() - self._measured > MEASURED_FOR_S:
+        """Return the memory of each REPL, as it was measured in a thread not long ago."""
+        if repls and self._measuring is None and time.monotonic() > self._measured_until:
             self._measuring = asyncio.ensure_future(asyncio.to_thread(_measured, repls))
         if (measuring := self._measuring) is not None:
             await asyncio.wait({measuring}, timeout=MEASURE_S)
             if measuring.done():
-                self._measuring, self._measured = None, time.monotonic()
+                self._measuring, self._measured_until = None, time.monotonic() + MEASURED_FOR_S
                 if measuring.exception() is None:
-                    self._memory = measuring.result()
+                    self._memory, took_s = measuring.result()
+                    self._measured_until += MOST_TIMES * took_s
         return self._memory
 
     # -- stop --------------------------------------------------------------------------------------------------------
@@ -246,10 +249,12 @@ class ControlSocket:
         return Stopped(tuple(await asyncio.gather(*ending)))
 
 
-def _measured(repls: Sequence[ReplEntry]) -> Mapping[str, int]:
+def _measured(repls: Sequence[ReplEntry]) -> tuple[Mapping[str, int], float]:
+    """Return the memory of each REPL, and the seconds that it took to measure."""
+    started = time.monotonic()
     pids = {entry.id: pid for entry in repls if (pid := entry.pid) is not None}
     used = memory.bytes_below(pids.values())
-    return {id: used[pid] for id, pid in pids.items()}
+    return {id: used[pid] for id, pid in pids.items()}, time.monotonic() - started
 
 
 async def _end_run(entry: RunEntry, *, now: bool) -> Outcome:

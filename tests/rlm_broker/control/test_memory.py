@@ -22,10 +22,21 @@ def test_memory_counts_what_a_process_has_started() -> None:
         assert process.stdout is not None
         process.stdout.readline()  # both have their memory
         used = memory.bytes_below([process.pid])
-        alone = psutil.Process(process.pid).memory_info().rss
         process.communicate(b"\n")
-    assert alone > held
-    assert used[process.pid] > alone + held
+    assert used[process.pid] > 2 * held
+
+
+def test_shared_pages_count_once_for_all() -> None:
+    """Forks of a process with 60 MB have 60 MB together, and not each."""
+    held = 60_000_000
+    code = f"import os; held = b'x' * {held}; pids = [os.fork() for _ in range(2)]; print(flush=True); os.read(0, 1)"
+    with subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        for _ in range(4):
+            process.stdout.readline()
+        used = memory.bytes_below([process.pid])
+        process.communicate(b"12345678")
+    assert held < used[process.pid] < 2 * held
 
 
 def test_ended_process_has_no_memory() -> None:
