@@ -1,4 +1,4 @@
-"""What a request is about: texts and uploaded files, as one context."""
+"""Materials of a request: texts and uploaded files, which become one context."""
 
 import asyncio
 import contextlib

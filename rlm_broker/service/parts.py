@@ -1,4 +1,4 @@
-"""What the routes of the server share."""
+"""Parts of an open server, which its routes share."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass

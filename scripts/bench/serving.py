@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Self
 
-from scripts.bench.measure import Effort, by_turns
+from scripts.bench.measure import Effort, by_turns, seconds
 from scripts.bench.peer import Peer
 from scripts.bench.peers.http_server import AT_ONCE, BLOCK
 from scripts.bench.row import OURS, Row, side
@@ -100,37 +100,34 @@ def execute(effort: Effort) -> list[Row]:
     """Compare one-shot blocks per second over HTTP and in the server's process."""
     with Peer("in its process", SERVER, None, "service") as server, ThreadPoolExecutor(AT_ONCE) as threads:
         address = server.ask("address")
-        connections = [Connection(**address) for _ in range(AT_ONCE)]
 
-        def one(connection: Connection) -> None:
-            for _ in range(25):
-                connection.post("/v1/execute", {"code": BLOCK})
+        def one(_number: int) -> None:
+            with Connection(**address) as connection:
+                for _ in range(25):
+                    connection.post("/v1/execute", {"code": BLOCK})
 
         def over_http() -> list[float]:
             started = time.perf_counter()
-            list(threads.map(one, connections))
+            list(threads.map(one, range(AT_ONCE)))
             return [25 * AT_ONCE / (time.perf_counter() - started)]
 
         over_http()
         ours, inside = by_turns(effort.times(20), over_http, lambda: server.samples("execute"))
-        for connection in connections:
-            connection.__exit__()
         taken, floor = side(OURS, "/s", ours), server.side("/s", inside)
     return [Row(f"`POST /v1/execute`, {AT_ONCE} clients", taken, [floor], [taken.at_least_times(0.9, floor)])]
 
 
 def container(effort: Effort) -> list[Row]:
     """Compare the round trip of a block of a live container over HTTP and in the server's process."""
-    with Peer("in its process", SERVER, None, "service") as server, Connection(**server.ask("address")) as connection:
-        id = connection.post("/v1/containers", {"name": "bench"})["id"]
+    with Peer("in its process", SERVER, None, "service") as server:
+        address = server.ask("address")
+        with Connection(**address) as connection:
+            id = connection.post("/v1/containers", {"name": "bench"})["id"]
 
         def over_http() -> list[float]:
-            taken = []
-            for _ in range(50):
-                started = time.perf_counter()
-                connection.post(f"/v1/containers/{id}/execute", {"code": BLOCK})
-                taken.append(time.perf_counter() - started)
-            return taken
+            with Connection(**address) as connection:
+                path = f"/v1/containers/{id}/execute"
+                return seconds(lambda: connection.post(path, {"code": BLOCK}), 50)
 
         over_http()
         ours, inside = by_turns(effort.times(20), over_http, lambda: server.samples("round_trip"))

@@ -1,6 +1,7 @@
 """Uploads next to a bare server that writes each body into a memfd: time, and memory of the server's own."""
 
 import time
+from typing import Any
 
 from scripts.bench.measure import Effort, by_turns, seconds
 from scripts.bench.peer import Peer
@@ -21,32 +22,33 @@ def uploads(effort: Effort) -> list[Row]:
     pieces = effort.size(1_000)
     size_bytes = len(HEAD) + pieces * len(PIECE) + len(TAIL)
 
-    def sent(connection: Connection) -> dict[str, str]:
-        connection.begin("/v1/files", f"multipart/form-data; boundary={BOUNDARY.decode()}", size_bytes)
-        connection.send(HEAD)
-        for _ in range(pieces):
-            connection.send(PIECE)
-        connection.send(TAIL)
-        answer: dict[str, str] = connection.answer()
-        return answer
+    def sent(address: dict[str, Any]) -> str:
+        with Connection(**address) as connection:  # a new one: a server closes those that are idle for seconds
+            connection.begin("/v1/files", f"multipart/form-data; boundary={BOUNDARY.decode()}", size_bytes)
+            connection.send(HEAD)
+            for _ in range(pieces):
+                connection.send(PIECE)
+            connection.send(TAIL)
+            answer: dict[str, str] = connection.answer()
+        return answer.get("id", "")
 
     with (
         Peer(OURS, SERVER, None, "service") as server,
         Peer("a bare ASGI server", SERVER, None, "memfd") as bare,
-        Connection(**server.ask("address")) as connection,
-        Connection(**bare.ask("address")) as other,
     ):
+        address, bare_address = server.ask("address"), bare.ask("address")
 
         def ours() -> list[float]:
             started = time.perf_counter()
-            id = sent(connection)["id"]
+            id = sent(address)
             taken = time.perf_counter() - started
-            connection.delete(f"/v1/files/{id}")
+            with Connection(**address) as connection:
+                connection.delete(f"/v1/files/{id}")
             return [taken]
 
         server.ask("peak")
         before = server.samples("peak")[0]
-        taken, floor = by_turns(effort.times(10), ours, lambda: seconds(lambda: sent(other)))
+        taken, floor = by_turns(effort.times(10), ours, lambda: seconds(lambda: sent(bare_address)))
         grown = [server.samples("peak")[0] - before]
     ours_side, bare_side = side(OURS, "s", taken), bare.side("s", floor)
     memory = side(OURS, "MB", grown)

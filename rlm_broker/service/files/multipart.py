@@ -22,7 +22,7 @@ MAX_NAME_BYTES: Final = 255
 
 
 class Form:
-    """What a form has beside the content of its file.
+    """Fields of a form, and the name of its file.
 
     Attributes:
         fields: Its fields, text by name.
@@ -83,7 +83,7 @@ async def received(request: Request, take: Callable[[bytes], None], most_bytes: 
 
 
 class _Reading:
-    """What the parser calls with each piece of the form."""
+    """Functions that the parser calls with each piece of the form."""
 
     def __init__(self, take: Callable[[bytes], None]) -> None:
         self.form = Form()
