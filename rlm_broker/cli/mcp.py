@@ -71,6 +71,8 @@ def command(root: str, *, assignments: tuple[str, ...], only_config: bool, debug
             raise ConfigurationError(MISSING)
         if not Path(root).is_dir():
             raise ConfigurationError(f"{root} is not a folder: name one by --root")
+        if sys.stdin.isatty():
+            say("rlm-broker mcp: a client starts this command, and talks by stdin; for its JSON see --config", err=True)
         _serve(root, assignments, options)
 
 
