@@ -16,7 +16,8 @@ from rlm_broker.cli.trace import has_display
 def command(port: int, host: str, no_open: bool) -> None:
     """Show the runs of this machine in the browser, follow them, and stop them.
 
-    Shown are the runs that `rlm-broker ps` lists. The link has a key: whoever has the link can see and stop your runs.
+    Shown are the runs that `rlm-broker ps` lists. The link has a key, with which your runs can be seen and stopped:
+    keep it to yourself.
     """
     try:
         from rlm_broker.viewer.machine import Viewer

@@ -1,4 +1,4 @@
-"""The viewer of this machine: the runs of this user's processes, served on loopback to whoever has the link."""
+"""The viewer of this machine: the runs of this user's processes, served on loopback to those who have the link."""
 
 import hmac
 import secrets

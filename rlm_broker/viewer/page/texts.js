@@ -33,6 +33,31 @@ function codeBox(code) {
     el("pre", { class: "source", tabindex: "0", "aria-label": "Code" }, coloured(code)));
 }
 
+// Texts are unpacked one after the other, some milliseconds a frame, the latest first. Those that were scrolled away in
+// the meantime are not: so fast scrolling stays smooth.
+const UNPACK_MS = 8;
+const toUnpack = [];
+let isUnpacking = false;
+const nextFrame = () => new Promise((done) => requestAnimationFrame(done));
+
+async function unpackSoon(box, work) {
+  toUnpack.push([box, work]);
+  if (isUnpacking) return;
+  isUnpacking = true;
+  await nextFrame();
+  let began = performance.now();
+  while (toUnpack.length) {
+    const [wanted, unpackIt] = toUnpack.pop();
+    if (!wanted.isConnected) continue;
+    await unpackIt().catch(() => wanted.append("This text cannot be read."));
+    if (performance.now() - began > UNPACK_MS) {
+      await nextFrame();
+      began = performance.now();
+    }
+  }
+  isUnpacking = false;
+}
+
 // A text that is unpacked when its element is made. `options`: use, first (bytes at first), draw (of the loaded text).
 function textBox(app, ref, options) {
   const key = `${ref[0]}:${ref[1]}:${options.use}`;
@@ -47,7 +72,8 @@ function textBox(app, ref, options) {
       draw(recent.get(name), from, to);
       return;
     }
-    app.store.text(ref, from, to - from).then((text) => {
+    unpackSoon(box, async () => {
+      const text = await app.store.text(ref, from, to - from);
       if (text.length < STEP_BYTES) recent.set(name, text);
       if (recent.size > MOST_RECENT) recent.delete(recent.keys().next().value);
       draw(text, from, to);
