@@ -16,6 +16,7 @@ from rlm_broker.clients.base import LMRequest
 from rlm_broker.clients.scripted import ScriptedClient
 from rlm_broker.hosting.owner import Owner
 from rlm_broker.rlm import RLM
+from rlm_broker.service.responses import answering
 from rlm_broker.service.settings import ServeSettings
 from tests.support.response_types import check_body, check_events, check_items
 from tests.support.service import Served, serving
@@ -171,6 +172,7 @@ def test_stream_that_is_left_ends_its_run(served: Served, client: openai.OpenAI)
         events: Any = [event.to_dict() for event in rest]
     check_events(events)
     assert events[-1]["response"]["status"] == "cancelled"
+    assert run.id not in served.call(lambda: [held.run for held in served.parts.repls.all()])
 
 
 def test_cancel_is_idempotent(client: openai.OpenAI) -> None:
@@ -381,6 +383,27 @@ def test_bad_query_is_one_sentence(served: Served, client: openai.OpenAI, query:
     answer = httpx.get(f"{served.base_url}/responses/{made.id}?{query}", headers=served.headers)
     assert answer.status_code == 400
     assert answer.json()["error"]["param"] == query.rpartition("&")[2].partition("=")[0]
+
+
+def test_conversation_is_bounded(client: openai.OpenAI, monkeypatch: pytest.MonkeyPatch) -> None:
+    first = client.responses.create(model=MODEL, input=code("FINAL(1)"))
+    monkeypatch.setattr(answering, "MOST_CONVERSATION_BYTES", 1_000)
+    with pytest.raises(openai.APIStatusError, match="more than 1,000 bytes") as refused:
+        client.responses.create(model=MODEL, input=code("FINAL(2)"), previous_response_id=first.id)
+    assert refused.value.status_code == 413
+
+
+def test_server_that_ends_tells_the_last_event() -> None:
+    """A drain stops runs with their best answers: followers get a proper last event."""
+    with serving(RLM(ScriptedClient(reply)), ServeSettings(drain_s=0.0)) as served, contextlib.ExitStack() as stack:
+        client = stack.enter_context(openai.OpenAI(base_url=served.base_url, api_key=served.key, max_retries=0))
+        asked = code("import time; time.sleep(60)")
+        stream = client.responses.create(model=MODEL, input=asked, background=True, stream=True)
+        first: Any = [next(stream).to_dict() for _ in range(5)]
+        served.run(served.service.drain())
+        events = [*first, *(event.to_dict() for event in stream)]
+    check_events(events)
+    assert (events[-1]["type"], events[-1]["response"]["rlm"]["stopped"]) == ("response.incomplete", True)
 
 
 def test_failed_run_is_an_error_or_a_failed_response() -> None:
