@@ -81,6 +81,12 @@ class Run:
         """Whether the run, and all that it started, has ended."""
         return self._job.outcome.done()
 
+    @property
+    def was_cancelled(self) -> bool:
+        """Whether the run has ended, by a cancellation."""
+        outcome = self._job.outcome
+        return outcome.done() and isinstance(outcome.exception(), concurrent.futures.CancelledError)
+
     def result(self, timeout_s: float | None = None) -> Completion:
         """Wait for the completion, in a thread that may block.
 

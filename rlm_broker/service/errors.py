@@ -23,6 +23,8 @@ from rlm_broker.hosting.owner import Busy, MoneySpent, NotAllowed, UnknownHandle
 
 INVALID = "invalid_request_error"
 """Type of all errors that the request itself has caused."""
+MOST_CHARS = 2_000
+"""Characters of an error's message; a longer one, which names what the request has, is cut."""
 NO_RETRY: Mapping[str, str] = {"x-should-retry": "false"}
 """Header that keeps OpenAI's clients from sending a request again, which would be paid twice."""
 
@@ -59,7 +61,8 @@ class ApiError(Exception):
 
     def body(self) -> dict[str, Any]:
         """Return the body of the answer."""
-        return {"error": {"message": self.message, "type": self.kind, "param": self.param, "code": self.code}}
+        said = self.message if len(self.message) <= MOST_CHARS else f"{self.message[:MOST_CHARS]}..."
+        return {"error": {"message": said, "type": self.kind, "param": self.param, "code": self.code}}
 
     def response(self) -> Response:
         """Return the answer."""

@@ -6,9 +6,10 @@ A request becomes a `Wanted`, and `Asking.begin` makes a run of it. The response
 `Asked.outcome`) within `Asked.joined`, so that the run ends when the client leaves.
 
 When code calls a tool of the client, the block waits, and with it the run: nothing of its state is stored or replayed.
-The response ends with the calls (`Suspended`), and the run outlives it for `tool_wait_s`. The client's next request
-brings the results. Its calls are found by their ids (`Asking.resumed`), and its response follows the same run from the
-event at which the one before ended. The times of the limits, such as `run_timeout_s`, go on meanwhile.
+The response ends with the calls (`Suspended`). The run outlives it for `tool_wait_s`, and is cancelled then. The
+client's next request brings the results. Its calls are found by their ids (`Asking.resumed`), and its response follows
+the same run from the event at which the one before ended. The times of the limits, such as `run_timeout_s`, go on
+meanwhile.
 """
 
 import asyncio
@@ -20,7 +21,7 @@ from typing import Any
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from rlm_broker.errors import LimitReached
+from rlm_broker.errors import ConfigurationError, LimitReached
 from rlm_broker.hosting.owner import Owner
 from rlm_broker.hosting.runs import HostedRun, HostedRuns
 from rlm_broker.results import Completion
@@ -181,7 +182,10 @@ class Asking:
         """
         tools = ClientTools(wanted.tools, self._tool_wait_s, one_at_a_time=wanted.one_at_a_time)
         added = {**wanted.variables(), **tools.functions()}
-        every = self._rlm.tools.extended(added) if added else None
+        try:
+            every = self._rlm.tools.extended(added) if added else None
+        except ConfigurationError as error:
+            raise ApiError(400, str(error), param="tools") from None
         is_about = await about(wanted)
         try:
             hosted = self._runs.begin(
@@ -217,6 +221,8 @@ class Asking:
             results: Id of a call → its result.
             param: Field of the request that has the ids.
 
+        A run that has ended meanwhile, for example by a limit, is returned as well, so that its client is told.
+
         Raises:
             ApiError: 404: no run of the owner waits for a call of that id. 400: a result is missing, or the calls
                 belong to several runs.
@@ -224,8 +230,8 @@ class Asking:
         found: dict[int, Asked] = {}
         for call in results:
             asked = self._offered.get(call)
-            if asked is None or asked.hosted.owner != owner or not asked.tools.knows(call):
-                why = "it was too long ago, or never existed"
+            if asked is None or asked.hosted.owner != owner or asked.hosted.run.was_cancelled:
+                why = "it waited too long, was cancelled, or never existed"
                 raise ApiError(404, f"no run waits for the call {call!r}: {why}", code="not_found", param=param)
             found[id(asked)] = asked
         if len(found) != 1:

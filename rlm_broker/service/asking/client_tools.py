@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from rlm_broker.json_schema import JsonSchema
+from rlm_broker.service.asking.conversation import CONVERSATION
 from rlm_broker.service.asking.schemas import safe_schema
 from rlm_broker.service.errors import ApiError
 from sandbox_worker.wire.names import RESERVED
@@ -23,8 +24,8 @@ MOST_OPEN: Final = 128
 """Calls of one run that wait for results; a further one fails."""
 MOST_TOOLS: Final = 128
 """Tools of one request."""
-MARGIN_S: Final = 10.0
-"""Seconds that a tool's own deadline lies after that of its result, so that the latter is told."""
+LONGEST_S: Final = 86_400.0
+"""Seconds of one call. The run ends sooner: it outlives a response with calls for `wait_s` only."""
 _NAME = re.compile(r"[a-zA-Z0-9_-]{1,64}")
 
 
@@ -87,7 +88,7 @@ class ClientTools:
 
     Args:
         tools: The tools.
-        wait_s: Seconds for which a call waits for its result.
+        wait_s: Seconds for which the run goes on after a response with calls.
         one_at_a_time: Whether the client gets one call in each response.
 
     Attributes:
@@ -134,10 +135,6 @@ class ClientTools:
                 self._offered |= {call.id for call in calls}
                 return calls
 
-    def knows(self, id: str) -> bool:
-        """Whether a call of that id waits for its result, or has it."""
-        return id in self._open or id in self._answered
-
     def answer(self, results: Mapping[str, str]) -> None:
         """Hand the results of calls to the code that waits for them. A result that came before is kept.
 
@@ -160,7 +157,7 @@ class ClientTools:
     def _function(self, tool: FunctionTool) -> dict[str, Any]:
         properties = tool.schema.get("properties", {})
         told = f"{tool.description} Returns text. Its arguments as JSON Schema: {json.dumps(tool.schema)}"
-        made: dict[str, Any] = {"description": " ".join(told.split()), "timeout_s": self.wait_s + MARGIN_S}
+        made: dict[str, Any] = {"description": " ".join(told.split()), "timeout_s": LONGEST_S}
         if all(isinstance(name, str) and name.isidentifier() and not keyword.iskeyword(name) for name in properties):
 
             async def called(**arguments: Any) -> str:
@@ -185,10 +182,7 @@ class ClientTools:
         self._made += 1
         self._called.set()
         try:
-            async with asyncio.timeout(self.wait_s):
-                return await call.result
-        except TimeoutError:
-            raise TimeoutError(f"the caller gave no result within {self.wait_s:g} seconds") from None
+            return await call.result
         finally:
             self._open.pop(id, None)
 
@@ -197,5 +191,5 @@ def _python_name(name: str) -> str:
     """Return the name that code has for a tool: that of the client, as far as Python allows it."""
     made = name.replace("-", "_")
     made = f"tool_{made}" if made[0].isdecimal() or made.startswith("__") else made
-    is_taken = keyword.iskeyword(made) or made in RESERVED or hasattr(builtins, made)
+    is_taken = keyword.iskeyword(made) or made in (*RESERVED, CONVERSATION) or hasattr(builtins, made)
     return f"{made}_" if is_taken or re.fullmatch(r"(context|history)_\d+", made) else made

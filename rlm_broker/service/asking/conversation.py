@@ -19,6 +19,8 @@ from rlm_broker.service.asking.options import RlmOptions
 from rlm_broker.service.errors import ApiError
 from rlm_broker.service.materials import InlineFile, Material, Text
 
+CONVERSATION: Final = "conversation"
+"""Name of the variable that holds the earlier messages."""
 _DATA_URL: Final = re.compile(r"data:([\w.+-]+/[\w.+-]+)?(;[\w=.+-]+)*;base64,", re.ASCII)
 _ENDINGS: Final = {"application/pdf": ".pdf", "text/csv": ".csv", "application/json": ".json", "text/html": ".html"}
 

@@ -1,4 +1,4 @@
-"""How a run ended, as its client is told: the answer, whether it is whole, and what it took."""
+"""The end of a run, as its client is told: the answer, whether it is whole, and what it took."""
 
 from dataclasses import dataclass
 from typing import Any

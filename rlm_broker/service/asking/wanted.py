@@ -1,11 +1,11 @@
-"""What a request asks for, whichever interface it came by."""
+"""A run that a request asks for, whichever interface it came by."""
 
 import asyncio
 import dataclasses
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any
 
 from rlm_broker.context.store import store_as_it_is
 from rlm_broker.context.stored import StoredContext
@@ -13,11 +13,9 @@ from rlm_broker.limits import RunLimits
 from rlm_broker.prompts.instructions import Instructions
 from rlm_broker.run.persistent_repl import PersistentRepl
 from rlm_broker.service.asking.client_tools import FunctionTool
+from rlm_broker.service.asking.conversation import CONVERSATION
 from rlm_broker.service.materials import Material, Text, stored_of
 from rlm_broker.service.models import ServedModel
-
-CONVERSATION: Final = "conversation"
-"""Name of the variable that holds the earlier turns."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -55,7 +55,7 @@ class ChatRequest(BaseModel):
 
     model_config = ConfigDict(extra="allow", frozen=True, allow_inf_nan=False)
 
-    model: str
+    model: Annotated[str, Field(max_length=500)]
     messages: Annotated[list[dict[str, Any]], Field(min_length=1)]
     stream: bool | None = None
     stream_options: StreamOptions | None = None
@@ -88,7 +88,7 @@ class ChatRequest(BaseModel):
             if name not in NEUTRAL:
                 raise ApiError(400, f"there is no field {name[:60]!r}: leave it out", param=name[:60])
             neutral, why = NEUTRAL[name]
-            if value is not None and not any(value == each and type(value) is type(each) for each in neutral):
+            if value is not None and not any(_is_same(value, each) for each in neutral):
                 raise ApiError(400, f"{name} is not supported: {why}", code="unsupported_parameter", param=name)
         if self.stream_options is not None and not self.stream:
             raise ApiError(400, "stream_options needs stream = true", param="stream_options")
@@ -140,3 +140,7 @@ class ChatRequest(BaseModel):
             described = function.get("name"), function.get("description"), function.get("parameters")
             made.append(FunctionTool.of(*described, f"{at}.function"))
         return () if self.tool_choice == "none" else tuple(made)
+
+
+def _is_same(value: Any, neutral: Any) -> bool:
+    return bool(value == neutral) and isinstance(value, bool) == isinstance(neutral, bool)

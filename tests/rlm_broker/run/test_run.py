@@ -135,9 +135,11 @@ async def test_error_that_ends_a_run_has_the_draft(then: str) -> None:
 async def test_cancelled_run_raises_with_its_partial_results() -> None:
     run = answers(HANGS).start("text", "?")
     await until(run, BlockStarted)
+    assert not run.was_cancelled
     run.cancel()
     with pytest.raises(RunCancelled) as raised:
         await run
+    assert run.was_cancelled
     assert raised.value.partial_answer == "A first guess: 7."
     assert len(raised.value.messages) == 3
 

@@ -136,8 +136,8 @@ def test_arguments_are_checked_by_the_schema(client: openai.OpenAI) -> None:
 
 def test_names_that_python_lacks_are_changed(client: openai.OpenAI) -> None:
     """Names of builtins and keywords, and of properties that are none of Python's, have another way to be called."""
-    tools = [tool("open", path="string"), tool("send", **{"from": "string"}), tool("2nd"), tool("context")]
-    code = "FINAL(open_('a') + send({'from': 'b'}) + tool_2nd() + context_())"
+    tools = [tool("open", path="string"), tool("send", **{"from": "string"}), tool("2nd"), tool("conversation")]
+    code = "FINAL(open_('a') + send({'from': 'b'}) + tool_2nd() + conversation_())"
     answer, messages = asked(client, code, *tools)
     said = []
     for text in "wxyz":
@@ -146,7 +146,7 @@ def test_names_that_python_lacks_are_changed(client: openai.OpenAI) -> None:
         messages += results(answer, text)
         answer = resumed(client, messages)
     assert answer.choices[0].message.content == "wxyz"
-    assert said == [("open", '{"path": "a"}'), ("send", '{"from": "b"}'), ("2nd", "{}"), ("context", "{}")]
+    assert said == [("open", '{"path": "a"}'), ("send", '{"from": "b"}'), ("2nd", "{}"), ("conversation", "{}")]
 
 
 def test_wrong_ids_are_not_found(client: openai.OpenAI, served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -182,6 +182,23 @@ def test_suspended_run_ends_when_no_result_comes() -> None:
         until_now(lambda: own.parts.runs.running == 0)
         with pytest.raises(openai.NotFoundError):
             resumed(client, messages + results(answer, "snow"))
+
+
+def test_limit_while_suspended_is_told(client: openai.OpenAI, served: Served) -> None:
+    """A run that a limit ends while it waits answers the results with its best."""
+    limits = {"rlm": {"run_timeout_s": 1}}
+    answer, messages = asked(client, "answer['content'] = 'so far'; get_weather('Bern')", extra_body=limits)
+    run = answer.model_extra["rlm"]["run"]
+    until_now(lambda: next(each for each in served.parts.runs.all() if each.id == run).run.is_done)
+    end = resumed(client, messages + results(answer, "snow"))
+    assert end.choices[0].finish_reason == "length"
+    assert end.model_extra["rlm"]["limit"] == "run_timeout_s"
+
+
+def test_tool_of_the_server_keeps_its_name(client: openai.OpenAI) -> None:
+    with pytest.raises(openai.BadRequestError, match="there is a tool 'shout' already") as error:
+        asked(client, "pass", tool("shout"))
+    assert error.value.param == "tools"
 
 
 def test_tool_choice_none_offers_no_tools(client: openai.OpenAI) -> None:

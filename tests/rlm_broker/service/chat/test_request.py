@@ -49,6 +49,7 @@ DEEP = {"$defs": {f"d{n}": {"anyOf": [{"$ref": f"#/$defs/d{n + 1}"}] * 2} for n 
         ({"model": "other"}, 404, "model"),
         ({"model": "obedient@other"}, 404, "model"),
         ({"model": None}, 400, "model"),
+        ({"model": "m" * 501}, 400, "model"),
         ({"messages": []}, 400, "messages"),
         ({"messages": "hello"}, 400, "messages"),
         ({"messages": [{"role": "king", "content": "x"}]}, 400, "messages.0.role"),
@@ -184,7 +185,7 @@ def test_fields_of_chat_windows_are_accepted(http: httpx.Client) -> None:
     always = {
         "temperature": 0.7, "top_p": 1, "user": "u", "metadata": {"a": "b"}, "store": False, "service_tier": "auto",
         "prompt_cache_key": "k", "safety_identifier": "s", "verbosity": "low", "reasoning_effort": "high",
-        "parallel_tool_calls": True, "n": 1, "logprobs": False, "presence_penalty": 0, "frequency_penalty": 0,
+        "parallel_tool_calls": True, "n": 1, "logprobs": False, "presence_penalty": 0.0, "frequency_penalty": 0,
         "stop": None, "logit_bias": {}, "modalities": ["text"], "seed": None, "stream": False,
     }  # fmt: skip
     answer = http.post("/chat/completions", json={"model": "obedient", "messages": [USER], **always})

@@ -16,6 +16,7 @@ from rlm_broker.clients.openai_compatible import OpenAICompatibleClient
 from rlm_broker.limits import Limits
 from rlm_broker.rlm import RLM
 from rlm_broker.service.settings import ServeSettings
+from rlm_broker.trace.events import BlockPrinted
 from tests.support.fake_openai import Answer, FakeOpenAI, streamed
 from tests.support.obedient import obedient
 from tests.support.service import Served, serving
@@ -310,6 +311,30 @@ def test_leaving_client_ends_run_and_socket(stream: bool) -> None:
             assert run.run.is_done
             stats = own.call(lambda: rlm.sandbox.stats())
             assert stats.workers == stats.ready
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_leaving_client_ends_a_running_block(stream: bool) -> None:
+    """A client that leaves while code runs ends the REPL at once, with what the code has started."""
+    rlm = RLM(obedient(), limits=Limits(max_depth=1))
+    with serving(rlm) as own:
+        code = "DO: import subprocess; subprocess.Popen(['sleep', '600']); print('here', flush=True)"
+        body = {"model": "obedient", "messages": [{"role": "user", "content": code + "; exec('while 1: pass')"}]}
+        connection = left_request(own, {**body, "stream": stream})
+        until_now(own.parts.runs.all)
+        (run,) = own.parts.runs.all()
+
+        async def printed() -> None:
+            async for event in run.events():
+                if isinstance(event, BlockPrinted):
+                    return
+
+        own.run(printed())
+        connection.close()
+        until_now(lambda: run.run.is_done)
+        assert run.run.was_cancelled
+        stats = own.call(lambda: rlm.sandbox.stats())
+        assert stats.workers == stats.ready
 
 
 def test_leaving_client_ends_a_queued_run() -> None:
