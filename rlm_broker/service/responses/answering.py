@@ -82,9 +82,9 @@ class Answering:
         said = reader.read(earlier, given)
         asked = self._resumed(owner, said)
         if asked is not None:
-            first: Made = asked.about
             made = _new(owner, asked, request, given, earlier, size)
-            made.repl, made.returning = first.repl, first.returning
+            if isinstance(first := asked.about, Made):  # a chat completion may have begun the run
+                made.repl, made.returning = first.repl, first.returning
             return self._begun(made, asked, request, asked.since)
         _require_no_open_call(before)
         said.files += [self._file(owner, id, at) for id, at in request.file_ids()]
@@ -92,9 +92,8 @@ class Answering:
             repl, is_new = await self._repl(owner, before, request, lending)
             wanted = self._wanted(request, model, said, repl, is_new=is_new, key=key, fingerprint=fingerprint)
             asked = await self._parts.asking.begin(owner, wanted)
-            if asked.about is not None:  # the same request was sent before
-                joined: Made = asked.about
-                return joined
+            if isinstance(known := asked.about, Made):  # the same request was sent before
+                return known
             made = _new(owner, asked, request, given, earlier, size)
             if repl is not None:
                 made.repl, repl.run = repl, asked.hosted.id
@@ -145,6 +144,8 @@ class Answering:
         """Return the REPL for a run, and whether it is a new one. None is one of the run's own."""
         repl = None if before is None else before.repl
         if before is not None and repl is not None and repl.last == before.resource.id and repl.is_held:
+            repl.last = None  # claimed: another response after the same one gets a REPL of its own
+            lending.callback(_unclaimed, repl, before.resource.id)
             await lending.enter_async_context(repl.lent())
             return repl, False
         if not request.is_stored:
@@ -239,6 +240,12 @@ async def _told(made: Made, asked: Asked, teller: Teller, since: Since) -> None:
     finally:
         made.ended_at = time.time()
         made.ended.set()
+
+
+def _unclaimed(repl: LastingRepl, last: str) -> None:
+    """Leave the REPL to the response that has it, if no response after it has begun."""
+    if repl.last is None:
+        repl.last = last
 
 
 async def _returned(asked: Asked, repl: LastingRepl, lending: contextlib.AsyncExitStack) -> None:

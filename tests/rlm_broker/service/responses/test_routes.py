@@ -1,5 +1,6 @@
 """Responses over HTTP, by OpenAI's own client."""
 
+import asyncio
 import base64
 import contextlib
 import json
@@ -32,7 +33,7 @@ WEATHER: Any = {
 
 
 def reply(request: LMRequest) -> str:
-    """Run the code that the question has between two bars. The next turn has nothing to add."""
+    """Run the code that the question has between two bars. Without bars, the answer says so."""
     asked = str(request.messages[1].content) + str(request.messages[-1].content)
     code = re.findall(r"\|([^|]+)\|", asked)
     return f"I look.\n```repl\n{code[-1]}\n```" if code else "FINAL(no code)"
@@ -237,6 +238,25 @@ def test_second_branch_begins_with_the_conversation(client: openai.OpenAI) -> No
     assert branch.to_dict()["rlm"]["repl"] == "new"  # type: ignore[index]
 
 
+async def test_two_responses_at_once_after_the_same_one(served: Served) -> None:
+    """One of them gets the REPL, and the other one a new REPL: neither fails."""
+    async with openai.AsyncOpenAI(base_url=served.base_url, api_key=served.keys["alice"], max_retries=0) as client:
+        first = await client.responses.create(model=MODEL, input=code("x = 1; FINAL('kept')"))
+        asked = code("FINAL('x' in globals())")
+        both = [client.responses.create(model=MODEL, input=asked, previous_response_id=first.id) for _ in range(2)]
+        assert {made.output_text for made in await asyncio.gather(*both)} == {"True", "False"}
+
+
+def test_refused_request_leaves_the_repl(client: openai.OpenAI) -> None:
+    first = client.responses.create(model=MODEL, input=code("x = 1; FINAL('kept')"))
+    with pytest.raises(openai.BadRequestError):
+        client.responses.create(
+            model=MODEL, input="?", previous_response_id=first.id, extra_body={"rlm": {"max_iterations": 1_000_000}}
+        )
+    then = client.responses.create(model=MODEL, input=code("FINAL(x)"), previous_response_id=first.id)
+    assert then.to_dict()["rlm"]["repl"] == "kept"  # type: ignore[index]
+
+
 def test_conversation_goes_on_without_its_repl(served: Served, client: openai.OpenAI) -> None:
     first = client.responses.create(model=MODEL, input=code("x = 1; FINAL('kept')"))
 
@@ -279,6 +299,16 @@ def test_functions_in_a_namespace_are_called(client: openai.OpenAI) -> None:
     result: Any = {"type": "function_call_output", "call_id": call.call_id, "output": "rain"}
     then = client.responses.create(model=MODEL, input=[result], tools=tools, previous_response_id=first.id)
     assert then.output_text == "rain"
+
+
+def test_result_for_a_chat_completion_resumes_its_run(client: openai.OpenAI) -> None:
+    function: Any = {"type": "function", "function": {"name": "weather", "parameters": WEATHER["parameters"]}}
+    asked: Any = {"role": "user", "content": code("FINAL(weather(city='Ulm'))")}
+    chat = client.chat.completions.create(model=MODEL, messages=[asked], tools=[function])
+    calls = chat.choices[0].message.tool_calls
+    assert calls
+    result: Any = {"type": "function_call_output", "call_id": calls[0].id, "output": "rain"}
+    assert client.responses.create(model=MODEL, input=[result], tools=[WEATHER]).output_text == "rain"
 
 
 def test_call_without_result_is_named(client: openai.OpenAI) -> None:
