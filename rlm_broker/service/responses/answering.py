@@ -20,6 +20,7 @@ from collections.abc import Coroutine
 from http import HTTPStatus
 from typing import Any, Final
 
+from rlm_broker.errors import RunCancelled
 from rlm_broker.hosting.owner import Owner, UnknownHandle
 from rlm_broker.service.asking.asking import BEGINNING, Asked, Since, Suspended
 from rlm_broker.service.asking.conversation import divided
@@ -39,6 +40,8 @@ from rlm_broker.service.responses.teller import Teller
 
 ID_BYTES: Final = 16
 """Random bytes of the id of a response, which an attacker cannot guess."""
+MOST_CONVERSATION_BYTES: Final = 1 << 27
+"""Bytes of all requests and answers of one conversation; a further request is refused."""
 
 
 class Answering:
@@ -71,16 +74,17 @@ class Answering:
         """
         request.require_supported()
         model = self._parts.models.named(owner, request.model)
-        before = self._before(owner, request)
+        before = self._before(owner, request, size)
         given = given_items(request)
         reader = Reader(lambda id, at: self._file(owner, id, at), self._parts.settings.inline_chars)
         earlier = () if before is None else before.conversation
+        size += 0 if before is None else before.bytes
         said = reader.read(earlier, given)
         asked = self._resumed(owner, said)
         if asked is not None:
-            first: Made = asked.about
             made = _new(owner, asked, request, given, earlier, size)
-            made.repl, made.returning = first.repl, first.returning
+            if isinstance(first := asked.about, Made):  # a chat completion may have begun the run
+                made.repl, made.returning = first.repl, first.returning
             return self._begun(made, asked, request, asked.since)
         _require_no_open_call(before)
         said.files += [self._file(owner, id, at) for id, at in request.file_ids()]
@@ -88,13 +92,12 @@ class Answering:
             repl, is_new = await self._repl(owner, before, request, lending)
             wanted = self._wanted(request, model, said, repl, is_new=is_new, key=key, fingerprint=fingerprint)
             asked = await self._parts.asking.begin(owner, wanted)
-            if asked.about is not None:  # the same request was sent before
-                joined: Made = asked.about
-                return joined
+            if isinstance(known := asked.about, Made):  # the same request was sent before
+                return known
             made = _new(owner, asked, request, given, earlier, size)
             if repl is not None:
                 made.repl, repl.run = repl, asked.hosted.id
-                made.returning = self._started(_returned(asked, lending.pop_all()))
+                made.returning = self._started(_returned(asked, repl, lending.pop_all()))
                 made.resource.rlm["repl"] = "new" if is_new else "kept"
         asked.about = made
         return self._begun(made, asked, request, BEGINNING)
@@ -106,10 +109,13 @@ class Answering:
 
     # -- what a request asks for -------------------------------------------------------------------------------------
 
-    def _before(self, owner: Owner, request: ResponseRequest) -> Made | None:
+    def _before(self, owner: Owner, request: ResponseRequest, size: int) -> Made | None:
         if request.previous_response_id is None:
             return None
         made = self._responses.get(owner, request.previous_response_id, "previous_response_id")
+        if made.bytes + size > MOST_CONVERSATION_BYTES:
+            said = f"the conversation has more than {MOST_CONVERSATION_BYTES:,} bytes: begin a new one, with files"
+            raise ApiError(413, said, code="too_large", param="previous_response_id")
         if not made.resource.is_ended:
             said = f"the response {made.resource.id!r} goes on: wait for its end, or cancel it"
             raise ApiError(400, said, code="in_progress", param="previous_response_id")
@@ -138,6 +144,8 @@ class Answering:
         """Return the REPL for a run, and whether it is a new one. None is one of the run's own."""
         repl = None if before is None else before.repl
         if before is not None and repl is not None and repl.last == before.resource.id and repl.is_held:
+            repl.last = None  # claimed: another response after the same one gets a REPL of its own
+            lending.callback(_unclaimed, repl, before.resource.id)
             await lending.enter_async_context(repl.lent())
             return repl, False
         if not request.is_stored:
@@ -234,9 +242,20 @@ async def _told(made: Made, asked: Asked, teller: Teller, since: Since) -> None:
         made.ended.set()
 
 
-async def _returned(asked: Asked, lending: contextlib.AsyncExitStack) -> None:
-    """Give the REPL back when its run has ended."""
-    await asked.hosted.run.ended()
+def _unclaimed(repl: LastingRepl, last: str) -> None:
+    """Leave the REPL to the response that has it, if no response after it has begun."""
+    if repl.last is None:
+        repl.last = last
+
+
+async def _returned(asked: Asked, repl: LastingRepl, lending: contextlib.AsyncExitStack) -> None:
+    """Give the REPL back when its run has ended. That of a run whose client has left, or that was cancelled, ends."""
+    try:
+        await asked.hosted.completion()
+    except RunCancelled:
+        repl.is_over = True
+    except Exception:  # noqa: BLE001, S110 - the response tells it
+        pass
     await lending.aclose()
 
 

@@ -30,6 +30,7 @@ class LastingRepl:
         id: Id of the container.
         last: Id of the response whose variables it has, or None.
         run: Id of the last run that had it, or None.
+        is_over: Whether it is closed when the run that has it ends.
         persistent: The REPL, for `RLM.start`.
     """
 
@@ -37,6 +38,7 @@ class LastingRepl:
         self.id = f"cntr_{secrets.token_hex(ID_BYTES)}"
         self.last: str | None = None
         self.run: str | None = None
+        self.is_over = False
         self.persistent: PersistentRepl = rlm.persistent_repl()
         self._repls = repls
         self._owner = owner
@@ -56,6 +58,8 @@ class LastingRepl:
         if self.is_held:
             async with self._repls.used(self._owner, self.id):
                 yield
+            if self.is_over:
+                await self.close()
             return
         await self.persistent.__aenter__()
         try:
@@ -65,7 +69,7 @@ class LastingRepl:
 
     async def _hold(self) -> None:
         repl = self.persistent.sandboxed
-        if repl is None or repl.is_closed:
+        if repl is None or repl.is_closed or self.is_over:
             await self.persistent.aclose()
             return
         self._make_room()

@@ -13,7 +13,7 @@ from rlm_broker.service.errors import ApiError
 CODE: Final = "code_interpreter"
 """Name of the tool under which blocks are told."""
 OUTPUTS: Final = "code_interpreter_call.outputs"
-"""What a request includes to have the outputs of blocks told as well."""
+"""Name under which a request includes the outputs of blocks."""
 NEUTRAL: Final[Mapping[str, tuple[tuple[Any, ...], str]]] = {
     "top_logprobs": ((0,), "a run's answer has no log probabilities"),
     "presence_penalty": ((0,), "the models of a run take none"),

@@ -32,7 +32,7 @@ class Made:
         run: Its run. The runs of the server decide how long that is kept, with its own events.
         given: Items of its input, as its request brought them.
         before: Items of the conversation before it.
-        given_bytes: Bytes of the request.
+        given_bytes: Bytes of the request, and of the conversation before it.
         is_stored: Whether it can be retrieved.
         repl: Its REPL, which a response after it goes on with; None if it has none.
         returning: Ends when the REPL was given back, after the end of the run; None without a REPL.
@@ -80,8 +80,8 @@ class Made:
 
     @property
     def bytes(self) -> int:
-        """Bytes that keeping it takes."""
-        return self.journal.bytes + self.given_bytes
+        """Bytes that keeping it takes, with its events and the conversation before it."""
+        return self.given_bytes + self.journal.bytes
 
 
 class Responses:

@@ -43,7 +43,7 @@ def test_last_message_is_asked_and_others_are_history() -> None:
 
 
 def test_files_and_long_texts_of_earlier_messages_are_context() -> None:
-    """What came before the request stands apart, because a REPL that lives on has it."""
+    """Those of earlier requests stand apart, because a REPL that lives on has them."""
     said = read(items(user("y" * 101), user("Two?")), before=items(user(FILE, "One?")))
     assert (said.before, said.files) == ([InlineFile("a.txt", b"hello")], [Text("text_1", "y" * 101)])
     assert said.history == [

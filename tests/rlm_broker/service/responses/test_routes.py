@@ -1,5 +1,6 @@
 """Responses over HTTP, by OpenAI's own client."""
 
+import asyncio
 import base64
 import contextlib
 import json
@@ -16,6 +17,7 @@ from rlm_broker.clients.base import LMRequest
 from rlm_broker.clients.scripted import ScriptedClient
 from rlm_broker.hosting.owner import Owner
 from rlm_broker.rlm import RLM
+from rlm_broker.service.responses import answering
 from rlm_broker.service.settings import ServeSettings
 from tests.support.response_types import check_body, check_events, check_items
 from tests.support.service import Served, serving
@@ -31,7 +33,7 @@ WEATHER: Any = {
 
 
 def reply(request: LMRequest) -> str:
-    """Run the code that the question has between two bars. The next turn has nothing to add."""
+    """Run the code that the question has between two bars. Without bars, the answer says so."""
     asked = str(request.messages[1].content) + str(request.messages[-1].content)
     code = re.findall(r"\|([^|]+)\|", asked)
     return f"I look.\n```repl\n{code[-1]}\n```" if code else "FINAL(no code)"
@@ -171,6 +173,7 @@ def test_stream_that_is_left_ends_its_run(served: Served, client: openai.OpenAI)
         events: Any = [event.to_dict() for event in rest]
     check_events(events)
     assert events[-1]["response"]["status"] == "cancelled"
+    assert run.id not in served.call(lambda: [held.run for held in served.parts.repls.all()])
 
 
 def test_cancel_is_idempotent(client: openai.OpenAI) -> None:
@@ -235,6 +238,25 @@ def test_second_branch_begins_with_the_conversation(client: openai.OpenAI) -> No
     assert branch.to_dict()["rlm"]["repl"] == "new"  # type: ignore[index]
 
 
+async def test_two_responses_at_once_after_the_same_one(served: Served) -> None:
+    """One of them gets the REPL, and the other one a new REPL: neither fails."""
+    async with openai.AsyncOpenAI(base_url=served.base_url, api_key=served.keys["alice"], max_retries=0) as client:
+        first = await client.responses.create(model=MODEL, input=code("x = 1; FINAL('kept')"))
+        asked = code("FINAL('x' in globals())")
+        both = [client.responses.create(model=MODEL, input=asked, previous_response_id=first.id) for _ in range(2)]
+        assert {made.output_text for made in await asyncio.gather(*both)} == {"True", "False"}
+
+
+def test_refused_request_leaves_the_repl(client: openai.OpenAI) -> None:
+    first = client.responses.create(model=MODEL, input=code("x = 1; FINAL('kept')"))
+    with pytest.raises(openai.BadRequestError):
+        client.responses.create(
+            model=MODEL, input="?", previous_response_id=first.id, extra_body={"rlm": {"max_iterations": 1_000_000}}
+        )
+    then = client.responses.create(model=MODEL, input=code("FINAL(x)"), previous_response_id=first.id)
+    assert then.to_dict()["rlm"]["repl"] == "kept"  # type: ignore[index]
+
+
 def test_conversation_goes_on_without_its_repl(served: Served, client: openai.OpenAI) -> None:
     first = client.responses.create(model=MODEL, input=code("x = 1; FINAL('kept')"))
 
@@ -277,6 +299,16 @@ def test_functions_in_a_namespace_are_called(client: openai.OpenAI) -> None:
     result: Any = {"type": "function_call_output", "call_id": call.call_id, "output": "rain"}
     then = client.responses.create(model=MODEL, input=[result], tools=tools, previous_response_id=first.id)
     assert then.output_text == "rain"
+
+
+def test_result_for_a_chat_completion_resumes_its_run(client: openai.OpenAI) -> None:
+    function: Any = {"type": "function", "function": {"name": "weather", "parameters": WEATHER["parameters"]}}
+    asked: Any = {"role": "user", "content": code("FINAL(weather(city='Ulm'))")}
+    chat = client.chat.completions.create(model=MODEL, messages=[asked], tools=[function])
+    calls = chat.choices[0].message.tool_calls
+    assert calls
+    result: Any = {"type": "function_call_output", "call_id": calls[0].id, "output": "rain"}
+    assert client.responses.create(model=MODEL, input=[result], tools=[WEATHER]).output_text == "rain"
 
 
 def test_call_without_result_is_named(client: openai.OpenAI) -> None:
@@ -381,6 +413,27 @@ def test_bad_query_is_one_sentence(served: Served, client: openai.OpenAI, query:
     answer = httpx.get(f"{served.base_url}/responses/{made.id}?{query}", headers=served.headers)
     assert answer.status_code == 400
     assert answer.json()["error"]["param"] == query.rpartition("&")[2].partition("=")[0]
+
+
+def test_conversation_is_bounded(client: openai.OpenAI, monkeypatch: pytest.MonkeyPatch) -> None:
+    first = client.responses.create(model=MODEL, input=code("FINAL(1)"))
+    monkeypatch.setattr(answering, "MOST_CONVERSATION_BYTES", 1_000)
+    with pytest.raises(openai.APIStatusError, match="more than 1,000 bytes") as refused:
+        client.responses.create(model=MODEL, input=code("FINAL(2)"), previous_response_id=first.id)
+    assert refused.value.status_code == 413
+
+
+def test_server_that_ends_tells_the_last_event() -> None:
+    """A drain stops runs with their best answers: followers get a proper last event."""
+    with serving(RLM(ScriptedClient(reply)), ServeSettings(drain_s=0.0)) as served, contextlib.ExitStack() as stack:
+        client = stack.enter_context(openai.OpenAI(base_url=served.base_url, api_key=served.key, max_retries=0))
+        asked = code("import time; time.sleep(60)")
+        stream = client.responses.create(model=MODEL, input=asked, background=True, stream=True)
+        first: Any = [next(stream).to_dict() for _ in range(5)]
+        served.run(served.service.drain())
+        events = [*first, *(event.to_dict() for event in stream)]
+    check_events(events)
+    assert (events[-1]["type"], events[-1]["response"]["rlm"]["stopped"]) == ("response.incomplete", True)
 
 
 def test_failed_run_is_an_error_or_a_failed_response() -> None:

@@ -17,7 +17,7 @@ ALICE, BOB = Owner("alice"), Owner("bob")
 
 
 class _Run:
-    """Stands for a run, which nothing here looks at."""
+    """A stand-in for a run: the store does not look at it."""
 
 
 def made(number: int, *, ended_at: float | None = 1e12, given_bytes: int = 0) -> Made:
