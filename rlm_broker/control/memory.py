@@ -19,8 +19,8 @@ def bytes_below(roots: Iterable[int]) -> Mapping[int, int]:
     """Return the memory in bytes of each of these processes, with all processes below it.
 
     A page that several processes share counts in equal parts for each (PSS), since REPLs share the interpreter and the
-    context. Where the kernel does not tell that, all resident pages count. Call it in a thread: it reads a file for each
-    process of the machine, and one that takes the kernel about a millisecond for each process that is measured.
+    context. Where the kernel does not tell that, all resident pages count. Call it in a thread: it reads a file for
+    each process of the machine, and one that takes the kernel about a millisecond for each process that is measured.
 
     Args:
         roots: Process ids. One that has ended has 0 bytes.
