@@ -1,5 +1,6 @@
 """JSON Schemas that users bring: for answers, and for the arguments of tools."""
 
+import functools
 import inspect
 import json
 from collections.abc import Callable, Iterator, Mapping
@@ -37,13 +38,11 @@ class JsonSchema:
 
         try:
             self.text = json.dumps(schema, ensure_ascii=False)
-            kind = jsonschema.validators.validator_for(schema, default=jsonschema.Draft202012Validator)
-            kind.check_schema(schema)
+            self._validator = _validator(self.text)
         except (TypeError, ValueError) as error:
             raise ConfigurationError(f"{what} is not a JSON Schema: {error}") from None
         except jsonschema.SchemaError as error:
             raise ConfigurationError(f"{what} is not a JSON Schema: {error.message}") from None
-        self._validator = jsonschema.validators.extend(kind, {"uniqueItems": _unique_items})(dict(schema))
         _require_references(schema, what)
 
     def require(self, value: Any, whole: str) -> None:
@@ -63,6 +62,21 @@ class JsonSchema:
                 break
         if problems:
             raise Unfit("; ".join(problems))
+
+
+@functools.lru_cache(maxsize=128)
+def _validator(text: str) -> Any:
+    """Return the validator of a schema. It is kept, because the check of a schema takes a millisecond for each part.
+
+    Raises:
+        jsonschema.SchemaError: It is not a valid JSON Schema.
+    """
+    import jsonschema
+
+    schema = json.loads(text)
+    kind = jsonschema.validators.validator_for(schema, default=jsonschema.Draft202012Validator)
+    kind.check_schema(schema)
+    return jsonschema.validators.extend(kind, {"uniqueItems": _unique_items})(schema)
 
 
 def _unique_items(_validator: Any, wanted: Any, instance: Any, _schema: Any) -> Iterator[Any]:

@@ -8,10 +8,13 @@ from rlm_broker.errors import ConfigurationError
 from rlm_broker.json_schema import JsonSchema
 from rlm_broker.service.errors import ApiError
 
-MOST_CHARS: Final = 200_000
-"""Characters of one schema as JSON; a larger one is refused."""
-MOST_NODES: Final = 20_000
-"""Schemas within one schema, with each reference followed once on each way; more would take too long to check."""
+MOST_CHARS: Final = 100_000
+"""Characters of one schema as JSON, and of all tools of a request; more is refused."""
+MOST_NODES: Final = 1_000
+"""Schemas within one schema, with each reference followed once on each way; more would take too long to check.
+
+The check of a new schema takes a millisecond or two for each. So call `safe_schema` in a thread.
+"""
 _OF_SCHEMAS: Final = frozenset({"properties", "$defs", "definitions", "dependentSchemas"})
 """Keywords whose values map names to schemas."""
 _OF_VALUES: Final = frozenset({"const", "enum", "default", "examples", "required"})
@@ -35,7 +38,8 @@ def safe_schema(schema: Any, param: str) -> dict[str, Any]:
     if len(json.dumps(schema)) > MOST_CHARS:
         raise ApiError(400, f"{param} has more than {MOST_CHARS:,} characters: give a smaller schema", param=param)
     if not _is_small(schema):
-        raise ApiError(400, f"{param} refers to itself too often to be checked: give a simpler schema", param=param)
+        why = f"{param} has more than {MOST_NODES:,} parts, with those that it refers to: give a simpler schema"
+        raise ApiError(400, why, param=param)
     made = _without_patterns(schema, param)
     assert isinstance(made, dict)
     try:

@@ -1,13 +1,14 @@
 """Fields of a request for a chat completion: which hold, which are accepted without effect, which are refused."""
 
+import json
 from collections.abc import Mapping
 from typing import Annotated, Any, Final, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, PositiveInt
 
-from rlm_broker.service.asking.client_tools import FunctionTool
+from rlm_broker.service.asking.client_tools import MOST_TOOLS, FunctionTool
 from rlm_broker.service.asking.options import RlmOptions
-from rlm_broker.service.asking.schemas import safe_schema
+from rlm_broker.service.asking.schemas import MOST_CHARS, safe_schema
 from rlm_broker.service.errors import ApiError
 
 NEUTRAL: Final[Mapping[str, tuple[tuple[Any, ...], str]]] = {
@@ -132,6 +133,9 @@ class ChatRequest(BaseModel):
         if self.tool_choice not in (None, "auto", "none"):
             said = "tool_choice must be auto or none: code decides which functions it calls"
             raise ApiError(400, said, code="unsupported_parameter", param="tool_choice")
+        if len(self.tools or []) > MOST_TOOLS or len(json.dumps(self.tools)) > MOST_CHARS:
+            said = f"there are more than {MOST_TOOLS} tools, or {MOST_CHARS:,} characters of them: give fewer"
+            raise ApiError(400, said, param="tools")
         made = []
         for number, tool in enumerate(self.tools or []):
             at = f"tools.{number}"

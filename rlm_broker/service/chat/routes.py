@@ -1,5 +1,7 @@
 """`POST /v1/chat/completions`: a run as a chat completion."""
 
+import asyncio
+from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from starlette.requests import Request
@@ -7,6 +9,7 @@ from starlette.routing import Route
 
 from rlm_broker.hosting.owner import Owner, UnknownHandle
 from rlm_broker.service.asking.asking import BEGINNING, Asked, Following, Since
+from rlm_broker.service.asking.client_tools import FunctionTool
 from rlm_broker.service.asking.conversation import Divided, divided
 from rlm_broker.service.asking.wanted import Wanted
 from rlm_broker.service.bodies import fingerprint_of, idempotency_key, parsed
@@ -57,6 +60,7 @@ async def _asked(
     if said.results:
         asked = parts.asking.resumed(owner, said.results, f"{said.at}.tool_call_id")
         return asked, asked.since
+    output_type, tools = await _types(chat)
     divide = _divided(parts, chat, said, has_context=model.context is not None)
     wanted = Wanted(
         model=model,
@@ -66,13 +70,20 @@ async def _asked(
         history=said.history,
         system="\n\n".join(said.system),
         limits=chat.options.limits(max_completion_tokens=chat.most_tokens),
-        output_type=chat.output_type(),
-        tools=chat.function_tools(),
+        output_type=output_type,
+        tools=tools,
         one_at_a_time=chat.parallel_tool_calls is False,
         key=key,
         fingerprint=fingerprint,
     )
     return await parts.asking.begin(owner, wanted), BEGINNING
+
+
+async def _types(chat: ChatRequest) -> tuple[Mapping[str, Any] | None, Sequence[FunctionTool]]:
+    """Return the type of the answer and the tools. Their check takes long, so it is done in a thread."""
+    if chat.response_format is None and not chat.tools:
+        return None, chat.function_tools()
+    return await asyncio.to_thread(lambda: (chat.output_type(), chat.function_tools()))
 
 
 def _divided(parts: Parts, chat: ChatRequest, said: Conversation, *, has_context: bool) -> Divided:

@@ -43,9 +43,12 @@ def doubled(times: int) -> dict[str, Any]:
     [
         (7, "must be a JSON Schema"),
         ({"patternProperties": {"x": {}}}, "patternProperties"),
-        ({"description": "x" * MOST_CHARS}, "more than 200,000 characters"),
-        (doubled(40), "refers to itself too often"),
-        ({"$defs": {f"d{n}": {"$ref": f"#/$defs/d{n + 1}"} for n in range(3_000)}, "$ref": "#/$defs/d0"}, "too often"),
+        ({"description": "x" * MOST_CHARS}, "more than 100,000 characters"),
+        (doubled(40), "more than 1,000 parts"),
+        (
+            {"$defs": {f"d{n}": {"$ref": f"#/$defs/d{n + 1}"} for n in range(1_500)}, "$ref": "#/$defs/d0"},
+            "more than 1,000 parts",
+        ),
         ({"$ref": "#/$defs/none"}, "does not define"),
         ({"$ref": "https://a.b/c"}, "does not define"),
         ({"type": "nothing"}, "is not a JSON Schema"),

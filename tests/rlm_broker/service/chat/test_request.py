@@ -114,6 +114,7 @@ DEEP = {"$defs": {f"d{n}": {"anyOf": [{"$ref": f"#/$defs/d{n + 1}"}] * 2} for n 
             400,
             "tools.0.function.parameters",
         ),
+        ({"tools": [{"type": "function", "function": {"name": f"f{n}"}} for n in range(129)]}, 400, "tools"),
         ({"response_format": {"type": "xml"}}, 400, "response_format.type"),
         ({"response_format": {"type": "json_schema"}}, 400, "response_format.json_schema"),
         ({"response_format": SCHEMA}, 400, "response_format.json_schema.schema"),
