@@ -42,9 +42,3 @@ def _is_above(value: Any, bound: Any) -> bool:
     most = max(len(values), len(bounds))
     pairs = ((values[min(n, len(values) - 1)], bounds[min(n, len(bounds) - 1)]) for n in range(most))
     return any(one > other for one, other in pairs)
-
-
-def _read(outcome: "asyncio.Future[Completion]") -> None:
-    """Read how a run ended, so that asyncio does not report a failure that no caller waits for any more."""
-    if not outcome.cancelled():
-        outcome.exception()

@@ -366,3 +366,9 @@ def _all_of(receivers: list[Emit]) -> Emit:
             receive(event)
 
     return tell
+
+
+def _read(outcome: "asyncio.Future[Completion]") -> None:
+    """Read how a run ended, so that asyncio does not report a failure that no caller waits for any more."""
+    if not outcome.cancelled():
+        outcome.exception()

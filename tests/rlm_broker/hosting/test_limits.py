@@ -1,31 +1,41 @@
-"""Limits of a run: the smaller one of each, and never more than the server or the owner allows."""
+"""Limits of one run, from those of the server, the key, the request and the money that is left."""
+
+from typing import Any
 
 import pytest
 
-from rlm_broker import ConfigurationError, RunLimits
+from rlm_broker.errors import ConfigurationError
 from rlm_broker.hosting.limits import tightened
+from rlm_broker.limits import Limits, RunLimits
 
 
 @pytest.mark.parametrize(
-    ("owners", "asked", "left_usd", "together"),
+    ("base", "owners", "asked", "left_usd", "held"),
     [
-        (None, None, None, None),
-        (RunLimits(max_depth=2), None, None, RunLimits(max_depth=2)),
-        (RunLimits(max_depth=2), RunLimits(max_depth=1), None, RunLimits(max_depth=1)),
-        (None, RunLimits(max_tokens=5), 2.5, RunLimits(max_tokens=5, max_budget_usd=2.5)),
-        (None, RunLimits(max_budget_usd=1.0), 2.5, RunLimits(max_budget_usd=1.0)),
-        (RunLimits(max_budget_usd=4.0), None, 2.5, RunLimits(max_budget_usd=2.5)),
+        ({}, None, None, None, None),
+        ({}, {"max_llm_calls": 5}, None, None, {"max_llm_calls": 5}),
+        ({}, {"max_llm_calls": 5}, {"max_llm_calls": 3}, None, {"max_llm_calls": 3}),
+        ({}, None, {"max_budget_usd": 2}, 1.0, {"max_budget_usd": 1.0}),
+        ({"max_budget_usd": 2}, None, None, 100.0, {"max_budget_usd": 2}),
+        ({"max_budget_usd": 2}, {"max_budget_usd": 5}, {"max_budget_usd": 3}, None, {"max_budget_usd": 3}),
+        ({"max_iterations": (9, 5)}, None, {"max_iterations": 5}, None, {"max_iterations": 5}),
     ],
 )
-def test_smaller_limit_holds(
-    owners: RunLimits | None, asked: RunLimits | None, left_usd: float | None, together: RunLimits | None
-) -> None:
-    found = tightened(RunLimits(), owners, asked, left_usd)
-    assert found == together
-    assert found is None or found.model_fields_set == together.model_fields_set  # type: ignore[union-attr]
+def test_smaller_limit_holds(base: Any, owners: Any, asked: Any, left_usd: Any, held: Any) -> None:
+    made = tightened(Limits(**base), owners and RunLimits(**owners), asked and RunLimits(**asked), left_usd)
+    assert (made and made.model_dump(exclude_unset=True)) == held
 
 
-@pytest.mark.parametrize("asked", [RunLimits(max_tokens=6), RunLimits(max_tokens=None)])
-def test_limit_beyond_that_of_the_key_is_refused(asked: RunLimits) -> None:
-    with pytest.raises(ConfigurationError, match=r"the limit max_tokens = .* is above the 5 of this server"):
-        tightened(RunLimits(), RunLimits(max_tokens=5), asked, None)
+@pytest.mark.parametrize(
+    ("base", "owners", "asked"),
+    [
+        ({"max_budget_usd": 2}, None, {"max_budget_usd": 3}),
+        ({"max_budget_usd": 2}, None, {"max_budget_usd": None}),
+        ({"max_budget_usd": 9}, {"max_budget_usd": 2}, {"max_budget_usd": 3}),
+        ({"max_iterations": (9, 5)}, None, {"max_iterations": 6}),
+        ({}, None, {"run_timeout_s": 4_000}),
+    ],
+)
+def test_wider_limit_is_refused(base: Any, owners: Any, asked: Any) -> None:
+    with pytest.raises(ConfigurationError, match=r"above the .* of this server: ask for less"):
+        tightened(Limits(**base), owners and RunLimits(**owners), RunLimits(**asked), None)
