@@ -4,9 +4,11 @@ A program runs as `python FILE` would, in a REPL of its own. Two differences: ot
 below the current folder alone.
 """
 
+import asyncio
 import base64
 import binascii
 import math
+from io import FileIO
 from typing import Annotated, Any, Final, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
@@ -169,14 +171,19 @@ async def _fetched(repl: SandboxedRepl, paths: list[str]) -> dict[str, str]:
         except ConfigurationError as error:
             raise ApiError(400, str(error), param="fetch_files") from None
         with opened:
-            data = b""
-            while len(data) <= left_bytes and (piece := opened.read(left_bytes + 1 - len(data))):
-                data += piece
-        left_bytes -= len(data)
+            size_bytes, fetched[path] = await asyncio.to_thread(_encoded, opened, left_bytes)
+        left_bytes -= size_bytes
         if left_bytes < 0:
             raise ApiError(400, f"the files have more than {MAX_READ_BYTES:,} bytes together", param="fetch_files")
-        fetched[path] = base64.b64encode(data).decode()
     return fetched
+
+
+def _encoded(file: FileIO, most_bytes: int) -> tuple[int, str]:
+    """Return the size of a file and its base64; of a file with more bytes, the size alone."""
+    data = b""
+    while len(data) <= most_bytes and (piece := file.read(most_bytes + 1 - len(data))):
+        data += piece
+    return len(data), base64.b64encode(data).decode() if len(data) <= most_bytes else ""
 
 
 def _result(block: Block) -> dict[str, Any]:
