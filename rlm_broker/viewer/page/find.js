@@ -24,6 +24,9 @@ function ownerAt(model, offset) {
   return low;
 }
 
+// Pieces of an output or a reply are found in the whole of it, once it is there.
+const isInAnother = (name, texts) => (name.startsWith("printed") && texts.stdout) || (name === "reply so far" && texts.response);
+
 // Calls `onProgress(results, share, isOver)` now and then, until `isWanted()` says no.
 async function search(app, words, isWanted, onProgress) {
   const { model, store } = app;
@@ -56,13 +59,14 @@ async function search(app, words, isWanted, onProgress) {
       if (end <= start + kept.length) continue; // found with the piece before
       const owner = ownerAt(model, offset);
       if (end > model.ends[owner] || offset < model.offsets[owner]) continue; // it begins in one text and ends in another
+      if (isInAnother(model.names[owner], model.owners[owner].texts || {})) continue;
       if (last && last.owner === owner) {
         last.count += 1;
         continue;
       }
       last = {
         owner, place: model.owners[owner], name: model.names[owner], count: 1, offset: offset - model.offsets[owner],
-        before: text.slice(Math.max(0, match.index - Math.min(36, byte), match.index - offset + model.offsets[owner]), match.index),
+        before: text.slice(Math.max(0, match.index - Math.min(22, byte), match.index - offset + model.offsets[owner]), match.index),
         match: match[0], after: text.slice(match.index + match[0].length, match.index + match[0].length + 90),
       };
       results.push(last);
@@ -81,7 +85,7 @@ async function search(app, words, isWanted, onProgress) {
 }
 
 const WHERE = { prompt: "shown to the model", response: "reply", reply: "reply", code: "code", stdout: "output",
-  stderr: "errors", question: "question", answer: "answer", final_answer: "answer given", draft: "best answer so far", error: "error", system: "system prompt", metadata: "settings" };
+  stderr: "errors", question: "question", answer: "answer", final_answer: "answer given", draft: "best answer so far", error: "error", printed: "output", retry: "failed attempt", system: "system prompt", metadata: "settings" };
 
 function makeFound(app) {
   const list = byId("found-list");
@@ -97,7 +101,7 @@ function makeFound(app) {
       "aria-selected": String(index === at), onclick: () => found.open(index),
     },
     el("p", { class: "result-where" }, el("span", { class: "result-place" }, titleOf(result.place)),
-      el("span", {}, WHERE[result.name] || result.name), el("span", {}, result.count > 1 ? `${whole.format(result.count)} times` : "")),
+      el("span", {}, WHERE[result.name.replace(/ \d+$/, "")] || result.name), el("span", {}, result.count > 1 ? `${whole.format(result.count)} times` : "")),
     el("p", { class: "result-text" }, result.before.replace(/\s+/g, " "), el("mark", {}, result.match),
       result.after.replace(/\s+/g, " ")));
   });
