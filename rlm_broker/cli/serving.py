@@ -172,7 +172,9 @@ def _listening(settings: ServeSettings) -> socket.socket:
     """
     try:
         family = socket.getaddrinfo(settings.host, settings.port, type=socket.SOCK_STREAM)[0][0]
-        return socket.create_server((settings.host, settings.port), family=family, backlog=1_024)
+        listener = socket.create_server((settings.host, settings.port), family=family, backlog=1_024)
+        listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)  # asyncio sets it on sockets of its own alone
+        return listener
     except OSError as error:
         if error.errno == errno.EADDRINUSE:
             why = f"the port {settings.port} is in use: give another one by --port, or 0 for a free one"

@@ -93,6 +93,11 @@ class HostedRun:
         """Usage of the run and all below it, of the calls that have ended."""
         return self._tally.usage
 
+    @property
+    def doing(self) -> str:
+        """What the run does at this moment, in a few words; empty after its end."""
+        return {"queued": "waits for its turn", "running": self.progress.doing, "ended": ""}[self.state]
+
     def events(self, after: int = 0) -> AsyncIterator[Event]:
         """Iterate over the events of the run's tree, as `Run.events` does."""
         return self.run.events(after)
@@ -255,8 +260,7 @@ class HostedRuns:
             return known[1]
         if self._is_draining:
             raise Busy("the service is about to end: send the request again later", RETRY_AFTER_S)
-        if model is not None:
-            owner.require_model(model)
+        owner.require_model(model or self._rlm.handler.routing.root.model_name)
         purse = self._purses.setdefault(owner.name, Purse(owner))
         purse.require_some()
         if self._places.taken and self.queued >= self._max_queue:

@@ -25,8 +25,8 @@ WaitS = Annotated[
     Field(description="Seconds to wait for the answer; then the handle is returned.", ge=0, le=LONGEST_WAIT_S),
 ]
 RunState = Literal["queued", "running", "ended"]
-Right = Literal["execute", "run", "stop"]
-"""Right that the owner of a call must have: to run code, to have questions answered, to stop runs."""
+Right = Literal["execute", "run"]
+"""Right that the owner of a call must have: to run code, or to have questions answered."""
 
 
 class Arguments(BaseModel):
@@ -238,7 +238,7 @@ STOP_RUN: Final = ToolForm(
     "End a run of ask_large_context, and return its best answer so far.",
     OneRun,
     Answer,
-    "stop",
+    "run",
     is_destructive=True,
 )
 FILES: Final = ToolForm(

@@ -99,7 +99,6 @@ def mcp_app(
     repls: HeldRepls,
     owner_of: Callable[[Scope], Owner],
     *,
-    model: str | None = None,
     require: Callable[[Scope, Right], object] | None = None,
     max_body_bytes: int = MAX_BODY_BYTES,
 ) -> McpApp:
@@ -110,9 +109,8 @@ def mcp_app(
         runs: Runs of all owners.
         repls: REPLs of all owners.
         owner_of: Returns the owner of a request, from its ASGI scope.
-        model: Name of the model that answers, which an owner must be allowed to use. None is that of `rlm`, for all.
         require: Raises a `RlmBrokerError`, such as `NotAllowed`, if the one who asks lacks the right of a tool.
         max_body_bytes: Bytes of one request at most.
     """
-    work = Work(rlm, runs, repls, model=model)
+    work = Work(rlm, runs, repls)
     return McpApp(work, owner_of, require, block_timeout_s=rlm.limits.block_timeout_s, max_body_bytes=max_body_bytes)

@@ -14,6 +14,7 @@ from mcp.shared.exceptions import MCPError
 
 from rlm_broker.errors import RlmBrokerError
 from rlm_broker.mcp import forms
+from rlm_broker.telemetry.traceparent import checked, traceparent
 from rlm_broker.validation import complaints, suggestion
 
 if TYPE_CHECKING:
@@ -88,6 +89,9 @@ def server_of(
             arguments = form.arguments.model_validate(params.arguments or {})
         except pydantic.ValidationError as error:
             return _refusal(_complaint(error, params.arguments or {}))
+        given = (context.meta or {}).get("traceparent")
+        if isinstance(given, str) and (given := checked(given)) is not None:
+            traceparent.set(given)  # each call has a task, and so a context, of its own
         call = Call(context, owner_of(context))
         try:
             if require is not None:

@@ -16,7 +16,6 @@ import binascii
 import time
 from collections.abc import Callable, Coroutine
 from typing import Any, Final, Protocol, TypeVar
-from weakref import WeakKeyDictionary
 
 from rlm_broker.context.store import Paths
 from rlm_broker.errors import ConfigurationError, ReplBusy, RunFailed
@@ -24,7 +23,6 @@ from rlm_broker.hosting.owner import Owner
 from rlm_broker.hosting.repls import HeldRepl, HeldRepls
 from rlm_broker.hosting.runs import HostedRun, HostedRuns
 from rlm_broker.mcp import forms, telling
-from rlm_broker.mcp.following import Following
 from rlm_broker.mcp.roots import Root
 from rlm_broker.mcp.telling import Told
 from rlm_broker.rlm import RLM
@@ -62,18 +60,13 @@ class Work:
         runs: Runs of all owners.
         repls: REPLs of all owners.
         root: Folder whose files a question may name; None refuses all.
-        model: Name of the model that answers, which an owner must be allowed to use. None is that of `rlm`, for all.
     """
 
-    def __init__(
-        self, rlm: RLM, runs: HostedRuns, repls: HeldRepls, root: Root | None = None, model: str | None = None
-    ) -> None:
+    def __init__(self, rlm: RLM, runs: HostedRuns, repls: HeldRepls, root: Root | None = None) -> None:
         self._rlm = rlm
         self._runs = runs
         self._repls = repls
         self._root = root
-        self._model = model
-        self._following: WeakKeyDictionary[HostedRun, Following] = WeakKeyDictionary()
         self._blocks: dict[str, asyncio.Task[Told]] = {}
         self._tasks: set[asyncio.Task[Any]] = set()
 
@@ -100,9 +93,9 @@ class Work:
                 hosted.stop()
                 return await self._waited(call, hosted, STOPPED_S)
             case forms.FileWork():
-                return await self._in_own_task(call, self._file_work(call.owner, arguments), "copies")
+                return await self._in_own_task(call, self._file_work(call.owner, arguments), lambda: "copies")
             case forms.OneRepl(repl=repl):
-                await self._in_own_task(call, self._repls.close(call.owner, repl), "closes the REPL")
+                await self._in_own_task(call, self._repls.close(call.owner, repl), lambda: "closes the REPL")
                 return Told(forms.Closed(repl=repl), "The REPL is closed.")
         raise ConfigurationError(f"there is no tool {form.name!r}")
 
@@ -129,7 +122,7 @@ class Work:
         return telling.told_block(block, None if held.repl.is_closed else held.id)
 
     async def _new_repl(self, call: Call) -> HeldRepl:
-        return await self._in_own_task(call, self._opened(call.owner), "starts a REPL")
+        return await self._in_own_task(call, self._opened(call.owner), lambda: "starts a REPL")
 
     async def _opened(self, owner: Owner) -> HeldRepl:
         async with self._repls.room(owner):
@@ -152,15 +145,12 @@ class Work:
             if self._root is None:
                 raise ConfigurationError("this server reads no files: give the text as context")
             context = Paths(await asyncio.to_thread(self._root.resolved, paths))
-        following = Following()
-        hosted = self._runs.begin(call.owner, context, asked.question, model=self._model, on_event=following)
-        self._following[hosted] = following
+        hosted = self._runs.begin(call.owner, context, asked.question)
         return await self._waited(call, hosted, asked.wait_s)
 
     async def _waited(self, call: Call, hosted: HostedRun, wait_s: float) -> Told:
         """Wait for a run, and return its outcome or, after `wait_s` seconds, its handle."""
-        following = self._following.get(hosted)
-        return await self._in_own_task(call, self._joined(hosted, wait_s), following or "waits for the run")
+        return await self._in_own_task(call, self._joined(hosted, wait_s), lambda: hosted.doing)
 
     async def _joined(self, hosted: HostedRun, wait_s: float) -> Told:
         async with hosted.joined():
@@ -177,10 +167,8 @@ class Work:
                 outcome.cancel()
 
     def _told_so_far(self, hosted: HostedRun) -> Told:
-        following = self._following.get(hosted)
-        turns = 0 if following is None else following.turns
         seconds = time.time() - hosted.created_at
-        return telling.told_wait(hosted.id, hosted.state, str(following or hosted.state), turns, seconds)
+        return telling.told_wait(hosted.id, hosted.state, hosted.doing, hosted.progress.turn, seconds)
 
     # -- files -------------------------------------------------------------------------------------------------------
 
@@ -203,11 +191,11 @@ class Work:
 
     # -- waiting -----------------------------------------------------------------------------------------------------
 
-    async def _in_own_task(self, call: Call, work: Coroutine[Any, Any, T], doing: object) -> T:
+    async def _in_own_task(self, call: Call, work: Coroutine[Any, Any, T], doing: Callable[[], str]) -> T:
         task = asyncio.get_running_loop().create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
-        return await _awaited(call, task, lambda: str(doing))
+        return await _awaited(call, task, doing)
 
 
 async def _awaited(call: Call, task: "asyncio.Task[T]", doing: Callable[[], str]) -> T:

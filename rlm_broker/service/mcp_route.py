@@ -1,4 +1,4 @@
-"""The route `/mcp`: the tools of `rlm-broker mcp` over HTTP, for keys that may ask and run code."""
+"""The route `/mcp`: the tools of `rlm-broker mcp` over HTTP, each for keys with the right that it needs."""
 
 import contextlib
 import importlib.util
@@ -7,10 +7,11 @@ from typing import Any
 
 from starlette.routing import Route
 
-from rlm_broker.hosting.owner import Owner
+from rlm_broker.hosting.owner import NotAllowed, Owner
 from rlm_broker.service.guard import KEY
 from rlm_broker.service.keys import Key
 from rlm_broker.service.parts import Parts
+from rlm_broker.service.settings import Right
 
 
 @contextlib.asynccontextmanager
@@ -21,18 +22,23 @@ async def running(parts: Parts) -> AsyncIterator[list[Route]]:
         return
     from rlm_broker.mcp.http import mcp_app  # the SDK takes 0.3 s to import, and is an extra of its own
 
-    app = mcp_app(parts.rlm, parts.runs, parts.repls, _owner, max_body_bytes=parts.settings.body_bytes)
+    bound = parts.settings.body_bytes
+    app = mcp_app(parts.rlm, parts.runs, parts.repls, _owner, require=_require, max_body_bytes=bound)
     async with app.running():
         yield [Route("/mcp", app)]  # a `Mount` would redirect `/mcp` to `/mcp/`, which clients do not follow
 
 
 def _owner(scope: MutableMapping[str, Any]) -> Owner:
-    """Return the owner of a request.
+    key: Key = scope[KEY]
+    return key.owner
+
+
+def _require(scope: MutableMapping[str, Any], right: Right) -> None:
+    """Refuse a call of a tool.
 
     Raises:
-        ApiError: 403: the key may not ask, or may not run code.
+        NotAllowed: The key lacks the right that the tool needs.
     """
     key: Key = scope[KEY]
-    key.require("run")
-    key.require("execute")
-    return key.owner
+    if right not in key.rights:
+        raise NotAllowed(f"this key lacks the right {right!r}")

@@ -88,7 +88,7 @@ def status_of(hosted: HostedRun) -> RunStatus:
         model=progress.model,
         state=how if hosted.state == "ended" else hosted.state,
         turn=progress.turn,
-        doing={"queued": "waits for its turn", "running": progress.doing, "ended": ""}[hosted.state],
+        doing=hosted.doing,
         doing_since=progress.since,
         started=hosted.created_at,
         ended=hosted.ended_at,

@@ -71,17 +71,17 @@ async def test_right_and_model_are_asked_for() -> None:
     """A tool whose right the key lacks is refused, and so is a question to a model that its owner may not use."""
 
     def require(_scope: Any, right: str) -> None:
-        if right == "stop":
+        if right == "execute":
             raise NotAllowed(f"this key may not {right}")
 
     owner = Owner("ann", models=frozenset({"other"}))
     async with RLM("offline") as rlm, HeldRepls() as repls:
-        more = {"owner_of": lambda _: owner, "require": require, "model": "offline"}
+        more = {"owner_of": lambda _: owner, "require": require}
         async with held(served(rlm, repls, **more)) as address, held(over_http(address, "legacy")) as client:
-            stopped = await client.call_tool("stop_run", {"run": "x"})
-            assert stopped.is_error
-            assert "this key may not stop" in str(stopped.content)
+            executed = await client.call_tool("execute_python", {"code": "1"})
+            assert executed.is_error
+            assert "this key may not execute" in str(executed.content)
             asked = await client.call_tool("ask_large_context", {"question": "?", "context": "a"})
             assert asked.is_error
             assert "may not use the model 'offline'" in str(asked.content)
-            assert not (await client.call_tool("execute_python", {"code": "1"})).is_error
+            assert "there is no run" in str((await client.call_tool("stop_run", {"run": "x"})).content)

@@ -194,7 +194,7 @@ async def test_progress_is_told_until_stopped(client: Client) -> None:
     async def tell(progress: float, total: float | None, message: str | None) -> None:
         assert total is None
         told.append(progress)
-        if "asks the model" in str(message):
+        if "calls" in str(message):
             is_told.set()
 
     asked = asyncio.create_task(
