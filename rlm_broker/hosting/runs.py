@@ -95,7 +95,7 @@ class HostedRun:
 
     @property
     def doing(self) -> str:
-        """What the run does at this moment, in a few words; empty after its end."""
+        """Activity of the run at this moment, in a few words; empty after its end."""
         return {"queued": "waits for its turn", "running": self.progress.doing, "ended": ""}[self.state]
 
     def events(self, after: int = 0) -> AsyncIterator[Event]:

@@ -42,7 +42,7 @@ Reading = Callable[[], float]
 
 
 class Gauges(msgspec.Struct, frozen=True, kw_only=True):
-    """Where the values of the gauges come from. A gauge without a function is left out.
+    """Sources of the values of the gauges. A gauge without a function is left out.
 
     Attributes:
         queued_runs: Runs that wait for a place.
