@@ -89,9 +89,7 @@ def server_of(
             arguments = form.arguments.model_validate(params.arguments or {})
         except pydantic.ValidationError as error:
             return _refusal(_complaint(error, params.arguments or {}))
-        given = (context.meta or {}).get("traceparent")
-        if isinstance(given, str) and (given := checked(given)) is not None:
-            traceparent.set(given)  # each call has a task, and so a context, of its own
+        _continue_trace(context)
         call = Call(context, owner_of(context))
         try:
             if require is not None:
@@ -112,6 +110,13 @@ def server_of(
         on_call_tool=call_tool,
         get_tool_input_schema=schemas.get,
     )
+
+
+def _continue_trace(context: ServerRequestContext[Any, Any]) -> None:
+    """Make the call a part of the client's trace. Each call has a task, and so a context, of its own."""
+    given = (context.meta or {}).get("traceparent")
+    if isinstance(given, str) and (parent := checked(given)) is not None:
+        traceparent.set(parent)
 
 
 def _tool(form: forms.ToolForm, block_timeout_s: float) -> types.Tool:
