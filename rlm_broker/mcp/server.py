@@ -70,7 +70,6 @@ def server_of(
     """
     known = {form.name: form for form in forms.forms(with_paths=with_paths)}
     listed = types.ListToolsResult(tools=[_tool(form, block_timeout_s) for form in known.values()])
-    schemas = {tool.name: tool.input_schema for tool in listed.tools}
 
     async def list_tools(
         _context: ServerRequestContext[Any, Any], _params: types.PaginatedRequestParams | None
@@ -108,7 +107,7 @@ def server_of(
         instructions=forms.INSTRUCTIONS,
         on_list_tools=list_tools,
         on_call_tool=call_tool,
-        get_tool_input_schema=schemas.get,
+        get_tool_input_schema={tool.name: tool.input_schema for tool in listed.tools}.get,
     )
 
 
