@@ -3,7 +3,7 @@
 import asyncio
 import hashlib
 from collections.abc import AsyncIterator
-from typing import Any, TypeVar
+from typing import Any, Final, TypeVar
 
 import pydantic_core
 from pydantic import BaseModel, ValidationError
@@ -11,8 +11,12 @@ from starlette.requests import ClientDisconnect, Request
 
 from rlm_broker.service.errors import ApiError
 from rlm_broker.validation import shown
+from sandbox_worker.wire.counting import has_more_values_than
 
 T = TypeVar("T", bound=BaseModel)
+
+MOST_VALUES: Final = 1 << 17
+"""JSON values of one body. Two bytes can become a list of 64 bytes, so they are counted before they are decoded."""
 MOST_KEY_CHARS = 255
 """Characters of an idempotency key."""
 
@@ -67,6 +71,10 @@ async def parsed(request: Request, kind: type[T], most_bytes: int, stall_s: floa
         body.decode()
     except UnicodeDecodeError as error:
         raise ApiError(400, f"the body is not UTF-8: {error.reason} at byte {error.start:,}", code="not_utf8") from None
+    if has_more_values_than(MOST_VALUES, body):
+        raise ApiError(
+            413, f"the body has more than {MOST_VALUES:,} JSON values: upload them as a file", code="too_large"
+        )
     try:
         value: Any = pydantic_core.from_json(body, allow_inf_nan=False)
     except ValueError as error:

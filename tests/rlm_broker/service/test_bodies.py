@@ -12,7 +12,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from rlm_broker.service.app import HANDLERS
-from rlm_broker.service.bodies import parsed
+from rlm_broker.service.bodies import MOST_VALUES, parsed
 from tests.support.asgi_server import http_server
 
 
@@ -27,9 +27,22 @@ async def take(request: Request) -> Response:
     return JSONResponse({"count": wanted.count, "bytes": len(body)})
 
 
+async def take_much(request: Request) -> Response:
+    wanted, _ = await parsed(request, Wanted, 1 << 20, 5)
+    return JSONResponse({"count": wanted.count})
+
+
+@pytest.fixture(scope="module")
+def large(url: str) -> str:
+    return f"{url}/large"
+
+
 @pytest.fixture(scope="module")
 def url() -> Iterator[str]:
-    app = Starlette(routes=[Route("/", take, methods=["POST"])], exception_handlers=HANDLERS)
+    app = Starlette(
+        routes=[Route("/", take, methods=["POST"]), Route("/large", take_much, methods=["POST"])],
+        exception_handlers=HANDLERS,
+    )
     with http_server(app) as server:
         yield server.url
 
@@ -58,6 +71,12 @@ def test_wrong_bodies_are_refused(url: str, body: bytes, status: int, code: str 
     answer = httpx.post(url, content=body)
     error = answer.json()["error"]
     assert (answer.status_code, error["code"], error["param"]) == (status, code, param)
+
+
+def test_body_of_too_many_values_is_refused_before_it_is_decoded(large: str) -> None:
+    answer = httpx.post(large, content=b'{"count": 3, "names": [' + b"[]," * MOST_VALUES + b"[]]}")
+    assert (answer.status_code, answer.json()["error"]["code"]) == (413, "too_large")
+    assert httpx.post(large, content=b'{"count": 3, "names": ["' + b"," * MOST_VALUES + b'"]}').status_code == 200
 
 
 def test_pieces_beyond_the_bound_are_refused(url: str) -> None:
