@@ -108,4 +108,9 @@ def _serve(root: str, assignments: tuple[str, ...], options: dict[str, Any]) -> 
 
         return rlm_of(settings)
 
-    serve_stdio(rlm, root=root, block_timeout_s=settings.limits.block_timeout_s)
+    def spans() -> Any:
+        from rlm_broker.cli.spans import sent_spans
+
+        return sent_spans()
+
+    serve_stdio(rlm, root=root, block_timeout_s=settings.limits.block_timeout_s, spans=spans)

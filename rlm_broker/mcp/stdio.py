@@ -20,6 +20,9 @@ from rlm_broker.mcp.server import PROGRESS_S, Call, server_of
 if TYPE_CHECKING:
     from rlm_broker.mcp.work import Work
     from rlm_broker.rlm import RLM
+    from rlm_broker.trace.events import Emit
+
+    Spans = Callable[[], contextlib.AbstractContextManager[Emit | None]]
 
 SIGNALS: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 """Signals that end the server. A second one ends it without waiting for its processes, which then end by themselves."""
@@ -35,11 +38,13 @@ class _Opening:
     Args:
         rlm: Makes the `RLM`, in a thread.
         root: Folder whose files a question may name.
+        spans: Makes a context manager, whose value is called with the events of all runs; None is not called.
     """
 
-    def __init__(self, rlm: "Callable[[], RLM]", root: str) -> None:
+    def __init__(self, rlm: "Callable[[], RLM]", root: str, spans: "Spans") -> None:
         self._rlm = rlm
         self._root = root
+        self._spans = spans
         self._stack = contextlib.AsyncExitStack()
         self._task: asyncio.Task[Work] | None = None
 
@@ -82,18 +87,20 @@ class _Opening:
         self._stack.push_async_callback(ControlSocket("mcp").start().aclose)
         rlm = await self._stack.enter_async_context(made_rlm)
         repls = await self._stack.enter_async_context(held_repls())
-        return work(rlm, hosted_runs(rlm), repls, root)
+        on_event = self._stack.enter_context(self._spans())
+        return work(rlm, hosted_runs(rlm, on_event=on_event), repls, root)
 
 
-def serve_stdio(rlm: "Callable[[], RLM]", *, root: str, block_timeout_s: float) -> None:
+def serve_stdio(rlm: "Callable[[], RLM]", *, root: str, block_timeout_s: float, spans: "Spans") -> None:
     """Serve one client until stdin ends, or a signal comes.
 
     Args:
         rlm: Makes the `RLM`. It is called in a thread.
         root: Folder whose files a question may name.
         block_timeout_s: Compute time of a block in seconds, which the tool tells.
+        spans: Makes the receiver of the events of all runs, as a context manager.
     """
-    asyncio.run(_served(_Opening(rlm, root), block_timeout_s))
+    asyncio.run(_served(_Opening(rlm, root, spans), block_timeout_s))
 
 
 async def _served(opening: _Opening, block_timeout_s: float) -> None:
