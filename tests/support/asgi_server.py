@@ -23,6 +23,7 @@ class HttpServer:
 def http_server(app: Any) -> Iterator[HttpServer]:
     """Serve on a free port of loopback until the block is left. The application's lifespan runs."""
     with socket.create_server(("127.0.0.1", 0), backlog=2048) as listening:
+        listening.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)  # asyncio sets it on its own sockets alone
         config = uvicorn.Config(app, log_config=None, timeout_graceful_shutdown=2, lifespan="on")
         server = _Server(config)
         thread = threading.Thread(target=server.run, args=([listening],), daemon=True)

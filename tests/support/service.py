@@ -4,18 +4,15 @@ import asyncio
 import contextlib
 import os
 import secrets
-import socket
-import threading
 from collections.abc import Callable, Coroutine, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeVar
-
-import uvicorn
 
 from rlm_broker.rlm import RLM
 from rlm_broker.service.app import Service
 from rlm_broker.service.parts import Parts
 from rlm_broker.service.settings import KeySettings, ServeSettings
+from tests.support.asgi_server import http_server
 
 T = TypeVar("T")
 
@@ -100,38 +97,6 @@ def serving(
         service = of(rlm or RLM("offline"), settings)
     if service.made_key is not None:
         texts["default"] = service.made_key
-    with socket.create_server(("127.0.0.1", 0), backlog=2048) as listening:
-        listening.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)  # asyncio sets it on its own sockets alone
-        port = listening.getsockname()[1]
-        config = uvicorn.Config(service, log_config=None, timeout_graceful_shutdown=2, lifespan="on")
-        server = _Server(config)
-        thread = threading.Thread(target=server.run, args=([listening],), daemon=True)
-        thread.start()
-        try:
-            server.decided.wait()
-            assert server.started, "the server did not start"
-            first = next(iter(texts.values()), "")
-            yield Served(f"http://127.0.0.1:{port}", first, texts, port, service, server.loop)
-        finally:
-            server.should_exit = True
-            thread.join()
-
-
-class _Server(uvicorn.Server):
-    """Says when it has started, or has failed to."""
-
-    def __init__(self, config: uvicorn.Config) -> None:
-        super().__init__(config)
-        self.decided = threading.Event()
-        self.loop: asyncio.AbstractEventLoop
-
-    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        self.loop = asyncio.get_running_loop()
-        try:
-            await super().startup(sockets)
-        finally:
-            self.decided.set()
-
-    @contextlib.contextmanager
-    def capture_signals(self) -> Iterator[None]:
-        yield
+    with http_server(service) as server:
+        port = int(server.url.rpartition(":")[2])
+        yield Served(server.url, next(iter(texts.values()), ""), texts, port, service, server.loop)
