@@ -1,10 +1,33 @@
 """The object `rlm` of a request: what OpenAI's interface has no words for. Clients send it as `extra_body`."""
 
+from collections.abc import Mapping
 from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field, PositiveFloat, PositiveInt
 
 from rlm_broker.limits import RunLimits
+from rlm_broker.service.errors import ApiError
+
+Neutral = Mapping[str, tuple[tuple[Any, ...], str]]
+"""Fields that ask for what a run cannot do: the values that ask for nothing, and why others are refused."""
+
+
+def require_neutral(given: Mapping[str, Any], known: Neutral) -> None:
+    """Refuse fields that ask for what a run cannot do, and fields that the server does not know.
+
+    Raises:
+        ApiError: 400, with the field as `param`.
+    """
+    for name, value in given.items():
+        if name not in known:
+            raise ApiError(400, f"there is no field {name[:60]!r}: leave it out", param=name[:60])
+        neutral, why = known[name]
+        if value is not None and not any(_is_same(value, each) for each in neutral):
+            raise ApiError(400, f"{name} is not supported: {why}", code="unsupported_parameter", param=name)
+
+
+def _is_same(value: Any, neutral: Any) -> bool:
+    return bool(value == neutral) and isinstance(value, bool) == isinstance(neutral, bool)
 
 
 class RlmOptions(BaseModel):

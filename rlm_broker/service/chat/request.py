@@ -1,17 +1,16 @@
 """Fields of a request for a chat completion: which hold, which are accepted without effect, which are refused."""
 
 import json
-from collections.abc import Mapping
 from typing import Annotated, Any, Final, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, PositiveInt
 
 from rlm_broker.service.asking.client_tools import MOST_TOOLS, FunctionTool
-from rlm_broker.service.asking.options import RlmOptions
+from rlm_broker.service.asking.options import Neutral, RlmOptions, require_neutral
 from rlm_broker.service.asking.schemas import MOST_CHARS, safe_schema
 from rlm_broker.service.errors import ApiError
 
-NEUTRAL: Final[Mapping[str, tuple[tuple[Any, ...], str]]] = {
+NEUTRAL: Final[Neutral] = {
     "n": ((1,), "a run has one answer"),
     "logprobs": ((False,), "a run's answer has no log probabilities"),
     "top_logprobs": ((0,), "a run's answer has no log probabilities"),
@@ -85,12 +84,7 @@ class ChatRequest(BaseModel):
         Raises:
             ApiError: 400, with the field as `param`.
         """
-        for name, value in (self.model_extra or {}).items():
-            if name not in NEUTRAL:
-                raise ApiError(400, f"there is no field {name[:60]!r}: leave it out", param=name[:60])
-            neutral, why = NEUTRAL[name]
-            if value is not None and not any(_is_same(value, each) for each in neutral):
-                raise ApiError(400, f"{name} is not supported: {why}", code="unsupported_parameter", param=name)
+        require_neutral(self.model_extra or {}, NEUTRAL)
         if self.stream_options is not None and not self.stream:
             raise ApiError(400, "stream_options needs stream = true", param="stream_options")
 
@@ -144,7 +138,3 @@ class ChatRequest(BaseModel):
             described = function.get("name"), function.get("description"), function.get("parameters")
             made.append(FunctionTool.of(*described, f"{at}.function"))
         return () if self.tool_choice == "none" else tuple(made)
-
-
-def _is_same(value: Any, neutral: Any) -> bool:
-    return bool(value == neutral) and isinstance(value, bool) == isinstance(neutral, bool)

@@ -6,7 +6,7 @@ from typing import Annotated, Any, Final, Literal
 from pydantic import BaseModel, ConfigDict, Discriminator, Field, PositiveInt, Tag
 
 from rlm_broker.service.asking.client_tools import FunctionTool
-from rlm_broker.service.asking.options import RlmOptions
+from rlm_broker.service.asking.options import Neutral, RlmOptions, require_neutral
 from rlm_broker.service.asking.schemas import safe_schema
 from rlm_broker.service.errors import ApiError
 
@@ -14,7 +14,7 @@ CODE: Final = "code_interpreter"
 """Name of the tool under which blocks are told."""
 OUTPUTS: Final = "code_interpreter_call.outputs"
 """Name under which a request includes the outputs of blocks."""
-NEUTRAL: Final[Mapping[str, tuple[tuple[Any, ...], str]]] = {
+NEUTRAL: Final[Neutral] = {
     "top_logprobs": ((0,), "a run's answer has no log probabilities"),
     "presence_penalty": ((0,), "the models of a run take none"),
     "frequency_penalty": ((0,), "the models of a run take none"),
@@ -188,12 +188,7 @@ class ResponseRequest(BaseModel):
         Raises:
             ApiError: 400, with the field as `param`.
         """
-        for name, value in (self.model_extra or {}).items():
-            if name not in NEUTRAL:
-                raise ApiError(400, f"there is no field {name[:60]!r}: leave it out", param=name[:60])
-            neutral, why = NEUTRAL[name]
-            if value is not None and not any(value == each and type(value) is type(each) for each in neutral):
-                raise _unsupported(name, why)
+        require_neutral(self.model_extra or {}, NEUTRAL)
         if self.stream_options is not None and not self.stream:
             raise ApiError(400, "stream_options needs stream = true", param="stream_options")
         if self.background and self.store is False:

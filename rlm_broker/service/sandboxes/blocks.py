@@ -163,6 +163,20 @@ async def put(repl: SandboxedRepl, file: UploadedFile) -> None:
         os.close(fd)
 
 
+async def executed(repl: SandboxedRepl, asked: BlockRequest, on_output: OnOutput | None) -> dict[str, Any]:
+    """Run the code of a request in a REPL, and return the block as JSON has it; see `told`."""
+    block = await repl.aexecute(
+        asked.code,
+        asked.timeout_s,
+        on_output,
+        value=asked.value,
+        wall_timeout_s=asked.wall_timeout_s,
+        stdin=asked.stdin,
+        variables=asked.variables,
+    )
+    return await told(block, asked.value)
+
+
 async def told(block: Block, with_value: bool) -> dict[str, Any]:
     """Return a block as JSON has it: the fields of `rlm-broker exec --json`, displays as base64 by MIME type.
 

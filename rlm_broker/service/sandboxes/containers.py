@@ -28,10 +28,10 @@ from rlm_broker.service.sandboxes.blocks import (
     BlockRequest,
     ReplRequest,
     answer,
+    executed,
     files_of,
     opened,
     tightened,
-    told,
 )
 
 MemoryLimit = Literal["1g", "4g", "16g", "64g"]
@@ -152,16 +152,7 @@ class _Containers:
         async def work(on_output: OnOutput | None) -> dict[str, Any]:
             async with self._parts.repls.used(held.owner, held.id):
                 held.repl.renew()  # a container lives on, however often its code has it killed
-                block = await held.repl.aexecute(
-                    asked.code,
-                    asked.timeout_s,
-                    on_output,
-                    value=asked.value,
-                    wall_timeout_s=asked.wall_timeout_s,
-                    stdin=asked.stdin,
-                    variables=asked.variables,
-                )
-                return await told(block, asked.value)
+                return await executed(held.repl, asked, on_output)
 
         return answer(asked.stream, work, settings.heartbeat_s)
 

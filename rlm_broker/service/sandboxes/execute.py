@@ -10,7 +10,7 @@ from rlm_broker.sandbox.blocks.output import OnOutput
 from rlm_broker.service.bodies import parsed
 from rlm_broker.service.guard import key_of
 from rlm_broker.service.parts import Parts
-from rlm_broker.service.sandboxes.blocks import BlockRequest, ReplRequest, answer, files_of, opened, told
+from rlm_broker.service.sandboxes.blocks import BlockRequest, ReplRequest, answer, executed, files_of, opened
 
 
 class ExecuteRequest(BlockRequest, ReplRequest):
@@ -39,16 +39,7 @@ def routes(parts: Parts) -> list[Route]:
         async def work(on_output: OnOutput | None) -> dict[str, Any]:
             async with parts.places.place(key.owner), opened(parts, key.owner, asked, files, limits) as repl:
                 repl.kills_when_cancelled = True
-                block = await repl.aexecute(
-                    asked.code,
-                    asked.timeout_s,
-                    on_output,
-                    value=asked.value,
-                    wall_timeout_s=asked.wall_timeout_s,
-                    stdin=asked.stdin,
-                    variables=asked.variables,
-                )
-                return await told(block, asked.value)
+                return await executed(repl, asked, on_output)
 
         return answer(asked.stream, work, settings.heartbeat_s)
 
