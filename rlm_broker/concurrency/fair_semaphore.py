@@ -42,6 +42,10 @@ class FairSemaphore:
             return True
         return False
 
+    def has_waiting(self, session: Hashable) -> bool:
+        """Whether a turn of the session waits for a place."""
+        return session in self._queues
+
     async def acquire(self, session: Hashable) -> None:
         """Wait for a place, in the turn of `session`. `release` it afterwards."""
         if self.take():

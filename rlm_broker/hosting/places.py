@@ -27,11 +27,15 @@ class Places:
     async def place(self, owner: Owner) -> AsyncIterator[None]:
         """Wait for a place, and have it within the block. Owners take turns.
 
+        Where the queue is full, an owner that does not wait in it may still wait once.
+
         Raises:
             Busy: Too many wait already.
         """
         if not self._places.take():
-            if self._places.waiting >= self._most_waiting:
+            if self._places.waiting >= self._most_waiting and (
+                self._places.has_waiting(owner.name) or not self._most_waiting
+            ):
                 raise Busy(f"all places are taken, and {self._most_waiting:,} wait: try again later", RETRY_AFTER_S)
             await self._places.acquire(owner.name)
         try:

@@ -7,6 +7,8 @@ its events, and waits for its place in its own task (`place` of `RLM.start`). So
 a run, and not a queue of its own, and one that comes later finds a queued run like any other.
 
 - Fairness: places go round the owners (`FairSemaphore`), so that an owner with a thousand requests delays no other.
+  Where the queue is full, an owner without a run in it may still wait with one. A run that waits for its client gives
+  its place away.
 - Life: a run ends when its last follower has left, unless it may outlive them (`HostedRun.outlive`).
 - Money: each call that ends is counted for its owner. When the day's money is spent, the owner's runs are stopped,
   with their best answers so far. The run that has spent the last of it may answer by that call, and begins no other.
@@ -20,144 +22,28 @@ import contextlib
 import time
 from collections import OrderedDict
 from collections.abc import AsyncIterator, Callable, Mapping
-from typing import Any, Final, Literal
+from typing import Any, Final
 
 from rlm_broker.concurrency.fair_semaphore import FairSemaphore
 from rlm_broker.control.board import BOARD
-from rlm_broker.control.progress import RunProgress
 from rlm_broker.errors import ConfigurationError
+from rlm_broker.hosting.hosted_run import HostedRun
+from rlm_broker.hosting.keeping import Kept, to_forget
 from rlm_broker.hosting.limits import tightened
 from rlm_broker.hosting.owner import Busy, Owner, Purse, UnknownHandle
 from rlm_broker.limits import RunLimits
 from rlm_broker.prompts.instructions import Instructions
-from rlm_broker.results import Completion
 from rlm_broker.rlm import RLM
 from rlm_broker.run.persistent_repl import PersistentRepl
-from rlm_broker.run.run import Run
 from rlm_broker.run.tools import Tools
 from rlm_broker.trace.events import CallEnded, CallStarted, Emit, Event
-from rlm_broker.usage import Tally, Usage
 
-RunState = Literal["queued", "running", "ended"]
 KEPT_CHARS: Final = 1 << 28
 """Characters of the events of ended runs that are kept together."""
 STOP_GRACE_S: Final = 10.0
 """Seconds that a stopped run has to end with an answer, before a drain cancels it."""
 RETRY_AFTER_S: Final = 5.0
 """Seconds after which a refused request may find a place in the queue."""
-
-
-class HostedRun:
-    """One run of an owner. `HostedRuns.begin` makes it.
-
-    Attributes:
-        id: Id of the run, equal to `Run.id`.
-        owner: Owner of the run.
-        run: Handle on the run.
-        created_at: Unix time in seconds.
-        began_at: Unix time in seconds at which it got its place, or None.
-        ended_at: Unix time in seconds of its end, or None.
-        is_paid: Whether a model was called, so that the same request sent again would be paid again.
-        last_event: Number of its last event so far.
-        about: What the beginner of the run keeps with it, or None.
-        progress: What its tree does at this moment.
-    """
-
-    def __init__(self, owner: Owner) -> None:
-        self.owner = owner
-        self.run: Run
-        self.created_at = time.time()
-        self.began_at: float | None = None
-        self.ended_at: float | None = None
-        self.is_paid = False
-        self.last_event = 0
-        self.about: Any = None
-        self.progress = RunProgress()
-        self._tally = Tally()
-        self._followers = 0
-        self._outlives_s: float | None = 0.0
-        self._timer: asyncio.TimerHandle | None = None
-
-    @property
-    def id(self) -> str:
-        """Id of the run."""
-        return self.run.id
-
-    @property
-    def state(self) -> RunState:
-        """Whether the run waits for its place, goes on, or has ended."""
-        return "ended" if self.run.is_done else "queued" if self.began_at is None else "running"
-
-    @property
-    def usage(self) -> Usage:
-        """Usage of the run and all below it, of the calls that have ended."""
-        return self._tally.usage
-
-    @property
-    def doing(self) -> str:
-        """Activity of the run at this moment, in a few words; empty after its end."""
-        return {"queued": "waits for its turn", "running": self.progress.doing, "ended": ""}[self.state]
-
-    def events(self, after: int = 0) -> AsyncIterator[Event]:
-        """Iterate over the events of the run's tree, as `Run.events` does."""
-        return self.run.events(after)
-
-    async def completion(self) -> Completion:
-        """Return the completion. The run goes on if the caller is cancelled: `joined` decides about its end.
-
-        Raises:
-            RunFailed: The run has failed, reached a limit or was cancelled.
-        """
-        awaited = asyncio.ensure_future(self._awaited())
-        awaited.add_done_callback(_read)
-        return await asyncio.shield(awaited)
-
-    def stop(self) -> None:
-        """End the run with the best answer so far; take it out of the queue if it has no place yet."""
-        if self.began_at is None:
-            self.run.cancel()
-        else:
-            self.run.stop()
-
-    def outlive(self, seconds: float | None) -> None:
-        """Let the run go on for so many seconds after its last follower has left.
-
-        Args:
-            seconds: 0 ends it with its last follower; None lets it go on to its end.
-        """
-        self._outlives_s = seconds
-        self._wait_alone()
-
-    @contextlib.asynccontextmanager
-    async def joined(self) -> AsyncIterator["HostedRun"]:
-        """Follow the run within the block. When its last follower leaves, it ends, unless it may outlive them.
-
-        All its processes have ended then, when the block is left.
-        """
-        self._followers += 1
-        self._wait_alone()
-        try:
-            yield self
-        finally:
-            self._followers -= 1
-            self._wait_alone()
-            if not self._followers and self._outlives_s == 0:
-                await self.run.ended()
-
-    def _wait_alone(self) -> None:
-        """Set the time at which the run ends, if it has no follower."""
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
-        if self._followers or self._outlives_s is None or self.run.is_done:
-            return
-        if self._outlives_s == 0:
-            self.run.cancel()
-        else:
-            self._timer = asyncio.get_running_loop().call_later(self._outlives_s, self.run.cancel)
-
-    async def _awaited(self) -> Completion:
-        return await self.run
 
 
 class HostedRuns:
@@ -184,6 +70,7 @@ class HostedRuns:
     ) -> None:
         self._rlm = rlm
         self._places = FairSemaphore(max_runs)
+        self._max_runs = max_runs
         self._max_queue = max_queue
         self._keep_s = keep_s
         self._most_kept = most_kept
@@ -263,8 +150,7 @@ class HostedRuns:
         owner.require_model(model or self._rlm.handler.routing.root.model_name)
         purse = self._purses.setdefault(owner.name, Purse(owner))
         purse.require_some()
-        if self._places.taken and self.queued >= self._max_queue:
-            raise Busy(f"all places are taken, and {self._max_queue:,} runs wait: try again later", RETRY_AFTER_S)
+        self._require_room(owner)
         hosted = HostedRun(owner)
         receivers = [each for each in (self._counting(hosted, purse), self._on_event, on_event) if each is not None]
         given: dict[str, Any] = {"model": model, "instructions": instructions, "output_type": output_type}
@@ -281,6 +167,26 @@ class HostedRuns:
         if key is not None:
             self._keys[owner.name, key] = (fingerprint, hosted)
         return self._listed(hosted)
+
+    @contextlib.asynccontextmanager
+    async def away(self, hosted: HostedRun) -> AsyncIterator[None]:
+        """Give the place of a run to another one while the run waits for its client, within the block.
+
+        The run waits for a place again after that. Beyond `max_runs` runs of one owner that wait so, their places stay
+        theirs: each of them has a REPL.
+        """
+        waiting = sum(other.is_away for other in self._runs.values() if other.owner == hosted.owner)
+        hosted.calls_away += 1
+        if hosted.has_place and waiting < self._max_runs:
+            hosted.has_place = False
+            self._places.release()
+        try:
+            yield
+        finally:
+            hosted.calls_away -= 1
+        if not hosted.has_place and not hosted.calls_away:
+            await self._places.acquire(hosted.owner.name)
+            hosted.has_place = True
 
     async def drain(self, drain_s: float) -> None:
         """Begin no run any more, let all runs end, and stop those that go on. A second call may shorten the time.
@@ -312,13 +218,26 @@ class HostedRuns:
     @contextlib.asynccontextmanager
     async def _place(self, hosted: HostedRun) -> AsyncIterator[None]:
         await self._places.acquire(hosted.owner.name)
-        hosted.began_at = time.time()
+        hosted.began_at, hosted.has_place = time.time(), True
         BOARD.set_queued(hosted.id, False)
         try:
             yield
         finally:
             hosted.ended_at = time.time()
-            self._places.release()
+            if hosted.has_place:
+                hosted.has_place = False
+                self._places.release()
+
+    def _require_room(self, owner: Owner) -> None:
+        """Refuse a run if the queue is full. An owner without a run in it may always wait with one.
+
+        Raises:
+            Busy: The queue is full.
+        """
+        if self._places.taken + self.queued < self._max_runs + self._max_queue:
+            return
+        if any(hosted.state == "queued" for hosted in self.of(owner)) or not self._max_queue:
+            raise Busy(f"all places are taken, and {self._max_queue:,} runs wait: try again later", RETRY_AFTER_S)
 
     def _listed(self, hosted: HostedRun) -> HostedRun:
         BOARD.set_owner(hosted.id, hosted.owner.name)
@@ -348,14 +267,13 @@ class HostedRuns:
 
     def _forget_old(self) -> None:
         """Drop ended runs that are too old, or too many."""
-        ended = [hosted for hosted in self._runs.values() if hosted.run.is_done]
-        chars = sum(hosted.run.log.chars for hosted in ended if hosted.run.log is not None)
-        too_many = len(ended) - self._most_kept
+        ended = [
+            Kept(hosted, hosted.owner, hosted.run.log.chars if hosted.run.log else 0, hosted.ended_at or time.time())
+            for hosted in self._runs.values()
+            if hosted.run.is_done
+        ]
         oldest_at = time.time() - self._keep_s
-        for number, hosted in enumerate(ended):
-            if number >= too_many and chars <= KEPT_CHARS and (hosted.ended_at or hosted.created_at) >= oldest_at:
-                break
-            chars -= hosted.run.log.chars if hosted.run.log is not None else 0
+        for hosted in to_forget(ended, most=self._most_kept, most_weight=KEPT_CHARS, oldest_at=oldest_at):
             self.forget(hosted)
 
     def forget(self, hosted: HostedRun) -> None:
@@ -370,9 +288,3 @@ def _all_of(receivers: list[Emit]) -> Emit:
             receive(event)
 
     return tell
-
-
-def _read(outcome: "asyncio.Future[Completion]") -> None:
-    """Read how a run ended, so that asyncio does not report a failure that no caller waits for any more."""
-    if not outcome.cancelled():
-        outcome.exception()

@@ -7,7 +7,7 @@ from starlette.requests import Request
 from starlette.routing import Mount
 
 from rlm_broker.control.status import RunStatus
-from rlm_broker.hosting.runs import HostedRun
+from rlm_broker.hosting.hosted_run import HostedRun
 from rlm_broker.service.guard import key_of
 from rlm_broker.service.keys import Key
 from rlm_broker.service.parts import Parts

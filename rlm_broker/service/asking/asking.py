@@ -22,8 +22,9 @@ from typing import Any
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from rlm_broker.errors import ConfigurationError, LimitReached
+from rlm_broker.hosting.hosted_run import HostedRun
 from rlm_broker.hosting.owner import Owner
-from rlm_broker.hosting.runs import HostedRun, HostedRuns
+from rlm_broker.hosting.runs import HostedRuns
 from rlm_broker.results import Completion
 from rlm_broker.rlm import RLM
 from rlm_broker.service.asking.client_tools import ClientCall, ClientTools
@@ -208,6 +209,7 @@ class Asking:
             is_about.close()
             return hosted.about
         asked = hosted.about = Asked(hosted, wanted, tools, self._offered)
+        tools.away = lambda: self._runs.away(hosted)
         closing = asyncio.ensure_future(_closed_after(hosted.run.ended(), is_about.close))
         self._closing.add(closing)
         closing.add_done_callback(self._closing.discard)

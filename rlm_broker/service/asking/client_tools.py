@@ -6,7 +6,8 @@ import json
 import keyword
 import re
 import secrets
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import AbstractAsyncContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -93,6 +94,7 @@ class ClientTools:
 
     Attributes:
         wait_s: As given.
+        away: Makes a context manager in which a call waits for its result; see `HostedRuns.away`.
 
     Raises:
         ApiError: 400: two tools have the same name, or there are too many.
@@ -114,6 +116,7 @@ class ClientTools:
         self._answered: set[str] = set()
         self._made = 0
         self._called = asyncio.Event()
+        self.away: Callable[[], AbstractAsyncContextManager[None]] = nullcontext
 
     def __bool__(self) -> bool:
         return bool(self._tools)
@@ -182,7 +185,8 @@ class ClientTools:
         self._made += 1
         self._called.set()
         try:
-            return await call.result
+            async with self.away():
+                return await call.result
         finally:
             self._open.pop(id, None)
 

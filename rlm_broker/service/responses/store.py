@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
+from rlm_broker.hosting.keeping import Kept, to_forget
 from rlm_broker.hosting.owner import Owner
 from rlm_broker.service.asking.asking import Asked
 from rlm_broker.service.errors import ApiError
@@ -16,7 +17,7 @@ from rlm_broker.service.responses.lasting import LastingRepl
 from rlm_broker.service.responses.resource import Item, Resource
 
 MOST_KEPT: Final = 1_000
-"""Ended responses that are kept, of all keys together; beyond it the oldest go."""
+"""Ended responses that are kept, of all keys together; beyond it the oldest of the key with the most go."""
 MOST_KEPT_BYTES: Final = 1 << 28
 """Bytes of the events and the inputs of ended responses that are kept together, likewise."""
 
@@ -122,14 +123,9 @@ class Responses:
 
     def _forget_old(self) -> None:
         """Drop ended responses that are too old, or too many."""
-        ended = [made for made in self._made.values() if made.ended_at is not None]
-        size = sum(made.bytes for made in ended)
-        too_many = len(ended) - MOST_KEPT
+        ended = [Kept(made, made.owner, made.bytes, at) for made in self._made.values() if (at := made.ended_at)]
         oldest_at = time.time() - self._keep_s
-        for number, made in enumerate(ended):
-            if number >= too_many and size <= MOST_KEPT_BYTES and (made.ended_at or 0) >= oldest_at:
-                break
-            size -= made.bytes
+        for made in to_forget(ended, most=MOST_KEPT, most_weight=MOST_KEPT_BYTES, oldest_at=oldest_at):
             self.forget(made)
 
 

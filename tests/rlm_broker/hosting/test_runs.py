@@ -7,8 +7,9 @@ from collections.abc import AsyncIterator
 import pytest
 
 from rlm_broker import RLM, ConfigurationError, LMReply, LMRequest, RunCancelled, ScriptedClient, Usage
+from rlm_broker.hosting.hosted_run import HostedRun, RunState
 from rlm_broker.hosting.owner import Busy, MoneySpent, NotAllowed, Owner, UnknownHandle
-from rlm_broker.hosting.runs import HostedRun, HostedRuns, RunState
+from rlm_broker.hosting.runs import HostedRuns
 from rlm_broker.trace.events import CallStarted, RunEnded
 from tests.support.stand_ins import Gate
 from tests.support.waiting import until
@@ -61,13 +62,73 @@ async def test_places_go_round_the_owners() -> None:
 
 
 async def test_full_queue_refuses_and_says_when() -> None:
+    """An owner without a run in the queue may wait with one, also where another owner has filled it."""
     async with hosting(Gate(), max_runs=1, max_queue=1) as runs:
         first = runs.begin(ANN, "text", "1")
         await until(lambda: state(first) == "running")
         runs.begin(ANN, "text", "2")
-        with pytest.raises(Busy, match="1 runs wait") as refused:
-            runs.begin(BOB, "text", "3")
-        assert refused.value.retry_after_s > 0
+        runs.begin(BOB, "text", "bob's first")
+        for owner in (ANN, BOB):
+            with pytest.raises(Busy, match="1 runs wait") as refused:
+                runs.begin(owner, "text", "more")
+            assert refused.value.retry_after_s > 0
+
+
+async def test_every_place_can_be_taken_at_once() -> None:
+    async with hosting(Gate(), max_runs=3, max_queue=0) as runs:
+        three = [runs.begin(ANN, "text", str(number)) for number in range(3)]
+        with pytest.raises(Busy):
+            runs.begin(ANN, "text", "4")
+        with pytest.raises(Busy):
+            runs.begin(BOB, "text", "5")
+        await until(lambda: all(state(hosted) == "running" for hosted in three))
+
+
+async def test_run_that_waits_for_its_client_gives_its_place() -> None:
+    gate = Gate()
+    async with hosting(gate, max_runs=1) as runs:
+        first = runs.begin(ANN, "text", "first")
+        await until(lambda: len(gate.asked) == 1)
+        async with runs.away(first), runs.away(first):
+            second = runs.begin(BOB, "text", "second")
+            await until(lambda: len(gate.asked) == 2)
+            assert first.is_away
+            back = asyncio.ensure_future(_entered(runs, first))
+            gate.is_open.set()
+            await second.completion()
+        assert first.has_place
+        await back
+        await first.completion()
+        assert runs.running == 0
+    third = None
+    async with hosting(gate, max_runs=1) as runs:  # no place was lost or made
+        third = runs.begin(ANN, "text", "third")
+        await third.completion()
+
+
+async def _entered(runs: HostedRuns, hosted: HostedRun) -> None:
+    async with runs.away(hosted):
+        pass
+
+
+async def test_run_that_ends_while_it_waits_frees_no_second_place() -> None:
+    gate = Gate()
+    async with hosting(gate, max_runs=1) as runs:
+        first = runs.begin(ANN, "text", "first")
+        await until(lambda: gate.asked)
+
+        async def waits() -> None:
+            async with runs.away(first):
+                await asyncio.Event().wait()
+
+        waiting = asyncio.ensure_future(waits())
+        await until(lambda: first.is_away)
+        waiting.cancel()
+        first.run.cancel()
+        await first.run.ended()
+        two = [runs.begin(ANN, "text", str(number)) for number in range(2)]
+        await until(lambda: len(gate.asked) == 2)
+        assert sorted(map(state, two)) == ["queued", "running"]
 
 
 async def test_last_follower_ends_the_run() -> None:
