@@ -20,7 +20,7 @@ from rlm_broker.limits import Limits, with_set
 from rlm_broker.lm_handler import LMHandler
 from rlm_broker.models.model import Given
 from rlm_broker.models.models import Models
-from rlm_broker.models.registry import Registry
+from rlm_broker.models.registry import Registry, require_priced
 from rlm_broker.sandbox.levels.level import AUTO, candidates
 from rlm_broker.sandbox.packages.packages import chosen_packages
 from rlm_broker.sandbox.sandbox import SEED_BITS, Sandbox, require_seed
@@ -139,19 +139,22 @@ class EngineParts:
         """Return the routes of one run: those of the handler, or with other models if the run was given any.
 
         Raises:
-            ConfigurationError: The handler is lent, and a model is not the name of one of its own.
+            ConfigurationError: The handler is lent, and a model is not the name of one of its own; or a limit in US
+                dollars is set, and the price of a model is not known.
         """
-        if model is None and sub_model is None:
-            return engine.handler.routing
-        if self.registry is not None:
-            return await self.registry.routing_for(engine.handler, model, sub_model, limits)
         routing = engine.handler.routing
-        clients: list[BaseClient | None] = []
-        for name in (model, sub_model):
-            if not isinstance(name, str | None):
-                raise ConfigurationError("the handler brings its own models: give the name of one of them")
-            clients.append(None if name is None else routing.pick(name, 0))
-        return routing.instead(*clients)
+        if (model is not None or sub_model is not None) and self.registry is not None:
+            routing = await self.registry.routing_for(engine.handler, model, sub_model, limits)
+        elif model is not None or sub_model is not None:
+            clients: list[BaseClient | None] = []
+            for name in (model, sub_model):
+                if not isinstance(name, str | None):
+                    raise ConfigurationError("the handler brings its own models: give the name of one of them")
+                clients.append(None if name is None else routing.pick(name, 0))
+            routing = routing.instead(*clients)
+        if limits.max_budget_usd is not None:
+            await require_priced("max_budget_usd", filter(None, (routing.root, routing.sub)))
+        return routing
 
     async def _own_handler(self, own: contextlib.AsyncExitStack, event_loop: EventLoopRef) -> LMHandler:
         assert self.registry is not None

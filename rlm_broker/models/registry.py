@@ -5,7 +5,7 @@ import contextlib
 import functools
 import weakref
 from collections import Counter
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterable
 
 from rlm_broker.clients.base import BaseClient, LMReply, LMRequest
 from rlm_broker.clients.brought import client_of
@@ -142,15 +142,8 @@ class Registry:
         every = [*own, *(fallback for client in own for fallback in self._fallbacks.get(id(client), ()))]
         clients = {id(client): client for client in every}.values()
         await asyncio.gather(*(client.preflight() for client in clients))
-        if limits.max_budget_usd is None:
-            return
-        for client in clients:
-            await client.loaded()
-            if client.is_priced is False:
-                raise ConfigurationError(
-                    f"max_budget_usd cannot be kept: the price of model {client.model_name!r} is not known; give its "
-                    "usd_per_million_tokens, or bound max_tokens or max_llm_calls instead"
-                )
+        if limits.max_budget_usd is not None:
+            await require_priced("max_budget_usd", clients)
 
     def _open_once(self, name: str) -> BaseClient:
         if name not in self._opened:
@@ -231,3 +224,22 @@ def _serving(model: Model, fallbacks: tuple[BaseClient, ...]) -> Serving:
         fallbacks=fallbacks,
         cooldown_s=model.cooldown_s,
     )
+
+
+async def require_priced(limit: str, clients: Iterable[BaseClient]) -> None:
+    """Refuse a limit in US dollars if the price of a client is not known.
+
+    Args:
+        limit: Name of the limit.
+        clients: Clients that may be called.
+
+    Raises:
+        ConfigurationError: There is such a client.
+    """
+    for client in clients:
+        await client.loaded()
+        if client.is_priced is False:
+            raise ConfigurationError(
+                f"{limit} cannot be kept: the price of model {client.model_name!r} is not known; give its "
+                "usd_per_million_tokens, or bound max_tokens or max_llm_calls instead"
+            )

@@ -21,6 +21,7 @@ from rlm_broker.hosting.files import Files
 from rlm_broker.hosting.places import Places
 from rlm_broker.hosting.repls import HeldRepls
 from rlm_broker.hosting.runs import HostedRuns
+from rlm_broker.models.registry import require_priced
 from rlm_broker.rlm import RLM
 from rlm_broker.service import mcp_route, metrics_route, watching
 from rlm_broker.service.asking.asking import Asking
@@ -92,13 +93,17 @@ class Service:
         """Open the `RLM`, read the contexts, and take requests.
 
         Raises:
-            ConfigurationError: A context cannot be read, or the `RLM` was opened on another event loop.
+            ConfigurationError: A context cannot be read, `usd_a_day` is set and the price of the model is not known, or
+                the `RLM` was opened on another event loop.
             IsolationUnavailable, SandboxFailed, ModelFailed: The `RLM` cannot be opened.
         """
         async with contextlib.AsyncExitStack() as opening:
             await opening.enter_async_context(self._rlm.borrowed())
             if self._rlm.event_loop is not None and not self._rlm.event_loop.is_here:
                 raise ConfigurationError("the RLM was opened on another event loop: leave it to the service to open it")
+            if any(key.usd_a_day is not None for key in self._settings.keys.values()):
+                own = self._rlm.handler.routing
+                await require_priced("usd_a_day", filter(None, (own.root, own.sub)))
             contexts: dict[str, StoredContext] = {}
             for name, path in self._settings.contexts.items():
                 contexts[name] = opening.enter_context(await asyncio.to_thread(store, Path(path).expanduser()))

@@ -7,7 +7,7 @@ from rlm_broker.clients.openai_compatible import OpenAICompatibleClient
 from rlm_broker.clients.scripted import ScriptedClient
 from rlm_broker.errors import ConfigurationError, ModelFailed, UnknownModel
 from rlm_broker.handler.routing import Route
-from rlm_broker.limits import Limits
+from rlm_broker.limits import Limits, RunLimits
 from rlm_broker.models.model import Model
 from rlm_broker.models.models import Models
 from rlm_broker.models.registry import Registry
@@ -110,3 +110,16 @@ async def test_budget_needs_the_price_of_each_fallback() -> None:
         with pytest.raises(ConfigurationError, match="the price of model 'spare' is not known"):
             await RLM(priced, models={"spare": spare}, limits=Limits(max_budget_usd=1)).acompletion("x", "?")
     assert server.requests == []
+
+
+async def test_budget_of_one_run_needs_a_known_price() -> None:
+    """The run is refused before its first call, also if the `RLM` itself has no budget."""
+    unpriced = ScriptedClient(["FINAL(1)"] * 3)
+    unpriced.is_priced = False
+    async with RLM(unpriced) as rlm:
+        with pytest.raises(ConfigurationError, match="max_budget_usd cannot be kept: the price of model 'scripted'"):
+            await rlm.start("text", "?", limits=RunLimits(max_budget_usd=1.0))
+        assert (await rlm.start("text", "?")).response == "1"
+    async with RLM(ScriptedClient(["FINAL(1)"]), unpriced) as rlm:
+        with pytest.raises(ConfigurationError, match="max_budget_usd cannot be kept"):
+            await rlm.start("text", "?", limits=RunLimits(max_budget_usd=1.0))

@@ -12,7 +12,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from starlette.applications import Starlette
 from starlette.routing import Mount
 
-from rlm_broker import RLM, ConfigurationError, ContextRefused
+from rlm_broker import RLM, ConfigurationError, ContextRefused, KeySettings, ScriptedClient
 from rlm_broker.service.app import Service
 from rlm_broker.service.settings import ServeSettings
 from tests.support.service import Served, serving
@@ -133,3 +133,12 @@ def test_metrics_are_read_by_keys_with_the_right(served: Served) -> None:
         requests = {sample.labels["route"]: sample.value for sample in families["rlm_broker_http_requests"].samples}
         assert requests["/v1/models"] == 1
         assert {"rlm_broker_queued_runs", "rlm_broker_active_runs", "rlm_broker_warm_repls"} <= families.keys()
+
+
+async def test_money_of_a_day_needs_a_known_price(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ANNS_KEY", "a-key-of-some-length")
+    unpriced = ScriptedClient(["FINAL(1)"])
+    unpriced.is_priced = False
+    settings = ServeSettings(keys={"ann": KeySettings(key="env:ANNS_KEY", usd_a_day=1)})
+    with pytest.raises(ConfigurationError, match="usd_a_day cannot be kept: the price of model 'scripted'"):
+        await Service(RLM(unpriced), settings).__aenter__()
