@@ -61,12 +61,16 @@ def serve_settings(
     Raises:
         ConfigurationError: A setting does not exist, or cannot have its value.
     """
-    together = {**table, **options}
+    together, named = {**table, **options}, dict[str, str]()
     for context in contexts:
         name, separator, path = context.partition("=")
         if not separator or not name or not path:
             raise ConfigurationError(f"--context {context}: give NAME=PATH, for example logs=logs/")
-        together["contexts"] = {**together.get("contexts", {}), name: path}
+        if name in named:
+            raise ConfigurationError(f"--context {name} is given twice: give each context a name of its own")
+        named[name] = path
+    if named:
+        together["contexts"] = {**together.get("contexts", {}), **named}
     if key is not None:
         together["keys"] = {**together.get("keys", {}), "default": {"key": key, "rights": sorted(RIGHTS)}}
     try:

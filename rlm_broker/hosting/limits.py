@@ -25,7 +25,7 @@ def tightened(
     for name, value in wanted.items():
         bound = held.get(name, getattr(base, name))
         if bound is not None and _is_above(value, bound):
-            raise ConfigurationError(f"the limit {name} = {value} is above the {bound} of this server: ask for less")
+            raise ConfigurationError(f"the limit {name} = {value} is above its bound, {_shown(bound)}: ask for less")
     together = {**held, **wanted}
     if left_usd is not None:
         budget = together.get("max_budget_usd", base.max_budget_usd)
@@ -42,3 +42,7 @@ def _is_above(value: Any, bound: Any) -> bool:
     most = max(len(values), len(bounds))
     pairs = ((values[min(n, len(values) - 1)], bounds[min(n, len(bounds) - 1)]) for n in range(most))
     return any(one > other for one, other in pairs)
+
+
+def _shown(bound: Any) -> str:
+    return f"{bound:g}" if isinstance(bound, float) else str(bound)

@@ -16,7 +16,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from rlm_broker.context.store import store
 from rlm_broker.context.stored import StoredContext
-from rlm_broker.errors import ConfigurationError, RlmBrokerError
+from rlm_broker.errors import ConfigurationError, ContextRefused, RlmBrokerError
 from rlm_broker.hosting.files import Files
 from rlm_broker.hosting.places import Places
 from rlm_broker.hosting.repls import HeldRepls
@@ -39,6 +39,7 @@ from rlm_broker.service.responses.routes import ResponseRoutes
 from rlm_broker.service.sandboxes.routes import routes as sandbox_routes
 from rlm_broker.service.settings import ServeSettings
 from rlm_broker.trace.events import Emit, Event
+from rlm_broker.validation import suggestion
 
 _log = logging.getLogger("rlm_broker")
 
@@ -106,8 +107,9 @@ class Service:
                 await require_priced("usd_a_day", filter(None, (own.root, own.sub)))
             contexts: dict[str, StoredContext] = {}
             for name, path in self._settings.contexts.items():
-                contexts[name] = opening.enter_context(await asyncio.to_thread(store, Path(path).expanduser()))
+                contexts[name] = opening.enter_context(await asyncio.to_thread(_stored, name, path))
             self._parts = await self._parts_of(opening, contexts)
+            self._require_models(self._parts.models)
             self._health = Health(self._rlm.sandbox)
             self._metrics = Metrics(self._rlm.handler.routing.by_name, gauges_of(self._parts))
             routes = [*self._routes(self._parts), *await self._routes_with_state(opening, self._parts)]
@@ -183,6 +185,18 @@ class Service:
         responses = await opening.enter_async_context(ResponseRoutes(parts))
         return [*responses.routes(), *await opening.enter_async_context(mcp_route.running(parts))]
 
+    def _require_models(self, served: ServedModels) -> None:
+        """Refuse a key with a model that the server does not have.
+
+        Raises:
+            ConfigurationError: There is such a key.
+        """
+        for name, key in self._settings.keys.items():
+            if unknown := sorted(set(key.models or ()) - set(served.known)):
+                raise ConfigurationError(
+                    f"serve.keys.{name}.models: there is no model {unknown[0]!r}{suggestion(unknown[0], served.known)}"
+                )
+
     def _hosts(self) -> list[str]:
         return [self._settings.host, *self._settings.hosts]
 
@@ -197,6 +211,18 @@ class Service:
         await receive()
         await self.__aexit__()
         await send({"type": "lifespan.shutdown.complete"})
+
+
+def _stored(name: str, path: str) -> StoredContext:
+    """Read a context of the server.
+
+    Raises:
+        ContextRefused: It cannot be read; the message names the setting.
+    """
+    try:
+        return store(Path(path).expanduser())
+    except ContextRefused as error:
+        raise ContextRefused(f"serve.contexts.{name}: {error}") from None
 
 
 def _model_routes(parts: Parts) -> list[Route]:

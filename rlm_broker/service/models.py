@@ -45,9 +45,14 @@ class ServedModels:
     def _root(self) -> str:
         return self._rlm.handler.get_client(depth=0).model_name
 
+    @property
+    def known(self) -> tuple[str, ...]:
+        """Names of all models, without contexts."""
+        return tuple(dict.fromkeys([self._root, *self._rlm.handler.routing.names]))
+
     def names(self, owner: Owner) -> list[str]:
         """Return all names that an owner may ask for."""
-        known = dict.fromkeys([self._root, *self._rlm.handler.routing.names])
+        known = self.known
         models = [name for name in known if owner.models is None or name in owner.models]
         return [*models, *(f"{name}{AT}{context}" for name in models for context in self._contexts)]
 
@@ -57,7 +62,7 @@ class ServedModels:
         Raises:
             ApiError: 404: there is no such model or context. 403: the owner may not use it.
         """
-        known = dict.fromkeys([self._root, *self._rlm.handler.routing.names])
+        known = self.known
         model, context = name, ""
         if name not in known and AT in name:
             model, _, context = name.rpartition(AT)

@@ -21,7 +21,8 @@ class KeySettings(BaseModel):
     Attributes:
         key: Variable that holds the key, as "env:NAME".
         rights: What the key may do.
-        models: Names of models that it may use; None allows all.
+        models: Names of models that its requests may name; None allows all. Which models code may name is the model
+            policy's to say.
         limits: Limits of each of its runs. A request may tighten them.
         usd_a_day: US dollars that its runs may cost in one day (UTC); None sets no bound.
     """
@@ -44,7 +45,8 @@ class ServeSettings(BaseModel):
         behind_proxy: Whether a proxy in front of it speaks TLS, so that it may listen beyond loopback without.
         certificate, private_key: PEM files for TLS, both or neither.
         keys: Name → key. Without any, one is made and printed.
-        contexts: Name → folder or file of the server, which the model `MODEL@NAME` asks about.
+        contexts: Name → folder or file of the server, which the model `MODEL@NAME` asks about. Relative paths begin in
+            the folder in which the server is started.
         max_runs: Runs at the same time, of all keys.
         max_queue: Runs that may wait for a place.
         drain_s: Seconds that runs have to end after SIGTERM, before they are stopped with what they have.
@@ -72,7 +74,7 @@ class ServeSettings(BaseModel):
     certificate: str | None = None
     private_key: str | None = None
     keys: dict[str, KeySettings] = {}
-    contexts: dict[str, str] = {}
+    contexts: dict[Annotated[str, Field(pattern=r"^[\w.-]+$", max_length=100)], str] = {}
     max_runs: PositiveInt = 64
     max_queue: Annotated[int, Field(ge=0)] = 1_000
     drain_s: Annotated[float, Field(ge=0)] = 30.0

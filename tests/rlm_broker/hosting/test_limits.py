@@ -37,5 +37,5 @@ def test_smaller_limit_holds(base: Any, owners: Any, asked: Any, left_usd: Any, 
     ],
 )
 def test_wider_limit_is_refused(base: Any, owners: Any, asked: Any) -> None:
-    with pytest.raises(ConfigurationError, match=r"above the .* of this server: ask for less"):
+    with pytest.raises(ConfigurationError, match=r"above its bound, .*: ask for less"):
         tightened(Limits(**base), owners and RunLimits(**owners), RunLimits(**asked), None)

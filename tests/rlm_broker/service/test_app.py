@@ -111,7 +111,9 @@ async def test_start_that_fails_is_told_to_the_asgi_server() -> None:
 
     service = Service(RLM("offline"), ServeSettings(contexts={"logs": "/no/such/folder"}))
     await service({"type": "lifespan"}, receive, send)  # type: ignore[arg-type]
-    assert sent == [{"type": "lifespan.startup.failed", "message": "/no/such/folder does not exist"}]
+    assert sent == [
+        {"type": "lifespan.startup.failed", "message": "serve.contexts.logs: /no/such/folder does not exist"}
+    ]
 
 
 async def test_draining_server_is_not_ready() -> None:
@@ -142,3 +144,10 @@ async def test_money_of_a_day_needs_a_known_price(monkeypatch: pytest.MonkeyPatc
     settings = ServeSettings(keys={"ann": KeySettings(key="env:ANNS_KEY", usd_a_day=1)})
     with pytest.raises(ConfigurationError, match="usd_a_day cannot be kept: the price of model 'scripted'"):
         await Service(RLM(unpriced), settings).__aenter__()
+
+
+async def test_key_with_a_model_that_is_not_there_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ANNS_KEY", "a-key-of-some-length")
+    settings = ServeSettings(keys={"ann": KeySettings(key="env:ANNS_KEY", models=("oflin",))})
+    with pytest.raises(ConfigurationError, match=r"serve.keys.ann.models: there is no model 'oflin'; did you mean"):
+        await Service(RLM("offline"), settings).__aenter__()
