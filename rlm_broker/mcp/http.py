@@ -2,6 +2,7 @@
 
 import contextlib
 from collections.abc import AsyncIterator, Awaitable, Callable, MutableMapping
+from http import HTTPStatus
 from typing import Any, Final
 
 from mcp.server.auth.middleware.bearer_auth import AuthenticatedUser
@@ -14,6 +15,7 @@ from rlm_broker.hosting.repls import HeldRepls
 from rlm_broker.hosting.runs import HostedRuns
 from rlm_broker.mcp.forms import Right
 from rlm_broker.mcp.server import Call, server_of
+from rlm_broker.mcp.sessions import Sessions
 from rlm_broker.mcp.work import Work
 from rlm_broker.rlm import RLM
 
@@ -23,8 +25,10 @@ Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 
 MAX_BODY_BYTES: Final = 64 << 20
 """Bytes of one request, and so of a context in it."""
-MOST_SESSIONS: Final = 1_000
-"""Sessions of clients of protocol 2025-11-25 at the same time. Those of 2026-07-28 have none."""
+MOST_SESSIONS: Final = 10_000
+"""Sessions of clients of protocol 2025-11-25 of all owners at the same time. Those of 2026-07-28 have none."""
+SESSION: Final = b"mcp-session-id"
+VERSION: Final = b"mcp-protocol-version"
 
 
 class McpApp:
@@ -51,6 +55,7 @@ class McpApp:
     ) -> None:
         self._owner_of = owner_of
         self._require = require
+        self._sessions = Sessions()
 
         async def at_once(_call: Call) -> Work:
             return work
@@ -73,10 +78,26 @@ class McpApp:
             yield
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer one request. The owner is also the user of its session, which is refused to all other owners."""
+        """Answer one request. The owner is also the user of its session, which is refused to all other owners.
+
+        Raises:
+            Busy: The owner has too many sessions.
+        """
         owner = self._owner_of(scope)
         user = AuthenticatedUser(AccessToken(token="", client_id=owner.name, scopes=[]))
-        await self._manager.handle_request({**scope, "user": user}, receive, send)
+        headers = dict(scope["headers"])
+        if SESSION not in headers and VERSION not in headers:  # only such a request begins a session
+            self._sessions.require_room(owner)
+
+        async def noting(message: MutableMapping[str, Any]) -> None:
+            if message["type"] == "http.response.start" and message["status"] < HTTPStatus.BAD_REQUEST:
+                session = dict(message.get("headers", ())).get(SESSION) or headers.get(SESSION)
+                if session is not None:
+                    note = self._sessions.end if scope["method"] == "DELETE" else self._sessions.use
+                    note(owner, session.decode("latin-1"))
+            await send(message)
+
+        await self._manager.handle_request({**scope, "user": user}, receive, noting)
 
     def _owner_of_call(self, context: ServerRequestContext[Any, Any]) -> Owner:
         return self._owner_of(_scope(context))
