@@ -314,10 +314,10 @@ class Board:
         if (entry := self._live.get(run)) is not None:
             entry.is_queued = is_queued
 
-    def set_owner(self, run: str, owner: str) -> None:
-        """Name the key that a run on the board was asked for with. Has no effect for other runs."""
+    def set_owner(self, run: str, owner: str, task: str | None = None) -> None:
+        """Name the key that a run on the board was asked for with, and its task if that is not its question."""
         if (entry := self._live.get(run)) is not None:
-            entry.owner = owner
+            entry.owner, entry._question = owner, entry._question or (task and redacted(task, LONGEST_CHARS))
 
     def add_repl(
         self,

@@ -30,6 +30,7 @@ class HostedRun:
         last_event: Number of its last event so far.
         about: What the beginner of the run keeps with it, or None.
         progress: What its tree does at this moment.
+        task: Beginning of its task, if that is in the context; None if it has a question, or is not known.
         has_place: Whether it counts for the number of runs at the same time.
         calls_away: Number of its calls that wait for its client; see `HostedRuns.away`.
     """
@@ -44,6 +45,7 @@ class HostedRun:
         self.last_event = 0
         self.about: Any = None
         self.progress = RunProgress()
+        self.task: str | None = None
         self.has_place = False
         self.calls_away = 0
         self._tally = Tally()

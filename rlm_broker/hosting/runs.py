@@ -42,6 +42,8 @@ KEPT_CHARS: Final = 1 << 28
 """Characters of the events of ended runs that are kept together."""
 STOP_GRACE_S: Final = 10.0
 """Seconds that a stopped run has to end with an answer, before a drain cancels it."""
+TASK_CHARS: Final = 300
+"""Characters of a task that are shown in place of a question."""
 RETRY_AFTER_S: Final = 5.0
 """Seconds after which a refused request may find a place in the queue."""
 
@@ -122,7 +124,7 @@ class HostedRuns:
         output_type: Any = None,
         tools: Tools | Mapping[str, Any] | None = None,
         repl: PersistentRepl | None = None,
-        on_event: Emit | None = None,
+        task: str | None = None,
         key: str | None = None,
         fingerprint: str = "",
     ) -> HostedRun:
@@ -130,8 +132,9 @@ class HostedRuns:
 
         Args:
             owner: Owner of the run.
-            context, question, model, instructions, output_type, tools, repl, on_event: As for `RLM.start`.
+            context, question, model, instructions, output_type, tools, repl: As for `RLM.start`.
             limits: Limits of the request. Those of the owner hold as well: the smaller one of each.
+            task: Beginning of the task, to be shown where there is no question.
             key: Idempotency key of the request, or None.
             fingerprint: Digest of the request, which must be the same for the same `key`.
 
@@ -152,7 +155,8 @@ class HostedRuns:
         purse.require_some()
         self._require_room(owner)
         hosted = HostedRun(owner)
-        receivers = [each for each in (self._counting(hosted, purse), self._on_event, on_event) if each is not None]
+        hosted.task = None if task is None else task[:TASK_CHARS]
+        receivers = [each for each in (self._counting(hosted, purse), self._on_event) if each is not None]
         given: dict[str, Any] = {"model": model, "instructions": instructions, "output_type": output_type}
         hosted.run = self._rlm.start(
             context,
@@ -240,7 +244,7 @@ class HostedRuns:
             raise Busy(f"all places are taken, and {self._max_queue:,} runs wait: try again later", RETRY_AFTER_S)
 
     def _listed(self, hosted: HostedRun) -> HostedRun:
-        BOARD.set_owner(hosted.id, hosted.owner.name)
+        BOARD.set_owner(hosted.id, hosted.owner.name, hosted.task)
         BOARD.set_queued(hosted.id, True)
         self._runs[hosted.id] = hosted
         return hosted

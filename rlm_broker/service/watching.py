@@ -80,7 +80,7 @@ def status_of(hosted: HostedRun) -> RunStatus:
     progress = hosted.progress
     ended = progress.ended
     how = ended.kind if ended is not None else "cancelled"
-    question = progress.question
+    question = progress.question or hosted.task
     return RunStatus(
         id=hosted.id,
         pid=os.getpid(),

@@ -199,6 +199,7 @@ class Asking:
                 output_type=wanted.output_type,
                 tools=every,
                 repl=wanted.repl,
+                task=wanted.task,
                 key=wanted.key,
                 fingerprint=wanted.fingerprint,
             )

@@ -54,6 +54,12 @@ class Wanted:
     key: str | None = None
     fingerprint: str = ""
 
+    @property
+    def task(self) -> str | None:
+        """Text that has the task: the question, or the last text of the materials."""
+        texts = [each.text for each in self.materials if isinstance(each, Text)]
+        return self.question or (texts[-1] if texts else None)
+
     def instructions(self, base: Instructions) -> Instructions | None:
         """Return the instructions of the server with those of the caller beside them, or None if it has none."""
         if not self.system.strip():

@@ -74,3 +74,10 @@ def test_events_of_a_run_are_followed_to_its_end(served: Served) -> None:
             if "call_started" in seen:
                 stopped(served, "bob", run)
     assert "run_started" in seen
+
+
+def test_task_in_the_context_is_shown_for_a_question(served: Served) -> None:
+    body = {"model": "gate", "input": "Say hello.", "background": True}
+    made = httpx.post(f"{served.base_url}/responses", headers=served.headers_of("ann"), json=body).json()
+    until_now(lambda: "Say hello." in {run["question"] for run in runs(served, "ann").values()})
+    httpx.post(f"{served.base_url}/responses/{made['id']}/cancel", headers=served.headers_of("ann"), json={})
