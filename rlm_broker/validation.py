@@ -4,6 +4,7 @@ import difflib
 from collections.abc import Iterable
 
 import pydantic
+from pydantic_core import ErrorDetails
 
 MOST = 10
 """Mistakes named in one sentence; further ones are left out, because a long list may be wrong in each of its places."""
@@ -12,17 +13,64 @@ MANY = 1_000
 """Mistakes above which only their number is given: pydantic describes all of them at once, at 4 microseconds each."""
 
 
-def complaints(error: pydantic.ValidationError, whole: str) -> str:
+MOST_PLACE_CHARS = 200
+"""Characters of the place of a mistake; a longer place is cut, because a client may have chosen its names."""
+
+
+def complaints(error: pydantic.ValidationError, whole: str, what: str = "field") -> str:
     """Return each place and what is wrong with it, as one line.
 
     Args:
         error: Error of pydantic.
         whole: Word that stands for the value itself, such as "it".
+        what: Word for a named part of the value, such as "argument".
     """
     if (count := error.error_count()) > MANY:
         return f"{whole}: {count:,} values are not of the type that is wanted"
     found = error.errors(include_url=False)[:MOST]
-    return "; ".join(f"{'.'.join(map(str, item['loc'])) or whole}: {item['msg']}" for item in found)
+    return "; ".join(
+        _in_words(item, place := ".".join(map(str, item["loc"])), what) or f"{place or whole}: {item['msg']}"
+        for item in found
+    )
+
+
+def first_complaint(
+    error: pydantic.ValidationError, whole: str, what: str = "field", within: str = "", known: Iterable[str] = ()
+) -> tuple[str, str]:
+    """Return the place of the first mistake, and a sentence on it. The place is empty for the value itself.
+
+    Args:
+        error: Error of pydantic. Its values are not told, because they may be secrets.
+        whole: Words that stand for the value itself, such as "the body".
+        what: Word for a named part of the value, such as "setting".
+        within: Place of the value in a larger one, such as "serve".
+        known: Names of the parts, for one that does not exist.
+    """
+    item = error.errors(include_url=False, include_input=False)[0]
+    place = ".".join(str(part) for part in (*([within] if within else []), *item["loc"]))[:MOST_PLACE_CHARS]
+    said = _in_words(item, place, what)
+    if said is None:
+        name = shown(place) if place else whole
+        message = item["msg"][:1].lower() + item["msg"][1:]
+        said = f"{name} {message}" if message.startswith("must ") else f"{name}: {message}"
+    elif item["type"] == "extra_forbidden" and len(item["loc"]) == 1:
+        said += did_you_mean(str(item["loc"][0]), known)
+    return place, said
+
+
+def _in_words(item: ErrorDetails, place: str, what: str) -> str | None:
+    """Return a sentence on a mistake that pydantic tells in words of its own; None for all others."""
+    match item["type"]:
+        case "extra_forbidden":
+            return f"there is no {what} {place!r}"
+        case "missing":
+            return f"{shown(place)} is missing"
+        case "too_short" if place:
+            least = item["ctx"]["min_length"]
+            return f"{shown(place)} must have at least {least} item{'' if least == 1 else 's'}"
+        case "model_type" | "model_attributes_type" | "dict_type" if place:
+            return f"{shown(place)} must be an object"
+    return None
 
 
 def shown(name: str) -> str:

@@ -30,6 +30,8 @@ for Claude Code:
 \b
 exit codes: 0 the client has left, 2 the command line or configuration is wrong,
 130, 143, 129 stopped by Ctrl+C, SIGTERM, SIGHUP"""
+PATHS = ("--root", "--python", "--tools")
+"""Options whose value is a path."""
 MISSING = "`rlm-broker mcp` needs packages that are not installed: pip install 'rlm-broker[mcp]'"
 
 
@@ -64,13 +66,13 @@ def command(root: str, *, assignments: tuple[str, ...], only_config: bool, debug
     The client starts this command, and talks with it by stdin and stdout. The command ends when stdin does.
     """
     with failures("mcp", as_json=False, debug=debug):
+        if not Path(root).is_dir():
+            raise ConfigurationError(f"{root} is not a folder: name one by --root")
         if only_config:
             say(json.dumps(configuration(_own_arguments()), indent=2, ensure_ascii=False))
             return
         if importlib.util.find_spec("mcp") is None:
             raise ConfigurationError(MISSING)
-        if not Path(root).is_dir():
-            raise ConfigurationError(f"{root} is not a folder: name one by --root")
         if sys.stdin.isatty():
             say("rlm-broker mcp: a client starts this command, and talks by stdin; for its JSON see --config", err=True)
         _serve(root, assignments, options)
@@ -87,9 +89,18 @@ def configuration(arguments: list[str]) -> dict[str, Any]:
 
 
 def _own_arguments() -> list[str]:
-    """Return the arguments of this command, as they were given, but for `--config`."""
+    """Return the arguments of this command without `--config`. Paths are absolute: a client starts it elsewhere."""
     given = sys.argv[sys.argv.index("mcp") + 1 :] if "mcp" in sys.argv else []
-    return [each for each in given if each != "--config"]
+    arguments = []
+    for before, each in zip(["", *given], given, strict=False):
+        option, separator, value = each.partition("=")
+        if before in PATHS:
+            arguments.append(str(Path(each).resolve()))
+        elif separator and option in PATHS:
+            arguments.append(f"{option}={Path(value).resolve()}")
+        elif each != "--config":
+            arguments.append(each)
+    return arguments
 
 
 def _serve(root: str, assignments: tuple[str, ...], options: dict[str, Any]) -> None:

@@ -21,6 +21,7 @@ from rlm_broker.errors import ConfigurationError
 from rlm_broker.service.app import Service
 from rlm_broker.service.settings import RIGHTS, ServeSettings
 from rlm_broker.settings.settings import Settings, assigned
+from rlm_broker.validation import first_complaint
 
 OF_SERVER: Final = ("host", "port", "max_runs", "drain_s", "certificate", "private_key", "behind_proxy")
 """Options that stand for settings of the same name in the table `serve`."""
@@ -76,9 +77,8 @@ def serve_settings(
     try:
         return ServeSettings.model_validate(together)
     except ValidationError as error:
-        first = error.errors(include_url=False, include_input=False)[0]
-        place = ".".join(map(str, ("serve", *first["loc"])))
-        raise ConfigurationError(f"{place}: {first['msg'][:1].lower()}{first['msg'][1:]}") from None
+        _, said = first_complaint(error, "serve", "setting", within="serve", known=ServeSettings.model_fields)
+        raise ConfigurationError(said) from None
 
 
 def require_safe(settings: ServeSettings) -> None:

@@ -15,7 +15,8 @@ _PROTOCOLS = ("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL", "OTEL_EXPORTER_OTLP_PROTOCOL
 def sent_spans() -> AbstractContextManager[Emit | None]:
     """Return a receiver of events that sends spans, as a context manager; it is None if no spans are to be sent.
 
-    The variables are OpenTelemetry's own, which hold for all programs of a machine. So a missing extra is no error.
+    The variables are OpenTelemetry's own, which hold for all programs of a machine. So a missing extra is no error, and
+    a line tells of it.
     `TRACEPARENT` names the span of the caller, such as that of a job of CI.
     """
     if not is_wanted(os.environ):
@@ -23,6 +24,7 @@ def sent_spans() -> AbstractContextManager[Emit | None]:
     try:
         from rlm_broker.telemetry.sdk.exporting import exporting
     except ImportError:
+        _tell("no spans are sent: they need packages that are not installed: pip install 'rlm-broker[otel]'")
         return nullcontext()
     protocol = next(filter(None, map(os.environ.get, _PROTOCOLS)), "http/protobuf")
     if protocol != "http/protobuf":

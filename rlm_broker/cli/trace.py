@@ -74,18 +74,26 @@ def view(file: Path, out: Path | None, no_open: bool) -> None:
 
 @command.command("export", epilog="exit codes: 0 written, 2 the file is no trace, or the output cannot be written")
 @click.argument("file", type=TRACE)
-@click.option("--chrome", "name", flag_value="chrome", help="Trace events that Perfetto and chrome://tracing open.")
-@click.option("--otlp", "name", flag_value="otlp", help="Spans as OTLP in JSON, for OpenTelemetry's collectors.")
-@click.option("--rlm", "name", flag_value="rlm", help="JSON lines that the visualizer of `rlms` opens.")
+@click.option(
+    "--chrome",
+    "names",
+    flag_value="chrome",
+    multiple=True,
+    help="Trace events that Perfetto and chrome://tracing open.",
+)
+@click.option(
+    "--otlp", "names", flag_value="otlp", multiple=True, help="Spans as OTLP in JSON, for OpenTelemetry's collectors."
+)
+@click.option("--rlm", "names", flag_value="rlm", multiple=True, help="JSON lines that the visualizer of `rlms` opens.")
 @click.option("--out", type=TRACE, metavar="FILE", help="A new file (default: stdout).")
-def export(file: Path, name: str | None, out: Path | None) -> None:
+def export(file: Path, names: tuple[str, ...], out: Path | None) -> None:
     """Write the trace in the format of another program."""
-    if name is None:
-        raise click.UsageError(f"give a format: {' or '.join(f'--{each}' for each in FORMATS)}")
+    if len(set(names)) != 1:
+        raise click.UsageError(f"give {'one' if names else 'a'} format: {' or '.join(f'--{each}' for each in FORMATS)}")
     with failures("trace", as_json=False):
         from rlm_broker.cli.exporting import export_trace
 
-        for part in export_trace(file, name, out):
+        for part in export_trace(file, names[0], out):
             say(part)
 
 

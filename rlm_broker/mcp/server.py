@@ -148,4 +148,4 @@ def _complaint(error: pydantic.ValidationError, arguments: Mapping[str, Any]) ->
     unknown = [each for each in error.errors(include_url=False) if each["type"] == "extra_forbidden"]
     if any(each["loc"] == ("paths",) for each in unknown) and "paths" in arguments:
         return NO_PATHS
-    return f"the arguments cannot be used: {complaints(error, 'they')}"
+    return f"the arguments cannot be used: {complaints(error, 'they', 'argument')}"

@@ -129,8 +129,7 @@ class TreeView:
             case Replied(text=text) if self._turns:
                 self._turns[-1].reply = text[:KEPT_CHARS]
             case RunEnded():
-                how = "stopped" if event.kind == "stopped" else "failed" if event.error else "answered"
-                self._end = f"{how} after {event.duration_s:.1f} s"
+                self._end = f"{event.how} after {event.duration_s:.1f} s"
             case _:
                 self._take_of_block(event)
 

@@ -10,7 +10,7 @@ from pydantic import BaseModel, ValidationError
 from starlette.requests import ClientDisconnect, Request
 
 from rlm_broker.service.errors import ApiError
-from rlm_broker.validation import shown
+from rlm_broker.validation import first_complaint
 from sandbox_worker.wire.counting import has_more_values_than
 
 T = TypeVar("T", bound=BaseModel)
@@ -79,6 +79,8 @@ async def parsed(request: Request, kind: type[T], most_bytes: int, stall_s: floa
         value: Any = pydantic_core.from_json(body, allow_inf_nan=False)
     except ValueError as error:
         raise ApiError(400, f"the body is not valid JSON: {error}", code="not_json") from None
+    if not isinstance(value, dict):
+        raise ApiError(400, "the body must be a JSON object")
     return validated(value, kind), body
 
 
@@ -96,10 +98,8 @@ def validated(value: Any, kind: type[T], within: str = "") -> T:
     try:
         return kind.model_validate(value)
     except ValidationError as error:
-        first = error.errors(include_url=False, include_input=False)[0]
-        place = ".".join(str(part) for part in (*([within] if within else []), *first["loc"]))[:200]
-        said = first["msg"][:1].lower() + first["msg"][1:]
-        raise ApiError(400, f"{shown(place) if place else 'the body'}: {said}", param=place or None) from None
+        place, said = first_complaint(error, "the body", within=within, known=kind.model_fields)
+        raise ApiError(400, said, param=place or None) from None
 
 
 def idempotency_key(request: Request) -> str | None:

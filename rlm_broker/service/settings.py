@@ -1,8 +1,10 @@
 """Settings of the server: its bounds, its keys and the folders that it answers about."""
 
+import re
 from typing import Annotated, Literal, get_args
 
-from pydantic import BaseModel, ConfigDict, Field, PositiveFloat, PositiveInt
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, PositiveFloat, PositiveInt
+from pydantic_core import PydanticCustomError
 
 from rlm_broker.limits import RunLimits
 
@@ -13,6 +15,12 @@ A key may always watch and stop what it started itself. `watch` and `stop` hold 
 """
 RIGHTS: frozenset[Right] = frozenset(get_args(Right))
 DEFAULT_RIGHTS: tuple[Right, ...] = ("run", "execute")
+
+
+def _variable(text: str) -> str:
+    if re.fullmatch(r"env:[A-Za-z_][A-Za-z0-9_]*", text) is None:
+        raise PydanticCustomError("variable", "must be env:NAME, with the name of the variable that holds the key")
+    return text
 
 
 class KeySettings(BaseModel):
@@ -29,7 +37,7 @@ class KeySettings(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    key: Annotated[str, Field(pattern=r"^env:[A-Za-z_][A-Za-z0-9_]*$")]
+    key: Annotated[str, AfterValidator(_variable)]
     rights: tuple[Right, ...] = DEFAULT_RIGHTS
     models: tuple[str, ...] | None = None
     limits: RunLimits | None = None

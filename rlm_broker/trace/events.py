@@ -228,6 +228,11 @@ class RunEnded(Event, frozen=True):
     partial_answer: str | None = None
     cost_usd: float | None = None
 
+    @property
+    def how(self) -> str:
+        """How the run ended, in one word: "answered", "stopped" or "failed"."""
+        return "stopped" if self.kind == "stopped" else "failed" if self.error else "answered"
+
 
 class EventsMissed(Event, frozen=True):
     """`count` events were dropped because their follower was too slow. `n` is the number of the last of them."""

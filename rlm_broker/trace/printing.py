@@ -66,7 +66,7 @@ def milestone(event: Event) -> str | None:
         case BlockEnded(outcome=outcome):
             return f"block {event.block}: {_ended(outcome)}"
         case RunEnded():
-            return f"run {event.run}: {'failed' if event.error else 'answered'} after {event.duration_s:.2f} s"
+            return f"run {event.run}: {event.how} after {event.duration_s:.2f} s"
     return None
 
 

@@ -21,6 +21,8 @@ MOST_DEPTH = 1_000
 """Depth of a run in a trace. A larger one is refused: each level is drawn further to the right."""
 TEXT_CHARS = 60
 """Characters of a question or an answer that are shown; longer text is cut."""
+_OPEN = "not ended"
+"""Word for blocks that began, and that have no end in the trace: their run was ended with them."""
 _Outcome = defstruct(
     "_Outcome",
     [
@@ -56,6 +58,7 @@ class _Run:
     duration_s: float | None = None
     response: str | None = None
     error: str | None = None
+    is_stopped: bool = False
 
 
 def tree(path: Path) -> list[str]:
@@ -151,8 +154,8 @@ def lines(path: Path) -> Iterator[dict[str, Any]]:
                 yield event
     except OSError as error:
         raise ConfigurationError(f"cannot read {path}: {error.strerror}") from None
-    except (ValueError, RecursionError) as error:
-        raise ConfigurationError(f"{path} is not a trace: line {number}: {error}") from None
+    except (ValueError, RecursionError):
+        raise ConfigurationError(f"{path} is not a trace: line {number} is not JSON") from None
 
 
 def _take(run: _Run, event: dict[str, Any]) -> None:
@@ -161,7 +164,10 @@ def _take(run: _Run, event: dict[str, Any]) -> None:
             run.question, run.model = str(event.get("question") or ""), str(event.get("model"))
         case "iteration_started":
             run.turns = int(event.get("number", 0))
+        case "block_started":
+            run.blocks[_OPEN] = 1  # blocks of one run never overlap
         case "block_ended":
+            run.blocks.pop(_OPEN, None)
             run.blocks[str(event.get("outcome", {}).get("status"))] += 1
         case "call_ended":
             usage = event.get("usage", {})
@@ -172,6 +178,7 @@ def _take(run: _Run, event: dict[str, Any]) -> None:
         case "run_ended":
             run.duration_s = float(event.get("duration_s", 0))
             run.response, run.error = event.get("response"), event.get("error")
+            run.is_stopped = event.get("kind") == "stopped"
 
 
 def _place(run: _Run) -> list[int]:
@@ -193,7 +200,7 @@ def _drawn(run: _Run) -> list[str]:
 def _ended(run: _Run) -> str:
     if run.duration_s is None:
         return "did not end"
-    what = "failed" if run.error else "answered"
+    what = "stopped" if run.is_stopped else "failed" if run.error else "answered"
     return f"{what} in {run.duration_s:.2f} s: {_short(str(run.error or run.response or ''))}"
 
 

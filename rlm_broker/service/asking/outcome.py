@@ -14,7 +14,7 @@ class Outcome:
     """The end of a run that has an answer, or that a limit has ended.
 
     Attributes:
-        text: Answer, or the best one so far; empty if there is none.
+        text: Answer, or the best one so far; if there is none, a sentence on what ended the run.
         limit: Name of the limit that ended the run, or None.
         is_stopped: Whether the run was stopped.
         usage: Usage of the run and all below it.
@@ -64,7 +64,11 @@ def outcome_of(ended: Completion | LimitReached, *, is_typed: bool = False) -> O
     level = None if ended.isolation is None else ended.isolation.level
     usage = ended.usage_summary.total
     if isinstance(ended, LimitReached):
-        text, turns = ended.partial_answer or "", len(ended.trajectory)
+        reached = f"the limit {ended.limit} = {ended.allowed:,.10g} was reached before there was an answer"
+        text, turns = ended.partial_answer or reached, len(ended.trajectory)
         return Outcome(text, ended.limit, False, usage, level, turns, ended.execution_time)
-    text = as_json(ended.parsed) if is_typed and not ended.is_stopped else ended.response or ""
+    if ended.is_stopped:
+        text = ended.response or "the run was stopped before there was an answer"
+    else:
+        text = as_json(ended.parsed) if is_typed else ended.response or ""
     return Outcome(text, ended.limit, ended.is_stopped, usage, level, ended.iterations, ended.execution_time)

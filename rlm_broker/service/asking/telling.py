@@ -33,12 +33,19 @@ class Telling:
             case Replied() if not event.depth:
                 return "\n\n" if self._is_streamed else f"{event.text}\n\n"
             case BlockEnded() if not event.depth:
-                return _printed(event.outcome)
+                return _fenced(event.outcome)
         return ""
 
 
-def _printed(block: Block) -> str:
-    said = "\n".join(each.rstrip("\n") for each in (block.stdout, block.stderr, block.error or "") if each.strip())
+def output_of(block: Block) -> str:
+    """Return what a block has printed, and the reason of its end unless stderr has told it already."""
+    error = block.error or ""
+    said = (block.stdout, block.stderr, "" if error in block.stderr else error)
+    return "\n".join(each.rstrip("\n") for each in said if each.strip())
+
+
+def _fenced(block: Block) -> str:
+    said = output_of(block)
     if not said:
         return ""
     fence = "```"

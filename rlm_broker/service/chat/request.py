@@ -3,7 +3,7 @@
 import json
 from typing import Annotated, Any, Final, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, PositiveInt
+from pydantic import BaseModel, ConfigDict, Field, PositiveInt, StrictBool
 
 from rlm_broker.service.asking.client_tools import MOST_TOOLS, FunctionTool
 from rlm_broker.service.asking.options import Neutral, RlmOptions, require_neutral
@@ -40,7 +40,7 @@ class StreamOptions(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    include_usage: bool = False
+    include_usage: StrictBool = False
     include_obfuscation: bool = False
 
 
@@ -57,12 +57,12 @@ class ChatRequest(BaseModel):
 
     model: Annotated[str, Field(max_length=500)]
     messages: Annotated[list[dict[str, Any]], Field(min_length=1)]
-    stream: bool | None = None
+    stream: StrictBool | None = None
     stream_options: StreamOptions | None = None
     response_format: dict[str, Any] | None = None
     tools: list[dict[str, Any]] | None = None
     tool_choice: Any = None
-    parallel_tool_calls: bool | None = None
+    parallel_tool_calls: StrictBool | None = None
     max_tokens: PositiveInt | None = None
     max_completion_tokens: PositiveInt | None = None
     rlm: RlmOptions | None = None

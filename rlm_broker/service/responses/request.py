@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Annotated, Any, Final, Literal
 
-from pydantic import BaseModel, ConfigDict, Discriminator, Field, PositiveInt, Tag
+from pydantic import BaseModel, ConfigDict, Discriminator, Field, PositiveInt, StrictBool, Tag
 
 from rlm_broker.service.asking.client_tools import FunctionTool
 from rlm_broker.service.asking.options import Neutral, RlmOptions, require_neutral
@@ -115,6 +115,21 @@ InputItem = Annotated[
 ]
 
 
+def _form(value: Any) -> str | None:
+    """Return which form of input this is, or None for what is neither."""
+    if isinstance(value, str):
+        return "text"
+    return "items" if isinstance(value, list) and value else None
+
+
+Input = Annotated[
+    Annotated[str, Tag("text")] | Annotated[list[InputItem], Tag("items")],
+    Discriminator(
+        _form, custom_error_type="input_form", custom_error_message="must be text or a list of at least 1 item"
+    ),
+]
+
+
 class TextSettings(BaseModel):
     """Form of the answer.
 
@@ -154,16 +169,16 @@ class ResponseRequest(BaseModel):
     model_config = ConfigDict(extra="allow", frozen=True, allow_inf_nan=False)
 
     model: str
-    input: str | Annotated[list[InputItem], Field(min_length=1)]
+    input: Input
     instructions: str | None = None
-    stream: bool | None = None
+    stream: StrictBool | None = None
     stream_options: StreamOptions | None = None
-    background: bool | None = None
-    store: bool | None = None
+    background: StrictBool | None = None
+    store: StrictBool | None = None
     previous_response_id: str | None = None
     tools: list[dict[str, Any]] | None = None
     tool_choice: str | dict[str, Any] | None = None
-    parallel_tool_calls: bool | None = None
+    parallel_tool_calls: StrictBool | None = None
     text: TextSettings | None = None
     max_output_tokens: PositiveInt | None = None
     max_tool_calls: PositiveInt | None = None

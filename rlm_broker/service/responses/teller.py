@@ -18,6 +18,7 @@ from rlm_broker.errors import RlmBrokerError, RunCancelled
 from rlm_broker.results import Block
 from rlm_broker.service.asking.client_tools import ClientCall
 from rlm_broker.service.asking.outcome import Outcome
+from rlm_broker.service.asking.telling import output_of
 from rlm_broker.service.errors import api_error_of
 from rlm_broker.service.prose import LiveProse
 from rlm_broker.service.responses import resource as items
@@ -254,10 +255,7 @@ class Teller:
 
 def _logs(outcome: Block) -> str:
     """Return the output of a block, with the reason of its end, of at most `LOGS_CHARS` characters."""
-    said = [outcome.stdout, outcome.stderr]
-    if outcome.error and outcome.error not in outcome.stderr:
-        said.append(outcome.error)
-    text = "\n".join(each.rstrip("\n") for each in said if each)
+    text = output_of(outcome)
     half = LOGS_CHARS // 2
     if len(text) <= LOGS_CHARS:
         return text

@@ -31,6 +31,10 @@ Work = Callable[[OnOutput | None], Awaitable[dict[str, Any]]]
 """Runs a block, passes its output on as it comes, and returns what is told of it at its end."""
 
 
+_OWN_NAMES = {"block_timeout_s": "timeout_s", "block_wall_timeout_s": "wall_timeout_s"}
+"""Limit → field of a request that sets it for one block."""
+
+
 class BlockRequest(BaseModel):
     """A block to run.
 
@@ -174,7 +178,11 @@ async def executed(repl: SandboxedRepl, asked: BlockRequest, on_output: OnOutput
         stdin=asked.stdin,
         variables=asked.variables,
     )
-    return await told(block, asked.value)
+    shown = await told(block, asked.value)
+    own = _OWN_NAMES.get(block.limit or "")
+    if block.limit and block.error and own and getattr(asked, own) is not None:
+        shown["error"] = block.error.replace(block.limit, own)
+    return shown
 
 
 async def told(block: Block, with_value: bool) -> dict[str, Any]:

@@ -14,7 +14,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 from starlette.types import ASGIApp
 
-from rlm_broker.hosting.owner import Owner
+from rlm_broker.hosting.owner import Owner, UnknownHandle
 from rlm_broker.hosting.repls import HeldRepl
 from rlm_broker.limits import ReplLimits
 from rlm_broker.sandbox.blocks.output import OnOutput
@@ -204,4 +204,9 @@ def container_of(parts: Parts, request: Request) -> HeldRepl:
         ApiError: 403.
         UnknownHandle: The key has no such container.
     """
-    return parts.repls.get(executing_owner(request), request.path_params["id"])
+    owner, id = executing_owner(request), request.path_params["id"]
+    try:
+        return parts.repls.get(owner, id)
+    except UnknownHandle:
+        said = f"there is no container {id!r}: it was deleted, was idle too long, or never existed"
+        raise UnknownHandle(said) from None

@@ -125,12 +125,21 @@ def test_key_on_the_command_line_is_refused_and_not_repeated() -> None:
     assert "sk-a-real" not in done.stderr
 
 
+def test_key_in_a_settings_file_is_refused(tmp_path: Path) -> None:
+    config = tmp_path / "server.toml"
+    config.write_text('[serve.keys.ann]\nkey = "sk-a-real-key"\n')
+    done = run("serve", "--config", config)
+    said = "serve.keys.ann.key must be env:NAME, with the name of the variable that holds the key"
+    assert (done.returncode, said in sentence(done)) == (2, True)
+    assert "sk-a-real" not in done.stderr
+
+
 def test_unknown_setting_of_the_server_is_refused(tmp_path: Path) -> None:
     config = tmp_path / "server.toml"
     config.write_text("[serve]\nmax_rums = 3\n")
     done = run("serve", "--config", config)
     assert done.returncode == 2
-    assert "serve.max_rums" in sentence(done)
+    assert "there is no setting 'serve.max_rums'; did you mean max_runs?" in sentence(done)
 
 
 def test_projects_file_with_a_server_needs_trust(tmp_path: Path) -> None:

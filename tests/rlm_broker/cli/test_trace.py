@@ -10,7 +10,7 @@ from rlm_broker.clients.scripted import ScriptedClient
 from rlm_broker.errors import ConfigurationError
 from rlm_broker.limits import Limits
 from rlm_broker.rlm import RLM
-from rlm_broker.trace.events import Event
+from rlm_broker.trace.events import BlockStarted, Event
 from rlm_broker.trace.tree import events, tree
 from rlm_broker.trace.writer import TraceWriter
 from tests.support.command import COMMAND, ENVIRONMENT, WAIT_S, run, sentence
@@ -31,6 +31,21 @@ def test_the_tree_of_runs_is_drawn_with_what_each_did(tmp_path: Path) -> None:
     assert lines[3] == "  1.1 [scripted] the child"
     assert lines[4].endswith("$0.5000")
     assert lines[5].endswith(" s: found")
+
+
+async def test_stopped_run_is_told_as_stopped(tmp_path: Path) -> None:
+    """The lines of a run, and the tree of its trace, tell that it was stopped, and in which block."""
+    hangs = "A first guess: 7.\n```repl\nwhile True: pass\n```"
+    with TraceWriter(tmp_path / "run.jsonl") as writer:
+        going = RLM(ScriptedClient([hangs]), on_event=writer).start("c", "the question")
+        async for event in going.events():
+            if isinstance(event, BlockStarted):
+                going.stop()
+        assert (await going).is_stopped
+    lines = tree(tmp_path / "run.jsonl")
+    assert "blocks 1 not ended, calls 1" in lines[1]
+    assert lines[2].startswith("  stopped in ")
+    assert "[depth 0] run 1: stopped after " in run("trace", "show", "--full", tmp_path / "run.jsonl").stdout
 
 
 @pytest.fixture
@@ -93,7 +108,7 @@ def test_what_is_no_trace_is_refused_with_its_line(tmp_path: Path) -> None:
     (tmp_path / "x").write_text('{"event": "run_started", "run": "1", "depth": 0}\nnot JSON\n')
     done = run("trace", "show", tmp_path / "x")
     assert done.returncode == 2
-    assert "is not a trace: line 2" in sentence(done)
+    assert sentence(done) == f"rlm-broker trace: {tmp_path}/x is not a trace: line 2 is not JSON"
     (tmp_path / "empty").touch()
     done = run("trace", "show", tmp_path / "empty")
     assert (done.returncode, sentence(done)) == (2, f"rlm-broker trace: {tmp_path}/empty is not a trace: it is empty")
@@ -212,4 +227,7 @@ def test_export_offers_each_format() -> None:
     assert tuple(FORMATS) == FORMAT_OPTIONS
     done = run("trace", "export", "run.jsonl")
     assert done.returncode == 2
-    assert "give a format: --chrome or --rlm" in sentence(done)
+    assert "give a format: --chrome or --otlp or --rlm" in sentence(done)
+    both = run("trace", "export", "--chrome", "--otlp", "run.jsonl", "--out", "a.json")
+    assert both.returncode == 2
+    assert "give one format: --chrome or --otlp or --rlm" in sentence(both)

@@ -162,10 +162,20 @@ def test_config_is_what_clients_want() -> None:
     assert server["command"]
 
 
+def test_config_has_absolute_paths(tmp_path: Path) -> None:
+    """A client starts the command in a folder of its own."""
+    (tmp_path / "logs").mkdir()
+    command = [*COMMAND, "mcp", "--root", "logs", "--tools=../tools.py", "--config"]
+    done = subprocess.run(command, capture_output=True, env=ENVIRONMENT, timeout=WAIT_S, check=True, cwd=tmp_path)
+    args = json.loads(done.stdout)["mcpServers"]["rlm"]["args"]
+    assert args == ["mcp", "--root", str(tmp_path / "logs"), f"--tools={tmp_path.parent / 'tools.py'}"]
+
+
 def test_wrong_settings_are_a_sentence() -> None:
     for arguments, sentence in {
         ("--limit", "x=1"): b"there is no such limit",
         ("--root", "/nonexistent"): b"/nonexistent is not a folder",
+        ("--root", "/nonexistent", "--config"): b"/nonexistent is not a folder",
     }.items():
         done = subprocess.run(
             [*COMMAND, "mcp", *arguments], stdin=subprocess.DEVNULL, capture_output=True, env=ENVIRONMENT, check=False

@@ -73,6 +73,20 @@ def test_wrong_bodies_are_refused(url: str, body: bytes, status: int, code: str 
     assert (answer.status_code, error["code"], error["param"]) == (status, code, param)
 
 
+@pytest.mark.parametrize(
+    ("body", "said"),
+    [
+        (b"[]", "the body must be a JSON object"),
+        (b"{}", "count is missing"),
+        (b'{"count": 3, "cuont": 4}', "there is no field 'cuont'; did you mean count?"),
+        (b'{"count": 3, "\\u001b[2J": 4}', "there is no field '\\x1b[2J'"),
+        (b'{"count": "three"}', "count: input should be a valid integer, unable to parse string as an integer"),
+    ],
+)
+def test_refusals_speak_of_the_clients_fields(url: str, body: bytes, said: str) -> None:
+    assert httpx.post(url, content=body).json()["error"]["message"] == said
+
+
 def test_body_of_too_many_values_is_refused_before_it_is_decoded(large: str) -> None:
     answer = httpx.post(large, content=b'{"count": 3, "names": [' + b"[]," * MOST_VALUES + b"[]]}")
     assert (answer.status_code, answer.json()["error"]["code"]) == (413, "too_large")

@@ -39,6 +39,10 @@ def test_calls_of_code_are_not_told() -> None:
         (Block("x", "ok"), ""),
         (Block("x", "ok", "1\n"), "```text\n1\n```\n\n"),
         (Block("x", "error", "1\n", "warned\n", "ValueError: x"), "```text\n1\nwarned\nValueError: x\n```\n\n"),
+        (
+            Block("x", "error", "", "Traceback:\nValueError: x\n", "ValueError: x"),
+            "```text\nTraceback:\nValueError: x\n```\n\n",
+        ),
         (Block("x", "ok", "```\n"), "````text\n```\n````\n\n"),
     ],
 )

@@ -86,6 +86,8 @@ DEEP = {"$defs": {f"d{n}": {"anyOf": [{"$ref": f"#/$defs/d{n + 1}"}] * 2} for n 
         (parts({"type": "file", "file": {"file_data": "aGVsbG8=", "filename": "a.txt"}}), 400, "messages.0.content"),
         (parts({"type": "file", "file": {"file_data": "", "filename": "a.txt"}}, TEXT), 400, None),
         (parts(TEXT, {"type": "text", "text": "long " * 20}), 400, "messages.0.content"),
+        ({"stream": "yes"}, 400, "stream"),
+        ({"stream_options": {"include_usage": "yes"}, "stream": True}, 400, "stream_options.include_usage"),
         ({"n": 2}, 400, "n"),
         ({"logprobs": True}, 400, "logprobs"),
         ({"top_logprobs": 3}, 400, "top_logprobs"),
@@ -140,6 +142,16 @@ def test_bad_request_names_its_field(
     assert (answer.status_code, error["param"]) == (status, param), error["message"]
     assert error["type"] == "invalid_request_error"
     assert "\n" not in error["message"]
+
+
+def test_refusals_of_lists_and_options_are_plain(http: httpx.Client) -> None:
+    def said(**change: Any) -> str:
+        answer = http.post("/chat/completions", json={"model": "obedient", "messages": [USER], **change})
+        return str(answer.json()["error"]["message"])
+
+    assert said(messages=[]) == "messages must have at least 1 item"
+    assert said(rlm={"foo": 1}) == "there is no field 'rlm.foo'"
+    assert said(rlm=5) == "rlm must be an object"
 
 
 @pytest.mark.parametrize(

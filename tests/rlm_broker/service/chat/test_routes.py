@@ -136,6 +136,21 @@ def test_limit_ends_with_length_and_partial_answer(client: openai.OpenAI) -> Non
     assert answer.model_extra["rlm"]["limit"] == "run_timeout_s"
 
 
+def test_limit_before_an_answer_is_told() -> None:
+    """A limit that ends a run during its first reply is the content: a chat window shows no empty bubble."""
+    with FakeOpenAI(Answer(never=True)) as provider:
+        rlm = RLM(OpenAICompatibleClient(provider.base_url, "test-model", api_key="x"))
+        with serving(rlm) as own, client_of(own) as client:
+            limit: Any = {"model": "test-model", "extra_body": {"rlm": {"run_timeout_s": 0.5}}}
+            whole = asked(client, "What?", **limit).choices[0]
+            chunks = list(asked(client, "What?", stream=True, **limit))
+            response = client.responses.create(input="What?", **limit)
+    said = "the limit run_timeout_s = 0.5 was reached before there was an answer"
+    assert (whole.message.content, whole.finish_reason) == (said, "length")
+    assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices) == said
+    assert (response.output_text, response.status) == (said, "incomplete")
+
+
 def test_max_tokens_reach_the_calls() -> None:
     scripted = obedient()
     with serving(RLM(scripted)) as own, client_of(own) as client:

@@ -369,6 +369,9 @@ BAD: list[tuple[dict[str, Any], int, str | None]] = [
     ({"model": f"{MODEL}@nothing"}, 404, "model"),
     ({"previous_response_id": "resp_0"}, 404, "previous_response_id"),
     ({"input": []}, 400, "input"),
+    ({"input": 5}, 400, "input"),
+    ({"stream": "yes"}, 400, "stream"),
+    ({"background": "yes"}, 400, "background"),
     ({"input": [{"role": "assistant", "content": "I"}]}, 400, "input.0.role"),
     ({"input": [{"role": "developer", "content": "I"}]}, 400, "input"),
     ({"input": [{"type": "mcp_call", "id": "x"}]}, 400, "input"),
@@ -403,6 +406,8 @@ def test_bad_request_is_one_sentence(served: Served, fields: dict[str, Any], sta
     assert answer.status_code == status, error
     assert param is None or param in error["param"]
     assert error["message"].count("\n") == 0
+    if param == "input" and fields["input"] in ([], 5):
+        assert error["message"] == "input must be text or a list of at least 1 item"
 
 
 @pytest.mark.parametrize(

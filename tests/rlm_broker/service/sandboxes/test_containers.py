@@ -162,6 +162,8 @@ async def test_other_key_has_no_such_container(served: Served, client: openai.As
         ]
     assert [answer.status_code for answer in answers] == [404] * 6
     assert {answer.json()["error"]["code"] for answer in answers} == {"not_found"}
+    said = f"there is no container {id!r}: it was deleted, was idle too long, or never existed"
+    assert {answer.json()["error"]["message"] for answer in answers} == {said}
 
 
 async def test_repl_of_an_ended_run_is_a_container(

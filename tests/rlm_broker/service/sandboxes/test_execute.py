@@ -78,6 +78,7 @@ async def test_files_and_contexts_come_from_uploads(client: httpx.AsyncClient) -
 async def test_time_limits_and_limits_of_the_request(client: httpx.AsyncClient) -> None:
     late = await executed(client, "while True: pass", timeout_s=0.2)
     assert (late["status"], late["limit"]) == ("interrupted", "block_timeout_s")
+    assert late["error"] == "it ran longer than timeout_s = 0.2 s, waiting for replies not counted"
     block = await executed(
         client,
         "import os; x = os.environ['A']; y = bytearray(1 << 28)",
