@@ -6,6 +6,7 @@ import errno
 import ipaddress
 import signal
 import socket
+import ssl
 from collections.abc import Generator
 from pathlib import Path
 from typing import Any, Final
@@ -85,7 +86,8 @@ def require_safe(settings: ServeSettings) -> None:
     """Refuse to send keys and documents over a network in plain text.
 
     Raises:
-        ConfigurationError: The address is beyond loopback, without TLS and without a proxy; or TLS lacks a file.
+        ConfigurationError: The address is beyond loopback, without TLS and without a proxy; or TLS cannot use
+            its files.
     """
     if (settings.certificate is None) != (settings.private_key is None):
         raise ConfigurationError("TLS needs both files: give --certificate and --private-key")
@@ -93,6 +95,27 @@ def require_safe(settings: ServeSettings) -> None:
         raise ConfigurationError(
             f"{settings.host} is beyond loopback: give --certificate and --private-key for TLS, or --behind-proxy"
         )
+    if settings.certificate is not None and settings.private_key is not None:
+        _require_pair(settings.certificate, settings.private_key)
+
+
+def _require_pair(certificate: str, private_key: str) -> None:
+    """Refuse a certificate and a key that TLS cannot use, before an address is printed.
+
+    Raises:
+        ConfigurationError: A file cannot be read or is no PEM, the two do not fit, or the key has a passphrase.
+    """
+    for path in (certificate, private_key):
+        try:
+            Path(path).read_bytes()
+        except OSError as error:
+            raise ConfigurationError(f"{path} cannot be read: {error.strerror or error}") from None
+    try:
+        ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(certificate, private_key, password=lambda: "")
+    except (OSError, ValueError) as error:  # SSLError is an OSError
+        reason = getattr(error, "reason", None)
+        why = str(reason).lower().replace("_", " ") if reason else "it is no PEM, or the key has a passphrase"
+        raise ConfigurationError(f"TLS cannot use {certificate} with {private_key}: {why}") from None
 
 
 async def _served(service: Service, settings: ServeSettings, listener: socket.socket) -> None:

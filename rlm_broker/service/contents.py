@@ -1,10 +1,12 @@
 """The content of a file as an answer, read in pieces while it is sent."""
 
+import asyncio
 import os
 from typing import Final
 
 from starlette.types import Receive, Scope, Send
 
+from rlm_broker.concurrency.deadline import to_its_end
 from rlm_broker.service.replying import while_connected
 
 PIECE_BYTES: Final = 1 << 18
@@ -39,7 +41,16 @@ class Content:
         ]
         await send({"type": "http.response.start", "status": 200, "headers": headers})
         done = 0
-        while piece := os.pread(self._fd, min(PIECE_BYTES, self._size_bytes - done), done):
+        while piece := await self._read(done):
             done += len(piece)
             await send({"type": "http.response.body", "body": piece, "more_body": True})
         await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+    async def _read(self, done: int) -> bytes:
+        """Return the next piece.
+
+        A thread reads it, so that each piece takes a turn of the event loop, which may show that the client has left:
+        from then on `send` returns at once. The read ends before the descriptor is closed.
+        """
+        size = min(PIECE_BYTES, self._size_bytes - done)
+        return await to_its_end(lambda: asyncio.to_thread(os.pread, self._fd, size, done))

@@ -1,6 +1,7 @@
 """The first look at each request: its host, its origin and its key."""
 
 import ipaddress
+import re
 import time
 from collections.abc import Callable, Iterable
 from typing import Final
@@ -16,6 +17,8 @@ OPEN_PATHS: Final = frozenset({"/health", "/ready", "/viewer", "/viewer/"})
 """Paths that need no key: whether the server lives, and the page of the viewer, whose data needs one."""
 KEY: Final = "rlm_broker.key"
 """Name in the scope under which the key of a request stands."""
+_HOST: Final = re.compile(r"(?:\[(?P<bracketed>[0-9a-f:.]+)\]|(?P<name>[a-z0-9._-]+))(?::[0-9]{0,5})?")
+"""A `Host` header, as a whole. A part that is not read would let the name of another page in."""
 LOCAL_NAMES: Final = frozenset({"localhost", "127.0.0.1", "::1"})
 
 
@@ -77,9 +80,11 @@ class Guard:
 
     def _check(self, scope: Scope) -> None:
         request = Request(scope)
-        host = _name_of(request.headers.get("host", ""))
-        if host not in self._hosts and not _is_address(host):
-            raise ApiError(403, f"the server has no name {host[:100]!r}: add it to serve.hosts", code="host")
+        told = request.headers.getlist("host")
+        name = _name_of(told[0]) if len(told) == 1 else None
+        if name is None or (name not in self._hosts and not _is_address(name)):
+            shown = ", ".join(told)[:100]
+            raise ApiError(403, f"the server has no name {shown!r}: add it to serve.hosts", code="host")
         origin = request.headers.get("origin")
         is_other = origin is not None and origin.partition("://")[2].lower() != request.headers.get("host", "").lower()
         if is_other or request.headers.get("sec-fetch-site") in ("cross-site", "same-site"):
@@ -95,12 +100,10 @@ def key_of(request: Request) -> Key:
     return key
 
 
-def _name_of(host: str) -> str:
-    """Return the name in a `Host` header, without its port and brackets."""
-    name = host.strip().lower()
-    if name.startswith("["):
-        return name[1:].partition("]")[0]
-    return name.partition(":")[0] if name.count(":") == 1 else name
+def _name_of(host: str) -> str | None:
+    """Return the name in a `Host` header, without its port and brackets; None if the header is none."""
+    matched = _HOST.fullmatch(host.strip().lower())
+    return matched and (matched["bracketed"] or matched["name"])
 
 
 def _is_address(host: str) -> bool:

@@ -118,6 +118,18 @@ def test_wrong_options_end_in_one_sentence(arguments: tuple[str, ...], why: str)
     assert why in sentence(done)
 
 
+@pytest.mark.parametrize(
+    ("certificate", "why"),
+    [("no.pem", "no.pem cannot be read: No such file or directory"), ("text.pem", "it is no PEM")],
+)
+def test_unusable_certificate_ends_in_one_sentence(tmp_path: Path, certificate: str, why: str) -> None:
+    (tmp_path / "text.pem").write_text("hello")
+    key = str(tmp_path / "text.pem")
+    done = run("serve", "--port", "0", "--certificate", tmp_path / certificate, "--private-key", key)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert why in sentence(done)
+
+
 def test_key_on_the_command_line_is_refused_and_not_repeated() -> None:
     done = run("serve", "--key", "sk-a-real-key-of-mine")
     assert done.returncode == 2

@@ -29,10 +29,29 @@ def test_known_hosts_and_addresses_are_let_in(served: Served, host: str) -> None
 
 
 @pytest.mark.parametrize(
-    "host", ["evil.example", "localhost.evil.example", "evil.example:8700", "", "127.0.0.1.evil.example"]
+    "host",
+    [
+        "evil.example",
+        "localhost.evil.example",
+        "evil.example:8700",
+        "",
+        "127.0.0.1.evil.example",
+        "[::1].evil.example",
+        "[::1]:8700.evil.example",
+        "localhost:8700@evil.example",
+        "localhost:8700/evil.example",
+        "::1",
+        "[localhost]",
+    ],
 )
 def test_name_that_a_page_could_have_chosen_is_refused(served: Served, host: str) -> None:
     assert status(served, host=host) == (403, "host")
+
+
+def test_second_host_is_refused(served: Served) -> None:
+    with socket.create_connection(("127.0.0.1", served.port)) as connection:
+        connection.sendall(b"GET /health HTTP/1.1\r\nhost: localhost\r\nhost: evil.example\r\n\r\n")
+        assert connection.recv(4096).startswith(b"HTTP/1.1 403")
 
 
 @pytest.mark.parametrize("origin", ["https://evil.example", "null", "http://127.0.0.1:1", "file://"])
