@@ -1,10 +1,10 @@
 """Sentences on wrong values and unknown names, for models and for users."""
 
 import difflib
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from typing import Any
 
 import pydantic
-from pydantic_core import ErrorDetails
 
 MOST = 10
 """Mistakes named in one sentence; further ones are left out, because a long list may be wrong in each of its places."""
@@ -28,10 +28,11 @@ def complaints(error: pydantic.ValidationError, whole: str, what: str = "field")
     if (count := error.error_count()) > MANY:
         return f"{whole}: {count:,} values are not of the type that is wanted"
     found = error.errors(include_url=False)[:MOST]
-    return "; ".join(
-        _in_words(item, place := ".".join(map(str, item["loc"])), what) or f"{place or whole}: {item['msg']}"
-        for item in found
-    )
+    told = []
+    for item in found:
+        place = ".".join(map(str, item["loc"]))
+        told.append(_in_words(item["type"], item.get("ctx", {}), place, what) or f"{place or whole}: {item['msg']}")
+    return "; ".join(told)
 
 
 def first_complaint(
@@ -48,7 +49,7 @@ def first_complaint(
     """
     item = error.errors(include_url=False, include_input=False)[0]
     place = ".".join(str(part) for part in (*([within] if within else []), *item["loc"]))[:MOST_PLACE_CHARS]
-    said = _in_words(item, place, what)
+    said = _in_words(item["type"], item.get("ctx", {}), place, what)
     if said is None:
         name = shown(place) if place else whole
         message = item["msg"][:1].lower() + item["msg"][1:]
@@ -58,15 +59,15 @@ def first_complaint(
     return place, said
 
 
-def _in_words(item: ErrorDetails, place: str, what: str) -> str | None:
+def _in_words(kind: str, bounds: Mapping[str, Any], place: str, what: str) -> str | None:
     """Return a sentence on a mistake that pydantic tells in words of its own; None for all others."""
-    match item["type"]:
+    match kind:
         case "extra_forbidden":
             return f"there is no {what} {place!r}"
         case "missing":
             return f"{shown(place)} is missing"
         case "too_short" if place:
-            least = item["ctx"]["min_length"]
+            least = bounds["min_length"]
             return f"{shown(place)} must have at least {least} item{'' if least == 1 else 's'}"
         case "model_type" | "model_attributes_type" | "dict_type" if place:
             return f"{shown(place)} must be an object"

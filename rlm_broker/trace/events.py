@@ -230,7 +230,7 @@ class RunEnded(Event, frozen=True):
 
     @property
     def how(self) -> str:
-        """How the run ended, in one word: "answered", "stopped" or "failed"."""
+        """The end of the run in one word: "answered", "stopped" or "failed"."""
         return "stopped" if self.kind == "stopped" else "failed" if self.error else "answered"
 
 

@@ -171,7 +171,7 @@ def _take(run: _Run, event: dict[str, Any]) -> None:
             run.blocks[str(event.get("outcome", {}).get("status"))] += 1
         case "call_ended":
             usage = event.get("usage", {})
-            run.calls += 1
+            run.calls += event.get("error") is None
             run.tokens += usage.get("total_input_tokens", 0) + usage.get("total_output_tokens", 0)
             cost = usage.get("total_cost")
             run.cost_usd = None if cost is None or run.cost_usd is None else run.cost_usd + cost

@@ -44,3 +44,6 @@ function size(bytes) {
 const counted = (number, noun) => `${whole.format(number)} ${noun}${number === 1 ? "" : "s"}`;
 const clock = (seconds) => new Date(seconds * 1000).toLocaleString();
 const listed = (...parts) => parts.filter((part) => part).join(" · ");
+
+// How a run ended, from the kind of its end: an error's kind alone does not say that the run failed.
+const endWord = (kind) => (["answered", "stopped", "cancelled", "ended", "failed"].includes(kind) ? kind : `failed: ${kind}`);

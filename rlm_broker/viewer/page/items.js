@@ -27,7 +27,7 @@ function folded(key, title, build) {
 function runHead(app, run) {
   const texts = run.texts || {};
   const more = run.more || {};
-  const state = run.status === "running" ? statusWord(run) : run.status === "error" ? more.kind || "failed" : run.status;
+  const state = run.status === "running" ? statusWord(run) : run.status === "error" ? endWord(more.kind || "failed") : run.status;
   return el("header", { class: "run-head" },
     el("p", { class: "over" }, titleOf(run), run.parent ? el("button", { class: "link", type: "button", onclick: () => app.select(run.parent) },
       `asked by ${titleOf(run.parent).toLowerCase()} of run ${run.parent.run.path}`) : null),

@@ -45,7 +45,7 @@ const app = {
       const roots = model.trees.flatMap((tree) => tree.roots);
       const sum = (of) => roots.reduce((total, each) => total + of(each), 0);
       const cost = roots.some((each) => each.cost === null) ? null : sum((each) => each.cost);
-      byId("facts").textContent = listed(app.isFile ? about.name : root.model, model.trees.length === 1 ? root.status === "running" ? statusWord(root) : (root.more && root.more.kind) || root.status : "",
+      byId("facts").textContent = listed(app.isFile ? about.name : root.model, model.trees.length === 1 ? root.status === "running" ? statusWord(root) : endWord((root.more && root.more.kind) || root.status) : "",
         duration(sum(secondsOf)), counted(sum((each) => each.calls), "call"), `${amount(sum((each) => each.input + each.output))} tokens`, money(cost));
     }
     if (!app.selected && root) {

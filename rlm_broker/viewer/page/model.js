@@ -206,7 +206,7 @@ function makeModel() {
       const output = fields.total_output_tokens || 0;
       const cost = fields.total_cost === undefined ? (fields.error ? 0 : null) : fields.total_cost;
       spend(call, (each) => {
-        each.calls += 1;
+        each.calls += fields.error ? 0 : 1; // only calls that were answered, as the command line counts them
         each.input += input;
         each.output += output;
         each.cost = each.cost === null || cost === null ? null : each.cost + cost;

@@ -9,7 +9,7 @@ function makeLive(app) {
   let following = null;
   let statuses = [];
   let timer = 0;
-  let problem = "";
+  let problem = "Reading ...";
 
   function useKey(given) {
     key = given;
@@ -50,7 +50,7 @@ function makeLive(app) {
     const seconds = (status.ended || Date.now() / 1000) - status.started;
     return el("li", { class: "run-card" },
       el("button", { class: "run-open", type: "button", "data-run": status.id, onclick: () => app.openRun(status.id) },
-        el("span", { class: "run-line" }, chip(status.state, over ? (["answered", "stopped"].includes(status.state) ? "good" : "bad") : "live"),
+        el("span", { class: "run-line" }, chip(over ? endWord(status.state) : status.state, over ? (["answered", "stopped"].includes(status.state) ? "good" : "bad") : "live"),
           el("strong", {}, status.question || "The task is in the context.")),
         el("span", { class: "facts" }, listed(status.model, duration(seconds), status.turn ? `turn ${status.turn}` : "", status.runs > 1 ? counted(status.runs, "run") : "",
           `${amount(status.tokens)} tokens`, money(status.cost_usd), `process ${status.pid}`, status.owner)),

@@ -18,7 +18,7 @@ function titleOf(place) {
 
 function statusWord(place) {
   if (place.status === "running") return place.tree.isOver || app.isFile ? "did not end" : "running";
-  return place.isFailed ? (place.more && place.more.kind) || place.status : "";
+  return place.isFailed ? (place.kind === "run" && place.more && place.more.kind ? endWord(place.more.kind) : place.status) : "";
 }
 
 // Seconds of a place; of one that goes on, until now.

@@ -1,13 +1,17 @@
 """The page of a file in Chromium, as a reader uses it."""
 
-from collections.abc import Callable, Iterator
+import asyncio
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from rlm_broker.control.status import RunStatus
+from rlm_broker.viewer.live import live_app
 from rlm_broker.viewer.page import write_page
 from scripts.chromium import Tab
+from tests.support.asgi_server import http_server
 from tests.support.browser import READY, Browser, browser
 from tests.support.traces import Written, small
 
@@ -203,3 +207,54 @@ def test_events_in_any_order_are_shown(chromium: Browser, shown: Callable[..., T
     assert chromium.wait(tab.run(SELECTED)) == "Run 1.7.3"
     chromium.wait(tab.press("2", "3", "1", "End"))
     assert tab.messages == []
+
+
+def test_failed_call_is_not_counted(chromium: Browser, shown: Callable[..., Tab]) -> None:
+    """The page counts calls that were answered, as the command line does, and names what ended the run."""
+    trace = Written()
+    trace("run_started", question="Why?", model="m", metadata={})
+    trace("iteration_started", number=1).call(1, "Look.", "It is.", block=0)
+    trace("iteration_started", number=2)("call_started", call=2, requested_model=None, prompt="And?", block=0)
+    trace("call_ended", call=2, model="m", usage={}, duration_s=0.1, response="", error="gone")
+    trace("run_ended", response=None, error="gone", iterations=2, duration_s=1.0, usage={}, kind="provider")
+    facts = chromium.wait(shown(trace).run("document.getElementById('facts').textContent"))
+    assert "1 call," in facts.replace(" · ", ", ")
+    assert "failed: provider" in facts
+
+
+def test_list_tells_that_it_is_read(chromium: Browser) -> None:
+    """The list of runs says that it is read until the first answer comes, and then how each run has ended."""
+    answered = asyncio.Event()
+
+    class Source:
+        async def runs(self) -> Sequence[RunStatus]:
+            await answered.wait()
+            return [
+                RunStatus(
+                    id="a",
+                    pid=7,
+                    question="Why?",
+                    model="m",
+                    state="provider",
+                    turn=1,
+                    doing="",
+                    doing_since=0,
+                    started=0,
+                    ended=1,
+                )
+            ]
+
+        async def lines(self, run: str, after: int) -> AsyncIterator[bytes]:
+            raise LookupError(run, after)
+            yield b""
+
+        async def stop(self, run: str, now: bool) -> bool:
+            raise LookupError(run, now)
+
+    with http_server(live_app(Source())) as server:
+        tab = chromium.tab()
+        chromium.wait(tab.open(f"{server.url}/"))
+        text = "document.getElementById('runs')?.innerText"
+        chromium.wait(tab.until(f"{text} === 'Reading ...'"))
+        server.loop.call_soon_threadsafe(answered.set)
+        chromium.wait(tab.until(f"({text}).includes('failed: provider')"))
