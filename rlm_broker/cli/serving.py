@@ -7,11 +7,9 @@ import ipaddress
 import signal
 import socket
 import ssl
-from collections.abc import Generator
 from pathlib import Path
 from typing import Any, Final
 
-import uvicorn
 from pydantic import ValidationError
 
 from rlm_broker.cli.composing import rlm_of
@@ -20,16 +18,13 @@ from rlm_broker.cli.terminal import say
 from rlm_broker.control.server import ControlSocket
 from rlm_broker.errors import ConfigurationError
 from rlm_broker.service.app import Service
+from rlm_broker.service.http.server import BoundedServer, configured
 from rlm_broker.service.settings import RIGHTS, ServeSettings
 from rlm_broker.settings.settings import Settings, assigned
 from rlm_broker.validation import first_complaint
 
 OF_SERVER: Final = ("host", "port", "max_runs", "drain_s", "certificate", "private_key", "behind_proxy")
 """Options that stand for settings of the same name in the table `serve`."""
-MOST_CONNECTIONS: Final = 10_000
-"""Connections at the same time. Beyond it, a request is answered with 503 by the HTTP server."""
-CLOSE_S: Final = 5
-"""Seconds that connections have to end after all runs have."""
 
 
 def serve(
@@ -120,22 +115,8 @@ def _require_pair(certificate: str, private_key: str) -> None:
 
 async def _served(service: Service, settings: ServeSettings, listener: socket.socket) -> None:
     async with service:
-        server = _Server(
-            uvicorn.Config(
-                service,
-                http="httptools",
-                ws="none",
-                lifespan="off",
-                log_config=None,
-                access_log=False,
-                server_header=False,
-                proxy_headers=settings.behind_proxy,
-                limit_concurrency=MOST_CONNECTIONS,
-                timeout_graceful_shutdown=CLOSE_S,
-                ssl_certfile=settings.certificate,
-                ssl_keyfile=settings.private_key,
-            )
-        )
+        config = configured(service, settings.certificate, settings.private_key, behind_proxy=settings.behind_proxy)
+        server = BoundedServer(config)
         wants_end, at_once = asyncio.Event(), asyncio.Event()
         loop = asyncio.get_running_loop()
 
@@ -170,15 +151,6 @@ async def _drained_at(service: Service, at_once: asyncio.Event) -> None:
     """Stop all runs once the event is set."""
     await at_once.wait()
     await service.drain(0)
-
-
-class _Server(uvicorn.Server):
-    """uvicorn's server without its signal handlers: a signal drains the runs first."""
-
-    @contextlib.contextmanager
-    def capture_signals(self) -> Generator[None, None, None]:
-        """Leave the signals to `_served`."""
-        yield
 
 
 def _greet(service: Service, settings: ServeSettings, listener: socket.socket) -> None:

@@ -37,7 +37,7 @@ class Acceptor:
         self,
         sockets: list[socket.socket],
         take: Callable[[socket.socket], object],
-        make_room: Callable[[], None],
+        make_room: Callable[[], object],
     ) -> None:
         self._sockets = sockets
         self._take = take

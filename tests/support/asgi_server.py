@@ -4,11 +4,14 @@ import asyncio
 import contextlib
 import socket
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import uvicorn
+
+from rlm_broker.service.http.room import Room
+from rlm_broker.service.http.server import BoundedServer
 
 
 @dataclass(frozen=True)
@@ -17,31 +20,46 @@ class HttpServer:
 
     url: str
     loop: asyncio.AbstractEventLoop
+    connections: Callable[[], int]
+    """Returns the number of open connections."""
 
 
 @contextlib.contextmanager
-def http_server(app: Any) -> Iterator[HttpServer]:
-    """Serve on a free port of loopback until the block is left. The application's lifespan runs."""
+def http_server(
+    app: Any, room: Room | None = None, *, close_s: float = 2, config: Mapping[str, Any] | None = None
+) -> Iterator[HttpServer]:
+    """Serve on a free port of loopback until the block is left. The application's lifespan runs.
+
+    Args:
+        app: ASGI application.
+        room: Room for the connections, as `rlm-broker serve` bounds them; None takes the defaults.
+        close_s: Seconds that connections have to end.
+        config: Further settings of uvicorn, or None.
+    """
     with socket.create_server(("127.0.0.1", 0), backlog=2048) as listening:
         listening.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)  # asyncio sets it on its own sockets alone
-        config = uvicorn.Config(app, log_config=None, timeout_graceful_shutdown=2, lifespan="on")
-        server = _Server(config)
+        settings = uvicorn.Config(app, log_config=None, timeout_graceful_shutdown=20, lifespan="on", **(config or {}))
+        server = _Server(settings, room, close_s)
         thread = threading.Thread(target=server.run, args=([listening],), daemon=True)
         thread.start()
         try:
             server.decided.wait()
             assert server.started, "the server did not start"
-            yield HttpServer(f"http://127.0.0.1:{listening.getsockname()[1]}", server.loop)
+            yield HttpServer(
+                f"http://127.0.0.1:{listening.getsockname()[1]}",
+                server.loop,
+                lambda: len(server.server_state.connections),
+            )
         finally:
             server.should_exit = True
             thread.join()
 
 
-class _Server(uvicorn.Server):
-    """Says when it has started, or has failed to; leaves signals to the tests."""
+class _Server(BoundedServer):
+    """Says when it has started, or has failed to."""
 
-    def __init__(self, config: uvicorn.Config) -> None:
-        super().__init__(config)
+    def __init__(self, config: uvicorn.Config, room: Room | None, close_s: float) -> None:
+        super().__init__(config, room, close_s)
         self.decided = threading.Event()
         self.loop: asyncio.AbstractEventLoop
 
@@ -51,7 +69,3 @@ class _Server(uvicorn.Server):
             await super().startup(sockets)
         finally:
             self.decided.set()
-
-    @contextlib.contextmanager
-    def capture_signals(self) -> Iterator[None]:
-        yield
