@@ -1,5 +1,6 @@
 """JSON Schemas that users bring: for answers, and for the arguments of tools."""
 
+import asyncio
 import functools
 import inspect
 import json
@@ -8,6 +9,7 @@ from functools import wraps
 from typing import Any
 
 from rlm_broker.errors import ConfigurationError
+from rlm_broker.schema_steps import MOST_STEPS, TooManySteps, bounded, counted
 
 MOST = 10
 """Mistakes named in one error; further ones are left out, because a long list may be wrong in each of its places."""
@@ -25,25 +27,41 @@ class JsonSchema:
     Args:
         schema: Schema of the draft that its "$schema" names, else of draft 2020-12.
         what: Name of the schema's owner in errors about the schema.
+        is_bounded: Whether the check of the schema, and each check of a value, ends after `MOST_STEPS` steps. Those
+            take about a second: check in a thread.
 
     Attributes:
         text: Schema as JSON text.
+        is_bounded: As given.
 
     Raises:
         ConfigurationError: It is not a valid JSON Schema.
     """
 
-    def __init__(self, schema: Mapping[str, Any], what: str) -> None:
+    def __init__(self, schema: Mapping[str, Any], what: str, *, is_bounded: bool = False) -> None:
         import jsonschema  # its import takes 0.1 s, which runs without a schema save
 
+        self.is_bounded = is_bounded
         try:
             self.text = json.dumps(schema, ensure_ascii=False)
-            self._validator = _validator(self.text)
+            self._validator = _validator(self.text, is_bounded)
         except (TypeError, ValueError) as error:
             raise ConfigurationError(f"{what} is not a JSON Schema: {error}") from None
         except jsonschema.SchemaError as error:
             raise ConfigurationError(f"{what} is not a JSON Schema: {error.message}") from None
+        except TooManySteps:
+            why = f"its check takes more than {MOST_STEPS:,} steps: give a simpler one"
+            raise ConfigurationError(f"{what} is too large a JSON Schema: {why}") from None
         _require_references(schema, what)
+
+    @classmethod
+    def of(cls, schema: Mapping[str, Any], what: str) -> "JsonSchema":
+        """Return the validator of a schema: that which it has, if it is a `CheckedSchema`.
+
+        Raises:
+            ConfigurationError: It is not a valid JSON Schema.
+        """
+        return schema.checked if isinstance(schema, CheckedSchema) else cls(schema, what)
 
     def require(self, value: Any, whole: str) -> None:
         """Check a value.
@@ -55,6 +73,15 @@ class JsonSchema:
         Raises:
             Unfit: The value does not fit; the message names up to `MOST` places.
         """
+        if not self.is_bounded:
+            return self._require(value, whole)
+        try:
+            with counted():
+                return self._require(value, whole)
+        except TooManySteps:
+            raise Unfit(f"{whole}: its check takes more than {MOST_STEPS:,} steps: give fewer values") from None
+
+    def _require(self, value: Any, whole: str) -> None:
         problems = []
         for error in self._validator.iter_errors(value):
             problems.append(f"{'.'.join(map(str, error.absolute_path)) or whole}: {error.message}")
@@ -64,19 +91,53 @@ class JsonSchema:
             raise Unfit("; ".join(problems))
 
 
-@functools.lru_cache(maxsize=128)
-def _validator(text: str) -> Any:
+class CheckedSchema(dict[str, Any]):
+    """Schema of one whom the process does not trust: its checks are bounded.
+
+    Args:
+        schema: The schema.
+        what: Name of the schema's owner in errors about the schema.
+
+    Attributes:
+        checked: Its validator.
+
+    Raises:
+        ConfigurationError: It is not a valid JSON Schema, or too large.
+    """
+
+    def __init__(self, schema: Mapping[str, Any], what: str) -> None:
+        super().__init__(schema)
+        self.checked = JsonSchema(schema, what, is_bounded=True)
+
+
+@functools.lru_cache(maxsize=256)
+def _validator(text: str, is_bounded: bool) -> Any:
     """Return the validator of a schema. It is kept, because the check of a schema takes a millisecond for each part.
 
     Raises:
         jsonschema.SchemaError: It is not a valid JSON Schema.
+        TooManySteps: Its check takes too many.
     """
     import jsonschema
 
     schema = json.loads(text)
     kind = jsonschema.validators.validator_for(schema, default=jsonschema.Draft202012Validator)
-    kind.check_schema(schema)
-    return jsonschema.validators.extend(kind, {"uniqueItems": _unique_items})(schema)
+    made = _extended(kind, is_bounded)
+    if not is_bounded:
+        kind.check_schema(schema)
+        return made(schema)
+    with counted():
+        for error in made(kind.META_SCHEMA).iter_errors(schema):
+            raise jsonschema.SchemaError.create_from(error)
+    return made(schema)
+
+
+@functools.cache
+def _extended(kind: Any, is_bounded: bool) -> Any:
+    import jsonschema
+
+    made = jsonschema.validators.extend(kind, {"uniqueItems": _unique_items})
+    return bounded(made) if is_bounded else made
 
 
 def _unique_items(_validator: Any, wanted: Any, instance: Any, _schema: Any) -> Iterator[Any]:
@@ -154,7 +215,7 @@ def with_schema(function: Callable[..., Any], schema: Mapping[str, Any], what: s
     """
     if not isinstance(schema, Mapping) or schema.get("type") != "object":
         raise ConfigurationError(f'{what} must be a JSON Schema with "type": "object"')
-    checked = JsonSchema(schema, what)
+    checked = JsonSchema.of(schema, what)
     signature = _signature(schema, what)
 
     def bound(args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
@@ -169,6 +230,8 @@ def with_schema(function: Callable[..., Any], schema: Mapping[str, Any], what: s
 
     @wraps(function)
     async def awaited(*args: Any, **kwargs: Any) -> Any:
+        if checked.is_bounded:
+            return await function(**await asyncio.to_thread(bound, args, kwargs))
         return await function(**bound(args, kwargs))
 
     made: Any = awaited if inspect.iscoroutinefunction(function) else called
@@ -178,7 +241,7 @@ def with_schema(function: Callable[..., Any], schema: Mapping[str, Any], what: s
 
 
 def _signature(schema: Mapping[str, Any], what: str) -> inspect.Signature:
-    properties, required = schema.get("properties", {}), schema.get("required", [])
+    properties, required = schema.get("properties", {}), set(schema.get("required", []))
     names = [*(name for name in properties if name in required), *(name for name in properties if name not in required)]
     try:
         return inspect.Signature(

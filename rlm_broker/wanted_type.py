@@ -28,6 +28,9 @@ class WantedType:
         what: Name of the type's owner in errors about the type, such as "output_type".
         whole: Word that stands for the value in errors about the value.
 
+    Attributes:
+        is_slow: Whether a check is to be done in a thread: the type is a `CheckedSchema`.
+
     Raises:
         ConfigurationError: `wanted` is not a valid JSON Schema, or pydantic cannot validate it.
     """
@@ -36,8 +39,10 @@ class WantedType:
         self._wanted = wanted
         self._what = what
         self._whole = whole
+        self.is_slow = False
         if isinstance(wanted, Mapping):
-            schema = JsonSchema(wanted, what)
+            schema = JsonSchema.of(wanted, what)
+            self.is_slow = schema.is_bounded
             wanted = Annotated[Any, pydantic.AfterValidator(_fitting(schema, whole))]
         if isinstance(wanted, str):
             raise ConfigurationError(f"{what}: give the type itself, not the text {wanted!r:.60}")

@@ -1,5 +1,6 @@
 """Answers of a type: of any that pydantic can validate, or that a JSON Schema describes."""
 
+import asyncio
 from typing import Any
 
 import rlm_broker.prompts.messages as prompts
@@ -27,6 +28,16 @@ class OutputType:
     def task(self, question: str | None) -> str:
         """Return the question together with the type that its answer must have."""
         return prompts.typed_task(question, self._schema)
+
+    async def judged(self, answer: str, max_retries: int) -> tuple[str | None, Any]:
+        """Judge an answer as `judge` does, in a thread if the type is slow.
+
+        Raises:
+            OutputInvalid: As for `judge`.
+        """
+        if self._type.is_slow:
+            return await asyncio.to_thread(self.judge, answer, max_retries)
+        return self.judge(answer, max_retries)
 
     def judge(self, answer: str, max_retries: int) -> tuple[str | None, Any]:
         """Return None and the value of an answer; or a message for the model that says what is wrong, and None.

@@ -175,7 +175,7 @@ class Runner:
         self.progress.messages += without_repl(value, self._question)
         while True:
             reply = await self._called(is_loop=False)
-            if (problem := self._problem_with(reply)) is None:
+            if (problem := await self._problem_with(reply)) is None:
                 return reply if reply.strip() else None
             self.progress.messages.append(ChatMessage("user", problem))
 
@@ -222,7 +222,7 @@ class Runner:
         for number in range(1, turns + 1):
             self.progress.turns_left = turns - number
             answer, blocks, not_run = await self._in_turn_time(self._turn(repl, number))
-            problem = None if answer is None else self._doubt(answer, blocks, number < turns)
+            problem = None if answer is None else await self._doubt(answer, blocks, number < turns)
             if answer is not None and problem is None:
                 return answer.text
             if self._actions.blocks_left() == 0:
@@ -312,13 +312,13 @@ class Runner:
                 if self._output_type is not None:  # the partial answer is text that was never validated
                     raise
                 return self.progress.partial_answer
-            if (problem := self._problem_with(answer or "")) is None:
+            if (problem := await self._problem_with(answer or "")) is None:
                 return answer
             self.progress.messages.append(ChatMessage("user", problem))
 
     # -- what ends it ------------------------------------------------------------------------------------------------
 
-    def _doubt(self, answer: Answer, blocks: Sequence[Block], can_ask: bool) -> str | None:
+    async def _doubt(self, answer: Answer, blocks: Sequence[Block], can_ask: bool) -> str | None:
         """Return why an answer is not taken, as a message for the model; None takes it. The model may repeat a guess.
 
         Args:
@@ -332,9 +332,9 @@ class Runner:
                 self._may_answer_unseen = True
                 self.progress.said = self._asked_about = answer.text
                 return self._says.not_looked()
-        return self._problem_with(answer.text)
+        return await self._problem_with(answer.text)
 
-    def _problem_with(self, answer: str) -> str | None:
+    async def _problem_with(self, answer: str) -> str | None:
         """Return why an answer is not of the wanted type, as a message for the model; None if it is.
 
         Raises:
@@ -342,7 +342,7 @@ class Runner:
         """
         if self._output_type is None:
             return None
-        problem, self._parsed = self._output_type.judge(answer, self._tree.limits.max_output_retries)
+        problem, self._parsed = await self._output_type.judged(answer, self._tree.limits.max_output_retries)
         return problem
 
     def _count_errors(self, blocks: Sequence[Block]) -> None:

@@ -3,7 +3,7 @@
 import asyncio
 import contextlib
 import os
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -80,8 +80,9 @@ async def stored_of(materials: Sequence[Material]) -> StoredContext:
         return await _one(materials[0])
     with contextlib.ExitStack() as stack:
         parts: dict[str, StoredContext | str] = {}
+        names = _Names()
         for material in materials:
-            name = _unique(_shown(material.name), parts)
+            name = names.unique(_shown(material.name))
             if isinstance(material, Text):
                 parts[name] = material.text
             else:
@@ -100,21 +101,31 @@ def _together(parts: dict[str, StoredContext | str]) -> StoredContext:
     if is_flat and len(parts) <= MOST_SHARED:
         return store_as_it_is(parts)
     texts: dict[str, str] = {}
+    names = _Names()
     for name, part in parts.items():
         value = part if isinstance(part, str) else part.value()
         if isinstance(value, str):
-            texts[_unique(name, texts)] = value
+            texts[names.unique(name)] = value
         else:
-            texts |= {_unique(f"{name}/{inner}", texts): text for inner, text in value.items()}
+            texts |= {names.unique(f"{name}/{inner}"): text for inner, text in value.items()}
     return store_as_it_is(texts)
 
 
-def _unique(name: str, taken: Collection[str]) -> str:
-    """Return the name, with a number if it is taken already."""
-    unique, number = name, 1
-    while unique in taken:
-        unique, number = f"{name} ({number})", number + 1
-    return unique
+class _Names:
+    """Names that are given once each. It knows the next number of each name, so that many equal ones take no longer."""
+
+    def __init__(self) -> None:
+        self._taken: set[str] = set()
+        self._next: dict[str, int] = {}
+
+    def unique(self, name: str) -> str:
+        """Return the name, with a number if it is taken already."""
+        unique = name
+        while unique in self._taken:
+            number = self._next[name] = self._next.get(name, 0) + 1
+            unique = f"{name} ({number})"
+        self._taken.add(unique)
+        return unique
 
 
 def _shown(name: str) -> str:

@@ -184,7 +184,7 @@ class Asking:
         tools = ClientTools(wanted.tools, self._tool_wait_s, one_at_a_time=wanted.one_at_a_time)
         added = {**wanted.variables(), **tools.functions()}
         try:
-            every = self._rlm.tools.extended(added) if added else None
+            every = await asyncio.to_thread(self._rlm.tools.extended, added) if added else None
         except ConfigurationError as error:
             raise ApiError(400, str(error), param="tools") from None
         is_about = await about(wanted)

@@ -2,6 +2,7 @@
 
 import asyncio
 import builtins
+import itertools
 import json
 import keyword
 import re
@@ -11,9 +12,9 @@ from contextlib import AbstractAsyncContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from rlm_broker.json_schema import JsonSchema
+from rlm_broker.json_schema import CheckedSchema
 from rlm_broker.service.asking.conversation import CONVERSATION
-from rlm_broker.service.asking.schemas import safe_schema
+from rlm_broker.service.asking.schemas import Room, safe_schema
 from rlm_broker.service.errors import ApiError
 from sandbox_worker.wire.names import RESERVED
 
@@ -42,15 +43,16 @@ class FunctionTool:
 
     name: str
     description: str
-    schema: Mapping[str, Any]
+    schema: CheckedSchema
 
     @classmethod
-    def of(cls, name: Any, description: Any, schema: Any, param: str) -> "FunctionTool":
+    def of(cls, name: Any, description: Any, schema: Any, param: str, room: Room | None = None) -> "FunctionTool":
         """Return a function as a request describes it.
 
         Args:
             name, description, schema: Its description; the latter two may be None.
             param: Place of the description in the request.
+            room: Room of all tools of the request, or None.
 
         Raises:
             ApiError: 400: a part of it cannot be used.
@@ -60,11 +62,28 @@ class FunctionTool:
         if not isinstance(description, str | None):
             raise ApiError(400, f"{param}.description must be text", param=f"{param}.description")
         at = f"{param}.parameters"
-        checked = safe_schema(schema or {}, at)
-        made = {"type": "object", **checked}
-        if made["type"] != "object":
+        given = {"type": "object", **(schema or {})} if isinstance(schema, Mapping | None) else {}
+        if given.get("type") != "object":
             raise ApiError(400, f'{at} must be a JSON Schema with "type": "object"', param=at)
-        return cls(name, description or "no description", made)
+        if room is not None:
+            room.take(chars=len(description or ""))
+        return cls(name, description or "no description", safe_schema(given, at, room))
+
+
+def tools_of(described: Iterable[tuple[Any, Any, Any, str]]) -> tuple[FunctionTool, ...]:
+    """Return the functions of a request. Their check takes up to some seconds: call it in a thread.
+
+    Args:
+        described: Name, description, schema and place in the request of each.
+
+    Raises:
+        ApiError: 400: there are too many, or one cannot be used.
+    """
+    given = list(itertools.islice(described, MOST_TOOLS + 1))
+    if len(given) > MOST_TOOLS:
+        raise _too_many()
+    room = Room("tools")
+    return tuple(FunctionTool.of(*each, room) for each in given)
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,7 +127,7 @@ class ClientTools:
                 raise ApiError(400, f"two tools are called {tool.name!r}: give each its own name", param="tools")
             self._tools[name] = tool
         if len(self._tools) > MOST_TOOLS:
-            raise ApiError(400, f"there are more than {MOST_TOOLS} tools: give fewer", param="tools")
+            raise _too_many()
         self.wait_s = wait_s
         self._most_offered = 1 if one_at_a_time else MOST_OPEN
         self._open: dict[str, ClientCall] = {}
@@ -167,10 +186,9 @@ class ClientTools:
                 return await self._result(tool, arguments)
 
             return {**made, "tool": called, "schema": tool.schema}
-        schema = JsonSchema(tool.schema, f"the schema of tool {tool.name!r}")
 
         async def called_with(arguments: dict[str, Any]) -> str:
-            schema.require(arguments, "arguments")
+            await asyncio.to_thread(tool.schema.checked.require, arguments, "arguments")
             return await self._result(tool, arguments)
 
         return {**made, "tool": called_with}
@@ -189,6 +207,10 @@ class ClientTools:
                 return await call.result
         finally:
             self._open.pop(id, None)
+
+
+def _too_many() -> ApiError:
+    return ApiError(400, f"there are more than {MOST_TOOLS} tools: give fewer", param="tools")
 
 
 def _python_name(name: str) -> str:

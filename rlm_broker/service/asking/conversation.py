@@ -109,8 +109,10 @@ def inline_file(data: Any, filename: Any, param: str) -> InlineFile:
 
 def _each_once(materials: Sequence[Material]) -> tuple[Material, ...]:
     """Return materials without files that the conversation has twice: clients send earlier messages again."""
-    known: list[Material] = []
+    known: set[Material] = set()
+    once: list[Material] = []
     for each in materials:
         if isinstance(each, Text) or each not in known:
-            known.append(each)
-    return tuple(known)
+            once.append(each)
+            known.add(each)
+    return tuple(once)

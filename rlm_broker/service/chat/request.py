@@ -1,13 +1,14 @@
 """Fields of a request for a chat completion: which hold, which are accepted without effect, which are refused."""
 
-import json
+from collections.abc import Iterator
 from typing import Annotated, Any, Final, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, PositiveInt, StrictBool
 
-from rlm_broker.service.asking.client_tools import MOST_TOOLS, FunctionTool
+from rlm_broker.service.asking.client_tools import FunctionTool, tools_of
+from rlm_broker.service.asking.counts import COUNTED
 from rlm_broker.service.asking.options import Neutral, RlmOptions, require_neutral
-from rlm_broker.service.asking.schemas import MOST_CHARS, safe_schema
+from rlm_broker.service.asking.schemas import safe_schema
 from rlm_broker.service.errors import ApiError
 
 NEUTRAL: Final[Neutral] = {
@@ -58,6 +59,8 @@ class ChatRequest(BaseModel):
     model: Annotated[str, Field(max_length=500)]
     messages: Annotated[list[dict[str, Any]], Field(min_length=1)]
     stream: StrictBool | None = None
+    messages: Annotated[list[dict[str, Any]], Field(min_length=1), COUNTED]
+    stream: bool | None = None
     stream_options: StreamOptions | None = None
     response_format: dict[str, Any] | None = None
     tools: list[dict[str, Any]] | None = None
@@ -127,14 +130,13 @@ class ChatRequest(BaseModel):
         if self.tool_choice not in (None, "auto", "none"):
             said = "tool_choice must be auto or none: code decides which functions it calls"
             raise ApiError(400, said, code="unsupported_parameter", param="tool_choice")
-        if len(self.tools or []) > MOST_TOOLS or len(json.dumps(self.tools)) > MOST_CHARS:
-            said = f"there are more than {MOST_TOOLS} tools, or {MOST_CHARS:,} characters of them: give fewer"
-            raise ApiError(400, said, param="tools")
-        made = []
+        tools = tools_of(self._functions())
+        return () if self.tool_choice == "none" else tools
+
+    def _functions(self) -> Iterator[tuple[Any, Any, Any, str]]:
+        """Yield each function: its name, description and schema, and its place in the request."""
         for number, tool in enumerate(self.tools or []):
             at = f"tools.{number}"
             if tool.get("type") != "function" or not isinstance(function := tool.get("function"), dict):
                 raise ApiError(400, f"{at} is not a function: only functions are supported", param=f"{at}.type")
-            described = function.get("name"), function.get("description"), function.get("parameters")
-            made.append(FunctionTool.of(*described, f"{at}.function"))
-        return () if self.tool_choice == "none" else tuple(made)
+            yield function.get("name"), function.get("description"), function.get("parameters"), f"{at}.function"

@@ -17,6 +17,7 @@ import secrets
 import time
 import weakref
 from collections.abc import Coroutine
+from dataclasses import replace
 from http import HTTPStatus
 from typing import Any, Final
 
@@ -24,6 +25,7 @@ from rlm_broker.errors import RunCancelled
 from rlm_broker.hosting.owner import Owner, UnknownHandle
 from rlm_broker.service.asking.asking import BEGINNING, Asked, Since, Suspended
 from rlm_broker.service.asking.conversation import divided
+from rlm_broker.service.asking.counts import MOST_ITEMS
 from rlm_broker.service.asking.outcome import Outcome
 from rlm_broker.service.asking.wanted import Wanted
 from rlm_broker.service.errors import ApiError
@@ -73,11 +75,14 @@ class Answering:
             Busy, MoneySpent, NotAllowed, UnknownHandle: As for `Asking.begin`.
         """
         request.require_supported()
+        types = await asyncio.to_thread(lambda: (request.output_type(), request.function_tools()))
         model = self._parts.models.named(owner, request.model)
         before = self._before(owner, request, size)
         given = given_items(request)
         reader = Reader(lambda id, at: self._file(owner, id, at), self._parts.settings.inline_chars)
         earlier = () if before is None else before.conversation
+        if len(earlier) + len(given) > MOST_ITEMS:
+            raise _too_large(f"{MOST_ITEMS:,} items")
         size += 0 if before is None else before.bytes
         said = reader.read(earlier, given)
         asked = self._resumed(owner, said)
@@ -90,7 +95,8 @@ class Answering:
         said.files += [self._file(owner, id, at) for id, at in request.file_ids()]
         async with contextlib.AsyncExitStack() as lending:
             repl, is_new = await self._repl(owner, before, request, lending)
-            wanted = self._wanted(request, model, said, repl, is_new=is_new, key=key, fingerprint=fingerprint)
+            wanted = self._wanted(request, model, said, repl, is_new=is_new)
+            wanted = replace(wanted, output_type=types[0], tools=types[1], key=key, fingerprint=fingerprint)
             asked = await self._parts.asking.begin(owner, wanted)
             if isinstance(known := asked.about, Made):  # the same request was sent before
                 return known
@@ -114,8 +120,7 @@ class Answering:
             return None
         made = self._responses.get(owner, request.previous_response_id, "previous_response_id")
         if made.bytes + size > MOST_CONVERSATION_BYTES:
-            said = f"the conversation has more than {MOST_CONVERSATION_BYTES:,} bytes: begin a new one, with files"
-            raise ApiError(413, said, code="too_large", param="previous_response_id")
+            raise _too_large(f"{MOST_CONVERSATION_BYTES:,} bytes")
         if not made.resource.is_ended:
             said = f"the response {made.resource.id!r} goes on: wait for its end, or cancel it"
             raise ApiError(400, said, code="in_progress", param="previous_response_id")
@@ -163,8 +168,6 @@ class Answering:
         repl: LastingRepl | None,
         *,
         is_new: bool,
-        key: str | None,
-        fingerprint: str,
     ) -> Wanted:
         divide = divided(
             said.last,
@@ -185,13 +188,9 @@ class Answering:
             history=said.history,
             system="\n\n".join([*([request.instructions] if request.instructions else []), *said.system]),
             limits=limits,
-            output_type=request.output_type(),
-            tools=request.function_tools(),
             one_at_a_time=request.parallel_tool_calls is False,
             repl=None if repl is None else repl.persistent,
             outlives_s=None if request.background else 0.0,
-            key=key,
-            fingerprint=fingerprint,
         )
 
     # -- what becomes of it ------------------------------------------------------------------------------------------
@@ -220,6 +219,11 @@ class Answering:
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
         return task
+
+
+def _too_large(what: str) -> ApiError:
+    said = f"the conversation has more than {what}: begin a new one, with files"
+    return ApiError(413, said, code="too_large", param="previous_response_id")
 
 
 async def _told(made: Made, asked: Asked, teller: Teller, since: Since) -> None:

@@ -90,7 +90,8 @@ class Reader:
         else:
             long = [part for part in parts if not isinstance(part, Text) or len(part.text) > self._inline_chars]
             (read.files if at.startswith("input.") else read.before).extend(long)
-            said = [_named(part) if part in long else part.text for part in parts if isinstance(part, Text)]
+            shown = {id(part) for part in long}
+            said = [_named(part) if id(part) in shown else part.text for part in parts if isinstance(part, Text)]
             said += [_named(part) for part in parts if not isinstance(part, Text)]
             read.history.append({"role": role, "content": said[0] if len(said) == 1 else said or ""})
 

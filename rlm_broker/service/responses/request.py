@@ -5,7 +5,8 @@ from typing import Annotated, Any, Final, Literal
 
 from pydantic import BaseModel, ConfigDict, Discriminator, Field, PositiveInt, StrictBool, Tag
 
-from rlm_broker.service.asking.client_tools import FunctionTool
+from rlm_broker.service.asking.client_tools import FunctionTool, tools_of
+from rlm_broker.service.asking.counts import COUNTED, MOST_FILES
 from rlm_broker.service.asking.options import Neutral, RlmOptions, require_neutral
 from rlm_broker.service.asking.schemas import safe_schema
 from rlm_broker.service.errors import ApiError
@@ -170,6 +171,7 @@ class ResponseRequest(BaseModel):
 
     model: str
     input: Input
+    input: Annotated[str | Annotated[list[InputItem], Field(min_length=1)], COUNTED]
     instructions: str | None = None
     stream: StrictBool | None = None
     stream_options: StreamOptions | None = None
@@ -210,8 +212,6 @@ class ResponseRequest(BaseModel):
             raise ApiError(400, "a response in the background is stored: leave out store", param="store")
         if "message.output_text.logprobs" in (self.include or ()):
             raise _unsupported("include", "a run's answer has no log probabilities")
-        self.function_tools()
-        self.output_type()
         self.code_tool()
 
     @property
@@ -269,11 +269,10 @@ class ResponseRequest(BaseModel):
         choice = self.tool_choice
         if choice not in (None, "auto", "none", {"type": CODE}):
             raise _unsupported("tool_choice", "code decides which functions it calls; give auto or none")
-        made = [
-            FunctionTool.of(name, tool.get("description"), tool.get("parameters"), at)
-            for name, tool, at in self._functions()
-        ]
-        return () if choice == "none" else tuple(made)
+        made = tools_of(
+            (name, tool.get("description"), tool.get("parameters"), at) for name, tool, at in self._functions()
+        )
+        return () if choice == "none" else made
 
     def namespaces(self) -> dict[str, tuple[str, str]]:
         """Return the namespace and the name of each function in a namespace, by the name that code has for it."""
@@ -313,6 +312,8 @@ def _require_own_container(container: Any, at: str) -> None:
         raise ApiError(400, f"{at} has an unknown field {extra[0][:60]!r}", param=f"{at}.{extra[0][:60]}")
     if not isinstance(container.get("file_ids") or [], list):
         raise ApiError(400, f"{at}.file_ids must be a list", param=f"{at}.file_ids")
+    if len(container.get("file_ids") or []) > MOST_FILES:
+        raise ApiError(400, f"{at}.file_ids has more than {MOST_FILES:,} files: send fewer", param=f"{at}.file_ids")
 
 
 def _unsupported(name: str, why: str) -> ApiError:

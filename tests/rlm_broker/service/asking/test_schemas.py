@@ -4,7 +4,8 @@ from typing import Any
 
 import pytest
 
-from rlm_broker.service.asking.schemas import MOST_CHARS, safe_schema
+from rlm_broker.json_schema import Unfit
+from rlm_broker.service.asking.schemas import MOST_CHARS, Room, safe_schema
 from rlm_broker.service.errors import ApiError
 
 
@@ -52,12 +53,49 @@ def doubled(times: int) -> dict[str, Any]:
         ({"$ref": "#/$defs/none"}, "does not define"),
         ({"$ref": "https://a.b/c"}, "does not define"),
         ({"type": "nothing"}, "is not a JSON Schema"),
+        ({"$ref": "#a", "$defs": {"a": {"$anchor": "a"}}}, "has .anchor, which is not supported"),
+        ({"$dynamicRef": "#a"}, "has .dynamicRef, which is not supported"),
+        ({"$defs": {"a": {"$dynamicAnchor": "a"}}}, "has .dynamicAnchor, which is not supported"),
+        ({"$recursiveRef": "#"}, "has .recursiveRef, which is not supported"),
+        ({"items": {"$id": "http://a.b/c"}}, "has .id, which is not supported: give it at the root alone"),
+        ({"items": {"$schema": "http://json-schema.org/draft-07/schema#"}}, "has .schema, which is not supported"),
+        ({"unevaluatedProperties": False}, "has unevaluatedProperties, which is not supported"),
+        ({"$ref": "#/%24defs/a", "$defs": {"a": {}}}, "refers to '#/%24defs/a'"),
+        ({"$id": "http://a.b/c", "$ref": "http://a.b/c#/$defs/a", "$defs": {"a": {}}}, "does not define"),
+        ({"$ref": "#/default/a", "default": {"a": {"pattern": "(a+)+$"}}}, "refers to '#/default/a'"),
     ],
 )
 def test_unsafe_schema_is_refused(schema: Any, why: str) -> None:
     with pytest.raises(ApiError, match=why) as error:
         safe_schema(schema, "here")
     assert (error.value.status, error.value.param) == (400, "here")
+
+
+def test_patterns_of_dependencies_are_not_checked() -> None:
+    """A pattern counts also below a name that is a keyword elsewhere."""
+    draft_7 = "http://json-schema.org/draft-07/schema#"
+    schema = {"$schema": draft_7, "dependencies": {"default": {"properties": {"default": {"pattern": "(a+)+$"}}}}}
+    safe_schema(schema, "schema").checked.require({"default": "a" * 40 + "b"}, "it")
+
+
+@pytest.mark.parametrize("pointer", ["#", "#/properties/a", "#/allOf/0", "#/$defs/a~1b"])
+def test_plain_pointer_is_followed(pointer: str) -> None:
+    a = {"type": ["object", "null"]}
+    schema = {"properties": {"a": a, "b": {"$ref": pointer}}, "allOf": [a], "$defs": {"a/b": a}, "type": "object"}
+    made = safe_schema(schema, "schema")
+    assert made == schema
+    made.checked.require({"b": {}}, "it")
+    with pytest.raises(Unfit, match="b: 7 is not of type"):
+        made.checked.require({"b": 7}, "it")
+
+
+def test_schemas_share_the_room_of_their_request() -> None:
+    room = Room("tools")
+    schema = {"properties": {f"p{number}": {"type": "string"} for number in range(450)}}
+    for _ in range(5):
+        safe_schema(schema, "tools.0", room)
+    with pytest.raises(ApiError, match="the tools have more than 100,000 characters, or 5,000 parts"):
+        safe_schema(schema, "tools.0", room)
 
 
 def test_schema_of_few_references_is_accepted() -> None:
