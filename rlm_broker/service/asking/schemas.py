@@ -36,7 +36,7 @@ _POINTER: Final = re.compile(r"#(/[^/%]+)*")
 
 
 class Room:
-    """What the schemas of one request may have, all together.
+    """Budget of the schemas of one request, all together.
 
     Args:
         param: Field of the request that has them.

@@ -57,10 +57,8 @@ class ChatRequest(BaseModel):
     model_config = ConfigDict(extra="allow", frozen=True, allow_inf_nan=False)
 
     model: Annotated[str, Field(max_length=500)]
-    messages: Annotated[list[dict[str, Any]], Field(min_length=1)]
-    stream: StrictBool | None = None
     messages: Annotated[list[dict[str, Any]], Field(min_length=1), COUNTED]
-    stream: bool | None = None
+    stream: StrictBool | None = None
     stream_options: StreamOptions | None = None
     response_format: dict[str, Any] | None = None
     tools: list[dict[str, Any]] | None = None

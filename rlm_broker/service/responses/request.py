@@ -170,8 +170,7 @@ class ResponseRequest(BaseModel):
     model_config = ConfigDict(extra="allow", frozen=True, allow_inf_nan=False)
 
     model: str
-    input: Input
-    input: Annotated[str | Annotated[list[InputItem], Field(min_length=1)], COUNTED]
+    input: Annotated[Input, COUNTED]
     instructions: str | None = None
     stream: StrictBool | None = None
     stream_options: StreamOptions | None = None
