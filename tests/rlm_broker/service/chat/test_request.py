@@ -22,9 +22,11 @@ def served() -> Iterator[Served]:
     keys: Any = {
         "alice": {"limits": {"max_llm_calls": 5}},
         "idle": {"rights": ("watch",)},
-        "confined": {"models": ("none",)},
+        "confined": {"models": ("other",)},
     }
-    with serving(RLM(obedient(), limits=Limits(max_budget_usd=1)), settings, keys=keys) as served:
+    with serving(
+        RLM(obedient(), models={"other": "offline"}, limits=Limits(max_budget_usd=1)), settings, keys=keys
+    ) as served:
         yield served
 
 
