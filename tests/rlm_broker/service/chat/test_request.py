@@ -22,10 +22,10 @@ def served() -> Iterator[Served]:
     keys: Any = {
         "alice": {"limits": {"max_llm_calls": 5}},
         "idle": {"rights": ("watch",)},
-        "confined": {"models": ("other",)},
+        "confined": {"models": ("second",)},
     }
     with serving(
-        RLM(obedient(), models={"other": "offline"}, limits=Limits(max_budget_usd=1)), settings, keys=keys
+        RLM(obedient(), models={"second": "offline"}, limits=Limits(max_budget_usd=1)), settings, keys=keys
     ) as served:
         yield served
 
