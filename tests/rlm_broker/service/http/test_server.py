@@ -28,7 +28,7 @@ def small() -> Iterator[HttpServer]:
 
 
 @pytest.mark.parametrize("data", [b"", b"G", REQUEST])
-def test_half_open_connections_lock_nobody_out(small: HttpServer, data: bytes) -> None:
+def test_half_open_connections_lock_no_client_out(small: HttpServer, data: bytes) -> None:
     """The oldest of them is closed for each new one."""
     with ExitStack() as many:
         clients = [many.enter_context(peer(small, data)) for _ in range(5 * FEW)]
@@ -37,7 +37,7 @@ def test_half_open_connections_lock_nobody_out(small: HttpServer, data: bytes) -
         until_now(lambda: small.connections() <= FEW)
 
 
-def test_unread_answers_lock_nobody_out(small: HttpServer) -> None:
+def test_unread_answers_lock_no_client_out(small: HttpServer) -> None:
     with ExitStack() as many:
         for _ in range(FEW):
             many.enter_context(peer(small, ENDLESS))
