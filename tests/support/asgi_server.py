@@ -38,7 +38,9 @@ def http_server(
     """
     with socket.create_server(("127.0.0.1", 0), backlog=2048) as listening:
         listening.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)  # asyncio sets it on its own sockets alone
-        settings = uvicorn.Config(app, log_config=None, timeout_graceful_shutdown=20, lifespan="on", **(config or {}))
+        settings = uvicorn.Config(
+            app, log_config=None, loop="asyncio", timeout_graceful_shutdown=20, lifespan="on", **(config or {})
+        )
         server = _Server(settings, room, close_s)
         thread = threading.Thread(target=server.run, args=([listening],), daemon=True)
         thread.start()

@@ -15,7 +15,8 @@ from rlm_broker.service.http.room import Room
 from rlm_broker.transport.acceptor import Acceptor
 
 SPARE: Final = 64
-"""Connections beyond the bound, while all others serve requests. They are answered with 503."""
+"""Connections beyond the bound, while all others serve requests: they are answered with 503. As many are given up when
+no descriptor is left."""
 CLOSE_S: Final = 5.0
 """Seconds that connections have to end, once the server ends. Clients that do not read are then cut."""
 LATER_S: Final = 10
@@ -73,7 +74,7 @@ class BoundedServer(uvicorn.Server):
         await super().startup([])
         for listening in sockets or []:
             listening.setblocking(False)
-        self._acceptor = Acceptor(list(sockets or []), self._take, self._room.give_up_one)
+        self._acceptor = Acceptor(list(sockets or []), self._take, self._make_room)
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:  # noqa: ARG002 - uvicorn's signature
         """Accept no more, and end all connections."""
@@ -95,6 +96,11 @@ class BoundedServer(uvicorn.Server):
         arrival = _Arrival(self, connected)
         self._arriving.add(arrival)
         self._room.awaits(arrival)
+
+    def _make_room(self) -> None:
+        """Give up many connections: no descriptor is left, and the next attempt to accept comes only after a pause."""
+        for _ in range(SPARE):
+            self._room.give_up_one()
 
     def made(self, arrival: "_Arrival") -> BoundedProtocol:
         """Return the protocol of a new connection."""

@@ -1,6 +1,8 @@
 """`rlm-broker serve` as a process: what it prints, what it refuses, and how signals end it."""
 
+import contextlib
 import json
+import resource
 import signal
 import socket
 import subprocess
@@ -10,6 +12,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import psutil
 import pytest
@@ -17,6 +20,8 @@ import pytest
 from tests.support.command import COMMAND, ENVIRONMENT, WAIT_S, run, sentence
 
 KEY = "test-key-of-the-server"
+LOW = 150
+"""Descriptors that a process may have: few more than a server holds anyway."""
 
 
 @contextmanager
@@ -61,6 +66,24 @@ def test_server_is_ready_lists_models_and_ends_by_signal(tmp_path: Path) -> None
         assert (process.returncode, err) == (0, "")
         assert KEY not in out
         assert not any(each.is_running() for each in below)
+
+
+def test_flood_of_half_open_connections_is_survived_quietly() -> None:
+    """More connections come than the process may have descriptors; a client of another connection is answered."""
+    with server("--key", "env:SERVER_KEY") as process, contextlib.ExitStack() as many:
+        base = address(process)
+        port = urlsplit(base).port
+        resource.prlimit(process.pid, resource.RLIMIT_NOFILE, (LOW, LOW))
+        for _ in range(3 * LOW):
+            half_open = many.enter_context(socket.create_connection(("127.0.0.1", port), WAIT_S))
+            with contextlib.suppress(OSError):
+                half_open.sendall(b"G")
+        assert get(f"{base}/models")[0] == 200
+        process.send_signal(signal.SIGTERM)
+        _, err = process.communicate(timeout=WAIT_S)
+        assert process.returncode == 0
+        assert "Traceback" not in err
+        assert len(err.splitlines()) <= 2
 
 
 def test_key_is_made_and_printed_where_none_is_given() -> None:
