@@ -1,4 +1,4 @@
-"""How many messages, parts and files one request may have. The event loop reads them, and stands for all clients."""
+"""Bounds on the messages, parts and files of one request: all clients wait while the event loop reads them."""
 
 from collections.abc import Mapping
 from typing import Any, Final

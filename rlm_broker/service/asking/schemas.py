@@ -36,7 +36,7 @@ _POINTER: Final = re.compile(r"#(/[^/%]+)*")
 
 
 class Room:
-    """What the schemas of one request may have, all together.
+    """Room for all schemas of one request together.
 
     Args:
         param: Field of the request that has them.
