@@ -6,13 +6,29 @@ import inspect
 import json
 from collections.abc import Callable, Iterator, Mapping
 from functools import wraps
-from typing import Any
+from typing import Any, TypeVar
 
+from rlm_broker.concurrency.threads import DaemonThreads
 from rlm_broker.errors import ConfigurationError
 from rlm_broker.schema_steps import MOST_STEPS, TooManySteps, bounded, counted
 
 MOST = 10
 """Mistakes named in one error; further ones are left out, because a long list may be wrong in each of its places."""
+
+
+_THREADS = DaemonThreads(2)
+"""Threads of checks that may take seconds. They are few, so that many checks leave time and threads to other work."""
+T = TypeVar("T")
+
+
+async def aside(work: Callable[[], T]) -> T:
+    """Check by a schema that is not trusted in a thread, so that the event loop goes on.
+
+    Returns:
+        What `work` returns. It is not begun if the caller is cancelled while it waits for a thread.
+    """
+    done: T = await asyncio.wrap_future(_THREADS.submit(work))
+    return done
 
 
 class Unfit(ValueError):
@@ -231,7 +247,7 @@ def with_schema(function: Callable[..., Any], schema: Mapping[str, Any], what: s
     @wraps(function)
     async def awaited(*args: Any, **kwargs: Any) -> Any:
         if checked.is_bounded:
-            return await function(**await asyncio.to_thread(bound, args, kwargs))
+            return await function(**await aside(lambda: bound(args, kwargs)))
         return await function(**bound(args, kwargs))
 
     made: Any = awaited if inspect.iscoroutinefunction(function) else called

@@ -1,11 +1,10 @@
 """Answers of a type: of any that pydantic can validate, or that a JSON Schema describes."""
 
-import asyncio
 from typing import Any
 
 import rlm_broker.prompts.messages as prompts
 from rlm_broker.errors import OutputInvalid
-from rlm_broker.json_schema import Unfit
+from rlm_broker.json_schema import Unfit, aside
 from rlm_broker.wanted_type import WantedType
 from sandbox_worker.wire.counting import MAX_VALUES, has_more_values_than
 
@@ -36,7 +35,7 @@ class OutputType:
             OutputInvalid: As for `judge`.
         """
         if self._type.is_slow:
-            return await asyncio.to_thread(self.judge, answer, max_retries)
+            return await aside(lambda: self.judge(answer, max_retries))
         return self.judge(answer, max_retries)
 
     def judge(self, answer: str, max_retries: int) -> tuple[str | None, Any]:

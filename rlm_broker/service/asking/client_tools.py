@@ -12,7 +12,7 @@ from contextlib import AbstractAsyncContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from rlm_broker.json_schema import CheckedSchema
+from rlm_broker.json_schema import CheckedSchema, aside
 from rlm_broker.service.asking.conversation import CONVERSATION
 from rlm_broker.service.asking.schemas import Room, safe_schema
 from rlm_broker.service.errors import ApiError
@@ -188,7 +188,7 @@ class ClientTools:
             return {**made, "tool": called, "schema": tool.schema}
 
         async def called_with(arguments: dict[str, Any]) -> str:
-            await asyncio.to_thread(tool.schema.checked.require, arguments, "arguments")
+            await aside(lambda: tool.schema.checked.require(arguments, "arguments"))
             return await self._result(tool, arguments)
 
         return {**made, "tool": called_with}

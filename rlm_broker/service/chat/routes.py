@@ -1,6 +1,5 @@
 """`POST /v1/chat/completions`: a run as a chat completion."""
 
-import asyncio
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
@@ -8,6 +7,7 @@ from starlette.requests import Request
 from starlette.routing import Route
 
 from rlm_broker.hosting.owner import Owner, UnknownHandle
+from rlm_broker.json_schema import aside
 from rlm_broker.service.asking.asking import BEGINNING, Asked, Following, Since
 from rlm_broker.service.asking.client_tools import FunctionTool
 from rlm_broker.service.asking.conversation import Divided, divided
@@ -83,7 +83,7 @@ async def _types(chat: ChatRequest) -> tuple[Mapping[str, Any] | None, Sequence[
     """Return the type of the answer and the tools. Their check takes long, so it is done in a thread."""
     if chat.response_format is None and not chat.tools:
         return None, chat.function_tools()
-    return await asyncio.to_thread(lambda: (chat.output_type(), chat.function_tools()))
+    return await aside(lambda: (chat.output_type(), chat.function_tools()))
 
 
 def _divided(parts: Parts, chat: ChatRequest, said: Conversation, *, has_context: bool) -> Divided:

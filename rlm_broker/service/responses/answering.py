@@ -16,14 +16,16 @@ import contextlib
 import secrets
 import time
 import weakref
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Mapping, Sequence
 from dataclasses import replace
 from http import HTTPStatus
 from typing import Any, Final
 
 from rlm_broker.errors import RunCancelled
 from rlm_broker.hosting.owner import Owner, UnknownHandle
+from rlm_broker.json_schema import aside
 from rlm_broker.service.asking.asking import BEGINNING, Asked, Since, Suspended
+from rlm_broker.service.asking.client_tools import FunctionTool
 from rlm_broker.service.asking.conversation import divided
 from rlm_broker.service.asking.counts import MOST_ITEMS
 from rlm_broker.service.asking.outcome import Outcome
@@ -75,7 +77,7 @@ class Answering:
             Busy, MoneySpent, NotAllowed, UnknownHandle: As for `Asking.begin`.
         """
         request.require_supported()
-        types = await asyncio.to_thread(lambda: (request.output_type(), request.function_tools()))
+        types = await _types(request)
         model = self._parts.models.named(owner, request.model)
         before = self._before(owner, request, size)
         given = given_items(request)
@@ -244,6 +246,13 @@ async def _told(made: Made, asked: Asked, teller: Teller, since: Since) -> None:
     finally:
         made.ended_at = time.time()
         made.ended.set()
+
+
+async def _types(request: ResponseRequest) -> tuple[Mapping[str, Any] | None, Sequence[FunctionTool]]:
+    """Return the type of the answer and the tools. Their check takes long, so it is done in a thread."""
+    if request.text is None and not request.tools:
+        return None, request.function_tools()
+    return await aside(lambda: (request.output_type(), request.function_tools()))
 
 
 def _unclaimed(repl: LastingRepl, last: str) -> None:

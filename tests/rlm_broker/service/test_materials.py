@@ -10,7 +10,7 @@ import pytest
 from rlm_broker.errors import ContextRefused
 from rlm_broker.hosting.files import Files, UploadedFile
 from rlm_broker.hosting.owner import Owner, UnknownHandle
-from rlm_broker.service.materials import MOST_SHARED, Material, Text, stored_of
+from rlm_broker.service.materials import MOST_SHARED, Material, Text, _Names, stored_of
 
 ALICE = Owner("alice")
 
@@ -87,3 +87,24 @@ async def test_file_without_text_is_refused(files: Files) -> None:
             await stored_of(materials)
     with pytest.raises(ContextRefused, match=r"e\.txt is empty"):
         await stored_of([uploaded(files, "e.txt", b"")])
+
+
+class Counting(set[str]):
+    """Set that counts how often it is asked for a name."""
+
+    asked = 0
+
+    def __contains__(self, name: object) -> bool:
+        self.asked += 1
+        return super().__contains__(name)
+
+
+def test_equal_names_take_linear_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A name is compared at most twice for each material, also if numbers are taken by others."""
+    names, counting = _Names(), Counting()
+    monkeypatch.setattr(names, "_taken", counting)
+    given = [*("a" for _ in range(300)), *(f"a ({n})" for n in range(200, 400)), *("a" for _ in range(300))]
+    made = [names.unique(name) for name in given]
+    assert made[:3] == ["a", "a (1)", "a (2)"]
+    assert len(set(made)) == len(given)
+    assert counting.asked < 3 * len(given)

@@ -86,3 +86,21 @@ def test_inline_file_is_decoded() -> None:
 def test_wrong_inline_file_is_refused(data: Any, name: Any, why: str) -> None:
     with pytest.raises(ApiError, match=why):
         inline_file(data, name, "here")
+
+
+def test_many_files_are_compared_in_linear_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each file is compared with an equal one at most, and not with all others."""
+    compared = 0
+    equal = InlineFile.__eq__
+
+    def counting(one: InlineFile, other: object) -> bool:
+        nonlocal compared
+        compared += 1
+        return equal(one, other)
+
+    monkeypatch.setattr(InlineFile, "__eq__", counting)
+    files = [InlineFile(f"{number}.txt", b"x") for number in range(300)]
+    again = [InlineFile(f"{number}.txt", b"x") for number in range(300)]
+    materials, _ = parted(ASK, earlier=(*files, *again))
+    assert [each.name for each in materials] == [each.name for each in files]
+    assert compared < 4 * len(files)

@@ -80,3 +80,20 @@ def test_item_that_cannot_be_used_is_named(item: Any, said: str) -> None:
         read(items(item))
     assert refused.value.status == 400
     assert str(refused.value.param).startswith("input")
+
+
+def test_many_parts_are_not_compared(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Files and texts of an earlier message are told apart by where they stand, and not by what they hold."""
+    compared = 0
+    equal = Text.__eq__
+
+    def counting(one: Text, other: object) -> bool:
+        nonlocal compared
+        compared += 1
+        return equal(one, other)
+
+    monkeypatch.setattr(Text, "__eq__", counting)
+    said = read(items(user(*[FILE, "short", "y" * 101] * 100), user("Two?")))
+    assert said.history[0]["content"][:2] == ["short", "[a text of 101 characters]"]
+    assert len(said.files) == 200
+    assert not compared
