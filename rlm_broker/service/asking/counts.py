@@ -1,8 +1,4 @@
-<<<<<<< HEAD
-"""Bounds on the messages, parts and files of one request. The event loop reads them, and stands for all clients."""
-=======
 """Bounds on the messages, parts and files of one request: all clients wait while the event loop reads them."""
->>>>>>> bounds
 
 from collections.abc import Mapping
 from typing import Any, Final

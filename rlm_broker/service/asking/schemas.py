@@ -36,11 +36,7 @@ _POINTER: Final = re.compile(r"#(/[^/%]+)*")
 
 
 class Room:
-<<<<<<< HEAD
-    """Budget of the schemas of one request, all together.
-=======
     """Room for all schemas of one request together.
->>>>>>> bounds
 
     Args:
         param: Field of the request that has them.
