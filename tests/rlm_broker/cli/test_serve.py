@@ -74,7 +74,7 @@ def test_flood_of_half_open_connections_is_survived_quietly() -> None:
         base = address(process)
         port = urlsplit(base).port
         resource.prlimit(process.pid, resource.RLIMIT_NOFILE, (LOW, LOW))
-        for _ in range(3 * LOW):
+        for _ in range(2 * LOW):
             half_open = many.enter_context(socket.create_connection(("127.0.0.1", port), WAIT_S))
             with contextlib.suppress(OSError):
                 half_open.sendall(b"G")
