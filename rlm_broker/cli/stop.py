@@ -60,7 +60,7 @@ def command(target: str, *, now: bool, dry_run: bool, as_json: bool) -> None:
             say(json.dumps({"would_stop": would}) if as_json else f"would {_verb(now)} {found.name}")
             return
         _require_answer(found, processes)
-        name = messages.PROCESS if found.kind == "process" else found.id
+        name = messages.PROCESS if found.kind == messages.PROCESS else found.id
         outcomes = asyncio.run(client.stop(found.pid, name, now))
     if as_json:
         import msgspec

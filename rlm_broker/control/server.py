@@ -79,7 +79,7 @@ class ControlSocket:
     """Control socket of this process, for `rlm-broker ps`, `stop` and the viewer. A process has at most one.
 
     Use it as a context manager (`with`), or call `start` and `close`. The variable RLM_BROKER_CONTROL=0 prevents it. A
-    socket that cannot be made is a warning in the log: the command runs without it.
+    socket that cannot be made is told in the log, at the level INFO: the command runs without it.
 
     Args:
         command: Name of the command that the process runs: lower-case letters.
@@ -114,7 +114,7 @@ class ControlSocket:
                     self._name = str(folder.SocketName.own(self._command))
                     self._socket = _listening(place, self._name)
             except (OSError, ConfigurationError) as error:
-                _log.warning("this process has no control socket, so `rlm-broker ps` does not list it: %s", error)
+                _log.info("this process has no control socket, so `rlm-broker ps` does not list it: %s", error)
                 return self
             _own, BOARD.is_on = self, True
         self._job = EventLoopRef.background().job(self._listen(self._socket))

@@ -4,7 +4,10 @@ import json
 import os
 import traceback
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
+
+from tests.support.waiting import until_now
 
 
 def in_child(function: Callable[[], Any]) -> Any:
@@ -17,6 +20,7 @@ def in_child(function: Callable[[], Any]) -> Any:
     pid = os.fork()
     if pid == 0:
         os.close(read_end)
+        _alone()
         try:
             report = json.dumps([True, function()])
         except BaseException:  # noqa: BLE001 - whatever it is, the parent raises it
@@ -31,3 +35,11 @@ def in_child(function: Callable[[], Any]) -> Any:
     succeeded, value = json.loads(report)
     assert succeeded, value
     return value
+
+
+def _alone() -> None:
+    """Wait until the process has one thread, which system calls of namespaces want.
+
+    OpenTelemetry starts the thread of a span processor again in each forked child. That of an ended one ends at once.
+    """
+    until_now(lambda: len(list(Path("/proc/self/task").iterdir())) == 1)

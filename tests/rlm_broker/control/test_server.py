@@ -284,6 +284,7 @@ def test_other_value_of_the_variable_is_refused(monkeypatch: pytest.MonkeyPatch)
 
 
 def test_command_runs_without_a_socket_where_none_can_be(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO", logger="rlm_broker")
     (tmp_path / "rlm-broker").symlink_to(tmp_path)
     with ControlSocket("ask"), RLM(ScriptedClient([ANSWERS])) as rlm:
         assert rlm.completion("abc", "How long?").response == "3"

@@ -224,7 +224,7 @@ async def test_list_that_never_ends_is_refused() -> None:
         def __init__(self, *, goes_on: bool) -> None:
             self.goes_on, self.pages = goes_on, 0
 
-        async def ask(self, _request: object, _kind: object) -> Listed:
+        async def list_folder(self, _path: list[bytes], _after: bytes) -> Listed:
             self.pages += self.goes_on
             names = [b"%06d" % (self.pages * 100 + each) for each in range(100)]
             return Listed(entries=[Entry(name, "file", 1) for name in names], is_all=False)

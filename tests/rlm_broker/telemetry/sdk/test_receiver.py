@@ -63,7 +63,7 @@ def runs() -> dict[bool, tuple[list[Received], bytes]]:
     found = {}
     for content in (False, True):
         with OtlpReceiver() as collector:
-            provider = TracerProvider()
+            provider = TracerProvider(shutdown_on_exit=False)
             provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter(f"{collector.endpoint}/v1/traces")))
             client = ScriptedClient(says, "openai/gpt-5-mini", cost_per_call=0.25)
             with RLM(
@@ -158,7 +158,7 @@ class Memory:
 
     def __init__(self) -> None:
         self.exporter = InMemorySpanExporter()
-        self.provider = TracerProvider()
+        self.provider = TracerProvider(shutdown_on_exit=False)
         self.provider.add_span_processor(SimpleSpanProcessor(self.exporter))
 
     def by_name(self, name: str) -> list[Any]:
@@ -339,7 +339,7 @@ def test_failed_call_has_its_status(memory: Memory) -> None:
 def test_lone_surrogates_cost_no_spans() -> None:
     """Text that is no UTF-8 is replaced: an exporter would drop its whole batch."""
     with OtlpReceiver() as collector:
-        provider = TracerProvider()
+        provider = TracerProvider(shutdown_on_exit=False)
         provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter(f"{collector.endpoint}/v1/traces")))
         receiver = OpenTelemetry(provider, content=True)
         receiver(CallStarted("1", 0, 1, "m\ud800", "q\ud800", tree="t", n=1, time=1.0))
