@@ -39,6 +39,10 @@ class Target(NamedTuple):
     name: str
 
 
+_WHOLE = "process"
+"""Kind of an outcome that is about a process as a whole."""
+
+
 @click.command("stop", epilog=EXIT_CODES)
 @click.argument("target", metavar="RUN|REPL|PID")
 @click.option("--now", is_flag=True, help="Cancel a run, without an answer; close a REPL, with all its processes.")
@@ -71,7 +75,7 @@ def command(target: str, *, now: bool, dry_run: bool, as_json: bool) -> None:
             say(_sentence(outcome))
         if not outcomes:
             say(f"{found.name} has no run and no REPL to stop")
-    sys.exit(0 if all(outcome.has_ended or outcome.kind == "process" for outcome in outcomes) else 1)
+    sys.exit(0 if all(outcome.has_ended or outcome.kind == messages.PROCESS for outcome in outcomes) else 1)
 
 
 def _require_answer(target: Target, found: "Sequence[ProcessStatus]") -> None:
@@ -123,4 +127,4 @@ def _sentence(outcome: "Outcome") -> str:
     name = {"run": "run", "repl": "REPL", "process": "process"}[outcome.kind]
     if outcome.has_ended:
         return f"{name} {outcome.id}: {outcome.state}"
-    return f"{name} {outcome.id}: {outcome.state}{'' if outcome.kind == 'process' else ', it goes on'}"
+    return f"{name} {outcome.id}: {outcome.state}{'' if outcome.kind == _WHOLE else ', it goes on'}"
