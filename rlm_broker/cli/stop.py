@@ -100,7 +100,7 @@ def target_of(given: str, found: "Sequence[ProcessStatus]") -> Target:
     targets = [target for process in found for target in _targets(process)]
     meant = [target for target in targets if target.id == given]
     if not meant and given:
-        meant = [target for target in targets if target.kind != "process" and target.id.startswith(given)]
+        meant = [target for target in targets if target.kind != _WHOLE and target.id.startswith(given)]
     if len(meant) > 1:
         named = ", ".join(target.name for target in meant[:MOST_NAMED])
         raise ConfigurationError(f"{given!r} is the beginning of {len(meant)} ids, give more of one: {named}")
