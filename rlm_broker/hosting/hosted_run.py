@@ -33,6 +33,7 @@ class HostedRun:
         task: Beginning of its task, if that is in the context; None if it has a question, or is not known.
         has_place: Whether it counts for the number of runs at the same time.
         calls_away: Number of its calls that wait for its client; see `HostedRuns.away`.
+        returning: Waits for a place again after that; None if the run does not.
     """
 
     def __init__(self, owner: Owner) -> None:
@@ -48,6 +49,7 @@ class HostedRun:
         self.task: str | None = None
         self.has_place = False
         self.calls_away = 0
+        self.returning: asyncio.Future[None] | None = None
         self._tally = Tally()
         self._followers = 0
         self._outlives_s: float | None = 0.0

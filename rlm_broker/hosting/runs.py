@@ -176,8 +176,9 @@ class HostedRuns:
     async def away(self, hosted: HostedRun) -> AsyncIterator[None]:
         """Give the place of a run to another one while the run waits for its client, within the block.
 
-        The run waits for a place again after that. Beyond `max_runs` runs of one owner that wait so, their places stay
-        theirs: each of them has a REPL.
+        The run waits for a place again after that. A call that is cancelled, for example with its block, does not wait:
+        the run goes on, and takes the next place that is free. Beyond `max_runs` runs of one owner that wait so, their
+        places stay theirs: each of them has a REPL.
         """
         waiting = sum(other.is_away for other in self._runs.values() if other.owner == hosted.owner)
         hosted.calls_away += 1
@@ -188,9 +189,10 @@ class HostedRuns:
             yield
         finally:
             hosted.calls_away -= 1
-        if not hosted.has_place and not hosted.calls_away:
-            await self._places.acquire(hosted.owner.name)
-            hosted.has_place = True
+            if not hosted.has_place and not hosted.calls_away and hosted.returning is None:
+                hosted.returning = asyncio.ensure_future(self._returned(hosted))
+        if hosted.returning is not None and not hosted.calls_away:
+            await asyncio.wait({hosted.returning})
 
     async def drain(self, drain_s: float) -> None:
         """Begin no run any more, let all runs end, and stop those that go on. A second call may shorten the time.
@@ -228,9 +230,19 @@ class HostedRuns:
             yield
         finally:
             hosted.ended_at = time.time()
+            if hosted.returning is not None:
+                hosted.returning.cancel()
             if hosted.has_place:
                 hosted.has_place = False
                 self._places.release()
+
+    async def _returned(self, hosted: HostedRun) -> None:
+        """Take a place again for a run that was away. The end of the run cancels it."""
+        try:
+            await self._places.acquire(hosted.owner.name)
+            hosted.has_place = True
+        finally:
+            hosted.returning = None
 
     def _require_room(self, owner: Owner) -> None:
         """Refuse a run if the queue is full. An owner without a run in it may always wait with one.

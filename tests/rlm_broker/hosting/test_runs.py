@@ -111,6 +111,29 @@ async def _entered(runs: HostedRuns, hosted: HostedRun) -> None:
         pass
 
 
+async def test_cancelled_wait_for_a_client_takes_a_place_again() -> None:
+    """A block that is interrupted while it waits does not make its run one that counts for no place."""
+    gate = Gate()
+    async with hosting(gate, max_runs=1) as runs:
+        first = runs.begin(ANN, "text", "first")
+        await until(lambda: len(gate.asked) == 1)
+
+        async def waits() -> None:
+            async with runs.away(first):
+                await asyncio.Event().wait()
+
+        waiting = asyncio.ensure_future(waits())
+        await until(lambda: first.is_away)
+        waiting.cancel()
+        await until(lambda: first.has_place)
+        second = runs.begin(BOB, "text", "second")
+        await until(lambda: runs.queued == 1)
+        assert not first.run.is_done
+        first.run.cancel()
+        await until(lambda: len(gate.asked) == 2)
+        assert state(second) == "running"
+
+
 async def test_run_that_ends_while_it_waits_frees_no_second_place() -> None:
     gate = Gate()
     async with hosting(gate, max_runs=1) as runs:
