@@ -20,7 +20,7 @@ from rlm_broker.results import Completion
 from rlm_broker.settings.settings import Settings, assigned
 from rlm_broker.settings.user_files import schema_of
 from rlm_broker.shown import as_json
-from rlm_broker.trace.events import Emit, Event
+from rlm_broker.trace.events import Emit, all_of
 from rlm_broker.trace.story import counted, tokens
 from rlm_broker.trace.writer import TraceWriter
 
@@ -69,7 +69,7 @@ def ask(
             if (spans := stack.enter_context(sent_spans())) is not None:
                 watchers.append(spans)
             models = Models(record=record, replay=replay) if replay else models_of(settings, record)
-            rlm = rlm_of(settings, models=models, system_prompt=system, on_event=_all_of(watchers))
+            rlm = rlm_of(settings, models=models, system_prompt=system, on_event=all_of(watchers))
             if progress is not None:
                 watchers.append(stack.enter_context(closing(progress)))
             typed = progress is not None and STDIN in paths and sys.stdin.isatty()
@@ -94,14 +94,6 @@ def _without_advice(completion: Completion, *, is_quiet: bool) -> Completion:
     if not is_quiet:
         say(NOTE, err=True)
     return dataclasses.replace(completion, response=response.removesuffix(f"\n{NOTE}"))
-
-
-def _all_of(watchers: list[Emit]) -> Emit:
-    def tell(event: Event) -> None:
-        for watcher in watchers:
-            watcher(event)
-
-    return tell
 
 
 @contextmanager

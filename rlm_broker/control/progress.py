@@ -17,7 +17,7 @@ from rlm_broker.trace.events import (
     ToolEnded,
     ToolStarted,
 )
-from rlm_broker.usage import Tally
+from rlm_broker.usage import Tally, Usage
 
 NAME_CHARS = 60
 """Characters of the name of a model or a tool that are told. Model code may choose names of any length."""
@@ -74,6 +74,11 @@ class RunProgress:
         elif verb == "calls" and (calls := len(self._calls)) > 1:
             how_far = f" ({calls:,} calls)"
         return f"{verb} {name}{how_far}".strip()
+
+    @property
+    def usage(self) -> Usage:
+        """Usage of the tree, of the calls that have ended."""
+        return self._tally.usage
 
     @property
     def tokens(self) -> int:

@@ -11,7 +11,7 @@ from rlm_broker.hosting.owner import Owner
 from rlm_broker.results import Completion
 from rlm_broker.run.run import Run
 from rlm_broker.trace.events import Event
-from rlm_broker.usage import Tally, Usage
+from rlm_broker.usage import Usage
 
 RunState = Literal["queued", "running", "ended"]
 
@@ -50,7 +50,6 @@ class HostedRun:
         self.has_place = False
         self.calls_away = 0
         self.returning: asyncio.Future[None] | None = None
-        self._tally = Tally()
         self._followers = 0
         self._outlives_s: float | None = 0.0
         self._timer: asyncio.TimerHandle | None = None
@@ -73,7 +72,7 @@ class HostedRun:
     @property
     def usage(self) -> Usage:
         """Usage of the run and all below it, of the calls that have ended."""
-        return self._tally.usage
+        return self.progress.usage
 
     @property
     def doing(self) -> str:

@@ -36,7 +36,7 @@ from rlm_broker.prompts.instructions import Instructions
 from rlm_broker.rlm import RLM
 from rlm_broker.run.persistent_repl import PersistentRepl
 from rlm_broker.run.tools import Tools
-from rlm_broker.trace.events import CallEnded, CallStarted, Emit, Event
+from rlm_broker.trace.events import CallEnded, CallStarted, Emit, Event, all_of
 
 KEPT_CHARS: Final = 1 << 28
 """Characters of the events of ended runs that are kept together."""
@@ -165,7 +165,7 @@ class HostedRuns:
             tools=tools,
             repl=repl,
             place=self._place(hosted),
-            on_event=_all_of(receivers),
+            on_event=all_of(receivers),
             **given,
         )
         if key is not None:
@@ -271,7 +271,6 @@ class HostedRuns:
                     hosted.stop()
             if not isinstance(event, CallEnded):
                 return
-            hosted._tally.add(event.usage)
             if event.usage.total_cost:
                 purse.add(event.usage.total_cost)
                 if purse.left_usd == 0:  # this run may still answer by what it has just paid
@@ -296,11 +295,3 @@ class HostedRuns:
         """Drop an ended run, with its events and its answer."""
         self._runs.pop(hosted.id, None)
         self._keys = {key: known for key, known in self._keys.items() if known[1] is not hosted}
-
-
-def _all_of(receivers: list[Emit]) -> Emit:
-    def tell(event: Event) -> None:
-        for receive in receivers:
-            receive(event)
-
-    return tell

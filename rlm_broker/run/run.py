@@ -85,7 +85,8 @@ class Run:
     def was_cancelled(self) -> bool:
         """Whether the run has ended, by a cancellation."""
         outcome = self._job.outcome
-        return outcome.done() and isinstance(outcome.exception(), concurrent.futures.CancelledError)
+        is_closed = outcome.cancelled()  # it was never started
+        return is_closed or (outcome.done() and isinstance(outcome.exception(), concurrent.futures.CancelledError))
 
     def result(self, timeout_s: float | None = None) -> Completion:
         """Wait for the completion, in a thread that may block.

@@ -244,6 +244,16 @@ Emit = Callable[[Event], None]
 """A callback for events. It runs on the run's event loop, so it must not block. Its first exception is logged."""
 
 
+def all_of(receivers: Sequence[Emit]) -> Emit:
+    """Return a receiver that passes each event on to all of these, also to those that are added to the list later."""
+
+    def tell(event: Event) -> None:
+        for receive in receivers:
+            receive(event)
+
+    return tell
+
+
 class TreeEvents:
     """Numbers the events of one run tree, and passes each to all receivers.
 
