@@ -25,7 +25,7 @@ from collections.abc import AsyncIterator, Callable, Mapping
 from typing import Any, Final
 
 from rlm_broker.concurrency.fair_semaphore import FairSemaphore
-from rlm_broker.control.board import BOARD
+from rlm_broker.control.board import BOARD, QUESTION_CHARS
 from rlm_broker.errors import ConfigurationError
 from rlm_broker.hosting.hosted_run import HostedRun
 from rlm_broker.hosting.keeping import Kept, to_forget
@@ -42,8 +42,6 @@ KEPT_CHARS: Final = 1 << 28
 """Characters of the events of ended runs that are kept together."""
 STOP_GRACE_S: Final = 10.0
 """Seconds that a stopped run has to end with an answer, before a drain cancels it."""
-TASK_CHARS: Final = 300
-"""Characters of a task that are shown in place of a question."""
 RETRY_AFTER_S: Final = 5.0
 """Seconds after which a refused request may find a place in the queue."""
 
@@ -155,7 +153,7 @@ class HostedRuns:
         purse.require_some()
         self._require_room(owner)
         hosted = HostedRun(owner)
-        hosted.task = None if task is None else task[:TASK_CHARS]
+        hosted.task = None if task is None else task[:QUESTION_CHARS]
         receivers = [each for each in (self._counting(hosted, purse), self._on_event) if each is not None]
         given: dict[str, Any] = {"model": model, "instructions": instructions, "output_type": output_type}
         hosted.run = self._rlm.start(

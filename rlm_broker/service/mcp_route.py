@@ -8,6 +8,7 @@ from typing import Any
 from starlette.routing import Route
 
 from rlm_broker.hosting.owner import NotAllowed, Owner
+from rlm_broker.service.errors import ApiError
 from rlm_broker.service.guard import KEY
 from rlm_broker.service.keys import Key
 from rlm_broker.service.parts import Parts
@@ -40,5 +41,7 @@ def _require(scope: MutableMapping[str, Any], right: Right) -> None:
         NotAllowed: The key lacks the right that the tool needs.
     """
     key: Key = scope[KEY]
-    if right not in key.rights:
-        raise NotAllowed(f"this key lacks the right {right!r}")
+    try:
+        key.require(right)
+    except ApiError as error:
+        raise NotAllowed(error.message) from None

@@ -4,12 +4,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from rlm_broker.context.stored import StoredContext
-from rlm_broker.hosting.files import Files
+from rlm_broker.hosting.files import Files, UploadedFile
+from rlm_broker.hosting.owner import Owner, UnknownHandle
 from rlm_broker.hosting.places import Places
 from rlm_broker.hosting.repls import HeldRepls
 from rlm_broker.hosting.runs import HostedRuns
 from rlm_broker.rlm import RLM
 from rlm_broker.service.asking.asking import Asking
+from rlm_broker.service.errors import ApiError
 from rlm_broker.service.models import ServedModels
 from rlm_broker.service.settings import ServeSettings
 
@@ -39,3 +41,19 @@ class Parts:
     contexts: Mapping[str, StoredContext]
     models: ServedModels
     asking: Asking
+
+    def file(self, owner: Owner, id: str, param: str) -> UploadedFile:
+        """Return the uploaded file of that id.
+
+        Args:
+            owner: Owner of the file.
+            id: Id of the file.
+            param: Field of the request that names it.
+
+        Raises:
+            ApiError: 404: the owner has no such file.
+        """
+        try:
+            return self.files.get(owner, id)
+        except UnknownHandle as error:
+            raise ApiError(404, str(error), code="not_found", param=param) from None

@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator, Sequence
 from starlette.requests import Request
 from starlette.routing import Mount
 
+from rlm_broker.control.board import QUESTION_CHARS
 from rlm_broker.control.status import RunStatus
 from rlm_broker.hosting.hosted_run import HostedRun
 from rlm_broker.service.guard import key_of
@@ -16,8 +17,6 @@ from rlm_broker.viewer.live import LiveSource, live_app
 
 PATH = "/viewer"
 """Path of the viewer. The page itself shows no run, so it needs no key; its data does."""
-QUESTION_CHARS = 300
-"""Characters of a question that are told."""
 
 
 class KeysRuns:

@@ -6,7 +6,7 @@ from typing import Any, Final
 from starlette.requests import Request
 from starlette.routing import Route
 
-from rlm_broker.hosting.owner import Owner, UnknownHandle
+from rlm_broker.hosting.owner import Owner
 from rlm_broker.json_schema import aside
 from rlm_broker.service.asking.asking import BEGINNING, Asked, Following, Since
 from rlm_broker.service.asking.client_tools import FunctionTool
@@ -16,9 +16,7 @@ from rlm_broker.service.bodies import fingerprint_of, idempotency_key, parsed
 from rlm_broker.service.chat.messages import Conversation, read
 from rlm_broker.service.chat.replies import Replies
 from rlm_broker.service.chat.request import ChatRequest
-from rlm_broker.service.errors import ApiError
 from rlm_broker.service.guard import key_of
-from rlm_broker.service.materials import Material
 from rlm_broker.service.parts import Parts
 from rlm_broker.service.replying import EventStream, SlowJson
 
@@ -50,13 +48,7 @@ async def _asked(
     """Return the run that a request begins or resumes, and the point at which its response begins."""
     model = parts.models.named(owner, chat.model)
 
-    def file_of(id: str, param: str) -> Material:
-        try:
-            return parts.files.get(owner, id)
-        except UnknownHandle as error:
-            raise ApiError(404, str(error), code="not_found", param=param) from None
-
-    said = read(chat.messages, file_of)
+    said = read(chat.messages, lambda id, param: parts.file(owner, id, param))
     if said.results:
         asked = parts.asking.resumed(owner, said.results, f"{said.at}.tool_call_id")
         return asked, asked.since

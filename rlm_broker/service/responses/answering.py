@@ -22,7 +22,7 @@ from http import HTTPStatus
 from typing import Any, Final
 
 from rlm_broker.errors import RunCancelled
-from rlm_broker.hosting.owner import Owner, UnknownHandle
+from rlm_broker.hosting.owner import Owner
 from rlm_broker.json_schema import aside
 from rlm_broker.service.asking.asking import BEGINNING, Asked, Since, Suspended
 from rlm_broker.service.asking.client_tools import FunctionTool
@@ -31,7 +31,6 @@ from rlm_broker.service.asking.counts import MOST_ITEMS
 from rlm_broker.service.asking.outcome import Outcome
 from rlm_broker.service.asking.wanted import Wanted
 from rlm_broker.service.errors import ApiError
-from rlm_broker.service.materials import Material
 from rlm_broker.service.models import ServedModel
 from rlm_broker.service.parts import Parts
 from rlm_broker.service.responses.journal import Journal
@@ -81,7 +80,7 @@ class Answering:
         model = self._parts.models.named(owner, request.model)
         before = self._before(owner, request, size)
         given = given_items(request)
-        reader = Reader(lambda id, at: self._file(owner, id, at), self._parts.settings.inline_chars)
+        reader = Reader(lambda id, at: self._parts.file(owner, id, at), self._parts.settings.inline_chars)
         earlier = () if before is None else before.conversation
         if len(earlier) + len(given) > MOST_ITEMS:
             raise _too_large(f"{MOST_ITEMS:,} items")
@@ -94,7 +93,7 @@ class Answering:
                 made.repl, made.returning = first.repl, first.returning
             return self._begun(made, asked, request, asked.since)
         _require_no_open_call(before)
-        said.files += [self._file(owner, id, at) for id, at in request.file_ids()]
+        said.files += [self._parts.file(owner, id, at) for id, at in request.file_ids()]
         async with contextlib.AsyncExitStack() as lending:
             repl, is_new = await self._repl(owner, before, request, lending)
             wanted = self._wanted(request, model, said, repl, is_new=is_new)
@@ -127,12 +126,6 @@ class Answering:
             said = f"the response {made.resource.id!r} goes on: wait for its end, or cancel it"
             raise ApiError(400, said, code="in_progress", param="previous_response_id")
         return made
-
-    def _file(self, owner: Owner, id: str, param: str) -> Material:
-        try:
-            return self._parts.files.get(owner, id)
-        except UnknownHandle as error:
-            raise ApiError(404, str(error), code="not_found", param=param) from None
 
     def _resumed(self, owner: Owner, said: Conversation) -> Asked | None:
         """Return the run that waits for the results of a request. None: none waits, and a new one is to begin."""

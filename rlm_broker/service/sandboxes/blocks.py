@@ -15,7 +15,7 @@ from rlm_broker.context.store import store_as_it_is
 from rlm_broker.context.stored import StoredContext
 from rlm_broker.errors import ConfigurationError
 from rlm_broker.hosting.files import UploadedFile
-from rlm_broker.hosting.owner import Owner, UnknownHandle
+from rlm_broker.hosting.owner import Owner
 from rlm_broker.limits import ReplLimits, with_set
 from rlm_broker.results import Block
 from rlm_broker.sandbox.blocks.output import OnOutput
@@ -120,10 +120,7 @@ def files_of(parts: Parts, owner: Owner, ids: Sequence[str], param: str) -> list
     Raises:
         ApiError: 404: the owner has no such file.
     """
-    try:
-        return [parts.files.get(owner, id) for id in ids]
-    except UnknownHandle as error:
-        raise ApiError(404, str(error), code="not_found", param=param) from None
+    return [parts.file(owner, id, param) for id in ids]
 
 
 @contextlib.asynccontextmanager
