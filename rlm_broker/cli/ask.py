@@ -8,16 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from rlm_broker.cli.failing import fail, failures
-from rlm_broker.cli.parameters import (
-    API_KEY,
-    BASE_URL,
-    FILE,
-    FOLDER,
-    ISOLATION,
-    MODEL_POLICY,
-    PROMPT_PROFILE,
-    RECURSION,
-)
+from rlm_broker.cli.parameters import API_KEY, BASE_URL, FILE, run_options, sandbox_options
 from rlm_broker.cli.terminal import say
 from rlm_broker.errors import LimitReached, RunCancelled
 
@@ -44,12 +35,7 @@ failed, 5 the model provider failed, 130, 143, 129 stopped by Ctrl+C, SIGTERM, S
 @BASE_URL
 @API_KEY
 @click.option("--max-depth", type=int, metavar="N", help="Levels of runs that have a REPL (default 1).")
-@click.option("--isolation", type=ISOLATION, help="Level of the sandbox (default auto); process is unprotected.")
-@click.option("--python", type=FOLDER, metavar="FOLDER", help="A virtual environment whose packages code has.")
-@click.option("--packages", metavar="LIST", help="Packages to make such an environment of: 'numpy>=2 six'.")
-@click.option(
-    "--allow-exec/--no-allow-exec", default=None, help="Whether code may start programs (default: at strict)."
-)
+@sandbox_options
 @click.option(
     "--tools",
     type=FILE,
@@ -59,9 +45,7 @@ failed, 5 the model provider failed, 130, 143, 129 stopped by Ctrl+C, SIGTERM, S
 @click.option(
     "-o", "--output-type", type=FILE, metavar="FILE", help="A JSON Schema of the answer, which is printed as JSON."
 )
-@click.option("--model-policy", type=MODEL_POLICY, help="Which models code may name (default allow).")
-@click.option("--recursion", type=RECURSION, help="Which children get a REPL (default always).")
-@click.option("--prompt-profile", type=PROMPT_PROFILE, help="What the model is told to end with (default both).")
+@run_options
 @click.option("--limit", "assignments", multiple=True, metavar="NAME=VALUE", help="Any other limit: run_timeout_s=10m.")
 @click.option("--system", metavar="TEXT", help="System prompt, in place of the built-in one.")
 @click.option(

@@ -10,16 +10,7 @@ from typing import Any
 import click
 
 from rlm_broker.cli.failing import failures
-from rlm_broker.cli.parameters import (
-    API_KEY,
-    BASE_URL,
-    FILE,
-    FOLDER,
-    ISOLATION,
-    MODEL_POLICY,
-    PROMPT_PROFILE,
-    RECURSION,
-)
+from rlm_broker.cli.parameters import API_KEY, BASE_URL, FILE, FOLDER, run_options, sandbox_options
 from rlm_broker.cli.terminal import say
 from rlm_broker.errors import ConfigurationError
 
@@ -42,21 +33,14 @@ MISSING = "`rlm-broker mcp` needs packages that are not installed: pip install '
 @API_KEY
 @click.option("--root", type=FOLDER, default=".", metavar="DIR", help="Folder whose files may be asked about.")
 @click.option("--max-depth", type=int, metavar="N", help="Levels of runs that have a REPL (default 1).")
-@click.option("--isolation", type=ISOLATION, help="Level of the sandbox (default auto); process is unprotected.")
-@click.option("--python", type=FOLDER, metavar="FOLDER", help="A virtual environment whose packages code has.")
-@click.option("--packages", metavar="LIST", help="Packages to make such an environment of: 'numpy>=2 six'.")
-@click.option(
-    "--allow-exec/--no-allow-exec", default=None, help="Whether code may start programs (default: at strict)."
-)
+@sandbox_options
 @click.option(
     "--tools",
     type=FILE,
     metavar="FILE",
     help="Python file whose functions and values runs may use. It runs without a sandbox.",
 )
-@click.option("--model-policy", type=MODEL_POLICY, help="Which models code may name (default allow).")
-@click.option("--recursion", type=RECURSION, help="Which children get a REPL (default always).")
-@click.option("--prompt-profile", type=PROMPT_PROFILE, help="What the model is told to end with (default both).")
+@run_options
 @click.option("--limit", "assignments", multiple=True, metavar="NAME=VALUE", help="Any other limit: run_timeout_s=10m.")
 @click.option("--config", "only_config", is_flag=True, help="Print the JSON that clients want, and exit.")
 @click.option("--debug", is_flag=True, help="Show tracebacks of rlm-broker itself.")

@@ -1,10 +1,13 @@
 """Parameters and groups of several commands. `--help` imports this module, so it must not import much."""
 
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import click
 
 from sandbox_worker.wire.level import LEVELS
+
+Decorated = Callable[..., Any]
 
 ISOLATION = click.Choice(("auto", *(level.name for level in LEVELS)))
 """Levels, as the setting `isolation` names them. The settings themselves would import pydantic, which takes 0.2 s."""
@@ -38,6 +41,39 @@ class _Key(click.ParamType[str]):
 KEY = _Key()
 API_KEY = click.option("--api-key", type=KEY, metavar="env:NAME", help="Variable that holds the key of the model.")
 BASE_URL = click.option("--base-url", metavar="URL", help="Address of an OpenAI-compatible server with the models.")
+
+
+def sandbox_options(command: Decorated) -> Decorated:
+    """Give a command the options of the sandbox in which model code runs."""
+    options = (
+        click.option(
+            "--isolation", type=ISOLATION, help="Level of the sandbox (default auto); process is unprotected."
+        ),
+        click.option("--python", type=FOLDER, metavar="FOLDER", help="A virtual environment whose packages code has."),
+        click.option("--packages", metavar="LIST", help="Packages to make such an environment of: 'numpy>=2 six'."),
+        click.option(
+            "--allow-exec/--no-allow-exec", default=None, help="Whether code may start programs (default: at strict)."
+        ),
+    )
+    return _with(command, options)
+
+
+def run_options(command: Decorated) -> Decorated:
+    """Give a command the options of how a run goes."""
+    options = (
+        click.option("--model-policy", type=MODEL_POLICY, help="Which models code may name (default allow)."),
+        click.option("--recursion", type=RECURSION, help="Which children get a REPL (default always)."),
+        click.option(
+            "--prompt-profile", type=PROMPT_PROFILE, help="What the model is told to end with (default both)."
+        ),
+    )
+    return _with(command, options)
+
+
+def _with(command: Decorated, options: Sequence[Callable[[Decorated], Decorated]]) -> Decorated:
+    for option in reversed(options):  # the last decorator that is applied is the first in the help
+        command = option(command)
+    return command
 
 
 class Group(click.Group):
