@@ -1,4 +1,4 @@
-"""Checks by schemas that are not trusted: a check of too many steps ends, whatever asks for them."""
+"""Checks by schemas that are not trusted: a check of too many steps ends, for each keyword that can ask for them."""
 
 import threading
 from typing import Any

@@ -1,4 +1,4 @@
-"""Forms in whatever pieces they come: the file is passed on, the fields are bounded, and what is no form is refused."""
+"""Forms in pieces of all sizes: the file is passed on, the fields are bounded, and what is no form is refused."""
 
 from collections.abc import AsyncIterator
 from typing import Any
