@@ -119,7 +119,9 @@ async def test_killed_code_ends_no_container(client: openai.AsyncOpenAI, http: h
     assert (await run(http, id, "print(open('kept').read())"))["stdout"] == "yes\n"
 
 
-async def test_least_recently_used_makes_room(client: openai.AsyncOpenAI, http: httpx.AsyncClient) -> None:
+async def test_least_recently_used_makes_room(
+    served: Served, client: openai.AsyncOpenAI, http: httpx.AsyncClient
+) -> None:
     ids = [(await client.containers.create(name=str(number))).id for number in range(3)]
     await run(http, ids[0], "1")
     newest = (await client.containers.create(name="3")).id
@@ -127,10 +129,7 @@ async def test_least_recently_used_makes_room(client: openai.AsyncOpenAI, http: 
     with pytest.raises(openai.NotFoundError):
         await client.containers.retrieve(ids[1])
     blocks = [asyncio.create_task(run(http, id, "while True: pass")) for id in (ids[0], ids[2], newest)]
-    while True:
-        held = [await http.post(f"/containers/{id}/execute", json={"code": "1"}) for id in (ids[0], ids[2], newest)]
-        if all(answer.status_code == 409 for answer in held):
-            break
+    await until(lambda: all(held.users for held in served.parts.repls.all()))
     with pytest.raises(openai.RateLimitError, match="all 3 REPLs are in use"):
         await client.containers.create(name="4")
     for id in (ids[0], ids[2], newest):
