@@ -1,6 +1,7 @@
 """One run's request, as callers give it: the context, the question, and the settings of this run alone."""
 
 import warnings
+from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from os import PathLike
@@ -10,6 +11,7 @@ from rlm_broker.callback import Callback
 from rlm_broker.context.store import refuse_a_name, store
 from rlm_broker.context.stored import StoredContext
 from rlm_broker.errors import ConfigurationError, require_kind
+from rlm_broker.handler.completing import Completing
 from rlm_broker.limits import Limits, ReplLimits, RunLimits, with_set
 from rlm_broker.models.model import Given
 from rlm_broker.prompts.instructions import Instructions
@@ -39,6 +41,7 @@ class Asked:
         tells_text: Whether pieces of replies become `CallText` events.
         place: Entered before the run begins, and left at its end; None begins at once.
         repl: REPL that outlives the run; None opens one for the run.
+        completing: From the handler, makes what completes the calls of one attempt in its place; None is the handler.
     """
 
     context: object
@@ -53,6 +56,11 @@ class Asked:
     tells_text: bool = False
     place: AbstractAsyncContextManager[Any] | None = None
     repl: PersistentRepl | None = None
+    completing: Callable[[Completing], Completing] | None = None
+
+    def completed_by(self, handler: Completing) -> Completing:
+        """Return what completes the calls of a new attempt of the run."""
+        return handler if self.completing is None else self.completing(handler)
 
     @property
     def prompt(self) -> str | None:

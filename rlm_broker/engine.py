@@ -6,13 +6,10 @@ import secrets
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-from rlm_broker import __version__
 from rlm_broker.clients.base import BaseClient
 from rlm_broker.clients.recording import FORMAT, RecordedModels, Recorder
 from rlm_broker.concurrency.event_loop import EventLoopRef
-from rlm_broker.context.stored import StoredContext
 from rlm_broker.errors import ConfigurationError
 from rlm_broker.handler.cache import Cache
 from rlm_broker.handler.routing import Routing
@@ -54,18 +51,6 @@ class Engine:
     handler: LMHandler
     sandbox: Sandbox
     recorder: Recorder | None
-
-    def metadata(self, routing: Routing, limits: Limits, context: StoredContext) -> dict[str, Any]:
-        """Return the facts of a root run that its first event tells, without secrets."""
-        info = context.info
-        return {
-            "version": __version__,
-            "model": routing.pick(None, 0).model_name,
-            "sub_model": routing.pick(None, 1).model_name,
-            "isolation": self.sandbox.level,
-            "limits": limits.model_dump(),
-            "context": {"type": info.type_name, "chars": info.total_chars, "parts": info.parts_total},
-        }
 
 
 class EngineParts:

@@ -3,12 +3,12 @@
 import asyncio
 import contextlib
 import dataclasses
-import time
 from collections.abc import AsyncGenerator, Callable, Mapping
 from typing import Any, Literal, Unpack
 
 from rlm_broker.asked import NOT_GIVEN, Asked, given_once, limits_of_a_run, require_question, stored
 from rlm_broker.callback import Callback
+from rlm_broker.composition import composed_run
 from rlm_broker.concurrency.event_loop import AsyncResource, EventLoopRef
 from rlm_broker.context.stored import StoredContext
 from rlm_broker.control.board import BOARD
@@ -31,20 +31,13 @@ from rlm_broker.models.models import Models
 from rlm_broker.models.registry import Registry
 from rlm_broker.prompts.instructions import Instructions
 from rlm_broker.results import Completion
-from rlm_broker.run.calls import Caller, TreeCalls
-from rlm_broker.run.ledger import Ledger
 from rlm_broker.run.output_type import OutputType
 from rlm_broker.run.persistent_repl import PersistentRepl
-from rlm_broker.run.queries import open_run
 from rlm_broker.run.run import Run
-from rlm_broker.run.runner import Runner
 from rlm_broker.run.tools import Tools
-from rlm_broker.run.tree import QueryHandlerFactory, Tree
+from rlm_broker.run.tree import QueryHandlerFactory
 from rlm_broker.sandbox.sandbox import Sandbox
-from rlm_broker.trace.events import Emit, Event, RunStarted, TreeEvents
-
-ROOT_RUN = "1"
-"""Name of the root run in its tree; its children are "1.1", "1.2" and so on."""
+from rlm_broker.trace.events import Emit, Event
 
 
 class RLM(AsyncResource):
@@ -369,32 +362,24 @@ class RLM(AsyncResource):
             engine = self._engine
             if engine is None:
                 engine = await own.enter_async_context(self._parts.running(EventLoopRef.here()))
-            completion = await (await self._composed(asked, run, context, engine)).run(context)
+            routing = await self._parts.routing(engine, asked.model, asked.sub_model, asked.limits)
+            composed = composed_run(
+                asked,
+                run,
+                context,
+                routing=routing,
+                completing=asked.completed_by(engine.handler),
+                sandbox=engine.sandbox,
+                recorder=engine.recorder,
+                receivers=self._receivers,
+                query_handler=self._query_handler,
+                is_auto=self._is_auto,
+                repl=self._persistent_repl,
+            )
+            completion = await composed.run(context)
         replay = self._parts.registry.replay if self._parts.registry else None
         if replay is not None and replay.diverged:
             diverged = ReplayDiverged(replay.diverged)  # raised again: model code may have caught it and answered
             run.hand_to(diverged)
             raise diverged
         return dataclasses.replace(completion, prompt=asked.prompt, root_prompt=asked.question)
-
-    async def _composed(self, asked: Asked, run: Run, context: StoredContext, engine: Engine) -> Runner:
-        """Make the loop of the root run, and all parts that its tree shares."""
-        limits = asked.limits
-        routing = await self._parts.routing(engine, asked.model, asked.sub_model, limits)
-        root = routing.pick(None, 0)
-        if asked.output_type is not None and not root.answers_types:
-            raise ConfigurationError(
-                f"the model {root.model_name} answers in text: leave out output_type, or name another model"
-            )
-        receivers: list[Emit] = [*self._receivers, *([asked.on_event] if asked.on_event else [])]
-        events = TreeEvents(run.id, [*receivers, *([run.log.add] if run.log else []), *BOARD.receivers(run.id)])
-        ledger = Ledger(limits)
-        calls = TreeCalls(engine.handler, ledger, events, engine.recorder, routing=routing, tells_text=asked.tells_text)
-        tree = Tree(calls, ledger, engine.sandbox, events, asked.instructions, self._query_handler, self._is_auto)
-        if events.is_wanted:
-            metadata = engine.metadata(routing, limits, context)
-            events.of(ROOT_RUN, 0)(RunStarted, asked.question, metadata["model"], metadata)
-        ends_at = None if limits.run_timeout_s is None else time.monotonic() + limits.run_timeout_s
-        caller = Caller(ROOT_RUN, 0, asked.question)
-        repl = asked.repl or self._persistent_repl
-        return run.begin(open_run(tree, caller, ends_at, asked.tools, asked.output_type, repl))

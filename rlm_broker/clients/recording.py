@@ -133,7 +133,7 @@ class Recorder:
         self._write(
             msgspec.structs.replace(
                 recorded,
-                request=_without_secrets(recorded.request),
+                request=without_secrets(recorded.request),
                 text=redacted(recorded.text, LONGEST_CHARS),
                 problem=redacted(recorded.problem, LONGEST_CHARS),
                 failure=recorded.failure
@@ -189,11 +189,11 @@ class Recording:
             raise ConfigurationError(f"{self.path} has another version of the format: record the run again")
         self._by_request: dict[bytes, deque[Recorded]] = defaultdict(deque)
         for call in self._calls:
-            self._by_request[encode_escaped(_without_secrets(call.request))].append(call)
+            self._by_request[encode_escaped(without_secrets(call.request))].append(call)
 
     def find(self, request: Request) -> Recorded | None:
         """Return the call recorded for this request, or for one that differs only in secrets; None if there is none."""
-        calls = self._by_request.get(encode_escaped(_without_secrets(request)))
+        calls = self._by_request.get(encode_escaped(without_secrets(request)))
         if not calls:
             return None
         return calls.popleft() if len(calls) > 1 else calls[0]
@@ -208,7 +208,7 @@ class Recording:
         """
         if not self._calls:
             return f"{self.path} holds no calls"
-        ours = _lines_of(_without_secrets(request))
+        ours = _lines_of(without_secrets(request))
         near = [call for call in self._calls if call.id == id]
         nearest = near[0] if near else max(self._calls, key=lambda call: _likeness(_lines_of(call.request), ours))
         changes = difflib.unified_diff(_lines_of(nearest.request), ours, "recorded", "asked now", n=1, lineterm="")
@@ -220,7 +220,7 @@ class Recording:
         return "\n".join([head, *shown])
 
 
-def _without_secrets(request: Request) -> Request:
+def without_secrets(request: Request) -> Request:
     return msgspec.structs.replace(request, messages=redacted(request.messages))
 
 

@@ -23,7 +23,7 @@ from rlm_broker.concurrency.allowance import Allowance
 from rlm_broker.concurrency.bounded_map import bounded_map
 from rlm_broker.concurrency.fair_semaphore import FairSemaphore
 from rlm_broker.errors import RlmBrokerError
-from rlm_broker.handler.broker import Broker
+from rlm_broker.handler.completing import Completing
 from rlm_broker.handler.routing import Routing
 from rlm_broker.results import Call, ChatMessage
 from rlm_broker.run.asking import conversation, new_system, problem_with, shown
@@ -74,6 +74,7 @@ class TreeCalls:
     Make it in the root run's task: `_is_stopped` asks that task whether it is being cancelled.
 
     Args:
+        handler: Completes the calls: the broker, or a part that stands before it.
         recorder: Writes down each call; None writes none.
         routing: Picks the client of each call; None takes the routing of the handler.
         tells_text: Whether `CallText` events carry the pieces of a reply as they come.
@@ -81,7 +82,7 @@ class TreeCalls:
 
     def __init__(
         self,
-        handler: Broker,
+        handler: Completing,
         ledger: Ledger,
         events: TreeEvents,
         recorder: Recorder | None = None,

@@ -1,0 +1,90 @@
+"""The composition of a root run: its loop, and all parts that its tree shares."""
+
+import time
+from collections.abc import Sequence
+from typing import Any
+
+from rlm_broker import __version__
+from rlm_broker.asked import Asked
+from rlm_broker.clients.recording import Recorder
+from rlm_broker.context.stored import StoredContext
+from rlm_broker.control.board import BOARD
+from rlm_broker.errors import ConfigurationError
+from rlm_broker.handler.completing import Completing
+from rlm_broker.handler.routing import Routing
+from rlm_broker.limits import Limits
+from rlm_broker.run.calls import Caller, TreeCalls
+from rlm_broker.run.ledger import Ledger
+from rlm_broker.run.persistent_repl import PersistentRepl
+from rlm_broker.run.queries import open_run
+from rlm_broker.run.run import Run
+from rlm_broker.run.runner import Runner
+from rlm_broker.run.tree import QueryHandlerFactory, Tree
+from rlm_broker.sandbox.sandbox import Sandbox
+from rlm_broker.trace.events import Emit, RunStarted, TreeEvents
+
+ROOT_RUN = "1"
+"""Name of the root run in its tree; its children are "1.1", "1.2" and so on."""
+
+
+def composed_run(
+    asked: Asked,
+    run: Run,
+    context: StoredContext,
+    *,
+    routing: Routing,
+    completing: Completing,
+    sandbox: Sandbox,
+    recorder: Recorder | None = None,
+    receivers: Sequence[Emit] = (),
+    query_handler: QueryHandlerFactory | None = None,
+    is_auto: bool = False,
+    repl: PersistentRepl | None = None,
+) -> Runner:
+    """Return the loop of a root run, which has not begun.
+
+    Args:
+        asked: The request.
+        run: Handle of the run, which takes the loop.
+        context: Context of the run.
+        routing: Picks the client of each call.
+        completing: Completes the calls.
+        sandbox: Has the REPLs of the run.
+        recorder: Writes down each call; None writes none.
+        receivers: Callbacks for its events, in addition to the one of the request.
+        query_handler: Replaces the recursion; None keeps it.
+        is_auto: Whether a child gets a REPL only if it needs one.
+        repl: REPL that outlives the run; None takes the one of the request, or opens one for the run.
+
+    Raises:
+        ConfigurationError: The root model answers in text, and an answer of a type is wanted.
+    """
+    limits, root = asked.limits, routing.pick(None, 0)
+    if asked.output_type is not None and not root.answers_types:
+        raise ConfigurationError(
+            f"the model {root.model_name} answers in text: leave out output_type, or name another model"
+        )
+    told: list[Emit] = [*receivers, *([asked.on_event] if asked.on_event else [])]
+    events = TreeEvents(run.id, [*told, *([run.log.add] if run.log else []), *BOARD.receivers(run.id)])
+    ledger = Ledger(limits)
+    calls = TreeCalls(completing, ledger, events, recorder, routing=routing, tells_text=asked.tells_text)
+    tree = Tree(calls, ledger, sandbox, events, asked.instructions, query_handler, is_auto)
+    if events.is_wanted:
+        metadata = _metadata(routing, sandbox, limits, context)
+        events.of(ROOT_RUN, 0)(RunStarted, asked.question, metadata["model"], metadata)
+    ends_at = None if limits.run_timeout_s is None else time.monotonic() + limits.run_timeout_s
+    caller = Caller(ROOT_RUN, 0, asked.question)
+    return run.begin(open_run(tree, caller, ends_at, asked.tools, asked.output_type, asked.repl or repl))
+
+
+def _metadata(routing: Routing, sandbox: Sandbox, limits: Limits, context: StoredContext) -> dict[str, Any]:
+    """Return the facts of a root run that its first event tells, without secrets."""
+    info = context.info
+    return {
+        "version": __version__,
+        "model": routing.pick(None, 0).model_name,
+        "sub_model": routing.pick(None, 1).model_name,
+        "isolation": sandbox.level,
+        "limits": limits.model_dump(),
+        "context": {"type": info.type_name, "chars": info.total_chars, "parts": info.parts_total},
+    }
