@@ -24,7 +24,7 @@ from rlm_broker.hosting.owner import Owner
 from rlm_broker.hosting.repls import HeldRepl, HeldRepls
 from rlm_broker.hosting.runs import HostedRuns
 from rlm_broker.mcp import forms, telling
-from rlm_broker.mcp.roots import Root
+from rlm_broker.context.roots import Root
 from rlm_broker.mcp.telling import Told
 from rlm_broker.rlm import RLM
 
