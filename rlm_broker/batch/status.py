@@ -5,7 +5,7 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 
@@ -17,6 +17,8 @@ from rlm_broker.journal.spent import NAME as SPENT
 from rlm_broker.journal.spent import SpentLine
 from rlm_broker.usage import Tally, Usage, UsageSummary
 from sandbox_worker.wire.text_json import decode_escaped
+
+T = TypeVar("T")
 
 LOCKS = Path("/proc/locks")
 READ_BYTES = 1 << 20
@@ -148,7 +150,7 @@ def locked_by(identity: os.stat_result) -> int | None:
 def _has_open(pid: int, identity: os.stat_result) -> bool:
     """Whether a process has the file open: the list of locks tells devices apart otherwise than `stat` does."""
     try:
-        found = [os.stat(each.path) for each in os.scandir(f"/proc/{pid}/fd") if each.is_file()]
+        found = [each.stat() for each in os.scandir(f"/proc/{pid}/fd") if each.is_file()]
     except OSError:
         return False
     return any(os.path.samestat(each, identity) for each in found)
@@ -171,7 +173,7 @@ def _paid(folder: Path) -> dict[str, dict[str, Used]]:
     return paid
 
 
-def _values[T](path: Path, wanted: type[T]) -> Iterator[T]:
+def _values(path: Path, wanted: type[T]) -> Iterator[T]:
     """Yield the whole lines of a file; a torn one is skipped."""
     with path.open("rb", buffering=READ_BYTES) as file:
         for line in file:

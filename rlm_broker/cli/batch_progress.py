@@ -77,7 +77,7 @@ class BatchLine:
             return
         line.truncate(width - BAR_COLUMNS - 1, overflow="ellipsis")
         row = Table.grid(padding=(0, 1, 0, 0))
-        row.add_row(ProgressBar(max(1, progress.total), progress.done, width=BAR_COLUMNS), line)
+        row.add_row(ProgressBar(max(1, progress.total), progress.done + progress.skipped, width=BAR_COLUMNS), line)
         yield row
 
     def _print_lines(self) -> None:
@@ -92,7 +92,7 @@ class BatchLine:
 def in_words(progress: BatchProgress) -> str:
     """Return the progress as one line: what changes most comes first, because a long line is cut."""
     of = "" if progress.total is None else f" of {progress.total:,}"
-    parts = [f"{progress.done:,}{of} done"]
+    parts = [f"{progress.done + progress.skipped:,}{of} done"]
     parts += [f"{seconds(progress.left_s)} left"] if progress.left_s is not None else []
     parts += [f"{progress.running:,} running", f"{progress.rate:.2g} runs/s"]
     parts += [f"{progress.failed:,} failed"] if progress.failed else []
@@ -103,4 +103,4 @@ def in_words(progress: BatchProgress) -> str:
 def used(progress: BatchProgress) -> str:
     """Return calls, tokens and cost of this batch, and how many of its calls an earlier process has paid."""
     replayed = progress.replayed.total_calls
-    return ", ".join(filter(None, (spent(progress.usage.total), replayed and f"{counted(replayed, 'call')} replayed")))
+    return ", ".join(filter(None, (spent(progress.usage), replayed and f"{counted(replayed, 'call')} replayed")))

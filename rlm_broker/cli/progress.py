@@ -26,7 +26,7 @@ from rlm_broker.trace.verbose import VerbosePrinter
 from rlm_broker.usage import Usage
 
 if TYPE_CHECKING:
-    from rich.console import Console, ConsoleOptions, RenderResult
+    from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
     from rich.live import Live
 
 REFRESHES_PER_S = 8
@@ -157,7 +157,7 @@ def spent(usage: Usage) -> str:
     return ", ".join(filter(None, (f"{counted(usage.total_calls, 'call')}{stored}", tokens(usage), cost)))
 
 
-def live_line(line: "RichCast | RenderableType", stream: TextIO) -> "Live":
+def live_line(line: "RenderableType", stream: TextIO) -> "Live":
     """Show a line on a terminal, and return what draws it again and again until it is stopped."""
     from rich.live import Live  # 0.1 s, which only a terminal pays
 

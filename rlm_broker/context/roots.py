@@ -56,7 +56,9 @@ class Root:
             raise ContextRefused(f"{printable(path)} cannot be read: {error}") from None
         if not real.is_relative_to(self.folder) or ".." in pattern:
             where = printable(self.folder)
-            raise ContextRefused(f"{printable(path)} is not below {where}: only what is there can be asked about (--root)")
+            raise ContextRefused(
+                f"{printable(path)} is not below {where}: only what is there can be asked about (--root)"
+            )
         inside = real.relative_to(self.folder).parts
         if inside and (leads_to_secret(inside) or leads_to_secret((*inside, A_FILE))):
             raise ContextRefused(f"{printable(path)} is likely a secret, by its name, and is not read")

@@ -2,17 +2,17 @@
 
 import contextlib
 import json
-import os
 import signal
 import subprocess
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import psutil
 import pytest
 
+from rlm_broker.batch.status import read_status
 from tests.support.command import COMMAND, ENVIRONMENT, WAIT_S, run, sentence
 from tests.support.fake_openai import Answer, FakeOpenAI, completion
 from tests.support.waiting import until_now
@@ -203,7 +203,7 @@ def test_items_of_stdin_are_asked_as_they_come(server: FakeOpenAI, items: Path, 
         until_now(lambda: out.exists() and out.read_bytes().endswith(b"\n"))
         _, err = process.communicate(b"nonsense\n", timeout=WAIT_S)
     assert process.returncode == 2
-    assert b"rlm-broker batch: stdin, line 2: it is not JSON" in err
+    assert b"rlm-broker batch: line 2 of stdin is not a JSON object" in err
     assert run(*of(server, "-", out, "-q"), stdin=b"".join([first, *others])).returncode == 0
     assert len(lines_of(out)) == len(NAMES)
     assert len(server.requests) == 2 * len(NAMES)
@@ -221,7 +221,7 @@ def test_ended_batch_goes_on_without_paying_twice(
     provider.held = {"Cy", "Di"}
     with started(*of(server, items, out)) as process:
         until_now(lambda: out.exists() and out.read_bytes().count(b"\n") == 2)
-        until_now(lambda: status_of(out)["unfinished"]["items"] == 2)
+        until_now(lambda: read_status(out).unfinished == 2)
         shown = status_of(out)
         assert shown["process"] == process.pid
         assert (shown["done"], shown["answered"], shown["failed"]) == (2, 2, {})
@@ -230,15 +230,15 @@ def test_ended_batch_goes_on_without_paying_twice(
         process.send_signal(number)
         _, err = process.communicate(timeout=WAIT_S)
     assert refused.returncode == 2
-    assert f"is worked on by another process" in sentence(refused)
+    assert "another process writes to" in sentence(refused)
     assert psutil.wait_procs(below, timeout=WAIT_S)[1] == []
     if number is signal.SIGKILL:
         assert process.returncode == -number
     else:
         assert process.returncode == 128 + number
-        assert b"rlm-broker batch: stopped: 2 of 4 items are done, and the same command goes on" in err
+        assert b"rlm-broker batch: stopped; the same command goes on" in err
         assert b"Traceback" not in err
-    assert status_of(out)["process"] is None
+    assert read_status(out).process is None
     provider.held.clear()
     roots = provider.roots
     assert roots == len(NAMES)
@@ -262,7 +262,7 @@ def test_ended_batch_goes_on_without_paying_twice(
         (["IN", "--status", "OUT"], "give either INPUT or --status"),
         (["--status", "OUT", "-q"], "--quiet has no effect beside --status"),
         (["--status", "OUT"], "out.jsonl: No such file or directory"),
-        (["IN", "--out", "IN"], "names the file that is read"),
+        (["IN", "--out", "IN"], "in.jsonl is the file that is read"),
         (["IN", "--out", "OUT", "--score", "x"], "score: x names no function"),
         (["IN", "--out", "OUT", "--batch-tokens", "x"], "--batch-tokens x"),
         (["IN", "--out", "OUT", "--batch-timeout", "-1"], "--batch-timeout -1"),
