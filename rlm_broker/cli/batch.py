@@ -40,9 +40,11 @@ MOST_RUNS = 4_096
 )
 @click.option("--fail-fast", is_flag=True, help="End the batch when an item fails; default: a failure is a result.")
 @click.option("--retry-failed", is_flag=True, help="Ask items again that have failed in an earlier batch.")
-@click.option("--batch-budget-usd", metavar="USD", help="Dollars of all items together, over all processes.")
-@click.option("--batch-tokens", metavar="N", help="Tokens of all items together, likewise.")
-@click.option("--batch-timeout", metavar="TIME", help="Time of the whole batch, such as 90s or 1h30m, likewise.")
+@click.option(
+    "--batch-budget-usd", type=click.FloatRange(min=0, min_open=True), metavar="USD", help="Dollars of the whole batch."
+)
+@click.option("--batch-tokens", type=click.IntRange(1), metavar="N", help="Tokens of the whole batch.")
+@click.option("--batch-timeout", metavar="TIME", help="Time of the whole batch, such as 90s or 1h30m.")
 @click.option("--trajectories", is_flag=True, help="Write the conversation of each item, as chat messages.")
 @click.option(
     "--score",
@@ -80,6 +82,7 @@ MOST_RUNS = 4_096
 @click.pass_context
 def command(
     context: click.Context,
+    /,
     input: str | None,
     *,
     out: Path | None,
@@ -92,7 +95,7 @@ def command(
     """Ask the questions of INPUT, one JSON object a line, and write each result to OUT as soon as there is one.
 
     If INPUT is -, lines are read from stdin. The same command goes on after a kill: finished items are not asked again,
-    and calls that were paid are not paid again.
+    and calls that were paid are not paid again. Limits of the whole batch hold for all of its processes together.
     """
     with failures("batch", as_json=as_json, debug=debug):
         if status is not None:

@@ -103,4 +103,5 @@ def in_words(progress: BatchProgress) -> str:
 def used(progress: BatchProgress) -> str:
     """Return calls, tokens and cost of this batch, and how many of its calls an earlier process has paid."""
     replayed = progress.replayed.total_calls
-    return ", ".join(filter(None, (spent(progress.usage), replayed and f"{counted(replayed, 'call')} replayed")))
+    told = f"{counted(replayed, 'call')} replayed" if replayed else ""
+    return ", ".join(filter(None, (spent(progress.usage), told)))

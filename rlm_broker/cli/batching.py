@@ -2,7 +2,7 @@
 
 import sys
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import ExitStack, closing, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -67,7 +67,7 @@ def run(
     """
     _require_apart(input, out)
     arguments = {name: flags.pop(name) for name in ("max_concurrent", "fail_fast", "trajectories", "retry_failed")}
-    limits = _limits({name: flags.pop(option.lstrip("-").replace("-", "_")) for name, option in LIMITS.items()})
+    limits = _limits(*(flags.pop(f"batch_{name}") for name in ("budget_usd", "tokens", "timeout")))
     settings = Settings(assigned(assignments, **flags))
     schema = settings.path("output_type")
     items = BatchInput(input, root, encoding, "strict" if strict_text else "replace")
@@ -96,20 +96,18 @@ def _require_apart(input: str, out: Path) -> None:
         raise ConfigurationError(f"--out {out} is the file that is read: name another one for the results")
 
 
-def _limits(given: Mapping[str, str | None]) -> BatchLimits:
-    """Return the limits of the batch, whose values are text with or without a unit."""
-    values = dict[str, float]()
-    for name, text in given.items():
-        if text is None:
-            continue
-        number = amount(name, text)
-        try:
-            values[name] = int(number) if name == "max_tokens" else float(number)
-            BatchLimits(**{name: values[name]})
-        except (ValueError, ConfigurationError):
-            wanted = accepted(name) or "give a number above 0"
-            raise ConfigurationError(f"{LIMITS[name]} {text}: {wanted}") from None
-    return BatchLimits(**values)
+def _limits(budget_usd: float | None, tokens: int | None, timeout: str | None) -> BatchLimits:
+    """Return the limits of the batch. The time may have a unit.
+
+    Raises:
+        ConfigurationError: A limit cannot have its value.
+    """
+    if timeout is None:
+        return BatchLimits(budget_usd, tokens)
+    try:
+        return BatchLimits(budget_usd, tokens, float(str(amount("timeout_s", timeout))))
+    except ValueError:
+        raise ConfigurationError(f"--batch-timeout {timeout}: {accepted('timeout_s')}") from None
 
 
 # -- while it goes on ----------------------------------------------------------------------------------------------

@@ -73,8 +73,8 @@ def test_files_are_not_changed(out: Path) -> None:
 
 
 def test_file_without_journal_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ConfigurationError, match="cannot read .*/nowhere.jsonl: No such file"):
+    with pytest.raises(ConfigurationError, match=r"cannot read .*/nowhere.jsonl: No such file"):
         read_status(tmp_path / "nowhere.jsonl")
     (tmp_path / "plain.jsonl").write_text("{}\n")
-    with pytest.raises(ConfigurationError, match="has no journal .*: it is not the file of a batch"):
+    with pytest.raises(ConfigurationError, match=r"has no journal .*: it is not the file of a batch"):
         read_status(tmp_path / "plain.jsonl")

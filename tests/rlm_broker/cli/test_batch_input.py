@@ -22,7 +22,7 @@ def file(tmp_path: Path) -> Path:
 def read(file: Path, *lines: Any, root: Path | None = None, encoding: str | None = None) -> list[BatchItem]:
     """Write the lines, check them, and return their items."""
     file.write_bytes(b"".join(line if isinstance(line, bytes) else json.dumps(line).encode() + b"\n" for line in lines))
-    items = BatchInput(str(file), root and str(root), encoding, "replace")
+    items = BatchInput(str(file), None if root is None else str(root), encoding, "replace")
     items.check()
     found = list(items)
     assert items.total == len(found)
