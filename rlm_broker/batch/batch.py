@@ -203,6 +203,8 @@ class Batch(AsyncResource):
             earlier = {model: tally.usage for model, tally in journal.spent.usage.items()}
             self._earlier_s = journal.spent.seconds
         self._counting = Counting(self._counting.total)
+        if journal is not None:
+            self._counting.failed_before = journal.counts.get("failed", 0)
         self._spending = Spending(limits, earlier, self._end)
         self._spending.require_means()
         if limits.timeout_s is not None and self._earlier_s >= limits.timeout_s:

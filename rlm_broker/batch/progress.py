@@ -16,6 +16,7 @@ class BatchProgress:
         done: Items that this process has finished, in whichever way they ended.
         failed, limited: Items among them that failed, and that a limit ended.
         skipped: Items of the input that an earlier process had finished, as far as the input was read.
+        failed_before: Failed items in the file of results from before this process, which it does not ask again.
         running: Items that are under way.
         usage: Usage of all processes that have worked on the batch.
         replayed: The part of it that this process took from the journal, and did not pay again.
@@ -29,6 +30,7 @@ class BatchProgress:
     failed: int = 0
     limited: int = 0
     skipped: int = 0
+    failed_before: int = 0
     running: int = 0
     usage: Usage = field(default_factory=Usage)
     replayed: Usage = field(default_factory=Usage)
@@ -41,13 +43,13 @@ class Counting:
     """Counts of a batch that goes on.
 
     Attributes:
-        total, done, failed, limited, skipped, running: As in `BatchProgress`.
+        total, done, failed, limited, skipped, failed_before, running: As in `BatchProgress`.
         replayed: Sum of what was taken from the journal.
     """
 
     def __init__(self, total: int | None) -> None:
         self.total = total
-        self.done = self.failed = self.limited = self.skipped = self.running = 0
+        self.done = self.failed = self.limited = self.skipped = self.failed_before = self.running = 0
         self.replayed = Tally()
         self._began = time.monotonic()
         self._ended: float | None = None
@@ -79,6 +81,7 @@ class Counting:
             self.failed,
             self.limited,
             self.skipped,
+            self.failed_before,
             self.running,
             usage,
             self.replayed.usage,

@@ -26,7 +26,7 @@ from rlm_broker.trace.verbose import VerbosePrinter
 from rlm_broker.usage import Usage
 
 if TYPE_CHECKING:
-    from rich.console import Console, ConsoleOptions, RenderResult
+    from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
     from rich.live import Live
 
 REFRESHES_PER_S = 8
@@ -55,7 +55,7 @@ class ProgressLine:
         self._usage: dict[tuple[str, int], Usage] = {}
         self._batches: dict[tuple[str, int], tuple[int, int]] = {}
         """Run and number of each batch under way -> how many of its calls have ended, and how many there are."""
-        self._live = _live_line(self, stream) if takes_panels(stream) else None
+        self._live = live_line(self, stream) if takes_panels(stream) else None
         console = None if self._live is None else self._live.console
         self._verbose = VerbosePrinter(stream, console=console, tells_answer=False) if is_verbose else None
 
@@ -157,11 +157,12 @@ def spent(usage: Usage) -> str:
     return ", ".join(filter(None, (f"{counted(usage.total_calls, 'call')}{stored}", tokens(usage), cost)))
 
 
-def _live_line(progress: ProgressLine, stream: TextIO) -> "Live":
+def live_line(line: "RenderableType", stream: TextIO) -> "Live":
+    """Show a line on a terminal, and return what draws it again and again until it is stopped."""
     from rich.live import Live  # 0.1 s, which only a terminal pays
 
     live = Live(
-        progress,
+        line,
         console=console_of(stream),
         refresh_per_second=REFRESHES_PER_S,
         transient=True,

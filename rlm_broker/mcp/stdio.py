@@ -80,8 +80,8 @@ class _Opening:
             return Work, HeldRepls, HostedRuns, self._rlm()
 
         work, held_repls, hosted_runs, made_rlm = await asyncio.to_thread(made)
+        from rlm_broker.context.roots import Root
         from rlm_broker.control.server import ControlSocket
-        from rlm_broker.mcp.roots import Root
 
         root = Root(self._root)
         self._stack.push_async_callback(ControlSocket("mcp").start().aclose)

@@ -17,6 +17,7 @@ import time
 from collections.abc import Callable, Coroutine
 from typing import Any, Final, Protocol, TypeVar
 
+from rlm_broker.context.roots import Root
 from rlm_broker.context.store import Paths
 from rlm_broker.errors import ConfigurationError, ReplBusy, RunFailed
 from rlm_broker.hosting.hosted_run import HostedRun
@@ -24,7 +25,6 @@ from rlm_broker.hosting.owner import Owner
 from rlm_broker.hosting.repls import HeldRepl, HeldRepls
 from rlm_broker.hosting.runs import HostedRuns
 from rlm_broker.mcp import forms, telling
-from rlm_broker.mcp.roots import Root
 from rlm_broker.mcp.telling import Told
 from rlm_broker.rlm import RLM
 

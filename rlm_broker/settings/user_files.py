@@ -1,15 +1,17 @@
-"""Files that settings name: Python files with tools, and JSON Schemas of answers."""
+"""Files that settings and options name: Python files with tools or functions, and JSON Schemas of answers."""
 
+import importlib
 import json
 import os
 import stat
 import symtable
 import sys
 import traceback
+from collections.abc import Callable
 from importlib.util import decode_source
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, cast
 
 from rlm_broker.errors import ConfigurationError
 from rlm_broker.run.tools import Tools
@@ -53,29 +55,50 @@ def tools_of(path: Path) -> Tools:
     Raises:
         ConfigurationError: It cannot be read, raises, defines no tool, or defines a name that cannot be that of a tool.
     """
-    source = content(path, "tools")
-    module = ModuleType(TOOLS_MODULE)
-    module.__file__ = str(path.resolve())
-    sys.modules[TOOLS_MODULE] = module  # dataclasses, pydantic and pickle look modules up there
+    module, text = _ran(path, "tools", TOOLS_MODULE)
+    named = vars(module).get("__all__")
     try:
-        text = decode_source(source)
-        code = compile(text, module.__file__, "exec", dont_inherit=True)
-        exec(code, vars(module))  # the user has named this file to be run
-        named = vars(module).get("__all__")
         names = _defined(text, module) if named is None else list(named)
         given = {name: getattr(module, name) for name in names}
-    except SyntaxError as error:
-        where = f", line {error.lineno}" if error.lineno else ""
-        raise ConfigurationError(f"tools: {path}{where}: {error.msg}") from None
-    except (Exception, SystemExit) as error:
+    except Exception as error:
         said = f"{type(error).__name__}: {error}".partition("\n")[0]
-        raise ConfigurationError(f"tools: {path} raised {said}{_place(error, module)}") from error
+        raise ConfigurationError(f"tools: {path} raised {said}") from error
     if not given:
         raise ConfigurationError(f"tools: {path} defines no public function or value")
     try:
         return Tools(given)
     except ConfigurationError as error:
         raise ConfigurationError(f"{path}: {error}; begin other names with _, or list the tools in __all__") from None
+
+
+def function_of(text: str, what: str) -> Callable[..., Any]:
+    """Return the function that a text names, as FILE.py:FUNCTION or MODULE:FUNCTION.
+
+    The file or the module runs in this process, with all its rights.
+
+    Args:
+        text: A path that ends in `.py` or has a slash is a file. All else is a module that Python finds by itself.
+        what: Option that names the function, for the error.
+
+    Raises:
+        ConfigurationError: The text has another form, the file or module cannot be run, or has no such function.
+    """
+    place, separator, name = text.rpartition(":")
+    if not separator or not place or not name:
+        raise ConfigurationError(f"{what}: {text} names no function: give FILE.py:FUNCTION or MODULE:FUNCTION")
+    if place.endswith(".py") or "/" in place:
+        module, _ = _ran(Path(place), what, f"rlm_broker_{what}")
+    else:
+        try:
+            module = importlib.import_module(place)
+        except (Exception, SystemExit) as error:
+            said = f"{type(error).__name__}: {error}".partition("\n")[0]
+            advice = "; name a file as ./FILE.py" if isinstance(error, ModuleNotFoundError) else ""
+            raise ConfigurationError(f"{what}: {place} cannot be imported: {said}{advice}") from error
+    found = getattr(module, name, None)
+    if not callable(found):
+        raise ConfigurationError(f"{what}: {place} has no function {name!r}")
+    return cast("Callable[..., Any]", found)
 
 
 def schema_of(path: Path) -> dict[str, Any]:
@@ -91,6 +114,29 @@ def schema_of(path: Path) -> dict[str, Any]:
     if not isinstance(schema, dict):
         raise ConfigurationError(f"output_type: {path} is not a JSON Schema: it must hold a JSON object")
     return schema
+
+
+def _ran(path: Path, what: str, name: str) -> tuple[ModuleType, str]:
+    """Run a Python file as a module of that name, and return the module and its source.
+
+    Raises:
+        ConfigurationError: It cannot be read, is not Python, or raises.
+    """
+    source = content(path, what)
+    module = ModuleType(name)
+    module.__file__ = str(path.resolve())
+    sys.modules[name] = module  # dataclasses, pydantic and pickle look modules up there
+    try:
+        text = decode_source(source)
+        code = compile(text, module.__file__, "exec", dont_inherit=True)
+        exec(code, vars(module))  # the user has named this file to be run
+    except SyntaxError as error:
+        where = f", line {error.lineno}" if error.lineno else ""
+        raise ConfigurationError(f"{what}: {path}{where}: {error.msg}") from None
+    except (Exception, SystemExit) as error:
+        said = f"{type(error).__name__}: {error}".partition("\n")[0]
+        raise ConfigurationError(f"{what}: {path} raised {said}{_place(error, module)}") from error
+    return module, text
 
 
 def _place(error: BaseException, module: ModuleType) -> str:

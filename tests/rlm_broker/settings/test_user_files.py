@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from rlm_broker.errors import ConfigurationError
-from rlm_broker.settings.user_files import MAX_FILE_BYTES, content, schema_of, tools_of
+from rlm_broker.settings.user_files import MAX_FILE_BYTES, content, function_of, schema_of, tools_of
 
 TOOLS = '''
 from __future__ import annotations
@@ -113,3 +113,30 @@ def test_file_of_unusual_size_or_kind_is_not_read(tmp_path: Path) -> None:
     ):
         with pytest.raises(ConfigurationError, match=f"tools: .*{why}"):
             content(tmp_path / name, "tools")
+
+
+def test_function_is_found_in_file_or_module(tmp_path: Path) -> None:
+    (tmp_path / "rewards.py").write_text("BEST = 7\n\ndef reward(item, result):\n    return BEST\n")
+    assert function_of(f"{tmp_path / 'rewards.py'}:reward", "score")(None, None) == 7
+    assert function_of("json:dumps", "score")([1]) == "[1]"
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("reward", "score: reward names no function: give FILE.py:FUNCTION or MODULE:FUNCTION"),
+        (":reward", "score: :reward names no function"),
+        ("nowhere.py:reward", "score: cannot read nowhere.py: No such file"),
+        ("nowhere:reward", r"score: nowhere cannot be imported: ModuleNotFoundError: .*; name a file as ./FILE.py"),
+        ("./wrong.py:reward", r"score: wrong.py raised ZeroDivisionError: division by zero \(line 2\)"),
+        ("json:nothing", "score: json has no function 'nothing'"),
+        ("json:__name__", "score: json has no function '__name__'"),
+    ],
+)
+def test_unusable_function_is_one_sentence(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str, said: str
+) -> None:
+    (tmp_path / "wrong.py").write_text("\n1 / 0\n")
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ConfigurationError, match=said):
+        function_of(text, "score")

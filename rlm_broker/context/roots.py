@@ -1,4 +1,4 @@
-"""Paths that a client may name: those below one folder, wherever links lead."""
+"""Paths that a client or a line of a batch may name: those below one folder, wherever links lead."""
 
 import os
 from collections.abc import Sequence
@@ -15,7 +15,7 @@ A_FILE = "a"
 
 
 class Root:
-    """The folder below which a client may name files.
+    """The folder below which files may be named by others than the user.
 
     A path is looked up as the kernel does it, with all its links, before it is opened. The code in a sandbox cannot
     change a link on the way, since it cannot reach these files.
@@ -56,7 +56,9 @@ class Root:
             raise ContextRefused(f"{printable(path)} cannot be read: {error}") from None
         if not real.is_relative_to(self.folder) or ".." in pattern:
             where = printable(self.folder)
-            raise ContextRefused(f"{printable(path)} is not below {where}: only what is there can be asked about")
+            raise ContextRefused(
+                f"{printable(path)} is not below {where}: only what is there can be asked about (--root)"
+            )
         inside = real.relative_to(self.folder).parts
         if inside and (leads_to_secret(inside) or leads_to_secret((*inside, A_FILE))):
             raise ContextRefused(f"{printable(path)} is likely a secret, by its name, and is not read")

@@ -1,0 +1,215 @@
+"""The work of `rlm-broker batch`: settings, one batch, and what the user is told of it."""
+
+import sys
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import ExitStack, closing, contextmanager, nullcontext
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from rlm_broker.batch.batch import Batch
+from rlm_broker.batch.items import BatchResult
+from rlm_broker.batch.limits import BatchLimits
+from rlm_broker.batch.progress import BatchProgress
+from rlm_broker.cli import stopping
+from rlm_broker.cli.batch_input import BatchInput
+from rlm_broker.cli.batch_progress import BatchLine, used
+from rlm_broker.cli.batch_status import by_kind
+from rlm_broker.cli.composing import rlm_of
+from rlm_broker.cli.sources import STDIN
+from rlm_broker.cli.spans import sent_spans
+from rlm_broker.cli.terminal import say
+from rlm_broker.control.server import ControlSocket
+from rlm_broker.errors import ConfigurationError, LimitReached, RunCancelled
+from rlm_broker.settings.settings import Settings, assigned
+from rlm_broker.settings.user_files import function_of, schema_of
+from rlm_broker.shown import as_json as to_json
+from rlm_broker.trace.story import counted
+from rlm_broker.units import accepted, amount
+
+LIMITS = {"max_budget_usd": "--batch-budget-usd", "max_tokens": "--batch-tokens", "timeout_s": "--batch-timeout"}
+"""Limit of a batch -> the option that sets it."""
+GO_ON = "the same command goes on"
+
+
+class _Ended(NamedTuple):
+    """An end before all items were done."""
+
+    kind: str
+    sentence: str
+    exit_code: int
+
+
+def run(
+    input: str,
+    out: Path,
+    *,
+    root: str | None,
+    encoding: str | None,
+    strict_text: bool,
+    score: str | None,
+    system: str | None,
+    assignments: tuple[str, ...],
+    is_quiet: bool,
+    as_json: bool,
+    **flags: Any,
+) -> int:
+    """Ask the questions of a file, and write their results to another.
+
+    Args:
+        flags: Settings, limits of the batch, and further arguments of `RLM.batch`.
+
+    Returns:
+        The exit code.
+
+    Raises:
+        ConfigurationError: An option, a setting or a line cannot be used, or OUT belongs to another batch.
+    """
+    _require_apart(input, out)
+    arguments = {name: flags.pop(name) for name in ("max_concurrent", "fail_fast", "trajectories", "retry_failed")}
+    limits = _limits(*(flags.pop(f"batch_{name}") for name in ("budget_usd", "tokens", "timeout")))
+    settings = Settings(assigned(assignments, **flags))
+    schema = settings.path("output_type")
+    items = BatchInput(input, root, encoding, "strict" if strict_text else "replace")
+    items.check()
+    with ExitStack() as stack:
+        rlm = rlm_of(settings, system_prompt=system, on_event=stack.enter_context(sent_spans()))
+        batch = rlm.batch(
+            items.items,
+            out=out,
+            limits=limits,
+            output_type=None if schema is None else schema_of(schema),
+            score=None if score is None else function_of(score, "score"),
+            **arguments,
+        )
+        counts = _Counts()
+        ended = _followed(batch, counts, is_quiet=is_quiet)
+    return _told(batch, counts, ended, out, is_quiet=is_quiet, as_json=as_json)
+
+
+# -- before it -----------------------------------------------------------------------------------------------------
+
+
+def _require_apart(input: str, out: Path) -> None:
+    """Refuse to write the results into the file that is read."""
+    if input != STDIN and out.exists() and Path(input).exists() and out.samefile(input):
+        raise ConfigurationError(f"--out {out} is the file that is read: name another one for the results")
+
+
+def _limits(budget_usd: float | None, tokens: int | None, timeout: str | None) -> BatchLimits:
+    """Return the limits of the batch. The time may have a unit.
+
+    Raises:
+        ConfigurationError: A limit cannot have its value.
+    """
+    if timeout is None:
+        return BatchLimits(budget_usd, tokens)
+    try:
+        return BatchLimits(budget_usd, tokens, float(str(amount("timeout_s", timeout))))
+    except ValueError:
+        raise ConfigurationError(f"--batch-timeout {timeout}: {accepted('timeout_s')}") from None
+
+
+# -- while it goes on ----------------------------------------------------------------------------------------------
+
+
+class _Counts:
+    """Counts of the results of this process."""
+
+    def __init__(self) -> None:
+        self.answered = 0
+        self.failed = Counter[str]()
+        self.limited = Counter[str]()
+        self.last_failed: BatchResult | None = None
+
+    def add(self, result: BatchResult) -> None:
+        """Count a result."""
+        if result.status == "failed":
+            self.failed[result.error_kind or "failed"] += 1
+            self.last_failed = result
+        elif result.status == "limited":
+            self.limited[result.limit or "stopped"] += 1
+        else:
+            self.answered += 1
+
+
+def _followed(batch: Batch, counts: _Counts, *, is_quiet: bool) -> _Ended | None:
+    """Take all results, and return why the batch ended before all items were done, or None."""
+    was_stopped = False
+
+    async def stop(_: bool) -> None:
+        nonlocal was_stopped
+        was_stopped = True
+        batch.cancel()
+
+    try:
+        with ControlSocket("batch", stop), nullcontext() if is_quiet else _line(batch) as line:
+            for result in batch:
+                counts.add(result)
+                if line is not None and result.status == "failed":
+                    line.note(f"{result.id} failed: {result.error}")
+    except (RunCancelled, KeyboardInterrupt):
+        exit_code = LimitReached.exit_code if was_stopped and not stopping.has_come() else stopping.exit_code()
+        return _Ended(RunCancelled.kind, f"stopped; {GO_ON}", exit_code)
+    except Exception as error:
+        if (failed := counts.last_failed) is not None and str(error) and error is failed.failure:
+            return _Ended(failed.error_kind or "failed", f"{failed.id} failed: {failed.error}", 1)
+        if isinstance(error, LimitReached) and error.limit in LIMITS:
+            return _Ended(error.kind, f"{error}: raise {LIMITS[error.limit]}, and {GO_ON}", error.exit_code)
+        raise
+    return None
+
+
+@contextmanager
+def _line(batch: Batch) -> Iterator[BatchLine]:
+    with closing(BatchLine(sys.stderr, lambda: batch.progress)) as line:
+        yield line
+
+
+# -- after it ------------------------------------------------------------------------------------------------------
+
+
+def _told(batch: Batch, counts: _Counts, ended: _Ended | None, out: Path, *, is_quiet: bool, as_json: bool) -> int:
+    """Say how the batch ended, and return the exit code."""
+    progress = batch.progress
+    failed = sum(counts.failed.values()) + progress.failed_before
+    if ended is None and failed:
+        have = "has" if failed == 1 else "have"
+        sentence = f"{counted(failed, 'item')} {have} failed: {out} says why, and --retry-failed asks again"
+        ended = _Ended("items_failed", sentence, 1)
+    if not is_quiet:
+        say(_summary(progress, counts), err=True)
+    if as_json:
+        error = {} if ended is None else {"error": {"kind": ended.kind, "message": ended.sentence}}
+        say(to_json(_in_json(progress, counts) | error))
+    elif ended is not None:
+        say(f"rlm-broker batch: {ended.sentence}", err=True)
+    return 0 if ended is None else ended.exit_code
+
+
+def _summary(progress: BatchProgress, counts: _Counts) -> str:
+    """Return one line: items by their end, those of earlier processes, and what all processes together have used."""
+    ends = {
+        "answered": str(counts.answered),
+        "at a limit": by_kind(counts.limited) if counts.limited else "",
+        "failed": by_kind(counts.failed) if counts.failed else "",
+    }
+    done = ", ".join(f"{number} {end}" for end, number in ends.items() if number)
+    before = f"; {progress.skipped:,} done before" if progress.skipped else ""
+    return f"{counted(progress.done, 'item')}: {done}{before}; {progress.seconds:.1f} s, {used(progress)}"
+
+
+def _in_json(progress: BatchProgress, counts: _Counts) -> dict[str, Any]:
+    """Return the same for programs. Names that `--status --json` has too mean the same, for this process alone."""
+    return {
+        "total": progress.total,
+        "done": progress.done,
+        "answered": counts.answered,
+        "failed": dict(counts.failed),
+        "limited": dict(counts.limited),
+        "done_before": progress.skipped,
+        "failed_before": progress.failed_before,
+        "usage": progress.usage.to_dict(),
+        "replayed": progress.replayed.to_dict(),
+        "seconds": round(progress.seconds, 3),
+    }

@@ -1,0 +1,80 @@
+import fcntl
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rlm_broker.batch.status import locked_by, read_status
+from rlm_broker.errors import ConfigurationError
+from rlm_broker.usage import Usage
+
+USED = {"total_calls": 2, "total_input_tokens": 30, "total_output_tokens": 4, "total_cost": 0.5}
+RESULTS: list[dict[str, Any]] = [
+    {"id": "a", "status": "answered", "usage": {"m": USED}, "replayed": {"total_calls": 1, "total_cost": 0.25}},
+    {"id": "b", "status": "failed", "error": {"kind": "provider", "message": "busy"}, "usage": {"s": USED}},
+    {"id": "c", "status": "failed", "error": {"kind": "sandbox", "message": "gone"}},
+    {"id": "d", "status": "failed", "error": {"kind": "provider", "message": "busy"}},
+    {"id": "e", "status": "limited", "limit": "max_iterations", "usage": {"m": USED}},
+]
+CALLS: list[dict[str, Any]] = [
+    {"item": "a", "key": "00", "depth": 0, "model": "m", "used": USED},
+    {"item": "x", "key": "00", "depth": 0, "model": "m", "used": USED},
+    {"item": "x", "key": "01", "depth": 1, "model": "s", "used": USED},
+    {"item": "y", "key": "00", "depth": 0, "model": "m", "used": USED},
+    {"item": "y", "again": True},
+]
+
+
+@pytest.fixture
+def out(tmp_path: Path) -> Path:
+    """A file of results with its journal. The last line of each file is torn."""
+    out, folder = tmp_path / "out.jsonl", tmp_path / "out.jsonl.journal"
+    folder.mkdir()
+    (folder / "header.json").write_text('{"rlm_broker_journal": 1, "seed": 7, "settings": {}}')
+    for file, lines in (
+        (out, RESULTS),
+        (folder / "calls-000001.jsonl", CALLS),
+        (folder / "spent.jsonl", [{"seconds": 5.0}, {"seconds": 9.5}, {"removed": "ff", "usage": {"s": USED}}]),
+    ):
+        file.write_text("".join(json.dumps(line) + "\n" for line in lines) + '{"id": "torn", "item"')
+    return out
+
+
+def test_items_and_usage_are_counted_from_the_files(out: Path) -> None:
+    """Calls of a finished item are in its result, and those of one that begins anew are counted as removed."""
+    status = read_status(out)
+    assert (status.done, status.answered, status.failed) == (5, 1, {"provider": 2, "sandbox": 1})
+    assert status.limited == {"max_iterations": 1}
+    assert (status.unfinished, status.unfinished_usage) == (1, Usage(4, 60, 8, 1.0))
+    assert status.usage.model_usage_summaries == {"m": Usage(6, 90, 12, 1.5), "s": Usage(6, 90, 12, 1.5)}
+    assert (status.replayed, status.seconds) == (Usage(1, 0, 0, 0.25), 9.5)
+    assert status.process is None
+    shown = json.loads(json.dumps(status.to_dict()))
+    assert shown["unfinished"] == {
+        "items": 1,
+        "usage": {**USED, "total_calls": 4, "total_input_tokens": 60, "total_output_tokens": 8, "total_cost": 1.0},
+    }
+
+
+def test_process_that_has_the_lock_is_named(out: Path) -> None:
+    with out.open() as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        assert read_status(out).process == os.getpid()
+    assert locked_by(out.stat()) is None
+
+
+def test_files_are_not_changed(out: Path) -> None:
+    files = [out, *out.with_name("out.jsonl.journal").iterdir()]
+    before = {path: (path.read_bytes(), path.stat().st_mtime_ns) for path in files}
+    read_status(out)
+    assert {path: (path.read_bytes(), path.stat().st_mtime_ns) for path in files} == before
+
+
+def test_file_without_journal_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigurationError, match=r"cannot read .*/nowhere.jsonl: No such file"):
+        read_status(tmp_path / "nowhere.jsonl")
+    (tmp_path / "plain.jsonl").write_text("{}\n")
+    with pytest.raises(ConfigurationError, match=r"has no journal .*: it is not the file of a batch"):
+        read_status(tmp_path / "plain.jsonl")

@@ -1,0 +1,278 @@
+"""`rlm-broker batch` as users run it: processes of their own, and a provider that counts what it was asked."""
+
+import contextlib
+import json
+import signal
+import subprocess
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from rlm_broker.batch.status import read_status
+from tests.support.command import COMMAND, ENVIRONMENT, WAIT_S, run, sentence
+from tests.support.fake_openai import Answer, FakeOpenAI, completion
+from tests.support.waiting import until_now
+
+CODE = "```repl\nFINAL(llm_query('Which name is in: ' + context))\n```"
+NAMES = ("Ada", "Bob", "Cy", "Di")
+
+
+class Provider:
+    """Answers roots with `CODE`, and what the code asks with the name in its prompt.
+
+    Attributes:
+        held: Names whose prompts get no answer for now.
+        asked: Prompts of code that were answered, with their number.
+        roots: Calls of roots.
+        refuses: Whether calls of an item that asks for it fail.
+    """
+
+    def __init__(self) -> None:
+        self.held: set[str] = set()
+        self.asked: Counter[str] = Counter()
+        self.roots = 0
+        self.refuses = True
+
+    def __call__(self, request: dict[str, Any]) -> Answer:
+        """Answer one request."""
+        last = str(request["messages"][-1]["content"])
+        if "Refuse this" in json.dumps(request["messages"]) and self.refuses:
+            return Answer(status=400)
+        if not last.startswith("Which name is in: "):
+            self.roots += 1
+            return completion(CODE, 100, 10)
+        name = last.split()[-1]
+        if name in self.held:
+            return Answer(never=True)
+        self.asked[name] += 1
+        return completion(name, 20, 2)
+
+
+@pytest.fixture
+def provider() -> Provider:
+    return Provider()
+
+
+@pytest.fixture
+def server(provider: Provider) -> Iterator[FakeOpenAI]:
+    with FakeOpenAI(provider, models=["m"]) as server:
+        yield server
+
+
+@pytest.fixture
+def items(tmp_path: Path) -> Path:
+    """A file with an item for each of `NAMES`."""
+    file = tmp_path / "in.jsonl"
+    lines = [{"id": f"i-{name}", "question": "Which name?", "context": f"It is {name}"} for name in NAMES]
+    file.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    return file
+
+
+def of(server: FakeOpenAI, items: Path | str, out: Path, *options: str | Path) -> list[str]:
+    """Return the arguments of a batch with the model of the server."""
+    model = ("--model", "m", "--base-url", server.base_url)
+    return list(map(str, ("batch", items, "--out", out, *model, *options)))
+
+
+def lines_of(out: Path) -> dict[str, dict[str, Any]]:
+    lines = [json.loads(line) for line in out.read_text().splitlines()]
+    assert len({line["id"] for line in lines}) == len(lines)
+    return {line["id"]: line for line in lines}
+
+
+@contextlib.contextmanager
+def started(*arguments: str, stdin: int | None = None) -> Iterator["subprocess.Popen[bytes]"]:
+    """Run a command for the length of a `with`; at its end, what is left is killed."""
+    with subprocess.Popen(
+        [*COMMAND, *arguments], stdin=stdin, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=ENVIRONMENT
+    ) as process:
+        try:
+            yield process
+        finally:
+            process.kill()
+
+
+def status_of(out: Path) -> dict[str, Any]:
+    done = run("batch", "--status", out, "--json")
+    assert (done.returncode, done.stderr) == (0, "")
+    shown: dict[str, Any] = json.loads(done.stdout)
+    return shown
+
+
+# -- a batch from its start to its end ---------------------------------------------------------------------------------
+
+
+def test_each_item_gets_one_whole_line(server: FakeOpenAI, items: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out.jsonl"
+    done = run(*of(server, items, out))
+    assert (done.returncode, done.stdout) == (0, "")
+    lines = lines_of(out)
+    assert {id: line["answer"] for id, line in lines.items()} == {f"i-{name}": name for name in NAMES}
+    line = lines["i-Ada"]
+    assert line["status"] == "answered"
+    assert line["usage"]["m"] == {"total_calls": 2, "total_input_tokens": 120, "total_output_tokens": 12}
+    assert {depth: usage["total_calls"] for depth, usage in line["usage_by_depth"].items()} == {"0": 1, "1": 1}
+    assert "messages" not in line
+    last = done.stderr.splitlines()[-1]
+    assert last.startswith("4 items: 4 answered; ")
+    assert last.endswith(", 8 calls, 480+48 tokens, cost unknown")
+
+
+def test_failure_is_a_result_until_it_is_retried(
+    server: FakeOpenAI, provider: Provider, items: Path, tmp_path: Path
+) -> None:
+    """The same command does not ask a failed item again; with --retry-failed it does."""
+    out = tmp_path / "out.jsonl"
+    items.write_text(items.read_text().replace("Which name?", "Refuse this", 1))
+    done = run(*of(server, items, out, "--json"))
+    assert done.returncode == 1
+    shown = json.loads(done.stdout)
+    assert (shown["done"], shown["failed"]) == (4, {"provider": 1})
+    assert "i-Ada failed: m: HTTP status 400" in done.stderr
+    line = lines_of(out)["i-Ada"]
+    assert (line["status"], line["answer"], line["error"]["kind"]) == ("failed", None, "provider")
+    asked = len(server.requests)
+    assert run(*of(server, items, out, "-q")).returncode == 1
+    assert len(server.requests) == asked
+    provider.refuses = False
+    assert run(*of(server, items, out, "-q", "--retry-failed")).returncode == 0
+    assert len(server.requests) == asked + 2
+    assert lines_of(out)["i-Ada"]["answer"] == "Ada"
+
+
+def test_fail_fast_ends_the_batch_at_a_failure(
+    server: FakeOpenAI, provider: Provider, items: Path, tmp_path: Path
+) -> None:
+    out = tmp_path / "out.jsonl"
+    items.write_text(items.read_text().replace("Which name?", "Refuse this", 1))
+    provider.held = set(NAMES)
+    done = run(*of(server, items, out, "-q", "--fail-fast"))
+    assert done.returncode == 1
+    assert "i-Ada failed: m: HTTP status 400" in sentence(done)
+    provider.held.clear()
+    provider.refuses = False
+    assert run(*of(server, items, out, "-q", "--fail-fast", "--retry-failed")).returncode == 0
+    assert len(lines_of(out)) == len(NAMES)
+
+
+def test_batch_limit_names_the_way_on(server: FakeOpenAI, provider: Provider, items: Path, tmp_path: Path) -> None:
+    """The limit is that of all processes together, and raising it goes on."""
+    out = tmp_path / "out.jsonl"
+    one = ("--max-concurrent", "1")
+    done = run(*of(server, items, out, *one, "--batch-tokens", "150"))
+    assert done.returncode == 3
+    said = done.stderr.splitlines()[-1]
+    assert "max_tokens = 150" in said
+    assert "raise --batch-tokens, and the same command goes on" in said
+    assert run(*of(server, items, out, *one, "--batch-tokens", "150")).returncode == 3
+    assert run(*of(server, items, out, *one, "--batch-tokens", "9999")).returncode == 0
+    assert provider.asked == Counter(NAMES)
+    assert provider.roots == len(NAMES)
+
+
+def test_trajectories_scores_and_values_of_output_types(server: FakeOpenAI, items: Path, tmp_path: Path) -> None:
+    """The lines are what `datasets` and trainers read: messages with a role and a text."""
+    out = tmp_path / "out.jsonl"
+    (tmp_path / "scores.py").write_text(
+        "async def score(item, result):\n    return {'right': result.parsed in item.context}\n"
+    )
+    (tmp_path / "schema.json").write_text('{"type": "string"}')
+    options = ("--trajectories", "--score", f"{tmp_path / 'scores.py'}:score", "-o", tmp_path / "schema.json")
+    assert run(*of(server, items, out, "-q", *options)).returncode == 0
+    for id, line in lines_of(out).items():
+        assert line["score"] == {"right": True}
+        assert f"i-{line['parsed']}" == id
+        assert {type(message["content"]) for message in line["messages"]} == {str}
+        roles = [message["role"] for message in line["messages"]]
+        assert roles[:3] == ["system", "user", "assistant"]
+        assert all(message.keys() == {"role", "content"} for message in line["messages"])
+
+
+def test_items_of_stdin_are_asked_as_they_come(server: FakeOpenAI, items: Path, tmp_path: Path) -> None:
+    """A wrong line of stdin ends the batch when its turn comes; the results before it stay."""
+    out = tmp_path / "out.jsonl"
+    first, *others = items.read_bytes().splitlines(keepends=True)
+    with started(*of(server, "-", out, "-q"), stdin=subprocess.PIPE) as process:
+        assert process.stdin is not None
+        process.stdin.write(first)
+        process.stdin.flush()
+        until_now(lambda: out.exists() and out.read_bytes().endswith(b"\n"))
+        _, err = process.communicate(b"nonsense\n", timeout=WAIT_S)
+    assert process.returncode == 2
+    assert b"rlm-broker batch: line 2 of stdin is not a JSON object" in err
+    assert run(*of(server, "-", out, "-q"), stdin=b"".join([first, *others])).returncode == 0
+    assert len(lines_of(out)) == len(NAMES)
+    assert len(server.requests) == 2 * len(NAMES)
+
+
+# -- ends from outside -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT, signal.SIGTERM])
+def test_ended_batch_goes_on_without_paying_twice(
+    server: FakeOpenAI, provider: Provider, items: Path, tmp_path: Path, number: signal.Signals
+) -> None:
+    """Two items end, two wait for their second call. Then the process is ended, and the same command goes on."""
+    out = tmp_path / "out.jsonl"
+    provider.held = {"Cy", "Di"}
+    with started(*of(server, items, out)) as process:
+        until_now(lambda: out.exists() and out.read_bytes().count(b"\n") == 2)
+        until_now(lambda: read_status(out).unfinished == 2)
+        shown = status_of(out)
+        assert shown["process"] == process.pid
+        assert (shown["done"], shown["answered"], shown["failed"]) == (2, 2, {})
+        refused = run(*of(server, items, out))
+        below = psutil.Process(process.pid).children(recursive=True)
+        process.send_signal(number)
+        _, err = process.communicate(timeout=WAIT_S)
+    assert refused.returncode == 2
+    assert "another process writes to" in sentence(refused)
+    assert psutil.wait_procs(below, timeout=WAIT_S)[1] == []
+    if number is signal.SIGKILL:
+        assert process.returncode == -number
+    else:
+        assert process.returncode == 128 + number
+        assert b"rlm-broker batch: stopped; the same command goes on" in err
+        assert b"Traceback" not in err
+    assert read_status(out).process is None
+    provider.held.clear()
+    roots = provider.roots
+    assert roots == len(NAMES)
+    done = run(*of(server, items, out, "--json"))
+    assert done.returncode == 0
+    assert json.loads(done.stdout)["replayed"]["total_calls"] == 2
+    assert provider.roots == roots
+    assert provider.asked == Counter(NAMES)
+    assert {id: line["answer"] for id, line in lines_of(out).items()} == {f"i-{name}": name for name in NAMES}
+    assert lines_of(out)["i-Cy"]["usage"]["m"]["total_calls"] == 2
+
+
+# -- wrong use ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ([], "Missing argument 'INPUT'"),
+        (["IN"], "Missing option '--out'"),
+        (["IN", "--status", "OUT"], "give either INPUT or --status"),
+        (["--status", "OUT", "-q"], "--quiet has no effect beside --status"),
+        (["--status", "OUT"], "out.jsonl: No such file or directory"),
+        (["IN", "--out", "IN"], "in.jsonl is the file that is read"),
+        (["IN", "--out", "OUT", "--score", "x"], "score: x names no function"),
+        (["IN", "--out", "OUT", "--batch-tokens", "x"], "'x' is not a valid integer"),
+        (["IN", "--out", "OUT", "--batch-timeout", "-1"], "the limit timeout_s of a batch must be above 0"),
+        (["IN", "--out", "OUT", "--model", "nonsense"], "'nonsense' is not the name of a model"),
+        (["IN", "--out", "/nowhere/out.jsonl"], "/nowhere/out.jsonl: No such file or directory"),
+    ],
+)
+def test_wrong_use_is_one_sentence(items: Path, tmp_path: Path, arguments: list[str], said: str) -> None:
+    places = {"IN": str(items), "OUT": str(tmp_path / "out.jsonl")}
+    done = run("batch", *(places.get(each, each) for each in arguments))
+    assert (done.returncode, done.stdout) == (2, "")
+    assert said in sentence(done)
+    assert not (tmp_path / "out.jsonl").exists()
