@@ -12,7 +12,7 @@ LEAST_CHARS: Final = 3_000
 MOST_CHARS: Final = 100_000_000
 """Most characters of a context: it is made in memory."""
 _FACTORS: Final = {"": 1, "k": 1_000, "m": 1_000_000}
-_LENGTH: Final = re.compile(r"(\d{1,9}(?:\.\d{1,6})?)([km]?)", re.IGNORECASE)
+_LENGTH: Final = re.compile(r"([0-9]{1,9}(?:\.[0-9]{1,6})?)([km]?)", re.IGNORECASE)
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,6 +8,7 @@ from typing import Any, Final, cast, get_args
 
 import msgspec
 
+from rlm_broker.clients.base import estimate_tokens
 from rlm_broker.errors import ConfigurationError
 from rlm_broker.evaluation.lengths import Length
 from rlm_broker.evaluation.scoring import Key, Scoring
@@ -29,12 +30,14 @@ class Question:
         id: Text that no other question of the evaluation has.
         task: Name of its task.
         length: Name of its length.
+        tokens: About how many tokens its context has.
         problem: Makes the context, the question and the key.
     """
 
     id: str
     task: str
     length: str
+    tokens: int
     problem: Callable[[], Problem]
 
 
@@ -63,6 +66,7 @@ def generated(tasks: Sequence[Task], lengths: Sequence[Length], samples: int, se
             f"{task.name}-{length.name}-{length.unit}-{seed}-{number}",
             task.name,
             length.name,
+            round(chars / task.chars_per_token),
             partial(task.problem, seed, number, chars),
         )
         for length in lengths
@@ -86,7 +90,7 @@ class _Line(msgspec.Struct, forbid_unknown_fields=True):
 
 
 def own(file: Path) -> list[Question]:
-    """Return the questions of a user's file. Contexts are read when they are asked; paths are relative to the file.
+    """Return the questions of a user's file. Contexts are read when they are asked.
 
     Raises:
         ConfigurationError: The file cannot be read, is empty, or has a line that is no question; the message has its
@@ -99,7 +103,8 @@ def own(file: Path) -> list[Question]:
             id = str(number if line.id is None else line.id)
             if id in questions:
                 raise ConfigurationError(f"{file}, line {number}: the id {id[:40]!r} was in an earlier line")
-            questions[id] = Question(id, line.task, OWN_LENGTH, partial(_read, file, number, offset))
+            tokens = round(estimate_tokens(_chars(line)))
+            questions[id] = Question(id, line.task, OWN_LENGTH, tokens, partial(_read, file, number, offset))
     except OSError as error:
         raise ConfigurationError(f"cannot read {file}: {error.strerror}") from None
     if not questions:
@@ -133,7 +138,7 @@ def _read(file: Path, number: int, offset: int) -> Problem:
             line = _line(stream.readline(MOST_LINE_BYTES), file, number)
     except OSError as error:
         raise ConfigurationError(f"cannot read {file}: {error.strerror}") from None
-    context = line.context if line.path is None else file.parent / line.path
+    context = line.context if line.path is None else Path(line.path)
     return Problem(context, line.question, _key(line, f"{file}, line {number}"))
 
 
@@ -154,6 +159,14 @@ def _line(text: bytes, file: Path, number: int) -> _Line:
         raise ConfigurationError(f"{where}: the question is empty")
     _key(line, where)
     return line
+
+
+def _chars(line: _Line) -> int:
+    """Return about how many characters the context of a line has; 0 for a folder."""
+    if line.path is None:
+        return len(line.context) if isinstance(line.context, str) else len(msgspec.json.encode(line.context))
+    path = Path(line.path)
+    return path.stat().st_size if path.is_file() else 0
 
 
 def _key(line: _Line, where: str) -> Key:

@@ -29,7 +29,7 @@ NEAR: Final = 0.75
 """Score of a count that is off by one. Each further one multiplies it again."""
 
 _CONCLUSION = re.compile(r"\banswer\b\**(?:\s+is\b)?\s*[:=]?\**", re.IGNORECASE)
-_NUMBER = re.compile(r"(?<![\w.])[-+\u2212]?(?:\d{1,3}(?:[,'\u2019\u00a0\u202f]\d{3})+(?!\d)|\d+)(?:\.\d+)?")
+_NUMBER = re.compile(r"(?<![\w.])(?<!\w-)[-+\u2212]?(?:\d{1,3}(?:[,'\u2019\u00a0\u202f]\d{3})+(?!\d)|\d+)(?:\.\d+)?")
 _ABSENT = re.compile(
     r"(?:\bnot|n['\u2019]t)[ _](?:be )?(?:found|there|present|stated|mentioned|given|provided|specified|listed"
     r"|available|known|in the|contained|included|determined|say|mention|state|contain|include|give|list|find|have"

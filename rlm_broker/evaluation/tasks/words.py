@@ -7,7 +7,7 @@ from rlm_broker.evaluation.tasks.draw import Draw
 TOWNS: Final = (
     "Aldmere", "Brackwell", "Corvane", "Dunholt", "Eskerby", "Fennick", "Garlow", "Hathersea", "Ivorne", "Jarnwick",
     "Keldale", "Lorrimer", "Marwick", "Nethercombe", "Osmere", "Pellham", "Quillon", "Ravensey", "Silverow", "Tarn",
-    "Ulverby", "Velmora", "Westerlee", "Yarrowgate", "Zennor Point", "Ambleford", "Birchover", "Cranmoor", "Dovecliff",
+    "Ulverby", "Velmora", "Westerlee", "Yarrowgate", "Zennor", "Ambleford", "Birchover", "Cranmoor", "Dovecliff",
     "Elmhurst",
 )  # fmt: skip
 _WHO: Final = (
