@@ -57,12 +57,8 @@ SIGHUP (the same command with --out goes on)"""
 @click.option("--retry-failed", is_flag=True, help="Ask again what failed in an earlier process.")
 @sandbox_options
 @run_options
-@click.option(
-    "--limit", "assignments", multiple=True, metavar="NAME=VALUE", help="A limit of each run: run_timeout_s=10m."
-)
-@click.option(
-    "--out", type=FOLDER, metavar="FOLDER", help="Keep the results there, so that a killed evaluation goes on."
-)
+@click.option("--limit", "assignments", multiple=True, metavar="NAME=VALUE", help="A limit of runs: run_timeout_s=10m.")
+@click.option("--out", type=FOLDER, metavar="FOLDER", help="Keep the results, so that a killed evaluation goes on.")
 @click.option("--picture", type=click.Path(path_type=Path), metavar="FILE", help="Write the scores as an SVG file.")
 @click.option("--dry-run", is_flag=True, help="Say how many runs there would be, and end.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")

@@ -67,7 +67,7 @@ class Evaluation:
     max_budget_usd: float | None = None
     max_tokens: int | None = None
     retry_failed: bool = False
-    _keys: dict[str, Key] = dataclasses.field(default_factory=dict)
+    _asked: dict[str, tuple[str, Key]] = dataclasses.field(default_factory=dict)
 
     def run(self, arms: Sequence[Arm], told: Told | None = None) -> LimitReached | None:
         """Ask all questions in each arm, one arm after the other, and return the limit that ended it, or None.
@@ -110,7 +110,7 @@ class Evaluation:
     def _items(self) -> Iterator[BatchItem]:
         for question in self.questions:
             problem = question.problem()
-            self._keys[question.id] = problem.key
+            self._asked[question.id] = problem.question, problem.key
             about = {"task": question.task, "length": question.length}
             yield BatchItem(question.id, problem.context, problem.question, about)
 
@@ -135,18 +135,22 @@ class Evaluation:
         return {row.id: row for row in _read(self.file(arm.name))}
 
     def _outcome(self, arm: Arm, question: Question, row: _Row) -> Outcome:
-        key = self._keys.get(question.id) or question.problem().key
+        if question.id not in self._asked:
+            problem = question.problem()
+            self._asked[question.id] = problem.question, problem.key
+        text, key = self._asked[question.id]
         error = None if row.error is None else row.error.message
         ended: Ended = row.status
         if ended == "failed" and arm.max_depth == 0 and says_too_long(error or ""):
             ended = "does_not_fit"
         answer = None if row.answer is None else row.answer.removesuffix(f"\n{NOTE}")
+        said = None if answer is None else answer.replace(text, "")  # a repeated question is no part of the answer
         return Outcome(
             arm.name,
             question.id,
             question.task,
             question.length,
-            0.0 if ended in ("failed", "does_not_fit") else score(answer, key),
+            0.0 if ended in ("failed", "does_not_fit") else score(said, key),
             ended,
             answer,
             error,

@@ -14,12 +14,16 @@ from rlm_broker.evaluation.lengths import Length
 from rlm_broker.evaluation.scoring import Key, Scoring
 from rlm_broker.evaluation.tasks.problem import Problem
 from rlm_broker.evaluation.tasks.task import TASKS, Task
+from rlm_broker.shown import printable
 from rlm_broker.validation import did_you_mean
+from sandbox_worker.wire.text_json import decode_escaped
 
 OWN_LENGTH: Final = "own"
 """Name of the length of the user's contexts."""
 MOST_LINE_BYTES: Final = 1 << 30
 """Bytes of a line of the user's file; a longer one is refused, since it is read into memory."""
+
+BYTE_ORDER_MARK: Final = b"\xef\xbb\xbf"
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,11 +154,13 @@ def _line(text: bytes, file: Path, number: int) -> _Line:
     """
     where = f"{file}, line {number}"
     try:
-        line = msgspec.json.decode(text, type=_Line)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise ConfigurationError(f"{where}: {error}") from None
+        line = decode_escaped(text.removeprefix(BYTE_ORDER_MARK), _Line)
+    except (ValueError, RecursionError) as error:
+        raise ConfigurationError(f"{where} is no question: {printable(str(error))}") from None
     if (line.context is None) == (line.path is None):
         raise ConfigurationError(f"{where}: give the context once, as context or as path")
+    if line.id is not None and not str(line.id).strip():
+        raise ConfigurationError(f"{where}: the id is empty")
     if not line.question.strip():
         raise ConfigurationError(f"{where}: the question is empty")
     _key(line, where)

@@ -52,9 +52,9 @@ def _totals(report: Report) -> Iterator[str]:
         items = sum(each.arm == arm for each in report.outcomes)
         tokens = usage.total_input_tokens + usage.total_output_tokens
         cost = dollars(usage.total_cost if usage.total_calls else 0.0)
-        yield f"{arm}: {items:,} items, {usage.total_calls:,} calls, {tokens:,} tokens, {cost}"
+        yield f"{arm}: {_items(items)}, {usage.total_calls:,} calls, {tokens:,} tokens, {cost}"
     if report.unfinished:
-        yield f"unfinished: {report.unfinished:,} items"
+        yield f"unfinished: {_items(report.unfinished)}"
 
 
 def _sentences(report: Report) -> Iterator[str]:
@@ -69,7 +69,11 @@ def _sentences(report: Report) -> Iterator[str]:
 def _sentence(contrast: Contrast) -> str:
     items = contrast.difference.items
     cost = "" if contrast.cost_ratio is None else f"; it costs {contrast.cost_ratio:.2g} times as much"
-    return f"{contrast.arm} against {contrast.than}, the same {items:,} items: {_verdict(contrast)}{cost}"
+    return f"{contrast.arm} against {contrast.than}, the same {_items(items)}: {_verdict(contrast)}{cost}"
+
+
+def _items(number: int) -> str:
+    return "1 item" if number == 1 else f"{number:,} items"
 
 
 def _verdict(contrast: Contrast) -> str:

@@ -34,9 +34,7 @@ def needles(draw: Draw, chars: int) -> Problem:
     wanted = codes[:SEVERAL]
     facts = [f"Parcel {code} is kept at the depot of {towns[0]}." for code in wanted]
     facts += [f"Parcel {code} is kept at the depot of {draw.pick(towns[1:])}." for code in codes[SEVERAL:]]
-    question = (
-        f"Which parcels are kept at the depot of {towns[0]}? Answer with the codes of all of them, separated by commas."
-    )
+    question = f"Which parcels are kept at the depot of {towns[0]}? Give the codes of all of them, separated by commas."
     return Problem(_context(draw, facts, chars), question, Key("set", tuple(wanted), CODE))
 
 
@@ -51,7 +49,7 @@ def _painted(draw: Draw, town: str) -> str:
 def _access_question(town: str) -> str:
     return (
         f"What is the access code of the weather station at {town}? "
-        "Answer with the code alone, or with NOT FOUND if the text does not say it."
+        "Give the code alone. If the text does not say it, say that it is not there."
     )
 
 

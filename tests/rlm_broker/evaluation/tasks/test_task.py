@@ -6,7 +6,20 @@ import pytest
 from rlm_broker.evaluation.scoring import score
 from rlm_broker.evaluation.tasks.task import TASKS
 
-DIGESTS: dict[tuple[str, int], str] = {}
+DIGESTS: dict[tuple[str, int], str] = {
+    ("needle", 4000): "1aaeb3812adc6ff4",
+    ("needle", 60000): "57d04dbe36d5f661",
+    ("needles", 4000): "3e8940384e02a6a8",
+    ("needles", 60000): "f8f73ff175ac0b66",
+    ("absent", 4000): "7cb4c550471dca0a",
+    ("absent", 60000): "6708974143630d9b",
+    ("count", 4000): "d8dddbda301139f4",
+    ("count", 60000): "a9d71a179d7be185",
+    ("classify", 4000): "3d754bc3961be6aa",
+    ("classify", 60000): "4027c0be92e81089",
+    ("pairs", 4000): "ff9f878e5f220ea5",
+    ("pairs", 60000): "faafe3d6d054d7fd",
+}
 
 
 def _digest(problem: Any) -> str:
