@@ -1,0 +1,201 @@
+"""The journal of a batch: which items are finished, and the calls that were paid for those that are not.
+
+Theory of operation. An item is finished when its result is a whole line of the file of results. Beside that file is a
+folder with a header and segments:
+
+- A paid call is written to a segment before its run gets the answer, so a killed process has paid for no answer that a
+  further process does not find. It is synced soon after: a power cut may cost the calls of the last moments.
+- A result is written and synced before the caller gets it. Only then its calls may be dropped.
+- The order of both makes each state on the disk a valid one. Torn last lines are skipped, or cut off.
+
+Three threads do the work, each for all lines that have come meanwhile, so that no sync delays a call.
+"""
+
+import asyncio
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from rlm_broker.errors import ConfigurationError
+from rlm_broker.journal import disk
+from rlm_broker.journal.grouped import Grouped
+from rlm_broker.journal.header import FORMAT, Header, read_header, require_same, write_header
+from rlm_broker.journal.lines import Again, CallHead, CallLine, Finished, digest, line_of
+from rlm_broker.journal.out_file import OutFile
+from rlm_broker.journal.paid import PaidCall
+from rlm_broker.journal.segments import Segments
+from rlm_broker.journal.spent import Spent, SpentFile
+
+SUFFIX = ".journal"
+"""End of the name of a journal's folder: that of the file of results, and this."""
+
+
+class Result(NamedTuple):
+    """A result that is to be written: the digest of its item's id, and its line."""
+
+    item: bytes
+    line: bytes
+
+
+class Journal:
+    """A journal that is open, on one event loop. `opened` makes it.
+
+    Attributes:
+        seed: Seed of all runs.
+        finished: Maps the digest of the id of each finished item to the digest of the item.
+        counts: Number of finished items by status.
+        spent: Usage by model and depth, and seconds, of all processes before this one.
+    """
+
+    def __init__(self, out: OutFile, folder: Path, seed: int | None) -> None:
+        self.seed = seed
+        self.finished: dict[bytes, bytes] = {}
+        self.counts: dict[str, int] = {}
+        self._out = out
+        self._spent_file = SpentFile(folder)
+        self.spent: Spent = self._spent_file.spent
+        self._segments = Segments(folder)
+        self._calls: Grouped[tuple[str, PaidCall]]
+        self._results: Grouped[Result]
+        self._syncs: Grouped[None]
+
+    async def earlier(self, item: str) -> list[PaidCall]:
+        """Return the calls that earlier processes have paid for an unfinished item.
+
+        Raises:
+            ConfigurationError: They cannot be read.
+        """
+        key = digest(item)
+        if not self._segments.has(key):
+            return []
+        try:
+            return await asyncio.to_thread(self._segments.earlier, key)
+        except (OSError, ValueError) as error:
+            raise ConfigurationError(f"cannot read the journal of {self._out.path}: {error}") from None
+
+    async def keep(self, item: str, paid: PaidCall) -> None:
+        """Write down a call that was paid for an item. Once this returns, a kill does not lose it."""
+        await self._calls.done((item, paid))
+
+    async def finish(self, item: str, line: bytes) -> None:
+        """Write the result of an item. Once this returns, it is on the disk."""
+        await self._results.done(Result(digest(item), line))
+
+    def tell_seconds(self, seconds: float) -> None:
+        """Write down how long all processes together have worked."""
+        self._spent_file.add_seconds(seconds)
+
+    def begin(self, on_failure: Callable[[ConfigurationError], object]) -> None:
+        """Start the threads. `on_failure` is called on this event loop if a line cannot be written."""
+
+        def failed(error: BaseException) -> None:
+            wrong = disk.unwritable(self._out.path, error) if isinstance(error, OSError) else None
+            on_failure(wrong or ConfigurationError(f"the journal of {self._out.path} has failed: {error!r}"))
+
+        self._calls = Grouped(self._write_calls, failed, "rlm-broker-calls")
+        self._results = Grouped(self._write_results, failed, "rlm-broker-results")
+        self._syncs = Grouped(self._sync, failed, "rlm-broker-sync")
+
+    async def aclose(self) -> None:
+        """Write all that was handed over, then close the files."""
+        for thread in (self._calls, self._results, self._syncs):
+            await thread.aclose()
+        await asyncio.to_thread(self._close)
+
+    def _close(self) -> None:
+        self._segments.close()
+        self._spent_file.close()
+        self._out.close()
+
+    # -- in threads --------------------------------------------------------------------------------------------------
+
+    def read(self) -> None:
+        """Read which items are finished, and which calls were paid for others."""
+        self._out.read(self._add)
+        self._segments.scan(self.finished.__contains__, self._add_call)
+
+    def forget(self, is_wanted: Callable[[Finished], bool]) -> None:
+        """Remove results, so that their items run again, from their beginning. What they have used stays counted.
+
+        Raises:
+            OSError: The disk is full, or broken.
+        """
+        again: list[tuple[bytes, bytes]] = []
+        for finished, line in self._out.removed(is_wanted):
+            self._spent_file.add_removed(line, finished.usage)
+            again.append((digest(finished.id), line_of(Again(finished.id))))
+        if again:
+            self._spent_file.sync()
+            self._segments.append(again)
+            self._segments.sync()
+            self._out.keep_only(is_wanted)
+
+    def _add(self, finished: Finished) -> None:
+        item = digest(finished.id)
+        self.finished[item] = bytes.fromhex(finished.digest)
+        self.counts[finished.status] = self.counts.get(finished.status, 0) + 1
+        for model, used in finished.usage.items():
+            self.spent.add(model, used.usage())
+
+    def _add_call(self, head: CallHead) -> None:
+        self.spent.add(head.model, head.used.usage())
+
+    def _write_calls(self, calls: Sequence[tuple[str, PaidCall]]) -> None:
+        self._segments.append([(digest(item), CallLine.of(item, paid).encoded()) for item, paid in calls])
+        self._syncs.put(None)
+
+    def _write_results(self, results: Sequence[Result]) -> None:
+        self._out.append(b"".join(result.line for result in results))
+        self._segments.finish([result.item for result in results])
+
+    def _sync(self, _: Sequence[None]) -> None:
+        self._segments.sync()
+
+
+def folder_of(out: Path) -> Path:
+    """Return the folder of the journal of a file of results."""
+    return out.with_name(out.name + SUFFIX)
+
+
+def opened(out: Path, seed: int | None, settings: dict[str, object], *, retry_failed: bool = False) -> Journal:
+    """Open the journal of a file of results, or make one. Call it in a thread: it reads the file.
+
+    Args:
+        out: File of results.
+        seed: Seed of the runs for a new journal. One that exists has its own, which must be this one if one is given.
+        settings: Settings on which the results depend.
+        retry_failed: Whether items that have failed run again.
+
+    Raises:
+        ConfigurationError: The file or its journal belongs to another process or to other settings, or cannot be used.
+    """
+    folder = folder_of(out)
+    file = OutFile(out)
+    try:
+        header = _header(folder, file, seed, settings)
+        journal = Journal(file, folder, header.seed)
+        if retry_failed:
+            journal.forget(lambda finished: finished.status != "failed")
+        journal.read()
+    except OSError as error:
+        file.close()
+        raise disk.unwritable(out, error) from None
+    except BaseException:
+        file.close()
+        raise
+    return journal
+
+
+def _header(folder: Path, file: OutFile, seed: int | None, settings: dict[str, object]) -> Header:
+    header = read_header(folder)
+    if header is not None:
+        own = {} if header.seed is None or seed is None else {"seed": header.seed}
+        require_same(folder, {**header.settings, **own}, {**settings, **({"seed": seed} if own else {})})
+        return header
+    if not file.is_empty:
+        raise ConfigurationError(f"{file.path} exists, and has no journal {folder}: name another file for the results")
+    folder.mkdir(0o700, exist_ok=True)
+    header = Header(FORMAT, seed, settings)
+    write_header(folder, header)
+    disk.sync_folder(folder.parent)
+    return header
