@@ -17,6 +17,7 @@ from rlm_broker.cli.parameters import Group
 COMMANDS = {
     "ask": "Ask a question about a text, files or folders.",
     "batch": "Ask many questions, and go on where a killed batch was.",
+    "eval": "Measure whether an RLM is worth it for a model, by questions with known answers.",
     "exec": "Run a Python file in a sandbox, without any model.",
     "serve": "Serve an RLM as a model over HTTP, and its sandbox.",
     "mcp": "Serve a sandbox and questions about files to an MCP client.",
