@@ -124,14 +124,24 @@ class ModelSpec(msgspec.Struct, frozen=True):
 
 
 class RoutingSpec(msgspec.Struct, frozen=True):
-    """The routes of one run, as `clients.recording.RecordedModels` has them, with the facts about each model."""
+    """The routes of one run, with the facts about each of its models.
 
-    root: str
-    sub: str | None
-    others: tuple[str, ...]
+    Attributes:
+        models: Each client of the run once.
+        root, sub: Places of the root and the sub client in `models`. `sub` None: the root client serves these, too.
+        named: The registered names, each with the place of its client.
+        routes: `Route.to`, `Route.match` and `Route.depths` of each route.
+        policy: Which models code may name.
+        opens: Whether the policy `open` leads to clients of names that are not registered.
+    """
+
+    models: tuple[ModelSpec, ...]
+    root: Count
+    sub: Count | None
+    named: tuple[tuple[str, Count], ...]
     routes: tuple[tuple[str, str | None, str], ...]
     policy: ModelPolicy
-    models: tuple[ModelSpec, ...]
+    opens: bool = False
 
 
 class ToolSpec(msgspec.Struct, frozen=True):
@@ -169,7 +179,8 @@ class Begin(Message, frozen=True):
         run: Number of the run on this connection.
         tree: Id of the run's tree, which its events have.
         systems: System prompts of the user's by depth; the last one holds for all deeper runs. Empty: the built-in one.
-        output_schema: JSON Schema of the answer, or None.
+        output_schema: JSON Schema of the answer as text, for the prompt; None takes any text. The orchestrator judges
+            each answer, see `Judge`.
         tells_events, tells_text: Whether the events of the run, and the pieces of its replies, are wanted.
     """
 
@@ -183,7 +194,7 @@ class Begin(Message, frozen=True):
     systems: tuple[str, ...] = ()
     profile: str = "both"
     prologue: str | None = None
-    output_schema: dict[str, Any] | None = None
+    output_schema: str | None = None
     is_auto: bool = False
     tells_events: bool = False
     tells_text: bool = False
@@ -257,6 +268,21 @@ class ToolReply(Message, frozen=True):
     error: str | None = None
 
 
+class Judged(Message, frozen=True):
+    """Verdict on an answer.
+
+    Attributes:
+        problem: Message for the model that says what is wrong with the answer; None takes the answer.
+        is_final: Whether the model was told often enough, so that the run ends with `OutputInvalid`. `problem` is then
+            what is wrong, without the beginning of that error's text.
+    """
+
+    run: int
+    call: int
+    problem: str | None = None
+    is_final: bool = False
+
+
 # -- from an agent ---------------------------------------------------------------------------------------------------
 
 
@@ -309,6 +335,14 @@ class UseTool(Message, frozen=True):
     is_of_child: bool = False
 
 
+class Judge(Message, frozen=True):
+    """Wish for a verdict on an answer of a wanted type. The orchestrator has the type, and keeps the value."""
+
+    run: int
+    call: int
+    answer: str
+
+
 class Happened(Message, frozen=True):
     """Events of a run, in their order, each as `trace` writes it."""
 
@@ -325,6 +359,7 @@ class Ended(Message, frozen=True):
         message: Text of that error.
         facts: Further attributes of the error, such as `limit`, `spent` and `allowed`.
         partial_answer: Best answer that a failed run had.
+        is_of_node: Whether the node is at fault, for example for want of memory: another node may do it.
     """
 
     run: int
@@ -333,7 +368,14 @@ class Ended(Message, frozen=True):
     message: str = ""
     facts: dict[str, Any] = {}
     partial_answer: str | None = None
+    is_of_node: bool = False
 
 
-FromBroker = Beat | Begin | Piece | NoContext | Stop | Cancel | Reply | ReplyText | Retried | ToolReply
-FromAgent = Load | Need | Ask | Leave | UseTool | Happened | Ended
+class Quit(Message, frozen=True):
+    """Last message of an agent that leaves the cluster by itself. `why` is one sentence."""
+
+    why: str
+
+
+FromBroker = Beat | Begin | Piece | NoContext | Stop | Cancel | Reply | ReplyText | Retried | ToolReply | Judged
+FromAgent = Load | Need | Ask | Leave | UseTool | Judge | Happened | Ended | Quit
