@@ -59,29 +59,16 @@ class Join(Message, frozen=True):
     max_runs: int
 
 
-class EngineSpec(msgspec.Struct, frozen=True):
-    """Settings of the sandbox that all runs of an orchestrator have on a node."""
-
-    limits: dict[str, Any]
-    isolation: str
-    allow_exec: bool | None = None
-    seed: int | None = None
-    python: str | None = None
-    packages: tuple[str, ...] | None = None
-
-
 class Welcome(Message, frozen=True):
     """Answer to a valid join.
 
     Attributes:
         node: Name of the node in the cluster.
         rejoin: Secret with which this agent may join again, as long as the broker lives.
-        engine: Settings of the node's sandbox.
     """
 
     node: str
     rejoin: str
-    engine: EngineSpec
 
 
 class Refused(Message, frozen=True):
@@ -172,11 +159,26 @@ class ContextSpec(msgspec.Struct, frozen=True):
     info: dict[str, Any]
 
 
+class EngineSpec(msgspec.Struct, frozen=True):
+    """Settings of the sandbox of a run. An agent keeps a sandbox open for each of the last few settings that came.
+
+    Several `RLM`s may share one cluster, and agents may join before any of them is there. So a run brings them.
+    """
+
+    limits: dict[str, Any]
+    isolation: str
+    allow_exec: bool | None = None
+    seed: int | None = None
+    python: str | None = None
+    packages: tuple[str, ...] | None = None
+
+
 class Begin(Message, frozen=True):
     """Start of a run.
 
     Attributes:
         run: Number of the run on this connection.
+        engine: Settings of the sandbox, equal for most runs: an agent opens one sandbox for all with the same.
         tree: Id of the run's tree, which its events have.
         systems: System prompts of the user's by depth; the last one holds for all deeper runs. Empty: the built-in one.
         output_schema: JSON Schema of the answer as text, for the prompt; None takes any text. The orchestrator judges
@@ -186,6 +188,7 @@ class Begin(Message, frozen=True):
 
     run: int
     tree: str
+    engine: EngineSpec
     question: str | None
     context: ContextSpec
     limits: dict[str, Any]
