@@ -95,7 +95,7 @@ class _CompletionForm(msgspec.Struct, frozen=True, omit_defaults=True):
     iterations: int
     execution_time: float
     usage: dict[str, Usage] = {}
-    usage_by_depth: dict[int, Usage] = {}
+    usage_by_depth: tuple[tuple[int, Usage], ...] = ()
     limit: str | None = None
     is_stopped: bool = False
     isolation: Isolation | None = None
@@ -115,7 +115,7 @@ def encoded_completion(completion: Completion) -> msgspec.Raw:
         completion.iterations,
         completion.execution_time,
         dict(completion.usage_summary.model_usage_summaries),
-        dict(completion.usage_by_depth),
+        tuple(completion.usage_by_depth.items()),
         completion.limit,
         completion.is_stopped,
         completion.isolation,
@@ -158,7 +158,7 @@ def read_completion(raw: msgspec.Raw) -> Completion:
         iterations=form.iterations,
         execution_time=form.execution_time,
         usage_summary=UsageSummary(form.usage),
-        usage_by_depth=form.usage_by_depth,
+        usage_by_depth=dict(form.usage_by_depth),
         limit=form.limit,
         is_stopped=form.is_stopped,
         isolation=form.isolation,
