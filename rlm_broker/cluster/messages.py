@@ -277,7 +277,7 @@ class Judged(Message, frozen=True):
     Attributes:
         problem: Message for the model that says what is wrong with the answer; None takes the answer.
         is_final: Whether the model was told often enough, so that the run ends with `OutputInvalid`. `problem` is then
-            what is wrong, without the beginning of that error's text.
+            the text of that error.
     """
 
     run: int
@@ -366,7 +366,7 @@ class Ended(Message, frozen=True):
     """
 
     run: int
-    completion: msgspec.Raw | None = None
+    completion: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
     error: str | None = None
     message: str = ""
     facts: dict[str, Any] = {}
@@ -375,10 +375,11 @@ class Ended(Message, frozen=True):
 
 
 class Quit(Message, frozen=True):
-    """Last message of an agent that leaves the cluster by itself. `why` is one sentence."""
+    """Last message of a side that leaves by itself: an agent, or the broker when the cluster ends. `why` is one
+    sentence. An agent that hears it ends in order, and does not join again."""
 
     why: str
 
 
-FromBroker = Beat | Begin | Piece | NoContext | Stop | Cancel | Reply | ReplyText | Retried | ToolReply | Judged
+FromBroker = Beat | Begin | Piece | NoContext | Stop | Cancel | Reply | ReplyText | Retried | ToolReply | Judged | Quit
 FromAgent = Load | Need | Ask | Leave | UseTool | Judge | Happened | Ended | Quit
