@@ -45,7 +45,7 @@ from rlm_broker.results import (
 )
 from rlm_broker.usage import Usage, UsageSummary
 from sandbox_worker.wire.mime import PICTURE_TYPES, MimeType
-from sandbox_worker.wire.text_json import decode_escaped, encode_escaped
+from sandbox_worker.wire.text_json import encode_written_out
 
 MESSAGE_CHARS = 20_000
 """Maximum characters of an error's text; of a longer one the rest is cut."""
@@ -60,8 +60,8 @@ _PLAIN: dict[str, type[RlmBrokerError]] = {
 """Errors whose text says all."""
 
 
-class _BlockForm(msgspec.Struct, frozen=True, omit_defaults=True):
-    """A `Block`. Its displays are in their JSON form, where a picture is base64 text."""
+class BlockForm(msgspec.Struct, frozen=True, omit_defaults=True):
+    """A `Block` on its way. Its displays are in their JSON form, where a picture is base64 text."""
 
     code: str
     status: BlockStatus
@@ -84,7 +84,7 @@ class _TurnForm(msgspec.Struct, frozen=True):
 
     number: int
     reply: str
-    blocks: tuple[_BlockForm, ...] = ()
+    blocks: tuple[BlockForm, ...] = ()
 
 
 class _CompletionForm(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -108,7 +108,7 @@ class _CompletionForm(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 def encoded_completion(completion: Completion) -> msgspec.Raw:
-    """Return a completion as the value of `Ended.completion`."""
+    """Return a completion as the value of `Ended.completion`. Lone surrogates in it are written out."""
     form = _CompletionForm(
         completion.response,
         completion.root_model,
@@ -123,7 +123,7 @@ def encoded_completion(completion: Completion) -> msgspec.Raw:
         tuple(_TurnForm(turn.number, turn.reply, tuple(map(_written, turn.blocks))) for turn in completion.trajectory),
         completion.child_traces,
     )
-    return msgspec.Raw(encode_escaped(form))
+    return msgspec.Raw(encode_written_out(form))
 
 
 def facts_of(error: BaseException) -> dict[str, Any]:
@@ -132,9 +132,9 @@ def facts_of(error: BaseException) -> dict[str, Any]:
     return {name: value for name, value in facts.items() if isinstance(value, str | int | float)}
 
 
-def _written(block: Block) -> _BlockForm:
+def _written(block: Block) -> BlockForm:
     fields = {each.name: getattr(block, each.name) for each in dataclasses.fields(block)}
-    return _BlockForm(**{**fields, "displays": tuple(display.to_dict() for display in block.displays)})
+    return BlockForm(**{**fields, "displays": tuple(display.to_dict() for display in block.displays)})
 
 
 # -- in the orchestrator ---------------------------------------------------------------------------------------------
@@ -147,8 +147,8 @@ def read_completion(raw: msgspec.Raw) -> Completion:
         ProtocolViolation: It is not of the form.
     """
     try:
-        form = decode_escaped(bytes(raw), _CompletionForm)
-        turns = [Iteration(turn.number, turn.reply, tuple(map(_read, turn.blocks))) for turn in form.trajectory]
+        form = msgspec.json.decode(raw, type=_CompletionForm)
+        turns = [Iteration(turn.number, turn.reply, tuple(map(read_block, turn.blocks))) for turn in form.trajectory]
     except (msgspec.MsgspecError, ValueError, RecursionError) as error:
         raise ProtocolViolation(f"an agent has sent a completion that cannot be read: {error}") from None
     return Completion(
@@ -190,7 +190,12 @@ def read_error(ended: Ended) -> RlmBrokerError:
     return _PLAIN.get(ended.error or "", SandboxFailed)(message)
 
 
-def _read(form: _BlockForm) -> Block:
+def read_block(form: BlockForm) -> Block:
+    """Return the block that a form stands for.
+
+    Raises:
+        ValueError: A picture in it is no base64 text.
+    """
     fields = {name: getattr(form, name) for name in form.__struct_fields__}
     return Block(**{**fields, "displays": tuple(map(_display, form.displays))})
 
