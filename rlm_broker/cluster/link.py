@@ -25,6 +25,7 @@ from rlm_broker.cluster.messages import (
     FromBroker,
     Message,
     Piece,
+    Quit,
 )
 from rlm_broker.errors import RlmBrokerError
 from sandbox_worker.wire.counting import has_more_values_than
@@ -95,6 +96,7 @@ class Link(asyncio.BufferedProtocol, Generic[Incoming]):
 
     Attributes:
         why_lost: Why the link has ended; None while it has not.
+        farewell: Sentence of the other side that has left by itself (`Quit`), once it was taken.
     """
 
     def __init__(
@@ -108,6 +110,7 @@ class Link(asyncio.BufferedProtocol, Generic[Incoming]):
         self.name = name
         self.beat = beat
         self.why_lost: str | None = None
+        self.farewell: str | None = None
         self._decoder = decoder
         self._silence_s = silence_s
         self._loop = asyncio.get_running_loop()
@@ -234,6 +237,8 @@ class Link(asyncio.BufferedProtocol, Generic[Incoming]):
         except (ValueError, RecursionError) as error:  # errors of msgspec and of UTF-8 are ValueErrors
             self._violated(str(error) or type(error).__name__)
             return None
+        if isinstance(message, Quit):
+            self.farewell = message.why
         if isinstance(message, Piece):
             self._announcing = message
         elif not isinstance(message, Beat):

@@ -53,10 +53,10 @@ class Join(Message, frozen=True):
     token: str
     protocol: int
     release: str
-    name: str
-    cpus: float
-    memory_bytes: int
-    max_runs: int
+    name: Annotated[str, msgspec.Meta(min_length=1, max_length=200)]
+    cpus: Annotated[float, msgspec.Meta(gt=0, le=1 << 16)]
+    memory_bytes: Count
+    max_runs: Annotated[int, msgspec.Meta(ge=1, le=1 << 16)]
 
 
 class Welcome(Message, frozen=True):
