@@ -54,6 +54,8 @@ FLUSH_S = 1.0
 TCP_NOTSENT_LOWAT = 25
 """Socket option of Linux, which Python 3.11 has no name for: bytes that the kernel takes beyond those under way."""
 
+BREACH = "the other side broke the protocol"
+
 Incoming = TypeVar("Incoming")
 
 from_agent: "msgspec.json.Decoder[FromAgent]" = msgspec.json.Decoder(FromAgent)
@@ -252,7 +254,7 @@ class Link(asyncio.BufferedProtocol, Generic[Incoming]):
 
     def _violated(self, why: str) -> None:
         """End the link because of what the other side sent, and drop all that came behind it."""
-        self.close(f"the other side broke the protocol: {why[:200]}")
+        self.close(f"{BREACH}: {why[:200]}")
 
     # -- ending ------------------------------------------------------------------------------------------------------
 
@@ -322,6 +324,8 @@ class Link(asyncio.BufferedProtocol, Generic[Incoming]):
             self._queued_bytes += sum(map(len, payloads))
             self._came.set()
             self._regulate()
+        if self._frames.error is not None:  # the frames before it count
+            self._lose(f"{BREACH}: {self._frames.error}")
 
     def _regulate(self) -> None:
         """Read on or stop reading, by what is queued."""
