@@ -29,7 +29,7 @@ from rlm_broker.cluster.messages import (
 )
 from rlm_broker.errors import RlmBrokerError
 from sandbox_worker.wire.counting import has_more_values_than
-from sandbox_worker.wire.errors import WireError
+from sandbox_worker.wire.errors import FrameTooLarge, WireError
 from sandbox_worker.wire.frames import FrameDecoder, Payload, encode_frame
 from sandbox_worker.wire.text_json import encode_written_out
 
@@ -68,6 +68,13 @@ class LinkLost(RlmBrokerError):
     kind = "cluster"
 
 
+class TooManyValues(FrameTooLarge):
+    """A message that has more values than the other side decodes, such as a prompt of very many parts."""
+
+    def __str__(self) -> str:
+        return f"it has more than {MAX_VALUES:,} values"
+
+
 class _Incoming(threading.local):
     """The buffer that a thread's loop reads into. All of its links share one: each takes the data at once."""
 
@@ -82,9 +89,12 @@ def encode(message: Message) -> bytes:
     """Return the frame of a message. Lone surrogates in it are written out, see `text_json`.
 
     Raises:
-        FrameTooLarge: The message has more than `FRAME_BYTES`, and no side would take it.
+        FrameTooLarge: The message has more than `FRAME_BYTES` or `MAX_VALUES`, and no side would take it.
     """
-    return encode_frame(encode_written_out(message, _raw), FRAME_BYTES)
+    payload = encode_written_out(message, _raw)
+    if len(payload) > COUNTED_BYTES and has_more_values_than(MAX_VALUES, payload):
+        raise TooManyValues(len(payload), FRAME_BYTES)
+    return encode_frame(payload, FRAME_BYTES)
 
 
 class Link(asyncio.BufferedProtocol, Generic[Incoming]):
