@@ -15,9 +15,9 @@ from rlm_broker.handler.completing import Completing
 from rlm_broker.limits import Limits, ReplLimits, RunLimits, with_set
 from rlm_broker.models.model import Given
 from rlm_broker.prompts.instructions import Instructions
-from rlm_broker.run.output_type import OutputType
+from rlm_broker.run.output_type import AnswerType
 from rlm_broker.run.persistent_repl import PersistentRepl
-from rlm_broker.run.tools import Tools
+from rlm_broker.run.tool_set import ToolSet
 
 ORDER = "the context comes first, then the question"
 NOT_GIVEN: Final = object()
@@ -50,8 +50,8 @@ class Asked:
     sub_model: Given | None = None
     instructions: Instructions
     limits: Limits
-    output_type: OutputType | None
-    tools: Tools
+    output_type: AnswerType | None
+    tools: ToolSet
     on_event: Callback | None = None
     tells_text: bool = False
     place: AbstractAsyncContextManager[Any] | None = None

@@ -14,7 +14,7 @@ from rlm_broker.batch.items import BatchItem
 from rlm_broker.batch.limits import BatchLimits
 from rlm_broker.batch.scoring import Score
 from rlm_broker.callback import Callback
-from rlm_broker.composition import composed_run
+from rlm_broker.composition import begun_run
 from rlm_broker.concurrency.event_loop import AsyncResource, EventLoopRef
 from rlm_broker.context.stored import StoredContext
 from rlm_broker.control.board import BOARD
@@ -24,6 +24,7 @@ from rlm_broker.errors import ConfigurationError, SandboxFailed, require_kind
 from rlm_broker.handler.completing import Completing
 from rlm_broker.keywords import (
     Keywords,
+    cluster_with,
     instructions_with,
     models_with,
     receivers_with,
@@ -84,7 +85,7 @@ class RLM(AsyncResource):
         handler: Handler that several RLMs may share. Its models replace `model` and its like. Its owner opens and
             closes it.
         keywords: Short forms of single arguments of `Models`, `Tools`, `Instructions` and `Sandbox`, and `verbose`,
-            which prints events; see `Keywords`.
+            which prints events; and `cluster`, on whose nodes runs take place; see `Keywords`.
 
     Attributes:
         limits: Limits that hold.
@@ -120,7 +121,8 @@ class RLM(AsyncResource):
         require_behaviour(query_handler, recursion, persistent)
         brought = sandbox_with(sandbox, keywords)
         registry = None if handler is not None else Registry(model, sub_model, said)
-        self._parts = EngineParts(registry, handler, said, brought, limits)
+        cluster = cluster_with(keywords, persistent, query_handler)
+        self._parts = EngineParts(registry, handler, said, brought, limits, cluster)
         self.limits = self._parts.limits
         self._is_auto = recursion == "auto"
         self.instructions = instructions_with(instructions, keywords)
@@ -403,14 +405,12 @@ class RLM(AsyncResource):
             if engine is None:
                 engine = await own.enter_async_context(self._parts.running(EventLoopRef.here()))
             routing = await self._parts.routing(engine, asked.model, asked.sub_model, asked.limits)
-            composed = composed_run(
+            begun = begun_run(
                 asked,
                 run,
                 context,
+                engine,
                 routing=routing,
-                completing=asked.completed_by(engine.handler),
-                sandbox=engine.sandbox,
-                recorder=engine.recorder,
                 receivers=self._receivers,
                 query_handler=self._query_handler,
                 is_auto=self._is_auto,
@@ -418,6 +418,10 @@ class RLM(AsyncResource):
             )
             completion = await composed.run(context)
         if (diverged := self._parts.diverged) is not None:  # raised again: model code may have caught it and answered
+            completion = await begun.run(context)
+        replay = self._parts.registry.replay if self._parts.registry else None
+        if replay is not None and replay.diverged:
+            diverged = ReplayDiverged(replay.diverged)  # raised again: model code may have caught it and answered
             run.hand_to(diverged)
             raise diverged
         return dataclasses.replace(completion, prompt=asked.prompt, root_prompt=asked.question)

@@ -20,6 +20,7 @@ COMMANDS = {
     "eval": "Measure whether an RLM is worth it for a model, by questions with known answers.",
     "exec": "Run a Python file in a sandbox, without any model.",
     "serve": "Serve an RLM as a model over HTTP, and its sandbox.",
+    "node": "Offer this machine to an orchestrator on another one.",
     "mcp": "Serve a sandbox and questions about files to an MCP client.",
     "doctor": "Show what isolation this machine offers.",
     "models": "Show which models and keys there are, and which model would serve a call.",

@@ -53,21 +53,10 @@ class Join(Message, frozen=True):
     token: str
     protocol: int
     release: str
-    name: str
-    cpus: float
-    memory_bytes: int
-    max_runs: int
-
-
-class EngineSpec(msgspec.Struct, frozen=True):
-    """Settings of the sandbox that all runs of an orchestrator have on a node."""
-
-    limits: dict[str, Any]
-    isolation: str
-    allow_exec: bool | None = None
-    seed: int | None = None
-    python: str | None = None
-    packages: tuple[str, ...] | None = None
+    name: Annotated[str, msgspec.Meta(min_length=1, max_length=200)]
+    cpus: Annotated[float, msgspec.Meta(gt=0, le=1 << 16)]
+    memory_bytes: Count
+    max_runs: Annotated[int, msgspec.Meta(ge=1, le=1 << 16)]
 
 
 class Welcome(Message, frozen=True):
@@ -76,12 +65,10 @@ class Welcome(Message, frozen=True):
     Attributes:
         node: Name of the node in the cluster.
         rejoin: Secret with which this agent may join again, as long as the broker lives.
-        engine: Settings of the node's sandbox.
     """
 
     node: str
     rejoin: str
-    engine: EngineSpec
 
 
 class Refused(Message, frozen=True):
@@ -124,14 +111,24 @@ class ModelSpec(msgspec.Struct, frozen=True):
 
 
 class RoutingSpec(msgspec.Struct, frozen=True):
-    """The routes of one run, as `clients.recording.RecordedModels` has them, with the facts about each model."""
+    """The routes of one run, with the facts about each of its models.
 
-    root: str
-    sub: str | None
-    others: tuple[str, ...]
+    Attributes:
+        models: Each client of the run once.
+        root, sub: Places of the root and the sub client in `models`. `sub` None: the root client serves these, too.
+        named: The registered names, each with the place of its client.
+        routes: `Route.to`, `Route.match` and `Route.depths` of each route.
+        policy: Which models code may name.
+        opens: Whether the policy `open` leads to clients of names that are not registered.
+    """
+
+    models: tuple[ModelSpec, ...]
+    root: Count
+    sub: Count | None
+    named: tuple[tuple[str, Count], ...]
     routes: tuple[tuple[str, str | None, str], ...]
     policy: ModelPolicy
-    models: tuple[ModelSpec, ...]
+    opens: bool = False
 
 
 class ToolSpec(msgspec.Struct, frozen=True):
@@ -162,19 +159,36 @@ class ContextSpec(msgspec.Struct, frozen=True):
     info: dict[str, Any]
 
 
+class EngineSpec(msgspec.Struct, frozen=True):
+    """Settings of the sandbox of a run. An agent keeps a sandbox open for each of the last few settings that came.
+
+    Several `RLM`s may share one cluster, and agents may join before any of them is there. So a run brings them.
+    """
+
+    limits: dict[str, Any]
+    isolation: str
+    allow_exec: bool | None = None
+    seed: int | None = None
+    python: str | None = None
+    packages: tuple[str, ...] | None = None
+
+
 class Begin(Message, frozen=True):
     """Start of a run.
 
     Attributes:
         run: Number of the run on this connection.
+        engine: Settings of the sandbox, equal for most runs: an agent opens one sandbox for all with the same.
         tree: Id of the run's tree, which its events have.
         systems: System prompts of the user's by depth; the last one holds for all deeper runs. Empty: the built-in one.
-        output_schema: JSON Schema of the answer, or None.
+        output_schema: JSON Schema of the answer as text, for the prompt; None takes any text. The orchestrator judges
+            each answer, see `Judge`.
         tells_events, tells_text: Whether the events of the run, and the pieces of its replies, are wanted.
     """
 
     run: int
     tree: str
+    engine: EngineSpec
     question: str | None
     context: ContextSpec
     limits: dict[str, Any]
@@ -183,7 +197,7 @@ class Begin(Message, frozen=True):
     systems: tuple[str, ...] = ()
     profile: str = "both"
     prologue: str | None = None
-    output_schema: dict[str, Any] | None = None
+    output_schema: str | None = None
     is_auto: bool = False
     tells_events: bool = False
     tells_text: bool = False
@@ -257,6 +271,21 @@ class ToolReply(Message, frozen=True):
     error: str | None = None
 
 
+class Judged(Message, frozen=True):
+    """Verdict on an answer.
+
+    Attributes:
+        problem: Message for the model that says what is wrong with the answer; None takes the answer.
+        is_final: Whether the model was told often enough, so that the run ends with `OutputInvalid`. `problem` is then
+            the text of that error.
+    """
+
+    run: int
+    call: int
+    problem: str | None = None
+    is_final: bool = False
+
+
 # -- from an agent ---------------------------------------------------------------------------------------------------
 
 
@@ -309,6 +338,14 @@ class UseTool(Message, frozen=True):
     is_of_child: bool = False
 
 
+class Judge(Message, frozen=True):
+    """Wish for a verdict on an answer of a wanted type. The orchestrator has the type, and keeps the value."""
+
+    run: int
+    call: int
+    answer: str
+
+
 class Happened(Message, frozen=True):
     """Events of a run, in their order, each as `trace` writes it."""
 
@@ -325,15 +362,24 @@ class Ended(Message, frozen=True):
         message: Text of that error.
         facts: Further attributes of the error, such as `limit`, `spent` and `allowed`.
         partial_answer: Best answer that a failed run had.
+        is_of_node: Whether the node is at fault, for example for want of memory: another node may do it.
     """
 
     run: int
-    completion: msgspec.Raw | None = None
+    completion: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
     error: str | None = None
     message: str = ""
     facts: dict[str, Any] = {}
     partial_answer: str | None = None
+    is_of_node: bool = False
 
 
-FromBroker = Beat | Begin | Piece | NoContext | Stop | Cancel | Reply | ReplyText | Retried | ToolReply
-FromAgent = Load | Need | Ask | Leave | UseTool | Happened | Ended
+class Quit(Message, frozen=True):
+    """Last message of a side that leaves by itself: an agent, or the broker when the cluster ends. `why` is one
+    sentence. An agent that hears it ends in order, and does not join again."""
+
+    why: str
+
+
+FromBroker = Beat | Begin | Piece | NoContext | Stop | Cancel | Reply | ReplyText | Retried | ToolReply | Judged | Quit
+FromAgent = Load | Need | Ask | Leave | UseTool | Judge | Happened | Ended | Quit

@@ -135,6 +135,11 @@ class Routing:
         return tuple(self._registered)
 
     @property
+    def opens(self) -> bool:
+        """Whether the policy `open` makes clients of names that are not registered."""
+        return self._open_client is not None
+
+    @property
     def root(self) -> BaseClient:
         """Client for depth 0."""
         return self._default

@@ -8,7 +8,7 @@ from rlm_broker.errors import UnknownModel
 from rlm_broker.prompts.system import Facts, rounded_down
 from rlm_broker.run.calls import Caller
 from rlm_broker.run.ledger import CAUTIOUS_CHARS_PER_TOKEN
-from rlm_broker.run.tools import Tools
+from rlm_broker.run.tool_set import ToolSet
 from rlm_broker.run.tree import Tree
 from sandbox_worker.wire.names import CONTEXT
 
@@ -21,7 +21,7 @@ MOST_MODELS: Final = 20
 """Most models that a prompt names; it leaves out further ones."""
 
 
-def facts_of(tree: Tree, caller: Caller, tools: Tools, context_name: str = CONTEXT) -> Facts:
+def facts_of(tree: Tree, caller: Caller, tools: ToolSet, context_name: str = CONTEXT) -> Facts:
     """Return the facts of a run.
 
     Args:

@@ -1,6 +1,7 @@
 """Answers of a type: of any that pydantic can validate, or that a JSON Schema describes."""
 
-from typing import Any
+import copy
+from typing import Any, Protocol, Self
 
 import rlm_broker.prompts.messages as prompts
 from rlm_broker.errors import OutputInvalid
@@ -9,11 +10,32 @@ from rlm_broker.wanted_type import WantedType
 from sandbox_worker.wire.counting import MAX_VALUES, has_more_values_than
 
 
+class AnswerType(Protocol):
+    """Type that the answer of one run must have, wherever answers are judged.
+
+    Attributes:
+        schema: JSON Schema of the type, as text.
+    """
+
+    schema: str
+
+    def again(self) -> Self:
+        """Return the same type for another attempt of the run, whose model was told nothing yet."""
+        ...
+
+    async def judged(self, answer: str, max_retries: int) -> tuple[str | None, Any]:
+        """Judge an answer; see `OutputType.judge`."""
+        ...
+
+
 class OutputType:
     """Type that the answer of one run must have. It counts how often the model was told that an answer is of another.
 
     Args:
         wanted: A pydantic model, or any other type that `pydantic.TypeAdapter` takes; or a JSON Schema, as a dict.
+
+    Attributes:
+        schema: JSON Schema of the type, as text.
 
     Raises:
         ConfigurationError: pydantic cannot validate the type, or no JSON Schema can describe it.
@@ -22,11 +44,13 @@ class OutputType:
     def __init__(self, wanted: Any) -> None:
         self._retries = 0
         self._type = WantedType(wanted, "output_type", "the answer")
-        self._schema = self._type.json_schema()
+        self.schema = self._type.json_schema()
 
-    def task(self, question: str | None) -> str:
-        """Return the question together with the type that its answer must have."""
-        return prompts.typed_task(question, self._schema)
+    def again(self) -> Self:
+        """Return the same type for another attempt of the run, whose model was told nothing yet."""
+        made = copy.copy(self)
+        made._retries = 0
+        return made
 
     async def judged(self, answer: str, max_retries: int) -> tuple[str | None, Any]:
         """Judge an answer as `judge` does, in a thread if the type is slow.
@@ -59,7 +83,7 @@ class OutputType:
         if self._retries >= max_retries:
             raise OutputInvalid(problem, answer)
         self._retries += 1
-        return prompts.wrong_type(answer, problem, self._schema), None
+        return prompts.wrong_type(answer, problem, self.schema), None
 
 
 def _unfenced(answer: str) -> str:

@@ -10,7 +10,7 @@ from rlm_broker.context.stored import StoredContext
 from rlm_broker.errors import ConfigurationError, ContextRefused, ReplBusy, ValueTooLarge
 from rlm_broker.limits import ReplLimits
 from rlm_broker.results import ChatMessage
-from rlm_broker.run.tools import Tools
+from rlm_broker.run.tool_set import ToolSet
 from rlm_broker.sandbox.repl import SandboxedRepl
 from rlm_broker.sandbox.sandbox import Sandbox
 from rlm_broker.transport.connection import QueryHandler, refuse
@@ -62,7 +62,7 @@ class PersistentRepl(AsyncResource):
         self.context_name = CONTEXT
 
     @contextlib.asynccontextmanager
-    async def repl(self, context: StoredContext, answer: QueryHandler, tools: Tools) -> AsyncIterator[SandboxedRepl]:
+    async def repl(self, context: StoredContext, answer: QueryHandler, tools: ToolSet) -> AsyncIterator[SandboxedRepl]:
         """Lend the REPL to one run at a time, with `context` in it under `context_name`.
 
         Raises:
@@ -99,7 +99,7 @@ class PersistentRepl(AsyncResource):
         self._repl = None
         await self._opened.aclose()
 
-    async def _add(self, context: StoredContext, tools: Tools) -> str:
+    async def _add(self, context: StoredContext, tools: ToolSet) -> str:
         if self._repl is None:
             # A copy with descriptors of its own: after a kill the REPL is forked anew with this context, perhaps long
             # after the run that brought it has closed its own.

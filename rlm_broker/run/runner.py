@@ -44,6 +44,7 @@ from rlm_broker.prompts.messages import (
     SUMMARISE,
     Messages,
     after_summary,
+    typed_task,
     without_repl,
 )
 from rlm_broker.prompts.observation import most_shown, observation
@@ -52,10 +53,10 @@ from rlm_broker.results import Block, ChatMessage, ChildTrace, Completion, Isola
 from rlm_broker.run.calls import Caller, in_words
 from rlm_broker.run.conversation import FEWEST_OLDER_CHARS, Conversation
 from rlm_broker.run.facts import facts_of
-from rlm_broker.run.output_type import OutputType
+from rlm_broker.run.output_type import AnswerType
 from rlm_broker.run.persistent_repl import PersistentRepl, as_values
 from rlm_broker.run.reply import Answer, ReplyActions, read_reply
-from rlm_broker.run.tools import Tools
+from rlm_broker.run.tool_set import ToolSet
 from rlm_broker.run.tree import Progress, Tree
 from rlm_broker.sandbox.repl import SandboxedRepl
 from rlm_broker.trace.events import (
@@ -87,8 +88,8 @@ class Runner:
         answer: QueryHandler,
         child_traces: list[ChildTrace],
         progress: Progress,
-        tools: Tools,
-        output_type: OutputType | None = None,
+        tools: ToolSet,
+        output_type: AnswerType | None = None,
         persistent_repl: PersistentRepl | None = None,
     ) -> None:
         self._tree = tree
@@ -99,7 +100,7 @@ class Runner:
         self._tools = tools
         self._output_type = output_type
         self._persistent_repl = persistent_repl
-        question = output_type.task(caller.question) if output_type else caller.question
+        question = typed_task(caller.question, output_type.schema) if output_type else caller.question
         self._question = question
         self._window = tree.calls.known_window(caller)
         self._profile = fitting(tree.instructions.profile, self._window)

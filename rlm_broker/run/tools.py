@@ -19,6 +19,7 @@ from rlm_broker.concurrency.threads import DaemonThreads
 from rlm_broker.errors import ConfigurationError, require_kind
 from rlm_broker.json_schema import Unfit, with_schema
 from rlm_broker.plain import require_name
+from rlm_broker.run.tool_set import ToolFacts, ToolSet
 from rlm_broker.validation import complaints
 from sandbox_worker.wire.counting import MAX_VALUES, has_more_values_than
 from sandbox_worker.wire.encoding import with_article
@@ -28,8 +29,6 @@ from sandbox_worker.wire.values import decode, encode, has_tags
 
 _PATH = re.compile(r"(?<![\w.])/(?:[\w.+@-]+/)+")
 """An absolute path of this machine, up to its last slash. It is cut out of the errors that a model reads."""
-MAX_ARGUMENT_CHARS = 4 << 20
-"""Characters of the arguments of one call, as JSON; a call with more is refused."""
 MAX_THREADS = 64
 """Calls of blocking tools of one RLM at the same time; further ones wait, within their time limit."""
 
@@ -43,7 +42,7 @@ class _Arguments(msgspec.Struct):
     kwargs: dict[str, Any]
 
 
-class Tools:
+class Tools(ToolSet):
     """Functions that code may call, and values that it finds.
 
     Args:
@@ -54,7 +53,9 @@ class Tools:
 
     Attributes:
         names: Names of the callables.
+        functions: Name of a callable → its signature, its description and its seconds.
         values: Name → value.
+        notes: Name of a value → its description.
         for_children: Tools of child runs.
 
     Raises:
@@ -66,18 +67,14 @@ class Tools:
         self._tools: dict[str, _Tool] = {}
         self._threads = DaemonThreads(MAX_THREADS)
         weakref.finalize(self, self._threads.close, RuntimeError("the RLM is gone"))
+        self.functions: dict[str, ToolFacts] = {}
         self.values: dict[str, Any] = {}
-        self._described: dict[str, str] = {}
+        self.notes: dict[str, str] = {}
         for tools in (given, for_children):
             _require_mapping(tools)
         for name, what in (given or {}).items():
             self._add(name, what)
         self.for_children: Tools = self if for_children is None else Tools(for_children)
-
-    @property
-    def names(self) -> list[str]:
-        """Names of the callables."""
-        return list(self._tools)
 
     def extended(self, given: Mapping[str, Any]) -> "Tools":
         """Return these tools together with further ones, which children get as well.
@@ -85,23 +82,15 @@ class Tools:
         Raises:
             ConfigurationError: A name is taken by one of these tools, or as for `Tools`.
         """
-        if taken := sorted(self._described.keys() & given.keys()):
+        if taken := sorted((self.functions.keys() | self.values.keys()) & given.keys()):
             raise ConfigurationError(f"there is a tool {taken[0]!r} already: give the other one another name")
         made = Tools(given)
         made._tools = {**self._tools, **made._tools}
         made.values = {**self.values, **made.values}
-        made._described = {**self._described, **made._described}
+        made.functions = {**self.functions, **made.functions}
+        made.notes = {**self.notes, **made.notes}
         made.for_children = made if self.for_children is self else self.for_children.extended(given)
         return made
-
-    def documentation(self) -> list[str]:
-        """Return a line for each function and value, for a prompt."""
-        lines = [f"- `{name}{tool.signature}`: {self._described[name]}" for name, tool in self._tools.items()]
-        return lines + [f"- `{name}`: {self._described[name]}" for name in self.values]
-
-    def unknown(self, name: str) -> Slot:
-        """Return the answer to a call of a tool that does not exist."""
-        return Slot(error=f"there is no tool {name[:80]!r}; there are: {', '.join(self._tools) or 'none'}")
 
     async def call(self, name: str, arguments: str, timeout_s: float) -> Slot:
         """Call a tool with arguments that code gave, as an encoded dict of `args` and `kwargs`.
@@ -109,9 +98,9 @@ class Tools:
         Returns:
             Its result, encoded; or an error with the traceback of the tool's own lines, without paths of this machine.
         """
-        tool = self._tools.get(name)
-        if tool is None:
-            return self.unknown(name)
+        if (refusal := self.refusal(name, arguments)) is not None:
+            return refusal
+        tool = self._tools[name]
         given = await _decoded(arguments)
         if isinstance(given, str):
             return Slot(error=f"{name}() {given}")
@@ -156,21 +145,20 @@ class Tools:
                     raise ConfigurationError(f"tool {name!r}: a schema needs a function, whose arguments it describes")
                 what = with_schema(what, schema, f"the schema of tool {name!r}")
         if callable(what):
-            self._tools[name] = _Tool(name, what, self._threads, timeout_s)
-            self._described[name] = description or _first_paragraph(what)
+            tool = self._tools[name] = _Tool(name, what, self._threads, timeout_s)
+            described = description or _first_paragraph(what)
+            self.functions[name] = ToolFacts(tool.signature, described, timeout_s)
             return
         try:
             encoded = encode(what, "it", others=_fields)
         except ValueRefused as refused:
             raise ConfigurationError(f"tool {name!r}: neither a callable nor a value that crosses: {refused}") from None
         self.values[name] = decode(encoded)
-        self._described[name] = description or f"a {type(what).__name__}"
+        self.notes[name] = description or f"a {type(what).__name__}"
 
 
 async def _decoded(arguments: str) -> _Arguments | str:
     """Return the arguments of a call, or why the call is refused."""
-    if len(arguments) > MAX_ARGUMENT_CHARS:
-        return f"was given {len(arguments):,} characters, more than {MAX_ARGUMENT_CHARS:,}: give less at a time"
     encoded = arguments.encode()
     if has_more_values_than(MAX_VALUES, encoded):
         return f"was given more than {MAX_VALUES:,} values: give a text, or fewer at a time"

@@ -8,16 +8,13 @@ decode a hostile context without any isolation.
 
 import asyncio
 import contextlib
-import hashlib
 import logging
-import mmap
 import weakref
 from dataclasses import dataclass
 from functools import partial
 from typing import Final, TypeVar
 
-import msgspec
-
+from rlm_broker.context.digest import digest_of
 from rlm_broker.context.stored import StoredContext
 from rlm_broker.errors import RlmBrokerError, SandboxFailed
 from rlm_broker.limits import ReplLimits
@@ -248,10 +245,5 @@ async def _digested(context: StoredContext) -> bytes | None:
 
 
 def _digest(context: StoredContext) -> bytes:
-    digest = hashlib.sha256()
     with context:
-        for fd, piece in context.pieces():
-            digest.update(msgspec.json.encode(piece))  # the form, too: contexts of two forms may have the same bytes
-            with mmap.mmap(fd, piece.form.size_bytes, access=mmap.ACCESS_READ) as mapped:
-                digest.update(mapped)
-    return digest.digest()
+        return digest_of(context)

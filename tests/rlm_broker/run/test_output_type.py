@@ -83,4 +83,4 @@ def test_type_without_json_form_is_refused_early(wanted: Any) -> None:
 
 
 def test_the_schema_is_what_pydantic_says() -> None:
-    assert json.dumps(pydantic.TypeAdapter(Person).json_schema()) in OutputType(Person).task("Who?")
+    assert json.dumps(pydantic.TypeAdapter(Person).json_schema()) in OutputType(Person).schema
