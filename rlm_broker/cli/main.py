@@ -18,6 +18,7 @@ COMMANDS = {
     "ask": "Ask a question about a text, files or folders.",
     "exec": "Run a Python file in a sandbox, without any model.",
     "serve": "Serve an RLM as a model over HTTP, and its sandbox.",
+    "node": "Offer this machine to an orchestrator on another one.",
     "mcp": "Serve a sandbox and questions about files to an MCP client.",
     "doctor": "Show what isolation this machine offers.",
     "models": "Show which models and keys there are, and which model would serve a call.",

@@ -12,9 +12,10 @@ import msgspec
 
 from rlm_broker.cluster.first_frame import FirstFrame
 from rlm_broker.cluster.link import Link, LinkLost, encode, from_broker
-from rlm_broker.cluster.messages import FromBroker, Join, Load, Quit, Refused, Welcome
+from rlm_broker.cluster.messages import FromBroker, Join, Load, Refused, Welcome
 from rlm_broker.cluster.tls import client_context, require_pinned
 from rlm_broker.errors import ConfigurationError, RlmBrokerError
+from rlm_broker.shown import printable
 
 DIAL_S = 10.0
 """Seconds for one attempt: the connection, TLS, and the broker's answer."""
@@ -52,7 +53,7 @@ class Target:
         return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
 
 
-Serve = Callable[[Link[FromBroker], Welcome], Awaitable[None]]
+Serve = Callable[[Link[FromBroker], Welcome], Awaitable[object]]
 """Serves one link. It returns when the link has ended, and all that the node ran for it."""
 
 
@@ -83,7 +84,7 @@ async def join(target: Target, asked: Join) -> tuple[Link[FromBroker], Welcome]:
             await answer.wait(frame.gone)
             said = _answer.decode(answer.payload)
             if isinstance(said, Refused):
-                raise JoinRefused(f"the broker at {target} refused this node: {said.why[:400]}")
+                raise JoinRefused(f"the broker at {target} refused this node: {printable(said.why[:400])}")
             link = Link(said.node, from_broker, _no_load)
             link.begin(frame.transport, answer.rest)
             return link, said
@@ -125,9 +126,6 @@ async def attend(
         tell(f"joined {target} as {welcome.node}")
         try:
             await serve(link, welcome)
-        except asyncio.CancelledError:
-            link.post(Quit("the node was stopped"))
-            raise
         finally:
             await link.aclose()
         if link.farewell is not None:

@@ -29,7 +29,7 @@ from rlm_broker.cluster.messages import (
 )
 from rlm_broker.errors import RlmBrokerError
 from sandbox_worker.wire.counting import has_more_values_than
-from sandbox_worker.wire.errors import WireError
+from sandbox_worker.wire.errors import FrameTooLarge, WireError
 from sandbox_worker.wire.frames import FrameDecoder, Payload, encode_frame
 from sandbox_worker.wire.text_json import encode_written_out
 
@@ -54,6 +54,8 @@ FLUSH_S = 1.0
 TCP_NOTSENT_LOWAT = 25
 """Socket option of Linux, which Python 3.11 has no name for: bytes that the kernel takes beyond those under way."""
 
+BREACH = "the other side broke the protocol"
+
 Incoming = TypeVar("Incoming")
 
 from_agent: "msgspec.json.Decoder[FromAgent]" = msgspec.json.Decoder(FromAgent)
@@ -64,6 +66,13 @@ class LinkLost(RlmBrokerError):
     """The connection with the other side of a cluster has ended; the message says why."""
 
     kind = "cluster"
+
+
+class TooManyValues(FrameTooLarge):
+    """A message that has more values than the other side decodes, such as a prompt of very many parts."""
+
+    def __str__(self) -> str:
+        return f"it has more than {MAX_VALUES:,} values"
 
 
 class _Incoming(threading.local):
@@ -80,9 +89,12 @@ def encode(message: Message) -> bytes:
     """Return the frame of a message. Lone surrogates in it are written out, see `text_json`.
 
     Raises:
-        FrameTooLarge: The message has more than `FRAME_BYTES`, and no side would take it.
+        FrameTooLarge: The message has more than `FRAME_BYTES` or `MAX_VALUES`, and no side would take it.
     """
-    return encode_frame(encode_written_out(message, _raw), FRAME_BYTES)
+    payload = encode_written_out(message, _raw)
+    if len(payload) > COUNTED_BYTES and has_more_values_than(MAX_VALUES, payload):
+        raise TooManyValues(len(payload), FRAME_BYTES)
+    return encode_frame(payload, FRAME_BYTES)
 
 
 class Link(asyncio.BufferedProtocol, Generic[Incoming]):
@@ -252,7 +264,7 @@ class Link(asyncio.BufferedProtocol, Generic[Incoming]):
 
     def _violated(self, why: str) -> None:
         """End the link because of what the other side sent, and drop all that came behind it."""
-        self.close(f"the other side broke the protocol: {why[:200]}")
+        self.close(f"{BREACH}: {why[:200]}")
 
     # -- ending ------------------------------------------------------------------------------------------------------
 
@@ -322,6 +334,8 @@ class Link(asyncio.BufferedProtocol, Generic[Incoming]):
             self._queued_bytes += sum(map(len, payloads))
             self._came.set()
             self._regulate()
+        if self._frames.error is not None:  # the frames before it count
+            self._lose(f"{BREACH}: {self._frames.error}")
 
     def _regulate(self) -> None:
         """Read on or stop reading, by what is queued."""

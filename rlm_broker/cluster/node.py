@@ -27,8 +27,8 @@ from rlm_broker.stats import NodeStats
 
 LAG_S = 3 * BEAT_S
 """Seconds without a heartbeat after which a node gets no further run. It is not lost yet."""
-NAME_CHARS = 200
-"""Characters of a node's name that are kept."""
+WHY_CHARS = 200
+"""Characters of an agent's own words that are kept."""
 
 OfARun = Ask | Leave | UseTool | Judge | Happened | Ended
 """Messages of an agent that belong to one run."""
@@ -59,7 +59,7 @@ class Node:
     """One node. `serve` takes its messages until its link ends. Lives on one event loop.
 
     Args:
-        name: Name of the node, which no other node has.
+        link: Link to its agent, which has the name of the node.
         join: First message of its agent.
         on_change: Called when the node may have more room.
 
@@ -68,20 +68,21 @@ class Node:
         placed: Runs that were placed there and have not ended.
         lost: Runs that this node lost or failed, and that went on elsewhere.
         faults: Runs in a row that failed because of the node.
+        has_quit: Whether its agent has left by itself.
     """
 
     def __init__(
         self,
-        name: str,
-        join: Join,
         link: Link[FromAgent],
+        join: Join,
         contexts: Contexts,
         on_change: Callable[[], None],
     ) -> None:
-        self.name = name[:NAME_CHARS]
+        self.name = link.name
         self.link = link
         self.load = Load(0, max(0, join.memory_bytes))
         self.placed = self.lost = self.faults = 0
+        self.has_quit = False
         self._max_runs = max(1, join.max_runs)
         self._contexts = contexts
         self._on_change = on_change
@@ -152,7 +153,8 @@ class Node:
             case Need():
                 self._send(message.digest)
             case Quit():
-                self.link.close(f"its agent has left: {message.why[:NAME_CHARS]}")
+                self.has_quit = True
+                self.link.close(f"its agent has left: {message.why[:WHY_CHARS]}")
             case _:
                 attempt = self._attempts.get(message.run)
                 if attempt is not None:  # else the run has ended here, and the agent does not know it yet

@@ -7,19 +7,10 @@ long as there are others.
 import asyncio
 import contextlib
 from collections import OrderedDict
-from collections.abc import AsyncIterator, Collection
-from dataclasses import dataclass
+from collections.abc import Collection, Iterator
 
 from rlm_broker.cluster.node import Node
 from rlm_broker.errors import ClusterFailed
-
-
-@dataclass(eq=False, slots=True)
-class _Waiting:
-    """A run that waits for a place. `avoids` are the names of nodes that have failed it."""
-
-    node: "asyncio.Future[Node]"
-    avoids: Collection[str]
 
 
 class Placement:
@@ -32,14 +23,16 @@ class Placement:
 
     Attributes:
         nodes: The nodes that have joined, without those that were lost.
+        lost_runs: Attempts of runs that were lost, with their node or because of it.
     """
 
     def __init__(self, min_nodes: int, join_timeout_s: float, how_to_join: str) -> None:
         self.nodes: list[Node] = []
+        self.lost_runs = 0
         self._min_nodes = min_nodes
         self._join_timeout_s = join_timeout_s
         self._how_to_join = how_to_join
-        self._waiting: OrderedDict[_Waiting, None] = OrderedDict()
+        self._waiting: OrderedDict[Place, None] = OrderedDict()
         self._too_few_since: float | None = asyncio.get_running_loop().time()
 
     @property
@@ -65,64 +58,51 @@ class Placement:
         """Place the runs that wait, as far as there is room. Call it whenever a node may have more room."""
         if self._too_few_since is not None:
             return
-        for waiting in list(self._waiting):
+        for place in list(self._waiting):
             free = [node for node in self.nodes if node.has_room]
             if not free:
                 return
-            others = [node for node in free if node.name not in waiting.avoids]
-            if not others and any(node.name not in waiting.avoids for node in self.nodes):
+            others = [node for node in free if node.name not in place.avoids]
+            if not others and any(node.name not in place.avoids for node in self.nodes):
                 continue  # a node that has not failed this run will have room
             node = min(others or free, key=lambda each: (each.fullness, -each.load.free_bytes))
             node.placed += 1
-            del self._waiting[waiting]
-            waiting.node.set_result(node)
+            del self._waiting[place]
+            place.node.set_result(node)
 
-    @contextlib.asynccontextmanager
-    async def place(self, avoids: Collection[str] = (), *, is_again: bool = False) -> AsyncIterator[Node]:
-        """Wait for a place on a node, and have it until the context manager exits.
+    @contextlib.contextmanager
+    def asked(self, avoids: Collection[str] = (), *, is_again: bool = False) -> Iterator["Place"]:
+        """Ask for a place on a node, and have it until the context manager exits. `Place.taken` waits for it.
 
         Args:
             avoids: Names of the nodes that have failed the run.
             is_again: Whether the run had a place before. It goes before all others then.
-
-        Raises:
-            ClusterFailed: There were too few nodes for `join_timeout_s` seconds.
         """
-        node = await self._node(avoids, is_again=is_again)
+        place = Place(self, avoids)
+        self._waiting[place] = None
+        self._waiting.move_to_end(place, last=not is_again)
         try:
-            yield node
-        finally:
-            node.placed -= 1
             self.look()
+            yield place
+        finally:
+            self._waiting.pop(place, None)
+            if place.node.done() and not place.node.cancelled() and place.node.exception() is None:
+                place.node.result().placed -= 1
+                self.look()
 
     def close(self, why: str) -> None:
         """Fail all runs that wait."""
-        for waiting in list(self._waiting):
-            waiting.node.set_exception(ClusterFailed(why))
+        for place in list(self._waiting):
+            place.node.set_exception(ClusterFailed(why))
         self._waiting.clear()
 
-    async def _node(self, avoids: Collection[str], *, is_again: bool) -> Node:
-        loop = asyncio.get_running_loop()
-        waiting = _Waiting(loop.create_future(), avoids)
-        self._waiting[waiting] = None
-        self._waiting.move_to_end(waiting, last=not is_again)
-        self.look()
-        ends_at = loop.time() + self._join_timeout_s
-        try:
-            while not waiting.node.done():
-                await asyncio.wait({waiting.node}, timeout=ends_at - loop.time())
-                if loop.time() >= ends_at and not waiting.node.done():
-                    ends_at = self._looked_again(ends_at)
-            return waiting.node.result()
-        except BaseException:
-            self._waiting.pop(waiting, None)
-            if waiting.node.done() and not waiting.node.cancelled() and waiting.node.exception() is None:
-                waiting.node.result().placed -= 1  # the place came with the cancellation
-                self.look()
-            raise
+    @property
+    def join_timeout_s(self) -> float:
+        """Seconds that a run waits while there are too few nodes."""
+        return self._join_timeout_s
 
-    def _looked_again(self, now: float) -> float:
-        """Return until when a run may wait whose time is up, counted from when the nodes became too few.
+    def until(self, now: float) -> float:
+        """Return until when a run may wait that has waited for `join_timeout_s`, as a time of the loop.
 
         Raises:
             ClusterFailed: They were too few for all of that time.
@@ -135,3 +115,26 @@ class Placement:
         raise ClusterFailed(
             f"{there_are} joined the cluster within join_timeout_s = {self._join_timeout_s:g}: {self._how_to_join}"
         )
+
+
+class Place:
+    """A place that a run has asked for."""
+
+    def __init__(self, placement: Placement, avoids: Collection[str]) -> None:
+        self.node: asyncio.Future[Node] = asyncio.get_running_loop().create_future()
+        self.avoids = avoids
+        self._placement = placement
+
+    async def taken(self) -> Node:
+        """Wait for the place, and return its node.
+
+        Raises:
+            ClusterFailed: There were too few nodes for `join_timeout_s` seconds.
+        """
+        loop = asyncio.get_running_loop()
+        ends_at = loop.time() + self._placement.join_timeout_s
+        while not self.node.done():
+            await asyncio.wait({self.node}, timeout=ends_at - loop.time())
+            if loop.time() >= ends_at and not self.node.done():
+                ends_at = self._placement.until(ends_at)
+        return self.node.result()

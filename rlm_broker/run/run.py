@@ -32,6 +32,7 @@ class Run:
         event_loop: Event loop on which it runs.
         answer: Makes the work that answers the question, from this run, and calls `begin`.
         is_followed: Whether events are kept for `events`.
+        id: Id of the run; None draws one.
     """
 
     def __init__(
@@ -40,8 +41,9 @@ class Run:
         answer: Callable[["Run"], Coroutine[Any, Any, Completion]],
         *,
         is_followed: bool = True,
+        id: str | None = None,
     ) -> None:
-        self.id = secrets.token_hex(ID_BYTES)
+        self.id = secrets.token_hex(ID_BYTES) if id is None else id
         self.log = EventLog() if is_followed else None
         self._event_loop = event_loop
         self._runner: Runner | None = None

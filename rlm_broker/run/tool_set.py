@@ -5,6 +5,8 @@ from typing import Any
 
 from sandbox_worker.wire.messages import Slot
 
+MAX_ARGUMENT_CHARS = 4 << 20
+"""Characters of the arguments of one call, as JSON; a call with more is refused."""
 SHOWN_NAME_CHARS = 80
 """Characters of a name that an error shows. Model code may give a name of any length."""
 
@@ -53,6 +55,15 @@ class ToolSet:
         """Return the answer to a call of a tool that does not exist."""
         there_are = ", ".join(self.functions) or "none"
         return Slot(error=f"there is no tool {name[:SHOWN_NAME_CHARS]!r}; there are: {there_are}")
+
+    def refusal(self, name: str, arguments: str) -> Slot | None:
+        """Return the answer to a call that cannot be made: there is no such tool, or it is given too much."""
+        if name not in self.functions:
+            return self.unknown(name)
+        if len(arguments) > MAX_ARGUMENT_CHARS:
+            given = f"{len(arguments):,} characters, more than {MAX_ARGUMENT_CHARS:,}"
+            return Slot(error=f"{name}() was given {given}: give less at a time")
+        return None
 
     async def call(self, name: str, arguments: str, timeout_s: float) -> Slot:
         """Call a function with arguments that code gave, as an encoded dict of `args` and `kwargs`.

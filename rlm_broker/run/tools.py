@@ -29,8 +29,6 @@ from sandbox_worker.wire.values import decode, encode, has_tags
 
 _PATH = re.compile(r"(?<![\w.])/(?:[\w.+@-]+/)+")
 """An absolute path of this machine, up to its last slash. It is cut out of the errors that a model reads."""
-MAX_ARGUMENT_CHARS = 4 << 20
-"""Characters of the arguments of one call, as JSON; a call with more is refused."""
 MAX_THREADS = 64
 """Calls of blocking tools of one RLM at the same time; further ones wait, within their time limit."""
 
@@ -100,9 +98,9 @@ class Tools(ToolSet):
         Returns:
             Its result, encoded; or an error with the traceback of the tool's own lines, without paths of this machine.
         """
-        tool = self._tools.get(name)
-        if tool is None:
-            return self.unknown(name)
+        if (refusal := self.refusal(name, arguments)) is not None:
+            return refusal
+        tool = self._tools[name]
         given = await _decoded(arguments)
         if isinstance(given, str):
             return Slot(error=f"{name}() {given}")
@@ -161,8 +159,6 @@ class Tools(ToolSet):
 
 async def _decoded(arguments: str) -> _Arguments | str:
     """Return the arguments of a call, or why the call is refused."""
-    if len(arguments) > MAX_ARGUMENT_CHARS:
-        return f"was given {len(arguments):,} characters, more than {MAX_ARGUMENT_CHARS:,}: give less at a time"
     encoded = arguments.encode()
     if has_more_values_than(MAX_VALUES, encoded):
         return f"was given more than {MAX_VALUES:,} values: give a text, or fewer at a time"

@@ -1,18 +1,29 @@
-"""Two links over a real TCP connection in one event loop."""
+"""Links over real TCP connections in one event loop, with and without admission."""
 
 import asyncio
 import contextlib
 import ssl
 from collections.abc import AsyncIterator
+from dataclasses import dataclass, field
 from typing import cast
 
+from rlm_broker.cluster.admission import Admission
+from rlm_broker.cluster.dialing import Target
 from rlm_broker.cluster.link import Link, from_agent, from_broker
-from rlm_broker.cluster.messages import SILENCE_S, FromAgent, FromBroker, Load
+from rlm_broker.cluster.messages import PROTOCOL, SILENCE_S, FromAgent, FromBroker, Join, Load
+from rlm_broker.cluster.tls import ServerTls
+from rlm_broker.cluster.tokens import Tokens
+from sandbox_worker import RELEASE
 
 
 def load() -> Load:
     """Heartbeat of an agent without runs."""
     return Load(runs=0, free_bytes=1 << 30)
+
+
+def asking(token: str, name: str = "node") -> Join:
+    """First frame of an agent."""
+    return Join(token, PROTOCOL, RELEASE, name, cpus=2, memory_bytes=1 << 30, max_runs=4)
 
 
 @contextlib.asynccontextmanager
@@ -22,16 +33,51 @@ async def linked(
     client_tls: ssl.SSLContext | None = None,
 ) -> AsyncIterator[tuple[Link[FromAgent], Link[FromBroker]]]:
     """Connect a broker's link with an agent's, admission left out."""
-    at_broker = Link("node", from_agent, silence_s=silence_s)
-    at_agent = Link("node", from_broker, load, silence_s=silence_s)
-    loop = asyncio.get_running_loop()
-    server = await loop.create_server(lambda: at_broker, "127.0.0.1", 0, ssl=server_tls)
-    async with server:
-        port = server.sockets[0].getsockname()[1]
-        transport, _ = await loop.create_connection(asyncio.Protocol, "127.0.0.1", port, ssl=client_tls)
+    async with listening(silence_s, server_tls) as (at_broker, port):
+        at_agent = Link("node", from_broker, load, silence_s=silence_s)
+        connecting = asyncio.get_running_loop().create_connection(asyncio.Protocol, "127.0.0.1", port, ssl=client_tls)
+        transport, _ = await connecting
         at_agent.begin(cast("asyncio.Transport", transport))
         try:
             yield at_broker, at_agent
         finally:
             at_agent.close()
-            at_broker.close()
+
+
+@contextlib.asynccontextmanager
+async def listening(
+    silence_s: float = SILENCE_S, tls: ssl.SSLContext | None = None
+) -> AsyncIterator[tuple[Link[FromAgent], int]]:
+    """A broker's link that waits for one connection, and its port."""
+    link = Link("node", from_agent, silence_s=silence_s)
+    server = await asyncio.get_running_loop().create_server(lambda: link, "127.0.0.1", 0, ssl=tls)
+    async with server:
+        try:
+            yield link, server.sockets[0].getsockname()[1]
+        finally:
+            link.close()
+
+
+@dataclass
+class Port:
+    """An open `Admission`, and the nodes that have joined it."""
+
+    admission: Admission
+    tokens: Tokens
+    target: Target
+    joined: list[tuple[Link[FromAgent], Join]] = field(default_factory=list)
+
+
+@contextlib.asynccontextmanager
+async def admitting(tls: ServerTls | None = None, tokens: Tokens | None = None) -> AsyncIterator[Port]:
+    """Listen on loopback."""
+    joined: list[tuple[Link[FromAgent], Join]] = []
+    tokens = tokens or Tokens()
+    admission = Admission(tokens, lambda link, join: joined.append((link, join)), tls)
+    host, port = await admission.open()
+    try:
+        yield Port(admission, tokens, Target(host, port, None if tls is None else tls.fingerprint), joined)
+    finally:
+        await admission.aclose()
+        for link, _ in joined:
+            link.close()

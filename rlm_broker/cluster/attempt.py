@@ -1,0 +1,270 @@
+"""One attempt of a run: the orchestrator's half of a run on one node.
+
+The node asks for models, functions and verdicts, each under a number of its choice, and this answers. What a node may
+have open at the same time is bounded, and each message is checked before it has an effect.
+"""
+
+import asyncio
+import contextlib
+from collections import Counter
+from collections.abc import Coroutine
+from functools import partial
+from typing import Any
+
+from rlm_broker.cluster.calls import AttemptCalls
+from rlm_broker.cluster.events import RunEvents
+from rlm_broker.cluster.link import LinkLost
+from rlm_broker.cluster.messages import (
+    Ask,
+    Begin,
+    Cancel,
+    Ended,
+    Happened,
+    Judge,
+    Judged,
+    Leave,
+    Message,
+    Reply,
+    ReplyText,
+    Retried,
+    Stop,
+    ToolReply,
+    UseTool,
+)
+from rlm_broker.cluster.node import Node, OfARun
+from rlm_broker.cluster.tools import AttemptTools
+from rlm_broker.errors import OutputInvalid, ProtocolViolation
+from rlm_broker.limits import Limits
+from rlm_broker.run.output_type import AnswerType
+from sandbox_worker.wire.errors import FrameTooLarge
+
+MOST_TOOL_CALLS = 4_096
+"""Maximum calls of functions that one run has open. An agent has fewer, since its REPLs have fewer threads."""
+MOST_JUDGED = 16
+"""Maximum verdicts that one run waits for. An agent waits for one."""
+TOO_MANY = "more requests at the same time than a run may have"
+
+
+class NodeLost(Exception):
+    """The node of an attempt is lost; the text says why."""
+
+
+class NodeAttempt:
+    """A run on one node. Lives on one event loop.
+
+    Args:
+        begin: Message that begins the run there.
+        calls, tools: What answers its requests.
+        answer_type: Type that its answer must have; None takes any text.
+        events: Takes its events.
+
+    Attributes:
+        begin: The message.
+        parsed: Value of the last answer that was taken, or None.
+        invalid: Error of the last answer that was refused for good; None if there was none.
+    """
+
+    def __init__(
+        self,
+        node: Node,
+        begin: Begin,
+        limits: Limits,
+        calls: AttemptCalls,
+        tools: AttemptTools,
+        answer_type: AnswerType | None,
+        events: RunEvents,
+    ) -> None:
+        self.begin = begin
+        self.parsed: tuple[str, Any] | None = None
+        self.invalid: OutputInvalid | None = None
+        self._node = node
+        self._limits = limits
+        self._calls = calls
+        self._tools = tools
+        self._answer_type = answer_type
+        self._events = events
+        self._open: dict[int, asyncio.Task[None]] = {}
+        """Number of a request that the node waits for → the task that answers it."""
+        self._tasks: set[asyncio.Task[None]] = set()
+        """These tasks, and those of requests that the node has left, which are ending."""
+        self._counts = Counter[type[Message]]()
+        self._outcome: asyncio.Future[Ended] = asyncio.get_running_loop().create_future()
+
+    # -- its life ----------------------------------------------------------------------------------------------------
+
+    async def __aenter__(self) -> "NodeAttempt":
+        """Begin the run on the node.
+
+        Raises:
+            NodeLost: The node is lost.
+            FrameTooLarge: The message that begins the run is larger than a frame may be.
+        """
+        self._node.begin(self)
+        try:
+            await self._node.link.send(self.begin)
+        except LinkLost as lost:
+            self._node.end(self)
+            raise NodeLost(str(lost)) from None
+        except BaseException:
+            self._node.end(self)
+            raise
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        if not self._outcome.done():
+            self._node.link.post(Cancel(self.begin.run))
+            self._outcome.cancel()
+        elif not self._outcome.cancelled():
+            self._outcome.exception()  # read, so that asyncio does not report it as never retrieved
+        self._node.end(self)
+        await self._close()
+
+    async def ended(self, timeout_s: float | None = None) -> Ended | None:
+        """Wait for the end of the run, and return it; None if it has not ended in time.
+
+        Raises:
+            NodeLost: The node is lost.
+        """
+        await asyncio.wait({self._outcome}, timeout=timeout_s)
+        return self._outcome.result() if self._outcome.done() else None
+
+    def stop(self) -> None:
+        """Wish that the run ends with its best answer so far."""
+        self._node.link.post(Stop(self.begin.run))
+
+    def cancel(self) -> None:
+        """Wish that the run ends now."""
+        self._node.link.post(Cancel(self.begin.run))
+
+    # -- called by the node ------------------------------------------------------------------------------------------
+
+    def take(self, message: OfARun) -> None:
+        """Take a message of the run.
+
+        Raises:
+            ProtocolViolation: No agent sends such a message.
+        """
+        if self._outcome.done():
+            return
+        match message:
+            case Leave():
+                if (task := self._open.pop(message.call, None)) is not None:
+                    task.cancel()
+            case Happened():
+                self._events.take(message.events)
+            case Ended():
+                if message.is_of_node:
+                    self._abandon()
+                self._outcome.set_result(message)
+            case _:
+                self._take_request(message)
+
+    def lose(self, why: str) -> None:
+        """Learn that the node is lost: calls that are under way go on, for the next attempt to join."""
+        self._abandon()
+        if not self._outcome.done():
+            self._outcome.set_exception(NodeLost(why))
+
+    # -- its requests ------------------------------------------------------------------------------------------------
+
+    def _abandon(self) -> None:
+        """Let calls that are under way go on, for the next attempt to join."""
+        self._calls.abandon()
+        self._tools.abandon()
+
+    def _take_request(self, request: Ask | UseTool | Judge) -> None:
+        open_already = self._counts[type(request)]
+        match request:
+            case Ask() if open_already >= 4 * self._limits.max_concurrent_calls:
+                self._node.link.post(Reply(request.run, request.call, failure=TOO_MANY, cause="transient"))
+            case UseTool() if open_already >= MOST_TOOL_CALLS:
+                self._node.link.post(ToolReply(request.run, request.call, error=TOO_MANY))
+            case Judge() if open_already >= MOST_JUDGED:
+                raise ProtocolViolation(f"a run waits for more than {MOST_JUDGED} verdicts")
+            case Ask():
+                self._begin(request, self._called(request))
+            case UseTool():
+                self._begin(request, self._tools.answer(request))
+            case Judge():
+                self._begin(request, self._judged(request))
+
+    def _begin(self, request: Ask | UseTool | Judge, work: Coroutine[Any, Any, Message]) -> None:
+        """Answer a request in a task of its own.
+
+        Raises:
+            ProtocolViolation: Its number is that of an open request.
+        """
+        if request.call in self._open:
+            work.close()
+            raise ProtocolViolation("an agent has used the number of a request twice")
+        task = asyncio.get_running_loop().create_task(self._answered(request, work))
+        kind = type(request)
+        self._counts[kind] += 1
+        self._open[request.call] = task
+        self._tasks.add(task)
+
+        def ended(_: object) -> None:
+            self._counts[kind] -= 1
+            self._tasks.discard(task)
+            if self._open.get(request.call) is task:
+                del self._open[request.call]
+
+        task.add_done_callback(ended)
+
+    async def _answered(self, request: Ask | UseTool | Judge, work: Coroutine[Any, Any, Message]) -> None:
+        link = self._node.link
+        try:
+            with contextlib.suppress(LinkLost):
+                try:
+                    await link.send(await work)
+                except FrameTooLarge as too_large:
+                    await link.send(_too_large(request, str(too_large)))
+        except ProtocolViolation as violation:
+            link.close(str(violation))
+
+    async def _called(self, ask: Ask) -> Reply:
+        on_text = partial(self._tell_text, ask.call) if ask.wants_text else None
+        return await self._calls.answer(ask, on_text, partial(self._tell_retry, ask.call))
+
+    def _tell_text(self, call: int, text: str) -> None:
+        self._node.link.post(ReplyText(self.begin.run, call, text))
+
+    def _tell_retry(self, call: int, number: int, after_s: float, why: str) -> None:
+        self._node.link.post(Retried(self.begin.run, call, number, after_s, why))
+
+    async def _judged(self, judge: Judge) -> Judged:
+        """Judge an answer.
+
+        Raises:
+            ProtocolViolation: The run wants no type.
+        """
+        if self._answer_type is None:
+            raise ProtocolViolation("an agent asks for a verdict on an answer that may be any text")
+        try:
+            problem, value = await self._answer_type.judged(judge.answer, self._limits.max_output_retries)
+        except OutputInvalid as invalid:
+            self.invalid = invalid
+            return Judged(judge.run, judge.call, str(invalid), is_final=True)
+        if problem is None:
+            self.parsed = (judge.answer, value)
+        return Judged(judge.run, judge.call, problem)
+
+    async def _close(self) -> None:
+        tasks = list(self._tasks)
+        for task in tasks:
+            task.cancel()
+        if tasks:
+            await asyncio.wait(tasks)
+
+
+def _too_large(request: Ask | UseTool | Judge, why: str) -> Message:
+    """Return the answer to a request whose own answer is larger than a frame."""
+    match request:
+        case Ask():
+            return Reply(
+                request.run, request.call, failure=f"the reply cannot be sent to the node: {why}", cause="request"
+            )
+        case UseTool():
+            return ToolReply(request.run, request.call, error=f"the result cannot be sent to the node: {why}")
+        case Judge():
+            return Judged(request.run, request.call, f"the answer is too large: {why}")
