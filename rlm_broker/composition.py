@@ -7,8 +7,10 @@ from typing import Any
 from rlm_broker import __version__
 from rlm_broker.asked import Asked
 from rlm_broker.clients.recording import Recorder
+from rlm_broker.cluster.remote_run import RemoteRun
 from rlm_broker.context.stored import StoredContext
 from rlm_broker.control.board import BOARD
+from rlm_broker.engine import Engine, RunningCluster
 from rlm_broker.errors import ConfigurationError
 from rlm_broker.handler.completing import Completing
 from rlm_broker.handler.routing import Routing
@@ -25,6 +27,51 @@ from rlm_broker.trace.events import Emit, RunStarted, TreeEvents
 
 ROOT_RUN = "1"
 """Name of the root run in its tree; its children are "1.1", "1.2" and so on."""
+
+
+def begun_run(
+    asked: Asked,
+    run: Run,
+    context: StoredContext,
+    engine: Engine,
+    *,
+    routing: Routing,
+    receivers: Sequence[Emit] = (),
+    query_handler: QueryHandlerFactory | None = None,
+    is_auto: bool = False,
+    repl: PersistentRepl | None = None,
+) -> Runner | RemoteRun:
+    """Return a root run that has not begun, on the parts of an engine: on this machine, or on a node of its cluster.
+
+    Args:
+        engine: The parts.
+        Others: As for `composed_run`.
+
+    Raises:
+        ConfigurationError: As for `composed_run`; or the request cannot be sent to a node.
+    """
+    if isinstance(engine.place, RunningCluster):
+        _require_types(asked, routing)
+        cluster = engine.place
+        events = _events(asked, run, receivers)
+        return run.begin(
+            cluster.nodes.run(
+                asked, routing=routing, handler=engine.handler, engine=cluster.spec, events=events, is_auto=is_auto
+            )
+        )
+    return composed_run(
+        asked,
+        run,
+        context,
+        routing=routing,
+        completing=asked.completed_by(engine.handler),
+        sandbox=engine.sandbox,
+        recorder=engine.recorder,
+        receivers=receivers,
+        query_handler=query_handler,
+        is_auto=is_auto,
+        repl=repl,
+    )
 
 
 def composed_run(
@@ -59,13 +106,8 @@ def composed_run(
     Raises:
         ConfigurationError: The root model answers in text, and an answer of a type is wanted.
     """
-    limits, root = asked.limits, routing.pick(None, 0)
-    if asked.output_type is not None and not root.answers_types:
-        raise ConfigurationError(
-            f"the model {root.model_name} answers in text: leave out output_type, or name another model"
-        )
-    told: list[Emit] = [*receivers, *([asked.on_event] if asked.on_event else [])]
-    events = TreeEvents(run.id, [*told, *([run.log.add] if run.log else []), *BOARD.receivers(run.id)])
+    _require_types(asked, routing)
+    limits, events = asked.limits, _events(asked, run, receivers)
     ledger = Ledger(limits)
     calls = TreeCalls(completing, ledger, events, recorder, routing=routing, tells_text=asked.tells_text)
     tree = Tree(calls, ledger, sandbox, events, asked.instructions, query_handler, is_auto)
@@ -75,6 +117,19 @@ def composed_run(
     ends_at = None if limits.run_timeout_s is None else time.monotonic() + limits.run_timeout_s
     caller = Caller(ROOT_RUN, 0, asked.question)
     return run.begin(open_run(tree, caller, ends_at, asked.tools, asked.output_type, asked.repl or repl))
+
+
+def _require_types(asked: Asked, routing: Routing) -> None:
+    root = routing.pick(None, 0)
+    if asked.output_type is not None and not root.answers_types:
+        raise ConfigurationError(
+            f"the model {root.model_name} answers in text: leave out output_type, or name another model"
+        )
+
+
+def _events(asked: Asked, run: Run, receivers: Sequence[Emit]) -> TreeEvents:
+    told: list[Emit] = [*receivers, *([asked.on_event] if asked.on_event else [])]
+    return TreeEvents(run.id, [*told, *([run.log.add] if run.log else []), *BOARD.receivers(run.id)])
 
 
 def _metadata(routing: Routing, sandbox: Sandbox, limits: Limits, context: StoredContext) -> dict[str, Any]:

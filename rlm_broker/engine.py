@@ -1,4 +1,4 @@
-"""Parts that any number of runs share: a handler, a sandbox whose REPLs connect to it, and a recorder of calls."""
+"""Parts that any number of runs share: a handler, a sandbox whose REPLs connect to it or a cluster, and a recorder."""
 
 import contextlib
 import os
@@ -9,6 +9,9 @@ from pathlib import Path
 
 from rlm_broker.clients.base import BaseClient
 from rlm_broker.clients.recording import FORMAT, RecordedModels, Recorder
+from rlm_broker.cluster.described import limits_spec
+from rlm_broker.cluster.messages import EngineSpec
+from rlm_broker.cluster.nodes import Nodes
 from rlm_broker.concurrency.event_loop import EventLoopRef
 from rlm_broker.errors import ConfigurationError
 from rlm_broker.handler.cache import Cache
@@ -45,12 +48,35 @@ class OwnSandbox:
 
 
 @dataclass(frozen=True, slots=True)
+class RunningCluster:
+    """An open cluster, and the settings of the sandboxes that its nodes open for these runs."""
+
+    nodes: Nodes
+    spec: EngineSpec
+
+
+@dataclass(frozen=True, slots=True)
 class Engine:
-    """A listening handler, an open sandbox, and the recorder of their calls if there is one."""
+    """A listening handler, an open sandbox or cluster, and the recorder of their calls if there is one.
+
+    Attributes:
+        place: Where the REPLs of runs are.
+    """
 
     handler: LMHandler
-    sandbox: Sandbox
+    place: Sandbox | RunningCluster
     recorder: Recorder | None
+
+    @property
+    def sandbox(self) -> Sandbox:
+        """The sandbox.
+
+        Raises:
+            ConfigurationError: The REPLs are on the nodes of a cluster.
+        """
+        if isinstance(self.place, Sandbox):
+            return self.place
+        raise ConfigurationError("with a cluster the sandboxes are on its nodes: this RLM has none")
 
 
 class EngineParts:
@@ -65,12 +91,14 @@ class EngineParts:
         sandbox: Sandbox that the caller lends, or the settings of one to make. A lent sandbox that is closed is opened
             while the engine runs.
         limits: Limits of calls and REPLs. A field that is not set is taken from a lent sandbox, else has its default.
+        cluster: Cluster whose nodes have the sandboxes; None has one here. A closed one is opened likewise.
 
     Attributes:
         limits: Limits that hold.
 
     Raises:
-        ConfigurationError: The recording's seed differs from that of the lent sandbox, or a seed is given beside it.
+        ConfigurationError: The recording's seed differs from that of the lent sandbox, or a seed is given beside it; or
+            one of the parts does not go with a cluster.
     """
 
     def __init__(
@@ -80,8 +108,12 @@ class EngineParts:
         models: Models,
         sandbox: Sandbox | OwnSandbox,
         limits: Limits | None,
+        cluster: Nodes | None = None,
     ) -> None:
+        if cluster is not None:
+            _require_fit_for_cluster(models, sandbox)
         self.registry = registry
+        self._cluster = cluster
         self._handler = handler
         self._models = models
         self._sandbox = sandbox
@@ -93,7 +125,8 @@ class EngineParts:
     @property
     def event_loop(self) -> EventLoopRef | None:
         """Event loop of the lent parts; None if none of them is bound to a loop yet."""
-        lent = [part for part in (self._sandbox, self._handler) if isinstance(part, Sandbox | LMHandler)]
+        parts = (self._sandbox, self._handler, self._cluster)
+        lent = [part for part in parts if isinstance(part, Sandbox | LMHandler | Nodes)]
         return next((part.event_loop for part in lent if part.event_loop is not None), None)
 
     @contextlib.asynccontextmanager
@@ -113,12 +146,7 @@ class EngineParts:
                     await client.loaded()
                 recorded = recorded_models(handler, self._seed)
                 recorder = own.enter_context(contextlib.closing(Recorder(Path(self._models.record), recorded)))
-            if isinstance(self._sandbox, Sandbox):
-                sandbox = self._sandbox
-                await own.enter_async_context(sandbox.borrowed())
-            else:
-                sandbox = await own.enter_async_context(self._own_sandbox(self._sandbox, handler, event_loop))
-            yield Engine(handler, sandbox, recorder)
+            yield Engine(handler, await self._place(own, handler, event_loop), recorder)
 
     async def routing(self, engine: Engine, model: Given | None, sub_model: Given | None, limits: Limits) -> Routing:
         """Return the routes of one run: those of the handler, or with other models if the run was given any.
@@ -148,6 +176,23 @@ class EngineParts:
             cache = own.enter_context(contextlib.closing(Cache(Path(cache))))
         return await own.enter_async_context(self.registry.opened(self.limits, cache, event_loop))
 
+    async def _place(
+        self, own: contextlib.AsyncExitStack, handler: LMHandler, event_loop: EventLoopRef
+    ) -> Sandbox | RunningCluster:
+        """Open where the REPLs are."""
+        if isinstance(self._sandbox, Sandbox):
+            await own.enter_async_context(self._sandbox.borrowed())
+            return self._sandbox
+        if self._cluster is None:
+            return await own.enter_async_context(self._own_sandbox(self._sandbox, handler, event_loop))
+        await own.enter_async_context(self._cluster.borrowed())
+        said = self._sandbox
+        python = None if said.python is None else os.fspath(said.python)
+        packages = None if said.packages is None else tuple(said.packages)
+        limits = limits_spec(self.limits)
+        spec = EngineSpec(limits, said.isolation, said.allow_exec, self._seed, python, packages)
+        return RunningCluster(self._cluster, spec)
+
     def _own_sandbox(self, said: OwnSandbox, handler: LMHandler, event_loop: EventLoopRef) -> Sandbox:
         return Sandbox(
             self.limits,
@@ -164,7 +209,8 @@ class EngineParts:
         """Return the sandbox's seed: that of a replayed recording, else the given one, else one drawn to record."""
         replayed = self.registry.replay if self.registry else None
         if replayed is None:
-            is_drawn = self._sandbox.seed is None and isinstance(self._sandbox, OwnSandbox) and self._models.record
+            is_repeated = self._models.record or self._cluster is not None  # a lost run is repeated elsewhere
+            is_drawn = self._sandbox.seed is None and isinstance(self._sandbox, OwnSandbox) and is_repeated
             return secrets.randbits(SEED_BITS) if is_drawn else self._sandbox.seed
         seed = replayed.models.seed
         if isinstance(self._sandbox, OwnSandbox) and self._sandbox.seed is not None:
@@ -174,6 +220,21 @@ class EngineParts:
                 f"the recording was made with seed={seed}, but the sandbox has {self._sandbox.seed}: give it that seed"
             )
         return seed
+
+
+def _require_fit_for_cluster(models: Models, sandbox: Sandbox | OwnSandbox) -> None:
+    """Refuse what cannot be had on the nodes of a cluster.
+
+    Raises:
+        ConfigurationError: A part cannot.
+    """
+    if isinstance(sandbox, Sandbox):
+        raise ConfigurationError(
+            "a cluster opens sandboxes on its nodes: give RLM the level and its options (isolation=, allow_exec=, "
+            "seed=, python=, packages=) in place of a Sandbox"
+        )
+    if models.record is not None or models.replay is not None:
+        raise ConfigurationError("record and replay are for runs on this machine: leave them out, or the cluster")
 
 
 def recorded_models(handler: LMHandler, seed: int | None) -> RecordedModels:

@@ -8,6 +8,7 @@ from difflib import get_close_matches
 from typing import Any, TypedDict, TypeVar
 
 from rlm_broker.callback import Callback
+from rlm_broker.cluster.nodes import Nodes
 from rlm_broker.engine import OwnSandbox
 from rlm_broker.errors import ConfigurationError, require_kind
 from rlm_broker.handler.cache import Cache
@@ -47,6 +48,9 @@ class Keywords(TypedDict, total=False):
     packages: Sequence[str] | None
     verbose: bool
     """Show the run: a display in a notebook, else lines on stderr. An `on_event` that is given is called as well."""
+    cluster: Nodes | None
+    """Cluster on whose nodes whole runs take place; None runs them on this machine. Settings of the sandbox hold on the
+    nodes. A `Sandbox`, `persistent`, `query_handler`, `record` and `replay` are for runs on this machine."""
 
 
 _MODELS = {"routes": "routes", "model_policy": "policy", "cache": "cache", "record": "record", "replay": "replay"}
@@ -103,6 +107,20 @@ def tools_with(given: Any, keywords: Mapping[str, Any]) -> Tools:
     if "sub_tools" in keywords:
         raise ConfigurationError("tools is a Tools, so give sub_tools there: Tools(..., for_children={...})")
     return given
+
+
+def cluster_with(keywords: Mapping[str, Any], persistent: bool, query_handler: object) -> Nodes | None:
+    """Return the cluster of the keywords.
+
+    Raises:
+        ConfigurationError: It is none, or another argument needs a REPL on this machine.
+    """
+    cluster: Nodes | None = keywords.get("cluster")
+    require_kind("cluster", cluster, Nodes, type(None))
+    if cluster is not None and (persistent or query_handler is not None):
+        named = "persistent" if persistent else "query_handler"
+        raise ConfigurationError(f"{named} needs a REPL on this machine: leave it out, or the cluster")
+    return cluster
 
 
 def receivers_with(on_event: Any, keywords: Mapping[str, Any]) -> tuple[Callback, ...]:

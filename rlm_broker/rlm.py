@@ -8,7 +8,7 @@ from typing import Any, Literal, Unpack
 
 from rlm_broker.asked import NOT_GIVEN, Asked, given_once, limits_of_a_run, require_question, stored
 from rlm_broker.callback import Callback
-from rlm_broker.composition import composed_run
+from rlm_broker.composition import begun_run
 from rlm_broker.concurrency.event_loop import AsyncResource, EventLoopRef
 from rlm_broker.context.stored import StoredContext
 from rlm_broker.control.board import BOARD
@@ -17,6 +17,7 @@ from rlm_broker.engine import Engine, EngineParts
 from rlm_broker.errors import ConfigurationError, ReplayDiverged, SandboxFailed, require_kind
 from rlm_broker.keywords import (
     Keywords,
+    cluster_with,
     instructions_with,
     models_with,
     receivers_with,
@@ -75,7 +76,7 @@ class RLM(AsyncResource):
         handler: Handler that several RLMs may share. Its models replace `model` and its like. Its owner opens and
             closes it.
         keywords: Short forms of single arguments of `Models`, `Tools`, `Instructions` and `Sandbox`, and `verbose`,
-            which prints events; see `Keywords`.
+            which prints events; and `cluster`, on whose nodes runs take place; see `Keywords`.
 
     Attributes:
         limits: Limits that hold.
@@ -119,7 +120,8 @@ class RLM(AsyncResource):
             raise ConfigurationError(f"recursion must be 'always' or 'auto', not {recursion!r}")
         brought = sandbox_with(sandbox, keywords)
         registry = None if handler is not None else Registry(model, sub_model, said)
-        self._parts = EngineParts(registry, handler, said, brought, limits)
+        cluster = cluster_with(keywords, persistent, query_handler)
+        self._parts = EngineParts(registry, handler, said, brought, limits, cluster)
         self.limits = self._parts.limits
         self._is_auto = recursion == "auto"
         self.instructions = instructions_with(instructions, keywords)
@@ -363,20 +365,18 @@ class RLM(AsyncResource):
             if engine is None:
                 engine = await own.enter_async_context(self._parts.running(EventLoopRef.here()))
             routing = await self._parts.routing(engine, asked.model, asked.sub_model, asked.limits)
-            composed = composed_run(
+            begun = begun_run(
                 asked,
                 run,
                 context,
+                engine,
                 routing=routing,
-                completing=asked.completed_by(engine.handler),
-                sandbox=engine.sandbox,
-                recorder=engine.recorder,
                 receivers=self._receivers,
                 query_handler=self._query_handler,
                 is_auto=self._is_auto,
                 repl=self._persistent_repl,
             )
-            completion = await composed.run(context)
+            completion = await begun.run(context)
         replay = self._parts.registry.replay if self._parts.registry else None
         if replay is not None and replay.diverged:
             diverged = ReplayDiverged(replay.diverged)  # raised again: model code may have caught it and answered

@@ -5,17 +5,31 @@ import concurrent.futures
 import secrets
 from collections.abc import AsyncIterator, Callable, Coroutine, Generator
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Protocol, Self, TypeVar
 
 from rlm_broker.concurrency.event_loop import WAITS_FOR_ITSELF, EventLoopRef
 from rlm_broker.errors import RunCancelled, RunFailed, require_kind
 from rlm_broker.results import Completion
-from rlm_broker.run.runner import Runner
 from rlm_broker.trace.event_log import EventLog
 from rlm_broker.trace.events import Event
 
 ID_BYTES = 8
 """Random bytes of a run's id: among a billion runs, two share one with a probability of 3 %."""
+
+
+class Begun(Protocol):
+    """What answers the question of a run: its loop on this machine, or on a node of a cluster."""
+
+    def stop(self) -> None:
+        """End the run with the best answer so far."""
+        ...
+
+    def hand_to(self, failure: RunFailed) -> None:
+        """Put the partial results of the run into the error that ends it."""
+        ...
+
+
+B = TypeVar("B", bound=Begun)
 
 
 class Run:
@@ -46,7 +60,7 @@ class Run:
         self.id = secrets.token_hex(ID_BYTES) if id is None else id
         self.log = EventLog() if is_followed else None
         self._event_loop = event_loop
-        self._runner: Runner | None = None
+        self._runner: Begun | None = None
         self._wants_stop = False
         self._job = event_loop.job(answer(self))
         if (log := self.log) is not None:
@@ -146,8 +160,8 @@ class Run:
         if self._runner is not None:
             self._runner.hand_to(failure)
 
-    def begin(self, runner: Runner) -> Runner:
-        """Take the loop of the root run, which is about to begin. A `stop` that came before reaches it now."""
+    def begin(self, runner: B) -> B:
+        """Take what answers the question, which is about to begin. A `stop` that came before reaches it now."""
         self._runner = runner
         if self._wants_stop:
             runner.stop()
