@@ -10,9 +10,10 @@ from typing import Any
 import psutil
 import pytest
 
-from rlm_broker import RLM, ConfigurationError, RayCluster, RunLimits, ScriptedClient
+from rlm_broker import RLM, ConfigurationError, RunLimits, ScriptedClient
+from rlm_broker.cluster.ray_cluster import RayCluster
 from rlm_broker.cluster.ray_child import MODULE
-from tests.support.waiting import eventually
+from tests.support.waiting import until_now
 
 ray = pytest.importorskip("ray", reason="needs the extra ray")
 
@@ -84,16 +85,16 @@ def test_token_is_in_no_command_line(cluster: RayCluster) -> None:
 def test_killed_agent_is_replaced(cluster: RayCluster) -> None:
     before = children()
     before[0].kill()
-    eventually(lambda: before[0] not in (now := children()) and len(now) == 2, SLOW_S)
-    eventually(lambda: len(names(cluster)) == 2, SLOW_S)
+    until_now(lambda: before[0] not in (now := children()) and len(now) == 2)
+    until_now(lambda: len(names(cluster)) == 2)
 
 
 def test_new_node_gets_agent_and_lost_node_none(machines: Any, cluster: RayCluster) -> None:
     """A node that joins the Ray cluster gets an agent; when it is lost, the agent has ended, and Nodes knows it."""
     added = machines.add_node(num_cpus=1)
-    eventually(lambda: len(names(cluster)) == 3, SLOW_S)
+    until_now(lambda: len(names(cluster)) == 3)
     machines.remove_node(added, allow_graceful=False)
-    eventually(lambda: len(names(cluster)) == 2 and len(children()) == 2, SLOW_S)
+    until_now(lambda: len(names(cluster)) == 2 and len(children()) == 2)
     with RLM(ScriptedClient([ANSWERS]), cluster=cluster) as rlm:
         assert rlm.completion("four", "How long is it?").response == "4"
 
@@ -106,7 +107,7 @@ def test_repl_on_node_reaches_nothing_of_ray(level: str, cluster: RayCluster) ->
     with RLM(ScriptedClient([TRIES]), cluster=cluster, sandbox=level) as rlm:
         address = {"ports": ports, "hosts": ["127.0.0.1", cluster.address[0], node_address()], "paths": ray_paths()}
         answer = rlm.completion(address, "?", limits=RunLimits(max_iterations=1))
-    assert answer.response == f"reached [], tried {3 * len(ports) + 2 * len(ray_paths())}"
+    assert answer.response == f"reached [], tried {3 * len(ports) + 5 * len(ray_paths())}"
     assert any(reachable(host, port) for host in ("127.0.0.1", node_address()) for port in ports)
 
 
@@ -117,7 +118,7 @@ def test_cluster_with_resources_takes_nodes_with_them(machines: Any, cluster: Ra
             assert rlm.completion("four", "How long is it?").response == "4"
         assert len(names(other)) == 1
         assert len(children()) == before + 1
-    eventually(lambda: len(children()) == before, SLOW_S)
+    until_now(lambda: len(children()) == before)
 
 
 def test_resources_that_no_node_has_are_refused(machines: Any, cluster: RayCluster) -> None:
@@ -140,18 +141,15 @@ for host in context["hosts"]:
         except OSError:
             pass
 for path in context["paths"]:
-    tried += 2
-    try:
-        os.stat(path)
-        reached.append(path)
-    except OSError:
-        pass
-    try:
-        one = socket.socket(socket.AF_UNIX)
-        one.connect(path)
-        reached.append(path)
-    except OSError:
-        pass
+    ways = (os.listdir, open, lambda path: open(path + "/new", "x"), os.unlink,
+            lambda path: socket.socket(socket.AF_UNIX).connect(path))
+    for way in ways:
+        tried += 1
+        try:
+            way(path)
+            reached.append((path, ways.index(way)))
+        except OSError:
+            pass
 FINAL(f"reached {reached}, tried {tried}")
 ```"""
 
