@@ -35,6 +35,19 @@ async def _main(order: Order) -> None:
         await asyncio.wait_for(_until_joined(nodes, order.nodes), JOIN_S)
         report(Began(time.monotonic()))
         items = [BatchItem(str(number), context_of(number), question_of(number)) for number in range(order.runs)]
+        if not hasattr(rlm, "batch"):
+            places = asyncio.Semaphore(order.at_once)
+            async def one(item):
+                async with places:
+                    try:
+                        got, problem = (await rlm.acompletion(item.context, item.question)).response, None
+                    except Exception as e:
+                        got, problem = None, repr(e)
+                    report(Done(time.monotonic(), item.id, got == answer_of(int(item.id)), None if got == answer_of(int(item.id)) else f"{got} {problem}"))
+            await asyncio.gather(*map(one, items))
+            watching.cancel()
+            report(Over(time.monotonic()))
+            return
         batch = rlm.batch(items, max_concurrent=order.at_once, out=order.out)
         async for result in batch:
             is_right = result.answer == answer_of(int(result.id))
