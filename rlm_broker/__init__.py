@@ -8,6 +8,14 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from rlm_broker.batch.batch import Batch as Batch
+    from rlm_broker.batch.feeding import Items as Items
+    from rlm_broker.batch.items import BatchItem as BatchItem
+    from rlm_broker.batch.items import BatchResult as BatchResult
+    from rlm_broker.batch.items import ItemStatus as ItemStatus
+    from rlm_broker.batch.limits import BatchLimits as BatchLimits
+    from rlm_broker.batch.progress import BatchProgress as BatchProgress
+    from rlm_broker.batch.scoring import Score as Score
     from rlm_broker.clients.base import BaseClient as BaseClient
     from rlm_broker.clients.base import Client as Client
     from rlm_broker.clients.base import LMReply as LMReply
@@ -139,6 +147,12 @@ if TYPE_CHECKING:
     from sandbox_worker.wire.tasks import ChildContext as ChildContext
 
 _MODULES = {
+    "batch.batch": "Batch",
+    "batch.feeding": "Items",
+    "batch.items": "BatchItem BatchResult ItemStatus",
+    "batch.limits": "BatchLimits",
+    "batch.progress": "BatchProgress",
+    "batch.scoring": "Score",
     "clients.base": "BaseClient Client LMReply LMRequest",
     "clients.field": "AsyncFieldLike FieldLike SyncFieldLike",
     "clients.function": "FunctionClient",

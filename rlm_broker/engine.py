@@ -3,7 +3,7 @@
 import contextlib
 import os
 import secrets
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -13,7 +13,7 @@ from rlm_broker.cluster.described import limits_spec
 from rlm_broker.cluster.messages import EngineSpec
 from rlm_broker.cluster.nodes import Nodes
 from rlm_broker.concurrency.event_loop import EventLoopRef
-from rlm_broker.errors import ConfigurationError
+from rlm_broker.errors import ConfigurationError, ReplayDiverged
 from rlm_broker.handler.cache import Cache
 from rlm_broker.handler.routing import Routing
 from rlm_broker.limits import Limits, with_set
@@ -121,6 +121,28 @@ class EngineParts:
         given = Limits() if limits is None else limits
         self.limits = given if lent is None else with_set(lent.limits, given)
         self._seed = self._required_seed()
+
+    @property
+    def seed(self) -> int | None:
+        """Seed of the sandbox; None if it has none."""
+        return self._seed
+
+    @contextlib.contextmanager
+    def seeded(self, seed: int) -> Iterator[None]:
+        """Give a sandbox that has no seed this one, if it is made before the context manager exits."""
+        before = self._seed
+        if before is None and isinstance(self._sandbox, OwnSandbox):
+            self._seed = seed
+        try:
+            yield
+        finally:
+            self._seed = before
+
+    @property
+    def diverged(self) -> ReplayDiverged | None:
+        """Error of the first call that the recording which is replayed has no reply to; None if there is none."""
+        replay = self.registry.replay if self.registry else None
+        return ReplayDiverged(replay.diverged) if replay is not None and replay.diverged else None
 
     @property
     def event_loop(self) -> EventLoopRef | None:

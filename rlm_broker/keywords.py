@@ -138,6 +138,32 @@ def _shows_events() -> Emit:
     return notebook_progress() or print_events
 
 
+def require_consistent(model: Any, sub_model: Any, models: Models, handler: Any, has_policy: bool) -> None:
+    """Refuse models beside a handler or a recording, which bring their own.
+
+    Raises:
+        ConfigurationError: Both were given.
+    """
+    has_models = model is not None or sub_model is not None
+    if handler is not None and (has_models or models.needs_own_handler or has_policy):
+        raise ConfigurationError("give either models or a handler: a handler brings its own models")
+    if models.replay is not None and has_models:
+        raise ConfigurationError("give either models or a recording to replay: it brings its own models")
+
+
+def require_behaviour(query_handler: Any, recursion: Any, persistent: Any) -> None:
+    """Refuse arguments of `RLM` that say how runs go on.
+
+    Raises:
+        ConfigurationError: One of them is of another type, or has another value than is allowed.
+    """
+    if query_handler is not None and not callable(query_handler):
+        raise ConfigurationError(f"query_handler must be a function, not {type(query_handler).__name__}")
+    require_kind("persistent", persistent, bool)
+    if recursion not in ("always", "auto"):
+        raise ConfigurationError(f"recursion must be 'always' or 'auto', not {recursion!r}")
+
+
 def require_known(keywords: Mapping[str, Any], front_door: Callable[..., Any]) -> None:
     """Refuse unknown keywords, and name what replaces them.
 

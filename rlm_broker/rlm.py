@@ -7,6 +7,12 @@ from collections.abc import AsyncGenerator, Callable, Mapping
 from typing import Any, Literal, Unpack
 
 from rlm_broker.asked import NOT_GIVEN, Asked, given_once, limits_of_a_run, require_question, stored
+from rlm_broker.batch.batch import Batch, Wanted
+from rlm_broker.batch.composing import composed_batch
+from rlm_broker.batch.feeding import Items
+from rlm_broker.batch.items import BatchItem
+from rlm_broker.batch.limits import BatchLimits
+from rlm_broker.batch.scoring import Score
 from rlm_broker.callback import Callback
 from rlm_broker.composition import begun_run
 from rlm_broker.concurrency.event_loop import AsyncResource, EventLoopRef
@@ -14,13 +20,16 @@ from rlm_broker.context.stored import StoredContext
 from rlm_broker.control.board import BOARD
 from rlm_broker.control.server import start_if_wanted
 from rlm_broker.engine import Engine, EngineParts
-from rlm_broker.errors import ConfigurationError, ReplayDiverged, SandboxFailed, require_kind
+from rlm_broker.errors import ConfigurationError, SandboxFailed, require_kind
+from rlm_broker.handler.completing import Completing
 from rlm_broker.keywords import (
     Keywords,
     cluster_with,
     instructions_with,
     models_with,
     receivers_with,
+    require_behaviour,
+    require_consistent,
     require_known,
     sandbox_with,
     tools_with,
@@ -28,7 +37,7 @@ from rlm_broker.keywords import (
 from rlm_broker.limits import Limits, ReplLimits, RunLimits
 from rlm_broker.lm_handler import LMHandler
 from rlm_broker.models.model import Given
-from rlm_broker.models.models import Models
+from rlm_broker.models.models import FilePath, Models
 from rlm_broker.models.registry import Registry
 from rlm_broker.prompts.instructions import Instructions
 from rlm_broker.results import Completion
@@ -108,16 +117,8 @@ class RLM(AsyncResource):
         require_kind("limits", limits, Limits, type(None))
         require_kind("handler", handler, LMHandler, type(None))
         said = models_with(models, keywords)
-        has_models = model is not None or sub_model is not None
-        if handler is not None and (has_models or said.needs_own_handler or "model_policy" in keywords):
-            raise ConfigurationError("give either models or a handler: a handler brings its own models")
-        if said.replay is not None and has_models:
-            raise ConfigurationError("give either models or a recording to replay: it brings its own models")
-        if query_handler is not None and not callable(query_handler):
-            raise ConfigurationError(f"query_handler must be a function, not {type(query_handler).__name__}")
-        require_kind("persistent", persistent, bool)
-        if recursion not in ("always", "auto"):
-            raise ConfigurationError(f"recursion must be 'always' or 'auto', not {recursion!r}")
+        require_consistent(model, sub_model, said, handler, "model_policy" in keywords)
+        require_behaviour(query_handler, recursion, persistent)
         brought = sandbox_with(sandbox, keywords)
         registry = None if handler is not None else Registry(model, sub_model, said)
         cluster = cluster_with(keywords, persistent, query_handler)
@@ -136,20 +137,12 @@ class RLM(AsyncResource):
 
     @property
     def handler(self) -> LMHandler:
-        """Handler that all runs share, within `with`.
-
-        Raises:
-            SandboxFailed: The RLM is not open.
-        """
+        """Handler that all runs share, within `with`. Outside of it, `SandboxFailed` is raised."""
         return self._opened().handler
 
     @property
     def sandbox(self) -> Sandbox:
-        """Sandbox that all runs share, within `with`.
-
-        Raises:
-            SandboxFailed: The RLM is not open.
-        """
+        """Sandbox that all runs share, within `with`. Outside of it, `SandboxFailed` is raised."""
         return self._opened().sandbox
 
     def completion(
@@ -297,6 +290,53 @@ class RLM(AsyncResource):
         """
         return PersistentRepl(self.sandbox, limits or self.limits)
 
+    def batch(
+        self,
+        items: Items,
+        *,
+        max_concurrent: int = 16,
+        out: FilePath | None = None,
+        limits: BatchLimits | None = None,
+        output_type: Any = None,
+        fail_fast: bool = False,
+        score: Score | None = None,
+        trajectories: bool = False,
+        retry_failed: bool = False,
+    ) -> Batch:
+        """Answer many questions, and return a handle that yields each result as it is done.
+
+        With `out`, a call that was killed is gone on with by the same call: finished items are left out, and calls of
+        models that were paid are answered from the journal beside the file.
+
+        Args:
+            items: Iterable or async iterable of `BatchItem`, or of dicts with the keys `id`, `question`, `context` or
+                `path`, and `metadata`. It is pulled as places get free.
+            max_concurrent: Maximum runs at the same time.
+            out: File to which each result is appended as a line of JSON. None keeps no results.
+            limits: Limits of the whole batch, over all calls that go on with it.
+            output_type: Type of all answers, as for `completion`.
+            fail_fast: End the batch with the error of the first item that fails.
+            score: Function that judges each result; see `Score`.
+            trajectories: Add the conversation of each run to its line, as chat messages.
+            retry_failed: Run the items again that have failed before, from their beginning.
+
+        Raises:
+            ConfigurationError: An argument cannot be used.
+        """
+        if self._persistent:
+            raise ConfigurationError("a persistent RLM answers one question at a time: make another RLM for a batch")
+
+        def begin(item: BatchItem, completing: Callable[[Completing], Completing]) -> Run:
+            given = item.context, item.question, output_type
+            asked = self._asked(*given, limits=None, timeout_s=None, completing=completing)
+            return self._run(asked, EventLoopRef.here()).start()
+
+        limits = BatchLimits() if limits is None else limits
+        wanted = Wanted(items, max_concurrent, limits, output_type, fail_fast, score, trajectories, out, retry_failed)
+        shared = {"instructions": self.instructions, "tools": self.tools}
+        more = {"is_auto": self._is_auto, "query_handler": self._query_handler}
+        return composed_batch(wanted, begin, self, self._parts, self._opened, {**shared, **more}, self._loop)
+
     # -- what runs share ---------------------------------------------------------------------------------------------
 
     @property
@@ -377,9 +417,7 @@ class RLM(AsyncResource):
                 repl=self._persistent_repl,
             )
             completion = await begun.run(context)
-        replay = self._parts.registry.replay if self._parts.registry else None
-        if replay is not None and replay.diverged:
-            diverged = ReplayDiverged(replay.diverged)  # raised again: model code may have caught it and answered
+        if (diverged := self._parts.diverged) is not None:  # raised again: model code may have caught it and answered
             run.hand_to(diverged)
             raise diverged
         return dataclasses.replace(completion, prompt=asked.prompt, root_prompt=asked.question)

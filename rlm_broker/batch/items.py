@@ -44,7 +44,8 @@ class BatchResult:
         usage, usage_by_depth: Usage of the item over all attempts to answer it.
         replayed: The part of it that an earlier process or attempt paid, and that was taken from the journal.
         seconds: Duration of the last attempt.
-        score: What the function `score` returned, or None.
+        score: Value that the function `score` returned, as JSON has it; None if there is none.
+        score_error: Sentence that says why the function failed, or None.
         completion: Outcome of the run; None if it failed.
         failure: Error that ended the run, with its conversation; None if it did not fail.
     """
@@ -61,6 +62,7 @@ class BatchResult:
     replayed: Usage = field(default_factory=Usage)
     seconds: float = 0.0
     score: Any = None
+    score_error: str | None = None
     metadata: Mapping[str, Any] = field(default_factory=dict)
     completion: Completion | None = None
     failure: RunFailed | None = None

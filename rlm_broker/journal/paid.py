@@ -8,29 +8,51 @@ under way. An `Attempt` stands between the run and the broker:
 - The first call with some request gets the first answer to that request, the second call the second answer, and so on.
   Equal requests are told apart by their order alone, as in a recording.
 - A call that was under way when its attempt was abandoned goes on. The next attempt that asks the same joins it.
-- All other calls go to the broker.
+- All other calls go to the broker. Its answer is written down before the run gets it, if there is a journal.
 
-A failed call is not kept: a further attempt may have better luck. An answer from here has the usage that it had when it
-was paid, so the limits of a run hold over all of its attempts. `replayed` says how much of that was paid before.
+A request is found by its digest, so nothing needs to be redacted before a file is written. A failed call is not kept: a
+further attempt may have better luck. An answer from here has the usage that it had when it was paid, so the limits of a
+run hold over all of its attempts. `replayed` says how much of that was paid before.
 """
 
 import asyncio
 import hashlib
 from collections import Counter, defaultdict
-from collections.abc import Callable, Hashable, Iterable
+from collections.abc import Awaitable, Callable, Hashable, Iterable, Mapping
+
+import msgspec
 
 from rlm_broker.clients.base import Client, LMRequest
 from rlm_broker.clients.recorded import recorded_request
-from rlm_broker.clients.recording import CallId, Counted, Recorded, Request, without_secrets
+from rlm_broker.clients.recording import CallId, Request
+from rlm_broker.concurrency.deadline import to_its_end
 from rlm_broker.handler.client_queue import OnRetry
 from rlm_broker.handler.completing import Completing
 from rlm_broker.handler.routing import Routing
 from rlm_broker.results import Call
-from rlm_broker.usage import Tally, Usage
+from rlm_broker.usage import Tally, Usage, UsageSummary
 from sandbox_worker.wire.text_json import encode_escaped
 
-NO_ID = CallId("?", 0, 0)
-"""Place of a call that has none."""
+KEY_BYTES = 16
+"""Bytes of the digest of a request."""
+
+
+class PaidCall(msgspec.Struct, frozen=True):
+    """One call that was answered.
+
+    Attributes:
+        key: Digest of its request.
+        depth: Depth of the call in its tree.
+        call: Its answer.
+        id: Place of the call in its tree; None where that is not known.
+        request: What was asked; None for a call that was read from a file.
+    """
+
+    key: bytes
+    depth: int
+    call: Call
+    id: CallId | None = None
+    request: Request | None = None
 
 
 class PaidCalls:
@@ -38,28 +60,44 @@ class PaidCalls:
 
     Args:
         earlier: Calls that an earlier process has paid, in the order in which they ended.
-        keep: Writes down each further call that was answered; None keeps calls in memory alone.
+        keep: Writes down each further call that was answered; awaited before the run gets the answer. None keeps calls
+            in memory alone.
 
     Attributes:
         replayed: Usage of the calls that further attempts took from here.
-        paid: Usage of all calls that were paid, by this process and by earlier ones.
     """
 
-    def __init__(self, earlier: Iterable[Recorded] = (), keep: Callable[[Recorded], None] | None = None) -> None:
+    def __init__(
+        self, earlier: Iterable[PaidCall] = (), keep: Callable[[PaidCall], Awaitable[None]] | None = None
+    ) -> None:
         self.replayed = Tally()
-        self.paid = Tally()
+        self._paid = defaultdict[tuple[str, int], Tally](Tally)
         self._keep = keep
         self._answered = defaultdict[bytes, list[Call]](list)
         self._under_way = defaultdict[bytes, list[asyncio.Task[Call]]](list)
         """Calls of abandoned attempts, by their request."""
-        for recorded in earlier:
-            call = _call_of(recorded)
-            self._answered[_key(recorded.request)].append(call)
-            self.paid.add(call.usage)
+        for paid in earlier:
+            self._add(paid)
 
     def attempt(self, broker: Completing) -> "Attempt":
         """Return what completes the calls of a new attempt."""
         return Attempt(self, broker)
+
+    @property
+    def summary(self) -> UsageSummary:
+        """Usage of all calls that were paid, by this process and by earlier ones, by model."""
+        sums: dict[str, Usage] = {}
+        for (model, _), tally in self._paid.items():
+            sums[model] = sums.get(model, Usage()) + tally.usage
+        return UsageSummary(sums)
+
+    @property
+    def by_depth(self) -> Mapping[int, Usage]:
+        """The same usage by depth."""
+        sums: dict[int, Usage] = {}
+        for (_, depth), tally in sorted(self._paid.items(), key=lambda each: each[0][1]):
+            sums[depth] = sums.get(depth, Usage()) + tally.usage
+        return sums
 
     async def aclose(self) -> None:
         """End the calls of abandoned attempts, which no further attempt will join."""
@@ -68,14 +106,9 @@ class PaidCalls:
         for task in left:
             task.cancel()
         if left:
-            await asyncio.wait(left)
+            await to_its_end(lambda: _ended(left))
 
     # -- what attempts do with it ------------------------------------------------------------------------------------
-
-    def request_of(self, request: LMRequest) -> Request:
-        """Return the parts of a request by which its answer is found. Those that are written down have no secrets."""
-        asked = recorded_request(request)
-        return asked if self._keep is None else without_secrets(asked)
 
     def answer(self, key: bytes, number: int) -> Call | None:
         """Return the answer to a request's call of that number, from 0; None if it was not paid yet."""
@@ -85,14 +118,11 @@ class PaidCalls:
         self.replayed.add(answers[number].usage)
         return answers[number]
 
-    def add(self, key: bytes, request: Request, id: CallId, call: Call) -> None:
-        """Keep a call that was answered and paid."""
-        usage = call.usage
-        self.paid.add(usage)
-        self._answered[key].append(call)
+    async def add(self, paid: PaidCall) -> None:
+        """Keep a call that was answered and paid, and wait until it is written down."""
+        self._add(paid)
         if self._keep is not None:
-            used = Counted(usage.total_input_tokens, usage.total_output_tokens, usage.total_cost)
-            self._keep(Recorded(id, request, call.root_model, call.response, call.problem, used=used))
+            await self._keep(paid)
 
     def join(self, key: bytes) -> "asyncio.Task[Call] | None":
         """Return a call with that request that an abandoned attempt has left under way; None if there is none."""
@@ -102,6 +132,19 @@ class PaidCalls:
     def leave(self, key: bytes, call: "asyncio.Task[Call]") -> None:
         """Keep a call that is under way for a further attempt to join."""
         self._under_way[key].append(call)
+        call.add_done_callback(lambda _: self._forget(key, call))
+
+    def _forget(self, key: bytes, call: "asyncio.Task[Call]") -> None:
+        """Forget a call that has ended before an attempt joined it: its answer is kept, and a failure is not."""
+        left = self._under_way.get(key, [])
+        if call in left:
+            left.remove(call)
+        if not left:
+            self._under_way.pop(key, None)
+
+    def _add(self, paid: PaidCall) -> None:
+        self._paid[paid.call.root_model, paid.depth].add(paid.call.usage)
+        self._answered[paid.key].append(paid.call)
 
 
 class Attempt:
@@ -132,39 +175,62 @@ class Attempt:
         on_retry: OnRetry | None = None,
     ) -> Call:
         """Make one call, as `Broker.complete` does, unless it was paid before."""
-        asked = self._paid.request_of(request)
-        key = _key(asked)
+        asked = recorded_request(request)
+        key = hashlib.blake2b(encode_escaped(asked), digest_size=KEY_BYTES).digest()
         number = self._asked[key]
         self._asked[key] += 1
         if (answer := self._paid.answer(key, number)) is not None:
-            if request.on_text is not None and answer.response:
-                request.on_text(answer.response)
-            return answer
+            return _told(answer, request)
+        if (joined := self._paid.join(key)) is not None:
+            return _told(await self._ended(key, joined), request)
 
         async def called() -> Call:
-            call = await self._broker.complete(client, request, timeout_s, session=session, on_retry=on_retry)
-            self._paid.add(key, asked, request.id or NO_ID, call)
+            mine = self._while_wanted(request)
+            call = await self._broker.complete(client, mine, timeout_s, session=session, on_retry=on_retry)
+            await self._paid.add(PaidCall(key, request.depth, call, request.id, asked))
             return call
 
-        under_way = self._paid.join(key) or asyncio.get_running_loop().create_task(called())
+        under_way = asyncio.get_running_loop().create_task(called())
+        under_way.add_done_callback(_read)
+        return await self._ended(key, under_way)
+
+    async def _ended(self, key: bytes, call: "asyncio.Task[Call]") -> Call:
         try:
-            return await asyncio.shield(under_way)
+            return await asyncio.shield(call)
         except asyncio.CancelledError:
-            if under_way.done():
+            if call.done():
                 raise
             if self._is_abandoned:
-                self._paid.leave(key, under_way)
+                self._paid.leave(key, call)
             else:
-                under_way.cancel()
-                await asyncio.wait({under_way})
+                call.cancel()
+                await to_its_end(lambda: _ended([call]))
             raise
 
+    def _while_wanted(self, request: LMRequest) -> LMRequest:
+        """Return the request with pieces of the reply that no more come once the attempt is abandoned."""
+        on_text = request.on_text
+        if on_text is None:
+            return request
 
-def _key(request: Request) -> bytes:
-    return hashlib.blake2b(encode_escaped(request), digest_size=16).digest()
+        def told(text: str) -> None:
+            if not self._is_abandoned:
+                on_text(text)
+
+        return msgspec.structs.replace(request, on_text=told)
 
 
-def _call_of(recorded: Recorded) -> Call:
-    used = recorded.used
-    usage = Usage(1, used.input_tokens, used.output_tokens, used.cost_usd)
-    return Call(recorded.model, recorded.text, usage, 0.0, problem=recorded.problem)
+def _told(answer: Call, request: LMRequest) -> Call:
+    if request.on_text is not None and answer.response:
+        request.on_text(answer.response)
+    return answer
+
+
+async def _ended(calls: "list[asyncio.Task[Call]]") -> None:
+    await asyncio.wait(calls)
+
+
+def _read(call: "asyncio.Task[Call]") -> None:
+    """Read the error of a call, so that asyncio does not report it where no attempt waits for the call any more."""
+    if not call.cancelled():
+        call.exception()

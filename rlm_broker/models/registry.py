@@ -92,6 +92,11 @@ class Registry:
             handler.routing.add(route)
         return handler
 
+    def described(self, client: BaseClient) -> Model | None:
+        """Return how the user has described the model of a client; None for a client of the user's own."""
+        made = self._made.get(id(client))
+        return None if made is None else made[1]
+
     @contextlib.asynccontextmanager
     async def opened(self, limits: Limits, cache: Cache | None, event_loop: EventLoopRef) -> AsyncIterator[LMHandler]:
         """Open a handler, after a preflight of its clients. Bounds and rates hold for all open handlers together.

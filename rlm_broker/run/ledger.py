@@ -89,7 +89,7 @@ class Ledger:
             LimitReached: `max_llm_calls` calls were made already, or the tokens or the budget are spent.
         """
         if self.has_bounded_means:
-            self._require_means()
+            self.require_means()
         allowed = self.limits.max_llm_calls
         if allowed is not None and self.calls >= allowed:
             raise LimitReached("max_llm_calls", self.calls, allowed)
@@ -97,6 +97,26 @@ class Ledger:
             self._above.charge_call()
         self.calls += 1
         return self.calls
+
+    def require_means(self) -> None:
+        """Refuse a further call if the tokens or the budget are spent.
+
+        Raises:
+            LimitReached: They are.
+            ConfigurationError: `max_budget_usd` is set, and the price of a model that was called is not known.
+        """
+        if not self._is_bounded:
+            return
+        tokens, budget_usd = self.limits.max_tokens, self.limits.max_budget_usd
+        if tokens is not None and self._tokens >= tokens:
+            raise LimitReached("max_tokens", self._tokens, tokens)
+        if budget_usd is not None and self._unpriced is not None:
+            raise ConfigurationError(
+                f"max_budget_usd cannot be kept: the price of model {self._unpriced!r} is not known; bound max_tokens "
+                "or max_llm_calls instead"
+            )
+        if budget_usd is not None and self._cost_usd >= budget_usd:
+            raise LimitReached("max_budget_usd", self._cost_usd, budget_usd)
 
     def charge_child(self) -> None:
         """Count a child run before it starts.
@@ -134,7 +154,7 @@ class Ledger:
 
     async def _held(self, input_chars: int, max_completion_tokens: int | None, above: Hold | None) -> Hold:
         while True:
-            self._require_means()
+            self.require_means()
             output = self._largest_output if max_completion_tokens is None else max_completion_tokens
             sent = estimate_tokens(input_chars, CAUTIOUS_CHARS_PER_TOKEN)
             hold = Hold(sent + output, self._largest_cost, sent, above)
@@ -209,20 +229,6 @@ class Ledger:
         if self._above is None:
             return own
         return {name: _smaller(left, own[name]) for name, left in self._above.left().items()}
-
-    def _require_means(self) -> None:
-        if not self._is_bounded:
-            return
-        tokens, budget_usd = self.limits.max_tokens, self.limits.max_budget_usd
-        if tokens is not None and self._tokens >= tokens:
-            raise LimitReached("max_tokens", self._tokens, tokens)
-        if budget_usd is not None and self._unpriced is not None:
-            raise ConfigurationError(
-                f"max_budget_usd cannot be kept: the price of model {self._unpriced!r} is not known; bound max_tokens "
-                "or max_llm_calls instead"
-            )
-        if budget_usd is not None and self._cost_usd >= budget_usd:
-            raise LimitReached("max_budget_usd", self._cost_usd, budget_usd)
 
     def _fits(self, hold: Hold) -> bool:
         tokens = self._tokens + hold.tokens + sum(other.tokens for other in self._open)

@@ -1,0 +1,346 @@
+"""The handle of a batch that goes on, and its work: items in, runs at the same time, results out.
+
+Theory of operation. One task pulls items, and begins a task for each as soon as one of `max_concurrent` places is free.
+An item keeps its place until its result has room among those that the caller has not taken yet. So a caller that stops
+taking results stops the feeding, and memory stays flat.
+
+A batch ends in one of these ways. All pass through `_end`, and the caller gets the results that are there first:
+
+- All items are finished.
+- A limit of the batch, a disk that is full, `cancel`, or leaving the context manager: all runs are cancelled, and their
+  items stay unfinished.
+- An item cannot be used, or the iterable of the items raises: the runs that are under way go on to their end.
+"""
+
+import asyncio
+import contextlib
+import os
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import AbstractAsyncContextManager, AsyncExitStack
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+from rlm_broker.batch.feeding import Fed, Feeding, Items, total_of
+from rlm_broker.batch.items import BatchItem, BatchResult
+from rlm_broker.batch.limits import BatchLimits
+from rlm_broker.batch.outcome import result_line, result_of
+from rlm_broker.batch.progress import BatchProgress, Counting
+from rlm_broker.batch.scoring import Score, Scoring
+from rlm_broker.batch.spending import Metered, Spending
+from rlm_broker.concurrency.deadline import to_its_end
+from rlm_broker.concurrency.event_loop import AsyncResource, EventLoopRef
+from rlm_broker.errors import ConfigurationError, LimitReached, RunCancelled, require_kind
+from rlm_broker.handler.completing import Completing
+from rlm_broker.journal.journal import Journal
+from rlm_broker.journal.paid import Attempt, PaidCalls
+from rlm_broker.results import Completion
+from rlm_broker.run.run import Run
+from rlm_broker.usage import Usage
+
+TELLS_SECONDS_S = 5.0
+"""Seconds between two notes of the time that was worked."""
+DRAIN_S = 20.0
+"""Seconds for calls that are under way when a limit is reached: their answers are paid, and are kept in the journal."""
+
+Begin = Callable[[BatchItem, Callable[[Completing], Completing]], Run]
+"""Begins the run of an item, whose calls are completed by what the function makes of the handler."""
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """The request for a batch.
+
+    Attributes:
+        items: Items, in any form that `RLM.batch` takes.
+        max_concurrent: Runs at the same time.
+        limits: Limits of the whole batch.
+        output_type: Type of all answers, or None.
+        fail_fast: Whether the first item that fails ends it.
+        score: Function that judges each result, or None.
+        trajectories: Whether lines of results have the conversations.
+        out: File of results; None keeps none.
+        retry_failed: Whether items that have failed run again.
+
+    Raises:
+        ConfigurationError: A value cannot be used.
+    """
+
+    items: Items
+    max_concurrent: int = 16
+    limits: BatchLimits = field(default_factory=BatchLimits)
+    output_type: Any = None
+    fail_fast: bool = False
+    score: Score | None = None
+    trajectories: bool = False
+    out: str | os.PathLike[str] | None = None
+    retry_failed: bool = False
+
+    def __post_init__(self) -> None:
+        require_kind("max_concurrent", self.max_concurrent, int)
+        if self.max_concurrent < 1:
+            raise ConfigurationError(f"max_concurrent must be at least 1, not {self.max_concurrent}")
+        require_kind("limits of a batch", self.limits, BatchLimits)
+        for name in ("fail_fast", "trajectories", "retry_failed"):
+            require_kind(name, getattr(self, name), bool)
+        require_kind("out", self.out, str, os.PathLike, type(None))
+        if self.retry_failed and self.out is None:
+            raise ConfigurationError("retry_failed needs the file of results: give out")
+
+
+class Batch(AsyncResource):
+    """Many questions that are being answered. `RLM.batch` makes it.
+
+    Iterate over it, with `for` or `async for`: each `BatchResult` comes as its item is done. It begins with the first
+    result that is asked for, or as a context manager, which ends all runs when it is left.
+
+    Example:
+        ```python
+        with RLM("offline") as rlm, rlm.batch(items, out="results.jsonl") as batch:
+            for result in batch:
+                print(result.id, result.answer, batch.progress.left_s)
+        ```
+
+    Args:
+        wanted: The request.
+        opened: Opens what the runs need, and the journal if there is one.
+        begin: Begins the run of an item.
+        is_usable: Whether runs can still be begun.
+        event_loop: Event loop on which it lives; None: the way of opening it decides.
+    """
+
+    def __init__(
+        self,
+        wanted: Wanted,
+        opened: Callable[[], AbstractAsyncContextManager[Journal | None]],
+        begin: Begin,
+        is_usable: Callable[[], bool],
+        event_loop: EventLoopRef | None = None,
+    ) -> None:
+        self._event_loop = event_loop
+        self._wanted = wanted
+        self._opened = opened
+        self._begin = begin
+        self._is_usable = is_usable
+        self._scoring = Scoring(wanted.score)
+        self._keeping = AsyncExitStack()
+        self._journal: Journal | None = None
+        self._counting = Counting(total_of(wanted.items))
+        self._spending: Spending | None = None
+        self._error: BaseException | None = None
+        self._main: asyncio.Task[None] | None = None
+        self._attempts: set[Attempt] = set()
+        self._has_begun = self._is_iterated = False
+
+    # -- what callers do with it -------------------------------------------------------------------------------------
+
+    def __iter__(self) -> Iterator[BatchResult]:
+        with contextlib.ExitStack() as own:
+            if not self.is_open:
+                own.enter_context(self)
+            loop = self.bind_loop()
+            self._require_once()
+            while True:
+                try:
+                    result = loop.run(self._next())
+                except KeyboardInterrupt:
+                    self.close()
+                    raise RunCancelled from None
+                if result is None:
+                    return
+                yield result
+
+    async def __aiter__(self) -> AsyncIterator[BatchResult]:
+        async with contextlib.AsyncExitStack() as own:
+            if not self.is_open:
+                await own.enter_async_context(self)
+            loop = self.bind_loop()
+            self._require_once()
+            while (result := await loop.arun(self._next())) is not None:
+                yield result
+
+    @property
+    def progress(self) -> BatchProgress:
+        """Progress at this moment. It may be read from any thread."""
+        return self._counting.progress(Usage() if self._spending is None else self._spending.usage)
+
+    def cancel(self) -> None:
+        """End all runs. Their items stay unfinished, and iterating raises `RunCancelled`. Harmless after the end."""
+        if self._event_loop is not None:
+            self._event_loop.call_soon(lambda: self._end(RunCancelled()))
+
+    # -- its beginning and its end -----------------------------------------------------------------------------------
+
+    async def _open(self) -> None:
+        if self._has_begun:
+            raise ConfigurationError("a batch runs once: make another one, which goes on from the same file")
+        self._has_begun = True
+        self._results: asyncio.Queue[BatchResult | None] = asyncio.Queue()
+        self._room = asyncio.Semaphore(self._wanted.max_concurrent)
+        self._places = asyncio.Semaphore(self._wanted.max_concurrent)
+        self._running: set[asyncio.Task[None]] = set()
+        try:
+            self._journal = await self._keeping.enter_async_context(self._opened())
+            self._begin_counting()
+        except BaseException:
+            await to_its_end(self._keeping.aclose)
+            raise
+        self._main = asyncio.get_running_loop().create_task(self._work())
+
+    async def _close(self) -> None:
+        if self._main is not None:
+            self._end(RunCancelled())
+            await asyncio.wait({self._main})
+        self._scoring.close()
+        await self._keeping.aclose()
+
+    def _begin_counting(self) -> None:
+        journal, limits = self._journal, self._wanted.limits
+        earlier: dict[str, Usage] = {}
+        self._earlier_s = 0.0
+        if journal is not None:
+            journal.begin(self._end)
+            earlier = {model: tally.usage for model, tally in journal.spent.usage.items()}
+            self._earlier_s = journal.spent.seconds
+        self._counting = Counting(self._counting.total)
+        self._spending = Spending(limits, earlier, self._end)
+        self._spending.require_means()
+        if limits.timeout_s is not None and self._earlier_s >= limits.timeout_s:
+            raise LimitReached("timeout_s", self._earlier_s, limits.timeout_s)
+
+    def _end(self, error: BaseException) -> None:
+        """End the batch with an error. The first one counts."""
+        if self._main is None or self._main.done() or self._error is not None:
+            return
+        self._error = error
+        if isinstance(error, LimitReached):
+            if self._spending is not None:
+                self._spending.stop()
+            for attempt in self._attempts:
+                attempt.abandon()
+        self._main.cancel()
+
+    async def _next(self) -> BatchResult | None:
+        result = await self._results.get()
+        if result is not None:
+            self._room.release()
+            return result
+        self._results.put_nowait(None)
+        if self._error is not None:
+            raise self._error
+        return None
+
+    def _require_once(self) -> None:
+        if self._is_iterated:
+            raise ConfigurationError("a batch is iterated over once: keep the results that it gave")
+        self._is_iterated = True
+
+    # -- its work ----------------------------------------------------------------------------------------------------
+
+    async def _work(self) -> None:
+        notes = asyncio.get_running_loop().create_task(self._note_time())
+        try:
+            await self._feed()
+            while self._running:
+                await asyncio.wait(self._running)
+        except asyncio.CancelledError:
+            self._error = self._error or RunCancelled()
+        finally:
+            notes.cancel()
+            for task in self._running:
+                task.cancel()
+            while self._running:
+                await asyncio.wait(self._running)
+            self._counting.end()
+            if self._journal is not None:
+                self._journal.tell_seconds(self._earlier_s + self._counting.seconds)
+            self._results.put_nowait(None)
+
+    async def _feed(self) -> None:
+        finished = {} if self._journal is None else self._journal.finished
+        feeding = Feeding(self._wanted.items, finished, self._count_skipped)
+        failure: BaseException | None = None
+        try:
+            async with contextlib.aclosing(feeding.fed()) as items:
+                await self._places.acquire()
+                async for fed in items:
+                    task = asyncio.get_running_loop().create_task(self._one(fed))
+                    self._running.add(task)
+                    task.add_done_callback(self._running.discard)
+                    await self._places.acquire()
+        except asyncio.CancelledError:
+            raise
+        except BaseException as error:  # noqa: BLE001 - raised to the caller after the results that are under way
+            failure = error
+        while self._running:
+            await asyncio.wait(self._running)
+        self._error = self._error or failure
+
+    async def _one(self, fed: Fed) -> None:
+        """Answer one item, write its result down, and hand it to the caller. It has a place."""
+        self._counting.running += 1
+        try:
+            result, error = await self._answered(fed.item)
+            result = await self._scoring.scored(fed.item, result)
+            if self._journal is not None and not isinstance(error, RunCancelled):
+                line = partial(result_line, result, fed.digest, trajectories=self._wanted.trajectories)
+                await self._journal.finish(fed.item.id, line)
+            self._counting.add(result)
+            if self._wanted.fail_fast and result.status == "failed" and error is not None:
+                self._results.put_nowait(result)
+                self._end(error)
+                return
+            await self._room.acquire()
+            self._results.put_nowait(result)
+        except Exception as error:  # noqa: BLE001 - raised to the caller
+            self._end(error)
+        finally:
+            self._counting.running -= 1
+            self._places.release()
+
+    async def _answered(self, item: BatchItem) -> tuple[BatchResult, Exception | None]:
+        journal, spending = self._journal, self._spending
+        assert spending is not None
+        earlier = [] if journal is None else await journal.earlier(item.id)
+        paid = PaidCalls(earlier, None if journal is None else lambda call: journal.keep(item.id, call))
+        del earlier
+
+        def completing(broker: Completing) -> Completing:
+            attempt = paid.attempt(Metered(spending, broker))
+            self._attempts.add(attempt)
+            attempts.append(attempt)
+            return attempt
+
+        attempts: list[Attempt] = []
+        outcome: Completion | Exception
+        try:
+            outcome = await self._begin(item, completing)
+        except asyncio.CancelledError:
+            if isinstance(self._error, LimitReached):
+                await spending.drained(DRAIN_S)
+            raise
+        except Exception as error:  # noqa: BLE001 - becomes the item's result
+            if isinstance(error, RunCancelled) and not self._is_usable():  # the RLM is being closed
+                self._end(error)
+            outcome = error
+        finally:
+            self._attempts.difference_update(attempts)
+            await paid.aclose()
+        result = result_of(item, outcome, paid)
+        self._counting.replayed.add(result.replayed)
+        return result, outcome if isinstance(outcome, Exception) else None
+
+    def _count_skipped(self, number: int) -> None:
+        self._counting.skipped += number
+
+    async def _note_time(self) -> None:
+        """Write down the time that was worked, and end the batch when it is used up."""
+        limit_s = self._wanted.limits.timeout_s
+        while True:
+            worked_s = self._earlier_s + self._counting.seconds
+            if limit_s is not None and worked_s >= limit_s:
+                self._end(LimitReached("timeout_s", worked_s, limit_s))
+                return
+            if self._journal is not None:
+                self._journal.tell_seconds(worked_s)
+            await asyncio.sleep(TELLS_SECONDS_S if limit_s is None else min(TELLS_SECONDS_S, limit_s - worked_s))

@@ -1,0 +1,57 @@
+"""The score of a result, by a function of the user's."""
+
+import asyncio
+import inspect
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+from rlm_broker.batch.items import BatchItem, BatchResult
+from rlm_broker.concurrency.deadline import closed_if_deaf
+from rlm_broker.concurrency.threads import DaemonThreads
+from rlm_broker.errors import ConfigurationError
+from rlm_broker.redaction import redact, secrets_of_environment
+from rlm_broker.shown import jsonable
+
+Score = Callable[[BatchItem, BatchResult], Any]
+"""Function that judges a result: it returns a JSON value, or an awaitable of one. A plain function runs in a thread."""
+MAX_THREADS = 8
+"""Plain score functions that run at the same time; further ones wait."""
+
+
+class Scoring:
+    """Scores results.
+
+    Args:
+        score: Function of the user's; None scores none.
+
+    Raises:
+        ConfigurationError: `score` is not a function.
+    """
+
+    def __init__(self, score: Score | None) -> None:
+        if score is not None and not callable(score):
+            raise ConfigurationError(f"score must be a function, not {type(score).__name__}")
+        self._score = score
+        self._threads = DaemonThreads(MAX_THREADS)
+
+    async def scored(self, item: BatchItem, result: BatchResult) -> BatchResult:
+        """Return the result with its score, or with the reason why the function has failed."""
+        score = self._score
+        if score is None:
+            return result
+        try:
+            if inspect.iscoroutinefunction(score) or inspect.iscoroutinefunction(getattr(score, "__call__", None)):  # noqa: B004
+                value = await closed_if_deaf(score(item, result))
+            else:
+                value = await asyncio.wrap_future(self._threads.submit(lambda: score(item, result)))
+                if inspect.isawaitable(value):
+                    value = await closed_if_deaf(value)
+            return replace(result, score=jsonable(value))
+        except (Exception, SystemExit, KeyboardInterrupt) as error:  # noqa: BLE001 - the function is the user's
+            why = redact(f"{type(error).__name__}: {error}", secrets_of_environment())
+            return replace(result, score_error=why)
+
+    def close(self) -> None:
+        """End the threads."""
+        self._threads.close(RuntimeError("the batch has ended"))

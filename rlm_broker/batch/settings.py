@@ -1,0 +1,91 @@
+"""The settings on which the results of a batch depend, as values that a journal keeps and compares."""
+
+import hashlib
+import json
+from typing import Any
+
+from rlm_broker import __version__
+from rlm_broker.clients.base import BaseClient
+from rlm_broker.engine import Engine, EngineParts
+from rlm_broker.models.model import Model
+from rlm_broker.prompts.instructions import Instructions
+from rlm_broker.run.output_type import OutputType
+from rlm_broker.run.tools import Tools
+from rlm_broker.shown import jsonable
+
+MOST_CHARS = 200
+"""Characters of a text that a journal keeps; of a longer one it has the beginning and the digest."""
+
+
+def settings_of(
+    parts: EngineParts,
+    engine: Engine,
+    *,
+    instructions: Instructions,
+    tools: Tools,
+    output_type: OutputType | None,
+    is_auto: bool,
+    query_handler: object,
+) -> dict[str, Any]:
+    """Return the settings of all runs of a batch.
+
+    Args:
+        parts: Parts of the engine, which know how the user has described the models.
+        engine: Engine of the runs.
+        instructions: Instructions to the models.
+        tools: Tools of the runs.
+        output_type: Type of the answers, or None.
+        is_auto: Whether a child gets a REPL only if it needs one.
+        query_handler: Function that replaces the recursion, or None.
+    """
+    routing, registry = engine.handler.routing, parts.registry
+    by_name = routing.by_name
+
+    def model(client: BaseClient) -> str:
+        described = None if registry is None else registry.described(client)
+        return _model(client, described)
+
+    system = instructions.system
+    return {
+        "release": __version__,
+        "model": model(routing.root),
+        "sub_model": None if routing.sub is None else model(routing.sub),
+        "models": {name: model(client) for name, client in by_name.items() if name in routing.names},
+        "routes": [str(route) for route in routing.routes],
+        "model_policy": routing.policy,
+        "limits": jsonable(parts.limits.model_dump()),
+        "system_prompt": _short(system) if isinstance(system, str | None) else _name(system),
+        "prompt_profile": instructions.profile,
+        "user_prologue": _short(instructions.prologue),
+        "tools": sorted([*tools.names, *tools.values]),
+        "sub_tools": sorted([*tools.for_children.names, *tools.for_children.values]),
+        "output_type": None if output_type is None else _short(output_type.task(None)),
+        "recursion": "auto" if is_auto else "always",
+        "query_handler": None if query_handler is None else _name(query_handler),
+        "isolation": engine.sandbox.level,
+    }
+
+
+def _model(client: BaseClient, described: Model | None) -> str:
+    """Return the name of a model; with a digest of its options, if there are any.
+
+    Its address is none of them: a server may be started again elsewhere.
+    """
+    if described is not None:
+        options = {"options": dict(described.options), "context_tokens": described.context_tokens}
+        told = None if not described.options and described.context_tokens is None else json.dumps(jsonable(options))
+    else:
+        told = client.fingerprint
+    return client.model_name if told is None else f"{client.model_name} {_digest(told)}"
+
+
+def _short(text: str | None) -> str | None:
+    return text if text is None or len(text) <= MOST_CHARS else f"{text[:MOST_CHARS]}... {_digest(text)}"
+
+
+def _digest(text: str) -> str:
+    return hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=8).hexdigest()
+
+
+def _name(function: object) -> str:
+    return f"{getattr(function, '__module__', '?')}.{getattr(function, '__qualname__', type(function).__qualname__)}"
