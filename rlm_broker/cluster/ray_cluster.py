@@ -109,9 +109,7 @@ class RayCluster(Nodes):
 
     def _order(self, name: str) -> ChildOrder:
         host, port = self.address
-        return ChildOrder(
-            host, port, self.fingerprint, self.new_token(uses=1, valid_s=TOKEN_S), name, self._max_runs
-        )
+        return ChildOrder(host, port, self.fingerprint, self.new_token(uses=1, valid_s=TOKEN_S), name, self._max_runs)
 
     def _agent_ended(self, name: str, why: str) -> None:
         """Learn from Ray that an agent has ended. Its link may not have noticed yet."""

@@ -25,7 +25,7 @@ from rich.table import Table
 from rich.text import Text
 
 from scripts.cluster import network, stage
-from scripts.cluster.director import NotAsPlanned, Play
+from scripts.cluster.director import Counts, NotAsPlanned, Play
 from scripts.cluster.faults import FAULTS, Outcome, judge
 
 NODES, RUNS, DELAY_S = 3, 150, 0.2
@@ -41,7 +41,9 @@ class Row:
     runs: int
     done: int
     calls: int
-    counts: dict[str, int]
+    counts: Counts | None
+    lost_runs: int
+    replayed: int
     seconds: float
 
 
@@ -95,7 +97,7 @@ def _played(name: str, nodes: list[network.Node], runs: int) -> Row:
     started, outcome = time.monotonic(), Outcome()
     with tempfile.TemporaryDirectory(prefix="rlm-broker-cluster-") as folder:
         play = Play(nodes, Path(folder), runs, DELAY_S)
-        counts: dict[str, int] = {}
+        counts = None
         with play.playing():
             try:
                 FAULTS[name](play, outcome)
@@ -103,19 +105,32 @@ def _played(name: str, nodes: list[network.Node], runs: int) -> Row:
             except NotAsPlanned as error:
                 outcome.problems.append(str(error))
             counts = play.counts()
-    return Row(name, outcome, runs, len(play.done), play.wanted_calls, counts, time.monotonic() - started)
+    lost, replayed = (play.over.lost_runs, play.over.replayed_calls) if play.over else (0, 0)
+    taken = time.monotonic() - started
+    return Row(name, outcome, runs, len(play.done), play.wanted_calls, counts, lost, replayed, taken)
 
 
 def _table(rows: Sequence[Row]) -> Table:
-    columns = ("fault", "runs wanted, done", "calls wanted, paid", "paid twice", "noticed", "ended there", "left", "")
+    columns = (
+        "fault",
+        "runs wanted, done",
+        "attempts lost",
+        "calls wanted, paid",
+        "replayed",
+        "noticed",
+        "ended there",
+        "left",
+        "",
+    )
     table = Table(*columns, show_lines=True)
     for row in rows:
         outcome, counts = row.outcome, row.counts
         cells = (
             row.fault,
             f"{row.runs}, {row.done}",
-            f"{row.calls}, {counts.get('paid', 0)}",
-            str(counts.get("twice", 0)),
+            str(row.lost_runs),
+            "-" if counts is None else f"{row.calls}, {counts.paid}",
+            str(row.replayed),
             _seconds(outcome.noticed_s),
             _seconds(outcome.ended_s),
             " ".join(map(str, outcome.left.values())),

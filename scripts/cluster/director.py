@@ -1,7 +1,6 @@
 """One play: a provider, an orchestrator and some nodes, of which the director knows all processes and reports."""
 
 import contextlib
-import json
 import queue
 import subprocess
 import sys
@@ -13,12 +12,27 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO
 
+import msgspec
+
 from scripts.cluster.network import BROKER_ADDRESS, Node
 from scripts.cluster.provider import CALLS_PER_RUN
 from scripts.cluster.reports import Began, Done, Listening, NodeChanged, Order, Over, Report, decode_report, encode
 
 PATIENCE_S = 120.0
 """Seconds to wait for any one report."""
+
+
+class Counts(msgspec.Struct, frozen=True):
+    """Counts of the provider.
+
+    Attributes:
+        asked, paid: Calls that it got, and that it answered.
+        again: For each call that it answered again, when it had answered it before, in `time.monotonic()`.
+    """
+
+    asked: int
+    paid: int
+    again: list[float]
 
 
 class NotAsPlanned(Exception):
@@ -36,6 +50,9 @@ class Play:
         delay_s: Seconds that the provider takes for each call.
         ray: Address of the Ray cluster; None: the director starts an agent on each node.
         done: Reports of the items that have ended, by id.
+        changes: Reports of nodes that have joined or were lost.
+        over: Report of the end.
+        killed_at: When the orchestrator was killed.
     """
 
     nodes: list[Node]
@@ -46,6 +63,7 @@ class Play:
     done: dict[str, Done] = field(default_factory=dict)
     changes: list[NodeChanged] = field(default_factory=list)
     over: Over | None = None
+    killed_at: float | None = None
     _provider: "subprocess.Popen[str] | None" = None
     _orchestrator: "subprocess.Popen[bytes] | None" = None
     _port: int = 0
@@ -111,7 +129,8 @@ class Play:
         assert self._orchestrator is not None
         self._orchestrator.kill()
         self._orchestrator.wait()
-        return time.monotonic()
+        self.killed_at = time.monotonic()
+        return self.killed_at
 
     # -- what is seen of it ------------------------------------------------------------------------------------------
 
@@ -147,24 +166,31 @@ class Play:
 
     def wait_until_lost(self, node: Node, since: float) -> float:
         """Wait until the broker has reported the loss of a node, and return the seconds since a moment."""
-        for change in self.changes:
-            if change.node == node.name and change.state == "lost" and change.at >= since:
-                return change.at - since
-        report = self.wait_for(
-            lambda report: isinstance(report, NodeChanged) and report.node == node.name and report.state == "lost"
-        )
-        return report.at - since
+        return self._wait_for_change(node, "lost", since)
+
+    def wait_until_joined(self, node: Node, since: float) -> None:
+        """Wait until a node has joined again, or the batch is over."""
+        if self.over is None:
+            self._wait_for_change(node, "joined", since)
+
+    def _wait_for_change(self, node: Node, state: str, since: float) -> float:
+        def is_it(report: Report) -> bool:
+            is_over = isinstance(report, Over) and state == "joined"
+            is_change = isinstance(report, NodeChanged) and (report.node, report.state) == (node.name, state)
+            return is_over or (is_change and report.at >= since)
+
+        found = next((change for change in self.changes if is_it(change)), None)
+        return (found or self.wait_for(is_it)).at - since
 
     def finish(self) -> None:
         """Wait until the batch is over."""
         if self.over is None:
             self.wait_for(lambda report: isinstance(report, Over))
 
-    def counts(self) -> dict[str, int]:
+    def counts(self) -> Counts:
         """Return the counts of the provider."""
         with urllib.request.urlopen(f"http://127.0.0.1:{self._port}/counts", timeout=PATIENCE_S) as reply:
-            counts: dict[str, int] = json.load(reply)
-        return counts
+            return msgspec.json.decode(reply.read(), type=Counts)
 
     @property
     def wanted_calls(self) -> int:

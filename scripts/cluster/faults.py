@@ -10,6 +10,8 @@ from scripts.cluster.network import Node
 
 NOTICED_WITHIN_S = 3.0
 """Seconds within which a loss is noticed, and a node has ended what it can not go on with."""
+UNWRITTEN_S = 0.5
+"""Seconds before the end of an orchestrator within which an answer may not have been written down yet."""
 LEFT_WITHIN_S = 15.0
 """Seconds to wait for what is to end. Beyond, it counts as left."""
 
@@ -19,12 +21,14 @@ class Outcome:
     """Outcome of a play.
 
     Attributes:
+        is_loss: Whether a node was lost, so that its runs began again elsewhere.
         noticed_s: Seconds until the broker had noticed; None if nothing was to be noticed.
         ended_s: Seconds until the node had ended its runs and REPLs; None if they did not end, or need not.
         left: Processes on each node after the end, beside agents that wait for a broker.
         problems: What is not as it must be.
     """
 
+    is_loss: bool = False
     noticed_s: float | None = None
     ended_s: float | None = None
     left: dict[str, int] = field(default_factory=dict)
@@ -66,6 +70,7 @@ def link_cut(play: Play, outcome: Outcome) -> None:
     _noticed(play, outcome, node, since)
     _ended(outcome, node, since)
     node.heal()
+    play.wait_until_joined(node, time.monotonic())
     play.finish()
 
 
@@ -87,6 +92,7 @@ def agent_stopped(play: Play, outcome: Outcome) -> None:
     _noticed(play, outcome, node, since)
     agent.send_signal(signal.SIGCONT)
     _ended(outcome, node, time.monotonic())
+    play.wait_until_joined(node, time.monotonic())
     play.finish()
 
 
@@ -120,12 +126,18 @@ def judge(play: Play, outcome: Outcome) -> None:
     wrong = [done for done in play.done.values() if not done.is_right]
     if wrong:
         outcome.problems.append(f"{len(wrong)} items have no right answer: {wrong[0].problem}")
-    if (twice := play.counts()["twice"]) > play.counts()["lost"]:
+    counts = play.counts()
+    excused = sum(play.killed_at is not None and at > play.killed_at - UNWRITTEN_S for at in counts.again)
+    if twice := len(counts.again) - excused:
         outcome.problems.append(f"{twice} calls were paid twice")
+    if counts.paid - len(counts.again) != play.wanted_calls:
+        outcome.problems.append(f"{counts.paid - len(counts.again)} different calls were paid, not {play.wanted_calls}")
     since = time.monotonic()
     for node in play.nodes:
         seconds_until(lambda node=node: _below_agent(node) == 0, since, LEFT_WITHIN_S)  # type: ignore[misc]
         outcome.left[node.name] = _below_agent(node)
+    if outcome.is_loss and play.over is not None and not play.over.lost_runs:
+        outcome.problems.append("the fault hit no run")
     if left := sum(outcome.left.values()):
         outcome.problems.append(f"{left} processes are left")
 
@@ -137,6 +149,7 @@ def _busy(play: Play) -> Node:
 
 
 def _noticed(play: Play, outcome: Outcome, node: Node, since: float) -> None:
+    outcome.is_loss = True
     outcome.noticed_s = play.wait_until_lost(node, since)
     if outcome.noticed_s > NOTICED_WITHIN_S:
         outcome.problems.append(f"noticed after {outcome.noticed_s:.1f} s")

@@ -1,6 +1,6 @@
 """The orchestrator of a play: a batch over a cluster, with reports on standard output.
 
-    python -m scripts.cluster.orchestrator < ORDER
+python -m scripts.cluster.orchestrator < ORDER
 """
 
 import asyncio
@@ -35,25 +35,16 @@ async def _main(order: Order) -> None:
         await asyncio.wait_for(_until_joined(nodes, order.nodes), JOIN_S)
         report(Began(time.monotonic()))
         items = [BatchItem(str(number), context_of(number), question_of(number)) for number in range(order.runs)]
-        if not hasattr(rlm, "batch"):
-            places = asyncio.Semaphore(order.at_once)
-            async def one(item):
-                async with places:
-                    try:
-                        got, problem = (await rlm.acompletion(item.context, item.question)).response, None
-                    except Exception as e:
-                        got, problem = None, repr(e)
-                    report(Done(time.monotonic(), item.id, got == answer_of(int(item.id)), None if got == answer_of(int(item.id)) else f"{got} {problem}"))
-            await asyncio.gather(*map(one, items))
-            watching.cancel()
-            report(Over(time.monotonic()))
-            return
         batch = rlm.batch(items, max_concurrent=order.at_once, out=order.out)
         async for result in batch:
             is_right = result.answer == answer_of(int(result.id))
-            report(Done(time.monotonic(), result.id, is_right, None if is_right else f"{result.status}: {result.error}"))
+            report(
+                Done(time.monotonic(), result.id, is_right, None if is_right else f"{result.status}: {result.error}")
+            )
         watching.cancel()
-        report(Over(time.monotonic(), batch.progress.skipped, batch.progress.replayed.total_calls))
+        stats, progress = nodes.stats(), batch.progress
+        replayed = progress.replayed.total_calls
+        report(Over(time.monotonic(), progress.skipped, replayed, stats.lost_nodes, stats.lost_runs))
 
 
 def _nodes(order: Order) -> Nodes:

@@ -60,11 +60,19 @@ class Done(msgspec.Struct, frozen=True, tag="done"):
 
 
 class Over(msgspec.Struct, frozen=True, tag="over"):
-    """Report that the batch is over. `skipped` items were finished by an earlier process."""
+    """Report that the batch is over.
+
+    Attributes:
+        skipped: Items that an earlier process had finished.
+        replayed_calls: Calls that were answered from the journal.
+        lost_nodes, lost_runs: Nodes that were lost, and attempts of runs that were lost with them.
+    """
 
     at: float
-    skipped: int = 0
-    replayed_calls: int = 0
+    skipped: int
+    replayed_calls: int
+    lost_nodes: int
+    lost_runs: int
 
 
 Report = Listening | Began | NodeChanged | Done | Over

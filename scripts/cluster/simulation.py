@@ -12,7 +12,6 @@ from dataclasses import dataclass
 
 import msgspec
 import psutil
-from scripts.cluster.joining import listening
 
 from rlm_broker.clients.base import LMReply, LMRequest
 from rlm_broker.rlm import RLM

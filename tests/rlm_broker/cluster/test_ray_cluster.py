@@ -11,8 +11,8 @@ import psutil
 import pytest
 
 from rlm_broker import RLM, ConfigurationError, RunLimits, ScriptedClient
-from rlm_broker.cluster.ray_cluster import RayCluster
 from rlm_broker.cluster.ray_child import MODULE
+from rlm_broker.cluster.ray_cluster import RayCluster
 from tests.support.waiting import until_now
 
 ray = pytest.importorskip("ray", reason="needs the extra ray")
@@ -122,8 +122,9 @@ def test_cluster_with_resources_takes_nodes_with_them(machines: Any, cluster: Ra
 
 
 def test_resources_that_no_node_has_are_refused(machines: Any, cluster: RayCluster) -> None:
-    with pytest.raises(ConfigurationError, match="no node of the Ray cluster has the resources"), RayCluster(
-        machines.address, resources={"nothing": 1}
+    with (
+        pytest.raises(ConfigurationError, match="no node of the Ray cluster has the resources"),
+        RayCluster(machines.address, resources={"nothing": 1}),
     ):
         pass
     assert len(names(cluster)) == 2
