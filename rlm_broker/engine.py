@@ -68,6 +68,11 @@ class Engine:
     recorder: Recorder | None
 
     @property
+    def level(self) -> str:
+        """The isolation level of REPLs: the level in force, or the one that nodes are asked for, such as "auto"."""
+        return self.place.level if isinstance(self.place, Sandbox) else self.place.spec.isolation
+
+    @property
     def sandbox(self) -> Sandbox:
         """The sandbox.
 

@@ -62,7 +62,7 @@ def settings_of(
         "output_type": None if output_type is None else _short(output_type.task(None)),
         "recursion": "auto" if is_auto else "always",
         "query_handler": None if query_handler is None else _name(query_handler),
-        "isolation": engine.sandbox.level,
+        "isolation": engine.level,
     }
 
 

@@ -61,7 +61,7 @@ def many_runs(effort: Effort) -> list[Row]:
         async with RLM(Turns()) as rlm:
             for _ in range(effort.times(10)):
                 await batch(rlm)
-                held.append(_held_bytes())
+                held.append(held_bytes())
                 bare.append(await asyncio.to_thread(_bare_runs, min(each, 100)))
 
     asyncio.run(measure())
@@ -136,7 +136,8 @@ def _bare_runs(count: int) -> float:
         return count / (time.perf_counter() - started)
 
 
-def _held_bytes() -> float:
+def held_bytes() -> float:
+    """Return the memory that this process and all below it hold alone."""
     held = 0
     own = psutil.Process()
     for process in (own, *own.children(recursive=True)):

@@ -1,0 +1,75 @@
+"""Batches: many items with flat memory, and a further call of a batch whose items are finished."""
+
+import asyncio
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+from rlm_broker.batch.items import BatchItem
+from rlm_broker.rlm import RLM
+from scripts.bench.measure import Effort
+from scripts.bench.row import OURS, Row, Side, side
+from scripts.bench.runs import AT_ONCE, Turns, held_bytes
+
+ITEMS, MANY = 5_000, 100_000
+SAMPLES = 10
+
+
+def items(effort: Effort) -> list[Row]:
+    """Some thousand items through a batch that writes a file and a journal."""
+    return _items(effort.size(ITEMS))
+
+
+def many_items(effort: Effort) -> list[Row]:
+    """A hundred thousand of them: a quarter of an hour."""
+    return _items(effort.size(MANY))
+
+
+def _items(count: int) -> list[Row]:
+    return asyncio.run(_through(count))
+
+
+async def _through(count: int) -> list[Row]:
+    """Compare a batch with the same runs without one, and sample what the process holds."""
+    held, step = list[float](), max(1, count // SAMPLES)
+    with tempfile.TemporaryDirectory() as folder:
+        async with RLM(Turns()) as rlm:
+            bare = await _bare(rlm, step)
+            out = Path(folder) / "out.jsonl"
+            started, done = time.perf_counter(), 0
+            async for result in rlm.batch(_made(count), max_concurrent=AT_ONCE, out=out):
+                assert result.answer == "24", result
+                done += 1
+                if done % step == 0:
+                    held.append(await asyncio.to_thread(held_bytes))
+            rate = side(OURS, "/s", [count / (time.perf_counter() - started)])
+    plain = side("the same runs without a batch", "/s", [bare])
+    growth = Side(OURS, "MB", [(held[-1] - held[min(1, len(held) - 2)]) / 1e6])
+    return [
+        Row(f"{count:,} items through a batch, {AT_ONCE} at a time", rate, [plain], [rate.at_least_times(0.9, plain)]),
+        Row(
+            f"growth of memory over {count:,} items of a batch",
+            growth,
+            (),
+            [growth.at_most(5)],
+            f"from the first {step * 2:,} to the last; " + ", ".join(f"{each / 1e6:.0f}" for each in held) + " MB",
+        ),
+    ]
+
+
+async def _bare(rlm: RLM, count: int) -> float:
+    places = asyncio.Semaphore(AT_ONCE)
+
+    async def run() -> None:
+        async with places:
+            await rlm.acompletion("some context", "how long is it twice?")
+
+    started = time.perf_counter()
+    await asyncio.gather(*(run() for _ in range(count)))
+    return count / (time.perf_counter() - started)
+
+
+def _made(count: int) -> Iterator[BatchItem]:
+    for number in range(count):
+        yield BatchItem(str(number), "some context", "how long is it twice?")

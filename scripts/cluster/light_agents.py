@@ -1,0 +1,136 @@
+"""Light agents, many in one process: they speak the protocol of an agent, and have neither a sandbox nor a REPL.
+
+    python -m scripts.cluster.light_agents < ORDER
+
+Each run that one of them gets makes a number of calls, one after the other, and ends with an answer.
+"""
+
+import asyncio
+import resource
+import sys
+import time
+from collections.abc import Callable
+
+import msgspec
+
+from rlm_broker.cluster.dialing import NotReached, Target, join
+from rlm_broker.cluster.link import Link
+from rlm_broker.cluster.messages import PROTOCOL, Ask, Begin, Cancel, Ended, FromBroker, Join, Load, Reply
+from rlm_broker.cluster.outcomes import encoded_completion
+from rlm_broker.results import Completion
+from rlm_broker.usage import UsageSummary
+from sandbox_worker import RELEASE
+
+MESSAGES = (("system", "x" * 6_000), ("user", "y" * 1_000))
+"""Messages of each call: as long as those of a run's first turn."""
+ANSWER = encoded_completion(Completion("done", "light", 0, 1, 0.0, UsageSummary({})))
+DIALS_AT_ONCE = 32
+CALL_TIMEOUT_S = 600.0
+
+
+class Order(msgspec.Struct, frozen=True):
+    """Order to a process of light agents.
+
+    Attributes:
+        host, port, fingerprint, token: What an agent needs to join.
+        first: Number of the first agent, for the names of the nodes.
+        agents: Number of agents.
+        calls: Calls of each run.
+        max_runs: Runs of each agent at the same time.
+    """
+
+    host: str
+    port: int
+    fingerprint: str | None
+    token: str
+    first: int
+    agents: int
+    calls: int
+    max_runs: int
+
+
+class Findings(msgspec.Struct, frozen=True):
+    """Findings of a process of light agents, at its end.
+
+    Attributes:
+        lost: Why links were lost before the broker closed them, one each.
+        round_trips: Seconds of each call, from the question to the reply.
+    """
+
+    lost: list[str]
+    round_trips: list[float]
+
+
+class LightAgent:
+    """One agent.
+
+    Args:
+        link: Its link.
+        calls: Calls of each run.
+        tell: Called with the seconds of each call.
+    """
+
+    def __init__(self, link: "Link[FromBroker]", calls: int, tell: Callable[[float], None]) -> None:
+        self._link = link
+        self._calls = calls
+        self._tell = tell
+        self._waiting: dict[tuple[int, int], asyncio.Future[Reply]] = {}
+        self._tasks = set[asyncio.Task[None]]()
+        link.beat = lambda: Load(len(self._tasks), 1 << 34)
+
+    async def work(self) -> str:
+        """Answer runs until the link is lost, and return why it was."""
+        async for message, _ in self._link.receive():
+            match message:
+                case Begin():
+                    task = asyncio.create_task(self._run(message))
+                    self._tasks.add(task)
+                    task.add_done_callback(self._tasks.discard)
+                case Reply():
+                    if (waiting := self._waiting.pop((message.run, message.call), None)) is not None:
+                        waiting.set_result(message)
+                case Cancel():
+                    self._link.post(Ended(message.run, error="RunCancelled"))
+        for task in self._tasks:
+            task.cancel()
+        return await self._link.lost()
+
+    async def _run(self, begin: Begin) -> None:
+        for call in range(self._calls):
+            reply = self._waiting[begin.run, call] = asyncio.get_running_loop().create_future()
+            started = time.perf_counter()
+            await self._link.send(Ask(begin.run, call, "1", MESSAGES, CALL_TIMEOUT_S, is_loop=True))
+            await reply
+            self._tell(time.perf_counter() - started)
+        await self._link.send(Ended(begin.run, completion=ANSWER))
+
+
+async def joined(order: Order, name: str) -> "Link[FromBroker]":
+    """Join as a node of that name. A broker that is busy with others is asked again."""
+    asked = Join(order.token, PROTOCOL, RELEASE, name, 1.0, 1 << 34, order.max_runs)
+    while True:
+        try:
+            link, _ = await join(Target(order.host, order.port, order.fingerprint), asked)
+            return link
+        except NotReached:
+            await asyncio.sleep(0.1)
+
+
+async def _main(order: Order) -> Findings:
+    lost, round_trips, places = list[str](), list[float](), asyncio.Semaphore(DIALS_AT_ONCE)
+
+    async def agent(number: int) -> None:
+        async with places:
+            link = await joined(order, f"light-{number}")
+        lost.append(await LightAgent(link, order.calls, round_trips.append).work())
+
+    await asyncio.gather(*map(agent, range(order.first, order.first + order.agents)))
+    return Findings(lost, round_trips)
+
+
+if __name__ == "__main__":
+    most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+    sys.stdout.buffer.write(
+        msgspec.json.encode(asyncio.run(_main(msgspec.json.decode(sys.stdin.buffer.read(), type=Order))))
+    )

@@ -1,0 +1,123 @@
+"""A thousand light agents against one broker: what it carries, what it costs, and what breaks first.
+
+The agents are light ones: they speak the protocol, in some processes of their own, and run no code. So the machine can
+have a thousand of them, and what is measured is the orchestrator: its listener, the placement of runs, and the calls.
+CPU time of the orchestrator says what one core carries. It depends less on other load of the machine than rates do.
+"""
+
+import asyncio
+import os
+import time
+from dataclasses import dataclass
+
+import msgspec
+import psutil
+
+from rlm_broker.clients.base import LMReply, LMRequest
+from rlm_broker.rlm import RLM
+from rlm_broker.usage import Usage
+from scripts.cluster.light_agents import Findings
+
+PROCESSES = 2
+IDLE_S = 5.0
+CALLS, RUNS_PER_AGENT = 4, 4
+
+
+class NoOp:
+    """Answers each call at once."""
+
+    model_name = "no-op"
+    max_concurrent = None
+
+    async def complete(self, _request: LMRequest) -> LMReply:
+        """Answer one call."""
+        return LMReply("ok", Usage(1, 1, 1, None))
+
+    async def aclose(self) -> None:
+        """Close no resource: there is none."""
+
+
+@dataclass(frozen=True)
+class Simulated:
+    """Findings about one broker with so many agents.
+
+    Attributes:
+        joining_s: Seconds until all agents had joined.
+        agent_bytes: Memory of the orchestrator for each agent.
+        idle_cpu: Share of a core that the orchestrator takes while no run is there.
+        calls_s: Calls a second while all agents have runs.
+        cpu_s_per_call: CPU time of the orchestrator for each call, with its part of placing and ending a run.
+        p99_s: Seconds that 99 of 100 calls took at most, under full load.
+        most_late_s: Longest time by which a step of the orchestrator's event loop kept heartbeats waiting.
+        lost: Nodes that were lost before the end.
+    """
+
+    agents: int
+    joining_s: float
+    agent_bytes: float
+    idle_cpu: float
+    calls_s: float
+    cpu_s_per_call: float
+    p99_s: float
+    most_late_s: float
+    lost: int
+    is_tls: bool
+
+    def told(self) -> str:
+        """Return the findings as lines for people."""
+        return "\n".join(
+            [
+                f"{self.agents:,} agents, {'TLS' if self.is_tls else 'plain'}, {os.cpu_count()} cores, "
+                f"load {os.getloadavg()[0]:.1f}",
+                f"joined in {self.joining_s:.1f} s; memory of an agent in the orchestrator: "
+                f"{self.agent_bytes / 1e3:.0f} KB",
+                f"idle: {self.idle_cpu:.0%} of a core, for heartbeats",
+                f"full load: {self.calls_s:,.0f} calls/s, {self.cpu_s_per_call * 1e6:.0f} µs of CPU time each, "
+                f"p99 {self.p99_s * 1e3:,.0f} ms",
+                f"longest delay of heartbeats: {self.most_late_s * 1e3:,.0f} ms; nodes lost: {self.lost}",
+            ]
+        )
+
+
+def simulate(agents: int, *, runs: int | None = None, is_tls: bool = True) -> Simulated:
+    """Have so many light agents join one broker, wait a while, and give all of them runs."""
+    return asyncio.run(_simulated(agents, agents * RUNS_PER_AGENT if runs is None else runs, is_tls))
+
+
+async def _simulated(agents: int, runs: int, is_tls: bool) -> Simulated:
+    process, nodes = psutil.Process(), Nodes(plain=not is_tls)
+    async with nodes, RLM(NoOp(), cluster=nodes) as rlm:
+        held, started = process.memory_info().rss, time.perf_counter()
+        async with _light_agents(nodes, agents) as processes:
+            await _until(lambda: len(nodes.stats().nodes) == agents)
+            joining_s = time.perf_counter() - started
+            agent_bytes = (process.memory_info().rss - held) / agents
+            used = time.process_time()
+            await asyncio.sleep(IDLE_S)
+            idle_cpu = (time.process_time() - used) / IDLE_S
+            steps = asyncio.create_task(_longest_step())
+            used, started = time.process_time(), time.perf_counter()
+            await asyncio.gather(*(rlm.acompletion("context", "question") for _ in range(runs)))
+            taken, used = time.perf_counter() - started, time.process_time() - used
+            steps.cancel()
+            lost = agents - len(nodes.stats().nodes)
+            most_late_s = await steps
+        found = [msgspec.json.decode(await each, type=Findings) for each in processes]
+    trips = sorted(trip for findings in found for trip in findings.round_trips)
+    calls = runs * CALLS
+    p99_s = trips[int(0.99 * len(trips))]
+    return Simulated(
+        agents, joining_s, agent_bytes, idle_cpu, calls / taken, used / calls, p99_s, most_late_s, lost, is_tls
+    )
+
+
+async def _longest_step() -> float:
+    """Return the longest time by which a timer was late, once the task is cancelled."""
+    longest_s = 0.0
+    try:
+        while True:
+            due = time.perf_counter() + LOOK_S
+            await asyncio.sleep(LOOK_S)
+            longest_s = max(longest_s, time.perf_counter() - due)
+    except asyncio.CancelledError:
+        return longest_s
