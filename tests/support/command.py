@@ -5,6 +5,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+from tests.support.forked_command import forks
 from tests.support.places import PROJECT
 
 ENVIRONMENT = {
@@ -17,16 +18,10 @@ WAIT_S = 90
 
 
 def run(*arguments: str | Path, stdin: bytes = b"") -> "subprocess.CompletedProcess[str]":
-    """One command, to its end."""
-    done = subprocess.run(
-        [*COMMAND, *map(str, arguments)],
-        input=stdin,
-        capture_output=True,
-        env=ENVIRONMENT,
-        timeout=WAIT_S,
-        check=False,
-    )
-    return subprocess.CompletedProcess(done.args, done.returncode, done.stdout.decode(), done.stderr.decode())
+    """Run one command to its end, in a process of its own."""
+    given = [*map(str, arguments)]
+    code, stdout, stderr = forks().run(given, stdin, ENVIRONMENT, WAIT_S)
+    return subprocess.CompletedProcess([*COMMAND, *given], code, stdout.decode(), stderr.decode())
 
 
 def sentence(done: "subprocess.CompletedProcess[str]") -> str:
