@@ -12,6 +12,7 @@ from typing import Any
 from rlm_broker.control.client import processes
 from rlm_broker.control.status import ProcessStatus
 from tests.support.command import COMMAND, ENVIRONMENT
+from tests.support.forked_command import forks
 from tests.support.waiting import WAIT_S
 
 LIBRARY = """
@@ -61,9 +62,8 @@ def library(question: str, *replies: str) -> "contextlib.AbstractContextManager[
 
 def run(*arguments: str) -> "subprocess.CompletedProcess[str]":
     """One command of rlm-broker's, to its end."""
-    return subprocess.run(
-        [*COMMAND, *arguments], capture_output=True, text=True, env=environment(), timeout=WAIT_S, check=False
-    )
+    code, stdout, stderr = forks().run(arguments, b"", environment(), WAIT_S)
+    return subprocess.CompletedProcess([*COMMAND, *arguments], code, stdout.decode(), stderr.decode())
 
 
 async def seen(pid: int, is_so: Callable[[ProcessStatus], Any]) -> ProcessStatus:

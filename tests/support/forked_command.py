@@ -143,7 +143,7 @@ def _leave_the_caller() -> None:
 def _next_command(listening: socket.socket, lifeline: int) -> Callable[[], None]:
     """Fork for each connection; return in the command's process alone, with what makes it that command."""
     while True:
-        ready, _, _ = select.select([listening, lifeline], [], [])
+        ready, _, _ = select.select([listening.fileno(), lifeline], [], [])
         if lifeline in ready:
             os._exit(0)
         connected, _ = listening.accept()
@@ -177,15 +177,17 @@ def _become(request: dict[str, Any], descriptors: list[int]) -> None:
     os.environ.update(request["environment"])
     sys.argv = ["rlm_broker", *request["arguments"]]
     sys.path.insert(0, request["folder"])  # as `python -m` does
-    sys.stdin = sys.__stdin__ = _stream(0, "rb")  # those that are there remember what they were opened on
-    sys.stdout = sys.__stdout__ = _stream(1, "wb")
-    sys.stderr = sys.__stderr__ = _stream(2, "wb")
-
-
-def _stream(descriptor: int, mode: str) -> io.TextIOWrapper:
-    errors = "backslashreplace" if descriptor == 2 else "strict"
-    opened = open(descriptor, mode, closefd=False)
-    return io.TextIOWrapper(opened, encoding="utf-8", errors=errors, line_buffering=descriptor == 2)
+    # The streams that are there remember what they were opened on.
+    sys.stdin = io.TextIOWrapper(io.BufferedReader(io.FileIO(0, closefd=False)), encoding="utf-8")
+    sys.stdout, sys.stderr = (
+        io.TextIOWrapper(
+            io.BufferedWriter(io.FileIO(number, "w", closefd=False)),
+            encoding="utf-8",
+            errors=errors,
+            line_buffering=number == 2,
+        )
+        for number, errors in ((1, "strict"), (2, "backslashreplace"))
+    )
 
 
 def _serve() -> None:
