@@ -1,7 +1,7 @@
 """Programs in Python as forks of one process that has imported the package: its import is most of a short program's time.
 
 A program is a process of its own, with its own standard streams, folder, variables and session, as one that a shell has
-started. It begins as `python -m MODULE` and `python -c CODE` do, and its interpreter ends as every interpreter does.
+started. It begins as `python -m MODULE`, `python -c CODE` and `python FILE` do, and its interpreter ends as every other.
 What is tested of imports themselves needs an interpreter of its own.
 
     python forked_python.py LISTENING LIFELINE
@@ -59,7 +59,7 @@ class Python:
     """A program that runs. Its names are those of `subprocess.Popen`, and mean the same.
 
     Args:
-        arguments: `-m MODULE` or `-c CODE`, and what stands behind it.
+        arguments: `-m MODULE`, `-c CODE` or the path of a file, and what stands behind it.
         stdin: `subprocess.PIPE` or a descriptor.
         stdout: The same.
         stderr: The same, or `subprocess.STDOUT`.
@@ -95,7 +95,7 @@ class Python:
             self.stdout, out = _output(stdout, theirs)
             self.stderr, err = (None, out) if stderr == subprocess.STDOUT else _output(stderr, theirs)
             self._connected = socket.socket(socket.AF_UNIX)
-            self._connected.connect(_forks().address)
+            self._connected.connect(address())
             socket.send_fds(self._connected, [json.dumps(request).encode() + b"\n"], [read, out, err])
         self._replies = self._connected.makefile()
         self.pid = int(self._replies.readline())
@@ -191,33 +191,27 @@ def python(
     return done
 
 
-class _Forks:
-    """The process that forks, as those see it who want programs."""
-
-    def __init__(self) -> None:
-        folder = tempfile.mkdtemp(prefix="forks-")
-        atexit.register(shutil.rmtree, folder, ignore_errors=True)
-        self.address = f"{folder}/socket"
-        ended, self._lifeline = os.pipe()
-        with socket.socket(socket.AF_UNIX) as listening:
-            listening.bind(self.address)
-            listening.listen()
-            # The first process ends at once: tests that count the processes below them do not see the second.
-            subprocess.run(
-                [sys.executable, __file__, str(listening.fileno()), str(ended)],
-                pass_fds=(listening.fileno(), ended),
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.DEVNULL,
-                cwd="/",
-                check=True,
-            )
-        os.close(ended)
-
-
 @cache
-def _forks() -> _Forks:
-    """Start the process that forks, once."""
-    return _Forks()
+def address() -> str:
+    """Start the process that forks, once for this process, and return the path of its socket."""
+    folder = tempfile.mkdtemp(prefix="forks-")
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    path = f"{folder}/socket"
+    ended, _lifeline = os.pipe()  # this process keeps the other end open until it ends
+    with socket.socket(socket.AF_UNIX) as listening:
+        listening.bind(path)
+        listening.listen()
+        # The first process ends at once: tests that count the processes below them do not see the second.
+        subprocess.run(
+            [sys.executable, __file__, str(listening.fileno()), str(ended)],
+            pass_fds=(listening.fileno(), ended),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            cwd="/",
+            check=True,
+        )
+    os.close(ended)
+    return path
 
 
 def _input(wanted: int, theirs: contextlib.ExitStack) -> tuple[io.TextIOWrapper | None, int]:
@@ -318,7 +312,7 @@ def _become(request: dict[str, Any], descriptors: list[int]) -> None:
 
 
 def _program() -> tuple[str, str]:
-    """Serve; return in the process of a program alone: "-m" or "-c", and the module or the code."""
+    """Serve; return in the process of a program alone: "-m", "-c" or "", and the module, the code or the file."""
     listening = socket.socket(fileno=int(sys.argv[1]))
     lifeline = int(sys.argv[2])
     _leave_the_caller()
@@ -328,10 +322,12 @@ def _program() -> tuple[str, str]:
     gc.freeze()
     request, descriptors = _next_program(listening, lifeline)
     _become(request, descriptors)
-    how, what, *arguments = request["arguments"]
-    searched = request["env"].get("PYTHONPATH", "").split(os.pathsep)
-    sys.path[0:1] = [request["cwd"] if how == "-m" else "", *filter(None, searched)]
-    sys.argv = [how, *arguments]
+    how, what, *arguments = (
+        request["arguments"] if request["arguments"][0] in ("-m", "-c") else ["", *request["arguments"]]
+    )
+    first = {"-m": request["cwd"], "-c": "", "": str(Path(what).parent)}[how]
+    sys.path[0:1] = [first, *filter(None, request["env"].get("PYTHONPATH", "").split(os.pathsep))]
+    sys.argv = [how or what, *arguments]
     return how, what
 
 
@@ -340,6 +336,8 @@ if __name__ == "__main__":
     how, what = _program()
     if how == "-m":
         runpy.run_module(what, run_name="__main__", alter_sys=True)
+    elif not how:
+        runpy.run_path(what, run_name="__main__")
     else:
         this, sys.modules["__main__"] = sys.modules["__main__"], (main := ModuleType("__main__"))
         exec(compile(what, "<string>", "exec"), vars(main))
