@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support import page_code, page_run
+from tests.support import forked_python, page_code, page_run
 from tests.support.places import PROJECT
 
 PAGES = sorted([*PROJECT.glob("*.md"), *(PROJECT / "docs").rglob("*.md")])
@@ -38,7 +38,7 @@ def faults(path: Path, tmp_path: Path) -> list[str]:
     folder = tmp_path / "page"
     folder.mkdir()
     here, there = _PROCESSES.Pipe(duplex=False)
-    process = _PROCESSES.Process(target=_run, args=(path, folder, there))
+    process = _PROCESSES.Process(target=_run, args=(path, folder, forked_python.address(), there))
     process.start()
     there.close()
     try:
@@ -51,8 +51,8 @@ def faults(path: Path, tmp_path: Path) -> list[str]:
     return found
 
 
-def _run(path: Path, folder: Path, there: Connection) -> None:
-    there.send(page_run.run(path, folder))
+def _run(path: Path, folder: Path, forks: str, there: Connection) -> None:
+    there.send(page_run.run(path, folder, forks))
 
 
 WRONG = """

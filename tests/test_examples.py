@@ -4,8 +4,6 @@ import ast
 import importlib.util
 import json
 import re
-import subprocess
-import sys
 import urllib.error
 import urllib.request
 from pathlib import Path
@@ -13,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from tests.support.forked_python import Python, python
 from tests.support.markup import read
 from tests.support.notebook_kernel import WAIT_S, kernel_environment
 from tests.support.places import PROJECT
@@ -43,16 +42,7 @@ NOTEBOOKS = sorted((EXAMPLES / "notebooks").glob("*.ipynb"))
 
 
 def run(name: str, *arguments: str) -> str:
-    done = subprocess.run(
-        [sys.executable, EXAMPLES / name, *arguments],
-        env=ENVIRONMENT,
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=WAIT_S,
-    )
-    assert done.returncode == 0, done.stderr
-    return done.stdout
+    return python(EXAMPLES / name, *arguments, env=ENVIRONMENT, check=True).stdout
 
 
 @pytest.mark.parametrize("name", EXPECTED)
@@ -86,11 +76,8 @@ def test_rollouts_are_lines_with_messages_and_rewards(tmp_path: Path) -> None:
 def test_service_answers_over_http(tmp_path: Path) -> None:
     for package in ("fastapi", "uvicorn"):
         pytest.importorskip(package, reason="needs fastapi and uvicorn")
-    command = [sys.executable, str(EXAMPLES / "service.py"), "--port", "0"]
-    with (
-        (tmp_path / "log").open("w+") as log,
-        subprocess.Popen(command, env=ENVIRONMENT, stdout=log, stderr=subprocess.PIPE, text=True) as service,
-    ):
+    command = [str(EXAMPLES / "service.py"), "--port", "0"]
+    with (tmp_path / "log").open("w+") as log, Python(command, env=ENVIRONMENT, stdout=log.fileno()) as service:
         assert service.stderr is not None
         try:
             lines = iter(service.stderr.readline, "")

@@ -1,9 +1,9 @@
 """The short form of the table of faults, and of the soak; that either can fail."""
 
 import subprocess
-import sys
 
 from scripts.soak import Sample, grown
+from tests.support.forked_python import python
 from tests.support.places import PROJECT
 
 WAIT_S = 110
@@ -59,5 +59,4 @@ def test_soak_finds_growth() -> None:
 
 
 def _run(*arguments: str) -> "subprocess.CompletedProcess[str]":
-    command = [sys.executable, *arguments]
-    return subprocess.run(command, cwd=PROJECT, capture_output=True, text=True, timeout=WAIT_S, check=False)
+    return python(*arguments, cwd=PROJECT, timeout=WAIT_S)

@@ -3,7 +3,6 @@
 import asyncio
 import json
 import signal
-import subprocess
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -14,7 +13,7 @@ import pytest
 
 from rlm_broker import RLM, LMReply, LMRequest, Usage
 from rlm_broker.service.settings import ServeSettings
-from tests.support.command import COMMAND, ENVIRONMENT, WAIT_S
+from tests.support.command import WAIT_S, started
 from tests.support.service import Served, serving
 from tests.support.stand_ins import Gate
 from tests.support.waiting import until_now
@@ -138,8 +137,7 @@ def test_drained_stream_ends_with_the_best_answer() -> None:
 
 def test_killed_server_leaves_no_process() -> None:
     """SIGKILL ends its fork server, its containers and the block that one of them runs."""
-    command = [*COMMAND, "serve", "--port", "0"]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=ENVIRONMENT) as server:
+    with started("serve", "--port", "0") as server:
         assert server.stdout is not None
         base, key = server.stdout.readline().strip(), server.stdout.readline().removeprefix("key: ").strip()
         headers = {"authorization": f"Bearer {key}"}

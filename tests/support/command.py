@@ -4,7 +4,10 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
+from tests.support.forked_python import WAIT_S as WAIT_S
+from tests.support.forked_python import Python, python
 from tests.support.places import PROJECT
 
 ENVIRONMENT = {
@@ -13,20 +16,16 @@ ENVIRONMENT = {
     "PYTHONPATH": str(PROJECT),
 }
 COMMAND = [sys.executable, "-m", "rlm_broker"]
-WAIT_S = 90
 
 
 def run(*arguments: str | Path, stdin: bytes = b"") -> "subprocess.CompletedProcess[str]":
-    """One command, to its end."""
-    done = subprocess.run(
-        [*COMMAND, *map(str, arguments)],
-        input=stdin,
-        capture_output=True,
-        env=ENVIRONMENT,
-        timeout=WAIT_S,
-        check=False,
-    )
-    return subprocess.CompletedProcess(done.args, done.returncode, done.stdout.decode(), done.stderr.decode())
+    """Run one command to its end, in a process of its own."""
+    return python("-m", "rlm_broker", *arguments, stdin=stdin, env=ENVIRONMENT)
+
+
+def started(*arguments: str | Path, **more: Any) -> Python:
+    """Start a command in a process of its own, with the options of `Python`."""
+    return Python(["-m", "rlm_broker", *arguments], **{"env": ENVIRONMENT, **more})
 
 
 def sentence(done: "subprocess.CompletedProcess[str]") -> str:

@@ -4,14 +4,14 @@ import asyncio
 import contextlib
 import os
 import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 from rlm_broker.control.client import processes
 from rlm_broker.control.status import ProcessStatus
-from tests.support.command import COMMAND, ENVIRONMENT
+from tests.support.command import ENVIRONMENT
+from tests.support.forked_python import Python, python
 from tests.support.waiting import WAIT_S
 
 LIBRARY = """
@@ -33,37 +33,28 @@ def environment(**more: str) -> dict[str, str]:
 
 
 @contextlib.contextmanager
-def process(arguments: list[str | Path], **more: str) -> Iterator["subprocess.Popen[str]"]:
+def process(arguments: list[str | Path], **more: str) -> Iterator[Python]:
     """A process, which is killed if it has not ended at the end of the test."""
-    with subprocess.Popen(
-        [*map(str, arguments)],
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        env=environment(**more),
-        text=True,
-    ) as started:
+    with Python(arguments, env=environment(**more)) as started:
         try:
             yield started
         finally:
             started.kill()
 
 
-def command(*arguments: str | Path) -> "contextlib.AbstractContextManager[subprocess.Popen[str]]":
+def command(*arguments: str | Path) -> contextlib.AbstractContextManager[Python]:
     """`rlm-broker` with these arguments."""
-    return process([*COMMAND, *arguments])
+    return process(["-m", "rlm_broker", *arguments])
 
 
-def library(question: str, *replies: str) -> "contextlib.AbstractContextManager[subprocess.Popen[str]]":
+def library(question: str, *replies: str) -> contextlib.AbstractContextManager[Python]:
     """A program of a user's that asks for a control socket, and answers one question."""
-    return process([sys.executable, "-c", LIBRARY, question, *replies], RLM_BROKER_CONTROL="1")
+    return process(["-c", LIBRARY, question, *replies], RLM_BROKER_CONTROL="1")
 
 
 def run(*arguments: str) -> "subprocess.CompletedProcess[str]":
     """One command of rlm-broker's, to its end."""
-    return subprocess.run(
-        [*COMMAND, *arguments], capture_output=True, text=True, env=environment(), timeout=WAIT_S, check=False
-    )
+    return python("-m", "rlm_broker", *arguments, env=environment())
 
 
 async def seen(pid: int, is_so: Callable[[ProcessStatus], Any]) -> ProcessStatus:

@@ -12,7 +12,6 @@ import inspect
 import io
 import json
 import os
-import socket
 import subprocess
 import sys
 import tomllib
@@ -24,11 +23,11 @@ from typing import Any
 
 import yaml
 
-from tests.support import page_code
+from tests.support import forked_client, page_code
 from tests.support.fake_openai import Answer, FakeOpenAI, completion, streamed
+from tests.support.page_command import FAKE_PORT, redirect
 from tests.support.places import PROJECT
 
-FAKE_PORT = "FAKE_PORT"
 WAIT_S = 90
 ANSWER = "an answer"
 PARSERS: dict[str, Callable[[str], object]] = {
@@ -61,14 +60,16 @@ class Script:
         return f"```repl\nprint(len(context))\nFINAL({ANSWER!r})\n```" if "```repl" in first_message else ANSWER
 
 
-def run(path: Path, folder: Path) -> list[str]:
+def run(path: Path, folder: Path, forks: str) -> list[str]:
     """Run the code of the page `path` within `folder`, and return a line or more for each fault.
+
+    Its commands are forks of the process whose socket is `forks`.
 
     This process is the page's from here on: its folder, its variables and its name resolution are changed.
     """
     script = Script()
     with FakeOpenAI(script) as server:
-        _prepare(folder, server.port)
+        _prepare(folder, server.port, forks)
         name = str(path.relative_to(PROJECT)) if path.is_relative_to(PROJECT) else path.name
         faults: list[str] = []
         with asyncio.Runner() as runner:
@@ -83,15 +84,7 @@ def run(path: Path, folder: Path) -> list[str]:
         return faults
 
 
-def command() -> None:
-    """Run `rlm-broker` with its arguments, where names of hosts lead to the fake server."""
-    _redirect(int(os.environ[FAKE_PORT]))
-    from rlm_broker.__main__ import main
-
-    main()
-
-
-def _prepare(folder: Path, port: int) -> None:
+def _prepare(folder: Path, port: int, forks: str) -> None:
     os.chdir(folder)
     for name in list(os.environ):
         if name.endswith("_API_KEY") or name.startswith("RLM_BROKER_"):
@@ -100,7 +93,7 @@ def _prepare(folder: Path, port: int) -> None:
     bin_folder.mkdir()
     executable = bin_folder / "rlm-broker"
     executable.write_text(
-        f"#!/bin/sh\nexec {sys.executable} -c 'from tests.support.page_run import command; command()' \"$@\"\n"
+        f'#!/bin/sh\nexec {sys.executable} -IS {forked_client.__file__} {forks} -m tests.support.page_command "$@"\n'
     )
     executable.chmod(0o755)
     os.environ |= {
@@ -113,22 +106,7 @@ def _prepare(folder: Path, port: int) -> None:
         "GPU_KEY": "sk-of-the-gpu",
         FAKE_PORT: str(port),
     }
-    _redirect(port)
-
-
-def _redirect(port: int) -> None:
-    """Have every name of a host lead to the fake server, with any port."""
-    resolve = socket.getaddrinfo
-
-    def redirected(host: Any, asked_port: Any, *arguments: Any, **keywords: Any) -> Any:
-        is_address = host is None or str(host).replace(".", "").isdecimal()
-        return (
-            resolve(host, asked_port, *arguments, **keywords)
-            if is_address
-            else resolve("127.0.0.1", port, *arguments, **keywords)
-        )
-
-    socket.getaddrinfo = redirected  # type: ignore[assignment] # takes and returns what the original does
+    redirect(port)
 
 
 @dataclass

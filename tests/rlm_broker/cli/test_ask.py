@@ -12,8 +12,9 @@ from typing import Any
 import psutil
 import pytest
 
-from tests.support.command import COMMAND, ENVIRONMENT, WAIT_S, run, sentence
+from tests.support.command import COMMAND, ENVIRONMENT, WAIT_S, run, sentence, started
 from tests.support.fake_openai import Answer, FakeOpenAI, completion
+from tests.support.forked_python import Python
 
 FACT = "The custodian of the vault is Ada Quill."
 QUESTION = "Who is the custodian of the vault?"
@@ -255,24 +256,20 @@ def test_what_cannot_be_said_of_a_run_is_one_sentence(log: Path, arguments: list
     assert said in sentence(done)
 
 
-def processes_below(process: "subprocess.Popen[bytes]") -> list[psutil.Process]:
+def processes_below(process: Python) -> list[psutil.Process]:
     return psutil.Process(process.pid).children(recursive=True)
 
 
-def endless(tmp_path: Path) -> list[str]:
-    """A program that asks with a model that keeps its REPL busy, and says when the block runs."""
-    program = tmp_path / "endless.py"
-    program.write_text(
-        "import sys\n"
-        "from rlm_broker.cli import composing\n"
-        "from rlm_broker.clients.function import FunctionClient\n"
-        "code = 'an idea\\n```repl\\nprint(\"up\", flush=True)\\nwhile True: pass\\n```'\n"
-        "rlm = composing.RLM\n"
-        "composing.RLM = lambda model, sub_model, **options: rlm(FunctionClient(lambda messages: code), **options)\n"
-        "from rlm_broker.cli.main import main\n"
-        "main()\n"
-    )
-    return [COMMAND[0], str(program)]
+ENDLESS = r"""
+from rlm_broker.cli import composing
+from rlm_broker.clients.function import FunctionClient
+code = 'an idea\n```repl\nprint("up", flush=True)\nwhile True: pass\n```'
+rlm = composing.RLM
+composing.RLM = lambda model, sub_model, **options: rlm(FunctionClient(lambda messages: code), **options)
+from rlm_broker.cli.main import main
+main()
+"""
+"""A program that asks with a model that keeps its REPL busy, and says when the block runs."""
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
@@ -280,15 +277,15 @@ def test_a_signal_ends_the_run_with_its_partial_answer_and_leaves_nothing(
     log: Path, tmp_path: Path, number: signal.Signals
 ) -> None:
     trace = tmp_path / "trace.jsonl"
-    command = [*endless(tmp_path), "ask", QUESTION, str(log), "--trace", str(trace)]
+    command = ["-c", ENDLESS, "ask", QUESTION, str(log), "--trace", str(trace)]
     with (
-        subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=ENVIRONMENT) as process,
+        Python(command, env=ENVIRONMENT) as process,
         contextlib.ExitStack() as stack,
     ):
         stack.callback(process.kill)  # so that a failure leaves no process
         assert process.stderr is not None
         for line in process.stderr:
-            if b"turn 1" in line:
+            if "turn 1" in line:
                 break
         with trace.open() as events:  # the block runs when it has printed
             while "block_printed" not in events.read():
@@ -299,44 +296,36 @@ def test_a_signal_ends_the_run_with_its_partial_answer_and_leaves_nothing(
         out, err = process.communicate(timeout=WAIT_S)
     assert psutil.wait_procs(below, timeout=20)[1] == []
     assert process.returncode == 128 + number
-    assert out.decode().startswith("an idea")
-    assert b"rlm-broker ask: the run was cancelled" in err
-    assert b" s, 1 turn, 1 call" in err
-    assert b"Traceback" not in err
+    assert out.startswith("an idea")
+    assert "rlm-broker ask: the run was cancelled" in err
+    assert " s, 1 turn, 1 call" in err
+    assert "Traceback" not in err
     last = json.loads(trace.read_text().splitlines()[-1])
     assert (last["event"], last["error"]) == ("run_ended", "cancelled")
 
 
 def test_nohup_keeps_a_hangup_ignored() -> None:
-    script = "trap '' HUP; exec " + shlex.join([*COMMAND, "exec", "-"])
-    with subprocess.Popen(
-        ["bash", "-c", script], stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=ENVIRONMENT
-    ) as process:
+    with started("exec", "-", stdin=subprocess.PIPE, ignores=[signal.SIGHUP]) as process:
         assert process.stdin is not None
         assert process.stdout is not None
-        process.stdin.write(b"print('up', flush=True)\nfor _ in range(10**8): pass\nprint('end')")
+        process.stdin.write("print('up', flush=True)\nfor _ in range(10**7): pass\nprint('end')")
         process.stdin.close()
-        assert process.stdout.readline() == b"up\n"
+        assert process.stdout.readline() == "up\n"
         process.send_signal(signal.SIGHUP)
-        assert process.stdout.read() == b"end\n"
+        assert process.stdout.read() == "end\n"
     assert process.returncode == 0
 
 
 def test_on_a_terminal_one_line_lives_and_the_answer_is_whole(log: Path) -> None:
     controller, terminal = pty.openpty()
-    done = subprocess.run(
-        [*COMMAND, "ask", QUESTION, str(log)],
-        stdout=subprocess.PIPE,
-        stderr=terminal,
-        env={**ENVIRONMENT, "TERM": "xterm", "COLUMNS": "60"},
-        timeout=WAIT_S,
-        check=False,
-    )
-    os.close(terminal)
+    variables = {**ENVIRONMENT, "TERM": "xterm", "COLUMNS": "60"}
+    with started("ask", QUESTION, log, stderr=terminal, env=variables) as asks:
+        os.close(terminal)
+        answer, _ = asks.communicate()
     shown = os.read(controller, 1 << 20).decode()
     os.close(controller)
-    assert done.returncode == 0
-    assert b"Ada Quill" in done.stdout
-    assert b"turn" not in done.stdout
+    assert asks.returncode == 0
+    assert "Ada Quill" in answer
+    assert "turn" not in answer
     assert "turn 1 of 30" in shown
     assert "[depth 0]" not in shown

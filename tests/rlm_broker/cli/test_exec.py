@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.command import COMMAND, ENVIRONMENT, WAIT_S, run, sentence
+from tests.support.command import WAIT_S, run, sentence, started
 from tests.support.skips import NEEDS_ORDINARY_USER
 from tests.support.venvs import a_venv
 
@@ -218,9 +218,7 @@ def test_a_program_beyond_what_a_message_holds_is_not_read_to_its_end(script: Pa
 
 def test_a_pipe_that_says_nothing_is_waited_for_and_that_is_said(script: Path) -> None:
     script.write_text("print(input())")
-    command = [*COMMAND, "exec", str(script)]
-    pipe = subprocess.PIPE
-    with subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=pipe, env=ENVIRONMENT, text=True) as process:
+    with started("exec", script, stdin=subprocess.PIPE) as process:
         assert process.stderr is not None
         assert process.stderr.readline() == "reading stdin to its end; give the program none by </dev/null\n"
         assert process.communicate("late", timeout=WAIT_S) == ("late\n", "")

@@ -5,7 +5,6 @@ import json
 import resource
 import signal
 import socket
-import subprocess
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
@@ -17,7 +16,8 @@ from urllib.parse import urlsplit
 import psutil
 import pytest
 
-from tests.support.command import COMMAND, ENVIRONMENT, WAIT_S, run, sentence
+from tests.support.command import ENVIRONMENT, WAIT_S, run, sentence, started
+from tests.support.forked_python import Python
 
 KEY = "test-key-of-the-server"
 LOW = 150
@@ -25,20 +25,16 @@ LOW = 150
 
 
 @contextmanager
-def server(*arguments: str, cwd: Path | None = None, **variables: str) -> Iterator["subprocess.Popen[str]"]:
+def server(*arguments: str, cwd: Path | None = None, **variables: str) -> Iterator[Python]:
     environment = {**ENVIRONMENT, "SERVER_KEY": KEY, **variables}
-    command = [*COMMAND, "serve", "--port", "0", *arguments]
-    started = subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment, cwd=cwd
-    )
-    try:
-        yield started
-    finally:
-        started.kill()
-        started.communicate()
+    with started("serve", "--port", "0", *arguments, env=environment, cwd=cwd) as process:
+        try:
+            yield process
+        finally:
+            process.kill()
 
 
-def address(process: "subprocess.Popen[str]") -> str:
+def address(process: Python) -> str:
     assert process.stdout is not None
     return process.stdout.readline().strip()
 

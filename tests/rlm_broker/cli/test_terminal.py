@@ -1,12 +1,9 @@
 """The live line, panels and output of untrusted code, on a real terminal."""
 
-import fcntl
 import io
 import os
 import pty
 import re
-import subprocess
-import sys
 import termios
 from collections.abc import Callable
 from pathlib import Path
@@ -18,7 +15,7 @@ from rlm_broker.cli.progress import ProgressLine
 from rlm_broker.shown import printable
 from rlm_broker.trace.events import CallEnded, CallStarted, RunStarted
 from rlm_broker.usage import Usage
-from tests.support.command import COMMAND, ENVIRONMENT, WAIT_S
+from tests.support.command import ENVIRONMENT, WAIT_S, run, started
 from tests.support.fake_openai import Answer, FakeOpenAI, completion
 
 HOSTILE = "import sys\nsys.stdout.write('\\x1b]0;owned\\x07' + 'plain\\ttext\\n')\nsys.stderr.write('\\x1b[2J')"
@@ -34,9 +31,7 @@ def on_a_terminal(
     ours, theirs = pty.openpty()
     termios.tcsetwinsize(theirs, (24, COLUMNS))
     env = {**ENVIRONMENT, "TERM": "xterm", "COLUMNS": str(COLUMNS), **variables}  # pytest-xdist sets this variable, too
-    with subprocess.Popen(
-        [*COMMAND, *command], stdin=theirs, stdout=theirs, stderr=theirs, env=env, preexec_fn=_take_terminal
-    ) as process:
+    with started(*command, stdin=theirs, stdout=theirs, stderr=theirs, env=env, takes_terminal=True) as process:
         os.close(theirs)
         seen = b""
         while True:
@@ -55,12 +50,6 @@ def on_a_terminal(
     return seen
 
 
-def _take_terminal() -> None:
-    """Make stdin the terminal of a session of its own, so that Ctrl+C is a signal."""
-    os.setsid()
-    fcntl.ioctl(0, termios.TIOCSCTTY, 0)
-
-
 def test_escape_sequences_are_shown_and_not_sent(tmp_path: Path) -> None:
     (tmp_path / "hostile.py").write_text(HOSTILE)
     seen = on_a_terminal("exec", str(tmp_path / "hostile.py"))
@@ -71,11 +60,9 @@ def test_escape_sequences_are_shown_and_not_sent(tmp_path: Path) -> None:
 
 def test_a_pipe_gets_everything_as_it_is(tmp_path: Path) -> None:
     (tmp_path / "hostile.py").write_text(HOSTILE)
-    done = subprocess.run(
-        [sys.executable, "-m", "rlm_broker", "exec", str(tmp_path / "hostile.py")], capture_output=True, check=True
-    )
-    assert done.stdout == b"\x1b]0;owned\x07plain\ttext\n"
-    assert done.stderr == b"\x1b[2J"
+    done = run("exec", tmp_path / "hostile.py")
+    assert (done.returncode, done.stdout) == (0, "\x1b]0;owned\x07plain\ttext\n")
+    assert done.stderr == "\x1b[2J"
 
 
 def test_what_is_printable_stays() -> None:

@@ -3,10 +3,12 @@
 import json
 import os
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
+from tests.support import forked_client, forked_python
 from tests.support.command import COMMAND, ENVIRONMENT, WAIT_S, run, sentence
 
 
@@ -17,7 +19,8 @@ def text(tmp_path: Path) -> Path:
 
 
 def shell(script: str, folder: Path) -> "subprocess.CompletedProcess[str]":
-    command = " ".join(COMMAND)
+    fork = f"{sys.executable} -IS {forked_client.__file__} {forked_python.address()} -m rlm_broker"
+    command = " ".join(COMMAND) if "&-" in script else fork  # a fork has all standard streams
     return subprocess.run(
         ["bash", "-c", script.replace("rlm-broker", command)],
         cwd=folder,

@@ -5,7 +5,6 @@ import json
 import os
 import signal
 import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -13,7 +12,8 @@ from typing import Any
 import psutil
 import pytest
 
-from tests.support.command import COMMAND, ENVIRONMENT
+from tests.support import command
+from tests.support.forked_python import Python, python
 from tests.support.waiting import WAIT_S, until_now
 
 HELLO = {"protocolVersion": "2025-11-25", "capabilities": {}, "clientInfo": {"name": "test", "version": "1"}}
@@ -22,7 +22,7 @@ HELLO = {"protocolVersion": "2025-11-25", "capabilities": {}, "clientInfo": {"na
 class Raw:
     """A client that writes and reads lines."""
 
-    def __init__(self, process: "subprocess.Popen[bytes]") -> None:
+    def __init__(self, process: Python) -> None:
         self.process = process
         self._number = 0
 
@@ -30,7 +30,7 @@ class Raw:
         """Send one message."""
         assert self.process.stdin is not None
         message = {"jsonrpc": "2.0", **id, "method": method, "params": params}
-        self.process.stdin.write(json.dumps(message).encode() + b"\n")
+        self.process.stdin.write(json.dumps(message) + "\n")
         self.process.stdin.flush()
 
     def ask(self, method: str, **params: Any) -> dict[str, Any]:
@@ -57,8 +57,7 @@ class Raw:
 def started(*arguments: str) -> Iterator[Raw]:
     """A server that has shaken hands."""
     pipe = subprocess.PIPE
-    process = subprocess.Popen([*COMMAND, "mcp", *arguments], stdin=pipe, stdout=pipe, stderr=pipe, env=ENVIRONMENT)
-    with process:
+    with command.started("mcp", *arguments, stdin=pipe) as process:
         raw = Raw(process)
         try:
             raw.ask("initialize", **HELLO)
@@ -68,10 +67,10 @@ def started(*arguments: str) -> Iterator[Raw]:
             process.kill()
 
 
-def end_of(raw: Raw) -> tuple[int, bytes, bytes]:
+def end_of(raw: Raw) -> tuple[int, str, str]:
     """The exit code of the server, and what it still writes."""
     out, err = raw.process.communicate(timeout=WAIT_S)
-    return raw.process.returncode, out, err
+    return raw.process.wait(), out, err
 
 
 def are_gone(processes: list[psutil.Process]) -> bool:
@@ -91,11 +90,11 @@ def test_server_ends_with_all_its_processes(how: str) -> None:
             code, out, err = end_of(raw)
         else:
             raw.process.send_signal(signal.Signals[how])
-            code, out, err = (raw.process.wait(WAIT_S), b"", b"")
+            code, out, err = (raw.process.wait(WAIT_S), "", "")
         assert code == (0 if how == "eof" else 128 + signal.Signals[how])
         assert are_gone(below)
         assert all(json.loads(line)["jsonrpc"] == "2.0" for line in out.splitlines())
-        assert b"Traceback" not in err
+        assert "Traceback" not in err
 
 
 def test_killed_server_leaves_no_worker() -> None:
@@ -113,11 +112,9 @@ def test_server_ends_before_any_sandbox_is_open() -> None:
     with started() as raw:
         raw.ask("tools/list")
         code, out, err = end_of(raw)
-        assert (code, out, err) == (0, b"", b"")
-    done = subprocess.run(
-        [*COMMAND, "mcp"], stdin=subprocess.DEVNULL, capture_output=True, env=ENVIRONMENT, timeout=WAIT_S, check=False
-    )
-    assert (done.returncode, done.stdout, done.stderr) == (0, b"", b"")
+        assert (code, out, err) == (0, "", "")
+    done = command.run("mcp")
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
 
 
 @pytest.mark.parametrize("closes_stdin", [False, True])
@@ -131,7 +128,7 @@ def test_client_that_reads_no_more_ends_it(closes_stdin: bool) -> None:
             assert raw.process.stdin is not None
             raw.process.stdin.close()
         assert raw.process.wait(WAIT_S) == 0
-        assert raw.process.stderr.read() == b""
+        assert raw.process.stderr.read() == ""
 
 
 def test_code_in_sandbox_does_not_reach_the_wire() -> None:
@@ -139,7 +136,7 @@ def test_code_in_sandbox_does_not_reach_the_wire() -> None:
     with started() as raw:
         ran = raw.execute("import os; os.write(1, b'{}\\n'); os.write(2, b'x\\n'); None")
         assert (ran["stdout"], ran["stderr"]) == ("{}\n", "x\n")
-        assert end_of(raw)[:2] == (0, b"")
+        assert end_of(raw)[:2] == (0, "")
 
 
 def test_isolation_that_cannot_be_had_is_a_sentence(tmp_path: Path) -> None:
@@ -155,8 +152,7 @@ def test_isolation_that_cannot_be_had_is_a_sentence(tmp_path: Path) -> None:
 
 def test_config_is_what_clients_want() -> None:
     """`--config` prints the JSON with the arguments that were given, and starts no server."""
-    command = [*COMMAND, "mcp", "--model", "offline", "--config", "--root", os.sep]
-    done = subprocess.run(command, capture_output=True, env=ENVIRONMENT, timeout=WAIT_S, check=True)
+    done = command.run("mcp", "--model", "offline", "--config", "--root", os.sep)
     server = json.loads(done.stdout)["mcpServers"]["rlm"]
     assert server["args"] == ["mcp", "--model", "offline", "--root", os.sep]
     assert server["command"]
@@ -165,21 +161,19 @@ def test_config_is_what_clients_want() -> None:
 def test_config_has_absolute_paths(tmp_path: Path) -> None:
     """A client starts the command in a folder of its own."""
     (tmp_path / "logs").mkdir()
-    command = [*COMMAND, "mcp", "--root", "logs", "--tools=../tools.py", "--config"]
-    done = subprocess.run(command, capture_output=True, env=ENVIRONMENT, timeout=WAIT_S, check=True, cwd=tmp_path)
+    options = ["mcp", "--root", "logs", "--tools=../tools.py", "--config"]
+    done = python("-m", "rlm_broker", *options, env=command.ENVIRONMENT, check=True, cwd=tmp_path)
     args = json.loads(done.stdout)["mcpServers"]["rlm"]["args"]
     assert args == ["mcp", "--root", str(tmp_path / "logs"), f"--tools={tmp_path.parent / 'tools.py'}"]
 
 
 def test_wrong_settings_are_a_sentence() -> None:
     for arguments, sentence in {
-        ("--limit", "x=1"): b"there is no such limit",
-        ("--root", "/nonexistent"): b"/nonexistent is not a folder",
-        ("--root", "/nonexistent", "--config"): b"/nonexistent is not a folder",
+        ("--limit", "x=1"): "there is no such limit",
+        ("--root", "/nonexistent"): "/nonexistent is not a folder",
+        ("--root", "/nonexistent", "--config"): "/nonexistent is not a folder",
     }.items():
-        done = subprocess.run(
-            [*COMMAND, "mcp", *arguments], stdin=subprocess.DEVNULL, capture_output=True, env=ENVIRONMENT, check=False
-        )
+        done = command.run("mcp", *arguments)
         assert done.returncode == 2
         assert sentence in done.stderr
         assert len(done.stderr.splitlines()) == 1
@@ -189,8 +183,6 @@ def test_missing_extra_is_a_sentence(tmp_path: Path) -> None:
     """Without the SDK the command says what to install."""
     blocked = "import sys; sys.modules['mcp'] = None; sys.argv = ['rlm-broker', 'mcp']\n"
     code = f"{blocked}from rlm_broker.cli.main import main; main()"
-    done = subprocess.run(
-        [sys.executable, "-c", code], cwd=tmp_path, stdin=subprocess.DEVNULL, capture_output=True, env=ENVIRONMENT
-    )
+    done = python("-c", code, cwd=tmp_path, env=command.ENVIRONMENT)
     assert done.returncode == 2
-    assert done.stderr.strip().endswith(b"pip install 'rlm-broker[mcp]'")
+    assert done.stderr.strip().endswith("pip install 'rlm-broker[mcp]'")
