@@ -416,12 +416,8 @@ class RLM(AsyncResource):
                 is_auto=self._is_auto,
                 repl=self._persistent_repl,
             )
-            completion = await composed.run(context)
-        if (diverged := self._parts.diverged) is not None:  # raised again: model code may have caught it and answered
             completion = await begun.run(context)
-        replay = self._parts.registry.replay if self._parts.registry else None
-        if replay is not None and replay.diverged:
-            diverged = ReplayDiverged(replay.diverged)  # raised again: model code may have caught it and answered
+        if (diverged := self._parts.diverged) is not None:  # raised again: model code may have caught it and answered
             run.hand_to(diverged)
             raise diverged
         return dataclasses.replace(completion, prompt=asked.prompt, root_prompt=asked.question)

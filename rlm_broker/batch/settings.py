@@ -59,7 +59,7 @@ def settings_of(
         "user_prologue": _short(instructions.prologue),
         "tools": sorted([*tools.names, *tools.values]),
         "sub_tools": sorted([*tools.for_children.names, *tools.for_children.values]),
-        "output_type": None if output_type is None else _short(output_type.task(None)),
+        "output_type": None if output_type is None else _short(output_type.schema),
         "recursion": "auto" if is_auto else "always",
         "query_handler": None if query_handler is None else _name(query_handler),
         "isolation": engine.level,
