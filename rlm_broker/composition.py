@@ -1,20 +1,25 @@
 """The composition of a root run: its loop, and all parts that its tree shares."""
 
+import asyncio
+import contextlib
+import dataclasses
 import time
 from collections.abc import Sequence
 from typing import Any
 
 from rlm_broker import __version__
-from rlm_broker.asked import Asked
+from rlm_broker.asked import Asked, stored
 from rlm_broker.clients.recording import Recorder
 from rlm_broker.cluster.remote_run import RemoteRun
+from rlm_broker.concurrency.event_loop import EventLoopRef
 from rlm_broker.context.stored import StoredContext
 from rlm_broker.control.board import BOARD
-from rlm_broker.engine import Engine, RunningCluster
+from rlm_broker.engine import Engine, EngineParts, RunningCluster
 from rlm_broker.errors import ConfigurationError
 from rlm_broker.handler.completing import Completing
 from rlm_broker.handler.routing import Routing
 from rlm_broker.limits import Limits
+from rlm_broker.results import Completion
 from rlm_broker.run.calls import Caller, TreeCalls
 from rlm_broker.run.ledger import Ledger
 from rlm_broker.run.persistent_repl import PersistentRepl
@@ -27,6 +32,53 @@ from rlm_broker.trace.events import Emit, RunStarted, TreeEvents
 
 ROOT_RUN = "1"
 """Name of the root run in its tree; its children are "1.1", "1.2" and so on."""
+
+
+async def answered(
+    asked: Asked,
+    run: Run,
+    parts: EngineParts,
+    engine: Engine | None,
+    *,
+    receivers: Sequence[Emit],
+    query_handler: QueryHandlerFactory | None,
+    is_auto: bool,
+    repl: PersistentRepl | None,
+) -> Completion:
+    """Answer the question: store the context, and have an engine for as long as that takes.
+
+    Args:
+        asked, run, receivers, query_handler, is_auto, repl: As for `composed_run`.
+        parts: Make an engine, and the routes of the run.
+        engine: Engine that runs share; None makes one for this run.
+
+    Raises:
+        ConfigurationError, RunFailed: As for `RLM.completion`.
+    """
+    async with contextlib.AsyncExitStack() as own:
+        if asked.place is not None:
+            await own.enter_async_context(asked.place)
+        context = asked.context
+        if not isinstance(context, StoredContext):
+            context = own.enter_context(await asyncio.to_thread(stored, context, asked.question))
+        if engine is None:
+            engine = await own.enter_async_context(parts.running(EventLoopRef.here()))
+        begun = begun_run(
+            asked,
+            run,
+            context,
+            engine,
+            routing=await parts.routing(engine, asked.model, asked.sub_model, asked.limits),
+            receivers=receivers,
+            query_handler=query_handler,
+            is_auto=is_auto,
+            repl=repl,
+        )
+        completion = await begun.run(context)
+    if (diverged := parts.diverged) is not None:  # raised again: model code may have caught it and answered
+        run.hand_to(diverged)
+        raise diverged
+    return dataclasses.replace(completion, prompt=asked.prompt, root_prompt=asked.question)
 
 
 def begun_run(

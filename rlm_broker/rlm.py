@@ -1,12 +1,10 @@
 """The front door: `RLM`, which composes all other packages."""
 
-import asyncio
 import contextlib
-import dataclasses
 from collections.abc import AsyncGenerator, Callable, Mapping
 from typing import Any, Literal, Unpack
 
-from rlm_broker.asked import NOT_GIVEN, Asked, given_once, limits_of_a_run, require_question, stored
+from rlm_broker.asked import NOT_GIVEN, Asked, given_once, limits_of_a_run, require_question
 from rlm_broker.batch.batch import Batch, Wanted
 from rlm_broker.batch.composing import composed_batch
 from rlm_broker.batch.feeding import Items
@@ -14,9 +12,8 @@ from rlm_broker.batch.items import BatchItem
 from rlm_broker.batch.limits import BatchLimits
 from rlm_broker.batch.scoring import Score
 from rlm_broker.callback import Callback
-from rlm_broker.composition import begun_run
+from rlm_broker.composition import answered
 from rlm_broker.concurrency.event_loop import AsyncResource, EventLoopRef
-from rlm_broker.context.stored import StoredContext
 from rlm_broker.control.board import BOARD
 from rlm_broker.control.server import start_if_wanted
 from rlm_broker.engine import Engine, EngineParts
@@ -62,16 +59,14 @@ class RLM(AsyncResource):
         ```
 
     Args:
-        model: Root model: a name ("offline", "openai/gpt-5-mini", or one of `models`), a `Model`, a client object (also
-            one with the reference runtime's `completion`), or a function, see `FunctionClient`. None is "offline".
+        model: Root model: a name ("offline", "openai/gpt-5-mini", or one of `models`), a `Model`, a client object or a
+            function, see `FunctionClient`. None is "offline".
         sub_model: Model for what code in the REPL asks. None is the root model.
-        models: Further models by name, which code may name; or a `Models`, which also has routes, the model policy, the
-            cache, and the file to record to or to replay.
+        models: Further models by name, which code may name; or a `Models`, which also has routes, policy and files.
         limits: Limits of each run tree and its REPLs. A field that is not set is taken from `sandbox`, or has its
             default.
         tools: Name → a function for code, a plain value, or `{"tool": either, "description": text}`; or a `Tools`,
-            which also has those of child runs. Functions run in this process, sync ones in threads; their annotations
-            validate their arguments.
+            which also has those of child runs. Functions run in this process. Annotations validate their arguments.
         instructions: System prompt that replaces the built-in one, or `Instructions`.
         recursion: "always" gives a REPL to each child that may have one. "auto" does so only if its prompt is too long
             for its model, or asks for code.
@@ -82,8 +77,7 @@ class RLM(AsyncResource):
             returns the query handler of the run's REPL.
         sandbox: Isolation level ("auto", "strict", "standard", "process"), or a `Sandbox`, which several RLMs may
             share. An open sandbox stays open; a closed one is opened while it is used.
-        handler: Handler that several RLMs may share. Its models replace `model` and its like. Its owner opens and
-            closes it.
+        handler: Handler that several RLMs may share, in place of models. Its owner opens and closes it.
         keywords: Short forms of single arguments of `Models`, `Tools`, `Instructions` and `Sandbox`, and `verbose`,
             which prints events; and `cluster`, on whose nodes runs take place; see `Keywords`.
 
@@ -160,8 +154,7 @@ class RLM(AsyncResource):
         """Answer a question about a context, and return the outcome of the run.
 
         Args:
-            prompt, context: Context, under one of its names: text, a dict or list of plain values, or a path; see
-                `store`.
+            prompt, context: Context, under one of its names: text, plain values or a path; see `context.store`.
             root_prompt, question: Question, under one of its names. None: the task is in the context.
             output_type: Type of the answer: a pydantic model, or another type that pydantic can validate. The value is
                 `Completion.parsed`.
@@ -170,8 +163,7 @@ class RLM(AsyncResource):
         Raises:
             OutputInvalid: The answer was not of the type, also after `max_output_retries` further turns.
             LimitReached, RunCancelled: A limit or Ctrl+C ended the run.
-            ModelFailed, SandboxFailed: The model or the sandbox failed. These five are `RunFailed`, with the run's
-                messages, trajectory, usage and partial answer.
+            ModelFailed, SandboxFailed: The model or the sandbox failed. These five are `RunFailed`.
             ContextRefused, IsolationUnavailable: The run did not begin.
         """
         given = given_once(prompt, root_prompt, context, question)
@@ -327,15 +319,15 @@ class RLM(AsyncResource):
             raise ConfigurationError("a persistent RLM answers one question at a time: make another RLM for a batch")
 
         def begin(item: BatchItem, completing: Callable[[Completing], Completing]) -> Run:
-            given = item.context, item.question, output_type
-            asked = self._asked(*given, limits=None, timeout_s=None, completing=completing)
+            about = item.context, item.question, output_type
+            asked = self._asked(*about, limits=None, timeout_s=None, completing=completing)
             return self._run(asked, EventLoopRef.here()).start()
 
-        limits = BatchLimits() if limits is None else limits
-        wanted = Wanted(items, max_concurrent, limits, output_type, fail_fast, score, trajectories, out, retry_failed)
-        shared = {"instructions": self.instructions, "tools": self.tools}
-        more = {"is_auto": self._is_auto, "query_handler": self._query_handler}
-        return composed_batch(wanted, begin, self, self._parts, self._opened, {**shared, **more}, self._loop)
+        bounds = limits or BatchLimits()
+        wanted = Wanted(items, max_concurrent, bounds, output_type, fail_fast, score, trajectories, out, retry_failed)
+        given: dict[str, Any] = {"instructions": self.instructions, "tools": self.tools, "is_auto": self._is_auto}
+        given["query_handler"] = self._query_handler
+        return composed_batch(wanted, begin, self, self._parts, self._opened, given, self._loop)
 
     # -- what runs share ---------------------------------------------------------------------------------------------
 
@@ -388,36 +380,21 @@ class RLM(AsyncResource):
         return run
 
     async def _answered(self, asked: Asked, run: Run) -> Completion:
-        """Answer the question: store the context, and have an engine for as long as that takes."""
         if self._persistent and self._engine is None:
             raise ConfigurationError("a persistent RLM keeps its REPL within `with RLM(...) as rlm:`: call it there")
         if self._persistent and self._runs:
             raise ConfigurationError("a persistent RLM answers one question at a time: wait for the run before")
-        async with contextlib.AsyncExitStack() as own:
-            self._runs.add(run)
-            own.callback(self._runs.discard, run)
-            if asked.place is not None:
-                await own.enter_async_context(asked.place)
-            context = asked.context
-            if not isinstance(context, StoredContext):
-                context = own.enter_context(await asyncio.to_thread(stored, context, asked.question))
-            engine = self._engine
-            if engine is None:
-                engine = await own.enter_async_context(self._parts.running(EventLoopRef.here()))
-            routing = await self._parts.routing(engine, asked.model, asked.sub_model, asked.limits)
-            begun = begun_run(
+        self._runs.add(run)
+        try:
+            return await answered(
                 asked,
                 run,
-                context,
-                engine,
-                routing=routing,
+                self._parts,
+                self._engine,
                 receivers=self._receivers,
                 query_handler=self._query_handler,
                 is_auto=self._is_auto,
                 repl=self._persistent_repl,
             )
-            completion = await begun.run(context)
-        if (diverged := self._parts.diverged) is not None:  # raised again: model code may have caught it and answered
-            run.hand_to(diverged)
-            raise diverged
-        return dataclasses.replace(completion, prompt=asked.prompt, root_prompt=asked.question)
+        finally:
+            self._runs.discard(run)
