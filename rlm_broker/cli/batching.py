@@ -194,9 +194,9 @@ def _summary(progress: BatchProgress, counts: _Counts) -> str:
         "at a limit": by_kind(counts.limited) if counts.limited else "",
         "failed": by_kind(counts.failed) if counts.failed else "",
     }
-    done = ", ".join(f"{number} {end}" for end, number in ends.items() if number)
+    done = ", ".join(f"{number} {end}" for end, number in ends.items() if number not in ("", "0"))
     before = f"; {progress.skipped:,} done before" if progress.skipped else ""
-    return f"{counted(progress.done, 'item')}: {done}{before}; {progress.seconds:.1f} s, {used(progress)}"
+    return f"{counted(progress.done, 'item')}{done and ': '}{done}{before}; {progress.seconds:.1f} s, {used(progress)}"
 
 
 def _in_json(progress: BatchProgress, counts: _Counts) -> dict[str, Any]:
