@@ -157,19 +157,24 @@ def _has_open(pid: int, identity: os.stat_result) -> bool:
 
 
 def _paid(folder: Path) -> dict[str, dict[str, Used]]:
-    """Return usage by item and model of all calls in the journal."""
-    paid: dict[str, dict[str, Used]] = {}
+    """Return usage by item and model of all calls in the journal. A line that is in two segments counts once."""
+    calls: dict[str, dict[int, tuple[str, Used]]] = {}
+    voided: dict[str, int] = {}
     for path in sorted(folder.glob("calls-*.jsonl")):
         try:
             for head in _values(path, CallHead):
                 if head.again:
-                    paid.pop(head.item, None)
-                    continue
-                calls = paid.setdefault(head.item, {})
-                before = calls.get(head.model, Used()).usage()
-                calls[head.model] = Used.of(before + head.used.usage())
+                    voided[head.item] = max(head.n, voided.get(head.item, 0))
+                else:
+                    calls.setdefault(head.item, {})[head.n] = head.model, head.used
         except FileNotFoundError:  # its items are all finished
             continue
+    paid: dict[str, dict[str, Used]] = {}
+    for item, by_number in calls.items():
+        for n, (model, used) in by_number.items():
+            if n > voided.get(item, 0):
+                of_item = paid.setdefault(item, {})
+                of_item[model] = Used.of(of_item.get(model, Used()).usage() + used.usage())
     return paid
 
 

@@ -83,7 +83,7 @@ def run(
             **arguments,
         )
         counts = _Counts()
-        ended = _followed(batch, counts, is_quiet=is_quiet)
+        ended = _followed(batch, counts, fails_fast=arguments["fail_fast"], is_quiet=is_quiet)
     return _told(batch, counts, ended, out, is_quiet=is_quiet, as_json=as_json)
 
 
@@ -133,7 +133,7 @@ class _Counts:
             self.answered += 1
 
 
-def _followed(batch: Batch, counts: _Counts, *, is_quiet: bool) -> _Ended | None:
+def _followed(batch: Batch, counts: _Counts, *, fails_fast: bool, is_quiet: bool) -> _Ended | None:
     """Take all results, and return why the batch ended before all items were done, or None."""
     was_stopped = False
 
@@ -151,12 +151,12 @@ def _followed(batch: Batch, counts: _Counts, *, is_quiet: bool) -> _Ended | None
     except (RunCancelled, KeyboardInterrupt):
         exit_code = LimitReached.exit_code if was_stopped and not stopping.has_come() else stopping.exit_code()
         return _Ended(RunCancelled.kind, f"stopped; {GO_ON}", exit_code)
-    except Exception as error:
-        if (failed := counts.last_failed) is not None and str(error) and error is failed.failure:
-            return _Ended(failed.error_kind or "failed", f"{failed.id} failed: {failed.error}", 1)
-        if isinstance(error, LimitReached) and error.limit in LIMITS:
-            return _Ended(error.kind, f"{error}: raise {LIMITS[error.limit]}, and {GO_ON}", error.exit_code)
-        raise
+    except LimitReached as error:
+        return _Ended(error.kind, f"{error}: raise {LIMITS[error.limit]}, and {GO_ON}", error.exit_code)
+    except Exception:
+        if not fails_fast or (failed := counts.last_failed) is None:
+            raise
+        return _Ended("items_failed", f"{failed.id} failed: {failed.error}", 1)
     return None
 
 
@@ -194,9 +194,9 @@ def _summary(progress: BatchProgress, counts: _Counts) -> str:
         "at a limit": by_kind(counts.limited) if counts.limited else "",
         "failed": by_kind(counts.failed) if counts.failed else "",
     }
-    done = ", ".join(f"{number} {end}" for end, number in ends.items() if number)
+    done = ", ".join(f"{number} {end}" for end, number in ends.items() if number not in ("", "0"))
     before = f"; {progress.skipped:,} done before" if progress.skipped else ""
-    return f"{counted(progress.done, 'item')}: {done}{before}; {progress.seconds:.1f} s, {used(progress)}"
+    return f"{counted(progress.done, 'item')}{done and ': '}{done}{before}; {progress.seconds:.1f} s, {used(progress)}"
 
 
 def _in_json(progress: BatchProgress, counts: _Counts) -> dict[str, Any]:

@@ -19,11 +19,11 @@ RESULTS: list[dict[str, Any]] = [
     {"id": "e", "status": "limited", "limit": "max_iterations", "usage": {"m": USED}},
 ]
 CALLS: list[dict[str, Any]] = [
-    {"item": "a", "key": "00", "depth": 0, "model": "m", "used": USED},
-    {"item": "x", "key": "00", "depth": 0, "model": "m", "used": USED},
-    {"item": "x", "key": "01", "depth": 1, "model": "s", "used": USED},
-    {"item": "y", "key": "00", "depth": 0, "model": "m", "used": USED},
-    {"item": "y", "again": True},
+    {"item": "a", "n": 1, "key": "00", "depth": 0, "model": "m", "used": USED},
+    {"item": "x", "n": 2, "key": "00", "depth": 0, "model": "m", "used": USED},
+    {"item": "x", "n": 3, "key": "01", "depth": 1, "model": "s", "used": USED},
+    {"item": "y", "n": 4, "key": "00", "depth": 0, "model": "m", "used": USED},
+    {"item": "y", "n": 5, "again": True},
 ]
 
 
@@ -36,6 +36,7 @@ def out(tmp_path: Path) -> Path:
     for file, lines in (
         (out, RESULTS),
         (folder / "calls-000001.jsonl", CALLS),
+        (folder / "calls-000002.jsonl", CALLS[1:3]),
         (folder / "spent.jsonl", [{"seconds": 5.0}, {"seconds": 9.5}, {"removed": "ff", "usage": {"s": USED}}]),
     ):
         file.write_text("".join(json.dumps(line) + "\n" for line in lines) + '{"id": "torn", "item"')
@@ -43,7 +44,7 @@ def out(tmp_path: Path) -> Path:
 
 
 def test_items_and_usage_are_counted_from_the_files(out: Path) -> None:
-    """Calls of a finished item are in its result, and those of one that begins anew are counted as removed."""
+    """Calls of a finished item are in its result. A line that was moved may be in two segments."""
     status = read_status(out)
     assert (status.done, status.answered, status.failed) == (5, 1, {"provider": 2, "sandbox": 1})
     assert status.limited == {"max_iterations": 1}

@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import re
 import signal
 import subprocess
 from collections import Counter
@@ -11,10 +12,13 @@ from typing import Any
 
 import psutil
 import pytest
+from click.testing import CliRunner
 
 from rlm_broker.batch.status import read_status
+from rlm_broker.cli.main import cli
 from tests.support.command import COMMAND, ENVIRONMENT, WAIT_S, run, sentence
 from tests.support.fake_openai import Answer, FakeOpenAI, completion
+from tests.support.terminals import lines_shown, on_a_terminal
 from tests.support.waiting import until_now
 
 CODE = "```repl\nFINAL(llm_query('Which name is in: ' + context))\n```"
@@ -28,13 +32,14 @@ class Provider:
         held: Names whose prompts get no answer for now.
         asked: Prompts of code that were answered, with their number.
         roots: Calls of roots.
+        waiting: Prompts that got no answer.
         refuses: Whether calls of an item that asks for it fail.
     """
 
     def __init__(self) -> None:
         self.held: set[str] = set()
         self.asked: Counter[str] = Counter()
-        self.roots = 0
+        self.roots = self.waiting = 0
         self.refuses = True
 
     def __call__(self, request: dict[str, Any]) -> Answer:
@@ -47,6 +52,7 @@ class Provider:
             return completion(CODE, 100, 10)
         name = last.split()[-1]
         if name in self.held:
+            self.waiting += 1
             return Answer(never=True)
         self.asked[name] += 1
         return completion(name, 20, 2)
@@ -70,6 +76,12 @@ def items(tmp_path: Path) -> Path:
     lines = [{"id": f"i-{name}", "question": "Which name?", "context": f"It is {name}"} for name in NAMES]
     file.write_text("".join(json.dumps(line) + "\n" for line in lines))
     return file
+
+
+def batch(*arguments: str | Path) -> "subprocess.CompletedProcess[str]":
+    """Run a command in this process: modules that are imported already are most of the time of a new one."""
+    done = CliRunner().invoke(cli, list(map(str, arguments)), catch_exceptions=False)
+    return subprocess.CompletedProcess([], done.exit_code, done.stdout, done.stderr)
 
 
 def of(server: FakeOpenAI, items: Path | str, out: Path, *options: str | Path) -> list[str]:
@@ -97,7 +109,7 @@ def started(*arguments: str, stdin: int | None = None) -> Iterator["subprocess.P
 
 
 def status_of(out: Path) -> dict[str, Any]:
-    done = run("batch", "--status", out, "--json")
+    done = batch("batch", "--status", out, "--json")
     assert (done.returncode, done.stderr) == (0, "")
     shown: dict[str, Any] = json.loads(done.stdout)
     return shown
@@ -128,7 +140,7 @@ def test_failure_is_a_result_until_it_is_retried(
     """The same command does not ask a failed item again; with --retry-failed it does."""
     out = tmp_path / "out.jsonl"
     items.write_text(items.read_text().replace("Which name?", "Refuse this", 1))
-    done = run(*of(server, items, out, "--json"))
+    done = batch(*of(server, items, out, "--json"))
     assert done.returncode == 1
     shown = json.loads(done.stdout)
     assert (shown["done"], shown["failed"]) == (4, {"provider": 1})
@@ -136,10 +148,10 @@ def test_failure_is_a_result_until_it_is_retried(
     line = lines_of(out)["i-Ada"]
     assert (line["status"], line["answer"], line["error"]["kind"]) == ("failed", None, "provider")
     asked = len(server.requests)
-    assert run(*of(server, items, out, "-q")).returncode == 1
+    assert batch(*of(server, items, out, "-q")).returncode == 1
     assert len(server.requests) == asked
     provider.refuses = False
-    assert run(*of(server, items, out, "-q", "--retry-failed")).returncode == 0
+    assert batch(*of(server, items, out, "-q", "--retry-failed")).returncode == 0
     assert len(server.requests) == asked + 2
     assert lines_of(out)["i-Ada"]["answer"] == "Ada"
 
@@ -150,12 +162,12 @@ def test_fail_fast_ends_the_batch_at_a_failure(
     out = tmp_path / "out.jsonl"
     items.write_text(items.read_text().replace("Which name?", "Refuse this", 1))
     provider.held = set(NAMES)
-    done = run(*of(server, items, out, "-q", "--fail-fast"))
+    done = batch(*of(server, items, out, "-q", "--fail-fast"))
     assert done.returncode == 1
     assert "i-Ada failed: m: HTTP status 400" in sentence(done)
     provider.held.clear()
     provider.refuses = False
-    assert run(*of(server, items, out, "-q", "--fail-fast", "--retry-failed")).returncode == 0
+    assert batch(*of(server, items, out, "-q", "--fail-fast", "--retry-failed")).returncode == 0
     assert len(lines_of(out)) == len(NAMES)
 
 
@@ -163,13 +175,13 @@ def test_batch_limit_names_the_way_on(server: FakeOpenAI, provider: Provider, it
     """The limit is that of all processes together, and raising it goes on."""
     out = tmp_path / "out.jsonl"
     one = ("--max-concurrent", "1")
-    done = run(*of(server, items, out, *one, "--batch-tokens", "150"))
+    done = batch(*of(server, items, out, *one, "--batch-tokens", "150"))
     assert done.returncode == 3
     said = done.stderr.splitlines()[-1]
     assert "max_tokens = 150" in said
     assert "raise --batch-tokens, and the same command goes on" in said
-    assert run(*of(server, items, out, *one, "--batch-tokens", "150")).returncode == 3
-    assert run(*of(server, items, out, *one, "--batch-tokens", "9999")).returncode == 0
+    assert batch(*of(server, items, out, *one, "--batch-tokens", "150")).returncode == 3
+    assert batch(*of(server, items, out, *one, "--batch-tokens", "9999")).returncode == 0
     assert provider.asked == Counter(NAMES)
     assert provider.roots == len(NAMES)
 
@@ -182,7 +194,7 @@ def test_trajectories_scores_and_values_of_output_types(server: FakeOpenAI, item
     )
     (tmp_path / "schema.json").write_text('{"type": "string"}')
     options = ("--trajectories", "--score", f"{tmp_path / 'scores.py'}:score", "-o", tmp_path / "schema.json")
-    assert run(*of(server, items, out, "-q", *options)).returncode == 0
+    assert batch(*of(server, items, out, "-q", *options)).returncode == 0
     for id, line in lines_of(out).items():
         assert line["score"] == {"right": True}
         assert f"i-{line['parsed']}" == id
@@ -193,9 +205,9 @@ def test_trajectories_scores_and_values_of_output_types(server: FakeOpenAI, item
 
 
 def test_items_of_stdin_are_asked_as_they_come(server: FakeOpenAI, items: Path, tmp_path: Path) -> None:
-    """A wrong line of stdin ends the batch when its turn comes; the results before it stay."""
+    """A wrong line of stdin ends the batch when its turn comes. The results before it stay, and a file goes on."""
     out = tmp_path / "out.jsonl"
-    first, *others = items.read_bytes().splitlines(keepends=True)
+    first = items.read_bytes().splitlines(keepends=True)[0]
     with started(*of(server, "-", out, "-q"), stdin=subprocess.PIPE) as process:
         assert process.stdin is not None
         process.stdin.write(first)
@@ -204,7 +216,7 @@ def test_items_of_stdin_are_asked_as_they_come(server: FakeOpenAI, items: Path, 
         _, err = process.communicate(b"nonsense\n", timeout=WAIT_S)
     assert process.returncode == 2
     assert b"rlm-broker batch: line 2 of stdin is not a JSON object" in err
-    assert run(*of(server, "-", out, "-q"), stdin=b"".join([first, *others])).returncode == 0
+    assert batch(*of(server, items, out, "-q")).returncode == 0
     assert len(lines_of(out)) == len(NAMES)
     assert len(server.requests) == 2 * len(NAMES)
 
@@ -225,7 +237,7 @@ def test_ended_batch_goes_on_without_paying_twice(
         shown = status_of(out)
         assert shown["process"] == process.pid
         assert (shown["done"], shown["answered"], shown["failed"]) == (2, 2, {})
-        refused = run(*of(server, items, out))
+        refused = batch(*of(server, items, out))
         below = psutil.Process(process.pid).children(recursive=True)
         process.send_signal(number)
         _, err = process.communicate(timeout=WAIT_S)
@@ -242,13 +254,48 @@ def test_ended_batch_goes_on_without_paying_twice(
     provider.held.clear()
     roots = provider.roots
     assert roots == len(NAMES)
-    done = run(*of(server, items, out, "--json"))
+    done = batch(*of(server, items, out, "--json"))
     assert done.returncode == 0
     assert json.loads(done.stdout)["replayed"]["total_calls"] == 2
     assert provider.roots == roots
     assert provider.asked == Counter(NAMES)
     assert {id: line["answer"] for id, line in lines_of(out).items()} == {f"i-{name}": name for name in NAMES}
     assert lines_of(out)["i-Cy"]["usage"]["m"]["total_calls"] == 2
+
+
+def test_batch_is_listed_and_stopped(
+    server: FakeOpenAI, provider: Provider, items: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All runs of the process are listed. Stopping the process ends the batch, and not only the runs of the moment."""
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    monkeypatch.setitem(ENVIRONMENT, "XDG_RUNTIME_DIR", str(tmp_path))
+    provider.held = set(NAMES)
+    with started(*of(server, items, tmp_path / "out.jsonl", "-q", "--max-concurrent", "2")) as process:
+        until_now(lambda: provider.waiting == 2)
+        (listed,) = json.loads(batch("ps", "--json").stdout)["processes"]
+        assert (listed["pid"], listed["command"], len(listed["runs"])) == (process.pid, "batch", 2)
+        assert batch("stop", str(process.pid)).returncode == 0
+        _, err = process.communicate(timeout=WAIT_S)
+    assert process.returncode == 3
+    assert err == b"rlm-broker batch: stopped; the same command goes on\n"
+    assert provider.roots == 2
+
+
+def test_terminal_shows_one_line_with_a_bar(
+    server: FakeOpenAI, provider: Provider, items: Path, tmp_path: Path
+) -> None:
+    """Failures are told above the line, with no character that steers the terminal. Ctrl+C ends the batch."""
+    provider.held = {"Di"}
+    items.write_text(items.read_text().replace("Which name?", "Refuse this", 1).replace("i-Ada", r"i-\u001b[2JAda"))
+    arguments = of(server, items, tmp_path / "out.jsonl", "--max-concurrent", "1")
+
+    def has_waited(seen: bytes) -> bool:
+        return b"3 of 4 done" in seen and provider.waiting == 1
+
+    lines = lines_shown(on_a_terminal(*arguments, keys=b"\x03", after=has_waited, COLUMNS="120"))
+    assert any(re.search(r"━+ 3 of 4 done, .* left, 1 running, .* runs/s, 1 failed, 5 calls, ", line) for line in lines)
+    assert r"i-\x1b[2JAda failed: m: HTTP status 400" in "\n".join(lines)
+    assert lines[-1] == "rlm-broker batch: stopped; the same command goes on"
 
 
 # -- wrong use ---------------------------------------------------------------------------------------------------------
@@ -272,7 +319,8 @@ def test_ended_batch_goes_on_without_paying_twice(
 )
 def test_wrong_use_is_one_sentence(items: Path, tmp_path: Path, arguments: list[str], said: str) -> None:
     places = {"IN": str(items), "OUT": str(tmp_path / "out.jsonl")}
-    done = run("batch", *(places.get(each, each) for each in arguments))
+    done = batch("batch", *(places.get(each, each) for each in arguments))
     assert (done.returncode, done.stdout) == (2, "")
-    assert said in sentence(done)
+    assert said in done.stderr
+    assert "Traceback" not in done.stderr
     assert not (tmp_path / "out.jsonl").exists()

@@ -1,11 +1,11 @@
 """The live line, panels and output of untrusted code, on a real terminal."""
 
 import io
-import os
-import pty
 import re
 import termios
 from collections.abc import Callable
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,7 @@ from rlm_broker.trace.events import CallEnded, CallStarted, RunStarted
 from rlm_broker.usage import Usage
 from tests.support.command import ENVIRONMENT, WAIT_S, run, started
 from tests.support.fake_openai import Answer, FakeOpenAI, completion
+from tests.support.terminals import COLUMNS, lines_shown, on_a_terminal
 
 HOSTILE = "import sys\nsys.stdout.write('\\x1b]0;owned\\x07' + 'plain\\ttext\\n')\nsys.stderr.write('\\x1b[2J')"
 
@@ -70,13 +71,6 @@ def test_what_is_printable_stays() -> None:
     assert printable("a\nb\x9b\u202e") == "a\\nb\\x9b\\u202e"
 
 
-CONTROL = re.compile(rb"\x1b\[[0-9;?]*[A-Za-z]")
-
-
-def lines_of(seen: bytes) -> list[str]:
-    return [line for line in re.split(r"[\r\n]+", CONTROL.sub(b"", seen).decode()) if line]
-
-
 def asked(server: FakeOpenAI, folder: Path, *options: str, **terminal: Any) -> bytes:
     (folder / "text.txt").write_text("The disk failed at 03:14.\n")
     base = ["--model", "m", "--base-url", server.base_url]
@@ -94,7 +88,7 @@ def test_retries_and_failures_are_shown_above_the_live_line(tmp_path: Path) -> N
         ]
     )
     with FakeOpenAI(lambda _: next(replies), models=["m"]) as server:
-        lines = lines_of(asked(server, tmp_path))
+        lines = lines_shown(asked(server, tmp_path))
     assert any("block 1: error after" in line and "NameError: name 'undefined'" in line for line in lines)
     assert any(re.search(r"call 2 failed, attempt 2 in .* s: m: HTTP status 429", line) for line in lines)
     assert any("[depth 1] call 3 failed: m: HTTP status 400" in line for line in lines)
@@ -110,7 +104,7 @@ def test_the_live_line_ticks_while_nothing_happens(tmp_path: Path) -> None:
     with FakeOpenAI(Answer(never=True), models=["m"]) as server:
         seen = asked(server, tmp_path, keys=b"\x03", after=has_ticked)
     assert has_ticked(seen)
-    assert lines_of(seen)[-1] == "rlm-broker ask: the run was cancelled before it had an answer"
+    assert lines_shown(seen)[-1] == "rlm-broker ask: the run was cancelled before it had an answer"
 
 
 def test_a_call_that_ends_while_the_line_is_drawn_does_not_stop_the_clock(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -141,7 +135,7 @@ def test_verbose_shows_each_turn_in_panels_and_errors_in_red(tmp_path: Path) -> 
     )
     with FakeOpenAI(lambda _: next(replies), models=["m"]) as server:
         seen = asked(server, tmp_path, "-v")
-    lines = lines_of(seen)
+    lines = lines_shown(seen)
 
     def panel(title: str) -> list[str]:
         """The lines in the panel of this title."""
@@ -176,7 +170,7 @@ def test_no_color_is_obeyed_and_a_terminal_without_a_cursor_gets_lines(tmp_path:
 def test_the_live_line_begins_with_its_clock_and_leaves_room_for_ctrl_c(tmp_path: Path) -> None:
     with FakeOpenAI(Answer(never=True), models=["m"]) as server:
         seen = asked(server, tmp_path, keys=b"\x03", after=b"waiting for 1 call")
-    lines = lines_of(seen)
+    lines = lines_shown(seen)
     assert any(re.match(r"\d+ s, starting: modules", line) for line in lines)
     live = [line for line in lines if re.match(r"\d+ s, ", line)]
     assert any("turn 1 of 30, waiting for 1 call" in line for line in live)
@@ -192,7 +186,7 @@ def test_the_live_line_tells_how_far_a_batch_has_come(tmp_path: Path) -> None:
         return completion("done" if asked.startswith("part") else BATCH, 900, 20)
 
     with FakeOpenAI(answer, models=["m"]) as server:
-        lines = lines_of(asked(server, tmp_path, keys=b"\x03", after=b"batch 39 of 40"))
+        lines = lines_shown(asked(server, tmp_path, keys=b"\x03", after=b"batch 39 of 40"))
     assert any("turn 1 of 30, block 1 running, batch 39 of 40" in line for line in lines)
     assert lines[-1] == "rlm-broker ask: the run was cancelled before it had an answer"
 
