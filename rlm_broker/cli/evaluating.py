@@ -2,7 +2,7 @@
 
 import tempfile
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -25,6 +25,8 @@ from rlm_broker.settings.settings import Settings, assigned
 from rlm_broker.shown import as_json
 from rlm_broker.trace.story import counted
 
+GENERATED: dict[str, Any] = {"tasks": "all", "lengths": "8k,64k", "length_unit": "tokens", "samples": 5, "seed": 0}
+"""Options of generated questions, with their defaults; the help repeats these."""
 REPORT_FILE = "report.json"
 PICTURE_FILE = "scores.svg"
 OFFLINE = "offline"
@@ -118,7 +120,7 @@ class Plan:
             stack.enter_context(ControlSocket("eval"))
             folder = stack.enter_context(_folder(self.out))
             evaluation = Evaluation(self.questions, folder, self._rlm, **self.how)
-            limit = evaluation.run(self.arms, None if self.is_quiet else _Telling())
+            limit = evaluation.run(self.arms, None if self.is_quiet else _Telling(len(self.questions)))
             names = [arm.name for arm in self.arms]
             wanted = len(self.arms) * len(self.questions)
             done = Done(report(self.about, names, evaluation.outcomes(self.arms), wanted), limit)
@@ -136,11 +138,6 @@ class Plan:
 
 def plan(
     *,
-    tasks: str,
-    lengths: str,
-    length_unit: Any,
-    samples: int,
-    seed: int,
     data: str | None,
     arms: str,
     max_concurrent: int,
@@ -163,33 +160,55 @@ def plan(
     if how["retry_failed"] and out is None:
         raise ConfigurationError("--retry-failed needs the results of an earlier process: name their folder by --out")
     is_quiet, assignments = rest.pop("quiet"), rest.pop("assignments")
+    if picture is not None and not picture.parent.is_dir():  # it is written last, when all runs have been paid
+        raise ConfigurationError(f"cannot write {picture}: {picture.parent} is not a folder")
+    questions, source = _questions(data, **{name: rest.pop(name) for name in GENERATED})
     settings = Settings(assigned(assignments, **rest))
     if "max_depth" in settings.limits.model_fields_set:
         raise ConfigurationError("max_depth is a setting, and each arm has its own: leave it out, and name arms")
-    if data is None:
-        questions = generated(tasks_of(tasks), lengths_of(lengths, length_unit), samples, seed)
-        source: dict[str, Any] = {"seed": seed, "samples": samples, "length_unit": length_unit}
-    else:
-        questions, source = own(Path(data)), {"data": data}
     about = {"model": settings["model"], "sub_model": settings["sub_model"], **source}
     folder = None if out is None else Path(out)
     return Plan(questions, arms_of(arms), settings, folder, picture, is_quiet, about, how)
 
 
-class _Telling:
-    """Prints a line each time that a further tenth of an arm has ended."""
+def _questions(data: str | None, **given: Any) -> tuple[list[Question], dict[str, Any]]:
+    """Return the questions, and what the report says of their source.
 
-    def __init__(self) -> None:
+    Args:
+        data: File of the user's questions, or None.
+        given: Options of generated questions; None for one that was left out.
+
+    Raises:
+        ConfigurationError: An option has no effect, or the file or an option cannot be used.
+    """
+    if data is not None:
+        for name in (name for name, value in given.items() if value is not None):
+            raise ConfigurationError(f"--data replaces the generated questions: leave out --{name.replace('_', '-')}")
+        return own(Path(data)), {"data": data}
+    said = GENERATED | {name: value for name, value in given.items() if value is not None}
+    lengths = lengths_of(said["lengths"], said["length_unit"])
+    return generated(tasks_of(said["tasks"]), lengths, said["samples"], said["seed"]), said
+
+
+class _Telling:
+    """Prints a line each time that a further tenth of an arm has ended.
+
+    Args:
+        total: Items of each arm.
+    """
+
+    def __init__(self, total: int) -> None:
+        self._total = total
         self._told: tuple[str, int] | None = None
 
     def __call__(self, arm: Arm, batch: Batch) -> None:
         progress = batch.progress
-        ended, total = progress.done + progress.skipped, progress.total or 0
-        tenth = (arm.name, 10 * ended // max(1, total))
+        ended = progress.done + progress.skipped
+        tenth = (arm.name, 10 * ended // self._total)
         if tenth != self._told:
             self._told = tenth
             failed = f", {progress.failed:,} failed" if progress.failed else ""
-            say(f"eval: {arm.name}: {ended:,} of {total:,} items{failed}, {dollars(_cost(batch))}", err=True)
+            say(f"eval: {arm.name}: {ended:,} of {self._total:,} items{failed}, {dollars(_cost(batch))}", err=True)
 
 
 def _cost(batch: Batch) -> float | None:
@@ -228,5 +247,6 @@ def _write(file: Path, text: str) -> None:
         beside.write_text(text, encoding="utf-8")
         beside.replace(file)
     except OSError as error:
-        beside.unlink(missing_ok=True)
+        with suppress(OSError):
+            beside.unlink()
         raise ConfigurationError(f"cannot write {file}: {error.strerror}") from None

@@ -1,13 +1,13 @@
 """The arms of an evaluation: the same model, plainly asked or with runs of a maximum depth."""
 
-import re
 from dataclasses import dataclass
 from typing import Final
 
 from rlm_broker.errors import ConfigurationError
 
 PLAIN: Final = "plain"
-_NAME: Final = re.compile(r"rlm([1-9])")
+ARM_NAMES: Final = (PLAIN, *(f"rlm{depth}" for depth in range(1, 10)))
+"""Names of all arms; the place of a name is its `max_depth`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,10 +35,9 @@ def arms_of(text: str) -> tuple[Arm, ...]:
     """
     arms: dict[str, Arm] = {}
     for name in filter(None, (each.strip() for each in text.split(","))):
-        found = _NAME.fullmatch(name)
-        if found is None and name != PLAIN:
+        if name not in ARM_NAMES:
             raise ConfigurationError(f"there is no arm {name[:40]!r}: name plain, or rlm1 to rlm9 for a max_depth")
-        arms[name] = Arm(name, int(found[1]) if found else 0)
+        arms[name] = Arm(name, ARM_NAMES.index(name))
     if not arms:
         raise ConfigurationError("there is no arm: name some of plain, rlm1, rlm2")
     return tuple(arms.values())

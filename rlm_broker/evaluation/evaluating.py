@@ -17,7 +17,7 @@ from rlm_broker.batch.items import BatchItem, ItemStatus
 from rlm_broker.batch.limits import BatchLimits
 from rlm_broker.clients.offline.question import NOTE
 from rlm_broker.errors import LimitReached
-from rlm_broker.evaluation.arms import Arm
+from rlm_broker.evaluation.arms import ARM_NAMES, Arm
 from rlm_broker.evaluation.questions import Question
 from rlm_broker.evaluation.report import Ended, Outcome
 from rlm_broker.evaluation.scoring import Key, score
@@ -78,6 +78,7 @@ class Evaluation:
             ConfigurationError: The folder belongs to other questions, settings or models.
             OSError: The folder cannot be written.
         """
+        self.folder.mkdir(parents=True, exist_ok=True)
         for arm in arms:
             try:
                 limits = self._left_for(arm)
@@ -121,9 +122,9 @@ class Evaluation:
             LimitReached: They have left nothing.
         """
         used = Usage()
-        for file in sorted(self.folder.glob("*.jsonl")):
-            for row in _read(file) if file != self.file(arm.name) else ():
-                used += _usage(row.usage)
+        others = {self.file(name) for name in ARM_NAMES} - {self.file(arm.name)}
+        for row in (row for file in sorted(others) for row in _read(file)):
+            used += _usage(row.usage)
         tokens = used.total_input_tokens + used.total_output_tokens
         return BatchLimits(
             max_budget_usd=_left("max_budget_usd", self.max_budget_usd, used.total_cost or 0.0),

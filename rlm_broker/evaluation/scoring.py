@@ -179,7 +179,7 @@ def _listed(text: str) -> Iterable[str]:
     if 0 <= start < end:
         try:
             values = json.loads(text[start : end + 1])
-        except ValueError:
+        except (ValueError, RecursionError):
             pass
         else:
             return [str(value) for value in values]
