@@ -102,7 +102,7 @@ def test_killed_evaluation_goes_on(tmp_path: Path) -> None:
 
 def test_limit_of_all_arms_ends_with_a_partial_table(tmp_path: Path) -> None:
     with FakeOpenAI(_asked) as server:
-        options = ("eval", "--data", _data(tmp_path, 4), *_settings(tmp_path / "out", server), "-q")
+        options = ("eval", "--data", str(_data(tmp_path, 4)), *_settings(tmp_path / "out", server), "-q")
         done = run(*options, "--arms", "plain,rlm1", "--batch-tokens", "500", "--limit", "max_completion_tokens=10")
         assert done.returncode == 3
         assert "unfinished: " in done.stdout
@@ -124,7 +124,7 @@ def test_failure_of_each_item_is_a_failure(tmp_path: Path) -> None:
 
 def test_folder_of_another_model_is_refused(tmp_path: Path) -> None:
     with FakeOpenAI(_asked) as server:
-        data = _data(tmp_path, 1)
+        data = str(_data(tmp_path, 1))
         options = ("eval", "--data", data, *_settings(tmp_path / "out", server), "--arms", "plain", "-q")
         assert run(*options).returncode == 0
         done = run(*options, "--model", "another")

@@ -18,10 +18,10 @@ def _no_settings(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
 def _plan(**options: Any) -> Plan:
     """The plan of a command line with these options and no other."""
-    left_out = dict.fromkeys(
-        ("tasks", "lengths", "length_unit", "samples", "seed", "data", "batch_budget_usd", "batch_tokens", "out")
-        + ("picture", "model", "sub_model", "base_url", "api_key", "isolation")
-    )
+    generated = ("tasks", "lengths", "length_unit", "samples", "seed")
+    settings = ("model", "sub_model", "base_url", "api_key", "isolation")
+    others = ("data", "batch_budget_usd", "batch_tokens", "out", "picture")
+    left_out = dict.fromkeys((*generated, *settings, *others))
     given = {"arms": "plain,rlm1,rlm2", "max_concurrent": 16, "quiet": True, "retry_failed": False, "assignments": ()}
     return plan(**{**left_out, **given, **options})
 
