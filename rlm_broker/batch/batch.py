@@ -18,6 +18,7 @@ import os
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import AbstractAsyncContextManager, AsyncExitStack
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from rlm_broker.batch.feeding import Fed, Feeding, Items, total_of
@@ -104,6 +105,7 @@ class Batch(AsyncResource):
         wanted: The request.
         opened: Opens what the runs need, and the journal if there is one.
         begin: Begins the run of an item.
+        is_usable: Whether runs can still be begun.
         event_loop: Event loop on which it lives; None: the way of opening it decides.
     """
 
@@ -112,12 +114,14 @@ class Batch(AsyncResource):
         wanted: Wanted,
         opened: Callable[[], AbstractAsyncContextManager[Journal | None]],
         begin: Begin,
+        is_usable: Callable[[], bool],
         event_loop: EventLoopRef | None = None,
     ) -> None:
         self._event_loop = event_loop
         self._wanted = wanted
         self._opened = opened
         self._begin = begin
+        self._is_usable = is_usable
         self._scoring = Scoring(wanted.score)
         self._keeping = AsyncExitStack()
         self._journal: Journal | None = None
@@ -210,6 +214,8 @@ class Batch(AsyncResource):
             return
         self._error = error
         if isinstance(error, LimitReached):
+            if self._spending is not None:
+                self._spending.stop()
             for attempt in self._attempts:
                 attempt.abandon()
         self._main.cancel()
@@ -276,8 +282,8 @@ class Batch(AsyncResource):
         try:
             result, error = await self._answered(fed.item)
             result = await self._scoring.scored(fed.item, result)
-            if self._journal is not None:
-                line = result_line(result, fed.digest, trajectories=self._wanted.trajectories)
+            if self._journal is not None and not isinstance(error, RunCancelled):
+                line = partial(result_line, result, fed.digest, trajectories=self._wanted.trajectories)
                 await self._journal.finish(fed.item.id, line)
             self._counting.add(result)
             if self._wanted.fail_fast and result.status == "failed" and error is not None:
@@ -286,6 +292,8 @@ class Batch(AsyncResource):
                 return
             await self._room.acquire()
             self._results.put_nowait(result)
+        except Exception as error:  # noqa: BLE001 - raised to the caller
+            self._end(error)
         finally:
             self._counting.running -= 1
             self._places.release()
@@ -309,9 +317,11 @@ class Batch(AsyncResource):
             outcome = await self._begin(item, completing)
         except asyncio.CancelledError:
             if isinstance(self._error, LimitReached):
-                await paid.drained(DRAIN_S)
+                await spending.drained(DRAIN_S)
             raise
         except Exception as error:  # noqa: BLE001 - becomes the item's result
+            if isinstance(error, RunCancelled) and not self._is_usable():  # the RLM is being closed
+                self._end(error)
             outcome = error
         finally:
             self._attempts.difference_update(attempts)

@@ -38,4 +38,4 @@ def composed_batch(
     opening = Opening(
         rlm, parts, engine, lambda engine: settings_of(parts, engine, output_type=output_type, **settings), wanted
     )
-    return Batch(wanted, opening.opened, begin, event_loop)
+    return Batch(wanted, opening.opened, begin, lambda: rlm.is_open, event_loop)

@@ -2,8 +2,8 @@
 
 import asyncio
 import time
-from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterable, Iterator, Mapping
-from typing import Any, NamedTuple
+from collections.abc import AsyncGenerator, AsyncIterable, Callable, Iterable, Iterator, Mapping
+from typing import Any, Final, NamedTuple
 
 from rlm_broker.batch.items import BatchItem
 from rlm_broker.batch.parsing import digest_of, item_of
@@ -13,6 +13,8 @@ from rlm_broker.journal.lines import digest
 
 MOST_AHEAD = 64
 """Items that are pulled in one step of the thread."""
+PULLED: Final = b""
+"""Digest of an item that was pulled: an id that comes again is refused, and no more of the item is needed."""
 STEP_S = 0.005
 """Seconds of one step of the thread; at least one item is pulled in it."""
 Items = Iterable[BatchItem | Mapping[str, Any]] | AsyncIterable[BatchItem | Mapping[str, Any]]
@@ -33,7 +35,7 @@ class Feeding:
 
     Args:
         items: Items, or mappings of which items are made.
-        finished: Maps the digest of the id of each finished item to the digest of the item. The ids of items that are
+        known: Maps the digest of the id of each finished item to the digest of the item. The ids of items that are
             pulled are added, so that no id comes twice.
         on_skipped: Called with the number of items that were left out, on the thread or the event loop.
 
@@ -41,15 +43,14 @@ class Feeding:
         ConfigurationError: `items` cannot be iterated over.
     """
 
-    def __init__(self, items: Items, finished: dict[bytes, bytes], on_skipped: Callable[[int], object]) -> None:
+    def __init__(self, items: Items, known: dict[bytes, bytes], on_skipped: Callable[[int], object]) -> None:
         self._items = items
-        self._finished = finished
-        self._seen: set[bytes] = set()
+        self._known = known
         self._on_skipped = on_skipped
         self._number = 0
         self._is_at_end = False
 
-    async def fed(self) -> AsyncIterator[Fed]:
+    async def fed(self) -> AsyncGenerator[Fed, None]:
         """Yield the items that are to run.
 
         Raises:
@@ -93,10 +94,10 @@ class Feeding:
         self._number += 1
         item = item_of(given, f"item {self._number:,}")
         key, made_of = digest(item.id), digest_of(item)
-        if key in self._seen:
+        done = self._known.get(key)
+        self._known[key] = PULLED
+        if done is PULLED:
             raise ConfigurationError(f"item {self._number:,} has the id {item.id!r}, which an item before it has, too")
-        self._seen.add(key)
-        done = self._finished.get(key)
         if done is None:
             return Fed(item, made_of)
         if done != made_of:

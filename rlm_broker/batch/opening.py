@@ -12,6 +12,7 @@ from rlm_broker.concurrency.event_loop import AsyncResource
 from rlm_broker.engine import Engine, EngineParts
 from rlm_broker.journal.header import read_header
 from rlm_broker.journal.journal import Journal, folder_of, opened
+from rlm_broker.journal.out_file import OutFile
 from rlm_broker.models.registry import require_priced
 from rlm_broker.sandbox.sandbox import SEED_BITS
 
@@ -51,21 +52,21 @@ class Opening:
             ConfigurationError: The file of results or its journal cannot be used, or the price of a model is not known.
         """
         async with contextlib.AsyncExitStack() as own:
+            file = header = None
+            if self._out is not None:  # locked first: another process may write its header just now
+                file = await asyncio.to_thread(OutFile, self._out)
+                own.callback(file.close)
+                header = await asyncio.to_thread(read_header, folder_of(self._out))
             if not self._rlm.is_open:
-                own.enter_context(self._parts.seeded(await asyncio.to_thread(self._seed)))
+                known = None if header is None else header.seed
+                own.enter_context(self._parts.seeded(secrets.randbits(SEED_BITS) if known is None else known))
             await own.enter_async_context(self._rlm.borrowed())
             engine = self._engine()
             if self._limits.max_budget_usd is not None:
                 await require_priced("max_budget_usd", engine.handler.routing.clients)
             journal = None
-            if self._out is not None:
-                settings = self._settings(engine)
-                retries = self._retry_failed
-                journal = await asyncio.to_thread(opened, self._out, self._parts.seed, settings, retry_failed=retries)
+            if file is not None:
+                given = file, header, self._parts.seed, self._settings(engine)
+                journal = await asyncio.to_thread(opened, *given, retry_failed=self._retry_failed)
                 own.push_async_callback(journal.aclose)
             yield journal
-
-    def _seed(self) -> int:
-        """Return the seed of the journal, or draw one."""
-        header = None if self._out is None else read_header(folder_of(self._out))
-        return secrets.randbits(SEED_BITS) if header is None or header.seed is None else header.seed

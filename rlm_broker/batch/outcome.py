@@ -78,7 +78,7 @@ def result_line(result: BatchResult, digest: bytes, *, trajectories: bool) -> by
     if result.score_error is not None:
         line["score_error"] = result.score_error
     if result.metadata:
-        line["metadata"] = jsonable(result.metadata)
+        line["metadata"] = result.metadata
     if trajectories:
         line["messages"] = [{"role": each.role, "content": jsonable(each.content)} for each in messages_of(result)]
     line["digest"] = digest.hex()

@@ -146,6 +146,10 @@ def _require_question(question: object, where: str) -> None:
 def _require_metadata(metadata: object, where: str) -> None:
     if not isinstance(metadata, Mapping):
         raise ConfigurationError(f"the metadata of {where} must be a dict, not {type(metadata).__name__}")
+    try:
+        encode_escaped(metadata)
+    except (TypeError, ValueError, RecursionError) as error:
+        raise ConfigurationError(f"the metadata of {where} must be JSON values: {error}") from None
 
 
 def _short(value: object) -> str:

@@ -1,4 +1,8 @@
-"""The means of a whole batch: each call is held against its limits before it is sent, and counted after it."""
+"""The means of a whole batch: each call is held against its limits before it is sent, and counted after it.
+
+A call that may not be sent waits, and never fails: the batch is about to end, and an error would become the result of
+an item that a further process could answer.
+"""
 
 import asyncio
 from collections.abc import Callable, Hashable, Mapping
@@ -12,7 +16,7 @@ from rlm_broker.handler.routing import Routing
 from rlm_broker.limits import Limits
 from rlm_broker.results import Call
 from rlm_broker.run.ledger import NOTHING, Hold, Ledger
-from rlm_broker.usage import Usage
+from rlm_broker.usage import Tally, Usage
 
 
 class Spending:
@@ -27,14 +31,20 @@ class Spending:
     def __init__(self, limits: BatchLimits, earlier: Mapping[str, Usage], end: Callable[[Exception], object]) -> None:
         bounds = Limits(max_budget_usd=limits.max_budget_usd, max_tokens=limits.max_tokens, max_llm_calls=None)
         self._ledger = Ledger(bounds)
+        self._spent = Tally()
         self._end = end
+        self._is_ended = False
+        self._sent = 0
+        self._idle = asyncio.Event()
+        self._idle.set()
         for model, usage in earlier.items():
+            self._spent.add(usage)
             self._ledger.settle(NOTHING, "", model, 0, usage, 0)
 
     @property
     def usage(self) -> Usage:
-        """Usage of all processes so far."""
-        return self._ledger.summary().total
+        """Usage of all processes so far. It may be read from any thread."""
+        return self._spent.usage
 
     def require_means(self) -> None:
         """Refuse to begin where a limit is reached already.
@@ -44,25 +54,47 @@ class Spending:
         """
         self._ledger.require_means()
 
-    async def hold(self, request: LMRequest) -> Hold:
-        """Set aside what a call may cost. Where a limit is reached, the batch ends, and this waits for its end."""
+    def stop(self) -> None:
+        """Send no further call. Those that were sent go on."""
+        self._is_ended = True
+
+    async def drained(self, timeout_s: float) -> None:
+        """Wait until the calls that were sent have ended, but no longer than this."""
         try:
-            return await self._ledger.hold(request.chars, request.max_completion_tokens)
+            async with asyncio.timeout(timeout_s):
+                await self._idle.wait()
+        except TimeoutError:
+            return
+
+    async def begin(self, request: LMRequest) -> Hold:
+        """Set aside what a call may cost, before it is sent. If it may not be sent, wait for the end of the batch."""
+        try:
+            hold = await self._ledger.hold(request.chars, request.max_completion_tokens)
         except (LimitReached, ConfigurationError) as error:
             self._end(error)
-        return await asyncio.get_running_loop().create_future()
+            await asyncio.Event().wait()
+            raise
+        if self._is_ended:
+            self._ledger.release(hold)
+            await asyncio.Event().wait()
+        self._sent += 1
+        self._idle.clear()
+        return hold
 
-    def settle(self, hold: Hold, request: LMRequest, call: Call) -> None:
-        """Count a call that was answered. The batch ends if that has reached a limit."""
+    def end(self, hold: Hold, request: LMRequest, call: Call | None) -> None:
+        """Count a call that has ended; None is one that was not answered. The batch ends if a limit is reached."""
+        self._sent -= 1
+        if not self._sent:
+            self._idle.set()
+        if call is None:
+            self._ledger.release(hold)
+            return
+        self._spent.add(call.usage)
         self._ledger.settle(hold, "", call.root_model, request.depth, call.usage, len(call.response))
         try:
             self._ledger.require_means()
         except (LimitReached, ConfigurationError) as error:
             self._end(error)
-
-    def release(self, hold: Hold) -> None:
-        """Give back what a call without an answer has set aside."""
-        self._ledger.release(hold)
 
 
 class Metered:
@@ -87,11 +119,10 @@ class Metered:
         on_retry: OnRetry | None = None,
     ) -> Call:
         """Make one call, as `Broker.complete` does, if the batch may spend more."""
-        hold = await self._spending.hold(request)
+        hold = await self._spending.begin(request)
+        call: Call | None = None
         try:
             call = await self._broker.complete(client, request, timeout_s, session=session, on_retry=on_retry)
-        except BaseException:
-            self._spending.release(hold)
-            raise
-        self._spending.settle(hold, request, call)
+        finally:
+            self._spending.end(hold, request, call)
         return call

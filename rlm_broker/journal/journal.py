@@ -19,36 +19,36 @@ from typing import NamedTuple
 from rlm_broker.errors import ConfigurationError
 from rlm_broker.journal import disk
 from rlm_broker.journal.grouped import Grouped
-from rlm_broker.journal.header import FORMAT, Header, read_header, require_same, write_header
-from rlm_broker.journal.lines import Again, CallHead, CallLine, Finished, digest, line_of
+from rlm_broker.journal.header import FORMAT, Header, require_same, write_header
+from rlm_broker.journal.lines import Again, CallLine, Finished, digest, line_of
 from rlm_broker.journal.out_file import OutFile
 from rlm_broker.journal.paid import PaidCall
 from rlm_broker.journal.segments import Segments
 from rlm_broker.journal.spent import Spent, SpentFile
 
+FAILED = "failed"
+"""Status of the items that `retry_failed` runs again."""
 SUFFIX = ".journal"
 """End of the name of a journal's folder: that of the file of results, and this."""
 
 
 class Result(NamedTuple):
-    """A result that is to be written: the digest of its item's id, and its line."""
+    """A result that is to be written: the digest of its item's id, and what makes its line."""
 
     item: bytes
-    line: bytes
+    line: Callable[[], bytes]
 
 
 class Journal:
     """A journal that is open, on one event loop. `opened` makes it.
 
     Attributes:
-        seed: Seed of all runs.
         finished: Maps the digest of the id of each finished item to the digest of the item.
         counts: Number of finished items by status.
         spent: Usage by model and depth, and seconds, of all processes before this one.
     """
 
-    def __init__(self, out: OutFile, folder: Path, seed: int | None) -> None:
-        self.seed = seed
+    def __init__(self, out: OutFile, folder: Path) -> None:
         self.finished: dict[bytes, bytes] = {}
         self.counts: dict[str, int] = {}
         self._out = out
@@ -57,7 +57,8 @@ class Journal:
         self._segments = Segments(folder)
         self._calls: Grouped[tuple[str, PaidCall]]
         self._results: Grouped[Result]
-        self._syncs: Grouped[None]
+        self._syncs: Grouped[float | None]
+        self._has_begun = False
 
     async def earlier(self, item: str) -> list[PaidCall]:
         """Return the calls that earlier processes have paid for an unfinished item.
@@ -77,13 +78,13 @@ class Journal:
         """Write down a call that was paid for an item. Once this returns, a kill does not lose it."""
         await self._calls.done((item, paid))
 
-    async def finish(self, item: str, line: bytes) -> None:
-        """Write the result of an item. Once this returns, it is on the disk."""
+    async def finish(self, item: str, line: Callable[[], bytes]) -> None:
+        """Write the result of an item, whose line is made in a thread. Once this returns, it is on the disk."""
         await self._results.done(Result(digest(item), line))
 
     def tell_seconds(self, seconds: float) -> None:
         """Write down how long all processes together have worked."""
-        self._spent_file.add_seconds(seconds)
+        self._syncs.put(seconds)
 
     def begin(self, on_failure: Callable[[ConfigurationError], object]) -> None:
         """Start the threads. `on_failure` is called on this event loop if a line cannot be written."""
@@ -95,10 +96,11 @@ class Journal:
         self._calls = Grouped(self._write_calls, failed, "rlm-broker-calls")
         self._results = Grouped(self._write_results, failed, "rlm-broker-results")
         self._syncs = Grouped(self._sync, failed, "rlm-broker-sync")
+        self._has_begun = True
 
     async def aclose(self) -> None:
         """Write all that was handed over, then close the files."""
-        for thread in (self._calls, self._results, self._syncs):
+        for thread in (self._calls, self._results, self._syncs) if self._has_begun else ():
             await thread.aclose()
         await asyncio.to_thread(self._close)
 
@@ -109,47 +111,59 @@ class Journal:
 
     # -- in threads --------------------------------------------------------------------------------------------------
 
-    def read(self) -> None:
-        """Read which items are finished, and which calls were paid for others."""
-        self._out.read(self._add)
-        self._segments.scan(self.finished.__contains__, self._add_call)
+    def read(self, *, retry_failed: bool = False) -> None:
+        """Read which items are finished, and which calls were paid for others.
 
-    def forget(self, is_wanted: Callable[[Finished], bool]) -> None:
-        """Remove results, so that their items run again, from their beginning. What they have used stays counted.
+        Args:
+            retry_failed: Whether items that have failed run again, from their beginning. Their results are removed, and
+                what they have used stays counted.
 
         Raises:
             OSError: The disk is full, or broken.
         """
-        again: list[tuple[bytes, bytes]] = []
-        for finished, line in self._out.removed(is_wanted):
-            self._spent_file.add_removed(line, finished.usage)
-            again.append((digest(finished.id), line_of(Again(finished.id))))
-        if again:
+        removed: dict[bytes, str] = {}
+
+        def add(finished: Finished, line: bytes) -> None:
+            item = digest(finished.id)
+            if retry_failed and finished.status == FAILED:
+                self._spent_file.add_removed(line, finished.usage)
+                removed[item] = finished.id
+                return
+            self.finished[item] = bytes.fromhex(finished.digest)
+            self.counts[finished.status] = self.counts.get(finished.status, 0) + 1
+            if not self._spent_file.has_removed(line):
+                for model, used in finished.usage.items():
+                    self.spent.add(model, used.usage())
+
+        self._out.read(add)
+        self._segments.scan(
+            lambda item: item in self.finished or item in removed,
+            lambda model, used: self.spent.add(model, used.usage()),
+        )
+        if removed:  # in this order, each state that a kill leaves is a valid one
             self._spent_file.sync()
+            again = [(item, line_of(Again(id, self._next_number()))) for item, id in removed.items()]
             self._segments.append(again)
             self._segments.sync()
-            self._out.keep_only(is_wanted)
+            self._out.keep_only(lambda finished: finished.status != FAILED)
 
-    def _add(self, finished: Finished) -> None:
-        item = digest(finished.id)
-        self.finished[item] = bytes.fromhex(finished.digest)
-        self.counts[finished.status] = self.counts.get(finished.status, 0) + 1
-        for model, used in finished.usage.items():
-            self.spent.add(model, used.usage())
-
-    def _add_call(self, head: CallHead) -> None:
-        self.spent.add(head.model, head.used.usage())
+    def _next_number(self) -> int:
+        self._segments.last_number += 1
+        return self._segments.last_number
 
     def _write_calls(self, calls: Sequence[tuple[str, PaidCall]]) -> None:
-        self._segments.append([(digest(item), CallLine.of(item, paid).encoded()) for item, paid in calls])
+        lines = [(item, CallLine.of(item, self._next_number(), paid)) for item, paid in calls]
+        self._segments.append([(digest(item), line.encoded()) for item, line in lines])
         self._syncs.put(None)
 
     def _write_results(self, results: Sequence[Result]) -> None:
-        self._out.append(b"".join(result.line for result in results))
+        self._out.append(b"".join(result.line() for result in results))
         self._segments.finish([result.item for result in results])
 
-    def _sync(self, _: Sequence[None]) -> None:
+    def _sync(self, told: Sequence[float | None]) -> None:
         self._segments.sync()
+        if seconds := [each for each in told if each is not None]:
+            self._spent_file.add_seconds(max(seconds))
 
 
 def folder_of(out: Path) -> Path:
@@ -157,45 +171,39 @@ def folder_of(out: Path) -> Path:
     return out.with_name(out.name + SUFFIX)
 
 
-def opened(out: Path, seed: int | None, settings: dict[str, object], *, retry_failed: bool = False) -> Journal:
+def opened(
+    file: OutFile, header: Header | None, seed: int | None, settings: dict[str, object], *, retry_failed: bool = False
+) -> Journal:
     """Open the journal of a file of results, or make one. Call it in a thread: it reads the file.
 
     Args:
-        out: File of results.
-        seed: Seed of the runs for a new journal. One that exists has its own, which must be this one if one is given.
+        file: File of results, which the journal closes.
+        header: Header of the journal, as `read_header` has read it; None makes a journal.
+        seed: Seed of the runs, or None.
         settings: Settings on which the results depend.
         retry_failed: Whether items that have failed run again.
 
     Raises:
-        ConfigurationError: The file or its journal belongs to another process or to other settings, or cannot be used.
+        ConfigurationError: The file has no journal, or one of other settings, or cannot be used.
     """
-    folder = folder_of(out)
-    file = OutFile(out)
+    folder = folder_of(file.path)
     try:
-        header = _header(folder, file, seed, settings)
-        journal = Journal(file, folder, header.seed)
-        if retry_failed:
-            journal.forget(lambda finished: finished.status != "failed")
-        journal.read()
+        if header is None:
+            _begin(folder, file, Header(FORMAT, seed, settings))
+        else:
+            has_seeds = header.seed is not None and seed is not None
+            before, now = ({"seed": header.seed}, {"seed": seed}) if has_seeds else ({}, {})
+            require_same(folder, {**header.settings, **before}, {**settings, **now})
+        journal = Journal(file, folder)
+        journal.read(retry_failed=retry_failed)
     except OSError as error:
-        file.close()
-        raise disk.unwritable(out, error) from None
-    except BaseException:
-        file.close()
-        raise
+        raise disk.unwritable(file.path, error) from None
     return journal
 
 
-def _header(folder: Path, file: OutFile, seed: int | None, settings: dict[str, object]) -> Header:
-    header = read_header(folder)
-    if header is not None:
-        own = {} if header.seed is None or seed is None else {"seed": header.seed}
-        require_same(folder, {**header.settings, **own}, {**settings, **({"seed": seed} if own else {})})
-        return header
+def _begin(folder: Path, file: OutFile, header: Header) -> None:
     if not file.is_empty:
         raise ConfigurationError(f"{file.path} exists, and has no journal {folder}: name another file for the results")
     folder.mkdir(0o700, exist_ok=True)
-    header = Header(FORMAT, seed, settings)
     write_header(folder, header)
     disk.sync_folder(folder.parent)
-    return header

@@ -50,6 +50,7 @@ class CallLine(msgspec.Struct, omit_defaults=True):
 
     Attributes:
         item: Id of the item on whose behalf it was made.
+        n: Number of the line: a later line has a larger one, over all segments and processes.
         key: Digest of the request, in hexadecimal digits; its answer is found by it.
         depth: Depth of the call in its tree.
         model: Name of the model that served.
@@ -59,6 +60,7 @@ class CallLine(msgspec.Struct, omit_defaults=True):
     """
 
     item: str
+    n: int
     key: str
     depth: int
     model: str
@@ -70,7 +72,7 @@ class CallLine(msgspec.Struct, omit_defaults=True):
     request: Request | None = None
 
     @staticmethod
-    def of(item: str, paid: PaidCall) -> "CallLine":
+    def of(item: str, n: int, paid: PaidCall) -> "CallLine":
         """Return the line of a call."""
         call, request = paid.call, paid.request
         if request is not None:
@@ -78,7 +80,7 @@ class CallLine(msgspec.Struct, omit_defaults=True):
         used = Used.of(call.usage)
         key = paid.key.hex()
         answer = (call.root_model, call.response, call.problem, call.requested_model, used)
-        return CallLine(item, key, paid.depth, *answer, id=paid.id, request=request)
+        return CallLine(item, n, key, paid.depth, *answer, id=paid.id, request=request)
 
     def encoded(self) -> bytes:
         """Return the line as bytes, with its end."""
@@ -89,8 +91,8 @@ class CallHead(msgspec.Struct, gc=False):
     """The part of a call's line that a scan needs; the texts in it are skipped."""
 
     item: str
+    n: int
     model: str = ""
-    depth: int = 0
     used: Used = Used()
     again: bool = False
 
@@ -113,9 +115,10 @@ class CallAnswer(msgspec.Struct, gc=False):
 
 
 class Again(msgspec.Struct):
-    """A line of a segment: the calls of the item in the lines before it are void, since the item begins anew."""
+    """A line of a segment: the calls of the item with a smaller number are void, since the item begins anew."""
 
     item: str
+    n: int
     again: bool = True
 
 

@@ -37,8 +37,8 @@ class OutFile:
         """Whether the file has no byte."""
         return not self._end
 
-    def read(self, each: Callable[[Finished], None]) -> None:
-        """Call a function with each result in the file, and cut off a last line that is not whole.
+    def read(self, each: Callable[[Finished, bytes], None]) -> None:
+        """Call a function with each result in the file and its line, and cut off a last line that is not whole.
 
         Raises:
             ConfigurationError: A line that is followed by results is no result itself.
@@ -54,7 +54,7 @@ class OutFile:
                     f"line {broken} of {self.path} is not a result of a batch: remove the line, or name another file"
                 )
             end += len(line)
-            each(finished)
+            each(finished, line)
         if end < self._end:
             disk.cut(self._descriptor, end)
             self._end = end
@@ -67,13 +67,6 @@ class OutFile:
         """
         self._end = disk.append(self._descriptor, lines, self._end)
         disk.sync(self._descriptor)
-
-    def removed(self, is_wanted: Callable[[Finished], bool]) -> Iterator[tuple[Finished, bytes]]:
-        """Yield the results that are not wanted any more, with their lines. `keep_only` removes them."""
-        for line in self._lines():
-            finished = _finished(line)
-            if finished is not None and not is_wanted(finished):
-                yield finished, line
 
     def keep_only(self, is_wanted: Callable[[Finished], bool]) -> None:
         """Replace the file by one that has only the results that are wanted. A kill leaves one of both, whole.

@@ -108,11 +108,6 @@ class PaidCalls:
         if left:
             await to_its_end(lambda: _ended(left))
 
-    async def drained(self, timeout_s: float) -> None:
-        """Wait until the calls of abandoned attempts have ended, and are written down, but no longer than this."""
-        if left := [task for tasks in self._under_way.values() for task in tasks]:
-            await asyncio.wait(left, timeout=timeout_s)
-
     # -- what attempts do with it ------------------------------------------------------------------------------------
 
     def answer(self, key: bytes, number: int) -> Call | None:

@@ -88,10 +88,14 @@ class SpentFile:
         Raises:
             OSError: The disk is full, or broken.
         """
-        removed = SpentLine(removed=hashlib.blake2b(line, digest_size=DIGEST_BYTES).hexdigest(), usage=dict(usage))
+        removed = SpentLine(removed=_digest(line), usage=dict(usage))
         if removed.removed not in self._removed:
             self._write(removed)
             self._take(removed)
+
+    def has_removed(self, line: bytes) -> bool:
+        """Whether the usage in a line of results was written down here, since a kill came before it was removed."""
+        return bool(self._removed) and _digest(line) in self._removed
 
     def sync(self) -> None:
         """Wait until the lines are on the disk."""
@@ -111,3 +115,7 @@ class SpentFile:
             self._removed.add(told.removed)
             for model, used in told.usage.items():
                 self.spent.add(model, used.usage())
+
+
+def _digest(line: bytes) -> str:
+    return hashlib.blake2b(line, digest_size=DIGEST_BYTES).hexdigest()
