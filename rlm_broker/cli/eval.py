@@ -12,7 +12,8 @@ from rlm_broker.cli.terminal import say
 
 EXIT_CODES = """\b
 tasks: needle, needles, absent (facts in much text), count, classify (sums over lines), pairs (a join of two lists)
-arms:  plain (the context is in the prompt), rlm1, rlm2 (runs with a REPL, and their children with one)
+arms:  plain (the context is in the prompt), rlm1, rlm2 (runs with a REPL, and their children with one); an arm may
+       have settings of its own, such as rlm1:max_iterations=10 or rlm1:recursion=auto
 
 \b
 exit codes: 0 all items have ended, 1 all items of an arm failed, 2 the command line or configuration is wrong,

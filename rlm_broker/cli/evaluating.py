@@ -19,7 +19,7 @@ from rlm_broker.evaluation.picture import svg
 from rlm_broker.evaluation.questions import Question, generated, own, tasks_of
 from rlm_broker.evaluation.report import Report, report
 from rlm_broker.evaluation.table import dollars, table
-from rlm_broker.limits import Limits, RunLimits, with_set
+from rlm_broker.limits import RunLimits, with_set
 from rlm_broker.rlm import RLM
 from rlm_broker.settings.settings import Settings, assigned
 from rlm_broker.shown import as_json
@@ -73,7 +73,7 @@ class Plan:
     Attributes:
         questions: Questions of each arm.
         arms: Ways to ask them.
-        settings: Settings of all arms.
+        settings: Settings of each arm, by its name.
         out: Folder that keeps the results; None keeps none.
         picture: File for a picture, or None.
         is_quiet: Whether no progress is printed.
@@ -83,7 +83,7 @@ class Plan:
 
     questions: list[Question]
     arms: tuple[Arm, ...]
-    settings: Settings
+    settings: dict[str, Settings]
     out: Path | None
     picture: Path | None
     is_quiet: bool
@@ -114,7 +114,7 @@ class Plan:
         """
         if not self.is_quiet:
             say(f"eval: {self.estimate()}", err=True)
-            if self.settings["model"] == OFFLINE:
+            if any(settings["model"] == OFFLINE for settings in self.settings.values()):
                 say(f"eval: {OFFLINE_NOTE}", err=True)
         with ExitStack() as stack:
             stack.enter_context(ControlSocket("eval"))
@@ -132,8 +132,8 @@ class Plan:
         return done
 
     def _rlm(self, arm: Arm) -> RLM:
-        limits = with_set(self.settings.limits, RunLimits(max_depth=arm.max_depth))
-        return rlm_of(self.settings, limits=Limits.model_validate(limits))
+        settings = self.settings[arm.name]
+        return rlm_of(settings, limits=with_set(settings.limits, RunLimits(max_depth=arm.max_depth)))
 
 
 def plan(
@@ -163,12 +163,15 @@ def plan(
     if picture is not None and not picture.parent.is_dir():  # it is written last, when all runs have been paid
         raise ConfigurationError(f"cannot write {picture}: {picture.parent} is not a folder")
     questions, source = _questions(data, **{name: rest.pop(name) for name in GENERATED})
-    settings = Settings(assigned(assignments, **rest))
+    flags = assigned(assignments, **rest)
+    asked = arms_of(arms)
+    settings = Settings(flags)
+    by_arm = {arm.name: Settings(flags | dict(arm.settings)) for arm in asked}
     if "max_depth" in settings.limits.model_fields_set:
         raise ConfigurationError("max_depth is a setting, and each arm has its own: leave it out, and name arms")
     about = {"model": settings["model"], "sub_model": settings["sub_model"], **source}
     folder = None if out is None else Path(out)
-    return Plan(questions, arms_of(arms), settings, folder, picture, is_quiet, about, how)
+    return Plan(questions, asked, by_arm, folder, picture, is_quiet, about, how)
 
 
 def _questions(data: str | None, **given: Any) -> tuple[list[Question], dict[str, Any]]:

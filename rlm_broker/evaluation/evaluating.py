@@ -17,7 +17,7 @@ from rlm_broker.batch.items import BatchItem, ItemStatus
 from rlm_broker.batch.limits import BatchLimits
 from rlm_broker.clients.offline.question import NOTE
 from rlm_broker.errors import LimitReached
-from rlm_broker.evaluation.arms import ARM_NAMES, Arm
+from rlm_broker.evaluation.arms import Arm
 from rlm_broker.evaluation.questions import Question
 from rlm_broker.evaluation.report import Ended, Outcome
 from rlm_broker.evaluation.scoring import Key, score
@@ -85,7 +85,7 @@ class Evaluation:
                 with self.rlm(arm).batch(
                     self._items(),
                     max_concurrent=self.max_concurrent,
-                    out=self.file(arm.name),
+                    out=self.file(arm),
                     limits=limits,
                     retry_failed=self.retry_failed,
                 ) as batch:
@@ -96,9 +96,9 @@ class Evaluation:
                 return limit
         return None
 
-    def file(self, arm: str) -> Path:
+    def file(self, arm: Arm) -> Path:
         """Return the file of an arm's results."""
-        return self.folder / f"{arm}.jsonl"
+        return self.folder / arm.file_name
 
     def outcomes(self, arms: Sequence[Arm]) -> list[Outcome]:
         """Return the scored results of the arms, in the order of the questions."""
@@ -122,7 +122,7 @@ class Evaluation:
             LimitReached: They have left nothing.
         """
         used = Usage()
-        others = {self.file(name) for name in ARM_NAMES} - {self.file(arm.name)}
+        others = {journal.with_suffix("") for journal in self.folder.glob("*.jsonl.journal")} - {self.file(arm)}
         for row in (row for file in sorted(others) for row in _read(file)):
             used += _usage(row.usage)
         tokens = used.total_input_tokens + used.total_output_tokens
@@ -133,7 +133,7 @@ class Evaluation:
 
     def _rows(self, arm: Arm) -> dict[str, _Row]:
         """Return the results of an arm by their ids. Of an item that was asked again, the last result counts."""
-        return {row.id: row for row in _read(self.file(arm.name))}
+        return {row.id: row for row in _read(self.file(arm))}
 
     def _outcome(self, arm: Arm, question: Question, row: _Row) -> Outcome:
         if question.id not in self._asked:

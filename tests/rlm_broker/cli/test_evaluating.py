@@ -53,6 +53,8 @@ def test_estimate_counts_runs_and_tokens() -> None:
         ({"batch_tokens": -1}, "--batch-tokens must be above 0"),
         ({"retry_failed": True}, "--retry-failed needs"),
         ({"assignments": ("max_depth=2",)}, "each arm has its own"),
+        ({"arms": "rlm1:max_iterations=many"}, "max_iterations = many"),
+        ({"arms": "plain,rlm1:recursion=never"}, "recursion"),
         ({"picture": Path("/none/x.svg")}, "cannot write /none/x.svg: /none is not a folder"),
     ],
 )
@@ -60,6 +62,13 @@ def test_wrong_options_are_refused(options: dict[str, Any], why: str) -> None:
     with pytest.raises(ConfigurationError) as refused:
         _plan(**options)
     assert why in str(refused.value)
+
+
+def test_settings_of_an_arm_are_its_own() -> None:
+    planned = _plan(arms="rlm1,rlm1:max_iterations=5:recursion=auto", assignments=("max_iterations=20",))
+    by_arm = planned.settings
+    assert [by_arm[arm.name].limits.max_iterations for arm in planned.arms] == [20, 5]
+    assert [by_arm[arm.name]["recursion"] for arm in planned.arms] == ["always", "auto"]
 
 
 def test_folder_that_cannot_be_made_is_refused() -> None:
