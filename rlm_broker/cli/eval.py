@@ -12,7 +12,8 @@ from rlm_broker.cli.terminal import say
 
 EXIT_CODES = """\b
 tasks: needle, needles, absent (facts in much text), count, classify (sums over lines), pairs (a join of two lists)
-arms:  plain (the context is in the prompt), rlm1, rlm2 (runs with a REPL, and their children with one)
+arms:  plain (the context is in the prompt), rlm1, rlm2 (runs with a REPL, and their children with one); an arm may
+       have settings of its own, such as rlm1:max_iterations=10 or rlm1:recursion=auto
 
 \b
 exit codes: 0 all items have ended, 1 all items of an arm failed, 2 the command line or configuration is wrong,
@@ -25,33 +26,25 @@ SIGHUP (the same command with --out goes on)"""
 @click.option("-s", "--sub-model", metavar="NAME", help="The model that code asks; default: the root model.")
 @BASE_URL
 @API_KEY
-@click.option("--tasks", default="all", show_default=True, metavar="LIST", help="Generated tasks, with commas between.")
+@click.option("--tasks", metavar="LIST", help="Generated tasks, with commas between (default all).")
+@click.option("--lengths", metavar="LIST", help="Lengths of the contexts, such as 8k,1m (default 8k,64k).")
 @click.option(
-    "--lengths", default="8k,64k", show_default=True, metavar="LIST", help="Lengths of the contexts: 8k,64k,1m."
-)
-@click.option(
-    "--length-unit",
-    type=click.Choice(("tokens", "chars")),
-    default="tokens",
-    show_default=True,
-    help="Unit of the lengths; tokens are estimated.",
+    "--length-unit", type=click.Choice(("tokens", "chars")), help="Unit of the lengths (default tokens, estimated)."
 )
 @click.option(
     "--samples",
     type=click.IntRange(1, 10_000),
-    default=5,
-    show_default=True,
     metavar="N",
-    help="Questions of each task at each length.",
+    help="Questions of each task at each length (default 5).",
 )
-@click.option("--seed", type=int, default=0, show_default=True, metavar="N", help="Seed of the generated questions.")
+@click.option("--seed", type=int, metavar="N", help="Seed of the generated questions (default 0).")
 @click.option(
     "--data", type=FILE, metavar="FILE", help="Your own questions with answers, as JSON lines, in place of the tasks."
 )
-@click.option("--arms", default="plain,rlm1,rlm2", show_default=True, metavar="LIST", help="Ways to ask each question.")
 @click.option(
-    "--max-concurrent", type=click.IntRange(1), default=16, show_default=True, metavar="N", help="Runs at a time."
+    "--arms", default="plain,rlm1,rlm2", metavar="LIST", help="Ways to ask each question (default plain,rlm1,rlm2)."
 )
+@click.option("--max-concurrent", type=click.IntRange(1), default=16, metavar="N", help="Runs at a time (default 16).")
 @click.option("--batch-budget-usd", type=float, metavar="USD", help="Maximum cost of the whole evaluation.")
 @click.option("--batch-tokens", type=int, metavar="N", help="Maximum tokens of the whole evaluation.")
 @click.option("--retry-failed", is_flag=True, help="Ask again what failed in an earlier process.")

@@ -2,7 +2,7 @@
 
 import tempfile
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,12 +19,14 @@ from rlm_broker.evaluation.picture import svg
 from rlm_broker.evaluation.questions import Question, generated, own, tasks_of
 from rlm_broker.evaluation.report import Report, report
 from rlm_broker.evaluation.table import dollars, table
-from rlm_broker.limits import Limits, RunLimits, with_set
+from rlm_broker.limits import RunLimits, with_set
 from rlm_broker.rlm import RLM
 from rlm_broker.settings.settings import Settings, assigned
 from rlm_broker.shown import as_json
 from rlm_broker.trace.story import counted
 
+GENERATED: dict[str, Any] = {"tasks": "all", "lengths": "8k,64k", "length_unit": "tokens", "samples": 5, "seed": 0}
+"""Options of generated questions, with their defaults; the help repeats these."""
 REPORT_FILE = "report.json"
 PICTURE_FILE = "scores.svg"
 OFFLINE = "offline"
@@ -71,7 +73,7 @@ class Plan:
     Attributes:
         questions: Questions of each arm.
         arms: Ways to ask them.
-        settings: Settings of all arms.
+        settings: Settings of each arm, by its name.
         out: Folder that keeps the results; None keeps none.
         picture: File for a picture, or None.
         is_quiet: Whether no progress is printed.
@@ -81,7 +83,7 @@ class Plan:
 
     questions: list[Question]
     arms: tuple[Arm, ...]
-    settings: Settings
+    settings: dict[str, Settings]
     out: Path | None
     picture: Path | None
     is_quiet: bool
@@ -112,13 +114,13 @@ class Plan:
         """
         if not self.is_quiet:
             say(f"eval: {self.estimate()}", err=True)
-            if self.settings["model"] == OFFLINE:
+            if any(settings["model"] == OFFLINE for settings in self.settings.values()):
                 say(f"eval: {OFFLINE_NOTE}", err=True)
         with ExitStack() as stack:
             stack.enter_context(ControlSocket("eval"))
             folder = stack.enter_context(_folder(self.out))
             evaluation = Evaluation(self.questions, folder, self._rlm, **self.how)
-            limit = evaluation.run(self.arms, None if self.is_quiet else _Telling())
+            limit = evaluation.run(self.arms, None if self.is_quiet else _Telling(len(self.questions)))
             names = [arm.name for arm in self.arms]
             wanted = len(self.arms) * len(self.questions)
             done = Done(report(self.about, names, evaluation.outcomes(self.arms), wanted), limit)
@@ -130,17 +132,12 @@ class Plan:
         return done
 
     def _rlm(self, arm: Arm) -> RLM:
-        limits = with_set(self.settings.limits, RunLimits(max_depth=arm.max_depth))
-        return rlm_of(self.settings, limits=Limits.model_validate(limits))
+        settings = self.settings[arm.name]
+        return rlm_of(settings, limits=with_set(settings.limits, RunLimits(max_depth=arm.max_depth)))
 
 
 def plan(
     *,
-    tasks: str,
-    lengths: str,
-    length_unit: Any,
-    samples: int,
-    seed: int,
     data: str | None,
     arms: str,
     max_concurrent: int,
@@ -163,33 +160,58 @@ def plan(
     if how["retry_failed"] and out is None:
         raise ConfigurationError("--retry-failed needs the results of an earlier process: name their folder by --out")
     is_quiet, assignments = rest.pop("quiet"), rest.pop("assignments")
-    settings = Settings(assigned(assignments, **rest))
+    if picture is not None and not picture.parent.is_dir():  # it is written last, when all runs have been paid
+        raise ConfigurationError(f"cannot write {picture}: {picture.parent} is not a folder")
+    questions, source = _questions(data, **{name: rest.pop(name) for name in GENERATED})
+    flags = assigned(assignments, **rest)
+    asked = arms_of(arms)
+    settings = Settings(flags)
+    by_arm = {arm.name: Settings(flags | dict(arm.settings)) for arm in asked}
     if "max_depth" in settings.limits.model_fields_set:
         raise ConfigurationError("max_depth is a setting, and each arm has its own: leave it out, and name arms")
-    if data is None:
-        questions = generated(tasks_of(tasks), lengths_of(lengths, length_unit), samples, seed)
-        source: dict[str, Any] = {"seed": seed, "samples": samples, "length_unit": length_unit}
-    else:
-        questions, source = own(Path(data)), {"data": data}
     about = {"model": settings["model"], "sub_model": settings["sub_model"], **source}
     folder = None if out is None else Path(out)
-    return Plan(questions, arms_of(arms), settings, folder, picture, is_quiet, about, how)
+    return Plan(questions, asked, by_arm, folder, picture, is_quiet, about, how)
+
+
+def _questions(data: str | None, **given: Any) -> tuple[list[Question], dict[str, Any]]:
+    """Return the questions, and what the report says of their source.
+
+    Args:
+        data: File of the user's questions, or None.
+        given: Options of generated questions; None for one that was left out.
+
+    Raises:
+        ConfigurationError: An option has no effect, or the file or an option cannot be used.
+    """
+    if data is not None:
+        for name in (name for name, value in given.items() if value is not None):
+            raise ConfigurationError(f"--data replaces the generated questions: leave out --{name.replace('_', '-')}")
+        return own(Path(data)), {"data": data}
+    said = GENERATED | {name: value for name, value in given.items() if value is not None}
+    lengths = lengths_of(said["lengths"], said["length_unit"])
+    return generated(tasks_of(said["tasks"]), lengths, said["samples"], said["seed"]), said
 
 
 class _Telling:
-    """Prints a line each time that a further tenth of an arm has ended."""
+    """Prints a line each time that a further tenth of an arm has ended.
 
-    def __init__(self) -> None:
+    Args:
+        total: Items of each arm.
+    """
+
+    def __init__(self, total: int) -> None:
+        self._total = total
         self._told: tuple[str, int] | None = None
 
     def __call__(self, arm: Arm, batch: Batch) -> None:
         progress = batch.progress
-        ended, total = progress.done + progress.skipped, progress.total or 0
-        tenth = (arm.name, 10 * ended // max(1, total))
+        ended = progress.done + progress.skipped
+        tenth = (arm.name, 10 * ended // self._total)
         if tenth != self._told:
             self._told = tenth
             failed = f", {progress.failed:,} failed" if progress.failed else ""
-            say(f"eval: {arm.name}: {ended:,} of {total:,} items{failed}, {dollars(_cost(batch))}", err=True)
+            say(f"eval: {arm.name}: {ended:,} of {self._total:,} items{failed}, {dollars(_cost(batch))}", err=True)
 
 
 def _cost(batch: Batch) -> float | None:
@@ -228,5 +250,6 @@ def _write(file: Path, text: str) -> None:
         beside.write_text(text, encoding="utf-8")
         beside.replace(file)
     except OSError as error:
-        beside.unlink(missing_ok=True)
+        with suppress(OSError):
+            beside.unlink()
         raise ConfigurationError(f"cannot write {file}: {error.strerror}") from None

@@ -78,13 +78,14 @@ class Evaluation:
             ConfigurationError: The folder belongs to other questions, settings or models.
             OSError: The folder cannot be written.
         """
+        self.folder.mkdir(parents=True, exist_ok=True)
         for arm in arms:
             try:
                 limits = self._left_for(arm)
                 with self.rlm(arm).batch(
                     self._items(),
                     max_concurrent=self.max_concurrent,
-                    out=self.file(arm.name),
+                    out=self.file(arm),
                     limits=limits,
                     retry_failed=self.retry_failed,
                 ) as batch:
@@ -95,9 +96,9 @@ class Evaluation:
                 return limit
         return None
 
-    def file(self, arm: str) -> Path:
+    def file(self, arm: Arm) -> Path:
         """Return the file of an arm's results."""
-        return self.folder / f"{arm}.jsonl"
+        return self.folder / arm.file_name
 
     def outcomes(self, arms: Sequence[Arm]) -> list[Outcome]:
         """Return the scored results of the arms, in the order of the questions."""
@@ -121,9 +122,9 @@ class Evaluation:
             LimitReached: They have left nothing.
         """
         used = Usage()
-        for file in sorted(self.folder.glob("*.jsonl")):
-            for row in _read(file) if file != self.file(arm.name) else ():
-                used += _usage(row.usage)
+        others = {journal.with_suffix("") for journal in self.folder.glob("*.jsonl.journal")} - {self.file(arm)}
+        for row in (row for file in sorted(others) for row in _read(file)):
+            used += _usage(row.usage)
         tokens = used.total_input_tokens + used.total_output_tokens
         return BatchLimits(
             max_budget_usd=_left("max_budget_usd", self.max_budget_usd, used.total_cost or 0.0),
@@ -132,7 +133,7 @@ class Evaluation:
 
     def _rows(self, arm: Arm) -> dict[str, _Row]:
         """Return the results of an arm by their ids. Of an item that was asked again, the last result counts."""
-        return {row.id: row for row in _read(self.file(arm.name))}
+        return {row.id: row for row in _read(self.file(arm))}
 
     def _outcome(self, arm: Arm, question: Question, row: _Row) -> Outcome:
         if question.id not in self._asked:

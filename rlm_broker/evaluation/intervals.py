@@ -13,16 +13,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from rlm_broker.evaluation.tasks.draw import Draw
-
 Z_95: Final = 1.959963984540054
 """Standard deviations of a normal distribution that hold 95 % of it, half on each side."""
 NOISE_P: Final = 0.05
 """p-value below which a difference is called beyond noise."""
 ALL_SIGNS: Final = 14
 """Most differences of which all signs are tried: 16,384 sums."""
-DRAWN_SIGNS: Final = 20_000
-"""Draws of signs for more differences."""
+ALL_COINS: Final = 1_000
+"""Most differences of equal size of which the binomial distribution is summed up."""
 _EQUAL: Final = 1e-9
 
 
@@ -80,21 +78,21 @@ def difference(pairs: Sequence[tuple[float, float]]) -> Difference:
 
 
 def _p_value(differences: Sequence[float]) -> float:
-    """Return the p-value of differences that are not 0: exact if there are few or all are equally large."""
+    """Return the p-value of differences that are not 0.
+
+    It is exact if there are few or all are equally large. Else the sum of signed differences is taken as normal.
+    """
     if not differences:
         return 1.0
     sizes = [abs(each) for each in differences]
     observed = abs(math.fsum(differences)) - _EQUAL
-    if max(sizes) - min(sizes) < _EQUAL:
+    if max(sizes) - min(sizes) < _EQUAL and len(sizes) <= ALL_COINS:
         return _binomial(len(sizes), sum(each > 0 for each in differences))
     if len(sizes) <= ALL_SIGNS:
         signed = itertools.product(*((size, -size) for size in sizes))
         return sum(abs(math.fsum(each)) >= observed for each in signed) / (1 << len(sizes))
-    draw = Draw("signs", len(sizes))
-    extreme = sum(
-        abs(math.fsum(size if draw.below(2) else -size for size in sizes)) >= observed for _ in range(DRAWN_SIGNS)
-    )
-    return (extreme + 1) / (DRAWN_SIGNS + 1)  # the observed signs are one of the draws, so it is never 0
+    deviation = math.sqrt(math.fsum(size * size for size in sizes))
+    return math.erfc(observed / deviation / math.sqrt(2))
 
 
 def _binomial(count: int, positive: int) -> float:

@@ -90,9 +90,15 @@ def concluding(answer: str) -> str:
 
 
 def number_in(answer: str) -> float | None:
-    """Return the number that an answer gives: the only one, else the last; None without any."""
-    found = _NUMBER.findall(concluding(answer))
-    return _as_number(found[-1]) if found else None
+    """Return the number that an answer gives; None without any.
+
+    It is the one with which the first line begins, if that line has no other; else the last one.
+    """
+    conclusion = concluding(answer).strip(_EDGES)
+    found = _NUMBER.findall(conclusion)
+    first = _NUMBER.findall(conclusion.partition("\n")[0])
+    begins = bool(first) and conclusion.startswith(first[0]) and len(set(first)) == 1
+    return _as_number(first[0] if begins else found[-1]) if found else None
 
 
 def elements_in(answer: str, pattern: str = "") -> set[str]:
@@ -179,7 +185,7 @@ def _listed(text: str) -> Iterable[str]:
     if 0 <= start < end:
         try:
             values = json.loads(text[start : end + 1])
-        except ValueError:
+        except (ValueError, RecursionError):
             pass
         else:
             return [str(value) for value in values]

@@ -19,15 +19,10 @@ def outcome(arm: str, id: str, score: float, ended: Ended = "answered", task: st
 def test_cell_has_the_means_of_its_items() -> None:
     outcomes = [outcome("plain", "a", 1), outcome("plain", "b", 0, "failed"), outcome("plain", "c", 0, "does_not_fit")]
     (cell,) = report({}, ["plain"], outcomes, 3).cells
-    assert (cell.items, cell.score.mean, cell.failed, cell.limited, cell.does_not_fit) == (
-        3,
-        pytest.approx(1 / 3),
-        1,
-        0,
-        1,
-    )
+    assert (cell.items, cell.failed, cell.limited, cell.does_not_fit) == (3, 1, 0, 1)
+    assert cell.score.mean == pytest.approx(1 / 3)
     assert cell.cost_usd == pytest.approx(0.02 / 3)
-    assert (cell.calls, cell.input_tokens, cell.seconds) == (pytest.approx(2 / 3), pytest.approx(200 / 3), 2.0)
+    assert [cell.calls, cell.input_tokens, cell.seconds] == pytest.approx([2 / 3, 200 / 3, 2.0])
 
 
 def test_items_that_do_not_fit_cost_nothing() -> None:

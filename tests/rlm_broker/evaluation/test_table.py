@@ -7,7 +7,7 @@ from tests.rlm_broker.evaluation.test_report import outcome
 TABLE = """\
 task    length  arm    score       95 %  items      cost  tokens  seconds
 needle  8k      plain   0.33  0.06-0.79      3  $0.00667      73      2.0  1 does not fit
-needle  8k      rlm1    0.83  0.34-0.98      3     $0.02     110      2.0  1 failed
+needle  8k      rlm1    0.83  0.31-0.98      3     $0.02     110      2.0  1 failed
 
 plain: 3 items, 2 calls, 220 tokens, $0.02
 rlm1: 3 items, 3 calls, 330 tokens, $0.06

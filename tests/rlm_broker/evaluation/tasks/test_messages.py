@@ -3,7 +3,7 @@ from collections import Counter
 
 from rlm_broker.evaluation.tasks import sayings
 from rlm_broker.evaluation.tasks.draw import Draw
-from rlm_broker.evaluation.tasks.messages import LABELS, classify, count
+from rlm_broker.evaluation.tasks.messages import classify, count
 from rlm_broker.evaluation.tasks.problem import Problem
 
 
@@ -13,7 +13,7 @@ def _expected(problem: Problem, rows: list[tuple[str, str, int]]) -> object:
     kinds = Counter(kind for _, kind, _ in rows)
     if "most frequent" in question:
         return kinds.most_common(1)[0][0]
-    kind = re.findall(rf"kind ({'|'.join(LABELS)})", question)[-1]
+    kind = re.findall(rf"kind ({'|'.join(sayings.LABELS)})", question)[-1]
     user = re.search(r"U-\d{7}", question)
     if user is None:
         return kinds[kind]
