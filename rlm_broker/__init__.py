@@ -155,8 +155,8 @@ _MODULES = {
     "context.stored": "ContextInfo StoredContext",
     "display": "Display",
     "errors": "ClusterFailed ConfigurationError ContextRefused FailureCause FileRefused IsolationUnavailable "
-    "LimitReached ModelFailed OutputInvalid ProgramNotStarted ProtocolViolation ReplBusy ReplClosed ReplayDiverged RlmBrokerError "
-    "RunCancelled RunFailed SandboxFailed UnknownModel ValueTooLarge ValueUnavailable WorkerDied",
+    "LimitReached ModelFailed OutputInvalid ProgramNotStarted ProtocolViolation ReplBusy ReplClosed ReplayDiverged "
+    "RlmBrokerError RunCancelled RunFailed SandboxFailed UnknownModel ValueTooLarge ValueUnavailable WorkerDied",
     "handler.cache": "Cache",
     "handler.client_queue": "OnRetry Serving",
     "handler.routing": "ModelPolicy Route",
