@@ -14,6 +14,7 @@ from rlm_broker.clients.base import LMRequest
 from rlm_broker.clients.scripted import ScriptedClient
 from rlm_broker.cluster.described import system_prompts
 from rlm_broker.cluster.messages import Ask, Cancel, Ended, EngineSpec, Happened, Leave, Stop, UseTool
+from rlm_broker.cluster.outcomes import read_completion
 from rlm_broker.control.board import BOARD
 from rlm_broker.errors import (
     ConfigurationError,
@@ -30,6 +31,7 @@ from rlm_broker.results import Completion
 from rlm_broker.rlm import RLM
 from rlm_broker.run.tools import Tools
 from tests.support.orchestrator import Orchestrator, orchestrated
+from tests.support.waiting import until
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -226,7 +228,8 @@ async def test_stop_ends_with_the_best_answer(node: Orchestrator) -> None:
     orchestrator.link.post(Stop(run))
     ended = await orchestrator.ended(run)
     assert ended.error is None
-    assert msgspec.json.decode(ended.completion)["is_stopped"]
+    assert ended.completion is not msgspec.UNSET
+    assert read_completion(ended.completion).is_stopped
 
 
 async def test_cancel_ends_the_run_and_its_processes(node: Orchestrator) -> None:
@@ -241,7 +244,7 @@ async def test_cancel_ends_the_run_and_its_processes(node: Orchestrator) -> None
     assert (ended.error, ended.is_of_node) == (RunCancelled.__name__, False)
     assert [each for each in orchestrator.got if isinstance(each, Leave)] == [Leave(run, ask.call)]
     assert not BOARD.repls
-    assert not psutil.pid_exists(pid or 0)
+    await until(lambda: not psutil.pid_exists(pid or 0))  # its parent takes leave of it
 
 
 def unavailable(*_: object, **__: object) -> None:
