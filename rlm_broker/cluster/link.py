@@ -1,8 +1,8 @@
 """A link: one authenticated connection between the broker of a cluster and the agent of a node, the same on both sides.
 
 Flow control: a sender waits while the other side does not read, and a link whose messages are not taken stops reading.
-Either way the link is lost after the time that silence may last, so no side waits for ever. Whoever takes the messages
-therefore begins a task for all that lasts.
+Either way the link is lost after the time that silence may last, so no side waits for ever. So the code that takes
+messages begins a task for all that lasts.
 """
 
 import asyncio
